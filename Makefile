@@ -1,0 +1,39 @@
+# The commands of the project. Each one sets up what it needs: the only requirements are make and Python 3.11.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+JOBS ?= 2
+# XLA's thread pool and the test workers would fight for the same cores.
+PYTEST := NPROC=1 $(BIN)/pytest --numprocesses=$(JOBS)
+
+.PHONY: setup demo test test-slow lint format clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+demo: setup
+	$(BIN)/jaxcal demo
+
+test: setup
+	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow"
+	JAX_ENABLE_X64=1 $(PYTEST) -m "not slow"
+
+test-slow: setup
+	JAX_ENABLE_X64=1 $(PYTEST) -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis jaxcal-demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

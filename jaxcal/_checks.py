@@ -1,0 +1,108 @@
+"""Checks of what users pass in: shapes and dtypes at trace time, values on the host, before any loop.
+
+Values can be looked at only where they are known. Under `jit`, `vmap` or `grad` the arrays are tracers,
+and the checks of values are skipped; those of shapes never are.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+
+def as_floats(name: str, values: ArrayLike) -> Float[Array, "..."]:
+    """`values` as a floating-point JAX array; integers and booleans are cast to the default float dtype.
+
+    Raises:
+        ValueError: if the values are not real numbers.
+    """
+    try:
+        array = jnp.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be an array of real numbers; got {type(values).__name__}.") from error
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    if jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool:
+        return array.astype(float)
+    raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}.")
+
+
+def as_vector(name: str, values: ArrayLike, *, length: int | None = None) -> Float[Array, " n"]:
+    """`values` as a vector [n] of finite numbers.
+
+    Raises:
+        ValueError: if the shape is not (n,), n is not `length` (where given), or a value is NaN or infinite.
+    """
+    array = as_floats(name, values)
+    if array.ndim != 1:
+        hint = f": did you mean {name}[:, 0]?" if array.ndim == 2 and array.shape[1] == 1 else "."
+        raise ValueError(f"{name} must have shape (n,); got {array.shape}{hint}")
+    _check_length(name, array, length)
+    check_finite(name, array)
+    return array
+
+
+def as_matrix(name: str, values: ArrayLike, *, length: int | None = None) -> Float[Array, "n d"]:
+    """`values` as a matrix [n, d] of finite numbers, one row a point; a vector [n] is one column.
+
+    Raises:
+        ValueError: if the shape is not (n, d), n is not `length` (where given), or a value is NaN or infinite.
+    """
+    array = as_floats(name, values)
+    if array.ndim == 1:
+        array = array[:, None]
+    if array.ndim != 2:
+        raise ValueError(f"{name} must have shape (n, d); got {array.shape}.")
+    if array.shape[1] == 0:
+        raise ValueError(f"{name} has no columns: its shape is {array.shape}.")
+    _check_length(name, array, length)
+    check_finite(name, array)
+    return array
+
+
+def check_finite(name: str, array: ArrayLike) -> None:
+    """Raise ValueError if a known value is NaN or infinite; say how many are, and which is the first."""
+    if is_traced(array):
+        return
+    bad = ~np.isfinite(np.asarray(array))
+    if bad.any():
+        index = tuple(int(i) for i in np.argwhere(bad)[0])
+        where = index[0] if len(index) == 1 else index
+        raise ValueError(
+            f"{name} holds {int(bad.sum())} values that are NaN or infinite, the first at index {where}."
+        )
+
+
+def check_rows(name: str, array: Array, at_least: int) -> None:
+    """Raise ValueError if there are fewer rows than `at_least`."""
+    if array.shape[0] < at_least:
+        raise ValueError(f"{name} has {array.shape[0]} rows; at least {at_least} are needed.")
+
+
+def check_choice(name: str, value: object, choices: tuple) -> None:
+    """Raise ValueError if `value` is none of `choices`; quote them."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
+
+
+def check_fraction(name: str, value: ArrayLike) -> None:
+    """Raise ValueError unless every known value lies in the open interval (0, 1)."""
+    if is_traced(value):
+        return
+    values = np.asarray(value, dtype=float)
+    bad = values[~((values > 0) & (values < 1))]
+    if bad.size:
+        hint = f": did you mean {bad.flat[0] / 100:g}?" if 1 < bad.flat[0] < 100 else "."
+        raise ValueError(f"{name} must lie between 0 and 1; got {bad.flat[0]:g}{hint}")
+
+
+def is_traced(*arrays: ArrayLike) -> bool:
+    """Whether a value is unknown because a transformation is tracing it."""
+    return any(isinstance(array, jax.core.Tracer) for array in arrays)
+
+
+def _check_length(name: str, array: Array, length: int | None) -> None:
+    if array.shape[0] == 0:
+        raise ValueError(f"{name} is empty: its shape is {array.shape}.")
+    if length is not None and array.shape[0] != length:
+        raise ValueError(f"{name} has {array.shape[0]} rows where {length} are expected: the lengths must match.")

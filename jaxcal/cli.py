@@ -1,0 +1,462 @@
+"""The command line: `jaxcal demo`, `calibrate`, `methods` and `data`.
+
+It needs the extra `cli`, and computes in 64 bits, which the library itself never turns on. A mistake in the input ends
+with one line and exit code 2.
+"""
+
+import ast
+import difflib
+import importlib
+import inspect
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import jax
+import numpy as np
+
+from jaxcal import _checks, datasets, metrics, plots
+from jaxcal.distributions import Distribution, Normal, Point
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+    from typer.core import TyperGroup
+except ImportError as error:
+    raise ImportError("The command line needs an extra: pip install 'jaxcal[cli]'.") from error
+
+if TYPE_CHECKING:  # slow to import, and used by one command
+    import polars
+
+
+class _Commands(TyperGroup):
+    """Commands that answer a mistake in the input with one line on stderr and exit code 2."""
+
+    def invoke(self, ctx: typer.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except (ValueError, FloatingPointError) as error:
+            typer.echo(f"Error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _use_64_bits() -> None:
+    """Turn the predictions of any regression model into calibrated distributions."""
+    jax.config.update("jax_enable_x64", True)
+
+
+# jaxcal demo
+
+
+@app.command()
+def demo(
+    dataset: Annotated[str, typer.Option(help="A data set of `jaxcal data`.")] = "diabetes",
+    seed: Annotated[int, typer.Option(help="Of the split and of the network.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for two pictures.")] = Path("jaxcal-demo"),
+) -> None:
+    """Calibrate a neural network by RIO, on real data, and measure both on rows neither has seen."""
+    from jaxcal.calibrators import rio
+    from jaxcal.predictors import mlp
+
+    data = _load(dataset)
+    _make_folder(out)
+    train, calibration, test = datasets.split(len(data.y), (0.5, 0.3, 0.2), seed=seed)
+    _say(f"{dataset}: {len(data.y)} rows, {data.x.shape[1]} features, target {data.target_name}.")
+    with _timed(f"Train a network on {len(train)} rows"):
+        network = mlp.fit(data.x[train], data.y[train], key=jax.random.key(seed))
+    with _timed(f"Fit RIO to its predictions for {len(calibration)} other rows"):
+        x = data.x[calibration]
+        calibrated = rio.fit(x, network(x), data.y[calibration])
+
+    x, y = data.x[test], data.y[test]
+    before = network(x)
+    forecasts = {"network": before, "network + RIO": calibrated(x, before)}
+    _print_scores(y, forecasts, f"Measured on {len(test)} rows that neither has seen.")
+    with _timed("Draw two pictures"):
+        reliability, intervals = _draw(out, data.target_name, y, forecasts)
+    _say(
+        f"\n{reliability}: the share of true values that fell below each predicted quantile. A calibrated forecast "
+        "follows the diagonal up to chance, the grey band; the network names one value for every quantile, a flat line."
+    )
+    _say(f"{intervals}: what RIO makes of the network's predictions, with 90 % and 50 % intervals, and the truth.")
+
+
+def _load(dataset: str) -> datasets.Dataset:
+    try:
+        return datasets.load(dataset)
+    except OSError as error:  # it is not here, and could not be downloaded
+        raise ValueError(str(error)) from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot make the folder {folder}: {error.strerror}.") from error
+
+
+def _draw(
+    folder: Path, target_name: str, y: np.ndarray, forecasts: dict[str, Distribution]
+) -> tuple[Path, Path]:
+    """The reliability of all forecasts, and the intervals of the last one."""
+    import matplotlib
+
+    matplotlib.use("agg")  # to files, also where there is no screen
+    reliability, intervals = folder / "reliability.png", folder / "intervals.png"
+    plots.reliability_diagram(y, forecasts).figure.savefig(reliability)
+    ax = plots.intervals(y, list(forecasts.values())[-1])
+    ax.set_ylabel(target_name.replace("_", " "))
+    ax.figure.savefig(intervals)
+    return reliability, intervals
+
+
+# jaxcal calibrate
+
+
+@app.command()
+def calibrate(
+    file: Annotated[Path, typer.Argument(help="CSV or Parquet, one row a prediction.")],
+    target: Annotated[str, typer.Option(help="Column of the true values.")],
+    prediction: Annotated[str, typer.Option(help="Column of the model's predictions.")],
+    std: Annotated[str | None, typer.Option(help="Column of its standard deviations, if it has any.")] = None,
+    features: Annotated[
+        str | None, typer.Option(help="Columns of the inputs, a,b,c.", show_default="all other numeric columns")
+    ] = None,
+    method: Annotated[str, typer.Option(help="A calibrator of `jaxcal methods`.")] = "rio",
+    calibration_share: Annotated[
+        float | None, typer.Option(help="Share of FILE to fit on, drawn at random.", show_default="0.5")
+    ] = None,
+    calibration: Annotated[Path | None, typer.Option(help="Fit on this file, and on no row of FILE.")] = None,
+    quantiles: Annotated[str, typer.Option(help="Levels of the quantiles to write.")] = "0.05,0.5,0.95",
+    seed: Annotated[int, typer.Option(help="Of the random share, and of the method.")] = 0,
+    prefix: Annotated[str, typer.Option(help="Before the names of the columns written.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="CSV or Parquet.", show_default="FILE with .calibrated in its name")
+    ] = None,
+) -> None:
+    """Turn a model's predictions into calibrated distributions: mean, std and quantiles for every row of FILE.
+
+    The model, whatever it is, should not have been trained on the rows that are fitted on.
+    """
+    fit, levels = _find_calibrator(method), _parse_levels(quantiles)
+    table = _read(file)
+    names = ["mean", "std", *(f"q{level:g}" for level in levels)]
+    names = [prefix + name for name in (names if calibration else [*names, "used_for_fitting"])]
+    out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
+    _check_output(out, names, file, table)
+
+    if calibration is None:
+        columns = _Columns.choose(target, prediction, std, features, table, file)
+        rows = _Rows.read(table, columns, file)
+        fitting, rest = _split(len(table), calibration_share, seed)
+        fitted_on, unseen = rows.take(fitting), rows.take(rest)
+    else:
+        _check_calibration(calibration, calibration_share, file)
+        source = _read(calibration)
+        columns = _Columns.choose(target, prediction, std, features, source, calibration)
+        fitted_on, unseen = _Rows.read(source, columns, calibration), _Rows.read(table, columns, file)
+        rows, fitting = unseen, None
+
+    options = {"key": jax.random.key(seed)} if "key" in inspect.signature(fit).parameters else {}
+    with _timed(f"Fit {method} to {len(fitted_on.mean)} rows"):
+        calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **options)
+    if unseen.y is None:
+        _say(f"No scores: {file} has no column {target!r} to measure against.")
+    else:
+        forecasts = {"before": unseen.base, "after": calibrator(unseen.x, unseen.base)}
+        _print_scores(unseen.y, forecasts, f"Measured on {len(unseen.y)} rows not used for fitting.")
+    with _timed(f"Predict {len(table)} rows"):
+        values = _values_to_write(calibrator(rows.x, rows.base), levels, fitting)
+        _write(table, dict(zip(names, values, strict=True)), out)
+    _say(f"{out}: the columns of {file.name}, and {', '.join(names)}.")
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Which column is what."""
+
+    target: str
+    prediction: str
+    std: str | None
+    features: tuple[str, ...]
+
+    @classmethod
+    def choose(
+        cls,
+        target: str,
+        prediction: str,
+        std: str | None,
+        features: str | None,
+        table: "polars.DataFrame",
+        file: Path,
+    ) -> "_Columns":
+        """The columns asked for, the features by default all other numeric ones of the table to fit on."""
+        named = [target, prediction] if std is None else [target, prediction, std]
+        if len(set(named)) < len(named):
+            raise ValueError(f"target, prediction and std must be different columns; got {', '.join(named)}.")
+        for column in named:
+            _check_column(table, column, file)
+        if features is not None:
+            return cls(target, prediction, std, tuple(name.strip() for name in features.split(",")))
+        others = (name for name, dtype in table.schema.items() if dtype.is_numeric() and name not in named)
+        return cls(target, prediction, std, tuple(others))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Inputs, a model's predictions, and the truth where it is known."""
+
+    x: np.ndarray | None
+    mean: np.ndarray
+    std: np.ndarray | None
+    y: np.ndarray | None
+
+    @classmethod
+    def read(cls, table: "polars.DataFrame", file: Path, columns: _Columns) -> "_Rows":
+        """The rows of a table; without a truth if it has no column of that name.
+
+        Raises:
+            ValueError: if a column is missing, or holds anything but finite numbers (above 0: std).
+        """
+        x = [_numbers(table, name, file) for name in columns.features]
+        mean = _numbers(table, columns.prediction, file)
+        std = None if columns.std is None else _numbers(table, columns.std, file)
+        if std is not None and (std <= 0).any():
+            raise ValueError(
+                f"column {columns.std!r} of {file} must be positive; {np.sum(std <= 0)} values are not, "
+                f"the first in data row {np.argmax(std <= 0) + 1}."
+            )
+        y = _numbers(table, columns.target, file) if columns.target in table.columns else None
+        return cls(np.stack(x, axis=1) if x else None, mean, std, y)
+
+    def take(self, rows: np.ndarray) -> "_Rows":
+        return _Rows(*(None if a is None else a[rows] for a in (self.x, self.mean, self.std, self.y)))
+
+    @property
+    def base(self) -> Distribution:
+        return Point(self.mean) if self.std is None else Normal(self.mean, self.std)
+
+
+def _find_calibrator(method: str) -> Callable:
+    methods = _modules("calibrators")
+    if method not in methods:
+        raise ValueError(f"there is no method {method!r}: {_suggest(method, list(methods))}")
+    return importlib.import_module(f"jaxcal.calibrators.{method}").fit
+
+
+def _parse_levels(text: str) -> list[float]:
+    try:
+        levels = [float(level) for level in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--quantiles must be numbers, such as 0.05,0.5,0.95; got {text!r}.") from error
+    _checks.check_fraction("--quantiles", np.array(levels))
+    return list(dict.fromkeys(levels))
+
+
+def _split(num_rows: int, share: float | None, seed: int) -> tuple[np.ndarray, ...]:
+    """The numbers of the rows to fit on, and of the others."""
+    share = 0.5 if share is None else share
+    _checks.check_fraction("--calibration-share", share)
+    num_fitting = round(share * num_rows)
+    if min(num_fitting, num_rows - num_fitting) < 2:
+        raise ValueError(
+            f"{num_rows} rows are too few: {num_fitting} to fit on and {num_rows - num_fitting} to measure on, "
+            "where 2 of each are the least."
+        )
+    return datasets.split(num_rows, (share, 1 - share), seed=seed)
+
+
+def _check_calibration(calibration: Path, share: float | None, file: Path) -> None:
+    if share is not None:
+        raise ValueError("--calibration and --calibration-share exclude each other: give one of them.")
+    if calibration.exists() and calibration.samefile(file):
+        raise ValueError(
+            f"--calibration is {file} itself, so no row would be left to measure on: use --calibration-share."
+        )
+
+
+def _check_output(out: Path, names: Sequence[str], file: Path, table: "polars.DataFrame") -> None:
+    """Refuse, before anything is fitted, what could not be written in the end."""
+    _check_suffix(out)
+    folder = out.absolute().parent
+    if out.is_dir() or not folder.is_dir():
+        raise ValueError(f"cannot write {out}: {'it is a folder' if out.is_dir() else f'there is no folder {folder}'}.")
+    if not os.access(out if out.exists() else folder, os.W_OK):
+        raise ValueError(f"cannot write {out}: permission denied.")
+    if out.exists() and out.samefile(file):
+        raise ValueError(f"--out is {file} itself: its rows would be overwritten.")
+    taken = [name for name in names if name in table.columns]
+    if taken:
+        raise ValueError(
+            f"{file} already has the columns {', '.join(map(repr, taken))}: name the new ones otherwise by --prefix."
+        )
+
+
+def _values_to_write(forecast: Distribution, levels: Sequence[float], fitting: np.ndarray | None) -> list[np.ndarray]:
+    """Mean, std and quantiles of every row and, where a part was fitted on, which rows those were."""
+    values = [forecast.mean, forecast.std, *np.asarray(forecast.icdf(np.array(levels))).T]
+    if fitting is not None:
+        values.append(np.isin(np.arange(len(forecast.mean)), fitting))
+    return [np.asarray(value) for value in values]
+
+
+# Tables in files
+
+
+def _read(file: Path) -> "polars.DataFrame":
+    import polars
+
+    if not file.is_file():
+        raise ValueError(f"there is no file {file}.")
+    _check_suffix(file)
+    try:
+        if file.suffix == ".csv":
+            table = polars.read_csv(file, infer_schema_length=None)
+        else:
+            table = polars.read_parquet(file)
+    except (polars.exceptions.PolarsError, OSError) as error:
+        raise ValueError(f"cannot read {file}: {str(error).splitlines()[0]}.") from error
+    if table.is_empty():
+        raise ValueError(f"{file} holds no rows.")
+    return table
+
+
+def _write(table: "polars.DataFrame", columns: dict[str, np.ndarray], out: Path) -> None:
+    import polars
+
+    table = table.with_columns(polars.Series(name, values) for name, values in columns.items())
+    try:
+        if out.suffix == ".csv":
+            table.write_csv(out)
+        else:
+            table.write_parquet(out)
+    except OSError as error:
+        raise ValueError(f"cannot write {out}: {error}.") from error
+
+
+def _numbers(table: "polars.DataFrame", column: str, file: Path) -> np.ndarray:
+    """The values of a column, if all of them are finite numbers."""
+    import polars
+
+    _check_column(table, column, file)
+    values = table[column]
+    if not (values.dtype.is_numeric() or values.dtype in (polars.Boolean, polars.Null)):
+        row = (values.cast(polars.Float64, strict=False).is_null() & values.is_not_null()).arg_max()
+        raise ValueError(f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {values[row]!r}.")
+    numbers = values.cast(polars.Float64).to_numpy()
+    missing = ~np.isfinite(numbers)
+    if missing.any():
+        raise ValueError(
+            f"column {column!r} of {file} holds {missing.sum()} values that are missing, NaN or infinite, "
+            f"the first in data row {missing.argmax() + 1}."
+        )
+    return numbers
+
+
+def _check_column(table: "polars.DataFrame", column: str, file: Path) -> None:
+    if column not in table.columns:
+        raise ValueError(f"{file} has no column {column!r}: {_suggest(column, table.columns)}")
+
+
+def _check_suffix(file: Path) -> None:
+    if file.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"{file} must end in .csv or .parquet.")
+
+
+def _suggest(name: str, names: Sequence[str]) -> str:
+    """The nearest names, or all of them, as the end of a message."""
+    by_lower_case = {known.lower(): known for known in names}
+    nearest = difflib.get_close_matches(name.lower(), by_lower_case, cutoff=0.5)
+    if nearest:
+        return f"did you mean {' or '.join(repr(by_lower_case[known]) for known in nearest)}?"
+    return f"there are {', '.join(names)}."
+
+
+# jaxcal methods and jaxcal data
+
+
+@app.command()
+def methods() -> None:
+    """List the predictors and the calibrators."""
+    for package in ("predictors", "calibrators"):
+        table = Table(title=package, title_justify="left", box=None, show_header=False, padding=(0, 2))
+        for name, line in _modules(package).items():
+            table.add_row(name, line)
+        _console().print(table)
+
+
+@app.command()
+def data() -> None:
+    """List the data sets, and where each would be taken from."""
+    table = Table("name", "from", "where", box=None, padding=(0, 2))
+    for name in datasets.names():
+        table.add_row(name, *_find(name))
+    _console().print(table)
+
+
+def _find(name: str) -> datasets.Location:
+    try:
+        return datasets.find(name)
+    except OSError as error:  # JAXCAL_DATA names no directory
+        raise ValueError(str(error)) from error
+
+
+def _modules(package: str) -> dict[str, str]:
+    """The public modules of a package of ours by name, with the first line of each docstring."""
+    files = sorted((Path(__file__).parent / package).glob("[!_]*.py"))
+    docstrings = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files}
+    return {name: docstring.partition("\n")[0] for name, docstring in docstrings.items()}
+
+
+# What is printed
+
+
+def _print_scores(y: np.ndarray, forecasts: dict[str, Distribution], caption: str) -> None:
+    """A table of scores, a column for each forecast."""
+    scores = {name: metrics.evaluate(y, forecast) for name, forecast in forecasts.items()}
+    table = Table("", caption=caption, caption_justify="left")
+    for name in (*scores, "wanted"):
+        table.add_column(name, justify="right")
+    for label, metric, show, wanted in (
+        ("RMSE", "rmse", _number, "low"),
+        ("NLPD", "nlpd", _number, "low"),
+        ("CRPS", "crps", _number, "low"),
+        ("ECE", "ece", lambda value: f"{value:.1f} %", "low"),
+        ("90 % coverage", "coverage_90", lambda value: f"{100 * value:.1f} %", "90 %"),
+        ("90 % width", "width_90", _number, "low"),
+    ):
+        table.add_row(label, *(show(float(values[metric])) for values in scores.values()), wanted)
+    _console().print(table)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if np.isfinite(value) else "–"  # the NLPD of a forecast without a density
+
+
+def _say(text: str) -> None:
+    _console().print(text, markup=False)
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _timed(label: str) -> Iterator[None]:
+    """Show that work is going on, and in the end how long it took."""
+    start = time.perf_counter()
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=_console(), transient=True) as progress:
+        progress.add_task(label, total=None)
+        yield
+    _say(f"{label}: {time.perf_counter() - start:.1f} s.")

@@ -1,0 +1,232 @@
+"""Quantiles: of a sorted table, of a curve through knots, and of a cumulative distribution function.
+
+Every function is written for one table, one curve or one law; batches come from `jax.vmap` outside.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Real
+
+Rule = Literal["inverse_cdf", "crude", "conformal"]
+RULES: tuple[Rule, ...] = ("inverse_cdf", "crude", "conformal")
+
+
+@functools.partial(jax.jit, static_argnames="rule")
+def empirical_quantile(
+    table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"], rule: Rule = "inverse_cdf"
+) -> Float[Array, "*n"]:
+    """The quantile of a sorted table at level p: its k-th smallest value, where the rule sets the rank k.
+
+    - "inverse_cdf": k = ceil(p L), the smallest value z with #{table <= z} / L >= p: the inverse of the
+      empirical cdf. A new exchangeable value lies at or below it with probability k / (L + 1), which is
+      less than p at high levels.
+    - "crude": k = floor(p L) + 1, at most L: the 0-based entry int(p L) of CRUDE's Algorithm 1 (Zelikman et
+      al. 2020). One rank above "inverse_cdf" where p L is an integer, else the same.
+    - "conformal": k = ceil((L + 1) p), which covers a new exchangeable value with probability k / (L + 1),
+      never less than p. No finite value promises that below rank 1 or above rank L: these are -inf and +inf.
+
+    A product such as 0.29 x 100 = 28.999999999999996 counts as the integer it stands for: ranks are right for
+    levels rounded to the dtype (in float32 up to a million rows).
+
+    Args:
+        table: [L] values in increasing order.
+        p: levels in [0, 1], of any shape.
+        rule: the rule for the rank.
+
+    Returns:
+        the quantiles, in the shape of p.
+
+    Example:
+        >>> table = jnp.arange(1.0, 101.0)
+        >>> [int(empirical_quantile(table, 0.29, rule)) for rule in ("inverse_cdf", "crude", "conformal")]
+        [29, 30, 30]
+    """
+    table = jnp.asarray(table)
+    size = table.shape[0]
+    count = jnp.multiply(p, size + 1 if rule == "conformal" else size).astype(table.dtype)
+    count = _snapped(count, size)
+    rank = jnp.floor(count) + 1 if rule == "crude" else jnp.ceil(count)
+    value = table[jnp.clip(rank, 1, size).astype(int) - 1]
+    if rule == "conformal":
+        value = jnp.where(rank < 1, -jnp.inf, jnp.where(rank > size, jnp.inf, value))
+    return value
+
+
+@jax.jit
+def linear_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> Float[Array, "*n"]:
+    """The quantile of a sorted table, the j-th smallest value at level j / (N + 1) and linear in between.
+
+    With t = clip(p (N + 1), 1, N) and l = floor(t) it is a_(l) + (t - l) (a_(l+1) - a_(l)). A new
+    exchangeable value lies at or below the j-th smallest with probability j / (N + 1), so this rule keeps its level there,
+    unlike `jnp.quantile`. It is differentiable in the table and in p.
+
+    Args:
+        table: [N] values in increasing order.
+        p: levels in [0, 1], of any shape.
+
+    Returns:
+        the quantiles, in the shape of p.
+
+    Source: Capone, Hirche and Pleiss, NeurIPS 2023, eq. 6.
+
+    Example:
+        >>> print(linear_quantile(jnp.array([1.0, 2.0, 4.0]), jnp.array([0.0, 0.25, 0.625, 0.75])))
+        [1. 1. 3. 4.]
+    """
+    table = jnp.asarray(table)
+    size = table.shape[0]
+    position = jnp.multiply(p, size + 1).astype(table.dtype)
+    # The value is snapped to the integer it stands for; the derivative stays that of the product.
+    position = position + jax.lax.stop_gradient(_snapped(position, size) - position)
+    position = jnp.clip(position, 1, size)
+    low = jax.lax.stop_gradient(jnp.floor(position))
+    index = low.astype(int) - 1
+    share = position - low
+    return (1 - share) * table[index] + share * table[jnp.minimum(index + 1, size - 1)]
+
+
+def weighted_quantile(
+    values: Real[ArrayLike, " m *n"], weights: Real[ArrayLike, " m"], p: Real[ArrayLike, "*n"]
+) -> Float[Array, "*n"]:
+    """The smallest of m weighted values at or below which lies a share of at least p, in every column.
+
+    Args:
+        values: [m, n], in any order.
+        weights: [m], not negative, with sum 1.
+        p: levels in [0, 1], [n] or one for all columns.
+
+    Returns:
+        the quantiles [n], each one of the values.
+
+    Example:
+        >>> print(weighted_quantile(jnp.array([[3.0], [1.0], [2.0]]), jnp.array([0.25, 0.5, 0.25]), 0.6))
+        [2.]
+    """
+    values, weights = jnp.asarray(values), jnp.asarray(weights)
+    order = jnp.argsort(values, axis=0)
+    share = jnp.cumsum(weights[order], axis=0)
+    # Sums such as 0.1 + 0.2 and levels such as 0.3 differ by rounding only.
+    tolerance = 2 * weights.shape[0] * float(jnp.finfo(share.dtype).eps)
+    reached = share >= jnp.expand_dims(p, 0) - tolerance if jnp.ndim(p) else share >= p - tolerance
+    first = jnp.argmax(reached.at[-1].set(True), axis=0, keepdims=True)
+    return jnp.take_along_axis(values, jnp.take_along_axis(order, first, axis=0), axis=0)[0]
+
+
+def interpolate_monotone(
+    x: Real[ArrayLike, "*n"], xp: Real[ArrayLike, " k"], fp: Real[ArrayLike, " k"]
+) -> Float[Array, "*n"]:
+    """A non-decreasing piecewise-linear curve through knots, constant beyond the first and the last.
+
+    Where knots are repeated the curve jumps, and takes the value of the last of them (as a cdf does). It is
+    differentiable in x and in the knots wherever it is smooth, and its derivatives are finite everywhere.
+
+    Args:
+        x: where, of any shape.
+        xp: [k] positions of at least two knots, non-decreasing.
+        fp: [k] values at the knots, non-decreasing.
+
+    Returns:
+        the values of the curve, in the shape of x.
+
+    Example:
+        >>> knots, values = jnp.array([0.0, 1.0, 1.0, 2.0]), jnp.array([0.0, 1.0, 3.0, 4.0])
+        >>> print(interpolate_monotone(jnp.array([-1.0, 0.5, 1.0, 1.5, 9.0]), knots, values))
+        [0.  0.5 3.  3.5 4. ]
+    """
+    x, xp, fp = jnp.asarray(x), jnp.asarray(xp), jnp.asarray(fp)
+    right = jnp.clip(jnp.searchsorted(xp, x, side="right"), 1, xp.shape[0] - 1)
+    start, end = xp[right - 1], xp[right]
+    inside = (x > start) & (x < end)
+    share = jnp.where(inside, (x - start) / jnp.where(inside, end - start, 1), x >= end)
+    return (1 - share) * fp[right - 1] + share * fp[right]
+
+
+def invert_cdf(
+    cdf: Callable[[Array], Array],
+    p: Float[Array, "*n"],
+    lower: Float[Array, "*n"],
+    upper: Float[Array, "*n"],
+) -> Float[Array, "*n"]:
+    """The smallest y in [lower, upper] with cdf(y) >= p, elementwise, by a bracketing search.
+
+    The search needs no density and copes with jumps and flat pieces. The derivatives in p, and in whatever
+    the cdf depends on, are those of the implicit function, dy = (dp - d cdf) / density; they are 0 where the
+    density is.
+
+    Args:
+        cdf: a non-decreasing function, elementwise.
+        p: the levels [n].
+        lower: [n], with cdf <= p.
+        upper: [n], with cdf >= p. Where an end of the bracket is infinite it is the answer (`lower` for
+            p < 1/2, else `upper`).
+
+    Returns:
+        the quantiles [n], to within a few roundings of the larger end of the bracket.
+
+    Source: the search is that of Chandrupatla, Advances in Engineering Software 28 (1997).
+
+    Example:
+        >>> root = invert_cdf(lambda y: y**3, jnp.array(0.125), jnp.array(0.0), jnp.array(1.0))
+        >>> print(f"{root:.4f}")
+        0.5000
+    """
+    lower, upper = jax.lax.stop_gradient((lower, upper))
+    bounded = jnp.isfinite(lower) & jnp.isfinite(upper)
+    start, end = jnp.where(bounded, lower, 0), jnp.where(bounded, upper, 0)
+    search = lambda excess, start: _chandrupatla(excess, start, end)
+    root = jax.lax.custom_root(lambda y: cdf(y) - p, start, search, _divide_by_slope)
+    return jnp.where(bounded, root, jnp.where(p < 0.5, lower, upper))
+
+
+def _snapped(count: Array, size: int) -> Array:
+    """`count`, or the nearest integer where the two differ by no more than the rounding of p * size."""
+    tolerance = min(2 * size * float(jnp.finfo(count.dtype).eps), 0.25)
+    nearest = jnp.round(count)
+    return jnp.where(jnp.abs(count - nearest) <= tolerance, nearest, count)
+
+
+def _chandrupatla(excess: Callable[[Array], Array], lower: Array, upper: Array) -> Array:
+    """The upper end of a bracket of the root of an increasing function, as narrow as the dtype allows."""
+    tolerance = 2 * float(jnp.finfo(lower.dtype).eps) * jnp.maximum(jnp.abs(lower), jnp.abs(upper))
+    most_steps = 200  # bisection alone needs fewer: a guard against functions that do not increase
+
+    def is_open(a: Array, b: Array) -> Array:
+        return jnp.abs(b - a) > 2 * tolerance
+
+    def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
+        count, *old = state
+        a, b, fa, fb, share = old
+        x = a + share * (b - a)
+        fx = excess(x)
+        # The new bracket is [x, b]; c is the point that it leaves out.
+        same = (fx >= 0) == (fa >= 0)
+        b, c = jnp.where(same, b, a), jnp.where(same, a, b)
+        fb, fc = jnp.where(same, fb, fa), jnp.where(same, fa, fb)
+        # Inverse quadratic interpolation where it is safe, else bisection.
+        xi, phi = (x - b) / (c - b), (fx - fb) / (fc - fb)
+        inverse = fx / (fb - fx) * fc / (fb - fc) + (c - x) / (b - x) * fx / (fc - fx) * fb / (fc - fb)
+        share = jnp.where((phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi), inverse, 0.5)
+        margin = jnp.minimum(tolerance / jnp.abs(b - x), 0.5)
+        new = (x, b, fx, fb, jnp.clip(share, margin, 1 - margin))
+        going = is_open(*old[:2])
+        return (count + 1, *(jnp.where(going, after, before) for after, before in zip(new, old, strict=True)))
+
+    def unfinished(state: tuple[Array, ...]) -> Array:
+        return jnp.any(is_open(*state[1:3])) & (state[0] < most_steps)
+
+    # Rounding, or a jump at an end, must not undo the signs at the ends.
+    tiny = float(jnp.finfo(lower.dtype).tiny)
+    at_lower, at_upper = jnp.minimum(excess(lower), -tiny), jnp.maximum(excess(upper), 0)
+    state = (jnp.array(0), lower, upper, at_lower, at_upper, jnp.full_like(lower, 0.5))
+    _, a, b, fa, *_ = jax.lax.while_loop(unfinished, step, state)
+    return jnp.where(fa >= 0, a, b)
+
+
+def _divide_by_slope(linear: Callable[[Array], Array], values: Array) -> Array:
+    """Solve linear(x) = values, elementwise; 0 where the slope is 0."""
+    slope = linear(jnp.ones_like(values))
+    return jnp.where(slope > 0, values / jnp.where(slope > 0, slope, 1), 0)

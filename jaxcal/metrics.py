@@ -1,0 +1,422 @@
+"""What predictive distributions are worth: proper scores, calibration, sharpness.
+
+Every metric is `metric(y, distribution, ...)`: targets [n] and a `Distribution` of n rows in, one number
+out. All are pure and may be called inside `jit`, and under `vmap` over runs. Lower is better, but for `coverage`,
+which should equal its confidence level, and `improvement_ratio`.
+"""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, ArrayLike, Bool, Float
+
+from jaxcal import _checks
+from jaxcal.distributions import Distribution, Mixture, Normal, StudentT
+
+Scalar = Float[Array, ""]
+
+
+# Errors of the mean, and proper scores
+
+
+def rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
+    """Root mean squared error of the predicted mean, in the unit of y.
+
+    Example:
+        >>> import numpy as np, jaxcal as jc
+        >>> print(jc.metrics.rmse(np.array([3.0, 4.0]), jc.Point(np.zeros(2))).round(3))
+        3.536
+    """
+    y = _as_targets(y, distribution)
+    return _sqrt(jnp.mean((y - distribution.mean) ** 2))
+
+
+def mae(y: ArrayLike, distribution: Distribution) -> Scalar:
+    """Mean absolute error of the predicted mean, in the unit of y."""
+    y = _as_targets(y, distribution)
+    return jnp.mean(jnp.abs(y - distribution.mean))
+
+
+def nlpd(y: ArrayLike, distribution: Distribution) -> Scalar:
+    """Negative log predictive density, -mean log p(y), in nats.
+
+    It is infinite for laws without a density: `Point`, `Empirical`.
+
+    Example:
+        >>> import numpy as np, jaxcal as jc
+        >>> print(jc.metrics.nlpd(np.zeros(2), jc.Normal(np.zeros(2), 1.0)).round(4))  # log(2 pi) / 2
+        0.9189
+    """
+    y = _as_targets(y, distribution)
+    return -jnp.mean(distribution.log_prob(y))
+
+
+def crps(y: ArrayLike, distribution: Distribution) -> Scalar:
+    """Continuous ranked probability score, the mean over rows of ∫ (F(t) - 1{t >= y})² dt, in the unit of y.
+
+    For a `Point` it is the mean absolute error (Gneiting and Raftery 2007, eq. 20).
+    """
+    y = _as_targets(y, distribution)
+    return jnp.mean(distribution.crps(y))
+
+
+def interval_score(y: ArrayLike, distribution: Distribution, *, confidence_level: ArrayLike = 0.9) -> Scalar:
+    """Interval score of the central interval [l, u], in the unit of y.
+
+    The mean over rows of (u - l) + 2/a max(l - y, 0) + 2/a max(y - u, 0) with a = 1 - confidence_level
+    (Gneiting and Raftery 2007, eq. 43): narrow intervals are rewarded, and each miss is fined by its distance.
+
+    Raises:
+        ValueError: if the confidence level lies outside (0, 1).
+    """
+    y = _as_targets(y, distribution)
+    lower, upper = distribution.interval(confidence_level)
+    misses = jnp.maximum(lower - y, 0) + jnp.maximum(y - upper, 0)
+    return jnp.mean(upper - lower + 2 / (1 - confidence_level) * misses)
+
+
+def pinball(y: ArrayLike, distribution: Distribution, levels: ArrayLike) -> Scalar:
+    """Pinball loss of the quantiles q_p at one level p or at several, in the unit of y.
+
+    The mean over rows and levels of max(p (y - q_p), (p - 1)(y - q_p)) (Koenker and Bassett 1978).
+
+    Raises:
+        ValueError: if a level lies outside (0, 1).
+    """
+    y = _as_targets(y, distribution)
+    _checks.check_fraction("levels", levels)
+    levels = _checks.as_vector("levels", jnp.atleast_1d(_checks.as_floats("levels", levels)))
+    return _pinball(y, distribution, levels.astype(_dtype(y, distribution)))
+
+
+@eqx.filter_jit
+def _pinball(y: Float[Array, " n"], distribution: Distribution, levels: Float[Array, " k"]) -> Scalar:
+    def loss(level: Scalar) -> Scalar:
+        error = y - distribution.icdf(level)
+        return jnp.mean(jnp.maximum(level * error, (level - 1) * error))
+
+    # Level by level: the quantiles of a million rows at 99 levels would fill 800 MB.
+    return jnp.mean(jax.lax.map(loss, levels))
+
+
+def improvement_ratio(y: ArrayLike, before: Distribution, after: Distribution) -> Scalar:
+    """Share of rows whose predicted mean moved nearer to the truth, |y - after| < |y - before|.
+
+    A row whose error did not change counts as not improved, so a correction that leaves all as it was has
+    ratio 0 (Qiu, Meyerson and Miikkulainen, ICLR 2020: "Improvement Ratio", the number of successful
+    corrections over the number of rows). Higher is better.
+
+    Example:
+        >>> import numpy as np, jaxcal as jc
+        >>> before, after = jc.Point(np.ones(4)), jc.Point(np.array([0.5, 1.0, -1.0, 0.0]))
+        >>> print(jc.metrics.improvement_ratio(np.zeros(4), before, after))
+        0.5
+    """
+    y = _as_targets(y, before)
+    y = _as_targets(y, after)
+    improved = jnp.abs(y - after.mean) < jnp.abs(y - before.mean)
+    return _share(improved, _dtype(y, after))
+
+
+# Calibration
+
+
+def pit(y: ArrayLike, distribution: Distribution) -> Float[Array, " n"]:
+    """Probability integral transform F(y) of every row [n]: uniform on (0, 1) if the forecast is calibrated."""
+    return distribution.cdf(_as_targets(y, distribution))
+
+
+def observed_shares(
+    y: ArrayLike, distribution: Distribution, levels: ArrayLike, *, closed: bool = False
+) -> Float[Array, " k"]:
+    """Share of the targets below the predicted quantile of every level: the curve of a reliability diagram.
+
+    The share at level p is mean 1{y < F⁻¹(p)} (CRUDE eq. 11, USNRT eq. 9), with `closed` 1{y <= F⁻¹(p)}
+    (Sharp-GP eq. 9). Memory stays O(n) for any number of levels.
+
+    Args:
+        y: targets [n].
+        distribution: predictions of n rows.
+        levels: probabilities [k] in [0, 1]. At 0 and 1 the quantiles of an unbounded law are infinite, so that its
+            shares there are 0 and 1.
+        closed: whether a target that equals the quantile counts.
+
+    Raises:
+        ValueError: if a level lies outside [0, 1].
+
+    Example:
+        >>> import numpy as np, jaxcal as jc
+        >>> y, levels = np.array([-3.0, -1.0, 1.0, 3.0]), np.array([0.0, 0.1, 0.5, 1.0])
+        >>> print(jc.metrics.observed_shares(y, jc.Normal(np.zeros(4), 1.0), levels))
+        [0.   0.25 0.5  1.  ]
+    """
+    y = _as_targets(y, distribution)
+    levels = _checks.as_vector("levels", levels)
+    if not _checks.is_traced(levels) and ((levels < 0) | (levels > 1)).any():
+        raise ValueError(f"levels must lie between 0 and 1; got {np.asarray(levels)}.")
+    return _observed_shares(y, distribution, levels.astype(_dtype(y, distribution)), closed)
+
+
+@eqx.filter_jit
+def _observed_shares(
+    y: Float[Array, " n"], distribution: Distribution, levels: Float[Array, " k"], closed: bool
+) -> Float[Array, " k"]:
+    is_below = _below_quantile(y, distribution, jnp.less_equal if closed else jnp.less)
+    return jax.lax.map(lambda level: _share(is_below(level), levels.dtype), levels)
+
+
+def _below_quantile(
+    y: Float[Array, " n"], distribution: Distribution, less: Callable
+) -> Callable[[Scalar], Bool[Array, " n"]]:
+    """A function that tells for a level which rows lie below their quantile of that level.
+
+    The definitions are by quantile, and ties with atoms count: so compare with the quantile. Only where that is
+    the root of a continuous cdf, found by search, is the cdf at y compared with the level instead: the
+    same rows, at one evaluation for all levels.
+    """
+    if not _is_continuous_without_closed_quantiles(distribution):
+        return lambda level: less(y, distribution.icdf(level))
+    values = distribution.cdf(y)
+    # A cdf that rounds to 0 or 1 far out must not put y beyond an infinite quantile.
+    return lambda level: jnp.where((level > 0) & (level < 1), less(values, level), level >= 1)
+
+
+def _is_continuous_without_closed_quantiles(distribution: Distribution) -> bool:
+    if isinstance(distribution, Mixture):
+        return isinstance(distribution.components, Normal | StudentT)
+    return isinstance(distribution, StudentT)
+
+
+def coverage(y: ArrayLike, distribution: Distribution, *, confidence_level: ArrayLike = 0.9) -> Scalar:
+    """Share of the targets inside the central interval, l <= y <= u; it should equal `confidence_level`.
+
+    The interval is closed, as conformal guarantees are stated for. A `Point` covers only what it hits exactly.
+
+    Raises:
+        ValueError: if the confidence level lies outside (0, 1).
+
+    Example:
+        >>> import numpy as np, jaxcal as jc
+        >>> print(jc.metrics.coverage(np.array([0.0, 1.0, 2.0, 1.5]), jc.Normal(np.zeros(4), 1.0)))
+        0.75
+    """
+    y = _as_targets(y, distribution)
+    lower, upper = distribution.interval(confidence_level)
+    return _share((lower <= y) & (y <= upper), _dtype(y, distribution))
+
+
+def ece(y: ArrayLike, distribution: Distribution) -> Scalar:
+    """Expected calibration error over 99 levels, in percent: USNRT eq. 9-10.
+
+    100/99 sum_k |mean 1{y < F⁻¹(t_k)} - t_k|, t_k = 0.01, ..., 0.99 (Ma, Yan and Zhang). It is not 0 for a
+    perfect model: with n rows its mean is about 31/sqrt(n).
+    """
+    levels = _levels(range(1, 100), y, distribution)
+    return 100 * jnp.mean(jnp.abs(observed_shares(y, distribution, levels) - levels))
+
+
+def tce(y: ArrayLike, distribution: Distribution) -> Scalar:
+    """Tail-interval calibration error, in percent: USNRT eq. 11-12.
+
+    The mean over t = 0.05, 0.1, 0.15, 0.2 of 100 |mean 1{F⁻¹(t) < y < F⁻¹(1 - t)} - (1 - 2t)|, intervals
+    open: how far the coverages of the 90, 80, 70 and 60 % intervals are off (Ma, Yan and Zhang).
+    """
+    y = _as_targets(y, distribution)
+    lows = _levels((5, 10, 15, 20), y, distribution)
+    highs = _levels((95, 90, 85, 80), y, distribution)
+
+    def inside(low: Scalar, high: Scalar) -> Scalar:
+        return _share((distribution.icdf(low) < y) & (y < distribution.icdf(high)), low.dtype)
+
+    shares = jnp.stack([inside(low, high) for low, high in zip(lows, highs, strict=True)])
+    return 100 * jnp.mean(jnp.abs(shares - (highs - lows)))
+
+
+def calibration_rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
+    """Root mean squared distance of the reliability curve from the diagonal, a fraction: CRUDE eq. 11-12.
+
+    sqrt(1/100 sum_j (mean 1{y < F⁻¹(p_j)} - p_j)²) over the 101 levels p_j = j/100: as printed, 101 terms are
+    divided by 100. The end levels add nothing if the law is unbounded (Zelikman et al. 2020).
+    """
+    levels = _levels(range(101), y, distribution)
+    gaps = observed_shares(y, distribution, levels) - levels
+    return _sqrt(jnp.sum(gaps**2) / 100)
+
+
+def calibration_sse(y: ArrayLike, distribution: Distribution, *, num_levels: int = 21) -> Scalar:
+    """Sum of squared distances of the reliability curve from the diagonal: Sharp-GP eq. 8-9.
+
+    sum_j (p_j - mean 1{y <= F⁻¹(p_j)})² over levels p_j evenly spaced from 0 to 1, both included (Capone, Hirche and
+    Pleiss, NeurIPS 2023). Equation 8 is this **sum**; the "ECE" of the paper's Table 1 is the **mean**
+    over the 21 levels: `calibration_sse(y, distribution) / 21`.
+
+    Raises:
+        ValueError: if there are fewer than 2 levels.
+    """
+    if num_levels < 2:
+        raise ValueError(f"num_levels must be at least 2; got {num_levels}.")
+    levels = jnp.linspace(0, 1, num_levels, dtype=_dtype(y, distribution))
+    return jnp.sum((observed_shares(y, distribution, levels, closed=True) - levels) ** 2)
+
+
+def max_calibration_error(y: ArrayLike, distribution: Distribution) -> Scalar:
+    """Largest distance of the reliability curve from the diagonal, in percent: ACCRUE's "Cal. err.".
+
+    100 sup |C(phi) - phi|, where C is the empirical cdf of the PIT values, without binning: both sides of every
+    jump count (Camporeale and Carè 2021, sections 3 and 5). It is the Kolmogorov-Smirnov statistic of
+    uniformity, and about 83/sqrt(n) for a perfect model.
+    """
+    values = jnp.sort(pit(y, distribution))
+    num_rows = values.shape[0]
+    after_jump = (jnp.arange(1, num_rows + 1) / num_rows).astype(values.dtype)
+    before_jump = (jnp.arange(num_rows) / num_rows).astype(values.dtype)
+    return 100 * jnp.maximum(jnp.max(after_jump - values), jnp.max(values - before_jump))
+
+
+def ence(y: ArrayLike, distribution: Distribution, *, num_bins: int = 10) -> Scalar:
+    """Expected normalised calibration error of the predicted standard deviation, a fraction.
+
+    The rows are sorted by predicted std into bins of equal size (to one row), and the mean over bins is taken of
+    |RMV - RMSE| / RMV, with RMV the root of the mean predicted variance of the bin and RMSE that of its
+    squared errors (Levi et al. 2022, section 3). Rows of equal std keep their order. With fewer rows than bins every
+    row is a bin. A bin that predicts no variance adds infinity, unless it makes no error.
+
+    Raises:
+        ValueError: if there is less than one bin.
+    """
+    y = _as_targets(y, distribution)
+    if num_bins < 1:
+        raise ValueError(f"num_bins must be at least 1; got {num_bins}.")
+    num_rows = y.shape[0]
+    num_bins = min(num_bins, num_rows)
+    order = jnp.argsort(distribution.std, stable=True)
+    bins = np.arange(num_rows) * num_bins // num_rows
+
+    def bin_sums(values: Float[Array, " n"]) -> Float[Array, " bins"]:
+        return jax.ops.segment_sum(values[order], bins, num_segments=num_bins, indices_are_sorted=True)
+
+    # Both are root means over the same rows of the bin: the counts cancel in the ratio.
+    root_variance = _sqrt(bin_sums(distribution.variance))
+    root_error = _sqrt(bin_sums((y - distribution.mean) ** 2))
+    gap = jnp.abs(root_variance - root_error)
+    return jnp.mean(jnp.where(gap == 0, 0, gap / jnp.where(gap == 0, 1, root_variance)))
+
+
+# Sharpness
+
+
+def mean_width(y: ArrayLike, distribution: Distribution, *, confidence_level: ArrayLike = 0.9) -> Scalar:
+    """Mean width of the central interval, in the unit of y; 0 for a `Point`.
+
+    Raises:
+        ValueError: if the confidence level lies outside (0, 1).
+    """
+    y = _as_targets(y, distribution)
+    lower, upper = distribution.interval(confidence_level)
+    return jnp.mean(upper - lower)
+
+
+def sharpness(y: ArrayLike, distribution: Distribution) -> Scalar:
+    """Root of the mean predicted variance, in the unit of y (CRUDE, section 4: Zelikman et al. 2020)."""
+    y = _as_targets(y, distribution)
+    return _sqrt(jnp.mean(distribution.variance))
+
+
+def mean_std(y: ArrayLike, distribution: Distribution) -> Scalar:
+    """Mean predicted standard deviation, in the unit of y; USNRT's sharpness (eq. 13) is 100 times this."""
+    y = _as_targets(y, distribution)
+    return jnp.mean(distribution.std)
+
+
+# All at once
+
+_METRICS: dict[str, Callable[[ArrayLike, Distribution], Scalar]] = {
+    "rmse": rmse,
+    "mae": mae,
+    "nlpd": nlpd,
+    "crps": crps,
+    "interval_score_90": interval_score,
+    "coverage_90": coverage,
+    "ece": ece,
+    "tce": tce,
+    "calibration_rmse": calibration_rmse,
+    "calibration_sse": calibration_sse,
+    "max_calibration_error": max_calibration_error,
+    "ence": ence,
+    "width_90": mean_width,
+    "sharpness": sharpness,
+    "mean_std": mean_std,
+}
+
+
+def evaluate(y: ArrayLike, distribution: Distribution) -> dict[str, Scalar]:
+    """Every metric that needs no parameter, by name, with intervals at 90 %, compiled as one function.
+
+    Args:
+        y: targets [n].
+        distribution: predictions of n rows.
+
+    Raises:
+        ValueError: if y is not a vector of n finite numbers, or a predicted standard deviation is negative.
+
+    Example:
+        >>> import numpy as np, jaxcal as jc
+        >>> y = np.array([1.0, 2.0])
+        >>> scores = jc.metrics.evaluate(y, jc.Normal(y, 1.0))
+        >>> print(scores["rmse"], scores["coverage_90"])
+        0.0 1.0
+    """
+    y = _as_targets(y, distribution)
+    _check_std(distribution)
+    scores = _evaluate(y, distribution)
+    return {name: scores[name] for name in _METRICS}  # jit sorts the keys of a dict
+
+
+@eqx.filter_jit
+def _evaluate(y: Float[Array, " n"], distribution: Distribution) -> dict[str, Scalar]:
+    return {name: metric(y, distribution) for name, metric in _METRICS.items()}
+
+
+# Helpers
+
+
+def _as_targets(y: ArrayLike, distribution: Distribution) -> Float[Array, " n"]:
+    """The targets as a vector of as many rows as there are predictions."""
+    shape = distribution.mean.shape
+    if len(shape) != 1:
+        raise ValueError(f"A metric takes predictions of shape (n,); got {shape}: use vmap over runs.")
+    return _checks.as_vector("y", y, length=shape[0])
+
+
+def _check_std(distribution: Distribution) -> None:
+    if _checks.is_traced(distribution.std):
+        return
+    std = np.asarray(distribution.std)
+    negative = np.flatnonzero(std < 0)
+    if negative.size:
+        raise ValueError(
+            f"The predicted std is negative in {negative.size} rows, the first at index {negative[0]}: {std[negative[0]]:g}."
+        )
+
+
+def _dtype(y: ArrayLike, distribution: Distribution) -> DTypeLike:
+    return jnp.result_type(_checks.as_floats("y", y), distribution.mean)
+
+
+def _levels(percents: range | tuple[int, ...], y: ArrayLike, distribution: Distribution) -> Float[Array, " k"]:
+    return jnp.asarray(np.array(percents) / 100, dtype=_dtype(y, distribution))
+
+
+def _share(rows: Bool[Array, " n"], dtype: DTypeLike) -> Scalar:
+    # Counted in integers: a float32 sum of ones stops growing at 2^24.
+    return jnp.count_nonzero(rows).astype(dtype) / rows.size
+
+
+def _sqrt(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Square root with gradient 0, not NaN, at 0."""
+    is_zero = x == 0
+    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, x)))

@@ -1,0 +1,355 @@
+"""Minibatch training with early stopping: a whole fit is one compiled loop, so many run under one `vmap`."""
+
+import enum
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
+
+from jaxcal import _checks
+
+# Keras's RMSprop: v <- 0.9 v + 0.1 g^2 from v = 0, and w <- w - rate g / (sqrt(v) + 1e-7), with epsilon outside
+# the root, unlike optax's default.
+keras_rmsprop = partial(optax.rmsprop, decay=0.9, eps=1e-7, eps_in_sqrt=False)
+
+
+class Result(enum.IntEnum):
+    """How an optimisation ended: the values that an array of result codes holds."""
+
+    CONVERGED = 0
+    """The stopping rule was met."""
+    STEP_LIMIT = 1
+    """The allowed number of steps or epochs was used up first."""
+    NOT_FINITE = 2
+    """The loss became NaN or infinite, and the loop was left."""
+
+
+class Optimum(NamedTuple):
+    """What an optimisation found.
+
+    Attributes:
+        params: the parameters, in the form in which they came.
+        loss: the lowest loss met: of the validation rows where there are any.
+        steps: how many steps or epochs were run.
+        result: one of the values of `Result`.
+    """
+
+    params: PyTree
+    loss: Float[Array, ""]
+    steps: Int[Array, ""]
+    result: Int[Array, ""]
+
+
+def raise_unless_finite(optimum: Optimum) -> None:
+    """Raise FloatingPointError if a loss became NaN or infinite; inside a transformation, do nothing."""
+    if _checks.is_traced(optimum.result):
+        return
+    if np.any(np.asarray(optimum.result) == Result.NOT_FINITE):
+        raise FloatingPointError(
+            f"training diverged: the loss is NaN or infinite after {np.max(optimum.steps)} epochs. "
+            "A lower learning_rate may help; throw=False returns the parameters as they are."
+        )
+
+
+def train_minibatches(
+    loss: Callable[[PyTree, PyTree, PRNGKeyArray | None], Float[Array, " rows"]],
+    params: PyTree,
+    data: PyTree[Array],
+    validation: PyTree[Array],
+    *,
+    key: PRNGKeyArray,
+    optimizer: Callable[..., optax.GradientTransformation] = keras_rmsprop,
+    learning_rate: ArrayLike = 1e-3,
+    batch_size: int = 32,
+    max_epochs: int = 1000,
+    patience: int = 10,
+    restore_best: bool = True,
+) -> Optimum:
+    """Minimise the mean of a loss over rows by minibatches, until the validation loss stops improving.
+
+    The semantics are those of Keras: each epoch takes all rows once, in a new order; the last batch may be
+    smaller, and is averaged over its own rows; the validation loss is measured after each epoch, and training
+    stops once it has not fallen below its minimum for `patience` epochs in a row.
+
+    Safe under `jit` and `vmap` (over keys, folds of equal size, learning rates). No derivative passes: the
+    inputs are held constant, since a loop of unknown length has no reverse mode.
+
+    Args:
+        loss: `loss(params, rows, key)`, one value a row; `rows` is what `data` is, cut down to a batch. `key`
+            is a new one each batch, and None for the validation loss, where dropout is to be left out.
+            A function at module level (or a Module) compiles once; a new lambda compiles anew.
+        params: initial parameters; floating-point arrays in it are trained, everything else is kept.
+        data: arrays with a common leading axis, the training rows.
+        validation: the same for the validation rows.
+        key: random key of the order of the rows and of `loss`.
+        optimizer: a function from the learning rate to an optax optimiser, such as `optax.adam`.
+        learning_rate: its learning rate.
+        batch_size: rows a step; at most all of them.
+        max_epochs: number of epochs to stop at.
+        patience: number of epochs without improvement to stop at.
+        restore_best: whether to return the parameters of the best epoch in place of those of the last one.
+
+    Raises:
+        ValueError: if batch_size, max_epochs or patience is less than 1, or the learning rate not positive.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> def squared_error(slope, rows, key):
+        ...     x, y = rows
+        ...     return (slope * x - y) ** 2
+        >>> x = jnp.linspace(-1, 1, 50)
+        >>> optimum = train_minibatches(
+        ...     squared_error, jnp.zeros(()), (x, 3 * x), (x, 3 * x),
+        ...     key=jax.random.key(0), optimizer=optax.sgd, learning_rate=0.1,
+        ... )
+        >>> round(float(optimum.params), 3)
+        3.0
+    """
+    for name, value in (("batch_size", batch_size), ("max_epochs", max_epochs), ("patience", patience)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value}.")
+    if not _checks.is_traced(learning_rate) and not np.all(np.asarray(learning_rate) > 0):
+        raise ValueError(f"learning_rate must be positive; got {learning_rate}.")
+    num_rows = jax.tree.leaves(data)[0].shape[0]
+    return _train(
+        loss,
+        params,
+        data,
+        validation,
+        key,
+        optimizer,
+        jnp.asarray(learning_rate),
+        min(batch_size, num_rows),
+        jnp.asarray(max_epochs),
+        jnp.asarray(patience),
+        restore_best,
+    )
+
+
+class _State(NamedTuple):
+    """What the loop over epochs carries."""
+
+    params: PyTree
+    optimizer: PyTree
+    best_params: PyTree
+    best_loss: Float[Array, ""]
+    epochs: Int[Array, ""]
+    stale_epochs: Int[Array, ""]
+    finite: Bool[Array, ""]
+
+
+@eqx.filter_jit
+def _train(
+    loss,
+    params,
+    data,
+    validation,
+    key,
+    optimizer,
+    learning_rate,
+    batch_size,
+    max_epochs,
+    patience,
+    restore_best,
+) -> Optimum:
+    params, fixed = eqx.partition(params, eqx.is_inexact_array)
+    params, data, validation, learning_rate = lax.stop_gradient((params, data, validation, learning_rate))
+    optimizer = optimizer(learning_rate.astype(jnp.result_type(*jax.tree.leaves(params))))
+
+    def batch_loss(params, rows, included, key):
+        return jnp.mean(loss(eqx.combine(params, fixed), rows, key), where=included)
+
+    def validation_loss(params):
+        return jnp.mean(loss(eqx.combine(params, fixed), validation, None))
+
+    def step(carry, batch):
+        params, state = carry
+        updates, state = optimizer.update(jax.grad(batch_loss)(params, *batch), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    def epoch(state: _State) -> _State:
+        batches = _batches(data, batch_size, jax.random.fold_in(key, state.epochs))
+        (params, optimizer_state), _ = lax.scan(step, (state.params, state.optimizer), batches)
+        value = validation_loss(params)
+        improved = value < state.best_loss
+        return _State(
+            params,
+            optimizer_state,
+            _select(improved, params, state.best_params) if restore_best else None,
+            jnp.where(improved, value, state.best_loss),
+            state.epochs + 1,
+            jnp.where(improved, 0, state.stale_epochs + 1),
+            jnp.isfinite(value),
+        )
+
+    def unfinished(state: _State) -> Bool[Array, ""]:
+        return state.finite & (state.epochs < max_epochs) & (state.stale_epochs < patience)
+
+    infinity = jnp.full_like(jax.eval_shape(validation_loss, params), jnp.inf)
+    initial = _State(
+        params,
+        optimizer.init(params),
+        params if restore_best else None,
+        infinity,
+        jnp.zeros((), jnp.int32),
+        jnp.zeros((), jnp.int32),
+        jnp.ones((), bool),
+    )
+    final = lax.while_loop(unfinished, epoch, initial)
+    ended = jnp.where(final.stale_epochs < patience, Result.STEP_LIMIT, Result.CONVERGED)
+    return Optimum(
+        eqx.combine(final.best_params if restore_best else final.params, fixed),
+        final.best_loss,
+        final.epochs,
+        jnp.where(final.finite, ended, Result.NOT_FINITE),
+    )
+
+
+def _batches(data: PyTree[Array], batch_size: int, key: PRNGKeyArray) -> tuple[PyTree[Array], Array, Array]:
+    """The rows in a random order as batches [batches, batch_size, ...], which to include, and a key each.
+
+    The last batch is filled up with rows that are not included.
+    """
+    num_rows = jax.tree.leaves(data)[0].shape[0]
+    num_batches = math.ceil(num_rows / batch_size)
+    order_key, loss_key = jax.random.split(key)
+    order = jnp.resize(jax.random.permutation(order_key, num_rows), (num_batches, batch_size))
+    included = (jnp.arange(order.size) < num_rows).reshape(order.shape)
+    return jax.tree.map(lambda a: a[order], data), included, jax.random.split(loss_key, num_batches)
+
+
+def _select(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+
+def minimize(
+    loss: Callable[..., Float[Array, ""]],
+    params: PyTree[Array],
+    *,
+    max_iterations: int = 1000,
+    loss_tolerance: float = 2.2e-9,
+    gradient_tolerance: float = 1e-5,
+) -> Optimum:
+    """Minimise a smooth function of all its parameters by L-BFGS (ten corrections, zoom line search).
+
+    Stops as scipy's L-BFGS-B does by default: when the loss falls by at most `loss_tolerance` of
+    max(|old|, |new|, 1), when no entry of the gradient exceeds `gradient_tolerance`, or after `max_iterations`.
+    A step to where the loss is NaN counts as too long; a start there ends the loop at once.
+
+    Meant for use inside a jitted function; see `one_run_at_a_time` for its use under `vmap`.
+
+    Args:
+        loss: `loss(params) -> scalar`.
+        params: where to start: a pytree of floating-point arrays.
+        max_iterations: number of steps to stop at.
+        loss_tolerance: relative decrease of the loss to stop at.
+        gradient_tolerance: largest entry of the gradient to stop at.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> optimum = minimize(lambda p: (p - 3) ** 2, jnp.asarray(0.0))
+        >>> round(float(optimum.params), 3), Result(int(optimum.result)).name
+        (3.0, 'CONVERGED')
+    """
+    lbfgs = optax.lbfgs(memory_size=10)
+    value_and_grad = optax.value_and_grad_from_state(loss)
+
+    def step(state):
+        params, memory, _, steps, _ = state
+        old, gradient = value_and_grad(params, state=memory)
+        updates, memory = lbfgs.update(gradient, memory, params, value=old, grad=gradient, value_fn=loss)
+        params = optax.apply_updates(params, updates)
+        # The line search has evaluated both at the new point.
+        new, gradient = optax.tree.get(memory, "value"), optax.tree.get(memory, "grad")
+        fall = old - new
+        done = (fall <= loss_tolerance * jnp.maximum(jnp.maximum(jnp.abs(old), jnp.abs(new)), 1)) | (
+            optax.tree.norm(gradient, ord=jnp.inf) <= gradient_tolerance
+        )
+        return params, memory, new, steps + 1, done
+
+    def unfinished(state):
+        _, _, value, steps, done = state
+        return ~done & (steps < max_iterations) & jnp.isfinite(value)
+
+    start = loss(params)
+    initial = (params, lbfgs.init(params), start, jnp.zeros((), jnp.int32), jnp.zeros((), bool))
+    params, _, value, steps, done = lax.while_loop(unfinished, step, initial)
+    ended = jnp.where(done, Result.CONVERGED, Result.STEP_LIMIT)
+    return Optimum(params, value, steps, jnp.where(jnp.isfinite(value), ended, Result.NOT_FINITE))
+
+
+def first_finite(attempt: Callable[[Int[Array, ""]], Optimum], tries: int) -> Optimum:
+    """The result of attempt(0), or of the first of attempt(1), attempt(2), ... that does not end in NaN."""
+
+    def failed(state):
+        tried, optimum = state
+        return (tried < tries) & (optimum.result == Result.NOT_FINITE)
+
+    def again(state):
+        tried, _ = state
+        return tried + 1, attempt(tried)
+
+    shapes = jax.eval_shape(attempt, jnp.int32(0))
+    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    nothing = nothing._replace(result=jnp.full_like(nothing.result, Result.NOT_FINITE))
+    return lax.while_loop(failed, again, (jnp.int32(0), nothing))[1]
+
+
+def over_runs(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """`fun` over the leading axis of its array arguments: one run after another on a CPU, else all in one `vmap`.
+
+    On a CPU a vmap of an optimiser gains nothing: every run waits for the slowest line search. On an accelerator
+    it is what fills the device. Arguments that are not arrays are shared by all runs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> over_runs(lambda x: x**2)(jnp.arange(3.0)).tolist()
+        [0.0, 1.0, 4.0]
+    """
+
+    def mapped(*args: PyTree) -> PyTree:
+        arrays, static = eqx.partition(args, eqx.is_array)
+        # What is not an array is the same in every run, so the trace of one run tells it.
+        static_out = []
+
+        def run(arrays):
+            out_arrays, out = eqx.partition(fun(*eqx.combine(arrays, static)), eqx.is_array)
+            static_out.append(out)
+            return out_arrays
+
+        out_arrays = lax.platform_dependent(arrays, cpu=partial(lax.map, run), default=jax.vmap(run))
+        return eqx.combine(out_arrays, static_out[0])
+
+    return mapped
+
+
+def one_run_at_a_time(fun: Callable[..., PyTree[Array]]) -> Callable[..., PyTree[Array]]:
+    """`fun`, with the rule that a `vmap` of it becomes `over_runs`.
+
+    XLA's CPU client with a pool of two threads can hang for ever in a batched loop that holds a line search over
+    Cholesky factorisations. With this around the loop, `vmap` is safe on every device. `fun` takes and returns
+    pytrees of arrays.
+    """
+    safe = jax.custom_batching.custom_vmap(fun)
+
+    @safe.def_vmap
+    def rule(axis_size, in_batched, *args):
+        del axis_size
+        batched = jax.tree.map(lambda a, b: a if b else None, args, tuple(in_batched))
+        shared = jax.tree.map(lambda a, b: None if b else a, args, tuple(in_batched))
+        out = lax.platform_dependent(
+            batched,
+            cpu=partial(lax.map, lambda batched: safe(*eqx.combine(batched, shared))),
+            default=jax.vmap(lambda batched: fun(*eqx.combine(batched, shared))),
+        )
+        return out, jax.tree.map(lambda _: True, out)
+
+    return safe

@@ -1,0 +1,178 @@
+"""A point network: a multilayer perceptron trained on the squared error, with early stopping.
+
+The setting is that of RIO (Qiu, Meyerson and Miikkulainen, "Quantifying Point-Prediction Uncertainty in
+Neural Networks via Residual Estimation with an I/O Kernel", ICLR 2020, appendix D.1).
+"""
+
+import math
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal.distributions import Point
+from jaxcal.nn import FeedForward, Standardiser
+from jaxcal.optimize import raise_unless_finite, train_minibatches
+
+
+def fit(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    hidden: Sequence[int] = (64, 64),
+    learning_rate: ArrayLike = 1e-3,
+    batch_size: int = 32,
+    max_epochs: int = 1000,
+    patience: int = 10,
+    validation_share: float = 0.2,
+    preset: str | None = None,
+    throw: bool = True,
+) -> "MLP":
+    """Train a ReLU network on the mean squared error by RMSprop, with Keras's defaults.
+
+    Inputs and target are standardised by the rows given here, so y -> a y + b changes the prediction exactly
+    so, up to rounding. A share of the rows, drawn at random, is held out: training stops when their loss has
+    not improved for `patience` epochs, and the weights of the best epoch are kept.
+
+    `preset="paper"` repeats the published code where it differs:
+
+    - the target is left as it is, so the result depends on its unit;
+    - the validation rows are the last ones in the order given: the rows must come shuffled, as the paper's;
+    - the weights of the last epoch are kept, `patience` epochs after the best one.
+
+    Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. No gradient passes
+    through the training; predictions are differentiable in x.
+
+    Args:
+        x: inputs [n, d]; a vector [n] is one column.
+        y: targets [n]. A constant target is predicted exactly (not with the preset).
+        key: random key of the weights, the validation rows and the batches.
+        hidden: widths of the hidden layers.
+        learning_rate: of RMSprop (decay 0.9, epsilon 1e-7).
+        batch_size: rows a step.
+        max_epochs: number of epochs to stop at.
+        patience: epochs without improvement to stop at.
+        validation_share: share of the rows held out for stopping; n - floor(n (1 - share)) rows.
+        preset: None, or "paper" for the setting described above.
+        throw: whether to raise if training diverges; the module's `result` says so in any case.
+
+    Raises:
+        ValueError: if x or y is empty, not finite or of the wrong shape, there are too few rows to hold some
+            out (two are the least), or an option is out of its range.
+        FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from jaxcal.predictors import mlp
+        >>> x = np.linspace(-1, 1, 200)[:, None]
+        >>> network = mlp.fit(x, 3 * x[:, 0] + 5, key=jax.random.key(0), max_epochs=100)
+        >>> network(np.array([[-0.5], [0.0], [0.5]])).mean.round(0).tolist()
+        [4.0, 5.0, 6.0]
+    """
+    x = _checks.as_matrix("x", x)
+    y = _checks.as_vector("y", y, length=x.shape[0])
+    _checks.check_rows("x", x, 2)
+    _checks.check_fraction("validation_share", validation_share)
+    _checks.check_choice("preset", preset, (None, "paper"))
+    num_train = _num_train(x.shape[0], validation_share)
+    init_key, split_key, train_key = jax.random.split(key, 3)
+    network, x_scaler, y_scaler, train, validation = _prepare(
+        x, y, init_key, split_key, tuple(hidden), num_train, preset == "paper"
+    )
+    optimum = train_minibatches(
+        _squared_error,
+        network,
+        train,
+        validation,
+        key=train_key,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        max_epochs=max_epochs,
+        patience=patience,
+        restore_best=preset is None,
+    )
+    if throw:
+        raise_unless_finite(optimum)
+    return MLP(optimum.params, x_scaler, y_scaler, optimum.steps, optimum.loss, optimum.result)
+
+
+class MLP(eqx.Module):
+    """A trained point network; made by `fit`.
+
+    Attributes:
+        network: the weights.
+        x_scaler: the standardisation of the inputs.
+        y_scaler: the standardisation of the target.
+        epochs: how many epochs were run.
+        validation_loss: the lowest mean squared error of the validation rows, on the scale of `y_scaler`.
+        result: how training ended, one of `jaxcal.optimize.Result`.
+    """
+
+    network: FeedForward
+    x_scaler: Standardiser
+    y_scaler: Standardiser
+    epochs: Int[Array, "*runs"]
+    validation_loss: Float[Array, "*runs"]
+    result: Int[Array, "*runs"]
+
+    def __call__(self, x: ArrayLike) -> Point:
+        """The predictions at the rows of x.
+
+        Args:
+            x: inputs [n, d]; a vector [n] is one column.
+
+        Raises:
+            ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
+        """
+        x = _checks.as_matrix("x", x)
+        num_columns = self.x_scaler.loc.shape[-1]
+        if x.shape[1] != num_columns:
+            raise ValueError(f"x has {x.shape[1]} columns; the network was trained on {num_columns}.")
+        return Point(_predict(self, x))
+
+
+@eqx.filter_jit
+def _predict(mlp: MLP, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    return mlp.y_scaler.inverse(jax.vmap(mlp.network)(mlp.x_scaler(x)))
+
+
+@eqx.filter_jit
+def _prepare(x, y, init_key, split_key, hidden, num_train, paper):
+    """The initial network, the standardisers, and the standardised training and validation rows."""
+    x, y = lax.stop_gradient((x, y))
+    dtype = jnp.result_type(x, y)
+    x, y = x.astype(dtype), y.astype(dtype)
+    network = FeedForward(x.shape[1], hidden, "scalar", key=init_key, dtype=dtype)
+    x_scaler = Standardiser.of(x)
+    y_scaler = Standardiser.identity(y) if paper else Standardiser.of(y)
+    rows = (x_scaler(x), y_scaler(y))
+    if not paper:
+        order = jax.random.permutation(split_key, y.shape[0])
+        rows = jax.tree.map(lambda a: a[order], rows)
+    train = jax.tree.map(lambda a: a[:num_train], rows)
+    validation = jax.tree.map(lambda a: a[num_train:], rows)
+    return network, x_scaler, y_scaler, train, validation
+
+
+def _squared_error(
+    network: FeedForward, rows: tuple[Float[Array, "n d"], Float[Array, " n"]], key: PRNGKeyArray | None
+) -> Float[Array, " n"]:
+    x, y = rows
+    return (jax.vmap(network)(x) - y) ** 2
+
+
+def _num_train(num_rows: int, validation_share: float) -> int:
+    """How many rows are trained on: floor(n (1 - share)), as Keras has it; the rest are held out."""
+    # The margin keeps a share like 0.9 of 10 rows from falling one short by rounding.
+    num_train = math.floor(num_rows * (1 - validation_share) + 1e-9)
+    if not 0 < num_train < num_rows:
+        raise ValueError(
+            f"a validation_share of {validation_share:g} leaves {num_train} of {num_rows} rows to train on "
+            f"and {num_rows - num_train} to stop by; at least one of each is needed."
+        )
+    return num_train

@@ -1,0 +1,318 @@
+"""Metrics against loops written from the papers' formulas, on continuous laws, atoms and ties."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxcal import metrics
+from jaxcal.distributions import Empirical, Mixture, Normal, Point, Quantiles, StudentT
+from scipy import stats
+
+PERCENTS = np.arange(1, 100) / 100
+
+
+@pytest.fixture
+def forecast(rng):
+    """A normal forecast that is biased and too narrow: targets, means, stds."""
+    mean, std = rng.normal(size=57), rng.uniform(0.5, 2, size=57)
+    return mean + 0.3 + 1.4 * std * rng.normal(size=57), mean, std
+
+
+@pytest.fixture
+def tolerance():
+    return 1e-9 if jax.config.read("jax_enable_x64") else 2e-5
+
+
+stacked_normals = eqx.filter_vmap(Normal)
+
+
+def laws(rng, n):
+    """One law of every class, with n rows."""
+    mean, std = rng.normal(size=n), rng.uniform(0.5, 2, size=n)
+    table = np.sort(rng.normal(size=20))
+    members = stacked_normals(mean + rng.normal(size=(3, 1)), np.ones((3, 1)) * std)
+    knots = mean[:, None] + np.array([-1.0, 0.0, 2.0])
+    return {
+        "normal": Normal(mean, std),
+        "student": StudentT(np.full(n, 5.0), mean, std),
+        "mixture": Mixture(members),
+        "empirical": Empirical(mean, std, table),
+        "crude": Empirical(mean, std, table, rule="crude"),
+        "quantiles": Quantiles(np.array([0.1, 0.5, 0.9]), knots),
+        "point": Point(mean),
+    }
+
+
+# The formulas
+
+
+def test_normal_forecast_against_loops_over_the_papers_formulas(forecast, tolerance):
+    y, mean, std = forecast
+    law, n = Normal(mean, std), len(y)
+
+    def quantile(p):
+        return [stats.norm.ppf(p, m, s) for m, s in zip(mean, std, strict=True)]
+
+    def share(p):
+        return sum(y_i < q_i for y_i, q_i in zip(y, quantile(p), strict=True)) / n
+
+    def closed_share(p):
+        return sum(y_i <= q_i for y_i, q_i in zip(y, quantile(p), strict=True)) / n
+
+    def inside(t):
+        ends = zip(quantile(t), y, quantile(1 - t), strict=True)
+        return sum(low < y_i < high for low, y_i, high in ends) / n
+
+    lower, upper = np.array(quantile(0.1)), np.array(quantile(0.9))
+    expected = {
+        metrics.rmse: np.sqrt(np.mean((y - mean) ** 2)),
+        metrics.mae: np.mean(np.abs(y - mean)),
+        metrics.nlpd: -np.mean(stats.norm.logpdf(y, mean, std)),
+        metrics.sharpness: np.sqrt(np.mean(std**2)),
+        metrics.mean_std: np.mean(std),
+        metrics.ece: 100 / 99 * sum(abs(share(p) - p) for p in PERCENTS),
+        metrics.tce: 100 / 4 * sum(abs(inside(t) - (1 - 2 * t)) for t in (0.05, 0.1, 0.15, 0.2)),
+        metrics.calibration_rmse: np.sqrt(sum((share(j / 100) - j / 100) ** 2 for j in range(101)) / 100),
+        metrics.calibration_sse: sum((closed_share(j / 20) - j / 20) ** 2 for j in range(21)),
+        metrics.max_calibration_error: 100 * stats.kstest(stats.norm.cdf(y, mean, std), "uniform").statistic,
+    }
+    for metric, value in expected.items():
+        np.testing.assert_allclose(metric(y, law), value, rtol=tolerance, err_msg=metric.__name__)
+
+    at_80 = {
+        metrics.coverage: np.mean((lower <= y) & (y <= upper)),
+        metrics.mean_width: np.mean(upper - lower),
+        metrics.interval_score: np.mean(
+            upper - lower + 10 * np.where(y < lower, lower - y, 0) + 10 * np.where(y > upper, y - upper, 0)
+        ),
+    }
+    for metric, value in at_80.items():
+        np.testing.assert_allclose(
+            metric(y, law, confidence_level=0.8), value, rtol=tolerance, err_msg=metric.__name__
+        )
+
+
+def test_crps_is_twice_the_pinball_loss_over_all_levels(forecast):
+    y, mean, std = forecast
+    levels = (np.arange(2000) + 0.5) / 2000
+    law = Normal(mean, std)
+    np.testing.assert_allclose(2 * metrics.pinball(y, law, levels), metrics.crps(y, law), rtol=1e-4)
+
+
+def test_pinball_at_the_median_is_half_the_absolute_error(forecast, tolerance):
+    y, mean, std = forecast
+    law = Normal(mean, std)
+    np.testing.assert_allclose(metrics.pinball(y, law, 0.5), metrics.mae(y, law) / 2, rtol=tolerance)
+
+
+def test_ence_against_bins_of_sorted_rows(forecast, tolerance):
+    y, mean, std = forecast
+    rows = np.argsort(std)
+    gaps = []
+    for i in range(10):
+        members = [row for rank, row in enumerate(rows) if rank * 10 // 57 == i]
+        spread = np.sqrt(np.mean(std[members] ** 2))
+        gaps.append(abs(spread - np.sqrt(np.mean((y[members] - mean[members]) ** 2))) / spread)
+    np.testing.assert_allclose(metrics.ence(y, Normal(mean, std)), np.mean(gaps), rtol=tolerance)
+    # With more bins than rows every row is a bin.
+    ratios = np.abs(std - np.abs(y - mean)) / std
+    np.testing.assert_allclose(
+        metrics.ence(y, Normal(mean, std), num_bins=1000), np.mean(ratios), rtol=10 * tolerance
+    )
+
+
+def test_ence_where_no_variance_is_predicted():
+    right, wrong = np.array([1.0, 2.0]), np.array([1.0, 2.5])
+    assert metrics.ence(right, Point(right)) == 0
+    assert metrics.ence(wrong, Point(right)) == np.inf
+
+
+def test_improvement_ratio_counts_ties_as_failures():
+    y = np.zeros(4)
+    before, after = Point(np.ones(4)), Point(np.array([0.5, -0.5, -1.0, 3.0]))
+    assert metrics.improvement_ratio(y, before, after) == 0.5
+    assert metrics.improvement_ratio(y, before, before) == 0
+
+
+# Quantiles, atoms and ties
+
+
+@pytest.mark.parametrize("name", ["normal", "student", "mixture", "empirical", "crude", "quantiles", "point"])
+def test_observed_shares_follow_the_quantiles_of_every_law(rng, name):
+    law = laws(rng, 40)[name]
+    y = np.asarray(law.mean) + rng.normal(size=40)
+    levels = np.array([0.0, 0.05, 0.1, 0.29, 0.5, 0.57, 0.9, 0.95, 1.0])
+    quantiles = np.stack([np.asarray(law.icdf(p)) for p in levels])
+    below = metrics.observed_shares(y, law, levels)
+    np.testing.assert_allclose(below, np.mean(y < quantiles, axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("law", ["empirical", "crude", "quantiles", "point"])
+def test_a_target_on_an_atom_counts_only_where_the_formula_is_closed(rng, law):
+    table = np.sort(rng.normal(size=20))
+    law = {
+        "empirical": Empirical(np.zeros(40), 1.0, table),
+        "crude": Empirical(np.zeros(40), 1.0, table, rule="crude"),
+        "quantiles": Quantiles(np.array([0.6, 0.9]), np.tile(table[:2], (40, 1))),
+        "point": Point(rng.normal(size=40)),
+    }[law]
+    y = np.asarray(law.icdf(0.5))
+    assert metrics.observed_shares(y, law, np.array([0.5])) == 0
+    assert metrics.observed_shares(y, law, np.array([0.5]), closed=True) == 1
+
+
+def test_ece_of_an_empirical_law_on_its_own_table(rng):
+    # y = z_(i): y < z_(ceil(pL)) iff i < ceil(pL), so the strict share is (ceil(pL) - 1) / L.
+    table = np.sort(rng.normal(size=50))
+    law = Empirical(np.zeros(50), np.ones(50), table)
+    ranks = np.ceil(np.arange(1, 100) * 50 / 100)
+    expected = 100 * np.mean(np.abs((ranks - 1) / 50 - PERCENTS))
+    np.testing.assert_allclose(metrics.ece(table.astype(np.asarray(law.mean).dtype), law), expected, rtol=1e-5)
+
+
+def test_tce_intervals_are_open(tolerance):
+    # All targets lie on the lower end of the 90 % interval, inside the other three no one lies.
+    law = Quantiles(np.array([0.05, 0.95]), np.tile([0.0, 1.0], (8, 1)))
+    np.testing.assert_allclose(metrics.tce(np.zeros(8), law), 75.0, rtol=tolerance)
+    assert metrics.coverage(np.zeros(8), law) == 1  # a closed interval
+
+
+def test_infinite_end_quantiles_add_nothing(rng, tolerance):
+    y = 100 * rng.normal(size=30)  # cdfs round to 0 and 1
+    for law in (Normal(np.zeros(30), 1.0), Mixture(stacked_normals(np.zeros((2, 30)), np.ones((2, 30))))):
+        ends = metrics.observed_shares(y, law, np.array([0.0, 1.0]))
+        np.testing.assert_array_equal(ends, [0, 1])
+        inner = metrics.observed_shares(y, law, PERCENTS) - PERCENTS
+        expected = np.sqrt(np.sum(np.asarray(inner) ** 2) / 100)
+        np.testing.assert_allclose(metrics.calibration_rmse(y, law), expected, rtol=tolerance)
+
+
+def test_max_calibration_error_looks_at_both_sides_of_a_jump():
+    # All PIT values are .5: C jumps there from 0 to 1, so each side is off by one half.
+    np.testing.assert_allclose(metrics.max_calibration_error(np.zeros(4), Normal(np.zeros(4), 1.0)), 50.0)
+    # All are 1: C is 0 up to the end.
+    np.testing.assert_allclose(metrics.max_calibration_error(np.ones(4), Point(np.zeros(4))), 100.0)
+
+
+def test_a_point_has_neither_density_nor_width():
+    y, law = np.array([1.0, 2.0, 3.0]), Point(np.array([0.0, 2.5, 3.5]))
+    scores = metrics.evaluate(y, law)
+    assert scores["coverage_90"] == 0
+    assert scores["width_90"] == scores["sharpness"] == scores["mean_std"] == 0
+    assert scores["nlpd"] == np.inf
+    np.testing.assert_allclose(scores["crps"], scores["mae"])
+
+
+# A perfectly calibrated forecast has known floors
+
+
+def test_floors_of_a_calibrated_forecast(rng):
+    runs, n = 200, 500
+    mean, std = rng.normal(size=(runs, n)), rng.uniform(0.5, 2, size=(runs, n))
+    y = mean + std * rng.normal(size=(runs, n))
+    scores = jax.vmap(lambda y, mean, std: metrics.evaluate(y, Normal(mean, std)))(y, mean, std)
+    average = {name: float(jnp.mean(values)) for name, values in scores.items()}
+    # E|share - p| = sqrt(2/pi) sqrt(p(1-p)/n), averaged over p; pi/8 is the integral of the root.
+    np.testing.assert_allclose(average["ece"], 100 * np.sqrt(2 / np.pi) * np.pi / 8 / np.sqrt(n), rtol=0.1)
+    # The sum of p(1-p)/n over 21 levels.
+    np.testing.assert_allclose(average["calibration_sse"], 3.325 / n, rtol=0.15)
+    # Kolmogorov's law has mean sqrt(pi/2) log 2 = .8687; ACCRUE's median is .83.
+    np.testing.assert_allclose(average["max_calibration_error"], 86.87 / np.sqrt(n), rtol=0.05)
+    np.testing.assert_allclose(average["coverage_90"], 0.9, atol=3 * np.sqrt(0.09 / (runs * n)))
+    np.testing.assert_allclose(average["nlpd"], 0.5 * np.log(2 * np.pi * np.e) + np.mean(np.log(std)), atol=0.01)
+    assert average["calibration_rmse"] < 1 / np.sqrt(6 * n)  # Jensen, for the mean of a root
+
+
+# Transformations and dtypes
+
+
+def test_evaluate_holds_what_each_metric_says_and_jits(forecast, tolerance):
+    y, mean, std = forecast
+    law = Normal(mean, std)
+    scores = metrics.evaluate(y, law)
+    jitted = eqx.filter_jit(metrics.evaluate)(jnp.asarray(y), law)
+    assert scores.keys() == jitted.keys()
+    for name, value in scores.items():
+        assert value.shape == ()
+        np.testing.assert_allclose(jitted[name], value, rtol=tolerance, err_msg=name)
+    for name in ("rmse", "nlpd", "crps", "ece", "tce", "calibration_rmse", "max_calibration_error", "ence"):
+        np.testing.assert_allclose(scores[name], getattr(metrics, name)(y, law), rtol=tolerance, err_msg=name)
+    np.testing.assert_allclose(scores["width_90"], metrics.mean_width(y, law), rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["normal", "student", "mixture", "empirical", "quantiles", "point"])
+def test_evaluate_takes_every_law_without_nan(rng, name):
+    law = laws(rng, 30)[name]
+    y = np.asarray(law.mean) + rng.normal(size=30)
+    for metric, value in metrics.evaluate(y, law).items():
+        assert not np.isnan(value), metric
+
+
+def test_float32_stays_float32(rng):
+    y, mean, std = (rng.uniform(1, 2, size=20).astype(np.float32) for _ in range(3))
+    for name, value in metrics.evaluate(y, Normal(mean, std)).items():
+        assert value.dtype == jnp.float32, name
+    assert metrics.pinball(y, Normal(mean, std), np.array([0.1, 0.9])).dtype == jnp.float32
+
+
+def test_gradients_are_finite_where_the_forecast_is_exact():
+    y = jnp.array([1.0, 2.0, 3.0])
+    for metric in (metrics.rmse, metrics.sharpness, metrics.ence, metrics.crps, metrics.interval_score):
+        gradient = jax.grad(lambda mean, metric=metric: metric(y, Normal(mean, jnp.ones(3))))(y)
+        assert jnp.isfinite(gradient).all(), metric.__name__
+
+
+def test_a_missing_prediction_is_not_scored_as_perfect():
+    law = eqx.tree_at(lambda law: law.mean, Normal(np.zeros(2), 1.0), jnp.array([jnp.nan, 2.0]))
+    scores = metrics.evaluate(np.array([1.0, 2.0]), law)
+    assert np.isnan(scores["rmse"])
+    assert np.isnan(scores["ence"])
+
+
+def test_memory_of_many_levels_stays_linear_in_the_rows():
+    n = 1_000_000
+    row = jax.ShapeDtypeStruct((n,), jnp.float32)
+    scores = jax.jit(lambda y, mean, std: metrics.evaluate(y, Normal(mean, std)))
+    used = scores.lower(row, row, row).compile().memory_analysis().temp_size_in_bytes
+    assert used < 50 * n * 4  # 99 levels at once would be 99 rows' worth
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("metric", [metrics.rmse, metrics.ece, metrics.coverage, metrics.evaluate, metrics.pit])
+def test_targets_must_match_the_predictions(metric):
+    law = Normal(np.zeros(3), 1.0)
+    with pytest.raises(ValueError, match=r"y has 2 rows where 3"):
+        metric(np.zeros(2), law)
+    with pytest.raises(ValueError, match=r"got \(3, 1\): did you mean y\[:, 0\]"):
+        metric(np.zeros((3, 1)), law)
+    with pytest.raises(ValueError, match="1 values that are NaN or infinite, the first at index 2"):
+        metric(np.array([0.0, 1.0, np.nan]), law)
+
+
+def test_bad_levels_and_counts_are_quoted():
+    y, law = np.zeros(3), Normal(np.zeros(3), 1.0)
+    for metric in (metrics.coverage, metrics.mean_width, metrics.interval_score):
+        with pytest.raises(ValueError, match=r"got 90: did you mean 0\.9\?"):
+            metric(y, law, confidence_level=90)
+    with pytest.raises(ValueError, match="levels must lie between 0 and 1; got 5"):
+        metrics.pinball(y, law, np.array([0.1, 5.0]))
+    with pytest.raises(ValueError, match="levels must lie between 0 and 1"):
+        metrics.observed_shares(y, law, np.array([-0.1]))
+    with pytest.raises(ValueError, match="num_levels must be at least 2; got 1"):
+        metrics.calibration_sse(y, law, num_levels=1)
+    with pytest.raises(ValueError, match="num_bins must be at least 1; got 0"):
+        metrics.ence(y, law, num_bins=0)
+
+
+def test_a_negative_std_is_refused():
+    law = eqx.tree_at(lambda law: law.std, Normal(np.zeros(3), np.ones(3)), jnp.array([1.0, -2.0, 1.0]))
+    with pytest.raises(ValueError, match="negative in 1 rows, the first at index 1: -2"):
+        metrics.evaluate(np.zeros(3), law)
+
+
+def test_a_stack_of_runs_needs_vmap():
+    with pytest.raises(ValueError, match=r"got \(2, 3\): use vmap"):
+        metrics.rmse(np.zeros(3), stacked_normals(np.zeros((2, 3)), np.ones((2, 3))))

@@ -4,13 +4,15 @@ Values can be looked at only where they are known. Under `jit`, `vmap` or `grad`
 and the checks of values are skipped; those of shapes never are.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 
-def as_floats(name: str, values: ArrayLike) -> Float[Array, "..."]:
+def as_floats(name: str, values: Any) -> Float[Array, "..."]:
     """`values` as a floating-point JAX array; integers and booleans are cast to the default float dtype.
 
     Raises:
@@ -27,7 +29,7 @@ def as_floats(name: str, values: ArrayLike) -> Float[Array, "..."]:
     raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}.")
 
 
-def as_vector(name: str, values: ArrayLike, *, length: int | None = None) -> Float[Array, " n"]:
+def as_vector(name: str, values: Any, *, length: int | None = None) -> Float[Array, " n"]:
     """`values` as a vector [n] of finite numbers.
 
     Raises:
@@ -42,7 +44,7 @@ def as_vector(name: str, values: ArrayLike, *, length: int | None = None) -> Flo
     return array
 
 
-def as_matrix(name: str, values: ArrayLike, *, length: int | None = None) -> Float[Array, "n d"]:
+def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[Array, "n d"]:
     """`values` as a matrix [n, d] of finite numbers, one row a point; a vector [n] is one column.
 
     Raises:

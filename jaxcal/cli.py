@@ -10,11 +10,11 @@ import importlib
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import jax
 import numpy as np
@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # slow to import, and used by one command
 class _Commands(TyperGroup):
     """Commands that answer a mistake in the input with one line on stderr and exit code 2."""
 
-    def invoke(self, ctx: typer.Context) -> object:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except (ValueError, FloatingPointError) as error:
@@ -88,7 +88,9 @@ def demo(
         f"\n{reliability}: the share of true values that fell below each predicted quantile. A calibrated forecast "
         "follows the diagonal up to chance, the grey band; the network names one value for every quantile, a flat line."
     )
-    _say(f"{intervals}: what RIO makes of the network's predictions, with 90 % and 50 % intervals, and the truth.")
+    _say(
+        f"{intervals}: what RIO makes of the network's predictions, with 90 % and 50 % intervals, and the truth."
+    )
 
 
 def _load(dataset: str) -> datasets.Dataset:
@@ -113,10 +115,10 @@ def _draw(
 
     matplotlib.use("agg")  # to files, also where there is no screen
     reliability, intervals = folder / "reliability.png", folder / "intervals.png"
-    plots.reliability_diagram(y, forecasts).figure.savefig(reliability)
+    plots.reliability_diagram(y, forecasts).figure.savefig(reliability, dpi=300)
     ax = plots.intervals(y, list(forecasts.values())[-1])
     ax.set_ylabel(target_name.replace("_", " "))
-    ax.figure.savefig(intervals)
+    ax.figure.savefig(intervals, dpi=300)
     return reliability, intervals
 
 
@@ -130,7 +132,8 @@ def calibrate(
     prediction: Annotated[str, typer.Option(help="Column of the model's predictions.")],
     std: Annotated[str | None, typer.Option(help="Column of its standard deviations, if it has any.")] = None,
     features: Annotated[
-        str | None, typer.Option(help="Columns of the inputs, a,b,c.", show_default="all other numeric columns")
+        str | None,
+        typer.Option(help="Columns of the inputs, a,b,c.", show_default="all other numeric columns"),
     ] = None,
     method: Annotated[str, typer.Option(help="A calibrator of `jaxcal methods`.")] = "rio",
     calibration_share: Annotated[
@@ -206,10 +209,15 @@ class _Columns:
             raise ValueError(f"target, prediction and std must be different columns; got {', '.join(named)}.")
         for column in named:
             _check_column(table, column, file)
-        if features is not None:
-            return cls(target, prediction, std, tuple(name.strip() for name in features.split(",")))
-        others = (name for name, dtype in table.schema.items() if dtype.is_numeric() and name not in named)
-        return cls(target, prediction, std, tuple(others))
+        if features is None:
+            chosen = [
+                name for name, dtype in table.schema.items() if dtype.is_numeric() and name not in named
+            ]
+        else:
+            chosen = [name.strip() for name in features.split(",")]
+        if target in chosen:
+            raise ValueError(f"the target {target!r} must not be among the features.")
+        return cls(target, prediction, std, tuple(chosen))
 
 
 @dataclass(frozen=True)
@@ -222,7 +230,7 @@ class _Rows:
     y: np.ndarray | None
 
     @classmethod
-    def read(cls, table: "polars.DataFrame", file: Path, columns: _Columns) -> "_Rows":
+    def read(cls, table: "polars.DataFrame", columns: _Columns, file: Path) -> "_Rows":
         """The rows of a table; without a truth if it has no column of that name.
 
         Raises:
@@ -290,7 +298,9 @@ def _check_output(out: Path, names: Sequence[str], file: Path, table: "polars.Da
     _check_suffix(out)
     folder = out.absolute().parent
     if out.is_dir() or not folder.is_dir():
-        raise ValueError(f"cannot write {out}: {'it is a folder' if out.is_dir() else f'there is no folder {folder}'}.")
+        raise ValueError(
+            f"cannot write {out}: {'it is a folder' if out.is_dir() else f'there is no folder {folder}'}."
+        )
     if not os.access(out if out.exists() else folder, os.W_OK):
         raise ValueError(f"cannot write {out}: permission denied.")
     if out.exists() and out.samefile(file):
@@ -302,7 +312,9 @@ def _check_output(out: Path, names: Sequence[str], file: Path, table: "polars.Da
         )
 
 
-def _values_to_write(forecast: Distribution, levels: Sequence[float], fitting: np.ndarray | None) -> list[np.ndarray]:
+def _values_to_write(
+    forecast: Distribution, levels: Sequence[float], fitting: np.ndarray | None
+) -> list[np.ndarray]:
     """Mean, std and quantiles of every row and, where a part was fitted on, which rows those were."""
     values = [forecast.mean, forecast.std, *np.asarray(forecast.icdf(np.array(levels))).T]
     if fitting is not None:
@@ -320,7 +332,7 @@ def _read(file: Path) -> "polars.DataFrame":
         raise ValueError(f"there is no file {file}.")
     _check_suffix(file)
     try:
-        if file.suffix == ".csv":
+        if file.suffix.lower() == ".csv":
             table = polars.read_csv(file, infer_schema_length=None)
         else:
             table = polars.read_parquet(file)
@@ -336,7 +348,7 @@ def _write(table: "polars.DataFrame", columns: dict[str, np.ndarray], out: Path)
 
     table = table.with_columns(polars.Series(name, values) for name, values in columns.items())
     try:
-        if out.suffix == ".csv":
+        if out.suffix.lower() == ".csv":
             table.write_csv(out)
         else:
             table.write_parquet(out)
@@ -352,7 +364,9 @@ def _numbers(table: "polars.DataFrame", column: str, file: Path) -> np.ndarray:
     values = table[column]
     if not (values.dtype.is_numeric() or values.dtype in (polars.Boolean, polars.Null)):
         row = (values.cast(polars.Float64, strict=False).is_null() & values.is_not_null()).arg_max()
-        raise ValueError(f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {values[row]!r}.")
+        raise ValueError(
+            f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {values[row]!r}."
+        )
     numbers = values.cast(polars.Float64).to_numpy()
     missing = ~np.isfinite(numbers)
     if missing.any():
@@ -369,7 +383,7 @@ def _check_column(table: "polars.DataFrame", column: str, file: Path) -> None:
 
 
 def _check_suffix(file: Path) -> None:
-    if file.suffix not in (".csv", ".parquet"):
+    if file.suffix.lower() not in (".csv", ".parquet"):
         raise ValueError(f"{file} must end in .csv or .parquet.")
 
 
@@ -389,19 +403,14 @@ def _suggest(name: str, names: Sequence[str]) -> str:
 def methods() -> None:
     """List the predictors and the calibrators."""
     for package in ("predictors", "calibrators"):
-        table = Table(title=package, title_justify="left", box=None, show_header=False, padding=(0, 2))
-        for name, line in _modules(package).items():
-            table.add_row(name, line)
-        _console().print(table)
+        _say(f"{package}:")
+        _say_columns(_modules(package).items())
 
 
 @app.command()
 def data() -> None:
     """List the data sets, and where each would be taken from."""
-    table = Table("name", "from", "where", box=None, padding=(0, 2))
-    for name in datasets.names():
-        table.add_row(name, *_find(name))
-    _console().print(table)
+    _say_columns((name, *_find(name)) for name in datasets.names())
 
 
 def _find(name: str) -> datasets.Location:
@@ -414,7 +423,9 @@ def _find(name: str) -> datasets.Location:
 def _modules(package: str) -> dict[str, str]:
     """The public modules of a package of ours by name, with the first line of each docstring."""
     files = sorted((Path(__file__).parent / package).glob("[!_]*.py"))
-    docstrings = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files}
+    docstrings = {
+        file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files
+    }
     return {name: docstring.partition("\n")[0] for name, docstring in docstrings.items()}
 
 
@@ -447,16 +458,25 @@ def _say(text: str) -> None:
     _console().print(text, markup=False)
 
 
+def _say_columns(rows: Iterable[tuple[str, ...]]) -> None:
+    """Rows of texts, aligned but for the last; a long line is left to the terminal, so that it can be copied."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    for *texts, last in rows:
+        padded = (text.ljust(width) for text, width in zip(texts, widths, strict=True))
+        _say("  ".join(("", *padded, last)))
+
+
 def _console() -> Console:
     return Console(highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def _timed(label: str) -> Iterator[None]:
-    """Show that work is going on, and in the end how long it took."""
-    start = time.perf_counter()
+    """Show that work is going on and, in the end, how long it took."""
+    start, console = time.perf_counter(), _console()
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=_console(), transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         progress.add_task(label, total=None)
         yield
     _say(f"{label}: {time.perf_counter() - start:.1f} s.")

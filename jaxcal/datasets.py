@@ -147,7 +147,7 @@ def split(n: int, shares: Sequence[float], *, seed: int) -> tuple[Int[np.ndarray
         >>> len(train), len(calibration), len(test)
         (60, 20, 20)
     """
-    if min(shares, default=0) <= 0 or sum(shares) > 1 + 1e-9:
+    if not (min(shares, default=0) > 0 and sum(shares) <= 1 + 1e-9):
         raise ValueError(f"shares must be positive and sum to at most 1; got {tuple(shares)}.")
     ends = np.rint(np.cumsum(shares) * n).astype(int)
     sizes = np.diff(ends, prepend=0)
@@ -330,8 +330,11 @@ def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
 def _checksums(manifest: Path) -> dict[str, str]:
     if not manifest.is_file():
         return {}
-    content = json.loads(manifest.read_text(encoding="utf-8"))
-    return {entry["file"]: entry["sha256"] for entry in [content["splits"], *content["datasets"]]}
+    try:
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+        return {entry["file"]: entry["sha256"] for entry in [content["splits"], *content["datasets"]]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{manifest} is malformed: {error!r}.") from error
 
 
 # The catalogue. Addresses and checksums are those of the originals; a set without them needs a mirror.

@@ -235,8 +235,8 @@ class Mixture(Distribution):
     The cdf of a row is the weighted mean of its members' cdfs.
 
     Args:
-        components: a Distribution all of whose arrays have a leading member axis of length m, as a `vmap` over
-            the members makes it.
+        components: a Distribution all of whose arrays have a leading member axis of length m, as a `vmap`
+            over the members makes it.
         weights: [m], not negative, with sum 1; equal where it is None.
 
     Example:
@@ -326,9 +326,9 @@ class Empirical(Distribution):
         loc: [n], or one number for all rows.
         scale: [n], or one number for all rows; not negative.
         z: [L] standardised values, in increasing order.
-        rule: how `icdf` reads the table, see `functional.quantiles.empirical_quantile`. Only "inverse_cdf" makes
-            it the inverse of `cdf`; "conformal" is infinite where the table is too short for a promise. Nothing
-            else depends on the rule.
+        rule: how `icdf` reads the table, see `functional.quantiles.empirical_quantile`. Only "inverse_cdf"
+            makes it the inverse of `cdf`; "conformal" is infinite where the table is too short for a promise.
+            Nothing else depends on the rule.
 
     Example:
         >>> law = Empirical(jnp.array([0.0, 10.0]), 2.0, jnp.array([-1.0, 0.0, 1.0]))
@@ -397,8 +397,8 @@ class Empirical(Distribution):
 class Quantiles(Distribution):
     """Predictions given by their quantiles at k levels, linear in between.
 
-    Beyond the outer levels the quantile function is constant: atoms of mass levels[0] and 1 - levels[-1] lie at
-    the outer quantiles. The mean, the std, the cdf and the score are exactly those of this law.
+    Beyond the outer levels the quantile function is constant: atoms of mass levels[0] and 1 - levels[-1] lie
+    at the outer quantiles. The mean, the std, the cdf and the score are exactly those of this law.
 
     Args:
         levels: [k], strictly increasing in (0, 1), the same for all rows.
@@ -489,10 +489,8 @@ def _match(y: ArrayLike, rows: Array) -> Array:
 
 def _standardise(y: Array, loc: Array, scale: Array) -> Array:
     """(y - loc) / scale; infinite where the scale is 0, so that a cdf becomes a step."""
-    positive = scale > 0
-    return jnp.where(
-        positive, (y - loc) / jnp.where(positive, scale, 1), jnp.where(y >= loc, jnp.inf, -jnp.inf)
-    )
+    positive, step = scale > 0, jnp.where(y >= loc, jnp.inf, -jnp.inf)
+    return jnp.where(positive, (y - loc) / jnp.where(positive, scale, 1), step)
 
 
 def _place(z: Array, loc: Array, scale: Array) -> Array:

@@ -16,6 +16,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxcal import _checks
 from jaxcal.distributions import Distribution, Mixture, Normal, StudentT
+from jaxcal.functional import scores
 
 Scalar = Float[Array, ""]
 
@@ -75,8 +76,7 @@ def interval_score(y: ArrayLike, distribution: Distribution, *, confidence_level
     """
     y = _as_targets(y, distribution)
     lower, upper = distribution.interval(confidence_level)
-    misses = jnp.maximum(lower - y, 0) + jnp.maximum(y - upper, 0)
-    return jnp.mean(upper - lower + 2 / (1 - confidence_level) * misses)
+    return jnp.mean(scores.interval_score(y, lower, upper, confidence_level))
 
 
 def pinball(y: ArrayLike, distribution: Distribution, levels: ArrayLike) -> Scalar:
@@ -96,8 +96,7 @@ def pinball(y: ArrayLike, distribution: Distribution, levels: ArrayLike) -> Scal
 @eqx.filter_jit
 def _pinball(y: Float[Array, " n"], distribution: Distribution, levels: Float[Array, " k"]) -> Scalar:
     def loss(level: Scalar) -> Scalar:
-        error = y - distribution.icdf(level)
-        return jnp.mean(jnp.maximum(level * error, (level - 1) * error))
+        return jnp.mean(scores.pinball(y, distribution.icdf(level), level))
 
     # Level by level: the quantiles of a million rows at 99 levels would fill 800 MB.
     return jnp.mean(jax.lax.map(loss, levels))
@@ -226,14 +225,19 @@ def tce(y: ArrayLike, distribution: Distribution) -> Scalar:
     open: how far the coverages of the 90, 80, 70 and 60 % intervals are off (Ma, Yan and Zhang).
     """
     y = _as_targets(y, distribution)
-    lows = _levels((5, 10, 15, 20), y, distribution)
-    highs = _levels((95, 90, 85, 80), y, distribution)
+    lows, highs = _levels((5, 10, 15, 20), y, distribution), _levels((95, 90, 85, 80), y, distribution)
+    return 100 * jnp.mean(jnp.abs(_shares_between(y, distribution, lows, highs) - (highs - lows)))
 
-    def inside(low: Scalar, high: Scalar) -> Scalar:
-        return _share((distribution.icdf(low) < y) & (y < distribution.icdf(high)), low.dtype)
 
-    shares = jnp.stack([inside(low, high) for low, high in zip(lows, highs, strict=True)])
-    return 100 * jnp.mean(jnp.abs(shares - (highs - lows)))
+@eqx.filter_jit
+def _shares_between(
+    y: Float[Array, " n"], distribution: Distribution, lows: Float[Array, " k"], highs: Float[Array, " k"]
+) -> Float[Array, " k"]:
+    def share(levels: tuple[Scalar, Scalar]) -> Scalar:
+        lower, upper = (distribution.icdf(level) for level in levels)
+        return _share((lower < y) & (y < upper), y.dtype)
+
+    return jax.lax.map(share, (lows, highs))
 
 
 def calibration_rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
@@ -372,8 +376,8 @@ def evaluate(y: ArrayLike, distribution: Distribution) -> dict[str, Scalar]:
     """
     y = _as_targets(y, distribution)
     _check_std(distribution)
-    scores = _evaluate(y, distribution)
-    return {name: scores[name] for name in _METRICS}  # jit sorts the keys of a dict
+    values = _evaluate(y, distribution)
+    return {name: values[name] for name in _METRICS}  # jit sorts the keys of a dict
 
 
 @eqx.filter_jit
@@ -407,7 +411,9 @@ def _dtype(y: ArrayLike, distribution: Distribution) -> DTypeLike:
     return jnp.result_type(_checks.as_floats("y", y), distribution.mean)
 
 
-def _levels(percents: range | tuple[int, ...], y: ArrayLike, distribution: Distribution) -> Float[Array, " k"]:
+def _levels(
+    percents: range | tuple[int, ...], y: ArrayLike, distribution: Distribution
+) -> Float[Array, " k"]:
     return jnp.asarray(np.array(percents) / 100, dtype=_dtype(y, distribution))
 
 

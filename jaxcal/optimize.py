@@ -232,7 +232,7 @@ def _select(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
 
 def minimize(
     loss: Callable[..., Float[Array, ""]],
-    params: PyTree[Array],
+    params: PyTree,
     *,
     max_iterations: int = 1000,
     loss_tolerance: float = 2.2e-9,
@@ -331,7 +331,7 @@ def over_runs(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return mapped
 
 
-def one_run_at_a_time(fun: Callable[..., PyTree[Array]]) -> Callable[..., PyTree[Array]]:
+def one_run_at_a_time(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`fun`, with the rule that a `vmap` of it becomes `over_runs`.
 
     XLA's CPU client with a pool of two threads can hang for ever in a batched loop that holds a line search over

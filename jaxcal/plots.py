@@ -36,7 +36,6 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "figure.dpi": 150,
-    "savefig.dpi": 300,
 }
 _COLUMN_WIDTH = 3.3  # inches, a column of most journals
 _PAGE_WIDTH = 6.8

@@ -1,6 +1,7 @@
 """The point network: what it learns, what it repeats of the paper, and what it makes of bad input."""
 
 import logging
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,11 +15,18 @@ from jaxcal.predictors import mlp
 
 KEY = jax.random.key(0)
 # One small setting for most tests, so that they share what is compiled.
-SMALL = {"hidden": (8,), "batch_size": 16, "max_epochs": 30, "patience": 5, "learning_rate": 0.01}
+SMALL: dict[str, Any] = {
+    "key": KEY,
+    "hidden": (8,),
+    "batch_size": 16,
+    "max_epochs": 30,
+    "patience": 5,
+    "learning_rate": 0.01,
+}
 
 
 def fit(x, y, **options):
-    return mlp.fit(x, y, **({"key": KEY} | SMALL | options))
+    return mlp.fit(x, y, **(SMALL | options))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from jaxcal import _checks
 from jaxcal.distributions import Distribution, Point
 
 
-def check_base(base: Distribution, length: int | None = None) -> None:
+def check_base(base: object, length: int | None = None) -> None:
     """Raise unless `base` is a Distribution of finite means and positive stds, with `length` rows where given.
 
     Raises:

@@ -15,7 +15,7 @@ R+O    residual    output         Y+O     outcome     output
 """
 
 import warnings
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -107,10 +107,13 @@ class GaussianProcess(eqx.Module):
     log_noise: Float[Array, ""]
     inducing: Points | None = None
 
-    @property
-    def noise_variance(self) -> Float[Array, ""]:
-        """In units of the scaled target."""
-        return _NOISE_FLOOR + jnp.exp(self.log_noise)
+    def noise_variance(self, points: Points) -> Float[Array, ""]:
+        """The variance of the noise at the training rows, in units of the scaled target.
+
+        Noise that rounding in the factorisation of the rows' covariance would drown is not told from none.
+        """
+        prior = self.kernel.diagonal(points)
+        return _NOISE_FLOOR + jnp.exp(self.log_noise) + jnp.finfo(prior.dtype).eps * jnp.sum(prior)
 
 
 class Setting(NamedTuple):
@@ -131,14 +134,14 @@ def fit(
     base: Distribution,
     y: ArrayLike,
     *,
-    kernel: Literal["io", "input", "output"] | tuple = "io",
-    target: Literal["residual", "outcome"] = "residual",
-    bound: Literal["auto", "exact", "collapsed"] = "auto",
+    kernel: str | tuple = "io",
+    target: str = "residual",
+    bound: str = "auto",
     num_inducing: int | None = None,
-    inducing: Literal["greedy", "trained"] | None = None,
+    inducing: str | None = None,
     ard: bool = False,
     max_iterations: int = 1000,
-    preset: Literal["paper"] | None = None,
+    preset: str | None = None,
     throw: bool = True,
 ) -> "RIO":
     """Fit a Gaussian process to the residuals y - base.mean, over the inputs and the predictions.
@@ -210,9 +213,10 @@ class RIO(eqx.Module):
     """A Gaussian process on the residuals of a model; made by `fit`.
 
     Attributes:
-        process: kernel, noise and inducing points, in scaled units.
+        kernel: with the hyperparameters found, in scaled units.
         points: the conditioning points: training rows, or inducing points.
         posterior: what the data say at them.
+        scaled_noise: variance of the noise, in units of the scaled target.
         x_scaler: standardisation of the inputs; None where they are not looked at.
         output_scaler: of the base's means.
         target_scaler: of the residuals or outcomes.
@@ -223,9 +227,10 @@ class RIO(eqx.Module):
         jitter: what had to be added to the covariance's diagonal, as a share of its mean.
     """
 
-    process: GaussianProcess
+    kernel: IOKernel
     points: Points
     posterior: gp.Posterior
+    scaled_noise: Float[Array, "*runs"]
     x_scaler: Standardiser | None
     output_scaler: Standardiser
     target_scaler: Standardiser
@@ -257,7 +262,7 @@ class RIO(eqx.Module):
     @property
     def noise_variance(self) -> Float[Array, "*runs"]:
         """The variance of the noise, in squared units of y."""
-        return self.process.noise_variance * self.target_scaler.scale**2
+        return self.scaled_noise * self.target_scaler.scale**2
 
     @property
     def converged(self) -> Array:
@@ -334,9 +339,10 @@ def _fit(x, mean, y, given: IOKernel | None, setting: Setting) -> RIO:
     optimum, jitter = _optimise(initial, points, targets, setting)
     process = optimum.params
     return RIO(
-        process,
+        process.kernel,
         points if process.inducing is None else process.inducing,
         _posterior(process, points, targets, jitter),
+        process.noise_variance(points),
         x_scaler,
         output_scaler,
         target_scaler,
@@ -354,12 +360,12 @@ def _predict(rio: RIO, x, mean, include_noise: bool) -> Normal:
 
     def at(point: Points):
         row = jax.tree.map(lambda a: a[None], point)
-        cross = rio.process.kernel(row, rio.points)[0]
-        return gp.predict(rio.posterior, cross, rio.process.kernel.diagonal(row)[0])
+        cross = rio.kernel(row, rio.points)[0]
+        return gp.predict(rio.posterior, cross, rio.kernel.diagonal(row)[0])
 
     latent, variance = lax.map(at, points, batch_size=_PREDICTED_AT_ONCE)
     if include_noise:
-        variance = variance + rio.process.noise_variance
+        variance = variance + rio.scaled_noise
     # A latent variance of zero has a std of zero, and no slope.
     std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
     explained = rio.target_scaler.inverse(latent)
@@ -467,7 +473,7 @@ def _maximise(
 
 
 def _evidence(process: GaussianProcess, points: Points, targets, jitter) -> Float[Array, ""]:
-    kernel, noise = process.kernel, process.noise_variance
+    kernel, noise = process.kernel, process.noise_variance(points)
     if process.inducing is None:
         return gp.exact_log_likelihood(_gram(kernel, points, jitter, noise), targets)
     gram_zx = kernel(process.inducing, points)
@@ -477,7 +483,7 @@ def _evidence(process: GaussianProcess, points: Points, targets, jitter) -> Floa
 
 
 def _posterior(process: GaussianProcess, points: Points, targets, jitter) -> gp.Posterior:
-    kernel, noise = process.kernel, process.noise_variance
+    kernel, noise = process.kernel, process.noise_variance(points)
     if process.inducing is None:
         return gp.exact_posterior(_gram(kernel, points, jitter, noise), targets)
     gram_zx = kernel(process.inducing, points)

@@ -61,8 +61,8 @@ def linear_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> 
     """The quantile of a sorted table, the j-th smallest value at level j / (N + 1) and linear in between.
 
     With t = clip(p (N + 1), 1, N) and l = floor(t) it is a_(l) + (t - l) (a_(l+1) - a_(l)). A new
-    exchangeable value lies at or below the j-th smallest with probability j / (N + 1), so this rule keeps its level there,
-    unlike `jnp.quantile`. It is differentiable in the table and in p.
+    exchangeable value lies at or below the j-th smallest with probability j / (N + 1), which `jnp.quantile`
+    does not heed. It is differentiable in the table and in p.
 
     Args:
         table: [N] values in increasing order.

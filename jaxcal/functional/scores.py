@@ -187,7 +187,7 @@ def student_t_cdf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Floa
     """The cumulative distribution function of the standard Student t law.
 
     In the variable w = sqrt(df log(1 + t^2 / df)) the density is nearly normal, and a Gauss-Legendre rule of
-    40 points gives the lesser tail to a relative 1e-13 in float64 for every df >= 0.5. Unlike `betainc` it is
+    32 points gives the lesser tail to a relative 1e-13 in float64 for df >= 1. Unlike `betainc` it is
     differentiable in df, and keeps float32's precision up to df = 1e6.
 
     Args:
@@ -300,9 +300,10 @@ def crps_from_icdf(
     """CRPS of any law from its quantile function q: twice the integral of the pinball loss over the level.
 
     2 int_0^u p (y - q(p)) dp + 2 int_u^1 (1 - p) (q(p) - y) dp, split at u = F(y), where the integrand has a
-    kink; each by a Gauss-Legendre rule of 32 points in the cube root of the tail probability. In float64 the
-    relative error is below 1e-8 for a smooth density with tails up to those of a Student t law with df = 1.5,
-    and about 1e-3 where the quantile function jumps or has kinks.
+    kink; each by a Gauss-Legendre rule of 20 points in a variable v with p = u s(v) or 1 - (1 - u) s(v), where
+    s(v) = v^3 (10 - 15 v + 6 v^2) crowds the points at both ends. The relative error is about 1e-6 (in float64)
+    for a normal law, a Student t law with df > 1 and other laws with a smooth density; it is about 1e-2 where the
+    quantile function jumps or has kinks.
 
     Args:
         y: outcomes [n].
@@ -317,16 +318,17 @@ def crps_from_icdf(
         >>> [f"{score:.4f}" for score in crps_from_icdf(y, ndtr(y), ndtri)]
         ['0.2337', '0.6024']
     """
-    info = jnp.finfo(y.dtype)
-    nodes, weights = (jnp.asarray(part, y.dtype) for part in _unit_gauss_legendre(32))
+    smallest, largest = float(jnp.finfo(y.dtype).tiny), 1 - float(jnp.finfo(y.dtype).epsneg)
+    v, weights = (jnp.asarray(part, y.dtype) for part in _unit_gauss_legendre(20))
+    shares, weights = v**3 * (10 - 15 * v + 6 * v**2), weights * 30 * v**2 * (1 - v) ** 2
 
-    def at(node: Array) -> Array:
-        lower = icdf(jnp.maximum(level * node**3, float(info.tiny)))
-        upper = icdf(jnp.minimum(1 - (1 - level) * node**3, 1 - float(info.epsneg)))
-        return 6 * node**5 * (level**2 * (y - lower) + (1 - level) ** 2 * (upper - y))
+    def at(node: tuple[Array, Array]) -> Array:
+        share, weight = node
+        below = y - icdf(jnp.maximum(level * share, smallest))
+        above = icdf(jnp.minimum(1 - (1 - level) * share, largest)) - y
+        return 2 * weight * share * (level**2 * below + (1 - level) ** 2 * above)
 
-    parts = jax.lax.map(at, nodes)
-    return (jnp.expand_dims(weights, tuple(range(1, parts.ndim))) * parts).sum(0)
+    return jax.lax.map(at, (shares, weights)).sum(0)
 
 
 @jax.jit
@@ -417,14 +419,17 @@ def _cdf_of_wallace(w: Array, df: Array) -> Array:
     """The cdf of the Student t law in the variable w: the tail beyond |w|, by quadrature."""
     w, df = jnp.broadcast_arrays(w, df)
     size = jnp.where(w < 0, -w, w)
-    reach = 80 / (jnp.sqrt(size**2 + 80) + size)  # exp((w^2 - (w + reach)^2) / 2) = exp(-40)
+    # From |w| to |w| + reach the integrand falls to the precision of the dtype.
+    fall = -2 * math.log(float(jnp.finfo(w.dtype).eps))
+    reach = fall / (jnp.sqrt(size**2 + fall) + size)
+    points = 32 if fall > 50 else 16
 
     def term(node: Array, weight: Array) -> Array:
         r = node * reach
         slope = jax.lax.rsqrt(_ratio(lambda x: -jnp.expm1(-x), (size + r) ** 2 / df))
         return weight * jnp.exp(-r * (size + r / 2)) * slope
 
-    nodes, weights = (jnp.asarray(part, w.dtype) for part in _unit_gauss_legendre(40))
+    nodes, weights = (jnp.asarray(part, w.dtype) for part in _unit_gauss_legendre(points))
     peak = jnp.exp(_student_t_log_constant(df) - 0.5 * size**2)
     tail = peak * reach * jax.vmap(term)(nodes, weights).sum(0)
     return jnp.where(w < 0, tail, 1 - tail)

@@ -70,9 +70,9 @@ def fit(
         >>> import jax, numpy as np
         >>> from jaxcal.predictors import mlp
         >>> x = np.linspace(-1, 1, 200)[:, None]
-        >>> network = mlp.fit(x, 3 * x[:, 0] + 5, key=jax.random.key(0), max_epochs=100)
+        >>> network = mlp.fit(x, 4 * x[:, 0] + 5, key=jax.random.key(0), max_epochs=100)
         >>> network(np.array([[-0.5], [0.0], [0.5]])).mean.round(0).tolist()
-        [4.0, 5.0, 6.0]
+        [3.0, 5.0, 7.0]
     """
     x = _checks.as_matrix("x", x)
     y = _checks.as_vector("y", y, length=x.shape[0])

@@ -1,0 +1,281 @@
+"""The commands on small files with a linear model's predictions, and what they answer to mistakes."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import polars as pl
+import pytest
+from jaxcal import metrics
+from jaxcal.calibrators import rio
+from jaxcal.cli import app
+from jaxcal.distributions import Normal
+from typer.testing import CliRunner
+
+ROWS = 40
+
+
+@pytest.fixture(autouse=True)
+def _floats_as_before():
+    """The commands turn 64 bits on; other tests of this process must not notice."""
+    before = jax.config.read("jax_enable_x64")
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+@pytest.fixture
+def table(rng):
+    """A straight line's predictions of a bent truth."""
+    a, b = rng.uniform(-1, 1, size=(2, ROWS))
+    truth = 2 * a + np.sin(3 * b) + 0.1 * rng.normal(size=ROWS)
+    design = np.stack([a, b, np.ones(ROWS)], axis=1)
+    line = design @ np.linalg.lstsq(design, truth, rcond=None)[0]
+    return pl.DataFrame(
+        {
+            "id": [f"row {i}" for i in range(ROWS)],
+            "a": a,
+            "b": b,
+            "truth": truth,
+            "line": line,
+            "spread": np.full(ROWS, 0.5),
+        }
+    )
+
+
+@pytest.fixture
+def file(table, tmp_path):
+    path = tmp_path / "data.csv"
+    table.write_csv(path)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def calibrate(file, *options):
+    return run("calibrate", file, "--target", "truth", "--prediction", "line", *options)
+
+
+def printed_scores(output):
+    """The printed table: the columns of numbers by the name of the row."""
+    rows = (line.strip("│ ").split("│") for line in output.splitlines() if line.startswith("│"))
+    return {name.strip(): [value.strip() for value in values] for name, *values in rows}
+
+
+# What the commands do
+
+
+def test_calibrate_writes_every_row_and_measures_on_unseen_ones(table, file):
+    result = calibrate(
+        file, "--std", "spread", "--features", "a,b", "--calibration-share", "0.6", "--seed", "3"
+    )
+    assert result.exit_code == 0
+    written = pl.read_csv(file.with_name("data.calibrated.csv"))
+    assert written.columns == [*table.columns, "mean", "std", "q0.05", "q0.5", "q0.95", "used_for_fitting"]
+    assert written.select(table.columns).equals(pl.read_csv(file))
+    used = written["used_for_fitting"].to_numpy()
+    assert used.sum() == 24
+
+    # The same fit by hand, in 64 bits as on the command line.
+    columns = {name: table[name].to_numpy() for name in table.columns}
+    x, y, base = np.stack([columns["a"], columns["b"]], axis=1), columns["truth"], columns["line"]
+    np.testing.assert_allclose(written["q0.5"], written["mean"], rtol=1e-12)
+    np.testing.assert_allclose(written["q0.95"] - written["mean"], 1.6448536 * written["std"], rtol=1e-6)
+    module = rio.fit(x[used], Normal(base[used], 0.5), y[used])
+    expected = module(x, Normal(base, 0.5))
+    np.testing.assert_allclose(written["mean"], expected.mean, rtol=1e-3)
+    np.testing.assert_allclose(written["std"], expected.std, rtol=1e-2)
+
+    unseen = {
+        "before": Normal(base[~used], 0.5),
+        "after": Normal(written["mean"].to_numpy()[~used], written["std"].to_numpy()[~used]),
+    }
+    rows = printed_scores(result.stdout)
+    for column, law in enumerate(unseen.values()):
+        scores = metrics.evaluate(y[~used], law)
+        for label, metric in {
+            "RMSE": "rmse",
+            "NLPD": "nlpd",
+            "CRPS": "crps",
+            "90 % width": "width_90",
+        }.items():
+            np.testing.assert_allclose(float(rows[label][column]), scores[metric], rtol=1e-3, err_msg=label)
+        assert rows["ECE"][column] == f"{scores['ece']:.1f} %"
+        assert rows["90 % coverage"][column] == f"{100 * scores['coverage_90']:.1f} %"
+    assert "Measured on 16 rows not used for fitting." in result.stdout
+
+
+def test_calibrate_from_another_file_onto_rows_without_a_truth(table, file, tmp_path):
+    new, out = tmp_path / "new.parquet", tmp_path / "out.parquet"
+    table.drop("truth").write_parquet(new)
+    # Numeric columns are features unless they are something else.
+    options = ("--calibration", file, "--quantiles", "0.1,0.9", "--prefix", "rio_", "--out", out)
+    result = calibrate(new, "--std", "spread", *options)
+    assert result.exit_code == 0
+    assert "No scores: " in result.stdout
+    written = pl.read_parquet(out)
+    assert written.columns == [*table.drop("truth").columns, "rio_mean", "rio_std", "rio_q0.1", "rio_q0.9"]
+    assert (
+        np.corrcoef(written["rio_mean"], table["truth"])[0, 1]
+        > np.corrcoef(table["line"], table["truth"])[0, 1]
+    )
+
+
+def test_demo_measures_and_draws(rng, tmp_path, monkeypatch):
+    mirror, out = tmp_path / "mirror", tmp_path / "pictures" / "here"
+    mirror.mkdir()
+    x = rng.normal(size=(60, 6))
+    y = (x[:, 0] + 0.3 * rng.normal(size=60))[:, None]
+    names = np.array([f"x{i}" for i in range(6)])
+    np.savez(
+        mirror / "yacht.npz",
+        x=x,
+        y=y,
+        feature_names=names,
+        target_names=np.array(["pull"]),
+        categorical=np.zeros(0),
+    )
+    monkeypatch.setenv("JAXCAL_DATA", str(mirror))
+    result = run("demo", "--dataset", "yacht", "--out", out)
+    assert result.exit_code == 0
+    assert "yacht: 60 rows, 6 features, target pull." in result.stdout
+    assert "Measured on 12 rows that neither has seen." in result.stdout
+    rows = printed_scores(result.stdout)
+    assert list(rows) == ["RMSE", "NLPD", "CRPS", "ECE", "90 % coverage", "90 % width"]
+    before, after, _ = rows["NLPD"]
+    assert before == "–"  # a point has no density
+    assert np.isfinite(float(after))
+    for name in ("reliability.png", "intervals.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+        assert str(out / name) in result.stdout
+
+
+def test_methods_and_data_are_listed(monkeypatch):
+    monkeypatch.delenv("JAXCAL_DATA", raising=False)
+    listed = run("methods").stdout
+    assert rio.__doc__.splitlines()[0] in listed
+    assert "mlp" in listed
+    assert "_base" not in listed
+    diabetes = next(line for line in run("data").stdout.splitlines() if "diabetes" in line)
+    assert diabetes.split() == ["diabetes", "embedded", "scikit-learn"]
+
+
+def test_the_module_runs_as_a_command():
+    result = subprocess.run(
+        [sys.executable, "-m", "jaxcal", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "calibrate" in result.stdout
+
+
+# Mistakes: one line, exit code 2
+
+
+def assert_refused(result, *parts):
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    for part in parts:
+        assert part in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--target", "thruth"], ["no column 'thruth'", "did you mean 'truth'?"]),
+        (["--prediction", "Line"], ["did you mean 'line'?"]),
+        (["--std", "zzz"], ["no column 'zzz'", "there are id, a, b, truth, line, spread"]),
+        (["--features", "a,c"], ["no column 'c'"]),
+        (["--features", "a,id"], ["column 'id'", "must hold numbers; data row 1 holds 'row 0'"]),
+        (["--features", "a,truth"], ["the target 'truth' must not be among the features"]),
+        (["--target", "line"], ["must be different columns; got line, line"]),
+        (["--calibration-share", "90"], ["between 0 and 1; got 90: did you mean 0.9?"]),
+        (["--calibration-share", "-1"], ["between 0 and 1; got -1"]),
+        (["--calibration-share", "0.01"], ["40 rows are too few: 0 to fit on and 40 to measure on"]),
+        (["--quantiles", "0.5,5"], ["--quantiles must lie between 0 and 1; got 5: did you mean 0.05?"]),
+        (["--quantiles", "all"], ["--quantiles must be numbers", "got 'all'"]),
+        (["--method", "rioo"], ["there is no method 'rioo': did you mean 'rio'?"]),
+        (["--method", "_base"], ["there is no method '_base'"]),
+        (["--out", "here.xlsx"], ["here.xlsx must end in .csv or .parquet"]),
+        (["--out", "no/such/folder/out.csv"], ["cannot write", "no folder"]),
+        (["--calibration", "missing.csv"], ["there is no file missing.csv"]),
+    ],
+)
+def test_bad_options(file, options, parts):
+    assert_refused(calibrate(file, *options), *parts)
+
+
+def test_both_ways_to_say_what_to_fit_on(file, tmp_path):
+    both = ("--calibration", tmp_path / "x.csv", "--calibration-share", "0.5")
+    assert_refused(calibrate(file, *both), "exclude each other")
+    assert_refused(calibrate(file, "--calibration", file), "no row would be left to measure on")
+
+
+def test_output_that_would_overwrite(table, file, tmp_path):
+    assert_refused(calibrate(file, "--out", file), "its rows would be overwritten")
+    assert_refused(calibrate(file, "--out", tmp_path), "must end in")
+    (tmp_path / "folder.csv").mkdir()
+    assert_refused(calibrate(file, "--out", tmp_path / "folder.csv"), "it is a folder")
+    table.rename({"spread": "std"}).write_csv(file)
+    assert_refused(calibrate(file, "--std", "std"), "already has the columns 'std'", "--prefix")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "part"),
+    [
+        (
+            "truth",
+            None,
+            "column 'truth' of {file} holds 1 values that are missing, NaN or infinite, the first in data row 4",
+        ),
+        ("a", float("nan"), "column 'a'"),
+        ("line", float("inf"), "column 'line'"),
+        (
+            "spread",
+            0.0,
+            "column 'spread' of {file} must be positive; 1 values are not, the first in data row 4",
+        ),
+        ("truth", "high", "column 'truth' of {file} must hold numbers; data row 4 holds 'high'"),
+    ],
+)
+def test_bad_values(table, file, column, value, part):
+    values = table[column].to_list()
+    values[3] = value
+    table = table.with_columns(pl.Series(column, list(map(str, values)) if value == "high" else values))
+    table.write_csv(file)
+    assert_refused(calibrate(file, "--std", "spread"), part.format(file=file))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("data.csv", "a,truth,line\n1,2,3\n1,2,3,4,5\n", "cannot read"),
+        ("data.csv", "", "cannot read"),
+        ("data.csv", "a,truth,line\n", "holds no rows"),
+        ("data.parquet", "this is no parquet file", "cannot read"),
+        ("data.txt", "a,truth,line\n1,2,3\n", "must end in .csv or .parquet"),
+        ("data.csv", "a,truth,line\n" + 3 * "1,2,3\n", "3 rows are too few"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, part):
+    (tmp_path / name).write_text(content)
+    assert_refused(calibrate(tmp_path / name), part)
+
+
+def test_missing_file_and_unknown_data_set(tmp_path, monkeypatch):
+    assert_refused(calibrate(tmp_path / "none.csv"), "there is no file")
+    assert_refused(run("demo", "--dataset", "diabets", "--out", tmp_path), "did you mean 'diabetes'?")
+    (tmp_path / "taken").touch()
+    assert_refused(run("demo", "--out", tmp_path / "taken"), "cannot make the folder")
+    monkeypatch.setenv("JAXCAL_DATA", str(tmp_path / "nowhere"))
+    assert_refused(run("data"), "names no directory")
+
+
+def test_a_bug_is_not_taken_for_a_mistake(file, monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(rio, "fit", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        calibrate(file)

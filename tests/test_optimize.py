@@ -1,0 +1,85 @@
+"""L-BFGS and the batching of runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+from jaxcal.optimize import Optimum, Result, first_finite, minimize, one_run_at_a_time, over_runs
+
+
+def rosenbrock(p):
+    return jnp.sum(100 * (p["b"] - p["a"] ** 2) ** 2 + (1 - p["a"]) ** 2)
+
+
+START = {"a": jnp.full(3, -1.2), "b": jnp.ones(3)}
+
+
+def test_minimum_is_that_of_scipy():
+    optimum = jax.jit(lambda p: minimize(rosenbrock, p))(START)
+    expected = scipy.optimize.minimize(
+        lambda v: float(np.sum(100 * (v[3:] - v[:3] ** 2) ** 2 + (1 - v[:3]) ** 2)),
+        np.array([-1.2] * 3 + [1.0] * 3),
+        method="L-BFGS-B",
+    )
+    assert optimum.result == Result.CONVERGED
+    assert optimum.loss < max(10 * expected.fun, 1e-8)
+    np.testing.assert_allclose(optimum.params["a"], 1, atol=2e-3)
+
+
+def test_stops_at_the_iterations_allowed():
+    optimum = minimize(rosenbrock, START, max_iterations=3)
+    assert optimum.result == Result.STEP_LIMIT
+    assert optimum.steps == 3
+    assert optimum.loss < rosenbrock(START)
+
+
+def test_stops_at_once_where_the_gradient_vanishes():
+    optimum = minimize(lambda p: (p - 1.0) ** 2, jnp.asarray(1.0))
+    assert optimum.result == Result.CONVERGED
+    assert optimum.steps <= 1
+
+
+def test_a_start_at_nan_is_reported():
+    optimum = minimize(lambda p: jnp.log(p), jnp.asarray(-1.0))
+    assert optimum.result == Result.NOT_FINITE
+    assert optimum.steps == 0
+
+
+def test_steps_to_where_the_loss_is_nan_are_too_long():
+    optimum = minimize(lambda p: p - jnp.log(p), jnp.asarray(20.0))
+    assert optimum.result == Result.CONVERGED
+    np.testing.assert_allclose(optimum.params, 1.0, atol=1e-2)
+
+
+def test_first_finite_tries_again_and_gives_up():
+    def attempt(step):
+        result = jnp.where(step < 2, Result.NOT_FINITE, Result.CONVERGED).astype(jnp.int32)
+        return Optimum(step, jnp.asarray(0.0), step, result)
+
+    assert first_finite(attempt, 5).params == 2
+    assert first_finite(attempt, 2).result == Result.NOT_FINITE
+
+
+def test_over_runs_shares_what_is_no_array():
+    out = over_runs(lambda x, name, n: {name: x * n})(jnp.arange(3.0), "twice", 2)
+    assert out["twice"].tolist() == [0.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("in_axes", [(0, 0), (0, None), (None, 0)])
+def test_one_run_at_a_time_gives_what_vmap_gives(in_axes):
+    def norm(a, b):
+        return {"norm": jnp.sqrt(jnp.sum(a * b)), "a": a}
+
+    a = jnp.arange(1.0, 7.0).reshape(2, 3)
+    args = [v if axis == 0 else v[0] for v, axis in zip((a, a + 1), in_axes, strict=True)]
+    ours = jax.jit(jax.vmap(one_run_at_a_time(norm), in_axes=in_axes))(*args)
+    jax.tree.map(np.testing.assert_allclose, ours, jax.vmap(norm, in_axes=in_axes)(*args))
+
+
+def test_one_run_at_a_time_under_two_vmaps():
+    loss = lambda center: minimize(lambda p: (p - center) ** 2, jnp.zeros(())).params
+    centers = jnp.arange(6.0).reshape(2, 3)
+    found = jax.vmap(jax.vmap(one_run_at_a_time(loss)))(centers)
+    np.testing.assert_allclose(found, centers, atol=1e-4)

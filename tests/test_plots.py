@@ -1,0 +1,149 @@
+"""What the pictures hold: curves, bands, marks and numbers; that they leave matplotlib as it was."""
+
+import subprocess
+import sys
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from jaxcal import metrics, plots
+from jaxcal.distributions import Empirical, Normal, Point
+from scipy import stats
+
+N = 60
+
+
+@pytest.fixture(autouse=True)
+def _agg():
+    """Draw without a screen, and close what was drawn."""
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def forecast(rng):
+    mean, std = rng.normal(size=N), rng.uniform(0.5, 2, size=N)
+    return mean + std * rng.normal(size=N), Normal(mean, std)
+
+
+def labels(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def line(ax, label):
+    return next(line for line in ax.lines if str(line.get_label()).startswith(label))
+
+
+def test_reliability_diagram(forecast):
+    y, law = forecast
+    ax = plots.reliability_diagram(y, {"wide": Normal(law.mean, 3 * law.std), "right": law})
+    levels, shares = line(ax, "right").get_data()
+    np.testing.assert_allclose(shares, metrics.observed_shares(y, law, levels))
+    assert labels(ax)[-1] == f"right, ECE {metrics.ece(y, law):.1f} %"
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("expected share", "observed share")
+    # Too wide: below the diagonal at low levels, above it at high ones, steep in the middle.
+    levels, shares = line(ax, "wide").get_data()
+    assert shares[20] < levels[20]
+    assert shares[80] > levels[80]
+
+
+def test_band_holds_95_percent_of_calibrated_curves(rng):
+    ax = plots.reliability_diagram(np.zeros(N), Normal(np.zeros(N), 1.0))
+    corners = ax.collections[0].get_paths()[0].vertices
+    for level in (0.1, 0.5, 0.9):
+        low, high = np.sort(corners[np.isclose(corners[:, 0], level), 1])[[0, -1]]
+        counts = np.arange(N + 1)
+        inside = (counts / N >= low - 1e-9) & (counts / N <= high + 1e-9)
+        # The counts are discrete: the band is the narrowest central one that holds at least 95 %.
+        assert 0.95 <= stats.binom.pmf(counts, N, level)[inside].sum() < 0.99
+
+
+def test_one_forecast_needs_no_name(forecast):
+    y, law = forecast
+    assert labels(plots.reliability_diagram(y, law))[-1] == f"ECE {metrics.ece(y, law):.1f} %"
+
+
+def test_intervals_sort_rows_and_mark_misses(forecast):
+    y, law = forecast
+    ax = plots.intervals(y, law)
+    lower, upper = (np.asarray(bound) for bound in law.interval(0.9))
+    order, outside = np.argsort(law.mean), (y < lower) | (y > upper)
+    np.testing.assert_allclose(line(ax, "outside").get_ydata(), y[order][outside[order]], rtol=1e-6)
+    np.testing.assert_allclose(line(ax, "truth").get_ydata(), y[order][~outside[order]], rtol=1e-6)
+    widest = ax.containers[0]
+    np.testing.assert_allclose([bar.get_height() for bar in widest], (upper - lower)[order], rtol=1e-5)
+    for level in (0.9, 0.5):
+        share = metrics.coverage(y, law, confidence_level=level)
+        assert f"{100 * level:g} % interval, holds {100 * share:.1f} %" in labels(ax)
+    assert ax.get_xlabel() == "rows, sorted by predicted mean"
+
+
+def test_intervals_of_many_rows_draw_some_and_count_all(forecast):
+    y, law = forecast
+    ax = plots.intervals(y, law, order=-y, confidence_levels=(0.8,), max_rows=20)
+    assert len(ax.containers[0]) == 20
+    assert ax.get_xlabel() == "20 of 60 rows, in the given order"
+    share = metrics.coverage(y, law, confidence_level=0.8)
+    assert f"80 % interval, holds {100 * share:.1f} %" in labels(ax)
+
+
+def test_infinite_intervals_end_at_the_frame(rng):
+    law = Empirical(np.zeros(5), 1.0, np.sort(rng.normal(size=4)), rule="conformal")
+    assert np.isinf(law.interval(0.9)[1]).all()
+    ax = plots.intervals(rng.normal(size=5), law)
+    for bar in ax.containers[0]:
+        np.testing.assert_allclose(bar.get_y() + bar.get_height(), ax.get_ylim()[1], rtol=1e-5)
+
+
+def test_residuals(forecast):
+    y, law = forecast
+    ax = plots.residuals(y, law)
+    scores = np.abs((y - np.asarray(law.mean)) / np.asarray(law.std))
+    assert labels(ax) == [f"{100 * np.mean(scores > 1.96):.1f} % beyond ±1.96"]
+    assert ax.get_ylim()[1] > scores.max()
+    with pytest.raises(ValueError, match="need a positive std; 60 rows have none"):
+        plots.residuals(y, Point(y))
+
+
+@pytest.mark.parametrize("plot", [plots.reliability_diagram, plots.intervals, plots.residuals])
+def test_a_given_ax_is_drawn_on_and_nothing_global_changes(forecast, plot, tmp_path):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.3, 2.6), layout="constrained")
+    before = dict(mpl.rcParams)
+    ax = figure.subplots()
+    assert plot(*forecast, ax=ax) is ax
+    figure.savefig(tmp_path / "a.pdf")
+    own = plot(*forecast)
+    assert own is not ax
+    own.figure.savefig(tmp_path / "b.png")
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("plot", [plots.reliability_diagram, plots.intervals, plots.residuals])
+def test_lengths_must_match(forecast, plot):
+    y, law = forecast
+    with pytest.raises(ValueError, match="y has 59 rows where 60"):
+        plot(y[1:], law)
+
+
+def test_bad_options(forecast):
+    y, law = forecast
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.reliability_diagram(y, {})
+    with pytest.raises(ValueError, match=r"got 95: did you mean 0\.95\?"):
+        plots.intervals(y, law, confidence_levels=(95.0,))
+
+
+def test_the_library_imports_without_matplotlib_and_says_what_to_install():
+    program = (
+        "import sys; sys.modules['matplotlib'] = None; import numpy as np, jaxcal.plots as plots\n"
+        "from jaxcal.distributions import Normal\n"
+        "try: plots.residuals(np.zeros(2), Normal(np.zeros(2), 1.0))\n"
+        "except ImportError as error: print(error)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "jaxcal[plots]" in result.stdout

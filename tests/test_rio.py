@@ -1,0 +1,332 @@
+"""RIO: against gpjax and scipy, its equivariance, its batching, its answers to bad input."""
+
+import os
+import subprocess
+import sys
+
+import equinox as eqx
+import gpjax as gpx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+from jaxcal import Normal, Point, metrics, rio
+from jaxcal.calibrators._base import check_base
+from jaxcal.functional import gp
+
+pytestmark = pytest.mark.filterwarnings("ignore:X is not of type float64", "ignore:y is not of type float64")
+X64 = jax.config.jax_enable_x64
+VARIANTS = [(kernel, target) for kernel in ("io", "input", "output") for target in ("residual", "outcome")]
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Rows x [60, 2], a model that misses a part of the truth, and targets with noise."""
+    rng = np.random.default_rng(7)
+    x = rng.uniform(-2, 2, size=(60, 2))
+    model = 3 + np.sin(x[:, 0])
+    y = model + 0.5 * x[:, 1] * model + 0.1 * rng.normal(size=60)
+    return x, Point(model), y
+
+
+@pytest.fixture(scope="module")
+def fitted(data):
+    return rio.fit(*data)
+
+
+def scaled(fit, x, base):
+    """The features as the kernel sees them, [n, d + 1]."""
+    return jnp.column_stack([fit.x_scaler(jnp.asarray(x, float)), fit.output_scaler(base.mean)])
+
+
+def in_gpjax(fit, noise, jitter):
+    """The model of gpjax with the hyperparameters of a fit."""
+    columns = {"input": [0, 1], "output": [2]}
+    parts = [
+        gpx.kernels.RBF(
+            active_dims=columns[name],
+            lengthscale=jnp.exp(part.log_lengthscale),
+            variance=jnp.exp(part.log_variance),
+        )
+        for name, part in (("input", fit.kernel.input), ("output", fit.kernel.output))
+    ]
+    prior = gpx.gps.Prior(mean_function=gpx.mean_functions.Zero(), kernel=parts[0] + parts[1], jitter=jitter)
+    return prior * gpx.likelihoods.Gaussian(obs_stddev=jnp.sqrt(noise))
+
+
+@pytest.mark.skipif(not X64, reason="gpjax needs float64 for six digits")
+@pytest.mark.parametrize("bound", ["exact", "collapsed"])
+def test_bound_and_prediction_are_those_of_gpjax(data, bound):
+    x, base, y = data
+    fit = rio.fit(x, base, y, bound=bound, num_inducing=15)
+    variances = float(jnp.exp(fit.kernel.input.log_variance) + jnp.exp(fit.kernel.output.log_variance))
+    # gpjax refuses a jitter of zero; the exact fit needed none.
+    jitter = float(fit.jitter) * variances or 1e-12
+    model = in_gpjax(fit, fit.scaled_noise, jitter)
+    targets = fit.target_scaler(jnp.asarray(y) - base.mean)
+    train = gpx.Dataset(X=scaled(fit, x, base), y=targets[:, None])
+    new_x, new_base = x[:5] + 0.1, Point(base.mean[:5] + 0.05)
+    if bound == "exact":
+        evidence = gpx.objectives.conjugate_mll(model, train)
+        expected = model.condition(train)(scaled(fit, new_x, new_base))
+    else:
+        inducing = jnp.column_stack(fit.points)
+        family = gpx.variational_families.CollapsedVariationalGaussian(model=model, inducing_inputs=inducing)
+        evidence = gpx.objectives.collapsed_elbo(family, train)
+        expected = family.condition(train)(scaled(fit, new_x, new_base))
+    np.testing.assert_allclose(fit.evidence, evidence, rtol=1e-6)
+
+    mean = new_base.mean + fit.target_scaler.inverse(expected.mean)
+    latent = fit(new_x, new_base, include_noise=False)
+    np.testing.assert_allclose(latent.mean, mean, rtol=1e-6)
+    variance = fit.target_scaler.scale**2 * (jnp.diagonal(expected.covariance()) - jitter)
+    np.testing.assert_allclose(latent.variance, variance, rtol=1e-6, atol=1e-6)
+    observed = fit(new_x, new_base)
+    np.testing.assert_allclose(observed.variance, latent.variance + fit.noise_variance, rtol=1e-6)
+
+
+@pytest.mark.skipif(not X64, reason="scipy works in float64")
+def test_optimum_is_that_of_scipy(data):
+    x, base, y = data
+    fit = rio.fit(x, base, y)
+    points = scaled(fit, x, base)
+    targets = fit.target_scaler(jnp.asarray(y) - base.mean)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(p):
+        v_in, l_in, v_out, l_out, noise = jnp.exp(p)
+        gram = v_in * gp.squared_exponential(points[:, :2], points[:, :2], l_in)
+        gram = gram + v_out * gp.squared_exponential(points[:, 2:], points[:, 2:], l_out)
+        return -gp.exact_log_likelihood(gp.add_diagonal(gram, noise), targets)
+
+    start = np.log([0.5, np.sqrt(2), 0.5, 1, 0.1])
+    best = scipy.optimize.minimize(lambda p: [np.asarray(v) for v in loss(p)], start, jac=True, method="L-BFGS-B")
+    np.testing.assert_allclose(fit.evidence, -best.fun, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kernel", "target"), VARIANTS)
+def test_every_row_of_table_1(data, kernel, target):
+    x, base, y = data
+    fit = rio.fit(x if kernel != "output" else None, base, y, kernel=kernel, target=target)
+    after = fit(x if kernel != "output" else None, base)
+    assert metrics.rmse(y, after) < metrics.rmse(y, Point(np.full(60, y.mean())))
+    if target == "residual":
+        assert metrics.rmse(y, after) <= metrics.rmse(y, base)
+    assert 0.8 < metrics.coverage(y, after, confidence_level=0.9) <= 1
+
+
+def test_learns_what_the_model_misses(data, fitted):
+    x, base, y = data
+    after = fitted(x, base)
+    assert fitted.converged
+    assert metrics.rmse(y, after) < 0.2 * metrics.rmse(y, base)
+    np.testing.assert_allclose(fitted.noise_variance, 0.01, rtol=0.6)  # the noise of the data: std 0.1
+
+
+@pytest.mark.parametrize("setting", [{"bound": "collapsed", "num_inducing": 25}, {"preset": "paper"}])
+def test_sparse_bounds_approach_the_exact_evidence_from_below(data, fitted, setting):
+    x, base, y = data
+    sparse = rio.fit(x, base, y, **setting)
+    assert sparse.points.inputs.shape == (setting.get("num_inducing", 50), 2)
+    assert metrics.rmse(sparse(x, base).mean, Point(fitted(x, base).mean)) < 0.1
+    if "preset" not in setting:  # whose target is in other units
+        assert sparse.evidence < fitted.evidence + 1e-2
+        np.testing.assert_allclose(sparse.evidence, fitted.evidence, atol=2.5)
+
+
+def test_ard_finds_the_column_that_matters(rng):
+    x = rng.normal(size=(80, 3))
+    base, y = Point(np.zeros(80)), np.sin(2 * x[:, 1]) + 0.05 * rng.normal(size=80)
+    fit = rio.fit(x, base, y, kernel="input", ard=True)
+    lengthscales = jnp.exp(fit.kernel.input.log_lengthscale)
+    assert lengthscales.shape == (3,)
+    assert jnp.argmin(lengthscales) == 1
+    assert lengthscales[1] < 0.3 * jnp.sort(lengthscales)[1]
+
+
+def test_gpjax_kernels_in_place_of_ours(data):
+    x, base, y = data
+    pair = (
+        gpx.kernels.RBF(lengthscale=np.sqrt(2.0), variance=0.5),
+        gpx.kernels.RBF(lengthscale=1.0, variance=0.5),
+    )
+    ours, theirs = rio.fit(x, base, y), rio.fit(x, base, y, kernel=pair)
+    np.testing.assert_allclose(theirs.evidence, ours.evidence, rtol=1e-3)
+    mixed = rio.fit(x, base, y, kernel=(gpx.kernels.Matern52(), gpx.kernels.Linear()))
+    assert metrics.rmse(y, mixed(x, base)) < 0.5 * metrics.rmse(y, base)
+    alone = rio.fit(None, base, y, kernel=(None, gpx.kernels.Matern32()))
+    assert alone(None, base).mean.shape == (60,)
+
+
+@pytest.mark.parametrize(("factor", "shift"), [(1e-9, 0), (1e9, 0), (-2.0, 5.0)])
+@pytest.mark.parametrize("setting", [{}, {"bound": "collapsed", "num_inducing": 20}], ids=["exact", "collapsed"])
+def test_equivariance(data, factor, shift, setting):
+    x, base, y = data
+    moved = Point(factor * base.mean + shift)
+    before = rio.fit(x, base, y, **setting)(x, base)
+    after = rio.fit(x, moved, factor * y + shift, **setting)(x, moved)
+    # L-BFGS may stop anywhere within its tolerance of the optimum, and rounding decides where.
+    tolerance = 1e-4 if X64 else 2e-2
+    np.testing.assert_allclose((after.mean - shift) / factor, before.mean, atol=tolerance)
+    np.testing.assert_allclose(after.std / abs(factor), before.std, rtol=tolerance, atol=tolerance)
+
+
+def test_gradients_of_predictions(data, fitted):
+    x, base, _ = data
+    rows = jnp.asarray(x[:4], float)
+
+    def total(shift, column):
+        moved = fitted(rows.at[:, column].add(shift), Point(base.mean[:4] + shift))
+        return jnp.sum(moved.mean + moved.std)
+
+    step = 1e-5 if X64 else 1e-2
+    for column in (0, 1):
+        slope = jax.grad(total)(0.0, column)
+        numeric = (total(step, column) - total(-step, column)) / (2 * step)
+        np.testing.assert_allclose(slope, numeric, rtol=1e-5 if X64 else 2e-2)
+
+
+def test_no_gradient_passes_through_the_fit(data):
+    x, base, y = data
+    slope = jax.grad(lambda y: rio.fit(x, base, y)(x[:3], Point(base.mean[:3])).mean.sum())(jnp.asarray(y))
+    assert not slope.any()
+
+
+def test_vmap_gives_what_one_run_at_a_time_gives(data):
+    x, base, y = data
+    xs, means, ys = jnp.stack([x[:40], x[20:]]), jnp.stack([base.mean[:40], base.mean[20:]]), jnp.stack([y[:40], y[20:]])
+    fits = eqx.filter_vmap(lambda x, mean, y: rio.fit(x, Point(mean), y))(xs, means, ys)
+    together = eqx.filter_vmap(lambda fit, x, mean: fit(x, Point(mean)))(fits, xs, means)
+    for run in range(2):
+        alone = rio.fit(xs[run], Point(means[run]), ys[run])(xs[run], Point(means[run]))
+        np.testing.assert_allclose(together.mean[run], alone.mean, atol=1e-3 if X64 else 2e-2)
+
+
+HANG = """
+import equinox as eqx, jax, numpy as np
+from jaxcal import Point, rio
+rng = np.random.default_rng(0)
+x = rng.normal(size=(8, 60, 3))
+mean = np.sin(x[..., 0])
+y = mean + 0.3 * x[..., 1] + 0.1 * rng.normal(size=(8, 60))
+fit = eqx.filter_jit(eqx.filter_vmap(lambda x, mean, y: rio.fit(x, Point(mean), y, **SETTING)))
+print(fit(x, mean, y).result.shape)
+nested = eqx.filter_vmap(fit)
+print(nested(x.reshape(2, 4, 60, 3), mean.reshape(2, 4, 60), y.reshape(2, 4, 60)).result.shape)
+"""
+
+
+@pytest.mark.parametrize("setting", [{}, {"bound": "collapsed", "num_inducing": 10}], ids=["exact", "collapsed"])
+def test_vmap_ends_with_a_pool_of_two_threads(setting):
+    """XLA's CPU client can hang for ever on a batched line search over Cholesky factorisations."""
+    out = subprocess.run(
+        [sys.executable, "-c", HANG.replace("SETTING", repr(setting))],
+        env={**os.environ, "NPROC": "2", "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    assert out.stdout.split("\n")[:2] == ["(8,)", "(2, 4)"]
+
+
+def test_degenerate_columns_are_without_effect(data, fitted):
+    x, base, y = data
+    wider = np.column_stack([x, np.full(60, 0.1)])
+    np.testing.assert_allclose(rio.fit(wider, base, y)(wider, base).mean, fitted(x, base).mean, atol=2e-2)
+    doubled = np.column_stack([x, x])
+    assert np.isfinite(rio.fit(doubled, base, y)(doubled, base).std).all()
+
+
+@pytest.mark.parametrize("bound", ["exact", "collapsed"])
+def test_duplicated_rows_and_no_noise(bound):
+    x = np.repeat(np.linspace(-1, 1, 6), 10)
+    base, y = Point(np.zeros(60)), x**2
+    fit = rio.fit(x, base, y, bound=bound, num_inducing=40)
+    after = fit(x, base)
+    np.testing.assert_allclose(after.mean, y, atol=2e-2)
+    assert np.isfinite(after.std).all()
+
+
+def test_a_covariance_that_no_jitter_mends_is_reported():
+    # A kernel that is not positive definite: a Linear one of negative variance cannot be built, a Polynomial of
+    # odd degree around the origin can be made indefinite through its shift.
+    class Indefinite(gpx.kernels.RBF):
+        def __call__(self, x, y):
+            return -10.0 * super().__call__(x, y) + (x == y).all()
+
+    x = np.linspace(-1, 1, 20)
+    with pytest.raises(FloatingPointError, match="could not be factorised"):
+        rio.fit(x, Point(np.zeros(20)), x, kernel=(Indefinite(), None))
+    fit = rio.fit(x, Point(np.zeros(20)), x, kernel=(Indefinite(), None), throw=False)
+    assert not fit.converged
+
+
+def test_integers_and_one_column():
+    x = np.arange(20)
+    fit = rio.fit(x, Point(10 * x), x**2)
+    assert metrics.rmse(x**2, fit(x, Point(10 * x))) < 10
+
+
+def test_more_inducing_points_than_rows(data):
+    x, base, y = data
+    with pytest.warns(UserWarning, match="100, but there are 60 rows"):
+        fit = rio.fit(x, base, y, bound="collapsed")
+    assert fit.points.inputs.shape == (60, 2)
+
+
+NAN_AT_3 = np.where(np.arange(60) == 3, np.nan, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"y": NAN_AT_3}, ValueError, "y holds 1 values that are NaN or infinite, the first at index 3"),
+        ({"x": NAN_AT_3}, ValueError, r"x holds 1 values that are NaN or infinite, the first at index \(3, 0\)"),
+        ({"base": Normal(np.ones(60), np.zeros(60))}, ValueError, "base.std must be positive; 60 values are not"),
+        ({"y": np.ones((60, 1))}, ValueError, r"did you mean y\[:, 0\]"),
+        ({"y": np.ones(59)}, ValueError, "base.mean has 60 rows where 59 are expected"),
+        ({"x": np.ones((59, 2))}, ValueError, "x has 59 rows where 60 are expected"),
+        ({"x": np.ones((60, 0))}, ValueError, "no columns"),
+        ({"x": None}, ValueError, "x must be an array of real numbers"),
+        ({"y": np.ones(0)}, ValueError, "y is empty"),
+        ({"y": np.ones(1), "base": Point(np.ones(1)), "x": np.ones((1, 1))}, ValueError, "at least 2 are needed"),
+        ({"y": np.full(60, 1j)}, ValueError, "y must hold real numbers; got dtype complex"),
+        ({"kernel": "both"}, ValueError, "kernel must be one of 'io', 'input', 'output'; got 'both'"),
+        ({"kernel": (None, None)}, ValueError, "pair of gpjax kernels"),
+        ({"kernel": ("io", None)}, TypeError, "gpjax kernels; got str"),
+        ({"bound": "svgp"}, ValueError, "bound must be one of"),
+        ({"max_iterations": 0}, ValueError, "max_iterations must be at least 1; got 0"),
+        ({"num_inducing": 0}, ValueError, "num_inducing must be at least 1; got 0"),
+    ],
+)
+def test_bad_input(data, change, error, message):
+    x, base, y = data
+    arguments = {"x": x, "base": base, "y": y, **change}
+    with pytest.raises(error, match=message):
+        rio.fit(**arguments)
+
+
+def test_predictions_must_come_as_a_distribution():
+    with pytest.raises(TypeError, match=r"got ndarray. Wrap point predictions as jaxcal.Point\(mean\)"):
+        check_base(np.ones(60))
+
+
+def test_constant_residuals_and_outcomes(data):
+    x, base, _ = data
+    with pytest.raises(ValueError, match=r"residuals y - base.mean are constant \(3\)"):
+        rio.fit(x, base, np.asarray(base.mean) + 3)
+    with pytest.raises(ValueError, match=r"y is constant \(2\)"):
+        rio.fit(x, base, np.full(60, 2.0), target="outcome")
+    assert rio.fit(x, base, np.full(60, 2.0)).converged
+
+
+def test_prediction_on_other_columns(data, fitted):
+    x, base, _ = data
+    with pytest.raises(ValueError, match="x has 1 columns; RIO was fitted on 2"):
+        fitted(x[:, 0], base)
+    with pytest.raises(ValueError, match="x has 5 rows where 60 are expected"):
+        fitted(x[:5], base)

@@ -1,7 +1,7 @@
 """The command line: `jaxcal demo`, `calibrate`, `methods` and `data`.
 
-It needs the extra `cli`, and computes in 64 bits, which the library itself never turns on. A mistake in the input ends
-with one line and exit code 2.
+It needs the extra `cli`, and computes in 64 bits, which the library itself never turns on. A mistake in the
+input ends with one line and exit code 2.
 """
 
 import ast
@@ -85,11 +85,13 @@ def demo(
     with _timed("Draw two pictures"):
         reliability, intervals = _draw(out, data.target_name, y, forecasts)
     _say(
-        f"\n{reliability}: the share of true values that fell below each predicted quantile. A calibrated forecast "
-        "follows the diagonal up to chance, the grey band; the network names one value for every quantile, a flat line."
+        f"\n{reliability}: the share of true values that fell below each predicted quantile. A calibrated "
+        "forecast follows the diagonal up to chance, the grey band; the network names one value for every "
+        "quantile, so its line is flat."
     )
     _say(
-        f"{intervals}: what RIO makes of the network's predictions, with 90 % and 50 % intervals, and the truth."
+        f"{intervals}: what RIO makes of the network's predictions, with 90 % and 50 % intervals, and "
+        "the true values."
     )
 
 
@@ -112,13 +114,15 @@ def _draw(
 ) -> tuple[Path, Path]:
     """The reliability of all forecasts, and the intervals of the last one."""
     import matplotlib
+    import matplotlib.pyplot as plt
 
     matplotlib.use("agg")  # to files, also where there is no screen
     reliability, intervals = folder / "reliability.png", folder / "intervals.png"
-    plots.reliability_diagram(y, forecasts).figure.savefig(reliability, dpi=300)
-    ax = plots.intervals(y, list(forecasts.values())[-1])
-    ax.set_ylabel(target_name.replace("_", " "))
-    ax.figure.savefig(intervals, dpi=300)
+    plots.reliability_diagram(y, forecasts)
+    plt.savefig(reliability, dpi=300)
+    plots.intervals(y, list(forecasts.values())[-1]).set_ylabel(target_name.replace("_", " "))
+    plt.savefig(intervals, dpi=300)
+    plt.close("all")
     return reliability, intervals
 
 
@@ -147,7 +151,7 @@ def calibrate(
         Path | None, typer.Option(help="CSV or Parquet.", show_default="FILE with .calibrated in its name")
     ] = None,
 ) -> None:
-    """Turn a model's predictions into calibrated distributions: mean, std and quantiles for every row of FILE.
+    """Turn a model's predictions into distributions: mean, std and quantiles for every row of FILE.
 
     The model, whatever it is, should not have been trained on the rows that are fitted on.
     """
@@ -248,7 +252,8 @@ class _Rows:
         return cls(np.stack(x, axis=1) if x else None, mean, std, y)
 
     def take(self, rows: np.ndarray) -> "_Rows":
-        return _Rows(*(None if a is None else a[rows] for a in (self.x, self.mean, self.std, self.y)))
+        pick = lambda values: None if values is None else values[rows]
+        return _Rows(pick(self.x), self.mean[rows], pick(self.std), pick(self.y))
 
     @property
     def base(self) -> Distribution:
@@ -278,8 +283,8 @@ def _split(num_rows: int, share: float | None, seed: int) -> tuple[np.ndarray, .
     num_fitting = round(share * num_rows)
     if min(num_fitting, num_rows - num_fitting) < 2:
         raise ValueError(
-            f"{num_rows} rows are too few: {num_fitting} to fit on and {num_rows - num_fitting} to measure on, "
-            "where 2 of each are the least."
+            f"{num_rows} rows are too few: {num_fitting} to fit on and {num_rows - num_fitting} to measure "
+            "on, where 2 of each are the least."
         )
     return datasets.split(num_rows, (share, 1 - share), seed=seed)
 
@@ -308,7 +313,8 @@ def _check_output(out: Path, names: Sequence[str], file: Path, table: "polars.Da
     taken = [name for name in names if name in table.columns]
     if taken:
         raise ValueError(
-            f"{file} already has the columns {', '.join(map(repr, taken))}: name the new ones otherwise by --prefix."
+            f"{file} already has the columns {', '.join(map(repr, taken))}: name the new ones otherwise, "
+            "by --prefix."
         )
 
 
@@ -363,7 +369,8 @@ def _numbers(table: "polars.DataFrame", column: str, file: Path) -> np.ndarray:
     _check_column(table, column, file)
     values = table[column]
     if not (values.dtype.is_numeric() or values.dtype in (polars.Boolean, polars.Null)):
-        row = (values.cast(polars.Float64, strict=False).is_null() & values.is_not_null()).arg_max()
+        is_text = values.cast(polars.Float64, strict=False).is_null() & values.is_not_null()
+        row = int(is_text.to_numpy().argmax())
         raise ValueError(
             f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {values[row]!r}."
         )
@@ -450,8 +457,11 @@ def _print_scores(y: np.ndarray, forecasts: dict[str, Distribution], caption: st
     _console().print(table)
 
 
+_NONE = "\N{EN DASH}"  # the NLPD of a forecast without a density
+
+
 def _number(value: float) -> str:
-    return f"{value:.4g}" if np.isfinite(value) else "–"  # the NLPD of a forecast without a density
+    return f"{value:.4g}" if np.isfinite(value) else _NONE
 
 
 def _say(text: str) -> None:
@@ -459,7 +469,7 @@ def _say(text: str) -> None:
 
 
 def _say_columns(rows: Iterable[tuple[str, ...]]) -> None:
-    """Rows of texts, aligned but for the last; a long line is left to the terminal, so that it can be copied."""
+    """Rows of texts in columns; a long line is left to the terminal, so that it can be copied."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     for *texts, last in rows:

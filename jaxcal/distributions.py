@@ -251,6 +251,8 @@ class Mixture(Distribution):
 
     def __init__(self, components: Distribution, weights: Real[ArrayLike, "..."] | None = None):
         members, dtype = _stack_of(components)
+        if isinstance(components, Empirical) and components.rule == "conformal":
+            raise ValueError("components must not have rule='conformal': no promise outlives the mixing.")
         self.components = components
         if weights is None:
             self.weights = jnp.full(members, 1 / members, dtype)
@@ -283,11 +285,13 @@ class Mixture(Distribution):
 
     @eqx.filter_jit
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """The closed form for normal and point members; for others `functional.scores.crps_from_icdf`."""
+        """Closed for normal and point members; for others by quadrature, `functional.scores.mixture_crps`."""
         y = _match(y, self.mean)
         if isinstance(self.components, Normal | Point):
             return scores.normal_mixture_crps(y, self.components.mean, self.components.std, self.weights)
-        return scores.crps_from_icdf(y, self.cdf(y), self._icdf)
+        crps = lambda y: self._each(lambda member: member.crps(y))
+        icdf = lambda p: self._each(lambda member: member._icdf(p))
+        return scores.mixture_crps(y, self.weights, crps, icdf)
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The values of members drawn at random."""
@@ -339,14 +343,14 @@ class Empirical(Distribution):
     loc: Float[Array, "*n"]
     scale: Float[Array, "*n"]
     z: Float[Array, "*l"]
-    rule: quantiles.Rule = eqx.field(static=True)
+    rule: str = eqx.field(static=True)
 
     def __init__(
         self,
         loc: Real[ArrayLike, "..."],
         scale: Real[ArrayLike, "..."],
         z: Real[ArrayLike, "..."],
-        rule: quantiles.Rule = "inverse_cdf",
+        rule: str = "inverse_cdf",
     ):
         _checks.check_choice("rule", rule, quantiles.RULES)
         self.loc, self.scale = _as_rows(loc=loc, scale=scale)

@@ -1,7 +1,7 @@
 """What predictive distributions are worth: proper scores, calibration, sharpness.
 
-Every metric is `metric(y, distribution, ...)`: targets [n] and a `Distribution` of n rows in, one number
-out. All are pure and may be called inside `jit`, and under `vmap` over runs. Lower is better, but for `coverage`,
+Every metric is `metric(y, distribution, ...)`: targets [n] and a `Distribution` of n rows in, one number out.
+All are pure and may be called inside `jit`, and under `vmap` over runs. Lower is better, but for `coverage`,
 which should equal its confidence level, and `improvement_ratio`.
 """
 
@@ -29,7 +29,7 @@ def rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
 
     Example:
         >>> import numpy as np, jaxcal as jc
-        >>> print(jc.metrics.rmse(np.array([3.0, 4.0]), jc.Point(np.zeros(2))).round(3))
+        >>> print(f"{jc.metrics.rmse(np.array([3.0, 4.0]), jc.Point(np.zeros(2))):.3f}")
         3.536
     """
     y = _as_targets(y, distribution)
@@ -49,7 +49,7 @@ def nlpd(y: ArrayLike, distribution: Distribution) -> Scalar:
 
     Example:
         >>> import numpy as np, jaxcal as jc
-        >>> print(jc.metrics.nlpd(np.zeros(2), jc.Normal(np.zeros(2), 1.0)).round(4))  # log(2 pi) / 2
+        >>> print(f"{jc.metrics.nlpd(np.zeros(2), jc.Normal(np.zeros(2), 1.0)):.4f}")  # log(2 pi) / 2
         0.9189
     """
     y = _as_targets(y, distribution)
@@ -69,7 +69,7 @@ def interval_score(y: ArrayLike, distribution: Distribution, *, confidence_level
     """Interval score of the central interval [l, u], in the unit of y.
 
     The mean over rows of (u - l) + 2/a max(l - y, 0) + 2/a max(y - u, 0) with a = 1 - confidence_level
-    (Gneiting and Raftery 2007, eq. 43): narrow intervals are rewarded, and each miss is fined by its distance.
+    (Gneiting and Raftery 2007, eq. 43): narrow intervals are rewarded, misses fined by their distance.
 
     Raises:
         ValueError: if the confidence level lies outside (0, 1).
@@ -125,7 +125,7 @@ def improvement_ratio(y: ArrayLike, before: Distribution, after: Distribution) -
 
 
 def pit(y: ArrayLike, distribution: Distribution) -> Float[Array, " n"]:
-    """Probability integral transform F(y) of every row [n]: uniform on (0, 1) if the forecast is calibrated."""
+    """Probability integral transform F(y) of every row [n]: uniform on (0, 1) for a calibrated forecast."""
     return distribution.cdf(_as_targets(y, distribution))
 
 
@@ -140,8 +140,8 @@ def observed_shares(
     Args:
         y: targets [n].
         distribution: predictions of n rows.
-        levels: probabilities [k] in [0, 1]. At 0 and 1 the quantiles of an unbounded law are infinite, so that its
-            shares there are 0 and 1.
+        levels: probabilities [k] in [0, 1]. At 0 and 1 the quantiles of an unbounded law are infinite, so
+            that its shares there are 0 and 1.
         closed: whether a target that equals the quantile counts.
 
     Raises:
@@ -173,8 +173,8 @@ def _below_quantile(
 ) -> Callable[[Scalar], Bool[Array, " n"]]:
     """A function that tells for a level which rows lie below their quantile of that level.
 
-    The definitions are by quantile, and ties with atoms count: so compare with the quantile. Only where that is
-    the root of a continuous cdf, found by search, is the cdf at y compared with the level instead: the
+    The definitions are by quantile, and ties with atoms count: so compare with the quantile. Only where that
+    is the root of a continuous cdf, and dear, is the cdf at y compared with the level instead: these are the
     same rows, at one evaluation for all levels.
     """
     if not _is_continuous_without_closed_quantiles(distribution):
@@ -193,7 +193,7 @@ def _is_continuous_without_closed_quantiles(distribution: Distribution) -> bool:
 def coverage(y: ArrayLike, distribution: Distribution, *, confidence_level: ArrayLike = 0.9) -> Scalar:
     """Share of the targets inside the central interval, l <= y <= u; it should equal `confidence_level`.
 
-    The interval is closed, as conformal guarantees are stated for. A `Point` covers only what it hits exactly.
+    The interval is closed, as in conformal guarantees. A `Point` covers only what it hits exactly.
 
     Raises:
         ValueError: if the confidence level lies outside (0, 1).
@@ -254,9 +254,9 @@ def calibration_rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
 def calibration_sse(y: ArrayLike, distribution: Distribution, *, num_levels: int = 21) -> Scalar:
     """Sum of squared distances of the reliability curve from the diagonal: Sharp-GP eq. 8-9.
 
-    sum_j (p_j - mean 1{y <= F⁻¹(p_j)})² over levels p_j evenly spaced from 0 to 1, both included (Capone, Hirche and
-    Pleiss, NeurIPS 2023). Equation 8 is this **sum**; the "ECE" of the paper's Table 1 is the **mean**
-    over the 21 levels: `calibration_sse(y, distribution) / 21`.
+    sum_j (p_j - mean 1{y <= F⁻¹(p_j)})² over levels p_j evenly spaced from 0 to 1, both included (Capone,
+    Hirche and Pleiss, NeurIPS 2023). Equation 8 is this **sum**; the "ECE" of the paper's Table 1 is the
+    **mean** over the 21 levels: `calibration_sse(y, distribution) / 21`.
 
     Raises:
         ValueError: if there are fewer than 2 levels.
@@ -270,8 +270,8 @@ def calibration_sse(y: ArrayLike, distribution: Distribution, *, num_levels: int
 def max_calibration_error(y: ArrayLike, distribution: Distribution) -> Scalar:
     """Largest distance of the reliability curve from the diagonal, in percent: ACCRUE's "Cal. err.".
 
-    100 sup |C(phi) - phi|, where C is the empirical cdf of the PIT values, without binning: both sides of every
-    jump count (Camporeale and Carè 2021, sections 3 and 5). It is the Kolmogorov-Smirnov statistic of
+    100 sup |C(phi) - phi|, where C is the empirical cdf of the PIT values, without binning: both sides of
+    every jump count (Camporeale and Carè 2021, sections 3 and 5). It is the Kolmogorov-Smirnov statistic of
     uniformity, and about 83/sqrt(n) for a perfect model.
     """
     values = jnp.sort(pit(y, distribution))
@@ -284,10 +284,10 @@ def max_calibration_error(y: ArrayLike, distribution: Distribution) -> Scalar:
 def ence(y: ArrayLike, distribution: Distribution, *, num_bins: int = 10) -> Scalar:
     """Expected normalised calibration error of the predicted standard deviation, a fraction.
 
-    The rows are sorted by predicted std into bins of equal size (to one row), and the mean over bins is taken of
-    |RMV - RMSE| / RMV, with RMV the root of the mean predicted variance of the bin and RMSE that of its
-    squared errors (Levi et al. 2022, section 3). Rows of equal std keep their order. With fewer rows than bins every
-    row is a bin. A bin that predicts no variance adds infinity, unless it makes no error.
+    The rows are sorted by predicted std into bins of equal size (to one row), and |RMV - RMSE| / RMV is
+    averaged over the bins, with RMV the root of the bin's mean predicted variance and RMSE that of its mean
+    squared error (Levi et al., Sensors 2022). Rows of equal std keep their order. With fewer rows than bins
+    every row is a bin. A bin that predicts no variance adds infinity, unless it makes no error.
 
     Raises:
         ValueError: if there is less than one bin.
@@ -400,10 +400,11 @@ def _check_std(distribution: Distribution) -> None:
     if _checks.is_traced(distribution.std):
         return
     std = np.asarray(distribution.std)
-    negative = np.flatnonzero(std < 0)
-    if negative.size:
+    rows = np.flatnonzero(std < 0)
+    if rows.size:
         raise ValueError(
-            f"The predicted std is negative in {negative.size} rows, the first at index {negative[0]}: {std[negative[0]]:g}."
+            f"The predicted std is negative in {rows.size} rows, the first at index {rows[0]} "
+            f"({std[rows[0]]:g})."
         )
 
 

@@ -1,4 +1,4 @@
-"""Networks and the scaling around them, from which the predictors are put together.
+"""Networks, from which the predictors are put together.
 
 Written for one point, [d] -> [k]; rows come from `jax.vmap`, seeds and folds from another one around it.
 """
@@ -64,38 +64,6 @@ class FeedForward(eqx.Module):
         return output(x)
 
 
-class Standardiser(eqx.Module):
-    """The affine map that gives a sample mean 0 and standard deviation 1 (divisor n - 1), and its inverse.
-
-    A constant column has no scale: it maps to 0, and the inverse is the constant whatever comes in.
-    """
-
-    loc: Float[Array, "*d"]
-    scale: Float[Array, "*d"]
-
-    @classmethod
-    def of(cls, values: Float[Array, " n *d"]) -> "Standardiser":
-        """The standardiser of a sample, column by column."""
-        # On the range [0, 1] no square over- or underflows, and a constant column is exactly constant.
-        low = jnp.min(values, axis=0)
-        span = jnp.max(values, axis=0) - low
-        unit = (values - low[None]) / _nonzero(span)[None]
-        return cls(low + span * jnp.mean(unit, axis=0), span * jnp.std(unit, axis=0, ddof=1))
-
-    @classmethod
-    def identity(cls, like: Float[Array, " n *d"]) -> "Standardiser":
-        """The standardiser that changes nothing, for a sample of this shape and dtype."""
-        return cls(jnp.zeros_like(like[0]), jnp.ones_like(like[0]))
-
-    def __call__(self, values: Float[Array, " n *d"]) -> Float[Array, " n *d"]:
-        """`(values - loc) / scale`, row by row."""
-        return (values - self.loc[None]) / _nonzero(self.scale)[None]
-
-    def inverse(self, values: Float[Array, " n *d"]) -> Float[Array, " n *d"]:
-        """`loc + scale * values`, row by row."""
-        return self.loc[None] + self.scale[None] * values
-
-
 def _with_keras_start(layers: Sequence[eqx.nn.Linear], key: PRNGKeyArray) -> tuple[eqx.nn.Linear, ...]:
     """The layers with Keras's initial values in place of Equinox's."""
 
@@ -108,7 +76,3 @@ def _with_keras_start(layers: Sequence[eqx.nn.Linear], key: PRNGKeyArray) -> tup
     ends = np.cumsum([layer.weight.size for layer in layers])
     draws = jax.random.uniform(key, (ends[-1],), layers[0].weight.dtype, -1, 1)
     return tuple(map(start, layers, jnp.split(draws, ends[:-1])))
-
-
-def _nonzero(scale: Float[Array, "*d"]) -> Float[Array, "*d"]:
-    return jnp.where(scale > 0, scale, 1)

@@ -1,11 +1,11 @@
 """Pictures of predictive distributions: reliability diagrams, intervals, residuals.
 
-Every function draws on `ax`, or on a new figure of column width, and returns the Axes. Nothing is shown or saved:
-`ax.figure.savefig("reliability.pdf")` does that. They need matplotlib: `pip install "jaxcal[plots]"`.
+Every function draws on `ax`, or on a new figure of a size for print, and returns the Axes. Nothing is shown
+or saved: `ax.figure.savefig("reliability.pdf")` does that. They need matplotlib, the extra `plots`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import ArrayLike
@@ -23,7 +23,7 @@ _LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2
 _GREY = "0.55"
 
 # A figure of its own gets these; an `ax` of the caller's keeps the caller's style.
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.labelsize": 8,
     "xtick.labelsize": 7,
@@ -49,10 +49,10 @@ def reliability_diagram(
 ) -> "matplotlib.axes.Axes":
     """Observed against expected share of the targets below every predicted quantile.
 
-    A calibrated forecast lies on the diagonal and, 95 % of the time at each level, inside the grey band: the central
-    95 % of Binomial(n, p) / n, which is what n independent rows of a perfectly calibrated forecast show. A
-    curve steeper than the diagonal in the middle means intervals that are too wide, a flatter one too narrow. The legend
-    gives the expected calibration error (`metrics.ece`).
+    A calibrated forecast lies on the diagonal and, 95 % of the time at each level, inside the grey band: the
+    central 95 % of Binomial(n, p) / n, which is what n independent rows of a perfectly calibrated forecast
+    show. A curve steeper than the diagonal in the middle means intervals that are too wide, a flatter one too
+    narrow. The legend gives the expected calibration error (`metrics.ece`).
 
     Args:
         y: targets [n].
@@ -99,8 +99,8 @@ def intervals(
 ) -> "matplotlib.axes.Axes":
     """Predictions with central intervals, rows in the order of the predicted mean, the truth as dots.
 
-    Targets outside the widest interval are crosses. The legend gives the share of **all** rows inside each interval; of
-    more than `max_rows` rows, that many are drawn, evenly spaced in the order.
+    Targets outside the widest interval are crosses. The legend gives the share of **all** rows inside each
+    interval; of more than `max_rows` rows, that many are drawn, evenly spaced in the order.
 
     Args:
         y: targets [n].
@@ -151,8 +151,8 @@ def residuals(
 ) -> "matplotlib.axes.Axes":
     """Standardised residuals (y - mean) / std against the predicted mean, with guides at ±1.96.
 
-    If the forecast is normal and calibrated, they scatter about 0 with the same spread everywhere, 5 % of them
-    beyond the guides. The legend gives the share that is.
+    If the forecast is normal and calibrated, they scatter about 0 with the same spread everywhere, 5 % of
+    them beyond the guides. The legend gives the share that is.
 
     Args:
         y: targets [n].
@@ -191,9 +191,9 @@ def _new_axes(width: float, height: float) -> "matplotlib.axes.Axes":
         return plt.subplots(figsize=(width, height), layout="constrained")[1]
 
 
-def _add_legend(ax: "matplotlib.axes.Axes", **options: object) -> None:
+def _add_legend(ax: "matplotlib.axes.Axes", **options: Any) -> None:
     """A legend without a frame, a little smaller than the labels of the axes."""
-    size = 0.85 * ax.xaxis.label.get_fontsize()
+    size = 0.85 * ax.xaxis.label.get_fontproperties().get_size_in_points()
     ax.legend(frameon=False, fontsize=size, borderaxespad=0.3, handlelength=1.6, **options)
 
 

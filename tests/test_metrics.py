@@ -5,9 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
+
 from jaxcal import metrics
 from jaxcal.distributions import Empirical, Mixture, Normal, Point, Quantiles, StudentT
-from scipy import stats
 
 PERCENTS = np.arange(1, 100) / 100
 N = 37  # one number of rows in most tests, so that few shapes are compiled
@@ -279,8 +280,9 @@ def test_memory_of_many_levels_stays_linear_in_the_rows():
     n = 1_000_000
     row = jax.ShapeDtypeStruct((n,), jnp.float32)
     scores = jax.jit(lambda y, mean, std: metrics.evaluate(y, Normal(mean, std)))
-    used = scores.lower(row, row, row).compile().memory_analysis().temp_size_in_bytes
-    assert used < 50 * n * 4  # 99 levels at once would be 99 rows' worth
+    memory = scores.lower(row, row, row).compile().memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 50 * n * 4  # 99 levels at once would be 99 rows' worth
 
 
 # Bad input
@@ -316,7 +318,7 @@ def test_bad_levels_and_counts_are_quoted():
 
 def test_a_negative_std_is_refused():
     law = eqx.tree_at(lambda law: law.std, Normal(np.zeros(3), np.ones(3)), jnp.array([1.0, -2.0, 1.0]))
-    with pytest.raises(ValueError, match="negative in 1 rows, the first at index 1: -2"):
+    with pytest.raises(ValueError, match=r"negative in 1 rows, the first at index 1 \(-2\)"):
         metrics.evaluate(np.zeros(3), law)
 
 

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcal.nn import FeedForward, Standardiser
+from jaxcal.nn import FeedForward
 from jaxcal.optimize import Result
 from jaxcal.predictors import mlp
+from jaxcal.scaling import Standardiser
 
 KEY = jax.random.key(0)
 # One small setting for most tests, so that they share what is compiled.

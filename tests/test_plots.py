@@ -6,9 +6,10 @@ import sys
 import matplotlib as mpl
 import numpy as np
 import pytest
+from scipy import stats
+
 from jaxcal import metrics, plots
 from jaxcal.distributions import Empirical, Normal, Point
-from scipy import stats
 
 N = 60
 
@@ -33,26 +34,28 @@ def labels(ax):
     return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
-def line(ax, label):
-    return next(line for line in ax.lines if str(line.get_label()).startswith(label))
+def curve(ax, label):
+    """The points of the line whose label begins so: x and y."""
+    line = next(line for line in ax.lines if str(line.get_label()).startswith(label))
+    return np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
 
 
 def test_reliability_diagram(forecast):
     y, law = forecast
     ax = plots.reliability_diagram(y, {"wide": Normal(law.mean, 3 * law.std), "right": law})
-    levels, shares = line(ax, "right").get_data()
+    levels, shares = curve(ax, "right")
     np.testing.assert_allclose(shares, metrics.observed_shares(y, law, levels))
     assert labels(ax)[-1] == f"right, ECE {metrics.ece(y, law):.1f} %"
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("expected share", "observed share")
     # Too wide: below the diagonal at low levels, above it at high ones, steep in the middle.
-    levels, shares = line(ax, "wide").get_data()
+    levels, shares = curve(ax, "wide")
     assert shares[20] < levels[20]
     assert shares[80] > levels[80]
 
 
 def test_band_holds_95_percent_of_calibrated_curves(rng):
     ax = plots.reliability_diagram(np.zeros(N), Normal(np.zeros(N), 1.0))
-    corners = ax.collections[0].get_paths()[0].vertices
+    corners = np.asarray(ax.collections[0].get_paths()[0].vertices)
     for level in (0.1, 0.5, 0.9):
         low, high = np.sort(corners[np.isclose(corners[:, 0], level), 1])[[0, -1]]
         counts = np.arange(N + 1)
@@ -71,8 +74,8 @@ def test_intervals_sort_rows_and_mark_misses(forecast):
     ax = plots.intervals(y, law)
     lower, upper = (np.asarray(bound) for bound in law.interval(0.9))
     order, outside = np.argsort(law.mean), (y < lower) | (y > upper)
-    np.testing.assert_allclose(line(ax, "outside").get_ydata(), y[order][outside[order]], rtol=1e-6)
-    np.testing.assert_allclose(line(ax, "truth").get_ydata(), y[order][~outside[order]], rtol=1e-6)
+    np.testing.assert_allclose(curve(ax, "outside")[1], y[order][outside[order]], rtol=1e-6)
+    np.testing.assert_allclose(curve(ax, "truth")[1], y[order][~outside[order]], rtol=1e-6)
     widest = ax.containers[0]
     np.testing.assert_allclose([bar.get_height() for bar in widest], (upper - lower)[order], rtol=1e-5)
     for level in (0.9, 0.5):

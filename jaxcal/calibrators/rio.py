@@ -28,7 +28,7 @@ from jaxcal import _checks
 from jaxcal.calibrators._base import check_base
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional import gp
-from jaxcal.nn import Standardiser
+from jaxcal.scaling import Standardiser
 from jaxcal.optimize import Optimum, Result, first_finite, minimize, one_run_at_a_time
 
 # Up to this many rows "auto" takes the exact Gaussian process: O(n^3), but few iterations.

@@ -44,8 +44,8 @@ def squared_exponential(
     """exp(-|a - b|^2 / (2 l^2)) for every pair of rows, through one matrix product; RIO, eq. 3.
 
     >>> import jax.numpy as jnp
-    >>> squared_exponential(jnp.zeros((1, 2)), jnp.ones((1, 2)), jnp.asarray(1.0)).round(4).item() == round(jnp.exp(-1.0).item(), 4)
-    True
+    >>> round(squared_exponential(jnp.zeros((1, 2)), jnp.ones((1, 2)), jnp.asarray(1.0)).item(), 4)
+    0.3679
     """
     # Distances do not change with the origin, and products of small numbers cancel less.
     origin = jnp.mean(b, axis=0, keepdims=True)

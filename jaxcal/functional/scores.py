@@ -294,41 +294,59 @@ def quantile_crps(
     return 2 * (step * (above[1] - above[0] - below)).sum()
 
 
-def crps_from_icdf(
-    y: Float[Array, "*n"], level: Float[Array, "*n"], icdf: Callable[[Array], Array]
+def mixture_crps(
+    y: Float[Array, "*n"],
+    weights: Float[Array, " m"],
+    crps: Callable[[Array], Array],
+    icdf: Callable[[Array], Array],
 ) -> Float[Array, "*n"]:
-    """CRPS of any law from its quantile function q: twice the integral of the pinball loss over the level.
+    """CRPS of a mixture of m laws of any kind, from their scores and quantile functions.
 
-    2 int_0^u p (y - q(p)) dp + 2 int_u^1 (1 - p) (q(p) - y) dp, split at u = F(y), where the integrand has a
-    kink; each by a Gauss-Legendre rule of 20 points in a variable v with p = u s(v) or 1 - (1 - u) s(v), where
-    s(v) = v^3 (10 - 15 v + 6 v^2) crowds the points at both ends. The relative error is about 1e-6 (in float64)
-    for a normal law, a Student t law with df > 1 and other laws with a smooth density; it is about 1e-2 where the
-    quantile function jumps or has kinks.
+    sum_i w_i crps_i(y) - 1/2 sum_ij w_i w_j D_ij, where D_ij, the integral of (F_i - F_j)^2, is also
+    E[crps_i(X_j) - crps_j(X_j)] for X_j from law j: a Gauss-Legendre rule of 24 points over its levels
+    p = v^3 (10 - 15 v + 6 v^2), which crowd at both ends. Of the two orders of a pair the one with the
+    narrower law as X_j is taken: there the other one's score is smooth. The relative error (in float64) is
+    below 1e-7 for normal members of any scales, below 1e-4 for Student t members down to df = 1.2, and a few
+    1e-3 for members with atoms or kinks.
 
     Args:
         y: outcomes [n].
-        level: F(y) [n].
-        icdf: the quantile function, elementwise: levels [n] -> quantiles [n].
+        weights: [m], not negative, with sum 1.
+        crps: the scores of all members: outcomes [n] -> [m, n].
+        icdf: the quantiles of all members, elementwise: levels [n] -> [m, n].
 
     Returns:
         the score of every row, in the unit of y.
 
+    Source: it follows from the kernel form of the score, E|X - y| - E|X - X'| / 2 (Gneiting and Raftery, JASA
+    102 (2007), eq. 21).
+
     Example:
-        >>> y = jnp.array([0.0, 1.0])
-        >>> [f"{score:.4f}" for score in crps_from_icdf(y, ndtr(y), ndtri)]
-        ['0.2337', '0.6024']
+        >>> means = jnp.array([[-1.0], [1.0]])
+        >>> crps = lambda y: normal_crps(y[None], means, 1.0)
+        >>> icdf = lambda p: means + ndtri(p)[None]
+        >>> print(f"{mixture_crps(jnp.array([0.0]), jnp.array([0.5, 0.5]), crps, icdf)[0]:.3f}")
+        0.359
     """
-    smallest, largest = float(jnp.finfo(y.dtype).tiny), 1 - float(jnp.finfo(y.dtype).epsneg)
-    v, weights = (jnp.asarray(part, y.dtype) for part in _unit_gauss_legendre(20))
-    shares, weights = v**3 * (10 - 15 * v + 6 * v**2), weights * 30 * v**2 * (1 - v) ** 2
+    shares = jnp.expand_dims(weights, tuple(range(1, 1 + y.ndim)))
+    spread = icdf(jnp.full_like(y, 0.75)) - icdf(jnp.full_like(y, 0.25))
+    order = 1 + jnp.sign(spread[None] - spread[:, None])  # [j, i]: 2 where law j is the narrower one, else 0
+    pairs = 0.5 * order * shares[:, None] * shares[None]
 
-    def at(node: tuple[Array, Array]) -> Array:
-        share, weight = node
-        below = y - icdf(jnp.maximum(level * share, smallest))
-        above = icdf(jnp.minimum(1 - (1 - level) * share, largest)) - y
-        return 2 * weight * share * (level**2 * below + (1 - level) ** 2 * above)
+    # Recomputed on the way back: what is kept for a gradient does not grow with the number of points.
+    @jax.checkpoint
+    def add_point(total: Array, point: tuple[Array, Array]) -> tuple[Array, None]:
+        level, weight = point
+        members = icdf(jnp.full_like(y, level))
+        at_members = jax.lax.map(crps, members)
+        own = jnp.moveaxis(jnp.diagonal(at_members), -1, 0)
+        return total + weight * (pairs * (at_members - own[:, None])).sum((0, 1)), None
 
-    return jax.lax.map(at, (shares, weights)).sum(0)
+    v, weights = (jnp.asarray(part, y.dtype) for part in _unit_gauss_legendre(24))
+    levels = jnp.minimum(v**3 * (10 - 15 * v + 6 * v**2), 1 - float(jnp.finfo(y.dtype).epsneg))
+    points = (levels, weights * 30 * v**2 * (1 - v) ** 2)
+    diversity = jax.lax.scan(add_point, jnp.zeros_like(y), points)[0]
+    return (shares * crps(y)).sum(0) - diversity
 
 
 @jax.jit

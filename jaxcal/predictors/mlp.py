@@ -15,8 +15,9 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Point
-from jaxcal.nn import FeedForward, Standardiser
+from jaxcal.nn import FeedForward
 from jaxcal.optimize import raise_unless_finite, train_minibatches
+from jaxcal.scaling import Standardiser
 
 
 def fit(

@@ -1,0 +1,328 @@
+"""The scores and the quantile rules against scipy, scoringrules, numerical integration and plain loops."""
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scoringrules
+import scipy.integrate
+import scipy.stats
+
+from jaxcal.functional import quantiles, scores
+
+X64 = jax.config.jax_enable_x64
+# Relative errors of formulas that are exact but for rounding.
+EXACT = 1e-11 if X64 else 1e-5
+Y = np.array([-30.0, -2.0, -0.1, 0.0, 0.7, 5.0, 400.0])
+
+
+def integrate(cdf, y, breaks):
+    """The CRPS by its definition, from a cdf of one number that is smooth between the breaks and is 0 or 1 outside."""
+    ends = np.unique([*breaks, y])
+    parts = [
+        scipy.integrate.quad(lambda t: (cdf(t) - (y <= t)) ** 2, a, b, epsabs=1e-13, epsrel=1e-10, limit=200)[
+            0
+        ]
+        for a, b in zip(ends[:-1], ends[1:], strict=True)
+    ]
+    return sum(parts)
+
+
+def test_normal_scores_agree_with_scoringrules_and_scipy():
+    mean, std = np.linspace(-1, 1, 7), np.geomspace(1e-3, 1e3, 7)
+    expected = scoringrules.crps_normal(Y, mean, std)
+    np.testing.assert_allclose(scores.normal_crps(Y, mean, std), expected, rtol=EXACT)
+    expected = scipy.stats.norm.logpdf(Y, mean, std)
+    np.testing.assert_allclose(scores.normal_log_prob(Y, mean, std), expected, rtol=EXACT)
+
+
+def test_normal_scores_far_out_and_at_std_zero():
+    z = jnp.array([100.0, 1e15], "float32")
+    np.testing.assert_allclose(scores.normal_log_prob(z, 0.0, 1.0), [-5000.919, -5e29], rtol=1e-5)
+    assert float(scores.normal_log_prob(1.0, 1.0, 0.0)) == -math.inf
+    y, mean = jnp.array([3.0, 1.0, -2.0]), jnp.ones(3)
+    assert scores.normal_crps(y, mean, jnp.zeros(3)).tolist() == [2.0, 0.0, 3.0]
+    slopes = jax.grad(lambda *args: scores.normal_crps(*args).sum(), (0, 1, 2))(y, mean, jnp.zeros(3))
+    assert slopes[0].tolist() == [1.0, 0.0, -1.0]
+    assert slopes[1].tolist() == [-1.0, 0.0, 1.0]
+    # The derivatives in std from above: the score is |d| - std / sqrt(pi), or 0.2337 std where d = 0.
+    np.testing.assert_allclose(slopes[2], [-0.56419, 0.23369, -0.56419], rtol=1e-4)
+    tiny = jax.grad(scores.normal_crps, 2)(jnp.float32(1), jnp.float32(0), jnp.float32(1e-30))
+    np.testing.assert_allclose(tiny, -0.56419, rtol=1e-4)
+
+
+def test_normal_mixture_crps(rng):
+    means, weights = rng.normal(size=(4, 7)), rng.dirichlet(np.ones(4))
+    stds = rng.exponential(size=(4, 7))
+    expected = scoringrules.crps_mixnorm(Y, means.T, stds.T, np.tile(weights, (7, 1)))
+    np.testing.assert_allclose(scores.normal_mixture_crps(Y, means, stds, weights), expected, rtol=10 * EXACT)
+    points = np.abs(means - Y) @ np.eye(7)
+    expected = weights @ points - 0.5 * np.einsum("i,j,ijn", weights, weights, np.abs(means[:, None] - means))
+    zeros = np.zeros_like(stds)
+    np.testing.assert_allclose(
+        scores.normal_mixture_crps(Y, means, zeros, weights), expected, rtol=10 * EXACT
+    )
+    # Two equal points: a tie between members, and between y and a member.
+    tied = jax.grad(lambda *args: scores.normal_mixture_crps(*args).sum(), (0, 1, 2, 3))(
+        jnp.zeros(1), jnp.zeros((2, 1)), jnp.zeros((2, 1)), jnp.array([0.5, 0.5])
+    )
+    assert all(np.isfinite(slope).all() for slope in tied)
+
+
+def test_normal_mixture_crps_needs_no_array_of_pairs():
+    members, rows = 64, 500
+    args = (
+        jnp.zeros(rows),
+        jnp.zeros((members, rows)),
+        jnp.ones((members, rows)),
+        jnp.full(members, 1 / members),
+    )
+    gradient = jax.jit(jax.grad(lambda *args: scores.normal_mixture_crps(*args).sum(), (1, 2)))
+    temporary = gradient.lower(*args).compile().memory_analysis().temp_size_in_bytes
+    assert temporary < members * members * rows * args[0].itemsize / 4
+
+
+@pytest.mark.parametrize("df", [1.1, 2.0, 5.5, 300.0, 1e6])
+def test_student_t_scores_agree_with_scoringrules_and_scipy(df):
+    # scoringrules loses digits where log gammas are large and cancel; the normal limit takes over there.
+    law = scipy.stats.t(df, 0.5, 2.0)
+    expected = scoringrules.crps_t(Y, df, 0.5, 2.0) if df < 1e5 else scoringrules.crps_normal(Y, 0.5, 2.0)
+    rtol = (max(EXACT, 1e-9) if df < 1e5 else 1e-5) * (10 if df < 2 else 1)
+    np.testing.assert_allclose(scores.student_t_crps(Y, df, 0.5, 2.0), expected, rtol=rtol)
+    np.testing.assert_allclose(
+        scores.student_t_log_prob(Y, df, 0.5, 2.0), law.logpdf(Y), rtol=max(EXACT, 1e-9)
+    )
+
+
+def test_student_t_scores_at_the_limits():
+    assert np.isnan(scores.student_t_crps(0.0, 1.0, 0.0, 1.0))
+    assert scores.student_t_crps(jnp.array([3.0, 1.0]), 3.0, 1.0, 0.0).tolist() == [2.0, 0.0]
+    assert float(scores.student_t_log_prob(1.0, 3.0, 1.0, 0.0)) == -math.inf
+    slopes = jax.grad(lambda *args: scores.student_t_crps(*args).sum(), (0, 1, 2, 3))(
+        jnp.array([1.0, 1.0, 1.0, 1.0]),
+        jnp.array([1.0, 1.5, 3.0, 3.0]),
+        jnp.ones(4),
+        jnp.array([1.0, 0.0, 0.0, 1.0]),
+    )
+    assert all(np.isfinite(slope).all() for slope in slopes)
+
+
+@pytest.mark.parametrize("df", [1.0, 1.5, 3.0, 30.0, 1e6])
+def test_student_t_cdf_is_right_into_the_tails(df):
+    t = -np.array([0.0, 1e-6, 0.3, 1.0, 4.0, 30.0, 1e4, 1e9])
+    # At df = 1 scipy itself is off in the tails; the closed form is not.
+    lower = np.arctan2(1, -t) / np.pi if df == 1 else scipy.stats.t.cdf(t, df)
+    resolved = lower > (1e-200 if X64 else 1e-30)
+    np.testing.assert_allclose(
+        np.where(resolved, scores.student_t_cdf(t, df), lower), lower, rtol=1e-12 if X64 else 2e-5
+    )
+    np.testing.assert_allclose(scores.student_t_cdf(-t, df), 1 - lower, rtol=10 * EXACT)
+
+
+@pytest.mark.parametrize("df", [1.0, 2.5, 40.0])
+def test_student_t_cdf_differentiates_in_both_arguments(df):
+    t, step = np.array([-50.0, -2.0, 0.0, 0.5, 3.0]), 1e-5 * df
+    in_t, in_df = (jax.vmap(jax.grad(scores.student_t_cdf, i), (0, None))(t, df) for i in (0, 1))
+    np.testing.assert_allclose(in_t, scipy.stats.t.pdf(t, df), rtol=1e-9 if X64 else 1e-4)
+    expected = (scipy.stats.t.cdf(t, df + step) - scipy.stats.t.cdf(t, df - step)) / (2 * step)
+    np.testing.assert_allclose(in_df, expected, atol=1e-9 if X64 else 1e-6)
+
+
+@pytest.mark.parametrize("df", [1.0, 2.0, 7.3, 1e6])
+def test_student_t_icdf_reaches_the_tails(df):
+    p = (
+        np.array([1e-12, 1e-5, 0.1, 0.5, 0.8, 1 - 1e-5, 1 - 1e-12])
+        if X64
+        else np.array([1e-12, 0.1, 0.5, 0.99])
+    )
+    q = scores.student_t_icdf(p, df)
+    lower = np.where(p < 0.5, scores.student_t_cdf(q, df), scores.student_t_cdf(-q, df))
+    np.testing.assert_allclose(lower, np.minimum(p, 1 - p), rtol=1e-3 if not X64 else 1e-10)
+    assert scores.student_t_icdf(jnp.array([0.0, 1.0]), df).tolist() == [-math.inf, math.inf]
+    in_p, in_df = jax.grad(scores.student_t_icdf, (0, 1))(0.9, df)
+    t = scipy.stats.t.ppf(0.9, df)
+    np.testing.assert_allclose(in_p, 1 / scipy.stats.t.pdf(t, df), rtol=1e-9 if X64 else 1e-4)
+    slope = -jax.grad(scores.student_t_cdf, 1)(t, df) / scipy.stats.t.pdf(t, df)
+    np.testing.assert_allclose(in_df, slope, rtol=1e-8 if X64 else 1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "table", [[0.0], [-1.0, -1.0, 0.0, 0.0, 0.0, 5.0], np.random.default_rng(1).normal(size=50)]
+)
+def test_empirical_crps_agrees_with_a_loop(table):
+    table = np.sort(table)
+    u = np.array([-1e3, -1.0, -0.5, 0.0, 0.1, 5.0, 70.0])
+    expected = [np.abs(v - table).mean() - 0.5 * np.abs(table[:, None] - table).mean() for v in u]
+    np.testing.assert_allclose(scores.empirical_crps(u, table), expected, rtol=EXACT, atol=EXACT)
+
+
+def test_empirical_crps_keeps_float32_precision_far_from_zero(rng):
+    table = np.sort(rng.normal(size=2000)).astype("float32")
+    near = scores.empirical_crps(np.float32(0.25), table)
+    shift = np.float32(2048)
+    moved = np.sort((table + shift).astype("float32"))
+    expected = np.abs(shift + 0.25 - moved.astype(float)).mean()
+    expected -= 0.5 * np.abs(moved[:, None].astype(float) - moved).mean()
+    assert near.dtype == jnp.float32
+    np.testing.assert_allclose(scores.empirical_crps(shift + np.float32(0.25), moved), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("levels", "values"),
+    [
+        ([0.5], [1.0]),
+        ([0.1, 0.3, 0.9], [-1.0, 0.0, 0.7]),
+        ([0.1, 0.2, 0.5, 0.6, 0.9], [0.0, 0.0, 0.7, 0.7, 0.7]),
+        (np.linspace(0.05, 0.95, 19), np.sort(np.random.default_rng(2).normal(size=19))),
+    ],
+)
+def test_quantile_crps_agrees_with_integration(levels, values):
+    levels, values = np.array(levels), np.array(values)
+
+    def cdf(t):
+        if t < values[0] or t >= values[-1]:
+            return float(t >= values[-1])
+        right = np.searchsorted(values, t, side="right")
+        share = (t - values[right - 1]) / (values[right] - values[right - 1])
+        return levels[right - 1] + share * (levels[right] - levels[right - 1])
+
+    expected = [integrate(cdf, y, values) for y in Y]
+    actual = jax.vmap(scores.quantile_crps, (0, None, None))(Y, levels, values)
+    np.testing.assert_allclose(actual, expected, rtol=10 * EXACT, atol=EXACT)
+    slopes = jax.vmap(jax.grad(scores.quantile_crps, (0, 2)), (0, None, None))(Y, levels, values)
+    assert all(np.isfinite(slope).all() for slope in slopes)
+    # The derivative of the score in y is 2 F(y) - 1 wherever F is continuous.
+    smooth = ~np.isin(Y, values)
+    np.testing.assert_allclose(
+        slopes[0][smooth], [2 * cdf(y) - 1 for y in Y[smooth]], atol=1e-9 if X64 else 1e-5
+    )
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1000.0])
+def test_mixture_crps_agrees_with_the_closed_form(ratio):
+    means, stds = np.array([[-1.0], [0.3], [0.6]]), np.array([[1.0], [0.5], [1 / ratio]])
+    weights, y = jnp.array([0.2, 0.5, 0.3]), jnp.asarray(Y)
+    actual = scores.mixture_crps(
+        y,
+        weights,
+        lambda y: jax.vmap(scores.normal_crps, (None, 0, 0))(y, means[:, 0], stds[:, 0]),
+        lambda p: means + stds * jax.scipy.special.ndtri(p)[None],
+    )
+    rows = np.ones((1, len(Y)))
+    expected = scores.normal_mixture_crps(y, means * rows, stds * rows, weights)
+    np.testing.assert_allclose(actual, expected, rtol=1e-7 if X64 else 1e-5)
+
+
+def test_interval_score_and_pinball_agree_with_scoringrules():
+    lower, upper = np.full(7, -0.1), np.full(7, 0.7)
+    expected = scoringrules.interval_score(Y, lower, upper, 0.2)
+    np.testing.assert_allclose(scores.interval_score(Y, lower, upper, 0.8), expected, rtol=EXACT)
+    expected = scoringrules.quantile_score(Y, upper, 0.3)
+    np.testing.assert_allclose(scores.pinball(Y, upper, 0.3), expected, rtol=EXACT)
+
+
+def rank(size, p, rule):
+    """The rank by exact arithmetic."""
+    match rule:
+        case "inverse_cdf":
+            return max(math.ceil(p * size), 1)
+        case "crude":
+            return min(math.floor(p * size) + 1, size)
+        case "conformal":
+            return math.ceil(p * (size + 1))
+
+
+@pytest.mark.parametrize("rule", quantiles.RULES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"] if X64 else ["float32"])
+@pytest.mark.parametrize("size", [1, 7, 20, 100, 999, 1_000_000])
+def test_empirical_quantile_takes_the_right_rank(size, dtype, rule):
+    table = np.arange(1, size + 1, dtype=dtype)
+    levels = [Fraction(i, 1000) for i in range(1001)]
+    expected = np.array([rank(size, p, rule) for p in levels], float)
+    expected = np.where(expected < 1, -np.inf, np.where(expected > size, np.inf, expected))
+    actual = quantiles.empirical_quantile(table, np.array([float(p) for p in levels], dtype), rule)
+    assert actual.dtype == dtype
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_empirical_quantile_names_its_rules():
+    with pytest.raises(ValueError, match="'inverse_cdf', 'crude', 'conformal'; got 'linear'"):
+        quantiles.empirical_quantile(np.zeros(3), 0.5, "linear")
+
+
+@pytest.mark.parametrize("size", [1, 6, 99, 1000])
+def test_linear_quantile_hits_every_order_statistic(size, rng):
+    table = np.sort(rng.normal(size=size))
+    ranks = np.arange(1, size + 1)
+    actual = quantiles.linear_quantile(table, ranks / (size + 1))
+    np.testing.assert_array_equal(actual, jnp.asarray(table))
+    below = (jnp.asarray(table) <= actual[:, None]).sum(1)
+    np.testing.assert_array_equal(below, ranks)
+    p = np.array([0.0, 0.37, 0.5, 1.0])
+    expected = np.interp(p * (size + 1), ranks, table)
+    np.testing.assert_allclose(quantiles.linear_quantile(table, p), expected, rtol=10 * EXACT, atol=EXACT)
+
+
+def test_linear_quantile_differentiates():
+    table = np.array([1.0, 2.0, 4.0])
+    in_table, in_p = jax.grad(quantiles.linear_quantile, (0, 1))(table, 0.625)
+    np.testing.assert_allclose(in_table, [0.0, 0.5, 0.5], atol=EXACT)
+    np.testing.assert_allclose(in_p, 8.0, rtol=EXACT)
+    in_table, in_p = jax.grad(quantiles.linear_quantile, (0, 1))(table, 0.25)
+    np.testing.assert_allclose(in_table, [1.0, 0.0, 0.0], atol=EXACT)
+
+
+def test_weighted_quantile_agrees_with_a_loop(rng):
+    values, weights = rng.integers(0, 4, size=(5, 3)).astype(float), np.array([0.1, 0.2, 0.3, 0.15, 0.25])
+    for p in (0.0, 0.1, 0.3, 0.33, 0.5, 0.6, 0.99, 1.0):
+        expected = [min(v for v in column if weights[column <= v].sum() >= p - 1e-12) for column in values.T]
+        assert quantiles.weighted_quantile(values, weights, p).tolist() == expected
+
+
+def test_interpolate_monotone():
+    x, xp = np.linspace(-2, 5, 41), np.array([-1.0, 0.0, 0.5, 4.0])
+    fp = np.array([0.0, 2.0, 2.0, 7.0])
+    np.testing.assert_allclose(
+        quantiles.interpolate_monotone(x, xp, fp), np.interp(x, xp, fp), rtol=EXACT, atol=EXACT
+    )
+    # Repeated knots: the curve jumps to the last of them, at the ends too.
+    jumps = quantiles.interpolate_monotone(
+        np.array([-0.1, 0.0, 0.5, 1.0, 1.1]), np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.0, 1.0, 2.0, 3.0])
+    )
+    np.testing.assert_allclose(jumps, [0.0, 1.0, 1.5, 3.0, 3.0], rtol=EXACT)
+    slopes = jax.vmap(jax.grad(quantiles.interpolate_monotone, (0, 1, 2)), (0, None, None))(
+        np.array([-1.0, 0.0, 0.3, 1.0, 2.0]), np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.0, 1.0, 1.0, 3.0])
+    )
+    assert all(np.isfinite(slope).all() for slope in slopes)
+
+
+def test_invert_cdf_is_exact_with_its_derivatives():
+    logistic = lambda y, loc, scale: jax.nn.sigmoid((y - loc) / scale)
+
+    def quantile(p, loc, scale):
+        cdf = lambda y: logistic(y, loc, scale)
+        return quantiles.invert_cdf(cdf, p, jnp.full_like(p, -500.0), jnp.full_like(p, 900.0))
+
+    p, loc, scale = jnp.array([1e-9, 0.3, 0.5, 0.999]), 3.0, 1.7
+    logit = np.log(p / (1 - p))
+    tol = 1e-11 if X64 else 1e-4
+    np.testing.assert_allclose(quantile(p, loc, scale), loc + scale * logit, rtol=tol)
+    in_p, in_loc, in_scale = jax.jacrev(quantile, (0, 1, 2))(p, loc, scale)
+    np.testing.assert_allclose(np.diag(in_p), scale / (p * (1 - p)), rtol=tol)
+    np.testing.assert_allclose(in_loc, np.ones(4), rtol=tol)
+    np.testing.assert_allclose(in_scale, logit, rtol=tol, atol=tol)
+    second = jax.jacfwd(jax.jacrev(lambda q: quantile(q[None], loc, scale)[0]))(p[1])
+    np.testing.assert_allclose(second, scale * (2 * p[1] - 1) / (p[1] * (1 - p[1])) ** 2, rtol=100 * tol)
+
+
+def test_invert_cdf_finds_the_smallest_value_at_jumps_and_flats():
+    steps = lambda y: jnp.where(y < 1, 0.0, jnp.where(y < 2, 0.25, jnp.where(y < 7, 0.5, 1.0)))
+    p = jnp.array([0.1, 0.25, 0.3, 0.5, 0.51])
+    actual = quantiles.invert_cdf(steps, p, jnp.full(5, -10.0), jnp.full(5, 1000.0))
+    np.testing.assert_allclose(actual, [1.0, 1.0, 2.0, 2.0, 7.0], atol=1e-6 if X64 else 0.06)
+    assert (steps(actual) >= p).all()
+    infinite = quantiles.invert_cdf(steps, jnp.array([0.0, 1.0]), jnp.full(2, -jnp.inf), jnp.full(2, jnp.inf))
+    assert infinite.tolist() == [-math.inf, math.inf]

@@ -5,6 +5,9 @@ JOBS ?= 2
 # XLA's thread pool and the test workers would fight for the same cores.
 PYTEST := NPROC=1 $(BIN)/pytest --numprocesses=$(JOBS)
 
+# Tests that do not depend on the default precision run once.
+ANY_PRECISION := test_architecture.py test_cli.py test_datasets.py test_plots.py test_threads.py
+
 .PHONY: setup demo test test-slow lint format clean
 
 setup: .venv/.ready
@@ -19,8 +22,8 @@ demo: setup
 	$(BIN)/jaxcal demo
 
 test: setup
-	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow"
 	JAX_ENABLE_X64=1 $(PYTEST) -m "not slow"
+	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(addprefix --ignore=tests/,$(ANY_PRECISION))
 
 test-slow: setup
 	JAX_ENABLE_X64=1 $(PYTEST) -m slow

@@ -11,6 +11,8 @@ import pytest
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Nearly all of the time goes into compiling small programs that run once: half as long without optimisations.
+jax.config.update("jax_disable_most_optimizations", True)
 install_import_hook("jaxcal", "beartype.beartype")
 
 

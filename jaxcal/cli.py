@@ -107,6 +107,8 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot make the folder {folder}: {error.strerror}.") from error
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"cannot write into the folder {folder}: permission denied.")
 
 
 def _draw(
@@ -160,7 +162,8 @@ def calibrate(
     names = ["mean", "std", *(f"q{level:g}" for level in levels)]
     names = [prefix + name for name in (names if calibration else [*names, "used_for_fitting"])]
     out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
-    _check_output(out, names, file, table)
+    _check_output(out, (file, calibration))
+    _check_names(names, file, table)
 
     if calibration is None:
         columns = _Columns.choose(target, prediction, std, features, table, file)
@@ -174,7 +177,7 @@ def calibrate(
         fitted_on, unseen = _Rows.read(source, columns, calibration), _Rows.read(table, columns, file)
         rows, fitting = unseen, None
 
-    options = {"key": jax.random.key(seed)} if "key" in inspect.signature(fit).parameters else {}
+    options = _options(fit, fitted_on.x, seed)
     with _timed(f"Fit {method} to {len(fitted_on.mean)} rows"):
         calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **options)
     if unseen.y is None:
@@ -267,6 +270,13 @@ def _find_calibrator(method: str) -> Callable:
     return importlib.import_module(f"jaxcal.calibrators.{method}").fit
 
 
+def _options(fit: Callable, x: np.ndarray | None, seed: int) -> dict[str, Any]:
+    """What a method needs beside the data: a key if it is random, a kernel on the output if there are no inputs."""
+    wanted = inspect.signature(fit).parameters
+    options = {"key": jax.random.key(seed)} if "key" in wanted else {}
+    return options | ({"kernel": "output"} if x is None and "kernel" in wanted else {})
+
+
 def _parse_levels(text: str) -> list[float]:
     try:
         levels = [float(level) for level in text.split(",")]
@@ -298,8 +308,8 @@ def _check_calibration(calibration: Path, share: float | None, file: Path) -> No
         )
 
 
-def _check_output(out: Path, names: Sequence[str], file: Path, table: "polars.DataFrame") -> None:
-    """Refuse, before anything is fitted, what could not be written in the end."""
+def _check_output(out: Path, inputs: Iterable[Path | None]) -> None:
+    """Refuse, before anything is fitted, a file that could not be written in the end."""
     _check_suffix(out)
     folder = out.absolute().parent
     if out.is_dir() or not folder.is_dir():
@@ -308,8 +318,12 @@ def _check_output(out: Path, names: Sequence[str], file: Path, table: "polars.Da
         )
     if not os.access(out if out.exists() else folder, os.W_OK):
         raise ValueError(f"cannot write {out}: permission denied.")
-    if out.exists() and out.samefile(file):
-        raise ValueError(f"--out is {file} itself: its rows would be overwritten.")
+    for file in inputs:
+        if file is not None and file.exists() and out.exists() and out.samefile(file):
+            raise ValueError(f"--out is {file} itself: its rows would be overwritten.")
+
+
+def _check_names(names: Sequence[str], file: Path, table: "polars.DataFrame") -> None:
     taken = [name for name in names if name in table.columns]
     if taken:
         raise ValueError(
@@ -369,8 +383,10 @@ def _numbers(table: "polars.DataFrame", column: str, file: Path) -> np.ndarray:
     _check_column(table, column, file)
     values = table[column]
     if not (values.dtype.is_numeric() or values.dtype in (polars.Boolean, polars.Null)):
-        is_text = values.cast(polars.Float64, strict=False).is_null() & values.is_not_null()
-        row = int(is_text.to_numpy().argmax())
+        row = 0
+        if values.dtype == polars.String:  # show the value because of which the column was read as text
+            is_text = values.cast(polars.Float64, strict=False).is_null() & values.is_not_null()
+            row = int(is_text.to_numpy().argmax())
         raise ValueError(
             f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {values[row]!r}."
         )
@@ -447,7 +463,7 @@ def _print_scores(y: np.ndarray, forecasts: dict[str, Distribution], caption: st
         table.add_column(name, justify="right")
     for label, metric, show, wanted in (
         ("RMSE", "rmse", _number, "low"),
-        ("NLPD", "nlpd", _number, "low"),
+        ("NLPD", "nlpd", _density, "low"),
         ("CRPS", "crps", _number, "low"),
         ("ECE", "ece", lambda value: f"{value:.1f} %", "low"),
         ("90 % coverage", "coverage_90", lambda value: f"{100 * value:.1f} %", "90 %"),
@@ -457,11 +473,12 @@ def _print_scores(y: np.ndarray, forecasts: dict[str, Distribution], caption: st
     _console().print(table)
 
 
-_NONE = "\N{EN DASH}"  # the NLPD of a forecast without a density
-
-
 def _number(value: float) -> str:
-    return f"{value:.4g}" if np.isfinite(value) else _NONE
+    return f"{value:.4g}"
+
+
+def _density(value: float) -> str:
+    return _number(value) if np.isfinite(value) else "\N{EN DASH}"  # a point has none
 
 
 def _say(text: str) -> None:

@@ -9,6 +9,7 @@ over runs or ensemble members gives a valid law, whose arrays have further leadi
 # pyright: reportIncompatibleVariableOverride=false
 
 import abc
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -281,7 +282,11 @@ class Mixture(Distribution):
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log of the weighted mean of the members' densities."""
         logs = self._each(lambda member: member.log_prob(y))
-        return logsumexp(logs, axis=0, b=jnp.broadcast_to(self._columns(logs.ndim), logs.shape))
+        dense = (logs > -jnp.inf).any(0)
+        # Where no member has a density the derivatives are 0, not NaN.
+        logs = jnp.where(dense[None], logs, 0)
+        weights = jnp.broadcast_to(self._columns(logs.ndim), logs.shape)
+        return jnp.where(dense, logsumexp(logs, axis=0, b=weights), -jnp.inf)
 
     @eqx.filter_jit
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
@@ -306,8 +311,10 @@ class Mixture(Distribution):
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         if isinstance(self.components, Point):
             return quantiles.weighted_quantile(self.components.mean, self.weights, p)
-        members = self._each(lambda member: member._icdf(p))
-        return quantiles.invert_cdf(self.cdf, p, members.min(0), members.max(0))
+        # The members' quantiles only bracket the mixture's: no derivative passes through them.
+        components, level = jax.lax.stop_gradient((self.components, p))
+        ends = jax.vmap(lambda member: member._icdf(level))(components)
+        return quantiles.invert_cdf(self.cdf, p, ends.min(0), ends.max(0))
 
     def _each(self, function: Callable[[Any], T]) -> T:
         """The function of every member, stacked [m, n]."""
@@ -387,6 +394,18 @@ class Empirical(Distribution):
         score = _with_table(lambda z, u: scores.empirical_crps(u, z))(self.z, u)
         return jnp.where(positive, self.scale * score, jnp.abs(error))
 
+    def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+        """The ends (lower, upper) of the central interval.
+
+        With rule="conformal" it holds a new exchangeable value with probability at least `confidence_level`:
+        both ends are rounded outwards, the lower one to the rank floor((L + 1) (1 - confidence_level) / 2).
+        """
+        lower, upper = super().interval(confidence_level)
+        if self.rule != "conformal":
+            return lower, upper
+        mirrored = eqx.tree_at(lambda law: (law.loc, law.z), self, (-self.loc, -self.z[..., ::-1]))
+        return -mirrored.icdf((1 + confidence_level) / 2), upper
+
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * z, z drawn from the table."""
         return _place(jax.random.choice(key, self.z, shape + self.loc.shape), self.loc, self.scale)
@@ -460,7 +479,9 @@ class Quantiles(Distribution):
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels."""
-        return self._icdf(jax.random.uniform(key, shape + self.values.shape[:-1], self.values.dtype))
+        rows = self.values.shape[:-1]
+        levels = jax.random.uniform(key, (math.prod(shape), *rows), self.values.dtype)
+        return jax.vmap(self._icdf)(levels).reshape(shape + rows)
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         return _with_knots(quantiles.interpolate_monotone)(p, *self._knots)

@@ -21,6 +21,10 @@ from jaxcal import _checks
 keras_rmsprop = partial(optax.rmsprop, decay=0.9, eps=1e-7, eps_in_sqrt=False)
 
 
+# The weak Wolfe conditions of L-BFGS's line search, and how often it tries; the usual values.
+_SUFFICIENT_DECREASE, _CURVATURE, _LINE_SEARCH_TRIALS = 1e-4, 0.9, 30
+
+
 class Result(enum.IntEnum):
     """How an optimisation ended: the values that an array of result codes holds."""
 
@@ -238,7 +242,7 @@ def minimize(
     loss_tolerance: float = 2.2e-9,
     gradient_tolerance: float = 1e-5,
 ) -> Optimum:
-    """Minimise a smooth function of all its parameters by L-BFGS (ten corrections, zoom line search).
+    """Minimise a smooth function of all its parameters by L-BFGS (ten corrections, weak Wolfe line search).
 
     Stops as scipy's L-BFGS-B does by default: when the loss falls by at most `loss_tolerance` of
     max(|old|, |new|, 1), when no entry of the gradient exceeds `gradient_tolerance`, or after `max_iterations`.
@@ -259,31 +263,57 @@ def minimize(
         >>> round(float(optimum.params), 3), Result(int(optimum.result)).name
         (3.0, 'CONVERGED')
     """
-    lbfgs = optax.lbfgs(memory_size=10)
-    value_and_grad = optax.value_and_grad_from_state(loss)
+    lbfgs = optax.scale_by_lbfgs(memory_size=10)
+    value_and_grad = jax.value_and_grad(loss)
 
     def step(state):
-        params, memory, _, steps, _ = state
-        old, gradient = value_and_grad(params, state=memory)
-        updates, memory = lbfgs.update(gradient, memory, params, value=old, grad=gradient, value_fn=loss)
-        params = optax.apply_updates(params, updates)
-        # The line search has evaluated both at the new point.
-        new, gradient = optax.tree.get(memory, "value"), optax.tree.get(memory, "grad")
-        fall = old - new
-        done = (fall <= loss_tolerance * jnp.maximum(jnp.maximum(jnp.abs(old), jnp.abs(new)), 1)) | (
-            optax.tree.norm(gradient, ord=jnp.inf) <= gradient_tolerance
-        )
-        return params, memory, new, steps + 1, done
+        params, (old, gradient), memory, steps, _ = state
+        descent, memory = lbfgs.update(gradient, memory, params)
+        direction = optax.tree.scale(-1, descent)
+        params, (new, gradient) = _line_search(value_and_grad, params, (old, gradient), direction)
+        size = jnp.maximum(jnp.maximum(jnp.abs(old), jnp.abs(new)), 1)
+        flat = optax.tree.norm(gradient, ord=jnp.inf) <= gradient_tolerance
+        return params, (new, gradient), memory, steps + 1, (old - new <= loss_tolerance * size) | flat
 
     def unfinished(state):
-        _, _, value, steps, done = state
+        _, (value, _), _, steps, done = state
         return ~done & (steps < max_iterations) & jnp.isfinite(value)
 
-    start = loss(params)
-    initial = (params, lbfgs.init(params), start, jnp.zeros((), jnp.int32), jnp.zeros((), bool))
-    params, _, value, steps, done = lax.while_loop(unfinished, step, initial)
+    initial = (params, value_and_grad(params), lbfgs.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
+    params, (value, _), _, steps, done = lax.while_loop(unfinished, step, initial)
     ended = jnp.where(done, Result.CONVERGED, Result.STEP_LIMIT)
     return Optimum(params, value, steps, jnp.where(jnp.isfinite(value), ended, Result.NOT_FINITE))
+
+
+def _line_search(value_and_grad, params: PyTree, start: tuple, direction: PyTree) -> tuple[PyTree, tuple]:
+    """A step along `direction` that satisfies the weak Wolfe conditions, with value and gradient where it ends.
+
+    By doubling and bisection (Lewis & Overton 2013, algorithm 2.6): one evaluation a trial, and one copy of the loss
+    in the compiled program. The last point of sufficient decrease is taken where no trial satisfies both.
+    """
+    value, gradient = start
+    slope = optax.tree.vdot(direction, gradient)
+    dtype = value.dtype
+
+    def trial(state):
+        low, high, length, best, tries, _ = state
+        point = optax.tree.add_scale(params, length, direction)
+        found = value_and_grad(point)
+        # False where the value is NaN: such a step is too long.
+        falls = found[0] <= value + _SUFFICIENT_DECREASE * length * slope
+        levels_off = optax.tree.vdot(direction, found[1]) >= _CURVATURE * slope
+        low, high = jnp.where(falls, length, low), jnp.where(falls, high, length)
+        best = _select(falls, (point, found), best)
+        longer = jnp.where(jnp.isinf(high), 2 * length, (low + high) / 2)
+        return low, high, longer, best, tries + 1, falls & levels_off
+
+    def unfinished(state):
+        *_, tries, accepted = state
+        return ~accepted & (tries < _LINE_SEARCH_TRIALS)
+
+    bounds = jnp.asarray(0, dtype), jnp.asarray(jnp.inf, dtype), jnp.asarray(1, dtype)
+    state = (*bounds, (params, start), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
+    return lax.while_loop(unfinished, trial, state)[3]
 
 
 def first_finite(attempt: Callable[[Int[Array, ""]], Optimum], tries: int) -> Optimum:

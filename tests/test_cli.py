@@ -215,6 +215,9 @@ def test_both_ways_to_say_what_to_fit_on(file, tmp_path):
 
 def test_output_that_would_overwrite(table, file, tmp_path):
     assert_refused(calibrate(file, "--out", file), "its rows would be overwritten")
+    other = tmp_path / "other.csv"
+    table.write_csv(other)
+    assert_refused(calibrate(file, "--calibration", other, "--out", other), "its rows would be overwritten")
     assert_refused(calibrate(file, "--out", tmp_path), "must end in")
     (tmp_path / "folder.csv").mkdir()
     assert_refused(calibrate(file, "--out", tmp_path / "folder.csv"), "it is a folder")

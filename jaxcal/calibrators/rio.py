@@ -197,6 +197,8 @@ def fit(
     _checks.check_rows("y", y, 2)
     check_base(base, y.shape[0])
     setting = _setting(y.shape[0], kernel, target, bound, num_inducing, inducing, ard, max_iterations, preset)
+    if x is None and setting.kernel != "output":
+        raise ValueError("x is None, but the kernel looks at the inputs: give x, or take kernel='output'.")
     x = None if setting.kernel == "output" else _checks.as_matrix("x", x, length=y.shape[0])
     _check_spread(base.mean, y, target)
     given = None if isinstance(kernel, str) else _from_gpjax(kernel)
@@ -336,12 +338,12 @@ def _fit(x, mean, y, given: IOKernel | None, setting: Setting) -> RIO:
     points = _points(x, mean, x_scaler, output_scaler, setting.kernel)
     targets = target_scaler(explained)
     initial = _initial(points, given, setting, dtype)
-    optimum, jitter = _optimise(initial, points, targets, setting)
-    process = optimum.params
+    optimum = _optimise(initial, points, targets, setting)
+    process, posterior, jitter = optimum.params
     return RIO(
         process.kernel,
         points if process.inducing is None else process.inducing,
-        _posterior(process, points, targets, jitter),
+        posterior,
         process.noise_variance(points),
         x_scaler,
         output_scaler,
@@ -401,8 +403,8 @@ def _start(points: Float[Array, "n d"], kernels: int, setting: Setting, dtype) -
 
 def _optimise(
     initial: GaussianProcess, points: Points, targets: Float[Array, " n"], setting: Setting
-) -> tuple[Optimum, Float[Array, ""]]:
-    """The process of the greatest evidence, and the smallest jitter that lets its covariance be factorised."""
+) -> Optimum:
+    """The process of the greatest evidence, its posterior, and the smallest jitter at which both are finite."""
     arrays, static = eqx.partition(initial, eqx.is_array)
 
     def run(arrays, points, targets):
@@ -414,13 +416,18 @@ def _optimise(
                 optimum = _with_greedy_points(initial, points, targets, jitter, setting)
             else:
                 optimum = _maximise(initial, points, targets, jitter, setting)
-            return optimum._replace(params=(eqx.filter(optimum.params, eqx.is_array), jitter))
+            posterior = _posterior(optimum.params, points, targets, jitter)
+            finite = jnp.isfinite(posterior.weights).all() & jnp.isfinite(posterior.shrink).all()
+            return optimum._replace(
+                params=(eqx.filter(optimum.params, eqx.is_array), posterior, jitter),
+                result=jnp.where(finite, optimum.result, Result.NOT_FINITE),
+            )
 
         return first_finite(attempt, _JITTER_STEPS)
 
     optimum = one_run_at_a_time(run)(arrays, points, targets)
-    arrays, jitter = optimum.params
-    return optimum._replace(params=eqx.combine(arrays, static)), jitter
+    arrays, *rest = optimum.params
+    return optimum._replace(params=(eqx.combine(arrays, static), *rest))
 
 
 def _jitter(step: Int[Array, ""], dtype, bound: str) -> Float[Array, ""]:
@@ -429,7 +436,7 @@ def _jitter(step: Int[Array, ""], dtype, bound: str) -> Float[Array, ""]:
     Noise is on the exact process's diagonal already: it starts without.
     """
     least = max(1e-8, 10 * float(jnp.finfo(dtype).eps))
-    jitter = jnp.asarray(least, dtype) * 100.0**step
+    jitter = least * jnp.asarray(100, dtype) ** step
     return jnp.where(step > 0, jitter, 0) if bound == "exact" else jitter
 
 

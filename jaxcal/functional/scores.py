@@ -226,9 +226,12 @@ def student_t_icdf(p: Float[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Fl
         [-1.  0.  1.]
     """
     p, df = jnp.broadcast_arrays(p, df)
-    z = ndtri(p)
+    lower = p < 0.5
+    tail = jnp.where(lower, p, 1 - p)  # exact, and so the upper tail is as precise as the lower one
+    z = ndtri(tail)
     far = z * jnp.exp(-_LOG_SQRT_2PI - _student_t_log_constant(df))
-    w = invert_cdf(lambda w: _cdf_of_wallace(w, df), p, jnp.minimum(z, far), jnp.maximum(z, far))
+    w = invert_cdf(lambda w: _cdf_of_wallace(w, df), tail, far, z)
+    w = jnp.where(lower, w, -w)
     largest = math.log(float(jnp.finfo(w.dtype).max)) - 1  # its exponential is finite
     return w * jnp.sqrt(_ratio(jnp.expm1, jnp.minimum(w**2 / df, largest)))
 
@@ -257,8 +260,9 @@ def empirical_crps(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -> Fl
     z, v = table - centre, jnp.asarray(u) - centre
     sums = jnp.concatenate([jnp.zeros_like(z[:1]), jnp.cumsum(z)]) / size
     below = jnp.searchsorted(table, u, side="right")
-    distance = (2 * below / size - 1) * v + sums[-1] - 2 * sums[below]
-    spread = (z * ((2 * jnp.arange(size) + 1) / size - 1)).sum() / size
+    # Integers are cast first: an int32 over a number is a float32, whatever the dtype of the table.
+    distance = (2 * below.astype(z.dtype) / size - 1) * v + sums[-1] - 2 * sums[below]
+    spread = (z * ((2 * jnp.arange(size, dtype=z.dtype) + 1) / size - 1)).sum() / size
     return distance - spread
 
 
@@ -329,7 +333,8 @@ def mixture_crps(
         0.359
     """
     shares = jnp.expand_dims(weights, tuple(range(1, 1 + y.ndim)))
-    spread = icdf(jnp.full_like(y, 0.75)) - icdf(jnp.full_like(y, 0.25))
+    quartiles = jax.lax.map(lambda level: icdf(jnp.full_like(y, level)), jnp.array([0.25, 0.75], y.dtype))
+    spread = quartiles[1] - quartiles[0]
     order = 1 + jnp.sign(spread[None] - spread[:, None])  # [j, i]: 2 where law j is the narrower one, else 0
     pairs = 0.5 * order * shares[:, None] * shares[None]
 
@@ -427,9 +432,8 @@ def _unit_gauss_legendre(points: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _wallace(t: Array, df: Array) -> Array:
     """The variable sign(t) sqrt(df log(1 + t^2 / df)), smooth at t = 0."""
-    ratio = t / jnp.sqrt(df)
-    largest = math.sqrt(float(jnp.finfo(ratio.dtype).max)) / 2  # its square is finite
-    ratio = jnp.clip(ratio, -largest, largest)
+    largest = 1e-3 * math.sqrt(float(jnp.finfo(df.dtype).max))  # its square over df is finite
+    ratio = jnp.clip(t, -largest, largest) / jnp.sqrt(df)
     return jnp.sqrt(df) * ratio * jnp.sqrt(_ratio(jnp.log1p, ratio**2))
 
 

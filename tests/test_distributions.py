@@ -1,0 +1,554 @@
+"""One battery over every law, and each law against scipy, plain NumPy and the definition of its score."""
+
+import functools
+import io
+import math
+
+import equinox as eqx
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxcal.distributions import Empirical, Mixture, Normal, Point, Quantiles, StudentT
+
+X64 = jax.config.jax_enable_x64
+EXACT = 1e-10 if X64 else 3e-5
+LEVELS = np.array([0.02, 0.1, 0.35, 0.5, 0.77, 0.98])
+
+# Three rows of every law, and the two members of the mixtures.
+LOC, SCALE, DF = np.array([0.0, -1.5, 2.0]), np.array([1.0, 0.3, 2.0]), np.array([5.0, 7.5, 30.0])
+OFFSETS, SPREADS, WEIGHTS = np.array([-0.7, 0.9]), np.array([1.0, 0.4]), np.array([0.3, 0.7])
+TABLE = np.array([-2.0, -0.5, -0.5, 0.0, 0.25, 1.0, 3.0])
+KNOTS, SHAPE = np.array([0.05, 0.2, 0.5, 0.6, 0.9]), np.array([-2.0, -0.5, 0.1, 0.1, 1.7])
+
+
+def mixture(member, loc, scale):
+    """A mixture of two laws, each of which `member` makes of a location and a scale."""
+    locs, scales = loc + OFFSETS[:, None] * scale, SPREADS[:, None] * scale
+    return Mixture(jax.vmap(member)(locs, scales), WEIGHTS)
+
+
+# Each law is a function of the locations and scales of its rows; y -> a y + b makes them a loc + b, a scale.
+LAWS = {
+    "point": lambda loc, scale: Point(loc),
+    "normal": Normal,
+    "student_t": lambda loc, scale: StudentT(DF, loc, scale),
+    "mixture": functools.partial(mixture, Normal),
+    "mixture_of_points": functools.partial(mixture, lambda loc, scale: Point(loc)),
+    "mixture_of_t": functools.partial(mixture, lambda loc, scale: StudentT(4.5, loc, scale)),
+    "empirical": lambda loc, scale: Empirical(loc, scale, TABLE),
+    "quantiles": lambda loc, scale: Quantiles(KNOTS, loc[:, None] + scale[:, None] * SHAPE),
+}
+CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t"}
+each_law = pytest.mark.parametrize("name", LAWS)
+# What holds for one mixture holds for the other; this one takes seconds to compile.
+each_law_but_one = pytest.mark.parametrize("name", [name for name in LAWS if name != "mixture_of_t"])
+
+
+def build(name, dtype=float, shift=0.0, factor=1.0):
+    law = LAWS[name](factor * LOC + shift, factor * SCALE)
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.zeros(0, dtype).dtype), law)
+
+
+def probe(law, y, p=LEVELS):
+    """All that the interface gives, by name."""
+    return _probe(law, jnp.asarray(y), jnp.asarray(p))
+
+
+@jax.jit
+def _probe(law, y, p):
+    return {
+        "mean": law.mean,
+        "std": law.std,
+        "variance": law.variance,
+        "cdf": law.cdf(y),
+        "log_prob": law.log_prob(y),
+        "crps": law.crps(y),
+        "icdf": law.icdf(p),
+        "interval": jnp.stack(law.interval(0.8), axis=-1),
+    }
+
+
+@jax.jit
+@jax.grad
+def slopes(inputs):
+    """The gradient of all that the interface gives, in the law, the outcomes and the levels."""
+    law, y, p = inputs
+    density = law.log_prob(y)
+    rows = law.mean + law.std + law.cdf(y) + law.crps(y) + jnp.where(jnp.isfinite(density), density, 0)
+    return rows.sum() + law.icdf(p).sum()
+
+
+def standard_cdf(name, row, u):
+    """The cdf of a row at location 0 and scale 1, by scipy and NumPy."""
+    match name:
+        case "point":
+            return (u >= 0).astype(float)
+        case "normal":
+            return scipy.stats.norm.cdf(u)
+        case "student_t":
+            return scipy.stats.t.cdf(u, DF[row])
+        case "empirical":
+            return np.searchsorted(TABLE, u, side="right") / len(TABLE)
+        case "quantiles":
+            # np.interp takes the last of repeated knots at the knot itself only if it is nudged past it.
+            inside = np.interp(np.nextafter(u, np.inf), SHAPE, KNOTS)
+            return np.where(u < SHAPE[0], 0.0, np.where(u >= SHAPE[-1], 1.0, inside))
+    member = {
+        "mixture": scipy.stats.norm.cdf,
+        "mixture_of_points": lambda u: u >= 0,
+        "mixture_of_t": scipy.stats.t(4.5).cdf,
+    }[name]
+    members = zip(WEIGHTS, OFFSETS, SPREADS, strict=True)
+    return sum(weight * member((u - offset) / spread) for weight, offset, spread in members)
+
+
+def oracle_cdf(name, row, t):
+    """The cdf of one row at t."""
+    return standard_cdf(name, row, (np.asarray(t) - LOC[row]) / SCALE[row])
+
+
+def standard_moments(name):
+    """The means and stds of the rows at location 0 and scale 1."""
+    t_std = math.sqrt(4.5 / 2.5)
+    stds = {"mixture": SPREADS, "mixture_of_points": np.zeros(2), "mixture_of_t": t_std * SPREADS}.get(name)
+    if stds is not None:
+        mean = WEIGHTS @ OFFSETS
+        return mean, math.sqrt(WEIGHTS @ (stds**2 + (OFFSETS - mean) ** 2))
+    q = np.interp((np.arange(10**6) + 0.5) / 10**6, KNOTS, SHAPE)
+    return {
+        "point": (0.0, 0.0),
+        "normal": (0.0, 1.0),
+        "student_t": (0.0, np.sqrt(DF / (DF - 2))),
+        "empirical": (TABLE.mean(), TABLE.std()),
+        "quantiles": (q.mean(), q.std()),
+    }[name]
+
+
+def integrate_crps(cdf, y, breaks, scale):
+    """The integral of (cdf(t) - 1{y <= t})^2, by Gauss-Legendre rules between the breaks and far outside."""
+    middle = np.unique([*breaks, y])
+    far = scale * np.geomspace(0.3, 1e4, 24)
+    near = np.arange(middle[0], middle[-1], 0.2 * scale)
+    ends = np.unique(np.concatenate([middle[0] - far, near, middle, middle[-1] + far]))
+    nodes, weights = np.polynomial.legendre.leggauss(12)
+    width, start = np.diff(ends)[:, None], ends[:-1, None]
+    t = start + width * (nodes + 1) / 2
+    return (width / 2 * weights * (cdf(t) - (y <= t)) ** 2).sum()
+
+
+def breaks_of(name, row):
+    shape = {"empirical": TABLE, "quantiles": SHAPE, "point": [0.0]}.get(name, OFFSETS)
+    return LOC[row] + SCALE[row] * np.asarray(shape)
+
+
+# ------------------------------------------------------------------ the battery
+
+
+@each_law
+def test_cdf_and_moments_agree_with_the_oracle(name):
+    law = build(name)
+    # Between the atoms and the knots, where rounding decides nothing.
+    for u in (-5.03, -1.71, -0.41, 0.033, 0.61, 2.27, 9.1):
+        out = probe(law, LOC + SCALE * u)
+        expected = [standard_cdf(name, row, np.array(u)) for row in range(3)]
+        np.testing.assert_allclose(out["cdf"], expected, rtol=EXACT, atol=1e-12 if X64 else 1e-6)
+    mean, std = standard_moments(name)
+    tolerance = {"rtol": EXACT, "atol": EXACT} if name != "quantiles" else {"rtol": 1e-5, "atol": 1e-5}
+    np.testing.assert_allclose(out["mean"], LOC + SCALE * mean, **tolerance)
+    np.testing.assert_allclose(out["std"], SCALE * std, **tolerance)
+    np.testing.assert_allclose(out["variance"], (SCALE * std) ** 2, **tolerance)
+
+
+@each_law
+def test_icdf_inverts_cdf(name):
+    law = build(name)
+    q = probe(law, LOC)["icdf"]
+    for j, level in enumerate(LEVELS):
+        assert (probe(law, q[:, j] + 1e-4)["cdf"] >= level - EXACT).all()
+        assert (probe(law, q[:, j] - 1e-3)["cdf"] <= level + EXACT).all()
+        if name in CONTINUOUS:
+            np.testing.assert_allclose(probe(law, q[:, j])["cdf"], np.full(3, level), rtol=EXACT)
+
+
+@each_law
+def test_crps_agrees_with_its_definition(name):
+    law = build(name)
+    # A tie with a member, an atom or a knot, a value in between, and values far outside.
+    for y in (LOC + SCALE * breaks_of(name, 0)[0], LOC + 0.33 * SCALE, LOC - 7 * SCALE, LOC + 60.0):
+        expected = [
+            integrate_crps(functools.partial(oracle_cdf, name, row), y[row], breaks_of(name, row), SCALE[row])
+            for row in range(3)
+        ]
+        np.testing.assert_allclose(probe(law, y)["crps"], expected, rtol=1e-6 if X64 else 2e-5)
+
+
+@each_law_but_one
+def test_samples_follow_the_law(name):
+    law = build(name)
+    draws = np.asarray(jax.jit(lambda law: law.sample(jax.random.key(3), (40, 100)))(law))
+    assert draws.shape == (40, 100, 3)
+    draws = draws.reshape(4000, 3)
+    out = probe(law, LOC)
+    error = 4.5 * float(out["std"].max()) / math.sqrt(4000)
+    np.testing.assert_allclose(draws.mean(0), out["mean"], atol=error + 1e-5)
+    np.testing.assert_allclose(draws.std(0), out["std"], rtol=0.1, atol=1e-5)
+    # Probabilities say more than two moments do.
+    for y in (LOC - 0.3 * SCALE, LOC + 0.55 * SCALE):
+        np.testing.assert_allclose(
+            (draws <= y).mean(0), probe(law, y)["cdf"], atol=4.5 * 0.5 / math.sqrt(4000)
+        )
+
+
+@each_law
+def test_shapes(name):
+    out = probe(build(name), LOC)
+    assert {key: value.shape for key, value in out.items()} == {
+        **dict.fromkeys(["mean", "std", "variance", "cdf", "log_prob", "crps"], (3,)),
+        "icdf": (3, len(LEVELS)),
+        "interval": (3, 2),
+    }
+    np.testing.assert_allclose(out["interval"][:, 0], out["icdf"][:, 1], rtol=EXACT)
+
+
+@pytest.mark.parametrize("name", ["normal", "mixture", "quantiles"])
+def test_a_level_may_be_a_number_and_so_may_an_outcome(name):
+    law = build(name)
+    out = probe(law, np.full(3, 0.5))
+    np.testing.assert_allclose(law.cdf(0.5), out["cdf"], rtol=EXACT)
+    np.testing.assert_allclose(law.icdf(LEVELS[1]), out["icdf"][:, 1], rtol=EXACT)
+    np.testing.assert_allclose(law.icdf(LEVELS[1:2]), out["icdf"][:, 1:2], rtol=EXACT)
+
+
+@each_law_but_one
+def test_vmap_over_runs(name):
+    runs = [build(name), build(name, shift=0.4, factor=3.0)]
+    stacked, y = jax.tree.map(lambda *leaves: jnp.stack(leaves), *runs), LOC + 0.2
+    together = jax.jit(jax.vmap(probe, (0, None)))(stacked, y)
+    for i, run in enumerate(runs):
+        for key, alone in probe(run, y).items():
+            np.testing.assert_allclose(together[key][i], alone, rtol=EXACT, atol=EXACT, err_msg=key)
+    if not isinstance(stacked, Mixture):
+        # Without a vmap too: the methods are elementwise in leading axes.
+        direct = {
+            "cdf": stacked.cdf(y),
+            "crps": stacked.crps(y),
+            "icdf": stacked.icdf(0.1),
+            "std": stacked.std,
+        }
+        expected = {**together, "icdf": together["icdf"][..., 1]}
+        for key, value in direct.items():
+            np.testing.assert_allclose(value, expected[key], rtol=EXACT, atol=EXACT, err_msg=key)
+
+
+@each_law
+def test_gradients_are_finite(name):
+    # The second row is a tie with its location.
+    y = LOC + np.array([0.4, 0.0, 11.0])
+    for leaf in jax.tree.leaves(slopes((build(name), y, LEVELS))):
+        assert np.isfinite(leaf).all()
+
+
+@pytest.mark.parametrize("name", [*sorted(CONTINUOUS), "quantiles"])
+def test_icdf_has_exact_derivatives(name):
+    law = build(name)
+    # Moving a row moves its quantiles: the derivatives in all the locations add up to one.
+    places = {
+        "normal": lambda law: law.mean,
+        "student_t": lambda law: law.loc,
+        "mixture": lambda law: law.components.mean,
+        "mixture_of_t": lambda law: law.components.loc,
+        "quantiles": lambda law: law.values,
+    }
+    shift = eqx.tree_at(places[name], jax.tree.map(jnp.zeros_like, law), replace_fn=jnp.ones_like)
+    zeros, p = jax.tree.map(jnp.zeros_like, law), jnp.full((), 0.3)
+    push = jax.jit(lambda shift, rise: jax.jvp(lambda law, p: law.icdf(p), (law, p), (shift, rise)))
+    q, moved = push(shift, jnp.zeros(()))
+    np.testing.assert_allclose(moved, np.ones(3), rtol=EXACT)
+    # The derivative in the level is one over the density.
+    in_p = push(zeros, jnp.ones(()))[1]
+    np.testing.assert_allclose(in_p, np.exp(-probe(law, q)["log_prob"]), rtol=10 * EXACT)
+
+
+@each_law
+def test_save_and_load(name):
+    law, buffer = build(name), io.BytesIO()
+    eqx.tree_serialise_leaves(buffer, law)
+    buffer.seek(0)
+    loaded = eqx.tree_deserialise_leaves(buffer, jax.tree.map(jnp.zeros_like, law))
+    assert eqx.tree_equal(law, loaded)
+
+
+@each_law
+@pytest.mark.parametrize("factor", [1e-9, 1e9])
+def test_equivariance(name, factor):
+    y, shift = LOC + 0.37, 2 * factor
+    plain = probe(build(name), y)
+    moved = probe(build(name, shift=shift, factor=factor), factor * y + shift)
+    expected = {
+        **{key: factor * plain[key] for key in ("std", "crps")},
+        **{key: factor * plain[key] + shift for key in ("mean", "icdf", "interval")},
+        "variance": factor**2 * plain["variance"],
+        "cdf": plain["cdf"],
+        "log_prob": plain["log_prob"] - math.log(factor),
+    }
+    for key, value in expected.items():
+        atol = 0 if key in {"cdf", "log_prob"} else 5 * EXACT * factor ** (2 if key == "variance" else 1)
+        np.testing.assert_allclose(moved[key], value, rtol=5 * EXACT, atol=atol, err_msg=key)
+
+
+@each_law_but_one
+def test_a_law_keeps_its_dtype(name):
+    law = build(name, "float32")
+    out = probe(law, LOC) | {"sample": law.sample(jax.random.key(0), (2,)), "integers": law.cdf(np.arange(3))}
+    assert {key: value.dtype for key, value in out.items()} == dict.fromkeys(out, jnp.float32)
+
+
+@each_law
+def test_quantiles_stay_finite_and_in_order(name):
+    p = np.array([0.0, 1e-12, 1e-4, 0.9, 1 - 1e-6, 1.0])
+    q = np.asarray(probe(build(name), LOC, p)["icdf"])
+    assert np.isfinite(q[:, 1:-1]).all()
+    assert (q[:, 1:] >= q[:, :-1]).all()
+    assert np.isinf(q[:, [0, -1]]).all() == (name in CONTINUOUS)
+
+
+# ------------------------------------------------------------------ one law at a time
+
+
+def test_log_probs_agree_with_scipy():
+    u = np.array([0.3, -2.0, 40.0])
+    actual = {name: probe(build(name), LOC + SCALE * u)["log_prob"] + np.log(SCALE) for name in LAWS}
+    np.testing.assert_allclose(actual["normal"], scipy.stats.norm.logpdf(u), rtol=EXACT)
+    np.testing.assert_allclose(actual["student_t"], scipy.stats.t.logpdf(u, DF), rtol=EXACT)
+    for name, member in (("mixture", scipy.stats.norm), ("mixture_of_t", scipy.stats.t(4.5))):
+        members = zip(WEIGHTS, OFFSETS, SPREADS, strict=True)
+        logs = [math.log(w / s) + member.logpdf((u - m) / s) for w, m, s in members]
+        np.testing.assert_allclose(actual[name], np.logaddexp(*logs), rtol=EXACT)
+    for name in ("point", "mixture_of_points", "empirical"):
+        assert actual[name].tolist() == [-math.inf] * 3
+
+
+def test_log_prob_of_quantiles_is_the_slope_of_the_cdf():
+    law = build("quantiles")
+    u = np.array([-1.0, -0.3, 1.2])
+    expected = np.log([0.15 / 1.5, 0.3 / 0.6, 0.3 / 1.6]) - np.log(SCALE)
+    np.testing.assert_allclose(law.log_prob(LOC + SCALE * u), expected, rtol=EXACT)
+    for u in (-2.1, 1.8):
+        assert law.log_prob(LOC + SCALE * u).tolist() == [-math.inf] * 3
+
+
+def test_rows_without_a_spread_are_points():
+    y, loc, zero = np.array([-1.0, 2.0, 2.5]), np.full(3, 2.0), np.zeros(3)
+    levels, pair = np.array([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]), np.full((2, 3), 2.0)
+    laws = [
+        Point(loc),
+        Normal(loc, zero),
+        StudentT(5.0, loc, zero),
+        Empirical(loc, zero, TABLE),
+        Quantiles(KNOTS, np.full((3, 5), 2.0)),
+        Mixture(jax.vmap(Point)(pair)),
+        Mixture(jax.vmap(Normal)(pair, 0 * pair)),
+        Mixture(jax.vmap(lambda loc: StudentT(5.0, loc, 0.0))(pair)),
+    ]
+    for law in laws:
+        out = probe(law, y, levels)
+        np.testing.assert_allclose(out["crps"], [3.0, 0.0, 0.5], rtol=EXACT)
+        assert out["cdf"].tolist() == [0.0, 1.0, 1.0]
+        assert out["std"].tolist() == [0.0] * 3
+        assert out["log_prob"].tolist() == [-math.inf] * 3
+        assert (out["icdf"] == 2.0).all()
+        for leaf in jax.tree.leaves(slopes((law, y, LEVELS))):
+            assert np.isfinite(leaf).all(), law
+
+
+def test_student_t_without_moments():
+    law = StudentT(np.array([0.8, 1.5, 3.0]), 1.0, 2.0)
+    assert np.isnan(law.mean).tolist() == [True, False, False]
+    assert np.isinf(law.variance).tolist() == [True, True, False]
+    np.testing.assert_allclose(law.icdf(0.9), scipy.stats.t.ppf(0.9, [0.8, 1.5, 3.0], 1, 2), rtol=EXACT)
+
+
+@pytest.mark.parametrize("rule", ["inverse_cdf", "crude", "conformal"])
+def test_rules_of_an_empirical_law(rule):
+    law = Empirical(LOC, SCALE, TABLE, rule)
+    for p in (0.01, 2 / 7, 0.3, 0.5, 0.8, 0.95):
+        size = len(TABLE)
+        k = {
+            "inverse_cdf": math.ceil(round(p * size, 9)),
+            "crude": min(math.floor(round(p * size, 9)) + 1, size),
+            "conformal": math.ceil(round(p * (size + 1), 9)),
+        }[rule]
+        z = TABLE[k - 1] if 1 <= k <= size else math.inf
+        np.testing.assert_allclose(law.icdf(p), LOC + SCALE * z, rtol=EXACT)
+    assert np.isinf(law.icdf(0.0)).all() == (rule == "conformal")
+    # An end that the table cannot vouch for is infinite, even where the scale is 0.
+    lower, upper = Empirical(LOC, 0.0, TABLE, rule).interval(0.9)
+    assert np.isinf(lower).all() == np.isinf(upper).all() == (rule == "conformal")
+
+
+@pytest.mark.parametrize(("size", "level"), [(20, 0.9), (20, 0.5), (100, 0.9), (39, 0.95)])
+def test_a_conformal_interval_keeps_its_promise(size, level):
+    # Between the order statistics of ranks j and k of L lies a new value with probability (k - j) / (L + 1).
+    law = Empirical(0.0, 1.0, np.arange(1.0, size + 1), "conformal")
+    lower, upper = law.interval(level)
+    assert level - 1e-6 <= float(upper[0] - lower[0]) / (size + 1) < level + 2 / (size + 1)
+
+
+def test_an_interval_under_jit_reads_the_same_ranks():
+    # 1 - 0.9 is not 0.1 in binary: the rank of 200 x 0.05 must not depend on where the level is computed.
+    law = Empirical(np.zeros(1), 1.0, np.arange(1.0, 201.0))
+    for level in (0.5, 0.8, 0.9, 0.95, 0.98, 0.99):
+        lower, upper = jax.jit(lambda level: law.interval(level))(level)
+        assert (float(lower[0]), float(upper[0])) == (round(100 * (1 - level)), round(100 * (1 + level)))
+
+
+def test_large_tables_cost_little_memory():
+    rows, size = 5000, 5000
+    law = Empirical(np.zeros(rows), np.ones(rows), np.linspace(-1, 1, size))
+    for method in (lambda law: law.cdf(0.1), lambda law: law.crps(0.1), lambda law: law.icdf(0.1)):
+        memory = jax.jit(method).lower(law).compile().memory_analysis()
+        assert memory.temp_size_in_bytes < 100 * (rows + size)
+
+
+def test_mixture_moments_do_not_cancel():
+    law = Mixture(jax.vmap(Normal)(np.array([[4096.0], [4097.0]]), np.array([[1e-3], [1e-3]])))
+    np.testing.assert_allclose(law.std, math.sqrt(0.25 + 1e-6), rtol=1e-6)
+
+
+def test_mixture_of_points_takes_the_smallest_value():
+    law = Mixture(jax.vmap(Point)(np.array([[3.0, 1.0], [1.0, 1.0], [2.0, 5.0]])))
+    levels = np.array([0.0, 1 / 3, 0.34, 2 / 3, 0.67, 1.0])
+    assert law.icdf(levels).tolist() == [[1.0, 1.0, 2.0, 2.0, 3.0, 3.0], [1.0, 1.0, 1.0, 1.0, 5.0, 5.0]]
+
+
+@pytest.mark.parametrize("name", ["empirical", "quantiles", "mixture"])
+def test_mixtures_of_any_law(name):
+    members = jax.tree.map(lambda *leaves: jnp.stack(leaves), build(name), build(name, shift=1.0, factor=2.0))
+    law, y = Mixture(members, WEIGHTS), LOC + 0.7
+    parts = [build(name), build(name, shift=1.0, factor=2.0)]
+    expected = sum(w * part.cdf(y) for w, part in zip(WEIGHTS, parts, strict=True))
+    np.testing.assert_allclose(law.cdf(y), expected, rtol=EXACT)
+    for row in range(3):
+        moved = lambda t, row=row: oracle_cdf(name, row, LOC[row] + (t - 1 - 2 * LOC[row]) / 2)
+        cdf = lambda t, row=row, moved=moved: 0.3 * oracle_cdf(name, row, t) + 0.7 * moved(t)
+        breaks = breaks_of(name, row)
+        breaks = np.concatenate([breaks, 2 * breaks + 1])
+        expected = integrate_crps(cdf, y[row], breaks, SCALE[row])
+        np.testing.assert_allclose(law.crps(y)[row], expected, rtol=1e-5 if name == "mixture" else 3e-2)
+    q = law.icdf(LEVELS)
+    assert (jax.vmap(law.cdf, 1, 1)(q + 1e-4) >= LEVELS[None]).all()
+    assert (jax.vmap(law.cdf, 1, 1)(q - 1e-3) <= LEVELS[None] + EXACT).all()
+
+
+def test_parameters_are_numpy_arrays_numbers_and_integers():
+    law = Normal(np.arange(3), 2)
+    assert law.mean.dtype == law.std.dtype == jnp.zeros(0).dtype
+    assert law.std.tolist() == [2.0] * 3
+    assert Normal(0.0, 1.0).mean.shape == (1,)
+    # A number has no say in the dtype; neither do levels and tables.
+    single = np.zeros(3, "float32")
+    assert Normal(single, np.float64(1)).std.dtype == jnp.float32
+    assert Empirical(single, 1, TABLE).z.dtype == jnp.float32
+    assert Quantiles(KNOTS, np.tile(SHAPE, (2, 1)).astype("float32")).levels.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Normal(np.zeros(5), np.ones(3)), "std has 3 rows where 5 are expected"),
+        (
+            lambda: Normal(np.zeros((5, 1)), 1.0),
+            r"mean must have shape \(n,\); got \(5, 1\): did you mean mean",
+        ),
+        (lambda: Normal(np.zeros(2), np.array([1.0, -2.0])), "std must not be negative; got -2"),
+        (lambda: Point(np.array([0.0, np.nan])), "mean holds 1 values that are NaN or infinite"),
+        (lambda: Point(np.zeros(0)), "mean is empty"),
+        (lambda: StudentT(0.0, np.zeros(2), 1.0), "df must be positive; got 0"),
+        (lambda: Mixture(Normal(np.zeros(2), 1.0)), r"components must be a stack.*shapes \(2,\), \(2,\)"),
+        (lambda: Mixture(jax.vmap(Point)(np.zeros((2, 3))), np.ones(3) / 3), "weights has 3 rows where 2"),
+        (
+            lambda: Mixture(jax.vmap(Point)(np.zeros((2, 3))), np.array([0.5, 0.6])),
+            "weights must sum to 1; got 1.1",
+        ),
+        (
+            lambda: Mixture(jax.vmap(Point)(np.zeros((2, 3))), np.array([1.5, -0.5])),
+            "weights must not be negative",
+        ),
+        (
+            lambda: Empirical(np.zeros(2), 1.0, np.array([0.0, 2.0, 1.0])),
+            "z must be in increasing order; got 2 before 1",
+        ),
+        (lambda: Empirical(np.zeros(2), 1.0, TABLE, "linear"), "rule must be one of .* got 'linear'"),
+        (lambda: Quantiles(np.array([0.1, 0.9]), np.zeros((2, 3))), r"got shape \(2, 3\) and 2 levels"),
+        (
+            lambda: Quantiles(np.array([0.5, 0.5]), np.zeros((2, 2))),
+            "levels must be strictly increasing; got 0.5",
+        ),
+        (
+            lambda: Quantiles(np.array([5.0, 95.0]), np.zeros((2, 2))),
+            "levels must lie between 0 and 1; got 5",
+        ),
+        (
+            lambda: Quantiles(np.array([0.1, 0.9]), np.array([[0.0, 1.0], [3.0, 2.0]])),
+            "values must be in increasing order; got 3 before 2 in row 1",
+        ),
+        (lambda: build("normal").cdf(np.zeros(4)), r"y must be one number or have shape \(3,\); got \(4,\)"),
+        (lambda: build("normal").icdf(95.0), "p must lie between 0 and 1; got 95"),
+        (
+            lambda: build("normal").icdf(np.zeros((2, 2))),
+            r"p must be one level or a vector.*got shape \(2, 2\)",
+        ),
+        (
+            lambda: build("normal").interval(90),
+            "confidence_level must lie between 0 and 1; got 90: did you mean 0.9",
+        ),
+    ],
+)
+def test_mistakes_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_shapes_are_checked_under_jit():
+    with pytest.raises(ValueError, match="std has 3 rows where 5 are expected"):
+        jax.jit(Normal)(jnp.zeros(5), jnp.ones(3))
+
+
+# ------------------------------------------------------------------ invariants
+
+FLOATS = st.floats(-1e6, 1e6, width=32)
+crps_of_normal = jax.jit(lambda y, mean, std: Normal(mean, std).crps(y))
+crps_and_levels = jax.jit(lambda law, y, p: (law.crps(y), law.icdf(p), law.cdf(y)))
+
+
+@hypothesis.settings(max_examples=40, deadline=None, database=None)
+@hypothesis.given(y=FLOATS, mean=FLOATS, std=st.floats(0, 1e6, width=32))
+def test_a_normal_score_lies_between_zero_and_the_absolute_error(y, mean, std):
+    score, error = float(crps_of_normal(y, mean, std)[0]), abs(y - mean)
+    rounding = 1e-5 * (error + std)
+    assert -rounding <= score <= error + std * 0.2337 + rounding
+
+
+@hypothesis.settings(max_examples=40, deadline=None, database=None)
+@hypothesis.given(
+    values=st.lists(FLOATS, min_size=6, max_size=6),
+    y=FLOATS,
+    p=st.lists(st.floats(0, 1, width=32), min_size=3, max_size=3),
+)
+def test_laws_of_tables_and_quantiles_keep_their_order(values, y, p):
+    values, p = np.sort(np.array(values)), np.sort(np.array(p))
+    size = np.abs(values).max() + abs(y)
+    for law in (
+        Empirical(np.zeros(1), 1.0, values),
+        Quantiles(np.linspace(0.1, 0.9, 6), values[None]),
+        Mixture(jax.vmap(Point)(values[:, None])),
+    ):
+        score, quantiles, probability = crps_and_levels(law, y, p)
+        assert float(score[0]) >= -1e-5 * size
+        assert (np.diff(quantiles[0]) >= -1e-5 * size).all()
+        assert 0 <= float(probability[0]) <= 1 + 1e-6

@@ -1,0 +1,143 @@
+"""One battery over every method: what a user of JAX may do with it."""
+
+import contextlib
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcal import Distribution, Point, mlp, rio
+
+X64 = jax.config.jax_enable_x64
+RNG = np.random.default_rng(3)
+X = RNG.uniform(-2, 2, size=(40, 2))
+MEAN = np.sin(X[:, 0])
+Y = MEAN + 0.3 * X[:, 1] + 0.1 * RNG.normal(size=40)
+KEY = jax.random.key(0)
+
+
+def fit_mlp(x, mean, y):
+    return mlp.fit(x, y, key=KEY, max_epochs=20)
+
+
+def fit_rio(x, mean, y, **options):
+    return rio.fit(x, Point(mean), y, **options)
+
+
+def call_mlp(module, x, mean):
+    return module(x)
+
+
+def call_rio(module, x, mean):
+    return module(x, Point(mean))
+
+
+METHODS = {
+    "mlp": (fit_mlp, call_mlp),
+    "rio": (fit_rio, call_rio),
+    "rio-collapsed": (partial(fit_rio, bound="collapsed", num_inducing=10), call_rio),
+}
+# A network after 20 epochs is a chaotic function of rounding, an optimum is not.
+TOLERANCE = {"mlp": 1e-6 if X64 else 1e-2, "rio": 1e-4 if X64 else 2e-2, "rio-collapsed": 1e-4 if X64 else 2e-2}
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def method(request):
+    fit, call = METHODS[request.param]
+    return fit, call, fit(X, MEAN, Y), TOLERANCE[request.param]
+
+
+def test_predicts_a_distribution(method):
+    _, call, module, _ = method
+    law = call(module, X[:7], MEAN[:7])
+    assert isinstance(law, Distribution)
+    assert law.mean.shape == law.std.shape == (7,)
+    assert np.isfinite(law.mean).all()
+    assert np.isfinite(law.std).all()
+    assert np.sqrt(np.mean((call(module, X, MEAN).mean - Y) ** 2)) < Y.std()
+
+
+def test_rows_are_predicted_independently(method):
+    _, call, module, _ = method
+    whole, part = call(module, X, MEAN), call(module, X[5:8], MEAN[5:8])
+    np.testing.assert_allclose(part.mean, whole.mean[5:8], atol=1e-8 if X64 else 1e-4)
+
+
+def test_jit_of_the_fit_and_the_prediction(method):
+    fit, call, module, tolerance = method
+    jitted = eqx.filter_jit(lambda x, mean, y: call(fit(x, mean, y), x, mean))(X, MEAN, Y)
+    np.testing.assert_allclose(jitted.mean, call(module, X, MEAN).mean, atol=tolerance)
+
+
+def test_vmap_over_runs(method):
+    fit, call, module, tolerance = method
+    runs = [jnp.stack([a, a]) for a in (X, MEAN, Y)]
+    modules = eqx.filter_vmap(fit)(*runs)
+    laws = eqx.filter_vmap(call)(modules, *runs[:2])
+    assert laws.mean.shape == (2, 40)
+    np.testing.assert_allclose(laws.mean[1], call(module, X, MEAN).mean, atol=tolerance)
+
+
+def test_gradients_of_the_prediction_are_finite(method):
+    _, call, module, _ = method
+    total = lambda x, mean: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(call(module, x, mean)))
+    for slope in jax.grad(total, (0, 1))(jnp.asarray(X), jnp.asarray(MEAN)):
+        assert np.isfinite(slope).all()
+
+
+def test_no_gradient_passes_through_the_fit(method):
+    fit, call, _, _ = method
+    slope = jax.grad(lambda y: call(fit(X, MEAN, y), X, MEAN).mean.sum())(jnp.asarray(Y))
+    assert not slope.any()
+
+
+def test_save_and_load(method, tmp_path):
+    fit, call, module, _ = method
+    eqx.tree_serialise_leaves(tmp_path / "module.eqx", module)
+    like = eqx.filter_eval_shape(fit, X, MEAN, Y)
+    loaded = eqx.tree_deserialise_leaves(tmp_path / "module.eqx", like)
+    np.testing.assert_array_equal(call(loaded, X, MEAN).mean, call(module, X, MEAN).mean)
+
+
+@contextlib.contextmanager
+def compilations():
+    """Counts what is compiled meanwhile."""
+    compiled = []
+
+    def listen(event: str, duration: float, **_) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_a_second_fit_compiles_nothing(method):
+    fit, call, _, _ = method
+    call(fit(X, MEAN, Y), X, MEAN)
+    with compilations() as compiled:
+        call(fit(X[::-1].copy(), MEAN + 1, 2 * Y), X, MEAN)
+    assert not compiled
+
+
+@pytest.mark.parametrize(("factor", "shift"), [(2.0, -3.0), (1e-9, 0.0), (1e9, 0.0)])
+def test_equivariance(method, factor, shift):
+    fit, call, module, tolerance = method
+    before = call(module, X, MEAN)
+    moved = factor * MEAN + shift
+    after = call(fit(X, moved, factor * Y + shift), X, moved)
+    np.testing.assert_allclose((after.mean - shift) / factor, before.mean, atol=tolerance)
+    np.testing.assert_allclose(after.std / factor, before.std, atol=tolerance)
+
+
+def test_the_dtype_of_the_input_is_kept(method):
+    fit, call, _, _ = method
+    single = [np.asarray(a, np.float32) for a in (X, MEAN, Y)]
+    law = call(fit(*single), *single[:2])
+    assert law.mean.dtype == law.std.dtype == jnp.float32

@@ -6,9 +6,9 @@ and the checks of values are skipped; those of shapes never are.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float
 
 
@@ -70,9 +70,7 @@ def check_finite(name: str, array: ArrayLike) -> None:
     if bad.any():
         index = tuple(int(i) for i in np.argwhere(bad)[0])
         where = index[0] if len(index) == 1 else index
-        raise ValueError(
-            f"{name} holds {int(bad.sum())} values that are NaN or infinite, the first at index {where}."
-        )
+        raise ValueError(f"{name} holds {int(bad.sum())} values that are NaN or infinite, the first at index {where}.")
 
 
 def check_rows(name: str, array: Array, at_least: int) -> None:
@@ -100,7 +98,7 @@ def check_fraction(name: str, value: ArrayLike) -> None:
 
 def is_traced(*arrays: ArrayLike) -> bool:
     """Whether a value is unknown because a transformation is tracing it."""
-    return any(isinstance(array, jax.core.Tracer) for array in arrays)
+    return any(isinstance(array, Tracer) for array in arrays)
 
 
 def _check_length(name: str, array: Array, length: int | None) -> None:

@@ -279,20 +279,26 @@ def minimize(
         _, (value, _), _, steps, done = state
         return ~done & (steps < max_iterations) & jnp.isfinite(value)
 
-    initial = (params, value_and_grad(params), lbfgs.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
+    initial = (
+        params,
+        value_and_grad(params),
+        lbfgs.init(params),
+        jnp.zeros((), jnp.int32),
+        jnp.zeros((), bool),
+    )
     params, (value, _), _, steps, done = lax.while_loop(unfinished, step, initial)
     ended = jnp.where(done, Result.CONVERGED, Result.STEP_LIMIT)
     return Optimum(params, value, steps, jnp.where(jnp.isfinite(value), ended, Result.NOT_FINITE))
 
 
-def _line_search(value_and_grad, params: PyTree, start: tuple, direction: PyTree) -> tuple[PyTree, tuple]:
+def _line_search(value_and_grad: Callable, params: PyTree, start: tuple, direction: PyTree) -> tuple[PyTree, tuple]:
     """A step along `direction` that satisfies the weak Wolfe conditions, with value and gradient where it ends.
 
     By doubling and bisection (Lewis & Overton 2013, algorithm 2.6): one evaluation a trial, and one copy of the loss
     in the compiled program. The last point of sufficient decrease is taken where no trial satisfies both.
     """
     value, gradient = start
-    slope = optax.tree.vdot(direction, gradient)
+    slope = jnp.asarray(optax.tree.vdot(direction, gradient))
     dtype = value.dtype
 
     def trial(state):
@@ -301,7 +307,7 @@ def _line_search(value_and_grad, params: PyTree, start: tuple, direction: PyTree
         found = value_and_grad(point)
         # False where the value is NaN: such a step is too long.
         falls = found[0] <= value + _SUFFICIENT_DECREASE * length * slope
-        levels_off = optax.tree.vdot(direction, found[1]) >= _CURVATURE * slope
+        levels_off = jnp.asarray(optax.tree.vdot(direction, found[1])) >= _CURVATURE * slope
         low, high = jnp.where(falls, length, low), jnp.where(falls, high, length)
         best = _select(falls, (point, found), best)
         longer = jnp.where(jnp.isinf(high), 2 * length, (low + high) / 2)

@@ -19,7 +19,19 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-EXTRAS = ("beartype", "gpjax", "matplotlib", "ngboost", "pandas", "polars", "pooch", "rich", "scipy.stats", "sklearn", "typer")
+EXTRAS = (
+    "beartype",
+    "gpjax",
+    "matplotlib",
+    "ngboost",
+    "pandas",
+    "polars",
+    "pooch",
+    "rich",
+    "scipy.stats",
+    "sklearn",
+    "typer",
+)
 
 
 def layer(name: str) -> int:
@@ -54,7 +66,9 @@ def test_methods_do_not_import_their_own_kind():
         for path in (PACKAGE / kind).glob("[!_]*.py"):
             nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
             names = {name.name for node in nodes if node.module == f"jaxcal.{kind}" for name in node.names}
-            stems = {node.module.rpartition(".")[2] for node in nodes if (node.module or "").startswith(f"jaxcal.{kind}.")}
+            stems = {
+                node.module.rpartition(".")[2] for node in nodes if (node.module or "").startswith(f"jaxcal.{kind}.")
+            }
             assert not (names | stems) & methods, path
 
 

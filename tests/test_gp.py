@@ -59,7 +59,7 @@ def test_exact_likelihood_and_prediction_are_those_of_gpjax(problem):
     mean, variance = jax.vmap(lambda k: gp.predict(posterior, k, jnp.asarray(1.7)))(kernel(new, x))
     expected = oracle().condition(data)(new)
     np.testing.assert_allclose(mean, expected.mean, atol=tolerance(x, 1e-9, 1e-4))
-        # gpjax adds its jitter to the predicted variances as well.
+    # gpjax adds its jitter to the predicted variances as well.
     np.testing.assert_allclose(variance, jnp.diagonal(expected.covariance()) - JITTER, atol=tolerance(x, 1e-9, 1e-4))
 
 
@@ -117,7 +117,9 @@ def brute_force_greedy(gram, m):
     for _ in range(m):
         known = gram[np.ix_(rows, rows)]
         cross = gram[:, rows]
-        variance = np.diag(gram) - np.einsum("ij,ji->i", cross, np.linalg.solve(known, cross.T)) if rows else np.diag(gram)
+        variance = (
+            np.diag(gram) - np.einsum("ij,ji->i", cross, np.linalg.solve(known, cross.T)) if rows else np.diag(gram)
+        )
         variance = np.where(np.isin(np.arange(len(gram)), rows), -np.inf, variance)
         rows.append(int(np.argmax(variance)))
     return rows

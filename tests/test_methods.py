@@ -41,7 +41,11 @@ METHODS = {
     "rio-collapsed": (partial(fit_rio, bound="collapsed", num_inducing=10), call_rio),
 }
 # A network after 20 epochs is a chaotic function of rounding, an optimum is not.
-TOLERANCE = {"mlp": 1e-6 if X64 else 1e-2, "rio": 1e-4 if X64 else 2e-2, "rio-collapsed": 1e-4 if X64 else 2e-2}
+TOLERANCE = {
+    "mlp": 1e-6 if X64 else 1e-2,
+    "rio": 1e-4 if X64 else 2e-2,
+    "rio-collapsed": 1e-4 if X64 else 2e-2,
+}
 
 
 @pytest.fixture(scope="module", params=METHODS)

@@ -193,7 +193,11 @@ def test_no_gradient_passes_through_the_fit(data):
 
 def test_vmap_gives_what_one_run_at_a_time_gives(data):
     x, base, y = data
-    xs, means, ys = jnp.stack([x[:40], x[20:]]), jnp.stack([base.mean[:40], base.mean[20:]]), jnp.stack([y[:40], y[20:]])
+    xs, means, ys = (
+        jnp.stack([x[:40], x[20:]]),
+        jnp.stack([base.mean[:40], base.mean[20:]]),
+        jnp.stack([y[:40], y[20:]]),
+    )
     fits = eqx.filter_vmap(lambda x, mean, y: rio.fit(x, Point(mean), y))(xs, means, ys)
     together = eqx.filter_vmap(lambda fit, x, mean: fit(x, Point(mean)))(fits, xs, means)
     for run in range(2):
@@ -253,15 +257,27 @@ NAN_AT_3 = np.where(np.arange(60) == 3, np.nan, 1.0)
     ("change", "error", "message"),
     [
         ({"y": NAN_AT_3}, ValueError, "y holds 1 values that are NaN or infinite, the first at index 3"),
-        ({"x": NAN_AT_3}, ValueError, r"x holds 1 values that are NaN or infinite, the first at index \(3, 0\)"),
-        ({"base": Normal(np.ones(60), np.zeros(60))}, ValueError, "base.std must be positive; 60 values are not"),
+        (
+            {"x": NAN_AT_3},
+            ValueError,
+            r"x holds 1 values that are NaN or infinite, the first at index \(3, 0\)",
+        ),
+        (
+            {"base": Normal(np.ones(60), np.zeros(60))},
+            ValueError,
+            "base.std must be positive; 60 values are not",
+        ),
         ({"y": np.ones((60, 1))}, ValueError, r"did you mean y\[:, 0\]"),
         ({"y": np.ones(59)}, ValueError, "base.mean has 60 rows where 59 are expected"),
         ({"x": np.ones((59, 2))}, ValueError, "x has 59 rows where 60 are expected"),
         ({"x": np.ones((60, 0))}, ValueError, "no columns"),
         ({"x": None}, ValueError, "x is None, but the kernel looks at the inputs"),
         ({"y": np.ones(0)}, ValueError, "y is empty"),
-        ({"y": np.ones(1), "base": Point(np.ones(1)), "x": np.ones((1, 1))}, ValueError, "at least 2 are needed"),
+        (
+            {"y": np.ones(1), "base": Point(np.ones(1)), "x": np.ones((1, 1))},
+            ValueError,
+            "at least 2 are needed",
+        ),
         ({"y": np.full(60, 1j)}, ValueError, "y must hold real numbers; got dtype complex"),
         ({"kernel": "both"}, ValueError, "kernel must be one of 'io', 'input', 'output'; got 'both'"),
         ({"kernel": (None, None)}, ValueError, "pair of gpjax kernels"),

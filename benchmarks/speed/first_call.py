@@ -45,7 +45,12 @@ def main() -> None:
 
     print(f"jaxcal {jaxcal.__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}, {os.cpu_count()} cores")
     with open("/proc/cpuinfo") as file:
-        print(next((line.split(":")[1].strip() for line in file if line.startswith("model name")), platform.processor()))
+        print(
+            next(
+                (line.split(":")[1].strip() for line in file if line.startswith("model name")),
+                platform.processor(),
+            )
+        )
     print(f"{'':24}{'first s':>9}{'second s':>10}")
     for module in ("jax", "jaxcal", "gpjax"):
         print(f"{'import ' + module:24}{seconds(IMPORT.format(module=module))[0]:9.2f}")

@@ -92,19 +92,37 @@ def take(distribution: jc.Point, run: int) -> jc.Point:
 def published(name: str) -> dict[tuple[str, str], tuple[str, str]]:
     """The paper's mean and standard deviation by system and metric."""
     with open(HERE / "published" / "rio_table1.csv", newline="") as file:
-        return {(row["method"], row["metric"]): (row["mean"], row["std"]) for row in csv.DictReader(file) if row["dataset"] == name}
+        return {
+            (row["method"], row["metric"]): (row["mean"], row["std"])
+            for row in csv.DictReader(file)
+            if row["dataset"] == name
+        }
 
 
 def show(rows: list[dict], runs: int) -> None:
     """Our means and standard deviations over the runs, and the published ones."""
     table = Table(title=f"RIO, Table 1: {runs} runs here, 100 in the paper", caption=machine())
-    for column in ("data set", "system", "RMSE", "published", "NLPD", "published", "90 % covered", "s a run", "published"):
+    for column in (
+        "data set",
+        "system",
+        "RMSE",
+        "published",
+        "NLPD",
+        "published",
+        "90 % covered",
+        "s a run",
+        "published",
+    ):
         table.add_column(column, justify="left" if column in ("data set", "system") else "right")
     for row in rows:
         paper = published(row["dataset"])
         cells = [row["dataset"], row["system"]]
         for metric, digits in (("RMSE", 2), ("NLPD", 3)):
-            cells.append(f"{np.mean(row[metric]):.{digits}f} ± {np.std(row[metric], ddof=1):.{digits}f}" if metric in row else "–")
+            cells.append(
+                f"{np.mean(row[metric]):.{digits}f} ± {np.std(row[metric], ddof=1):.{digits}f}"
+                if metric in row
+                else "–"
+            )
             mean, std = paper.get((row["published"], metric), ("–", ""))
             cells.append(f"{mean} ± {std}" if std else mean)
         cells.append(f"{100 * np.mean(row['coverage_90']):.1f} %" if "coverage_90" in row else "–")

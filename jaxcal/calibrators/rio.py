@@ -14,8 +14,11 @@ R+O    residual    output         Y+O     outcome     output
 =====  ==========  ==========     ======  ==========  ==========
 """
 
+import operator
 import warnings
-from typing import NamedTuple
+from collections.abc import Iterable
+from functools import reduce
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -28,8 +31,8 @@ from jaxcal import _checks
 from jaxcal.calibrators._base import check_base
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional import gp
-from jaxcal.scaling import Standardiser
 from jaxcal.optimize import Optimum, Result, first_finite, minimize, one_run_at_a_time
+from jaxcal.scaling import Standardiser
 
 # Up to this many rows "auto" takes the exact Gaussian process: O(n^3), but few iterations.
 _EXACT_ROWS = 1000
@@ -67,7 +70,7 @@ class SquaredExponential(eqx.Module):
 class GPJaxKernel(eqx.Module):
     """A kernel of gpjax in the form of `SquaredExponential`."""
 
-    kernel: eqx.Module
+    kernel: Any
 
     def __call__(self, a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
         """The covariance of every row of a with every row of b."""
@@ -86,18 +89,15 @@ class IOKernel(eqx.Module):
 
     def __call__(self, a: Points, b: Points) -> Float[Array, "n m"]:
         """The covariance of every row of a with every row of b."""
-        return sum(part(one, other) for part, one, other in zip(self._parts, self._seen(a), self._seen(b), strict=True))
+        return _sum(part(one, other) for part, one, other in self._parts(a, b))
 
     def diagonal(self, a: Points) -> Float[Array, " n"]:
         """The variance at every row of a."""
-        return sum(part.diagonal(one) for part, one in zip(self._parts, self._seen(a), strict=True))
+        return _sum(part.diagonal(one) for part, one in self._parts(a))
 
-    @property
-    def _parts(self):
-        return [part for part in (self.input, self.output) if part is not None]
-
-    def _seen(self, points: Points):
-        return [p for part, p in zip((self.input, self.output), points, strict=True) if part is not None]
+    def _parts(self, *points: Points) -> Iterable[tuple]:
+        """The kernels that there are, each with what it sees of the points."""
+        return (seen for seen in zip((self.input, self.output), *points, strict=True) if seen[0] is not None)
 
 
 class GaussianProcess(eqx.Module):
@@ -401,9 +401,7 @@ def _start(points: Float[Array, "n d"], kernels: int, setting: Setting, dtype) -
     return SquaredExponential(jnp.log(jnp.asarray(variance, dtype)), jnp.full(shape, np.log(lengthscale), dtype))
 
 
-def _optimise(
-    initial: GaussianProcess, points: Points, targets: Float[Array, " n"], setting: Setting
-) -> Optimum:
+def _optimise(initial: GaussianProcess, points: Points, targets: Float[Array, " n"], setting: Setting) -> Optimum:
     """The process of the greatest evidence, its posterior, and the smallest jitter at which both are finite."""
     arrays, static = eqx.partition(initial, eqx.is_array)
 
@@ -441,7 +439,11 @@ def _jitter(step: Int[Array, ""], dtype, bound: str) -> Float[Array, ""]:
 
 
 def _with_greedy_points(
-    initial: GaussianProcess, points: Points, targets: Float[Array, " n"], jitter: Float[Array, ""], setting: Setting
+    initial: GaussianProcess,
+    points: Points,
+    targets: Float[Array, " n"],
+    jitter: Float[Array, ""],
+    setting: Setting,
 ) -> Optimum:
     """Inducing points chosen with the hyperparameters at hand, these then optimised; again; the best kept."""
 
@@ -464,7 +466,11 @@ def _with_greedy_points(
 
 
 def _maximise(
-    initial: GaussianProcess, points: Points, targets: Float[Array, " n"], jitter: Float[Array, ""], setting: Setting
+    initial: GaussianProcess,
+    points: Points,
+    targets: Float[Array, " n"],
+    jitter: Float[Array, ""],
+    setting: Setting,
 ) -> Optimum:
     """Maximise the evidence over the hyperparameters, and over the inducing points where they are trained."""
     learnt = jax.tree.map(eqx.is_inexact_array, initial)
@@ -484,9 +490,7 @@ def _evidence(process: GaussianProcess, points: Points, targets, jitter) -> Floa
     if process.inducing is None:
         return gp.exact_log_likelihood(_gram(kernel, points, jitter, noise), targets)
     gram_zx = kernel(process.inducing, points)
-    return gp.collapsed_bound(
-        _gram(kernel, process.inducing, jitter), gram_zx, kernel.diagonal(points), targets, noise
-    )
+    return gp.collapsed_bound(_gram(kernel, process.inducing, jitter), gram_zx, kernel.diagonal(points), targets, noise)
 
 
 def _posterior(process: GaussianProcess, points: Points, targets, jitter) -> gp.Posterior:
@@ -497,10 +501,14 @@ def _posterior(process: GaussianProcess, points: Points, targets, jitter) -> gp.
     return gp.sparse_posterior(_gram(kernel, process.inducing, jitter), gram_zx, targets, noise)
 
 
-def _gram(kernel: IOKernel, points: Points, jitter, noise=0) -> Float[Array, "n n"]:
+def _gram(kernel: IOKernel, points: Points, jitter: Array, noise: ArrayLike = 0) -> Float[Array, "n n"]:
     """The covariance of the points with themselves, with jitter and noise on the diagonal."""
     return gp.add_diagonal(kernel(points, points), jitter * jnp.mean(kernel.diagonal(points)) + noise)
 
 
 def _take(points: Points, rows: Int[Array, " m"]) -> Points:
     return jax.tree.map(lambda a: a[rows], points)
+
+
+def _sum(terms: Iterable[Array]) -> Array:
+    return reduce(operator.add, terms)

@@ -90,8 +90,7 @@ def demo(
         "quantile, so its line is flat."
     )
     _say(
-        f"{intervals}: what RIO makes of the network's predictions, with 90 % and 50 % intervals, and "
-        "the true values."
+        f"{intervals}: what RIO makes of the network's predictions, with 90 % and 50 % intervals, and the true values."
     )
 
 
@@ -111,9 +110,7 @@ def _make_folder(folder: Path) -> None:
         raise ValueError(f"cannot write into the folder {folder}: permission denied.")
 
 
-def _draw(
-    folder: Path, target_name: str, y: np.ndarray, forecasts: dict[str, Distribution]
-) -> tuple[Path, Path]:
+def _draw(folder: Path, target_name: str, y: np.ndarray, forecasts: dict[str, Distribution]) -> tuple[Path, Path]:
     """The reliability of all forecasts, and the intervals of the last one."""
     import matplotlib
     import matplotlib.pyplot as plt
@@ -217,9 +214,7 @@ class _Columns:
         for column in named:
             _check_column(table, column, file)
         if features is None:
-            chosen = [
-                name for name, dtype in table.schema.items() if dtype.is_numeric() and name not in named
-            ]
+            chosen = [name for name, dtype in table.schema.items() if dtype.is_numeric() and name not in named]
         else:
             chosen = [name.strip() for name in features.split(",")]
         if target in chosen:
@@ -313,9 +308,7 @@ def _check_output(out: Path, inputs: Iterable[Path | None]) -> None:
     _check_suffix(out)
     folder = out.absolute().parent
     if out.is_dir() or not folder.is_dir():
-        raise ValueError(
-            f"cannot write {out}: {'it is a folder' if out.is_dir() else f'there is no folder {folder}'}."
-        )
+        raise ValueError(f"cannot write {out}: {'it is a folder' if out.is_dir() else f'there is no folder {folder}'}.")
     if not os.access(out if out.exists() else folder, os.W_OK):
         raise ValueError(f"cannot write {out}: permission denied.")
     for file in inputs:
@@ -327,14 +320,11 @@ def _check_names(names: Sequence[str], file: Path, table: "polars.DataFrame") ->
     taken = [name for name in names if name in table.columns]
     if taken:
         raise ValueError(
-            f"{file} already has the columns {', '.join(map(repr, taken))}: name the new ones otherwise, "
-            "by --prefix."
+            f"{file} already has the columns {', '.join(map(repr, taken))}: name the new ones otherwise, by --prefix."
         )
 
 
-def _values_to_write(
-    forecast: Distribution, levels: Sequence[float], fitting: np.ndarray | None
-) -> list[np.ndarray]:
+def _values_to_write(forecast: Distribution, levels: Sequence[float], fitting: np.ndarray | None) -> list[np.ndarray]:
     """Mean, std and quantiles of every row and, where a part was fitted on, which rows those were."""
     values = [forecast.mean, forecast.std, *np.asarray(forecast.icdf(np.array(levels))).T]
     if fitting is not None:
@@ -387,9 +377,7 @@ def _numbers(table: "polars.DataFrame", column: str, file: Path) -> np.ndarray:
         if values.dtype == polars.String:  # show the value because of which the column was read as text
             is_text = values.cast(polars.Float64, strict=False).is_null() & values.is_not_null()
             row = int(is_text.to_numpy().argmax())
-        raise ValueError(
-            f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {values[row]!r}."
-        )
+        raise ValueError(f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {values[row]!r}.")
     numbers = values.cast(polars.Float64).to_numpy()
     missing = ~np.isfinite(numbers)
     if missing.any():
@@ -446,9 +434,7 @@ def _find(name: str) -> datasets.Location:
 def _modules(package: str) -> dict[str, str]:
     """The public modules of a package of ours by name, with the first line of each docstring."""
     files = sorted((Path(__file__).parent / package).glob("[!_]*.py"))
-    docstrings = {
-        file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files
-    }
+    docstrings = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files}
     return {name: docstring.partition("\n")[0] for name, docstring in docstrings.items()}
 
 

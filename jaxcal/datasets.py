@@ -171,9 +171,7 @@ def pbp_split(name: str, k: int) -> tuple[Int[np.ndarray, " train"], Int[np.ndar
     stem, _ = _lookup(name)
     mirror = _mirror()
     if mirror is None or not (path := mirror / "pbp_splits.npz").is_file():
-        raise FileNotFoundError(
-            "set the environment variable JAXCAL_DATA to a directory with pbp_splits.npz."
-        )
+        raise FileNotFoundError("set the environment variable JAXCAL_DATA to a directory with pbp_splits.npz.")
     with _open_npz(path) as arrays:
         if f"{stem}_perm" not in arrays.files:
             having = sorted(key.removesuffix("_perm") for key in arrays.files if key.endswith("_perm"))
@@ -225,9 +223,7 @@ def _lookup(name: str) -> tuple[str, int]:
     """The name of the set's file, and which of its targets is meant."""
     if name in _NAMES:
         return _NAMES[name]
-    nearest = (
-        _ENTRIES[name].targets if name in _ENTRIES else difflib.get_close_matches(name, _NAMES, cutoff=0.5)
-    )
+    nearest = _ENTRIES[name].targets if name in _ENTRIES else difflib.get_close_matches(name, _NAMES, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, nearest))}?" if nearest else "see jaxcal.datasets.names()."
     raise ValueError(f"there is no data set {name!r}: {hint}")
 
@@ -402,9 +398,7 @@ _WINE_SOURCE = "UCI: Wine Quality; P. Cortez et al. (2009); doi:10.24432/C56S3T"
 _NAVAL_SOURCE = "UCI: Naval Propulsion Plants; A. Coraddu et al. (2014); doi:10.24432/C5K31K"
 
 _ENTRIES = {
-    "diabetes": _Entry(
-        "B. Efron, T. Hastie, I. Johnstone, R. Tibshirani (2004), Least Angle Regression", None
-    ),
+    "diabetes": _Entry("B. Efron, T. Hastie, I. Johnstone, R. Tibshirani (2004), Least Angle Regression", None),
     "yacht": _Entry(
         "UCI: Yacht Hydrodynamics; J. Gerritsma, R. Onnink, A. Versluis (1981); doi:10.24432/C5XG7R",
         original=_YACHT,
@@ -436,29 +430,21 @@ _ENTRIES = {
         targets=("parkinsons_motor", "parkinsons_total"),
         original=_PARKINSONS,
     ),
-    "grid_stability": _Entry(
-        "UCI: Electrical Grid Stability Simulated Data; V. Arzamasov (2018); doi:10.24432/C5PG66"
-    ),
+    "grid_stability": _Entry("UCI: Electrical Grid Stability Simulated Data; V. Arzamasov (2018); doi:10.24432/C5PG66"),
     "naval": _Entry(_NAVAL_SOURCE, targets=("naval_compressor", "naval_turbine")),
     "cbm": _Entry(_NAVAL_SOURCE),
     "appliances": _Entry("UCI: Appliances Energy Prediction; L. Candanedo (2017); doi:10.24432/C5VC8G"),
     "election": _Entry("UCI: Real-time Election Results: Portugal 2019; N. Moniz (2019)", None),
-    "steel": _Entry(
-        "UCI: Steel Industry Energy Consumption; V. E. Sathishkumar et al. (2021); doi:10.24432/C52G8C"
-    ),
+    "steel": _Entry("UCI: Steel Industry Energy Consumption; V. E. Sathishkumar et al. (2021); doi:10.24432/C52G8C"),
     "beijing_pm25": _Entry("UCI: Beijing PM2.5; S. Chen (2015); doi:10.24432/C5JS49"),
     "traffic": _Entry("UCI: Metro Interstate Traffic Volume; J. Hogue (2019); doi:10.24432/C5X60B"),
     "blog": _Entry("UCI: BlogFeedback, training file; K. Buza (2014); doi:10.24432/C58S3F"),
-    "tetuan": _Entry(
-        "UCI: Power Consumption of Tetouan City; A. Salam, A. El Hibaoui (2018); doi:10.24432/C5B034"
-    ),
+    "tetuan": _Entry("UCI: Power Consumption of Tetouan City; A. Salam, A. El Hibaoui (2018); doi:10.24432/C5B034"),
     "gpu_sgemm": _Entry(
         "UCI: SGEMM GPU Kernel Performance; E. Paredes, R. Ballester-Ripoll (2017); doi:10.24432/C5MK70"
     ),
 }
 
 _NAMES = {
-    name: (stem, column)
-    for stem, entry in _ENTRIES.items()
-    for column, name in enumerate(entry.targets or (stem,))
+    name: (stem, column) for stem, entry in _ENTRIES.items() for column, name in enumerate(entry.targets or (stem,))
 }

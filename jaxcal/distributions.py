@@ -20,8 +20,8 @@ import numpy as np
 from jax.scipy.special import logsumexp, ndtr, ndtri
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
-from . import _checks
-from .functional import quantiles, scores
+from jaxcal import _checks
+from jaxcal.functional import quantiles, scores
 
 T = TypeVar("T")
 
@@ -188,9 +188,7 @@ class StudentT(Distribution):
     loc: Float[Array, "*n"]
     scale: Float[Array, "*n"]
 
-    def __init__(
-        self, df: Real[ArrayLike, "..."], loc: Real[ArrayLike, "..."], scale: Real[ArrayLike, "..."]
-    ):
+    def __init__(self, df: Real[ArrayLike, "..."], loc: Real[ArrayLike, "..."], scale: Real[ArrayLike, "..."]):
         self.df, self.loc, self.scale = _as_rows(df=df, loc=loc, scale=scale)
         _check_not_negative("scale", self.scale)
         if not _checks.is_traced(self.df) and (self.df <= 0).any():
@@ -441,8 +439,7 @@ class Quantiles(Distribution):
         self.levels = jnp.array(_checks.as_vector("levels", levels), self.values.dtype)
         if self.values.shape[1] != self.levels.shape[0]:
             raise ValueError(
-                f"values must have one column a level: got shape {self.values.shape} and "
-                f"{self.levels.shape[0]} levels."
+                f"values must have one column a level: got shape {self.values.shape} and {self.levels.shape[0]} levels."
             )
         _checks.check_fraction("levels", self.levels)
         _check_increasing("levels", self.levels, strictly=True)

@@ -403,8 +403,7 @@ def _check_std(distribution: Distribution) -> None:
     rows = np.flatnonzero(std < 0)
     if rows.size:
         raise ValueError(
-            f"The predicted std is negative in {rows.size} rows, the first at index {rows[0]} "
-            f"({std[rows[0]]:g})."
+            f"The predicted std is negative in {rows.size} rows, the first at index {rows[0]} ({std[rows[0]]:g})."
         )
 
 
@@ -412,9 +411,7 @@ def _dtype(y: ArrayLike, distribution: Distribution) -> DTypeLike:
     return jnp.result_type(_checks.as_floats("y", y), distribution.mean)
 
 
-def _levels(
-    percents: range | tuple[int, ...], y: ArrayLike, distribution: Distribution
-) -> Float[Array, " k"]:
+def _levels(percents: range | tuple[int, ...], y: ArrayLike, distribution: Distribution) -> Float[Array, " k"]:
     return jnp.asarray(np.array(percents) / 100, dtype=_dtype(y, distribution))
 
 

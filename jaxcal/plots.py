@@ -68,9 +68,7 @@ def reliability_diagram(
         raise ValueError("distributions is empty: there is nothing to draw.")
     ax = ax or _new_axes(_COLUMN_WIDTH, _COLUMN_WIDTH)
     levels = np.linspace(0, 1, 101)
-    ax.fill_between(
-        levels, *_calibrated_band(levels, np.size(y)), color="0.88", linewidth=0, label="calibrated, 95 %"
-    )
+    ax.fill_between(levels, *_calibrated_band(levels, np.size(y)), color="0.88", linewidth=0, label="calibrated, 95 %")
     ax.plot((0, 1), (0, 1), color=_GREY, linewidth=0.6)
     for i, (name, distribution) in enumerate(named.items()):
         ax.plot(

@@ -69,9 +69,7 @@ def printed_scores(output):
 
 
 def test_calibrate_writes_every_row_and_measures_on_unseen_ones(table, file):
-    result = calibrate(
-        file, "--std", "spread", "--features", "a,b", "--calibration-share", "0.6", "--seed", "3"
-    )
+    result = calibrate(file, "--std", "spread", "--features", "a,b", "--calibration-share", "0.6", "--seed", "3")
     assert result.exit_code == 0
     written = pl.read_csv(file.with_name("data.calibrated.csv"))
     assert written.columns == [*table.columns, "mean", "std", "q0.05", "q0.5", "q0.95", "used_for_fitting"]
@@ -118,10 +116,7 @@ def test_calibrate_from_another_file_onto_rows_without_a_truth(table, file, tmp_
     assert "No scores: " in result.stdout
     written = pl.read_parquet(out)
     assert written.columns == [*table.drop("truth").columns, "rio_mean", "rio_std", "rio_q0.1", "rio_q0.9"]
-    assert (
-        np.corrcoef(written["rio_mean"], table["truth"])[0, 1]
-        > np.corrcoef(table["line"], table["truth"])[0, 1]
-    )
+    assert np.corrcoef(written["rio_mean"], table["truth"])[0, 1] > np.corrcoef(table["line"], table["truth"])[0, 1]
 
 
 def test_demo_measures_and_draws(rng, tmp_path, monkeypatch):
@@ -164,9 +159,7 @@ def test_methods_and_data_are_listed(monkeypatch):
 
 
 def test_the_module_runs_as_a_command():
-    result = subprocess.run(
-        [sys.executable, "-m", "jaxcal", "--help"], capture_output=True, text=True, check=True
-    )
+    result = subprocess.run([sys.executable, "-m", "jaxcal", "--help"], capture_output=True, text=True, check=True)
     assert "calibrate" in result.stdout
 
 

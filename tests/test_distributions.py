@@ -199,9 +199,7 @@ def test_samples_follow_the_law(name):
     np.testing.assert_allclose(draws.std(0), out["std"], rtol=0.1, atol=1e-5)
     # Probabilities say more than two moments do.
     for y in (LOC - 0.3 * SCALE, LOC + 0.55 * SCALE):
-        np.testing.assert_allclose(
-            (draws <= y).mean(0), probe(law, y)["cdf"], atol=4.5 * 0.5 / math.sqrt(4000)
-        )
+        np.testing.assert_allclose((draws <= y).mean(0), probe(law, y)["cdf"], atol=4.5 * 0.5 / math.sqrt(4000))
 
 
 @each_law
@@ -215,13 +213,14 @@ def test_shapes(name):
     np.testing.assert_allclose(out["interval"][:, 0], out["icdf"][:, 1], rtol=EXACT)
 
 
-@pytest.mark.parametrize("name", ["normal", "mixture", "quantiles"])
+@pytest.mark.parametrize("name", ["normal", "mixture"])
 def test_a_level_may_be_a_number_and_so_may_an_outcome(name):
     law = build(name)
     out = probe(law, np.full(3, 0.5))
-    np.testing.assert_allclose(law.cdf(0.5), out["cdf"], rtol=EXACT)
-    np.testing.assert_allclose(law.icdf(LEVELS[1]), out["icdf"][:, 1], rtol=EXACT)
-    np.testing.assert_allclose(law.icdf(LEVELS[1:2]), out["icdf"][:, 1:2], rtol=EXACT)
+    cdf, q, column = jax.jit(lambda law: (law.cdf(0.5), law.icdf(0.1), law.icdf(LEVELS[1:2])))(law)
+    np.testing.assert_allclose(cdf, out["cdf"], rtol=EXACT)
+    np.testing.assert_allclose(q, out["icdf"][:, 1], rtol=EXACT)
+    np.testing.assert_allclose(column, out["icdf"][:, 1:2], rtol=EXACT)
 
 
 @each_law_but_one
@@ -301,10 +300,12 @@ def test_equivariance(name, factor):
         np.testing.assert_allclose(moved[key], value, rtol=5 * EXACT, atol=atol, err_msg=key)
 
 
-@each_law_but_one
+@each_law
 def test_a_law_keeps_its_dtype(name):
     law = build(name, "float32")
-    out = probe(law, LOC) | {"sample": law.sample(jax.random.key(0), (2,)), "integers": law.cdf(np.arange(3))}
+    out = jax.eval_shape(_probe, law, LOC, LEVELS)
+    out["sample"] = jax.eval_shape(law.sample, jax.random.key(0))
+    out["integers"] = jax.eval_shape(law.cdf, np.arange(3))
     assert {key: value.dtype for key, value in out.items()} == dict.fromkeys(out, jnp.float32)
 
 
@@ -426,23 +427,27 @@ def test_mixture_of_points_takes_the_smallest_value():
     assert law.icdf(levels).tolist() == [[1.0, 1.0, 2.0, 2.0, 3.0, 3.0], [1.0, 1.0, 1.0, 1.0, 5.0, 5.0]]
 
 
-@pytest.mark.parametrize("name", ["empirical", "quantiles", "mixture"])
-def test_mixtures_of_any_law(name):
-    members = jax.tree.map(lambda *leaves: jnp.stack(leaves), build(name), build(name, shift=1.0, factor=2.0))
-    law, y = Mixture(members, WEIGHTS), LOC + 0.7
-    parts = [build(name), build(name, shift=1.0, factor=2.0)]
-    expected = sum(w * part.cdf(y) for w, part in zip(WEIGHTS, parts, strict=True))
-    np.testing.assert_allclose(law.cdf(y), expected, rtol=EXACT)
-    for row in range(3):
-        moved = lambda t, row=row: oracle_cdf(name, row, LOC[row] + (t - 1 - 2 * LOC[row]) / 2)
-        cdf = lambda t, row=row, moved=moved: 0.3 * oracle_cdf(name, row, t) + 0.7 * moved(t)
-        breaks = breaks_of(name, row)
-        breaks = np.concatenate([breaks, 2 * breaks + 1])
-        expected = integrate_crps(cdf, y[row], breaks, SCALE[row])
-        np.testing.assert_allclose(law.crps(y)[row], expected, rtol=1e-5 if name == "mixture" else 3e-2)
-    q = law.icdf(LEVELS)
-    assert (jax.vmap(law.cdf, 1, 1)(q + 1e-4) >= LEVELS[None]).all()
-    assert (jax.vmap(law.cdf, 1, 1)(q - 1e-3) <= LEVELS[None] + EXACT).all()
+def test_mixtures_of_any_law(rng):
+    table = np.sort(rng.normal(size=30))
+    levels = np.linspace(0.02, 0.98, 30)
+    y = LOC + 0.7
+    for make in (lambda loc: Empirical(loc, SCALE, table), lambda loc: Quantiles(levels, loc[:, None] + table)):
+        parts = make(LOC), make(LOC + 1)
+        law = Mixture(jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts), WEIGHTS)
+        out = probe(law, y)
+        expected = sum(w * probe(part, y)["cdf"] for w, part in zip(WEIGHTS, parts, strict=True))
+        np.testing.assert_allclose(out["cdf"], expected, rtol=EXACT)
+        for j, level in enumerate(LEVELS):
+            assert (probe(law, out["icdf"][:, j] + 1e-4)["cdf"] >= level - EXACT).all()
+            assert (probe(law, out["icdf"][:, j] - 1e-3)["cdf"] <= level + EXACT).all()
+        # The score by the atoms of a fine discretisation: these laws have no closed form.
+        fine = [np.asarray(part.icdf((np.arange(3000) + 0.5) / 3000)) for part in parts]
+        weights = np.repeat(WEIGHTS, 3000) / 3000
+        for row in range(3):
+            atoms = np.concatenate([fine[0][row], fine[1][row]])
+            spread = np.abs(atoms[:, None] - atoms) @ weights @ weights
+            expected = np.abs(atoms - y[row]) @ weights - 0.5 * spread
+            np.testing.assert_allclose(out["crps"][row], expected, rtol=5e-3)
 
 
 def test_parameters_are_numpy_arrays_numbers_and_integers():

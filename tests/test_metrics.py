@@ -90,9 +90,7 @@ def test_normal_forecast_against_loops_over_the_papers_formulas(forecast, tolera
         ),
     }
     for metric, value in at_80.items():
-        np.testing.assert_allclose(
-            metric(y, law, confidence_level=0.8), value, rtol=tolerance, err_msg=metric.__name__
-        )
+        np.testing.assert_allclose(metric(y, law, confidence_level=0.8), value, rtol=tolerance, err_msg=metric.__name__)
 
 
 def test_crps_is_twice_the_pinball_loss_over_all_levels(forecast):
@@ -119,9 +117,7 @@ def test_ence_against_bins_of_sorted_rows(forecast, tolerance):
     np.testing.assert_allclose(metrics.ence(y, Normal(mean, std)), np.mean(gaps), rtol=tolerance)
     # With more bins than rows every row is a bin.
     ratios = np.abs(std - np.abs(y - mean)) / std
-    np.testing.assert_allclose(
-        metrics.ence(y, Normal(mean, std), num_bins=1000), np.mean(ratios), rtol=10 * tolerance
-    )
+    np.testing.assert_allclose(metrics.ence(y, Normal(mean, std), num_bins=1000), np.mean(ratios), rtol=10 * tolerance)
 
 
 def test_ence_where_no_variance_is_predicted():
@@ -170,9 +166,7 @@ def test_ece_of_an_empirical_law_on_its_own_table(rng):
     law = Empirical(np.zeros(50), np.ones(50), table)
     ranks = np.ceil(np.arange(1, 100) * 50 / 100)
     expected = 100 * np.mean(np.abs((ranks - 1) / 50 - PERCENTS))
-    np.testing.assert_allclose(
-        metrics.ece(table.astype(np.asarray(law.mean).dtype), law), expected, rtol=1e-5
-    )
+    np.testing.assert_allclose(metrics.ece(table.astype(np.asarray(law.mean).dtype), law), expected, rtol=1e-5)
 
 
 def test_tce_intervals_are_open(tolerance):
@@ -224,9 +218,7 @@ def test_floors_of_a_calibrated_forecast(rng):
     # Kolmogorov's law has mean sqrt(pi/2) log 2 = .8687; ACCRUE's median is .83.
     np.testing.assert_allclose(average["max_calibration_error"], 86.87 / np.sqrt(n), rtol=0.05)
     np.testing.assert_allclose(average["coverage_90"], 0.9, atol=3 * np.sqrt(0.09 / (runs * n)))
-    np.testing.assert_allclose(
-        average["nlpd"], 0.5 * np.log(2 * np.pi * np.e) + np.mean(np.log(std)), atol=0.01
-    )
+    np.testing.assert_allclose(average["nlpd"], 0.5 * np.log(2 * np.pi * np.e) + np.mean(np.log(std)), atol=0.01)
     assert average["calibration_rmse"] < 1 / np.sqrt(6 * n)  # Jensen, for the mean of a root
 
 
@@ -288,9 +280,7 @@ def test_memory_of_many_levels_stays_linear_in_the_rows():
 # Bad input
 
 
-@pytest.mark.parametrize(
-    "metric", [metrics.rmse, metrics.ece, metrics.coverage, metrics.evaluate, metrics.pit]
-)
+@pytest.mark.parametrize("metric", [metrics.rmse, metrics.ece, metrics.coverage, metrics.evaluate, metrics.pit])
 def test_targets_must_match_the_predictions(metric):
     law = Normal(np.zeros(3), 1.0)
     with pytest.raises(ValueError, match=r"y has 2 rows where 3"):

@@ -242,6 +242,4 @@ def test_epsilon_is_outside_the_root_and_no_gradient_is_no_step():
     optimizer = keras_rmsprop(0.1)
     state = optimizer.init(jnp.ones(2))
     updates, _ = optimizer.update(jnp.asarray([0.0, 1e-6]), state)
-    np.testing.assert_allclose(
-        jnp.asarray(updates), [0.0, -0.1 * 1e-6 / (np.sqrt(0.1 * 1e-12) + 1e-7)], rtol=1e-5
-    )
+    np.testing.assert_allclose(jnp.asarray(updates), [0.0, -0.1 * 1e-6 / (np.sqrt(0.1 * 1e-12) + 1e-7)], rtol=1e-5)

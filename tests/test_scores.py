@@ -24,12 +24,15 @@ def integrate(cdf, y, breaks):
     """The CRPS by its definition, from a cdf that is smooth between the breaks, and 0 or 1 outside."""
     ends = np.unique([*breaks, y])
     parts = [
-        scipy.integrate.quad(lambda t: (cdf(t) - (y <= t)) ** 2, a, b, epsabs=1e-13, epsrel=1e-10, limit=200)[
-            0
-        ]
+        scipy.integrate.quad(lambda t: (cdf(t) - (y <= t)) ** 2, a, b, epsabs=1e-13, epsrel=1e-10, limit=200)[0]
         for a, b in itertools.pairwise(ends)
     ]
     return sum(parts)
+
+
+# Compiled once for all degrees of freedom.
+student_t_cdf_slopes = jax.jit(jax.grad(scores.student_t_cdf, (0, 1)))
+student_t_icdf_slopes = jax.jit(jax.grad(scores.student_t_icdf, (0, 1)))
 
 
 def test_normal_scores_agree_with_scoringrules_and_scipy():
@@ -63,9 +66,7 @@ def test_normal_mixture_crps(rng):
     points = np.abs(means - Y) @ np.eye(7)
     expected = weights @ points - 0.5 * np.einsum("i,j,ijn", weights, weights, np.abs(means[:, None] - means))
     zeros = np.zeros_like(stds)
-    np.testing.assert_allclose(
-        scores.normal_mixture_crps(Y, means, zeros, weights), expected, rtol=10 * EXACT
-    )
+    np.testing.assert_allclose(scores.normal_mixture_crps(Y, means, zeros, weights), expected, rtol=10 * EXACT)
     # Two equal points: a tie between members, and between y and a member.
     tied = jax.grad(lambda *args: scores.normal_mixture_crps(*args).sum(), (0, 1, 2, 3))(
         jnp.zeros(1), jnp.zeros((2, 1)), jnp.zeros((2, 1)), jnp.array([0.5, 0.5])
@@ -93,9 +94,7 @@ def test_student_t_scores_agree_with_scoringrules_and_scipy(df):
     expected = scoringrules.crps_t(Y, df, 0.5, 2.0) if df < 1e5 else scoringrules.crps_normal(Y, 0.5, 2.0)
     rtol = (max(EXACT, 1e-9) if df < 1e5 else 1e-5) * (10 if df < 2 else 1)
     np.testing.assert_allclose(scores.student_t_crps(Y, df, 0.5, 2.0), expected, rtol=rtol)
-    np.testing.assert_allclose(
-        scores.student_t_log_prob(Y, df, 0.5, 2.0), law.logpdf(Y), rtol=max(EXACT, 1e-9)
-    )
+    np.testing.assert_allclose(scores.student_t_log_prob(Y, df, 0.5, 2.0), law.logpdf(Y), rtol=max(EXACT, 1e-9))
 
 
 def test_student_t_scores_at_the_limits():
@@ -126,7 +125,7 @@ def test_student_t_cdf_is_right_into_the_tails(df):
 @pytest.mark.parametrize("df", [1.0, 2.5, 40.0])
 def test_student_t_cdf_differentiates_in_both_arguments(df):
     t, step = np.array([-50.0, -2.0, 0.0, 0.5, 3.0]), 1e-5 * df
-    in_t, in_df = (jax.vmap(jax.grad(scores.student_t_cdf, i), (0, None))(t, df) for i in (0, 1))
+    in_t, in_df = jax.vmap(student_t_cdf_slopes, (0, None))(t, df)
     np.testing.assert_allclose(in_t, scipy.stats.t.pdf(t, df), rtol=1e-9 if X64 else 1e-4, atol=1e-30)
     expected = (scipy.stats.t.cdf(t, df + step) - scipy.stats.t.cdf(t, df - step)) / (2 * step)
     np.testing.assert_allclose(in_df, expected, atol=1e-9 if X64 else 1e-6)
@@ -134,25 +133,19 @@ def test_student_t_cdf_differentiates_in_both_arguments(df):
 
 @pytest.mark.parametrize("df", [1.0, 2.0, 7.3, 1e6])
 def test_student_t_icdf_reaches_the_tails(df):
-    p = (
-        np.array([1e-12, 1e-5, 0.1, 0.5, 0.8, 1 - 1e-5, 1 - 1e-12])
-        if X64
-        else np.array([1e-12, 0.1, 0.5, 0.99])
-    )
+    p = np.array([1e-12, 1e-5, 0.1, 0.5, 0.8, 1 - 1e-5, 1 - 1e-12]) if X64 else np.array([1e-12, 0.1, 0.5, 0.99])
     q = scores.student_t_icdf(p, df)
     lower = np.where(p < 0.5, scores.student_t_cdf(q, df), scores.student_t_cdf(-q, df))
     np.testing.assert_allclose(lower, np.minimum(p, 1 - p), rtol=1e-3 if not X64 else 1e-10)
     assert scores.student_t_icdf(jnp.array([0.0, 1.0]), df).tolist() == [-math.inf, math.inf]
-    in_p, in_df = jax.grad(scores.student_t_icdf, (0, 1))(0.9, df)
+    in_p, in_df = student_t_icdf_slopes(0.9, df)
     t = scipy.stats.t.ppf(0.9, df)
     np.testing.assert_allclose(in_p, 1 / scipy.stats.t.pdf(t, df), rtol=1e-9 if X64 else 1e-4)
-    slope = -jax.grad(scores.student_t_cdf, 1)(t, df) / scipy.stats.t.pdf(t, df)
+    slope = -student_t_cdf_slopes(t, df)[1] / scipy.stats.t.pdf(t, df)
     np.testing.assert_allclose(in_df, slope, rtol=1e-8 if X64 else 1e-3, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "table", [[0.0], [-1.0, -1.0, 0.0, 0.0, 0.0, 5.0], np.random.default_rng(1).normal(size=50)]
-)
+@pytest.mark.parametrize("table", [[0.0], [-1.0, -1.0, 0.0, 0.0, 0.0, 5.0], np.random.default_rng(1).normal(size=50)])
 def test_empirical_crps_agrees_with_a_loop(table):
     table = np.sort(table)
     u = np.array([-1e3, -1.0, -0.5, 0.0, 0.1, 5.0, 70.0])
@@ -197,9 +190,7 @@ def test_quantile_crps_agrees_with_integration(levels, values):
     assert all(np.isfinite(slope).all() for slope in slopes)
     # The derivative of the score in y is 2 F(y) - 1 wherever F is continuous.
     smooth = ~np.isin(Y, values)
-    np.testing.assert_allclose(
-        slopes[0][smooth], [2 * cdf(y) - 1 for y in Y[smooth]], atol=1e-9 if X64 else 1e-5
-    )
+    np.testing.assert_allclose(slopes[0][smooth], [2 * cdf(y) - 1 for y in Y[smooth]], atol=1e-9 if X64 else 1e-5)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1000.0])
@@ -286,9 +277,7 @@ def test_weighted_quantile_agrees_with_a_loop(rng):
 def test_interpolate_monotone():
     x, xp = np.linspace(-2, 5, 41), np.array([-1.0, 0.0, 0.5, 4.0])
     fp = np.array([0.0, 2.0, 2.0, 7.0])
-    np.testing.assert_allclose(
-        quantiles.interpolate_monotone(x, xp, fp), np.interp(x, xp, fp), rtol=EXACT, atol=EXACT
-    )
+    np.testing.assert_allclose(quantiles.interpolate_monotone(x, xp, fp), np.interp(x, xp, fp), rtol=EXACT, atol=EXACT)
     # Repeated knots: the curve jumps to the last of them, at the ends too.
     jumps = quantiles.interpolate_monotone(
         np.array([-0.1, 0.0, 0.5, 1.0, 1.1]), np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.0, 1.0, 2.0, 3.0])

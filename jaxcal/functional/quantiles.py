@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Real
 
-from .. import _checks
+from jaxcal import _checks
 
 RULES = ("inverse_cdf", "crude", "conformal")
 

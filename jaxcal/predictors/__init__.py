@@ -1,5 +1,5 @@
 """Models fitted from data: `fit(x, y, *, key, ...)` gives a module, and `module(x)` a Distribution."""
 
-from . import mlp
+from jaxcal.predictors import mlp
 
 __all__ = ["mlp"]

@@ -205,6 +205,14 @@ def test_vmap_gives_what_one_run_at_a_time_gives(data):
         np.testing.assert_allclose(together.mean[run], alone.mean, atol=1e-3 if X64 else 2e-2)
 
 
+def test_vmap_is_one_batch_on_an_accelerator_and_a_loop_on_a_cpu():
+    xs, ys = jnp.zeros((8, 60, 3)), jnp.zeros((8, 60))
+    traced = jax.jit(jax.vmap(lambda x, mean, y: rio.fit(x, Point(mean), y).evidence)).trace(xs, ys, ys)
+    for platform, batched in (("cpu", False), ("cuda", True), ("tpu", True)):
+        program = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert ("8x60x60" in program) == batched, platform
+
+
 def test_degenerate_columns_are_without_effect(data, fitted):
     x, base, y = data
     wider = np.column_stack([x, np.full(60, 0.1)])

@@ -49,7 +49,7 @@ def test_normal_scores_far_out_and_at_std_zero():
     assert float(scores.normal_log_prob(1.0, 1.0, 0.0)) == -math.inf
     y, mean = jnp.array([3.0, 1.0, -2.0]), jnp.ones(3)
     assert scores.normal_crps(y, mean, jnp.zeros(3)).tolist() == [2.0, 0.0, 3.0]
-    slopes = jax.grad(lambda *args: scores.normal_crps(*args).sum(), (0, 1, 2))(y, mean, jnp.zeros(3))
+    slopes = jax.jit(jax.grad(lambda *args: scores.normal_crps(*args).sum(), (0, 1, 2)))(y, mean, jnp.zeros(3))
     assert slopes[0].tolist() == [1.0, 0.0, -1.0]
     assert slopes[1].tolist() == [-1.0, 0.0, 1.0]
     # The derivatives in std from above: the score is |d| - std / sqrt(pi), or 0.2337 std where d = 0.
@@ -68,7 +68,7 @@ def test_normal_mixture_crps(rng):
     zeros = np.zeros_like(stds)
     np.testing.assert_allclose(scores.normal_mixture_crps(Y, means, zeros, weights), expected, rtol=10 * EXACT)
     # Two equal points: a tie between members, and between y and a member.
-    tied = jax.grad(lambda *args: scores.normal_mixture_crps(*args).sum(), (0, 1, 2, 3))(
+    tied = jax.jit(jax.grad(lambda *args: scores.normal_mixture_crps(*args).sum(), (0, 1, 2, 3)))(
         jnp.zeros(1), jnp.zeros((2, 1)), jnp.zeros((2, 1)), jnp.array([0.5, 0.5])
     )
     assert all(np.isfinite(slope).all() for slope in tied)
@@ -101,7 +101,7 @@ def test_student_t_scores_at_the_limits():
     assert np.isnan(scores.student_t_crps(0.0, 1.0, 0.0, 1.0))
     assert scores.student_t_crps(jnp.array([3.0, 1.0]), 3.0, 1.0, 0.0).tolist() == [2.0, 0.0]
     assert float(scores.student_t_log_prob(1.0, 3.0, 1.0, 0.0)) == -math.inf
-    slopes = jax.grad(lambda *args: scores.student_t_crps(*args).sum(), (0, 1, 2, 3))(
+    slopes = jax.jit(jax.grad(lambda *args: scores.student_t_crps(*args).sum(), (0, 1, 2, 3)))(
         jnp.array([1.0, 1.0, 1.0, 1.0]),
         jnp.array([1.0, 1.5, 3.0, 3.0]),
         jnp.ones(4),
@@ -186,7 +186,7 @@ def test_quantile_crps_agrees_with_integration(levels, values):
     expected = [integrate(cdf, y, values) for y in Y]
     actual = jax.vmap(scores.quantile_crps, (0, None, None))(Y, levels, values)
     np.testing.assert_allclose(actual, expected, rtol=10 * EXACT, atol=EXACT)
-    slopes = jax.vmap(jax.grad(scores.quantile_crps, (0, 2)), (0, None, None))(Y, levels, values)
+    slopes = jax.jit(jax.vmap(jax.grad(scores.quantile_crps, (0, 2)), (0, None, None)))(Y, levels, values)
     assert all(np.isfinite(slope).all() for slope in slopes)
     # The derivative of the score in y is 2 F(y) - 1 wherever F is continuous.
     smooth = ~np.isin(Y, values)
@@ -195,17 +195,24 @@ def test_quantile_crps_agrees_with_integration(levels, values):
 
 @pytest.mark.parametrize("ratio", [1.0, 1000.0])
 def test_mixture_crps_agrees_with_the_closed_form(ratio):
-    means, stds = np.array([[-1.0], [0.3], [0.6]]), np.array([[1.0], [0.5], [1 / ratio]])
-    weights, y = jnp.array([0.2, 0.5, 0.3]), jnp.asarray(Y)
-    actual = scores.mixture_crps(
-        y,
-        weights,
-        lambda y: jax.vmap(scores.normal_crps, (None, 0, 0))(y, means[:, 0], stds[:, 0]),
-        lambda p: means + stds * jax.scipy.special.ndtri(p)[None],
-    )
-    rows = np.ones((1, len(Y)))
-    expected = scores.normal_mixture_crps(y, means * rows, stds * rows, weights)
+    means, stds = np.array([[-1.0], [0.3], [0.6]]) * np.ones(7), np.array([[1.0], [0.5], [1 / ratio]]) * np.ones(7)
+
+    def by_quadrature(y, means, stds, weights):
+        crps = lambda y: jax.vmap(scores.normal_crps, (None, 0, 0))(y, means, stds)
+        return scores.mixture_crps(y, weights, crps, lambda p: means + stds * jax.scipy.special.ndtri(p)[None])
+
+    def value_and_slopes(score):
+        total = lambda *args: (score(*args).sum(), score(*args))
+        return jax.jit(jax.grad(total, (0, 1, 2, 3), has_aux=True))(*map(jnp.asarray, (Y, means, stds, weights)))
+
+    weights = np.array([0.2, 0.5, 0.3])
+    slopes, actual = value_and_slopes(by_quadrature)
+    expected_slopes, expected = value_and_slopes(scores.normal_mixture_crps)
     np.testing.assert_allclose(actual, expected, rtol=1e-7 if X64 else 1e-5)
+    # Towards the weights up to a common constant: they sum to one, and only so is the score defined.
+    slopes, expected_slopes = ([*s[:3], s[3] - s[3].mean()] for s in (slopes, expected_slopes))
+    for slope, expected_slope in zip(slopes, expected_slopes, strict=True):
+        np.testing.assert_allclose(slope, expected_slope, rtol=1e-5, atol=1e-6 if X64 else 1e-3)
 
 
 def test_interval_score_and_pinball_agree_with_scoringrules():
@@ -283,36 +290,36 @@ def test_interpolate_monotone():
         np.array([-0.1, 0.0, 0.5, 1.0, 1.1]), np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.0, 1.0, 2.0, 3.0])
     )
     np.testing.assert_allclose(jumps, [0.0, 1.0, 1.5, 3.0, 3.0], rtol=EXACT)
-    slopes = jax.vmap(jax.grad(quantiles.interpolate_monotone, (0, 1, 2)), (0, None, None))(
+    slopes = jax.jit(jax.vmap(jax.grad(quantiles.interpolate_monotone, (0, 1, 2)), (0, None, None)))(
         np.array([-1.0, 0.0, 0.3, 1.0, 2.0]), np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.0, 1.0, 1.0, 3.0])
     )
     assert all(np.isfinite(slope).all() for slope in slopes)
 
 
 def test_invert_cdf_is_exact_with_its_derivatives():
-    logistic = lambda y, loc, scale: jax.nn.sigmoid((y - loc) / scale)
-
+    @jax.jit
     def quantile(p, loc, scale):
-        cdf = lambda y: logistic(y, loc, scale)
+        cdf = lambda y: jax.nn.sigmoid((y - loc) / scale)
         return quantiles.invert_cdf(cdf, p, jnp.full_like(p, -500.0), jnp.full_like(p, 900.0))
 
     p, loc, scale = jnp.array([1e-9, 0.3, 0.5, 0.999]), 3.0, 1.7
     logit = np.log(p / (1 - p))
     tol = 1e-11 if X64 else 1e-4
     np.testing.assert_allclose(quantile(p, loc, scale), loc + scale * logit, rtol=tol)
-    in_p, in_loc, in_scale = jax.jacrev(quantile, (0, 1, 2))(p, loc, scale)
+    in_p, in_loc, in_scale = jax.jit(jax.jacrev(quantile, (0, 1, 2)))(p, loc, scale)
     np.testing.assert_allclose(np.diag(in_p), scale / (p * (1 - p)), rtol=tol)
     np.testing.assert_allclose(in_loc, np.ones(4), rtol=tol)
     np.testing.assert_allclose(in_scale, logit, rtol=tol, atol=tol)
-    second = jax.jacfwd(jax.jacrev(lambda q: quantile(q[None], loc, scale)[0]))(p[1])
+    second = jax.jit(jax.jacfwd(jax.jacrev(lambda q: quantile(q, loc, scale))))(p[1])
     np.testing.assert_allclose(second, scale * (2 * p[1] - 1) / (p[1] * (1 - p[1])) ** 2, rtol=100 * tol)
 
 
 def test_invert_cdf_finds_the_smallest_value_at_jumps_and_flats():
     steps = lambda y: jnp.where(y < 1, 0.0, jnp.where(y < 2, 0.25, jnp.where(y < 7, 0.5, 1.0)))
     p = jnp.array([0.1, 0.25, 0.3, 0.5, 0.51])
-    actual = quantiles.invert_cdf(steps, p, jnp.full(5, -10.0), jnp.full(5, 1000.0))
+    invert = jax.jit(lambda p, lower, upper: quantiles.invert_cdf(steps, p, lower, upper))
+    actual = invert(p, jnp.full(5, -10.0), jnp.full(5, 1000.0))
     np.testing.assert_allclose(actual, [1.0, 1.0, 2.0, 2.0, 7.0], atol=1e-6 if X64 else 0.06)
     assert (steps(actual) >= p).all()
-    infinite = quantiles.invert_cdf(steps, jnp.array([0.0, 1.0]), jnp.full(2, -jnp.inf), jnp.full(2, jnp.inf))
-    assert infinite.tolist() == [-math.inf, math.inf]
+    infinite = invert(jnp.linspace(0, 1, 5), jnp.full(5, -jnp.inf), jnp.full(5, jnp.inf))
+    assert infinite.tolist() == [-math.inf] * 2 + [math.inf] * 3

@@ -41,7 +41,7 @@ _GREEDY_ROUNDS = 3
 # Noise below this share of the target's variance is not told from none.
 _NOISE_FLOOR = 1e-6
 _PREDICTED_AT_ONCE = 2048
-# Jitter is raised by steps, up to a hundredth of the mean variance.
+# How many amounts of jitter are tried, each a hundred times the one before.
 _JITTER_STEPS = 4
 
 

@@ -205,7 +205,7 @@ def _chandrupatla(excess: Callable[[Array], Array], lower: Array, upper: Array) 
     info = jnp.finfo(lower.dtype)
     eps, tiny = float(info.eps), float(info.tiny)
     tolerance = eps ** (2 / 3) * (upper - lower) + 4 * eps * jnp.maximum(jnp.abs(lower), jnp.abs(upper))
-    most_steps = 200  # three times what is ever needed: a guard against functions that do not increase
+    most_steps = 200  # many more than it takes: a guard against functions that do not increase
 
     def is_open(a: Array, b: Array) -> Array:
         return jnp.abs(b - a) > tolerance

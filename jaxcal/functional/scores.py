@@ -310,8 +310,8 @@ def mixture_crps(
     E[crps_i(X_j) - crps_j(X_j)] for X_j from law j: a Gauss-Legendre rule of 24 points over its levels
     p = v^3 (10 - 15 v + 6 v^2), which crowd at both ends. Of the two orders of a pair the one with the
     narrower law as X_j is taken: there the other one's score is smooth. The relative error (in float64) is
-    below 1e-7 for normal members of any scales, below 1e-4 for Student t members down to df = 1.2, some 1e-3 for
-    members with 20 or more atoms or kinks, and 1e-2 with a few.
+    below 1e-7 for normal members of any scales, below 1e-4 for Student t members down to df = 1.2, and
+    within 1e-2 for members with 30 or more atoms or kinks.
 
     Args:
         y: outcomes [n].

@@ -158,6 +158,15 @@ def test_methods_and_data_are_listed(monkeypatch):
     assert diabetes.split() == ["diabetes", "embedded", "scikit-learn"]
 
 
+def test_calibrate_without_features_looks_at_the_predictions_alone(table, tmp_path):
+    path = tmp_path / "bare.csv"
+    table.select("truth", "line").write_csv(path)
+    result = calibrate(path)
+    assert result.exit_code == 0
+    assert printed_scores(result.output)["NLPD"][0] == "–"
+    assert np.isfinite(pl.read_csv(tmp_path / "bare.calibrated.csv")["std"]).all()
+
+
 def test_the_module_runs_as_a_command():
     result = subprocess.run([sys.executable, "-m", "jaxcal", "--help"], capture_output=True, text=True, check=True)
     assert "calibrate" in result.stdout

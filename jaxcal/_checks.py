@@ -85,6 +85,12 @@ def check_choice(name: str, value: object, choices: tuple) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
 
 
+def check_at_least(name: str, value: int, minimum: int) -> None:
+    """Raise ValueError if a count is below `minimum`."""
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}; got {value}.")
+
+
 def check_fraction(name: str, value: ArrayLike) -> None:
     """Raise ValueError unless every known value lies in the open interval (0, 1)."""
     if is_traced(value):

@@ -21,7 +21,7 @@ from jax.scipy.special import logsumexp, ndtr, ndtri
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.functional import quantiles, scores
+from jaxcal.functional import quantiles, safe, scores
 
 T = TypeVar("T")
 
@@ -271,7 +271,7 @@ class Mixture(Distribution):
         """The root of the mean of the members' variances plus the variance of their means."""
         means, stds = self._each(lambda member: (member.mean, member.std))
         deviations = means - self._average(means)[None]
-        return _sqrt(self._average(stds**2 + deviations**2))
+        return safe.sqrt(self._average(stds**2 + deviations**2))
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The weighted mean of the members' cdfs."""
@@ -373,7 +373,7 @@ class Empirical(Distribution):
     def std(self) -> Float[Array, "*n"]:
         """The std of the table (with the divisor L), scaled."""
         deviations = self.z - self.z.mean(-1, keepdims=True)
-        return self.scale * _sqrt((deviations**2).mean(-1, keepdims=True))
+        return self.scale * safe.sqrt((deviations**2).mean(-1, keepdims=True))
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The share of the table at or below (y - loc) / scale."""
@@ -457,7 +457,7 @@ class Quantiles(Distribution):
         p, q = self._knots
         deviations = q - self.mean[..., None]
         a, b = deviations[..., :-1], deviations[..., 1:]
-        return _sqrt((jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1))
+        return safe.sqrt((jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1))
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The largest level whose quantile is at most y."""
@@ -519,12 +519,6 @@ def _place(z: Array, loc: Array, scale: Array) -> Array:
     """Values loc + scale * z for z [..., n]; loc where the scale is 0, even if z is infinite."""
     loc, scale = jnp.broadcast_to(loc, z.shape), jnp.broadcast_to(scale, z.shape)
     return loc + scale * jnp.where((scale == 0) & jnp.isinf(z), 0, z)
-
-
-def _sqrt(square: Array) -> Array:
-    """The root, with a derivative of 0 at 0."""
-    positive = square > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
 
 
 def _log_slope(x: Array, xp: Array, fp: Array) -> Array:

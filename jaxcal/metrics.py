@@ -16,7 +16,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxcal import _checks
 from jaxcal.distributions import Distribution, Mixture, Normal, StudentT
-from jaxcal.functional import scores
+from jaxcal.functional import safe, scores
 
 Scalar = Float[Array, ""]
 
@@ -33,7 +33,7 @@ def rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
         3.536
     """
     y = _as_targets(y, distribution)
-    return _sqrt(jnp.mean((y - distribution.mean) ** 2))
+    return safe.sqrt(jnp.mean((y - distribution.mean) ** 2))
 
 
 def mae(y: ArrayLike, distribution: Distribution) -> Scalar:
@@ -248,7 +248,7 @@ def calibration_rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
     """
     levels = _levels(range(101), y, distribution)
     gaps = observed_shares(y, distribution, levels) - levels
-    return _sqrt(jnp.sum(gaps**2) / 100)
+    return safe.sqrt(jnp.sum(gaps**2) / 100)
 
 
 def calibration_sse(y: ArrayLike, distribution: Distribution, *, num_levels: int = 21) -> Scalar:
@@ -261,8 +261,7 @@ def calibration_sse(y: ArrayLike, distribution: Distribution, *, num_levels: int
     Raises:
         ValueError: if there are fewer than 2 levels.
     """
-    if num_levels < 2:
-        raise ValueError(f"num_levels must be at least 2; got {num_levels}.")
+    _checks.check_at_least("num_levels", num_levels, 2)
     levels = jnp.linspace(0, 1, num_levels, dtype=_dtype(y, distribution))
     return jnp.sum((observed_shares(y, distribution, levels, closed=True) - levels) ** 2)
 
@@ -293,8 +292,7 @@ def ence(y: ArrayLike, distribution: Distribution, *, num_bins: int = 10) -> Sca
         ValueError: if there is less than one bin.
     """
     y = _as_targets(y, distribution)
-    if num_bins < 1:
-        raise ValueError(f"num_bins must be at least 1; got {num_bins}.")
+    _checks.check_at_least("num_bins", num_bins, 1)
     num_rows = y.shape[0]
     num_bins = min(num_bins, num_rows)
     order = jnp.argsort(distribution.std, stable=True)
@@ -304,8 +302,8 @@ def ence(y: ArrayLike, distribution: Distribution, *, num_bins: int = 10) -> Sca
         return jax.ops.segment_sum(values[order], bins, num_segments=num_bins, indices_are_sorted=True)
 
     # Both are root means over the same rows of the bin: the counts cancel in the ratio.
-    root_variance = _sqrt(bin_sums(distribution.variance))
-    root_error = _sqrt(bin_sums((y - distribution.mean) ** 2))
+    root_variance = safe.sqrt(bin_sums(distribution.variance))
+    root_error = safe.sqrt(bin_sums((y - distribution.mean) ** 2))
     gap = jnp.abs(root_variance - root_error)
     return jnp.mean(jnp.where(gap == 0, 0, gap / jnp.where(gap == 0, 1, root_variance)))
 
@@ -327,7 +325,7 @@ def mean_width(y: ArrayLike, distribution: Distribution, *, confidence_level: Ar
 def sharpness(y: ArrayLike, distribution: Distribution) -> Scalar:
     """Root of the mean predicted variance, in the unit of y (CRUDE, section 4: Zelikman et al. 2020)."""
     y = _as_targets(y, distribution)
-    return _sqrt(jnp.mean(distribution.variance))
+    return safe.sqrt(jnp.mean(distribution.variance))
 
 
 def mean_std(y: ArrayLike, distribution: Distribution) -> Scalar:
@@ -418,9 +416,3 @@ def _levels(percents: range | tuple[int, ...], y: ArrayLike, distribution: Distr
 def _share(rows: Bool[Array, " n"], dtype: DTypeLike) -> Scalar:
     # Counted in integers: a float32 sum of ones stops growing at 2^24.
     return jnp.count_nonzero(rows).astype(dtype) / rows.size
-
-
-def _sqrt(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Square root with gradient 0, not NaN, at 0."""
-    is_zero = x == 0
-    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, x)))

@@ -1,4 +1,4 @@
-"""Minibatch training with early stopping: a whole fit is one compiled loop, so many run under one `vmap`."""
+"""Minibatch training with early stopping, L-BFGS, and many runs at once: a whole fit is one compiled loop."""
 
 import enum
 import math
@@ -118,8 +118,7 @@ def train_minibatches(
         3.0
     """
     for name, value in (("batch_size", batch_size), ("max_epochs", max_epochs), ("patience", patience)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1; got {value}.")
+        _checks.check_at_least(name, value, 1)
     if not _checks.is_traced(learning_rate) and not np.all(np.asarray(learning_rate) > 0):
         raise ValueError(f"learning_rate must be positive; got {learning_rate}.")
     num_rows = jax.tree.leaves(data)[0].shape[0]

@@ -232,8 +232,6 @@ def test_duplicated_rows_and_no_noise(bound):
 
 
 def test_a_covariance_that_no_jitter_mends_is_reported():
-    # A kernel that is not positive definite: a Linear one of negative variance cannot be built, a Polynomial of
-    # odd degree around the origin can be made indefinite through its shift.
     class Indefinite(gpx.kernels.RBF):
         def __call__(self, x, y):
             return -10.0 * super().__call__(x, y) + (x == y).all()

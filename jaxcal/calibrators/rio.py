@@ -30,7 +30,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base
 from jaxcal.distributions import Distribution, Normal
-from jaxcal.functional import gp
+from jaxcal.functional import gp, safe
 from jaxcal.optimize import Optimum, Result, first_finite, minimize, one_run_at_a_time
 from jaxcal.scaling import Standardiser
 
@@ -281,13 +281,11 @@ def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iteratio
     _checks.check_choice("bound", bound, ("auto", "exact", "collapsed"))
     _checks.check_choice("inducing", inducing, (None, "greedy", "trained"))
     _checks.check_choice("preset", preset, (None, "paper"))
-    if max_iterations < 1:
-        raise ValueError(f"max_iterations must be at least 1; got {max_iterations}.")
+    _checks.check_at_least("max_iterations", max_iterations, 1)
     if bound == "auto":
         bound = "exact" if n <= _EXACT_ROWS and not paper else "collapsed"
     num_inducing = (50 if paper else 100) if num_inducing is None else num_inducing
-    if num_inducing < 1:
-        raise ValueError(f"num_inducing must be at least 1; got {num_inducing}.")
+    _checks.check_at_least("num_inducing", num_inducing, 1)
     if num_inducing > n and bound == "collapsed":
         warnings.warn(f"num_inducing is {num_inducing}, but there are {n} rows; {n} are taken.", stacklevel=3)
     seen = kernel if isinstance(kernel, str) else _seen_by(kernel)
@@ -368,10 +366,10 @@ def _predict(rio: RIO, x, mean, include_noise: bool) -> Normal:
     latent, variance = lax.map(at, points, batch_size=_PREDICTED_AT_ONCE)
     if include_noise:
         variance = variance + rio.scaled_noise
-    # A latent variance of zero has a std of zero, and no slope.
-    std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
     explained = rio.target_scaler.inverse(latent)
-    return Normal(mean + explained if rio.target == "residual" else explained, rio.target_scaler.scale * std)
+    return Normal(
+        mean + explained if rio.target == "residual" else explained, rio.target_scaler.scale * safe.sqrt(variance)
+    )
 
 
 def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:

@@ -8,7 +8,7 @@ PYTEST := NPROC=1 $(BIN)/pytest --numprocesses=$(JOBS)
 # Tests that do not depend on the default precision run once.
 ANY_PRECISION := test_architecture.py test_cli.py test_datasets.py test_plots.py test_threads.py
 
-.PHONY: setup demo test test-slow lint format clean
+.PHONY: setup demo test test-slow lint format bench-peers clean
 
 setup: .venv/.ready
 
@@ -37,6 +37,15 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The environment of the peers that benchmarks/speed measures jaxcal against.
+bench-peers: .venv-peers/.ready
+
+.venv-peers/.ready: benchmarks/speed/requirements-peers.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --upgrade pip
+	.venv-peers/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis jaxcal-demo
+	rm -rf .venv .venv-peers build dist .pytest_cache .ruff_cache .hypothesis jaxcal-demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

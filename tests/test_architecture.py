@@ -14,9 +14,10 @@ LAYERS = [
     {"functional"},
     {"distributions", "scaling"},
     {"metrics", "optimize", "nn", "datasets"},
+    {"processes"},
     {"plots", "predictors", "calibrators"},
     {"__init__"},
-    {"cli"},
+    {"cli", "sweep"},
     {"__main__"},
 ]
 EXTRAS = (

@@ -1,5 +1,6 @@
 """Gaussian-process algebra, against gpjax and textbook formulas in NumPy."""
 
+import equinox as eqx
 import gpjax as gpx
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,12 @@ def oracle():
     rbf = gpx.kernels.RBF(lengthscale=1.3, variance=1.7)
     prior = gpx.gps.Prior(mean_function=gpx.mean_functions.Zero(), kernel=rbf, jitter=JITTER)
     return prior * gpx.likelihoods.Gaussian(obs_stddev=np.sqrt(NOISE))
+
+
+def row_sums(x, z, y, jitter, **options):
+    """The inverse factor of the covariance at z, and the sums over the rows x."""
+    whiten = gp.inverse_factor(gp.add_diagonal(kernel(z, z), jnp.asarray(jitter)))
+    return whiten, gp.row_sums(eqx.Partial(kernel, z), whiten, x, jnp.full(len(y), 1.7), y, **options)
 
 
 def tolerance(x, strict, loose):
@@ -67,11 +74,11 @@ def test_collapsed_bound_and_prediction_are_those_of_gpjax(problem):
     x, z, new, y = problem
     family = gpx.variational_families.CollapsedVariationalGaussian(model=oracle(), inducing_inputs=z)
     data = gpx.Dataset(X=x, y=y[:, None])
-    grams = gp.add_diagonal(kernel(z, z), jnp.asarray(JITTER)), kernel(z, x)
-    bound = gp.collapsed_bound(*grams, jnp.full(40, 1.7), y, jnp.asarray(NOISE))
+    whiten, sums = row_sums(x, z, y, JITTER)
+    bound = gp.collapsed_bound(sums, jnp.asarray(NOISE))
     np.testing.assert_allclose(bound, collapsed_elbo(family, data), rtol=tolerance(x, 1e-9, 1e-4))
 
-    posterior = gp.sparse_posterior(*grams, y, jnp.asarray(NOISE))
+    posterior = gp.sparse_posterior(sums, whiten, jnp.asarray(NOISE))
     mean, variance = jax.vmap(lambda k: gp.predict(posterior, k, jnp.asarray(1.7)))(kernel(new, z))
     expected = family.condition(data)(new)
     np.testing.assert_allclose(mean, expected.mean, atol=tolerance(x, 1e-6, 1e-3))
@@ -83,8 +90,8 @@ def test_collapsed_bound_is_exact_with_every_row_inducing(problem):
     exact = gp.exact_log_likelihood(gp.add_diagonal(kernel(x, x), jnp.asarray(NOISE)), y)
 
     def bound(points):
-        gram = gp.add_diagonal(kernel(points, points), jnp.asarray(tolerance(x, 1e-10, 1e-5)))
-        return gp.collapsed_bound(gram, kernel(points, x), jnp.full(40, 1.7), y, jnp.asarray(NOISE))
+        _, sums = row_sums(x, points, y, tolerance(x, 1e-10, 1e-5))
+        return gp.collapsed_bound(sums, jnp.asarray(NOISE))
 
     np.testing.assert_allclose(bound(x), exact, rtol=tolerance(x, 1e-7, 1e-3))
     assert bound(z) < exact

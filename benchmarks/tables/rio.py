@@ -1,154 +1,195 @@
-"""RIO's Table 1 run again: `python -m benchmarks.tables.rio --datasets yacht,energy_heating --runs 20`.
+"""RIO's Tables 1, 2, 5, 6 and 7 run again: `python -m benchmarks.tables.rio --datasets yacht,airfoil --runs 20`.
 
-Each run splits the data 80/20 at random (seed = run), trains the paper's network, and fits the Gaussian processes on
-the network's training rows, as the paper does. Every system is there in the paper's setting (50 trained inducing
-points, at most 1000 iterations, targets not scaled) and in jaxcal's default. NLPD is that of the normal prediction;
-seconds are those of fit and prediction, without compilation.
+A job is a data set and a seed: an 80/20 split at random, the base model trained, and the Gaussian processes fitted on
+the base's training rows, as the paper does. Each of the six variants is there in the paper's setting (50 trained
+inducing points, targets not scaled) and in jaxcal's default. Seconds are those of fit and prediction, without
+compilation. Finished jobs are kept in `runs/`; a script that was stopped goes on where it was. `--report` makes the
+tables of `results/` from what is finished, also while another process still runs.
 """
 
 import argparse
-import csv
 import datetime
 import time
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import jaxcal as jc
+from benchmarks.tables import _rio_figures, _rio_report
+from jaxcal import sweep
 
-HERE = Path(__file__).parents[1]
-# Name, row of the published table, fit.
-SYSTEMS = (
-    ("RIO, paper's setting", "RIO", partial(jc.rio.fit, preset="paper")),
-    ("RIO", "RIO", jc.rio.fit),
-    ("SVGP, paper's setting", "SVGP", partial(jc.rio.fit, kernel="input", target="outcome", preset="paper")),
-    ("SVGP", "SVGP", partial(jc.rio.fit, kernel="input", target="outcome")),
+DATASETS = (
+    "yacht",
+    "energy_heating",
+    "energy_cooling",
+    "concrete",
+    "airfoil",
+    "wine_red",
+    "wine_white",
+    "power_plant",
+    "protein",
 )
+RUNS, RUNS_OF_LARGE = 100, {"protein": 5}
+VARIANTS = {
+    "RIO": {"kernel": "io", "target": "residual"},
+    "R+I": {"kernel": "input", "target": "residual"},
+    "R+O": {"kernel": "output", "target": "residual"},
+    "Y+O": {"kernel": "output", "target": "outcome"},
+    "Y+IO": {"kernel": "io", "target": "outcome"},
+    "SVGP": {"kernel": "input", "target": "outcome"},
+}
+NAMES = {"network": "NN", "forest": "RF"}
+SETTINGS = {"paper": {"preset": "paper"}, "jaxcal": {}}
+LEVELS = (95, 90, 68)
+
+# What this process has compiled.
+_compiled: set[tuple] = set()
 
 
 def main() -> None:
+    arguments = parse()
+    table = table_number(arguments)
+    runs = arguments.out / "runs" / f"rio_table{table}.jsonl"
+    if not arguments.report:
+        run(arguments, runs)
+    # All that was ever finished, not only what was asked for now: a report must not shrink the committed tables.
+    records = sweep.read(runs)
+    if not records:
+        raise SystemExit(f"{runs} holds no finished runs.")
+    wanted = {name: number_of_runs(name, RUNS) for name in DATASETS}
+    _rio_report.write(records, table, wanted, arguments.out / "results")
+    if arguments.figures:
+        stem = arguments.out / "results" / "figures" / f"rio_table{table}"
+        _rio_figures.draw(records, DATASETS, NAMES[arguments.base], stem)
+
+
+def parse() -> argparse.Namespace:
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--datasets", default="yacht,energy_heating", help="names, comma-separated")
-    parser.add_argument("--runs", type=int, default=20, help="number of random splits")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "rio_table1.csv", help="where results go")
+    names = ",".join(DATASETS)
+    parser.add_argument("--datasets", type=lambda text: text.split(","), default=names, help=f"default: {names}")
+    parser.add_argument("--runs", type=int, default=RUNS, help="random splits at most; protein has 5")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--ard", action="store_true", help="a lengthscale for every input: Table 5")
+    one.add_argument("--max-iterations", type=int, choices=(1000, 10000), default=1000, help="10000 is Table 6")
+    one.add_argument("--base", choices=("network", "forest"), default="network", help="forest is Table 7")
+    parser.add_argument("--workers", type=int, help="processes; default: one for each core")
+    parser.add_argument("--figures", action="store_true", help="draw figures 3, 10 and 11 as well")
+    parser.add_argument("--report", action="store_true", help="run nothing, report what is finished")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1], help="folder of runs/ and results/")
     arguments = parser.parse_args()
+    if unknown := set(arguments.datasets) - set(DATASETS):
+        parser.error(f"--datasets has {', '.join(sorted(unknown))}; there are {names}")
+    return arguments
+
+
+def table_number(arguments: argparse.Namespace) -> int:
+    """The paper's table that the arguments ask for."""
+    if arguments.ard:
+        return 5
+    if arguments.max_iterations == 10000:
+        return 6
+    return 7 if arguments.base == "forest" else 1
+
+
+def number_of_runs(name: str, most: int) -> int:
+    return min(most, RUNS_OF_LARGE.get(name, RUNS))
+
+
+def run(arguments: argparse.Namespace, path: Path) -> None:
+    """All jobs that are not finished yet, with a bar of progress."""
+    jobs = [
+        {"dataset": name, "seed": seed}
+        for name in arguments.datasets
+        for seed in range(number_of_runs(name, arguments.runs))
+    ]
+    options = {"ard": arguments.ard, "max_iterations": arguments.max_iterations}
+    task = partial(run_job, base=arguments.base, options=options, programs=str(path.parent / "compiled"))
+    stamp = {"jaxcal": jc.__version__, "jax": jax.__version__, "date": datetime.date.today().isoformat()}
+    columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns) as progress:
+        bar = progress.add_task("")
+        tell = lambda finished, total: progress.update(bar, completed=finished, total=total)
+        sweep.run(task, jobs, path, workers=arguments.workers, stamp=stamp, on_progress=tell)
+
+
+def run_job(dataset: str, seed: int, base: str, options: dict, programs: str) -> list[dict]:
+    """One split of one data set: a record of the base model, and of every variant in every setting."""
     jax.config.update("jax_enable_x64", True)
-    rows = [row for name in arguments.datasets.split(",") for row in run_dataset(name, arguments.runs)]
-    show(rows, arguments.runs)
-    save(rows, arguments.out)
+    jax.config.update("jax_compilation_cache_dir", programs)
+    data = jc.datasets.load(dataset)
+    train, test = jc.datasets.split(len(data.y), (0.8, 0.2), seed=seed)
+    x, y, x_test, y_test = data.x[train], data.y[train], data.x[test], data.y[test]
+
+    train_base = {"network": train_network, "forest": train_forest}[base]
+    (before, before_test), seconds = timed((dataset, base), partial(train_base, x, y, x_test, seed))
+    rmse = jc.metrics.rmse(y_test, before_test)
+    records = [{"system": NAMES[base], "setting": "base", "RMSE": rmse, "time_s": seconds}]
+    for setting, arguments in SETTINGS.items():
+        for system, variant in VARIANTS.items():
+            fit = partial(jc.rio.fit, **variant, **arguments, **options, throw=False)
+            call = partial(calibrate, fit, x, before, y, x_test, before_test)
+            (fitted, after), seconds = timed((dataset, setting, system), call)
+            record = {"system": system, "setting": setting, "time_s": seconds}
+            record |= measure(fitted, after, y_test, before_test)
+            if seed == 0 and system == "RIO":  # for figure 10
+                record |= {"before": before_test.mean, "after": after.mean}
+            records.append(record)
+    return [{"device": machine(), **record} for record in records]
 
 
-def run_dataset(name: str, runs: int) -> list[dict]:
-    """One row of results for each system: lists over the runs."""
-    data = jc.datasets.load(name)
-    splits = [jc.datasets.split(len(data.y), (0.8, 0.2), seed=run) for run in range(runs)]
-    x, y = (np.stack([values[train] for train, _ in splits]) for values in (data.x, data.y))
-    x_test, y_test = (np.stack([values[test] for _, test in splits]) for values in (data.x, data.y))
-
-    networks, seconds = train_networks(x, y)
-    predict = eqx.filter_vmap(lambda network, x: network(x))
-    base, base_test = predict(networks, jnp.asarray(x)), predict(networks, jnp.asarray(x_test))
-    rmse = [float(jc.metrics.rmse(y_test[r], take(base_test, r))) for r in range(runs)]
-    rows = [{"dataset": name, "system": "NN", "published": "NN", "RMSE": rmse, "time_s": [seconds] * runs}]
-    for system, published, fit in SYSTEMS:
-        row = {"dataset": name, "system": system, "published": published}
-        row |= {"RMSE": [], "NLPD": [], "coverage_90": [], "noise_variance": [], "time_s": []}
-        fit(x[0], take(base, 0), y[0])(x_test[0], take(base_test, 0))  # compiles
-        for run in track(range(runs), f"{name}: {system}", transient=True):
-            began = time.perf_counter()
-            fitted = fit(x[run], take(base, run), y[run])
-            after = jax.block_until_ready(fitted(x_test[run], take(base_test, run)))
-            row["time_s"].append(time.perf_counter() - began)
-            row["RMSE"].append(float(jc.metrics.rmse(y_test[run], after)))
-            row["NLPD"].append(float(jc.metrics.nlpd(y_test[run], after)))
-            row["coverage_90"].append(float(jc.metrics.coverage(y_test[run], after, confidence_level=0.9)))
-            row["noise_variance"].append(float(fitted.noise_variance))
-        rows.append(row)
-    return rows
-
-
-def train_networks(x: np.ndarray, y: np.ndarray):
-    """The paper's network on every split, all under one vmap, and the seconds a network took."""
-    train = eqx.filter_jit(eqx.filter_vmap(lambda x, y, key: jc.mlp.fit(x, y, key=key, preset="paper")))
-    arguments = jnp.asarray(x), jnp.asarray(y), jax.vmap(jax.random.key)(jnp.arange(len(y)))
-    jax.block_until_ready(train(*arguments))  # compiles
+def timed(kind: tuple, call: Callable):
+    """What the call returns, and its seconds; the first one of its kind is made once before, since it compiles."""
+    if kind not in _compiled:
+        jax.block_until_ready(call())
+        _compiled.add(kind)
     began = time.perf_counter()
-    networks = jax.block_until_ready(train(*arguments))
-    return networks, (time.perf_counter() - began) / len(y)
+    result = jax.block_until_ready(call())
+    return result, time.perf_counter() - began
 
 
-def take(distribution: jc.Point, run: int) -> jc.Point:
-    """One run of a distribution over runs."""
-    return jax.tree.map(lambda values: values[run], distribution)
+def calibrate(fit, x, before, y, x_test, before_test):
+    """A variant fitted on the training rows, and its prediction of the others."""
+    fitted = fit(x, before, y)
+    return fitted, fitted(x_test, before_test)
 
 
-def published(name: str) -> dict[tuple[str, str], tuple[str, str]]:
-    """The paper's mean and standard deviation by system and metric."""
-    with open(HERE / "published" / "rio_table1.csv", newline="") as file:
-        return {
-            (row["method"], row["metric"]): (row["mean"], row["std"])
-            for row in csv.DictReader(file)
-            if row["dataset"] == name
-        }
+def train_network(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int) -> tuple[jc.Point, jc.Point]:
+    """The paper's network: its predictions of the rows that it was trained on, and of the others."""
+    network = jc.mlp.fit(x, y, key=jax.random.key(seed), preset="paper")
+    return network(x), network(x_test)
 
 
-def show(rows: list[dict], runs: int) -> None:
-    """Our means and standard deviations over the runs, and the published ones."""
-    table = Table(title=f"RIO, Table 1: {runs} runs here, 100 in the paper", caption=machine())
-    for column in (
-        "data set",
-        "system",
-        "RMSE",
-        "published",
-        "NLPD",
-        "published",
-        "90 % covered",
-        "s a run",
-        "published",
-    ):
-        table.add_column(column, justify="left" if column in ("data set", "system") else "right")
-    for row in rows:
-        paper = published(row["dataset"])
-        cells = [row["dataset"], row["system"]]
-        for metric, digits in (("RMSE", 2), ("NLPD", 3)):
-            cells.append(
-                f"{np.mean(row[metric]):.{digits}f} ± {np.std(row[metric], ddof=1):.{digits}f}"
-                if metric in row
-                else "–"
-            )
-            mean, std = paper.get((row["published"], metric), ("–", ""))
-            cells.append(f"{mean} ± {std}" if std else mean)
-        cells.append(f"{100 * np.mean(row['coverage_90']):.1f} %" if "coverage_90" in row else "–")
-        cells.append(f"{np.mean(row['time_s']):.3f}")
-        cells.append(paper.get((row["published"], "time_s"), ("–", ""))[0])
-        table.add_row(*cells, end_section=row is rows[-1])
-    Console(width=150).print(table)
+def train_forest(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int) -> tuple[jc.Point, jc.Point]:
+    """The paper's random forest (appendix D.6), likewise."""
+    from sklearn.ensemble import RandomForestRegressor
+
+    forest = RandomForestRegressor(100, min_samples_leaf=10, max_depth=5, random_state=seed).fit(x, y)
+    return jc.Point(jnp.asarray(forest.predict(x))), jc.Point(jnp.asarray(forest.predict(x_test)))
 
 
-def save(rows: list[dict], path: Path) -> None:
-    """Every run of every system, in long form."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    stamp = [jc.__version__, jax.__version__, machine(), datetime.date.today().isoformat()]
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["dataset", "system", "seed", "metric", "value", "jaxcal", "jax", "device", "date"])
-        for row in rows:
-            for metric, values in row.items():
-                if isinstance(values, list):
-                    for seed, value in enumerate(values):
-                        writer.writerow([row["dataset"], row["system"], seed, metric, f"{value:.6g}", *stamp])
-    print(f"Every run is in {path}.")
+def measure(fitted: jc.rio.RIO, after: jc.Normal, y: np.ndarray, before: jc.Point) -> dict:
+    """The metrics of a variant on the test rows."""
+    return {
+        "RMSE": jc.metrics.rmse(y, after),
+        "NLPD": jc.metrics.nlpd(y, after),
+        "noise_variance": fitted.noise_variance,
+        **{f"coverage_{level}": jc.metrics.coverage(y, after, confidence_level=level / 100) for level in LEVELS},
+        "improvement_ratio": jc.metrics.improvement_ratio(y, before, after),
+        "evidence": fitted.evidence,
+        "iterations": fitted.iterations,
+        "result": fitted.result,
+    }
 
 
+@cache
 def machine() -> str:
-    """What the numbers were measured on."""
+    """What the numbers are measured on."""
     device = jax.devices()[0]
     if device.platform != "cpu":
         return device.device_kind

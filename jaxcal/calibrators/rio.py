@@ -14,106 +14,31 @@ R+O    residual    output         Y+O     outcome     output
 =====  ==========  ==========     ======  ==========  ==========
 """
 
-import operator
 import warnings
-from collections.abc import Iterable
-from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base
-from jaxcal.distributions import Distribution, Normal
+from jaxcal.distributions import Distribution, Normal, Point
 from jaxcal.functional import gp, safe
-from jaxcal.optimize import Optimum, Result, first_finite, minimize, one_run_at_a_time
+from jaxcal.optimize import Result
+from jaxcal.processes.evidence import Data, GaussianProcess, Options, maximise
+from jaxcal.processes.kernels import GPJaxKernel, IOKernel, Points, SquaredExponential
 from jaxcal.scaling import Standardiser
 
 # Up to this many rows "auto" takes the exact Gaussian process: O(n^3), but few iterations.
 _EXACT_ROWS = 1000
 # Greedy inducing points are chosen anew with the hyperparameters that they led to.
 _GREEDY_ROUNDS = 3
-# Noise below this share of the target's variance is not told from none.
-_NOISE_FLOOR = 1e-6
 _PREDICTED_AT_ONCE = 2048
-# How many amounts of jitter are tried, each a hundred times the one before.
-_JITTER_STEPS = 4
-
-
-class Points(NamedTuple):
-    """Where the kernel is evaluated: what went into the model and what came out, or None where it is not looked at."""
-
-    inputs: Float[Array, "n d"] | None
-    output: Float[Array, "n 1"] | None
-
-
-class SquaredExponential(eqx.Module):
-    """variance * exp(-|a - b|^2 / (2 lengthscale^2)), a lengthscale for all columns or one each; RIO, eq. 3."""
-
-    log_variance: Float[Array, ""]
-    log_lengthscale: Float[Array, ""] | Float[Array, " d"]
-
-    def __call__(self, a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
-        """The covariance of every row of a with every row of b."""
-        return jnp.exp(self.log_variance) * gp.squared_exponential(a, b, jnp.exp(self.log_lengthscale))
-
-    def diagonal(self, a: Float[Array, "n d"]) -> Float[Array, " n"]:
-        """The variance at every row of a."""
-        return jnp.full_like(a[:, 0], jnp.exp(self.log_variance))
-
-
-class GPJaxKernel(eqx.Module):
-    """A kernel of gpjax in the form of `SquaredExponential`."""
-
-    kernel: Any
-
-    def __call__(self, a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
-        """The covariance of every row of a with every row of b."""
-        return self.kernel.cross_covariance(a, b)
-
-    def diagonal(self, a: Float[Array, "n d"]) -> Float[Array, " n"]:
-        """The variance at every row of a."""
-        return jax.vmap(self.kernel)(a, a)
-
-
-class IOKernel(eqx.Module):
-    """k_in(x, x') + k_out(m, m') of inputs x and outputs m, or one of the two alone; RIO, eq. 2."""
-
-    input: SquaredExponential | GPJaxKernel | None
-    output: SquaredExponential | GPJaxKernel | None
-
-    def __call__(self, a: Points, b: Points) -> Float[Array, "n m"]:
-        """The covariance of every row of a with every row of b."""
-        return _sum(part(one, other) for part, one, other in self._parts(a, b))
-
-    def diagonal(self, a: Points) -> Float[Array, " n"]:
-        """The variance at every row of a."""
-        return _sum(part.diagonal(one) for part, one in self._parts(a))
-
-    def _parts(self, *points: Points) -> Iterable[tuple]:
-        """The kernels that there are, each with what it sees of the points."""
-        return (seen for seen in zip((self.input, self.output), *points, strict=True) if seen[0] is not None)
-
-
-class GaussianProcess(eqx.Module):
-    """What is learnt by maximising the evidence; inducing points only where they are, too."""
-
-    kernel: IOKernel
-    log_noise: Float[Array, ""]
-    inducing: Points | None = None
-
-    def noise_variance(self, points: Points) -> Float[Array, ""]:
-        """The variance of the noise at the training rows, in units of the scaled target.
-
-        Noise that rounding in the factorisation of the rows' covariance would drown is not told from none.
-        """
-        prior = self.kernel.diagonal(points)
-        return _NOISE_FLOOR + jnp.exp(self.log_noise) + jnp.finfo(prior.dtype).eps * jnp.sum(prior)
 
 
 class Setting(NamedTuple):
@@ -121,12 +46,9 @@ class Setting(NamedTuple):
 
     kernel: str
     target: str
-    bound: str
-    inducing: str
-    num_inducing: int
     ard: bool
-    max_iterations: int
     paper: bool
+    options: Options
 
 
 def fit(
@@ -142,6 +64,7 @@ def fit(
     ard: bool = False,
     max_iterations: int = 1000,
     preset: str | None = None,
+    mesh: Mesh | None = None,
     throw: bool = True,
 ) -> "RIO":
     """Fit a Gaussian process to the residuals y - base.mean, over the inputs and the predictions.
@@ -193,19 +116,20 @@ def fit(
         >>> bool(jc.metrics.rmse(truth, after) < jc.metrics.rmse(truth, model(x)))
         True
     """
-    y = _checks.as_vector("y", y)
+    check_base(base, outputs=True)
+    y = _checks.as_vector("y", y) if base.mean.ndim == 1 else _checks.as_matrix("y", y)
     _checks.check_rows("y", y, 2)
-    check_base(base, y.shape[0])
-    setting = _setting(y.shape[0], kernel, target, bound, num_inducing, inducing, ard, max_iterations, preset)
+    check_base(base, y.shape[0], outputs=True)
+    setting = _setting(y.shape[0], kernel, target, bound, num_inducing, inducing, ard, max_iterations, preset, mesh)
     if x is None and setting.kernel != "output":
         raise ValueError("x is None, but the kernel looks at the inputs: give x, or take kernel='output'.")
     x = None if setting.kernel == "output" else _checks.as_matrix("x", x, length=y.shape[0])
     _check_spread(base.mean, y, target)
     given = None if isinstance(kernel, str) else _from_gpjax(kernel)
-    rio = _fit(x, base.mean, y, given, setting)
+    rio = _fit(x, base.mean, _own_std(base), y, given, setting)
     if throw and not _checks.is_traced(rio.result) and np.any(np.asarray(rio.result) == Result.NOT_FINITE):
         raise FloatingPointError(
-            f"the covariance of {y.shape[0]} rows could not be factorised, even with a jitter of {rio.jitter:.0e} of "
+            f"the covariance of {y.shape[0]} rows could not be factorised, even with a jitter of {np.max(rio.jitter):.0e} of "
             "its mean variance. Is a hyperparameter of the kernel negative or extreme? throw=False returns the fit."
         )
     return rio
@@ -214,14 +138,17 @@ def fit(
 class RIO(eqx.Module):
     """A Gaussian process on the residuals of a model; made by `fit`.
 
+    With several outputs every array has a leading axis of them.
+
     Attributes:
-        kernel: with the hyperparameters found, in scaled units.
+        process: kernel and noise with the hyperparameters found, in scaled units.
         points: the conditioning points: training rows, or inducing points.
         posterior: what the data say at them.
-        scaled_noise: variance of the noise, in units of the scaled target.
+        scaled_noise: variance of the noise, in units of the scaled target; the mean one, where rows have their own.
         x_scaler: standardisation of the inputs; None where they are not looked at.
         output_scaler: of the base's means.
         target_scaler: of the residuals or outcomes.
+        base_variance: the mean variance that the base gave the training rows; None for a base without one.
         target: "residual" or "outcome".
         evidence: log marginal likelihood, or its lower bound, of the scaled target.
         iterations: of L-BFGS, in the round that was best.
@@ -229,13 +156,14 @@ class RIO(eqx.Module):
         jitter: what had to be added to the covariance's diagonal, as a share of its mean.
     """
 
-    kernel: IOKernel
+    process: GaussianProcess
     points: Points
     posterior: gp.Posterior
     scaled_noise: Float[Array, "*runs"]
     x_scaler: Standardiser | None
     output_scaler: Standardiser
     target_scaler: Standardiser
+    base_variance: Float[Array, "*runs"] | None
     target: str = eqx.field(static=True)
     evidence: Float[Array, "*runs"]
     iterations: Int[Array, "*runs"]
@@ -247,11 +175,17 @@ class RIO(eqx.Module):
 
         Args:
             x: inputs [n, d]; a vector [n] is one column; None where the kernel looks at the output alone.
-            base: the model's predictions at x.
+            base: the model's predictions at x; with a std of its own if the one of `fit` had one.
             include_noise: whether the variance is that of a new observation, as in the paper's code, or that of
                 the latent function alone, as its eq. 6 and 7 print it.
         """
-        check_base(base)
+        check_base(base, outputs=True)
+        std = _own_std(base)
+        if (std is None) != (self.base_variance is None):
+            raise ValueError(
+                f"base is {type(base).__name__}, {'without' if std is None else 'with'} a std of its own; "
+                "RIO was fitted the other way."
+            )
         if self.x_scaler is None:
             x = None
         else:
@@ -259,11 +193,16 @@ class RIO(eqx.Module):
             num_columns = self.x_scaler.loc.shape[-1]
             if x.shape[1] != num_columns:
                 raise ValueError(f"x has {x.shape[1]} columns; RIO was fitted on {num_columns}.")
-        return _predict(self, x, base.mean, include_noise)
+        return _predict(self, x, base.mean, std, include_noise)
+
+    @property
+    def kernel(self) -> IOKernel:
+        """The kernel with the hyperparameters found, in scaled units."""
+        return self.process.kernel
 
     @property
     def noise_variance(self) -> Float[Array, "*runs"]:
-        """The variance of the noise, in squared units of y."""
+        """The (mean) variance of the noise, in squared units of y."""
         return self.scaled_noise * self.target_scaler.scale**2
 
     @property
@@ -272,7 +211,11 @@ class RIO(eqx.Module):
         return self.result == Result.CONVERGED
 
 
-def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iterations, preset) -> Setting:
+def _own_std(base: Distribution) -> Array | None:
+    return None if isinstance(base, Point) else base.std
+
+
+def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iterations, preset, mesh) -> Setting:
     """The options, checked, with the defaults that depend on each other filled in."""
     paper = preset == "paper"
     if isinstance(kernel, str):
@@ -288,9 +231,10 @@ def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iteratio
     _checks.check_at_least("num_inducing", num_inducing, 1)
     if num_inducing > n and bound == "collapsed":
         warnings.warn(f"num_inducing is {num_inducing}, but there are {n} rows; {n} are taken.", stacklevel=3)
-    seen = kernel if isinstance(kernel, str) else _seen_by(kernel)
     inducing = inducing or ("trained" if paper else "greedy")
-    return Setting(seen, target, bound, inducing, min(num_inducing, n), ard, max_iterations, paper)
+    options = Options(bound, inducing, min(num_inducing, n), max_iterations, _GREEDY_ROUNDS, mesh)
+    seen = kernel if isinstance(kernel, str) else _seen_by(kernel)
+    return Setting(seen, target, ard, paper, options)
 
 
 def _seen_by(kernels: tuple) -> str:
@@ -316,36 +260,45 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
     """Raise if the target does not vary by more than rounding."""
     if _checks.is_traced(mean, y):
         return
-    values = np.asarray(y) - np.asarray(mean) if target == "residual" else np.asarray(y)
-    rounding = 4 * np.finfo(values.dtype).eps * max(np.abs(np.asarray(y)).max(), np.abs(np.asarray(mean)).max())
-    if np.ptp(values) <= rounding:
+    y, mean = np.asarray(y), np.asarray(mean)
+    values = y - mean if target == "residual" else y
+    rounding = 4 * np.finfo(values.dtype).eps * np.maximum(np.abs(y).max(axis=0), np.abs(mean).max(axis=0))
+    constant = np.ptp(values, axis=0) <= rounding
+    if constant.any():
         name = "the residuals y - base.mean are" if target == "residual" else "y is"
-        raise ValueError(f"{name} constant ({values[0]:g}): there is no uncertainty to learn from.")
+        value = values[0] if values.ndim == 1 else values[0, constant.argmax()]
+        raise ValueError(f"{name} constant ({value:g}): there is no uncertainty to learn from.")
 
 
 @eqx.filter_jit
-def _fit(x, mean, y, given: IOKernel | None, setting: Setting) -> RIO:
-    x, mean, y = lax.stop_gradient((x, mean, y))
-    dtype = jnp.result_type(*(a for a in (x, mean, y) if a is not None))
-    x, mean, y = jax.tree.map(lambda a: a.astype(dtype), (x, mean, y))
+def _fit(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
+    arrays = lax.stop_gradient((x, mean, std, y))
+    dtype = jnp.result_type(*jax.tree.leaves(arrays))
+    x, mean, std, y = jax.tree.map(lambda a: a.astype(dtype), arrays)
+    fit_one = lambda mean, std, y: _fit_one(x, mean, std, y, given, setting)
+    # Several outputs are as many independent processes.
+    return fit_one(mean, std, y) if y.ndim == 1 else eqx.filter_vmap(fit_one, in_axes=1)(mean, std, y)
+
+
+def _fit_one(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
     scaler = Standardiser.identity if setting.paper else Standardiser.of
     x_scaler = None if x is None else Standardiser.of(x)
     output_scaler = scaler(mean)
     explained = y - mean if setting.target == "residual" else y
     target_scaler = scaler(explained)
     points = _points(x, mean, x_scaler, output_scaler, setting.kernel)
-    targets = target_scaler(explained)
-    initial = _initial(points, given, setting, dtype)
-    optimum = _optimise(initial, points, targets, setting)
-    process, posterior, jitter = optimum.params
+    base_variance = None if std is None else jnp.mean(std**2)
+    data = Data(points, target_scaler(explained), None if std is None else std**2 / base_variance)
+    optimum, (process, posterior, jitter) = maximise(_initial(data, given, setting), data, setting.options)
     return RIO(
-        process.kernel,
+        process,
         points if process.inducing is None else process.inducing,
         posterior,
         process.noise_variance(points),
         x_scaler,
         output_scaler,
         target_scaler,
+        base_variance,
         setting.target,
         -optimum.loss,
         optimum.steps,
@@ -355,17 +308,25 @@ def _fit(x, mean, y, given: IOKernel | None, setting: Setting) -> RIO:
 
 
 @eqx.filter_jit
-def _predict(rio: RIO, x, mean, include_noise: bool) -> Normal:
+def _predict(rio: "RIO", x, mean, std, include_noise: bool) -> Normal:
+    predict_one = lambda rio, mean, std: _predict_one(rio, x, mean, std, include_noise)
+    if mean.ndim == 1:
+        return predict_one(rio, mean, std)
+    return eqx.filter_vmap(predict_one, in_axes=(eqx.if_array(0), 1, 1), out_axes=1)(rio, mean, std)
+
+
+def _predict_one(rio: "RIO", x, mean, std, include_noise: bool) -> Normal:
     points = _points(x, mean, rio.x_scaler, rio.output_scaler, None)
+    kernel = rio.process.kernel
 
     def at(point: Points):
         row = jax.tree.map(lambda a: a[None], point)
-        cross = rio.kernel(row, rio.points)[0]
-        return gp.predict(rio.posterior, cross, rio.kernel.diagonal(row)[0])
+        return gp.predict(rio.posterior, kernel(row, rio.points)[0], kernel.diagonal(row)[0])
 
     latent, variance = lax.map(at, points, batch_size=_PREDICTED_AT_ONCE)
     if include_noise:
-        variance = variance + rio.scaled_noise
+        relative = rio.process.relative_noise(None if std is None else std**2 / rio.base_variance)
+        variance = variance + rio.scaled_noise * (1 if relative is None else relative)
     explained = rio.target_scaler.inverse(latent)
     return Normal(
         mean + explained if rio.target == "residual" else explained, rio.target_scaler.scale * safe.sqrt(variance)
@@ -379,16 +340,17 @@ def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
     )
 
 
-def _initial(points: Points, given: IOKernel | None, setting: Setting, dtype) -> GaussianProcess:
+def _initial(data: Data, given: IOKernel | None, setting: Setting) -> GaussianProcess:
     """Where the optimisation starts; the paper's start is one for every hyperparameter."""
+    points, dtype = data.points, data.targets.dtype
     if given is None:
         seen = sum(p is not None for p in points)
         given = IOKernel(*(None if p is None else _start(p, seen, setting, dtype) for p in points))
     log_noise = jnp.log(jnp.asarray(1 if setting.paper else 0.1, dtype))
-    inducing = None
-    if setting.bound == "collapsed":
-        inducing = jax.tree.map(lambda a: a[: setting.num_inducing], points)
-    return GaussianProcess(given, log_noise, inducing)
+    share = None if data.spread is None else jnp.zeros((), dtype)
+    sparse = setting.options.bound == "collapsed"
+    inducing = points.take(jnp.arange(setting.options.num_inducing)) if sparse else None
+    return GaussianProcess(given, log_noise, share, inducing)
 
 
 def _start(points: Float[Array, "n d"], kernels: int, setting: Setting, dtype) -> SquaredExponential:
@@ -397,116 +359,3 @@ def _start(points: Float[Array, "n d"], kernels: int, setting: Setting, dtype) -
     variance, lengthscale = (1, 1) if setting.paper else (1 / kernels, np.sqrt(d))
     shape = (d,) if setting.ard and d > 1 else ()
     return SquaredExponential(jnp.log(jnp.asarray(variance, dtype)), jnp.full(shape, np.log(lengthscale), dtype))
-
-
-def _optimise(initial: GaussianProcess, points: Points, targets: Float[Array, " n"], setting: Setting) -> Optimum:
-    """The process of the greatest evidence, its posterior, and the smallest jitter at which both are finite."""
-    arrays, static = eqx.partition(initial, eqx.is_array)
-
-    def run(arrays, points, targets):
-        initial = eqx.combine(arrays, static)
-
-        def attempt(tries):
-            jitter = _jitter(tries, targets.dtype, setting.bound)
-            if setting.bound == "collapsed" and setting.inducing == "greedy":
-                optimum = _with_greedy_points(initial, points, targets, jitter, setting)
-            else:
-                optimum = _maximise(initial, points, targets, jitter, setting)
-            posterior = _posterior(optimum.params, points, targets, jitter)
-            finite = jnp.isfinite(posterior.weights).all() & jnp.isfinite(posterior.shrink).all()
-            return optimum._replace(
-                params=(eqx.filter(optimum.params, eqx.is_array), posterior, jitter),
-                result=jnp.where(finite, optimum.result, Result.NOT_FINITE),
-            )
-
-        return first_finite(attempt, _JITTER_STEPS)
-
-    optimum = one_run_at_a_time(run)(arrays, points, targets)
-    arrays, *rest = optimum.params
-    return optimum._replace(params=(eqx.combine(arrays, static), *rest))
-
-
-def _jitter(step: Int[Array, ""], dtype, bound: str) -> Float[Array, ""]:
-    """The share of the mean variance that is added to the diagonal: a hundred times more at each step.
-
-    Noise is on the exact process's diagonal already: it starts without.
-    """
-    least = max(1e-8, 10 * float(jnp.finfo(dtype).eps))
-    jitter = least * jnp.asarray(100, dtype) ** step
-    return jnp.where(step > 0, jitter, 0) if bound == "exact" else jitter
-
-
-def _with_greedy_points(
-    initial: GaussianProcess,
-    points: Points,
-    targets: Float[Array, " n"],
-    jitter: Float[Array, ""],
-    setting: Setting,
-) -> Optimum:
-    """Inducing points chosen with the hyperparameters at hand, these then optimised; again; the best kept."""
-
-    def again(best: Optimum, _):
-        process = eqx.combine(best.params, fixed)
-        rows = gp.greedy_rows(
-            lambda row: process.kernel(_take(points, row[None]), points)[0],
-            process.kernel.diagonal(points),
-            setting.num_inducing,
-        )
-        process = eqx.tree_at(lambda p: p.inducing, process, _take(points, rows))
-        found = _maximise(process, points, targets, jitter, setting)
-        found = found._replace(params=eqx.filter(found.params, eqx.is_array))
-        return jax.tree.map(lambda new, old: jnp.where(found.loss < best.loss, new, old), found, best), None
-
-    arrays, fixed = eqx.partition(initial, eqx.is_array)
-    nothing = Optimum(arrays, jnp.full((), jnp.inf, targets.dtype), jnp.int32(0), jnp.int32(Result.NOT_FINITE))
-    best, _ = lax.scan(again, nothing, length=_GREEDY_ROUNDS)
-    return best._replace(params=eqx.combine(best.params, fixed))
-
-
-def _maximise(
-    initial: GaussianProcess,
-    points: Points,
-    targets: Float[Array, " n"],
-    jitter: Float[Array, ""],
-    setting: Setting,
-) -> Optimum:
-    """Maximise the evidence over the hyperparameters, and over the inducing points where they are trained."""
-    learnt = jax.tree.map(eqx.is_inexact_array, initial)
-    if setting.inducing == "greedy":
-        learnt = eqx.tree_at(lambda p: p.inducing, learnt, False, is_leaf=lambda node: node is None)
-    params, fixed = eqx.partition(initial, learnt)
-
-    def loss(params):
-        return -_evidence(eqx.combine(params, fixed), points, targets, jitter)
-
-    optimum = minimize(loss, params, max_iterations=setting.max_iterations)
-    return optimum._replace(params=eqx.combine(optimum.params, fixed))
-
-
-def _evidence(process: GaussianProcess, points: Points, targets, jitter) -> Float[Array, ""]:
-    kernel, noise = process.kernel, process.noise_variance(points)
-    if process.inducing is None:
-        return gp.exact_log_likelihood(_gram(kernel, points, jitter, noise), targets)
-    gram_zx = kernel(process.inducing, points)
-    return gp.collapsed_bound(_gram(kernel, process.inducing, jitter), gram_zx, kernel.diagonal(points), targets, noise)
-
-
-def _posterior(process: GaussianProcess, points: Points, targets, jitter) -> gp.Posterior:
-    kernel, noise = process.kernel, process.noise_variance(points)
-    if process.inducing is None:
-        return gp.exact_posterior(_gram(kernel, points, jitter, noise), targets)
-    gram_zx = kernel(process.inducing, points)
-    return gp.sparse_posterior(_gram(kernel, process.inducing, jitter), gram_zx, targets, noise)
-
-
-def _gram(kernel: IOKernel, points: Points, jitter: Array, noise: ArrayLike = 0) -> Float[Array, "n n"]:
-    """The covariance of the points with themselves, with jitter and noise on the diagonal."""
-    return gp.add_diagonal(kernel(points, points), jitter * jnp.mean(kernel.diagonal(points)) + noise)
-
-
-def _take(points: Points, rows: Int[Array, " m"]) -> Points:
-    return jax.tree.map(lambda a: a[rows], points)
-
-
-def _sum(terms: Iterable[Array]) -> Array:
-    return reduce(operator.add, terms)

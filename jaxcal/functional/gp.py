@@ -4,6 +4,8 @@ Functions here know no kernel: they take the matrices that a kernel gives. A mat
 must come with its noise or jitter already on the diagonal (`add_diagonal`).
 
 - `exact_log_likelihood`: log p(y), Rasmussen & Williams (2006), eq. 2.30; eq. 4 of RIO, whose print lacks an inverse.
+- `row_sums`: the one pass over the rows that `collapsed_bound` and `sparse_posterior` need, in chunks, on one device or
+  distributed over many.
 - `collapsed_bound`: the lower bound on it that is left when the optimal q(u) is put into the sparse variational
   bound, Titsias (2009), eq. 9. It is what SVGP's bound reaches for a Gaussian likelihood, without its parameters.
 - `exact_posterior`, `sparse_posterior`, `predict`: eq. 5 and 6 of RIO, latent (without the noise).
@@ -13,12 +15,17 @@ must come with its noise or jitter already on the diagonal (`add_diagonal`).
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Float, Int
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 _LOG_2PI = 1.8378770664093453
+# Rows whose covariances with the inducing points are held at once: they should fit in a core's cache.
+_CHUNK = 256
 
 
 class Posterior(NamedTuple):
@@ -39,25 +46,36 @@ class Posterior(NamedTuple):
 
 
 def squared_exponential(
-    a: Float[Array, "n d"], b: Float[Array, "m d"], lengthscale: Float[Array, ""] | Float[Array, " d"]
+    a: Float[Array, "n d"],
+    b: Float[Array, "m d"],
+    lengthscale: Float[Array, ""] | Float[Array, " d"],
+    variance: ArrayLike = 1.0,
 ) -> Float[Array, "n m"]:
-    """exp(-|a - b|^2 / (2 l^2)) for every pair of rows, through one matrix product; RIO, eq. 3.
+    """variance * exp(-|a - b|^2 / (2 lengthscale^2)) for every pair of rows; RIO, eq. 3.
+
+    The exponent is one matrix product, (s a, log variance - |s a|^2 / 2, 1) . (s b, 1, -|s b|^2 / 2) with
+    s = 1 / lengthscale. With one lengthscale for all columns it is put on the side of `a` alone, so that `b` takes no
+    part in the derivative by hyperparameters or `a`: let `b` be the many rows, and `a` the few inducing points.
 
     >>> import jax.numpy as jnp
     >>> round(squared_exponential(jnp.zeros((1, 2)), jnp.ones((1, 2)), jnp.asarray(1.0)).item(), 4)
     0.3679
     """
     # Distances do not change with the origin, and products of small numbers cancel less.
-    origin = jnp.mean(b, axis=0, keepdims=True)
-    scale = jnp.broadcast_to(lengthscale, (1, a.shape[1]))
-    a, b = (a - origin) / scale, (b - origin) / scale
-    squared = jnp.sum(a * a, axis=1)[:, None] + jnp.sum(b * b, axis=1)[None, :] - 2 * a @ b.T
-    return jnp.exp(-0.5 * jnp.maximum(squared, 0))
+    origin = lax.stop_gradient(jnp.mean(a, axis=0, keepdims=True))
+    a, b = a - origin, b - origin
+    if jnp.ndim(lengthscale):
+        a, b, lengthscale = a / lengthscale[None], b / lengthscale[None], jnp.ones((), a.dtype)
+    precision = 1 / lengthscale**2
+    norms = jnp.sum(a * a, axis=1, keepdims=True)
+    left = [precision * a, jnp.log(variance) - 0.5 * precision * norms, jnp.full_like(norms, precision)]
+    right = [b, jnp.ones_like(b[:, :1]), -0.5 * jnp.sum(b * b, axis=1, keepdims=True)]
+    return jnp.exp(jnp.concatenate(left, axis=1) @ jnp.concatenate(right, axis=1).T)
 
 
-def add_diagonal(matrix: Float[Array, "n n"], value: Float[Array, ""]) -> Float[Array, "n n"]:
-    """The matrix with `value` added along its diagonal: noise, or jitter."""
-    return matrix + value * jnp.eye(matrix.shape[0], dtype=matrix.dtype)
+def add_diagonal(matrix: Float[Array, "n n"], value: Float[Array, ""] | Float[Array, " n"]) -> Float[Array, "n n"]:
+    """The matrix with `value` added along its diagonal: noise, or jitter; one for all rows, or one each."""
+    return matrix + jnp.diag(jnp.broadcast_to(value, matrix.shape[:1]))
 
 
 @jax.custom_jvp
@@ -88,52 +106,91 @@ def _exact_log_likelihood_jvp(primals, tangents):
     return _log_density(factor, whitened), jnp.sum(slope * gram_dot) - weights @ targets_dot
 
 
-def collapsed_bound(
-    gram_zz: Float[Array, "m m"],
-    gram_zx: Float[Array, "m n"],
+class RowSums(NamedTuple):
+    """All that n rows say about m inducing points: sums over the rows, each weighted by its precision p.
+
+    Attributes:
+        outer: [m, m], the sum of p a a', with a = L^-1 k, k a row's covariances with the inducing points, K_zz = L L'.
+        cross: [m], the sum of p y a.
+        prior: the sum of p k(x, x).
+        square: the sum of p y^2.
+        log_precision: the sum of log p.
+        count: the number of rows.
+    """
+
+    outer: Float[Array, "m m"]
+    cross: Float[Array, " m"]
+    prior: Float[Array, ""]
+    square: Float[Array, ""]
+    log_precision: Float[Array, ""]
+    count: ArrayLike
+
+
+def row_sums(
+    covariances: Callable[[PyTree], Float[Array, "m c"]],
+    whiten: Float[Array, "m m"],
+    rows: PyTree[Float[Array, "n ..."]],
     prior_variance: Float[Array, " n"],
     targets: Float[Array, " n"],
-    noise_variance: Float[Array, ""],
-) -> Float[Array, ""]:
-    """log N(y; 0, Q + noise I) - tr(K - Q) / (2 noise), with Q = K_xz K_zz^-1 K_zx.
+    precisions: Float[Array, " n"] | None = None,
+    mesh: Mesh | None = None,
+) -> RowSums:
+    """The sums that the sparse bound and posterior need of the rows, in one pass over chunks of them.
 
-    Titsias (2009), eq. 9: a lower bound on `exact_log_likelihood`, equal to it when the inducing points are
-    the rows. O(n m^2).
+    O(n m^2) time; beyond the rows themselves O(m chunk) memory, for the derivative too, which passes over the rows
+    once more. Whitened chunk by chunk: sums of k k', whitened afterwards, lose half of the digits.
 
     Args:
-        gram_zz: covariance of the inducing points, with jitter on its diagonal.
-        gram_zx: covariances of the inducing points with the rows.
+        covariances: a Module: the covariances of the inducing points with some rows.
+        whiten: L^-1, of the covariance of the inducing points with jitter on its diagonal: `inverse_factor`.
+        rows: what `covariances` takes: arrays with a leading axis of rows.
         prior_variance: the kernel's value at each row with itself.
         targets: the rows' targets, of mean zero.
-        noise_variance: the likelihood's variance.
+        precisions: the rows' noise precision relative to that of the noise variance given later; None for equal noise.
+        mesh: devices over whose axes the rows are distributed; None for wherever they are.
     """
-    _, root, capacity, whitened = _condition(gram_zz, gram_zx, targets, noise_variance)
-    fit = (targets @ targets / noise_variance - whitened @ whitened) / 2
-    gap = (jnp.sum(prior_variance) / noise_variance - jnp.sum(root * root)) / 2
+    n = targets.shape[0]
+    weights = jnp.ones_like(targets) if precisions is None else precisions
+    if mesh is None:
+        outer, cross = _streamed_sums((covariances, whiten, weights), rows, targets)
+    else:
+        outer, cross = _distributed_sums((covariances, whiten, weights), rows, targets, mesh)
+    log_precision = jnp.zeros((), targets.dtype) if precisions is None else jnp.sum(jnp.log(precisions))
+    return RowSums(outer, cross, weights @ prior_variance, weights @ targets**2, log_precision, n)
+
+
+def collapsed_bound(sums: RowSums, noise_variance: Float[Array, ""]) -> Float[Array, ""]:
+    """log N(y; 0, Q + noise P^-1) - tr(P (K - Q)) / (2 noise), with Q = K_xz K_zz^-1 K_zx and precisions P.
+
+    Titsias (2009), eq. 9: a lower bound on `exact_log_likelihood`, equal to it when the inducing points are
+    the rows.
+
+    Args:
+        sums: what `row_sums` gave.
+        noise_variance: the likelihood's variance, of a row of precision 1.
+    """
+    capacity, whitened = _condition(sums, noise_variance)
+    fit = (sums.square / noise_variance - whitened @ whitened) / 2
+    gap = (sums.prior - jnp.trace(sums.outer)) / noise_variance / 2
     log_det = jnp.sum(jnp.log(jnp.diagonal(capacity)))
-    return -fit - gap - log_det - targets.shape[0] * (_LOG_2PI + jnp.log(noise_variance)) / 2
+    log_noise = sums.count * (_LOG_2PI + jnp.log(noise_variance)) - sums.log_precision
+    return -fit - gap - log_det - log_noise / 2
 
 
 def exact_posterior(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> Posterior:
     """The posterior given all rows; `gram` holds the noise on its diagonal."""
-    shrink = _inverse(jnp.linalg.cholesky(gram))
+    shrink = inverse_factor(gram)
     return Posterior(weights=shrink.T @ (shrink @ targets), shrink=shrink, widen=None)
 
 
-def sparse_posterior(
-    gram_zz: Float[Array, "m m"],
-    gram_zx: Float[Array, "m n"],
-    targets: Float[Array, " n"],
-    noise_variance: Float[Array, ""],
-) -> Posterior:
+def sparse_posterior(sums: RowSums, whiten: Float[Array, "m m"], noise_variance: Float[Array, ""]) -> Posterior:
     """The posterior through the inducing points under the optimal q(u), Titsias (2009), eq. 6 and 10.
 
-    Arguments as in `collapsed_bound`.
+    Arguments as in `row_sums` and `collapsed_bound`.
     """
-    factor, _, capacity, whitened = _condition(gram_zz, gram_zx, targets, noise_variance)
-    shrink = _inverse(factor)
-    widen = solve_triangular(capacity, shrink, lower=True)
-    return Posterior(weights=widen.T @ whitened, shrink=shrink, widen=widen)
+    capacity, whitened = _condition(sums, noise_variance)
+    widen = solve_triangular(capacity, whiten, lower=True)
+    return Posterior(weights=widen.T @ whitened, shrink=whiten, widen=widen)
 
 
 def predict(
@@ -183,17 +240,107 @@ def greedy_rows(
         return rows.at[step].set(row), factor.at[step].set(column), variance
 
     start = (jnp.zeros(num_rows, int), jnp.zeros((num_rows, n), dtype), prior_variance)
-    return jax.lax.fori_loop(0, num_rows, choose, start)[0]
+    return lax.fori_loop(0, num_rows, choose, start)[0]
 
 
-def _condition(gram_zz, gram_zx, targets, noise_variance):
-    """L of K_zz; A = L^-1 K_zx / noise_std; M of I + A A'; and M^-1 A y / noise_std."""
-    noise_std = jnp.sqrt(noise_variance)
-    factor = jnp.linalg.cholesky(gram_zz)
-    root = solve_triangular(factor, gram_zx, lower=True) / noise_std
-    capacity = jnp.linalg.cholesky(add_diagonal(root @ root.T, jnp.asarray(1, root.dtype)))
-    whitened = solve_triangular(capacity, root @ targets, lower=True) / noise_std
-    return factor, root, capacity, whitened
+def inverse_factor(gram: Float[Array, "m m"]) -> Float[Array, "m m"]:
+    """L^-1, of the Cholesky factor L of a matrix."""
+    return _inverse(jnp.linalg.cholesky(gram))
+
+
+def _condition(sums: RowSums, noise_variance):
+    """The Cholesky factor M of I + A A' / noise, and M^-1 A y / noise."""
+    capacity = jnp.linalg.cholesky(add_diagonal(sums.outer / noise_variance, jnp.asarray(1, sums.outer.dtype)))
+    return capacity, solve_triangular(capacity, sums.cross, lower=True) / noise_variance
+
+
+@eqx.filter_custom_vjp
+def _streamed_sums(learnt, rows, targets):
+    """Outer and cross of `RowSums`; `learnt` is (covariances, whiten, precisions)."""
+    covariances, whiten, precisions = learnt
+
+    def add(sums, chunk):
+        rows, targets, precisions = chunk
+        root = whiten @ covariances(rows)
+        weighted = root * precisions[None]
+        return (sums[0] + weighted @ root.T, sums[1] + weighted @ targets), None
+
+    nothing = jnp.zeros_like(whiten), jnp.zeros_like(whiten[0])
+    return lax.scan(add, nothing, _chunks((rows, targets, precisions)))[0]
+
+
+@_streamed_sums.def_fwd
+def _streamed_sums_fwd(perturbed, learnt, rows, targets):
+    del perturbed
+    sums = _streamed_sums(learnt, rows, targets)
+    return sums, sums
+
+
+@_streamed_sums.def_bwd
+def _streamed_sums_bwd(sums, slopes, perturbed, learnt, rows, targets):
+    """One more pass over the rows, with the slopes by the sums known: no chunk's covariances are kept.
+
+    With G the symmetrised slope by the outer sum and g that by the cross sum, M = L^-T G L^-1 and u = L^-T g, the slope
+    by a row's covariances k is p (M k + u y), and by its precision k'M k / 2 + y u'k. M has large entries that cancel:
+    in float64 that costs five digits of sixteen, in float32 all, so that M k is taken in two products there.
+    """
+    covariances, whiten, precisions = learnt
+    outer, cross = sums
+    by_outer, by_cross = slopes[0] + slopes[0].T, slopes[1]
+    half, by_row = whiten.T @ by_outer, whiten.T @ by_cross
+    by_pair = half @ whiten if whiten.dtype == jnp.float64 else None
+    varied, fixed = eqx.partition(covariances, perturbed[0])
+
+    def add(total, chunk):
+        rows, targets, precisions = chunk
+        gram, pull = eqx.filter_vjp(lambda varied: eqx.combine(varied, fixed)(rows), varied)
+        pairs = half @ (whiten @ gram) if by_pair is None else by_pair @ gram
+        (slope,) = pull((pairs + by_row[:, None] * targets[None]) * precisions[None])
+        by_precision = None
+        if perturbed[2]:
+            by_precision = jnp.sum(gram * pairs, axis=0) / 2 + targets * (by_row @ gram)
+        return jax.tree.map(jnp.add, total, slope), by_precision
+
+    nothing = jax.tree.map(jnp.zeros_like, varied)
+    by_covariances, by_precision = lax.scan(add, nothing, _chunks((rows, targets, precisions)))
+    if by_precision is not None:
+        by_precision = by_precision.reshape(-1)[: precisions.shape[0]]
+    by_root = by_outer @ outer + jnp.outer(by_cross, cross)
+    return by_covariances, solve_triangular(whiten, by_root.T, lower=True).T, by_precision
+
+
+def _distributed_sums(learnt, rows, targets, mesh: Mesh):
+    """As `_streamed_sums`, every device of the mesh summing over its share of the rows."""
+    (covariances, whiten, precisions), spread = learnt, PartitionSpec(mesh.axis_names)
+    arrays, static = eqx.partition(covariances, eqx.is_array)
+    # Every device takes the same number of rows.
+    rows, targets, precisions = _padded((rows, targets, precisions), mesh.size)
+
+    def local(arrays, whiten, rows, targets, precisions):
+        sums = _streamed_sums((eqx.combine(arrays, static), whiten, precisions), rows, targets)
+        return lax.psum(sums, mesh.axis_names)
+
+    specs = PartitionSpec(), PartitionSpec(), spread, spread, spread
+    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())(
+        arrays, whiten, rows, targets, precisions
+    )
+
+
+def _chunks(arrays: PyTree[Array]) -> PyTree[Array]:
+    """Rows as chunks [chunks, rows a chunk, ...], of nearly equal size."""
+    n = jax.tree.leaves(arrays)[0].shape[0]
+    chunks = -(-n // _CHUNK)
+    return jax.tree.map(lambda a: a.reshape(chunks, -1, *a.shape[1:]), _padded(arrays, chunks))
+
+
+def _padded(arrays: tuple[PyTree[Array], Array, Array], multiple: int) -> PyTree[Array]:
+    """(rows, targets, precisions) with the last row repeated at precision zero, up to a multiple of rows."""
+    rows, targets, precisions = arrays
+    missing = -targets.shape[0] % multiple
+    if not missing:
+        return arrays
+    repeat = lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], missing, axis=0)])
+    return jax.tree.map(repeat, rows), repeat(targets), jnp.concatenate([precisions, jnp.zeros(missing, targets.dtype)])
 
 
 def _log_density(factor: Float[Array, "n n"], whitened: Float[Array, " n"]) -> Float[Array, ""]:

@@ -1,0 +1,99 @@
+"""What the scripts of the papers' tables share: published numbers, marks of significance, CSV and Markdown."""
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+PUBLISHED = Path(__file__).parents[1] / "published"
+MISSING = "–"
+SIGNIFICANT = 0.05
+
+
+def read_published(name: str) -> dict[tuple[str, str, str], dict[str, str]]:
+    """The rows of a published table by data set, method and metric."""
+    with open(PUBLISHED / f"{name}.csv", newline="") as file:
+        return {(row["dataset"], row["method"], row["metric"]): row for row in csv.DictReader(file)}
+
+
+def p_values(values: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """The p-values of the paired t-test and of Wilcoxon's signed-rank test, two-sided; NaN where neither applies."""
+    differences = np.subtract(values, others)
+    differences = differences[np.isfinite(differences)]
+    if len(differences) < 2 or not differences.any():
+        return math.nan, math.nan
+    return float(stats.ttest_1samp(differences, 0).pvalue), float(stats.wilcoxon(differences).pvalue)
+
+
+def marks(values: Sequence[float], others: Sequence[float]) -> str:
+    """† where the paired t-test tells the values from the others at the 5 % level, ‡ where Wilcoxon's does."""
+    return "".join(mark for mark, p in zip("†‡", p_values(values, others), strict=True) if p < SIGNIFICANT)
+
+
+def mean(values: Sequence[float], decimals: int | None = None) -> str:
+    """The mean of the finite values, of three significant digits where the number of decimals is not given."""
+    finite = _finite(values)
+    if not len(finite):
+        return MISSING
+    return f"{finite.mean():.{decimals_of(finite.mean()) if decimals is None else decimals}f}"
+
+
+def mean_and_std(values: Sequence[float], decimals: int | None = None, *, marks: str = "") -> str:
+    """Mean ± sample standard deviation of the finite values: "1.46 ± 0.49 †"."""
+    finite = _finite(values)
+    cell = mean(finite, decimals)
+    if len(finite) > 1:
+        cell += f" ± {finite.std(ddof=1):.{len(cell.partition('.')[2])}f}"
+    return f"{cell} {marks}".rstrip()
+
+
+def decimals_of(value: float, digits: int = 3) -> int:
+    """How many decimals show this many significant digits."""
+    return digits if value == 0 else max(0, digits - 1 - math.floor(math.log10(abs(value))))
+
+
+def published_cell(row: dict[str, str] | None) -> str:
+    """A published mean ± standard deviation with its marks."""
+    if row is None or not row["mean"]:
+        return MISSING
+    spread = f" ± {row['std']}" if row["std"] else ""
+    return f"{row['mean']}{spread} {row['mark']}".rstrip()
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column is aligned to the left and the others to the right; columns are padded."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
+    for line in lines:
+        line[0] = line[0].ljust(widths[0])
+    return "\n".join(
+        "| " + " | ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    )
+
+
+def write_csv(path: Path, records: Sequence[dict], columns: Sequence[str], provenance: Sequence[str]) -> None:
+    """Every run, five significant digits; where the runs come from stands in comments above, numbered in `origin`."""
+    origin_of = lambda record: tuple(str(record[name]) for name in provenance)
+    origins = {origin: number for number, origin in enumerate(sorted({*map(origin_of, records)}))}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        for origin, number in origins.items():
+            named = ", ".join(f"{name} {value}" for name, value in zip(provenance, origin, strict=True))
+            file.write(f"# origin {number}: {named}\n")
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*columns, "origin"])
+        for record in records:
+            writer.writerow([*(_compact(record.get(name, "")) for name in columns), origins[origin_of(record)]])
+
+
+def _finite(values: Sequence[float]) -> np.ndarray:
+    values = np.asarray(values, float)
+    return values[np.isfinite(values)]
+
+
+def _compact(value: float | int | str) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

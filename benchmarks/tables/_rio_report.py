@@ -1,0 +1,221 @@
+"""RIO's tables from finished runs: every run as CSV, and ours beside the published means as Markdown."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from benchmarks.tables import _report
+from benchmarks.tables._report import MISSING
+
+TITLES = {1: "", 5: " (with ARD)", 6: " (at most 10,000 iterations)", 7: " (random forests)"}
+VARIANTS = ("RIO", "R+I", "R+O", "Y+O", "Y+IO", "SVGP")
+SETTINGS = ("paper", "jaxcal")
+METRICS = (
+    "RMSE",
+    "NLPD",
+    "noise_variance",
+    "time_s",
+    "coverage_95",
+    "coverage_90",
+    "coverage_68",
+    "improvement_ratio",
+    "evidence",
+    "iterations",
+    "result",
+)
+PROVENANCE = ("jaxcal", "jax", "device", "date")
+NOT_FINITE = 2  # jaxcal.optimize.Result
+
+LEGEND = """\
+Mean ± standard deviation over random 80/20 splits; the splits are ours, so runs are not those of the paper. *Paper's*
+is the paper's setting in jaxcal (50 trained inducing points, targets not scaled), *default* is jaxcal's, *published*
+the paper's number. † (paired t-test) and ‡ (Wilcoxon's signed-rank test): differs from RIO of the same setting at the
+5 % level; five runs are too few for a ‡. Seconds are those of fit and prediction on one core, compilation apart; the
+published ones come from another machine. Coverage is that of the central intervals of 95, 90 and 68 %. The
+improvement ratio is the share of test rows whose error became smaller than the base model's. *≤ published?*
+compares means, rounded as the published one is."""
+
+
+class Runs:
+    """Metrics of finished runs by data set, setting, system and seed."""
+
+    def __init__(self, records: Sequence[dict]):
+        self.records = records
+        self._values = defaultdict(dict)
+        for record in records:
+            setting = record["setting"]
+            for each in SETTINGS if setting == "base" else (setting,):
+                self._values[record["dataset"], each, record["system"]][record["seed"]] = record
+
+    def values(self, dataset: str, setting: str, system: str, metric: str) -> np.ndarray:
+        """The metric of every run, in the order of seeds; NaN where it is not there."""
+        runs = self._values[dataset, setting, system]
+        return np.array([runs[seed].get(metric, math.nan) for seed in sorted(runs)], float)
+
+    def count(self, dataset: str) -> int:
+        return len(self._values[dataset, "paper", "RIO"])
+
+
+def write(records: Sequence[dict], table: int, wanted: dict[str, int], folder: Path) -> None:
+    """Write rio_table<n>.csv and .md, and print where they are.
+
+    Args:
+        records: of finished jobs, as `rio.run_job` makes them.
+        table: the paper's number of the table: 1, 5, 6 or 7.
+        wanted: how many runs there are to be, by data set, in the order of the report.
+        folder: where the files go.
+    """
+    order = list(wanted).index
+    records = sorted(records, key=lambda record: (order(record["dataset"]), record["seed"]))
+    path = folder / f"rio_table{table}.csv"
+    _report.write_csv(path, records, ("dataset", "seed", "setting", "system", *METRICS), PROVENANCE)
+    text = markdown(Runs(records), table, wanted)
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(f"Every run is in {path}, the table in {path.with_suffix('.md')}.")
+
+
+def markdown(runs: Runs, table: int, wanted: dict[str, int]) -> str:
+    """The whole report."""
+    published = _report.read_published(f"rio_table{table}")
+    base = "RF" if table == 7 else "NN"
+    there = [name for name in wanted if runs.count(name)]
+    counts = ", ".join(f"{name} {runs.count(name)} of {number}" for name, number in wanted.items())
+    parts = [
+        f"# RIO, Table {table}{TITLES[table]}",
+        f"Runs: {counts}. The paper has 100 of each.",
+        *origins(runs),
+        LEGEND,
+        "## Summary",
+        summary(runs, published, there, base),
+    ]
+    if table == 1:
+        parts += ["## Table 2: Spearman's correlation of error and noise", correlations(runs, there)]
+    for name in there:
+        parts += [
+            f"## {name} (runs: {runs.count(name)})",
+            errors(runs, published, name, base),
+            other_metrics(runs, published, name, base),
+        ]
+    return "\n\n".join([*parts, *failures(runs)]) + "\n"
+
+
+def origins(runs: Runs) -> list[str]:
+    """What the runs were made with: one sentence for every version, machine and day."""
+    found = sorted({tuple(record[name] for name in PROVENANCE) for record in runs.records})
+    return ["\n".join(f"- jaxcal {version}, jax {jax}, {device}, {date}" for version, jax, device, date in found)]
+
+
+def summary(runs: Runs, published: dict, names: Sequence[str], base: str) -> str:
+    """Whether RIO is better than the base model, and as good as published, in either setting."""
+    header = ["data set", "runs", f"{base} RMSE"]
+    for setting in ("paper's", "default"):
+        header += [f"RIO, {setting}", f"< {base}?", "p (t, Wilcoxon)", "≤ published?"]
+    header.append(f"published {base} → RIO")
+    rows = []
+    for name in names:
+        before = runs.values(name, "paper", base, "RMSE")
+        paper = {system: published.get((name, system, "RMSE")) for system in (base, "RIO")}
+        row = [name, str(runs.count(name)), _report.mean_and_std(before)]
+        for setting in SETTINGS:
+            row += verdict(before, runs.values(name, setting, "RIO", "RMSE"), paper["RIO"])
+        rows.append([*row, " → ".join(_report.published_cell(paper[system]) for system in (base, "RIO"))])
+    return _report.markdown_table(header, rows)
+
+
+def verdict(before: np.ndarray, after: np.ndarray, published: dict | None) -> list[str]:
+    """The cells of one setting in the summary."""
+    p = ", ".join(p_cell(value) for value in _report.p_values(after, before))
+    better = "yes" if np.nanmean(after) < np.nanmean(before) else "no"
+    if published is None:
+        return [_report.mean_and_std(after), better, p, MISSING]
+    # As many decimals as were published: more of ours would make a tie a loss.
+    decimals = len(published["mean"].partition(".")[2])
+    reached = round(float(np.nanmean(after)), decimals) <= float(published["mean"])
+    return [_report.mean_and_std(after), better, p, "yes" if reached else "no"]
+
+
+def p_cell(p: float) -> str:
+    if math.isnan(p):
+        return MISSING
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def correlations(runs: Runs, names: Sequence[str]) -> str:
+    """Table 2: over the means of the six variants, how RMSE goes with noise variance; published beside."""
+    paper = _report.read_published("rio_table2")
+    rows = []
+    for name in names:
+        row = [name]
+        for setting in SETTINGS:
+            means = [
+                [np.nanmean(runs.values(name, setting, system, metric)) for system in VARIANTS]
+                for metric in ("RMSE", "noise_variance")
+            ]
+            found = stats.spearmanr(*means)
+            row.append(f"{found.statistic:.3f} (p {p_cell(found.pvalue)})")
+        rho, p = (
+            paper.get((name, "RIO variants and SVGP", metric), {"mean": MISSING})["mean"]
+            for metric in ("spearman_rmse_noise", "p_value")
+        )
+        rows.append([*row, f"{rho} (p {p})"])
+    return _report.markdown_table(["data set", "paper's", "default", "published"], rows)
+
+
+def errors(runs: Runs, published: dict, name: str, base: str) -> str:
+    """RMSE and NLPD of every system, marked where they differ from RIO's."""
+    header = [""]
+    for metric in ("RMSE", "NLPD"):
+        header += [f"{metric}, paper's", "published", f"{metric}, default"]
+    rows = []
+    for system in (base, *VARIANTS):
+        row = [system]
+        for metric, decimals in (("RMSE", None), ("NLPD", 3)):
+            cells = [marked(runs, name, setting, system, metric, decimals) for setting in SETTINGS]
+            row += [cells[0], _report.published_cell(published.get((name, system, metric))), cells[1]]
+        rows.append(row)
+    return _report.markdown_table(header, rows)
+
+
+def marked(runs: Runs, name: str, setting: str, system: str, metric: str, decimals: int | None) -> str:
+    """Mean, standard deviation and marks of one cell."""
+    values, rio = (runs.values(name, setting, each, metric) for each in (system, "RIO"))
+    return _report.mean_and_std(values, decimals, marks=_report.marks(values, rio))
+
+
+def other_metrics(runs: Runs, published: dict, name: str, base: str) -> str:
+    """Noise variance, seconds, coverage and improvement ratio of every system."""
+    header = [""]
+    for metric in ("noise variance", "seconds"):
+        header += [f"{metric}, paper's", "published", "default"]
+    for metric in ("coverage 95 / 90 / 68 %", "improvement ratio"):
+        header += [f"{metric}, paper's", "default"]
+    rows = []
+    for system in (base, *VARIANTS):
+        row = [system]
+        for metric in ("noise_variance", "time_s"):
+            cells = [_report.mean(runs.values(name, setting, system, metric)) for setting in SETTINGS]
+            row += [cells[0], _report.published_cell(published.get((name, system, metric))), cells[1]]
+        row += [coverages(runs, name, setting, system) for setting in SETTINGS]
+        row += [_report.mean(runs.values(name, setting, system, "improvement_ratio"), 2) for setting in SETTINGS]
+        rows.append(row)
+    return _report.markdown_table(header, rows)
+
+
+def coverages(runs: Runs, name: str, setting: str, system: str) -> str:
+    """Mean shares covered, in per cent."""
+    shares = [100 * runs.values(name, setting, system, f"coverage_{level}") for level in (95, 90, 68)]
+    cells = [_report.mean(share, 1) for share in shares]
+    return MISSING if cells == [MISSING] * 3 else " / ".join(cells)
+
+
+def failures(runs: Runs) -> list[str]:
+    """The fits that did not give a number: they are in no mean above."""
+    failed = [record for record in runs.records if record.get("result") == NOT_FINITE]
+    if not failed:
+        return []
+    lines = [f"- {r['dataset']}, {r['system']}, setting {r['setting']}, seed {r['seed']}" for r in failed]
+    return ["## Fits that failed (left out of the means and tests)", "\n".join(lines)]

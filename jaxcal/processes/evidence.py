@@ -1,0 +1,203 @@
+"""Gaussian processes fitted by their evidence: exact, or sparse with greedy or trained inducing points.
+
+The hyperparameters maximise log p(targets) or its collapsed lower bound by L-BFGS (`functional.gp` has both). Greedy
+inducing points are rows chosen by conditional variance, anew with the hyperparameters that they led to.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+
+from jaxcal.functional import gp
+from jaxcal.optimize import Optimum, Result, first_finite, minimize, one_run_at_a_time
+from jaxcal.processes.kernels import IOKernel, Points
+
+# Noise below this share of the target's variance is not told from none.
+_NOISE_FLOOR = 1e-6
+# How many amounts of jitter are tried, each a hundred times the one before.
+_JITTER_STEPS = 4
+
+
+class Data(NamedTuple):
+    """What a process is fitted to.
+
+    Attributes:
+        points: the rows, as the kernel sees them.
+        targets: their targets, of mean zero.
+        spread: the variance that the base model gave every row, relative to its mean; None where it gave none.
+    """
+
+    points: Points
+    targets: Float[Array, " n"]
+    spread: Float[Array, " n"] | None = None
+
+
+class GaussianProcess(eqx.Module):
+    """What is learnt by maximising the evidence; inducing points only where they are, too.
+
+    The noise of a row is noise_variance * (1 - s + s spread), with s between 0 and 1 the share of the noise that
+    follows the base model's own variance.
+    """
+
+    kernel: IOKernel
+    log_noise: Float[Array, ""]
+    logit_share: Float[Array, ""] | None = None
+    inducing: Points | None = None
+
+    def noise_variance(self, points: Points) -> Float[Array, ""]:
+        """The mean variance of the noise at the training rows, in units of the scaled target.
+
+        Noise that rounding in the factorisation of the rows' covariance would drown is not told from none.
+        """
+        prior = self.kernel.diagonal(points)
+        return _NOISE_FLOOR + jnp.exp(self.log_noise) + jnp.finfo(prior.dtype).eps * jnp.sum(prior)
+
+    def relative_noise(self, spread: Float[Array, " n"] | None) -> Float[Array, " n"] | None:
+        """The variance of the noise at every row, relative to `noise_variance`; None where it is the same."""
+        if self.logit_share is None or spread is None:
+            return None
+        share = jax.nn.sigmoid(self.logit_share)
+        return 1 - share + share * spread
+
+
+class Options(NamedTuple):
+    """How a process is fitted; what decides what is compiled."""
+
+    bound: str
+    inducing: str
+    num_inducing: int
+    max_iterations: int
+    rounds: int
+    mesh: Mesh | None = None
+
+
+class Fitted(NamedTuple):
+    """A process after data, and the share of the mean variance that had to be added to the covariance's diagonal."""
+
+    process: GaussianProcess
+    posterior: gp.Posterior
+    jitter: Float[Array, ""]
+
+
+def maximise(initial: GaussianProcess, data: Data, options: Options) -> tuple[Optimum, Fitted]:
+    """The process of the greatest evidence, its posterior, and the smallest jitter at which both are finite.
+
+    Safe under `vmap`: see `optimize.one_run_at_a_time`.
+    """
+    arrays, static = eqx.partition(initial, eqx.is_array)
+
+    def run(arrays, data):
+        def attempt(tries):
+            jitter = _jitter(tries, data.targets.dtype, options.bound)
+            initial = eqx.combine(arrays, static)
+            if options.bound == "collapsed" and options.inducing == "greedy":
+                optimum = _with_greedy_points(initial, data, jitter, options)
+            else:
+                optimum = _climb(initial, data, jitter, options)
+            found = posterior(optimum.params, data, jitter, options.mesh)
+            finite = jnp.isfinite(found.weights).all() & jnp.isfinite(found.shrink).all()
+            return optimum._replace(
+                params=Fitted(eqx.filter(optimum.params, eqx.is_array), found, jitter),
+                result=jnp.where(finite, optimum.result, Result.NOT_FINITE),
+            )
+
+        return first_finite(attempt, _JITTER_STEPS)
+
+    optimum = one_run_at_a_time(run)(arrays, data)
+    fitted = optimum.params
+    return optimum, fitted._replace(process=eqx.combine(fitted.process, static))
+
+
+def evidence(process: GaussianProcess, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> Float[Array, ""]:
+    """The log marginal likelihood of the targets, or with inducing points its collapsed lower bound."""
+    if process.inducing is None:
+        return gp.exact_log_likelihood(_noisy_gram(process, data, jitter), data.targets)
+    sums, _ = _row_sums(process, data, jitter, mesh)
+    return gp.collapsed_bound(sums, process.noise_variance(data.points))
+
+
+def posterior(process: GaussianProcess, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> gp.Posterior:
+    """What the data say at the rows, or at the inducing points."""
+    if process.inducing is None:
+        return gp.exact_posterior(_noisy_gram(process, data, jitter), data.targets)
+    sums, whiten = _row_sums(process, data, jitter, mesh)
+    return gp.sparse_posterior(sums, whiten, process.noise_variance(data.points))
+
+
+def greedy_points(kernel: IOKernel, points: Points, num_inducing: int) -> Points:
+    """The points that leave the least variance unexplained, chosen one by one: `gp.greedy_rows`."""
+    rows = gp.greedy_rows(lambda row: kernel(points.take(row[None]), points)[0], kernel.diagonal(points), num_inducing)
+    return points.take(rows)
+
+
+def _jitter(step: Int[Array, ""], dtype, bound: str) -> Float[Array, ""]:
+    """The share of the mean variance that is added to the diagonal: a hundred times more at each step.
+
+    Noise is on the exact process's diagonal already: it starts without.
+    """
+    least = max(1e-8, 10 * float(jnp.finfo(dtype).eps))
+    jitter = least * jnp.asarray(100, dtype) ** step
+    return jnp.where(step > 0, jitter, 0) if bound == "exact" else jitter
+
+
+def _with_greedy_points(initial: GaussianProcess, data: Data, jitter: Float[Array, ""], options: Options) -> Optimum:
+    """Inducing points chosen with the hyperparameters at hand, these then optimised; again; the best kept."""
+
+    def again(best: Optimum, _):
+        process = eqx.combine(best.params, fixed)
+        inducing = greedy_points(process.kernel, data.points, options.num_inducing)
+        process = eqx.tree_at(lambda p: p.inducing, process, inducing)
+        found = _climb(process, data, jitter, options)
+        found = found._replace(params=eqx.filter(found.params, eqx.is_array))
+        return jax.tree.map(lambda new, old: jnp.where(found.loss < best.loss, new, old), found, best), None
+
+    arrays, fixed = eqx.partition(initial, eqx.is_array)
+    nothing = Optimum(arrays, jnp.full((), jnp.inf, jitter.dtype), jnp.int32(0), jnp.int32(Result.NOT_FINITE))
+    best, _ = lax.scan(again, nothing, length=options.rounds)
+    return best._replace(params=eqx.combine(best.params, fixed))
+
+
+def _climb(initial: GaussianProcess, data: Data, jitter: Float[Array, ""], options: Options) -> Optimum:
+    """Maximise the evidence over the hyperparameters, and over the inducing points where they are trained."""
+    learnt = jax.tree.map(eqx.is_inexact_array, initial)
+    if options.inducing == "greedy":
+        learnt = eqx.tree_at(lambda p: p.inducing, learnt, False, is_leaf=lambda node: node is None)
+    params, fixed = eqx.partition(initial, learnt)
+
+    def loss(params: PyTree) -> Float[Array, ""]:
+        return -evidence(eqx.combine(params, fixed), data, jitter, options.mesh)
+
+    optimum = minimize(loss, params, max_iterations=options.max_iterations)
+    return optimum._replace(params=eqx.combine(optimum.params, fixed))
+
+
+def _noisy_gram(process: GaussianProcess, data: Data, jitter: ArrayLike) -> Float[Array, "n n"]:
+    """The covariance of the targets."""
+    noise, relative = process.noise_variance(data.points), process.relative_noise(data.spread)
+    return _gram(process.kernel, data.points, jitter, noise if relative is None else noise * relative)
+
+
+def _row_sums(process: GaussianProcess, data: Data, jitter: ArrayLike, mesh: Mesh | None):
+    """The sums over the rows that the sparse bound and posterior need, and the inverse factor at the inducing points."""
+    kernel, relative = process.kernel, process.relative_noise(data.spread)
+    whiten = gp.inverse_factor(_gram(kernel, process.inducing, jitter))
+    sums = gp.row_sums(
+        eqx.Partial(kernel, process.inducing),
+        whiten,
+        data.points,
+        kernel.diagonal(data.points),
+        data.targets,
+        None if relative is None else 1 / relative,
+        mesh,
+    )
+    return sums, whiten
+
+
+def _gram(kernel: IOKernel, points: Points, jitter: ArrayLike, noise: ArrayLike = 0) -> Float[Array, "n n"]:
+    """The covariance of the points with themselves, with jitter and noise on the diagonal."""
+    return gp.add_diagonal(kernel(points, points), jitter * jnp.mean(kernel.diagonal(points)) + noise)

@@ -23,6 +23,8 @@ keras_rmsprop = partial(optax.rmsprop, decay=0.9, eps=1e-7, eps_in_sqrt=False)
 
 # The weak Wolfe conditions of L-BFGS's line search, and how often it tries; the usual values.
 _SUFFICIENT_DECREASE, _CURVATURE, _LINE_SEARCH_TRIALS = 1e-4, 0.9, 30
+# The share of a quasi-Newton step below which the step counts as cut short.
+_CUT_SHORT = 1e-3
 
 
 class Result(enum.IntEnum):
@@ -266,32 +268,39 @@ def minimize(
     value_and_grad = jax.value_and_grad(loss)
 
     def step(state):
-        params, (old, gradient), memory, steps, _ = state
+        params, (old, gradient), memory, fresh, steps, _ = state
         descent, memory = lbfgs.update(gradient, memory, params)
         direction = optax.tree.scale(-1, descent)
-        params, (new, gradient) = _line_search(value_and_grad, params, (old, gradient), direction)
+        params, (new, gradient), length = _line_search(value_and_grad, params, (old, gradient), direction)
         size = jnp.maximum(jnp.maximum(jnp.abs(old), jnp.abs(new)), 1)
+        stalled = old - new <= loss_tolerance * size
+        # A stall on a step cut this short tells of a bad direction, not of an optimum: go on without memory, once.
+        forget = stalled & (length < _CUT_SHORT) & ~fresh
+        memory = _select(forget, lbfgs.init(params), memory)
         flat = optax.tree.norm(gradient, ord=jnp.inf) <= gradient_tolerance
-        return params, (new, gradient), memory, steps + 1, (old - new <= loss_tolerance * size) | flat
+        return params, (new, gradient), memory, forget, steps + 1, (stalled & ~forget) | flat
 
     def unfinished(state):
-        _, (value, _), _, steps, done = state
+        _, (value, _), _, _, steps, done = state
         return ~done & (steps < max_iterations) & jnp.isfinite(value)
 
     initial = (
         params,
         value_and_grad(params),
         lbfgs.init(params),
+        jnp.ones((), bool),
         jnp.zeros((), jnp.int32),
         jnp.zeros((), bool),
     )
-    params, (value, _), _, steps, done = lax.while_loop(unfinished, step, initial)
+    params, (value, _), _, _, steps, done = lax.while_loop(unfinished, step, initial)
     ended = jnp.where(done, Result.CONVERGED, Result.STEP_LIMIT)
     return Optimum(params, value, steps, jnp.where(jnp.isfinite(value), ended, Result.NOT_FINITE))
 
 
-def _line_search(value_and_grad: Callable, params: PyTree, start: tuple, direction: PyTree) -> tuple[PyTree, tuple]:
-    """A step along `direction` that satisfies the weak Wolfe conditions, with value and gradient where it ends.
+def _line_search(
+    value_and_grad: Callable, params: PyTree, start: tuple, direction: PyTree
+) -> tuple[PyTree, tuple, Float[Array, ""]]:
+    """A step along `direction` that satisfies the weak Wolfe conditions: its end, value and gradient there, its length.
 
     By doubling and bisection (Lewis & Overton 2013, algorithm 2.6): one evaluation a trial, and one copy of the loss
     in the compiled program. The last point of sufficient decrease is taken where no trial satisfies both.
@@ -308,7 +317,7 @@ def _line_search(value_and_grad: Callable, params: PyTree, start: tuple, directi
         falls = found[0] <= value + _SUFFICIENT_DECREASE * length * slope
         levels_off = jnp.asarray(optax.tree.vdot(direction, found[1])) >= _CURVATURE * slope
         low, high = jnp.where(falls, length, low), jnp.where(falls, high, length)
-        best = _select(falls, (point, found), best)
+        best = _select(falls, (point, found, length), best)
         longer = jnp.where(jnp.isinf(high), 2 * length, (low + high) / 2)
         return low, high, longer, best, tries + 1, falls & levels_off
 
@@ -317,7 +326,7 @@ def _line_search(value_and_grad: Callable, params: PyTree, start: tuple, directi
         return ~accepted & (tries < _LINE_SEARCH_TRIALS)
 
     bounds = jnp.asarray(0, dtype), jnp.asarray(jnp.inf, dtype), jnp.asarray(1, dtype)
-    state = (*bounds, (params, start), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
+    state = (*bounds, (params, start, bounds[0]), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
     return lax.while_loop(unfinished, trial, state)[3]
 
 

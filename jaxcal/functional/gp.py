@@ -286,6 +286,8 @@ def _streamed_sums_bwd(sums, slopes, perturbed, learnt, rows, targets):
     """
     covariances, whiten, precisions = learnt
     outer, cross = sums
+    # A sum that nothing depends on has no slope.
+    slopes = [jnp.zeros_like(total) if slope is None else slope for slope, total in zip(slopes, sums, strict=True)]
     by_outer, by_cross = slopes[0] + slopes[0].T, slopes[1]
     half, by_row = whiten.T @ by_outer, whiten.T @ by_cross
     by_pair = half @ whiten if whiten.dtype == jnp.float64 else None

@@ -70,7 +70,9 @@ def fit(
     """Fit a Gaussian process to the residuals y - base.mean, over the inputs and the predictions.
 
     The kernel's lengthscales and variances and the noise variance maximise the evidence, or its sparse lower bound,
-    by L-BFGS. Inputs, predictions and target are standardised inside: y -> a y + b changes the prediction exactly
+    by L-BFGS. Of a base with a std of its own, the noise learns how far to follow it: the noise variance of a row is
+    a mixture, with a learnt share, of a constant and of the base's variance. Several outputs are as many independent
+    processes. Inputs, predictions and target are standardised inside: y -> a y + b changes the prediction exactly
     so, up to rounding. Rows that the base model was trained on have residuals smaller than new ones: where the model
     may have overfitted, fit on rows that it has not seen.
 
@@ -82,8 +84,9 @@ def fit(
 
     Args:
         x: inputs [n, d]; a vector [n] is one column; None where the kernel looks at the output alone.
-        base: the model's predictions at x. Only their mean is used.
-        y: targets [n].
+        base: the model's predictions at x, [n] or of several outputs [n, t]; with a std (a Normal, say) or
+            without one (a Point).
+        y: targets, of the shape of base.mean.
         kernel: "io", "input" or "output" for squared-exponential kernels; or a pair of gpjax kernels (inputs,
             output), one of which may be None, whose hyperparameters start where they are.
         target: what the process explains: the "residual", or the "outcome" itself (then the prediction does not
@@ -97,6 +100,7 @@ def fit(
         ard: a lengthscale for every input column in place of one for all (RIO, appendix D.4).
         max_iterations: of L-BFGS (a round, where inducing points are chosen anew).
         preset: None, or "paper" as above.
+        mesh: devices over all of whose axes the rows of the sparse bound are distributed; None for one device.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
             so in any case.
 
@@ -129,8 +133,9 @@ def fit(
     rio = _fit(x, base.mean, _own_std(base), y, given, setting)
     if throw and not _checks.is_traced(rio.result) and np.any(np.asarray(rio.result) == Result.NOT_FINITE):
         raise FloatingPointError(
-            f"the covariance of {y.shape[0]} rows could not be factorised, even with a jitter of {np.max(rio.jitter):.0e} of "
-            "its mean variance. Is a hyperparameter of the kernel negative or extreme? throw=False returns the fit."
+            f"the covariance of {y.shape[0]} rows could not be factorised, even with a jitter of "
+            f"{np.max(rio.jitter):.0e} of its mean variance. Is a hyperparameter of the kernel negative or extreme? "
+            "throw=False returns the fit."
         )
     return rio
 
@@ -260,9 +265,9 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
     """Raise if the target does not vary by more than rounding."""
     if _checks.is_traced(mean, y):
         return
-    y, mean = np.asarray(y), np.asarray(mean)
-    values = y - mean if target == "residual" else y
-    rounding = 4 * np.finfo(values.dtype).eps * np.maximum(np.abs(y).max(axis=0), np.abs(mean).max(axis=0))
+    targets, means = np.asarray(y), np.asarray(mean)
+    values = targets - means if target == "residual" else targets
+    rounding = 4 * np.finfo(values.dtype).eps * np.maximum(np.abs(targets).max(axis=0), np.abs(means).max(axis=0))
     constant = np.ptp(values, axis=0) <= rounding
     if constant.any():
         name = "the residuals y - base.mean are" if target == "residual" else "y is"

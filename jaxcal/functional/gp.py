@@ -73,7 +73,7 @@ def squared_exponential(
     return jnp.exp(jnp.concatenate(left, axis=1) @ jnp.concatenate(right, axis=1).T)
 
 
-def add_diagonal(matrix: Float[Array, "n n"], value: Float[Array, ""] | Float[Array, " n"]) -> Float[Array, "n n"]:
+def add_diagonal(matrix: Float[Array, "n n"], value: ArrayLike) -> Float[Array, "n n"]:
     """The matrix with `value` added along its diagonal: noise, or jitter; one for all rows, or one each."""
     return matrix + jnp.diag(jnp.broadcast_to(value, matrix.shape[:1]))
 
@@ -115,7 +115,7 @@ class RowSums(NamedTuple):
         prior: the sum of p k(x, x).
         square: the sum of p y^2.
         log_precision: the sum of log p.
-        count: the number of rows.
+        num_rows: how many they are.
     """
 
     outer: Float[Array, "m m"]
@@ -123,7 +123,7 @@ class RowSums(NamedTuple):
     prior: Float[Array, ""]
     square: Float[Array, ""]
     log_precision: Float[Array, ""]
-    count: ArrayLike
+    num_rows: ArrayLike
 
 
 def row_sums(
@@ -173,7 +173,7 @@ def collapsed_bound(sums: RowSums, noise_variance: Float[Array, ""]) -> Float[Ar
     fit = (sums.square / noise_variance - whitened @ whitened) / 2
     gap = (sums.prior - jnp.trace(sums.outer)) / noise_variance / 2
     log_det = jnp.sum(jnp.log(jnp.diagonal(capacity)))
-    log_noise = sums.count * (_LOG_2PI + jnp.log(noise_variance)) - sums.log_precision
+    log_noise = sums.num_rows * (_LOG_2PI + jnp.log(noise_variance)) - sums.log_precision
     return -fit - gap - log_det - log_noise / 2
 
 

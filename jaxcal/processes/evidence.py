@@ -117,7 +117,7 @@ def evidence(process: GaussianProcess, data: Data, jitter: ArrayLike, mesh: Mesh
     """The log marginal likelihood of the targets, or with inducing points its collapsed lower bound."""
     if process.inducing is None:
         return gp.exact_log_likelihood(_noisy_gram(process, data, jitter), data.targets)
-    sums, _ = _row_sums(process, data, jitter, mesh)
+    sums, _ = _row_sums(process, process.inducing, data, jitter, mesh)
     return gp.collapsed_bound(sums, process.noise_variance(data.points))
 
 
@@ -125,7 +125,7 @@ def posterior(process: GaussianProcess, data: Data, jitter: ArrayLike, mesh: Mes
     """What the data say at the rows, or at the inducing points."""
     if process.inducing is None:
         return gp.exact_posterior(_noisy_gram(process, data, jitter), data.targets)
-    sums, whiten = _row_sums(process, data, jitter, mesh)
+    sums, whiten = _row_sums(process, process.inducing, data, jitter, mesh)
     return gp.sparse_posterior(sums, whiten, process.noise_variance(data.points))
 
 
@@ -182,12 +182,12 @@ def _noisy_gram(process: GaussianProcess, data: Data, jitter: ArrayLike) -> Floa
     return _gram(process.kernel, data.points, jitter, noise if relative is None else noise * relative)
 
 
-def _row_sums(process: GaussianProcess, data: Data, jitter: ArrayLike, mesh: Mesh | None):
-    """The sums over the rows that the sparse bound and posterior need, and the inverse factor at the inducing points."""
+def _row_sums(process: GaussianProcess, inducing: Points, data: Data, jitter: ArrayLike, mesh: Mesh | None):
+    """The sums over the rows that the sparse bound needs, and the inverse factor at the inducing points."""
     kernel, relative = process.kernel, process.relative_noise(data.spread)
-    whiten = gp.inverse_factor(_gram(kernel, process.inducing, jitter))
+    whiten = gp.inverse_factor(_gram(kernel, inducing, jitter))
     sums = gp.row_sums(
-        eqx.Partial(kernel, process.inducing),
+        eqx.Partial(kernel, inducing),
         whiten,
         data.points,
         kernel.diagonal(data.points),

@@ -34,7 +34,7 @@ LEGEND = """\
 Mean ± standard deviation over random 80/20 splits; the splits are ours, so runs are not those of the paper. *Paper's*
 is the paper's setting in jaxcal (50 trained inducing points, targets not scaled), *default* is jaxcal's, *published*
 the paper's number. † (paired t-test) and ‡ (Wilcoxon's signed-rank test): differs from RIO of the same setting at the
-5 % level; five runs are too few for a ‡. Seconds are those of fit and prediction on one core, compilation apart; the
+5 % level; five runs are too few for a ‡. Seconds are processor time of fit and prediction, compilation apart; the
 published ones come from another machine. Coverage is that of the central intervals of 95, 90 and 68 %. The
 improvement ratio is the share of test rows whose error became smaller than the base model's. *≤ published?*
 compares means, rounded as the published one is."""
@@ -46,15 +46,18 @@ class Runs:
     def __init__(self, records: Sequence[dict]):
         self.records = records
         self._values = defaultdict(dict)
+        self._seeds = defaultdict(set)
         for record in records:
             setting = record["setting"]
+            self._seeds[record["dataset"]].add(record["seed"])
             for each in SETTINGS if setting == "base" else (setting,):
                 self._values[record["dataset"], each, record["system"]][record["seed"]] = record
 
     def values(self, dataset: str, setting: str, system: str, metric: str) -> np.ndarray:
         """The metric of every run, in the order of seeds; NaN where it is not there."""
         runs = self._values[dataset, setting, system]
-        return np.array([runs[seed].get(metric, math.nan) for seed in sorted(runs)], float)
+        seeds = sorted(self._seeds[dataset])
+        return np.array([runs.get(seed, {}).get(metric, math.nan) for seed in seeds], float)
 
     def count(self, dataset: str) -> int:
         return len(self._values[dataset, "paper", "RIO"])
@@ -69,8 +72,9 @@ def write(records: Sequence[dict], table: int, wanted: dict[str, int], folder: P
         wanted: how many runs there are to be, by data set, in the order of the report.
         folder: where the files go.
     """
-    order = list(wanted).index
-    records = sorted(records, key=lambda record: (order(record["dataset"]), record["seed"]))
+    names, settings = list(wanted), ("base", *SETTINGS)
+    order = lambda record: (names.index(record["dataset"]), record["seed"], settings.index(record["setting"]))
+    records = sorted(records, key=order)
     path = folder / f"rio_table{table}.csv"
     _report.write_csv(path, records, ("dataset", "seed", "setting", "system", *METRICS), PROVENANCE)
     text = markdown(Runs(records), table, wanted)
@@ -128,6 +132,8 @@ def summary(runs: Runs, published: dict, names: Sequence[str], base: str) -> str
 
 def verdict(before: np.ndarray, after: np.ndarray, published: dict | None) -> list[str]:
     """The cells of one setting in the summary."""
+    if np.isnan(after).all():
+        return [MISSING] * 4
     p = ", ".join(p_cell(value) for value in _report.p_values(after, before))
     better = "yes" if np.nanmean(after) < np.nanmean(before) else "no"
     if published is None:

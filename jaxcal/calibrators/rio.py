@@ -14,6 +14,7 @@ R+O    residual    output         Y+O     outcome     output
 =====  ==========  ==========     ======  ==========  ==========
 """
 
+import itertools
 import warnings
 from typing import NamedTuple
 
@@ -35,9 +36,12 @@ from jaxcal.processes.kernels import GPJaxKernel, IOKernel, Points, SquaredExpon
 from jaxcal.scaling import Standardiser
 
 # Up to this many rows "auto" takes the exact Gaussian process: O(n^3), but few iterations.
-_EXACT_ROWS = 1000
-# Greedy inducing points are chosen anew with the hyperparameters that they led to.
-_GREEDY_ROUNDS = 3
+_EXACT_ROWS = 300
+# The grid of starts: lengthscales relative to the distances between rows, and shares of noise.
+_LENGTHSCALES = (0.25, 0.5, 1, 2)
+_NOISES = (0.003, 0.03, 0.3)
+# Distances are judged by so many pairs of rows.
+_PAIRS = 500
 _PREDICTED_AT_ONCE = 2048
 
 
@@ -92,13 +96,12 @@ def fit(
         target: what the process explains: the "residual", or the "outcome" itself (then the prediction does not
             build on the base's mean).
         bound: "exact" is the full process, O(n^3); "collapsed" the sparse one, O(n m^2) with m inducing points;
-            "auto" takes the exact one up to 1000 rows.
+            "auto" takes the exact one up to 300 rows.
         num_inducing: how many inducing points (default 100; 50 with the preset), at most n.
-        inducing: "greedy" chooses rows by conditional variance, two times anew with the hyperparameters found;
-            "trained" starts from the first rows and optimises them, as the paper does. The default is "greedy",
-            with the preset "trained".
+        inducing: "greedy" chooses rows by conditional variance at the start; "trained" starts from the first rows and
+            optimises them, as the paper does. The default is "greedy", with the preset "trained".
         ard: a lengthscale for every input column in place of one for all (RIO, appendix D.4).
-        max_iterations: of L-BFGS (a round, where inducing points are chosen anew).
+        max_iterations: of L-BFGS.
         preset: None, or "paper" as above.
         mesh: devices over all of whose axes the rows of the sparse bound are distributed; None for one device.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
@@ -156,7 +159,7 @@ class RIO(eqx.Module):
         base_variance: the mean variance that the base gave the training rows; None for a base without one.
         target: "residual" or "outcome".
         evidence: log marginal likelihood, or its lower bound, of the scaled target.
-        iterations: of L-BFGS, in the round that was best.
+        iterations: of L-BFGS.
         result: how the optimisation ended, one of `jaxcal.optimize.Result`.
         jitter: what had to be added to the covariance's diagonal, as a share of its mean.
     """
@@ -237,7 +240,7 @@ def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iteratio
     if num_inducing > n and bound == "collapsed":
         warnings.warn(f"num_inducing is {num_inducing}, but there are {n} rows; {n} are taken.", stacklevel=3)
     inducing = inducing or ("trained" if paper else "greedy")
-    options = Options(bound, inducing, min(num_inducing, n), max_iterations, _GREEDY_ROUNDS, mesh)
+    options = Options(bound, inducing, min(num_inducing, n), max_iterations, mesh)
     seen = kernel if isinstance(kernel, str) else _seen_by(kernel)
     return Setting(seen, target, ard, paper, options)
 
@@ -294,7 +297,7 @@ def _fit_one(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO"
     points = _points(x, mean, x_scaler, output_scaler, setting.kernel)
     base_variance = None if std is None else jnp.mean(std**2)
     data = Data(points, target_scaler(explained), None if std is None else std**2 / base_variance)
-    optimum, (process, posterior, jitter) = maximise(_initial(data, given, setting), data, setting.options)
+    optimum, (process, posterior, jitter) = maximise(_starts(data, given, setting), data, setting.options)
     return RIO(
         process,
         points if process.inducing is None else process.inducing,
@@ -345,22 +348,39 @@ def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
     )
 
 
-def _initial(data: Data, given: IOKernel | None, setting: Setting) -> GaussianProcess:
-    """Where the optimisation starts; the paper's start is one for every hyperparameter."""
-    points, dtype = data.points, data.targets.dtype
-    if given is None:
-        seen = sum(p is not None for p in points)
-        given = IOKernel(*(None if p is None else _start(p, seen, setting, dtype) for p in points))
-    log_noise = jnp.log(jnp.asarray(1 if setting.paper else 0.1, dtype))
+def _starts(data: Data, given: IOKernel | None, setting: Setting) -> GaussianProcess:
+    """Where the optimisation may start: a grid of lengthscales and noise; in the paper one start, of ones.
+
+    A kernel that was given starts where it is.
+    """
+    dtype = data.targets.dtype
     share = None if data.spread is None else jnp.zeros((), dtype)
-    sparse = setting.options.bound == "collapsed"
-    inducing = points.take(jnp.arange(setting.options.num_inducing)) if sparse else None
-    return GaussianProcess(given, log_noise, share, inducing)
+    spacings = [None if p is None else _spacing(p) for p in data.points]
+    num_kernels = sum(p is not None for p in data.points)
+
+    def start(factor, noise):
+        variance = 1 if setting.paper else (1 - noise) / num_kernels
+        kernel = given or IOKernel(
+            *(
+                None if p is None else _kernel(p, 1 if setting.paper else factor * spacing, variance, setting.ard)
+                for p, spacing in zip(data.points, spacings, strict=True)
+            )
+        )
+        return GaussianProcess(kernel, jnp.log(noise), share)
+
+    grid = [(1, 1)] if setting.paper else list(itertools.product(_LENGTHSCALES, _NOISES))
+    return eqx.filter_vmap(start)(*jnp.asarray(grid, dtype).T)
 
 
-def _start(points: Float[Array, "n d"], kernels: int, setting: Setting, dtype) -> SquaredExponential:
-    """Standardised rows lie about sqrt(2 d) apart; the variance is shared between the kernels."""
-    d = points.shape[1]
-    variance, lengthscale = (1, 1) if setting.paper else (1 / kernels, np.sqrt(d))
-    shape = (d,) if setting.ard and d > 1 else ()
-    return SquaredExponential(jnp.log(jnp.asarray(variance, dtype)), jnp.full(shape, np.log(lengthscale), dtype))
+def _kernel(points: Float[Array, "n d"], lengthscale, variance, ard: bool) -> SquaredExponential:
+    shape, dtype = (points.shape[1],) if ard and points.shape[1] > 1 else (), points.dtype
+    log_lengthscale = jnp.log(jnp.asarray(lengthscale, dtype))
+    return SquaredExponential(jnp.log(jnp.asarray(variance, dtype)), jnp.broadcast_to(log_lengthscale, shape))
+
+
+def _spacing(points: Float[Array, "n d"]) -> Float[Array, ""]:
+    """The lengthscale at which the median pair of rows has a correlation of 1 / e."""
+    some = points[:: max(1, points.shape[0] // _PAIRS)]
+    distances = jnp.linalg.norm(some - jnp.roll(some, some.shape[0] // 2, axis=0), axis=1)
+    median = jnp.median(distances)
+    return jnp.where(median > 0, median, jnp.sqrt(2.0 * points.shape[1])) / jnp.sqrt(2.0)

@@ -242,12 +242,14 @@ def minimize(
     max_iterations: int = 1000,
     loss_tolerance: float = 2.2e-9,
     gradient_tolerance: float = 1e-5,
+    gain_tolerance: float = 0.0,
 ) -> Optimum:
     """Minimise a smooth function of all its parameters by L-BFGS (ten corrections, weak Wolfe line search).
 
     Stops as scipy's L-BFGS-B does by default: when the loss falls by at most `loss_tolerance` of
-    max(|old|, |new|, 1), when no entry of the gradient exceeds `gradient_tolerance`, or after `max_iterations`.
-    A step to where the loss is NaN counts as too long; a start there ends the loop at once.
+    max(|old|, |new|, 1), when no entry of the gradient exceeds `gradient_tolerance`, or after `max_iterations`; and
+    earlier, where `gain_tolerance` allows. A step to where the loss is NaN counts as too long; a start there ends the
+    loop at once.
 
     Meant for use inside a jitted function; see `one_run_at_a_time` for its use under `vmap`.
 
@@ -257,6 +259,7 @@ def minimize(
         max_iterations: number of steps to stop at.
         loss_tolerance: relative decrease of the loss to stop at.
         gradient_tolerance: largest entry of the gradient to stop at.
+        gain_tolerance: decrease of the loss, in its own units, to stop at: after two steps in a row that gained less.
 
     Example:
         >>> import jax.numpy as jnp
@@ -268,7 +271,7 @@ def minimize(
     value_and_grad = jax.value_and_grad(loss)
 
     def step(state):
-        params, (old, gradient), memory, fresh, steps, _ = state
+        params, (old, gradient), memory, fresh, slow, steps, _ = state
         descent, memory = lbfgs.update(gradient, memory, params)
         direction = optax.tree.scale(-1, descent)
         params, (new, gradient), length = _line_search(value_and_grad, params, (old, gradient), direction)
@@ -278,10 +281,12 @@ def minimize(
         forget = stalled & (length < _CUT_SHORT) & ~fresh
         memory = _select(forget, lbfgs.init(params), memory)
         flat = optax.tree.norm(gradient, ord=jnp.inf) <= gradient_tolerance
-        return params, (new, gradient), memory, forget, steps + 1, (stalled & ~forget) | flat
+        # One slow step alone may be a step of a bad length, as the first one often is.
+        slows = old - new < gain_tolerance
+        return params, (new, gradient), memory, forget, slows, steps + 1, (stalled & ~forget) | flat | (slow & slows)
 
     def unfinished(state):
-        _, (value, _), _, _, steps, done = state
+        _, (value, _), *_, steps, done = state
         return ~done & (steps < max_iterations) & jnp.isfinite(value)
 
     initial = (
@@ -289,10 +294,11 @@ def minimize(
         value_and_grad(params),
         lbfgs.init(params),
         jnp.ones((), bool),
+        jnp.zeros((), bool),
         jnp.zeros((), jnp.int32),
         jnp.zeros((), bool),
     )
-    params, (value, _), _, _, steps, done = lax.while_loop(unfinished, step, initial)
+    params, (value, _), *_, steps, done = lax.while_loop(unfinished, step, initial)
     ended = jnp.where(done, Result.CONVERGED, Result.STEP_LIMIT)
     return Optimum(params, value, steps, jnp.where(jnp.isfinite(value), ended, Result.NOT_FINITE))
 

@@ -35,6 +35,17 @@ def test_stops_at_the_iterations_allowed():
     assert optimum.loss < rosenbrock(START)
 
 
+def test_two_slow_steps_in_a_row_are_enough_where_asked():
+    losses = [rosenbrock(START)] + [minimize(rosenbrock, START, max_iterations=k).loss for k in range(1, 30)]
+    gains = -np.diff(np.asarray(losses))
+    slow = gains < 0.1
+    expected = 2 + int(np.argmax(slow[1:] & slow[:-1]))
+    optimum = minimize(rosenbrock, START, gain_tolerance=0.1)
+    assert optimum.result == Result.CONVERGED
+    assert optimum.steps == expected
+    assert expected < minimize(rosenbrock, START).steps
+
+
 def test_stops_at_once_where_the_gradient_vanishes():
     optimum = minimize(lambda p: (p - 1.0) ** 2, jnp.asarray(1.0))
     assert optimum.result == Result.CONVERGED

@@ -35,8 +35,11 @@ from jaxcal.processes.evidence import Data, GaussianProcess, Options, maximise
 from jaxcal.processes.kernels import GPJaxKernel, IOKernel, Points, SquaredExponential
 from jaxcal.scaling import Standardiser
 
-# Up to this many rows "auto" takes the exact Gaussian process: O(n^3), but few iterations.
-_EXACT_ROWS = 300
+# Up to this many rows "auto" takes the exact Gaussian process: O(n^3), but few iterations, and more exact.
+_EXACT_ROWS = 1000
+# Gain of log evidence in a step, in nats, at which the fit stops: hyperparameters that differ by less are not told
+# apart by the data.
+_TOLERANCE = 1.0
 # The grid of starts: lengthscales relative to the distances between rows, and shares of noise.
 _LENGTHSCALES = (0.25, 0.5, 1, 2)
 _NOISES = (0.003, 0.03, 0.3)
@@ -67,6 +70,7 @@ def fit(
     inducing: str | None = None,
     ard: bool = False,
     max_iterations: int = 1000,
+    tolerance: float | None = None,
     preset: str | None = None,
     mesh: Mesh | None = None,
     throw: bool = True,
@@ -96,12 +100,14 @@ def fit(
         target: what the process explains: the "residual", or the "outcome" itself (then the prediction does not
             build on the base's mean).
         bound: "exact" is the full process, O(n^3); "collapsed" the sparse one, O(n m^2) with m inducing points;
-            "auto" takes the exact one up to 300 rows.
+            "auto" takes the exact one up to 1000 rows.
         num_inducing: how many inducing points (default 100; 50 with the preset), at most n.
         inducing: "greedy" chooses rows by conditional variance at the start; "trained" starts from the first rows and
             optimises them, as the paper does. The default is "greedy", with the preset "trained".
         ard: a lengthscale for every input column in place of one for all (RIO, appendix D.4).
         max_iterations: of L-BFGS.
+        tolerance: L-BFGS ends after two steps in a row that raise the log evidence by less, in nats (default 1, less
+            than what tells hyperparameters apart; 0 with the preset). In any case it ends as scipy's does.
         preset: None, or "paper" as above.
         mesh: devices over all of whose axes the rows of the sparse bound are distributed; None for one device.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
@@ -127,7 +133,9 @@ def fit(
     y = _checks.as_vector("y", y) if base.mean.ndim == 1 else _checks.as_matrix("y", y)
     _checks.check_rows("y", y, 2)
     check_base(base, y.shape[0], outputs=True)
-    setting = _setting(y.shape[0], kernel, target, bound, num_inducing, inducing, ard, max_iterations, preset, mesh)
+    setting = _setting(
+        y.shape[0], kernel, target, bound, num_inducing, inducing, ard, max_iterations, tolerance, preset, mesh
+    )
     if x is None and setting.kernel != "output":
         raise ValueError("x is None, but the kernel looks at the inputs: give x, or take kernel='output'.")
     x = None if setting.kernel == "output" else _checks.as_matrix("x", x, length=y.shape[0])
@@ -223,7 +231,7 @@ def _own_std(base: Distribution) -> Array | None:
     return None if isinstance(base, Point) else base.std
 
 
-def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iterations, preset, mesh) -> Setting:
+def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iterations, tolerance, preset, mesh) -> Setting:
     """The options, checked, with the defaults that depend on each other filled in."""
     paper = preset == "paper"
     if isinstance(kernel, str):
@@ -233,6 +241,8 @@ def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iteratio
     _checks.check_choice("inducing", inducing, (None, "greedy", "trained"))
     _checks.check_choice("preset", preset, (None, "paper"))
     _checks.check_at_least("max_iterations", max_iterations, 1)
+    if tolerance is not None and not tolerance >= 0:
+        raise ValueError(f"tolerance must not be negative; got {tolerance}.")
     if bound == "auto":
         bound = "exact" if n <= _EXACT_ROWS and not paper else "collapsed"
     num_inducing = (50 if paper else 100) if num_inducing is None else num_inducing
@@ -240,7 +250,9 @@ def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iteratio
     if num_inducing > n and bound == "collapsed":
         warnings.warn(f"num_inducing is {num_inducing}, but there are {n} rows; {n} are taken.", stacklevel=3)
     inducing = inducing or ("trained" if paper else "greedy")
-    options = Options(bound, inducing, min(num_inducing, n), max_iterations, mesh)
+    if tolerance is None:
+        tolerance = 0.0 if paper else _TOLERANCE
+    options = Options(bound, inducing, min(num_inducing, n), max_iterations, tolerance, mesh)
     seen = kernel if isinstance(kernel, str) else _seen_by(kernel)
     return Setting(seen, target, ard, paper, options)
 

@@ -8,6 +8,8 @@ must come with its noise or jitter already on the diagonal (`add_diagonal`).
   distributed over many.
 - `collapsed_bound`: the lower bound on it that is left when the optimal q(u) is put into the sparse variational
   bound, Titsias (2009), eq. 9. It is what SVGP's bound reaches for a Gaussian likelihood, without its parameters.
+- `variational_bound`: the same bound at any q(u), which may be estimated from a minibatch, Hensman, Fusi & Lawrence
+  (2013), eq. 4.
 - `exact_posterior`, `sparse_posterior`, `predict`: eq. 5 and 6 of RIO, latent (without the noise).
 - `greedy_rows`: inducing points by conditional variance (pivoted Cholesky), Burt, Rasmussen & van der Wilk (2020).
 """
@@ -20,12 +22,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import solve_triangular
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 _LOG_2PI = 1.8378770664093453
 # Rows whose covariances with the inducing points are held at once: they should fit in a core's cache.
 _CHUNK = 256
+# Triangular matrices up to this size are not halved any further.
+_LEAF = 256
 
 
 class Posterior(NamedTuple):
@@ -102,7 +106,7 @@ def _exact_log_likelihood_jvp(primals, tangents):
     inverse = _inverse(factor)
     whitened = inverse @ targets
     weights = inverse.T @ whitened
-    slope = 0.5 * (jnp.outer(weights, weights) - inverse.T @ inverse)
+    slope = 0.5 * (jnp.outer(weights, weights) - _crossproduct(inverse))
     return _log_density(factor, whitened), jnp.sum(slope * gram_dot) - weights @ targets_dot
 
 
@@ -175,6 +179,34 @@ def collapsed_bound(sums: RowSums, noise_variance: Float[Array, ""]) -> Float[Ar
     log_det = jnp.sum(jnp.log(jnp.diagonal(capacity)))
     log_noise = sums.num_rows * (_LOG_2PI + jnp.log(noise_variance)) - sums.log_precision
     return -fit - gap - log_det - log_noise / 2
+
+
+def variational_bound(
+    sums: RowSums,
+    mean: Float[Array, " m"],
+    root: Float[Array, "m m"],
+    noise_variance: Float[Array, ""],
+    scale: ArrayLike = 1,
+) -> Float[Array, ""]:
+    """scale * sum over rows of E_q log N(y; f(x), noise / p) - KL(q(v) || N(0, I)), with u = L v, q(v) = N(mean, R R').
+
+    Hensman, Fusi & Lawrence (2013), eq. 4, in whitened coordinates. At most `collapsed_bound`, which it equals where
+    q is optimal: R R' = (I + outer / noise)^-1, mean = R R' cross / noise.
+
+    Args:
+        sums: what `row_sums` gave of all rows, or of a minibatch.
+        mean: the mean of q(v).
+        root: R, a triangular square root of its covariance, of a positive diagonal.
+        noise_variance: the likelihood's variance, of a row of precision 1.
+        scale: all rows by those of the minibatch: with it the bound of a random minibatch is unbiased.
+    """
+    fit = sums.square - 2 * mean @ sums.cross + mean @ sums.outer @ mean
+    unknown = sums.prior - jnp.trace(sums.outer) + jnp.sum(root * (sums.outer @ root))
+    log_noise = sums.num_rows * (_LOG_2PI + jnp.log(noise_variance)) - sums.log_precision
+    expected = -((fit + unknown) / noise_variance + log_noise) / 2
+    log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(root)))
+    divergence = (mean @ mean + jnp.sum(root * root) - root.shape[0] - log_det) / 2
+    return scale * expected - divergence
 
 
 def exact_posterior(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> Posterior:
@@ -316,16 +348,20 @@ def _distributed_sums(learnt, rows, targets, mesh: Mesh):
     (covariances, whiten, precisions), spread = learnt, PartitionSpec(mesh.axis_names)
     arrays, static = eqx.partition(covariances, eqx.is_array)
     # Every device takes the same number of rows.
-    rows, targets, precisions = _padded((rows, targets, precisions), mesh.size)
+    spread_out = _padded((rows, targets, precisions), mesh.size)
+    if AxisType.Explicit in mesh.axis_types:  # as `jax.make_mesh` gives them: the rows go where they are told to
+        spread_out = jax.tree.map(lambda a: jax.reshard(a, NamedSharding(mesh, spread)), spread_out)
 
     def local(arrays, whiten, rows, targets, precisions):
+        # Every device has its own slope by what all of them share: the transpose of this cast adds these up.
+        arrays, whiten = lax.pcast((arrays, whiten), mesh.axis_names, to="varying")
         sums = _streamed_sums((eqx.combine(arrays, static), whiten, precisions), rows, targets)
         return lax.psum(sums, mesh.axis_names)
 
     specs = PartitionSpec(), PartitionSpec(), spread, spread, spread
-    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())(
-        arrays, whiten, rows, targets, precisions
-    )
+    distributed = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
+    # Outside of jit shard_map knows no derivative of a function with a rule of its own.
+    return jax.jit(distributed)(arrays, whiten, *spread_out)
 
 
 def _chunks(arrays: PyTree[Array]) -> PyTree[Array]:
@@ -351,4 +387,22 @@ def _log_density(factor: Float[Array, "n n"], whitened: Float[Array, " n"]) -> F
 
 
 def _inverse(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
-    return solve_triangular(factor, jnp.eye(factor.shape[0], dtype=factor.dtype), lower=True)
+    """The inverse of a lower triangular matrix: by halves, so that most of the work is products of matrices."""
+    n = factor.shape[0]
+    if n <= _LEAF:
+        return solve_triangular(factor, jnp.eye(n, dtype=factor.dtype), lower=True)
+    half = n // 2
+    first, last = _inverse(factor[:half, :half]), _inverse(factor[half:, half:])
+    corner = -last @ (factor[half:, :half] @ first)
+    return jnp.block([[first, jnp.zeros_like(corner.T)], [corner, last]])
+
+
+def _crossproduct(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """X'X of a lower triangular X: by halves, which leaves out two thirds of the products, those with zeros."""
+    n = factor.shape[0]
+    if n <= _LEAF:
+        return factor.T @ factor
+    half = n // 2
+    below, last = factor[half:, :half], factor[half:, half:]
+    corner = last.T @ below
+    return jnp.block([[_crossproduct(factor[:half, :half]) + below.T @ below, corner.T], [corner, _crossproduct(last)]])

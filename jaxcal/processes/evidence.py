@@ -74,6 +74,7 @@ class Options(NamedTuple):
     inducing: str
     num_inducing: int
     max_iterations: int
+    tolerance: float = 0.0
     mesh: Mesh | None = None
 
 
@@ -184,7 +185,7 @@ def _climb(initial: GaussianProcess, data: Data, jitter: Float[Array, ""], optio
     def loss(params: PyTree) -> Float[Array, ""]:
         return -evidence(eqx.combine(params, fixed), data, jitter, options.mesh)
 
-    optimum = minimize(loss, params, max_iterations=options.max_iterations)
+    optimum = minimize(loss, params, max_iterations=options.max_iterations, gain_tolerance=options.tolerance)
     return optimum._replace(params=eqx.combine(optimum.params, fixed))
 
 

@@ -6,7 +6,8 @@ JOBS ?= 2
 PYTEST := NPROC=1 $(BIN)/pytest --numprocesses=$(JOBS)
 
 # Tests that do not depend on the default precision run once.
-ANY_PRECISION := test_architecture.py test_cli.py test_datasets.py test_plots.py test_threads.py
+ANY_PRECISION := test_architecture.py test_cli.py test_datasets.py test_mesh.py test_plots.py test_sweep.py test_tables.py \
+	test_threads.py
 
 .PHONY: setup demo test test-slow lint format bench-peers clean
 

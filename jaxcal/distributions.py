@@ -91,7 +91,7 @@ class Point(Distribution):
     """Predictions without a spread: all the probability lies at `mean`.
 
     Args:
-        mean: [n].
+        mean: [n], or of several outputs [n, t].
 
     Example:
         >>> print(Point(jnp.array([1.0, 2.0])).crps(3.0))
@@ -101,7 +101,7 @@ class Point(Distribution):
     mean: Float[Array, "*n"]
 
     def __init__(self, mean: Real[ArrayLike, "..."]):
-        (self.mean,) = _as_rows(mean=mean)
+        (self.mean,) = _as_rows(outputs=True, mean=mean)
 
     @property
     def std(self) -> Float[Array, "*n"]:
@@ -132,8 +132,8 @@ class Normal(Distribution):
     """Normal predictions. Rows with std 0 are points.
 
     Args:
-        mean: [n], or one number for all rows.
-        std: [n], or one number for all rows; not negative.
+        mean: [n], or of several outputs [n, t], or one number for all rows.
+        std: likewise; not negative.
 
     Example:
         >>> law = Normal(jnp.array([0.0, 10.0]), jnp.array([1.0, 2.0]))
@@ -146,7 +146,7 @@ class Normal(Distribution):
     std: Float[Array, "*n"]
 
     def __init__(self, mean: Real[ArrayLike, "..."], std: Real[ArrayLike, "..."]):
-        self.mean, self.std = _as_rows(mean=mean, std=std)
+        self.mean, self.std = _as_rows(outputs=True, mean=mean, std=std)
         _check_not_negative("std", self.std)
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
@@ -491,14 +491,22 @@ class Quantiles(Distribution):
         return jnp.pad(levels, ends, constant_values=(0, 1)), jnp.pad(self.values, ends, mode="edge")
 
 
-def _as_rows(**parameters: ArrayLike) -> list[Array]:
-    """The parameters as vectors [n] of one dtype; a number holds for all rows and has no say in the dtype."""
+def _as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[Array]:
+    """The parameters as vectors [n] of one dtype; a number holds for all rows and has no say in the dtype.
+
+    With `outputs` they may be matrices [n, t] of several outputs.
+    """
     arrays = {name: _checks.as_floats(name, values) for name, values in parameters.items()}
     vectors = [array for array in arrays.values() if array.ndim] or [a[None] for a in arrays.values()]
-    length, dtype = vectors[0].shape[0], jnp.result_type(*vectors)
+    shape, dtype = vectors[0].shape, jnp.result_type(*vectors)
     # A copy makes a JAX array even of a NumPy array that `vmap` hands through.
-    rows = {name: jnp.array(a if a.ndim else jnp.full(length, a), dtype) for name, a in arrays.items()}
-    return [_checks.as_vector(name, row, length=length) for name, row in rows.items()]
+    rows = {name: jnp.array(a if a.ndim else jnp.full(shape, a), dtype) for name, a in arrays.items()}
+    if not (outputs and len(shape) == 2 and shape[1] > 1):
+        return [_checks.as_vector(name, row, length=shape[0]) for name, row in rows.items()]
+    for name, row in rows.items():
+        if row.shape != shape:
+            raise ValueError(f"{' and '.join(rows)} must have one shape; got {shape} and for {name} {row.shape}.")
+    return [_checks.as_matrix(name, row) for name, row in rows.items()]
 
 
 def _match(y: ArrayLike, rows: Array) -> Array:

@@ -461,6 +461,18 @@ def test_parameters_are_numpy_arrays_numbers_and_integers():
     assert Quantiles(KNOTS, np.tile(SHAPE, (2, 1)).astype("float32")).levels.dtype == jnp.float32
 
 
+def test_several_outputs_are_as_many_columns(rng):
+    means, stds, y = rng.normal(size=(4, 3)), rng.uniform(1, 2, size=(4, 3)), rng.normal(size=(4, 3))
+    law = Normal(means, stds)
+    for column in range(3):
+        alone = Normal(means[:, column], stds[:, column])
+        for name in ("cdf", "log_prob", "crps"):
+            together, expected = getattr(law, name)(y), getattr(alone, name)(y[:, column])
+            np.testing.assert_allclose(together[:, column], expected, rtol=1e-6)
+        np.testing.assert_allclose(law.interval(0.9)[1][:, column], alone.interval(0.9)[1], rtol=1e-6)
+    assert Point(means).crps(y).shape == (4, 3)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -468,6 +480,10 @@ def test_parameters_are_numpy_arrays_numbers_and_integers():
         (
             lambda: Normal(np.zeros((5, 1)), 1.0),
             r"mean must have shape \(n,\); got \(5, 1\): did you mean mean",
+        ),
+        (
+            lambda: Normal(np.zeros((5, 2)), np.ones(5)),
+            r"mean and std must have one shape; got \(5, 2\) and for std \(5,\)",
         ),
         (lambda: Normal(np.zeros(2), np.array([1.0, -2.0])), "std must not be negative; got -2"),
         (lambda: Point(np.array([0.0, np.nan])), "mean holds 1 values that are NaN or infinite"),

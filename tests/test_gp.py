@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gpjax.objectives import collapsed_elbo, conjugate_mll
+from gpjax.objectives import collapsed_elbo, conjugate_mll, elbo
 
 from jaxcal.functional import gp
 
 NOISE, JITTER = 0.3, 1e-6
+X64 = jax.config.jax_enable_x64
 pytestmark = pytest.mark.filterwarnings("ignore:X is not of type float64", "ignore:y is not of type float64")
 
 
@@ -35,6 +36,30 @@ def row_sums(x, z, y, jitter, **options):
     """The inverse factor of the covariance at z, and the sums over the rows x."""
     whiten = gp.inverse_factor(gp.add_diagonal(kernel(z, z), jnp.asarray(jitter)))
     return whiten, gp.row_sums(eqx.Partial(kernel, z), whiten, x, jnp.full(len(y), 1.7), y, **options)
+
+
+@pytest.fixture
+def streamed(rng):
+    """As `problem`, with more rows than a chunk takes and no multiple of it; their precisions; no new points."""
+    x = jnp.asarray(rng.normal(size=(700, 3)))
+    y = jnp.sin(x[:, 0]) + x[:, 1] + np.sqrt(NOISE) * rng.normal(size=700)
+    return x, x[:12] + 0.1, y, jnp.asarray(rng.uniform(0.2, 3, size=700))
+
+
+class Covariances(eqx.Module):
+    """The covariances of inducing points with rows; what is differentiated by are its arrays."""
+
+    inducing: jax.Array
+    log_lengthscale: jax.Array
+    log_variance: jax.Array
+
+    def __call__(self, rows):
+        return gp.squared_exponential(self.inducing, rows, jnp.exp(self.log_lengthscale), jnp.exp(self.log_variance))
+
+
+def predictions(posterior, new, conditioning):
+    """The latent means and variances at new points."""
+    return jax.vmap(lambda k: gp.predict(posterior, k, jnp.asarray(1.7)))(kernel(new, conditioning))
 
 
 def tolerance(x, strict, loose):
@@ -63,7 +88,7 @@ def test_exact_likelihood_and_prediction_are_those_of_gpjax(problem):
     np.testing.assert_allclose(gp.exact_log_likelihood(gram, y), conjugate_mll(oracle(), data), rtol=tight)
 
     posterior = gp.exact_posterior(gram, y)
-    mean, variance = jax.vmap(lambda k: gp.predict(posterior, k, jnp.asarray(1.7)))(kernel(new, x))
+    mean, variance = predictions(posterior, new, x)
     expected = oracle().condition(data)(new)
     np.testing.assert_allclose(mean, expected.mean, atol=tolerance(x, 1e-9, 1e-4))
     # gpjax adds its jitter to the predicted variances as well.
@@ -79,7 +104,7 @@ def test_collapsed_bound_and_prediction_are_those_of_gpjax(problem):
     np.testing.assert_allclose(bound, collapsed_elbo(family, data), rtol=tolerance(x, 1e-9, 1e-4))
 
     posterior = gp.sparse_posterior(sums, whiten, jnp.asarray(NOISE))
-    mean, variance = jax.vmap(lambda k: gp.predict(posterior, k, jnp.asarray(1.7)))(kernel(new, z))
+    mean, variance = predictions(posterior, new, z)
     expected = family.condition(data)(new)
     np.testing.assert_allclose(mean, expected.mean, atol=tolerance(x, 1e-6, 1e-3))
     np.testing.assert_allclose(variance, jnp.diagonal(expected.covariance()) - JITTER, atol=tolerance(x, 1e-6, 1e-3))
@@ -95,6 +120,103 @@ def test_collapsed_bound_is_exact_with_every_row_inducing(problem):
 
     np.testing.assert_allclose(bound(x), exact, rtol=tolerance(x, 1e-7, 1e-3))
     assert bound(z) < exact
+
+
+def test_sparse_prediction_with_precisions_is_the_exact_one_with_every_row_inducing(problem, rng):
+    x, _, new, y = problem
+    precisions = jnp.asarray(rng.uniform(0.2, 3, size=40))
+    exact = gp.exact_posterior(gp.add_diagonal(kernel(x, x), NOISE / precisions), y)
+    whiten, sums = row_sums(x, x, y, tolerance(x, 1e-10, 1e-5), precisions=precisions)
+    sparse = gp.sparse_posterior(sums, whiten, jnp.asarray(NOISE))
+    for ours, expected in zip(predictions(sparse, new, x), predictions(exact, new, x), strict=True):
+        np.testing.assert_allclose(ours, expected, atol=tolerance(x, 1e-8, 2e-4))
+
+
+@pytest.mark.skipif(not X64, reason="at fewer rows than a chunk takes it is tested in float32 as well")
+def test_streamed_bound_is_that_of_gpjax_and_of_its_svgp_at_the_optimal_q(streamed):
+    x, z, y, _ = streamed
+    data = gpx.Dataset(X=x, y=y[:, None])
+    _, sums = row_sums(x, z, y, JITTER)
+    bound = gp.collapsed_bound(sums, jnp.asarray(NOISE))
+    collapsed = gpx.variational_families.CollapsedVariationalGaussian(model=oracle(), inducing_inputs=z)
+    expected = eqx.filter_jit(collapsed_elbo)(collapsed, data)
+    np.testing.assert_allclose(bound, expected, rtol=1e-11)
+
+    # Titsias (2009), eq. 10: q(u) = N(K_zz C K_zx y / noise, K_zz C K_zz), C = (K_zz + K_zx K_xz / noise)^-1.
+    gram, cross = np.asarray(kernel(z, z), float) + JITTER * np.eye(12), np.asarray(kernel(z, x), float)
+    weights = np.linalg.solve(gram + cross @ cross.T / NOISE, np.column_stack([cross @ y / NOISE, gram]))
+    mean, covariance = gram @ weights[:, :1], gram @ weights[:, 1:]
+    svgp = gpx.variational_families.VariationalGaussian(
+        model=oracle(),
+        inducing_inputs=z,
+        variational_mean=jnp.asarray(mean, x.dtype),
+        variational_root_covariance=jnp.asarray(np.linalg.cholesky((covariance + covariance.T) / 2), x.dtype),
+    )
+    # gpjax adds its jitter to the variance of every row as well.
+    expected = eqx.filter_jit(elbo)(svgp, data) + 700 * JITTER / (2 * NOISE)
+    np.testing.assert_allclose(bound, expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("used", "learnt"),
+    [(("outer", "cross"), (0, 1, 2)), (("outer",), (0,)), (("cross",), (1,)), (("outer", "cross"), (2,))],
+    ids=["all", "covariances", "whiten", "precisions"],
+)
+def test_slopes_of_the_streamed_sums_are_those_of_autodiff(streamed, rng, used, learnt):
+    x, z, y, precisions = streamed
+    covariances = Covariances(z, jnp.asarray(0.3), jnp.asarray(0.5))
+    whiten = gp.inverse_factor(gp.add_diagonal(covariances(z), JITTER))
+    slopes = {"outer": jnp.asarray(rng.normal(size=(12, 12))), "cross": jnp.asarray(rng.normal(size=12))}
+
+    def streaming(covariances, whiten, precisions):
+        sums = gp.row_sums(covariances, whiten, x, jnp.ones(700), y, precisions)
+        return sum(jnp.sum(slopes[name] * getattr(sums, name)) for name in used)
+
+    def plain(covariances, whiten, precisions):
+        root = whiten @ covariances(x)
+        sums = {"outer": (root * precisions[None]) @ root.T, "cross": root @ (precisions * y)}
+        return sum(jnp.sum(slopes[name] * sums[name]) for name in used)
+
+    ours, theirs = (
+        jax.tree.leaves(jax.jit(jax.grad(fun, learnt))(covariances, whiten, precisions)) for fun in (streaming, plain)
+    )
+    assert len(ours) == sum((3, 1, 1)[argument] for argument in learnt)
+    for slope, expected in zip(ours, theirs, strict=True):
+        assert jnp.linalg.norm(slope - expected) < tolerance(x, 1e-11, 1e-4) * jnp.linalg.norm(expected)
+
+
+def textbook_bound(inducing, log_lengthscale, log_variance, log_noise, precisions, x, y):
+    """Titsias (2009), eq. 9, with the covariance of all rows written out."""
+
+    def covariance(a, b):
+        distances = jnp.sum((a[:, None] - b[None]) ** 2, axis=-1)
+        return jnp.exp(log_variance - distances / (2 * jnp.exp(log_lengthscale) ** 2))
+
+    gram, cross = covariance(inducing, inducing) + JITTER * jnp.eye(len(inducing)), covariance(inducing, x)
+    known, noise = cross.T @ jnp.linalg.solve(gram, cross), jnp.exp(log_noise) / precisions
+    fit = jax.scipy.stats.multivariate_normal.logpdf(y, jnp.zeros_like(y), known + jnp.diag(noise))
+    return fit - jnp.sum((jnp.exp(log_variance) - jnp.diagonal(known)) / noise) / 2
+
+
+@pytest.mark.skipif(not X64, reason="the textbook formula needs float64")
+@pytest.mark.parametrize(("dtype", "close"), [(jnp.float64, 1e-10), (jnp.float32, 1e-4)], ids=["float64", "float32"])
+def test_streamed_bound_with_precisions_and_its_slopes_are_the_textbooks(streamed, dtype, close):
+    x, z, y, precisions = streamed
+
+    def bound(inducing, log_lengthscale, log_variance, log_noise, precisions, x, y):
+        covariances = Covariances(inducing, log_lengthscale, log_variance)
+        whiten = gp.inverse_factor(gp.add_diagonal(covariances(inducing), JITTER))
+        prior = jnp.full_like(y, jnp.exp(log_variance))
+        return gp.collapsed_bound(gp.row_sums(covariances, whiten, x, prior, y, precisions), jnp.exp(log_noise))
+
+    # So long a lengthscale that in float32 the order of products decides about one digit or four.
+    arguments = z, jnp.asarray(0.8), jnp.asarray(0.5), jnp.log(jnp.asarray(NOISE)), precisions, x, y
+    value, slopes = jax.jit(jax.value_and_grad(bound, tuple(range(5))))(*(a.astype(dtype) for a in arguments))
+    expected_value, expected = jax.jit(jax.value_and_grad(textbook_bound, tuple(range(5))))(*arguments)
+    assert {a.dtype for a in (value, *slopes)} == {jnp.dtype(dtype)}
+    np.testing.assert_allclose(value, expected_value, rtol=close / 10)
+    for slope, of_textbook in zip(slopes, expected, strict=True):
+        assert jnp.linalg.norm(slope - of_textbook) < close * jnp.linalg.norm(of_textbook)
 
 
 def test_gradient_of_the_exact_likelihood_is_that_of_autodiff(problem):

@@ -29,8 +29,9 @@ def check_base(base: object, length: int | None = None, *, outputs: bool = False
         return
     std = checked("base.std", base.std, length=length)
     if not _checks.is_traced(std) and np.any(np.asarray(std) <= 0):
-        bad = np.flatnonzero(np.asarray(std) <= 0)
+        bad = np.argwhere(np.asarray(std) <= 0)
+        index = tuple(int(i) for i in bad[0])
+        where = index[0] if len(index) == 1 else index
         raise ValueError(
-            f"base.std must be positive; {bad.size} values are not, the first at index {bad[0]} "
-            f"({std.reshape(-1)[bad[0]]:g})."
+            f"base.std must be positive; {len(bad)} values are not, the first at index {where} ({std[index]:g})."
         )

@@ -324,6 +324,7 @@ def _streamed_sums_bwd(sums, slopes, perturbed, learnt, rows, targets):
     half, by_row = whiten.T @ by_outer, whiten.T @ by_cross
     by_pair = half @ whiten if whiten.dtype == jnp.float64 else None
     varied, fixed = eqx.partition(covariances, perturbed[0])
+    varied = jax.tree.map(jnp.asarray, varied)  # outside of jit a hyperparameter may be a Python number
 
     def add(total, chunk):
         rows, targets, precisions = chunk

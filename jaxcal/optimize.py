@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks
@@ -268,48 +269,51 @@ def minimize(
         (3.0, 'CONVERGED')
     """
     lbfgs = optax.scale_by_lbfgs(memory_size=10)
-    value_and_grad = jax.value_and_grad(loss)
+    # One vector: for a tree, XLA would compile every update once a leaf.
+    params, unravel = ravel_pytree(params)
+    value_and_grad = jax.value_and_grad(lambda vector: loss(unravel(vector)))
 
     def step(state):
-        params, (old, gradient), memory, fresh, slow, steps, _ = state
-        descent, memory = lbfgs.update(gradient, memory, params)
-        direction = optax.tree.scale(-1, descent)
-        params, (new, gradient), length = _line_search(value_and_grad, params, (old, gradient), direction)
+        params, (old, gradient), direction, memory, fresh, slow, steps, _ = state
+        first = steps < 0
+        params, (new, gradient), length = _line_search(value_and_grad, params, (old, gradient), direction, first)
         size = jnp.maximum(jnp.maximum(jnp.abs(old), jnp.abs(new)), 1)
         stalled = old - new <= loss_tolerance * size
         # A stall on a step cut this short tells of a bad direction, not of an optimum: go on without memory, once.
         forget = stalled & (length < _CUT_SHORT) & ~fresh
-        memory = _select(forget, lbfgs.init(params), memory)
         flat = optax.tree.norm(gradient, ord=jnp.inf) <= gradient_tolerance
         # One slow step alone may be a step of a bad length, as the first one often is.
-        slows = old - new < gain_tolerance
-        return params, (new, gradient), memory, forget, slows, steps + 1, (stalled & ~forget) | flat | (slow & slows)
+        slows = ~first & (old - new < gain_tolerance)
+        done = ~first & ((stalled & ~forget) | flat | (slow & slows))
+        descent, memory = lbfgs.update(gradient, _select(forget, lbfgs.init(params), memory), params)
+        direction = optax.tree.scale(-1, descent)
+        return params, (new, gradient), direction, memory, forget | first, slows, steps + 1, done
 
     def unfinished(state):
         _, (value, _), *_, steps, done = state
-        return ~done & (steps < max_iterations) & jnp.isfinite(value)
+        return (steps < 0) | (~done & (steps < max_iterations) & jnp.isfinite(value))
 
-    initial = (
-        params,
-        value_and_grad(params),
-        lbfgs.init(params),
-        jnp.ones((), bool),
-        jnp.zeros((), bool),
-        jnp.zeros((), jnp.int32),
-        jnp.zeros((), bool),
-    )
+    # The first evaluation is a step of no length: the compiled program holds the loss once.
+    nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(value_and_grad, params))
+    true, false = jnp.ones((), bool), jnp.zeros((), bool)
+    initial = params, nothing, jnp.zeros_like(params), lbfgs.init(params), true, false, jnp.int32(-1), false
     params, (value, _), *_, steps, done = lax.while_loop(unfinished, step, initial)
     ended = jnp.where(done, Result.CONVERGED, Result.STEP_LIMIT)
-    return Optimum(params, value, steps, jnp.where(jnp.isfinite(value), ended, Result.NOT_FINITE))
+    return Optimum(unravel(params), value, steps, jnp.where(jnp.isfinite(value), ended, Result.NOT_FINITE))
 
 
 def _line_search(
-    value_and_grad: Callable, params: PyTree, start: tuple, direction: PyTree
-) -> tuple[PyTree, tuple, Float[Array, ""]]:
+    value_and_grad: Callable,
+    params: Float[Array, " p"],
+    start: tuple,
+    direction: Float[Array, " p"],
+    take_any: Bool[Array, ""],
+) -> tuple[Float[Array, " p"], tuple, Float[Array, ""]]:
     """A step along `direction` that satisfies the weak Wolfe conditions: its end, value and gradient there, its length.
 
     By doubling and bisection (Lewis & Overton 2013, algorithm 2.6): one evaluation a trial, and one copy of the loss
-    in the compiled program. The last point of sufficient decrease is taken where no trial satisfies both.
+    in the compiled program. The last point of sufficient decrease is taken where no trial satisfies both; the first
+    trial, whatever its value, if `take_any`.
     """
     value, gradient = start
     slope = jnp.asarray(optax.tree.vdot(direction, gradient))
@@ -320,12 +324,12 @@ def _line_search(
         point = optax.tree.add_scale(params, length, direction)
         found = value_and_grad(point)
         # False where the value is NaN: such a step is too long.
-        falls = found[0] <= value + _SUFFICIENT_DECREASE * length * slope
+        falls = take_any | (found[0] <= value + _SUFFICIENT_DECREASE * length * slope)
         levels_off = jnp.asarray(optax.tree.vdot(direction, found[1])) >= _CURVATURE * slope
         low, high = jnp.where(falls, length, low), jnp.where(falls, high, length)
         best = _select(falls, (point, found, length), best)
         longer = jnp.where(jnp.isinf(high), 2 * length, (low + high) / 2)
-        return low, high, longer, best, tries + 1, falls & levels_off
+        return low, high, longer, best, tries + 1, take_any | (falls & levels_off)
 
     def unfinished(state):
         *_, tries, accepted = state

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -65,24 +66,35 @@ def squared_exponential(
     >>> round(squared_exponential(jnp.zeros((1, 2)), jnp.ones((1, 2)), jnp.asarray(1.0)).item(), 4)
     0.3679
     """
+    return exponential_of_squares(a, b, lengthscale**-2, jnp.log(variance))
+
+
+def exponential_of_squares(
+    a: Float[Array, "n d"],
+    b: Float[Array, "m d"],
+    precision: Float[Array, ""] | Float[Array, " d"],
+    log_variance: ArrayLike,
+) -> Float[Array, "n m"]:
+    """`squared_exponential` by its natural parameters: precision = 1 / lengthscale^2."""
     # Distances do not change with the origin, and products of small numbers cancel less.
     origin = lax.stop_gradient(jnp.mean(a, axis=0, keepdims=True))
     a, b = a - origin, b - origin
-    if jnp.ndim(lengthscale):
-        a, b, lengthscale = a / lengthscale[None], b / lengthscale[None], jnp.ones((), a.dtype)
-    precision = 1 / lengthscale**2
-    norms = jnp.sum(a * a, axis=1, keepdims=True)
-    left = [precision * a, jnp.log(variance) - 0.5 * precision * norms, jnp.full_like(norms, precision)]
+    if jnp.ndim(precision):
+        root = jnp.sqrt(precision)[None]
+        a, b, precision = a * root, b * root, jnp.ones((), a.dtype)
+    left = [a, -0.5 * jnp.sum(a * a, axis=1, keepdims=True), jnp.ones_like(a[:, :1])]
     right = [b, jnp.ones_like(b[:, :1]), -0.5 * jnp.sum(b * b, axis=1, keepdims=True)]
-    return jnp.exp(jnp.concatenate(left, axis=1) @ jnp.concatenate(right, axis=1).T)
+    # A product in place of the sums over rows that the derivative by scalars would need: half as much to compile.
+    same = np.eye(a.shape[1] + 2, dtype=a.dtype)
+    mix = precision * same + log_variance * np.outer(same[-1], same[-2])
+    return jnp.exp((jnp.concatenate(left, axis=1) @ mix) @ jnp.concatenate(right, axis=1).T)
 
 
 def add_diagonal(matrix: Float[Array, "n n"], value: ArrayLike) -> Float[Array, "n n"]:
     """The matrix with `value` added along its diagonal: noise, or jitter; one for all rows, or one each."""
-    return matrix + jnp.diag(jnp.broadcast_to(value, matrix.shape[:1]))
+    return matrix + jnp.reshape(value, (-1, 1)) * jnp.eye(matrix.shape[0], dtype=matrix.dtype)
 
 
-@jax.custom_jvp
 def exact_log_likelihood(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> Float[Array, ""]:
     """log N(y; 0, G) = -y' G^-1 y / 2 - log|G| / 2 - n log(2 pi) / 2, with G = K + noise I.
 
@@ -94,20 +106,8 @@ def exact_log_likelihood(gram: Float[Array, "n n"], targets: Float[Array, " n"])
     >>> round(exact_log_likelihood(jnp.eye(2), jnp.zeros(2)).item(), 4)
     -1.8379
     """
-    factor = jnp.linalg.cholesky(gram)
-    return _log_density(factor, solve_triangular(factor, targets, lower=True))
-
-
-@exact_log_likelihood.defjvp
-def _exact_log_likelihood_jvp(primals, tangents):
-    gram, targets = primals
-    gram_dot, targets_dot = tangents
-    factor = jnp.linalg.cholesky(gram)
-    inverse = _inverse(factor)
-    whitened = inverse @ targets
-    weights = inverse.T @ whitened
-    slope = 0.5 * (jnp.outer(weights, weights) - _crossproduct(inverse))
-    return _log_density(factor, whitened), jnp.sum(slope * gram_dot) - weights @ targets_dot
+    log_det, fit = _halves(gram, targets)
+    return -fit - log_det - 0.5 * targets.shape[0] * _LOG_2PI
 
 
 class RowSums(NamedTuple):
@@ -173,10 +173,9 @@ def collapsed_bound(sums: RowSums, noise_variance: Float[Array, ""]) -> Float[Ar
         sums: what `row_sums` gave.
         noise_variance: the likelihood's variance, of a row of precision 1.
     """
-    capacity, whitened = _condition(sums, noise_variance)
-    fit = (sums.square / noise_variance - whitened @ whitened) / 2
+    log_det, explained = _halves(_capacity(sums, noise_variance), sums.cross / noise_variance)
+    fit = sums.square / noise_variance / 2 - explained
     gap = (sums.prior - jnp.trace(sums.outer)) / noise_variance / 2
-    log_det = jnp.sum(jnp.log(jnp.diagonal(capacity)))
     log_noise = sums.num_rows * (_LOG_2PI + jnp.log(noise_variance)) - sums.log_precision
     return -fit - gap - log_det - log_noise / 2
 
@@ -186,7 +185,7 @@ def variational_bound(
     mean: Float[Array, " m"],
     root: Float[Array, "m m"],
     noise_variance: Float[Array, ""],
-    scale: ArrayLike = 1,
+    scale: Float[Array, ""] | float = 1.0,
 ) -> Float[Array, ""]:
     """scale * sum over rows of E_q log N(y; f(x), noise / p) - KL(q(v) || N(0, I)), with u = L v, q(v) = N(mean, R R').
 
@@ -220,7 +219,8 @@ def sparse_posterior(sums: RowSums, whiten: Float[Array, "m m"], noise_variance:
 
     Arguments as in `row_sums` and `collapsed_bound`.
     """
-    capacity, whitened = _condition(sums, noise_variance)
+    capacity = _cholesky(_capacity(sums, noise_variance))
+    whitened = solve_triangular(capacity, sums.cross, lower=True) / noise_variance
     widen = solve_triangular(capacity, whiten, lower=True)
     return Posterior(weights=widen.T @ whitened, shrink=whiten, widen=widen)
 
@@ -275,15 +275,25 @@ def greedy_rows(
     return lax.fori_loop(0, num_rows, choose, start)[0]
 
 
+@jax.custom_jvp
 def inverse_factor(gram: Float[Array, "m m"]) -> Float[Array, "m m"]:
-    """L^-1, of the Cholesky factor L of a matrix."""
-    return _inverse(jnp.linalg.cholesky(gram))
+    """L^-1, of the Cholesky factor L of a matrix; its derivative by G is L^-1 -> -phi(L^-1 dG L^-T) L^-1.
+
+    phi takes the lower triangle with half of the diagonal.
+    """
+    return _inverse(_cholesky(gram))
 
 
-def _condition(sums: RowSums, noise_variance):
-    """The Cholesky factor M of I + A A' / noise, and M^-1 A y / noise."""
-    capacity = jnp.linalg.cholesky(add_diagonal(sums.outer / noise_variance, jnp.asarray(1, sums.outer.dtype)))
-    return capacity, solve_triangular(capacity, sums.cross, lower=True) / noise_variance
+@inverse_factor.defjvp
+def _inverse_factor_jvp(primals, tangents):
+    inverse = inverse_factor(*primals)
+    half = jnp.tril(jnp.ones_like(inverse)) - 0.5 * jnp.eye(inverse.shape[0], dtype=inverse.dtype)
+    return inverse, -(half * (inverse @ tangents[0] @ inverse.T)) @ inverse
+
+
+def _capacity(sums: RowSums, noise_variance) -> Float[Array, "m m"]:
+    """I + A A' / noise."""
+    return add_diagonal(sums.outer / noise_variance, 1)
 
 
 @eqx.filter_custom_vjp
@@ -382,9 +392,35 @@ def _padded(arrays: tuple[PyTree[Array], Array, Array], multiple: int) -> PyTree
     return jax.tree.map(repeat, rows), repeat(targets), jnp.concatenate([precisions, jnp.zeros(missing, targets.dtype)])
 
 
-def _log_density(factor: Float[Array, "n n"], whitened: Float[Array, " n"]) -> Float[Array, ""]:
-    log_det = jnp.sum(jnp.log(jnp.diagonal(factor)))
-    return -0.5 * whitened @ whitened - log_det - 0.5 * whitened.shape[0] * _LOG_2PI
+@jax.custom_jvp
+def _halves(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """log|G| / 2 and y' G^-1 y / 2."""
+    factor = _cholesky(gram)
+    whitened = solve_triangular(factor, targets, lower=True)
+    return _half_log_det(factor), whitened @ whitened / 2
+
+
+@_halves.defjvp
+def _halves_jvp(primals, tangents):
+    gram, targets = primals
+    gram_dot, targets_dot = tangents
+    factor = _cholesky(gram)
+    inverse = _inverse(factor)
+    whitened = inverse @ targets
+    weights = inverse.T @ whitened
+    by_log_det = jnp.sum(_crossproduct(inverse) * gram_dot) / 2
+    by_fit = weights @ targets_dot - jnp.sum(jnp.outer(weights, weights) * gram_dot) / 2
+    return (_half_log_det(factor), whitened @ whitened / 2), (by_log_det, by_fit)
+
+
+def _half_log_det(factor: Float[Array, "n n"]) -> Float[Array, ""]:
+    # A sum over rows: the gather of a diagonal takes longer to compile.
+    return jnp.sum(jnp.log(jnp.sum(factor * jnp.eye(factor.shape[0], dtype=factor.dtype), axis=1)))
+
+
+def _cholesky(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """The factor of a matrix that comes symmetric: jnp.linalg.cholesky makes it so once more."""
+    return lax.linalg.cholesky(gram, symmetrize_input=False)
 
 
 def _inverse(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:

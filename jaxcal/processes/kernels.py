@@ -32,7 +32,7 @@ class SquaredExponential(eqx.Module):
 
     def __call__(self, a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
         """The covariance of every row of a with every row of b."""
-        return gp.squared_exponential(a, b, jnp.exp(self.log_lengthscale), jnp.exp(self.log_variance))
+        return gp.exponential_of_squares(a, b, jnp.exp(-2 * self.log_lengthscale), self.log_variance)
 
     def diagonal(self, a: Float[Array, "n d"]) -> Float[Array, " n"]:
         """The variance at every row of a."""

@@ -58,10 +58,16 @@ class FeedForward(eqx.Module):
 
     def __call__(self, x: Float[Array, " d"]) -> Float[Array, "..."]:
         """The outputs, [k] or (), at one point."""
-        *hidden, output = self.layers
-        for layer in hidden:
+        *_, last = (x, *self.features(x))
+        return self.layers[-1](last)
+
+    def features(self, x: Float[Array, " d"]) -> tuple[Float[Array, " width"], ...]:
+        """The activations of every hidden layer at one point, from the first layer to the last."""
+        found = []
+        for layer in self.layers[:-1]:
             x = self.activation(layer(x))
-        return output(x)
+            found.append(x)
+        return tuple(found)
 
 
 def _with_keras_start(layers: Sequence[eqx.nn.Linear], key: PRNGKeyArray) -> tuple[eqx.nn.Linear, ...]:

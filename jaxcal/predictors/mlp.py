@@ -130,16 +130,53 @@ class MLP(eqx.Module):
         Raises:
             ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
         """
-        x = _checks.as_matrix("x", x)
-        num_columns = self.x_scaler.loc.shape[-1]
-        if x.shape[1] != num_columns:
-            raise ValueError(f"x has {x.shape[1]} columns; the network was trained on {num_columns}.")
-        return Point(_predict(self, x))
+        return Point(_predict(self, _as_inputs(self, x)))
+
+    def features(self, x: ArrayLike, *, layer: int = -1) -> Float[Array, "n width"]:
+        """The activations of a hidden layer at the rows of x: what a calibrator may look at in place of x.
+
+        Args:
+            x: inputs [n, d]; a vector [n] is one column.
+            layer: which hidden layer: 0 is the first one, -1 the last one.
+
+        Raises:
+            ValueError: if x is empty, not finite, or has another number of columns than the training inputs; if there
+                is no such hidden layer.
+
+        Example:
+            >>> import jax, numpy as np, jaxcal as jc
+            >>> x = np.random.default_rng(0).normal(size=(100, 20))
+            >>> y = np.abs(x[:, 0]) + x[:, 1]
+            >>> network = jc.mlp.fit(x[:50], y[:50], key=jax.random.key(0), hidden=(16, 8), max_epochs=20)
+            >>> network.features(x).shape
+            (100, 8)
+            >>> rio = jc.rio.fit(network.features(x[50:]), network(x[50:]), y[50:])
+            >>> rio(network.features(x[:5]), network(x[:5])).mean.shape
+            (5,)
+        """
+        num_layers = len(self.network.layers) - 1
+        if not -num_layers <= layer < num_layers:
+            raise ValueError(f"there is no hidden layer {layer}: the network has {num_layers}.")
+        return _features(self, _as_inputs(self, x), layer)
+
+
+def _as_inputs(mlp: MLP, x: ArrayLike) -> Float[Array, "n d"]:
+    """Inputs that have the columns of the training inputs."""
+    x = _checks.as_matrix("x", x)
+    num_columns = mlp.x_scaler.loc.shape[-1]
+    if x.shape[1] != num_columns:
+        raise ValueError(f"x has {x.shape[1]} columns; the network was trained on {num_columns}.")
+    return x
 
 
 @eqx.filter_jit
 def _predict(mlp: MLP, x: Float[Array, "n d"]) -> Float[Array, " n"]:
     return mlp.y_scaler.inverse(jax.vmap(mlp.network)(mlp.x_scaler(x)))
+
+
+@eqx.filter_jit
+def _features(mlp: MLP, x: Float[Array, "n d"], layer: int) -> Float[Array, "n width"]:
+    return jax.vmap(mlp.network.features)(mlp.x_scaler(x))[layer]
 
 
 @eqx.filter_jit

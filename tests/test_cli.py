@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from jaxcal import metrics
+from jaxcal import datasets, metrics
 from jaxcal.calibrators import rio
 from jaxcal.cli import app
 from jaxcal.distributions import Normal
@@ -77,12 +77,14 @@ def test_calibrate_writes_every_row_and_measures_on_unseen_ones(table, file):
     used = written["used_for_fitting"].to_numpy()
     assert used.sum() == 24
 
-    # The same fit by hand, in 64 bits as on the command line.
+    # The same fit by hand, on the same rows in the same order, in 64 bits as on the command line.
+    fitting, _ = datasets.split(40, (0.6, 0.4), seed=3)
+    assert sorted(fitting) == list(np.flatnonzero(used))
     columns = {name: table[name].to_numpy() for name in table.columns}
     x, y, base = np.stack([columns["a"], columns["b"]], axis=1), columns["truth"], columns["line"]
     np.testing.assert_allclose(written["q0.5"], written["mean"], rtol=1e-12)
     np.testing.assert_allclose(written["q0.95"] - written["mean"], 1.6448536 * written["std"], rtol=1e-6)
-    module = rio.fit(x[used], Normal(base[used], 0.5), y[used])
+    module = rio.fit(x[fitting], Normal(base[fitting], 0.5), y[fitting])
     expected = module(x, Normal(base, 0.5))
     np.testing.assert_allclose(written["mean"], expected.mean, rtol=1e-3)
     np.testing.assert_allclose(written["std"], expected.std, rtol=1e-2)

@@ -219,7 +219,7 @@ def sparse_posterior(sums: RowSums, whiten: Float[Array, "m m"], noise_variance:
 
     Arguments as in `row_sums` and `collapsed_bound`.
     """
-    capacity = _cholesky(_capacity(sums, noise_variance))
+    capacity = jnp.linalg.cholesky(_capacity(sums, noise_variance))
     whitened = solve_triangular(capacity, sums.cross, lower=True) / noise_variance
     widen = solve_triangular(capacity, whiten, lower=True)
     return Posterior(weights=widen.T @ whitened, shrink=whiten, widen=widen)
@@ -281,7 +281,7 @@ def inverse_factor(gram: Float[Array, "m m"]) -> Float[Array, "m m"]:
 
     phi takes the lower triangle with half of the diagonal.
     """
-    return _inverse(_cholesky(gram))
+    return _inverse(jnp.linalg.cholesky(gram))
 
 
 @inverse_factor.defjvp
@@ -395,7 +395,7 @@ def _padded(arrays: tuple[PyTree[Array], Array, Array], multiple: int) -> PyTree
 @jax.custom_jvp
 def _halves(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """log|G| / 2 and y' G^-1 y / 2."""
-    factor = _cholesky(gram)
+    factor = jnp.linalg.cholesky(gram)
     whitened = solve_triangular(factor, targets, lower=True)
     return _half_log_det(factor), whitened @ whitened / 2
 
@@ -404,7 +404,7 @@ def _halves(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> tuple[Flo
 def _halves_jvp(primals, tangents):
     gram, targets = primals
     gram_dot, targets_dot = tangents
-    factor = _cholesky(gram)
+    factor = jnp.linalg.cholesky(gram)
     inverse = _inverse(factor)
     whitened = inverse @ targets
     weights = inverse.T @ whitened
@@ -416,11 +416,6 @@ def _halves_jvp(primals, tangents):
 def _half_log_det(factor: Float[Array, "n n"]) -> Float[Array, ""]:
     # A sum over rows: the gather of a diagonal takes longer to compile.
     return jnp.sum(jnp.log(jnp.sum(factor * jnp.eye(factor.shape[0], dtype=factor.dtype), axis=1)))
-
-
-def _cholesky(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
-    """The factor of a matrix that comes symmetric: jnp.linalg.cholesky makes it so once more."""
-    return lax.linalg.cholesky(gram, symmetrize_input=False)
 
 
 def _inverse(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:

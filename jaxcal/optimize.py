@@ -26,6 +26,8 @@ keras_rmsprop = partial(optax.rmsprop, decay=0.9, eps=1e-7, eps_in_sqrt=False)
 _SUFFICIENT_DECREASE, _CURVATURE, _LINE_SEARCH_TRIALS = 1e-4, 0.9, 30
 # The share of a quasi-Newton step below which the step counts as cut short.
 _CUT_SHORT = 1e-3
+# So many steps may gain little without an end: L-BFGS knows little of the loss yet.
+_EARLY_STEPS = 4
 
 
 class Result(enum.IntEnum):
@@ -260,7 +262,8 @@ def minimize(
         max_iterations: number of steps to stop at.
         loss_tolerance: relative decrease of the loss to stop at.
         gradient_tolerance: largest entry of the gradient to stop at.
-        gain_tolerance: decrease of the loss, in its own units, to stop at: after two steps in a row that gained less.
+        gain_tolerance: decrease of the loss, in its own units, to stop at: after two steps in a row that gained less,
+            the first four not counted.
 
     Example:
         >>> import jax.numpy as jnp
@@ -282,8 +285,8 @@ def minimize(
         # A stall on a step cut this short tells of a bad direction, not of an optimum: go on without memory, once.
         forget = stalled & (length < _CUT_SHORT) & ~fresh
         flat = optax.tree.norm(gradient, ord=jnp.inf) <= gradient_tolerance
-        # One slow step alone may be a step of a bad length, as the first one often is.
-        slows = ~first & (old - new < gain_tolerance)
+        # One slow step alone may be a step of a bad length; the first ones, a plateau's end.
+        slows = (steps >= _EARLY_STEPS) & (old - new < gain_tolerance)
         done = ~first & ((stalled & ~forget) | flat | (slow & slows))
         descent, memory = lbfgs.update(gradient, _select(forget, lbfgs.init(params), memory), params)
         direction = optax.tree.scale(-1, descent)

@@ -179,3 +179,62 @@ def test_starts_find_what_a_fit_finds_that_starts_at_the_truth():
     assert naive.evidence < truth.evidence - 100
     assert found.evidence > truth.evidence - 1e-3
     assert metrics.rmse(base.mean + wave, found(x, base)) < 0.05
+
+
+@needs_float64
+def test_a_weak_signal_in_many_columns_is_found():
+    """Rows far from each other, on which a kernel too short to relate them explains noise as well as any."""
+    rng = np.random.default_rng(1)
+    x, weights = rng.normal(size=(3000, 64)), rng.normal(size=64) / 8
+    signal = 0.3 * x @ weights
+    y, base = signal + rng.normal(size=3000), Point(np.zeros(1500))
+    fitted = rio.fit(x[:1500], base, y[:1500], kernel="input", bound="collapsed", num_inducing=50)
+    before, after = (metrics.rmse(signal[1500:], law) for law in (base, fitted(x[1500:], base)))
+    assert after < 0.8 * before
+
+
+class Memory(np.ndarray):
+    """Counts the rows that are read of it at most at once."""
+
+    most = 0
+
+    def __getitem__(self, part):
+        rows = np.asarray(super().__getitem__(part))
+        Memory.most = max(Memory.most, len(rows))
+        return rows
+
+
+@needs_float64
+def test_the_stochastic_bound_reads_parts_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxcal.processes.stochastic._CHUNK_ROWS", 150)
+    monkeypatch.setattr("jaxcal.processes.stochastic._SAMPLE_ROWS", 150)
+    x, base, y = noisy(np.random.default_rng(4), 600, follows_std=True)
+    np.save(tmp_path / "x.npy", 100 + 10 * x)
+    file = np.load(tmp_path / "x.npy", mmap_mode="r").view(Memory)
+    options = {"bound": "stochastic", "num_inducing": 20, "epochs": 60, "key": jax.random.key(0)}
+    fitted = rio.fit(file, base, y, **options)
+    assert Memory.most <= 150
+    collapsed = rio.fit(100 + 10 * x, base, y, bound="collapsed", num_inducing=20)
+    assert fitted.evidence > collapsed.evidence - 0.005 * abs(collapsed.evidence)
+    np.testing.assert_allclose(fitted.noise_variance, collapsed.noise_variance, rtol=0.1)
+    new_x, new_base, new_y = noisy(np.random.default_rng(5), 400, follows_std=True)
+    laws = [model(100 + 10 * new_x, new_base) for model in (fitted, collapsed)]
+    assert metrics.nlpd(new_y, laws[0]) < metrics.nlpd(new_y, laws[1]) + 0.02
+    assert metrics.nlpd(new_y, laws[0]) < metrics.nlpd(new_y, new_base) - 0.05
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key": None}, "needs a key"),
+        ({"epochs": 0}, "epochs must be at least 1; got 0"),
+        ({"x": np.ones((ROWS - 1, 2))}, f"x has {ROWS - 1} rows where {ROWS} are expected"),
+        ({"x": np.full((ROWS, 2), np.nan)}, "NaN or infinite"),
+        ({"y": np.eye(ROWS)[:, :2], "base": Point(np.zeros((ROWS, 2)))}, "one output; y has 2"),
+    ],
+)
+def test_bad_input_to_the_stochastic_bound(data, change, message):
+    x, base, y = data[0]
+    arguments = {"x": x, "base": base, "y": y, "key": jax.random.key(0), "num_inducing": 20, "bound": "stochastic"}
+    with pytest.raises(ValueError, match=message):
+        rio.fit(**(arguments | change))

@@ -24,14 +24,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base
 from jaxcal.distributions import Distribution, Normal, Point
 from jaxcal.functional import gp, safe
-from jaxcal.optimize import Result
-from jaxcal.processes.evidence import Data, GaussianProcess, Options, maximise
+from jaxcal.optimize import Optimum, Result
+from jaxcal.processes import stochastic
+from jaxcal.processes.evidence import Data, Fitted, GaussianProcess, Options, maximise
 from jaxcal.processes.kernels import GPJaxKernel, IOKernel, Points, SquaredExponential
 from jaxcal.scaling import Standardiser
 
@@ -42,7 +43,7 @@ _EXACT_ROWS = 1000
 _TOLERANCE = 1.0
 # The grid of starts: lengthscales relative to the distances between rows, and shares of noise.
 _LENGTHSCALES = (0.25, 0.5, 1, 2)
-_NOISES = (0.003, 0.03, 0.3)
+_NOISES = (0.003, 0.03, 0.3, 0.9)
 # Distances are judged by so many pairs of rows.
 _PAIRS = 500
 _PREDICTED_AT_ONCE = 2048
@@ -71,8 +72,10 @@ def fit(
     ard: bool = False,
     max_iterations: int = 1000,
     tolerance: float | None = None,
+    epochs: int = 20,
     preset: str | None = None,
     mesh: Mesh | None = None,
+    key: PRNGKeyArray | None = None,
     throw: bool = True,
 ) -> "RIO":
     """Fit a Gaussian process to the residuals y - base.mean, over the inputs and the predictions.
@@ -100,16 +103,21 @@ def fit(
         target: what the process explains: the "residual", or the "outcome" itself (then the prediction does not
             build on the base's mean).
         bound: "exact" is the full process, O(n^3); "collapsed" the sparse one, O(n m^2) with m inducing points;
-            "auto" takes the exact one up to 1000 rows.
+            "auto" takes the exact one up to 1000 rows. "stochastic" maximises the sparse one over minibatches: for x
+            that does not fit in memory, a `numpy.memmap`, of which it holds a chunk of rows at a time. It needs a
+            key, and is neither for `jit` nor for several outputs.
         num_inducing: how many inducing points (default 100; 50 with the preset), at most n.
         inducing: "greedy" chooses rows by conditional variance at the start; "trained" starts from the first rows and
-            optimises them, as the paper does. The default is "greedy", with the preset "trained".
+            optimises them, as the paper does; those of the stochastic bound are random rows of a sample either way.
+            The default is "greedy", with the preset and the stochastic bound "trained".
         ard: a lengthscale for every input column in place of one for all (RIO, appendix D.4).
         max_iterations: of L-BFGS.
         tolerance: L-BFGS ends after two steps in a row that raise the log evidence by less, in nats (default 1, less
             than what tells hyperparameters apart; 0 with the preset). In any case it ends as scipy's does.
+        epochs: passes over the rows of the stochastic bound.
         preset: None, or "paper" as above.
         mesh: devices over all of whose axes the rows of the sparse bound are distributed; None for one device.
+        key: random key of the order of the rows of the stochastic bound.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
             so in any case.
 
@@ -138,10 +146,13 @@ def fit(
     )
     if x is None and setting.kernel != "output":
         raise ValueError("x is None, but the kernel looks at the inputs: give x, or take kernel='output'.")
-    x = None if setting.kernel == "output" else _checks.as_matrix("x", x, length=y.shape[0])
-    _check_spread(base.mean, y, target)
     given = None if isinstance(kernel, str) else _from_gpjax(kernel)
-    rio = _fit(x, base.mean, _own_std(base), y, given, setting)
+    _check_spread(base.mean, y, target)
+    if bound == "stochastic":
+        rio = _fit_stochastic(x, base.mean, _own_std(base), y, given, setting, epochs, key)
+    else:
+        x = None if setting.kernel == "output" else _checks.as_matrix("x", x, length=y.shape[0])
+        rio = _fit(x, base.mean, _own_std(base), y, given, setting)
     if throw and not _checks.is_traced(rio.result) and np.any(np.asarray(rio.result) == Result.NOT_FINITE):
         raise FloatingPointError(
             f"the covariance of {y.shape[0]} rows could not be factorised, even with a jitter of "
@@ -237,7 +248,7 @@ def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iteratio
     if isinstance(kernel, str):
         _checks.check_choice("kernel", kernel, ("io", "input", "output"))
     _checks.check_choice("target", target, ("residual", "outcome"))
-    _checks.check_choice("bound", bound, ("auto", "exact", "collapsed"))
+    _checks.check_choice("bound", bound, ("auto", "exact", "collapsed", "stochastic"))
     _checks.check_choice("inducing", inducing, (None, "greedy", "trained"))
     _checks.check_choice("preset", preset, (None, "paper"))
     _checks.check_at_least("max_iterations", max_iterations, 1)
@@ -249,7 +260,7 @@ def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iteratio
     _checks.check_at_least("num_inducing", num_inducing, 1)
     if num_inducing > n and bound == "collapsed":
         warnings.warn(f"num_inducing is {num_inducing}, but there are {n} rows; {n} are taken.", stacklevel=3)
-    inducing = inducing or ("trained" if paper else "greedy")
+    inducing = inducing or ("trained" if paper or bound == "stochastic" else "greedy")
     if tolerance is None:
         tolerance = 0.0 if paper else _TOLERANCE
     options = Options(bound, inducing, min(num_inducing, n), max_iterations, tolerance, mesh)
@@ -301,29 +312,91 @@ def _fit(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
 
 
 def _fit_one(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
-    scaler = Standardiser.identity if setting.paper else Standardiser.of
-    x_scaler = None if x is None else Standardiser.of(x)
-    output_scaler = scaler(mean)
-    explained = y - mean if setting.target == "residual" else y
-    target_scaler = scaler(explained)
-    points = _points(x, mean, x_scaler, output_scaler, setting.kernel)
-    base_variance = None if std is None else jnp.mean(std**2)
-    data = Data(points, target_scaler(explained), None if std is None else std**2 / base_variance)
-    optimum, (process, posterior, jitter) = maximise(_starts(data, given, setting), data, setting.options)
+    scales = _Scales.of(None if x is None else Standardiser.of(x), mean, std, y, setting)
+    data = scales.data(x, mean, std, y, setting)
+    optimum, fitted = maximise(_starts(data, given, setting), data, setting.options)
+    return _made(optimum, fitted, data.points, fitted.process.noise_variance(data.points), scales, setting)
+
+
+def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, epochs: int, key) -> "RIO":
+    """As `_fit`, but x is read part by part."""
+    if y.ndim > 1:
+        raise ValueError(f"bound='stochastic' fits one output; y has {y.shape[1]}: fit them one by one.")
+    if key is None:
+        raise ValueError("bound='stochastic' needs a key: jax.random.key(0), say.")
+    n = y.shape[0]
+    x = None if setting.kernel == "output" else _as_rows(x, n)
+    x_scaler = None
+    if x is not None:
+        moments = stochastic.column_moments(lambda part: x[part], n)
+        x_scaler = Standardiser(*(jnp.asarray(moment, y.dtype) for moment in moments))
+    scales = _Scales.of(x_scaler, mean, std, y, setting)
+
+    def read(part) -> Data:
+        rows = None if x is None else jnp.asarray(x[part], y.dtype)
+        return scales.data(rows, mean[part], None if std is None else std[part], y[part], setting)
+
+    starts = lambda sample: _starts(sample, given, setting)
+    optimum, fitted, noise = stochastic.maximise(starts, read, n, setting.options, key=key, epochs=epochs)
+    return _made(optimum, fitted, Points(None, None), noise, scales, setting)
+
+
+def _as_rows(x: ArrayLike, length: int) -> np.ndarray:
+    """The inputs where they are: no more of them is read than asked for."""
+    x = np.asanyarray(x)
+    if x.ndim == 1:
+        x = x[:, None]
+    _checks.as_matrix("x", x[:1])
+    if x.shape[0] != length:
+        raise ValueError(f"x has {x.shape[0]} rows where {length} are expected: the lengths must match.")
+    return x
+
+
+class _Scales(NamedTuple):
+    """What the rows are scaled by."""
+
+    x: Standardiser | None
+    output: Standardiser
+    target: Standardiser
+    base_variance: Float[Array, ""] | None
+
+    @classmethod
+    def of(cls, x_scaler: Standardiser | None, mean, std, y, setting: Setting) -> "_Scales":
+        scaler = Standardiser.identity if setting.paper else Standardiser.of
+        return cls(
+            x_scaler,
+            scaler(mean),
+            scaler(_explained(mean, y, setting)),
+            None if std is None else jnp.mean(std**2),
+        )
+
+    def data(self, x, mean, std, y, setting: Setting) -> Data:
+        """Rows as the process sees them."""
+        spread = None if std is None else std**2 / self.base_variance
+        points = _points(x, mean, self.x, self.output, setting.kernel)
+        return Data(points, self.target(_explained(mean, y, setting)), spread)
+
+
+def _explained(mean, y, setting: Setting):
+    return y - mean if setting.target == "residual" else y
+
+
+def _made(optimum: Optimum, fitted: Fitted, rows: Points, noise, scales: _Scales, setting: Setting) -> "RIO":
+    inducing = fitted.process.inducing
     return RIO(
-        process,
-        points if process.inducing is None else process.inducing,
-        posterior,
-        process.noise_variance(points),
-        x_scaler,
-        output_scaler,
-        target_scaler,
-        base_variance,
+        fitted.process,
+        rows if inducing is None else inducing,
+        fitted.posterior,
+        noise,
+        scales.x,
+        scales.output,
+        scales.target,
+        scales.base_variance,
         setting.target,
         -optimum.loss,
         optimum.steps,
         optimum.result,
-        jitter,
+        fitted.jitter,
     )
 
 

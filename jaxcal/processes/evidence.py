@@ -4,6 +4,7 @@ The hyperparameters maximise log p(targets) or its collapsed lower bound by L-BF
 best of several starts. Greedy inducing points are rows chosen by conditional variance under the best start.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -19,10 +20,11 @@ from jaxcal.processes.kernels import IOKernel, Points
 
 # Noise below this share of the target's variance is not told from none.
 _NOISE_FLOOR = 1e-6
-# Starts are compared by their evidence on so many of the rows.
-_COMPARED_ROWS = 200
+# Starts are compared by their evidence on so many of the rows. On fewer of them much noise is not told from none under
+# a short lengthscale; where the process is exact, and so the rows few, the difference is not worth the time.
+_COMPARED_ROWS = {"exact": 200, "collapsed": 500}
 # How many amounts of jitter are tried, each a hundred times the one before.
-_JITTER_STEPS = 4
+JITTER_TRIES = 4
 
 
 class Data(NamedTuple):
@@ -99,11 +101,13 @@ def maximise(starts: GaussianProcess, data: Data, options: Options) -> tuple[Opt
     arrays, static = eqx.partition(starts, eqx.is_array)
 
     def run(arrays, data):
-        start = _best_start(eqx.combine(arrays, static), data)
+        # By the exact evidence, without the blur of a sparse bound.
+        few = _few_rows(data, options.bound)
+        start = best_start(eqx.combine(arrays, static), lambda process: evidence(process, few, 0))
 
         def attempt(tries):
-            jitter = _jitter(tries, data.targets.dtype, options.bound)
-            optimum = _climb(_with_inducing_points(start, data, options), data, jitter, options)
+            jitter = jitter_of_try(tries, data.targets.dtype, options.bound)
+            optimum = _climb(with_inducing_points(start, data, options), data, jitter, options)
             found = posterior(optimum.params, data, jitter, options.mesh)
             finite = jnp.isfinite(found.weights).all() & jnp.isfinite(found.shrink).all()
             return optimum._replace(
@@ -111,7 +115,7 @@ def maximise(starts: GaussianProcess, data: Data, options: Options) -> tuple[Opt
                 result=jnp.where(finite, optimum.result, Result.NOT_FINITE),
             )
 
-        return first_finite(attempt, _JITTER_STEPS)
+        return first_finite(attempt, JITTER_TRIES)
 
     optimum = one_run_at_a_time(run)(arrays, data)
     fitted = optimum.params
@@ -123,7 +127,7 @@ def evidence(process: GaussianProcess, data: Data, jitter: ArrayLike, mesh: Mesh
     """The log marginal likelihood of the targets, or with inducing points its collapsed lower bound."""
     if process.inducing is None:
         return gp.exact_log_likelihood(_noisy_gram(process, data, jitter), data.targets)
-    sums, _ = _row_sums(process, process.inducing, data, jitter, mesh)
+    sums, _ = row_sums(process, process.inducing, data, jitter, mesh)
     return gp.collapsed_bound(sums, process.noise_variance(data.points))
 
 
@@ -131,7 +135,7 @@ def posterior(process: GaussianProcess, data: Data, jitter: ArrayLike, mesh: Mes
     """What the data say at the rows, or at the inducing points."""
     if process.inducing is None:
         return gp.exact_posterior(_noisy_gram(process, data, jitter), data.targets)
-    sums, whiten = _row_sums(process, process.inducing, data, jitter, mesh)
+    sums, whiten = row_sums(process, process.inducing, data, jitter, mesh)
     return gp.sparse_posterior(sums, whiten, process.noise_variance(data.points))
 
 
@@ -141,7 +145,49 @@ def greedy_points(kernel: IOKernel, points: Points, num_inducing: int) -> Points
     return points.take(rows)
 
 
-def _jitter(step: Int[Array, ""], dtype, bound: str) -> Float[Array, ""]:
+def best_start(starts: GaussianProcess, value: Callable[[GaussianProcess], Float[Array, ""]]) -> GaussianProcess:
+    """The start of the greatest value, of those along the leading axis of the arrays; NaN is the least."""
+    arrays, static = eqx.partition(starts, eqx.is_array)
+    if jax.tree.leaves(arrays)[0].shape[0] == 1:
+        return jax.tree.map(lambda a: a[0], starts)
+    values = lax.map(lambda start: value(eqx.combine(start, static)), arrays)
+    best = jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values))
+    return eqx.combine(jax.tree.map(lambda a: a[best], arrays), static)
+
+
+def with_inducing_points(process: GaussianProcess, data: Data, options: Options) -> GaussianProcess:
+    """The process with the inducing points that the options ask for: greedy ones, or the first rows, to be trained."""
+    if options.bound == "exact":
+        return process
+    if options.inducing == "greedy":
+        inducing = greedy_points(process.kernel, data.points, options.num_inducing)
+    else:
+        inducing = data.points.take(jnp.arange(options.num_inducing))
+    return eqx.tree_at(lambda p: p.inducing, process, inducing, is_leaf=lambda node: node is None)
+
+
+def row_sums(process: GaussianProcess, inducing: Points, data: Data, jitter: ArrayLike, mesh: Mesh | None):
+    """The sums over the rows that the sparse bound needs, and the inverse factor at the inducing points."""
+    kernel, relative = process.kernel, process.relative_noise(data.spread)
+    whiten = gp.inverse_factor(covariance(kernel, inducing, jitter))
+    sums = gp.row_sums(
+        eqx.Partial(kernel, inducing),
+        whiten,
+        data.points,
+        kernel.diagonal(data.points),
+        data.targets,
+        None if relative is None else 1 / relative,
+        mesh,
+    )
+    return sums, whiten
+
+
+def covariance(kernel: IOKernel, points: Points, jitter: ArrayLike, noise: ArrayLike = 0) -> Float[Array, "n n"]:
+    """The covariance of the points with themselves, with jitter and noise on the diagonal."""
+    return gp.add_diagonal(kernel(points, points), jitter * jnp.mean(kernel.diagonal(points)) + noise)
+
+
+def jitter_of_try(step: Int[Array, ""], dtype, bound: str) -> Float[Array, ""]:
     """The share of the mean variance that is added to the diagonal: a hundred times more at each step.
 
     Noise is on the exact process's diagonal already: it starts without.
@@ -151,28 +197,11 @@ def _jitter(step: Int[Array, ""], dtype, bound: str) -> Float[Array, ""]:
     return jnp.where(step > 0, jitter, 0) if bound == "exact" else jitter
 
 
-def _best_start(starts: GaussianProcess, data: Data) -> GaussianProcess:
-    """The start of the greatest evidence, without a sparse bound's blur, on a few rows at equal distances."""
-    arrays, static = eqx.partition(starts, eqx.is_array)
-    n, num_starts = data.targets.shape[0], jax.tree.leaves(arrays)[0].shape[0]
-    if num_starts == 1:
-        return jax.tree.map(lambda a: a[0], starts)
-    rows = jnp.linspace(0, n - 1, min(n, _COMPARED_ROWS)).astype(int)
-    some = jax.tree.map(lambda a: a[rows], data)
-    values = lax.map(lambda start: evidence(eqx.combine(start, static), some, 0), arrays)
-    best = jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values))
-    return eqx.combine(jax.tree.map(lambda a: a[best], arrays), static)
-
-
-def _with_inducing_points(process: GaussianProcess, data: Data, options: Options) -> GaussianProcess:
-    """The process with the inducing points that the options ask for: greedy ones, or the first rows, to be trained."""
-    if options.bound == "exact":
-        return process
-    if options.inducing == "greedy":
-        inducing = greedy_points(process.kernel, data.points, options.num_inducing)
-    else:
-        inducing = data.points.take(jnp.arange(options.num_inducing))
-    return eqx.tree_at(lambda p: p.inducing, process, inducing, is_leaf=lambda node: node is None)
+def _few_rows(data: Data, bound: str) -> Data:
+    """Rows at equal distances, on which the starts are compared."""
+    n = data.targets.shape[0]
+    rows = jnp.linspace(0, n - 1, min(n, _COMPARED_ROWS[bound])).astype(int)
+    return jax.tree.map(lambda a: a[rows], data)
 
 
 def _climb(initial: GaussianProcess, data: Data, jitter: Float[Array, ""], options: Options) -> Optimum:
@@ -192,25 +221,4 @@ def _climb(initial: GaussianProcess, data: Data, jitter: Float[Array, ""], optio
 def _noisy_gram(process: GaussianProcess, data: Data, jitter: ArrayLike) -> Float[Array, "n n"]:
     """The covariance of the targets."""
     noise, relative = process.noise_variance(data.points), process.relative_noise(data.spread)
-    return _gram(process.kernel, data.points, jitter, noise if relative is None else noise * relative)
-
-
-def _row_sums(process: GaussianProcess, inducing: Points, data: Data, jitter: ArrayLike, mesh: Mesh | None):
-    """The sums over the rows that the sparse bound needs, and the inverse factor at the inducing points."""
-    kernel, relative = process.kernel, process.relative_noise(data.spread)
-    whiten = gp.inverse_factor(_gram(kernel, inducing, jitter))
-    sums = gp.row_sums(
-        eqx.Partial(kernel, inducing),
-        whiten,
-        data.points,
-        kernel.diagonal(data.points),
-        data.targets,
-        None if relative is None else 1 / relative,
-        mesh,
-    )
-    return sums, whiten
-
-
-def _gram(kernel: IOKernel, points: Points, jitter: ArrayLike, noise: ArrayLike = 0) -> Float[Array, "n n"]:
-    """The covariance of the points with themselves, with jitter and noise on the diagonal."""
-    return gp.add_diagonal(kernel(points, points), jitter * jnp.mean(kernel.diagonal(points)) + noise)
+    return covariance(process.kernel, data.points, jitter, noise if relative is None else noise * relative)

@@ -5,11 +5,15 @@ compilation, and of the second, on 246 rows of 6 columns (the size of yacht's tr
 a process of its own; the median of three.
 """
 
+import argparse
 import os
-import platform
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from _common import provenance, tell
 
 IMPORT = "import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
 FIT = """
@@ -38,29 +42,25 @@ def seconds(code: str) -> list[float]:
 
 
 def main() -> None:
-    import jax
-    import jaxlib
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="a file for what is printed")
+    arguments = parser.parse_args()
+    tell(report(), arguments.out)
 
-    import jaxcal
 
-    print(f"jaxcal {jaxcal.__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}, {os.cpu_count()} cores")
-    with open("/proc/cpuinfo") as file:
-        print(
-            next(
-                (line.split(":")[1].strip() for line in file if line.startswith("model name")),
-                platform.processor(),
-            )
-        )
-    print(f"{'':24}{'first s':>9}{'second s':>10}")
+def report() -> Iterator[str]:
+    """The lines, each as soon as it is known."""
+    yield provenance("gpjax")
+    yield f"{'':24}{'first s':>9}{'second s':>10}"
     for module in ("jax", "jaxcal", "gpjax"):
-        print(f"{'import ' + module:24}{seconds(IMPORT.format(module=module))[0]:9.2f}")
+        yield f"{'import ' + module:24}{seconds(IMPORT.format(module=module))[0]:9.2f}"
     for name, options in (
         ("rio.fit", {}),
         ("rio.fit, collapsed", {"bound": "collapsed"}),
         ("rio.fit, paper's setting", {"preset": "paper"}),
     ):
         first, second = seconds(FIT.replace("{options}", repr(options)))
-        print(f"{name:24}{first:9.2f}{second:10.3f}")
+        yield f"{name:24}{first:9.2f}{second:10.3f}"
 
 
 if __name__ == "__main__":

@@ -10,18 +10,17 @@ one core.
 """
 
 import argparse
-import datetime
-import platform
 import statistics
-import sys
 import time
 import warnings
+from itertools import chain
 from pathlib import Path
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _common import provenance, tell
 
 import jaxcal as jc
 from jaxcal.calibrators import rio
@@ -56,12 +55,7 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     # With fewer rows than points all of them are taken, and rio.fit says so.
     warnings.simplefilter("ignore")
-    lines = [f"jaxcal {jc.__version__}, jax {jax.__version__}, {processor()}, {datetime.date.today()}"]
-    for line in (*bounds(arguments.seeds), *starts(arguments.seeds)):
-        print(line, flush=True)
-        lines.append(line)
-    if arguments.out:
-        arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    tell(chain([provenance()], bounds(arguments.seeds), starts(arguments.seeds)), arguments.out)
 
 
 def bounds(num_seeds: int):
@@ -138,14 +132,6 @@ def split(name: str, seed: int, base: str, rows: int | None = None) -> tuple:
     weights = jnp.linalg.lstsq(with_intercept(x), y)[0]
     predict = lambda a: jc.Point(with_intercept(a) @ weights)
     return x, predict(x), y, x_test, predict(x_test), y_test
-
-
-def processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or sys.platform
 
 
 if __name__ == "__main__":

@@ -1,0 +1,40 @@
+"""What the scripts of this folder share: what they ran on, and how they tell. Imports no jax: a small process."""
+
+import datetime
+import os
+import platform
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+
+def provenance(*packages: str) -> str:
+    """Versions, processor, cores and date."""
+    versions = [f"{package} {version(package)}" for package in ("jaxcal", "jax", "jaxlib", *packages)]
+    cores = f"{len(os.sched_getaffinity(0))} cores"
+    return ", ".join([*versions, processor(), cores, datetime.date.today().isoformat()])
+
+
+def processor() -> str:
+    """The model's name."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def verdict(reached: bool) -> str:
+    """Of a figure that was asked for."""
+    return "reached" if reached else "not reached"
+
+
+def tell(lines: Iterable[str], out: Path | None) -> None:
+    """Print every line as soon as it is known, and write all of them to a file at the end."""
+    told = []
+    for line in lines:
+        print(line, flush=True)
+        told.append(line)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("\n".join(told) + "\n", encoding="utf-8")

@@ -59,8 +59,8 @@ class Runs:
         seeds = sorted(self._seeds[dataset])
         return np.array([runs.get(seed, {}).get(metric, math.nan) for seed in seeds], float)
 
-    def count(self, dataset: str) -> int:
-        return len(self._values[dataset, "paper", "RIO"])
+    def count(self, dataset: str, setting: str = "paper") -> int:
+        return len(self._values[dataset, setting, "RIO"])
 
 
 def write(records: Sequence[dict], table: int, wanted: dict[str, int], folder: Path) -> None:
@@ -157,6 +157,9 @@ def correlations(runs: Runs, names: Sequence[str]) -> str:
     for name in names:
         row = [name]
         for setting in SETTINGS:
+            if not runs.count(name, setting):
+                row.append(MISSING)
+                continue
             means = [
                 [np.nanmean(runs.values(name, setting, system, metric)) for system in VARIANTS]
                 for metric in ("RMSE", "noise_variance")

@@ -27,8 +27,9 @@ to the inducing points' covariance; jaxcal 1e-8 of its mean diagonal there, none
 of noise.
 
 The last part times one evaluation of the collapsed bound with its gradient, by all hyperparameters and inducing points,
-on protein, both sides at the same hyperparameters, inducing points and jitter. The values do not change the time, so a
-linear model stands in for the network there.
+on protein, both sides at the same hyperparameters, inducing points and jitter. With all cores, jaxcal's rows are spread
+over a mesh of them: every core is a device. The values do not change the time, so a linear model stands in for the
+network there.
 """
 
 import argparse
@@ -40,7 +41,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -59,6 +60,11 @@ LADDER = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 # The jitter that GPflow adds to the inducing points' covariance, and how closely both sides' bounds must agree.
 JITTER, AGREEMENT = 1e-6, 1e-8
 READY = "ready"
+# A mesh of the cores, each a device; OpenBLAS's threads would only wait, and keep a core busy with it.
+DEVICE_A_CORE = {
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count={len(os.sched_getaffinity(0))}",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 
 
 def main() -> None:
@@ -276,13 +282,14 @@ class Sides:
     def _launch(self, system: str, core: int | None, job: dict) -> "Worker":
         if system in (SVGP, SGPR):
             return Worker([self.peers, str(HERE / "gpflow_worker.py")], core, job)
-        return Worker([sys.executable, str(Path(__file__).resolve())], core, job)
+        one_each = job["task"] == "bound" and core is None
+        return Worker([sys.executable, str(Path(__file__).resolve())], core, job, DEVICE_A_CORE if one_each else {})
 
 
 class Worker:
     """A process that says when it is ready, waits for the start, and prints a record a line; see `emit`."""
 
-    def __init__(self, command: list[str], core: int | None, job: dict):
+    def __init__(self, command: list[str], core: int | None, job: dict, variables: Mapping[str, str] = {}):
         alike = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0"}
         single = {} if core is None else dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the process)
@@ -294,7 +301,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
-            env=os.environ | alike | single,
+            env=os.environ | alike | single | variables,
         )
         os.sched_setaffinity(0, cores())
 
@@ -481,7 +488,9 @@ def bound() -> None:
 
     rows = {name: jnp.asarray(values) for name, values in np.load(job()["file"]).items()}
     points = Points(Standardiser.of(rows["x"])(rows["x"]), rows["base"][:, None])
-    data = Data(points, rows["y"] - rows["base"])
+    data, mesh = Data(points, rows["y"] - rows["base"]), None
+    if jax.device_count() > 1:
+        mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("cores",))
     zero = jnp.zeros(())
     kernel = IOKernel(SquaredExponential(zero, zero), SquaredExponential(zero, zero))
     # The least noise that a process can have is taken off, so that its noise is 1.
@@ -492,7 +501,7 @@ def bound() -> None:
 
     @eqx.filter_jit
     def value_and_grad(process, data, jitter):
-        return eqx.filter_value_and_grad(evidence)(process, data, jitter)
+        return eqx.filter_value_and_grad(evidence)(process, data, jitter, mesh)
 
     def evaluate() -> tuple[float, np.ndarray]:
         value, slope = jax.block_until_ready(value_and_grad(process, data, jitter))

@@ -332,10 +332,12 @@ def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, e
         moments = stochastic.column_moments(lambda part: x[part], n)
         x_scaler = Standardiser(*(jnp.asarray(moment, y.dtype) for moment in moments))
     scales = _Scales.of(x_scaler, mean, std, y, setting)
+    # On the host, where to cut out a part compiles nothing.
+    columns = (x, *jax.tree.map(np.asarray, (mean, std, y)))
 
     def read(part) -> Data:
-        rows = None if x is None else jnp.asarray(x[part], y.dtype)
-        return scales.data(rows, mean[part], None if std is None else std[part], y[part], setting)
+        x, mean, std, own_y = jax.tree.map(lambda column: jnp.asarray(column[part], y.dtype), columns)
+        return scales.data(x, mean, std, own_y, setting)
 
     starts = lambda sample: _starts(sample, given, setting)
     optimum, fitted, noise = stochastic.maximise(starts, read, n, setting.options, key=key, epochs=epochs)

@@ -112,9 +112,9 @@ def maximise(
     inside of `jit`.
 
     The start of the greatest bound on a random sample, which counts there as often as it takes to make up all rows, is
-    improved by L-BFGS on that sample. Then follow the epochs of minibatches: an epoch reads all chunks in random order,
-    from a random first row on, and shuffles the rows of each; a few, at random, are left out of it so that all batches
-    are equal. The learning rate falls to zero along half a cosine.
+    improved by L-BFGS on that sample. Then follow the epochs of minibatches: an epoch reads all chunks in random order
+    and shuffles the rows of each; a few, at random, are left out of it so that all chunks and batches are equal. The
+    learning rate falls to zero along half a cosine.
 
     With inducing="greedy" the inducing points are rows of the sample chosen by conditional variance, and stay. With
     "trained" they are random rows, trained by the minibatches: a better bound for hardly more time.
@@ -222,6 +222,11 @@ class _Plan(NamedTuple):
         return cls(n, num_chunks, chunk_rows, num_batches, chunk_rows // num_batches, epochs)
 
     @property
+    def num_left_out(self) -> int:
+        """Rows that the chunks of an epoch do not hold."""
+        return self.n - self.num_chunks * self.chunk_rows
+
+    @property
     def num_steps(self) -> int:
         return self.epochs * self.num_chunks * self.num_batches
 
@@ -291,9 +296,10 @@ def _descend(
     params, fixed = _split(process, with_inducing=options.inducing == "trained")
     state = _State(params, rates.adam.init(params), sites, params)
     for _ in range(plan.epochs):
-        first = int(rng.integers(plan.n))
+        first = int(rng.integers(plan.num_left_out + 1))
         for chunk in rng.permutation(plan.num_chunks).tolist():
-            data = _read_round(read, (first + chunk * plan.chunk_rows) % plan.n, plan.chunk_rows, plan.n)
+            start = first + chunk * plan.chunk_rows
+            data = _checked(read(slice(start, start + plan.chunk_rows)), plan.chunk_rows)
             order = rng.permutation(plan.chunk_rows)[: plan.num_batches * plan.batch_rows]
             batches = jnp.asarray(order.reshape(plan.num_batches, plan.batch_rows))
             state, finite = _pass_over(state, fixed, data, batches, rates, options.mesh)
@@ -384,15 +390,6 @@ def _sample(read: Read, n: int, num_rows: int, rng: np.random.Generator) -> Data
     data = _checked(read(np.sort(rng.choice(n, num_rows, replace=False))), num_rows)
     order = rng.permutation(num_rows)
     return jax.tree.map(lambda a: jnp.asarray(a[order]), data)
-
-
-def _read_round(read: Read, start: int, num_rows: int, n: int) -> Data:
-    """Rows that follow each other, the first one the last one."""
-    stop = start + num_rows
-    if stop <= n:
-        return _checked(read(slice(start, stop)), num_rows)
-    ends = read(slice(start, n)), read(slice(0, stop - n))
-    return _checked(jax.tree.map(lambda *arrays: np.concatenate(arrays), *ends), num_rows)
 
 
 def _checked(data: Data, num_rows: int) -> Data:

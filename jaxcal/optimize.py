@@ -242,7 +242,7 @@ def minimize(
     loss: Callable[..., Float[Array, ""]],
     params: PyTree,
     *,
-    max_iterations: int = 1000,
+    max_iterations: int | Int[Array, ""] = 1000,
     loss_tolerance: float = 2.2e-9,
     gradient_tolerance: float = 1e-5,
     gain_tolerance: float = 0.0,

@@ -34,7 +34,7 @@ LEGEND = """\
 Mean ± standard deviation over random 80/20 splits; the splits are ours, so runs are not those of the paper. *Paper's*
 is the paper's setting in jaxcal (50 trained inducing points, targets not scaled), *default* is jaxcal's, *published*
 the paper's number. † (paired t-test) and ‡ (Wilcoxon's signed-rank test): differs from RIO of the same setting at the
-5 % level; five runs are too few for a ‡. Seconds are processor time of fit and prediction, compilation apart; the
+5 % level; of five runs or fewer none has a ‡. Seconds are processor time of fit and prediction, compilation apart; the
 published ones come from another machine. Coverage is that of the central intervals of 95, 90 and 68 %. The
 improvement ratio is the share of test rows whose error became smaller than the base model's. *≤ published?*
 compares means, rounded as the published one is."""

@@ -35,7 +35,7 @@ DATASETS = (
     "power_plant",
     "protein",
 )
-RUNS, RUNS_OF_LARGE = 100, {"protein": 5}
+RUNS, RUNS_OF_LARGE = 100, {"protein": 10}
 VARIANTS = {
     "RIO": {"kernel": "io", "target": "residual"},
     "R+I": {"kernel": "input", "target": "residual"},
@@ -74,7 +74,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ",".join(DATASETS)
     parser.add_argument("--datasets", type=lambda text: text.split(","), default=names, help=f"default: {names}")
-    parser.add_argument("--runs", type=int, default=RUNS, help="random splits at most; protein has 5")
+    parser.add_argument("--runs", type=int, default=RUNS, help="random splits at most; protein has 10")
     parser.add_argument(
         "--settings", type=lambda text: text.split(","), default=",".join(SETTINGS), help="paper,jaxcal"
     )

@@ -39,7 +39,7 @@ def as_vector(name: str, values: Any, *, length: int | None = None) -> Float[Arr
     if array.ndim != 1:
         hint = f": did you mean {name}[:, 0]?" if array.ndim == 2 and array.shape[1] == 1 else "."
         raise ValueError(f"{name} must have shape (n,); got {array.shape}{hint}")
-    _check_length(name, array, length)
+    check_length(name, array, length)
     check_finite(name, array)
     return array
 
@@ -57,7 +57,7 @@ def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[Arr
         raise ValueError(f"{name} must have shape (n, d); got {array.shape}.")
     if array.shape[1] == 0:
         raise ValueError(f"{name} has no columns: its shape is {array.shape}.")
-    _check_length(name, array, length)
+    check_length(name, array, length)
     check_finite(name, array)
     return array
 
@@ -71,6 +71,20 @@ def check_finite(name: str, array: ArrayLike) -> None:
         index = tuple(int(i) for i in np.argwhere(bad)[0])
         where = index[0] if len(index) == 1 else index
         raise ValueError(f"{name} holds {int(bad.sum())} values that are NaN or infinite, the first at index {where}.")
+
+
+def check_length(name: str, array: Array | np.ndarray, length: int | None) -> None:
+    """Raise ValueError if there are no rows, or not `length` (where given)."""
+    if array.shape[0] == 0:
+        raise ValueError(f"{name} is empty: its shape is {array.shape}.")
+    if length is not None and array.shape[0] != length:
+        raise ValueError(f"{name} has {array.shape[0]} rows where {length} are expected: the lengths must match.")
+
+
+def check_columns(name: str, array: Array, number: int, fitted: str) -> None:
+    """Raise ValueError if the columns are not as many as something was fitted on: "the network was trained on"."""
+    if array.shape[1] != number:
+        raise ValueError(f"{name} has {array.shape[1]} columns; {fitted} {number}.")
 
 
 def check_rows(name: str, array: Array, at_least: int) -> None:
@@ -105,10 +119,3 @@ def check_fraction(name: str, value: ArrayLike) -> None:
 def is_traced(*arrays: ArrayLike) -> bool:
     """Whether a value is unknown because a transformation is tracing it."""
     return any(isinstance(array, Tracer) for array in arrays)
-
-
-def _check_length(name: str, array: Array, length: int | None) -> None:
-    if array.shape[0] == 0:
-        raise ValueError(f"{name} is empty: its shape is {array.shape}.")
-    if length is not None and array.shape[0] != length:
-        raise ValueError(f"{name} has {array.shape[0]} rows where {length} are expected: the lengths must match.")

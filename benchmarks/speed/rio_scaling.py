@@ -17,6 +17,7 @@ import json
 import math
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -90,18 +91,12 @@ def slopes(records: list[dict]) -> Iterator[str]:
         ("processor", [record["processor"] for record in records]),
         ("processor a step", [record["processor"] / record["steps"] for record in records]),
     ):
-        power = slope([math.log(n) for n in rows], [math.log(value) for value in seconds])
+        logarithms = ([math.log(value) for value in values] for values in (rows, seconds))
+        power = statistics.linear_regression(*logarithms).slope
         asked = f" (asked for: below {ASKED_SLOPE}; {verdict(power < ASKED_SLOPE)})" if name == "fit" else ""
         yield f"{name}: seconds grow as rows ^ {power:.2f} from {rows[0]} rows on{asked}"
-    a_row = 1e6 * slope(rows, [record["peak"] for record in records])
+    a_row = 1e6 * statistics.linear_regression(rows, [record["peak"] for record in records]).slope
     yield f"peak memory grows by {a_row:.0f} bytes a row, {8 * (records[0]['columns'] + 2)} of which are the row itself"
-
-
-def slope(x: list[float], y: list[float]) -> float:
-    """Of the least-squares line."""
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    products = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return products / sum((a - mean_x) ** 2 for a in x)
 
 
 def at_the_end(record: dict) -> Iterator[str]:

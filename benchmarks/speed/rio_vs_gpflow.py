@@ -60,11 +60,6 @@ LADDER = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 # The jitter that GPflow adds to the inducing points' covariance, and how closely both sides' bounds must agree.
 JITTER, AGREEMENT = 1e-6, 1e-8
 READY = "ready"
-# A mesh of the cores, each a device; OpenBLAS's threads would only wait, and keep a core busy with it.
-DEVICE_A_CORE = {
-    "XLA_FLAGS": f"--xla_force_host_platform_device_count={len(os.sched_getaffinity(0))}",
-    "OPENBLAS_NUM_THREADS": "1",
-}
 
 
 def main() -> None:
@@ -260,6 +255,11 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
+def device_a_core() -> dict[str, str]:
+    """Makes a device of each core, for a mesh. OpenBLAS's threads would only wait, and keep a core busy with it."""
+    return {"XLA_FLAGS": f"--xla_force_host_platform_device_count={len(cores())}", "OPENBLAS_NUM_THREADS": "1"}
+
+
 class Sides:
     """Both sides of the race: which interpreter and script runs a system, on which cores."""
 
@@ -283,7 +283,7 @@ class Sides:
         if system in (SVGP, SGPR):
             return Worker([self.peers, str(HERE / "gpflow_worker.py")], core, job)
         one_each = job["task"] == "bound" and core is None
-        return Worker([sys.executable, str(Path(__file__).resolve())], core, job, DEVICE_A_CORE if one_each else {})
+        return Worker([sys.executable, str(Path(__file__).resolve())], core, job, device_a_core() if one_each else {})
 
 
 class Worker:

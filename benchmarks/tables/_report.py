@@ -11,6 +11,8 @@ from scipy import stats
 PUBLISHED = Path(__file__).parents[1] / "published"
 MISSING = "–"
 SIGNIFICANT = 0.05
+# What a run was made with.
+PROVENANCE = ("jaxcal", "jax", "device", "date")
 
 
 def read_published(name: str) -> dict[tuple[str, str, str], dict[str, str]]:
@@ -75,19 +77,32 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def write_csv(path: Path, records: Sequence[dict], columns: Sequence[str], provenance: Sequence[str]) -> None:
+def write_csv(path: Path, records: Sequence[dict], columns: Sequence[str]) -> None:
     """Every run, five significant digits; where the runs come from stands in comments above, numbered in `origin`."""
-    origin_of = lambda record: tuple(str(record[name]) for name in provenance)
-    origins = {origin: number for number, origin in enumerate(sorted({*map(origin_of, records)}))}
+    numbers = {origin: number for number, origin in enumerate(_origins(records))}
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="", encoding="utf-8") as file:
-        for origin, number in origins.items():
-            named = ", ".join(f"{name} {value}" for name, value in zip(provenance, origin, strict=True))
+        for origin, number in numbers.items():
+            named = ", ".join(f"{name} {value}" for name, value in zip(PROVENANCE, origin, strict=True))
             file.write(f"# origin {number}: {named}\n")
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*columns, "origin"])
         for record in records:
-            writer.writerow([*(_compact(record.get(name, "")) for name in columns), origins[origin_of(record)]])
+            writer.writerow([*(_compact(record.get(name, "")) for name in columns), numbers[_origin(record)]])
+
+
+def list_of_origins(records: Sequence[dict]) -> str:
+    """A line for every version, machine and day that runs were made with."""
+    origins = _origins(records)
+    return "\n".join(f"- jaxcal {version}, jax {jax}, {device}, {date}" for version, jax, device, date in origins)
+
+
+def _origins(records: Sequence[dict]) -> list[tuple[str, ...]]:
+    return sorted({*map(_origin, records)})
+
+
+def _origin(record: dict) -> tuple[str, ...]:
+    return tuple(str(record[name]) for name in PROVENANCE)
 
 
 def _finite(values: Sequence[float]) -> np.ndarray:

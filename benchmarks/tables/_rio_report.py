@@ -27,7 +27,6 @@ METRICS = (
     "iterations",
     "result",
 )
-PROVENANCE = ("jaxcal", "jax", "device", "date")
 NOT_FINITE = 2  # jaxcal.optimize.Result
 
 LEGEND = """\
@@ -76,7 +75,7 @@ def write(records: Sequence[dict], table: int, wanted: dict[str, int], folder: P
     order = lambda record: (names.index(record["dataset"]), record["seed"], settings.index(record["setting"]))
     records = sorted(records, key=order)
     path = folder / f"rio_table{table}.csv"
-    _report.write_csv(path, records, ("dataset", "seed", "setting", "system", *METRICS), PROVENANCE)
+    _report.write_csv(path, records, ("dataset", "seed", "setting", "system", *METRICS))
     text = markdown(Runs(records), table, wanted)
     path.with_suffix(".md").write_text(text, encoding="utf-8")
     print(f"Every run is in {path}, the table in {path.with_suffix('.md')}.")
@@ -91,7 +90,7 @@ def markdown(runs: Runs, table: int, wanted: dict[str, int]) -> str:
     parts = [
         f"# RIO, Table {table}{TITLES[table]}",
         f"Runs: {counts}. The paper has 100 of each.",
-        *origins(runs),
+        _report.list_of_origins(runs.records),
         LEGEND,
         "## Summary",
         summary(runs, published, there, base),
@@ -105,12 +104,6 @@ def markdown(runs: Runs, table: int, wanted: dict[str, int]) -> str:
             other_metrics(runs, published, name, base),
         ]
     return "\n\n".join([*parts, *failures(runs)]) + "\n"
-
-
-def origins(runs: Runs) -> list[str]:
-    """What the runs were made with: one sentence for every version, machine and day."""
-    found = sorted({tuple(record[name] for name in PROVENANCE) for record in runs.records})
-    return ["\n".join(f"- jaxcal {version}, jax {jax}, {device}, {date}" for version, jax, device, date in found)]
 
 
 def summary(runs: Runs, published: dict, names: Sequence[str], base: str) -> str:

@@ -74,7 +74,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ",".join(DATASETS)
     parser.add_argument("--datasets", type=lambda text: text.split(","), default=names, help=f"default: {names}")
-    parser.add_argument("--runs", type=int, default=RUNS, help="random splits at most; protein has 10")
+    fewer = ", ".join(f"{name} has {number}" for name, number in RUNS_OF_LARGE.items())
+    parser.add_argument("--runs", type=int, default=RUNS, help=f"random splits at most; {fewer}")
     parser.add_argument(
         "--settings", type=lambda text: text.split(","), default=",".join(SETTINGS), help="paper,jaxcal"
     )

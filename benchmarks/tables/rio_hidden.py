@@ -31,7 +31,6 @@ VARIANTS = {"RIO": {"kernel": "io"}, "R+I": {"kernel": "input"}, "SVGP": {"kerne
 METRICS = ("MAE", "RMSE", "NLPD", *(f"coverage_{level}" for level in LEVELS))
 SHOWN = ("MAE", "RMSE", "NLPD", *(f"{level} %" for level in LEVELS))
 COLUMNS = ("rows", "seed", "system", "sees", *METRICS, "time_s", "evidence", "iterations", "result", "peak_memory_mib")
-PROVENANCE = ("jaxcal", "jax", "device", "date")
 
 LEGEND = """\
 Mean ± standard deviation over seeds, on test rows. **Synthetic**: eight factors pass through a fixed random network of
@@ -47,17 +46,6 @@ ones; for this experiment it names neither split nor seconds. *Sees* is what the
 network's output too. The paper's features are those of an early layer: here, *first hidden*. Columns in % are the
 shares of rows in central intervals. Seconds are processor time on one core, compilation apart; the peak memory is that
 of the whole process, data and compilation included."""
-
-SEEN = """\
-Seen with 172,000 rows and three seeds: the hidden layers are no better than the inputs here. The first one does as
-well in about half of the seconds, having half of the columns. The last one does worse, though better than the output
-alone: it has lost some of what explains the residuals. It holds what the output is made of, so that there the target
-should not matter: R+I and SVGP on it come to the same in seeds 0 and 1; in seed 2 this R+I ends in a poor optimum,
-with nothing but noise and a bias. RIO takes away a third to two fifths of what the network's MAE has above the
-truth's, the output alone (R+O) a fifth. SVGP is close behind RIO, also where it does without the network: the
-stand-in is smoother than photographs, from which the paper's SVGP learnt nothing. Intervals of 95 and 90 % cover what
-they should within 1 %; those of 68 % cover too much, 73 %, since RIO takes the noise for constant where the base
-model gives no std (the paper has 75 %)."""
 
 
 def main() -> None:
@@ -134,16 +122,14 @@ def run_job(rows: int, seed: int) -> list[dict]:
 def write(records: Sequence[dict], path: Path) -> None:
     """Write every run as CSV, and the table as Markdown beside it."""
     records = sorted(records, key=lambda record: record["seed"])
-    _report.write_csv(path, records, COLUMNS, PROVENANCE)
+    _report.write_csv(path, records, COLUMNS)
     rows, seeds = records[0]["rows"], {record["seed"] for record in records}
-    origins = sorted({tuple(record[name] for name in PROVENANCE) for record in records})
     peak = max(record["peak_memory_mib"] for record in records) / 1024
     parts = [
         "# RIO on hidden layers, at the size of Table 3",
         f"Seeds: {len(seeds)}. Rows: {rows:,}, {TRAIN_SHARE:.0%} of them to fit on. Peak memory: {peak:.1f} GiB.",
-        "\n".join(f"- jaxcal {version}, jax {jax}, {device}, {date}" for version, jax, device, date in origins),
+        _report.list_of_origins(records),
         LEGEND,
-        *([SEEN] if rows == ROWS else []),
         "## The synthetic stand-in",
         table(records),
         "## Published: photographs",

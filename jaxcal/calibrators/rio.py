@@ -107,9 +107,9 @@ def fit(
             that does not fit in memory, a `numpy.memmap`, of which it holds a chunk of rows at a time. It needs a
             key, and is neither for `jit` nor for several outputs.
         num_inducing: how many inducing points (default 100; 50 with the preset), at most n.
-        inducing: "greedy" chooses rows by conditional variance at the start; "trained" starts from the first rows and
-            optimises them, as the paper does; those of the stochastic bound are random rows of a sample either way.
-            The default is "greedy", with the preset and the stochastic bound "trained".
+        inducing: "greedy" chooses rows by conditional variance at the start, of a random sample where the bound is
+            stochastic; "trained" starts from the first rows, or random ones where it is, and optimises them, as the
+            paper does. The default is "greedy", with the preset and the stochastic bound "trained".
         ard: a lengthscale for every input column in place of one for all (RIO, appendix D.4).
         max_iterations: of L-BFGS.
         tolerance: L-BFGS ends after two steps in a row, later than the fourth, that raise the log evidence by less, in
@@ -218,9 +218,7 @@ class RIO(eqx.Module):
             x = None
         else:
             x = _checks.as_matrix("x", x, length=base.mean.shape[0])
-            num_columns = self.x_scaler.loc.shape[-1]
-            if x.shape[1] != num_columns:
-                raise ValueError(f"x has {x.shape[1]} columns; RIO was fitted on {num_columns}.")
+            _checks.check_columns("x", x, self.x_scaler.loc.shape[-1], "RIO was fitted on")
         return _predict(self, x, base.mean, std, include_noise)
 
     @property
@@ -350,8 +348,7 @@ def _as_rows(x: ArrayLike, length: int) -> np.ndarray:
     if x.ndim == 1:
         x = x[:, None]
     _checks.as_matrix("x", x[:1])
-    if x.shape[0] != length:
-        raise ValueError(f"x has {x.shape[0]} rows where {length} are expected: the lengths must match.")
+    _checks.check_length("x", x, length)
     return x
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
 _LOG_2PI = 1.8378770664093453
 # Rows whose covariances with the inducing points are held at once: they should fit in a core's cache.
@@ -48,6 +48,11 @@ class Posterior(NamedTuple):
     weights: Float[Array, " m"]
     shrink: Float[Array, "m m"]
     widen: Float[Array, "m m"] | None
+
+    @property
+    def is_finite(self) -> Bool[Array, ""]:
+        """Whether the covariances could be factorised."""
+        return jnp.isfinite(self.weights).all() & jnp.isfinite(self.shrink).all()
 
 
 def squared_exponential(

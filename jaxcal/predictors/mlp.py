@@ -163,9 +163,7 @@ class MLP(eqx.Module):
 def _as_inputs(mlp: MLP, x: ArrayLike) -> Float[Array, "n d"]:
     """Inputs that have the columns of the training inputs."""
     x = _checks.as_matrix("x", x)
-    num_columns = mlp.x_scaler.loc.shape[-1]
-    if x.shape[1] != num_columns:
-        raise ValueError(f"x has {x.shape[1]} columns; the network was trained on {num_columns}.")
+    _checks.check_columns("x", x, mlp.x_scaler.loc.shape[-1], "the network was trained on")
     return x
 
 

@@ -109,10 +109,9 @@ def maximise(starts: GaussianProcess, data: Data, options: Options) -> tuple[Opt
             jitter = jitter_of_try(tries, data.targets.dtype, options.bound)
             optimum = _climb(with_inducing_points(start, data, options), data, jitter, options)
             found = posterior(optimum.params, data, jitter, options.mesh)
-            finite = jnp.isfinite(found.weights).all() & jnp.isfinite(found.shrink).all()
             return optimum._replace(
                 params=Fitted(eqx.filter(optimum.params, eqx.is_array), found, jitter),
-                result=jnp.where(finite, optimum.result, Result.NOT_FINITE),
+                result=jnp.where(found.is_finite, optimum.result, Result.NOT_FINITE),
             )
 
         return first_finite(attempt, JITTER_TRIES)
@@ -166,6 +165,14 @@ def with_inducing_points(process: GaussianProcess, data: Data, options: Options)
     return eqx.tree_at(lambda p: p.inducing, process, inducing, is_leaf=lambda node: node is None)
 
 
+def split(process: GaussianProcess, *, with_inducing: bool) -> tuple[PyTree, PyTree]:
+    """What is learnt of a process, and the rest."""
+    learnt = jax.tree.map(eqx.is_inexact_array, process)
+    if not with_inducing:
+        learnt = eqx.tree_at(lambda p: p.inducing, learnt, False, is_leaf=lambda node: node is None)
+    return eqx.partition(process, learnt)
+
+
 def row_sums(process: GaussianProcess, inducing: Points, data: Data, jitter: ArrayLike, mesh: Mesh | None):
     """The sums over the rows that the sparse bound needs, and the inverse factor at the inducing points."""
     kernel, relative = process.kernel, process.relative_noise(data.spread)
@@ -206,10 +213,7 @@ def _few_rows(data: Data, bound: str) -> Data:
 
 def _climb(initial: GaussianProcess, data: Data, jitter: Float[Array, ""], options: Options) -> Optimum:
     """Maximise the evidence over the hyperparameters, and over the inducing points where they are trained."""
-    learnt = jax.tree.map(eqx.is_inexact_array, initial)
-    if options.inducing == "greedy":
-        learnt = eqx.tree_at(lambda p: p.inducing, learnt, False, is_leaf=lambda node: node is None)
-    params, fixed = eqx.partition(initial, learnt)
+    params, fixed = split(initial, with_inducing=options.inducing == "trained")
 
     def loss(params: PyTree) -> Float[Array, ""]:
         return -evidence(eqx.combine(params, fixed), data, jitter, options.mesh)

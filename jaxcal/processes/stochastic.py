@@ -36,6 +36,7 @@ from jaxcal.processes.evidence import (
     covariance,
     jitter_of_try,
     row_sums,
+    split,
     with_inducing_points,
 )
 from jaxcal.processes.kernels import Points
@@ -73,7 +74,7 @@ def optimal(sums: gp.RowSums, noise_variance: Float[Array, ""], scale: ArrayLike
 
 def moments(sites: Sites) -> tuple[Float[Array, " m"], Float[Array, "m m"]]:
     """The mean of q(v), and a triangular square root of its covariance."""
-    inverse = gp.inverse_factor(gp.add_diagonal(sites.precision, jnp.ones((), sites.precision.dtype)))
+    inverse = gp.inverse_factor(gp.add_diagonal(sites.precision, 1))
     return inverse.T @ (inverse @ sites.shift), inverse.T
 
 
@@ -155,8 +156,8 @@ def maximise(
         process, sites = _start(candidates, sample, jnp.asarray(n / num_sampled, dtype), jitter, options)
         process = _descend(process, sites, read, plan, _Rates.of(plan, learning_rate, jitter), options, rng)
         bound, posterior, noise = _condition(process, read, n, jitter, options.mesh)
-        finite = jnp.isfinite(posterior.weights).all() & jnp.isfinite(posterior.shrink).all()
-        fitted, result = Fitted(process, posterior, jitter), jnp.where(finite, Result.STEP_LIMIT, Result.NOT_FINITE)
+        result = jnp.where(posterior.is_finite, Result.STEP_LIMIT, Result.NOT_FINITE)
+        fitted = Fitted(process, posterior, jitter)
         return Optimum(fitted, -bound, jnp.asarray(plan.num_steps), result), fitted, noise
 
     found = attempt(0)
@@ -278,7 +279,7 @@ def _start(
         return sums, _noise_variance(process, prior)
 
     best = best_start(starts, lambda start: gp.collapsed_bound(*seen(ready(start))))
-    params, fixed = _split(ready(best), with_inducing=False)
+    params, fixed = split(ready(best), with_inducing=False)
     optimum = minimize(
         lambda params: -gp.collapsed_bound(*seen(eqx.combine(params, fixed))),
         params,
@@ -293,7 +294,7 @@ def _descend(
     process: GaussianProcess, sites: Sites, read: Read, plan: _Plan, rates: _Rates, options: Options, rng
 ) -> GaussianProcess:
     """The process after all epochs, or as soon as it is not finite."""
-    params, fixed = _split(process, with_inducing=options.inducing == "trained")
+    params, fixed = split(process, with_inducing=options.inducing == "trained")
     state = _State(params, rates.adam.init(params), sites, params)
     for _ in range(plan.epochs):
         first = int(rng.integers(plan.num_left_out + 1))
@@ -375,14 +376,6 @@ def _noise_variance(process: GaussianProcess, prior: Float[Array, ""]) -> Float[
 
 def _inducing(process: GaussianProcess) -> Points:
     return cast(Points, process.inducing)
-
-
-def _split(process: GaussianProcess, *, with_inducing: bool) -> tuple[PyTree, PyTree]:
-    """What is learnt of a process, and the rest."""
-    learnt = jax.tree.map(eqx.is_inexact_array, process)
-    if not with_inducing:
-        learnt = eqx.tree_at(lambda p: p.inducing, learnt, False)
-    return eqx.partition(process, learnt)
 
 
 def _sample(read: Read, n: int, num_rows: int, rng: np.random.Generator) -> Data:

@@ -9,19 +9,16 @@ finished, also while another process still runs.
 """
 
 import argparse
-import datetime
-import time
-from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import jaxcal as jc
-from benchmarks.tables import _rio_figures, _rio_report
+from benchmarks.tables import _jobs, _rio_figures, _rio_report
+from benchmarks.tables._jobs import machine, timed
 from jaxcal import sweep
 
 DATASETS = (
@@ -47,9 +44,6 @@ VARIANTS = {
 NAMES = {"network": "NN", "forest": "RF"}
 SETTINGS = {"paper": {"preset": "paper"}, "jaxcal": {}}
 LEVELS = (95, 90, 68)
-
-# What this process has compiled.
-_compiled: set[tuple] = set()
 
 
 def main() -> None:
@@ -109,7 +103,7 @@ def number_of_runs(name: str, most: int) -> int:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """All jobs that are not finished yet, with a bar of progress."""
+    """All jobs that are not finished yet."""
     jobs = [
         {"dataset": name, "seed": seed, "setting": setting}
         for setting in arguments.settings
@@ -118,12 +112,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
     ]
     options = {"ard": arguments.ard, "max_iterations": arguments.max_iterations}
     task = partial(run_job, base=arguments.base, options=options, programs=str(path.parent / "compiled"))
-    stamp = {"jaxcal": jc.__version__, "jax": jax.__version__, "date": datetime.date.today().isoformat()}
-    columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns) as progress:
-        bar = progress.add_task("")
-        tell = lambda finished, total: progress.update(bar, completed=finished, total=total)
-        sweep.run(task, jobs, path, workers=arguments.workers, stamp=stamp, on_progress=tell)
+    _jobs.run(task, jobs, path, arguments.workers)
 
 
 def run_job(dataset: str, seed: int, setting: str, base: str, options: dict, programs: str) -> list[dict]:
@@ -150,16 +139,6 @@ def run_job(dataset: str, seed: int, setting: str, base: str, options: dict, pro
             record |= {"before": before_test.mean, "after": after.mean}
         records.append(record)
     return [{"device": machine(), **record} for record in records]
-
-
-def timed(kind: tuple, call: Callable):
-    """What the call returns, and its processor seconds; the first of a kind is made once before, since it compiles."""
-    if kind not in _compiled:
-        jax.block_until_ready(call())
-        _compiled.add(kind)
-    began = time.process_time()
-    result = jax.block_until_ready(call())
-    return result, time.process_time() - began
 
 
 def calibrate(fit, x, before, y, x_test, before_test):
@@ -194,16 +173,6 @@ def measure(fitted: jc.rio.RIO, after: jc.Normal, y: np.ndarray, before: jc.Poin
         "iterations": fitted.iterations,
         "result": fitted.result,
     }
-
-
-@cache
-def machine() -> str:
-    """What the numbers are measured on."""
-    device = jax.devices()[0]
-    if device.platform != "cpu":
-        return device.device_kind
-    with open("/proc/cpuinfo") as file:
-        return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
 
 
 if __name__ == "__main__":

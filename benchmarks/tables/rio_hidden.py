@@ -8,7 +8,6 @@ jobs are kept in `runs/`; a script that was stopped goes on where it was.
 """
 
 import argparse
-import datetime
 import resource
 from collections.abc import Sequence
 from functools import partial
@@ -18,8 +17,9 @@ import jax
 import numpy as np
 
 import jaxcal as jc
-from benchmarks.tables import _report
-from benchmarks.tables.rio import LEVELS, calibrate, machine, measure, timed
+from benchmarks.tables import _jobs, _report
+from benchmarks.tables._jobs import machine, timed
+from benchmarks.tables.rio import LEVELS, calibrate, measure
 from jaxcal import sweep
 
 ROWS, TRAIN_SHARE = 172_000, 0.8
@@ -64,9 +64,7 @@ def main() -> None:
     runs = arguments.out / "runs" / "rio_hidden.jsonl"
     if not arguments.report:
         jobs = [{"rows": arguments.rows, "seed": seed} for seed in range(arguments.seeds)]
-        stamp = {"jaxcal": jc.__version__, "jax": jax.__version__, "date": datetime.date.today().isoformat()}
-        tell = lambda finished, total: print(f"{finished} of {total} seeds", flush=True)
-        sweep.run(run_job, jobs, runs, workers=arguments.workers, stamp=stamp, on_progress=tell)
+        _jobs.run(run_job, jobs, runs, arguments.workers)
     records = [record for record in sweep.read(runs) if record["rows"] == arguments.rows]
     if not records:
         raise SystemExit(f"{runs} holds no finished seeds of {arguments.rows} rows.")

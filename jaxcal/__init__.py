@@ -5,26 +5,40 @@ fitted from somebody's predictions, `fit(x, base, y)`, and called on inputs and 
 """
 
 from jaxcal import datasets, functional, metrics, nn, optimize, plots
-from jaxcal.calibrators import rio
-from jaxcal.distributions import Distribution, Empirical, Mixture, Normal, Point, Quantiles, StudentT
-from jaxcal.predictors import mlp
+from jaxcal.calibrators import conformal, crude, gaussian_mle, isotonic, rio
+from jaxcal.distributions import Distribution, Empirical, Mixture, Normal, Point, Quantiles, ScaledQuantiles, StudentT
+from jaxcal.guarantee import Guarantee
+from jaxcal.multivariate import MultivariateEmpirical, MultivariateNormal
+from jaxcal.predictors import dropout, forests, gaussian_process, mlp, variance_network
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Distribution",
     "Empirical",
+    "Guarantee",
     "Mixture",
+    "MultivariateEmpirical",
+    "MultivariateNormal",
     "Normal",
     "Point",
     "Quantiles",
+    "ScaledQuantiles",
     "StudentT",
+    "conformal",
+    "crude",
     "datasets",
+    "dropout",
+    "forests",
     "functional",
+    "gaussian_mle",
+    "gaussian_process",
+    "isotonic",
     "metrics",
     "mlp",
     "nn",
     "optimize",
     "plots",
     "rio",
+    "variance_network",
 ]

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,14 +37,21 @@ if TYPE_CHECKING:  # slow to import, and used by one command
 
 
 class _Commands(TyperGroup):
-    """Commands that answer a mistake in the input with one line on stderr and exit code 2."""
+    """Commands that answer a mistake in the input with one line on stderr and exit code 2, and warn in one line."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", UserWarning)
+                warnings.showwarning = lambda message, *_, **__: _complain("Warning", message)
+                return super().invoke(ctx)
         except (ValueError, FloatingPointError) as error:
-            typer.echo(f"Error: {' '.join(str(error).split())}", err=True)
+            _complain("Error", error)
             raise typer.Exit(2) from error
+
+
+def _complain(kind: str, message: object) -> None:
+    typer.echo(f"{kind}: {' '.join(str(message).split())}", err=True)
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -177,6 +185,8 @@ def calibrate(
     options = _options(fit, fitted_on.x, seed)
     with _timed(f"Fit {method} to {len(fitted_on.mean)} rows"):
         calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **options)
+    if method == "split-conformal":
+        _say(str(calibrator.guarantee(0.9)))
     if unseen.y is None:
         _say(f"No scores: {file} has no column {target!r} to measure against.")
     else:
@@ -259,10 +269,10 @@ class _Rows:
 
 
 def _find_calibrator(method: str) -> Callable:
-    methods = _modules("calibrators")
+    methods = {_called(module): module for module in _modules("calibrators")}
     if method not in methods:
         raise ValueError(f"there is no method {method!r}: {_suggest(method, list(methods))}")
-    return importlib.import_module(f"jaxcal.calibrators.{method}").fit
+    return importlib.import_module(f"jaxcal.calibrators.{methods[method]}").fit
 
 
 def _options(fit: Callable, x: np.ndarray | None, seed: int) -> dict[str, Any]:
@@ -401,7 +411,7 @@ def _check_suffix(file: Path) -> None:
 def _suggest(name: str, names: Sequence[str]) -> str:
     """The nearest names, or all of them, as the end of a message."""
     by_lower_case = {known.lower(): known for known in names}
-    nearest = difflib.get_close_matches(name.lower(), by_lower_case, cutoff=0.5)
+    nearest = difflib.get_close_matches(name.lower(), by_lower_case)
     if nearest:
         return f"did you mean {' or '.join(repr(by_lower_case[known]) for known in nearest)}?"
     return f"there are {', '.join(names)}."
@@ -415,7 +425,7 @@ def methods() -> None:
     """List the predictors and the calibrators."""
     for package in ("predictors", "calibrators"):
         _say(f"{package}:")
-        _say_columns(_modules(package).items())
+        _say_columns((_called(module), line) for module, line in _modules(package).items())
 
 
 @app.command()
@@ -429,6 +439,11 @@ def _find(name: str) -> datasets.Location:
         return datasets.find(name)
     except OSError as error:  # JAXCAL_DATA names no directory
         raise ValueError(str(error)) from error
+
+
+def _called(module: str) -> str:
+    """The name of a module's method."""
+    return {"conformal": "split-conformal"}.get(module, module.replace("_", "-"))
 
 
 def _modules(package: str) -> dict[str, str]:

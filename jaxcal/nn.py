@@ -12,7 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+# Of a target with variance 1: no predicted std is below a thousandth of the target's.
+_VARIANCE_FLOOR = 1e-6
 
 
 class FeedForward(eqx.Module):
@@ -56,18 +59,54 @@ class FeedForward(eqx.Module):
         self.layers = _with_keras_start(layers, key)
         self.activation = activation
 
-    def __call__(self, x: Float[Array, " d"]) -> Float[Array, "..."]:
-        """The outputs, [k] or (), at one point."""
-        *_, last = (x, *self.features(x))
+    def __call__(
+        self, x: Float[Array, " d"], *, rate: ArrayLike = 0.0, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "..."]:
+        """The outputs, [k] or (), at one point; with a key, under dropout of its hidden layers (see `features`)."""
+        *_, last = (x, *self.features(x, rate=rate, key=key))
         return self.layers[-1](last)
 
-    def features(self, x: Float[Array, " d"]) -> tuple[Float[Array, " width"], ...]:
-        """The activations of every hidden layer at one point, from the first layer to the last."""
+    def features(
+        self, x: Float[Array, " d"], *, rate: ArrayLike = 0.0, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, " width"], ...]:
+        """The activations of every hidden layer at one point, from the first layer to the last.
+
+        With a key, each is 0 with probability `rate` and else divided by 1 - rate; the key alone decides which.
+        """
+        dropout = eqx.nn.Dropout(rate, inference=key is None)  # pyright: ignore[reportArgumentType]
+        hidden = self.layers[:-1]
+        keys = [None] * len(hidden) if key is None else jax.random.split(key, len(hidden))
         found = []
-        for layer in self.layers[:-1]:
-            x = self.activation(layer(x))
+        for layer, layer_key in zip(hidden, keys, strict=True):
+            x = dropout(self.activation(layer(x)), key=layer_key)
             found.append(x)
         return tuple(found)
+
+
+class NormalNetwork(eqx.Module):
+    """The mean and the variance of a normal law: one network with two outputs, or two networks with one each.
+
+    The variance is softplus(output) + 1e-6, the floor being for targets of variance 1.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> network = NormalNetwork((FeedForward(3, (16,), 2, key=jax.random.key(0)),))
+        >>> mean, variance = network(jnp.zeros(3))
+        >>> print(f"{mean:.1f}, {variance:.4f}")
+        0.0, 0.6931
+    """
+
+    networks: tuple[FeedForward, ...]
+
+    def __call__(self, x: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The mean and the variance at one point."""
+        mean, output = jnp.hstack([network(x) for network in self.networks])
+        return mean, as_variance(output)
+
+
+def as_variance(output: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """An output of a network as a variance: softplus(output) + 1e-6."""
+    return jax.nn.softplus(output) + _VARIANCE_FLOOR
 
 
 def _with_keras_start(layers: Sequence[eqx.nn.Linear], key: PRNGKeyArray) -> tuple[eqx.nn.Linear, ...]:

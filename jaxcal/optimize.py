@@ -68,6 +68,24 @@ def raise_unless_finite(optimum: Optimum) -> None:
         )
 
 
+def adam_l2(learning_rate: ArrayLike, *, weight_decay: ArrayLike) -> optax.GradientTransformation:
+    """Adam (Kingma & Ba 2015) on a loss with the penalty weight_decay |w|^2 / 2, biases included.
+
+    The penalty's gradient, weight_decay w, joins the loss's before the moments, as PyTorch's `Adam(weight_decay=...)`
+    has it; `optax.adamw` adds it to the step.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> optimizer = adam_l2(0.1, weight_decay=0.01)
+        >>> params = jnp.array([5.0, 0.0, -3.0])
+        >>> updates, _ = optimizer.update(jnp.zeros(3), optimizer.init(params), params)
+        >>> print(updates.round(3))
+        [-0.1 -0.   0.1]
+    """
+    rate = jnp.asarray(learning_rate)
+    return optax.chain(optax.add_decayed_weights(jnp.asarray(weight_decay, rate.dtype)), optax.adam(rate))
+
+
 def train_minibatches(
     loss: Callable[[PyTree, PyTree, PRNGKeyArray | None], Float[Array, " rows"]],
     params: PyTree,

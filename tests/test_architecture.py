@@ -12,8 +12,8 @@ PACKAGE = Path(jaxcal.__file__).parent
 LAYERS = [
     {"_checks"},
     {"functional"},
-    {"distributions", "scaling"},
-    {"metrics", "optimize", "nn", "datasets"},
+    {"distributions", "guarantee", "scaling"},
+    {"multivariate", "metrics", "optimize", "nn", "datasets"},
     {"processes"},
     {"plots", "predictors", "calibrators"},
     {"__init__"},

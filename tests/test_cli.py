@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
+import jaxcal
 from jaxcal import datasets, metrics
 from jaxcal.calibrators import rio
 from jaxcal.cli import app
@@ -167,6 +168,29 @@ def test_calibrate_without_features_looks_at_the_predictions_alone(table, tmp_pa
     assert result.exit_code == 0
     assert printed_scores(result.output)["NLPD"][0] == "–"
     assert (pl.read_csv(tmp_path / "bare.calibrated.csv")["std"].to_numpy() > 0).all()
+
+
+@pytest.mark.parametrize("method", ["crude", "gaussian-mle", "isotonic", "split-conformal"])
+def test_recalibrators_take_a_std(method, table, file):
+    """What is written is what the method gives, fitted on the rows that are marked."""
+    result = calibrate(file, "--std", "spread", "--method", method)
+    assert result.exit_code == 0, result.output
+    written = pl.read_csv(file.with_name("data.calibrated.csv"))
+    used = written["used_for_fitting"].to_numpy()
+    assert 0 < used.sum() < ROWS
+    mean, std, truth = (table[name].to_numpy() for name in ("line", "spread", "truth"))
+    module = {"split-conformal": "conformal"}.get(method, method.replace("-", "_"))
+    fit = getattr(jaxcal, module).fit
+    law = fit(None, Normal(mean[used], std[used]), truth[used])(None, Normal(mean, std))
+    for name, values in (("mean", law.mean), ("std", law.std), ("q0.5", law.icdf(0.5))):
+        np.testing.assert_allclose(written[name].to_numpy(), values, rtol=1e-4)
+    assert ("The 90 % interval covers a new row with probability 9" in result.stdout) == (method == "split-conformal")
+
+
+def test_a_warning_is_one_line(file):
+    result = calibrate(file, "--std", "spread", "--method", "split-conformal", "--quantiles", "0.01")
+    assert result.exit_code == 0
+    assert "Warning: 20 calibration rows are too few" in result.stderr
 
 
 def test_the_module_runs_as_a_command():

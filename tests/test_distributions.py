@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxcal.distributions import Empirical, Mixture, Normal, Point, Quantiles, StudentT
+from jaxcal.distributions import Empirical, Mixture, Normal, Point, Quantiles, ScaledQuantiles, StudentT
 
 X64 = jax.config.jax_enable_x64
 EXACT = 1e-10 if X64 else 3e-5
@@ -23,7 +23,10 @@ LEVELS = np.array([0.02, 0.1, 0.35, 0.5, 0.77, 0.98])
 LOC, SCALE, DF = np.array([0.0, -1.5, 2.0]), np.array([1.0, 0.3, 2.0]), np.array([5.0, 7.5, 30.0])
 OFFSETS, SPREADS, WEIGHTS = np.array([-0.7, 0.9]), np.array([1.0, 0.4]), np.array([0.3, 0.7])
 TABLE = np.array([-2.0, -0.5, -0.5, 0.0, 0.25, 1.0, 3.0])
+TABLES = np.stack([TABLE, TABLE[::-1] ** 2 - 3, 0.1 * TABLE])
+TABLES.sort(axis=1)
 KNOTS, SHAPE = np.array([0.05, 0.2, 0.5, 0.6, 0.9]), np.array([-2.0, -0.5, 0.1, 0.1, 1.7])
+STEPS = np.array([-2.0, -0.5, 0.1, 0.4, 1.7])
 
 
 def mixture(member, loc, scale):
@@ -41,9 +44,13 @@ LAWS = {
     "mixture_of_points": functools.partial(mixture, lambda loc, scale: Point(loc)),
     "mixture_of_t": functools.partial(mixture, lambda loc, scale: StudentT(4.5, loc, scale)),
     "empirical": lambda loc, scale: Empirical(loc, scale, TABLE),
+    "own_tables": lambda loc, scale: Empirical(loc, scale, TABLES),
     "quantiles": lambda loc, scale: Quantiles(KNOTS, loc[:, None] + scale[:, None] * SHAPE),
+    "scaled_quantiles": lambda loc, scale: ScaledQuantiles(loc, scale, KNOTS, SHAPE),
+    "normal_tails": lambda loc, scale: ScaledQuantiles(loc, scale, KNOTS, STEPS, "normal"),
 }
-CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t"}
+CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails"}
+BY_KNOTS = ("quantiles", "scaled_quantiles", "normal_tails")
 each_law = pytest.mark.parametrize("name", LAWS)
 # What holds for one mixture holds for the other; this one takes seconds to compile.
 each_law_but_one = pytest.mark.parametrize("name", [name for name in LAWS if name != "mixture_of_t"])
@@ -94,7 +101,14 @@ def standard_cdf(name, row, u):
             return scipy.stats.t.cdf(u, DF[row])
         case "empirical":
             return np.searchsorted(TABLE, u, side="right") / len(TABLE)
-        case "quantiles":
+        case "own_tables":
+            return np.searchsorted(TABLES[row], u, side="right") / len(TABLE)
+        case "normal_tails":
+            below = KNOTS[0] * np.exp(scipy.stats.norm.logcdf(u) - scipy.stats.norm.logcdf(STEPS[0]))
+            above = (1 - KNOTS[-1]) * np.exp(scipy.stats.norm.logsf(u) - scipy.stats.norm.logsf(STEPS[-1]))
+            inside = np.interp(u, STEPS, KNOTS)
+            return np.where(u < STEPS[0], below, np.where(u > STEPS[-1], 1 - above, inside))
+        case "quantiles" | "scaled_quantiles":
             # np.interp takes the last of repeated knots at the knot itself only if it is nudged past it.
             inside = np.interp(np.nextafter(u, np.inf), SHAPE, KNOTS)
             return np.where(u < SHAPE[0], 0.0, np.where(u >= SHAPE[-1], 1.0, inside))
@@ -119,13 +133,19 @@ def standard_moments(name):
     if stds is not None:
         mean = WEIGHTS @ OFFSETS
         return mean, math.sqrt(WEIGHTS @ (stds**2 + (OFFSETS - mean) ** 2))
-    q = np.interp((np.arange(10**6) + 0.5) / 10**6, KNOTS, SHAPE)
+    p = (np.arange(10**6) + 0.5) / 10**6
+    q = np.interp(p, KNOTS, STEPS if name == "normal_tails" else SHAPE)
+    if name == "normal_tails":
+        below, above = p < KNOTS[0], p > KNOTS[-1]
+        q[below] = scipy.stats.norm.ppf(p[below] / KNOTS[0] * scipy.stats.norm.cdf(STEPS[0]))
+        q[above] = scipy.stats.norm.isf((1 - p[above]) / (1 - KNOTS[-1]) * scipy.stats.norm.sf(STEPS[-1]))
     return {
         "point": (0.0, 0.0),
         "normal": (0.0, 1.0),
         "student_t": (0.0, np.sqrt(DF / (DF - 2))),
         "empirical": (TABLE.mean(), TABLE.std()),
-        "quantiles": (q.mean(), q.std()),
+        "own_tables": (TABLES.mean(1), TABLES.std(1)),
+        **dict.fromkeys(BY_KNOTS, (q.mean(), q.std())),
     }[name]
 
 
@@ -142,8 +162,9 @@ def integrate_crps(cdf, y, breaks, scale):
 
 
 def breaks_of(name, row):
-    shape = {"empirical": TABLE, "quantiles": SHAPE, "point": [0.0]}.get(name, OFFSETS)
-    return LOC[row] + SCALE[row] * np.asarray(shape)
+    tables = {"empirical": TABLE, "own_tables": TABLES[row]}
+    shape = {**tables, "normal_tails": STEPS, "point": [0.0], **dict.fromkeys(BY_KNOTS[:2], SHAPE)}
+    return LOC[row] + SCALE[row] * np.asarray(shape.get(name, OFFSETS))
 
 
 # ------------------------------------------------------------------ the battery
@@ -158,7 +179,7 @@ def test_cdf_and_moments_agree_with_the_oracle(name):
         expected = [standard_cdf(name, row, np.array(u)) for row in range(3)]
         np.testing.assert_allclose(out["cdf"], expected, rtol=EXACT, atol=1e-12 if X64 else 1e-6)
     mean, std = standard_moments(name)
-    tolerance = {"rtol": EXACT, "atol": EXACT} if name != "quantiles" else {"rtol": 1e-5, "atol": 1e-5}
+    tolerance = {"rtol": EXACT, "atol": EXACT} if name not in BY_KNOTS else {"rtol": 1e-5, "atol": 1e-5}
     np.testing.assert_allclose(out["mean"], LOC + SCALE * mean, **tolerance)
     np.testing.assert_allclose(out["std"], SCALE * std, **tolerance)
     np.testing.assert_allclose(out["variance"], (SCALE * std) ** 2, **tolerance)
@@ -261,6 +282,7 @@ def test_icdf_has_exact_derivatives(name):
         "student_t": lambda law: law.loc,
         "mixture": lambda law: law.components.mean,
         "mixture_of_t": lambda law: law.components.loc,
+        "normal_tails": lambda law: law.loc,
         "quantiles": lambda law: law.values,
     }
     shift = eqx.tree_at(places[name], jax.tree.map(jnp.zeros_like, law), replace_fn=jnp.ones_like)
@@ -335,12 +357,11 @@ def test_log_probs_agree_with_scipy():
 
 
 def test_log_prob_of_quantiles_is_the_slope_of_the_cdf():
-    law = build("quantiles")
-    u = np.array([-1.0, -0.3, 1.2])
     expected = np.log([0.15 / 1.5, 0.3 / 0.6, 0.3 / 1.6]) - np.log(SCALE)
-    np.testing.assert_allclose(law.log_prob(LOC + SCALE * u), expected, rtol=EXACT)
-    for u in (-2.1, 1.8):
-        assert law.log_prob(LOC + SCALE * u).tolist() == [-math.inf] * 3
+    for law in (build("quantiles"), build("scaled_quantiles")):
+        np.testing.assert_allclose(law.log_prob(LOC + SCALE * np.array([-1.0, -0.3, 1.2])), expected, rtol=EXACT)
+        for u in (-2.1, 1.8):
+            assert law.log_prob(LOC + SCALE * u).tolist() == [-math.inf] * 3
 
 
 def test_rows_without_a_spread_are_points():
@@ -352,6 +373,8 @@ def test_rows_without_a_spread_are_points():
         StudentT(5.0, loc, zero),
         Empirical(loc, zero, TABLE),
         Quantiles(KNOTS, np.full((3, 5), 2.0)),
+        ScaledQuantiles(loc, zero, KNOTS, SHAPE),
+        ScaledQuantiles(loc, zero, KNOTS, STEPS, "normal"),
         Mixture(jax.vmap(Point)(pair)),
         Mixture(jax.vmap(Normal)(pair, 0 * pair)),
     ]
@@ -373,6 +396,7 @@ def test_student_t_without_moments():
     np.testing.assert_allclose(law.icdf(0.9), scipy.stats.t.ppf(0.9, [0.8, 1.5, 3.0], 1, 2), rtol=EXACT)
 
 
+@pytest.mark.filterwarnings("ignore:7 calibration rows are too few")
 @pytest.mark.parametrize("rule", ["inverse_cdf", "crude", "conformal"])
 def test_rules_of_an_empirical_law(rule):
     law = Empirical(LOC, SCALE, TABLE, rule)
@@ -389,6 +413,36 @@ def test_rules_of_an_empirical_law(rule):
     # An end that the table cannot vouch for is infinite, even where the scale is 0.
     lower, upper = Empirical(LOC, 0.0, TABLE, rule).interval(0.9)
     assert np.isinf(lower).all() == np.isinf(upper).all() == (rule == "conformal")
+
+
+def test_a_symmetric_interval_is_the_split_conformal_one(rng):
+    sizes = np.sort(rng.uniform(1, 2, size=19))
+    law = Empirical(LOC, SCALE, np.concatenate([-sizes[::-1], sizes]), "symmetric")
+    for level, rank in ((0.01, 1), (0.5, 10), (0.7, 14), (0.9, 18), (0.95, 19)):
+        lower, upper = law.interval(level)
+        np.testing.assert_allclose(lower, LOC - SCALE * sizes[rank - 1], rtol=EXACT)
+        np.testing.assert_allclose(upper, LOC + SCALE * sizes[rank - 1], rtol=EXACT)
+        np.testing.assert_allclose(law.icdf((1 - level) / 2), lower, rtol=EXACT)
+    np.testing.assert_allclose(law.icdf(0.5), LOC, rtol=EXACT)
+    assert law.icdf(np.array([0.0, 1.0])).tolist() == [[-math.inf, math.inf]] * 3
+
+
+@pytest.mark.parametrize(("level", "needed"), [(0.8, 9), (0.9, 19), (0.99, 199)])
+def test_a_table_too_short_for_a_promise_says_so_once(level, needed):
+    table = np.arange(1.0, 200.0)
+    laws = {
+        "conformal": lambda size: Empirical(LOC, SCALE, table[:size], "conformal"),
+        "symmetric": lambda size: Empirical(LOC, SCALE, np.r_[-table[:size][::-1], table[:size]], "symmetric"),
+    }
+    for rule, fewest in (("conformal", needed), ("symmetric", needed // 2)):
+        assert np.isfinite(laws[rule](fewest).interval(level)).all()
+        with pytest.warns(UserWarning, match=f"{fewest - 1} calibration rows .* at least {fewest}:") as caught:
+            lower, upper = laws[rule](fewest - 1).interval(level)
+        assert len(caught) == 1
+        assert np.isneginf(lower).all()
+        assert np.isposinf(upper).all()
+    # The lower tail alone needs rows by the symmetric rule only.
+    assert np.isfinite(laws["conformal"](1).icdf(1 - level)).all()
 
 
 @pytest.mark.parametrize(("size", "level"), [(20, 0.9), (20, 0.5), (100, 0.9), (39, 0.95)])
@@ -409,10 +463,11 @@ def test_an_interval_under_jit_reads_the_same_ranks():
 
 def test_large_tables_cost_little_memory():
     rows, size = 5000, 5000
-    law = Empirical(np.zeros(rows), np.ones(rows), np.linspace(-1, 1, size))
-    for method in (lambda law: law.cdf(0.1), lambda law: law.crps(0.1), lambda law: law.icdf(0.1)):
-        memory = jax.jit(method).lower(law).compile().memory_analysis()
-        assert memory.temp_size_in_bytes < 100 * (rows + size)
+    z, p = np.linspace(-1, 1, size), np.linspace(0.001, 0.999, size)
+    for law in (Empirical(np.zeros(rows), 1.0, z), ScaledQuantiles(np.zeros(rows), 1.0, p, z, "normal")):
+        for method in (lambda law: law.cdf(0.1), lambda law: law.crps(0.1), lambda law: law.icdf(0.1)):
+            memory = jax.jit(method).lower(law).compile().memory_analysis()
+            assert memory.temp_size_in_bytes < 100 * (rows + size)
 
 
 def test_mixture_moments_do_not_cancel():
@@ -504,11 +559,32 @@ def test_several_outputs_are_as_many_columns(rng):
             "z must be in increasing order; got 2 before 1",
         ),
         (lambda: Empirical(np.zeros(2), 1.0, TABLE, "linear"), "rule must be one of .* got 'linear'"),
+        (lambda: Empirical(np.zeros(2), 1.0, TABLES), "z has 3 rows where 2 are expected"),
+        (lambda: Empirical(LOC, 1.0, -TABLES), "z must be in increasing order; got .* in row 0"),
+        (lambda: Empirical(LOC, 1.0, TABLE, "symmetric"), "z must hold an even number of values, .* got 7"),
+        (lambda: Empirical(LOC, 1.0, TABLE[:6], "symmetric"), "z must be symmetric about 0; got values from -2 to 1"),
+        (lambda: build("empirical").interval(np.array([0.5, 0.9])), r"must be one number; got shape \(2,\)"),
+        (lambda: Empirical(LOC, 1.0, TABLE, "conformal").interval(90), "did you mean 0.9"),
+        (
+            lambda: Mixture(jax.vmap(lambda loc: Empirical(loc, 1.0, TABLE, "conformal"))(np.zeros((2, 3)))),
+            "must not have rule='conformal'",
+        ),
         (lambda: Quantiles(np.array([0.1, 0.9]), np.zeros((2, 3))), r"got shape \(2, 3\) and 2 levels"),
         (
             lambda: Quantiles(np.array([0.5, 0.5]), np.zeros((2, 2))),
             "levels must be strictly increasing; got 0.5",
         ),
+        (lambda: ScaledQuantiles(LOC, 1.0, KNOTS, SHAPE[:4]), "levels has 5 rows where 4 are expected"),
+        (
+            lambda: ScaledQuantiles(LOC, 1.0, np.array([0.5, 1.0]), np.zeros(2), "normal"),
+            "levels must lie between .* got 1",
+        ),
+        (
+            lambda: ScaledQuantiles(LOC, 1.0, np.array([0.5, 1.5]), np.zeros(2)),
+            "levels must lie between 0 and 1; got 1.5",
+        ),
+        (lambda: ScaledQuantiles(LOC, 1.0, KNOTS, -SHAPE), "z must be in increasing order; got 2 before 0.5"),
+        (lambda: ScaledQuantiles(LOC, 1.0, KNOTS, SHAPE, "linear"), "tails must be one of .* got 'linear'"),
         (
             lambda: Quantiles(np.array([5.0, 95.0]), np.zeros((2, 2))),
             "levels must lie between 0 and 1; got 5",

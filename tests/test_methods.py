@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcal import Distribution, Point, mlp, rio
+from jaxcal import Distribution, Normal, Point, mlp, rio
+from jaxcal.calibrators import conformal, crude, gaussian_mle, isotonic
+from jaxcal.predictors import dropout, gaussian_process, variance_network
 
 X64 = jax.config.jax_enable_x64
 RNG = np.random.default_rng(3)
@@ -23,8 +25,36 @@ def fit_mlp(x, mean, y):
     return mlp.fit(x, y, key=KEY, max_epochs=20)
 
 
+def fit_variance_network(x, mean, y, **options):
+    return variance_network.fit(x, y, key=KEY, hidden=(8,), learning_rate=0.01, max_epochs=20, **options)
+
+
+def fit_dropout(x, mean, y):
+    return dropout.fit(x, y, key=KEY, hidden=(8,), learning_rate=0.01, max_epochs=20, num_samples=10)
+
+
+def fit_gaussian_process(x, mean, y):
+    return gaussian_process.fit(x, y)
+
+
 def fit_rio(x, mean, y, **options):
     return rio.fit(x, Point(mean), y, **options)
+
+
+def fit_gaussian_mle(x, mean, y):
+    return gaussian_mle.fit(x, Point(mean), y)
+
+
+def fit_isotonic(x, mean, y):
+    return isotonic.fit(x, Point(mean), y)
+
+
+def base_with_std(x, mean):
+    return Normal(mean, 1 + jnp.asarray(x)[:, 0] ** 2)
+
+
+def fit_on_std(fit, x, mean, y, **options):
+    return fit(x, base_with_std(x, mean), y, **options)
 
 
 def call_mlp(module, x, mean):
@@ -35,16 +65,37 @@ def call_rio(module, x, mean):
     return module(x, Point(mean))
 
 
+def call_on_std(module, x, mean):
+    return module(x, base_with_std(x, mean))
+
+
 METHODS = {
     "mlp": (fit_mlp, call_mlp),
+    "variance-network": (fit_variance_network, call_mlp),
+    "variance-network-alternating": (partial(fit_variance_network, form="alternating"), call_mlp),
+    "dropout": (fit_dropout, call_mlp),
+    "gaussian-process": (fit_gaussian_process, call_mlp),
     "rio": (fit_rio, call_rio),
     "rio-collapsed": (partial(fit_rio, bound="collapsed", num_inducing=10), call_rio),
+    "crude": (partial(fit_on_std, crude.fit), call_on_std),
+    "crude-neighbours": (partial(fit_on_std, crude.fit, neighbours=15), call_on_std),
+    "conformal": (partial(fit_on_std, conformal.fit), call_on_std),
+    "conformal-quantile": (lambda x, mean, y: conformal.fit(x, Point(mean), y, score="quantile"), call_rio),
+    "gaussian-mle": (fit_gaussian_mle, call_rio),
+    "isotonic": (fit_isotonic, call_rio),
 }
 # A network after 20 epochs is a chaotic function of rounding, an optimum is not.
 TOLERANCE = {
     "mlp": 1e-6 if X64 else 1e-2,
+    "variance-network": 1e-6 if X64 else 1e-2,
+    "variance-network-alternating": 1e-6 if X64 else 1e-2,
+    "dropout": 1e-6 if X64 else 1e-2,
+    "gaussian-process": 1e-4 if X64 else 2e-2,
     "rio": 1e-4 if X64 else 2e-2,
     "rio-collapsed": 1e-4 if X64 else 2e-2,
+    **dict.fromkeys(["crude", "crude-neighbours", "conformal", "conformal-quantile"], 1e-12 if X64 else 1e-5),
+    "gaussian-mle": 1e-12 if X64 else 1e-5,
+    "isotonic": 1e-12 if X64 else 1e-5,
 }
 
 

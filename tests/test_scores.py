@@ -234,7 +234,7 @@ def rank(size, p, rule):
             return math.ceil(p * (size + 1))
 
 
-@pytest.mark.parametrize("rule", quantiles.RULES)
+@pytest.mark.parametrize("rule", ["inverse_cdf", "crude", "conformal"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"] if X64 else ["float32"])
 @pytest.mark.parametrize("size", [1, 7, 20, 100, 999, 1_000_000])
 def test_empirical_quantile_takes_the_right_rank(size, dtype, rule):
@@ -248,7 +248,7 @@ def test_empirical_quantile_takes_the_right_rank(size, dtype, rule):
 
 
 def test_empirical_quantile_names_its_rules():
-    with pytest.raises(ValueError, match="'inverse_cdf', 'crude', 'conformal'; got 'linear'"):
+    with pytest.raises(ValueError, match="'inverse_cdf', 'crude', 'conformal', 'symmetric'; got 'linear'"):
         quantiles.empirical_quantile(np.zeros(3), 0.5, "linear")
 
 

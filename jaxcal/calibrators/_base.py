@@ -1,6 +1,8 @@
-"""The check of what a calibrator stands on: somebody's predictions, as a Distribution."""
+"""What a calibrator stands on: somebody's predictions, as a Distribution, and what their errors are measured in."""
 
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from jaxcal import _checks
 from jaxcal.distributions import Distribution, Point
@@ -35,3 +37,14 @@ def check_base(base: object, length: int | None = None, *, outputs: bool = False
         raise ValueError(
             f"base.std must be positive; {len(bad)} values are not, the first at index {where} ({std[index]:g})."
         )
+
+
+def error_unit(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
+    """What errors are measured in: the predicted stds [n] where `scaled`, or 1, the unit of y.
+
+    Raises:
+        ValueError: if `base` is a `Point`, and has no std.
+    """
+    if scaled and isinstance(base, Point):
+        raise ValueError("base is a Point, but errors are measured in predicted stds: it must have a std.")
+    return base.std if scaled else jnp.ones_like(base.mean)

@@ -14,8 +14,6 @@ R+O    residual    output         Y+O     outcome     output
 =====  ==========  ==========     ======  ==========  ==========
 """
 
-import itertools
-import warnings
 from typing import NamedTuple
 
 import equinox as eqx
@@ -31,22 +29,19 @@ from jaxcal.calibrators._base import check_base
 from jaxcal.distributions import Distribution, Normal, Point
 from jaxcal.functional import gp, safe
 from jaxcal.optimize import Optimum, Result
-from jaxcal.processes import stochastic
-from jaxcal.processes.evidence import Data, Fitted, GaussianProcess, Options, maximise
-from jaxcal.processes.kernels import GPJaxKernel, IOKernel, Points, SquaredExponential
+from jaxcal.processes import starts, stochastic
+from jaxcal.processes.evidence import (
+    Data,
+    Fitted,
+    GaussianProcess,
+    Options,
+    check_varies,
+    maximise,
+    predict,
+    raise_unless_factorised,
+)
+from jaxcal.processes.kernels import GPJaxKernel, IOKernel, Points
 from jaxcal.scaling import Standardiser
-
-# Up to this many rows "auto" takes the exact Gaussian process: O(n^3), but few iterations, and more exact.
-_EXACT_ROWS = 1000
-# Gain of log evidence in a step, in nats, at which the fit stops: hyperparameters that differ by less are hardly told
-# apart by the data.
-_TOLERANCE = 1.0
-# The grid of starts: lengthscales relative to the distances between rows, and shares of noise.
-_LENGTHSCALES = (0.25, 0.5, 1, 2)
-_NOISES = (0.003, 0.03, 0.3, 0.9)
-# Distances are judged by so many pairs of rows.
-_PAIRS = 500
-_PREDICTED_AT_ONCE = 2048
 
 
 class Setting(NamedTuple):
@@ -154,12 +149,8 @@ def fit(
     else:
         x = None if setting.kernel == "output" else _checks.as_matrix("x", x, length=y.shape[0])
         rio = _fit(x, base.mean, _own_std(base), y, given, setting)
-    if throw and not _checks.is_traced(rio.result) and np.any(np.asarray(rio.result) == Result.NOT_FINITE):
-        raise FloatingPointError(
-            f"the covariance of {y.shape[0]} rows could not be factorised, even with a jitter of "
-            f"{np.max(rio.jitter):.0e} of its mean variance. Is a hyperparameter of the kernel negative or extreme? "
-            "throw=False returns the fit."
-        )
+    if throw:
+        raise_unless_factorised(rio.result, rio.jitter, y.shape[0])
     return rio
 
 
@@ -247,22 +238,13 @@ def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iteratio
     if isinstance(kernel, str):
         _checks.check_choice("kernel", kernel, ("io", "input", "output"))
     _checks.check_choice("target", target, ("residual", "outcome"))
-    _checks.check_choice("bound", bound, ("auto", "exact", "collapsed", "stochastic"))
-    _checks.check_choice("inducing", inducing, (None, "greedy", "trained"))
     _checks.check_choice("preset", preset, (None, "paper"))
-    _checks.check_at_least("max_iterations", max_iterations, 1)
-    if tolerance is not None and not tolerance >= 0:
-        raise ValueError(f"tolerance must not be negative; got {tolerance}.")
-    if bound == "auto":
-        bound = "exact" if n <= _EXACT_ROWS and not paper else "collapsed"
-    num_inducing = (50 if paper else 100) if num_inducing is None else num_inducing
-    _checks.check_at_least("num_inducing", num_inducing, 1)
-    if num_inducing > n and bound == "collapsed":
-        warnings.warn(f"num_inducing is {num_inducing}, but there are {n} rows; {n} are taken.", stacklevel=3)
-    inducing = inducing or ("trained" if paper or bound == "stochastic" else "greedy")
-    if tolerance is None:
-        tolerance = 0.0 if paper else _TOLERANCE
-    options = Options(bound, inducing, min(num_inducing, n), max_iterations, tolerance, mesh)
+    if paper:
+        bound = "collapsed" if bound == "auto" else bound
+        inducing = inducing or "trained"
+        num_inducing = 50 if num_inducing is None else num_inducing
+        tolerance = 0.0 if tolerance is None else tolerance
+    options = Options.of(n, bound, num_inducing, inducing, max_iterations, tolerance, mesh)
     seen = kernel if isinstance(kernel, str) else _seen_by(kernel)
     return Setting(seen, target, ard, paper, options)
 
@@ -291,13 +273,11 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
     if _checks.is_traced(mean, y):
         return
     targets, means = np.asarray(y), np.asarray(mean)
-    values = targets - means if target == "residual" else targets
-    rounding = 4 * np.finfo(values.dtype).eps * np.maximum(np.abs(targets).max(axis=0), np.abs(means).max(axis=0))
-    constant = np.ptp(values, axis=0) <= rounding
-    if constant.any():
-        name = "the residuals y - base.mean are" if target == "residual" else "y is"
-        value = values[0] if values.ndim == 1 else values[0, constant.argmax()]
-        raise ValueError(f"{name} constant ({value:g}): there is no uncertainty to learn from.")
+    size = np.maximum(np.abs(targets).max(axis=0), np.abs(means).max(axis=0))
+    if target == "residual":
+        check_varies("the residuals y - base.mean are", targets - means, size)
+    else:
+        check_varies("y is", targets, size)
 
 
 @eqx.filter_jit
@@ -324,11 +304,8 @@ def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, e
     if key is None:
         raise ValueError("bound='stochastic' needs a key: jax.random.key(0), say.")
     n = y.shape[0]
-    x = None if setting.kernel == "output" else _as_rows(x, n)
-    x_scaler = None
-    if x is not None:
-        moments = stochastic.column_moments(lambda part: x[part], n)
-        x_scaler = Standardiser(*(jnp.asarray(moment, y.dtype) for moment in moments))
+    x = None if setting.kernel == "output" else stochastic.as_rows(x, n)
+    x_scaler = None if x is None else stochastic.standardiser(x, y.dtype)
     scales = _Scales.of(x_scaler, mean, std, y, setting)
     # On the host, where to cut out a part compiles nothing.
     columns = (x, *jax.tree.map(np.asarray, (mean, std, y)))
@@ -337,19 +314,9 @@ def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, e
         x, mean, std, own_y = jax.tree.map(lambda column: jnp.asarray(column[part], y.dtype), columns)
         return scales.data(x, mean, std, own_y, setting)
 
-    starts = lambda sample: _starts(sample, given, setting)
-    optimum, fitted, noise = stochastic.maximise(starts, read, n, setting.options, key=key, epochs=epochs)
+    starts_of = lambda sample: _starts(sample, given, setting)
+    optimum, fitted, noise = stochastic.maximise(starts_of, read, n, setting.options, key=key, epochs=epochs)
     return _made(optimum, fitted, Points(None, None), noise, scales, setting)
-
-
-def _as_rows(x: ArrayLike, length: int) -> np.ndarray:
-    """The inputs where they are: no more of them is read than asked for."""
-    x = np.asanyarray(x)
-    if x.ndim == 1:
-        x = x[:, None]
-    _checks.as_matrix("x", x[:1])
-    _checks.check_length("x", x, length)
-    return x
 
 
 class _Scales(NamedTuple):
@@ -410,13 +377,7 @@ def _predict(rio: "RIO", x, mean, std, include_noise: bool) -> Normal:
 
 def _predict_one(rio: "RIO", x, mean, std, include_noise: bool) -> Normal:
     points = _points(x, mean, rio.x_scaler, rio.output_scaler, None)
-    kernel = rio.process.kernel
-
-    def at(point: Points):
-        row = jax.tree.map(lambda a: a[None], point)
-        return gp.predict(rio.posterior, kernel(row, rio.points)[0], kernel.diagonal(row)[0])
-
-    latent, variance = lax.map(at, points, batch_size=_PREDICTED_AT_ONCE)
+    latent, variance = predict(rio.process, rio.posterior, rio.points, points)
     if include_noise:
         relative = rio.process.relative_noise(None if std is None else std**2 / rio.base_variance)
         variance = variance + rio.scaled_noise * (1 if relative is None else relative)
@@ -438,34 +399,6 @@ def _starts(data: Data, given: IOKernel | None, setting: Setting) -> GaussianPro
 
     A kernel that was given starts where it is.
     """
-    dtype = data.targets.dtype
-    share = None if data.spread is None else jnp.zeros((), dtype)
-    spacings = [None if p is None else _spacing(p) for p in data.points]
-    num_kernels = sum(p is not None for p in data.points)
-
-    def start(factor, noise):
-        variance = 1 if setting.paper else (1 - noise) / num_kernels
-        kernel = given or IOKernel(
-            *(
-                None if p is None else _kernel(p, 1 if setting.paper else factor * spacing, variance, setting.ard)
-                for p, spacing in zip(data.points, spacings, strict=True)
-            )
-        )
-        return GaussianProcess(kernel, jnp.log(noise), share)
-
-    grid = [(1, 1)] if setting.paper else list(itertools.product(_LENGTHSCALES, _NOISES))
-    return eqx.filter_vmap(start)(*jnp.asarray(grid, dtype).T)
-
-
-def _kernel(points: Float[Array, "n d"], lengthscale, variance, ard: bool) -> SquaredExponential:
-    shape, dtype = (points.shape[1],) if ard and points.shape[1] > 1 else (), points.dtype
-    log_lengthscale = jnp.log(jnp.asarray(lengthscale, dtype))
-    return SquaredExponential(jnp.log(jnp.asarray(variance, dtype)), jnp.broadcast_to(log_lengthscale, shape))
-
-
-def _spacing(points: Float[Array, "n d"]) -> Float[Array, ""]:
-    """The lengthscale at which the median pair of rows has a correlation of 1 / e."""
-    some = points[:: max(1, points.shape[0] // _PAIRS)]
-    distances = jnp.linalg.norm(some - jnp.roll(some, some.shape[0] // 2, axis=0), axis=1)
-    median = jnp.median(distances)
-    return jnp.where(median > 0, median, jnp.sqrt(2.0 * points.shape[1])) / jnp.sqrt(2.0)
+    if setting.paper:
+        return starts.at(data, 1.0, 1.0, 1.0, ard=setting.ard, given=given)
+    return starts.on_grid(data, ard=setting.ard, given=given)

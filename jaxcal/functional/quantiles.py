@@ -4,15 +4,19 @@ Every function is written for one table, one curve or one law; batches come from
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal import _checks
 
-RULES = ("inverse_cdf", "crude", "conformal")
+RULES = ("inverse_cdf", "crude", "conformal", "symmetric")
+# Those that promise coverage to a new exchangeable value, and are infinite where the table is too short for it.
+CONFORMAL_RULES = ("conformal", "symmetric")
 
 
 @functools.partial(jax.jit, static_argnames="rule")
@@ -28,9 +32,13 @@ def empirical_quantile(
       al. 2020). One rank above "inverse_cdf" where p L is an integer, else the same.
     - "conformal": k = ceil((L + 1) p), which covers a new exchangeable value with probability k / (L + 1),
       never less than p. No finite value promises that below rank 1 or above rank L: these are -inf and +inf.
+    - "symmetric": for a table of 2 L values -s_(L), ..., -s_(1), s_(1), ..., s_(L), the quantile is
+      sign(p - 1/2) s_(k) with the "conformal" rank k = ceil((L + 1) |2 p - 1|) among the s: the central interval
+      at level c is -+ s_(ceil((L + 1) c)), the split conformal one. It is 0 at p = 1/2.
 
     A product such as 0.29 x 100 = 28.999999999999996 counts as the integer it stands for: levels of three
-    decimals give the right ranks in every dtype up to a million rows.
+    decimals give the right ranks in every dtype up to a million rows. ("symmetric", whose 2 p - 1 loses digits in
+    the middle, does from |2 p - 1| = 1/4 on, and everywhere up to a thousand.)
 
     Args:
         table: [L] values in increasing order.
@@ -46,15 +54,51 @@ def empirical_quantile(
         [29, 30, 30]
     """
     _checks.check_choice("rule", rule, RULES)
-    table = jnp.asarray(table)
+    table, p = jnp.asarray(table), _checks.as_floats("p", p)
     size = table.shape[0]
-    count = jnp.multiply(p, size + 1 if rule == "conformal" else size).astype(table.dtype)
-    count = _snapped(count, size)
-    rank = jnp.floor(count) + 1 if rule == "crude" else jnp.ceil(count)
+    if rule == "symmetric":
+        distance = empirical_quantile(table[size // 2 :], jnp.abs(2 * p - 1), "conformal")
+        # At level 0 the conformal quantile is -inf.
+        return jnp.sign(2 * p - 1).astype(table.dtype) * jnp.maximum(distance, 0)
+    rank = empirical_rank(p, size, rule)
     value = table[jnp.clip(rank, 1, size).astype(int) - 1]
     if rule == "conformal":
         value = jnp.where(rank < 1, -jnp.inf, jnp.where(rank > size, jnp.inf, value))
     return value
+
+
+def empirical_rank(p: Real[ArrayLike, "*n"], size: int, rule: str = "inverse_cdf") -> Float[Array, "*n"]:
+    """The rank k of `empirical_quantile`, from 1 to L; "conformal" from 0 to L + 1, where no finite value will do.
+
+    Args:
+        p: levels in [0, 1], of any shape.
+        size: the length L of the table.
+        rule: "inverse_cdf", "crude" or "conformal".
+
+    Returns:
+        the ranks, in the shape of p: whole numbers in its dtype.
+
+    Example:
+        >>> print(empirical_rank(0.95, 20, "crude"), empirical_rank(0.99, 20, "conformal"))
+        20.0 21.0
+    """
+    p = _checks.as_floats("p", p)
+    if rule == "conformal":
+        return jnp.ceil(_snapped(p * (size + 1), size))
+    count = _snapped(p * size, size)
+    return jnp.clip(jnp.floor(count) + 1 if rule == "crude" else jnp.ceil(count), 1, size)
+
+
+def smallest_table(p: float | np.floating) -> int:
+    """The length L from which on the "conformal" quantile at level p < 1 is finite: ceil(p / (1 - p)).
+
+    Example:
+        >>> [smallest_table(level) for level in (0.5, 0.9, 0.95, 0.99)]
+        [1, 9, 19, 99]
+    """
+    odds = float(p) / (1 - float(p))
+    eps = float(np.finfo(np.asarray(p).dtype).eps)
+    return math.ceil(odds - 2 * eps * (1 + odds) ** 2)
 
 
 @jax.jit

@@ -4,19 +4,17 @@ The setting is that of RIO (Qiu, Meyerson and Miikkulainen, "Quantifying Point-P
 Neural Networks via Residual Estimation with an I/O Kernel", ICLR 2020, appendix D.1).
 """
 
-import math
 from collections.abc import Sequence
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Point
 from jaxcal.nn import FeedForward
 from jaxcal.optimize import raise_unless_finite, train_minibatches
+from jaxcal.predictors._training import XY, as_data, as_inputs, hold_out, start
 from jaxcal.scaling import Standardiser
 
 
@@ -75,31 +73,26 @@ def fit(
         >>> network(np.array([[-0.5], [0.0], [0.5]])).mean.round(0).tolist()
         [3.0, 5.0, 7.0]
     """
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
-    _checks.check_rows("x", x, 2)
-    _checks.check_fraction("validation_share", validation_share)
     _checks.check_choice("preset", preset, (None, "paper"))
-    num_train = _num_train(x.shape[0], validation_share)
+    x, y, num_train = as_data(x, y, validation_share)
+    paper = preset == "paper"
     init_key, split_key, train_key = jax.random.split(key, 3)
-    network, x_scaler, y_scaler, train, validation = _prepare(
-        x, y, init_key, split_key, tuple(hidden), num_train, preset == "paper"
-    )
+    rows = hold_out(x, y, num_train, None if paper else split_key, scale_target=not paper)
     optimum = train_minibatches(
         _squared_error,
-        network,
-        train,
-        validation,
+        start(x.shape[1], tuple(hidden), "scalar", key=init_key, dtype=rows.train[0].dtype),
+        rows.train,
+        rows.validation,
         key=train_key,
         learning_rate=learning_rate,
         batch_size=batch_size,
         max_epochs=max_epochs,
         patience=patience,
-        restore_best=preset is None,
+        restore_best=not paper,
     )
     if throw:
         raise_unless_finite(optimum)
-    return MLP(optimum.params, x_scaler, y_scaler, optimum.steps, optimum.loss, optimum.result)
+    return MLP(optimum.params, rows.x_scaler, rows.y_scaler, optimum.steps, optimum.loss, optimum.result)
 
 
 class MLP(eqx.Module):
@@ -130,7 +123,7 @@ class MLP(eqx.Module):
         Raises:
             ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
         """
-        return Point(_predict(self, _as_inputs(self, x)))
+        return Point(_predict(self, as_inputs(x, self.x_scaler)))
 
     def features(self, x: ArrayLike, *, layer: int = -1) -> Float[Array, "n width"]:
         """The activations of a hidden layer at the rows of x: what a calibrator may look at in place of x.
@@ -157,14 +150,7 @@ class MLP(eqx.Module):
         num_layers = len(self.network.layers) - 1
         if not -num_layers <= layer < num_layers:
             raise ValueError(f"there is no hidden layer {layer}: the network has {num_layers}.")
-        return _features(self, _as_inputs(self, x), layer)
-
-
-def _as_inputs(mlp: MLP, x: ArrayLike) -> Float[Array, "n d"]:
-    """Inputs that have the columns of the training inputs."""
-    x = _checks.as_matrix("x", x)
-    _checks.check_columns("x", x, mlp.x_scaler.loc.shape[-1], "the network was trained on")
-    return x
+        return _features(self, as_inputs(x, self.x_scaler), layer)
 
 
 @eqx.filter_jit
@@ -177,38 +163,6 @@ def _features(mlp: MLP, x: Float[Array, "n d"], layer: int) -> Float[Array, "n w
     return jax.vmap(mlp.network.features)(mlp.x_scaler(x))[layer]
 
 
-@eqx.filter_jit
-def _prepare(x, y, init_key, split_key, hidden, num_train, paper):
-    """The initial network, the standardisers, and the standardised training and validation rows."""
-    x, y = lax.stop_gradient((x, y))
-    dtype = jnp.result_type(x, y)
-    x, y = x.astype(dtype), y.astype(dtype)
-    network = FeedForward(x.shape[1], hidden, "scalar", key=init_key, dtype=dtype)
-    x_scaler = Standardiser.of(x)
-    y_scaler = Standardiser.identity(y) if paper else Standardiser.of(y)
-    rows = (x_scaler(x), y_scaler(y))
-    if not paper:
-        order = jax.random.permutation(split_key, y.shape[0])
-        rows = jax.tree.map(lambda a: a[order], rows)
-    train = jax.tree.map(lambda a: a[:num_train], rows)
-    validation = jax.tree.map(lambda a: a[num_train:], rows)
-    return network, x_scaler, y_scaler, train, validation
-
-
-def _squared_error(
-    network: FeedForward, rows: tuple[Float[Array, "n d"], Float[Array, " n"]], key: PRNGKeyArray | None
-) -> Float[Array, " n"]:
+def _squared_error(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:
     x, y = rows
     return (jax.vmap(network)(x) - y) ** 2
-
-
-def _num_train(num_rows: int, validation_share: float) -> int:
-    """How many rows are trained on: floor(n (1 - share)), as Keras has it; the rest are held out."""
-    # The margin keeps a share like 0.9 of 10 rows from falling one short by rounding.
-    num_train = math.floor(num_rows * (1 - validation_share) + 1e-9)
-    if not 0 < num_train < num_rows:
-        raise ValueError(
-            f"a validation_share of {validation_share:g} leaves {num_train} of {num_rows} rows to train on "
-            f"and {num_rows - num_train} to stop by; at least one of each is needed."
-        )
-    return num_train

@@ -1,28 +1,43 @@
 """Gaussian processes fitted by their evidence: exact, or sparse with greedy or trained inducing points.
 
 The hyperparameters maximise log p(targets) or its collapsed lower bound by L-BFGS (`functional.gp` has both), from the
-best of several starts. Greedy inducing points are rows chosen by conditional variance under the best start.
+best of several starts; or by Adam, as GPyTorch's examples do. Greedy inducing points are rows chosen by conditional
+variance under the best start.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
+from jaxcal import _checks
 from jaxcal.functional import gp
 from jaxcal.optimize import Optimum, Result, first_finite, minimize, one_run_at_a_time
 from jaxcal.processes.kernels import IOKernel, Points
 
+# Up to this many rows "auto" takes the exact Gaussian process: O(n^3), but few iterations, and more exact.
+_EXACT_ROWS = 1000
+# Gain of log evidence in a step, in nats, at which the fit stops: hyperparameters that differ by less are hardly told
+# apart by the data.
+_TOLERANCE = 1.0
+_NUM_INDUCING = 100
 # Noise below this share of the target's variance is not told from none.
 _NOISE_FLOOR = 1e-6
 # Starts are compared by their evidence on so many of the rows. On fewer of them much noise is not told from none under
 # a short lengthscale; where the process is exact, and so the rows few, the difference is not worth the time.
 _COMPARED_ROWS = {"exact": 200, "collapsed": 500}
+_PREDICTED_AT_ONCE = 2048
+# GPyTorch keeps the variance of the noise above this.
+_GPYTORCH_NOISE = 1e-4
 # How many amounts of jitter are tried, each a hundred times the one before.
 JITTER_TRIES = 4
 
@@ -70,7 +85,7 @@ class GaussianProcess(eqx.Module):
 
 
 class Options(NamedTuple):
-    """How a process is fitted; what decides what is compiled."""
+    """How a process is fitted; what decides what is compiled. With a learning rate it is by Adam, else by L-BFGS."""
 
     bound: str
     inducing: str
@@ -78,6 +93,35 @@ class Options(NamedTuple):
     max_iterations: int
     tolerance: float = 0.0
     mesh: Mesh | None = None
+    learning_rate: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        n: int,
+        bound: str,
+        num_inducing: int | None,
+        inducing: str | None,
+        max_iterations: int,
+        tolerance: float | None,
+        mesh: Mesh | None = None,
+        learning_rate: float | None = None,
+    ) -> "Options":
+        """What the user of a method asked for n rows, checked, with the defaults in place of None."""
+        _checks.check_choice("bound", bound, ("auto", "exact", "collapsed", "stochastic"))
+        _checks.check_choice("inducing", inducing, (None, "greedy", "trained"))
+        _checks.check_at_least("max_iterations", max_iterations, 1)
+        tolerance = _TOLERANCE if tolerance is None else tolerance
+        if not tolerance >= 0:
+            raise ValueError(f"tolerance must not be negative; got {tolerance}.")
+        if bound == "auto":
+            bound = "exact" if n <= _EXACT_ROWS else "collapsed"
+        num_inducing = _NUM_INDUCING if num_inducing is None else num_inducing
+        _checks.check_at_least("num_inducing", num_inducing, 1)
+        if num_inducing > n and bound == "collapsed":
+            warnings.warn(f"num_inducing is {num_inducing}, but there are {n} rows; {n} are taken.", stacklevel=4)
+        inducing = inducing or ("trained" if bound == "stochastic" else "greedy")
+        return cls(bound, inducing, min(num_inducing, n), max_iterations, tolerance, mesh, learning_rate)
 
 
 class Fitted(NamedTuple):
@@ -136,6 +180,44 @@ def posterior(process: GaussianProcess, data: Data, jitter: ArrayLike, mesh: Mes
         return gp.exact_posterior(_noisy_gram(process, data, jitter), data.targets)
     sums, whiten = row_sums(process, process.inducing, data, jitter, mesh)
     return gp.sparse_posterior(sums, whiten, process.noise_variance(data.points))
+
+
+def predict(process: GaussianProcess, given: gp.Posterior, at: Points, points: Points) -> tuple[Array, Array]:
+    """Latent means and variances at points; RIO, eq. 5 and 6.
+
+    Args:
+        process: the process.
+        given: its posterior at the conditioning points.
+        at: those points: the rows, or the inducing points.
+        points: where to predict.
+    """
+
+    def predict_one(point: Points):
+        row = jax.tree.map(lambda a: a[None], point)
+        return gp.predict(given, process.kernel(row, at)[0], process.kernel.diagonal(row)[0])
+
+    return lax.map(predict_one, points, batch_size=_PREDICTED_AT_ONCE)
+
+
+def check_varies(name: str, targets: ArrayLike, size: ArrayLike) -> None:
+    """Raise ValueError if known targets, made of numbers of up to `size`, do not vary by more than rounding."""
+    if _checks.is_traced(targets, size):
+        return
+    values = np.asarray(targets)
+    constant = np.ptp(values, axis=0) <= 4 * np.finfo(values.dtype).eps * np.asarray(size)
+    if constant.any():
+        value = values[0] if values.ndim == 1 else values[0, constant.argmax()]
+        raise ValueError(f"{name} constant ({value:g}): there is no uncertainty to learn from.")
+
+
+def raise_unless_factorised(result: Int[Array, "*runs"], jitter: Float[Array, "*runs"], n: int) -> None:
+    """Raise FloatingPointError if no jitter made the covariance of n rows positive definite; nothing while traced."""
+    if not _checks.is_traced(result) and np.any(np.asarray(result) == Result.NOT_FINITE):
+        raise FloatingPointError(
+            f"the covariance of {n} rows could not be factorised, even with a jitter of "
+            f"{np.max(jitter):.0e} of its mean variance. Is a hyperparameter of the kernel negative or extreme? "
+            "throw=False returns the fit."
+        )
 
 
 def greedy_points(kernel: IOKernel, points: Points, num_inducing: int) -> Points:
@@ -218,8 +300,46 @@ def _climb(initial: GaussianProcess, data: Data, jitter: Float[Array, ""], optio
     def loss(params: PyTree) -> Float[Array, ""]:
         return -evidence(eqx.combine(params, fixed), data, jitter, options.mesh)
 
-    optimum = minimize(loss, params, max_iterations=options.max_iterations, gain_tolerance=options.tolerance)
+    if options.learning_rate is None:
+        optimum = minimize(loss, params, max_iterations=options.max_iterations, gain_tolerance=options.tolerance)
+    else:
+        optimum = _minimize_by_adam(loss, params, options.learning_rate, options.max_iterations)
     return optimum._replace(params=eqx.combine(optimum.params, fixed))
+
+
+def _minimize_by_adam(
+    loss: Callable[[GaussianProcess], Float[Array, ""]], params: GaussianProcess, learning_rate: float, steps: int
+) -> Optimum:
+    """So many steps of Adam in GPyTorch's coordinates: hyperparameters are the softplus of what is learnt."""
+    adam = optax.adam(learning_rate)
+    # One vector: for a tree, XLA would compile every update once a leaf.
+    raw, unravel = ravel_pytree(
+        _map_hyperparameters(lambda log, least: _inverse_softplus(jnp.exp(log) - least), params)
+    )
+
+    def process_of(raw: Float[Array, " p"]) -> GaussianProcess:
+        return _map_hyperparameters(lambda value, least: jnp.log(jax.nn.softplus(value) + least), unravel(raw))
+
+    def step(state, _):
+        raw, memory = state
+        updates, memory = adam.update(jax.grad(lambda raw: loss(process_of(raw)))(raw), memory)
+        return (raw + updates, memory), None
+
+    (raw, _), _ = lax.scan(step, (raw, adam.init(raw)), length=steps)
+    value = loss(process_of(raw))
+    result = jnp.where(jnp.isfinite(value), Result.STEP_LIMIT, Result.NOT_FINITE)
+    return Optimum(process_of(raw), value, jnp.int32(steps), result)
+
+
+def _map_hyperparameters(change: Callable, process: GaussianProcess) -> GaussianProcess:
+    """Kernel and noise changed by `change(value, least)`, with the least value that GPyTorch allows."""
+    kernel = jax.tree.map(lambda value: change(value, 0.0), process.kernel)
+    noise = change(process.log_noise, _GPYTORCH_NOISE)
+    return eqx.tree_at(lambda p: (p.kernel, p.log_noise), process, (kernel, noise))
+
+
+def _inverse_softplus(value: Float[Array, "*d"]) -> Float[Array, "*d"]:
+    return value + jnp.log(-jnp.expm1(-value))
 
 
 def _noisy_gram(process: GaussianProcess, data: Data, jitter: ArrayLike) -> Float[Array, "n n"]:

@@ -40,6 +40,7 @@ from jaxcal.processes.evidence import (
     with_inducing_points,
 )
 from jaxcal.processes.kernels import Points
+from jaxcal.scaling import Standardiser
 
 # Gives the rows of a slice, or those of increasing numbers.
 Read = Callable[[slice | Int[np.ndarray, " k"]], Data]
@@ -203,6 +204,26 @@ def column_moments(
         mean += (own - mean) * (len(values) / total)
         count = total
     return np.asarray(origin + mean), np.asarray(np.sqrt(square / (n - 1)))
+
+
+def as_rows(x: ArrayLike, length: int) -> np.ndarray:
+    """Inputs [n, d] where they are, a file on disk, say: no more of them is read than their first row.
+
+    Raises:
+        ValueError: if they are not numbers, or not as many rows.
+    """
+    x = np.asanyarray(x)
+    if x.ndim == 1:
+        x = x[:, None]
+    _checks.as_matrix("x", x[:1])
+    _checks.check_length("x", x, length)
+    return x
+
+
+def standardiser(x: np.ndarray, dtype: jnp.dtype) -> Standardiser:
+    """The standardiser of inputs [n, d], read in chunks."""
+    moments = column_moments(lambda part: x[part], len(x))
+    return Standardiser(*(jnp.asarray(moment, dtype) for moment in moments))
 
 
 class _Plan(NamedTuple):

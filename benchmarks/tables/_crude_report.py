@@ -1,0 +1,156 @@
+"""CRUDE's Table 1 from finished runs: every run as CSV, and ours beside the published means as Markdown."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.tables import _report
+
+CALIBRATIONS = ("None", "MLE, shift", "MLE", "Kule.", "CRUDE")
+PUBLISHED_AS = ("None", "MLE", "Kule.", "CRUDE")
+METRICS = ("calibration", "sharpness", "crps", "rmse", "train_s", "num_calibration", "num_test")
+COLUMNS = ("dataset", "model", "seed", "calibrated_by", *METRICS)
+# How close two means of 20 trials may be and still count as equal: the rounding of the published ones.
+DECIMALS = 3
+
+LEGEND = """\
+Means over random splits 0.5 / 0.4 / 0.1 (training, calibration, test); the splits are ours, so runs are not those of
+the paper. Calibration is the root mean squared distance of the reliability curve from the diagonal (CRUDE, eq. 12),
+sharpness the root of the mean predicted variance, in standard deviations of the target. *MLE, shift* is N(mu + a,
+(b s)^2), *MLE* the same without shift; the text of the paper names the first, its numbers look like the second.
+*Kule.* interpolates the calibration map in z, and ends where the calibration rows do. *Floor* is what a perfectly
+calibrated model scores in the mean, recalibrated by as many rows and measured on as many: the least that any
+calibration can be expected to reach. Models have the settings of the paper's appendix A; it says nothing about epochs:
+our networks stop early by a held-out fifth of the training rows, and the Gaussian process takes 50 steps of Adam."""
+
+
+class Runs:
+    """The metrics of finished runs, by data set, model and calibration, in the order of trials."""
+
+    def __init__(self, records: Sequence[dict]):
+        self._records = defaultdict(list)
+        for record in sorted(records, key=lambda record: record["seed"]):
+            self._records[record["dataset"], record["model"], record["calibrated_by"]].append(record)
+
+    def values(self, dataset: str, model: str, calibration: str, metric: str) -> np.ndarray:
+        return np.array([record[metric] for record in self._records[dataset, model, calibration]], float)
+
+    def mean(self, dataset: str, model: str, calibration: str, metric: str) -> float:
+        return float(self.values(dataset, model, calibration, metric).mean())
+
+    def count(self, dataset: str, model: str) -> int:
+        return len(self._records[dataset, model, "CRUDE"])
+
+
+def write(records: Sequence[dict], datasets: Sequence[str], models: Sequence[str], path: Path) -> None:
+    """Write every run as CSV, and the table as Markdown beside it."""
+    place = lambda record: (datasets.index(record["dataset"]), models.index(record["model"]), record["seed"])
+    records = sorted(records, key=place)
+    _report.write_csv(path, records, COLUMNS)
+    path.with_suffix(".md").write_text(markdown(records, datasets, models), encoding="utf-8")
+    print(f"Every run is in {path}, the table in {path.with_suffix('.md')}.")
+
+
+def markdown(records: Sequence[dict], datasets: Sequence[str], models: Sequence[str]) -> str:
+    """The whole report."""
+    runs, published = Runs(records), _report.read_published("crude_table1")
+    cells = [(name, model) for model in models for name in datasets if runs.count(name, model)]
+    counts = ", ".join(f"{name} {max(runs.count(name, model) for model in models)}" for name in datasets)
+    parts = [
+        "# CRUDE, Table 1",
+        f"Trials: {counts}. The paper has 20 of each.",
+        _report.list_of_origins(records),
+        LEGEND,
+        "## What holds",
+        findings(runs, cells),
+        "## How often a calibration is the best of its cell",
+        wins(runs, published, cells),
+    ]
+    for model in models:
+        there = [name for name, other in cells if other == model]
+        for metric in ("calibration", "sharpness"):
+            parts += [f"## {model}: {metric}", table(runs, published, there, model, metric)]
+    parts += ["## CRPS, in standard deviations of the target", scores(runs, cells)]
+    return "\n\n".join(parts) + "\n"
+
+
+def findings(runs: Runs, cells: Sequence[tuple[str, str]]) -> str:
+    """The paper's claims, counted."""
+    calibration = {cell: [runs.mean(*cell, each, "calibration") for each in CALIBRATIONS] for cell in cells}
+    within = sum(means[-1] <= min(means) + standard_error(runs, *cell) for cell, means in calibration.items())
+    sharper = lambda other: sum(
+        runs.mean(*cell, "CRUDE", "sharpness") <= runs.mean(*cell, other, "sharpness") for cell in cells
+    )
+    lines = [
+        f"CRUDE's calibration is the best or within one standard error of the best in {within} of {len(cells)} cells.",
+        *(f"CRUDE is at least as sharp as {other} in {sharper(other)}." for other in CALIBRATIONS[1:-1]),
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def standard_error(runs: Runs, dataset: str, model: str) -> float:
+    """Of CRUDE's mean calibration over the trials."""
+    values = runs.values(dataset, model, "CRUDE", "calibration")
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+def wins(runs: Runs, published: dict, cells: Sequence[tuple[str, str]]) -> str:
+    """In how many cells each calibration has the least mean, as rounded; ties count for all."""
+    header = ["", *CALIBRATIONS, *(f"published {name}" for name in PUBLISHED_AS)]
+    rows = []
+    for metric in ("calibration", "sharpness"):
+        ours = [[runs.mean(*cell, each, metric) for each in CALIBRATIONS] for cell in cells]
+        theirs = [[published_mean(published, *cell, each, metric) for each in PUBLISHED_AS] for cell in cells]
+        # Sharpness is a virtue of calibrated laws only.
+        skipped = int(metric == "sharpness")
+        rows.append([metric, *counted(ours, skipped), *counted(theirs, skipped)])
+    return _report.markdown_table(header, rows)
+
+
+def counted(means: Sequence[Sequence[float]], skipped: int) -> list[str]:
+    """How often each column is the least one, without the first `skipped` ones."""
+    table = np.round(np.array(means)[:, skipped:], DECIMALS)
+    return [_report.MISSING] * skipped + [str(n) for n in (table == table.min(axis=1, keepdims=True)).sum(axis=0)]
+
+
+def published_mean(published: dict, dataset: str, model: str, calibration: str, metric: str) -> float:
+    return float(published[dataset, f"{model} / {calibration}", metric]["mean"])
+
+
+def table(runs: Runs, published: dict, names: Sequence[str], model: str, metric: str) -> str:
+    """One metric of one model: our means and the published ones."""
+    header = ["data set", "trials", *(["floor"] if metric == "calibration" else []), *CALIBRATIONS]
+    rows = []
+    for name in names:
+        sizes = (int(runs.mean(name, model, "None", size)) for size in ("num_test", "num_calibration"))
+        floor = [f"{perfect_calibration(*sizes):.{DECIMALS}f}"] if metric == "calibration" else []
+        ours = [f"{runs.mean(name, model, each, metric):.{DECIMALS}f}" for each in CALIBRATIONS]
+        theirs = [f"{published_mean(published, name, model, each, metric):.{DECIMALS}f}" for each in PUBLISHED_AS]
+        rows.append([name, str(runs.count(name, model)), *floor, *ours, *theirs])
+    return _report.markdown_table([*header, *(f"published {each}" for each in PUBLISHED_AS)], rows)
+
+
+def scores(runs: Runs, cells: Sequence[tuple[str, str]]) -> str:
+    """What calibration and sharpness come to together: not in the paper."""
+    rows = [
+        [f"{name}, {model}", *(f"{runs.mean(name, model, each, 'crps'):.{DECIMALS}f}" for each in CALIBRATIONS)]
+        for name, model in cells
+    ]
+    return _report.markdown_table(["", *CALIBRATIONS], rows)
+
+
+@cache
+def perfect_calibration(num_test: int, num_calibration: int, draws: int = 500) -> float:
+    """The mean calibration of CRUDE on a model whose PIT values are uniform, simulated."""
+    rng = np.random.default_rng(0)
+    levels = np.arange(101) / 100
+    ranks = np.minimum(np.floor(levels * num_calibration + 1e-9).astype(int), num_calibration - 1)
+    found = []
+    for _ in range(draws):
+        quantiles = np.sort(rng.uniform(size=num_calibration))[ranks]
+        shares = np.searchsorted(np.sort(rng.uniform(size=num_test)), quantiles) / num_test
+        found.append(np.sqrt(np.sum((shares - levels) ** 2) / 100))
+    return float(np.mean(found))

@@ -1,0 +1,108 @@
+"""What a conformal interval promises, as an object: its coverage, and how far chance may move it.
+
+Let the calibration rows and a new row be exchangeable. Among the L + 1 places that the score of the new row may take
+between the L sorted scores of the calibration rows, all are equally likely: an interval that contains r of these
+places covers it with probability r / (L + 1). That is an average over calibration sets. Given one set of independent
+rows, the share of all new rows that its interval covers follows a Beta law (Vovk 2012, "Conditional validity of
+inductive conformal predictors").
+"""
+
+import dataclasses
+
+from jaxcal import _checks
+from jaxcal.functional import quantiles
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """The promise of a conformal central interval, made by `module.guarantee(confidence_level)`.
+
+    With tied scores it covers at least as much as is said here.
+
+    Args:
+        confidence_level: of the interval, in (0, 1).
+        num_calibration: the number L of calibration rows.
+        places: r, how many of the L + 1 places between the sorted scores lie in the interval; L + 1 if it is infinite.
+
+    Example:
+        >>> promise = Guarantee.of(0.9, 100, "symmetric")
+        >>> print(promise)
+        The 90 % interval covers a new row with probability 90.1 %, if that row is exchangeable with the 100 calibration
+        rows. Depending on which 100 these were, it covers between 84.8 % and 94.5 % of all new rows (in 9 of 10 cases).
+    """
+
+    confidence_level: float
+    num_calibration: int
+    places: int
+
+    @classmethod
+    def of(cls, confidence_level: float, num_calibration: int, rule: str) -> "Guarantee":
+        """The promise of the central interval that a rule reads from the sorted scores of L rows.
+
+        Args:
+            confidence_level: c, in (0, 1).
+            num_calibration: the number L of calibration rows.
+            rule: as of `functional.quantiles.empirical_quantile`: "symmetric", one rank r = ceil((L + 1) c) of scores
+                of size; or "conformal", the ranks k = ceil((L + 1) (1 + c) / 2) and L + 1 - k of signed scores, so
+                that r = 2 k - (L + 1).
+
+        Raises:
+            ValueError: if the confidence level lies outside (0, 1).
+
+        Example:
+            >>> print(Guarantee.of(0.9, 20, "conformal").places, Guarantee.of(0.9, 20, "symmetric").places)
+            19 19
+        """
+        _checks.check_fraction("confidence_level", confidence_level)
+        _checks.check_choice("rule", rule, quantiles.CONFORMAL_RULES)
+        rank = lambda level: int(quantiles.empirical_rank(level, num_calibration, "conformal"))
+        if rule == "symmetric":
+            return cls(confidence_level, num_calibration, rank(confidence_level))
+        return cls(confidence_level, num_calibration, 2 * rank((1 + confidence_level) / 2) - (num_calibration + 1))
+
+    @property
+    def coverage(self) -> float:
+        """The probability r / (L + 1) that the interval covers a new row: at least the confidence level."""
+        return self.places / (self.num_calibration + 1)
+
+    def quantile(self, p: float) -> float:
+        """The quantile at level p of the realised coverage, which follows Beta(r, L + 1 - r) from set to set.
+
+        The realised coverage is the share of all new rows that the interval of one calibration set covers. That of an
+        infinite interval is 1.
+
+        Raises:
+            ValueError: if p lies outside (0, 1).
+
+        Source: Vovk, Conditional validity of inductive conformal predictors, ACML 2012, section 2.
+        """
+        from scipy.special import betaincinv
+
+        _checks.check_fraction("p", p)
+        outside = self.num_calibration + 1 - self.places
+        return float(betaincinv(self.places, outside, p)) if outside else 1.0
+
+    def interval(self, probability: float = 0.9) -> tuple[float, float]:
+        """The central interval that holds the realised coverage with this probability.
+
+        Raises:
+            ValueError: if the probability lies outside (0, 1).
+
+        Example:
+            >>> print("{:.3f} to {:.3f}".format(*Guarantee.of(0.9, 1000, "symmetric").interval()))
+            0.884 to 0.915
+        """
+        _checks.check_fraction("probability", probability)
+        return self.quantile((1 - probability) / 2), self.quantile((1 + probability) / 2)
+
+    def __str__(self) -> str:
+        """The promise in plain words."""
+        level, rows = f"{100 * self.confidence_level:g} %", self.num_calibration
+        if self.places > rows:
+            return f"The {level} interval is infinite: {rows} calibration rows are too few for a promise at this level."
+        low, high = (f"{100 * end:.1f} %" for end in self.interval())
+        return (
+            f"The {level} interval covers a new row with probability {100 * self.coverage:.1f} %, if that row is "
+            f"exchangeable with the {rows} calibration rows. Depending on which {rows} these were, it covers between "
+            f"{low} and {high} of all new rows (in 9 of 10 cases)."
+        )

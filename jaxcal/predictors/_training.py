@@ -1,0 +1,113 @@
+"""What the fits of networks share: the rows, checked, standardised and in part held out, and the settings of papers."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal.nn import FeedForward
+from jaxcal.scaling import Standardiser
+
+XY = tuple[Float[Array, "n d"], Float[Array, " n"]]
+
+# A network with its initial weights, made by one compiled program.
+start = eqx.filter_jit(FeedForward)
+
+
+class Rows(NamedTuple):
+    """Rows (x, y) to train on and to stop by, and the standardisation they went through."""
+
+    train: XY
+    validation: XY
+    x_scaler: Standardiser
+    y_scaler: Standardiser
+
+
+class Setting(NamedTuple):
+    """What a preset decides."""
+
+    hidden: tuple[int, ...]
+    learning_rate: ArrayLike
+    weight_decay: ArrayLike
+
+
+# "crude" is the setting of Zelikman et al., "CRUDE: Calibrating Regression Uncertainty Distributions Empirically",
+# appendix A.
+_SETTINGS = {None: Setting((64, 64), 1e-3, 0.0), "crude": Setting((1024, 1024, 1024), 1e-4, 0.01)}
+
+
+def settle(
+    preset: str | None,
+    hidden: Sequence[int] | None,
+    learning_rate: ArrayLike | None,
+    weight_decay: ArrayLike | None,
+) -> Setting:
+    """The options that were given, and those of the preset in place of None."""
+    _checks.check_choice("preset", preset, tuple(_SETTINGS))
+    default = _SETTINGS[preset]
+    if weight_decay is not None and not _checks.is_traced(weight_decay) and np.any(np.asarray(weight_decay) < 0):
+        raise ValueError(f"weight_decay must not be negative; got {weight_decay}.")
+    return Setting(
+        default.hidden if hidden is None else tuple(hidden),
+        default.learning_rate if learning_rate is None else learning_rate,
+        default.weight_decay if weight_decay is None else weight_decay,
+    )
+
+
+def as_data(x: ArrayLike, y: ArrayLike, validation_share: float) -> tuple[Float[Array, "n d"], Float[Array, " n"], int]:
+    """Checked inputs and targets, and how many of the rows to train on."""
+    x = _checks.as_matrix("x", x)
+    y = _checks.as_vector("y", y, length=x.shape[0])
+    _checks.check_rows("x", x, 2)
+    _checks.check_fraction("validation_share", validation_share)
+    return x, y, _num_train(x.shape[0], validation_share)
+
+
+def as_inputs(x: ArrayLike, x_scaler: Standardiser) -> Float[Array, "n d"]:
+    """Checked inputs, that have the columns of the training inputs."""
+    x = _checks.as_matrix("x", x)
+    _checks.check_columns("x", x, x_scaler.loc.shape[-1], "the network was trained on")
+    return x
+
+
+@eqx.filter_jit
+def hold_out(
+    x: Float[Array, "n d"],
+    y: Float[Array, " n"],
+    num_train: int,
+    key: PRNGKeyArray | None,
+    *,
+    scale_target: bool = True,
+) -> Rows:
+    """Standardised rows, of which `num_train` are trained on: a random choice, or, without a key, the first ones."""
+    x, y = lax.stop_gradient((x, y))
+    dtype = jnp.result_type(x, y)
+    x, y = x.astype(dtype), y.astype(dtype)
+    x_scaler = Standardiser.of(x)
+    y_scaler = Standardiser.of(y) if scale_target else Standardiser.identity(y)
+    rows = (x_scaler(x), y_scaler(y))
+    if key is not None:
+        order = jax.random.permutation(key, y.shape[0])
+        rows = jax.tree.map(lambda a: a[order], rows)
+    train = jax.tree.map(lambda a: a[:num_train], rows)
+    validation = jax.tree.map(lambda a: a[num_train:], rows)
+    return Rows(train, validation, x_scaler, y_scaler)
+
+
+def _num_train(num_rows: int, validation_share: float) -> int:
+    """How many rows are trained on: floor(n (1 - share)), as Keras has it; the rest are held out."""
+    # The margin keeps a share like 0.9 of 10 rows from falling one short by rounding.
+    num_train = math.floor(num_rows * (1 - validation_share) + 1e-9)
+    if not 0 < num_train < num_rows:
+        raise ValueError(
+            f"a validation_share of {validation_share:g} leaves {num_train} of {num_rows} rows to train on "
+            f"and {num_rows - num_train} to stop by; at least one of each is needed."
+        )
+    return num_train

@@ -1,0 +1,204 @@
+"""Ensembles of trees with a normal law for every row: natural gradient boosting, and random forests.
+
+Duan, Avati, Ding, Thai, Basu, Ng & Schuler, "NGBoost: Natural Gradient Boosting for Probabilistic Prediction", ICML
+2020, through the authors' package. Random forests are scikit-learn's; their law is that of Meinshausen, "Quantile
+Regression Forests", JMLR 7 (2006), by its first two moments. Both packages are of the extra `forests`.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal.distributions import Normal
+from jaxcal.scaling import Standardiser
+
+if TYPE_CHECKING:
+    from ngboost import NGBRegressor
+    from sklearn.ensemble import RandomForestRegressor
+
+# What `fit` grows where the number of trees is not given: of NGBoost the most, as in its paper's experiments.
+_BOOSTED_TREES, _FOREST_TREES = 2000, 500
+# NGBoost's default.
+_CRUDE_TREES = 500
+# Boosting stops after so many trees in a row that do not improve the score of the rows held out, a share of all.
+_PATIENCE, _HELD_OUT = 50, 0.2
+# Fewer rows are not split.
+_LEAST_ROWS = 10
+
+
+def fit(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    model: str = "ngboost",
+    num_trees: int | None = None,
+    learning_rate: float = 0.01,
+    min_leaf_rows: int = 5,
+    preset: str | None = None,
+) -> "Forest":
+    """Grow trees that give a mean and a std for every row.
+
+    "ngboost" boosts the mean and the log std of a normal law by natural gradients of its log score, with trees of
+    depth 3 for each. As in its paper, the number of trees is chosen by the score of a fifth of the rows, held out at
+    random, and all rows are then fitted with so many. `preset="crude"` takes the package's defaults, as CRUDE
+    (Zelikman, Healy, Zhou & Avati 2020) does: 500 trees, none held out.
+
+    "random_forest" gives the first two moments of a quantile regression forest: the law that draws a tree, and then
+    one of the bootstrapped training rows in the leaf that x falls into. With m_t and v_t mean and variance of the
+    target in that leaf of tree t: mean = avg(m_t), variance = avg(v_t) + avg((m_t - mean)^2). It is 0 where all these
+    rows have one target.
+
+    The target is standardised by the rows given here, so y -> a y + b changes the prediction exactly so, up to
+    rounding, which may decide where a tree splits. The trees are those of NumPy packages: neither fit nor prediction
+    runs under `jit`, `vmap` or `grad`.
+
+    Args:
+        x: inputs [n, d]; a vector [n] is one column.
+        y: targets [n].
+        key: random key of the rows held out and of the trees.
+        model: "ngboost" or "random_forest".
+        num_trees: how many trees; by default as above, at most 2000, and 500 in a random forest.
+        learning_rate: of NGBoost.
+        min_leaf_rows: the least rows in a leaf of a random forest's trees.
+        preset: None, or "crude" as above.
+
+    Raises:
+        ImportError: if the packages of the extra are not installed.
+        TypeError: if x or y is traced by a transformation of JAX.
+        ValueError: if x or y is empty, not finite, of the wrong shape or fewer than ten rows; if y is constant, or
+            would be without the rows held out; if an option is out of its range.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from jaxcal.predictors import forests
+        >>> x = np.linspace(-1, 1, 400)
+        >>> y = np.sign(x) + np.where(x > 0, 0.5, 0.1) * np.random.default_rng(0).normal(size=400)
+        >>> law = forests.fit(x, y, key=jax.random.key(0), model="random_forest")(np.array([-0.5, 0.5]))
+        >>> law.mean.round().tolist(), bool(law.std[1] > 2 * law.std[0])
+        ([-1.0, 1.0], True)
+    """
+    _check_known(x, y)
+    x = _checks.as_matrix("x", x)
+    y = _checks.as_vector("y", y, length=x.shape[0])
+    _checks.check_rows("x", x, _LEAST_ROWS)
+    _checks.check_choice("model", model, ("ngboost", "random_forest"))
+    _checks.check_choice("preset", preset, (None, "crude") if model == "ngboost" else (None,))
+    _checks.check_at_least("min_leaf_rows", min_leaf_rows, 1)
+    if num_trees is not None:
+        _checks.check_at_least("num_trees", num_trees, 1)
+    if not learning_rate > 0:
+        raise ValueError(f"learning_rate must be positive; got {learning_rate}.")
+    _check_varies("y", np.asarray(y))
+    y_scaler = Standardiser.of(y)
+    rows = np.asarray(x, float), np.asarray(y_scaler(y), float)
+    seed = int(jax.random.bits(key, dtype="uint32"))
+    if model == "random_forest":
+        trees = _grow_forest(*rows, num_trees or _FOREST_TREES, min_leaf_rows, seed)
+    else:
+        trees = _boost(*rows, num_trees or (_CRUDE_TREES if preset else None), learning_rate, seed)
+    return Forest(model, trees, y_scaler, x.shape[1])
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Trees that were grown; made by `fit`. No pytree, as nothing of it is a JAX array: to save it, pickle it.
+
+    Attributes:
+        model: "ngboost" or "random_forest".
+        trees: an `NGBRegressor` or `RandomForestRegressor`, of the standardised target.
+        y_scaler: the standardisation of the target.
+        num_columns: how many columns x has.
+    """
+
+    model: str
+    trees: Any
+    y_scaler: Standardiser
+    num_columns: int
+
+    def __call__(self, x: ArrayLike) -> Normal:
+        """The predictions at the rows of x, in its dtype.
+
+        Args:
+            x: inputs [n, d]; a vector [n] is one column.
+
+        Raises:
+            TypeError: if x is traced by a transformation of JAX.
+            ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
+        """
+        _check_known(x)
+        x = _checks.as_matrix("x", x)
+        _checks.check_columns("x", x, self.num_columns, "the trees were grown on")
+        moments = _boosted_moments if self.model == "ngboost" else _forest_moments
+        mean, std = (jnp.asarray(moment, x.dtype) for moment in moments(self.trees, np.asarray(x, float)))
+        return Normal(self.y_scaler.inverse(mean).astype(x.dtype), (self.y_scaler.scale * std).astype(x.dtype))
+
+
+def _boost(x: np.ndarray, y: np.ndarray, num_trees: int | None, learning_rate: float, seed: int) -> "NGBRegressor":
+    try:
+        from ngboost import NGBRegressor
+        from sklearn.tree import DecisionTreeRegressor
+    except ImportError as error:
+        raise _missing("ngboost") from error
+
+    def unfitted(num_trees: int) -> "NGBRegressor":
+        # The package's own base learner takes its random numbers from NumPy's global state.
+        base = DecisionTreeRegressor(max_depth=3, random_state=seed)
+        return NGBRegressor(
+            Base=base, n_estimators=num_trees, learning_rate=learning_rate, random_state=seed, verbose=False
+        )
+
+    if num_trees is None:
+        order = np.random.default_rng(seed).permutation(len(y))
+        held_out, rest = np.split(order, [int(_HELD_OUT * len(y))])
+        _check_varies("without the rows held out, y", y[rest])
+        trial = unfitted(_BOOSTED_TREES).fit(
+            x[rest], y[rest], X_val=x[held_out], Y_val=y[held_out], early_stopping_rounds=_PATIENCE
+        )
+        num_trees = int(trial.best_val_loss_itr) + 1
+    return unfitted(num_trees).fit(x, y)
+
+
+def _boosted_moments(model: "NGBRegressor", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The means and stds of a boosted normal law."""
+    law = model.pred_dist(x)
+    return law.params["loc"], law.params["scale"]
+
+
+def _grow_forest(
+    x: np.ndarray, y: np.ndarray, num_trees: int, min_leaf_rows: int, seed: int
+) -> "RandomForestRegressor":
+    try:
+        from sklearn.ensemble import RandomForestRegressor
+    except ImportError as error:
+        raise _missing("scikit-learn") from error
+    return RandomForestRegressor(num_trees, min_samples_leaf=min_leaf_rows, random_state=seed).fit(x, y)
+
+
+def _forest_moments(forest: "RandomForestRegressor", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The means and stds of the law that draws a tree, and then a row of the leaf that x falls into."""
+    leaves = forest.apply(x)
+    trees = [estimator.tree_ for estimator in forest.estimators_]
+    means = np.stack([tree.value[leaf, 0, 0] for tree, leaf in zip(trees, leaves.T, strict=True)])
+    # The impurity of a leaf is the variance of its rows.
+    variances = np.stack([tree.impurity[leaf] for tree, leaf in zip(trees, leaves.T, strict=True)])
+    return means.mean(axis=0), np.sqrt(variances.mean(axis=0) + means.var(axis=0))
+
+
+def _check_known(*arrays: ArrayLike) -> None:
+    if _checks.is_traced(*arrays):
+        raise TypeError("forests are NumPy models: neither fit nor prediction runs under jit, vmap or grad.")
+
+
+def _check_varies(name: str, y: np.ndarray) -> None:
+    if np.ptp(y) == 0:
+        raise ValueError(f"{name} is constant ({y[0]:g}): there is no uncertainty to learn from.")
+
+
+def _missing(package: str) -> ImportError:
+    return ImportError(f"{package} is not installed: pip install 'jaxcal[forests]'.")

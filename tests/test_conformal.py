@@ -1,0 +1,222 @@
+"""Split conformal prediction against NumPy loops, its promise against simulation and the Beta law."""
+
+import math
+from fractions import Fraction
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxcal.calibrators import conformal, crude
+from jaxcal.distributions import Normal, Point, Quantiles
+from jaxcal.functional import quantiles
+from jaxcal.guarantee import Guarantee
+
+X64 = jax.config.jax_enable_x64
+EXACT = 1e-12 if X64 else 1e-5
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+
+
+@pytest.fixture
+def rows(rng):
+    """Means, stds and targets of 60 calibration rows, and means and stds of 4 new ones."""
+    mean, std = rng.normal(size=60), rng.uniform(0.5, 2, size=60)
+    return mean, std, mean + std * rng.standard_t(4, size=60), rng.normal(size=4), rng.uniform(0.5, 2, size=4)
+
+
+@pytest.mark.parametrize(
+    ("score", "has_std"),
+    [("absolute", False), ("absolute", True), ("scaled", True), ("signed", False), ("signed", True)],
+)
+def test_intervals_of_a_table_are_those_of_a_loop(rows, score, has_std):
+    mean, std, y, new_mean, new_std = rows
+    make = Normal if has_std else lambda mean, std: Point(mean)
+    law = conformal.fit(None, make(mean, std), y, score=score)(None, make(new_mean, new_std))
+    if score == "absolute" or not has_std:
+        std, new_std = np.ones(60), np.ones(4)
+    z = sorted((y - mean) / std)
+    for level in LEVELS:
+        level = Fraction(level).limit_denominator(100)
+        if score == "signed":
+            low, high = z[math.floor(61 * (1 - level) / 2) - 1], z[math.ceil(61 * (1 + level) / 2) - 1]
+        else:
+            high = sorted(map(abs, z))[math.ceil(61 * level) - 1]
+            low = -high
+        lower, upper = law.interval(float(level))
+        np.testing.assert_allclose(lower, new_mean + low * new_std, rtol=10 * EXACT, atol=EXACT)
+        np.testing.assert_allclose(upper, new_mean + high * new_std, rtol=10 * EXACT, atol=EXACT)
+
+
+def test_the_score_follows_the_base(rows):
+    mean, std, y, *_ = rows
+    for base, score in ((Normal(mean, std), "scaled"), (Point(mean), "absolute")):
+        assert eqx.tree_equal(conformal.fit(None, base, y), conformal.fit(None, base, y, score=score))
+    signed = conformal.fit(None, Normal(mean, std), y, score="signed")
+    assert eqx.tree_equal(signed.z, crude.fit(None, Normal(mean, std), y, rank="conformal").z)
+
+
+def conformalised(interval, y, new, level):
+    """The interval of conformalised quantile regression at one level, by a loop."""
+    errors = sorted(max(low - t, t - high) for low, t, high in zip(interval[0], y, interval[1], strict=True))
+    margin = errors[math.ceil(round((len(y) + 1) * level, 9)) - 1]
+    return new[0] - margin, new[1] + margin
+
+
+def test_quantiles_are_conformalised_as_in_a_loop(rows):
+    mean, std, y, new_mean, new_std = rows
+    # In any order, and once each.
+    levels = [0.9, 0.5, 0.95, 0.8, 0.9]
+    fitted = conformal.fit(None, Normal(mean, std), y, score="quantile", confidence_levels=levels)
+    assert fitted.confidence_levels == LEVELS
+    law = fitted(None, Normal(new_mean, new_std))
+    interval = eqx.filter_jit(law.interval)
+    for level in LEVELS:
+        lower, upper = interval(level)
+        ends = (scipy.stats.norm.interval(level, *moments) for moments in ((mean, std), (new_mean, new_std)))
+        expected = conformalised(next(ends), y, next(ends), level)
+        np.testing.assert_allclose(lower, expected[0], rtol=10 * EXACT, atol=10 * EXACT)
+        np.testing.assert_allclose(upper, expected[1], rtol=10 * EXACT, atol=10 * EXACT)
+    np.testing.assert_allclose(law.values[:, 4], new_mean, rtol=EXACT, atol=EXACT)
+
+
+def test_crossing_intervals_are_widened_until_they_nest(rng):
+    # The base's wide intervals are far too wide and its narrow ones too narrow: moved, they would cross.
+    shape = np.array([-30.0, -20.0, -0.1, 0.0, 0.1, 20.0, 30.0])
+    levels = np.array([0.025, 0.05, 0.25, 0.5, 0.75, 0.95, 0.975])
+    scales, new_scales, y = rng.uniform(0.1, 3, size=60), np.array([0.05, 1.0, 3.0]), rng.normal(size=60)
+    base, new = (Quantiles(levels, scale[:, None] * shape) for scale in (scales, new_scales))
+    law = conformal.fit(None, base, y, score="quantile", confidence_levels=(0.5, 0.9, 0.95))(None, new)
+    lower, upper = np.zeros(3), np.zeros(3)
+    crossed = False
+    for k, level in enumerate((0.5, 0.9, 0.95)):
+        of = lambda scale: (scale * shape[2 - k], scale * shape[4 + k])  # noqa: B023
+        own = conformalised(of(scales), y, of(new_scales), level)
+        crossed |= (own[0] > lower).any()
+        lower, upper = np.minimum(lower, own[0]), np.maximum(upper, own[1])
+        np.testing.assert_allclose(law.values[:, 2 - k], lower, rtol=10 * EXACT, atol=10 * EXACT)
+        np.testing.assert_allclose(law.values[:, 4 + k], upper, rtol=10 * EXACT, atol=10 * EXACT)
+    assert crossed
+
+
+def test_quantiles_that_coincide_are_no_mistake():
+    base = Quantiles(np.array([0.05, 0.5, 0.95]), np.zeros((20, 3)))
+    fitted = conformal.fit(None, base, np.arange(20.0), score="quantile", confidence_levels=[0.9])
+    assert fitted.margins.tolist() == [18.0]
+
+
+# ------------------------------------------------------------------ the promise
+
+
+def simulated(score, size, level, runs):
+    """The realised coverage of a normal outcome after each of many calibrations of a wrong model, and its promise."""
+    y = jax.random.normal(jax.random.key(size), (runs, size))
+    base = lambda rows: Normal(jnp.full(rows, 0.3), jnp.full(rows, 0.6))
+    options = {"confidence_levels": [level]} if score == "quantile" else {}
+
+    @eqx.filter_jit
+    @eqx.filter_vmap
+    def ends(y):
+        fitted = conformal.fit(None, base(size), y, score=score, **options)
+        return fitted(None, base(1)).interval(level)
+
+    lower, upper = (np.asarray(end)[:, 0] for end in ends(y))
+    promise = conformal.fit(None, base(size), y[0], score=score, **options).guarantee(level)
+    return scipy.stats.norm.cdf(upper) - scipy.stats.norm.cdf(lower), promise
+
+
+@pytest.mark.parametrize("size", [20, 100])
+@pytest.mark.parametrize("score", ["absolute", "scaled", "signed", "quantile"])
+def test_coverage_follows_its_beta_law(score, size):
+    runs = 10_000
+    for level in (0.5, 0.9):
+        coverage, promise = simulated(score, size, level, runs)
+        assert level - 1e-9 <= promise.coverage < level + 2 / size
+        error = coverage.std() / math.sqrt(runs)
+        assert abs(coverage.mean() - promise.coverage) < 4 * error
+        law = scipy.stats.beta(promise.places, size + 1 - promise.places)
+        assert scipy.stats.kstest(coverage, law.cdf).pvalue > 1e-4
+        low, high = promise.interval(0.9)
+        assert abs(np.mean((coverage >= low) & (coverage <= high)) - 0.9) < 4 * math.sqrt(0.09 / runs)
+
+
+@pytest.mark.parametrize("score", ["scaled", "signed", "quantile"])
+def test_ties_only_add_to_the_coverage(score, rng):
+    # Standard normal outcomes, rounded to whole numbers.
+    y = np.round(rng.normal(size=(2000, 39)), 0)
+    shares = np.array([0.3829, 0.2417, 0.0606, 0.0060, 0.0002])  # of 0, +-1, ..., +-4
+    options = {"confidence_levels": [0.8]} if score == "quantile" else {}
+    fit = lambda y: conformal.fit(None, Normal(jnp.zeros(39), 1.0), y, score=score, **options)
+    lower, upper = eqx.filter_jit(eqx.filter_vmap(lambda y: fit(y)(None, Normal(jnp.zeros(1), 1.0)).interval(0.8)))(y)
+    values = np.arange(-4, 5)
+    covered = ((values[None] >= np.asarray(lower)) & (values[None] <= np.asarray(upper))) @ shares[np.abs(values)]
+    assert covered.mean() >= 0.8 - 4 * covered.std() / math.sqrt(2000)
+
+
+def test_the_law_of_the_coverage_is_beta():
+    promise = Guarantee.of(0.9, 100, "symmetric")
+    assert (promise.places, promise.coverage) == (91, pytest.approx(91 / 101))
+    for p in (0.01, 0.5, 0.975):
+        assert promise.quantile(p) == pytest.approx(scipy.stats.beta.ppf(p, 91, 10), rel=1e-9)
+    assert promise.interval(0.8) == (promise.quantile(0.1), pytest.approx(promise.quantile(0.9)))
+    assert "84.8 % and 94.5 %" in str(promise)
+
+
+@pytest.mark.parametrize(("rule", "enough"), [("symmetric", 99), ("conformal", 199)])
+def test_an_infinite_interval_covers_all(rule, enough):
+    promise = Guarantee.of(0.99, enough - 1, rule)
+    assert promise.coverage == 1
+    assert promise.interval() == (1, 1)
+    assert str(promise).startswith(f"The 99 % interval is infinite: {enough - 1} calibration rows are too few")
+    promise = Guarantee.of(0.99, enough, rule)
+    assert promise.coverage == pytest.approx(0.99)
+    assert promise.quantile(0.5) < 1
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 999, 1000])
+@pytest.mark.parametrize("dtype", ["float32", "float64"] if X64 else ["float32"])
+def test_symmetric_quantiles_take_the_right_rank(size, dtype):
+    sizes = np.arange(1, size + 1, dtype=dtype)
+    levels = [Fraction(i, 1000) for i in range(1001)]
+    ranks = np.array([math.ceil(abs(2 * p - 1) * (size + 1)) for p in levels], float)
+    expected = np.sign([float(2 * p - 1) for p in levels]) * np.where(ranks > size, np.inf, ranks)
+    table = np.concatenate([-sizes[::-1], sizes])
+    actual = quantiles.empirical_quantile(table, np.array([float(p) for p in levels], dtype), "symmetric")
+    assert actual.dtype == dtype
+    np.testing.assert_array_equal(actual, expected)
+
+
+# ------------------------------------------------------------------ mistakes
+
+
+def fit_on(make=Normal, size=60, **options):
+    base = make(np.zeros(size), np.ones(size))
+    return conformal.fit(None, base, np.arange(float(size)), **options)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda: fit_on(score="cqr"), "score must be one of .*'quantile'; got 'cqr'"),
+        (lambda: fit_on(lambda mean, std: Point(mean), score="scaled"), "base is a Point"),
+        (lambda: fit_on()(None, Point(0.0)), "base is a Point"),
+        (lambda: fit_on(lambda mean, std: Normal(mean, 0 * std)), "base.std must be positive; 60 values"),
+        (lambda: fit_on(confidence_levels=[0.9]), "go with score='quantile'; score='scaled' answers at any"),
+        (lambda: fit_on(score="quantile", confidence_levels=[]), "confidence_levels is empty"),
+        (lambda: fit_on(score="quantile", confidence_levels=[0.5, 90.0]), "got 90: did you mean 0.9"),
+        (
+            lambda: fit_on(score="quantile", confidence_levels=[0.5, 0.99]),
+            "60 rows are too few for confidence level 0.99: at least 99 are needed",
+        ),
+        (lambda: fit_on(score="quantile", size=18), "level 0.95: at least 19 are needed"),
+        (lambda: fit_on(score="quantile").guarantee(0.7), "must be one of 0.5, 0.8, 0.9, 0.95; got 0.7"),
+        (lambda: fit_on().guarantee(90.0), "did you mean 0.9"),
+        (lambda: conformal.fit(None, Point(np.zeros(3)), np.zeros(4)), "base.mean has 3 rows where 4"),
+        (lambda: Guarantee.of(0.9, 20, "symmetric").interval(90.0), "probability .* did you mean 0.9"),
+    ],
+)
+def test_mistakes_are_named(mistake, message):
+    with pytest.raises(ValueError, match=message):
+        mistake()

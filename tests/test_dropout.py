@@ -1,0 +1,197 @@
+"""Monte Carlo dropout: its masks, its moments, its noise, and what it makes of bad input."""
+
+import itertools
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcal import Mixture, Normal, Point
+from jaxcal.nn import FeedForward
+from jaxcal.optimize import Result
+from jaxcal.predictors import dropout
+
+TOLERANCE = 1e-6 if jax.config.jax_enable_x64 else 1e-4
+KEY = jax.random.key(0)
+# One setting and one size for nearly all tests, so that they share what is compiled.
+SETTING: dict[str, Any] = {
+    "key": KEY,
+    "rate": 0.25,
+    "num_samples": 400,
+    "hidden": (4, 3),
+    "batch_size": 200,
+    "max_epochs": 60,
+    "patience": 60,
+    "learning_rate": 0.02,
+}
+ROWS = 2000
+
+
+def fit(x, y, **options):
+    return dropout.fit(x, y, **(SETTING | options))
+
+
+@pytest.fixture
+def data(rng):
+    return sample(rng)
+
+
+def sample(rng):
+    x = rng.normal(size=(ROWS, 2))
+    return x, np.abs(x[:, 0]) + x[:, 1] + 0.5 * rng.normal(size=ROWS)
+
+
+def forward(layers, x, masks, rate):
+    """The outputs of a ReLU network whose hidden activations are kept where the mask is 1, and scaled up."""
+    for (weight, bias), mask in zip(layers[:-1], masks, strict=True):
+        x = np.maximum(x @ weight.T + bias, 0) * mask / (1 - rate)
+    weight, bias = layers[-1]
+    return (x @ weight.T + bias)[:, 0]
+
+
+def test_every_sample_is_the_forward_pass_of_one_mask(data):
+    """Each is one of the 2^7 possible networks, the same one in all rows."""
+    x, y = data
+    fitted = fit(x, y, law="mixture")
+    samples = (np.asarray(fitted(x).components.mean, float)[:, :40] - y.mean()) / y.std(ddof=1)
+    z = ((x - x.mean(axis=0)) / x.std(axis=0, ddof=1))[:40]
+    layers = [(np.asarray(l.weight, float), np.asarray(l.bias, float)) for l in fitted.passes.network.layers]
+    masks = np.array(list(itertools.product((0, 1), repeat=7)))
+    possible = np.array([forward(layers, z, (mask[:4], mask[4:]), 0.25) for mask in masks])
+    distances = np.abs(samples[:, None] - possible[None]).max(axis=-1)
+    assert distances.min(axis=1).max() < TOLERANCE
+    # And no mask is favoured: the mean over samples is that over masks, by their probabilities.
+    probabilities = np.prod(np.where(masks, 0.75, 0.25), axis=1)
+    mean = probabilities @ possible
+    variance = probabilities @ (possible - mean) ** 2
+    z_scores = (samples.mean(axis=0) - mean) / np.sqrt(variance / len(samples))
+    assert np.abs(z_scores).max() < 4
+    np.testing.assert_allclose(samples.var(axis=0).mean(), variance.mean(), rtol=0.2)
+
+
+def test_a_share_of_the_activations_is_dropped():
+    """Of 10,000 units with activation 1, `rate` are 0 and the rest 1 / (1 - rate); without a key, none is."""
+    network = eqx.filter_jit(FeedForward)(1, (10_000,), "scalar", key=KEY)
+    network = eqx.tree_at(lambda n: n.layers[0].bias, network, jnp.ones(10_000))
+    (dropped,) = network.features(jnp.zeros(1), rate=0.2, key=KEY)
+    assert set(np.unique(dropped)) == {0, np.asarray(1, dropped.dtype) / np.asarray(0.8, dropped.dtype)}
+    assert abs(np.mean(dropped == 0) - 0.2) < 0.02
+    (kept,) = network.features(jnp.zeros(1), rate=0.2)
+    np.testing.assert_array_equal(kept, np.ones(10_000))
+
+
+def test_the_law_is_that_of_the_moments_or_the_mixture(data):
+    x, y = data
+    normal, mixture = fit(x, y)(x), fit(x, y, law="mixture")(x)
+    assert isinstance(normal, Normal)
+    assert isinstance(mixture, Mixture)
+    samples, noise = np.asarray(mixture.components.mean, float), np.asarray(mixture.components.std, float)
+    assert np.unique(noise).size == 1
+    assert noise[0, 0] > 0
+    np.testing.assert_allclose(normal.mean, samples.mean(axis=0), atol=TOLERANCE)
+    np.testing.assert_allclose(normal.variance, samples.var(axis=0) + noise[0] ** 2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.25])
+def test_the_variance_is_that_of_new_errors(rate, data, rng):
+    """On average and to a fifth, however much of it dropout explains: the noise is the rest."""
+    new_x, new_y = sample(rng)
+    law = fit(*data, rate=rate)(new_x)
+    np.testing.assert_allclose(np.mean(law.variance), np.mean((new_y - law.mean) ** 2), rtol=0.2)
+
+
+def test_the_passes_may_leave_no_noise(data):
+    """Where dropout explains more than the errors there are, the noise is 0, not the root of something negative."""
+    x, _ = data
+    fitted = fit(x, x[:, 0], rate=0.9)
+    assert fitted.noise_std == 0
+    assert np.isfinite(jax.grad(lambda x: fitted(x).std.sum())(jnp.asarray(x))).all()
+
+
+def test_the_preset_is_that_of_crude(data):
+    """Its layers, and, with layers of our own, what else it stands for."""
+    x, y = data
+    network = eqx.filter_eval_shape(partial(dropout.fit, key=KEY, preset="crude"), x, y).passes.network
+    assert [l.weight.shape for l in network.layers] == [(1024, 2), (1024, 1024), (1024, 1024), (1, 1024)]
+    crude = SETTING | {"preset": "crude", "rate": 0.2, "learning_rate": None}
+    samples = lambda **options: dropout.fit(x, y, law="mixture", **(crude | options))(x).components
+    assert isinstance(samples(), Point)
+    written_out = samples(preset=None, learning_rate=1e-4, weight_decay=0.01)
+    np.testing.assert_array_equal(samples().mean, written_out.mean)
+    for change in ({"learning_rate": 1e-3}, {"weight_decay": 0.0}):
+        assert not np.array_equal(samples().mean, samples(**change).mean)
+
+
+def test_vmap_over_folds_and_keys_equals_the_loop(data):
+    x, y = data
+    xs, ys, keys = jnp.asarray([x, -x]), jnp.asarray([y, y]), jax.random.split(KEY)
+    together = eqx.filter_vmap(lambda x, y, key: fit(x, y, key=key, max_epochs=5))(xs, ys, keys)
+    laws = eqx.filter_vmap(lambda network, x: network(x))(together, xs)
+    for i in range(2):
+        alone = fit(xs[i], ys[i], key=keys[i], max_epochs=5)
+        np.testing.assert_allclose(alone(xs[i]).mean, laws.mean[i], atol=TOLERANCE)
+        np.testing.assert_allclose(alone(xs[i]).std, laws.std[i], atol=TOLERANCE)
+    assert not np.allclose(laws.std[0], laws.std[1])
+
+
+def test_a_prediction_is_reproducible_and_the_key_decides_it(data):
+    x, y = data
+    fitted = fit(x, y)
+    np.testing.assert_array_equal(fitted(x).mean, fitted(x).mean)
+    np.testing.assert_array_equal(fitted(x).mean, fit(x, y)(x).mean)
+    assert not np.allclose(fitted(x).mean, fit(x, y, key=jax.random.key(1))(x).mean)
+
+
+def test_many_masks_do_not_fill_the_memory(data):
+    """Neither for a prediction nor for its gradient is [masks, rows, units] ever made."""
+    x, y = data
+    fitted = fit(x, y)
+    activations = 400 * ROWS * 4 * fitted(x).mean.dtype.itemsize
+    total = lambda x: fitted(x).mean.sum()
+    for function in (total, jax.grad(total)):
+        memory = jax.jit(function).lower(jnp.asarray(x)).compile().memory_analysis()
+        assert memory.temp_size_in_bytes < activations
+
+
+def test_a_constant_target_is_predicted_exactly(data):
+    x, _ = data
+    law = fit(x, np.full(ROWS, 0.1))(3 * x)
+    np.testing.assert_array_equal(law.mean, np.full(ROWS, 0.1).astype(law.mean.dtype))
+    np.testing.assert_array_equal(law.std, np.zeros(ROWS))
+
+
+def test_divergence_is_raised_or_reported(data):
+    x, y = data
+    too_large = float(np.finfo(jnp.asarray(y).dtype).max) / 10
+    with pytest.raises(FloatingPointError, match="diverged"):
+        fit(x, y, learning_rate=too_large)
+    assert fit(x, y, learning_rate=too_large, throw=False).result == Result.NOT_FINITE
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rate": 20}, r"rate must lie between 0 and 1; got 20: did you mean 0.2\?"),
+        ({"rate": 0.0}, "rate must lie between 0 and 1; got 0"),
+        ({"num_samples": 1}, "num_samples must be at least 2; got 1"),
+        ({"law": "point"}, "law must be one of 'normal', 'mixture'; got 'point'"),
+        ({"hidden": ()}, "hidden must hold at least one width: dropout follows the hidden layers"),
+        ({"preset": "paper"}, "preset must be one of None, 'crude'; got 'paper'"),
+        ({"weight_decay": -0.1}, "weight_decay must not be negative; got -0.1"),
+    ],
+)
+def test_bad_options(options, message, data):
+    with pytest.raises(ValueError, match=message):
+        fit(*data, **options)
+
+
+def test_bad_data(data):
+    x, y = data
+    with pytest.raises(ValueError, match="y has 1999 rows where 2000 are expected"):
+        fit(x, y[:-1])
+    with pytest.raises(ValueError, match="x has 3 columns; the network was trained on 2"):
+        fit(x, y)(np.ones((4, 3)))

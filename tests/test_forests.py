@@ -1,0 +1,127 @@
+"""NGBoost and random forests: against the package itself and a loop over leaves, and their answers to bad input."""
+
+import pickle
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcal import metrics
+from jaxcal.predictors import forests
+
+pytest.importorskip("sklearn", reason="scikit-learn is of the extra forests")
+KEY = jax.random.key(0)
+
+
+def rows(seed, n=200):
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, size=(n, 2))
+    return x, 5 + np.sin(2 * x[:, 0]) + np.where(x[:, 1] > 0, 0.6, 0.1) * rng.normal(size=n)
+
+
+X, Y = rows(0)
+NEW, NEW_Y = rows(1)
+
+
+@pytest.fixture(scope="module")
+def forest():
+    return forests.fit(X, Y, key=KEY, model="random_forest", num_trees=40)
+
+
+@pytest.fixture
+def ngboost():
+    return pytest.importorskip("ngboost", reason="NGBoost is of the extra forests")
+
+
+def test_law_of_a_forest_is_that_of_the_rows_in_its_leaves(forest):
+    law, samples = forest(NEW[:20]), forest.trees.estimators_samples_
+    for i, point in enumerate(NEW[:20]):
+        targets, weights = [], []
+        for tree, bootstrap in zip(forest.trees.estimators_, samples, strict=True):
+            together = bootstrap[tree.apply(X[bootstrap]) == tree.apply(point[None])]
+            targets.append(Y[together])
+            weights.append(np.full(len(together), 1 / len(together)))
+        targets, weights = np.concatenate(targets), np.concatenate(weights)
+        mean = np.average(targets, weights=weights)
+        std = np.sqrt(np.average((targets - mean) ** 2, weights=weights))
+        np.testing.assert_allclose(law.mean[i], mean, rtol=1e-5)
+        np.testing.assert_allclose(law.std[i], std, rtol=1e-5)
+
+
+def test_forest_learns_mean_and_spread(forest):
+    law = forest(NEW)
+    assert metrics.rmse(NEW_Y, law) < 0.7 * NEW_Y.std()
+    loud = NEW[:, 1] > 0
+    assert law.std[loud].mean() > 1.3 * law.std[~loud].mean()
+
+
+def test_crude_is_the_package_by_itself(ngboost):
+    ours = forests.fit(X, Y, key=KEY, preset="crude", num_trees=20)(NEW)
+    theirs = ngboost.NGBRegressor(n_estimators=20, verbose=False).fit(X, Y).pred_dist(NEW)
+    np.testing.assert_allclose(ours.mean, theirs.params["loc"], rtol=1e-5)
+    np.testing.assert_allclose(ours.std, theirs.params["scale"], rtol=1e-4)
+    assert ngboost.NGBRegressor().n_estimators == forests._CRUDE_TREES
+
+
+def test_the_number_of_boosted_trees_is_chosen(ngboost):
+    chosen = forests.fit(X, Y, key=KEY, learning_rate=0.1)
+    assert 5 < chosen.trees.n_estimators < 100
+    many = forests.fit(X, Y, key=KEY, learning_rate=0.1, num_trees=150)
+    assert metrics.nlpd(NEW_Y, chosen(NEW)) < metrics.nlpd(NEW_Y, many(NEW)) - 0.1
+
+
+@pytest.mark.parametrize("model", ["ngboost", "random_forest"])
+def test_key_dtype_scale_and_pickle(model, request):
+    if model == "ngboost":
+        request.getfixturevalue("ngboost")
+    fit = lambda y, key=KEY: forests.fit(X, y, key=key, model=model, num_trees=5)
+    fitted = fit(Y)
+    law, again = fitted(NEW), fit(Y)(NEW)
+    np.testing.assert_array_equal(law.mean, again.mean)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted))(NEW).std, law.std)
+    np.testing.assert_allclose(fit(2.0**-30 * Y)(NEW).std * 2.0**30, law.std, rtol=1e-5)
+    single = fitted(NEW.astype(np.float32))
+    assert single.mean.dtype == single.std.dtype == jnp.float32
+    if model == "random_forest":
+        assert np.any(fit(Y, jax.random.key(1))(NEW).mean != law.mean)
+
+
+@pytest.mark.parametrize("model", ["ngboost", "random_forest"])
+def test_a_missing_package_is_named_with_its_extra(model, monkeypatch):
+    for name in ("ngboost", "sklearn", "sklearn.ensemble"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"not installed: pip install 'jaxcal\[forests\]'"):
+        forests.fit(X, Y, key=KEY, model=model)
+
+
+def test_tracers_are_answered(forest):
+    with pytest.raises(TypeError, match="neither fit nor prediction runs under jit"):
+        jax.jit(lambda x: forest(x).mean)(NEW)
+    with pytest.raises(TypeError, match="neither fit nor prediction runs under jit"):
+        jax.vmap(lambda y: forests.fit(X, y, key=KEY)(X).mean)(jnp.asarray([Y, Y]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": np.where(X > 1.9, np.nan, X)}, "x holds .* values that are NaN or infinite"),
+        ({"y": Y[1:]}, "y has 199 rows where 200 are expected"),
+        ({"x": X[:9], "y": Y[:9]}, "x has 9 rows; at least 10 are needed"),
+        ({"y": np.full(200, 3.0)}, r"y is constant \(3\)"),
+        ({"model": "xgboost"}, "model must be one of 'ngboost', 'random_forest'; got 'xgboost'"),
+        ({"preset": "crude"}, "preset must be one of None; got 'crude'"),
+        ({"num_trees": 0}, "num_trees must be at least 1; got 0"),
+        ({"min_leaf_rows": 0}, "min_leaf_rows must be at least 1; got 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive; got 0.0"),
+    ],
+)
+def test_bad_input(change, message):
+    with pytest.raises(ValueError, match=message):
+        forests.fit(**({"x": X, "y": Y, "key": KEY, "model": "random_forest"} | change))
+
+
+def test_prediction_on_other_columns(forest):
+    with pytest.raises(ValueError, match="x has 1 columns; the trees were grown on 2"):
+        forest(NEW[:, 0])

@@ -1,0 +1,215 @@
+"""The network of means and variances: what it learns, by which loss, in which steps, and what it makes of bad input."""
+
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import Partial
+from scipy import stats
+
+from jaxcal.nn import as_variance
+from jaxcal.optimize import Result, adam_l2, train_minibatches
+from jaxcal.predictors import variance_network
+
+X64 = jax.config.jax_enable_x64
+KEY = jax.random.key(0)
+FORMS = ("joint", "alternating")
+# One setting and one size for nearly all tests, so that they share what is compiled.
+SETTING: dict[str, Any] = {
+    "key": KEY,
+    "hidden": (16,),
+    "batch_size": 200,
+    "max_epochs": 200,
+    "patience": 20,
+    "learning_rate": 0.02,
+}
+ROWS = 2000
+
+
+def fit(x, y, **options):
+    return variance_network.fit(x, y, **(SETTING | options))
+
+
+@pytest.fixture
+def data(rng):
+    """Rows whose std grows sevenfold from left to right."""
+    x = rng.uniform(-2, 2, size=ROWS)
+    return x, mean(x) + std(x) * rng.normal(size=ROWS)
+
+
+def mean(x):
+    return 3 * np.sin(x)
+
+
+def std(x):
+    return np.exp(x / 2)
+
+
+def softplus(x):
+    return np.logaddexp(0, x)
+
+
+def forward(network, x):
+    """The outputs of a ReLU network, layer by layer."""
+    weights = [(np.asarray(layer.weight, float), np.asarray(layer.bias, float)) for layer in network.layers]
+    for weight, bias in weights[:-1]:
+        x = np.maximum(x @ weight.T + bias, 0)
+    return x @ weights[-1][0].T + weights[-1][1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_recovers_a_std_that_varies(form, data):
+    """To a tenth on average and a fifth everywhere, with the mean within a fifth of a std."""
+    grid = np.linspace(-1.8, 1.8, 50)
+    law = fit(*data, form=form)(grid)
+    error = np.abs(law.std / std(grid) - 1)
+    assert error.mean() < 0.1
+    assert error.max() < 0.2
+    assert np.mean(np.abs(law.mean - mean(grid)) / std(grid)) < 0.2
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_prediction_is_the_forward_pass(form, data):
+    x, y = data
+    network = fit(x, y, form=form)
+    z = ((x - x.mean()) / x.std(ddof=1))[:, None]
+    center, output = np.hstack([forward(part, z) for part in network.network.networks]).T
+    law = network(x)
+    np.testing.assert_allclose(law.mean, y.mean() + y.std(ddof=1) * center, atol=1e-4)
+    np.testing.assert_allclose(law.variance, y.var(ddof=1) * (softplus(output) + 1e-6), rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_loss_is_the_negative_log_likelihood(form):
+    """Of rows of two kinds, the 400 held out are so many of one and the rest of the other: a whole number."""
+    y = np.arange(ROWS) % 4 == 0
+    network = fit(np.zeros(ROWS), y, form=form)
+    law = network(np.zeros(1))
+    # The network sees the target divided by its std.
+    zeros, ones = (-stats.norm.logpdf(kind, law.mean, law.std)[0] - np.log(y.std(ddof=1)) for kind in (0, 1))
+    number = 400 * (network.validation_loss - zeros) / (ones - zeros)
+    assert 50 < number < 150
+    assert abs(number - np.round(number)) < (1e-8 if X64 else 1e-2)
+
+
+def test_weight_decay_is_that_of_torch():
+    """Its steps, written out: the decay joins the gradient before the moments."""
+    rate, decay, steps = 0.05, 0.3, 7
+    slope, weights = np.array([1.0, -2.0, 0.01]), np.array([3.0, -1.0, 0.5])
+    first, second = np.zeros(3), np.zeros(3)
+    for step in range(1, steps + 1):
+        gradient = slope + decay * weights
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        weights = weights - rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+    row = (jnp.ones((1, 1)),)
+    optimum = train_minibatches(
+        lambda w, rows, key: (w * jnp.asarray(slope, w.dtype)).sum() * rows[0][:, 0],
+        jnp.array([3.0, -1.0, 0.5]),
+        row,
+        row,
+        key=KEY,
+        optimizer=Partial(adam_l2, weight_decay=jnp.asarray(decay)),
+        learning_rate=rate,
+        max_epochs=steps,
+        restore_best=False,
+    )
+    np.testing.assert_allclose(optimum.params, weights, atol=1e-5)
+
+
+def test_weight_decay_shrinks_the_weights(data):
+    norm = lambda network: sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(network.network))
+    plain, decayed = fit(*data), fit(*data, weight_decay=1.0)
+    assert norm(decayed) < 0.5 * norm(plain)
+
+
+def test_vmap_over_folds_and_keys_equals_the_loop(data):
+    x, y = data
+    xs, ys, keys = jnp.asarray([x, -x]), jnp.asarray([y, y]), jax.random.split(KEY)
+    together = eqx.filter_vmap(lambda x, y, key: fit(x, y, key=key, max_epochs=5))(xs, ys, keys)
+    laws = eqx.filter_vmap(lambda network, x: network(x))(together, xs)
+    for i in range(2):
+        alone = fit(xs[i], ys[i], key=keys[i], max_epochs=5)
+        np.testing.assert_allclose(alone(xs[i]).mean, laws.mean[i], atol=1e-8 if X64 else 1e-4)
+        np.testing.assert_allclose(alone(xs[i]).std, laws.std[i], atol=1e-8 if X64 else 1e-4)
+    assert not np.allclose(laws.std[0], laws.std[1])
+
+
+def test_noisy_rows_weigh_less_in_the_second_round(data):
+    """Where half of the rows are hardly worth anything, only a mean that knows it is right on the others."""
+    x, y = data
+    noise = (y - mean(x)) / std(x)
+    y = x + np.where(x < 0, 10.0, 0.01) * noise
+    fits = [fit(x, y, form="alternating", rounds=rounds) for rounds in (1, 2)]
+    once, twice = (np.abs(network(x).mean - x)[x > 0].mean() for network in fits)
+    assert twice < 0.5 * once
+    assert fits[1].epochs > fits[0].epochs
+
+
+def test_the_preset_has_the_layers_of_crude(data):
+    preset = partial(variance_network.fit, key=KEY, preset="crude")
+    (network,) = eqx.filter_eval_shape(preset, *data).network.networks
+    assert [layer.weight.shape for layer in network.layers] == [(1024, 1), (1024, 1024), (1024, 1024), (2, 1024)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_constant_target_is_predicted_exactly(form, data):
+    x, _ = data
+    law = fit(x, np.full(ROWS, 0.1), form=form)(3 * x)
+    np.testing.assert_array_equal(law.mean, np.full(ROWS, 0.1).astype(law.mean.dtype))
+    np.testing.assert_array_equal(law.std, np.zeros(ROWS))
+
+
+def test_the_variance_has_a_floor():
+    outputs = np.array([-1e3, -10.0, 0.0, 10.0, 1e3])
+    np.testing.assert_allclose(as_variance(jnp.asarray(outputs)), softplus(outputs) + 1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_divergence_is_raised_or_reported(form, data):
+    x, y = data
+    too_large = float(np.finfo(jnp.asarray(y).dtype).max) / 10
+    with pytest.raises(FloatingPointError, match="diverged"):
+        fit(x, y, form=form, learning_rate=too_large)
+    assert fit(x, y, form=form, learning_rate=too_large, throw=False).result == Result.NOT_FINITE
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: (np.where(x > 1, np.nan, x), y), "x holds .* NaN or infinite, the first at"),
+        (lambda x, y: (x[:1], y[:1]), "x has 1 rows; at least 2"),
+        (lambda x, y: (x, y[:-1]), "y has 1999 rows where 2000 are expected"),
+        (lambda x, y: (x, y[:, None]), r"did you mean y\[:, 0\]"),
+    ],
+)
+def test_bad_data(change, message, data):
+    with pytest.raises(ValueError, match=message):
+        fit(*change(*data))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "separate"}, "form must be one of 'joint', 'alternating'; got 'separate'"),
+        ({"rounds": 0}, "rounds must be at least 1; got 0"),
+        ({"preset": "paper"}, "preset must be one of None, 'crude'; got 'paper'"),
+        ({"weight_decay": -0.1}, "weight_decay must not be negative; got -0.1"),
+        ({"hidden": (0,)}, r"hidden must hold widths of at least 1; got \(0,\)"),
+        ({"validation_share": 20.0}, r"got 20: did you mean 0.2\?"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive; got 0"),
+    ],
+)
+def test_bad_options(options, message, data):
+    with pytest.raises(ValueError, match=message):
+        fit(*data, **options)
+
+
+def test_bad_inputs_of_the_prediction(data):
+    network = fit(*data)
+    with pytest.raises(ValueError, match="x has 3 columns; the network was trained on 1"):
+        network(np.ones((4, 3)))

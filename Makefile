@@ -2,12 +2,16 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 JOBS ?= 2
-# XLA's thread pool and the test workers would fight for the same cores.
-PYTEST := NPROC=1 $(BIN)/pytest --numprocesses=$(JOBS)
+# XLA's thread pool and the test workers would fight for the same cores. The tests of a file share compiled functions, and
+# so a worker.
+PYTEST := NPROC=1 $(BIN)/pytest --numprocesses=$(JOBS) --dist=loadfile
 
 # Tests that do not depend on the default precision run once.
 ANY_PRECISION := test_architecture.py test_cli.py test_datasets.py test_mesh.py test_plots.py test_sweep.py test_tables.py \
 	test_threads.py
+# Of these methods the battery of test_methods.py is enough in 32 bits, where `make test-slow` runs the rest.
+BATTERY_IN_32_BITS := test_conformal.py test_dropout.py test_forests.py test_gaussian_mle.py test_gaussian_process.py \
+	test_hidden_features.py test_multivariate.py test_rio_bases.py test_stochastic.py test_variance_network.py
 
 .PHONY: setup demo test test-slow lint format bench-peers clean
 
@@ -24,10 +28,11 @@ demo: setup
 
 test: setup
 	JAX_ENABLE_X64=1 $(PYTEST) -m "not slow"
-	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(addprefix --ignore=tests/,$(ANY_PRECISION))
+	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(addprefix --ignore=tests/,$(ANY_PRECISION) $(BATTERY_IN_32_BITS))
 
 test-slow: setup
 	JAX_ENABLE_X64=1 $(PYTEST) -m slow
+	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(addprefix tests/,$(BATTERY_IN_32_BITS))
 
 lint: setup
 	$(BIN)/ruff check .

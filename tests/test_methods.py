@@ -72,7 +72,6 @@ def call_on_std(module, x, mean):
 METHODS = {
     "mlp": (fit_mlp, call_mlp),
     "variance-network": (fit_variance_network, call_mlp),
-    "variance-network-alternating": (partial(fit_variance_network, form="alternating"), call_mlp),
     "dropout": (fit_dropout, call_mlp),
     "gaussian-process": (fit_gaussian_process, call_mlp),
     "rio": (fit_rio, call_rio),
@@ -88,7 +87,6 @@ METHODS = {
 TOLERANCE = {
     "mlp": 1e-6 if X64 else 1e-2,
     "variance-network": 1e-6 if X64 else 1e-2,
-    "variance-network-alternating": 1e-6 if X64 else 1e-2,
     "dropout": 1e-6 if X64 else 1e-2,
     "gaussian-process": 1e-4 if X64 else 2e-2,
     "rio": 1e-4 if X64 else 2e-2,

@@ -24,7 +24,7 @@ from _common import provenance, tell
 
 import jaxcal as jc
 from jaxcal.calibrators import rio
-from jaxcal.processes import evidence
+from jaxcal.processes import evidence, kernels, starts
 
 # Data sets with the number of training rows taken; None for 80 % of all.
 SIZES = (
@@ -55,7 +55,7 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     # With fewer rows than points all of them are taken, and rio.fit says so.
     warnings.simplefilter("ignore")
-    tell(chain([provenance()], bounds(arguments.seeds), starts(arguments.seeds)), arguments.out)
+    tell(chain([provenance()], bounds(arguments.seeds), climbs(arguments.seeds)), arguments.out)
 
 
 def bounds(num_seeds: int):
@@ -86,7 +86,7 @@ def predicted(process: rio.RIO, x, base):
     return process, jax.block_until_ready(process(x, base))
 
 
-def starts(num_seeds: int):
+def climbs(num_seeds: int):
     """Every start of the grid climbed alone, and the chosen one."""
     yield "\nStarts: the bound with 100 greedy points from each of the grid's starts alone, and from the chosen one"
     yield f"{'data set':16}{'base':10}{'seed':>5}{'worst':>10}{'median':>10}{'best':>10}{'chosen':>10}{'steps':>7}"
@@ -106,10 +106,9 @@ def starts(num_seeds: int):
 def prepared(x, base, y):
     """The grid of starts of `rio.fit`, and the data as the process sees them."""
     x_scaler, output_scaler, scaler = (jc.scaling.Standardiser.of(a) for a in (x, base.mean, y - base.mean))
-    points = rio.Points(x_scaler(x), output_scaler(base.mean)[:, None])
+    points = kernels.Points(x_scaler(x), output_scaler(base.mean)[:, None])
     data = evidence.Data(points, scaler(y - base.mean))
-    setting = rio.Setting("io", "residual", ard=False, paper=False, options=None)
-    return rio._starts(data, None, setting), data
+    return starts.on_grid(data, ard=False), data
 
 
 def one_by_one(grid: evidence.GaussianProcess):

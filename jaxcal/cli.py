@@ -423,9 +423,9 @@ def _suggest(name: str, names: Sequence[str]) -> str:
 @app.command()
 def methods() -> None:
     """List the predictors and the calibrators."""
-    for package in ("predictors", "calibrators"):
+    for package, called in (("predictors", str), ("calibrators", _called)):
         _say(f"{package}:")
-        _say_columns((_called(module), line) for module, line in _modules(package).items())
+        _say_columns((called(module), line) for module, line in _modules(package).items())
 
 
 @app.command()
@@ -442,7 +442,7 @@ def _find(name: str) -> datasets.Location:
 
 
 def _called(module: str) -> str:
-    """The name of a module's method."""
+    """The name of a calibrator's method on the command line."""
     return {"conformal": "split-conformal"}.get(module, module.replace("_", "-"))
 
 

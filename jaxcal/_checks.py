@@ -105,6 +105,23 @@ def check_at_least(name: str, value: int, minimum: int) -> None:
         raise ValueError(f"{name} must be at least {minimum}; got {value}.")
 
 
+def check_positive(name: str, value: ArrayLike) -> None:
+    """Raise ValueError unless every known value is positive."""
+    if not is_traced(value) and not np.all(np.asarray(value) > 0):
+        raise ValueError(f"{name} must be positive; got {value}.")
+
+
+def check_varies(name: str, targets: ArrayLike, size: ArrayLike = 0) -> None:
+    """Raise ValueError if known targets, made of numbers of up to `size`, do not vary by more than their rounding."""
+    if is_traced(targets, size):
+        return
+    values = np.asarray(targets)
+    constant = np.ptp(values, axis=0) <= 4 * np.finfo(values.dtype).eps * np.asarray(size)
+    if constant.any():
+        value = values[0] if values.ndim == 1 else values[0, constant.argmax()]
+        raise ValueError(f"{name} constant ({value:g}): there is no uncertainty to learn from.")
+
+
 def check_fraction(name: str, value: ArrayLike) -> None:
     """Raise ValueError unless every known value lies in the open interval (0, 1)."""
     if is_traced(value):

@@ -142,8 +142,7 @@ def train_minibatches(
     """
     for name, value in (("batch_size", batch_size), ("max_epochs", max_epochs), ("patience", patience)):
         _checks.check_at_least(name, value, 1)
-    if not _checks.is_traced(learning_rate) and not np.all(np.asarray(learning_rate) > 0):
-        raise ValueError(f"learning_rate must be positive; got {learning_rate}.")
+    _checks.check_positive("learning_rate", learning_rate)
     num_rows = jax.tree.leaves(data)[0].shape[0]
     return _train(
         loss,

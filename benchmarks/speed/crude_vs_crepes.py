@@ -10,14 +10,12 @@ calls at the most rows.
 """
 
 import argparse
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from _common import provenance, tell, verdict
+from _common import peak_memory, provenance, tell, verdict
 
 LEVELS = np.arange(1, 22) / 22
 ASKED_SECONDS, ASKED_MEMORY, ASKED_TIMES = 1.0, 1000, 10
@@ -113,12 +111,6 @@ def fastest(call: Callable, repeats: int):
         if repeat:
             seconds.append(time.perf_counter() - began)
     return result, min(seconds)
-
-
-def peak_memory() -> float:
-    """The largest resident set so far, in MB."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 if __name__ == "__main__":

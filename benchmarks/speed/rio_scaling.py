@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from _common import provenance, tell, verdict
+from _common import peak_memory, provenance, tell, verdict
 
 DATA_SET = "gpu_sgemm"
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 193_280)
@@ -159,11 +158,6 @@ def measured(size: int, seed: int) -> dict:
         "coverage": float(jc.metrics.coverage(y_test, after, confidence_level=CONFIDENCE_LEVEL)),
         "steps": int(rio.iterations),
     }
-
-
-def peak_memory() -> float:
-    """The largest resident set so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import jax
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import jaxcal as jc
+from benchmarks.speed._common import processor
 from jaxcal import sweep
 
 # What this process has compiled.
@@ -40,7 +41,4 @@ def timed(kind: tuple, call: Callable):
 def machine() -> str:
     """What the numbers are measured on."""
     device = jax.devices()[0]
-    if device.platform != "cpu":
-        return device.device_kind
-    with open("/proc/cpuinfo") as file:
-        return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+    return processor() if device.platform == "cpu" else device.device_kind

@@ -1,7 +1,10 @@
 """What a calibrator stands on: somebody's predictions, as a Distribution, and what their errors are measured in."""
 
+import warnings
+
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 from jaxcal import _checks
@@ -48,3 +51,21 @@ def error_unit(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
     if scaled and isinstance(base, Point):
         raise ValueError("base is a Point, but errors are measured in predicted stds: it must have a std.")
     return base.std if scaled else jnp.ones_like(base.mean)
+
+
+def standardised_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Float[Array, " l"]:
+    """The errors (y - mean) / unit of every row, as constants: no gradient passes.
+
+    Raises:
+        ValueError: if an error is not finite, or as `error_unit` does.
+    """
+    mean, unit, y = lax.stop_gradient((base.mean, error_unit(base, scaled), y))
+    z = (y - mean) / unit
+    _checks.check_finite("(y - base.mean) / base.std", z)
+    return z
+
+
+def warn_without_width(z: Float[Array, " l"]) -> None:
+    """Warn the caller of a fit whose errors are all zero."""
+    if not _checks.is_traced(z) and not np.any(z):
+        warnings.warn("y equals base.mean in every row: no prediction has a width.", stacklevel=3)

@@ -26,7 +26,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, error_unit
+from jaxcal.calibrators._base import check_base, error_unit, standardised_errors
 from jaxcal.distributions import Distribution, Empirical, Point, Quantiles
 from jaxcal.functional.quantiles import empirical_quantile, smallest_table
 from jaxcal.guarantee import Guarantee
@@ -89,9 +89,7 @@ def fit(
     check_base(base, y.shape[0])
     scaled = score == "scaled" or (score == "signed" and not isinstance(base, Point))
     rule = "conformal" if score == "signed" else "symmetric"
-    z = _table(base.mean, error_unit(base, scaled), y, rule)
-    _checks.check_finite("(y - base.mean) / base.std", z)
-    return SplitConformal(z, scaled, rule)
+    return SplitConformal(_table(standardised_errors(base, y, scaled), rule), scaled, rule)
 
 
 class SplitConformal(eqx.Module):
@@ -176,9 +174,8 @@ class ConformalisedQuantiles(eqx.Module):
 
 
 @functools.partial(jax.jit, static_argnames="rule")
-def _table(mean, scale, y, rule: str) -> Float[Array, " l"]:
-    mean, scale, y = lax.stop_gradient((mean, scale, y))
-    errors = (y - mean) / scale
+def _table(errors: Float[Array, " l"], rule: str) -> Float[Array, "..."]:
+    """The sorted errors, or their sizes after the negatives of these."""
     if rule == "conformal":
         return jnp.sort(errors)
     sizes = jnp.sort(jnp.abs(errors))

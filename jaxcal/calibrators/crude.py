@@ -7,18 +7,14 @@ is the rule "crude" of `functional.quantiles.empirical_quantile`. Of vector targ
 L^-1 (y - mean) with the Cholesky factor L of the predicted covariance: the predictive law is `MultivariateEmpirical`.
 """
 
-import functools
-import warnings
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, error_unit
+from jaxcal.calibrators._base import check_base, error_unit, standardised_errors, warn_without_width
 from jaxcal.distributions import Distribution, Empirical, Point
 from jaxcal.functional.quantiles import empirical_rank
 from jaxcal.guarantee import Guarantee
@@ -85,12 +81,11 @@ def fit(
     y = _checks.as_vector("y", y)
     check_base(base, y.shape[0])
     neighbourhood = None if neighbours is None else _neighbourhood(x, y.shape[0], neighbours, rank)
-    if not _checks.is_traced(y, base.mean) and np.array_equal(y, base.mean):
-        warnings.warn("y equals base.mean in every row: no prediction has a width.", stacklevel=2)
     scaled = not isinstance(base, Point)
-    z = _errors(base.mean, error_unit(base, scaled), y, neighbours is None)
-    _checks.check_finite("(y - base.mean) / base.std", z)
-    return CRUDE(z, neighbourhood, scaled, rank)
+    z = standardised_errors(base, y, scaled)
+    warn_without_width(z)
+    # Neighbours are taken from the rows as they came: of equally distant ones the lowest errors must not come first.
+    return CRUDE(jnp.sort(z) if neighbours is None else z, neighbourhood, scaled, rank)
 
 
 class CRUDE(eqx.Module):
@@ -227,14 +222,6 @@ def _neighbourhood(x: ArrayLike | None, length: int, number: int, rank: str) -> 
         raise ValueError(f"neighbours is {number}, but there are {length} calibration rows.")
     x_scaler, inputs = _standardised(_checks.as_matrix("x", x, length=length))
     return Neighbourhood(inputs, x_scaler, number)
-
-
-@functools.partial(jax.jit, static_argnames="in_order")
-def _errors(mean, scale, y, in_order: bool) -> Float[Array, " l"]:
-    mean, scale, y = lax.stop_gradient((mean, scale, y))
-    z = (y - mean) / scale
-    # Neighbours are taken from the rows as they came: of equally distant ones the lowest errors must not come first.
-    return jnp.sort(z) if in_order else z
 
 
 @jax.jit

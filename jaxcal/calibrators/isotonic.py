@@ -14,11 +14,10 @@ import warnings
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, error_unit
+from jaxcal.calibrators._base import check_base, error_unit, standardised_errors, warn_without_width
 from jaxcal.distributions import Distribution, Point, ScaledQuantiles
 
 # Beyond these Phi(z) is 0 or 1 in double precision.
@@ -70,11 +69,12 @@ def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, tails: str = "
     check_base(base)
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
     scaled = not isinstance(base, Point)
-    z = _sorted_z(base.mean, error_unit(base, scaled), y)
-    _checks.check_finite("(y - base.mean) / base.std", z)
-    if not _checks.is_traced(z):
-        _warn_of_extremes(np.asarray(z), scaled, tails)
-    return Isotonic(z, tails, scaled)
+    z = standardised_errors(base, y, scaled)
+    if tails == "support":
+        warn_without_width(z)
+    if scaled and not _checks.is_traced(z):  # without a std there are no PIT values
+        _warn_of_extremes(np.asarray(z))
+    return Isotonic(jnp.sort(z), tails, scaled)
 
 
 class Isotonic(eqx.Module):
@@ -111,17 +111,8 @@ class Isotonic(eqx.Module):
         )
 
 
-@eqx.filter_jit
-def _sorted_z(mean: Array, std: Array, y: Array) -> Array:
-    mean, std, y = lax.stop_gradient((mean, std, y))
-    return jnp.sort((y - mean) / std)
-
-
-def _warn_of_extremes(z: np.ndarray, scaled: bool, tails: str) -> None:
-    if tails == "support" and not z.any():
-        warnings.warn("y equals base.mean in every row: no prediction has a width.", stacklevel=3)
-    # Without a std there are no PIT values.
-    share = np.mean((z < _SATURATED[0]) | (z > _SATURATED[1])) if scaled else 0
+def _warn_of_extremes(z: np.ndarray) -> None:
+    share = np.mean((z < _SATURATED[0]) | (z > _SATURATED[1]))
     if share > 0:
         warnings.warn(
             f"{100 * share:.2g} % of the PIT values are 0 or 1 in double precision, with |z| up to "

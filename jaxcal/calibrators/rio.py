@@ -35,7 +35,6 @@ from jaxcal.processes.evidence import (
     Fitted,
     GaussianProcess,
     Options,
-    check_varies,
     maximise,
     predict,
     raise_unless_factorised,
@@ -275,9 +274,9 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
     targets, means = np.asarray(y), np.asarray(mean)
     size = np.maximum(np.abs(targets).max(axis=0), np.abs(means).max(axis=0))
     if target == "residual":
-        check_varies("the residuals y - base.mean are", targets - means, size)
+        _checks.check_varies("the residuals y - base.mean are", targets - means, size)
     else:
-        check_varies("y is", targets, size)
+        _checks.check_varies("y is", targets, size)
 
 
 @eqx.filter_jit
@@ -301,8 +300,7 @@ def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, e
     """As `_fit`, but x is read part by part."""
     if y.ndim > 1:
         raise ValueError(f"bound='stochastic' fits one output; y has {y.shape[1]}: fit them one by one.")
-    if key is None:
-        raise ValueError("bound='stochastic' needs a key: jax.random.key(0), say.")
+    key = stochastic.check_key(key)
     n = y.shape[0]
     x = None if setting.kernel == "output" else stochastic.as_rows(x, n)
     x_scaler = None if x is None else stochastic.standardiser(x, y.dtype)

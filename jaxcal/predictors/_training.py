@@ -101,6 +101,12 @@ def hold_out(
     return Rows(train, validation, x_scaler, y_scaler)
 
 
+def squared_error(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:
+    """A loss for `optimize.train_minibatches`."""
+    x, y = rows
+    return (jax.vmap(network)(x) - y) ** 2
+
+
 def _num_train(num_rows: int, validation_share: float) -> int:
     """How many rows are trained on: floor(n (1 - share)), as Keras has it; the rest are held out."""
     # The margin keeps a share like 0.9 of 10 rows from falling one short by rounding.

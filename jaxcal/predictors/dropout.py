@@ -18,7 +18,7 @@ from jaxcal.distributions import Mixture, Normal, Point
 from jaxcal.functional import safe
 from jaxcal.nn import FeedForward
 from jaxcal.optimize import adam_l2, raise_unless_finite, train_minibatches
-from jaxcal.predictors._training import XY, as_data, as_inputs, hold_out, settle, start
+from jaxcal.predictors._training import XY, as_data, as_inputs, hold_out, settle, squared_error, start
 from jaxcal.scaling import Standardiser
 
 
@@ -211,8 +211,8 @@ def _noise_std(passes: Passes, validation: XY) -> Float[Array, ""]:
 def _squared_error(
     network: FeedForward, rows: XY, key: PRNGKeyArray | None, *, rate: Float[Array, ""]
 ) -> Float[Array, " n"]:
-    x, y = rows
     if key is None:
-        return (jax.vmap(network)(x) - y) ** 2
+        return squared_error(network, rows, key)
+    x, y = rows
     keys = jax.random.split(key, y.shape[0])
     return (jax.vmap(lambda row, key: network(row, rate=rate, key=key))(x, keys) - y) ** 2

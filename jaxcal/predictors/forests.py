@@ -92,9 +92,8 @@ def fit(
     _checks.check_at_least("min_leaf_rows", min_leaf_rows, 1)
     if num_trees is not None:
         _checks.check_at_least("num_trees", num_trees, 1)
-    if not learning_rate > 0:
-        raise ValueError(f"learning_rate must be positive; got {learning_rate}.")
-    _check_varies("y", np.asarray(y))
+    _checks.check_positive("learning_rate", learning_rate)
+    _checks.check_varies("y is", y)
     y_scaler = Standardiser.of(y)
     rows = np.asarray(x, float), np.asarray(y_scaler(y), float)
     seed = int(jax.random.bits(key, dtype="uint32"))
@@ -156,7 +155,7 @@ def _boost(x: np.ndarray, y: np.ndarray, num_trees: int | None, learning_rate: f
     if num_trees is None:
         order = np.random.default_rng(seed).permutation(len(y))
         held_out, rest = np.split(order, [int(_HELD_OUT * len(y))])
-        _check_varies("without the rows held out, y", y[rest])
+        _checks.check_varies("without the rows held out, y is", y[rest])
         trial = unfitted(_BOOSTED_TREES).fit(
             x[rest], y[rest], X_val=x[held_out], Y_val=y[held_out], early_stopping_rounds=_PATIENCE
         )
@@ -193,11 +192,6 @@ def _forest_moments(forest: "RandomForestRegressor", x: np.ndarray) -> tuple[np.
 def _check_known(*arrays: ArrayLike) -> None:
     if _checks.is_traced(*arrays):
         raise TypeError("forests are NumPy models: neither fit nor prediction runs under jit, vmap or grad.")
-
-
-def _check_varies(name: str, y: np.ndarray) -> None:
-    if np.ptp(y) == 0:
-        raise ValueError(f"{name} is constant ({y[0]:g}): there is no uncertainty to learn from.")
 
 
 def _missing(package: str) -> ImportError:

@@ -112,7 +112,7 @@ def fit(
     setting = _setting(
         y.shape[0], bound, num_inducing, inducing, ard, optimizer, learning_rate, max_iterations, tolerance, preset
     )
-    evidence.check_varies("y is", y, jnp.max(jnp.abs(y)))
+    _checks.check_varies("y is", y, jnp.max(jnp.abs(y)))
     if bound == "stochastic":
         process = _fit_stochastic(x, y, setting, epochs, key)
     else:
@@ -180,8 +180,7 @@ def _setting(
     """The options, checked, with the defaults that depend on each other filled in."""
     _checks.check_choice("optimizer", optimizer, ("lbfgs", "adam"))
     _checks.check_choice("preset", preset, (None, "crude"))
-    if not learning_rate > 0:
-        raise ValueError(f"learning_rate must be positive; got {learning_rate}.")
+    _checks.check_positive("learning_rate", learning_rate)
     crude = preset == "crude"
     adam = crude or optimizer == "adam"
     if adam and bound == "stochastic":
@@ -207,8 +206,7 @@ def _fit(x: Float[Array, "n d"], y: Float[Array, " n"], setting: Setting) -> "Ga
 
 def _fit_stochastic(x, y, setting: Setting, epochs: int, key: PRNGKeyArray | None) -> "GaussianProcess":
     """As `_fit`, but x is read part by part."""
-    if key is None:
-        raise ValueError("bound='stochastic' needs a key: jax.random.key(0), say.")
+    key = stochastic.check_key(key)
     n = y.shape[0]
     x, on_host = stochastic.as_rows(x, n), np.asarray(y)
     x_scaler, y_scaler = stochastic.standardiser(x, y.dtype), Standardiser.of(y)

@@ -14,7 +14,7 @@ from jaxcal import _checks
 from jaxcal.distributions import Point
 from jaxcal.nn import FeedForward
 from jaxcal.optimize import raise_unless_finite, train_minibatches
-from jaxcal.predictors._training import XY, as_data, as_inputs, hold_out, start
+from jaxcal.predictors._training import as_data, as_inputs, hold_out, squared_error, start
 from jaxcal.scaling import Standardiser
 
 
@@ -79,7 +79,7 @@ def fit(
     init_key, split_key, train_key = jax.random.split(key, 3)
     rows = hold_out(x, y, num_train, None if paper else split_key, scale_target=not paper)
     optimum = train_minibatches(
-        _squared_error,
+        squared_error,
         start(x.shape[1], tuple(hidden), "scalar", key=init_key, dtype=rows.train[0].dtype),
         rows.train,
         rows.validation,
@@ -161,8 +161,3 @@ def _predict(mlp: MLP, x: Float[Array, "n d"]) -> Float[Array, " n"]:
 @eqx.filter_jit
 def _features(mlp: MLP, x: Float[Array, "n d"], layer: int) -> Float[Array, "n width"]:
     return jax.vmap(mlp.network.features)(mlp.x_scaler(x))[layer]
-
-
-def _squared_error(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:
-    x, y = rows
-    return (jax.vmap(network)(x) - y) ** 2

@@ -20,7 +20,7 @@ from jaxcal.distributions import Normal
 from jaxcal.functional.scores import normal_log_prob
 from jaxcal.nn import FeedForward, NormalNetwork, as_variance
 from jaxcal.optimize import Optimum, adam_l2, raise_unless_finite, train_minibatches
-from jaxcal.predictors._training import XY, Rows, as_data, as_inputs, hold_out, settle, start
+from jaxcal.predictors._training import XY, Rows, as_data, as_inputs, hold_out, settle, squared_error, start
 from jaxcal.scaling import Standardiser
 
 
@@ -190,8 +190,8 @@ def _negative_log_likelihood(network: NormalNetwork, rows: XY, key: PRNGKeyArray
 
 
 def _weighted_squared_error(network: FeedForward, rows: tuple, key: PRNGKeyArray | None) -> Float[Array, " n"]:
-    x, y, variance = rows
-    return (jax.vmap(network)(x) - y) ** 2 / variance
+    *xy, variance = rows
+    return squared_error(network, tuple(xy), key) / variance
 
 
 def _residual_negative_log_likelihood(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:

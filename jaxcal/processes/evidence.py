@@ -199,17 +199,6 @@ def predict(process: GaussianProcess, given: gp.Posterior, at: Points, points: P
     return lax.map(predict_one, points, batch_size=_PREDICTED_AT_ONCE)
 
 
-def check_varies(name: str, targets: ArrayLike, size: ArrayLike) -> None:
-    """Raise ValueError if known targets, made of numbers of up to `size`, do not vary by more than rounding."""
-    if _checks.is_traced(targets, size):
-        return
-    values = np.asarray(targets)
-    constant = np.ptp(values, axis=0) <= 4 * np.finfo(values.dtype).eps * np.asarray(size)
-    if constant.any():
-        value = values[0] if values.ndim == 1 else values[0, constant.argmax()]
-        raise ValueError(f"{name} constant ({value:g}): there is no uncertainty to learn from.")
-
-
 def raise_unless_factorised(result: Int[Array, "*runs"], jitter: Float[Array, "*runs"], n: int) -> None:
     """Raise FloatingPointError if no jitter made the covariance of n rows positive definite; nothing while traced."""
     if not _checks.is_traced(result) and np.any(np.asarray(result) == Result.NOT_FINITE):

@@ -143,8 +143,7 @@ def maximise(
     """
     for name, value in (("n", n), ("epochs", epochs), ("batch_size", batch_size)):
         _checks.check_at_least(name, value, 1)
-    if not learning_rate > 0:
-        raise ValueError(f"learning_rate must be positive; got {learning_rate}.")
+    _checks.check_positive("learning_rate", learning_rate)
     num_sampled = min(n, _SAMPLE_ROWS)
     if options.num_inducing > num_sampled:
         raise ValueError(f"num_inducing must be at most {num_sampled}; got {options.num_inducing}.")
@@ -204,6 +203,13 @@ def column_moments(
         mean += (own - mean) * (len(values) / total)
         count = total
     return np.asarray(origin + mean), np.asarray(np.sqrt(square / (n - 1)))
+
+
+def check_key(key: PRNGKeyArray | None) -> PRNGKeyArray:
+    """The key, if there is one."""
+    if key is None:
+        raise ValueError("bound='stochastic' needs a key: jax.random.key(0), say.")
+    return key
 
 
 def as_rows(x: ArrayLike, length: int) -> np.ndarray:

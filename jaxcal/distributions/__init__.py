@@ -1,0 +1,15 @@
+"""Predictive distributions: Equinox modules of arrays, one row a prediction, all with one interface.
+
+They are what predictors return, what calibrators take and give back, and what metrics and plots accept.
+
+A law computes in the dtype of its own parameters. Its methods are elementwise in the rows, so that a `vmap`
+over runs or ensemble members gives a valid law, whose arrays have further leading axes.
+"""
+
+from jaxcal.distributions._base import Distribution
+from jaxcal.distributions.empirical import Empirical
+from jaxcal.distributions.mixture import Mixture
+from jaxcal.distributions.parametric import Normal, Point, StudentT
+from jaxcal.distributions.piecewise import Quantiles, ScaledQuantiles
+
+__all__ = ["Distribution", "Empirical", "Mixture", "Normal", "Point", "Quantiles", "ScaledQuantiles", "StudentT"]

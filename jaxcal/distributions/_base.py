@@ -1,0 +1,136 @@
+"""The interface of all predictive laws, and what they share: parameters as rows, and their checks."""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
+
+from jaxcal import _checks
+
+
+class Distribution(eqx.Module):
+    """A predictive law for each of n rows.
+
+    Wherever a method takes `y`, it is [n] or one value for all rows, and the result is [n].
+    """
+
+    mean: eqx.AbstractVar[Float[Array, "*n"]]
+    std: eqx.AbstractVar[Float[Array, "*n"]]
+
+    @abc.abstractmethod
+    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The probability of a value of at most `y`."""
+
+    @abc.abstractmethod
+    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The log density at `y`; -inf where there is none, as for laws of atoms."""
+
+    @abc.abstractmethod
+    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The continuous ranked probability score, the integral of (cdf(t) - 1{y <= t})^2 dt, in y's unit."""
+
+    @abc.abstractmethod
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+        """Independent random values, of shape `shape` + [n]."""
+
+    @abc.abstractmethod
+    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The quantile of every row at a level of its own."""
+
+    @property
+    def variance(self) -> Float[Array, "*n"]:
+        """The square of `std`."""
+        return self.std**2
+
+    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
+        """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.
+
+        Raises:
+            ValueError: if p has more than one axis, or a known level lies outside [0, 1].
+        """
+        levels = _checks.as_floats("p", p)
+        if levels.ndim > 1:
+            raise ValueError(f"p must be one level or a vector of levels; got shape {levels.shape}.")
+        if not _checks.is_traced(levels) and not ((levels >= 0) & (levels <= 1)).all():
+            raise ValueError(f"p must lie between 0 and 1; got {levels.min():g} to {levels.max():g}.")
+        rows = self.mean
+        at = lambda level: self._icdf(jnp.full(rows.shape, level, rows.dtype))
+        return at(levels) if levels.ndim == 0 else jax.vmap(at, out_axes=-1)(levels)
+
+    def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+        """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2.
+
+        Raises:
+            ValueError: if `confidence_level` is not one number between 0 and 1.
+        """
+        check_confidence_level(confidence_level)
+        return self.icdf((1 - confidence_level) / 2), self.icdf((1 + confidence_level) / 2)
+
+
+def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[Array]:
+    """The parameters as vectors [n] of one dtype; a number holds for all rows and has no say in the dtype.
+
+    With `outputs` they may be matrices [n, t] of several outputs.
+    """
+    arrays = {name: _checks.as_floats(name, values) for name, values in parameters.items()}
+    vectors = [array for array in arrays.values() if array.ndim] or [a[None] for a in arrays.values()]
+    shape, dtype = vectors[0].shape, jnp.result_type(*vectors)
+    # A copy makes a JAX array even of a NumPy array that `vmap` hands through.
+    rows = {name: jnp.array(a if a.ndim else jnp.full(shape, a), dtype) for name, a in arrays.items()}
+    if not (outputs and len(shape) == 2 and shape[1] > 1):
+        return [_checks.as_vector(name, row, length=shape[0]) for name, row in rows.items()]
+    for name, row in rows.items():
+        if row.shape != shape:
+            raise ValueError(f"{' and '.join(rows)} must have one shape; got {shape} and for {name} {row.shape}.")
+    return [_checks.as_matrix(name, row) for name, row in rows.items()]
+
+
+def match(y: ArrayLike, rows: Array) -> Array:
+    """`y` in the dtype and the shape of the rows."""
+    values = _checks.as_floats("y", y).astype(rows.dtype)
+    if values.ndim > rows.ndim or values.shape != rows.shape[rows.ndim - values.ndim :]:
+        raise ValueError(f"y must be one number or have shape {rows.shape}; got {values.shape}.")
+    return jnp.broadcast_to(values, rows.shape)
+
+
+def standardise(y: Array, loc: Array, scale: Array) -> Array:
+    """(y - loc) / scale; infinite where the scale is 0, so that a cdf becomes a step."""
+    positive, step = scale > 0, jnp.where(y >= loc, jnp.inf, -jnp.inf)
+    return jnp.where(positive, (y - loc) / jnp.where(positive, scale, 1), step)
+
+
+def place(z: Array, loc: Array, scale: Array) -> Array:
+    """Values loc + scale * z for z [..., n]; loc where the scale is 0, even if z is infinite."""
+    loc, scale = jnp.broadcast_to(loc, z.shape), jnp.broadcast_to(scale, z.shape)
+    return loc + scale * jnp.where((scale == 0) & jnp.isinf(z), 0, z)
+
+
+def check_confidence_level(confidence_level: ArrayLike) -> None:
+    """Raise ValueError unless it is one number, between 0 and 1 if known."""
+    if np.ndim(confidence_level):
+        raise ValueError(f"confidence_level must be one number; got shape {np.shape(confidence_level)}.")
+    _checks.check_fraction("confidence_level", confidence_level)
+
+
+def check_not_negative(name: str, values: Array) -> None:
+    if not _checks.is_traced(values) and (values < 0).any():
+        raise ValueError(f"{name} must not be negative; got {values.min():g}.")
+
+
+def check_increasing(name: str, values: Array, *, strictly: bool) -> None:
+    """Raise ValueError unless known values increase along the last axis."""
+    if _checks.is_traced(values):
+        return
+    steps = np.diff(np.asarray(values))
+    bad = np.argwhere(steps <= 0 if strictly else steps < 0)
+    if bad.size:
+        *row, k = bad[0].tolist()
+        first, second = values[(*row, k)], values[(*row, k + 1)]
+        where = f" in row {row[0]}" if row else ""
+        raise ValueError(
+            f"{name} must be {'strictly increasing' if strictly else 'in increasing order'}; "
+            f"got {first:g} before {second:g}{where}."
+        )

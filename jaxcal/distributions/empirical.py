@@ -1,0 +1,175 @@
+"""Laws of a table of values that many rows share: `Empirical`."""
+# Equinox lets a property stand for an abstract variable; the type checker does not know that.
+# pyright: reportIncompatibleVariableOverride=false
+
+import math
+import warnings
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
+
+from jaxcal import _checks
+from jaxcal.distributions._base import (
+    Distribution,
+    as_rows,
+    check_confidence_level,
+    check_increasing,
+    check_not_negative,
+    match,
+    place,
+    standardise,
+)
+from jaxcal.functional import quantiles, safe, scores
+
+
+class Empirical(Distribution):
+    """Predictions loc + scale * Z, with Z uniform on a sorted table z: one that all rows share, or one a row.
+
+    With a shared table the cdf and the score cost O(log L) a row, and no [n, L] array is ever made. A row with
+    scale 0 is a point.
+
+    Args:
+        loc: [n], or one number for all rows.
+        scale: [n], or one number for all rows; not negative.
+        z: [L] standardised values, in increasing order, or [n, L], a table for every row.
+        rule: how `icdf` reads the table, see `functional.quantiles.empirical_quantile`. Only "inverse_cdf"
+            makes it the inverse of `cdf`; "conformal" and "symmetric", which is for tables symmetric about 0, are
+            infinite, with a warning, where the table is too short for a promise. Nothing else depends on the rule.
+
+    Example:
+        >>> law = Empirical(jnp.array([0.0, 10.0]), 2.0, jnp.array([-1.0, 0.0, 1.0]))
+        >>> print(law.icdf(0.9))
+        [ 2. 12.]
+    """
+
+    loc: Float[Array, "*n"]
+    scale: Float[Array, "*n"]
+    z: Float[Array, "*n_l"]
+    rule: str = eqx.field(static=True)
+
+    def __init__(
+        self,
+        loc: Real[ArrayLike, "..."],
+        scale: Real[ArrayLike, "..."],
+        z: Real[ArrayLike, "..."],
+        rule: str = "inverse_cdf",
+    ):
+        _checks.check_choice("rule", rule, quantiles.RULES)
+        self.loc, self.scale = as_rows(loc=loc, scale=scale)
+        shared = np.ndim(z) < 2
+        table = _checks.as_vector("z", z) if shared else _checks.as_matrix("z", z, length=self.loc.shape[0])
+        self.z = jnp.array(table, self.loc.dtype)
+        self.rule = rule
+        check_not_negative("scale", self.scale)
+        check_increasing("z", self.z, strictly=False)
+        if rule == "symmetric":
+            _check_symmetric("z", self.z)
+
+    @property
+    def mean(self) -> Float[Array, "*n"]:
+        """The mean of the table, placed."""
+        return self.loc + self.scale * self._average(self.z)
+
+    @property
+    def std(self) -> Float[Array, "*n"]:
+        """The std of the table (with the divisor L), scaled."""
+        deviations = self.z - self.z.mean(-1, keepdims=True)
+        return self.scale * safe.sqrt(self._average(deviations**2))
+
+    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The share of the table at or below (y - loc) / scale."""
+        u = standardise(match(y, self.loc), self.loc, self.scale)
+        count = self._read(lambda z, u: jnp.searchsorted(z, u, side="right"), u)
+        return count.astype(u.dtype) / self.z.shape[-1]
+
+    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """-inf everywhere: a law of atoms has no density."""
+        return jnp.full_like(match(y, self.loc), -jnp.inf)
+
+    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The scale times `functional.scores.empirical_crps` at (y - loc) / scale."""
+        error, positive = match(y, self.loc) - self.loc, self.scale > 0
+        u = error / jnp.where(positive, self.scale, 1)
+        score = self._read(lambda z, u: scores.empirical_crps(u, z), u)
+        return jnp.where(positive, self.scale * score, jnp.abs(error))
+
+    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
+        """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.
+
+        Raises:
+            ValueError: if p has more than one axis, or a known level lies outside [0, 1].
+
+        Warns:
+            UserWarning: if the table is too short for a known level strictly between 0 and 1, whose quantile is then
+                infinite.
+        """
+        values = super().icdf(p)
+        if self.rule in quantiles.CONFORMAL_RULES and not _checks.is_traced(p):
+            self._warn_if_infinite(np.asarray(p))
+        return values
+
+    def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+        """The ends (lower, upper) of the central interval.
+
+        With rule="conformal" and "symmetric" it holds a new exchangeable value with probability at least
+        `confidence_level`. Both ends are rounded outwards: where "conformal" takes the rank k at the upper end, it
+        takes L + 1 - k = floor((L + 1) (1 - confidence_level) / 2) at the lower one.
+        """
+        if self.rule not in quantiles.CONFORMAL_RULES:
+            return super().interval(confidence_level)
+        check_confidence_level(confidence_level)
+        level = (1 + confidence_level) / 2
+        mirrored = eqx.tree_at(lambda law: (law.loc, law.z), self, (-self.loc, -self.z[..., ::-1]))
+        return -mirrored._icdf(jnp.full_like(self.loc, level)), self.icdf(level)
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+        """Values loc + scale * z, z drawn from the table."""
+        rows = self.loc.shape
+        drawn = jax.random.randint(key, (math.prod(shape), *rows), 0, self.z.shape[-1])
+        z = jax.vmap(lambda index: self._read(lambda z, k: z[k], index))(drawn)
+        return place(z.reshape(shape + rows), self.loc, self.scale)
+
+    @eqx.filter_jit
+    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        z = self._read(lambda z, p: quantiles.empirical_quantile(z, p, self.rule), p)
+        # An infinite quantile is a refusal, and stays one where the scale is 0.
+        infinite = jnp.isinf(z)
+        return jnp.where(infinite, z, place(jnp.where(infinite, 0, z), self.loc, self.scale))
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether the rows share a table; leading axes, of runs, are those of the rows."""
+        return self.z.ndim <= self.loc.ndim
+
+    def _read(self, function: Callable[[Array, Array], Array], values: Array) -> Array:
+        """The function of a table and of what is looked up in it, [n], for the table of each row."""
+        signature = "(l),(n)->(n)" if self._is_shared else "(l),()->()"
+        return jnp.vectorize(function, signature=signature)(self.z, values)
+
+    def _average(self, values: Float[Array, "*n_l"]) -> Float[Array, "*n"]:
+        """The mean over the table; of a shared one with an axis of length 1 for the rows."""
+        return values.mean(-1, keepdims=self._is_shared)
+
+    def _warn_if_infinite(self, p: np.ndarray) -> None:
+        symmetric, size = self.rule == "symmetric", self.z.shape[-1]
+        levels = np.atleast_1d(np.abs(2 * p - 1) if symmetric else p)
+        inside = (levels > 0) & (levels < 1)
+        needed = quantiles.smallest_table(levels[inside].max()) if inside.any() else 0
+        if (rows := size // 2 if symmetric else size) < needed:
+            warnings.warn(
+                f"{rows} calibration rows are too few for the promise at the level asked for, which needs at least "
+                f"{needed}: the quantile is infinite.",
+                stacklevel=3,
+            )
+
+
+def _check_symmetric(name: str, values: Array) -> None:
+    """Raise ValueError unless there are 2 L values along the last axis, known ones symmetric about 0."""
+    if values.shape[-1] % 2:
+        raise ValueError(f"{name} must hold an even number of values, symmetric about 0; got {values.shape[-1]}.")
+    if not _checks.is_traced(values) and (values != -values[..., ::-1]).any():
+        raise ValueError(f"{name} must be symmetric about 0; got values from {values.min():g} to {values.max():g}.")

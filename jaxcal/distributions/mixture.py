@@ -1,0 +1,132 @@
+"""Laws of an ensemble: `Mixture`."""
+# Equinox lets a property stand for an abstract variable; the type checker does not know that.
+# pyright: reportIncompatibleVariableOverride=false
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
+
+from jaxcal import _checks
+from jaxcal.distributions._base import Distribution, check_not_negative, match
+from jaxcal.distributions.empirical import Empirical
+from jaxcal.distributions.parametric import Normal, Point
+from jaxcal.functional import quantiles, safe, scores
+
+T = TypeVar("T")
+
+
+class Mixture(Distribution):
+    """Mixtures of m laws of one class, as an ensemble gives them.
+
+    The cdf of a row is the weighted mean of its members' cdfs.
+
+    Args:
+        components: a Distribution all of whose arrays have a leading member axis of length m, as a `vmap`
+            over the members makes it.
+        weights: [m], not negative, with sum 1; equal where it is None.
+
+    Example:
+        >>> members = jax.vmap(Normal)(jnp.array([[-1.0], [1.0]]), jnp.array([[1.0], [1.0]]))
+        >>> law = Mixture(members)
+        >>> print(law.variance.round(4))
+        [2.]
+    """
+
+    components: Distribution
+    weights: Float[Array, "*m"]
+
+    def __init__(self, components: Distribution, weights: Real[ArrayLike, "..."] | None = None):
+        members, dtype = _stack_of(components)
+        if isinstance(components, Empirical) and components.rule in quantiles.CONFORMAL_RULES:
+            raise ValueError(f"components must not have rule={components.rule!r}: no promise outlives the mixing.")
+        self.components = components
+        if weights is None:
+            self.weights = jnp.full(members, 1 / members, dtype)
+        else:
+            self.weights = _checks.as_vector("weights", weights, length=members).astype(dtype)
+        check_not_negative("weights", self.weights)
+        if not _checks.is_traced(self.weights) and not abs(self.weights.sum() - 1) < 1e-3:
+            raise ValueError(f"weights must sum to 1; got {self.weights.sum():g}.")
+
+    @property
+    def mean(self) -> Float[Array, "*n"]:
+        """The weighted mean of the members' means."""
+        return self._average(self._each(lambda member: member.mean))
+
+    @property
+    def std(self) -> Float[Array, "*n"]:
+        """The root of the mean of the members' variances plus the variance of their means."""
+        means, stds = self._each(lambda member: (member.mean, member.std))
+        deviations = means - self._average(means)[None]
+        return safe.sqrt(self._average(stds**2 + deviations**2))
+
+    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The weighted mean of the members' cdfs."""
+        return self._average(self._each(lambda member: member.cdf(y)))
+
+    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The log of the weighted mean of the members' densities."""
+        logs = self._each(lambda member: member.log_prob(y))
+        dense = (logs > -jnp.inf).any(0)
+        # Where no member has a density the derivatives are 0, not NaN.
+        logs = jnp.where(dense[None], logs, 0)
+        weights = jnp.broadcast_to(self._columns(logs.ndim), logs.shape)
+        return jnp.where(dense, logsumexp(logs, axis=0, b=weights), -jnp.inf)
+
+    @eqx.filter_jit
+    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """Closed for normal and point members; for others by quadrature, `functional.scores.mixture_crps`."""
+        y = match(y, self.mean)
+        if isinstance(self.components, Normal | Point):
+            return scores.normal_mixture_crps(y, self.components.mean, self.components.std, self.weights)
+        crps = lambda y: self._each(lambda member: member.crps(y))
+        icdf = lambda p: self._each(lambda member: member._icdf(p))
+        return scores.mixture_crps(y, self.weights, crps, icdf)
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+        """The values of members drawn at random."""
+        members = self.weights.shape[0]
+        key_member, key_value = jax.random.split(key)
+        keys = jax.random.split(key_value, members)
+        values = jax.vmap(lambda member, key: member.sample(key, shape))(self.components, keys)
+        drawn = jax.random.choice(key_member, members, (1, *values.shape[1:]), p=self.weights)
+        return jnp.take_along_axis(values, drawn, axis=0)[0]
+
+    @eqx.filter_jit
+    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        if isinstance(self.components, Point):
+            return quantiles.weighted_quantile(self.components.mean, self.weights, p)
+        # The members' quantiles only bracket the mixture's: no derivative passes through them.
+        components, level = jax.lax.stop_gradient((self.components, p))
+        ends = jax.vmap(lambda member: member._icdf(level))(components)
+        return quantiles.invert_cdf(self.cdf, p, ends.min(0), ends.max(0))
+
+    def _each(self, function: Callable[[Any], T]) -> T:
+        """The function of every member, stacked [m, n]."""
+        return jax.vmap(function)(self.components)
+
+    def _columns(self, ndim: int) -> Float[Array, "*m"]:
+        """The weights, with axes of length 1 for all but the members."""
+        return jnp.expand_dims(self.weights, tuple(range(1, ndim)))
+
+    def _average(self, values: Float[Array, " m *n"]) -> Float[Array, "*n"]:
+        return (self._columns(values.ndim) * values).sum(0)
+
+
+def _stack_of(components: Distribution) -> tuple[int, Any]:
+    """The number of members of a stack, and its dtype."""
+    if not isinstance(components, Distribution):
+        raise ValueError(f"components must be a Distribution; got {type(components).__name__}.")
+    leaves = jax.tree.leaves(components)
+    shapes = [leaf.shape for leaf in leaves]
+    if any(len(shape) < 2 or shape[0] != shapes[0][0] for shape in shapes):
+        raise ValueError(
+            "components must be a stack, whose arrays all have a leading member axis, as jax.vmap makes it; "
+            f"got arrays of shapes {', '.join(map(str, shapes))}."
+        )
+    return shapes[0][0], leaves[0].dtype

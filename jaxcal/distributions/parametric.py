@@ -1,0 +1,153 @@
+"""Laws by a formula: `Point`, `Normal`, `StudentT`."""
+# Equinox lets a property stand for an abstract variable; the type checker does not know that.
+# pyright: reportIncompatibleVariableOverride=false
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import ndtr, ndtri
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
+
+from jaxcal import _checks
+from jaxcal.distributions._base import Distribution, as_rows, check_not_negative, match, place, standardise
+from jaxcal.functional import scores
+
+
+class Point(Distribution):
+    """Predictions without a spread: all the probability lies at `mean`.
+
+    Args:
+        mean: [n], or of several outputs [n, t].
+
+    Example:
+        >>> print(Point(jnp.array([1.0, 2.0])).crps(3.0))
+        [2. 1.]
+    """
+
+    mean: Float[Array, "*n"]
+
+    def __init__(self, mean: Real[ArrayLike, "..."]):
+        (self.mean,) = as_rows(outputs=True, mean=mean)
+
+    @property
+    def std(self) -> Float[Array, "*n"]:
+        """Zeros."""
+        return jnp.zeros_like(self.mean)
+
+    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """A step from 0 to 1 at the mean."""
+        return (match(y, self.mean) >= self.mean).astype(self.mean.dtype)
+
+    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """-inf everywhere: there is no density."""
+        return jnp.full_like(match(y, self.mean), -jnp.inf)
+
+    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The absolute error |y - mean|."""
+        return jnp.abs(match(y, self.mean) - self.mean)
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+        """The mean, `shape` times."""
+        return jnp.broadcast_to(self.mean, shape + self.mean.shape)
+
+    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        return self.mean
+
+
+class Normal(Distribution):
+    """Normal predictions. Rows with std 0 are points.
+
+    Args:
+        mean: [n], or of several outputs [n, t], or one number for all rows.
+        std: likewise; not negative.
+
+    Example:
+        >>> law = Normal(jnp.array([0.0, 10.0]), jnp.array([1.0, 2.0]))
+        >>> lower, upper = law.interval(0.95)
+        >>> print(f"{lower[1]:.2f} to {upper[1]:.2f}")
+        6.08 to 13.92
+    """
+
+    mean: Float[Array, "*n"]
+    std: Float[Array, "*n"]
+
+    def __init__(self, mean: Real[ArrayLike, "..."], std: Real[ArrayLike, "..."]):
+        self.mean, self.std = as_rows(outputs=True, mean=mean, std=std)
+        check_not_negative("std", self.std)
+
+    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """Phi((y - mean) / std)."""
+        return ndtr(standardise(match(y, self.mean), self.mean, self.std))
+
+    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The log density, finite far in the tails; -inf where std is 0."""
+        return scores.normal_log_prob(match(y, self.mean), self.mean, self.std)
+
+    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The closed form of `functional.scores.normal_crps`."""
+        return scores.normal_crps(match(y, self.mean), self.mean, self.std)
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+        """Values mean + std * z, z standard normal."""
+        z = jax.random.normal(key, shape + self.mean.shape, self.mean.dtype)
+        return place(z, self.mean, self.std)
+
+    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        return place(ndtri(p), self.mean, self.std)
+
+
+class StudentT(Distribution):
+    """Student t predictions, loc + scale * T with T of `df` degrees of freedom. Rows with scale 0 are points.
+
+    Args:
+        df: degrees of freedom, [n] or one number for all rows; positive.
+        loc: [n], or one number for all rows.
+        scale: [n], or one number for all rows; not negative.
+
+    Example:
+        >>> law = StudentT(4.0, jnp.array([0.0, 1.0]), 2.0)
+        >>> print(law.variance.round(4))
+        [8. 8.]
+    """
+
+    df: Float[Array, "*n"]
+    loc: Float[Array, "*n"]
+    scale: Float[Array, "*n"]
+
+    def __init__(self, df: Real[ArrayLike, "..."], loc: Real[ArrayLike, "..."], scale: Real[ArrayLike, "..."]):
+        self.df, self.loc, self.scale = as_rows(df=df, loc=loc, scale=scale)
+        check_not_negative("scale", self.scale)
+        if not _checks.is_traced(self.df) and (self.df <= 0).any():
+            raise ValueError(f"df must be positive; got {self.df.min():g}.")
+
+    @property
+    def mean(self) -> Float[Array, "*n"]:
+        """`loc`; NaN where df <= 1."""
+        return jnp.where(self.df > 1, self.loc, jnp.nan)
+
+    @property
+    def std(self) -> Float[Array, "*n"]:
+        """The scale times sqrt(df / (df - 2)); infinite where df <= 2."""
+        finite = self.df > 2
+        df = jnp.where(finite, self.df, 3)
+        return jnp.where(finite, self.scale * jnp.sqrt(df / (df - 2)), jnp.inf)
+
+    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """F((y - loc) / scale), to full relative precision in the lower tail."""
+        return scores.student_t_cdf(standardise(match(y, self.loc), self.loc, self.scale), self.df)
+
+    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The log density; -inf where scale is 0."""
+        return scores.student_t_log_prob(match(y, self.loc), self.df, self.loc, self.scale)
+
+    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The closed form of `functional.scores.student_t_crps`; NaN where df <= 1."""
+        return scores.student_t_crps(match(y, self.loc), self.df, self.loc, self.scale)
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+        """Values loc + scale * t, t from the standard law."""
+        shape = shape + self.loc.shape
+        t = jax.random.t(key, jnp.broadcast_to(self.df, shape), shape, self.loc.dtype)
+        return place(t, self.loc, self.scale)
+
+    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        return place(scores.student_t_icdf(p, self.df), self.loc, self.scale)

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import uncertainty_toolbox as toolbox
 from scipy import stats
 
 from jaxcal import metrics
@@ -91,6 +92,34 @@ def test_normal_forecast_against_loops_over_the_papers_formulas(forecast, tolera
     }
     for metric, value in at_80.items():
         np.testing.assert_allclose(metric(y, law, confidence_level=0.8), value, rtol=tolerance, err_msg=metric.__name__)
+
+
+def test_normal_forecast_against_uncertainty_toolbox(forecast, tolerance):
+    y, mean, std = forecast
+    law, rows = Normal(mean, std), (mean, std, y)
+    by_quantile = {"num_bins": 101, "prop_type": "quantile"}  # at the levels 0, 0.01, ..., 1
+    levels, confidence_levels = np.linspace(0.01, 0.99, 99), np.linspace(0.1, 0.9, 5)
+    at = {"start_p": 0.1, "end_p": 0.9, "resolution": 5}
+    interval_scores = [metrics.interval_score(y, law, confidence_level=level) for level in confidence_levels]
+    pairs = [
+        (metrics.nlpd(y, law), toolbox.nll_gaussian(*rows)),
+        (metrics.crps(y, law), toolbox.crps_gaussian(*rows)),
+        (metrics.pinball(y, law, levels), toolbox.check_score(*rows)),
+        (np.mean(interval_scores), toolbox.interval_score(*rows, **at)),
+        (metrics.sharpness(y, law), toolbox.sharpness(std)),
+        # CRUDE divides the 101 terms by 100; USNRT's levels are the 99 inner ones, in percent.
+        (
+            metrics.calibration_rmse(y, law),
+            toolbox.root_mean_squared_calibration_error(*rows, **by_quantile) * np.sqrt(1.01),
+        ),
+        (metrics.ece(y, law), toolbox.mean_absolute_calibration_error(*rows, **by_quantile) * 100 * 101 / 99),
+    ]
+    for ours, expected in pairs:
+        np.testing.assert_allclose(ours, expected, rtol=tolerance)
+
+    # Its shares are mirrored: of the targets above the quantile of the other side.
+    _, shares = toolbox.get_proportion_lists_vectorized(*rows, **by_quantile)
+    np.testing.assert_allclose(metrics.observed_shares(y, law, levels), 1 - shares[-2:0:-1], atol=tolerance)
 
 
 def test_crps_is_twice_the_pinball_loss_over_all_levels(forecast):

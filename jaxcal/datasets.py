@@ -204,9 +204,30 @@ def heteroscedastic(name: str, n: int, *, seed: int) -> Heteroscedastic:
     problem = _PROBLEMS[name]
     rng = np.random.default_rng(seed)
     x = problem.width * rng.uniform(size=(n, problem.inputs))
-    t = x.sum(axis=1)
-    mean, std = problem.mean(t), problem.std(t)
+    mean, std = heteroscedastic_moments(name, x)
     return Heteroscedastic(x, mean + std * rng.normal(size=n), mean, std)
+
+
+def heteroscedastic_moments(
+    name: str, x: Float[np.ndarray, "n d"]
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """The true means and standard deviations [n] of a problem of `heteroscedastic` at the rows of x.
+
+    Raises:
+        ValueError: if there is no such problem, or x has not its number of columns.
+
+    Example:
+        >>> from jaxcal import datasets
+        >>> mean, std = datasets.heteroscedastic_moments("g", np.array([[0.0], [1.0]]))
+        >>> std.tolist()
+        [0.5, 1.0]
+    """
+    _checks.check_choice("name", name, tuple(_PROBLEMS))
+    problem = _PROBLEMS[name]
+    if x.ndim != 2 or x.shape[1] != problem.inputs:
+        raise ValueError(f"x must have shape (n, {problem.inputs}); got {x.shape}.")
+    t = x.sum(axis=1)
+    return problem.mean(t), problem.std(t)
 
 
 class _Problem(NamedTuple):

@@ -1,4 +1,7 @@
-"""What the scripts of this folder share: what they ran on, and how they tell. Imports jax only to wait for it: a small process."""
+"""What the scripts of this folder share: what they ran on, timing, and how they tell.
+
+jax is imported only where a call is timed: peers are measured in processes without it.
+"""
 
 import datetime
 import os

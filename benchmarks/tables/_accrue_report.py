@@ -1,5 +1,6 @@
 """ACCRUE's Table 1 from finished runs: every run as CSV, and ours beside the published medians as Markdown."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
@@ -143,11 +144,8 @@ def paired(runs: Runs, names: Sequence[str]) -> str:
             accrue, crps = (runs.values(name, kind, method, "calibration_error") for method in ("ACCRUE", "CRPS"))
             sizes = runs.values(name, kind, "ACCRUE", "error_size") / runs.values(name, kind, "ACCRUE", "rmse")
             p = p_value(runs, name, kind)
-            row += [
-                f"{np.median(sizes):.2f}",
-                f"{np.median(accrue - crps):+.2f}",
-                _report.MISSING if p != p else f"{p:.3f}",
-            ]
+            shown = _report.MISSING if math.isnan(p) else f"{p:.3f}"
+            row += [f"{np.median(sizes):.2f}", f"{np.median(accrue - crps):+.2f}", shown]
         rows.append(row)
     return _report.markdown_table(header, rows)
 

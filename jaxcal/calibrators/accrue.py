@@ -35,9 +35,9 @@ from jaxcal.scaling import Standardiser
 # Section 5.1: the network's layers, the second of symmetric saturating linear functions, and the polynomial's order.
 _HIDDEN, _ACTIVATIONS = (50, 10), (jax.nn.relu, jax.nn.hard_tanh)
 _MAX_ORDER = 10
-# The gain of the loss below which a further order is useless, and left out; two in a row end the search, since odd
-# orders alone, or even ones, may be useless.
-_ORDER_GAIN = 1e-3
+# n times the gain of the loss of n rows below which a further order is useless, and left out; two in a row end the
+# search, since odd orders alone, or even ones, may be useless.
+_ORDER_GAIN = 0.1
 _LEAST_ROWS = 10
 # The median of |z| for standard normal z.
 _MEDIAN_SIZE = 0.6745
@@ -65,8 +65,8 @@ def fit(
       trained by L-BFGS on a random part of the rows, until the loss on the rest has not fallen for `patience` steps;
       the best of `restarts` initialisations, by that loss, is kept. They train in one `vmap`.
     - "polynomial", for one column of x: std = softplus(polynomial), which is positive everywhere, of order 1, 2, ... up
-      to 10, each starting from the last useful one's solution, until two orders in a row gain less than 0.001
-      (Algorithm 1, which stops after one, keeps it, and lets the std become negative). It is fitted to all rows.
+      to 10, each starting from the last useful one's solution, until two orders in a row gain less than 0.1 / l of
+      the loss (Algorithm 1, which stops after one, keeps it, and lets the std become negative). All rows are fitted to.
     - an Equinox module that maps one standardised input [d] to log std, as a scalar, in units of the errors' typical
       size. It is trained as the network is, from its own weights, once.
 
@@ -327,7 +327,7 @@ def _fit_polynomial(rows: _Rows, beta, until) -> ACCRUE:
         # Coefficients of higher orders have no part in the loss, and no gradient.
         masked = lambda coefficients: loss(jnp.where(places <= order, coefficients, 0))
         new = minimize(masked, best.params, max_iterations=until[0])
-        gains = best.loss - new.loss >= _ORDER_GAIN
+        gains = best.loss - new.loss >= _ORDER_GAIN / rows.y.shape[0]
         return order + 1, jnp.where(gains, 0, useless + 1), jax.tree.map(partial(jnp.where, gains), new, best)
 
     def unfinished(state):

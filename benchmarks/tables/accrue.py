@@ -8,9 +8,7 @@ kept in `runs/`; a script that was stopped goes on where it was. `--report` make
 finished, also while another process still runs.
 """
 
-import argparse
 from collections.abc import Mapping
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +25,7 @@ CLUSTERS = range(1, 11)
 
 
 def main() -> None:
-    arguments = parse()
+    arguments = _jobs.parser(__doc__, DATASETS, RUNS, RUNS_OF_LARGE).parse_args()
     runs = arguments.out / "runs" / "accrue_table1.jsonl"
     if not arguments.report:
         # By runs from the outside, so that a sweep that is stopped has some of everything.
@@ -42,22 +40,6 @@ def main() -> None:
     if not records:
         raise SystemExit(f"{runs} holds no finished runs.")
     _accrue_report.write(records, DATASETS, arguments.out / "results" / "accrue_table1.csv")
-
-
-def parse() -> argparse.Namespace:
-    """The arguments of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ",".join(DATASETS)
-    fewer = ", ".join(f"{name} has {number}" for name, number in RUNS_OF_LARGE.items())
-    parser.add_argument("--datasets", type=lambda text: text.split(","), default=names, help=f"default: {names}")
-    parser.add_argument("--runs", type=int, default=RUNS, help=f"random splits at most; {fewer}")
-    parser.add_argument("--workers", type=int, help="processes; default: one for each core")
-    parser.add_argument("--report", action="store_true", help="run nothing, report what is finished")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1], help="folder of runs/ and results/")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.datasets) - set(DATASETS):
-        parser.error(f"--datasets has {', '.join(sorted(unknown))}; there are {names}")
-    return arguments
 
 
 def run_job(dataset: str, seed: int) -> list[dict]:

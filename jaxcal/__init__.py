@@ -5,7 +5,8 @@ fitted from somebody's predictions, `fit(x, base, y)`, and called on inputs and 
 """
 
 from jaxcal import datasets, functional, metrics, nn, optimize, plots
-from jaxcal.calibrators import conformal, crude, gaussian_mle, isotonic, rio
+from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, kmeans, rio
+from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import Distribution, Empirical, Mixture, Normal, Point, Quantiles, ScaledQuantiles, StudentT
 from jaxcal.guarantee import Guarantee
 from jaxcal.multivariate import MultivariateEmpirical, MultivariateNormal
@@ -25,6 +26,7 @@ __all__ = [
     "Quantiles",
     "ScaledQuantiles",
     "StudentT",
+    "accrue",
     "conformal",
     "crude",
     "datasets",
@@ -34,10 +36,12 @@ __all__ = [
     "gaussian_mle",
     "gaussian_process",
     "isotonic",
+    "kmeans",
     "metrics",
     "mlp",
     "nn",
     "optimize",
+    "out_of_fold",
     "plots",
     "rio",
     "variance_network",

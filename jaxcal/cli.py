@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import jax
 import numpy as np
@@ -182,7 +183,7 @@ def calibrate(
         fitted_on, unseen = _Rows.read(source, columns, calibration), _Rows.read(table, columns, file)
         rows, fitting = unseen, None
 
-    options = _options(fit, fitted_on.x, seed)
+    options = _options(fit, method, fitted_on.x, seed)
     with _timed(f"Fit {method} to {len(fitted_on.mean)} rows"):
         calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **options)
     if method == "split-conformal":
@@ -275,9 +276,11 @@ def _find_calibrator(method: str) -> Callable:
     return importlib.import_module(f"jaxcal.calibrators.{methods[method]}").fit
 
 
-def _options(fit: Callable, x: np.ndarray | None, seed: int) -> dict[str, Any]:
+def _options(fit: Callable, method: str, x: np.ndarray | None, seed: int) -> dict[str, Any]:
     """What a method needs beside the data: a key if it is random, a kernel on the output if there are no inputs."""
     wanted = inspect.signature(fit).parameters
+    if x is None and NoneType not in get_args(wanted["x"].annotation):
+        raise ValueError(f"--method {method} needs columns of inputs, --features: there is no other numeric column.")
     options = {"key": jax.random.key(seed)} if "key" in wanted else {}
     return options | ({"kernel": "output"} if x is None and "kernel" in wanted else {})
 

@@ -29,7 +29,7 @@ class FeedForward(eqx.Module):
         hidden: the widths of the hidden layers; none gives a linear model.
         out_size: number of outputs k, or "scalar" for an output of shape ().
         key: random key of the initial weights.
-        activation: applied after every hidden layer.
+        activation: applied after every hidden layer; or several, one for each of them.
         dtype: of the weights; the default float where None.
 
     Example:
@@ -40,7 +40,7 @@ class FeedForward(eqx.Module):
     """
 
     layers: tuple[eqx.nn.Linear, ...]
-    activation: Callable = eqx.field(static=True)
+    activations: tuple[Callable, ...] = eqx.field(static=True)
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class FeedForward(eqx.Module):
         out_size: int | Literal["scalar"],
         *,
         key: PRNGKeyArray,
-        activation: Callable = jax.nn.relu,
+        activation: Callable | Sequence[Callable] = jax.nn.relu,
         dtype: DTypeLike | None = None,
     ):
         if any(width < 1 for width in hidden):
@@ -57,7 +57,9 @@ class FeedForward(eqx.Module):
         fans = list(zip((in_size, *hidden), (*hidden, out_size), strict=True))
         layers = [eqx.nn.Linear(fan_in, fan_out, dtype=dtype, key=key) for fan_in, fan_out in fans]
         self.layers = _with_keras_start(layers, key)
-        self.activation = activation
+        self.activations = (activation,) * len(hidden) if callable(activation) else tuple(activation)
+        if len(self.activations) != len(hidden):
+            raise ValueError(f"activation has {len(self.activations)} functions for {len(hidden)} hidden layers.")
 
     def __call__(
         self, x: Float[Array, " d"], *, rate: ArrayLike = 0.0, key: PRNGKeyArray | None = None
@@ -77,8 +79,8 @@ class FeedForward(eqx.Module):
         hidden = self.layers[:-1]
         keys = [None] * len(hidden) if key is None else jax.random.split(key, len(hidden))
         found = []
-        for layer, layer_key in zip(hidden, keys, strict=True):
-            x = dropout(self.activation(layer(x)), key=layer_key)
+        for layer, activation, layer_key in zip(hidden, self.activations, keys, strict=True):
+            x = dropout(activation(layer(x)), key=layer_key)
             found.append(x)
         return tuple(found)
 

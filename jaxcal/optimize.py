@@ -68,6 +68,23 @@ def raise_unless_finite(optimum: Optimum) -> None:
         )
 
 
+def num_train(num_rows: int, validation_share: float) -> int:
+    """How many rows are trained on: floor(n (1 - share)), as Keras has it; the rest are held out.
+
+    Raises:
+        ValueError: if the share lies outside (0, 1), or leaves no row to train on or none to hold out.
+    """
+    _checks.check_fraction("validation_share", validation_share)
+    # The margin keeps a share like 0.9 of 10 rows from falling one short by rounding.
+    size = math.floor(num_rows * (1 - validation_share) + 1e-9)
+    if not 0 < size < num_rows:
+        raise ValueError(
+            f"a validation_share of {validation_share:g} leaves {size} of {num_rows} rows to train on "
+            f"and {num_rows - size} to stop by; at least one of each is needed."
+        )
+    return size
+
+
 def adam_l2(learning_rate: ArrayLike, *, weight_decay: ArrayLike) -> optax.GradientTransformation:
     """Adam (Kingma & Ba 2015) on a loss with the penalty weight_decay |w|^2 / 2, biases included.
 
@@ -263,6 +280,8 @@ def minimize(
     loss_tolerance: float = 2.2e-9,
     gradient_tolerance: float = 1e-5,
     gain_tolerance: float = 0.0,
+    validation_loss: Callable[..., Float[Array, ""]] | None = None,
+    patience: int | Int[Array, ""] = 10,
 ) -> Optimum:
     """Minimise a smooth function of all its parameters by L-BFGS (ten corrections, weak Wolfe line search).
 
@@ -281,6 +300,9 @@ def minimize(
         gradient_tolerance: largest entry of the gradient to stop at.
         gain_tolerance: decrease of the loss, in its own units, to stop at: after two steps in a row that gained less,
             the first four not counted.
+        validation_loss: `validation_loss(params) -> scalar`: what to stop by early, and to choose the returned
+            parameters by, among those after each step and the initial ones.
+        patience: number of steps in a row without a lower validation loss to stop at.
 
     Example:
         >>> import jax.numpy as jnp
@@ -294,7 +316,7 @@ def minimize(
     value_and_grad = jax.value_and_grad(lambda vector: loss(unravel(vector)))
 
     def step(state):
-        params, (old, gradient), direction, memory, fresh, slow, steps, _ = state
+        params, (old, gradient), direction, memory, fresh, slow, best, steps, _ = state
         first = steps < 0
         params, (new, gradient), length = _line_search(value_and_grad, params, (old, gradient), direction, first)
         size = jnp.maximum(jnp.maximum(jnp.abs(old), jnp.abs(new)), 1)
@@ -304,22 +326,44 @@ def minimize(
         flat = optax.tree.norm(gradient, ord=jnp.inf) <= gradient_tolerance
         # One slow step alone may be a step of a bad length; the first ones, a plateau's end.
         slows = (steps >= _EARLY_STEPS) & (old - new < gain_tolerance)
-        done = ~first & ((stalled & ~forget) | flat | (slow & slows))
+        best = watch(params, best)
+        stale = False if best is None else best.stale_steps >= patience
+        done = ~first & ((stalled & ~forget) | flat | (slow & slows) | stale)
         descent, memory = lbfgs.update(gradient, _select(forget, lbfgs.init(params), memory), params)
         direction = optax.tree.scale(-1, descent)
-        return params, (new, gradient), direction, memory, forget | first, slows, steps + 1, done
+        return params, (new, gradient), direction, memory, forget | first, slows, best, steps + 1, done
 
     def unfinished(state):
         _, (value, _), *_, steps, done = state
         return (steps < 0) | (~done & (steps < max_iterations) & jnp.isfinite(value))
 
+    def watch(params, best):
+        """The best parameters so far by the validation loss, if there is one."""
+        if best is None or validation_loss is None:
+            return None
+        loss = validation_loss(unravel(params))
+        improved = loss < best.loss
+        return _select(improved, _Best(params, loss, jnp.int32(0)), best._replace(stale_steps=best.stale_steps + 1))
+
     # The first evaluation is a step of no length: the compiled program holds the loss once.
     nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(value_and_grad, params))
     true, false = jnp.ones((), bool), jnp.zeros((), bool)
-    initial = params, nothing, jnp.zeros_like(params), lbfgs.init(params), true, false, jnp.int32(-1), false
-    params, (value, _), *_, steps, done = lax.while_loop(unfinished, step, initial)
+    best = None if validation_loss is None else _Best(params, jnp.full_like(nothing[0], jnp.inf), jnp.int32(0))
+    initial = params, nothing, jnp.zeros_like(params), lbfgs.init(params), true, false, best, jnp.int32(-1), false
+    params, (value, _), *_, best, steps, done = lax.while_loop(unfinished, step, initial)
     ended = jnp.where(done, Result.CONVERGED, Result.STEP_LIMIT)
-    return Optimum(unravel(params), value, steps, jnp.where(jnp.isfinite(value), ended, Result.NOT_FINITE))
+    result = jnp.where(jnp.isfinite(value), ended, Result.NOT_FINITE)
+    if best is not None:
+        params, value = best.params, best.loss
+    return Optimum(unravel(params), value, steps, result)
+
+
+class _Best(NamedTuple):
+    """What `minimize` has found by its validation loss, and for how many steps there was nothing better."""
+
+    params: Float[Array, " p"]
+    loss: Float[Array, ""]
+    stale_steps: Int[Array, ""]
 
 
 def _line_search(

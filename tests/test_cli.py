@@ -187,6 +187,15 @@ def test_recalibrators_take_a_std(method, table, file):
     assert ("The 90 % interval covers a new row with probability 9" in result.stdout) == (method == "split-conformal")
 
 
+def test_methods_of_inputs_need_some(table, file, tmp_path):
+    result = calibrate(file, "--method", "accrue")
+    assert result.exit_code == 0, result.output
+    assert (pl.read_csv(file.with_name("data.calibrated.csv"))["std"].to_numpy() > 0).all()
+    path = tmp_path / "bare.csv"
+    table.select("truth", "line").write_csv(path)
+    assert_refused(calibrate(path, "--method", "accrue"), "--method accrue needs columns of inputs")
+
+
 def test_a_warning_is_one_line(file):
     result = calibrate(file, "--std", "spread", "--method", "split-conformal", "--quantiles", "0.01")
     assert result.exit_code == 0

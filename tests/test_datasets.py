@@ -337,3 +337,25 @@ def as_original(original, targets):
     separator = original.delimiter or "\t"
     header = [separator.join(original.columns.split())] * original.header_lines
     return "\n".join([*header, *map(separator.join, zip(*texts, strict=True))]) + "\n"
+
+
+@pytest.mark.parametrize(("name", "columns"), [("g", 1), ("y", 1), ("w", 1), ("5d", 5)])
+def test_problems_whose_noise_is_known(name, columns):
+    data = datasets.heteroscedastic(name, 20_000, seed=1)
+    assert data.x.shape == (20_000, columns)
+    z = (data.y - data.mean) / data.std
+    assert abs(z.mean()) < 0.03
+    assert abs(z.std() - 1) < 0.03
+    # The noise is as the formula says where it is small and where it is large.
+    small = data.std < np.median(data.std)
+    assert abs(z[small].std() - 1) < 0.04
+    mean, std = datasets.heteroscedastic_moments(name, data.x)
+    np.testing.assert_array_equal(mean, data.mean)
+    np.testing.assert_array_equal(std, data.std)
+
+
+def test_there_is_no_such_problem():
+    with pytest.raises(ValueError, match="name must be one of 'g', 'y', 'w', '5d'; got 'x'"):
+        datasets.heteroscedastic("x", 10, seed=0)
+    with pytest.raises(ValueError, match=r"x must have shape \(n, 5\); got \(3, 1\)"):
+        datasets.heteroscedastic_moments("5d", np.zeros((3, 1)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxcal import Distribution, Normal, Point, mlp, rio
-from jaxcal.calibrators import conformal, crude, gaussian_mle, isotonic
+from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic
 from jaxcal.predictors import dropout, gaussian_process, variance_network
 
 X64 = jax.config.jax_enable_x64
@@ -39,6 +39,10 @@ def fit_gaussian_process(x, mean, y):
 
 def fit_rio(x, mean, y, **options):
     return rio.fit(x, Point(mean), y, **options)
+
+
+def fit_accrue(x, mean, y):
+    return accrue.fit(x, Point(mean), y, key=KEY, restarts=2)
 
 
 def fit_gaussian_mle(x, mean, y):
@@ -76,6 +80,7 @@ METHODS = {
     "gaussian-process": (fit_gaussian_process, call_mlp),
     "rio": (fit_rio, call_rio),
     "rio-collapsed": (partial(fit_rio, bound="collapsed", num_inducing=10), call_rio),
+    "accrue": (fit_accrue, call_rio),
     "crude": (partial(fit_on_std, crude.fit), call_on_std),
     "crude-neighbours": (partial(fit_on_std, crude.fit, neighbours=15), call_on_std),
     "conformal": (partial(fit_on_std, conformal.fit), call_on_std),
@@ -91,6 +96,7 @@ TOLERANCE = {
     "gaussian-process": 1e-4 if X64 else 2e-2,
     "rio": 1e-4 if X64 else 2e-2,
     "rio-collapsed": 1e-4 if X64 else 2e-2,
+    "accrue": 1e-4 if X64 else 2e-2,
     **dict.fromkeys(["crude", "crude-neighbours", "conformal", "conformal-quantile"], 1e-12 if X64 else 1e-5),
     "gaussian-mle": 1e-12 if X64 else 1e-5,
     "isotonic": 1e-12 if X64 else 1e-5,

@@ -107,3 +107,23 @@ def test_one_run_at_a_time_under_two_vmaps():
     centers = jnp.arange(6.0).reshape(2, 3)
     found = jax.vmap(jax.vmap(one_run_at_a_time(loss)))(centers)
     np.testing.assert_allclose(found, centers, atol=1e-4)
+
+
+def test_a_validation_loss_stops_early_and_chooses():
+    # The minimum of the validation loss lies on the way to that of the loss.
+    loss, start = lambda p: jnp.sum((p - 3) ** 4), jnp.zeros(2)
+    distance = lambda p: jnp.sum((p - 1) ** 2)
+    path = [minimize(loss, start, max_iterations=k) for k in range(25)]
+    distances = np.array([distance(step.params) for step in path])
+    best = int(np.argmin(distances))
+    optimum = minimize(loss, start, validation_loss=distance, patience=3)
+    assert 0 < best < len(path) - 4
+    np.testing.assert_allclose(optimum.params, path[best].params, rtol=1e-6)
+    np.testing.assert_allclose(optimum.loss, distances[best], rtol=1e-6)
+    assert (optimum.steps, optimum.result) == (best + 3, Result.CONVERGED)
+
+
+def test_a_validation_loss_that_never_stops_chooses_the_last_step():
+    distance = lambda p: jnp.sum((p - 3) ** 2)
+    optimum = minimize(distance, jnp.zeros(2), validation_loss=distance, patience=1)
+    np.testing.assert_allclose(optimum.params, 3, atol=1e-5)

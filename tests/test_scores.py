@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.integrate
+import scipy.optimize
+import scipy.special
 import scipy.stats
 import scoringrules
 
@@ -323,3 +325,117 @@ def test_invert_cdf_finds_the_smallest_value_at_jumps_and_flats():
     assert (steps(actual) >= p).all()
     infinite = invert(jnp.linspace(0, 1, 5), jnp.full(5, -jnp.inf), jnp.full(5, jnp.inf))
     assert infinite.tolist() == [-math.inf] * 2 + [math.inf] * 3
+
+
+# The reliability score and the loss of ACCRUE
+
+ERRORS = np.array([-2.0, -0.3, -0.3, 0.1, 0.4, 1.5, 3.0])
+STD = np.array([0.8, 0.5, 0.5, 1.0, 0.3, 2.0, 1.5])  # the second and the third are ties
+
+
+def reliability(z, cdf):
+    """The reliability score by its definition, the paper's equation 6, in the variable z / sqrt(2)."""
+    ends = [-np.inf, *np.sort(z), np.inf]
+    parts = [
+        scipy.integrate.quad(lambda t, k=k: (cdf(t) - k / len(z)) ** 2, a, b, epsabs=1e-13)[0]
+        for k, (a, b) in enumerate(itertools.pairwise(ends))
+        if a < b
+    ]
+    return sum(parts) / math.sqrt(2)
+
+
+def test_reliability_score_is_its_integral():
+    expected = reliability(ERRORS / STD, scipy.stats.norm.cdf)
+    np.testing.assert_allclose(scores.reliability_score(ERRORS, STD), expected, rtol=1e-10 if X64 else 1e-5)
+    same_scale = scores.reliability_score(ERRORS, 0.7)
+    np.testing.assert_allclose(same_scale, reliability(ERRORS / 0.7, scipy.stats.norm.cdf), rtol=EXACT)
+    # Equation 8, with sorted eta and 1 / (sqrt(pi) N).
+    eta, n = np.sort(ERRORS / STD) / math.sqrt(2), len(ERRORS)
+    ranks = np.arange(1, n + 1)
+    terms = (
+        eta / n * (scipy.special.erf(eta) + 1)
+        - eta / n**2 * (2 * ranks - 1)
+        + np.exp(-(eta**2)) / (n * math.sqrt(math.pi))
+    )
+    np.testing.assert_allclose(expected, terms.sum() - 0.5 * math.sqrt(2 / math.pi), rtol=1e-9)
+
+
+def test_reliability_score_of_another_family():
+    crps = lambda z: scores.student_t_crps(z, 4.0, 0.0, 1.0)
+    actual = scores.reliability_score(ERRORS, STD, crps=crps)
+    np.testing.assert_allclose(actual, reliability(ERRORS / STD, scipy.stats.t(4).cdf), rtol=1e-9 if X64 else 1e-4)
+
+
+def test_reliability_score_far_out():
+    # Of n errors one of which is far out it is that one's distance over n^2, nearly.
+    n, far = 100, 1e6
+    errors = np.append(np.zeros(n - 1), far)
+    np.testing.assert_allclose(scores.reliability_score(errors, 1.0), far / n**2 / math.sqrt(2), rtol=0.01)
+    at_zero = scores.reliability_score(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+    np.testing.assert_allclose(at_zero, reliability(np.array([0.0, 1.0]), scipy.stats.norm.cdf), rtol=EXACT)
+    assert scores.reliability_score(np.array([0.5, 1.0]), np.array([0.0, 1.0])) == math.inf
+
+
+@pytest.mark.skipif(not X64, reason="differences of losses need 64 bits")
+@pytest.mark.parametrize("beta", [0.0, 0.6, 1.0])
+def test_accrue_loss_differentiates_as_central_differences_do(beta):
+    loss = jax.jit(lambda errors, std: scores.accrue_loss(errors, std, beta))
+    slopes = jax.grad(loss, (0, 1))(ERRORS, STD)
+    step = 1e-6 * np.eye(len(ERRORS))  # at ties the differences are right to a tenth of it
+    differences = [(loss(ERRORS + d, STD) - loss(ERRORS - d, STD)) / 2e-6 for d in step]
+    np.testing.assert_allclose(slopes[0], differences, atol=1e-7)
+    differences = [(loss(ERRORS, STD + d) - loss(ERRORS, STD - d)) / 2e-6 for d in step]
+    np.testing.assert_allclose(slopes[1], differences, atol=1e-7)
+    assert slopes[1][1] == slopes[1][2]
+
+
+def test_derivative_of_the_normal_crps():
+    slope = jax.grad(lambda std: scores.normal_crps(ERRORS, 0.0, std).sum())(STD)
+    expected = math.sqrt(2 / math.pi) * np.exp(-(ERRORS**2) / (2 * STD**2)) - 1 / math.sqrt(math.pi)
+    np.testing.assert_allclose(slope, expected, rtol=EXACT, atol=EXACT)
+
+
+def test_weights_are_repetitions():
+    weights = np.array([1, 3, 2, 1, 4, 1, 2])
+    repeated = [np.repeat(a, weights) for a in (ERRORS, STD)]
+    options = {"weights": 2.0 * weights}
+    np.testing.assert_allclose(
+        scores.reliability_score(ERRORS, STD, **options), scores.reliability_score(*repeated), rtol=EXACT
+    )
+    np.testing.assert_allclose(
+        scores.accrue_loss(ERRORS, STD, 0.3, **options), scores.accrue_loss(*repeated, 0.3), rtol=EXACT
+    )
+
+
+def test_minibatches_have_the_score_of_all_rows_in_the_mean():
+    batches = [list(batch) for batch in itertools.combinations(range(7), 3)]
+    score = jax.jit(jax.vmap(lambda errors, std: scores.reliability_score(errors, std, unbiased=True)))
+    mean = score(ERRORS[np.array(batches)], STD[np.array(batches)]).mean()
+    whole = scores.reliability_score(ERRORS, STD, unbiased=True)
+    np.testing.assert_allclose(mean, whole, rtol=EXACT, atol=EXACT)
+    # Calibrated errors: 0.3989 / n, or 0 where unbiased.
+    draws = np.random.default_rng(0).normal(size=(20_000, 5))
+    plain = jax.vmap(lambda z: scores.reliability_score(z, 1.0))(draws)
+    np.testing.assert_allclose(plain.mean(), 0.3989 / 5, rtol=0.02)
+    unbiased = jax.vmap(lambda z: scores.reliability_score(z, 1.0, unbiased=True))(draws)
+    assert abs(unbiased.mean()) < 4 * unbiased.std() / math.sqrt(20_000)
+
+
+def test_the_least_reliability_score():
+    z = scipy.stats.norm.ppf((np.arange(33) + 0.5) / 33)
+    least = scores.min_reliability_score(33)
+    np.testing.assert_allclose(least, scores.reliability_score(z, 1.0), atol=1e-14 if X64 else 1e-7)
+    np.testing.assert_allclose(least, 2.987e-4, rtol=1e-3)
+    slope = jax.grad(lambda z: scores.reliability_score(z, 1.0))(z)
+    np.testing.assert_allclose(slope, np.zeros(33), atol=1e-15 if X64 else 1e-7)
+
+
+def test_automatic_beta():
+    # Both parts by numerical minimisation: of the CRPS row by row, and of the score without its constant.
+    crps = lambda log_std, error: float(scoringrules.crps_normal(error, 0.0, np.exp(log_std)))
+    minimum = lambda error: scipy.optimize.minimize_scalar(crps, bounds=(-3, 3), args=(error,), method="bounded").fun
+    least = [minimum(error) for error in ERRORS]
+    reliability_part = float(scores.min_reliability_score(7)) + 0.5 * math.sqrt(2 / math.pi)
+    expected = reliability_part / (np.mean(least) + reliability_part)
+    np.testing.assert_allclose(scores.accrue_beta(ERRORS), expected, rtol=1e-6 if X64 else 1e-5)
+    np.testing.assert_allclose(scores.accrue_beta(-ERRORS), scores.accrue_beta(ERRORS), rtol=EXACT)

@@ -1,11 +1,15 @@
-"""What the scripts of this folder share: what they ran on, and how they tell. Imports no jax: a small process."""
+"""What the scripts of this folder share: what they ran on, timing, and how they tell.
+
+jax is imported only where a call is timed: peers are measured in processes without it.
+"""
 
 import datetime
 import os
 import platform
 import resource
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,6 +34,20 @@ def peak_memory() -> float:
     """The largest resident set so far, in MB."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def fastest(call: Callable, repeats: int):
+    """What a call returns, and the seconds of the fastest of some, after a first one."""
+    import jax
+
+    result, seconds = None, []
+    for repeat in range(repeats + 1):
+        result = None  # two results at once would count as memory
+        began = time.perf_counter()
+        result = jax.block_until_ready(call())
+        if repeat:
+            seconds.append(time.perf_counter() - began)
+    return result, min(seconds)
 
 
 def verdict(reached: bool) -> str:

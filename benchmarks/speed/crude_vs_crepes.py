@@ -10,12 +10,11 @@ calls at the most rows.
 """
 
 import argparse
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from _common import peak_memory, provenance, tell, verdict
+from _common import fastest, peak_memory, provenance, tell, verdict
 
 LEVELS = np.arange(1, 22) / 22
 ASKED_SECONDS, ASKED_MEMORY, ASKED_TIMES = 1.0, 1000, 10
@@ -97,20 +96,6 @@ def drawn(rows: int) -> tuple[np.ndarray, ...]:
     mean, new_mean = rng.normal(size=(2, rows))
     std, new_std = rng.uniform(0.5, 2, (2, rows))
     return mean, std, mean + std * (rng.gamma(3, size=rows) - 3), new_mean, new_std
-
-
-def fastest(call: Callable, repeats: int):
-    """What a call returns, and the seconds of the fastest of some, after a first one."""
-    import jax
-
-    result, seconds = None, []
-    for repeat in range(repeats + 1):
-        result = None  # two results at once would count as memory
-        began = time.perf_counter()
-        result = jax.block_until_ready(call())
-        if repeat:
-            seconds.append(time.perf_counter() - began)
-    return result, min(seconds)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """What the scripts of the papers' tables share: how their jobs are run, timed and stamped."""
 
+import argparse
 import datetime
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,9 +19,42 @@ from jaxcal import sweep
 _compiled: set[tuple] = set()
 
 
+def parser(about: str | None, datasets: Sequence[str], runs: int, fewer: Mapping[str, int]) -> argparse.ArgumentParser:
+    """The arguments that all these scripts have.
+
+    Args:
+        about: the script's docstring.
+        datasets: the names of the data sets.
+        runs: how many random splits there are at most.
+        fewer: of which data sets there are fewer, and how many.
+    """
+    found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default, exceptions = ",".join(datasets), ", ".join(f"{name} has {number}" for name, number in fewer.items())
+    found.add_argument("--datasets", type=names(datasets), default=default, help=f"default: {default}")
+    found.add_argument("--runs", type=int, default=runs, help=f"random splits at most; {exceptions}")
+    found.add_argument("--workers", type=int, help="processes; default: one for each core")
+    found.add_argument("--report", action="store_true", help="run nothing, report what is finished")
+    found.add_argument("--out", type=Path, default=Path(__file__).parents[1], help="folder of runs/ and results/")
+    return found
+
+
+def names(known: Collection[str]) -> Callable[[str], list[str]]:
+    """The type of an argument that is a list of known names."""
+
+    def read(text: str) -> list[str]:
+        given = text.split(",")
+        if unknown := [name for name in given if name not in known]:
+            raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {','.join(known)}")
+        return given
+
+    return read
+
+
 def run(task: Callable[..., list[dict]], jobs: Sequence[dict], path: Path, workers: int | None) -> None:
     """All jobs that are not finished yet, with a bar of progress."""
     stamp = {"jaxcal": jc.__version__, "jax": jax.__version__, "date": datetime.date.today().isoformat()}
+    # Workers are new processes, which find there what earlier ones compiled.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(path.parent / "compiled"))
     columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     with Progress(*columns) as progress:
         bar = progress.add_task("")

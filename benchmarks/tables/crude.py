@@ -1,4 +1,4 @@
-"""CRUDE's Table 1 run again: `python -m benchmarks.tables.crude --datasets yacht,concrete --trials 5`.
+"""CRUDE's Table 1 run again: `python -m benchmarks.tables.crude --datasets yacht,concrete --runs 5`.
 
 A job is a data set, a model and a trial: the rows are split at random in parts of 0.5, 0.4 and 0.1; the model is
 trained on the first, every calibration fitted on the second, and both measured on the third. The target is divided by
@@ -7,10 +7,8 @@ kept in `runs/`; a script that was stopped goes on where it was. `--report` make
 finished, also while another process still runs.
 """
 
-import argparse
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -71,45 +69,27 @@ METRICS = {
 
 
 def main() -> None:
-    arguments = parse()
+    arguments = _jobs.parser(__doc__, DATASETS, TRIALS, TRIALS_OF_LARGE).parse_args()
     runs = arguments.out / "runs" / "crude_table1.jsonl"
     if not arguments.report:
         # By trials from the outside, so that a sweep that is stopped has some of everything.
         jobs = [
             {"dataset": name, "model": model, "seed": seed}
-            for seed in range(arguments.trials)
+            for seed in range(arguments.runs)
             for name in arguments.datasets
             for model in MODELS
             if seed < TRIALS_OF_LARGE.get(name, TRIALS)
         ]
-        task = partial(run_job, programs=str(runs.parent / "compiled"))
-        _jobs.run(task, jobs, runs, arguments.workers)
+        _jobs.run(run_job, jobs, runs, arguments.workers)
     records = sweep.read(runs)
     if not records:
         raise SystemExit(f"{runs} holds no finished runs.")
     _crude_report.write(records, DATASETS, tuple(MODELS), arguments.out / "results" / "crude_table1.csv")
 
 
-def parse() -> argparse.Namespace:
-    """The arguments of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ",".join(DATASETS)
-    fewer = ", ".join(f"{name} has {number}" for name, number in TRIALS_OF_LARGE.items())
-    parser.add_argument("--datasets", type=lambda text: text.split(","), default=names, help=f"default: {names}")
-    parser.add_argument("--trials", type=int, default=TRIALS, help=f"random splits at most; {fewer}")
-    parser.add_argument("--workers", type=int, help="processes; default: one for each core")
-    parser.add_argument("--report", action="store_true", help="run nothing, report what is finished")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1], help="folder of runs/ and results/")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.datasets) - set(DATASETS):
-        parser.error(f"--datasets has {', '.join(sorted(unknown))}; there are {names}")
-    return arguments
-
-
-def run_job(dataset: str, model: str, seed: int, programs: str) -> list[dict]:
+def run_job(dataset: str, model: str, seed: int) -> list[dict]:
     """One split of one data set: a record of the model, and of every calibration of it."""
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_compilation_cache_dir", programs)
     x, y = load(dataset)
     train, calibration, test = jc.datasets.split(len(y), SHARES, seed=seed)
     fit, precision, options = MODELS[model]

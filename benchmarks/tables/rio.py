@@ -65,28 +65,15 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     """The arguments of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ",".join(DATASETS)
-    parser.add_argument("--datasets", type=lambda text: text.split(","), default=names, help=f"default: {names}")
-    fewer = ", ".join(f"{name} has {number}" for name, number in RUNS_OF_LARGE.items())
-    parser.add_argument("--runs", type=int, default=RUNS, help=f"random splits at most; {fewer}")
-    parser.add_argument(
-        "--settings", type=lambda text: text.split(","), default=",".join(SETTINGS), help="paper,jaxcal"
-    )
+    parser = _jobs.parser(__doc__, DATASETS, RUNS, RUNS_OF_LARGE)
+    settings = ",".join(SETTINGS)
+    parser.add_argument("--settings", type=_jobs.names(SETTINGS), default=settings, help=f"default: {settings}")
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--ard", action="store_true", help="a lengthscale for every input: Table 5")
     one.add_argument("--max-iterations", type=int, choices=(1000, 10000), default=1000, help="10000 is Table 6")
     one.add_argument("--base", choices=("network", "forest"), default="network", help="forest is Table 7")
-    parser.add_argument("--workers", type=int, help="processes; default: one for each core")
     parser.add_argument("--figures", action="store_true", help="draw figures 3, 10 and 11 as well")
-    parser.add_argument("--report", action="store_true", help="run nothing, report what is finished")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1], help="folder of runs/ and results/")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.datasets) - set(DATASETS):
-        parser.error(f"--datasets has {', '.join(sorted(unknown))}; there are {names}")
-    if set(arguments.settings) - set(SETTINGS):
-        parser.error(f"--settings has {','.join(arguments.settings)}; there are {','.join(SETTINGS)}")
-    return arguments
+    return parser.parse_args()
 
 
 def table_number(arguments: argparse.Namespace) -> int:

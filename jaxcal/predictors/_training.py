@@ -1,6 +1,5 @@
 """What the fits of networks share: the rows, checked, standardised and in part held out, and the settings of papers."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.nn import FeedForward
+from jaxcal.optimize import num_train
 from jaxcal.scaling import Standardiser
 
 XY = tuple[Float[Array, "n d"], Float[Array, " n"]]
@@ -66,8 +66,7 @@ def as_data(x: ArrayLike, y: ArrayLike, validation_share: float) -> tuple[Float[
     x = _checks.as_matrix("x", x)
     y = _checks.as_vector("y", y, length=x.shape[0])
     _checks.check_rows("x", x, 2)
-    _checks.check_fraction("validation_share", validation_share)
-    return x, y, _num_train(x.shape[0], validation_share)
+    return x, y, num_train(x.shape[0], validation_share)
 
 
 def as_inputs(x: ArrayLike, x_scaler: Standardiser) -> Float[Array, "n d"]:
@@ -105,15 +104,3 @@ def squared_error(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> F
     """A loss for `optimize.train_minibatches`."""
     x, y = rows
     return (jax.vmap(network)(x) - y) ** 2
-
-
-def _num_train(num_rows: int, validation_share: float) -> int:
-    """How many rows are trained on: floor(n (1 - share)), as Keras has it; the rest are held out."""
-    # The margin keeps a share like 0.9 of 10 rows from falling one short by rounding.
-    num_train = math.floor(num_rows * (1 - validation_share) + 1e-9)
-    if not 0 < num_train < num_rows:
-        raise ValueError(
-            f"a validation_share of {validation_share:g} leaves {num_train} of {num_rows} rows to train on "
-            f"and {num_rows - num_train} to stop by; at least one of each is needed."
-        )
-    return num_train

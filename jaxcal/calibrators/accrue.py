@@ -1,0 +1,342 @@
+"""A standard deviation for every black box, from its errors: ACCRUE.
+
+Camporeale and Carè, "ACCRUE: Accurate and Reliable Uncertainty Estimate in Deterministic Models", International Journal
+for Uncertainty Quantification 11 (2021). The law of a row is N(base.mean, std(x)^2), and std, a function of the inputs,
+minimises beta times the mean CRPS plus 1 - beta times the reliability score (equation 11; `functional.scores` has all
+of it). With beta=1 it is the CRPS alone, the paper's first baseline; isotonic recalibration of the result is its RECAL.
+
+**The errors decide everything.** Those of rows that the model was trained on are too small, and so is then the std: in
+the paper's setting by half on small data sets. Give rows that the model has not seen, or predictions out of fold:
+`jaxcal.out_of_fold`.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal.calibrators._base import check_base
+from jaxcal.distributions import Distribution, Normal
+from jaxcal.functional.scores import accrue_beta, accrue_loss
+from jaxcal.nn import FeedForward
+from jaxcal.optimize import Optimum, Result, minimize, num_train
+from jaxcal.scaling import Standardiser
+
+# Section 5.1: the network's layers, the second of symmetric saturating linear functions, and the polynomial's order.
+_HIDDEN, _ACTIVATIONS = (50, 10), (jax.nn.relu, jax.nn.hard_tanh)
+_MAX_ORDER = 10
+# n times the gain of the loss of n rows below which a further order is useless, and left out; two in a row end the
+# search, since odd orders alone, or even ones, may be useless.
+_ORDER_GAIN = 0.1
+_LEAST_ROWS = 10
+# The median of |z| for standard normal z.
+_MEDIAN_SIZE = 0.6745
+# How many times the errors fitted to those of the validation rows may be without a warning.
+_TOO_LARGE = 1.5
+
+
+def fit(
+    x: ArrayLike,
+    base: Distribution,
+    y: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    model: str | eqx.Module = "network",
+    beta: str | ArrayLike = "auto",
+    restarts: int = 5,
+    validation_share: float = 0.5,
+    validation: tuple[ArrayLike, Distribution, ArrayLike] | None = None,
+    max_iterations: int = 500,
+    patience: int = 10,
+) -> "ACCRUE":
+    """Fit a std as a function of the inputs to the errors y - base.mean.
+
+    - "network": hidden layers of 50 ReLU and 10 symmetric saturating linear functions, and log std as the output. It is
+      trained by L-BFGS on a random part of the rows, until the loss on the rest has not fallen for `patience` steps;
+      the best of `restarts` initialisations, by that loss, is kept. They train in one `vmap`.
+    - "polynomial", for one column of x: std = softplus(polynomial), which is positive everywhere, of order 1, 2, ... up
+      to 10, each starting from the last useful one's solution, until two orders in a row gain less than 0.1 / l of
+      the loss (Algorithm 1, which stops after one, keeps it, and lets the std become negative). All rows are fitted to.
+    - an Equinox module that maps one standardised input [d] to log std, as a scalar, in units of the errors' typical
+      size. It is trained as the network is, from its own weights, once.
+
+    Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`. No gradient passes through
+    the fit; predictions are differentiable in x and base, and `functional.scores.accrue_loss` is a loss to train mean
+    and std jointly.
+
+    Args:
+        x: inputs [l, d]; a vector [l] is one column.
+        base: the model's predictions [l], of which only the mean is looked at: on rows that it was not trained on.
+        y: targets [l].
+        key: random key of the initial weights and of the rows held out.
+        model: "network", "polynomial" or a module, as above.
+        beta: the weight of the CRPS in [0, 1]; "auto" is equation 12, see `functional.scores.accrue_beta`.
+        restarts: number of initialisations of the network.
+        validation_share: share of the rows held out to stop by.
+        validation: other rows (x, base, y) to stop by, in place of a share of these.
+        max_iterations: number of L-BFGS steps to stop at.
+        patience: steps without improvement to stop at.
+
+    Raises:
+        TypeError: if base is not a Distribution.
+        ValueError: if x, y or base is not finite or of the wrong shape, there are fewer than 10 rows, y is constant,
+            y equals base.mean in every row, the polynomial gets more than one column, or an option is out of its range.
+        FloatingPointError: if the loss becomes NaN or infinite.
+
+    Warns:
+        UserWarning: if the errors of the rows of `validation` are typically 1.5 times those of the others or larger:
+            the model was trained on the latter.
+
+    Source: Camporeale and Carè (2021), sections 4 and 5.1.
+
+    Example:
+        >>> import jax, numpy as np, jaxcal as jc
+        >>> x = np.linspace(0, 1, 400)
+        >>> y = (0.1 + x) * np.random.default_rng(0).normal(size=400)
+        >>> fitted = jc.accrue.fit(x, jc.Point(np.zeros(400)), y, key=jax.random.key(0))
+        >>> law = fitted(np.array([0.0, 1.0]), jc.Point(np.array([5.0, 5.0])))
+        >>> law.mean.tolist(), bool(law.std[1] > 4 * law.std[0])
+        ([5.0, 5.0], True)
+    """
+    rows = _as_rows(x, base, y)
+    _checks.check_rows("x", rows.x, _LEAST_ROWS)
+    for name, value in (("restarts", restarts), ("max_iterations", max_iterations), ("patience", patience)):
+        _checks.check_at_least(name, value, 1)
+    _checks.check_varies("y is", rows.y)
+    if not _checks.is_traced(*rows) and np.array_equal(rows.y, rows.mean):
+        raise ValueError("y equals base.mean in every row: there is no std to learn.")
+    until = jnp.asarray(max_iterations), jnp.asarray(patience)
+    if model == "polynomial":
+        _check_polynomial(rows, validation)
+        fitted = _fit_polynomial(rows, _as_weight(beta), until)
+    else:
+        size = num_train(rows.y.shape[0], validation_share) if validation is None else rows.y.shape[0]
+        if validation is not None:
+            rows = _join(rows, _as_rows(*validation))
+        split_key, start_key = jax.random.split(key)
+        start = _starts(model, rows.x.shape[1], start_key, restarts, jnp.result_type(*rows))
+        order_key = split_key if validation is None else None
+        fitted = _fit_networks(rows, start, _as_weight(beta), until, size, order_key)
+    if not _checks.is_traced(fitted.loss) and not np.isfinite(fitted.loss):
+        raise FloatingPointError("the loss is NaN or infinite: are some errors larger by many orders of magnitude?")
+    return fitted
+
+
+class ACCRUE(eqx.Module):
+    """A std as a function of the inputs; made by `fit`.
+
+    Attributes:
+        model: maps one standardised input [d] to log std, in units of `scale`.
+        x_scaler: the standardisation of the inputs.
+        scale: the typical size of the errors, in the unit of y.
+        beta: the weight of the CRPS in the loss.
+        loss: the lowest loss of the rows held out, for errors in units of y's standard deviation; after a polynomial
+            that of all rows.
+        steps: how many L-BFGS steps were taken, by the polynomial at its last order.
+        result: how they ended, one of `jaxcal.optimize.Result`.
+    """
+
+    model: Callable
+    x_scaler: Standardiser
+    scale: Float[Array, "*runs"]
+    beta: Float[Array, "*runs"]
+    loss: Float[Array, "*runs"]
+    steps: Int[Array, "*runs"]
+    result: Int[Array, "*runs"]
+
+    def __call__(self, x: ArrayLike, base: Distribution) -> Normal:
+        """The laws N(base.mean, std(x)^2).
+
+        Args:
+            x: inputs [n, d]; a vector [n] is one column.
+            base: the model's predictions [n].
+
+        Raises:
+            TypeError: if base is not a Distribution.
+            ValueError: if x or base is empty, not finite or of the wrong shape.
+        """
+        std = self.std(x)
+        check_base(base, std.shape[0])
+        return Normal(base.mean, std)
+
+    def std(self, x: ArrayLike) -> Float[Array, " n"]:
+        """The standard deviations [n] at the rows of x, in the unit of y.
+
+        Raises:
+            ValueError: if x is empty, not finite, or has another number of columns than those fitted on.
+        """
+        x = _checks.as_matrix("x", x)
+        _checks.check_columns("x", x, self.x_scaler.loc.shape[-1], "the std was fitted on")
+        return _predict(self, x)
+
+
+class Polynomial(eqx.Module):
+    """log softplus of a polynomial of one variable, by its Chebyshev coefficients [order + 1]."""
+
+    coefficients: Float[Array, "*runs k"]
+
+    def __call__(self, x: Float[Array, "1"]) -> Float[Array, ""]:
+        """The log std at one point."""
+        first, second = jnp.ones_like(x[0]), x[0]
+        total = jnp.zeros_like(x[0])
+        for coefficient in self.coefficients:
+            total += coefficient * first
+            first, second = second, 2 * x[0] * second - first
+        return jnp.log(jax.nn.softplus(total))
+
+
+@eqx.filter_jit
+def _predict(fitted: ACCRUE, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    return fitted.scale[None] * jnp.exp(jax.vmap(fitted.model)(fitted.x_scaler(x)))
+
+
+def _as_weight(beta: str | ArrayLike) -> Float[Array, ""] | None:
+    """The weight of the CRPS, or None where it is for equation 12 to say."""
+    if isinstance(beta, str):
+        _checks.check_choice("beta", beta, ("auto",))
+        return None
+    weight = _checks.as_floats("beta", beta)
+    if weight.ndim or (not _checks.is_traced(weight) and not 0 <= weight <= 1):
+        raise ValueError(f"beta must be 'auto' or one number between 0 and 1; got {beta}.")
+    return weight
+
+
+def _starts(model: str | eqx.Module, in_size: int, key: PRNGKeyArray, restarts: int, dtype: DTypeLike) -> eqx.Module:
+    """A stack of models to start from: networks with random weights, or the given one alone."""
+    if not isinstance(model, str):
+        return jax.tree.map(lambda leaf: leaf[None] if eqx.is_inexact_array(leaf) else leaf, model)
+    _checks.check_choice("model", model, ("network", "polynomial"))
+    return _new_networks(in_size, key, restarts, dtype)
+
+
+@eqx.filter_jit
+def _new_networks(in_size: int, key: PRNGKeyArray, restarts: int, dtype: DTypeLike) -> FeedForward:
+    new = lambda key: FeedForward(in_size, _HIDDEN, "scalar", key=key, activation=_ACTIVATIONS, dtype=dtype)
+    return eqx.filter_vmap(new)(jax.random.split(key, restarts))
+
+
+class _Rows(NamedTuple):
+    """Inputs, predictions and targets."""
+
+    x: Float[Array, "n d"]
+    mean: Float[Array, " n"]
+    y: Float[Array, " n"]
+
+
+def _as_rows(x: ArrayLike, base: Distribution, y: ArrayLike) -> _Rows:
+    """Checked rows."""
+    x = _checks.as_matrix("x", x)
+    y = _checks.as_vector("y", y, length=x.shape[0])
+    check_base(base, y.shape[0])
+    return _Rows(x, base.mean, y)
+
+
+def _join(rows: _Rows, validation: _Rows) -> _Rows:
+    """The rows, with those of the validation after them; a warning where the errors are of different size."""
+    _checks.check_columns("validation's x", validation.x, rows.x.shape[1], "the rows to fit to have")
+    if not _checks.is_traced(*rows, *validation):
+        own, new = (float(jnp.median(jnp.abs(part.y - part.mean))) for part in (rows, validation))
+        if new > _TOO_LARGE * own:
+            warnings.warn(
+                f"the errors of the validation rows are typically {new:.2g}, those of the rows fitted to {own:.2g}: it "
+                "seems that the model was trained on these. The std will be too small for new rows; see "
+                "jaxcal.out_of_fold.",
+                stacklevel=3,
+            )
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), rows, validation)
+
+
+def _check_polynomial(rows: _Rows, validation: tuple | None) -> None:
+    if rows.x.shape[1] > 1:
+        raise ValueError(f"model='polynomial' is for one input; x has {rows.x.shape[1]} columns: use model='network'.")
+    if validation is not None:
+        raise ValueError("model='polynomial' is fitted to all rows, and takes no validation.")
+
+
+class _Problem(NamedTuple):
+    """Rows in the units that are fitted in."""
+
+    x: Float[Array, "n d"]
+    errors: Float[Array, " n"]
+    log_scale: Float[Array, ""]
+
+    def loss(self, model: Callable, beta: Float[Array, ""]) -> Float[Array, ""]:
+        """ACCRUE's loss of a model of log std, in units of the errors' typical size."""
+        return accrue_loss(self.errors, jnp.exp(self.log_scale + jax.vmap(model)(self.x)), beta)
+
+
+def _problem(rows: _Rows, x_scaler: Standardiser) -> tuple[_Problem, Float[Array, ""]]:
+    """The problem, and the standard deviation of the target, in units of which its errors are."""
+    unit = Standardiser.of(rows.y).scale
+    errors = (rows.y - rows.mean) / jnp.where(unit > 0, unit, 1)
+    # By the median: a single error that is far too large must not decide where the search begins.
+    sizes = jnp.abs(errors)
+    median = jnp.median(sizes)
+    typical = jnp.where(median > 0, median / _MEDIAN_SIZE, jnp.sqrt(jnp.mean(sizes**2)))
+    return _Problem(x_scaler(rows.x), errors, jnp.log(typical)), unit
+
+
+@eqx.filter_jit
+def _fit_networks(rows: _Rows, start, beta, until, size: int, key: PRNGKeyArray | None) -> ACCRUE:
+    """The best of the trained models. `size` rows are trained on: a random choice, or, without a key, the first."""
+    rows, start = lax.stop_gradient((rows, start))
+    x_scaler = Standardiser.of(rows.x)
+    problem, unit = _problem(rows, x_scaler)
+    places = jnp.arange(rows.y.shape[0])
+    order = places if key is None else jax.random.permutation(key, places)
+    part = lambda chosen: _Problem(problem.x[chosen], problem.errors[chosen], problem.log_scale)
+    train, held_out = part(order[:size]), part(order[size:])
+    beta = accrue_beta(train.errors) if beta is None else beta.astype(unit.dtype)
+    params, fixed = eqx.partition(start, eqx.is_inexact_array)
+    loss = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), beta)
+    optima = jax.vmap(
+        lambda params: minimize(
+            loss(train), params, max_iterations=until[0], validation_loss=loss(held_out), patience=until[1]
+        )
+    )(params)
+    best = jnp.argmin(jnp.where(jnp.isnan(optima.loss), jnp.inf, optima.loss))
+    optimum = jax.tree.map(lambda leaf: leaf[best], optima)
+    model = eqx.combine(optimum.params, fixed)
+    scale = unit * jnp.exp(problem.log_scale)
+    return ACCRUE(model, x_scaler, scale, beta, *optimum[1:])
+
+
+@eqx.filter_jit
+def _fit_polynomial(rows: _Rows, beta, until) -> ACCRUE:
+    """Algorithm 1, with a softplus around the polynomial, on the whole range of x mapped to [-1, 1]."""
+    rows = lax.stop_gradient(rows)
+    low, high = rows.x.min(0), rows.x.max(0)
+    x_scaler = Standardiser((low + high) / 2, (high - low) / 2)
+    problem, unit = _problem(rows, x_scaler)
+    beta = accrue_beta(problem.errors) if beta is None else beta.astype(unit.dtype)
+    places = jnp.arange(_MAX_ORDER + 1)
+    loss = lambda coefficients: problem.loss(Polynomial(coefficients), beta)
+
+    def next_order(state):
+        order, useless, best = state
+        # Coefficients of higher orders have no part in the loss, and no gradient.
+        masked = lambda coefficients: loss(jnp.where(places <= order, coefficients, 0))
+        new = minimize(masked, best.params, max_iterations=until[0])
+        gains = best.loss - new.loss >= _ORDER_GAIN / rows.y.shape[0]
+        return order + 1, jnp.where(gains, 0, useless + 1), jax.tree.map(partial(jnp.where, gains), new, best)
+
+    def unfinished(state):
+        order, useless, _ = state
+        return (order <= _MAX_ORDER) & (useless < 2)
+
+    # softplus(u) = 1: the errors' typical size everywhere.
+    constant = jnp.where(places == 0, math.log(math.expm1(1)), 0).astype(unit.dtype)
+    nothing = Optimum(constant, jnp.full_like(unit, jnp.inf), jnp.int32(0), jnp.asarray(Result.STEP_LIMIT))
+    _, _, optimum = lax.while_loop(unfinished, next_order, (jnp.int32(0), jnp.int32(0), nothing))
+    scale = unit * jnp.exp(problem.log_scale)
+    return ACCRUE(Polynomial(optimum.params), x_scaler, scale, beta, *optimum[1:])

@@ -1,0 +1,107 @@
+"""One standard deviation for each cluster of inputs: the simplest that varies with x.
+
+The baseline "KM" of Camporeale and Carè (2021), section 5.2: k-means clusters of the inputs, and in each of them the
+root mean squared error of the model.
+"""
+
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal.calibrators._base import check_base
+from jaxcal.distributions import Distribution, Normal
+from jaxcal.scaling import Standardiser
+
+
+def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, num_clusters: int = 5) -> "KMeans":
+    """Cluster the standardised inputs by scikit-learn's k-means, and measure the errors in every cluster.
+
+    scikit-learn works on NumPy arrays: not under `jit` or `vmap`.
+
+    Args:
+        x: inputs [l, d]; a vector [l] is one column.
+        base: the model's predictions [l], of which only the mean is looked at: on rows that it was not trained on.
+        y: targets [l].
+        key: random key of the first centres.
+        num_clusters: number of clusters; where there are fewer different rows, as many as these.
+
+    Raises:
+        TypeError: if base is not a Distribution, or anything is traced.
+        ValueError: if x, y or base is empty, not finite or of the wrong shape, or num_clusters is less than 1 or above
+            the number of rows.
+        ImportError: if scikit-learn is missing (the extra `forests` has it).
+
+    Example:
+        >>> import jax, numpy as np, jaxcal as jc
+        >>> x, y = np.array([0.0, 0.1, 5.0, 5.1]), np.array([1.0, -1.0, 3.0, -3.0])
+        >>> fitted = jc.kmeans.fit(x, jc.Point(np.zeros(4)), y, key=jax.random.key(0), num_clusters=2)
+        >>> print(fitted(np.array([0.05, 4.0]), jc.Point(np.zeros(2))).std)
+        [1. 3.]
+    """
+    x = _checks.as_matrix("x", x)
+    y = _checks.as_vector("y", y, length=x.shape[0])
+    check_base(base, y.shape[0])
+    _checks.check_at_least("num_clusters", num_clusters, 1)
+    _checks.check_rows("x", x, num_clusters)
+    if _checks.is_traced(x, y, base.mean, key):
+        raise TypeError("k-means clusters are found by scikit-learn: fit runs neither under jit, vmap nor grad.")
+    x_scaler = Standardiser.of(x)
+    centres, labels = _cluster(np.asarray(x_scaler(x)), num_clusters, int(jax.random.bits(key, dtype="uint32")))
+    squares = jax.ops.segment_sum((y - base.mean) ** 2, labels, num_segments=len(centres))
+    counts = jnp.bincount(labels, length=len(centres))
+    return KMeans(jnp.asarray(centres), jnp.sqrt(squares / counts), x_scaler)
+
+
+class KMeans(eqx.Module):
+    """Centres of inputs and a std for each; made by `fit`.
+
+    Attributes:
+        centres: [k, d], on the scale of `x_scaler`.
+        cluster_std: the root mean squared error [k] of the rows nearest to every centre.
+        x_scaler: the standardisation of the inputs.
+    """
+
+    centres: Float[Array, "k d"]
+    cluster_std: Float[Array, " k"]
+    x_scaler: Standardiser
+
+    def __call__(self, x: ArrayLike, base: Distribution) -> Normal:
+        """The laws N(base.mean, std^2) with the std of the nearest centre.
+
+        Args:
+            x: inputs [n, d]; a vector [n] is one column.
+            base: the model's predictions [n].
+
+        Raises:
+            TypeError: if base is not a Distribution.
+            ValueError: if x or base is empty, not finite or of the wrong shape.
+        """
+        x = _checks.as_matrix("x", x)
+        _checks.check_columns("x", x, self.centres.shape[1], "the clusters are of")
+        check_base(base, x.shape[0])
+        return Normal(base.mean, _nearest(self, x))
+
+
+@eqx.filter_jit
+def _nearest(fitted: KMeans, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    distances = lambda row: jnp.sum((fitted.centres - row[None]) ** 2, axis=1)
+    return jax.vmap(lambda row: fitted.cluster_std[jnp.argmin(distances(row))])(fitted.x_scaler(x))
+
+
+def _cluster(x: np.ndarray, number: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Centres and, for every row, which is its own; without centres that no row is nearest to."""
+    try:
+        from sklearn.cluster import KMeans as Clusters
+        from sklearn.exceptions import ConvergenceWarning
+    except ImportError as error:
+        raise ImportError("scikit-learn is not installed: pip install 'jaxcal[forests]'.") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # of fewer different rows than clusters
+        clusters = Clusters(number, random_state=seed)
+        used, labels = np.unique(clusters.fit_predict(x), return_inverse=True)
+    return clusters.cluster_centers_[used].astype(x.dtype), labels

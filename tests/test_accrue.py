@@ -1,0 +1,191 @@
+"""ACCRUE: the std that it finds, the loss that it minimises, and the baseline of clusters."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcal as jc
+from jaxcal.functional import scores
+from jaxcal.nn import FeedForward
+
+X64 = jax.config.jax_enable_x64
+KEY = jax.random.key(0)
+DATA = jc.datasets.heteroscedastic("g", 400, seed=0)
+BASE = jc.Point(DATA.mean)
+GRID = np.linspace(0, 1, 21)
+
+
+@pytest.fixture(scope="module", params=["network", "polynomial"])
+def fitted(request):
+    return jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model=request.param)
+
+
+def test_it_recovers_a_std_that_varies(fitted):
+    np.testing.assert_allclose(fitted.std(GRID), (GRID + 1) / 2, atol=0.2)
+    constant = np.abs(0.75 - (GRID + 1) / 2).mean()
+    assert np.abs(fitted.std(GRID) - (GRID + 1) / 2).mean() < constant / 2
+
+
+def test_the_law_is_normal_around_the_base(fitted):
+    law = fitted(DATA.x[:5], jc.Normal(DATA.mean[:5], 7.0))
+    assert isinstance(law, jc.Normal)
+    np.testing.assert_array_equal(law.mean, jnp.asarray(DATA.mean[:5]))
+    np.testing.assert_array_equal(law.std, fitted.std(DATA.x[:5, 0]))
+
+
+def test_the_polynomial_minimises_the_loss_of_all_rows():
+    fitted = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model="polynomial")
+    unit = DATA.y.std(ddof=1)
+    errors, std = (DATA.y - DATA.mean) / unit, fitted.std(DATA.x) / unit
+    np.testing.assert_allclose(fitted.beta, scores.accrue_beta(errors), rtol=1e-5)
+    np.testing.assert_allclose(fitted.loss, scores.accrue_loss(errors, std, fitted.beta), rtol=1e-5)
+    for factor in (0.97, 1.03):
+        assert scores.accrue_loss(errors, factor * std, fitted.beta) > fitted.loss
+    # Positive far beyond the data, too.
+    assert (fitted.std(np.linspace(-5, 5, 41)) > 0).all()
+
+
+def test_beta_one_is_the_crps_alone():
+    fitted = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model="polynomial", beta=1.0)
+    crps = jc.metrics.crps(DATA.y, fitted(DATA.x, BASE)) / DATA.y.std(ddof=1)
+    np.testing.assert_allclose(fitted.loss, crps, rtol=1e-5)
+
+
+class LogLinear(eqx.Module):
+    """A model of log std that is linear in the input."""
+
+    slope: jax.Array
+    intercept: jax.Array
+
+    def __call__(self, x):
+        return self.intercept + self.slope * x[0]
+
+
+def test_any_module_of_log_std():
+    start = LogLinear(jnp.zeros(()), jnp.zeros(()))
+    fitted = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model=start)
+    np.testing.assert_allclose(fitted.std(GRID), (GRID + 1) / 2, atol=0.15)
+    assert fitted.model.slope > 0
+
+
+def test_the_best_restart_is_kept():
+    losses = [jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, restarts=n).loss for n in (1, 4)]
+    assert losses[1] <= losses[0] + 1e-6
+
+
+def test_mean_and_std_train_jointly():
+    mean = FeedForward(1, (20,), "scalar", key=KEY, activation=jnp.tanh)
+    start = jc.accrue.fit(DATA.x, jc.Point(np.zeros(400)), DATA.y, key=KEY, model="polynomial")
+    x, y = jnp.asarray(DATA.x, float), jnp.asarray(DATA.y, float)
+    params, fixed = eqx.partition((mean, start.model), eqx.is_inexact_array)
+
+    def parts(params):
+        mean, model = eqx.combine(params, fixed)
+        return jax.vmap(mean)(x), eqx.tree_at(lambda fitted: fitted.model, start, model).std(x)
+
+    def loss(params):
+        mean, std = parts(params)
+        return scores.accrue_loss(y - mean, std, start.beta)
+
+    optimizer = optax.adam(0.02)
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = optimizer.update(jax.grad(loss)(params), state)
+        return (optax.apply_updates(params, updates), state), None
+
+    (trained, _), _ = jax.jit(lambda p: jax.lax.scan(step, (p, optimizer.init(p)), length=1500))(params)
+    assert loss(trained) < 0.8 * loss(params)
+    mean, std = parts(trained)
+    assert np.abs(mean - DATA.mean).mean() < 0.3
+    assert np.abs(std - DATA.std).mean() < 0.2
+
+
+def test_one_error_far_out_leaves_a_std():
+    y = DATA.y.copy()
+    y[17] += 1e6
+    for model in ("network", "polynomial"):
+        std = jc.accrue.fit(DATA.x, BASE, y, key=KEY, model=model).std(DATA.x)
+        assert np.isfinite(std).all()
+        assert (std > 0).all()
+
+
+def test_rows_to_stop_by_are_used_and_tell_of_errors_of_training_rows():
+    given = [a[:200] for a in (DATA.x, DATA.mean, DATA.y)], [a[200:] for a in (DATA.x, DATA.mean, DATA.y)]
+    (x, mean, y), (x_new, mean_new, y_new) = given
+    validation = x_new, jc.Point(mean_new), y_new
+    fitted = jc.accrue.fit(x, jc.Point(mean), y, key=KEY, validation=validation)
+    np.testing.assert_allclose(fitted.std(GRID), (GRID + 1) / 2, atol=0.3)
+    errors, std = (y_new - mean_new) / DATA.y.std(ddof=1), fitted.std(x_new) / DATA.y.std(ddof=1)
+    np.testing.assert_allclose(fitted.loss, scores.accrue_loss(errors, std, fitted.beta), rtol=1e-5)
+    remembered = jc.Point(y + 0.2 * (mean - y))
+    with pytest.warns(UserWarning, match="the model was trained on these"):
+        jc.accrue.fit(x, remembered, y, key=KEY, validation=validation)
+
+
+def test_recalibration_composes():
+    law = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model="polynomial", beta=1.0)(DATA.x, BASE)
+    recalibrated = jc.isotonic.fit(None, law, DATA.y)(None, law)
+    assert jc.metrics.max_calibration_error(DATA.y, recalibrated) < jc.metrics.max_calibration_error(DATA.y, law)
+
+
+SMALL = DATA.x[:12], DATA.mean[:12], DATA.y[:12]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": SMALL[1]}, "y equals base.mean in every row"),
+        ({"y": np.ones(12)}, "y is constant"),
+        ({"y": np.append(SMALL[2][:11], np.nan)}, "y holds 1 values that are NaN"),
+        ({"x": np.full((12, 1), np.nan)}, "x holds 12 values that are NaN"),
+        ({"mean": np.append(SMALL[1][:11], np.inf)}, "mean holds 1 values"),
+        ({"x": DATA.x[:11]}, "y has 12 rows where 11 are expected"),
+        ({"x": np.ones((12, 2)), "model": "polynomial"}, "x has 2 columns: use model='network'"),
+        ({"model": "forest"}, "model must be one of 'network', 'polynomial'; got 'forest'"),
+        ({"beta": 1.5}, "beta must be 'auto' or one number between 0 and 1; got 1.5"),
+        ({"beta": "automatic"}, "beta must be one of 'auto'"),
+        ({"restarts": 0}, "restarts must be at least 1"),
+        ({"validation_share": 0.99}, "leaves 0 of 12 rows to train on"),
+        ({"model": "polynomial", "validation": (SMALL[0], BASE, SMALL[2])}, "takes no validation"),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    given = {"x": SMALL[0], "mean": SMALL[1], "y": SMALL[2]} | change
+    x, mean, y = (given.pop(name) for name in ("x", "mean", "y"))
+    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
+        jc.accrue.fit(x, jc.Point(mean), y, key=KEY, **given)
+
+
+def test_nine_rows_are_too_few():
+    with pytest.raises(ValueError, match="at least 10 are needed"):
+        jc.accrue.fit(DATA.x[:9], jc.Point(DATA.mean[:9]), DATA.y[:9], key=KEY)
+
+
+# Clusters
+
+
+def test_clusters_have_the_error_of_their_rows(rng):
+    centres = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+    label = rng.integers(3, size=90)
+    x, y = centres[label] + rng.normal(size=(90, 2)), (1 + label) * rng.normal(size=90)
+    fitted = jc.kmeans.fit(x, jc.Point(np.zeros(90)), y, key=KEY, num_clusters=3)
+    expected = [np.sqrt(np.mean(y[label == k] ** 2)) for k in range(3)]
+    np.testing.assert_allclose(fitted(centres, jc.Point(np.zeros(3))).std, expected, rtol=1e-5)
+
+
+def test_fewer_different_rows_than_clusters():
+    x, y = np.repeat([1.0, 2.0], 5), np.repeat([1.0, -3.0], 5)
+    fitted = jc.kmeans.fit(x, jc.Point(np.zeros(10)), y, key=KEY, num_clusters=4)
+    np.testing.assert_allclose(fitted(x, jc.Point(np.zeros(10))).std, np.abs(y), rtol=1e-6)
+
+
+def test_clusters_are_not_traced():
+    fit = lambda y: jc.kmeans.fit(DATA.x, BASE, y, key=KEY).cluster_std
+    with pytest.raises(TypeError, match="scikit-learn"):
+        jax.jit(fit)(DATA.y)
+    with pytest.raises(ValueError, match="num_clusters must be at least 1"):
+        jc.kmeans.fit(DATA.x, BASE, DATA.y, key=KEY, num_clusters=0)

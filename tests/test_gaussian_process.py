@@ -104,6 +104,7 @@ def test_crude_takes_the_steps_of_adam_from_where_gpytorch_starts():
     np.testing.assert_allclose(fit.evidence, -loss(raw), rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_adam_comes_to_where_lbfgs_comes():
     lbfgs = gaussian_process.fit(X, Y, ard=False, tolerance=0.0)
     adam = gaussian_process.fit(X, Y, ard=False, optimizer="adam", learning_rate=0.1, max_iterations=300)

@@ -92,6 +92,7 @@ def test_a_network_without_hidden_layers_has_no_features():
     assert FeedForward(3, (), 2, key=KEY).features(jnp.ones(3)) == ()
 
 
+@pytest.mark.slow
 def test_rio_learns_from_a_hidden_layer_what_the_output_has_lost(data):
     """The residual is a function of the hidden layer; how the base's mean comes about does not matter."""
     x, _, network = data

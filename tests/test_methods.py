@@ -14,6 +14,8 @@ from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic
 from jaxcal.predictors import dropout, gaussian_process, variance_network
 
 X64 = jax.config.jax_enable_x64
+# What does not depend on the precision runs in 64 bits only.
+once = pytest.mark.skipif(not X64, reason="does not depend on the precision")
 RNG = np.random.default_rng(3)
 X = RNG.uniform(-2, 2, size=(40, 2))
 MEAN = np.sin(X[:, 0])
@@ -119,18 +121,21 @@ def test_predicts_a_distribution(method):
     assert np.sqrt(np.mean((call(module, X, MEAN).mean - Y) ** 2)) < Y.std()
 
 
+@once
 def test_rows_are_predicted_independently(method):
     _, call, module, _ = method
     whole, part = call(module, X, MEAN), call(module, X[5:8], MEAN[5:8])
     np.testing.assert_allclose(part.mean, whole.mean[5:8], atol=1e-8 if X64 else 1e-4)
 
 
+@once
 def test_jit_of_the_fit_and_the_prediction(method):
     fit, call, module, tolerance = method
     jitted = eqx.filter_jit(lambda x, mean, y: call(fit(x, mean, y), x, mean))(X, MEAN, Y)
     np.testing.assert_allclose(jitted.mean, call(module, X, MEAN).mean, atol=tolerance)
 
 
+@once
 def test_vmap_over_runs(method):
     fit, call, module, tolerance = method
     runs = [jnp.stack([a, a]) for a in (X, MEAN, Y)]
@@ -147,12 +152,14 @@ def test_gradients_of_the_prediction_are_finite(method):
         assert np.isfinite(slope).all()
 
 
+@once
 def test_no_gradient_passes_through_the_fit(method):
     fit, call, _, _ = method
     slope = jax.grad(lambda y: call(fit(X, MEAN, y), X, MEAN).mean.sum())(jnp.asarray(Y))
     assert not slope.any()
 
 
+@once
 def test_save_and_load(method, tmp_path):
     fit, call, module, _ = method
     eqx.tree_serialise_leaves(tmp_path / "module.eqx", module)
@@ -177,6 +184,7 @@ def compilations():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@once
 def test_a_second_fit_compiles_nothing(method):
     fit, call, _, _ = method
     call(fit(X, MEAN, Y), X, MEAN)

@@ -153,6 +153,7 @@ def test_ard_finds_the_column_that_matters(rng):
     assert lengthscales[1] < 0.3 * jnp.sort(lengthscales)[1]
 
 
+@pytest.mark.slow
 def test_gpjax_kernels_in_place_of_ours(data):
     x, base, y = data
     pair = (
@@ -192,6 +193,7 @@ def test_gradients_of_predictions(data, fitted):
         np.testing.assert_allclose(slope, numeric, rtol=1e-5 if X64 else 2e-2)
 
 
+@pytest.mark.slow
 def test_vmap_gives_what_one_run_at_a_time_gives(data):
     x, base, y = data
     xs, means, ys = (

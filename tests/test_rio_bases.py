@@ -205,6 +205,7 @@ class Memory(np.ndarray):
 
 
 @needs_float64
+@pytest.mark.slow
 def test_the_stochastic_bound_reads_parts_of_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxcal.processes.stochastic._CHUNK_ROWS", 150)
     monkeypatch.setattr("jaxcal.processes.stochastic._SAMPLE_ROWS", 150)

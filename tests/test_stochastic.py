@@ -210,7 +210,7 @@ def fitted():
     return fit(Reader(table()))
 
 
-@pytest.mark.parametrize("inducing", ["greedy", "trained"])
+@pytest.mark.parametrize("inducing", ["greedy", pytest.param("trained", marks=pytest.mark.slow)])
 def test_it_reaches_the_optimum_of_the_collapsed_bound(fitted, inducing):
     read = Reader(table())
     optimum, _, _ = fitted if inducing == "trained" else fit(read, inducing)
@@ -223,7 +223,7 @@ def test_it_reaches_the_optimum_of_the_collapsed_bound(fitted, inducing):
     assert optimum.result == Result.STEP_LIMIT
 
 
-@pytest.mark.parametrize("with_spread", [False, True])
+@pytest.mark.parametrize("with_spread", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_evidence_posterior_and_noise_are_those_of_all_rows(monkeypatch, with_spread):
     """In chunks that do not divide the rows."""
     monkeypatch.setattr(stochastic, "_CHUNK_ROWS", 250)

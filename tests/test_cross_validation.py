@@ -34,6 +34,7 @@ def test_rows_keep_their_order():
     np.testing.assert_array_equal(law.mean, 2 * X)
 
 
+@pytest.mark.slow
 def test_the_errors_are_honest(rng):
     x = rng.normal(size=(60, 10))
     y = rng.normal(size=60)

@@ -126,6 +126,7 @@ def test_the_preset_is_that_of_crude(data):
         assert not np.array_equal(samples().mean, samples(**change).mean)
 
 
+@pytest.mark.slow
 def test_vmap_over_folds_and_keys_equals_the_loop(data):
     x, y = data
     xs, ys, keys = jnp.asarray([x, -x]), jnp.asarray([y, y]), jax.random.split(KEY)

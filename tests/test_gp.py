@@ -133,6 +133,7 @@ def test_sparse_prediction_with_precisions_is_the_exact_one_with_every_row_induc
 
 
 @pytest.mark.skipif(not X64, reason="at fewer rows than a chunk takes it is tested in float32 as well")
+@pytest.mark.slow
 def test_streamed_bound_is_that_of_gpjax_and_of_its_svgp_at_the_optimal_q(streamed):
     x, z, y, _ = streamed
     data = gpx.Dataset(X=x, y=y[:, None])

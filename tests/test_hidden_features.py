@@ -53,6 +53,7 @@ def test_the_prediction_is_linear_in_the_last_hidden_layer(data):
     np.testing.assert_allclose(network(x).mean, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_features_are_differentiable_in_x_and_work_under_jit_and_vmap(data):
     x, y, network = data
     jitted = jax.jit(lambda x: network.features(x))(jnp.asarray(x))

@@ -92,11 +92,8 @@ def test_bound_and_slopes_of_distributed_rows():
         assert difference < 1e-11
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [{"preset": "paper", "kernel": "output"}, pytest.param({}, marks=pytest.mark.slow)],
-    ids=["paper", "greedy"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [{"preset": "paper", "kernel": "output"}, {}], ids=["paper", "greedy"])
 def test_fit_of_distributed_rows(setting):
     ((num_devices, num_arrays, difference),) = on_four_devices(FITS.replace("SETTING", repr(setting))).values()
     assert (num_devices, num_arrays) == (4, 3)

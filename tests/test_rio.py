@@ -53,7 +53,7 @@ def in_gpjax(fit, noise, jitter):
 
 
 @pytest.mark.skipif(not X64, reason="gpjax needs float64 for six digits")
-@pytest.mark.parametrize("bound", ["exact", "collapsed"])
+@pytest.mark.parametrize("bound", [pytest.param("exact", marks=pytest.mark.slow), "collapsed"])
 def test_bound_and_prediction_are_those_of_gpjax(data, bound):
     x, base, y = data
     fit = rio.fit(x, base, y, bound=bound, num_inducing=15)
@@ -132,7 +132,9 @@ def test_learns_what_the_model_misses(data, fitted):
     np.testing.assert_allclose(fitted.noise_variance, 0.01, rtol=0.6)  # the noise of the data: std 0.1
 
 
-@pytest.mark.parametrize("setting", [{"bound": "collapsed", "num_inducing": 25}, {"preset": "paper"}])
+@pytest.mark.parametrize(
+    "setting", [{"bound": "collapsed", "num_inducing": 25}, pytest.param({"preset": "paper"}, marks=pytest.mark.slow)]
+)
 def test_sparse_bounds_approach_the_exact_evidence_from_below(data, setting):
     x, base, y = data
     exact, sparse = rio.fit(x, base, y, tolerance=0.0), rio.fit(x, base, y, **setting, tolerance=0.0)
@@ -224,7 +226,7 @@ def test_degenerate_columns_are_without_effect(data, fitted):
     assert np.isfinite(rio.fit(doubled, base, y)(doubled, base).std).all()
 
 
-@pytest.mark.parametrize("bound", ["exact", "collapsed"])
+@pytest.mark.parametrize("bound", [pytest.param("exact", marks=pytest.mark.slow), "collapsed"])
 def test_duplicated_rows_and_no_noise(bound):
     x = np.repeat(np.linspace(-1, 1, 6), 10)
     base, y = Point(np.zeros(60)), x**2

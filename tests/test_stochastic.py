@@ -54,6 +54,7 @@ def kernel(a, b):
     return PRIOR * gp.squared_exponential(a, b, jnp.asarray(1.3))
 
 
+@pytest.mark.slow
 def test_the_bound_at_any_q_is_that_of_gpjax(case):
     rbf = gpx.kernels.RBF(lengthscale=1.3, variance=PRIOR)
     prior = gpx.gps.Prior(mean_function=gpx.mean_functions.Zero(), kernel=rbf, jitter=JITTER)

@@ -339,7 +339,7 @@ def minimize(
 
     def watch(params, best):
         """The best parameters so far by the validation loss, if there is one."""
-        if best is None or validation_loss is None:
+        if validation_loss is None:
             return None
         loss = validation_loss(unravel(params))
         improved = loss < best.loss

@@ -1,12 +1,11 @@
 """ACCRUE's Table 1 from finished runs: every run as CSV, and ours beside the published medians as Markdown."""
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from benchmarks.tables import _report
 
@@ -14,7 +13,10 @@ METHODS = ("CRPS", "RECAL", "KM", "ACCRUE")
 KINDS = ("in-sample", "out-of-fold")
 PUBLISHED_METRICS = {"crps": "CRPS", "calibration_error": "calibration_error_percent"}
 DECIMALS = {"crps": 3, "calibration_error": 1}
+BY = ("dataset", "errors", "method")
 COLUMNS = ("dataset", "seed", "errors", "method", *PUBLISHED_METRICS, "rmse", "error_size", "num_test")
+# There is one record of these in every run.
+ONE_OF_EACH = KINDS[0], METHODS[0]
 # How far above the best of the four ACCRUE's CRPS may be.
 NEAR = 0.03
 
@@ -29,32 +31,14 @@ true law on as many test rows. The target of energy is the heating load, the win
 """
 
 
-class Runs:
-    """The metrics of finished runs, by data set, kind of errors and method, in the order of seeds."""
-
-    def __init__(self, records: Sequence[dict]):
-        self._records = defaultdict(list)
-        for record in sorted(records, key=lambda record: record["seed"]):
-            self._records[record["dataset"], record["errors"], record["method"]].append(record)
-
-    def values(self, dataset: str, kind: str, method: str, metric: str) -> np.ndarray:
-        return np.array([record[metric] for record in self._records[dataset, kind, method]], float)
-
-    def median(self, dataset: str, kind: str, method: str, metric: str) -> float:
-        return float(np.median(self.values(dataset, kind, method, metric)))
-
-    def count(self, dataset: str) -> int:
-        return len(self._records[dataset, KINDS[0], METHODS[0]])
-
-
 def write(records: Sequence[dict], datasets: Sequence[str], path: Path) -> None:
     """Write every run as CSV, and the tables as Markdown beside it."""
     records = sorted(records, key=lambda record: (datasets.index(record["dataset"]), record["seed"]))
     _report.write_csv(path, records, COLUMNS)
-    runs = Runs(records)
-    there = [name for name in datasets if runs.count(name)]
+    runs = _report.Runs(records, BY)
+    there = [name for name in datasets if runs.count(name, *ONE_OF_EACH)]
     published = _report.read_published("accrue_table1")
-    counts = ", ".join(f"{name} {runs.count(name)}" for name in there)
+    counts = ", ".join(f"{name} {runs.count(name, *ONE_OF_EACH)}" for name in there)
     parts = [
         "# ACCRUE, Table 1",
         f"Runs: {counts}. The paper has 50 of each.",
@@ -71,7 +55,7 @@ def write(records: Sequence[dict], datasets: Sequence[str], path: Path) -> None:
     print(f"Every run is in {path}, the tables in {path.with_suffix('.md')}.")
 
 
-def findings(runs: Runs, names: Sequence[str], published: dict) -> list[str]:
+def findings(runs: _report.Runs, names: Sequence[str], published: dict) -> list[str]:
     """What was asked of ACCRUE with errors out of fold, and the paper's claims, each with its count."""
     ours = lambda name, method, metric: runs.median(name, "out-of-fold", method, metric)
     below = [name for name in names if ours(name, "ACCRUE", "calibration_error") < theirs(published, name, "ACCRUE")]
@@ -107,23 +91,23 @@ def theirs(published: dict, dataset: str, method: str, metric: str = "calibratio
     return float(published[dataset, method, PUBLISHED_METRICS[metric]]["mean"])
 
 
-def p_value(runs: Runs, dataset: str, kind: str) -> float:
+def p_value(runs: _report.Runs, dataset: str, kind: str) -> float:
     """Of Wilcoxon's signed-rank test between ACCRUE and CRPS alone, in the calibration error."""
     values = (runs.values(dataset, kind, method, "calibration_error") for method in ("ACCRUE", "CRPS"))
     return _report.p_values(*values)[1]
 
 
-def table(runs: Runs, names: Sequence[str], published: dict, kind: str, metric: str) -> str:
+def table(runs: _report.Runs, names: Sequence[str], published: dict, kind: str, metric: str) -> str:
     """Our medians ± standard deviations, and the published ones."""
     is_error = metric == "calibration_error"
     header = ["data set", "runs", *(["floor"] if is_error else []), *METHODS, *(f"published {m}" for m in METHODS)]
     rows = []
     for name in names:
         num_test = int(runs.median(name, kind, "ACCRUE", "num_test"))
-        floor = [f"{perfect_calibration_error(num_test):.1f}"] if is_error else []
+        floor = [f"{100 * stats.kstwo(num_test).mean():.1f}"] if is_error else []
         ours = [spread(runs.values(name, kind, method, metric), DECIMALS[metric]) for method in METHODS]
         cells = (published.get((name, method, PUBLISHED_METRICS[metric])) for method in METHODS)
-        rows.append([name, str(runs.count(name)), *floor, *ours, *map(_report.published_cell, cells)])
+        rows.append([name, str(runs.count(name, *ONE_OF_EACH)), *floor, *ours, *map(_report.published_cell, cells)])
     return _report.markdown_table(header, rows)
 
 
@@ -132,7 +116,7 @@ def spread(values: np.ndarray, decimals: int) -> str:
     return f"{np.median(values):.{decimals}f} ± {deviation:.{decimals}f}"
 
 
-def paired(runs: Runs, names: Sequence[str]) -> str:
+def paired(runs: _report.Runs, names: Sequence[str]) -> str:
     """The median of the paired differences, and the p-value of Wilcoxon's test; the sizes of the errors besides."""
     header = ["data set"]
     for kind in KINDS:
@@ -148,15 +132,3 @@ def paired(runs: Runs, names: Sequence[str]) -> str:
             row += [f"{np.median(sizes):.2f}", f"{np.median(accrue - crps):+.2f}", shown]
         rows.append(row)
     return _report.markdown_table(header, rows)
-
-
-@cache
-def perfect_calibration_error(num_test: int, draws: int = 500) -> float:
-    """The mean of 100 sup |C(p) - p| for uniform PIT values, simulated."""
-    rng = np.random.default_rng(0)
-    steps = np.arange(num_test + 1) / num_test
-    found = []
-    for _ in range(draws):
-        values = np.sort(rng.uniform(size=num_test))
-        found.append(100 * max((steps[1:] - values).max(), (values - steps[:-1]).max()))
-    return float(np.mean(found))

@@ -1,6 +1,5 @@
 """CRUDE's Table 1 from finished runs: every run as CSV, and ours beside the published means as Markdown."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from benchmarks.tables import _report
 CALIBRATIONS = ("None", "MLE, shift", "MLE", "Kule.", "CRUDE")
 PUBLISHED_AS = ("None", "MLE", "Kule.", "CRUDE")
 METRICS = ("calibration", "sharpness", "crps", "rmse", "num_calibration", "num_test")
+BY = ("dataset", "model", "calibrated_by")
 COLUMNS = ("dataset", "model", "seed", "calibrated_by", *METRICS)
 # How close two means of 20 trials may be and still count as equal: the rounding of the published ones.
 DECIMALS = 3
@@ -32,24 +32,6 @@ without the noise, as the paper's figures suggest. It does not name its wine (he
 (heating) nor that of parkinsons (the total score, with the motor score among the inputs, which makes its 21)."""
 
 
-class Runs:
-    """The metrics of finished runs, by data set, model and calibration, in the order of trials."""
-
-    def __init__(self, records: Sequence[dict]):
-        self._records = defaultdict(list)
-        for record in sorted(records, key=lambda record: record["seed"]):
-            self._records[record["dataset"], record["model"], record["calibrated_by"]].append(record)
-
-    def values(self, dataset: str, model: str, calibration: str, metric: str) -> np.ndarray:
-        return np.array([record[metric] for record in self._records[dataset, model, calibration]], float)
-
-    def mean(self, dataset: str, model: str, calibration: str, metric: str) -> float:
-        return float(self.values(dataset, model, calibration, metric).mean())
-
-    def count(self, dataset: str, model: str) -> int:
-        return len(self._records[dataset, model, "CRUDE"])
-
-
 def write(records: Sequence[dict], datasets: Sequence[str], models: Sequence[str], path: Path) -> None:
     """Write every run as CSV, and the table as Markdown beside it."""
     place = lambda record: (datasets.index(record["dataset"]), models.index(record["model"]), record["seed"])
@@ -61,9 +43,9 @@ def write(records: Sequence[dict], datasets: Sequence[str], models: Sequence[str
 
 def markdown(records: Sequence[dict], datasets: Sequence[str], models: Sequence[str]) -> str:
     """The whole report."""
-    runs, published = Runs(records), _report.read_published("crude_table1")
-    cells = [(name, model) for model in models for name in datasets if runs.count(name, model)]
-    counts = ", ".join(f"{name} {max(runs.count(name, model) for model in models)}" for name in datasets)
+    runs, published = _report.Runs(records, BY), _report.read_published("crude_table1")
+    cells = [(name, model) for model in models for name in datasets if runs.count(name, model, "CRUDE")]
+    counts = ", ".join(f"{name} {max(runs.count(name, model, 'CRUDE') for model in models)}" for name in datasets)
     parts = [
         "# CRUDE, Table 1",
         f"Trials: {counts}. The paper has 20 of each.",
@@ -82,7 +64,7 @@ def markdown(records: Sequence[dict], datasets: Sequence[str], models: Sequence[
     return "\n\n".join(parts) + "\n"
 
 
-def findings(runs: Runs, cells: Sequence[tuple[str, str]]) -> str:
+def findings(runs: _report.Runs, cells: Sequence[tuple[str, str]]) -> str:
     """The paper's claims, each with its count."""
     calibration = {cell: [runs.mean(*cell, each, "calibration") for each in CALIBRATIONS] for cell in cells}
     within = sum(means[-1] <= min(means) + standard_error(runs, *cell) for cell, means in calibration.items())
@@ -93,7 +75,7 @@ def findings(runs: Runs, cells: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def compared(runs: Runs, cells: Sequence[tuple[str, str]], other: str) -> str:
+def compared(runs: _report.Runs, cells: Sequence[tuple[str, str]], other: str) -> str:
     """What the paper says of CRUDE beside another calibration, better calibrated and sharper, as a plain sentence."""
     ratio = lambda metric: np.array(
         [runs.mean(*cell, "CRUDE", metric) / runs.mean(*cell, other, metric) for cell in cells]
@@ -108,13 +90,13 @@ def compared(runs: Runs, cells: Sequence[tuple[str, str]], other: str) -> str:
     )
 
 
-def standard_error(runs: Runs, dataset: str, model: str) -> float:
+def standard_error(runs: _report.Runs, dataset: str, model: str) -> float:
     """Of CRUDE's mean calibration over the trials."""
     values = runs.values(dataset, model, "CRUDE", "calibration")
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-def wins(runs: Runs, published: dict, cells: Sequence[tuple[str, str]]) -> str:
+def wins(runs: _report.Runs, published: dict, cells: Sequence[tuple[str, str]]) -> str:
     """In how many cells each calibration has the least mean, as rounded; ties count for all."""
     header = ["", *CALIBRATIONS, *(f"published {name}" for name in PUBLISHED_AS)]
     rows = []
@@ -137,7 +119,7 @@ def published_mean(published: dict, dataset: str, model: str, calibration: str, 
     return float(published[dataset, f"{model} / {calibration}", metric]["mean"])
 
 
-def table(runs: Runs, published: dict, names: Sequence[str], model: str, metric: str) -> str:
+def table(runs: _report.Runs, published: dict, names: Sequence[str], model: str, metric: str) -> str:
     """One metric of one model: our means and the published ones."""
     header = ["data set", "trials", *(["floor"] if metric == "calibration" else []), *CALIBRATIONS]
     rows = []
@@ -146,11 +128,11 @@ def table(runs: Runs, published: dict, names: Sequence[str], model: str, metric:
         floor = [f"{perfect_calibration(*sizes):.{DECIMALS}f}"] if metric == "calibration" else []
         ours = [f"{runs.mean(name, model, each, metric):.{DECIMALS}f}" for each in CALIBRATIONS]
         theirs = [f"{published_mean(published, name, model, each, metric):.{DECIMALS}f}" for each in PUBLISHED_AS]
-        rows.append([name, str(runs.count(name, model)), *floor, *ours, *theirs])
+        rows.append([name, str(runs.count(name, model, "CRUDE")), *floor, *ours, *theirs])
     return _report.markdown_table([*header, *(f"published {each}" for each in PUBLISHED_AS)], rows)
 
 
-def scores(runs: Runs, cells: Sequence[tuple[str, str]]) -> str:
+def scores(runs: _report.Runs, cells: Sequence[tuple[str, str]]) -> str:
     """What calibration and sharpness come to together: not in the paper."""
     rows = [
         [f"{name}, {model}", *(f"{runs.mean(name, model, each, 'crps'):.{DECIMALS}f}" for each in CALIBRATIONS)]

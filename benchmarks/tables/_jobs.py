@@ -62,6 +62,14 @@ def run(task: Callable[..., list[dict]], jobs: Sequence[dict], path: Path, worke
         sweep.run(task, jobs, path, workers=workers, stamp=stamp, on_progress=tell)
 
 
+def finished(path: Path) -> list[dict]:
+    """The records of all runs that were ever finished: a report must not shrink to what was asked for now."""
+    records = sweep.read(path)
+    if not records:
+        raise SystemExit(f"{path} holds no finished runs.")
+    return records
+
+
 def timed(kind: tuple, call: Callable):
     """What the call returns, and its processor seconds; the first of a kind is made once before, since it compiles."""
     if kind not in _compiled:

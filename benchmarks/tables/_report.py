@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,33 @@ MISSING = "–"
 SIGNIFICANT = 0.05
 # What a run was made with.
 PROVENANCE = ("jaxcal", "jax", "device", "date")
+
+
+class Runs:
+    """The metrics of finished runs by what they are of, in the order of seeds.
+
+    Args:
+        records: of finished jobs.
+        by: the names in a record that tell its cell: ("dataset", "model"), say.
+    """
+
+    def __init__(self, records: Sequence[dict], by: Sequence[str]):
+        self._records = defaultdict(list)
+        for record in sorted(records, key=lambda record: record["seed"]):
+            self._records[*(record[name] for name in by)].append(record)
+
+    def values(self, *cell_and_metric: str) -> np.ndarray:
+        *cell, metric = cell_and_metric
+        return np.array([record[metric] for record in self._records[*cell]], float)
+
+    def mean(self, *cell_and_metric: str) -> float:
+        return float(self.values(*cell_and_metric).mean())
+
+    def median(self, *cell_and_metric: str) -> float:
+        return float(np.median(self.values(*cell_and_metric)))
+
+    def count(self, *cell: str) -> int:
+        return len(self._records[*cell])
 
 
 def read_published(name: str) -> dict[tuple[str, str, str], dict[str, str]]:

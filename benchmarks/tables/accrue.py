@@ -16,7 +16,6 @@ import numpy as np
 
 import jaxcal as jc
 from benchmarks.tables import _accrue_report, _jobs
-from jaxcal import sweep
 
 DATASETS = ("boston", "concrete", "energy", "kin8nm", "power_plant", "protein", "wine_red", "yacht")
 RUNS, RUNS_OF_LARGE = 50, {"protein": 10}
@@ -36,9 +35,7 @@ def main() -> None:
             if seed < RUNS_OF_LARGE.get(name, RUNS)
         ]
         _jobs.run(run_job, jobs, runs, arguments.workers)
-    records = sweep.read(runs)
-    if not records:
-        raise SystemExit(f"{runs} holds no finished runs.")
+    records = _jobs.finished(runs)
     _accrue_report.write(records, DATASETS, arguments.out / "results" / "accrue_table1.csv")
 
 
@@ -67,7 +64,7 @@ def run_job(dataset: str, seed: int) -> list[dict]:
             {**common, "errors": kind, "error_size": size, "method": name, **measure(y[test], law)}
             for name, law in laws.items()
         ]
-    return [{name: as_number(value) for name, value in record.items()} for record in records]
+    return records
 
 
 def calibrated(rows: tuple, at: tuple, truth: np.ndarray, key: jax.Array) -> Mapping[str, jc.Distribution]:
@@ -94,10 +91,6 @@ def measure(truth: np.ndarray, law: jc.Distribution) -> dict[str, jax.Array]:
 
 def in_64_bits(law: jc.Point) -> jc.Point:
     return jc.Point(jnp.asarray(law.mean, jnp.float64))
-
-
-def as_number(value: object) -> object:
-    return float(value) if isinstance(value, jax.Array) else value
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import numpy as np
 
 import jaxcal as jc
 from benchmarks.tables import _crude_report, _jobs
-from jaxcal import sweep
 
 DATASETS = (
     "forest_fires",
@@ -81,9 +80,7 @@ def main() -> None:
             if seed < TRIALS_OF_LARGE.get(name, TRIALS)
         ]
         _jobs.run(run_job, jobs, runs, arguments.workers)
-    records = sweep.read(runs)
-    if not records:
-        raise SystemExit(f"{runs} holds no finished runs.")
+    records = _jobs.finished(runs)
     _crude_report.write(records, DATASETS, tuple(MODELS), arguments.out / "results" / "crude_table1.csv")
 
 

@@ -1,14 +1,36 @@
 """What a calibrator stands on: somebody's predictions, as a Distribution, and what their errors are measured in."""
 
 import warnings
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
 from jaxcal.distributions import Distribution, Point
+
+
+class Rows(NamedTuple):
+    """Inputs, the model's means and targets."""
+
+    x: Float[Array, "n d"]
+    mean: Float[Array, " n"]
+    y: Float[Array, " n"]
+
+
+def as_rows(x: ArrayLike, base: Distribution, y: ArrayLike) -> Rows:
+    """Checked rows, for methods of the inputs that look at the mean of `base` alone.
+
+    Raises:
+        TypeError: if `base` is not a Distribution.
+        ValueError: if x, y or base is empty, not finite or of the wrong shape.
+    """
+    x = _checks.as_matrix("x", x)
+    y = _checks.as_vector("y", y, length=x.shape[0])
+    check_base(base, y.shape[0])
+    return Rows(x, base.mean, y)
 
 
 def check_base(base: object, length: int | None = None, *, outputs: bool = False) -> None:

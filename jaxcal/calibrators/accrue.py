@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base
+from jaxcal.calibrators._base import Rows, as_rows, check_base
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.nn import FeedForward
@@ -108,7 +108,7 @@ def fit(
         >>> law.mean.tolist(), bool(law.std[1] > 4 * law.std[0])
         ([5.0, 5.0], True)
     """
-    rows = _as_rows(x, base, y)
+    rows = as_rows(x, base, y)
     _checks.check_rows("x", rows.x, _LEAST_ROWS)
     for name, value in (("restarts", restarts), ("max_iterations", max_iterations), ("patience", patience)):
         _checks.check_at_least(name, value, 1)
@@ -122,7 +122,7 @@ def fit(
     else:
         size = num_train(rows.y.shape[0], validation_share) if validation is None else rows.y.shape[0]
         if validation is not None:
-            rows = _join(rows, _as_rows(*validation))
+            rows = _join(rows, as_rows(*validation))
         split_key, start_key = jax.random.split(key)
         start = _starts(model, rows.x.shape[1], start_key, restarts, jnp.result_type(*rows))
         order_key = split_key if validation is None else None
@@ -225,23 +225,7 @@ def _new_networks(in_size: int, key: PRNGKeyArray, restarts: int, dtype: DTypeLi
     return eqx.filter_vmap(new)(jax.random.split(key, restarts))
 
 
-class _Rows(NamedTuple):
-    """Inputs, predictions and targets."""
-
-    x: Float[Array, "n d"]
-    mean: Float[Array, " n"]
-    y: Float[Array, " n"]
-
-
-def _as_rows(x: ArrayLike, base: Distribution, y: ArrayLike) -> _Rows:
-    """Checked rows."""
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
-    check_base(base, y.shape[0])
-    return _Rows(x, base.mean, y)
-
-
-def _join(rows: _Rows, validation: _Rows) -> _Rows:
+def _join(rows: Rows, validation: Rows) -> Rows:
     """The rows, with those of the validation after them; a warning where the errors are of different size."""
     _checks.check_columns("validation's x", validation.x, rows.x.shape[1], "the rows to fit to have")
     if not _checks.is_traced(*rows, *validation):
@@ -256,7 +240,7 @@ def _join(rows: _Rows, validation: _Rows) -> _Rows:
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), rows, validation)
 
 
-def _check_polynomial(rows: _Rows, validation: tuple | None) -> None:
+def _check_polynomial(rows: Rows, validation: tuple | None) -> None:
     if rows.x.shape[1] > 1:
         raise ValueError(f"model='polynomial' is for one input; x has {rows.x.shape[1]} columns: use model='network'.")
     if validation is not None:
@@ -275,7 +259,7 @@ class _Problem(NamedTuple):
         return accrue_loss(self.errors, jnp.exp(self.log_scale + jax.vmap(model)(self.x)), beta)
 
 
-def _problem(rows: _Rows, x_scaler: Standardiser) -> tuple[_Problem, Float[Array, ""]]:
+def _problem(rows: Rows, x_scaler: Standardiser) -> tuple[_Problem, Float[Array, ""]]:
     """The problem, and the standard deviation of the target, in units of which its errors are."""
     unit = Standardiser.of(rows.y).scale
     errors = (rows.y - rows.mean) / jnp.where(unit > 0, unit, 1)
@@ -287,7 +271,7 @@ def _problem(rows: _Rows, x_scaler: Standardiser) -> tuple[_Problem, Float[Array
 
 
 @eqx.filter_jit
-def _fit_networks(rows: _Rows, start, beta, until, size: int, key: PRNGKeyArray | None) -> ACCRUE:
+def _fit_networks(rows: Rows, start, beta, until, size: int, key: PRNGKeyArray | None) -> ACCRUE:
     """The best of the trained models. `size` rows are trained on: a random choice, or, without a key, the first."""
     rows, start = lax.stop_gradient((rows, start))
     x_scaler = Standardiser.of(rows.x)
@@ -312,7 +296,7 @@ def _fit_networks(rows: _Rows, start, beta, until, size: int, key: PRNGKeyArray 
 
 
 @eqx.filter_jit
-def _fit_polynomial(rows: _Rows, beta, until) -> ACCRUE:
+def _fit_polynomial(rows: Rows, beta, until) -> ACCRUE:
     """Algorithm 1, with a softplus around the polynomial, on the whole range of x mapped to [-1, 1]."""
     rows = lax.stop_gradient(rows)
     low, high = rows.x.min(0), rows.x.max(0)

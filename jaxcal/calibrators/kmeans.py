@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base
+from jaxcal.calibrators._base import as_rows, check_base
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.scaling import Standardiser
 
@@ -43,16 +43,14 @@ def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, nu
         >>> print(fitted(np.array([0.05, 4.0]), jc.Point(np.zeros(2))).std)
         [1. 3.]
     """
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
-    check_base(base, y.shape[0])
+    rows = as_rows(x, base, y)
     _checks.check_at_least("num_clusters", num_clusters, 1)
-    _checks.check_rows("x", x, num_clusters)
-    if _checks.is_traced(x, y, base.mean, key):
+    _checks.check_rows("x", rows.x, num_clusters)
+    if _checks.is_traced(*rows, key):
         raise TypeError("k-means clusters are found by scikit-learn: fit runs neither under jit, vmap nor grad.")
-    x_scaler = Standardiser.of(x)
-    centres, labels = _cluster(np.asarray(x_scaler(x)), num_clusters, int(jax.random.bits(key, dtype="uint32")))
-    squares = jax.ops.segment_sum((y - base.mean) ** 2, labels, num_segments=len(centres))
+    x_scaler = Standardiser.of(rows.x)
+    centres, labels = _cluster(np.asarray(x_scaler(rows.x)), num_clusters, int(jax.random.bits(key, dtype="uint32")))
+    squares = jax.ops.segment_sum((rows.y - rows.mean) ** 2, labels, num_segments=len(centres))
     counts = jnp.bincount(labels, length=len(centres))
     return KMeans(jnp.asarray(centres), jnp.sqrt(squares / counts), x_scaler)
 

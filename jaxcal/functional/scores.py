@@ -497,7 +497,7 @@ def accrue_beta(errors: Real[ArrayLike, " n"], *, weights: Real[ArrayLike, " n"]
     """
     errors = jnp.asarray(errors)
     sizes = jnp.abs(errors)
-    mean = jnp.mean(sizes) if weights is None else jnp.sum(_shares(weights, sizes.dtype) * sizes)
+    mean = _mean(sizes, weights)
     most = jnp.asarray(_mean_density_of_quantiles(errors.size), mean.dtype)
     return most / (_LEAST_CRPS * mean + most)
 
@@ -528,8 +528,7 @@ def accrue_loss(
         0.314
     """
     crps = normal_crps(errors, 0.0, std)
-    mean = jnp.mean(crps) if weights is None else jnp.sum(_shares(weights, crps.dtype) * crps)
-    return beta * mean + (1 - beta) * reliability_score(errors, std, weights=weights, unbiased=unbiased)
+    return beta * _mean(crps, weights) + (1 - beta) * reliability_score(errors, std, weights=weights, unbiased=unbiased)
 
 
 def _mean_abs_normal(mean: Array, std: ArrayLike) -> Array:
@@ -606,6 +605,11 @@ def _log_gamma_ratio(x: Array) -> Array:
     square = inverse**2
     series = -1 / 8 + square * (1 / 192 - square * (1 / 640 - square * (17 / 14336 - square * 31 / 18432)))
     return jnp.log(steps) + 0.5 * jnp.log(shifted) + inverse * series
+
+
+def _mean(values: Float[Array, " n"], weights: Real[ArrayLike, " n"] | None) -> Float[Array, ""]:
+    """The mean over rows, weighted if there are weights."""
+    return jnp.mean(values) if weights is None else jnp.sum(_shares(weights, values.dtype) * values)
 
 
 def _shares(weights: Real[ArrayLike, " n"], dtype: DTypeLike) -> Float[Array, " n"]:

@@ -358,6 +358,25 @@ def minimize(
     return Optimum(unravel(params), value, steps, result)
 
 
+def minimize_from_each(loss: Callable[..., Float[Array, ""]], starts: PyTree, **options) -> Optimum:
+    """The lowest of the minima that `minimize` reaches from several starts, in one `vmap`.
+
+    Args:
+        loss: `loss(params) -> scalar`.
+        starts: where to start, stacked along the leading axis of every array.
+        options: those of `minimize`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> optimum = minimize_from_each(lambda p: (p**2 - 1) ** 2 + p, jnp.array([2.0, -2.0]))
+        >>> round(float(optimum.params), 2)
+        -1.11
+    """
+    optima = jax.vmap(lambda params: minimize(loss, params, **options))(starts)
+    best = jnp.argmin(jnp.where(jnp.isnan(optima.loss), jnp.inf, optima.loss))
+    return jax.tree.map(lambda leaf: leaf[best], optima)
+
+
 class _Best(NamedTuple):
     """What `minimize` has found by its validation loss, and for how many steps there was nothing better."""
 

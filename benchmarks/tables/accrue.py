@@ -1,6 +1,8 @@
 """ACCRUE's Table 1 run again: `python -m benchmarks.tables.accrue --datasets yacht,boston --runs 5`.
 
 A job is a data set and a run: 70 % of the rows train a network for the mean and calibrate it, 30 % measure the result.
+The mean has the architecture and the training of the paper's network for the std: 50 ReLU and 10 symmetric saturating
+linear functions, L-BFGS on the squared error until ten steps gain nothing on a fifth of the rows, the best of five.
 The errors that the calibrations see are in-sample, those of the training rows themselves, which the published figures
 look like, or out of fold, by five networks fitted to four fifths each: the predictions of the test rows are the same.
 The target is divided by its standard deviation over all rows, so that the CRPS is without a unit. Finished jobs are
@@ -10,17 +12,23 @@ finished, also while another process still runs.
 
 from collections.abc import Mapping
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxcal as jc
 from benchmarks.tables import _accrue_report, _jobs
+from jaxcal.nn import FeedForward
+from jaxcal.optimize import minimize_from_each, num_train
+from jaxcal.scaling import Standardiser
 
 DATASETS = ("boston", "concrete", "energy", "kin8nm", "power_plant", "protein", "wine_red", "yacht")
 RUNS, RUNS_OF_LARGE = 50, {"protein": 10}
 SHARES = (0.7, 0.3)
 CLUSTERS = range(1, 11)
+HIDDEN, ACTIVATIONS = (50, 10), (jax.nn.relu, jax.nn.hard_tanh)
+RESTARTS, HELD_OUT, PATIENCE = 5, 0.2, 10
 
 
 def main() -> None:
@@ -49,11 +57,11 @@ def run_job(dataset: str, seed: int) -> list[dict]:
     mean_key, fold_key, fit_key = jax.random.split(key, 3)
     # The networks train in 32 bits; calibrations are fitted and measured in 64.
     single = x[train].astype(np.float32), y[train].astype(np.float32)
-    network = jc.mlp.fit(*single, key=mean_key)
+    network = fit_mean(*single, key=mean_key)
     base = in_64_bits(network(x[test].astype(np.float32)))
     errors = {
         "in-sample": in_64_bits(network(single[0])),
-        "out-of-fold": in_64_bits(jc.out_of_fold(jc.mlp.fit, *single, key=fold_key)),
+        "out-of-fold": in_64_bits(jc.out_of_fold(fit_mean, *single, key=fold_key)),
     }
     common = {"device": _jobs.machine(), "num_test": len(test), "rmse": jc.metrics.rmse(y[test], base)}
     records = []
@@ -65,6 +73,37 @@ def run_job(dataset: str, seed: int) -> list[dict]:
             for name, law in laws.items()
         ]
     return records
+
+
+class Mean(eqx.Module):
+    """A network of the mean, made by `fit_mean`."""
+
+    network: FeedForward
+    x_scaler: Standardiser
+    y_scaler: Standardiser
+
+    @eqx.filter_jit
+    def __call__(self, x: jax.Array) -> jc.Point:
+        """The predictions [n] at the rows of x."""
+        return jc.Point(self.y_scaler.inverse(jax.vmap(self.network)(self.x_scaler(x))))
+
+
+@eqx.filter_jit
+def fit_mean(x: jax.Array, y: jax.Array, *, key: jax.Array) -> Mean:
+    """Train it by least squares, as the module's first lines say."""
+    start_key, order_key = jax.random.split(key)
+    x_scaler, y_scaler = Standardiser.of(x), Standardiser.of(y)
+    new = lambda key: FeedForward(x.shape[1], HIDDEN, "scalar", key=key, activation=ACTIVATIONS, dtype=x.dtype)
+    starts, fixed = eqx.partition(eqx.filter_vmap(new)(jax.random.split(start_key, RESTARTS)), eqx.is_inexact_array)
+
+    def loss_of(rows):
+        inputs, targets = x_scaler(x[rows]), y_scaler(y[rows])
+        return lambda params: jnp.mean((jax.vmap(eqx.combine(params, fixed))(inputs) - targets) ** 2)
+
+    order, size = jax.random.permutation(order_key, len(y)), num_train(len(y), HELD_OUT)
+    train, held_out = loss_of(order[:size]), loss_of(order[size:])
+    optimum = minimize_from_each(train, starts, validation_loss=held_out, patience=PATIENCE)
+    return Mean(eqx.combine(optimum.params, fixed), x_scaler, y_scaler)
 
 
 def calibrated(rows: tuple, at: tuple, truth: np.ndarray, key: jax.Array) -> Mapping[str, jc.Distribution]:

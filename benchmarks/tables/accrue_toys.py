@@ -21,7 +21,7 @@ from benchmarks.tables import _jobs, _report
 from benchmarks.tables._rio_figures import BLUE, RED, STYLE, WIDTH, save
 
 PROBLEMS = {"g": 1.0, "y": 1.0, "w": np.pi}  # where their inputs end
-ROWS, ROWS_5D, NEW_5D = 100, 3300, 1_000_000
+ROWS, ROWS_5D, NEW_5D = 100, 6600, 1_000_000
 MODELS = {"network": {}, "CRPS alone": {"beta": 1.0}, "polynomial": {"model": "polynomial"}}
 DRAWN = ("network", "polynomial")
 SHARES = np.linspace(0, 1, 201)

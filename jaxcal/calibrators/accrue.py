@@ -29,7 +29,7 @@ from jaxcal.calibrators._base import Rows, as_rows, check_base
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.nn import FeedForward
-from jaxcal.optimize import Optimum, Result, minimize, num_train
+from jaxcal.optimize import Optimum, Result, minimize, minimize_from_each, num_train
 from jaxcal.scaling import Standardiser
 
 # Section 5.1: the network's layers, the second of symmetric saturating linear functions, and the polynomial's order.
@@ -283,13 +283,9 @@ def _fit_networks(rows: Rows, start, beta, until, size: int, key: PRNGKeyArray |
     beta = accrue_beta(train.errors) if beta is None else beta.astype(unit.dtype)
     params, fixed = eqx.partition(start, eqx.is_inexact_array)
     loss = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), beta)
-    optima = jax.vmap(
-        lambda params: minimize(
-            loss(train), params, max_iterations=until[0], validation_loss=loss(held_out), patience=until[1]
-        )
-    )(params)
-    best = jnp.argmin(jnp.where(jnp.isnan(optima.loss), jnp.inf, optima.loss))
-    optimum = jax.tree.map(lambda leaf: leaf[best], optima)
+    optimum = minimize_from_each(
+        loss(train), params, max_iterations=until[0], validation_loss=loss(held_out), patience=until[1]
+    )
     model = eqx.combine(optimum.params, fixed)
     scale = unit * jnp.exp(problem.log_scale)
     return ACCRUE(model, x_scaler, scale, beta, *optimum[1:])

@@ -24,7 +24,7 @@ from jaxcal.optimize import minimize_from_each, num_train
 from jaxcal.scaling import Standardiser
 
 DATASETS = ("boston", "concrete", "energy", "kin8nm", "power_plant", "protein", "wine_red", "yacht")
-RUNS, RUNS_OF_LARGE = 50, {"protein": 10}
+RUNS, RUNS_OF_LARGE = 50, {"protein": 5}
 SHARES = (0.7, 0.3)
 CLUSTERS = range(1, 11)
 HIDDEN, ACTIVATIONS = (50, 10), (jax.nn.relu, jax.nn.hard_tanh)

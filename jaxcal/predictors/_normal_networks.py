@@ -17,7 +17,18 @@ from jaxcal.distributions import Normal
 from jaxcal.functional.scores import normal_log_prob
 from jaxcal.nn import FeedForward, NormalNetwork, as_variance
 from jaxcal.optimize import Optimum, adam_l2, train_minibatches
-from jaxcal.predictors._training import XY, Rows, as_data, hold_out, settle, squared_error, start
+from jaxcal.predictors._training import (
+    CRUDE,
+    DEFAULT,
+    XY,
+    Rows,
+    as_data,
+    hold_out,
+    settle,
+    squared_error,
+    start,
+    usnrt_setting,
+)
 from jaxcal.scaling import Standardiser
 
 
@@ -26,36 +37,46 @@ def train_normal(
     y: ArrayLike,
     *,
     key: PRNGKeyArray,
-    form: str,
+    form: str | None,
     rounds: int,
     hidden: Sequence[int] | None,
     learning_rate: ArrayLike | None,
     weight_decay: ArrayLike | None,
-    batch_size: int,
+    batch_size: int | None,
     max_epochs: int,
     patience: int,
     validation_share: float,
     preset: str | None,
 ) -> tuple[Optimum, Rows]:
     """The networks, trained, and the rows they were trained on; the options are those of `variance_network.fit`."""
+    usnrt = preset == "usnrt"
+    form = form or ("alternating" if usnrt else "joint")
     _checks.check_choice("form", form, ("joint", "alternating"))
     _checks.check_at_least("rounds", rounds, 1)
-    setting = settle(preset, hidden, learning_rate, weight_decay)
     x, y, num_train = as_data(x, y, validation_share)
+    setting = settle(
+        {None: DEFAULT, "crude": CRUDE, "usnrt": usnrt_setting(x.shape[1])},
+        preset,
+        hidden=hidden,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        batch_size=batch_size,
+    )
     split_key, train_key = jax.random.split(key)
     rows = hold_out(x, y, num_train, split_key)
     train = partial(
         train_minibatches,
         optimizer=Partial(adam_l2, weight_decay=jnp.asarray(setting.weight_decay)),
         learning_rate=setting.learning_rate,
-        batch_size=batch_size,
+        batch_size=setting.batch_size,
         max_epochs=max_epochs,
         patience=patience,
     )
     new = partial(start, x.shape[1], setting.hidden, dtype=rows.train[0].dtype)
     if form == "joint":
         return _joint(rows, new, train, train_key), rows
-    return _alternate(rows, new, train, train_key, rounds), rows
+    new_variance = partial(new, activation=jnp.tanh) if usnrt else new
+    return _alternate(rows, new, new_variance, train, train_key, rounds), rows
 
 
 def as_normal(network: NormalNetwork, x_scaler: Standardiser, y_scaler: Standardiser, x: Float[Array, "n d"]) -> Normal:
@@ -72,7 +93,12 @@ def _joint(rows: Rows, new: Callable[..., FeedForward], train: Callable[..., Opt
 
 
 def _alternate(
-    rows: Rows, new: Callable[..., FeedForward], train: Callable[..., Optimum], key: PRNGKeyArray, rounds: int
+    rows: Rows,
+    new_mean: Callable[..., FeedForward],
+    new_variance: Callable[..., FeedForward],
+    train: Callable[..., Optimum],
+    key: PRNGKeyArray,
+    rounds: int,
 ) -> Optimum:
     """A network for the mean and one for the variance, trained in turns, in every round from new weights."""
     data = rows.train, rows.validation
@@ -80,9 +106,10 @@ def _alternate(
     optima = []
     for keys in jax.random.split(key, (rounds, 4)):
         weighted = [(*xy, variance) for xy, variance in zip(data, variances, strict=True)]
-        mean = train(_weighted_squared_error, new("scalar", key=keys[0]), *weighted, key=keys[1])
+        mean = train(_weighted_squared_error, new_mean("scalar", key=keys[0]), *weighted, key=keys[1])
         residuals = [(x, y - _outputs(mean.params, x)) for x, y in data]
-        variance = train(_residual_negative_log_likelihood, new("scalar", key=keys[2]), *residuals, key=keys[3])
+        initial = new_variance("scalar", key=keys[2])
+        variance = train(_residual_negative_log_likelihood, initial, *residuals, key=keys[3])
         variances = [as_variance(_outputs(variance.params, x)) for x, _ in data]
         optima += [mean, variance]
     mean, variance = optima[-2:]

@@ -18,7 +18,7 @@ from jaxcal.distributions import Mixture, Normal, Point
 from jaxcal.functional import safe
 from jaxcal.nn import FeedForward
 from jaxcal.optimize import adam_l2, raise_unless_finite, train_minibatches
-from jaxcal.predictors._training import XY, as_data, as_inputs, hold_out, settle, squared_error, start
+from jaxcal.predictors._training import CRUDE, DEFAULT, XY, as_data, as_inputs, hold_out, settle, squared_error, start
 from jaxcal.scaling import Standardiser
 
 
@@ -33,7 +33,7 @@ def fit(
     hidden: Sequence[int] | None = None,
     learning_rate: ArrayLike | None = None,
     weight_decay: ArrayLike | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     max_epochs: int = 1000,
     patience: int = 10,
     validation_share: float = 0.2,
@@ -73,7 +73,7 @@ def fit(
         hidden: widths of the hidden layers, one at least (default 64, 64).
         learning_rate: of Adam (default 1e-3).
         weight_decay: of Adam, as an L2 penalty on all weights and biases (default 0).
-        batch_size: rows a step.
+        batch_size: rows a step (default 32).
         max_epochs: number of epochs to stop at.
         patience: epochs without improvement to stop at.
         validation_share: share of the rows held out for stopping; n - floor(n (1 - share)) rows.
@@ -97,10 +97,17 @@ def fit(
     _checks.check_fraction("rate", rate)
     _checks.check_at_least("num_samples", num_samples, 2)
     _checks.check_choice("law", law, ("normal", "mixture"))
-    setting = settle(preset, hidden, learning_rate, weight_decay)
+    x, y, num_train = as_data(x, y, validation_share)
+    setting = settle(
+        {None: DEFAULT, "crude": CRUDE},
+        preset,
+        hidden=hidden,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        batch_size=batch_size,
+    )
     if not setting.hidden:
         raise ValueError("hidden must hold at least one width: dropout follows the hidden layers.")
-    x, y, num_train = as_data(x, y, validation_share)
     init_key, split_key, train_key, mask_key = jax.random.split(key, 4)
     rows = hold_out(x, y, num_train, split_key)
     dtype = rows.train[0].dtype
@@ -113,7 +120,7 @@ def fit(
         key=train_key,
         optimizer=Partial(adam_l2, weight_decay=jnp.asarray(setting.weight_decay)),
         learning_rate=setting.learning_rate,
-        batch_size=batch_size,
+        batch_size=setting.batch_size,
         max_epochs=max_epochs,
         patience=patience,
     )

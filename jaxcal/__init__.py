@@ -10,7 +10,7 @@ from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import Distribution, Empirical, Mixture, Normal, Point, Quantiles, ScaledQuantiles, StudentT
 from jaxcal.guarantee import Guarantee
 from jaxcal.multivariate import MultivariateEmpirical, MultivariateNormal
-from jaxcal.predictors import deep_ensemble, dropout, forests, gaussian_process, mlp, variance_network
+from jaxcal.predictors import deep_ensemble, dropout, evidential, forests, gaussian_process, mlp, variance_network
 
 __version__ = "0.1.0"
 
@@ -32,6 +32,7 @@ __all__ = [
     "datasets",
     "deep_ensemble",
     "dropout",
+    "evidential",
     "forests",
     "functional",
     "gaussian_mle",

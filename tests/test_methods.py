@@ -11,7 +11,7 @@ import pytest
 
 from jaxcal import Distribution, Normal, Point, mlp, rio
 from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic
-from jaxcal.predictors import deep_ensemble, dropout, gaussian_process, variance_network
+from jaxcal.predictors import deep_ensemble, dropout, evidential, gaussian_process, variance_network
 
 X64 = jax.config.jax_enable_x64
 # What does not depend on the precision runs in 64 bits only.
@@ -37,6 +37,10 @@ def fit_deep_ensemble(x, mean, y):
 
 def fit_dropout(x, mean, y):
     return dropout.fit(x, y, key=KEY, hidden=(8,), learning_rate=0.01, max_epochs=20, num_samples=10)
+
+
+def fit_evidential(x, mean, y):
+    return evidential.fit(x, y, key=KEY, hidden=(8,), learning_rate=0.01, max_epochs=20)
 
 
 def fit_gaussian_process(x, mean, y):
@@ -84,6 +88,7 @@ METHODS = {
     "variance-network": (fit_variance_network, call_mlp),
     "deep-ensemble": (fit_deep_ensemble, call_mlp),
     "dropout": (fit_dropout, call_mlp),
+    "evidential": (fit_evidential, call_mlp),
     "gaussian-process": (fit_gaussian_process, call_mlp),
     "rio": (fit_rio, call_rio),
     "rio-collapsed": (partial(fit_rio, bound="collapsed", num_inducing=10), call_rio),
@@ -101,6 +106,7 @@ TOLERANCE = {
     "variance-network": 1e-6 if X64 else 1e-2,
     "deep-ensemble": 1e-6 if X64 else 1e-2,
     "dropout": 1e-6 if X64 else 1e-2,
+    "evidential": 1e-6 if X64 else 1e-2,
     "gaussian-process": 1e-4 if X64 else 2e-2,
     "rio": 1e-4 if X64 else 2e-2,
     "rio-collapsed": 1e-4 if X64 else 2e-2,

@@ -35,8 +35,8 @@ def fit_deep_ensemble(x, mean, y):
     return deep_ensemble.fit(x, y, key=KEY, num_members=2, hidden=(8,), learning_rate=0.01, max_epochs=20)
 
 
-def fit_dropout(x, mean, y):
-    return dropout.fit(x, y, key=KEY, hidden=(8,), learning_rate=0.01, max_epochs=20, num_samples=10)
+def fit_dropout(x, mean, y, **options):
+    return dropout.fit(x, y, key=KEY, hidden=(8,), learning_rate=0.01, max_epochs=20, num_samples=10, **options)
 
 
 def fit_evidential(x, mean, y):
@@ -88,6 +88,7 @@ METHODS = {
     "variance-network": (fit_variance_network, call_mlp),
     "deep-ensemble": (fit_deep_ensemble, call_mlp),
     "dropout": (fit_dropout, call_mlp),
+    "concrete-dropout": (partial(fit_dropout, rate="concrete"), call_mlp),
     "evidential": (fit_evidential, call_mlp),
     "gaussian-process": (fit_gaussian_process, call_mlp),
     "rio": (fit_rio, call_rio),
@@ -106,6 +107,7 @@ TOLERANCE = {
     "variance-network": 1e-6 if X64 else 1e-2,
     "deep-ensemble": 1e-6 if X64 else 1e-2,
     "dropout": 1e-6 if X64 else 1e-2,
+    "concrete-dropout": 1e-6 if X64 else 1e-2,
     "evidential": 1e-6 if X64 else 1e-2,
     "gaussian-process": 1e-4 if X64 else 2e-2,
     "rio": 1e-4 if X64 else 2e-2,

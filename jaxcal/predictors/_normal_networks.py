@@ -76,7 +76,7 @@ def train_normal(
     if form == "joint":
         return _joint(rows, new, train, train_key), rows
     new_variance = partial(new, activation=jnp.tanh) if usnrt else new
-    return _alternate(rows, new, new_variance, train, train_key, rounds), rows
+    return alternate(rows, new, new_variance, train, train_key, rounds), rows
 
 
 def as_normal(network: NormalNetwork, x_scaler: Standardiser, y_scaler: Standardiser, x: Float[Array, "n d"]) -> Normal:
@@ -92,7 +92,7 @@ def _joint(rows: Rows, new: Callable[..., FeedForward], train: Callable[..., Opt
     return train(_negative_log_likelihood, network, rows.train, rows.validation, key=train_key)
 
 
-def _alternate(
+def alternate(
     rows: Rows,
     new_mean: Callable[..., FeedForward],
     new_variance: Callable[..., FeedForward],

@@ -4,14 +4,14 @@ A wavelet tree holds a permutation: n items, listed in one order, and their rank
 items again, grouped by ever more leading bits of their ranks and in the first order within each group, a node. As the
 ranks are distinct, the node of the ranks s, s + 1, ... starts at place s of the list of its level.
 
-A query follows one path through the tree, one gather a level: how many of the first i items have a rank below v, and
-what their values sum to (`count_and_sum_below`); which rank is the k-th smallest of the first i items or of those after
-them (`select_in_prefixes`, `select_in_suffixes`). All n queries of a list go together, in O(n log n), and the levels are
-made as they are needed, in O(n) memory.
+A query follows one path through the tree: how many of the first i items have a rank below v, and what their values sum
+to (`count_and_sum_below`); which rank is the k-th smallest of the first i items, or of those after them (`select`). All
+queries of a list go together, a few gathers a level, and the levels are made as they are needed: O(n log n) time, O(n)
+memory.
 
-On a CPU, XLA's cumulative sums along a vector, and its sorts of more than single integers, are slow: a sum down the
-columns of a matrix, row after row, takes an eighth of the time, and a sort of keys with their places in their low bits a
-seventh.
+XLA's cumulative sums along a vector are slow on a CPU, and so are its sorts of anything but single integers. Sums down
+the columns of a matrix, row after row, take an eighth of the time, and a sort of keys with their places in their low
+bits a seventh.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Float, Int, Real, UInt
 
 # Prefix sums run down the columns of a matrix of so many rows, a power of two.
 _ROWS_LOG2 = 5
@@ -39,7 +38,7 @@ def stable_order(keys: UInt[Array, " n"], bits: int) -> Int[Array, " n"]:
     A radix sort from the last digit on, whose passes sort the digit and the place as one integer.
     """
     n = keys.shape[0]
-    word = jnp.uint64 if jax.config.jax_enable_x64 else jnp.uint32
+    word = jax.dtypes.canonicalize_dtype(jnp.uint64)  # uint32 where x64 is off
     place_bits = (n - 1).bit_length()
     digit_bits = jnp.iinfo(word).bits - place_bits
     places = jnp.arange(n, dtype=word)
@@ -60,7 +59,7 @@ def float_order(values: Float[Array, " n"]) -> Int[Array, " n"]:
     return stable_order(jnp.where(raw < sign, raw | sign, ~raw), bits)
 
 
-def prefix_sums(values: Float[Array, " n"]) -> Float[Array, " padded"]:
+def prefix_sums(values: Real[Array, " n"]) -> Real[Array, " padded"]:
     """The sums of the first 0, 1, ... values, up to `padded_length(n)` of them, less one."""
     return _as_list(*_sums_before(_as_columns(values, padded_length(values.shape[0]))))
 
@@ -86,7 +85,9 @@ def count_and_sum_below(
     """
     n = ranks.shape[0]
 
-    def step(bit: Array, zeros: Array, sums: Array, queries: tuple) -> tuple:
+    def step(bit: Array, before: tuple, queries: tuple) -> tuple:
+        zeros, sums = before
+
         def descend(bound: Array, went_right: Array, inside: Array, count: Array, total: Array) -> tuple:
             start = _node_start(bound, bit)
             right = (bound >> bit) & 1
@@ -101,7 +102,7 @@ def count_and_sum_below(
     prefix = jnp.arange(padded_length(n), dtype=jnp.int32)
     none = jnp.zeros_like(prefix)
     queries = tuple((bound, none, prefix, none, sums_by_rank[bound]) for bound in bounds)
-    queries = _descend(ranks, values, queries, step)
+    queries = _descend((ranks, values), queries, step)
     return [
         (count - inside * right, total - sums_by_rank[bound + inside] * right.astype(total.dtype))
         for bound, right, inside, count, total in queries
@@ -120,45 +121,51 @@ def select(
     n = ranks.shape[0]
     padded = padded_length(n)
 
-    def step(bit: Array, zeros: Array, sums: Array, queries: tuple) -> tuple:
-        def descend(start: Array, inside: Array, k: Array, suffix: bool) -> tuple:
+    def step(bit: Array, before: tuple, queries: tuple) -> tuple:
+        (zeros,) = before
+
+        def descend(query: tuple, suffix: bool) -> tuple:
+            start, inside, k = query
             first = zeros[_address(jnp.minimum(start + inside, padded - 1), n)] - (start >> 1)
             on_left = jnp.clip(padded - start, 0, 1 << bit) - first if suffix else first
             right = k >= on_left
             inside = jnp.where(right, inside - first, first)
             return jnp.where(right, start + (1 << bit), start), inside, jnp.where(right, k - on_left, k)
 
-        return tuple(tuple(descend(*query, suffix) for query in group) for suffix, group in enumerate(queries))
+        prefixes, suffixes = queries
+        return tuple(descend(query, False) for query in prefixes), tuple(descend(query, True) for query in suffixes)
 
     groups = (in_prefixes, in_suffixes)
     queries = tuple(tuple((jnp.zeros_like(i), i, k) for i, k in group) for group in groups)
-    prefixes, suffixes = _descend(ranks, None, queries, step)
+    prefixes, suffixes = _descend((ranks,), queries, step)
     return [query[0] for query in prefixes], [query[0] for query in suffixes]
 
 
-def _descend(ranks: Int[Array, " n"], values: Float[Array, " n"] | None, queries: Any, step: Callable) -> Any:
-    """Take queries down the tree: step(bit, zeros before each place, values before each place, queries) -> queries."""
-    n = ranks.shape[0]
+def _descend(items: tuple, queries: Any, step: Callable) -> Any:
+    """Take queries down the tree: step(bit, (zeros, sums of values, ...) before each place, queries) -> queries.
+
+    The items are their ranks [n], and after them values of theirs [n].
+    """
+    n = items[0].shape[0]
     padded = padded_length(n)
     places = _as_columns(jnp.arange(padded, dtype=jnp.int32), padded)
-    payload = (_as_columns(jnp.concatenate([ranks, jnp.arange(n, padded, dtype=jnp.int32)]), padded),)
-    if values is not None:
-        payload += (_as_columns(values, padded),)
+    ranks, *values = (_as_columns(part, padded) for part in items)
+    ranks = jnp.where(places < n, ranks, places)
 
     def level(state: tuple, bit: Array) -> tuple[tuple, None]:
-        payload, queries = state
-        ranks = payload[0]
-        ones = (ranks >> bit) & 1
-        zeros, *sums = _sums_before(1 - ones, *payload[1:])
-        queries = step(bit, zeros.ravel(), sums[0].ravel() if sums else None, queries)
-        before = _node_start(ranks, bit) >> 1  # zeros of the nodes before this one, which are full
-        target = jnp.where(ones == 1, (1 << bit) + places + before - zeros, before + zeros)
+        (ranks, *values), queries = state
+        one = (ranks >> bit) & 1
+        zeros, *sums = _sums_before(1 - one, *values)
+        queries = step(bit, tuple(part.ravel() for part in (zeros, *sums)), queries)
+        zeros_of_nodes_before = _node_start(ranks, bit) >> 1  # as those nodes are full
+        on_left = zeros - zeros_of_nodes_before
+        target = jnp.where(one == 1, (1 << bit) + places - on_left, zeros_of_nodes_before + zeros)
         target = _address(target, n).ravel()
         move = lambda part: jnp.zeros_like(part).ravel().at[target].set(part.ravel(), unique_indices=True)
-        return (tuple(move(part).reshape(part.shape) for part in payload), queries), None
+        return (tuple(move(part).reshape(part.shape) for part in (ranks, *values)), queries), None
 
     bits = jnp.arange((padded - 1).bit_length() - 1, -1, -1, dtype=jnp.int32)
-    return lax.scan(level, (payload, queries), bits)[0][1]
+    return lax.scan(level, ((ranks, *values), queries), bits)[0][1]
 
 
 def _node_start(rank: Array, bit: Array) -> Array:
@@ -182,7 +189,7 @@ def _as_list(columns: Array) -> Array:
 
 
 def _sums_before(*columns: Array) -> tuple[Array, ...]:
-    """The sums of all that precedes each entry of a list, for lists in columns: a scan over the rows for all of them."""
+    """The sums of all that precedes each entry of a list, for lists in columns: one scan over the rows for all."""
     totals = [part.sum(0, dtype=part.dtype) for part in columns]
     starts = tuple(jnp.cumsum(total) - total for total in totals)
     # What a scan makes is in memory: it is not computed again for each use, as a sum of two arrays would be.

@@ -228,8 +228,8 @@ def student_t_log_sf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> F
         the logarithms, in the shape of t.
 
     Example:
-        >>> print(student_t_log_sf(jnp.array([0.0, 3.0, 100.0]), 1000.0).round(3))
-        [   -0.693    -6.593 -1202.997]
+        >>> print(f"{student_t_log_sf(100.0, 1000.0):.2f}")
+        -1203.27
     """
     w, df = jnp.broadcast_arrays(_wallace(jnp.asarray(t), jnp.asarray(df)), df)
     log_peak, area = _tail_of_wallace(jnp.where(w < 0, -w, w), df)

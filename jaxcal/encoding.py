@@ -35,6 +35,11 @@ class Encoder(eqx.Module):
         majority = tuple(jnp.asarray(counts.argmax(), jnp.int32) for _, counts in found)
         return cls(Standardiser.of(x), levels, majority, categorical, unseen)
 
+    @property
+    def continuous(self) -> tuple[int, ...]:
+        """The columns that are not categorical."""
+        return tuple(column for column in range(self.scaler.loc.shape[-1]) if column not in self.categorical)
+
     def codes(self, x: Float[Array, "n d"]) -> Int[Array, "n d"]:
         """The position of every value of a categorical column among its levels; 0 in the other columns."""
         codes = jnp.zeros(x.shape, jnp.int32)
@@ -46,13 +51,12 @@ class Encoder(eqx.Module):
 
     def __call__(self, x: Float[Array, "n d"]) -> Float[Array, "n p"]:
         """The inputs of a network: the continuous columns, then an indicator for every level of the others."""
-        continuous = [column for column in range(x.shape[1]) if column not in self.categorical]
         codes = self.codes(x)
         indicators = [
             jax.nn.one_hot(codes[:, column], levels.shape[0], dtype=x.dtype)
             for column, levels in zip(self.categorical, self.levels, strict=True)
         ]
-        return jnp.concatenate([self.scaler(x)[:, np.array(continuous, int)], *indicators], axis=1)
+        return jnp.concatenate([self.scaler(x)[:, np.array(self.continuous, int)], *indicators], axis=1)
 
     def check_seen(self, x: Float[Array, "n d"]) -> None:
         """Raise ValueError if a known value of a categorical column is none of its levels, and that is an error."""

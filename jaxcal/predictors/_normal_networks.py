@@ -76,7 +76,7 @@ def train_normal(
     if form == "joint":
         return _joint(rows, new, train, train_key), rows
     new_variance = partial(new, activation=jnp.tanh) if usnrt else new
-    return alternate(rows, new, new_variance, train, train_key, rounds), rows
+    return alternate((rows.train, rows.validation), new, new_variance, train, train_key, rounds), rows
 
 
 def as_normal(network: NormalNetwork, x_scaler: Standardiser, y_scaler: Standardiser, x: Float[Array, "n d"]) -> Normal:
@@ -93,15 +93,17 @@ def _joint(rows: Rows, new: Callable[..., FeedForward], train: Callable[..., Opt
 
 
 def alternate(
-    rows: Rows,
+    data: tuple[tuple, tuple],
     new_mean: Callable[..., FeedForward],
     new_variance: Callable[..., FeedForward],
     train: Callable[..., Optimum],
     key: PRNGKeyArray,
     rounds: int,
 ) -> Optimum:
-    """A network for the mean and one for the variance, trained in turns, in every round from new weights."""
-    data = rows.train, rows.validation
+    """A network for the mean and one for the variance, trained in turns, in every round from new weights.
+
+    `data` are the rows (x, y) to train on, and those to stop by.
+    """
     variances = [jnp.ones_like(y) for _, y in data]
     optima = []
     for keys in jax.random.split(key, (rounds, 4)):

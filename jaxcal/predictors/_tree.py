@@ -113,12 +113,16 @@ class Tree(eqx.Module):
                 return
             name = names[feature]
             if feature in levels:
-                chosen = tree.left_levels[node][: len(levels[feature])]
-                among = lambda side: ", ".join(str(l) for l, is_left in zip(levels[feature], chosen, strict=True) if is_left == side)
-                conditions = f"{name} in {{{among(True)}}}: ", f"{name} in {{{among(False)}}}: "
+                # The rest of them is padding.
+                chosen = tree.left_levels[node]
+                sides = (
+                    [level for level, left in zip(levels[feature], chosen, strict=False) if left == side]
+                    for side in (True, False)
+                )
+                conditions = [f"{name} in {{{', '.join(side)}}}: " for side in sides]
             else:
-                conditions = f"{name} <= {tree.threshold[node]:.4g}: ", f"{name} > {tree.threshold[node]:.4g}: "
-            for child, text in zip(tree.children[node], conditions, strict=True):
+                conditions = [f"{name} {sign} {tree.threshold[node]:.6g}: " for sign in ("<=", ">")]
+            for child, text in zip(tree.children[node].tolist(), conditions, strict=True):
                 write(child, indent + "  ", text)
 
         write(0, "", "")

@@ -1,7 +1,7 @@
 """USNRT: a tree that splits where the uncertainty differs, with networks of mean and variance in its leaves.
 
-Ma, Yan & Zhang, "Improving Uncertainty Quantification of Variance Networks by Tree-Structured Learning" (2023). At every
-node a network is trained, and Levene's test looks among all splits for the one between whose sides the residuals'
+Ma, Yan & Zhang, "Improving Uncertainty Quantification of Variance Networks by Tree-Structured Learning" (2023). At
+every node a network is trained, and Levene's test looks among all splits for the one between whose sides the residuals'
 spread differs most; if that is significant, the node is split (section IV-B, algorithm 1). In every leaf a variance
 network is trained in its alternating form (section IV-D). Several such trees make the ensemble.
 """
@@ -23,10 +23,10 @@ from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.encoding import Encoder
 from jaxcal.functional import levene
-from jaxcal.nn import FeedForward, NormalNetwork
+from jaxcal.nn import NormalNetwork
 from jaxcal.optimize import Optimum, num_train, over_runs, raise_unless_finite, train_minibatches
 from jaxcal.predictors._normal_networks import alternate
-from jaxcal.predictors._training import Rows, as_data, squared_error, start
+from jaxcal.predictors._training import as_data, squared_error, start
 from jaxcal.predictors._tree import Node, Tree
 from jaxcal.scaling import Standardiser
 
@@ -45,7 +45,7 @@ def fit(
     num_members: int = 1,
     min_leaf: int | str = "auto",
     significance: float = 0.01,
-    center: levene.Center | None = None,
+    center: str | None = None,
     correction: str | None = None,
     step: int | None = None,
     learning_rate: ArrayLike = 0.01,
@@ -56,7 +56,72 @@ def fit(
     preset: str | None = None,
     throw: bool = True,
 ) -> "USNRT":
-    """To be written."""
+    """Grow a tree by Levene's test on residuals, and train networks of mean and variance in its leaves.
+
+    At a node with at least 2 `min_leaf` rows a ReLU network with hidden layers of 8d and 4d units is trained on the
+    squared error. Of all splits of its rows in two, of a continuous column by a threshold or of a categorical one by
+    its levels, that leave `min_leaf` rows on either side, the one with the largest |T| of Levene's test between the
+    residuals of the sides is found, exactly (eq. 5 and 6; `functional.levene`). Where its p-value is at most
+    `significance`, the node is split. In a leaf, a ReLU network for the mean and a tanh network for the variance, 4d
+    and 2d units, are trained in turns, twice, as in `variance_network`'s alternating form (eq. 7). Here d is the number
+    of columns of x. The law of a row is N(m(x), v(x)) by the networks of its leaf; of several members, their mixture.
+
+    All networks are trained by Adam; a share of the rows of a node, drawn at random, is held out: training stops when
+    their loss has not improved for `patience` epochs, and the weights of the best epoch are kept. Networks see
+    standardised columns, a categorical one as indicators of its levels.
+
+    The least of very many p-values is small where nothing differs, too: the paper's rule, which knows nothing of it,
+    splits pure noise four times in five. `correction="miller-siegmund"` is a bound for the largest |T|,
+    "permutation" an exact test that permutes the residuals, "none" the paper's rule. Of skewed residuals only the
+    median-centred test holds its level.
+
+    `preset="paper"` takes center="mean" (eq. 5), correction="none" and step=10, as in the paper's experiments; the
+    authors' code centres at the median.
+
+    A tree grows by the values of its rows: the fit does not run under `jit` or `vmap`. Predictions do, and are
+    differentiable in x within a leaf.
+
+    Args:
+        x: inputs [n, d]; a vector [n] is one column.
+        y: targets [n]. A constant target is predicted exactly, with std 0.
+        key: random key of the weights, the validation rows, the batches and the permutations.
+        categorical: the positions of the columns of x whose values are levels without an order.
+        unseen: what a level is that was not there in the fit: an "error", or the "majority" level in its place.
+        num_members: how many trees, each with networks of its own.
+        min_leaf: the least rows of a leaf; "auto" is a tenth of the rows, or 1000 if that is more.
+        significance: the p-value up to which a node is split.
+        center: what Levene's test takes deviations from, "median" (the default) or "mean".
+        correction: "miller-siegmund" (the default), "permutation" or "none".
+        step: only every step-th row of a column's order is looked at as a threshold (default 1).
+        learning_rate: of Adam.
+        batch_size: rows a step.
+        max_epochs: number of epochs to stop at, of each training.
+        patience: epochs without improvement to stop at.
+        validation_share: share of a node's rows held out for stopping.
+        preset: None, or "paper" for other defaults of center, correction and step, as above.
+        throw: whether to raise if a training diverges; the module's `result` says so in any case.
+
+    Raises:
+        TypeError: if x or y is traced by a transformation of JAX.
+        ValueError: if x or y is empty, not finite or of the wrong shape, there are too few rows to hold some
+            out, or an option is out of its range.
+        FloatingPointError: if the loss of a leaf becomes NaN or infinite, and `throw`.
+
+    Source: Ma, Yan and Zhang (2023), sections IV and V-A.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from jaxcal.predictors import usnrt
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.uniform(-1, 1, size=(400, 2))
+        >>> y = x[:, 0] + np.where(x[:, 1] > 0.2, 1.0, 0.1) * rng.normal(size=400)
+        >>> tree = usnrt.fit(x, y, key=jax.random.key(0), min_leaf=100, max_epochs=20)
+        >>> print(tree.text(["a", "b"]).splitlines()[1].split(" rows")[0].strip())
+        b <= 0.194614: leaf 0: 232
+        >>> law = tree(np.array([[0.0, -0.5], [0.0, 0.5]]))
+        >>> bool(law.std[1] > 3 * law.std[0])
+        True
+    """
     if _checks.is_traced(x, y):
         raise TypeError("a tree grows by the values of x and y: fit does not run under jit, vmap or grad.")
     x, y, _ = as_data(x, y, validation_share)
@@ -66,7 +131,10 @@ def fit(
     search = _settle(preset, len(y), min_leaf, significance, center, correction, step)
     training = _Training(jnp.asarray(learning_rate), batch_size, max_epochs, patience, validation_share)
     encoder, y_scaler = Encoder.of(x, categorical, unseen), Standardiser.of(y)
-    problem = _Problem(encoder, x, encoder(x), y_scaler(y), levene.feature_orders(x))
+    # Without continuous columns, one that is constant: it has no split.
+    ordered = x[:, np.array(encoder.continuous)] if encoder.continuous else jnp.zeros_like(x[:, :1])
+    orders = levene.feature_orders(ordered)
+    problem = _Problem(encoder, np.asarray(x), np.asarray(encoder.codes(x)), encoder(x), y_scaler(y), ordered, orders)
     grow_key, leaf_key = jax.random.split(key)
     trees = _grow(problem, search, training, num_members, grow_key)
     optima, rmse = _train_leaves(problem, training, trees, search.min_leaf, leaf_key)
@@ -155,7 +223,7 @@ class _Search(NamedTuple):
 
     min_leaf: int
     log_significance: float
-    center: levene.Center
+    center: str
     correction: str
     step: int
 
@@ -174,10 +242,12 @@ class _Problem(NamedTuple):
     """The training rows."""
 
     encoder: Encoder
-    x: Float[Array, "n d"]
+    x: Float[np.ndarray, "n d"]
+    codes: Int[np.ndarray, "n d"]
     inputs: Float[Array, "n p"]
     target: Float[Array, " n"]
-    orders: Int[Array, "d n"]
+    ordered: Float[Array, "n c"]
+    orders: Int[Array, "c n"]
 
 
 class _Lists(NamedTuple):
@@ -201,7 +271,7 @@ def _settle(
     num_rows: int,
     min_leaf: int | str,
     significance: float,
-    center: levene.Center | None,
+    center: str | None,
     correction: str | None,
     step: int | None,
 ) -> _Search:
@@ -227,41 +297,38 @@ def _grow(
 ) -> list[list[Node]]:
     """The nodes of every member's tree, the root first. The networks of a level's nodes are trained at once."""
     trees = [[Node(np.arange(problem.target.shape[0]))] for _ in range(num_members)]
-    # As many nodes of a level of one tree as can be tested.
-    slots = problem.target.shape[0] // (2 * search.min_leaf)
+    slots = num_members * _slots(problem, search)
     frontier = [(tree, 0) for tree in trees]
     while frontier := [(tree, place) for tree, place in frontier if len(tree[place].rows) >= 2 * search.min_leaf]:
-        key, train_key, search_key = jax.random.split(key, 3)
-        residuals = _split_residuals(problem, training, [tree[place].rows for tree, place in frontier], num_members * slots, train_key)
+        key, train_key, *search_keys = jax.random.split(key, 2 + num_members)
+        residuals = _split_residuals(
+            problem, training, [tree[place].rows for tree, place in frontier], slots, train_key
+        )
         below = []
-        for tree, search_key in zip(trees, jax.random.split(search_key, num_members), strict=True):
+        for tree, search_key in zip(trees, search_keys, strict=True):
             mine = [(place, part) for (owner, place), part in zip(frontier, residuals, strict=True) if owner is tree]
-            below += [(tree, place) for place in _split(problem, search, tree, mine, slots, search_key)]
+            below += [(tree, place) for place in _split(problem, search, tree, mine, search_key)]
         frontier = below
     return trees
 
 
 def _split(
-    problem: _Problem, search: _Search, tree: list[Node], tested: list[tuple[int, np.ndarray]], slots: int, key: PRNGKeyArray
+    problem: _Problem, search: _Search, tree: list[Node], tested: list[tuple[int, np.ndarray]], key: PRNGKeyArray
 ) -> list[int]:
     """Split the tested nodes of a tree where that is significant; the places of the new nodes."""
     residuals = np.zeros(problem.target.shape, problem.target.dtype)
     nodes = np.full(residuals.shape, -1)
     for number, (place, part) in enumerate(tested):
         residuals[tree[place].rows], nodes[tree[place].rows] = part, number
-    splits = _best_splits(problem, search, residuals, nodes, slots, key)
-    splits = splits[: len(tested)]
     new = []
-    for (place, part), split in zip(tested, splits, strict=True):
-        node = tree[place]._replace(
-            statistic=split.statistic, log_p=split.log_p, residual_std=part.std(ddof=1)
-        )
-        if split.feature >= 0 and split.log_p <= search.log_significance:
-            left = split.goes_left(np.asarray(problem.x[:, split.feature])[node.rows])
+    for (place, part), found in zip(tested, _best_splits(problem, search, residuals, nodes, key), strict=True):
+        node = tree[place]._replace(statistic=found.statistic, log_p=found.log_p, residual_std=part.std(ddof=1))
+        if found.column >= 0 and found.log_p <= search.log_significance:
+            left = found.goes_left(problem, node.rows)
             node = node._replace(
-                feature=split.feature,
-                threshold=split.threshold,
-                left_levels=split.left_levels,
+                feature=found.column,
+                threshold=found.threshold,
+                left_levels=found.left_levels,
                 children=(len(tree), len(tree) + 1),
             )
             new += node.children
@@ -271,36 +338,117 @@ def _split(
 
 
 class _Found(NamedTuple):
-    """The best split of a node over all columns; `log_p` is corrected."""
+    """The best split of a node: of a continuous column by a threshold, or of a categorical one by its levels."""
 
     statistic: float
     log_p: float
-    feature: int
+    column: int
     threshold: float
     left_levels: np.ndarray | None
 
-    def goes_left(self, values: np.ndarray) -> np.ndarray:
-        return values <= self.threshold if self.left_levels is None else self.left_levels[values]
+    def goes_left(self, problem: _Problem, rows: np.ndarray) -> np.ndarray:
+        if self.left_levels is None:
+            return problem.x[rows, self.column] <= self.threshold
+        return self.left_levels[problem.codes[rows, self.column]]
 
 
 def _best_splits(
-    problem: _Problem, search: _Search, residuals: np.ndarray, nodes: np.ndarray, num_nodes: int, key: PRNGKeyArray
+    problem: _Problem, search: _Search, residuals: np.ndarray, nodes: np.ndarray, key: PRNGKeyArray
 ) -> list[_Found]:
+    """The best split of every node over all columns, with its p-value corrected."""
+    num_nodes = nodes.max() + 1
+    cuts = _best_cuts(problem, search, residuals, nodes)
+    subsets = [
+        [_best_subset(problem, search, residuals, nodes == k, column) for k in range(num_nodes)]
+        for column in range(len(problem.encoder.categorical))
+    ]
+    found = []
+    for k in range(num_nodes):
+        column = problem.encoder.continuous[cuts.feature[k]] if cuts.feature[k] >= 0 else -1
+        candidates = [_Found(float(cuts.statistic[k]), 0.0, column, float(cuts.threshold[k]), None)]
+        for column, of_nodes in zip(problem.encoder.categorical, subsets, strict=True):
+            subset = of_nodes[k]
+            found_column = column if subset.num_left else -1
+            candidates.append(_Found(float(subset.statistic), 0.0, found_column, np.inf, np.asarray(subset.left)))
+        found.append(max(candidates, key=lambda candidate: candidate.statistic))
+    log_p = _corrected_log_p(problem, search, residuals, nodes, cuts, subsets, key)
+    return [best._replace(log_p=float(value)) for best, value in zip(found, log_p, strict=True)]
+
+
+def _best_cuts(problem: _Problem, search: _Search, residuals: np.ndarray, nodes: np.ndarray) -> levene.Split:
+    """The best threshold of every node over the continuous columns."""
     splits = levene.best_splits(
-        problem.x,
+        problem.ordered,
         residuals,
         nodes,
-        num_nodes=num_nodes,
+        num_nodes=_slots(problem, search),
         min_leaf=search.min_leaf,
         center=search.center,
         step=search.step,
         orders=problem.orders,
     )
-    found = []
-    for k in range(num_nodes):
-        log_p = float(splits.log_p[k])
-        found.append(_Found(float(splits.statistic[k]), log_p, int(splits.feature[k]), float(splits.threshold[k]), None))
-    return found
+    return jax.tree.map(np.asarray, splits)
+
+
+def _best_subset(
+    problem: _Problem, search: _Search, residuals: np.ndarray, is_in: np.ndarray, position: int
+) -> levene.Subset:
+    """The best subset of the levels of one categorical column, for the node that some rows are in."""
+    column, levels = problem.encoder.categorical[position], problem.encoder.levels[position]
+    subset = levene.best_subset(
+        np.where(is_in, problem.codes[:, column], -1),
+        residuals,
+        num_levels=levels.shape[0],
+        min_leaf=search.min_leaf,
+        center=search.center,
+    )
+    return jax.tree.map(np.asarray, subset)
+
+
+def _corrected_log_p(
+    problem: _Problem,
+    search: _Search,
+    residuals: np.ndarray,
+    nodes: np.ndarray,
+    cuts: levene.Split,
+    subsets: list[list[levene.Subset]],
+    key: PRNGKeyArray,
+) -> np.ndarray:
+    """The logarithm of the p-value of every node's largest |T|, corrected for the number of splits."""
+    num_nodes = nodes.max() + 1
+    by_cuts = cuts.statistic[:num_nodes]
+    by_subset = np.array([[subset.statistic for subset in of_nodes] for of_nodes in subsets]).reshape(-1, num_nodes)
+    counts = np.array([[subset.log_num_splits for subset in of_nodes] for of_nodes in subsets]).reshape(-1, num_nodes)
+    num_rows = np.bincount(nodes[nodes >= 0])
+    if search.correction == "none":
+        return np.asarray(levene.log_p_value(np.max([by_cuts, *by_subset], axis=0), num_rows))
+    bound = partial(levene.miller_siegmund, num_rows=num_rows, min_leaf=search.min_leaf)
+    if search.correction == "miller-siegmund":
+        counts = np.concatenate([cuts.log_num_splits[:num_nodes], counts.T], axis=1)
+        is_ordered = np.arange(counts.shape[1]) < cuts.log_num_splits.shape[1]
+        largest = np.max([by_cuts, *by_subset], axis=0)
+        return np.asarray(bound(largest, log_num_splits=counts, ordered=is_ordered))
+    permuted = levene.permutation_log_p(
+        problem.ordered,
+        residuals,
+        nodes,
+        key=key,
+        min_leaf=search.min_leaf,
+        num_nodes=_slots(problem, search),
+        center=search.center,
+        step=search.step,
+        orders=problem.orders,
+    )
+    if not subsets:
+        return np.asarray(permuted)[:num_nodes]
+    # Bonferroni over the two kinds of columns.
+    of_subsets = bound(by_subset.max(axis=0), log_num_splits=counts.T, ordered=np.zeros(len(subsets), bool))
+    return np.minimum(math.log(2) + np.minimum(permuted[:num_nodes], of_subsets), 0)
+
+
+def _slots(problem: _Problem, search: _Search) -> int:
+    """How many nodes of one level can be tested at most: so many are searched, for one compiled program."""
+    return max(problem.target.shape[0] // (2 * search.min_leaf), 1)
 
 
 def _split_residuals(
@@ -311,11 +459,13 @@ def _split_residuals(
     lists = _hold_out(rows, slots, training.validation_share, problem.target.shape[0], list_key)
     keys = jax.random.split(train_key, slots)
     parts = _train_splitting(problem.inputs, problem.target, lists, keys, training, problem.x.shape[1])
+    parts, lists = jax.tree.map(np.asarray, (parts, lists))
     whole = np.zeros(problem.target.shape, problem.target.dtype)
     found = []
     for k, node_rows in enumerate(rows):
-        for part, numbers, count in zip(parts, (lists.train, lists.validation), (lists.num_train, lists.num_validation), strict=True):
-            whole[np.asarray(numbers[k, : count[k]])] = part[k, : count[k]]
+        # Nodes of several members may share rows; each is read before the next one is written.
+        for part, numbers, count in zip(parts, lists[::2], lists[1::2], strict=True):
+            whole[numbers[k, : count[k]]] = part[k, : count[k]]
         found.append(whole[node_rows])
     return found
 
@@ -381,7 +531,12 @@ def _train_leaves(
     # Trees with fewer leaves than others are filled up.
     most = max(map(len, leaves))
     firsts = np.cumsum([0, *map(len, leaves[:-1])])
-    number = np.stack([first + np.where(np.arange(most) < len(own), np.arange(most), 0) for first, own in zip(firsts, leaves, strict=True)])
+    number = np.stack(
+        [
+            first + np.where(np.arange(most) < len(own), np.arange(most), 0)
+            for first, own in zip(firsts, leaves, strict=True)
+        ]
+    )
     is_there = np.stack([np.arange(most) < len(own) for own in leaves])
     stacked = jax.tree.map(lambda leaf: leaf[number] if eqx.is_array(leaf) else leaf, optima)
     return stacked, jnp.where(is_there, rmse[number], jnp.nan)
@@ -395,8 +550,7 @@ def _train_variance(inputs, target, lists: _Lists, keys, training: _Training, nu
         train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
         new = _new(inputs, 4 * num_columns, 2 * num_columns)
         new_variance = partial(new, activation=jnp.tanh)
-        rows = Rows(train, validation, None, None)
-        optimum = alternate(rows, new, new_variance, _trainer(lists, training), key, _ROUNDS)
+        optimum = alternate((train, validation), new, new_variance, _trainer(lists, training), key, _ROUNDS)
         mean_network, _ = optimum.params.networks
         squares = [(y - jax.vmap(mean_network)(x)) ** 2 for x, y in (train, validation)]
         counts = lists.num_train, lists.num_validation

@@ -191,7 +191,7 @@ def _as_list(columns: Array) -> Array:
 def _sums_before(*columns: Array) -> tuple[Array, ...]:
     """The sums of all that precedes each entry of a list, for lists in columns: one scan over the rows for all."""
     totals = [part.sum(0, dtype=part.dtype) for part in columns]
-    starts = tuple(jnp.cumsum(total) - total for total in totals)
+    starts = tuple(jnp.cumsum(jnp.pad(total[:-1], (1, 0))) for total in totals)
     # What a scan makes is in memory: it is not computed again for each use, as a sum of two arrays would be.
     add = lambda sums, row: (tuple(a + b for a, b in zip(sums, row, strict=True)), sums)
     return lax.scan(add, starts, columns)[1]

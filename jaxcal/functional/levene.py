@@ -16,7 +16,7 @@ one search: a node's residuals outrank those of the nodes before it, which the q
 
 import math
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,6 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
 from jaxcal import _checks
 from jaxcal.functional import _wavelet, safe
 from jaxcal.functional.scores import student_t_log_sf
-
-Center = Literal["mean", "median"]
 
 # Up to here all partitions of the levels of a categorical feature are tried: 511 of 10.
 _MAX_ENUMERATED = 10
@@ -77,13 +75,13 @@ class Subset(NamedTuple):
 
 
 def best_split(
-    x: Real[ArrayLike, "n d"],
-    residuals: Real[ArrayLike, " n"],
+    x: ArrayLike,
+    residuals: ArrayLike,
     *,
     min_leaf: int,
-    center: Center = "median",
+    center: str = "median",
     step: int = 1,
-    orders: Int[ArrayLike, "d n"] | None = None,
+    orders: ArrayLike | None = None,
 ) -> Split:
     """The split of all rows with the largest |T|, over all features and all admissible thresholds, exactly.
 
@@ -116,15 +114,15 @@ def best_split(
 
 
 def best_splits(
-    x: Real[ArrayLike, "n d"],
-    residuals: Real[ArrayLike, " n"],
-    nodes: Int[ArrayLike, " n"],
+    x: ArrayLike,
+    residuals: ArrayLike,
+    nodes: ArrayLike,
     *,
     num_nodes: int,
     min_leaf: int,
-    center: Center = "median",
+    center: str = "median",
     step: int = 1,
-    orders: Int[ArrayLike, "d n"] | None = None,
+    orders: ArrayLike | None = None,
 ) -> Split:
     """The `best_split` of every node of a level of a tree: one search over all rows, however many nodes they are in.
 
@@ -158,12 +156,12 @@ def best_splits(
 
 
 def best_subset(
-    levels: Int[ArrayLike, " n"],
-    residuals: Real[ArrayLike, " n"],
+    levels: ArrayLike,
+    residuals: ArrayLike,
     *,
     num_levels: int,
     min_leaf: int,
-    center: Center = "median",
+    center: str = "median",
 ) -> Subset:
     """The split of a categorical feature's levels in two with the largest |T|.
 
@@ -219,7 +217,7 @@ def feature_orders(x: Real[ArrayLike, "n d"]) -> Int[Array, "d n"]:
 
 
 @partial(jax.jit, static_argnames="center")
-def split_statistics(residuals: Real[ArrayLike, " n"], *, center: Center = "median") -> Float[Array, " n-1"]:
+def split_statistics(residuals: Real[ArrayLike, " n"], *, center: str = "median") -> Float[Array, " n-1"]:
     """T of the first i residuals against all others, for every i from 1 to n - 1, in O(n log n).
 
     Args:
@@ -237,9 +235,7 @@ def split_statistics(residuals: Real[ArrayLike, " n"], *, center: Center = "medi
 
 
 @partial(jax.jit, static_argnames="center")
-def statistic(
-    left: Real[ArrayLike, " n"], right: Real[ArrayLike, " m"], *, center: Center = "median"
-) -> Float[Array, ""]:
+def statistic(left: Real[ArrayLike, " n"], right: Real[ArrayLike, " m"], *, center: str = "median") -> Float[Array, ""]:
     """Levene's statistic of two groups: T = (mean z_L - mean z_R) / (w sqrt(1 / n + 1 / m)), z = |e - center of e|.
 
     w^2 is the pooled variance of z. Where the spreads are equal, T is about Student's t with n + m - 2 degrees of
@@ -328,24 +324,25 @@ def miller_siegmund(
 
 
 def permutation_log_p(
-    x: Real[ArrayLike, "n d"],
-    residuals: Real[ArrayLike, " n"],
-    nodes: Int[ArrayLike, " n"] | None = None,
+    x: ArrayLike,
+    residuals: ArrayLike,
+    nodes: ArrayLike | None = None,
     *,
     key: PRNGKeyArray,
     min_leaf: int,
     num_nodes: int = 1,
     num_permutations: int = 199,
-    center: Center = "median",
+    center: str = "median",
     step: int = 1,
-    orders: Int[ArrayLike, "d n"] | None = None,
+    orders: ArrayLike | None = None,
 ) -> Float[Array, " k"]:
     """The logarithm of the p-value of every node's largest |T|, by permutations of its residuals.
 
     p = (1 + the number of permutations whose largest |T| is no less) / (1 + num_permutations). Here deviations are
-    taken from the center of the node, which a permutation leaves alone: the largest |T| needs prefix sums only. All
-    permutations are powers of one random cycle of the node's rows: one sort serves all of them. As they are a group,
-    P(p <= q) <= q for residuals that are independent of x and of each other, whatever their law.
+    taken from the center of the node, which a permutation leaves alone: the largest |T| needs prefix sums only. The
+    permutations are powers of one random cycle of the node's n rows, so that one sort serves all of them. The powers of
+    a cycle are a group, and P(p <= q) <= q for residuals that are independent of x and of each other, whatever their
+    law; p is at least 1 / n.
 
     Args:
         x: features [n, d].
@@ -419,7 +416,7 @@ class _Ranked(NamedTuple):
 
     layout: _Layout
     residuals: Array
-    """[n], centred on the median of the node."""
+    """[n], less the median of the node, in units of the mean deviation from it; 0 in no node."""
     ranks: Array
     """[n], a permutation."""
     ordered: Array
@@ -449,14 +446,28 @@ def _by_node(order: Array, layout: _Layout) -> Array:
     return order[_wavelet.stable_order(layout.nodes[order].astype(jnp.uint32), bits)]
 
 
+def _nodes_of_rows(layout: _Layout, n: int) -> Array:
+    """The node of every row [n]."""
+    return jnp.zeros(n, jnp.int32) if layout.nodes is None else layout.nodes
+
+
+def _means(values: Array, layout: _Layout) -> Array:
+    """The mean of the values [n] of every node's rows [k + 1]."""
+    nodes = _nodes_of_rows(layout, values.shape[0])
+    sums = jax.ops.segment_sum(values, nodes, layout.size.shape[0])
+    return sums / jnp.maximum(layout.size, 1).astype(values.dtype)
+
+
 def _rank(residuals: Array, layout: _Layout) -> _Ranked:
-    """Rank and centre the residuals within their nodes."""
-    n = residuals.shape[0]
+    """Rank and standardise the residuals within their nodes: T has no unit."""
+    n, nodes = residuals.shape[0], _nodes_of_rows(layout, residuals.shape[0])
     order = _by_node(_wavelet.float_order(residuals), layout)
     ranks = jnp.zeros_like(order).at[order].set(jnp.arange(n, dtype=order.dtype), unique_indices=True)
-    # Prefix sums of float32 need it. A residual as the centre leaves nothing of equal ones.
+    # Prefix sums need it, in float32 above all. A residual as the centre leaves nothing of equal ones.
     centers = residuals[order[jnp.minimum(layout.first + layout.size // 2, n - 1)]]
-    residuals = residuals - (centers[0] if layout.nodes is None else centers[layout.nodes])
+    residuals = residuals - centers[nodes]
+    units = _means(jnp.abs(residuals), layout)
+    residuals = jnp.where(nodes < layout.first.shape[0] - 1, residuals / jnp.where(units > 0, units, 1)[nodes], 0)
     ordered = residuals[order]
     padding = _wavelet.padded_length(n) - n
     return _Ranked(layout, residuals, ranks, jnp.pad(ordered, (0, padding)), _wavelet.prefix_sums(ordered))
@@ -470,7 +481,7 @@ def _search(
     orders: Int[Array, "d n"] | None,
     min_leaf: ArrayLike,
     num_nodes: int,
-    center: Center,
+    center: str,
     step: int,
 ) -> Split:
     """The best split of every node, one feature after the other."""
@@ -520,7 +531,7 @@ def _admissible(column: Array, layout: _Layout, min_leaf: ArrayLike, step: int) 
     return enough & visited & (layout.node < layout.first.shape[0] - 1) & (column[:-1] < column[1:])
 
 
-def _statistics(residuals: Array, ranks: Array, ranked: _Ranked, center: Center) -> Array:
+def _statistics(residuals: Array, ranks: Array, ranked: _Ranked, center: str) -> Array:
     """T of every node's rows before each place [padded] against its others; residuals and ranks are in list order."""
     start, end = ranked.layout.start, ranked.layout.end
     cut = jnp.arange(start.shape[0], dtype=jnp.int32)
@@ -609,10 +620,10 @@ def _permutation_log_p(
     min_leaf: ArrayLike,
     num_nodes: int,
     num_permutations: int,
-    center: Center,
+    center: str,
     step: int,
 ) -> Float[Array, " k"]:
-    """The rows of a node in random order are a ring; a power of the cycle turns it."""
+    """The rows of a node in random order are a ring, which a power of the cycle turns."""
     n = x.shape[0]
     layout = _layout(nodes, n, num_nodes)
     deviations = _centred_deviations(_rank(residuals, layout).residuals, layout, center)
@@ -620,10 +631,11 @@ def _permutation_log_p(
     ring = _by_node(_wavelet.stable_order(jax.random.bits(ring_key, (n,), jnp.uint32), 32), layout)
     place_in_ring = jnp.zeros_like(ring).at[ring].set(jnp.arange(n, dtype=ring.dtype), unique_indices=True)
     ring = deviations[ring]
-    turns = jax.random.randint(
-        turn_key, (num_permutations, num_nodes + 1), 0, jnp.maximum(layout.size, 1)[None], jnp.int32
-    )
-    turns = jnp.concatenate([jnp.zeros_like(turns[:1]), turns])  # the first one leaves all as it is
+    # Of as many turns in a row, any one may be that of the residuals as they are; it comes first.
+    number = num_permutations + 1
+    before = jax.random.randint(turn_key, (1, num_nodes + 1), 0, number, jnp.int32)
+    turns = (jnp.arange(number, dtype=jnp.int32)[:, None] + before) % number - before
+    turns = turns % jnp.maximum(layout.size, 1)[None]
     end = layout.end[:n]
     cut = jnp.arange(layout.start.shape[0], dtype=jnp.int32)
     sizes = cut - layout.start, layout.end - cut
@@ -649,17 +661,16 @@ def _permutation_log_p(
     return jnp.log((maxima >= maxima[0][None]).mean(0, dtype=residuals.dtype))
 
 
-def _centred_deviations(residuals: Array, layout: _Layout, center: Center) -> Array:
+def _centred_deviations(residuals: Array, layout: _Layout, center: str) -> Array:
     """|e - center of the node| less its mean over the node; the residuals are centred on a median."""
-    sizes = jnp.maximum(layout.size, 1).astype(residuals.dtype)
-    nodes = jnp.zeros(residuals.shape, jnp.int32) if layout.nodes is None else layout.nodes
-    less_mean = lambda values: values - (jax.ops.segment_sum(values, nodes, sizes.shape[0]) / sizes)[nodes]
+    nodes = _nodes_of_rows(layout, residuals.shape[0])
+    less_mean = lambda values: values - _means(values, layout)[nodes]
     return less_mean(jnp.abs(less_mean(residuals) if center == "mean" else residuals))
 
 
 @partial(jax.jit, static_argnames=("num_levels", "center"))
 def _best_of_partitions(
-    levels: Int[Array, " n"], residuals: Float[Array, " n"], min_leaf: ArrayLike, num_levels: int, center: Center
+    levels: Int[Array, " n"], residuals: Float[Array, " n"], min_leaf: ArrayLike, num_levels: int, center: str
 ) -> Subset:
     """All partitions at once, from prefix sums over the ranks of the residuals, level by level."""
     counted = (levels >= 0) & (levels < num_levels)
@@ -708,7 +719,7 @@ def _best_of_partitions(
 
 @partial(jax.jit, static_argnames=("num_levels", "center"))
 def _best_of_cuts(
-    levels: Int[Array, " n"], residuals: Float[Array, " n"], min_leaf: ArrayLike, num_levels: int, center: Center
+    levels: Int[Array, " n"], residuals: Float[Array, " n"], min_leaf: ArrayLike, num_levels: int, center: str
 ) -> Subset:
     """The cuts of the levels in the order of their mean deviations: the splits of a feature that is their place."""
     counted = (levels >= 0) & (levels < num_levels)

@@ -2,8 +2,9 @@
 
 G, Y and W: 100 rows a run, the mean by a Gaussian process fitted to all of them, the std by the network and by the
 polynomial, over 100 runs; the figures show the mean of the found stds with one and two standard deviations, the table
-the mean absolute error of the std on a grid. 5D: 3300 rows around a mean that is known, and the density of the true std
-given the found one over a million new points. All runs of a problem are one `vmap`.
+the mean absolute error of the std on a grid. 5D: 3300 rows to train on and as many to stop by, around a mean that is
+known, and the density of the true std given the found one over a million new points. All runs of a problem are one
+`vmap`.
 """
 
 import argparse

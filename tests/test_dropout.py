@@ -187,6 +187,7 @@ def test_the_loss_of_concrete_dropout(rng):
     np.testing.assert_allclose(loss(KEY, **options), expected + network.divergence(5.0) / 30, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_learned_rates_grow_with_the_noise_and_with_fewer_rows(data):
     x, _ = data
     rates = lambda x, noise: concrete(x, x[:, 0] + noise).passes.network.rates

@@ -165,6 +165,7 @@ def test_groups_without_spread_of_their_deviations():
     assert split.log_p < -100
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (X64 and os.environ.get("JAXCAL_DATA")), reason="needs x64, and JAXCAL_DATA a mirror")
 @pytest.mark.parametrize("center", CENTERS)
 def test_float32_picks_the_same_split_on_protein(center):
@@ -206,6 +207,7 @@ def test_miller_siegmund():
     assert float(levene.miller_siegmund(0.5, 2000, many, min_leaf=200)) == 0.0
 
 
+@pytest.mark.slow
 def test_permutations(rng):
     x = rng.normal(size=(60, 2))
     find = jax.jit(jax.vmap(lambda e, key: levene.permutation_log_p(x, e, key=key, min_leaf=6, num_permutations=19)[0]))

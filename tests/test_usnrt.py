@@ -188,7 +188,7 @@ def test_wrong_options_are_quoted(options, message):
 
 def test_wrong_rows_are_quoted(fitted):
     with pytest.raises(ValueError, match="NaN"):
-        usnrt.fit(np.where(X == X[0], np.nan, X), Y, key=KEY)
+        usnrt.fit(np.where(X[0] == X, np.nan, X), Y, key=KEY)
     with pytest.raises(TypeError, match="does not run under jit"):
         eqx.filter_jit(usnrt.fit)(jnp.asarray(X), jnp.asarray(Y), key=KEY)
     with pytest.raises(ValueError, match="2 columns"):

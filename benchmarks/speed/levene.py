@@ -1,7 +1,7 @@
 """The exact search for the best split beside a loop over scipy's Levene test: `python benchmarks/speed/levene.py`.
 
-All splits of all features at once, against every tenth split in a loop, as the authors of USNRT do it; the residuals are
-those of a linear fit. At protein (36,584 rows, 9 features) the loop runs in full; at gpu_sgemm (193,280 rows, 14
+All splits of all features at once, against every tenth split in a loop, as the authors of USNRT do it; the residuals
+are those of a linear fit. At protein (36,584 rows, 9 features) the loop runs in full; at gpu_sgemm (193,280 rows, 14
 features) it runs on a sample of its splits, and its time is multiplied by the inverse of their share. Beside them, the
 time in which numpy argsorts the same columns, and the time of the search against the number of rows, from 10^4 to 10^6.
 With orders: the features are sorted already, as they are for all nodes of a tree but the first. Run it on one core,
@@ -11,6 +11,7 @@ with NPROC=1.
 import argparse
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,8 @@ def against_rows(repeats: int) -> Iterator[str]:
         times = []
         for rows in SIZES:
             x, residuals = jnp.asarray(rng.normal(size=(rows, 1))), jnp.asarray(rng.normal(size=rows))
-            search = lambda x=x, e=residuals, rows=rows: levene.best_split(x, e, min_leaf=rows // 10, center=center)
+            options = {"min_leaf": rows // 10, "center": center}
+            search = partial(levene.best_split, x, residuals, **options)
             times.append(fastest(search, max(repeats // 2, 2))[1])
         slope = np.polyfit(np.log(SIZES), np.log(times), 1)[0]
         listed = ", ".join(f"{rows} rows {spent:.4f} s" for rows, spent in zip(SIZES, times, strict=True))

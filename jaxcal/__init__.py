@@ -10,7 +10,16 @@ from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import Distribution, Empirical, Mixture, Normal, Point, Quantiles, ScaledQuantiles, StudentT
 from jaxcal.guarantee import Guarantee
 from jaxcal.multivariate import MultivariateEmpirical, MultivariateNormal
-from jaxcal.predictors import dropout, forests, gaussian_process, mlp, variance_network
+from jaxcal.predictors import (
+    deep_ensemble,
+    dropout,
+    evidential,
+    forests,
+    gaussian_process,
+    mlp,
+    usnrt,
+    variance_network,
+)
 
 __version__ = "0.1.0"
 
@@ -30,7 +39,9 @@ __all__ = [
     "conformal",
     "crude",
     "datasets",
+    "deep_ensemble",
     "dropout",
+    "evidential",
     "forests",
     "functional",
     "gaussian_mle",
@@ -44,5 +55,6 @@ __all__ = [
     "out_of_fold",
     "plots",
     "rio",
+    "usnrt",
     "variance_network",
 ]

@@ -16,6 +16,8 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 # Of a target with variance 1: no predicted std is below a thousandth of the target's.
 _VARIANCE_FLOOR = 1e-6
+# Of concrete dropout: the rates it starts from, and the temperature of its masks, the paper's.
+_FIRST_RATE, _TEMPERATURE = 0.1, 0.1
 
 
 class FeedForward(eqx.Module):
@@ -104,6 +106,64 @@ class NormalNetwork(eqx.Module):
         """The mean and the variance at one point."""
         mean, output = jnp.hstack([network(x) for network in self.networks])
         return mean, as_variance(output)
+
+
+class ConcreteNetwork(eqx.Module):
+    """A network with dropout of the inputs of every layer, each at a rate that is learned with the weights.
+
+    Gal, Hron & Kendall, "Concrete Dropout", NeurIPS 2017. An input is multiplied by z / (1 - p), where z is a
+    continuous stand-in for what is 0 with probability p, and else 1: with u uniform and temperature t = 0.1 (eq. 5),
+
+        z = 1 - sigmoid((log(p / (1 - p)) + log(u / (1 - u))) / t).
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> network = ConcreteNetwork(FeedForward(3, (16,), 2, key=jax.random.key(0)))
+        >>> print(network.rates)
+        [0.1 0.1]
+        >>> bool(jnp.all(network(jnp.ones(3), key=jax.random.key(1)) != network(jnp.ones(3))))
+        True
+    """
+
+    network: FeedForward
+    rate_logits: Float[Array, "*runs layers"]
+
+    def __init__(self, network: FeedForward):
+        self.network = network
+        start = math.log(_FIRST_RATE / (1 - _FIRST_RATE))
+        self.rate_logits = jnp.full(len(network.layers), start, network.layers[0].weight.dtype)
+
+    @property
+    def rates(self) -> Float[Array, "*runs layers"]:
+        """The probability p that an input is dropped, for every layer."""
+        return jax.nn.sigmoid(self.rate_logits)
+
+    def __call__(self, x: Float[Array, " d"], *, key: PRNGKeyArray | None = None) -> Float[Array, "..."]:
+        """The outputs at one point; with a key, under dropout."""
+        layers = self.network.layers
+        activations = (*self.network.activations, lambda outputs: outputs)
+        keys = [None] * len(layers) if key is None else jax.random.split(key, len(layers))
+        for layer, activation, logit, layer_key in zip(layers, activations, self.rate_logits, keys, strict=True):
+            if layer_key is not None:
+                # log(u / (1 - u)) has the logistic law, which is symmetric.
+                noise = jax.random.logistic(layer_key, x.shape, x.dtype)
+                x = x * jax.nn.sigmoid((noise - logit) / _TEMPERATURE) / jax.nn.sigmoid(-logit)
+            x = activation(layer(x))
+        return x
+
+    def divergence(self, length_scale: ArrayLike) -> Float[Array, ""]:
+        """The Kullback-Leibler divergence from a normal prior N(0, 1 / length_scale^2) of all weights, but a constant.
+
+        For layers of K inputs, with weights W and rate p, the sum of (eq. 3 and 4, whose M is W / (1 - p))
+
+            length_scale^2 |W|^2 / (2 (1 - p)) - K H(p),    H(p) = -p log p - (1 - p) log(1 - p).
+        """
+        dropped, kept = self.rates, jax.nn.sigmoid(-self.rate_logits)
+        # Finite where a rate underflows.
+        entropy = -dropped * jax.nn.log_sigmoid(self.rate_logits) - kept * jax.nn.log_sigmoid(-self.rate_logits)
+        squares = jnp.stack([jnp.sum(layer.weight**2) for layer in self.network.layers])
+        num_inputs = jnp.array([layer.weight.shape[1] for layer in self.network.layers], entropy.dtype)
+        return jnp.sum(jnp.square(length_scale) * squares / (2 * kept) - num_inputs * entropy)
 
 
 def as_variance(output: Float[Array, "*n"]) -> Float[Array, "*n"]:

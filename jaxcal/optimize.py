@@ -116,6 +116,7 @@ def train_minibatches(
     max_epochs: int = 1000,
     patience: int = 10,
     restore_best: bool = True,
+    num_rows: tuple[Int[Array, ""], Int[Array, ""]] | None = None,
 ) -> Optimum:
     """Minimise the mean of a loss over rows by minibatches, until the validation loss stops improving.
 
@@ -140,6 +141,9 @@ def train_minibatches(
         max_epochs: number of epochs to stop at.
         patience: number of epochs without improvement to stop at.
         restore_best: whether to return the parameters of the best epoch in place of those of the last one.
+        num_rows: how many of the training and of the validation rows there are, where the arrays have more: those
+            after them take no part, and cost nothing but memory. For problems of several sizes in one compiled
+            program, or one after another in `over_runs`.
 
     Raises:
         ValueError: if batch_size, max_epochs or patience is less than 1, or the learning rate not positive.
@@ -160,16 +164,17 @@ def train_minibatches(
     for name, value in (("batch_size", batch_size), ("max_epochs", max_epochs), ("patience", patience)):
         _checks.check_at_least(name, value, 1)
     _checks.check_positive("learning_rate", learning_rate)
-    num_rows = jax.tree.leaves(data)[0].shape[0]
+    lengths = tuple(jax.tree.leaves(part)[0].shape[0] for part in (data, validation))
     return _train(
         loss,
         params,
         data,
         validation,
+        lengths if num_rows is None else num_rows,
         key,
         optimizer,
         jnp.asarray(learning_rate),
-        min(batch_size, num_rows),
+        min(batch_size, lengths[0]),
         jnp.asarray(max_epochs),
         jnp.asarray(patience),
         restore_best,
@@ -194,6 +199,7 @@ def _train(
     params,
     data,
     validation,
+    num_rows,
     key,
     optimizer,
     learning_rate,
@@ -210,16 +216,18 @@ def _train(
         return jnp.mean(loss(eqx.combine(params, fixed), rows, key), where=included)
 
     def validation_loss(params):
-        return jnp.mean(loss(eqx.combine(params, fixed), validation, None))
-
-    def step(carry, batch):
-        params, state = carry
-        updates, state = optimizer.update(jax.grad(batch_loss)(params, *batch), state, params)
-        return (optax.apply_updates(params, updates), state), None
+        values = loss(eqx.combine(params, fixed), validation, None)
+        return jnp.mean(values, where=jnp.arange(values.shape[0]) < num_rows[1])
 
     def epoch(state: _State) -> _State:
-        batches = _batches(data, batch_size, jax.random.fold_in(key, state.epochs))
-        (params, optimizer_state), _ = lax.scan(step, (state.params, state.optimizer), batches)
+        num_batches, batch = _batches(data, num_rows[0], batch_size, jax.random.fold_in(key, state.epochs))
+
+        def step(i, carry):
+            params, state = carry
+            updates, state = optimizer.update(jax.grad(batch_loss)(params, *batch(i)), state, params)
+            return optax.apply_updates(params, updates), state
+
+        params, optimizer_state = lax.fori_loop(0, num_batches, step, (state.params, state.optimizer))
         value = validation_loss(params)
         improved = value < state.best_loss
         return _State(
@@ -255,17 +263,26 @@ def _train(
     )
 
 
-def _batches(data: PyTree[Array], batch_size: int, key: PRNGKeyArray) -> tuple[PyTree[Array], Array, Array]:
-    """The rows in a random order as batches [batches, batch_size, ...], which to include, and a key each.
+def _batches(data: PyTree[Array], num_rows: int | Int[Array, ""], batch_size: int, key: PRNGKeyArray):
+    """How many batches the rows make in a random order, and a function of i that gives the batch i.
 
-    The last batch is filled up with rows that are not included.
+    A batch is its rows, which of them to include, since the last one is filled up, and a key.
     """
-    num_rows = jax.tree.leaves(data)[0].shape[0]
-    num_batches = math.ceil(num_rows / batch_size)
+    length = jax.tree.leaves(data)[0].shape[0]
+    most = math.ceil(length / batch_size)
     order_key, loss_key = jax.random.split(key)
-    order = jnp.resize(jax.random.permutation(order_key, num_rows), (num_batches, batch_size))
-    included = (jnp.arange(order.size) < num_rows).reshape(order.shape)
-    return jax.tree.map(lambda a: a[order], data), included, jax.random.split(loss_key, num_batches)
+    order = jax.random.permutation(order_key, length)
+    if not isinstance(num_rows, int):
+        # The rows that there are, in their random order, come first.
+        order = order[jnp.nonzero(order < num_rows, size=length)[0]]
+    order = jnp.resize(order, (most, batch_size))
+    keys = jax.random.split(loss_key, most)
+
+    def batch(i):
+        included = i * batch_size + jnp.arange(batch_size) < num_rows
+        return jax.tree.map(lambda a: a[order[i]], data), included, keys[i]
+
+    return -(-num_rows // batch_size), batch
 
 
 def _select(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:

@@ -13,7 +13,7 @@ LAYERS = [
     {"_checks"},
     {"functional"},
     {"distributions", "guarantee", "scaling"},
-    {"multivariate", "metrics", "optimize", "nn", "datasets", "cross_validation"},
+    {"multivariate", "metrics", "optimize", "nn", "datasets", "cross_validation", "encoding"},
     {"processes"},
     {"plots", "predictors", "calibrators"},
     {"__init__"},

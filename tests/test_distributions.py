@@ -485,6 +485,7 @@ def test_mixture_of_points_takes_the_smallest_value():
     assert law.icdf(levels).tolist() == [[1.0, 1.0, 2.0, 2.0, 3.0, 3.0], [1.0, 1.0, 1.0, 1.0, 5.0, 5.0]]
 
 
+@pytest.mark.slow
 @once
 def test_mixtures_of_any_law(rng):
     table = np.sort(rng.normal(size=30))

@@ -1,4 +1,4 @@
-"""Monte Carlo dropout: its masks, its moments, its noise, and what it makes of bad input."""
+"""Monte Carlo and concrete dropout: their masks, moments, noise and learned rates, and their answers to bad input."""
 
 import itertools
 from functools import partial
@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
+from scipy.special import expit, logit
 
 from jaxcal import Mixture, Normal, Point
-from jaxcal.nn import FeedForward
+from jaxcal.nn import ConcreteNetwork, FeedForward
 from jaxcal.optimize import Result
 from jaxcal.predictors import dropout
 
@@ -126,6 +128,95 @@ def test_the_preset_is_that_of_crude(data):
         assert not np.array_equal(samples().mean, samples(**change).mean)
 
 
+def test_the_preset_of_usnrt(data):
+    """Its layers, without noise where the rate is given, for two inputs."""
+    x, y = data
+    preset = partial(dropout.fit, key=KEY, preset="usnrt")
+    widths = lambda network: [layer.weight.shape[0] for layer in network.layers]
+    given = eqx.filter_eval_shape(partial(preset, rate=0.5), x, y)
+    assert widths(given.passes.network) == [16, 32, 8, 1]
+    assert given.noise_std is None
+    learned = eqx.filter_eval_shape(partial(preset, rate="concrete"), x, y)
+    assert widths(learned.passes.network.network) == [16, 8, 2]
+
+
+def test_the_masks_of_concrete_dropout():
+    """Of 10,000 inputs that one layer lets through: their law is the Concrete one, at temperature 0.1."""
+    size, rate = 10_000, 0.3
+    single = eqx.filter_jit(FeedForward)(1, (), 1, key=KEY)
+    network = with_rates(ConcreteNetwork(single), [rate])
+    network = eqx.tree_at(lambda n: n.network.layers[0].weight, network, jnp.ones((1, 1)))
+    masks = jax.vmap(lambda key: network(jnp.ones(1), key=key)[0])(jax.random.split(KEY, size)) * (1 - rate)
+    assert abs(np.mean(masks < 0.5) - rate) < 0.02
+    # z < c where the noise, of a logistic law, is below t logit(c) + logit(p).
+    inner = masks[(masks > 1e-3) & (masks < 1 - 1e-3)]
+    cdf = lambda c: expit(0.1 * logit(c) + logit(rate))
+    ends = cdf(np.array([1e-3, 1 - 1e-3]))
+    assert abs(len(inner) / size - np.diff(ends)[0]) < 0.02
+    assert stats.kstest(inner, lambda c: (cdf(c) - ends[0]) / np.diff(ends)).pvalue > 0.01
+    np.testing.assert_allclose(network(jnp.ones(1)), 1)
+
+
+def with_rates(network, rates):
+    logits = jnp.asarray(logit(np.array(rates)), network.rate_logits.dtype)
+    return eqx.tree_at(lambda n: n.rate_logits, network, logits)
+
+
+def test_the_divergence_of_concrete_dropout():
+    """Equations 3 and 4 by hand, for layers of 3 and 5 inputs."""
+    network = with_rates(ConcreteNetwork(eqx.filter_jit(FeedForward)(3, (5,), 2, key=KEY)), [0.2, 0.6])
+    first, second = (np.sum(np.asarray(layer.weight, float) ** 2) for layer in network.network.layers)
+    weights = 0.7**2 / 2 * (first / 0.8 + second / 0.4)
+    entropies = 3 * stats.bernoulli.entropy(0.2) + 5 * stats.bernoulli.entropy(0.6)
+    np.testing.assert_allclose(network.divergence(0.7), weights - entropies, rtol=1e-5)
+    np.testing.assert_allclose(network.rates, [0.2, 0.6], rtol=1e-5)
+    # Its derivative is finite at a rate that underflows.
+    slope = jax.grad(lambda logits: eqx.tree_at(lambda n: n.rate_logits, network, logits).divergence(0.7))
+    assert np.isfinite(slope(jnp.array([-1000.0, 0.0], network.rate_logits.dtype))).all()
+
+
+def test_the_loss_of_concrete_dropout(rng):
+    """At rates too small to drop anything: the negative log likelihood, in training with a share of the divergence."""
+    network = with_rates(ConcreteNetwork(eqx.filter_jit(FeedForward)(2, (), 2, key=KEY)), [1e-9])
+    x, y = rng.normal(size=(7, 2)), rng.normal(size=7)
+    mean, log_variance = np.asarray(network.network.layers[0].weight, float) @ x.T
+    expected = -stats.norm.logpdf(y, mean, np.exp(log_variance / 2))
+    loss = partial(dropout._evidence_bound, network, (jnp.asarray(x), jnp.asarray(y)))
+    options = {"length_scale": jnp.asarray(5.0), "num_rows": 30}
+    np.testing.assert_allclose(loss(None, **options), expected, atol=TOLERANCE)
+    np.testing.assert_allclose(loss(KEY, **options), expected + network.divergence(5.0) / 30, atol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_learned_rates_grow_with_the_noise_and_with_fewer_rows(data):
+    x, _ = data
+    rates = lambda x, noise: concrete(x, x[:, 0] + noise).passes.network.rates
+    noise = np.sin(100 * x[:, 1])
+    quiet, loud = rates(x, 0.1 * noise), rates(x, 10 * noise)
+    few = rates(x[:50], 0.1 * noise[:50])
+    assert (quiet[1:] < 0.1).all()
+    assert (loud[1:] > 2 * quiet[1:]).all()
+    assert (few[1:] > 2 * quiet[1:]).all()
+
+
+def concrete(x, y, **options):
+    return fit(x, y, **({"rate": "concrete", "hidden": (16, 16)} | options))
+
+
+def test_concrete_dropout_learns_the_noise(data, rng):
+    """Whose std grows sevenfold; its mixture and its normal law have the same moments."""
+    x, _ = data
+    std = np.exp(x[:, 0])
+    y = x[:, 1] + std * rng.normal(size=ROWS)
+    normal, mixture = concrete(x, y)(x), concrete(x, y, law="mixture")(x)
+    inside = np.abs(x).max(axis=1) < 1.5
+    np.testing.assert_allclose(np.mean((normal.std / std)[inside]), 1, atol=0.15)
+    assert np.corrcoef(np.log(normal.std), x[:, 0])[0, 1] > 0.9
+    means, stds = (np.asarray(values, float) for values in (mixture.components.mean, mixture.components.std))
+    np.testing.assert_allclose(normal.mean, means.mean(axis=0), atol=TOLERANCE)
+    np.testing.assert_allclose(normal.variance, means.var(axis=0) + (stds**2).mean(axis=0), rtol=1e-3)
+
+
 @pytest.mark.slow
 def test_vmap_over_folds_and_keys_equals_the_loop(data):
     x, y = data
@@ -178,10 +269,13 @@ def test_divergence_is_raised_or_reported(data):
     [
         ({"rate": 20}, r"rate must lie between 0 and 1; got 20: did you mean 0.2\?"),
         ({"rate": 0.0}, "rate must lie between 0 and 1; got 0"),
+        ({"rate": "learned"}, "rate must be one of 'concrete'; got 'learned'"),
+        ({"rate": "concrete", "length_scale": 0.0}, "length_scale must be positive; got 0"),
+        ({"rate": "concrete", "preset": "crude"}, "preset must be one of None, 'usnrt'; got 'crude'"),
         ({"num_samples": 1}, "num_samples must be at least 2; got 1"),
         ({"law": "point"}, "law must be one of 'normal', 'mixture'; got 'point'"),
         ({"hidden": ()}, "hidden must hold at least one width: dropout follows the hidden layers"),
-        ({"preset": "paper"}, "preset must be one of None, 'crude'; got 'paper'"),
+        ({"preset": "paper"}, "preset must be one of None, 'crude', 'usnrt'; got 'paper'"),
         ({"weight_decay": -0.1}, "weight_decay must not be negative; got -0.1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""NGBoost and random forests: against the package itself and a loop over leaves, and their answers to bad input."""
+"""NGBoost and forests: against the package itself and a loop over leaves, and their answers to bad input."""
 
 import pickle
 import sys
@@ -25,9 +25,9 @@ X, Y = rows(0)
 NEW, NEW_Y = rows(1)
 
 
-@pytest.fixture(scope="module")
-def forest():
-    return forests.fit(X, Y, key=KEY, model="random_forest", num_trees=40)
+@pytest.fixture(scope="module", params=["random_forest", "extra_trees"])
+def forest(request):
+    return forests.fit(X, Y, key=KEY, model=request.param, num_trees=40)
 
 
 @pytest.fixture
@@ -36,10 +36,11 @@ def ngboost():
 
 
 def test_law_of_a_forest_is_that_of_the_rows_in_its_leaves(forest):
-    law, samples = forest(NEW[:20]), forest.trees.estimators_samples_
+    law = forest(NEW[:20])
+    bootstraps = forest.trees.estimators_samples_ if forest.model == "random_forest" else [np.arange(200)] * 40
     for i, point in enumerate(NEW[:20]):
         targets, weights = [], []
-        for tree, bootstrap in zip(forest.trees.estimators_, samples, strict=True):
+        for tree, bootstrap in zip(forest.trees.estimators_, bootstraps, strict=True):
             together = bootstrap[tree.apply(X[bootstrap]) == tree.apply(point[None])]
             targets.append(Y[together])
             weights.append(np.full(len(together), 1 / len(together)))
@@ -54,7 +55,25 @@ def test_forest_learns_mean_and_spread(forest):
     law = forest(NEW)
     assert metrics.rmse(NEW_Y, law) < 0.7 * NEW_Y.std()
     loud = NEW[:, 1] > 0
-    assert law.std[loud].mean() > 1.3 * law.std[~loud].mean()
+    # Random thresholds tell the two halves apart less sharply than the best ones.
+    ratio = {"random_forest": 1.3, "extra_trees": 1.2}[forest.model]
+    assert law.std[loud].mean() > ratio * law.std[~loud].mean()
+
+
+@pytest.mark.parametrize("model", ["random_forest", "extra_trees"])
+def test_depth_and_features_are_limited(model):
+    """Of a hundred splits at the root, each of one feature at random, about half are of either."""
+    stumps = forests.fit(X, Y, key=KEY, model=model, num_trees=100, max_depth=1, max_features=0.5).trees
+    assert max(tree.get_depth() for tree in stumps.estimators_) == 1
+    roots = np.array([tree.tree_.feature[0] for tree in stumps.estimators_])
+    assert 30 < np.sum(roots == 0) < 70
+    assert 30 < np.sum(roots == 1) < 70
+
+
+def test_extra_trees_split_at_random():
+    """Grown on the same rows, all 20 have another threshold at the root."""
+    trees = forests.fit(X, Y, key=KEY, model="extra_trees", num_trees=20).trees.estimators_
+    assert len({tree.tree_.threshold[0] for tree in trees}) == 20
 
 
 def test_crude_is_the_package_by_itself(ngboost):
@@ -72,7 +91,7 @@ def test_the_number_of_boosted_trees_is_chosen(ngboost):
     assert metrics.nlpd(NEW_Y, chosen(NEW)) < metrics.nlpd(NEW_Y, many(NEW)) - 0.1
 
 
-@pytest.mark.parametrize("model", ["ngboost", "random_forest"])
+@pytest.mark.parametrize("model", ["ngboost", "random_forest", "extra_trees"])
 def test_key_dtype_scale_and_pickle(model, request):
     if model == "ngboost":
         request.getfixturevalue("ngboost")
@@ -84,11 +103,11 @@ def test_key_dtype_scale_and_pickle(model, request):
     np.testing.assert_allclose(fit(2.0**-30 * Y)(NEW).std * 2.0**30, law.std, rtol=1e-5)
     single = fitted(NEW.astype(np.float32))
     assert single.mean.dtype == single.std.dtype == jnp.float32
-    if model == "random_forest":
+    if model != "ngboost":
         assert np.any(fit(Y, jax.random.key(1))(NEW).mean != law.mean)
 
 
-@pytest.mark.parametrize("model", ["ngboost", "random_forest"])
+@pytest.mark.parametrize("model", ["ngboost", "random_forest", "extra_trees"])
 def test_a_missing_package_is_named_with_its_extra(model, monkeypatch):
     for name in ("ngboost", "sklearn", "sklearn.ensemble"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -110,10 +129,12 @@ def test_tracers_are_answered(forest):
         ({"y": Y[1:]}, "y has 199 rows where 200 are expected"),
         ({"x": X[:9], "y": Y[:9]}, "x has 9 rows; at least 10 are needed"),
         ({"y": np.full(200, 3.0)}, r"y is constant \(3\)"),
-        ({"model": "xgboost"}, "model must be one of 'ngboost', 'random_forest'; got 'xgboost'"),
+        ({"model": "xgboost"}, "model must be one of 'ngboost', 'random_forest', 'extra_trees'; got 'xgboost'"),
         ({"preset": "crude"}, "preset must be one of None; got 'crude'"),
         ({"num_trees": 0}, "num_trees must be at least 1; got 0"),
         ({"min_leaf_rows": 0}, "min_leaf_rows must be at least 1; got 0"),
+        ({"max_depth": 0}, "max_depth must be at least 1; got 0"),
+        ({"max_features": 3.0}, "max_features must lie above 0 and be at most 1, all features; got 3"),
         ({"learning_rate": 0.0}, "learning_rate must be positive; got 0.0"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from jaxcal import Distribution, Normal, Point, mlp, rio
 from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic
-from jaxcal.predictors import dropout, gaussian_process, variance_network
+from jaxcal.predictors import deep_ensemble, dropout, evidential, gaussian_process, variance_network
 
 X64 = jax.config.jax_enable_x64
 # What does not depend on the precision runs in 64 bits only.
@@ -31,8 +31,16 @@ def fit_variance_network(x, mean, y, **options):
     return variance_network.fit(x, y, key=KEY, hidden=(8,), learning_rate=0.01, max_epochs=20, **options)
 
 
-def fit_dropout(x, mean, y):
-    return dropout.fit(x, y, key=KEY, hidden=(8,), learning_rate=0.01, max_epochs=20, num_samples=10)
+def fit_deep_ensemble(x, mean, y):
+    return deep_ensemble.fit(x, y, key=KEY, num_members=2, hidden=(8,), learning_rate=0.01, max_epochs=20)
+
+
+def fit_dropout(x, mean, y, **options):
+    return dropout.fit(x, y, key=KEY, hidden=(8,), learning_rate=0.01, max_epochs=20, num_samples=10, **options)
+
+
+def fit_evidential(x, mean, y):
+    return evidential.fit(x, y, key=KEY, hidden=(8,), learning_rate=0.01, max_epochs=20)
 
 
 def fit_gaussian_process(x, mean, y):
@@ -78,7 +86,10 @@ def call_on_std(module, x, mean):
 METHODS = {
     "mlp": (fit_mlp, call_mlp),
     "variance-network": (fit_variance_network, call_mlp),
+    "deep-ensemble": (fit_deep_ensemble, call_mlp),
     "dropout": (fit_dropout, call_mlp),
+    "concrete-dropout": (partial(fit_dropout, rate="concrete"), call_mlp),
+    "evidential": (fit_evidential, call_mlp),
     "gaussian-process": (fit_gaussian_process, call_mlp),
     "rio": (fit_rio, call_rio),
     "rio-collapsed": (partial(fit_rio, bound="collapsed", num_inducing=10), call_rio),
@@ -94,7 +105,10 @@ METHODS = {
 TOLERANCE = {
     "mlp": 1e-6 if X64 else 1e-2,
     "variance-network": 1e-6 if X64 else 1e-2,
+    "deep-ensemble": 1e-6 if X64 else 1e-2,
     "dropout": 1e-6 if X64 else 1e-2,
+    "concrete-dropout": 1e-6 if X64 else 1e-2,
+    "evidential": 1e-6 if X64 else 1e-2,
     "gaussian-process": 1e-4 if X64 else 2e-2,
     "rio": 1e-4 if X64 else 2e-2,
     "rio-collapsed": 1e-4 if X64 else 2e-2,
@@ -140,9 +154,9 @@ def test_vmap_over_runs(method):
     fit, call, module, tolerance = method
     runs = [jnp.stack([a, a]) for a in (X, MEAN, Y)]
     modules = eqx.filter_vmap(fit)(*runs)
-    laws = eqx.filter_vmap(call)(modules, *runs[:2])
-    assert laws.mean.shape == (2, 40)
-    np.testing.assert_allclose(laws.mean[1], call(module, X, MEAN).mean, atol=tolerance)
+    means = eqx.filter_vmap(lambda *run: call(*run).mean)(modules, *runs[:2])
+    assert means.shape == (2, 40)
+    np.testing.assert_allclose(means[1], call(module, X, MEAN).mean, atol=tolerance)
 
 
 def test_gradients_of_the_prediction_are_finite(method):

@@ -243,3 +243,31 @@ def test_epsilon_is_outside_the_root_and_no_gradient_is_no_step():
     state = optimizer.init(jnp.ones(2))
     updates, _ = optimizer.update(jnp.asarray([0.0, 1e-6]), state)
     np.testing.assert_allclose(jnp.asarray(updates), [0.0, -0.1 * 1e-6 / (np.sqrt(0.1 * 1e-12) + 1e-7)], rtol=1e-5)
+
+
+def test_rows_beyond_those_that_there_are_take_no_part():
+    """Of eight training rows and four validation rows five and one count; a step moves by a row's value."""
+
+    def product(position, rows, key):
+        return -position * rows
+
+    data, validation = jnp.array([1.0, 2, 3, 4, 5, 90, 90, 90]), jnp.array([1.0, -90, -90, -90])
+    train = jax.jit(
+        lambda num_rows: train_minibatches(
+            product,
+            jnp.zeros(()),
+            data,
+            validation,
+            key=KEY,
+            optimizer=optax.sgd,
+            learning_rate=1.0,
+            batch_size=1,
+            max_epochs=2,
+            num_rows=num_rows,
+        )
+    )
+    few = train((jnp.int32(5), jnp.int32(1)))
+    assert float(few.params) == 2 * 15
+    assert float(few.loss) == -30
+    all_rows = train((jnp.int32(8), jnp.int32(1)))
+    assert float(all_rows.params) == 2 * (15 + 270)

@@ -218,6 +218,7 @@ def test_vmap_is_one_batch_on_an_accelerator_and_a_loop_on_a_cpu():
         assert ("8x60x60" in program) == batched, platform
 
 
+@pytest.mark.slow
 def test_degenerate_columns_are_without_effect(data, fitted):
     x, base, y = data
     wider = np.column_stack([x, np.full(60, 0.1)])

@@ -211,6 +211,7 @@ def fitted():
     return fit(Reader(table()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inducing", ["greedy", pytest.param("trained", marks=pytest.mark.slow)])
 def test_it_reaches_the_optimum_of_the_collapsed_bound(fitted, inducing):
     read = Reader(table())
@@ -244,6 +245,7 @@ def test_evidence_posterior_and_noise_are_those_of_all_rows(monkeypatch, with_sp
     assert np.ptp(expected[0]) > 0.5
 
 
+@pytest.mark.slow
 def test_every_epoch_reads_equal_chunks_of_all_rows(monkeypatch):
     monkeypatch.setattr(stochastic, "_CHUNK_ROWS", 250)
     monkeypatch.setattr(stochastic, "_SAMPLE_ROWS", 100)

@@ -156,6 +156,20 @@ def test_the_preset_has_the_layers_of_crude(data):
     assert [layer.weight.shape for layer in network.layers] == [(1024, 1), (1024, 1024), (1024, 1024), (2, 1024)]
 
 
+def test_the_preset_of_usnrt(data):
+    """Its networks, and, with widths of our own, what else it stands for."""
+    x, y = data
+    inputs = np.stack([x, x**2, np.cos(x)], axis=1)
+    preset = partial(variance_network.fit, key=KEY, preset="usnrt")
+    networks = eqx.filter_eval_shape(preset, inputs, y).network.networks
+    for network in networks:
+        assert [layer.weight.shape for layer in network.layers] == [(24, 3), (12, 24), (1, 12)]
+    assert [network.activations for network in networks] == [(jax.nn.relu,) * 2, (jnp.tanh,) * 2]
+    joint = partial(variance_network.fit, x, y, key=KEY, form="joint", hidden=(16,), max_epochs=3)
+    written_out = joint(batch_size=64, learning_rate=0.01)
+    np.testing.assert_array_equal(joint(preset="usnrt")(x).mean, written_out(x).mean)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_constant_target_is_predicted_exactly(form, data):
     x, _ = data
@@ -197,7 +211,7 @@ def test_bad_data(change, message, data):
     [
         ({"form": "separate"}, "form must be one of 'joint', 'alternating'; got 'separate'"),
         ({"rounds": 0}, "rounds must be at least 1; got 0"),
-        ({"preset": "paper"}, "preset must be one of None, 'crude'; got 'paper'"),
+        ({"preset": "paper"}, "preset must be one of None, 'crude', 'usnrt'; got 'paper'"),
         ({"weight_decay": -0.1}, "weight_decay must not be negative; got -0.1"),
         ({"hidden": (0,)}, r"hidden must hold widths of at least 1; got \(0,\)"),
         ({"validation_share": 20.0}, r"got 20: did you mean 0.2\?"),

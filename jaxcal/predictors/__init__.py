@@ -1,5 +1,14 @@
 """Models fitted from data: `fit(x, y, *, key, ...)` gives a module, and `module(x)` a Distribution."""
 
-from jaxcal.predictors import dropout, forests, gaussian_process, mlp, variance_network
+from jaxcal.predictors import (
+    deep_ensemble,
+    dropout,
+    evidential,
+    forests,
+    gaussian_process,
+    mlp,
+    usnrt,
+    variance_network,
+)
 
-__all__ = ["dropout", "forests", "gaussian_process", "mlp", "variance_network"]
+__all__ = ["deep_ensemble", "dropout", "evidential", "forests", "gaussian_process", "mlp", "usnrt", "variance_network"]

@@ -1,6 +1,6 @@
 """What the fits of networks share: the rows, checked, standardised and in part held out, and the settings of papers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -36,28 +36,38 @@ class Setting(NamedTuple):
     hidden: tuple[int, ...]
     learning_rate: ArrayLike
     weight_decay: ArrayLike
+    batch_size: int
 
 
-# "crude" is the setting of Zelikman et al., "CRUDE: Calibrating Regression Uncertainty Distributions Empirically",
-# appendix A.
-_SETTINGS = {None: Setting((64, 64), 1e-3, 0.0), "crude": Setting((1024, 1024, 1024), 1e-4, 0.01)}
+DEFAULT = Setting((64, 64), 1e-3, 0.0, 32)
+# Zelikman et al., "CRUDE: Calibrating Regression Uncertainty Distributions Empirically", appendix A.
+CRUDE = Setting((1024, 1024, 1024), 1e-4, 0.01, 32)
+
+
+def usnrt_setting(num_inputs: int) -> Setting:
+    """Ma, Yan & Zhang, "Improving Uncertainty Quantification of Variance Networks by Tree-Structured Learning", V-A."""
+    return Setting((8 * num_inputs, 4 * num_inputs), 0.01, 0.0, 64)
 
 
 def settle(
+    presets: Mapping[str | None, Setting],
     preset: str | None,
+    *,
     hidden: Sequence[int] | None,
     learning_rate: ArrayLike | None,
     weight_decay: ArrayLike | None,
+    batch_size: int | None,
 ) -> Setting:
     """The options that were given, and those of the preset in place of None."""
-    _checks.check_choice("preset", preset, tuple(_SETTINGS))
-    default = _SETTINGS[preset]
+    _checks.check_choice("preset", preset, tuple(presets))
     if weight_decay is not None and not _checks.is_traced(weight_decay) and np.any(np.asarray(weight_decay) < 0):
         raise ValueError(f"weight_decay must not be negative; got {weight_decay}.")
+    default = presets[preset]
     return Setting(
         default.hidden if hidden is None else tuple(hidden),
         default.learning_rate if learning_rate is None else learning_rate,
         default.weight_decay if weight_decay is None else weight_decay,
+        default.batch_size if batch_size is None else batch_size,
     )
 
 

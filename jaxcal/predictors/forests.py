@@ -1,8 +1,9 @@
-"""Ensembles of trees with a normal law for every row: natural gradient boosting, and random forests.
+"""Ensembles of trees with a normal law for every row: natural gradient boosting, random forests and extra trees.
 
 Duan, Avati, Ding, Thai, Basu, Ng & Schuler, "NGBoost: Natural Gradient Boosting for Probabilistic Prediction", ICML
-2020, through the authors' package. Random forests are scikit-learn's; their law is that of Meinshausen, "Quantile
-Regression Forests", JMLR 7 (2006), by its first two moments. Both packages are of the extra `forests`.
+2020, through the authors' package. Random forests and extremely randomised trees (Geurts, Ernst & Wehenkel, Machine
+Learning 63, 2006) are scikit-learn's; their law is that of Meinshausen, "Quantile Regression Forests", JMLR 7 (2006),
+by its first two moments. Both packages are of the extra `forests`.
 """
 
 from dataclasses import dataclass
@@ -19,10 +20,14 @@ from jaxcal.scaling import Standardiser
 
 if TYPE_CHECKING:
     from ngboost import NGBRegressor
-    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
+
+    ForestRegressor = RandomForestRegressor | ExtraTreesRegressor
 
 # What `fit` grows where the number of trees is not given: of NGBoost the most, as in its paper's experiments.
 _BOOSTED_TREES, _FOREST_TREES = 2000, 500
+# The names of scikit-learn's classes.
+_FORESTS = {"random_forest": "RandomForestRegressor", "extra_trees": "ExtraTreesRegressor"}
 # NGBoost's default.
 _CRUDE_TREES = 500
 # Boosting stops after so many trees in a row that do not improve the score of the rows held out, a share of all.
@@ -40,6 +45,8 @@ def fit(
     num_trees: int | None = None,
     learning_rate: float = 0.01,
     min_leaf_rows: int = 5,
+    max_depth: int | None = None,
+    max_features: float = 1.0,
     preset: str | None = None,
 ) -> "Forest":
     """Grow trees that give a mean and a std for every row.
@@ -52,7 +59,8 @@ def fit(
     "random_forest" gives the first two moments of a quantile regression forest: the law that draws a tree, and then
     one of the bootstrapped training rows in the leaf that x falls into. With m_t and v_t mean and variance of the
     target in that leaf of tree t: mean = avg(m_t), variance = avg(v_t) + avg((m_t - mean)^2). It is 0 where all these
-    rows have one target.
+    rows have one target. "extra_trees" gives the same of trees grown on all rows, without a bootstrap, each of whose
+    splits is the best of random thresholds, one for every feature it looks at.
 
     The target is standardised by the rows given here, so y -> a y + b changes the prediction exactly so, up to
     rounding, which may decide where a tree splits. The trees are those of NumPy packages: neither fit nor prediction
@@ -62,10 +70,12 @@ def fit(
         x: inputs [n, d]; a vector [n] is one column.
         y: targets [n].
         key: random key of the rows held out and of the trees.
-        model: "ngboost" or "random_forest".
-        num_trees: how many trees; by default as above, at most 2000, and 500 in a random forest.
+        model: "ngboost", "random_forest" or "extra_trees".
+        num_trees: how many trees; by default as above, at most 2000, and 500 in a forest.
         learning_rate: of NGBoost.
-        min_leaf_rows: the least rows in a leaf of a random forest's trees.
+        min_leaf_rows: of forests, not NGBoost: the least rows in a leaf.
+        max_depth: of forests: the most splits on the way to a leaf; any number where None.
+        max_features: of forests: the share of the features, drawn at random, that a split looks at; above 0, at most 1.
         preset: None, or "crude" as above.
 
     Raises:
@@ -87,20 +97,31 @@ def fit(
     x = _checks.as_matrix("x", x)
     y = _checks.as_vector("y", y, length=x.shape[0])
     _checks.check_rows("x", x, _LEAST_ROWS)
-    _checks.check_choice("model", model, ("ngboost", "random_forest"))
+    _checks.check_choice("model", model, ("ngboost", *_FORESTS))
     _checks.check_choice("preset", preset, (None, "crude") if model == "ngboost" else (None,))
     _checks.check_at_least("min_leaf_rows", min_leaf_rows, 1)
-    if num_trees is not None:
-        _checks.check_at_least("num_trees", num_trees, 1)
+    for name, count in (("num_trees", num_trees), ("max_depth", max_depth)):
+        if count is not None:
+            _checks.check_at_least(name, count, 1)
+    if not 0 < max_features <= 1:
+        raise ValueError(f"max_features must lie above 0 and be at most 1, all features; got {max_features}.")
     _checks.check_positive("learning_rate", learning_rate)
     _checks.check_varies("y is", y)
     y_scaler = Standardiser.of(y)
     rows = np.asarray(x, float), np.asarray(y_scaler(y), float)
     seed = int(jax.random.bits(key, dtype="uint32"))
-    if model == "random_forest":
-        trees = _grow_forest(*rows, num_trees or _FOREST_TREES, min_leaf_rows, seed)
-    else:
+    if model == "ngboost":
         trees = _boost(*rows, num_trees or (_CRUDE_TREES if preset else None), learning_rate, seed)
+    else:
+        trees = _grow_forest(
+            *rows,
+            model,
+            n_estimators=num_trees or _FOREST_TREES,
+            min_samples_leaf=min_leaf_rows,
+            max_depth=max_depth,
+            max_features=float(max_features),
+            random_state=seed,
+        )
     return Forest(model, trees, y_scaler, x.shape[1])
 
 
@@ -109,8 +130,8 @@ class Forest:
     """Trees that were grown; made by `fit`. No pytree, as nothing of it is a JAX array: to save it, pickle it.
 
     Attributes:
-        model: "ngboost" or "random_forest".
-        trees: an `NGBRegressor` or `RandomForestRegressor`, of the standardised target.
+        model: "ngboost", "random_forest" or "extra_trees".
+        trees: an `NGBRegressor`, `RandomForestRegressor` or `ExtraTreesRegressor`, of the standardised target.
         y_scaler: the standardisation of the target.
         num_columns: how many columns x has.
     """
@@ -169,17 +190,15 @@ def _boosted_moments(model: "NGBRegressor", x: np.ndarray) -> tuple[np.ndarray, 
     return law.params["loc"], law.params["scale"]
 
 
-def _grow_forest(
-    x: np.ndarray, y: np.ndarray, num_trees: int, min_leaf_rows: int, seed: int
-) -> "RandomForestRegressor":
+def _grow_forest(x: np.ndarray, y: np.ndarray, model: str, **options: Any) -> "ForestRegressor":
     try:
-        from sklearn.ensemble import RandomForestRegressor
+        from sklearn import ensemble
     except ImportError as error:
         raise _missing("scikit-learn") from error
-    return RandomForestRegressor(num_trees, min_samples_leaf=min_leaf_rows, random_state=seed).fit(x, y)
+    return getattr(ensemble, _FORESTS[model])(**options).fit(x, y)
 
 
-def _forest_moments(forest: "RandomForestRegressor", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _forest_moments(forest: "ForestRegressor", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The means and stds of the law that draws a tree, and then a row of the leaf that x falls into."""
     leaves = forest.apply(x)
     trees = [estimator.tree_ for estimator in forest.estimators_]

@@ -1,0 +1,197 @@
+"""Sorting, prefix sums and queries about ranks in prefixes of a list, in the operations that XLA does fast.
+
+A wavelet tree holds a permutation: n items, listed in one order, and their ranks 0..n-1 in another. Its levels list the
+items again, grouped by ever more leading bits of their ranks and in the first order within each group, a node. As the
+ranks are distinct, the node of the ranks s, s + 1, ... starts at place s of the list of its level.
+
+A query follows one path through the tree: how many of the first i items have a rank below v, and what their values sum
+to (`count_and_sum_below`); which rank is the k-th smallest of the first i items, or of those after them (`select`). All
+queries of a list go together, a few gathers a level, and the levels are made as they are needed: O(n log n) time, O(n)
+memory.
+
+XLA's cumulative sums along a vector are slow on a CPU, and so are its sorts of anything but single integers. Sums down
+the columns of a matrix, row after row, take an eighth of the time, and a sort of keys with their places in their low
+bits a seventh.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int, Real, UInt
+
+# Prefix sums run down the columns of a matrix of so many rows, a power of two.
+_ROWS_LOG2 = 5
+_ROWS = 1 << _ROWS_LOG2
+
+
+def padded_length(n: int) -> int:
+    """The least multiple of the number of rows above n: there is a prefix of every length up to n."""
+    return _ROWS * (n // _ROWS + 1)
+
+
+def stable_order(keys: UInt[Array, " n"], bits: int) -> Int[Array, " n"]:
+    """The places of unsigned integers of so many bits in increasing order, equal ones as they come.
+
+    A radix sort from the last digit on, whose passes sort the digit and the place as one integer.
+    """
+    n = keys.shape[0]
+    word = jax.dtypes.canonicalize_dtype(jnp.uint64)  # uint32 where x64 is off
+    place_bits = (n - 1).bit_length()
+    digit_bits = jnp.iinfo(word).bits - place_bits
+    places = jnp.arange(n, dtype=word)
+    order = jnp.arange(n, dtype=jnp.int32)
+    for low in range(0, bits, digit_bits):
+        digits = (keys[order] >> low).astype(word) & ((1 << min(digit_bits, bits - low)) - 1)
+        packed = lax.sort((digits << place_bits) | places, is_stable=False)
+        order = order[(packed & ((1 << place_bits) - 1)).astype(jnp.int32)]
+    return order
+
+
+def float_order(values: Float[Array, " n"]) -> Int[Array, " n"]:
+    """The places of floating-point numbers in increasing order, equal ones as they come."""
+    bits = jnp.finfo(values.dtype).bits
+    unsigned = {16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}[bits]
+    raw = lax.bitcast_convert_type(values + 0.0, unsigned)  # -0.0 + 0.0 is 0.0
+    sign = unsigned(1 << (bits - 1))
+    return stable_order(jnp.where(raw < sign, raw | sign, ~raw), bits)
+
+
+def prefix_sums(values: Real[Array, " n"]) -> Real[Array, " padded"]:
+    """The sums of the first 0, 1, ... values, up to `padded_length(n)` of them, less one."""
+    return _as_list(*_sums_before(_as_columns(values, padded_length(values.shape[0]))))
+
+
+def count_and_sum_below(
+    ranks: Int[Array, " n"],
+    values: Float[Array, " n"],
+    sums_by_rank: Float[Array, " padded"],
+    bounds: Sequence[Int[Array, " padded"]],
+) -> list[tuple[Int[Array, " padded"], Float[Array, " padded"]]]:
+    """For each of some arrays of bounds: of the first i items, the number with a rank below bounds[i], and their sum.
+
+    Let c be the number of the first i items in the present node and u the sum before the c-th item of the node in the
+    level's list. A step to the right adds the drop of c and of u to the count and to the sum: of u too, as what
+    precedes the node telescopes to the sum of all values with ranks below the bound. So every change of direction adds
+    or subtracts one c and one u.
+
+    Args:
+        ranks: [n], a permutation.
+        values: [n], what is summed.
+        sums_by_rank: the `prefix_sums` of the values in the order of their ranks.
+        bounds: [padded_length(n)] each, at most n.
+    """
+    n = ranks.shape[0]
+
+    def step(bit: Array, before: tuple, queries: tuple) -> tuple:
+        zeros, sums = before
+
+        def descend(bound: Array, went_right: Array, inside: Array, count: Array, total: Array) -> tuple:
+            start = _node_start(bound, bit)
+            right = (bound >> bit) & 1
+            place = _address(start + inside, n)
+            on_left = zeros[place] - (start >> 1)
+            turn = right - went_right
+            total = total + sums[place] * turn.astype(total.dtype)
+            return bound, right, jnp.where(right == 1, inside - on_left, on_left), count + inside * turn, total
+
+        return tuple(descend(*query) for query in queries)
+
+    prefix = jnp.arange(padded_length(n), dtype=jnp.int32)
+    none = jnp.zeros_like(prefix)
+    queries = tuple((bound, none, prefix, none, sums_by_rank[bound]) for bound in bounds)
+    queries = _descend((ranks, values), queries, step)
+    return [
+        (count - inside * right, total - sums_by_rank[bound + inside] * right.astype(total.dtype))
+        for bound, right, inside, count, total in queries
+    ]
+
+
+def select(
+    ranks: Int[Array, " n"],
+    in_prefixes: Sequence[tuple[Array, Array]],
+    in_suffixes: Sequence[tuple[Array, Array]],
+) -> tuple[list[Array], list[Array]]:
+    """The k-th smallest rank (from 0) of the first i items, or of all but the first i, for arrays of pairs (i, k).
+
+    Where there are no k + 1 such items, the result means nothing.
+    """
+    n = ranks.shape[0]
+    padded = padded_length(n)
+
+    def step(bit: Array, before: tuple, queries: tuple) -> tuple:
+        (zeros,) = before
+
+        def descend(query: tuple, suffix: bool) -> tuple:
+            start, inside, k = query
+            first = zeros[_address(jnp.minimum(start + inside, padded - 1), n)] - (start >> 1)
+            on_left = jnp.clip(padded - start, 0, 1 << bit) - first if suffix else first
+            right = k >= on_left
+            inside = jnp.where(right, inside - first, first)
+            return jnp.where(right, start + (1 << bit), start), inside, jnp.where(right, k - on_left, k)
+
+        prefixes, suffixes = queries
+        return tuple(descend(query, False) for query in prefixes), tuple(descend(query, True) for query in suffixes)
+
+    groups = (in_prefixes, in_suffixes)
+    queries = tuple(tuple((jnp.zeros_like(i), i, k) for i, k in group) for group in groups)
+    prefixes, suffixes = _descend((ranks,), queries, step)
+    return [query[0] for query in prefixes], [query[0] for query in suffixes]
+
+
+def _descend(items: tuple, queries: Any, step: Callable) -> Any:
+    """Take queries down the tree: step(bit, (zeros, sums of values, ...) before each place, queries) -> queries.
+
+    The items are their ranks [n], and after them values of theirs [n].
+    """
+    n = items[0].shape[0]
+    padded = padded_length(n)
+    places = _as_columns(jnp.arange(padded, dtype=jnp.int32), padded)
+    ranks, *values = (_as_columns(part, padded) for part in items)
+    ranks = jnp.where(places < n, ranks, places)
+
+    def level(state: tuple, bit: Array) -> tuple[tuple, None]:
+        (ranks, *values), queries = state
+        one = (ranks >> bit) & 1
+        zeros, *sums = _sums_before(1 - one, *values)
+        queries = step(bit, tuple(part.ravel() for part in (zeros, *sums)), queries)
+        zeros_of_nodes_before = _node_start(ranks, bit) >> 1  # as those nodes are full
+        on_left = zeros - zeros_of_nodes_before
+        target = jnp.where(one == 1, (1 << bit) + places - on_left, zeros_of_nodes_before + zeros)
+        target = _address(target, n).ravel()
+        move = lambda part: jnp.zeros_like(part).ravel().at[target].set(part.ravel(), unique_indices=True)
+        return (tuple(move(part).reshape(part.shape) for part in (ranks, *values)), queries), None
+
+    bits = jnp.arange((padded - 1).bit_length() - 1, -1, -1, dtype=jnp.int32)
+    return lax.scan(level, ((ranks, *values), queries), bits)[0][1]
+
+
+def _node_start(rank: Array, bit: Array) -> Array:
+    """The first rank of the node that is divided by this bit."""
+    return (rank >> (bit + 1)) << (bit + 1)
+
+
+def _address(place: Array, n: int) -> Array:
+    """Where a place of a list of n items lies in the raveled matrix of `_as_columns`."""
+    return (place & (_ROWS - 1)) * (padded_length(n) // _ROWS) + (place >> _ROWS_LOG2)
+
+
+def _as_columns(values: Array, padded: int) -> Array:
+    """A list as the columns of a matrix, padded with zeros."""
+    return jnp.pad(values, (0, padded - values.shape[0])).reshape(-1, _ROWS).T
+
+
+def _as_list(columns: Array) -> Array:
+    """What `_as_columns` made a matrix of."""
+    return columns.T.ravel()
+
+
+def _sums_before(*columns: Array) -> tuple[Array, ...]:
+    """The sums of all that precedes each entry of a list, for lists in columns: one scan over the rows for all."""
+    totals = [part.sum(0, dtype=part.dtype) for part in columns]
+    starts = tuple(jnp.cumsum(jnp.pad(total[:-1], (1, 0))) for total in totals)
+    # What a scan makes is in memory: it is not computed again for each use, as a sum of two arrays would be.
+    add = lambda sums, row: (tuple(a + b for a, b in zip(sums, row, strict=True)), sums)
+    return lax.scan(add, starts, columns)[1]

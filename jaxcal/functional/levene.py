@@ -1,0 +1,776 @@
+"""Levene's test for two groups, and the split of rows on which it is most significant: exact over all splits.
+
+Levene, "Robust tests for equality of variances" (1960), compares the mean absolute deviations of two groups from their
+means; Brown and Forsythe, JASA 69 (1974), from their medians. Ma, Yan and Zhang, "Improving Uncertainty Quantification
+of Variance Networks by Tree-Structured Learning" (2023), split a node of a tree where the statistic of its residuals
+(their eq. 5, `statistic`) is largest over all features and thresholds (eq. 6, `best_split`). What the largest of many
+statistics may be by chance is answered by `miller_siegmund` and by `permutation_log_p`.
+
+How all splits of a feature are tested in O(n log n). A group's deviations e - m from its mean m sum to zero, so the
+sum of |e - m| is 2 (m C - S), with C and S the number and the sum of its residuals below m: two queries of a wavelet
+tree over the ranks of the residuals, listed in the order of the feature. And a median is one or two selections in the
+tree; when a residual joins a group, the sum of |e - median| grows by its distance to the median of whichever of the
+two groups, old and new, is odd in size. All nodes of a level of a tree lie side by side in one such list, and so in
+one search: a node's residuals outrank those of the nodes before it, which the queries then need not tell apart.
+"""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
+
+from jaxcal import _checks
+from jaxcal.functional import _wavelet, safe
+from jaxcal.functional.scores import student_t_log_sf
+
+# Up to here all partitions of the levels of a categorical feature are tried: 511 of 10.
+_MAX_ENUMERATED = 10
+
+
+class Split(NamedTuple):
+    """The best split of a node, or of every node [k]: rows with x[:, feature] <= threshold go left.
+
+    Where no split is admissible, or all of them have statistic 0, `feature` is -1, `threshold` infinite, `num_left`
+    and `statistic` and `log_p` are 0.
+    """
+
+    statistic: Float[Array, "*k"]
+    """|T|, the statistic's absolute value."""
+    feature: Int[Array, "*k"]
+    threshold: Float[Array, "*k"]
+    """The largest value of the feature on the left."""
+    log_p: Float[Array, "*k"]
+    """The logarithm of the split's own p-value, which knows nothing of the other splits."""
+    num_left: Int[Array, "*k"]
+    num_rows: Int[Array, "*k"]
+    log_num_splits: Float[Array, "*k d"]
+    """The logarithm of the number of admissible splits of every feature."""
+
+    @property
+    def exists(self) -> Bool[Array, "*k"]:
+        """Whether there is a split at all."""
+        return self.feature >= 0
+
+
+class Subset(NamedTuple):
+    """The best split of a categorical feature: rows whose level is in `left` go left, and all others right."""
+
+    statistic: Float[Array, ""]
+    left: Bool[Array, " num_levels"]
+    log_p: Float[Array, ""]
+    num_left: Int[Array, ""]
+    num_rows: Int[Array, ""]
+    log_num_splits: Float[Array, ""]
+    """The logarithm of the number of partitions among which this one was chosen."""
+
+    @property
+    def exists(self) -> Bool[Array, ""]:
+        """Whether there is a split at all."""
+        return self.num_left > 0
+
+
+def best_split(
+    x: ArrayLike,
+    residuals: ArrayLike,
+    *,
+    min_leaf: int,
+    center: str = "median",
+    step: int = 1,
+    orders: ArrayLike | None = None,
+) -> Split:
+    """The split of all rows with the largest |T|, over all features and all admissible thresholds, exactly.
+
+    A split is admissible if it leaves at least `min_leaf` rows on either side and keeps equal values of its feature
+    together. All splits have the same degrees of freedom, and so the largest |T| has the least p-value. It takes
+    O(n log n) time a feature, one feature after the other, and O(n) memory; of equal |T| the first one counts.
+
+    Args:
+        x: features [n, d].
+        residuals: [n].
+        min_leaf: the least number of rows on either side, at least 1.
+        center: what deviations are taken from, the "mean" or the "median" of the side.
+        step: only splits with min_leaf, min_leaf + step, ... rows on the left are looked at (the paper's short cut).
+        orders: the `feature_orders` of x, if they are known: sorting takes a quarter of the time.
+
+    Raises:
+        ValueError: if the lengths differ, a value is NaN or infinite, or an option is none of those above.
+
+    Source: Ma, Yan and Zhang (2023), eq. 6.
+
+    Example:
+        >>> x = jnp.array([[1.0, 0.0], [2.0, 0.0], [3.0, 1.0], [4.0, 0.0], [5.0, 1.0], [6.0, 1.0]])
+        >>> split = best_split(x, jnp.array([-1.0, 1.0, -1.1, 8.0, -7.0, 9.0]), min_leaf=2, center="mean")
+        >>> int(split.feature), float(split.threshold), int(split.num_left), f"{split.statistic:.2f}"
+        (0, 3.0, 3, '3.39')
+    """
+    x, residuals, _, orders = _checked(x, residuals, None, orders, min_leaf, center, step)
+    split = _search(x, residuals, None, orders, min_leaf, 1, center, step)
+    return jax.tree.map(lambda part: part[0], split)
+
+
+def best_splits(
+    x: ArrayLike,
+    residuals: ArrayLike,
+    nodes: ArrayLike,
+    *,
+    num_nodes: int,
+    min_leaf: int,
+    center: str = "median",
+    step: int = 1,
+    orders: ArrayLike | None = None,
+) -> Split:
+    """The `best_split` of every node of a level of a tree: one search over all rows, however many nodes they are in.
+
+    Args:
+        x: features [n, d].
+        residuals: [n].
+        nodes: the node of every row, 0 to num_nodes - 1; a row with any other number is in none. Those are the rows of
+            leaves, or padding.
+        num_nodes: k, the number of nodes.
+        min_leaf: the least number of rows on either side, at least 1.
+        center: what deviations are taken from, the "mean" or the "median" of the side.
+        step: only splits with min_leaf, min_leaf + step, ... rows on the left are looked at.
+        orders: the `feature_orders` of all of x, if they are known: the same for all levels of a tree.
+
+    Returns:
+        the splits of all nodes, [k] of everything.
+
+    Raises:
+        ValueError: if the lengths differ, a value is NaN or infinite, or an option is none of those above.
+
+    Example:
+        >>> x = jnp.array([1.0, 2.0, 3.0, 4.0, 9.0, 8.0, 7.0, 6.0, 0.0])[:, None]
+        >>> residuals = jnp.array([-1.0, 1.0, -5.0, 5.0, -1.0, 1.0, -1.2, -4.0, 99.0])
+        >>> splits = best_splits(x, residuals, jnp.array([0, 0, 0, 0, 1, 1, 1, 1, -1]), num_nodes=2, min_leaf=1)
+        >>> print(splits.feature, splits.threshold, splits.num_left, splits.num_rows)
+        [0 0] [2. 7.] [2 2] [4 4]
+    """
+    x, residuals, nodes, orders = _checked(x, residuals, nodes, orders, min_leaf, center, step)
+    _checks.check_at_least("num_nodes", num_nodes, 1)
+    return _search(x, residuals, nodes, orders, min_leaf, num_nodes, center, step)
+
+
+def best_subset(
+    levels: ArrayLike,
+    residuals: ArrayLike,
+    *,
+    num_levels: int,
+    min_leaf: int,
+    center: str = "median",
+) -> Subset:
+    """The split of a categorical feature's levels in two with the largest |T|.
+
+    Up to 10 levels, all 2^(k-1) - 1 partitions are tried. Beyond, the levels are put in the order of their mean
+    |e - c|, with c the center of all residuals, and the k - 1 cuts of that order are tried. With deviations from a
+    fixed c this would lose nothing: |T| grows with the variance between the sides, a convex function of (number, sum
+    of deviations) of the left, whose largest value over all sums of some levels' (number, sum) is at a vertex of their
+    convex hull; and a vertex is made of the levels whose mean deviation is on one side of a threshold. With the sides'
+    own centers it may miss the best partition by little, and so it may if `min_leaf` forbids the best cut.
+
+    Args:
+        levels: [n], 0 to num_levels - 1; a row with any other number is not counted.
+        residuals: [n].
+        num_levels: k, the number of levels.
+        min_leaf: the least number of rows on either side, at least 1.
+        center: what deviations are taken from, the "mean" or the "median" of the side.
+
+    Returns:
+        the best partition. Levels without rows are on its right, and so is the first level that has some, up to 10
+        levels; beyond, the left has the levels with the lesser deviations.
+
+    Raises:
+        ValueError: if the lengths differ, a residual is NaN or infinite, or an option is none of those above.
+
+    Source: Ma, Yan and Zhang (2023), section IV-B; of the order of the levels: Fisher, JASA 53 (1958).
+
+    Example:
+        >>> levels = jnp.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
+        >>> residuals = jnp.array([-1.0, 0.0, 1.2, 5.0, -6.0, 0.0, 1.0, -1.0, 0.1])
+        >>> print(best_subset(levels, residuals, num_levels=3, min_leaf=3).left)
+        [False  True False]
+    """
+    levels = jnp.asarray(levels)
+    _checks.check_length("levels", levels, None)
+    residuals = _checks.as_vector("residuals", residuals, length=levels.shape[0])
+    _checks.check_choice("center", center, ("mean", "median"))
+    _checks.check_at_least("num_levels", num_levels, 1)
+    _checks.check_at_least("min_leaf", min_leaf, 1)
+    search = _best_of_partitions if num_levels <= _MAX_ENUMERATED else _best_of_cuts
+    return search(levels, residuals, min_leaf, num_levels, center)
+
+
+@jax.jit
+def feature_orders(x: Real[ArrayLike, "n d"]) -> Int[Array, "d n"]:
+    """The row numbers in increasing order of every feature, sorted once for all levels of a tree.
+
+    Example:
+        >>> print(feature_orders(jnp.array([[3.0, 0.0], [1.0, 0.0], [2.0, -1.0]])))
+        [[1 2 0]
+         [2 0 1]]
+    """
+    return lax.map(_wavelet.float_order, _checks.as_floats("x", x).T)
+
+
+@partial(jax.jit, static_argnames="center")
+def split_statistics(residuals: Real[ArrayLike, " n"], *, center: str = "median") -> Float[Array, " n-1"]:
+    """T of the first i residuals against all others, for every i from 1 to n - 1, in O(n log n).
+
+    Args:
+        residuals: [n], in the order of a feature.
+        center: what deviations are taken from, the "mean" or the "median" of the side.
+
+    Example:
+        >>> print(split_statistics(jnp.array([-1.0, 1.0, -1.0, 5.0, -5.0]), center="mean").round(2))
+        [ -1.16  -1.36 -14.33   1.1 ]
+    """
+    _checks.check_choice("center", center, ("mean", "median"))
+    residuals = _checks.as_floats("residuals", residuals)
+    ranked = _rank(residuals, _layout(None, residuals.shape[0], 1))
+    return _statistics(ranked.residuals, ranked.ranks, ranked, center)[1 : residuals.shape[0]]
+
+
+@partial(jax.jit, static_argnames="center")
+def statistic(left: Real[ArrayLike, " n"], right: Real[ArrayLike, " m"], *, center: str = "median") -> Float[Array, ""]:
+    """Levene's statistic of two groups: T = (mean z_L - mean z_R) / (w sqrt(1 / n + 1 / m)), z = |e - center of e|.
+
+    w^2 is the pooled variance of z. Where the spreads are equal, T is about Student's t with n + m - 2 degrees of
+    freedom. Its square is the W of `scipy.stats.levene`. The rounding error is a floor of w: T is finite where all z of
+    either group are equal. Where all residuals are equal, T is 0.
+
+    Args:
+        left: residuals [n] of one group, n >= 1.
+        right: residuals [m] of the other one, m >= 1.
+        center: what deviations are taken from, the "mean" or the "median" of the group.
+
+    Source: Ma, Yan and Zhang (2023), eq. 5.
+
+    Example:
+        >>> print(f"{statistic(jnp.array([-3.0, 0.0, 3.0]), jnp.array([-1.0, 0.0, 2.0]), center='median'):.4f}")
+        0.8660
+    """
+    _checks.check_choice("center", center, ("mean", "median"))
+    of = jnp.median if center == "median" else jnp.mean
+    groups = [_checks.as_floats("group", group) for group in (left, right)]
+    pooled = jnp.median(jnp.concatenate(groups))
+    groups = [group - pooled for group in groups]
+    deviations = [jnp.abs(group - of(group)) for group in groups]
+    first, second = (_Side(jnp.asarray(z.shape[0], z.dtype), z.sum(), (z**2).sum()) for z in deviations)
+    return _statistic(first, second, (groups[0] ** 2).sum() + (groups[1] ** 2).sum())
+
+
+@jax.jit
+def log_p_value(statistic: Real[ArrayLike, "*#k"], num_rows: Real[ArrayLike, "*#k"]) -> Float[Array, "*k"]:
+    """The logarithm of P(|t| >= |T|) for Student's t with `num_rows` - 2 degrees of freedom, however small.
+
+    Args:
+        statistic: T, of either sign.
+        num_rows: of both groups together, at least 3.
+
+    Example:
+        >>> print(f"{log_p_value(60.0, 30_000):.1f}")
+        -1704.2
+    """
+    size = jnp.abs(_checks.as_floats("statistic", statistic))
+    df = jnp.maximum(jnp.asarray(num_rows, size.dtype) - 2, 1)
+    return jnp.minimum(math.log(2) + student_t_log_sf(size, df), 0)
+
+
+@jax.jit
+def miller_siegmund(
+    statistic: Real[ArrayLike, "*k"],
+    num_rows: Int[ArrayLike, "*k"],
+    log_num_splits: Real[ArrayLike, "*k d"],
+    *,
+    min_leaf: Int[ArrayLike, "*#k"],
+    ordered: bool | Bool[ArrayLike, " d"] = True,
+) -> Float[Array, "*k"]:
+    """The logarithm of a bound on the probability that the largest |T| of all splits is this large by chance.
+
+    Over the cuts of one ordered feature T is about a Brownian bridge, standardised, and for e = min_leaf / n
+    P(max |T| >= b) is about phi(b) (4 / b + (b - 1 / b) log((1 - e)^2 / e^2)), where b is the normal quantile that
+    corresponds to |T|. By Bonferroni it is at most m times the p-value of the best of m splits, ordered or not. The
+    lesser of the two is summed over the features.
+
+    Args:
+        statistic: the largest |T| of every node.
+        num_rows: n, of every node.
+        log_num_splits: log m of every feature, as `Split` and `Subset` have it.
+        min_leaf: the least number of rows on either side.
+        ordered: whether the splits are cuts of an order, of all features or of each one.
+
+    Source: Miller and Siegmund, Biometrics 38 (1982).
+
+    Example:
+        >>> print(f"{jnp.exp(miller_siegmund(4.19, 2000, jnp.full(9, 7.0), min_leaf=200)):.4f}")
+        0.0105
+    """
+    statistic = _checks.as_floats("statistic", statistic)
+    n = jnp.asarray(num_rows, statistic.dtype)
+    own = jnp.asarray(log_num_splits, statistic.dtype) + log_p_value(statistic, num_rows)[..., None]
+    df = jnp.maximum(n - 2, 1)
+    b = safe.sqrt(df * jnp.log1p(statistic**2 / df)) * (8 * df + 1) / (8 * df + 3)
+    tail = jnp.maximum(b, 1)
+    odds = jnp.maximum(n / min_leaf - 1, 1)
+    log_path = jnp.log(4 / tail + 2 * (tail - 1 / tail) * jnp.log(odds)) - 0.5 * tail**2 - 0.5 * math.log(2 * math.pi)
+    log_path = jnp.where(b > 1, log_path, 0)[..., None]
+    of_features = jnp.where(jnp.isneginf(own), own, jnp.minimum(own, jnp.where(ordered, log_path, jnp.inf)))
+    bound = jnp.minimum(jax.nn.logsumexp(of_features, -1), 0)
+    return jnp.where(jnp.isneginf(own).all(-1), 0, bound)
+
+
+def permutation_log_p(
+    x: ArrayLike,
+    residuals: ArrayLike,
+    nodes: ArrayLike | None = None,
+    *,
+    key: PRNGKeyArray,
+    min_leaf: int,
+    num_nodes: int = 1,
+    num_permutations: int = 199,
+    center: str = "median",
+    step: int = 1,
+    orders: ArrayLike | None = None,
+) -> Float[Array, " k"]:
+    """The logarithm of the p-value of every node's largest |T|, by permutations of its residuals.
+
+    p = (1 + the number of permutations whose largest |T| is no less) / (1 + num_permutations). Here deviations are
+    taken from the center of the node, which a permutation leaves alone: the largest |T| needs prefix sums only. The
+    permutations are powers of one random cycle of the node's n rows, so that one sort serves all of them. The powers of
+    a cycle are a group, and P(p <= q) <= q for residuals that are independent of x and of each other, whatever their
+    law; p is at least 1 / n.
+
+    Args:
+        x: features [n, d].
+        residuals: [n].
+        nodes: the node of every row, as for `best_splits`; without, all rows are in one.
+        key: a random key.
+        min_leaf: the least number of rows on either side, at least 1.
+        num_nodes: k, the number of nodes.
+        num_permutations: the p-value is at least 1 / (1 + num_permutations).
+        center: what deviations are taken from, the "mean" or the "median" of the node.
+        step: only splits with min_leaf, min_leaf + step, ... rows on the left are looked at.
+        orders: the `feature_orders` of x, if they are known.
+
+    Returns:
+        one logarithm a node [k]; 0 where no split is admissible.
+
+    Raises:
+        ValueError: if the lengths differ, a value is NaN or infinite, or an option is none of those above.
+
+    Source: Westfall and Young, Resampling-Based Multiple Testing (1993); of subgroups: Hemerik and Goeman, TEST 27
+    (2018).
+
+    Example:
+        >>> x = jnp.arange(100.0)[:, None]
+        >>> residuals = jnp.sin(jnp.arange(100.0)) * jnp.where(jnp.arange(100) < 50, 1, 3)
+        >>> print(jnp.exp(permutation_log_p(x, residuals, key=jax.random.key(0), min_leaf=10)))
+        [0.01]
+    """
+    x, residuals, nodes, orders = _checked(x, residuals, nodes, orders, min_leaf, center, step)
+    _checks.check_at_least("num_nodes", num_nodes, 1)
+    _checks.check_at_least("num_permutations", num_permutations, 1)
+    return _permutation_log_p(key, x, residuals, nodes, orders, min_leaf, num_nodes, num_permutations, center, step)
+
+
+class _Side(NamedTuple):
+    """A group's deviations from its centre."""
+
+    number: Array
+    total: Array
+    squares: Array
+
+
+def _statistic(left: _Side, right: _Side, squares: Array) -> Array:
+    """T of eq. 5; `squares` is the sum of the squared residuals, about whatever they were centred on, for rounding."""
+    means = [side.total / side.number for side in (left, right)]
+    within = left.squares - left.total * means[0] + (right.squares - right.total * means[1])
+    within = jnp.maximum(within, 16 * jnp.finfo(squares.dtype).eps * squares)
+    df = jnp.maximum(left.number + right.number - 2, 1)
+    varies = within > 0
+    variance = jnp.where(varies, within, 1) / df * (1 / left.number + 1 / right.number)
+    return jnp.where(varies, (means[0] - means[1]) / jnp.sqrt(variance), 0)
+
+
+class _Layout(NamedTuple):
+    """Rows node after node; those of no node come last, as if in a node of their own."""
+
+    nodes: Array | None
+    """The node of every row [n], or None where there is one node of all rows."""
+    node: Array
+    """The node at every place [padded]."""
+    first: Array
+    """The first place of every node [k + 1], and how many rows it has."""
+    size: Array
+    start: Array
+    """The first place of the node at every place [padded], and the first place behind it."""
+    end: Array
+
+
+class _Ranked(NamedTuple):
+    """Residuals in two orders: as they came, and in increasing order within their nodes."""
+
+    layout: _Layout
+    residuals: Array
+    """[n], less the median of the node, in units of the mean deviation from it; 0 in no node."""
+    ranks: Array
+    """[n], a permutation."""
+    ordered: Array
+    """[padded], by rank."""
+    sums: Array
+    """[padded], of those with lower ranks."""
+
+
+def _layout(nodes: Array | None, n: int, num_nodes: int) -> _Layout:
+    """Where the rows of every node lie."""
+    places = jnp.arange(_wavelet.padded_length(n), dtype=jnp.int32)
+    if nodes is None:
+        size = jnp.array([n, 0], jnp.int32)
+    else:
+        nodes = jnp.where((nodes >= 0) & (nodes < num_nodes), nodes, num_nodes).astype(jnp.int32)
+        size = jnp.zeros(num_nodes + 1, jnp.int32).at[nodes].add(1)
+    first = jnp.cumsum(size) - size
+    node = jnp.searchsorted(first[1:], places, side="right").astype(jnp.int32)
+    return _Layout(nodes, node, first, size, first[node], (first + size)[node])
+
+
+def _by_node(order: Array, layout: _Layout) -> Array:
+    """An order of rows, kept within each node."""
+    if layout.nodes is None:
+        return order
+    bits = (layout.first.shape[0] - 1).bit_length()
+    return order[_wavelet.stable_order(layout.nodes[order].astype(jnp.uint32), bits)]
+
+
+def _nodes_of_rows(layout: _Layout, n: int) -> Array:
+    """The node of every row [n]."""
+    return jnp.zeros(n, jnp.int32) if layout.nodes is None else layout.nodes
+
+
+def _means(values: Array, layout: _Layout) -> Array:
+    """The mean of the values [n] of every node's rows [k + 1]."""
+    nodes = _nodes_of_rows(layout, values.shape[0])
+    sums = jax.ops.segment_sum(values, nodes, layout.size.shape[0])
+    return sums / jnp.maximum(layout.size, 1).astype(values.dtype)
+
+
+def _rank(residuals: Array, layout: _Layout) -> _Ranked:
+    """Rank and standardise the residuals within their nodes: T has no unit."""
+    n, nodes = residuals.shape[0], _nodes_of_rows(layout, residuals.shape[0])
+    order = _by_node(_wavelet.float_order(residuals), layout)
+    ranks = jnp.zeros_like(order).at[order].set(jnp.arange(n, dtype=order.dtype), unique_indices=True)
+    # Prefix sums need it, in float32 above all. A residual as the centre leaves nothing of equal ones.
+    centers = residuals[order[jnp.minimum(layout.first + layout.size // 2, n - 1)]]
+    residuals = residuals - centers[nodes]
+    units = _means(jnp.abs(residuals), layout)
+    residuals = jnp.where(nodes < layout.first.shape[0] - 1, residuals / jnp.where(units > 0, units, 1)[nodes], 0)
+    ordered = residuals[order]
+    padding = _wavelet.padded_length(n) - n
+    return _Ranked(layout, residuals, ranks, jnp.pad(ordered, (0, padding)), _wavelet.prefix_sums(ordered))
+
+
+@partial(jax.jit, static_argnames=("num_nodes", "center", "step"))
+def _search(
+    x: Float[Array, "n d"],
+    residuals: Float[Array, " n"],
+    nodes: Int[Array, " n"] | None,
+    orders: Int[Array, "d n"] | None,
+    min_leaf: ArrayLike,
+    num_nodes: int,
+    center: str,
+    step: int,
+) -> Split:
+    """The best split of every node, one feature after the other."""
+    x, residuals = lax.stop_gradient((x, residuals))
+    layout = _layout(nodes, x.shape[0], num_nodes)
+    ranked = _rank(residuals, layout)
+
+    def search(feature: tuple[Array, Array]) -> tuple[Array, ...]:
+        column, order = feature
+        order = _by_node(order, layout)
+        column = column[order]
+        size = jnp.abs(_statistics(ranked.residuals[order], ranked.ranks[order], ranked, center))
+        admissible = _admissible(column, layout, min_leaf, step)
+        size = jnp.where(admissible, size, -1)
+        best = jax.ops.segment_max(size, layout.node, num_nodes + 1, indices_are_sorted=True)
+        cuts = jnp.arange(size.shape[0], dtype=jnp.int32)
+        cut = jnp.where(size == best[layout.node], cuts, size.shape[0])
+        cut = jax.ops.segment_min(cut, layout.node, num_nodes + 1, indices_are_sorted=True)
+        number = jax.ops.segment_sum(admissible.astype(jnp.int32), layout.node, num_nodes + 1, indices_are_sorted=True)
+        threshold = column[jnp.clip(cut - 1, 0, column.shape[0] - 1)]
+        return tuple(part[:num_nodes] for part in (best, cut - layout.first, threshold, number))
+
+    orders = feature_orders(x) if orders is None else orders
+    best, num_left, threshold, number = lax.map(search, (x.T, orders))
+    feature = best.argmax(0)
+    exists = best.max(0) > 0
+    chosen = lambda parts, default: jnp.where(exists, jnp.take_along_axis(parts, feature[None], 0)[0], default)
+    statistic, num_rows = chosen(best, 0), layout.size[:num_nodes]
+    return Split(
+        statistic=statistic,
+        feature=jnp.where(exists, feature, -1),
+        threshold=chosen(threshold, jnp.inf),
+        log_p=log_p_value(statistic, num_rows),
+        num_left=chosen(num_left, 0),
+        num_rows=num_rows,
+        log_num_splits=jnp.log(number.T.astype(statistic.dtype)),
+    )
+
+
+def _admissible(column: Array, layout: _Layout, min_leaf: ArrayLike, step: int) -> Array:
+    """Whether a cut before each place [padded] may split the node there; `column` is in order within the nodes."""
+    cut = jnp.arange(layout.node.shape[0], dtype=jnp.int32)
+    column = jnp.pad(column, (1, cut.shape[0] - column.shape[0]))
+    num_left = cut - layout.start
+    enough = (num_left >= min_leaf) & (layout.end - cut >= min_leaf)
+    visited = (num_left - min_leaf) % step == 0
+    return enough & visited & (layout.node < layout.first.shape[0] - 1) & (column[:-1] < column[1:])
+
+
+def _statistics(residuals: Array, ranks: Array, ranked: _Ranked, center: str) -> Array:
+    """T of every node's rows before each place [padded] against its others; residuals and ranks are in list order."""
+    start, end = ranked.layout.start, ranked.layout.end
+    cut = jnp.arange(start.shape[0], dtype=jnp.int32)
+    numbers = [jnp.maximum(number, 1).astype(residuals.dtype) for number in (cut - start, end - cut)]
+    sums, squares = (_wavelet.prefix_sums(part) for part in (residuals, residuals**2))
+    both_sides = lambda before: (before - before[start], before[end] - before)
+    sums_of_sides, squares_of_sides = both_sides(sums), both_sides(squares)
+    if center == "mean":
+        centers = tuple(total / number for total, number in zip(sums_of_sides, numbers, strict=True))
+        deviations = _deviations_from_means(centers, sums, residuals, ranks, ranked)
+    else:
+        centers, deviations = _deviations_from_medians(residuals, ranks, ranked)
+    left, right = (
+        _Side(number, deviation, square - middle * (2 * total - number * middle))
+        for number, deviation, square, middle, total in zip(
+            numbers, deviations, squares_of_sides, centers, sums_of_sides, strict=True
+        )
+    )
+    return _statistic(left, right, squares_of_sides[0] + squares_of_sides[1])
+
+
+def _deviations_from_means(
+    means: tuple[Array, ...], sums: Array, residuals: Array, ranks: Array, ranked: _Ranked
+) -> tuple[Array, ...]:
+    """The sum of |e - mean| = 2 (mean C - S) on both sides; on the right, C and S are what the left has not."""
+    layout = ranked.layout
+    bounds = [_bound(mean, ranked) for mean in means]
+    left, right = _wavelet.count_and_sum_below(ranks, residuals, ranked.sums, bounds)
+    count = (left[0] - layout.start).astype(residuals.dtype), (bounds[1] - right[0]).astype(residuals.dtype)
+    below = left[1] - sums[layout.start], ranked.sums[bounds[1]] - right[1]
+    return tuple(2 * (m * c - s) for m, c, s in zip(means, count, below, strict=True))
+
+
+def _bound(values: Array, ranked: _Ranked) -> Array:
+    """The ranks above those of all residuals of the node that are below a value [padded]: a binary search."""
+    end = ranked.layout.end
+
+    def halve(lower: Array, width: Array) -> tuple[Array, None]:
+        probe = jnp.minimum(lower + width, end)
+        return jnp.where(ranked.ordered[jnp.maximum(probe - 1, 0)] < values, probe, lower), None
+
+    steps = range(ranked.ordered.shape[0].bit_length() - 1, -1, -1)
+    return lax.scan(halve, ranked.layout.start, jnp.array([1 << step for step in steps], jnp.int32))[0]
+
+
+def _deviations_from_medians(
+    residuals: Array, ranks: Array, ranked: _Ranked
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """The medians of both sides, and the sums of |e - median|.
+
+    The upper median is looked up for every cut, the lower one where the side is even.
+    """
+    start, end = ranked.layout.start, ranked.layout.end
+    cut = jnp.arange(start.shape[0], dtype=jnp.int32)
+    sizes = cut - start, end - cut
+    even = [_even_of_pairs(size) for size in sizes]
+    (upper_left, lower_left), (upper_right, lower_right) = _wavelet.select(
+        ranks,
+        [(cut, start + sizes[0] // 2), (even[0], start[even[0]] + sizes[0][even[0]] // 2 - 1)],
+        [(cut, sizes[1] // 2), (even[1], sizes[1][even[1]] // 2 - 1)],
+    )
+    n, last = residuals.shape[0], ranked.ordered.shape[0] - 1
+    value = lambda ranks: ranked.ordered[jnp.clip(ranks, 0, last)]
+    upper = [value(upper_left), value(upper_right)]
+    lower = [value(lower_left)[cut // 2], value(lower_right)[cut // 2]]
+    medians = tuple(jnp.where(s % 2 == 0, 0.5 * (a + b), b) for s, a, b in zip(sizes, lower, upper, strict=True))
+    # A row joins the left of the cut before it, and the right of the cut after it.
+    odd_left = jnp.where(sizes[0][:n] % 2 == 0, upper[0][1 : n + 1], upper[0][:n])
+    odd_right = jnp.where(sizes[1][:n] % 2 == 1, upper[1][:n], upper[1][1 : n + 1])
+    left, right = (_wavelet.prefix_sums(jnp.abs(residuals - odd)) for odd in (odd_left, odd_right))
+    return medians, (left - left[start], right[end] - right)
+
+
+def _even_of_pairs(sizes: Array) -> Array:
+    """Of the cuts 0 and 1, 2 and 3, ... the one with an even size."""
+    return 2 * jnp.arange(sizes.shape[0] // 2, dtype=jnp.int32) + sizes[::2] % 2
+
+
+@partial(jax.jit, static_argnames=("num_nodes", "num_permutations", "center", "step"))
+def _permutation_log_p(
+    key: PRNGKeyArray,
+    x: Float[Array, "n d"],
+    residuals: Float[Array, " n"],
+    nodes: Int[Array, " n"] | None,
+    orders: Int[Array, "d n"] | None,
+    min_leaf: ArrayLike,
+    num_nodes: int,
+    num_permutations: int,
+    center: str,
+    step: int,
+) -> Float[Array, " k"]:
+    """The rows of a node in random order are a ring, which a power of the cycle turns."""
+    n = x.shape[0]
+    layout = _layout(nodes, n, num_nodes)
+    deviations = _centred_deviations(_rank(residuals, layout).residuals, layout, center)
+    ring_key, turn_key = jax.random.split(key)
+    ring = _by_node(_wavelet.stable_order(jax.random.bits(ring_key, (n,), jnp.uint32), 32), layout)
+    place_in_ring = jnp.zeros_like(ring).at[ring].set(jnp.arange(n, dtype=ring.dtype), unique_indices=True)
+    ring = deviations[ring]
+    # Of as many turns in a row, any one may be that of the residuals as they are; it comes first.
+    number = num_permutations + 1
+    before = jax.random.randint(turn_key, (1, num_nodes + 1), 0, number, jnp.int32)
+    turns = (jnp.arange(number, dtype=jnp.int32)[:, None] + before) % number - before
+    turns = turns % jnp.maximum(layout.size, 1)[None]
+    end = layout.end[:n]
+    cut = jnp.arange(layout.start.shape[0], dtype=jnp.int32)
+    sizes = cut - layout.start, layout.end - cut
+
+    def largest(feature: tuple[Array, Array]) -> Array:
+        column, order = feature
+        order = _by_node(order, layout)
+        admissible = _admissible(column[order], layout, min_leaf, step)
+        # |T| grows with the variance between the sides: here, times the number of rows.
+        scale = jnp.where(admissible, 1 / jnp.maximum(sizes[0], 1).astype(ring.dtype) / jnp.maximum(sizes[1], 1), 0)
+        places = place_in_ring[order]
+
+        def permuted(turn: Array) -> Array:
+            turned = places + turn[layout.node[:n]]
+            turned = jnp.where(turned >= end, turned - layout.size[layout.node[:n]], turned)
+            between = _wavelet.prefix_sums(ring[turned]) ** 2 * scale
+            return jax.ops.segment_max(between, layout.node, num_nodes + 1, indices_are_sorted=True)[:num_nodes]
+
+        return lax.map(permuted, turns)
+
+    orders = feature_orders(x) if orders is None else orders
+    maxima = lax.map(largest, (x.T, orders)).max(0)
+    return jnp.log((maxima >= maxima[0][None]).mean(0, dtype=residuals.dtype))
+
+
+def _centred_deviations(residuals: Array, layout: _Layout, center: str) -> Array:
+    """|e - center of the node| less its mean over the node; the residuals are centred on a median."""
+    nodes = _nodes_of_rows(layout, residuals.shape[0])
+    less_mean = lambda values: values - _means(values, layout)[nodes]
+    return less_mean(jnp.abs(less_mean(residuals) if center == "mean" else residuals))
+
+
+@partial(jax.jit, static_argnames=("num_levels", "center"))
+def _best_of_partitions(
+    levels: Int[Array, " n"], residuals: Float[Array, " n"], min_leaf: ArrayLike, num_levels: int, center: str
+) -> Subset:
+    """All partitions at once, from prefix sums over the ranks of the residuals, level by level."""
+    counted = (levels >= 0) & (levels < num_levels)
+    ranked = _rank(residuals, _layout(jnp.where(counted, 0, -1), levels.shape[0], 1))
+    in_order = jnp.zeros_like(levels).at[ranked.ranks].set(levels)
+    is_level = in_order[None] == jnp.arange(num_levels, dtype=levels.dtype)[:, None]
+    values = ranked.ordered[: levels.shape[0]]
+    counts = jax.vmap(_wavelet.prefix_sums)(is_level.astype(jnp.int32))
+    sums = jax.vmap(_wavelet.prefix_sums)(jnp.where(is_level, values[None], 0))
+    squares = jnp.where(is_level, values[None] ** 2, 0).sum(1)
+    number = counts[:, -1]
+    is_present = number > 0
+
+    masks = (np.arange(2**num_levels)[:, None] >> np.arange(num_levels)[None]) & 1 == 1
+    # One of each pair of complements, and nothing that is not there.
+    distinct = ~(masks & ~is_present[None]).any(1) & ~jnp.asarray(masks)[:, is_present.argmax()]
+
+    def side(is_in: Bool[Array, " num_levels"]) -> _Side:
+        of = lambda table: jnp.where(is_in, table, 0).sum(dtype=table.dtype)
+        total, size = of(sums[:, -1]), of(number)
+        real_size = jnp.maximum(size, 1).astype(total.dtype)
+        if center == "mean":
+            middle = total / real_size
+        else:
+            upper, lower = (_select_of_levels(counts, is_in, k) for k in (size // 2, (size - 1) // 2))
+            middle = 0.5 * (ranked.ordered[upper] + ranked.ordered[lower])
+        bound = jnp.searchsorted(values, middle)
+        below = middle * of(counts[:, bound]).astype(total.dtype) - of(sums[:, bound])
+        deviations = 2 * below + total - middle * real_size
+        return _Side(real_size, deviations, of(squares) - middle * (2 * total - middle * real_size))
+
+    left, right = jax.vmap(side)(jnp.asarray(masks)), jax.vmap(side)(jnp.asarray(~masks))
+    admissible = distinct & (left.number >= min_leaf) & (right.number >= min_leaf) & masks.any(1)
+    sizes = jnp.where(admissible, jnp.abs(_statistic(left, right, squares.sum()[None])), 0)
+    best = sizes.argmax()
+    num_rows = number.sum(dtype=jnp.int32)
+    return Subset(
+        statistic=sizes[best],
+        left=jnp.asarray(masks)[best] & (sizes[best] > 0),
+        log_p=log_p_value(sizes[best], num_rows),
+        num_left=jnp.where(sizes[best] > 0, left.number[best], 0).astype(jnp.int32),
+        num_rows=num_rows,
+        log_num_splits=jnp.log(admissible.sum().astype(residuals.dtype)),
+    )
+
+
+@partial(jax.jit, static_argnames=("num_levels", "center"))
+def _best_of_cuts(
+    levels: Int[Array, " n"], residuals: Float[Array, " n"], min_leaf: ArrayLike, num_levels: int, center: str
+) -> Subset:
+    """The cuts of the levels in the order of their mean deviations: the splits of a feature that is their place."""
+    counted = (levels >= 0) & (levels < num_levels)
+    nodes = jnp.where(counted, 0, -1)
+    layout = _layout(nodes, levels.shape[0], 1)
+    deviations = _centred_deviations(_rank(residuals, layout).residuals, layout, center)
+    bins = jnp.where(counted, levels, num_levels)
+    number = jnp.zeros(num_levels + 1, jnp.int32).at[bins].add(1)[:-1]
+    total = jax.ops.segment_sum(deviations, bins, num_levels + 1)[:-1]
+    means = jnp.where(number > 0, total / jnp.maximum(number, 1), jnp.inf)
+    place = jnp.argsort(jnp.argsort(means)).astype(residuals.dtype)
+    split = _search(jnp.pad(place, (0, 1))[bins][:, None], residuals, nodes, None, min_leaf, 1, center, 1)
+    split = jax.tree.map(lambda part: part[0], split)
+    left = (place <= split.threshold) & (number > 0) & split.exists
+    # The order was chosen after seeing the residuals: the best cut stands for all 2^(k - 1) - 1 partitions.
+    doublings = jnp.maximum((number > 0).sum() - 1, 0).astype(residuals.dtype)
+    log_num_splits = doublings * math.log(2) + jnp.log1p(-jnp.exp2(-doublings))
+    any_splits = jnp.isfinite(split.log_num_splits[0])
+    return Subset(
+        statistic=split.statistic,
+        left=left,
+        log_p=split.log_p,
+        num_left=split.num_left,
+        num_rows=split.num_rows,
+        log_num_splits=jnp.where(any_splits, log_num_splits, -jnp.inf),
+    )
+
+
+def _select_of_levels(counts: Array, is_in: Array, k: Array) -> Array:
+    """The k-th smallest rank of the residuals of some levels, by bisection of their prefix counts."""
+
+    def halve(lower: Array, width: Array) -> tuple[Array, None]:
+        probe = jnp.minimum(lower + width, counts.shape[1] - 1)
+        return jnp.where(jnp.where(is_in, counts[:, probe], 0).sum(dtype=k.dtype) <= k, probe, lower), None
+
+    steps = range(counts.shape[1].bit_length() - 1, -1, -1)
+    return lax.scan(halve, jnp.zeros_like(k), jnp.array([1 << step for step in steps], jnp.int32))[0]
+
+
+def _checked(x: Any, residuals: Any, nodes: Any, orders: Any, min_leaf: int, center: str, step: int) -> tuple:
+    """What the searches are given, as arrays."""
+    x = _checks.as_matrix("x", x)
+    residuals = _checks.as_vector("residuals", residuals, length=x.shape[0])
+    _checks.check_choice("center", center, ("mean", "median"))
+    _checks.check_at_least("min_leaf", min_leaf, 1)
+    _checks.check_at_least("step", step, 1)
+    if nodes is not None:
+        nodes = jnp.asarray(nodes)
+        _checks.check_length("nodes", nodes, x.shape[0])
+    if orders is not None:
+        orders = jnp.asarray(orders)
+        if orders.shape != x.T.shape:
+            raise ValueError(f"orders must have shape (d, n) = {x.T.shape}; got {orders.shape}.")
+    return x, residuals, nodes, orders

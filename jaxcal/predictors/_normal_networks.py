@@ -1,0 +1,141 @@
+"""Networks of means and variances, alone or in an ensemble: how they are trained and what they predict.
+
+What is trained, on which loss, is told in `variance_network.fit`.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal.distributions import Normal
+from jaxcal.functional.scores import normal_log_prob
+from jaxcal.nn import FeedForward, NormalNetwork, as_variance
+from jaxcal.optimize import Optimum, adam_l2, train_minibatches
+from jaxcal.predictors._training import (
+    CRUDE,
+    DEFAULT,
+    XY,
+    Rows,
+    as_data,
+    hold_out,
+    settle,
+    squared_error,
+    start,
+    usnrt_setting,
+)
+from jaxcal.scaling import Standardiser
+
+
+def train_normal(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    form: str | None,
+    rounds: int,
+    hidden: Sequence[int] | None,
+    learning_rate: ArrayLike | None,
+    weight_decay: ArrayLike | None,
+    batch_size: int | None,
+    max_epochs: int,
+    patience: int,
+    validation_share: float,
+    preset: str | None,
+) -> tuple[Optimum, Rows]:
+    """The networks, trained, and the rows they were trained on; the options are those of `variance_network.fit`."""
+    usnrt = preset == "usnrt"
+    form = form or ("alternating" if usnrt else "joint")
+    _checks.check_choice("form", form, ("joint", "alternating"))
+    _checks.check_at_least("rounds", rounds, 1)
+    x, y, num_train = as_data(x, y, validation_share)
+    setting = settle(
+        {None: DEFAULT, "crude": CRUDE, "usnrt": usnrt_setting(x.shape[1])},
+        preset,
+        hidden=hidden,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        batch_size=batch_size,
+    )
+    split_key, train_key = jax.random.split(key)
+    rows = hold_out(x, y, num_train, split_key)
+    train = partial(
+        train_minibatches,
+        optimizer=Partial(adam_l2, weight_decay=jnp.asarray(setting.weight_decay)),
+        learning_rate=setting.learning_rate,
+        batch_size=setting.batch_size,
+        max_epochs=max_epochs,
+        patience=patience,
+    )
+    new = partial(start, x.shape[1], setting.hidden, dtype=rows.train[0].dtype)
+    if form == "joint":
+        return _joint(rows, new, train, train_key), rows
+    new_variance = partial(new, activation=jnp.tanh) if usnrt else new
+    return alternate((rows.train, rows.validation), new, new_variance, train, train_key, rounds), rows
+
+
+def as_normal(network: NormalNetwork, x_scaler: Standardiser, y_scaler: Standardiser, x: Float[Array, "n d"]) -> Normal:
+    """The laws at inputs, in the units of the data."""
+    mean, variance = jax.vmap(network)(x_scaler(x))
+    return Normal(y_scaler.inverse(mean), y_scaler.scale[None] * jnp.sqrt(variance))
+
+
+def _joint(rows: Rows, new: Callable[..., FeedForward], train: Callable[..., Optimum], key: PRNGKeyArray) -> Optimum:
+    """One network with two outputs, trained on the likelihood."""
+    init_key, train_key = jax.random.split(key)
+    network = NormalNetwork((new(2, key=init_key),))
+    return train(_negative_log_likelihood, network, rows.train, rows.validation, key=train_key)
+
+
+def alternate(
+    data: tuple[tuple, tuple],
+    new_mean: Callable[..., FeedForward],
+    new_variance: Callable[..., FeedForward],
+    train: Callable[..., Optimum],
+    key: PRNGKeyArray,
+    rounds: int,
+) -> Optimum:
+    """A network for the mean and one for the variance, trained in turns, in every round from new weights.
+
+    `data` are the rows (x, y) to train on, and those to stop by.
+    """
+    variances = [jnp.ones_like(y) for _, y in data]
+    optima = []
+    for keys in jax.random.split(key, (rounds, 4)):
+        weighted = [(*xy, variance) for xy, variance in zip(data, variances, strict=True)]
+        mean = train(_weighted_squared_error, new_mean("scalar", key=keys[0]), *weighted, key=keys[1])
+        residuals = [(x, y - _outputs(mean.params, x)) for x, y in data]
+        initial = new_variance("scalar", key=keys[2])
+        variance = train(_residual_negative_log_likelihood, initial, *residuals, key=keys[3])
+        variances = [as_variance(_outputs(variance.params, x)) for x, _ in data]
+        optima += [mean, variance]
+    mean, variance = optima[-2:]
+    # A later result code is a worse one.
+    steps, result = (jnp.stack([getattr(o, name) for o in optima]) for name in ("steps", "result"))
+    return Optimum(NormalNetwork((mean.params, variance.params)), variance.loss, steps.sum(), result.max())
+
+
+def _negative_log_likelihood(network: NormalNetwork, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:
+    x, y = rows
+    mean, variance = jax.vmap(network)(x)
+    return -normal_log_prob(y, mean, jnp.sqrt(variance))
+
+
+def _weighted_squared_error(network: FeedForward, rows: tuple, key: PRNGKeyArray | None) -> Float[Array, " n"]:
+    *xy, variance = rows
+    return squared_error(network, tuple(xy), key) / variance
+
+
+def _residual_negative_log_likelihood(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:
+    x, residual = rows
+    return -normal_log_prob(residual, 0.0, jnp.sqrt(as_variance(jax.vmap(network)(x))))
+
+
+@eqx.filter_jit
+def _outputs(network: FeedForward, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    return jax.vmap(network)(x)

@@ -1,0 +1,600 @@
+"""USNRT: a tree that splits where the uncertainty differs, with networks of mean and variance in its leaves.
+
+Ma, Yan & Zhang, "Improving Uncertainty Quantification of Variance Networks by Tree-Structured Learning" (2023). At
+every node a network is trained, and Levene's test looks among all splits for the one between whose sides the residuals'
+spread differs most; if that is significant, the node is split (section IV-B, algorithm 1). In every leaf a variance
+network is trained in its alternating form (section IV-D). Several such trees make the ensemble.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal.distributions import Mixture, Normal
+from jaxcal.encoding import Encoder
+from jaxcal.functional import levene
+from jaxcal.nn import NormalNetwork
+from jaxcal.optimize import Optimum, num_train, over_runs, raise_unless_finite, train_minibatches
+from jaxcal.predictors._normal_networks import alternate
+from jaxcal.predictors._training import as_data, squared_error, start
+from jaxcal.predictors._tree import Node, Tree
+from jaxcal.scaling import Standardiser
+
+# Section V-A: a tenth of the rows in a leaf, or so many.
+_SHARE_OF_ROWS, _LEAST_ROWS = 10, 1000
+_ROUNDS = 2
+
+
+def fit(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    categorical: Sequence[int] = (),
+    unseen: str = "error",
+    num_members: int = 1,
+    min_leaf: int | str = "auto",
+    significance: float = 0.01,
+    center: str | None = None,
+    correction: str | None = None,
+    step: int | None = None,
+    learning_rate: ArrayLike = 0.01,
+    batch_size: int = 64,
+    max_epochs: int = 1000,
+    patience: int = 10,
+    validation_share: float = 0.2,
+    preset: str | None = None,
+    throw: bool = True,
+) -> "USNRT":
+    """Grow a tree by Levene's test on residuals, and train networks of mean and variance in its leaves.
+
+    At a node with at least 2 `min_leaf` rows a ReLU network with hidden layers of 8d and 4d units is trained on the
+    squared error. Of all splits of its rows in two, of a continuous column by a threshold or of a categorical one by
+    its levels, that leave `min_leaf` rows on either side, the one with the largest |T| of Levene's test between the
+    residuals of the sides is found, exactly (eq. 5 and 6; `functional.levene`). Where its p-value is at most
+    `significance`, the node is split. In a leaf, a ReLU network for the mean and a tanh network for the variance, 4d
+    and 2d units, are trained in turns, twice, as in `variance_network`'s alternating form (eq. 7). Here d is the number
+    of columns of x. The law of a row is N(m(x), v(x)) by the networks of its leaf; of several members, their mixture.
+
+    All networks are trained by Adam; a share of the rows of a node, drawn at random, is held out: training stops when
+    their loss has not improved for `patience` epochs, and the weights of the best epoch are kept. Networks see
+    standardised columns, a categorical one as indicators of its levels.
+
+    The least of very many p-values is small where nothing differs, too: the paper's rule, which knows nothing of it,
+    splits pure noise four times in five. `correction="miller-siegmund"` is a bound for the largest |T|,
+    "permutation" an exact test that permutes the residuals, "none" the paper's rule. Of skewed residuals only the
+    median-centred test holds its level.
+
+    `preset="paper"` takes center="mean" (eq. 5), correction="none" and step=10, as in the paper's experiments; the
+    authors' code centres at the median.
+
+    A tree grows by the values of its rows: the fit does not run under `jit` or `vmap`. Predictions do, and are
+    differentiable in x within a leaf.
+
+    Args:
+        x: inputs [n, d]; a vector [n] is one column.
+        y: targets [n]. A constant target is predicted exactly, with std 0.
+        key: random key of the weights, the validation rows, the batches and the permutations.
+        categorical: the positions of the columns of x whose values are levels without an order.
+        unseen: what a level is that was not there in the fit: an "error", or the "majority" level in its place.
+        num_members: how many trees, each with networks of its own.
+        min_leaf: the least rows of a leaf; "auto" is a tenth of the rows, or 1000 if that is more.
+        significance: the p-value up to which a node is split.
+        center: what Levene's test takes deviations from, "median" (the default) or "mean".
+        correction: "miller-siegmund" (the default), "permutation" or "none".
+        step: only every step-th row of a column's order is looked at as a threshold (default 1).
+        learning_rate: of Adam.
+        batch_size: rows a step.
+        max_epochs: number of epochs to stop at, of each training.
+        patience: epochs without improvement to stop at.
+        validation_share: share of a node's rows held out for stopping.
+        preset: None, or "paper" for other defaults of center, correction and step, as above.
+        throw: whether to raise if a training diverges; the module's `result` says so in any case.
+
+    Raises:
+        TypeError: if x or y is traced by a transformation of JAX.
+        ValueError: if x or y is empty, not finite or of the wrong shape, there are too few rows to hold some
+            out, or an option is out of its range.
+        FloatingPointError: if the loss of a leaf becomes NaN or infinite, and `throw`.
+
+    Source: Ma, Yan and Zhang (2023), sections IV and V-A.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from jaxcal.predictors import usnrt
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.uniform(-1, 1, size=(400, 2))
+        >>> y = x[:, 0] + np.where(x[:, 1] > 0.2, 1.0, 0.1) * rng.normal(size=400)
+        >>> tree = usnrt.fit(x, y, key=jax.random.key(0), min_leaf=100, max_epochs=20)
+        >>> [line.split()[0] for line in tree.text(["a", "b"]).splitlines()]
+        ['400', 'b', 'b']
+        >>> law = tree(np.array([[0.0, -0.5], [0.0, 0.5]]))
+        >>> bool(law.std[1] > 3 * law.std[0])
+        True
+    """
+    if _checks.is_traced(x, y):
+        raise TypeError("a tree grows by the values of x and y: fit does not run under jit, vmap or grad.")
+    x, y, _ = as_data(x, y, validation_share)
+    categorical = _as_columns(categorical, x.shape[1])
+    _checks.check_choice("unseen", unseen, ("error", "majority"))
+    _checks.check_at_least("num_members", num_members, 1)
+    search = _settle(preset, len(y), min_leaf, significance, center, correction, step)
+    training = _Training(jnp.asarray(learning_rate), batch_size, max_epochs, patience, validation_share)
+    encoder, y_scaler = Encoder.of(x, categorical, unseen), Standardiser.of(y)
+    # Without continuous columns, one that is constant: it has no split.
+    ordered = x[:, np.array(encoder.continuous)] if encoder.continuous else jnp.zeros_like(x[:, :1])
+    orders = levene.feature_orders(ordered)
+    problem = _Problem(encoder, np.asarray(x), np.asarray(encoder.codes(x)), encoder(x), y_scaler(y), ordered, orders)
+    grow_key, leaf_key = jax.random.split(key)
+    trees = _grow(problem, search, training, num_members, grow_key)
+    optima, rmse = _train_leaves(problem, training, trees, search.min_leaf, leaf_key)
+    if throw:
+        raise_unless_finite(optima)
+    return USNRT(
+        encoder,
+        y_scaler,
+        _stack_trees(trees, problem, y_scaler.scale),
+        optima.params,
+        y_scaler.scale * rmse,
+        optima.steps,
+        optima.loss,
+        optima.result,
+    )
+
+
+class USNRT(eqx.Module):
+    """A grown tree with the networks of its leaves, or an ensemble of several; made by `fit`.
+
+    Attributes:
+        encoder: what makes network inputs of columns.
+        y_scaler: the standardisation of the target.
+        trees: the trees of the members, padded to a common size [m, nodes].
+        networks: the networks of the leaves [m, leaves]; of a tree with fewer leaves, the rest are copies of its first.
+        leaf_rmse: the root mean square of the training residuals in every leaf [m, leaves], in the unit of y; NaN where
+            there is no such leaf.
+        epochs: how many epochs every leaf's networks were trained for, all trainings together [m, leaves].
+        validation_loss: the lowest mean negative log likelihood of every leaf's validation rows [m, leaves], on the
+            scale of `y_scaler`.
+        result: how training ended [m, leaves], of `jaxcal.optimize.Result`.
+    """
+
+    encoder: Encoder
+    y_scaler: Standardiser
+    trees: Tree
+    networks: NormalNetwork
+    leaf_rmse: Float[Array, "m leaves"]
+    epochs: Int[Array, "m leaves"]
+    validation_loss: Float[Array, "m leaves"]
+    result: Int[Array, "m leaves"]
+
+    def __call__(self, x: ArrayLike) -> Normal | Mixture:
+        """The predictions at the rows of x: normal laws, or of an ensemble mixtures of them.
+
+        Args:
+            x: inputs [n, d]; a vector [n] is one column.
+
+        Raises:
+            ValueError: if x is empty, not finite, or has another number of columns than the training inputs, or a
+                categorical column has an unseen level, where that is an error.
+        """
+        x = _checks.as_matrix("x", x)
+        _checks.check_columns("x", x, self.encoder.scaler.loc.shape[-1], "the tree was grown on")
+        self.encoder.check_seen(x)
+        return _predict(self, x)
+
+    @property
+    def heterogeneity(self) -> Float[Array, " m"]:
+        """How much the uncertainty differs between leaves, for every member: the standard deviation of log `leaf_rmse`.
+
+        Source: Ma, Yan and Zhang (2023), table IX.
+        """
+        return jnp.nanstd(jnp.log(self.leaf_rmse), axis=1)
+
+    def text(self, names: Sequence[str] | None = None, *, member: int = 0) -> str:
+        """A member's tree, a line for every node.
+
+        Args:
+            names: the names of the columns of x; by default x[0], x[1], ...
+            member: which one.
+        """
+        num_columns = self.encoder.scaler.loc.shape[0]
+        names = [f"x[{column}]" for column in range(num_columns)] if names is None else names
+        if len(names) != num_columns:
+            raise ValueError(f"there are {num_columns} columns; got {len(names)} names.")
+        levels = {
+            column: [f"{level:g}" for level in levels.tolist()]
+            for column, levels in zip(self.encoder.categorical, self.encoder.levels, strict=True)
+        }
+        return jax.tree.map(lambda part: part[member], self.trees).text(names, levels)
+
+
+class _Search(NamedTuple):
+    """How splits are looked for."""
+
+    min_leaf: int
+    log_significance: float
+    center: str
+    correction: str
+    step: int
+
+
+class _Training(NamedTuple):
+    """How networks are trained."""
+
+    learning_rate: Float[Array, ""]
+    batch_size: int
+    max_epochs: int
+    patience: int
+    validation_share: float
+
+
+class _Problem(NamedTuple):
+    """The training rows."""
+
+    encoder: Encoder
+    x: Float[np.ndarray, "n d"]
+    codes: Int[np.ndarray, "n d"]
+    inputs: Float[Array, "n p"]
+    target: Float[Array, " n"]
+    ordered: Float[Array, "n c"]
+    orders: Int[Array, "c n"]
+
+
+class _Lists(NamedTuple):
+    """The rows of nodes, to train on and to stop by: padded lists of row numbers, and how long they are."""
+
+    train: Int[Array, "*k m"]
+    num_train: Int[Array, "*k"]
+    validation: Int[Array, "*k v"]
+    num_validation: Int[Array, "*k"]
+
+
+def _as_columns(categorical: Sequence[int], num_columns: int) -> tuple[int, ...]:
+    columns = tuple(sorted(set(categorical)))
+    if any(not 0 <= column < num_columns for column in columns):
+        raise ValueError(f"categorical must hold columns of x, 0 to {num_columns - 1}; got {tuple(categorical)}.")
+    return columns
+
+
+def _settle(
+    preset: str | None,
+    num_rows: int,
+    min_leaf: int | str,
+    significance: float,
+    center: str | None,
+    correction: str | None,
+    step: int | None,
+) -> _Search:
+    """The options that were given, and those of the preset in place of None."""
+    _checks.check_choice("preset", preset, (None, "paper"))
+    paper = preset == "paper"
+    if isinstance(min_leaf, str):
+        _checks.check_choice("min_leaf", min_leaf, ("auto",))
+        min_leaf = max(num_rows // _SHARE_OF_ROWS, _LEAST_ROWS)
+    _checks.check_at_least("min_leaf", min_leaf, 2)
+    _checks.check_fraction("significance", significance)
+    center = center or ("mean" if paper else "median")
+    _checks.check_choice("center", center, ("mean", "median"))
+    correction = correction or ("none" if paper else "miller-siegmund")
+    _checks.check_choice("correction", correction, ("none", "miller-siegmund", "permutation"))
+    step = step or (10 if paper else 1)
+    _checks.check_at_least("step", step, 1)
+    return _Search(min_leaf, math.log(significance), center, correction, step)
+
+
+def _grow(
+    problem: _Problem, search: _Search, training: _Training, num_members: int, key: PRNGKeyArray
+) -> list[list[Node]]:
+    """The nodes of every member's tree, the root first. The networks of a level's nodes are trained at once."""
+    trees = [[Node(np.arange(problem.target.shape[0]))] for _ in range(num_members)]
+    slots = num_members * _slots(problem, search)
+    frontier = [(tree, 0) for tree in trees]
+    while frontier := [(tree, place) for tree, place in frontier if len(tree[place].rows) >= 2 * search.min_leaf]:
+        key, train_key, *search_keys = jax.random.split(key, 2 + num_members)
+        residuals = _split_residuals(
+            problem, training, [tree[place].rows for tree, place in frontier], slots, train_key
+        )
+        below = []
+        for tree, search_key in zip(trees, search_keys, strict=True):
+            mine = [(place, part) for (owner, place), part in zip(frontier, residuals, strict=True) if owner is tree]
+            below += [(tree, place) for place in _split(problem, search, tree, mine, search_key)]
+        frontier = below
+    return trees
+
+
+def _split(
+    problem: _Problem, search: _Search, tree: list[Node], tested: list[tuple[int, np.ndarray]], key: PRNGKeyArray
+) -> list[int]:
+    """Split the tested nodes of a tree where that is significant; the places of the new nodes."""
+    residuals = np.zeros(problem.target.shape, problem.target.dtype)
+    nodes = np.full(residuals.shape, -1)
+    for number, (place, part) in enumerate(tested):
+        residuals[tree[place].rows], nodes[tree[place].rows] = part, number
+    new = []
+    for (place, part), found in zip(tested, _best_splits(problem, search, residuals, nodes, key), strict=True):
+        node = tree[place]._replace(statistic=found.statistic, log_p=found.log_p, residual_std=part.std(ddof=1))
+        if found.column >= 0 and found.log_p <= search.log_significance:
+            left = found.goes_left(problem, node.rows)
+            node = node._replace(
+                feature=found.column,
+                threshold=found.threshold,
+                left_levels=found.left_levels,
+                children=(len(tree), len(tree) + 1),
+            )
+            new += node.children
+            tree += [Node(node.rows[left]), Node(node.rows[~left])]
+        tree[place] = node
+    return new
+
+
+class _Found(NamedTuple):
+    """The best split of a node: of a continuous column by a threshold, or of a categorical one by its levels."""
+
+    statistic: float
+    log_p: float
+    column: int
+    threshold: float
+    left_levels: np.ndarray | None
+
+    def goes_left(self, problem: _Problem, rows: np.ndarray) -> np.ndarray:
+        if self.left_levels is None:
+            return problem.x[rows, self.column] <= self.threshold
+        return self.left_levels[problem.codes[rows, self.column]]
+
+
+def _best_splits(
+    problem: _Problem, search: _Search, residuals: np.ndarray, nodes: np.ndarray, key: PRNGKeyArray
+) -> list[_Found]:
+    """The best split of every node over all columns, with its p-value corrected."""
+    num_nodes = nodes.max() + 1
+    cuts = _best_cuts(problem, search, residuals, nodes)
+    subsets = [
+        [_best_subset(problem, search, residuals, nodes == k, column) for k in range(num_nodes)]
+        for column in range(len(problem.encoder.categorical))
+    ]
+    found = []
+    for k in range(num_nodes):
+        column = problem.encoder.continuous[cuts.feature[k]] if cuts.feature[k] >= 0 else -1
+        candidates = [_Found(float(cuts.statistic[k]), 0.0, column, float(cuts.threshold[k]), None)]
+        for column, of_nodes in zip(problem.encoder.categorical, subsets, strict=True):
+            subset = of_nodes[k]
+            found_column = column if subset.num_left else -1
+            candidates.append(_Found(float(subset.statistic), 0.0, found_column, np.inf, np.asarray(subset.left)))
+        found.append(max(candidates, key=lambda candidate: candidate.statistic))
+    log_p = _corrected_log_p(problem, search, residuals, nodes, cuts, subsets, key)
+    return [best._replace(log_p=float(value)) for best, value in zip(found, log_p, strict=True)]
+
+
+def _best_cuts(problem: _Problem, search: _Search, residuals: np.ndarray, nodes: np.ndarray) -> levene.Split:
+    """The best threshold of every node over the continuous columns."""
+    splits = levene.best_splits(
+        problem.ordered,
+        residuals,
+        nodes,
+        num_nodes=_slots(problem, search),
+        min_leaf=search.min_leaf,
+        center=search.center,
+        step=search.step,
+        orders=problem.orders,
+    )
+    return jax.tree.map(np.asarray, splits)
+
+
+def _best_subset(
+    problem: _Problem, search: _Search, residuals: np.ndarray, is_in: np.ndarray, position: int
+) -> levene.Subset:
+    """The best subset of the levels of one categorical column, for the node that some rows are in."""
+    column, levels = problem.encoder.categorical[position], problem.encoder.levels[position]
+    subset = levene.best_subset(
+        np.where(is_in, problem.codes[:, column], -1),
+        residuals,
+        num_levels=levels.shape[0],
+        min_leaf=search.min_leaf,
+        center=search.center,
+    )
+    return jax.tree.map(np.asarray, subset)
+
+
+def _corrected_log_p(
+    problem: _Problem,
+    search: _Search,
+    residuals: np.ndarray,
+    nodes: np.ndarray,
+    cuts: levene.Split,
+    subsets: list[list[levene.Subset]],
+    key: PRNGKeyArray,
+) -> np.ndarray:
+    """The logarithm of the p-value of every node's largest |T|, corrected for the number of splits."""
+    num_nodes = nodes.max() + 1
+    by_cuts = cuts.statistic[:num_nodes]
+    by_subset = np.array([[subset.statistic for subset in of_nodes] for of_nodes in subsets]).reshape(-1, num_nodes)
+    counts = np.array([[subset.log_num_splits for subset in of_nodes] for of_nodes in subsets]).reshape(-1, num_nodes)
+    num_rows = np.bincount(nodes[nodes >= 0])
+    if search.correction == "none":
+        return np.asarray(levene.log_p_value(np.max([by_cuts, *by_subset], axis=0), num_rows))
+    bound = partial(levene.miller_siegmund, num_rows=num_rows, min_leaf=search.min_leaf)
+    if search.correction == "miller-siegmund":
+        counts = np.concatenate([cuts.log_num_splits[:num_nodes], counts.T], axis=1)
+        is_ordered = np.arange(counts.shape[1]) < cuts.log_num_splits.shape[1]
+        largest = np.max([by_cuts, *by_subset], axis=0)
+        return np.asarray(bound(largest, log_num_splits=counts, ordered=is_ordered))
+    permuted = levene.permutation_log_p(
+        problem.ordered,
+        residuals,
+        nodes,
+        key=key,
+        min_leaf=search.min_leaf,
+        num_nodes=_slots(problem, search),
+        center=search.center,
+        step=search.step,
+        orders=problem.orders,
+    )
+    if not subsets:
+        return np.asarray(permuted)[:num_nodes]
+    # Bonferroni over the two kinds of columns.
+    of_subsets = bound(by_subset.max(axis=0), log_num_splits=counts.T, ordered=np.zeros(len(subsets), bool))
+    return np.minimum(math.log(2) + np.minimum(permuted[:num_nodes], of_subsets), 0)
+
+
+def _slots(problem: _Problem, search: _Search) -> int:
+    """How many nodes of one level can be tested at most: so many are searched, for one compiled program."""
+    return max(problem.target.shape[0] // (2 * search.min_leaf), 1)
+
+
+def _split_residuals(
+    problem: _Problem, training: _Training, rows: list[np.ndarray], slots: int, key: PRNGKeyArray
+) -> list[np.ndarray]:
+    """The residuals of networks trained on the rows of every node (section IV-B)."""
+    list_key, train_key = jax.random.split(key)
+    lists = _hold_out(rows, slots, training.validation_share, problem.target.shape[0], list_key)
+    keys = jax.random.split(train_key, slots)
+    parts = _train_splitting(problem.inputs, problem.target, lists, keys, training, problem.x.shape[1])
+    parts, lists = jax.tree.map(np.asarray, (parts, lists))
+    whole = np.zeros(problem.target.shape, problem.target.dtype)
+    found = []
+    for k, node_rows in enumerate(rows):
+        # Nodes of several members may share rows; each is read before the next one is written.
+        for part, numbers, count in zip(parts, lists[::2], lists[1::2], strict=True):
+            whole[numbers[k, : count[k]]] = part[k, : count[k]]
+        found.append(whole[node_rows])
+    return found
+
+
+def _hold_out(rows: list[np.ndarray], slots: int, share: float, num_rows: int, key: PRNGKeyArray) -> _Lists:
+    """The rows of every node in a random order, the first ones to train on and the others to stop by.
+
+    So that all levels share a few compiled programs, the lists are as many as `slots`, the last of them without rows,
+    and as long as all rows or as a quarter, a sixteenth, ... of them.
+    """
+    rng = np.random.default_rng(int(jax.random.bits(key)))
+    orders = [rng.permutation(part) for part in rows] + [np.empty(0, int)] * (slots - len(rows))
+    sizes = [num_train(len(order), share) if len(order) else 0 for order in orders]
+    parts = zip(*(np.split(order, [size]) for order, size in zip(orders, sizes, strict=True)), strict=True)
+    most = num_train(num_rows, share), num_rows - num_train(num_rows, share)
+    padded = []
+    for part, length in zip(parts, most, strict=True):
+        counts = [len(numbers) for numbers in part]
+        while -(-length // 4) >= max(counts):
+            length = -(-length // 4)
+        lists = np.zeros((slots, length), np.int32)
+        for padded_numbers, numbers in zip(lists, part, strict=True):
+            padded_numbers[: len(numbers)] = numbers
+        padded += [jnp.asarray(lists), jnp.asarray(counts, jnp.int32)]
+    return _Lists(*padded)
+
+
+@eqx.filter_jit
+def _train_splitting(inputs, target, lists: _Lists, keys, training: _Training, num_columns: int):
+    """The residuals of every node's rows, those to train on and those to stop by, padded as the lists are."""
+
+    def one(lists: _Lists, key):
+        train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
+        init_key, train_key = jax.random.split(key)
+        network = _new(inputs, 8 * num_columns, 4 * num_columns)("scalar", key=init_key)
+        optimum = _trainer(lists, training)(squared_error, network, train, validation, key=train_key)
+        return tuple(y - jax.vmap(optimum.params)(x) for x, y in (train, validation))
+
+    return over_runs(one)(lists, keys)
+
+
+def _stack_trees(trees: list[list[Node]], problem: _Problem, unit: Float[Array, ""]) -> Tree:
+    """The trees of all members as one, the stds of the residuals in the unit of the target."""
+    num_levels = max((levels.shape[0] for levels in problem.encoder.levels), default=1)
+    dtype = np.dtype(problem.x.dtype)
+    stacked = [Tree.of(nodes, max(map(len, trees)), num_levels, dtype) for nodes in trees]
+    tree = jax.tree.map(lambda *parts: jnp.stack(parts), *stacked)
+    return eqx.tree_at(lambda tree: tree.residual_std, tree, unit * tree.residual_std)
+
+
+def _train_leaves(
+    problem: _Problem, training: _Training, trees: list[list[Node]], min_leaf: int, key: PRNGKeyArray
+) -> tuple[Optimum, Float[Array, "m leaves"]]:
+    """The networks of all leaves, stacked [m, leaves], and the root mean squares of their residuals."""
+    leaves = [[node.rows for node in tree if node.feature < 0] for tree in trees]
+    list_key, train_key = jax.random.split(key)
+    flat = [rows for of_tree in leaves for rows in of_tree]
+    # As many as there can be at most.
+    slots = len(trees) * max(problem.target.shape[0] // min_leaf, 1)
+    lists = _hold_out(flat, slots, training.validation_share, problem.target.shape[0], list_key)
+    keys = jax.random.split(train_key, slots)
+    optima, rmse = _train_variance(problem.inputs, problem.target, lists, keys, training, problem.x.shape[1])
+    # Trees with fewer leaves than others are filled up.
+    most = max(map(len, leaves))
+    firsts = np.cumsum([0, *map(len, leaves[:-1])])
+    number = np.stack(
+        [
+            first + np.where(np.arange(most) < len(own), np.arange(most), 0)
+            for first, own in zip(firsts, leaves, strict=True)
+        ]
+    )
+    is_there = np.stack([np.arange(most) < len(own) for own in leaves])
+    stacked = jax.tree.map(lambda leaf: leaf[number] if eqx.is_array(leaf) else leaf, optima)
+    return stacked, jnp.where(is_there, rmse[number], jnp.nan)
+
+
+@eqx.filter_jit
+def _train_variance(inputs, target, lists: _Lists, keys, training: _Training, num_columns: int):
+    """The optimum of every leaf's networks, and the root mean square of the residuals."""
+
+    def one(lists: _Lists, key):
+        train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
+        new = _new(inputs, 4 * num_columns, 2 * num_columns)
+        new_variance = partial(new, activation=jnp.tanh)
+        optimum = alternate((train, validation), new, new_variance, _trainer(lists, training), key, _ROUNDS)
+        mean_network, _ = optimum.params.networks
+        squares = [(y - jax.vmap(mean_network)(x)) ** 2 for x, y in (train, validation)]
+        counts = lists.num_train, lists.num_validation
+        total = sum(jnp.sum(s, where=jnp.arange(s.shape[0]) < c) for s, c in zip(squares, counts, strict=True))
+        return optimum, jnp.sqrt(total / (counts[0] + counts[1]))
+
+    return over_runs(one)(lists, keys)
+
+
+def _new(inputs: Float[Array, "n p"], *hidden: int):
+    return partial(start, inputs.shape[1], hidden, dtype=inputs.dtype)
+
+
+def _trainer(lists: _Lists, training: _Training):
+    """How all these networks are trained, on the rows that there are."""
+    return partial(
+        train_minibatches,
+        optimizer=optax.adam,
+        learning_rate=training.learning_rate,
+        batch_size=training.batch_size,
+        max_epochs=training.max_epochs,
+        patience=training.patience,
+        num_rows=(lists.num_train, lists.num_validation),
+    )
+
+
+@eqx.filter_jit
+def _predict(fitted: USNRT, x: Float[Array, "n d"]) -> Normal | Mixture:
+    inputs, codes = fitted.encoder(x), fitted.encoder.codes(x)
+    is_categorical = jnp.isin(jnp.arange(x.shape[1]), jnp.array(fitted.encoder.categorical, int))
+    networks, fixed = eqx.partition(fitted.networks, eqx.is_array)
+
+    def member(tree: Tree, networks) -> Normal:
+        leaf = jax.vmap(lambda row, codes: tree.leaf_of(row, codes, is_categorical))(x, codes)
+
+        def place(moments, part):
+            number, network = part
+            found = jax.vmap(eqx.combine(network, fixed))(inputs)
+            return jax.tree.map(lambda new, old: jnp.where(leaf == number, new, old), found, moments), None
+
+        nothing = jnp.zeros(x.shape[0], inputs.dtype)
+        numbers = jnp.arange(fitted.leaf_rmse.shape[-1])
+        (mean, variance), _ = lax.scan(place, (nothing, nothing), (numbers, networks))
+        return Normal(fitted.y_scaler.inverse(mean), fitted.y_scaler.scale[None] * jnp.sqrt(variance))
+
+    laws = jax.vmap(member)(fitted.trees, networks)
+    return Mixture(laws) if fitted.leaf_rmse.shape[0] > 1 else jax.tree.map(lambda part: part[0], laws)

@@ -1,0 +1,113 @@
+"""Deep ensembles: their members, the mixture of their laws, and what they make of bad input."""
+
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxcal import Mixture
+from jaxcal.optimize import Result
+from jaxcal.predictors import deep_ensemble, variance_network
+
+X64 = jax.config.jax_enable_x64
+TOLERANCE = 1e-8 if X64 else 1e-4
+KEY = jax.random.key(0)
+# One setting and one size for nearly all tests, so that they share what is compiled.
+SETTING: dict[str, Any] = {"hidden": (16,), "batch_size": 50, "max_epochs": 100, "learning_rate": 0.02}
+ROWS = 500
+
+
+def fit(x, y, **options):
+    return deep_ensemble.fit(x, y, **({"key": KEY, "num_members": 3} | SETTING | options))
+
+
+@pytest.fixture
+def data(rng):
+    x = rng.uniform(-1, 1, size=ROWS)
+    return x, np.sin(3 * x) + 0.1 * rng.normal(size=ROWS)
+
+
+@pytest.fixture
+def ensemble(data):
+    return fit(*data)
+
+
+def test_every_member_is_a_variance_network(ensemble, data):
+    """That of its key, which stopped on its own."""
+    x, y = data
+    law = ensemble(x)
+    for i, key in enumerate(jax.random.split(KEY, 3)):
+        alone = variance_network.fit(x, y, key=key, **SETTING)
+        np.testing.assert_allclose(law.components.mean[i], alone(x).mean, atol=TOLERANCE)
+        np.testing.assert_allclose(law.components.std[i], alone(x).std, atol=TOLERANCE)
+        np.testing.assert_allclose(ensemble.validation_loss[i], alone.validation_loss, atol=TOLERANCE)
+        assert ensemble.epochs[i] == alone.epochs
+    assert len(np.unique(ensemble.validation_loss)) == 3
+    assert len(np.unique(ensemble.epochs)) > 1
+
+
+def test_members_may_alternate(data):
+    options = partial(fit, form="alternating", num_members=4)
+    networks = eqx.filter_eval_shape(options, *data).networks.networks
+    assert [network.layers[0].weight.shape for network in networks] == [(4, 16, 1), (4, 16, 1)]
+
+
+def test_the_law_is_the_mixture_with_equal_weights(ensemble, data):
+    """Its moments and its density, by the formulas of the paper."""
+    x, y = data
+    law = ensemble(x)
+    assert isinstance(law, Mixture)
+    means, stds = np.asarray(law.components.mean, float), np.asarray(law.components.std, float)
+    assert means.shape == stds.shape == (3, ROWS)
+    np.testing.assert_allclose(law.mean, means.mean(axis=0), atol=TOLERANCE)
+    variance = (stds**2 + means**2).mean(axis=0) - means.mean(axis=0) ** 2
+    np.testing.assert_allclose(law.variance, variance, atol=TOLERANCE)
+    density = stats.norm.pdf(y, means, stds).mean(axis=0)
+    np.testing.assert_allclose(law.log_prob(y), np.log(density), rtol=1e-3, atol=1e-3)
+
+
+def test_members_agree_on_the_data_and_nowhere_else(ensemble):
+    disagreement = lambda x: ensemble(np.array([-x, x])).components.mean.std(axis=0).mean()
+    assert disagreement(6.0) > 3 * disagreement(0.5)
+
+
+def test_a_constant_target_is_predicted_exactly(data):
+    x, _ = data
+    law = fit(x, np.full(ROWS, 0.1))(3 * x)
+    # The mean of equal members is right to rounding.
+    np.testing.assert_array_equal(law.components.mean, np.full((3, ROWS), 0.1).astype(law.mean.dtype))
+    np.testing.assert_array_equal(law.components.std, np.zeros((3, ROWS)))
+
+
+def test_divergence_is_raised_or_reported(data):
+    x, y = data
+    too_large = float(np.finfo(jnp.asarray(y).dtype).max) / 10
+    with pytest.raises(FloatingPointError, match="diverged"):
+        fit(x, y, learning_rate=too_large)
+    assert (fit(x, y, learning_rate=too_large, throw=False).result == Result.NOT_FINITE).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_members": 0}, "num_members must be at least 1; got 0"),
+        ({"form": "separate"}, "form must be one of 'joint', 'alternating'; got 'separate'"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive; got 0"),
+        ({"x": np.full(ROWS, np.nan)}, "x holds 500 values that are NaN or infinite"),
+        ({"y": np.ones(3)}, "y has 3 rows where 500 are expected"),
+    ],
+)
+def test_bad_input(change, message, data):
+    x, y = data
+    with pytest.raises(ValueError, match=message):
+        fit(**({"x": x, "y": y} | change))
+
+
+def test_bad_inputs_of_the_prediction(ensemble):
+    with pytest.raises(ValueError, match="x has 3 columns; the network was trained on 1"):
+        ensemble(np.ones((4, 3)))

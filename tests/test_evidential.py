@@ -1,0 +1,152 @@
+"""Deep evidential regression: its law, its loss, what it learns, and what it makes of bad input."""
+
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import gammaln
+
+from jaxcal import StudentT
+from jaxcal.optimize import Result
+from jaxcal.predictors import evidential
+
+X64 = jax.config.jax_enable_x64
+TOLERANCE = 1e-8 if X64 else 1e-3
+KEY = jax.random.key(0)
+# One setting and one size for nearly all tests, so that they share what is compiled.
+SETTING: dict[str, Any] = {
+    "key": KEY,
+    "hidden": (16,),
+    "batch_size": 200,
+    "max_epochs": 200,
+    "patience": 20,
+    "learning_rate": 0.02,
+}
+ROWS = 2000
+
+
+def fit(x, y, **options):
+    return evidential.fit(x, y, **(SETTING | options))
+
+
+@pytest.fixture
+def data(rng):
+    """Rows whose std grows sevenfold from left to right."""
+    x = rng.uniform(-2, 2, size=ROWS)
+    return x, mean(x) + std(x) * rng.normal(size=ROWS)
+
+
+def mean(x):
+    return 3 * np.sin(x)
+
+
+def std(x):
+    return np.exp(x / 2)
+
+
+def evidence(fitted, x):
+    """Gamma, nu, alpha and beta of the standardised target at standardised inputs: the forward pass written out."""
+    layers = [(np.asarray(layer.weight, float), np.asarray(layer.bias, float)) for layer in fitted.network.layers]
+    (weight, bias), (last_weight, last_bias) = layers
+    gamma, *outputs = (np.maximum(x[:, None] @ weight.T + bias, 0) @ last_weight.T + last_bias).T
+    nu, above_one, beta = (np.logaddexp(0, output) + 1e-6 for output in outputs)
+    return gamma, nu, 1 + above_one, beta
+
+
+def negative_log_likelihood(y, gamma, nu, alpha, beta):
+    """Equation 8 of the paper."""
+    omega = 2 * beta * (1 + nu)
+    squares = (y - gamma) ** 2 * nu + omega
+    ratio = gammaln(alpha) - gammaln(alpha + 0.5)
+    return np.log(np.pi / nu) / 2 - alpha * np.log(omega) + (alpha + 0.5) * np.log(squares) + ratio
+
+
+def test_the_law_is_the_student_t_of_the_evidence(data):
+    x, y = data
+    fitted = fit(x, y)
+    law, (gamma, nu, alpha, beta) = fitted(x), evidence(fitted, (x - x.mean()) / x.std(ddof=1))
+    assert isinstance(law, StudentT)
+    loc, unit = y.mean(), y.std(ddof=1)
+    scale = unit * np.sqrt(beta * (1 + nu) / (nu * alpha))
+    np.testing.assert_allclose(law.log_prob(y), stats.t.logpdf(y, 2 * alpha, loc + unit * gamma, scale), atol=TOLERANCE)
+    by_the_paper = negative_log_likelihood((y - loc) / unit, gamma, nu, alpha, beta) + np.log(unit)
+    np.testing.assert_allclose(-law.log_prob(y), by_the_paper, atol=TOLERANCE)
+
+
+def test_the_loss_is_that_of_the_paper():
+    """Of rows of two kinds, the 400 held out are so many of one and the rest of the other: a whole number."""
+    y = np.arange(ROWS) % 4 == 0
+    fitted = fit(np.zeros(ROWS), y, penalty=0.3)
+    parameters = gamma, nu, alpha, _ = evidence(fitted, np.zeros(1))
+    zeros, ones = (
+        (negative_log_likelihood(kind, *parameters) + 0.3 * np.abs(kind - gamma) * (2 * nu + alpha))[0]
+        for kind in (np.array([0, 1]) - y.mean()) / y.std(ddof=1)
+    )
+    number = 400 * (fitted.validation_loss - zeros) / (ones - zeros)
+    assert 50 < number < 150
+    assert abs(number - np.round(number)) < (1e-8 if X64 else 1e-2)
+
+
+def test_it_recovers_a_spread_that_varies(data):
+    """Half of the central 68 % interval, to a tenth on average."""
+    grid = np.linspace(-1.8, 1.8, 50)
+    law = fit(*data)(grid)
+    lower, upper = law.interval(0.6827)
+    assert np.abs((upper - lower) / 2 / std(grid) - 1).mean() < 0.1
+    assert np.mean(np.abs(law.mean - mean(grid)) / std(grid)) < 0.2
+
+
+def test_the_penalty_lowers_the_evidence(data):
+    x, y = data
+    weak, strong = (evidence(fit(x, y, penalty=penalty), x) for penalty in (0.0, 1.0))
+    total = lambda evidence: np.mean(2 * evidence[1] + evidence[2])
+    assert total(strong) < 0.5 * total(weak)
+
+
+def test_the_preset_has_the_layers_of_usnrt(data):
+    x, y = data
+    preset = partial(evidential.fit, key=KEY, preset="usnrt")
+    network = eqx.filter_eval_shape(preset, np.stack([x, x**2, np.cos(x)], axis=1), y).network
+    assert [layer.weight.shape for layer in network.layers] == [(24, 3), (12, 24), (4, 12)]
+
+
+def test_a_constant_target_is_predicted_exactly(data):
+    x, _ = data
+    law = fit(x, np.full(ROWS, 0.1))(3 * x)
+    np.testing.assert_array_equal(law.mean, np.full(ROWS, 0.1).astype(law.mean.dtype))
+    np.testing.assert_array_equal(law.std, np.zeros(ROWS))
+
+
+def test_divergence_is_raised_or_reported(data):
+    x, y = data
+    too_large = float(np.finfo(jnp.asarray(y).dtype).max) / 10
+    with pytest.raises(FloatingPointError, match="diverged"):
+        fit(x, y, learning_rate=too_large)
+    assert fit(x, y, learning_rate=too_large, throw=False).result == Result.NOT_FINITE
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"penalty": -1.0}, "penalty must not be negative; got -1"),
+        ({"preset": "crude"}, "preset must be one of None, 'usnrt'; got 'crude'"),
+        ({"validation_share": 20.0}, r"got 20: did you mean 0.2\?"),
+        ({"x": np.full(ROWS, np.nan)}, "x holds 2000 values that are NaN or infinite"),
+        ({"y": np.ones(3)}, "y has 3 rows where 2000 are expected"),
+    ],
+)
+def test_bad_input(change, message, data):
+    x, y = data
+    with pytest.raises(ValueError, match=message):
+        fit(**({"x": x, "y": y} | change))
+
+
+def test_bad_inputs_of_the_prediction(data):
+    network = fit(*data)
+    with pytest.raises(ValueError, match="x has 3 columns; the network was trained on 1"):
+        network(np.ones((4, 3)))

@@ -1,0 +1,195 @@
+"""USNRT: the tree that is grown, what its leaves predict, and how wrong input is answered."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcal import Mixture, Normal
+from jaxcal.predictors import usnrt
+
+KEY = jax.random.key(0)
+FLOAT = np.zeros(0, jnp.result_type(float)).dtype.type
+OPTIONS: dict[str, Any] = {"min_leaf": 60, "max_epochs": 15}
+
+
+def data(n=600, seed=0):
+    """Noise ten times as large where column 1 is above 0.2, or else in levels 2 and 7 of column 2."""
+    rng = np.random.default_rng(seed)
+    # Few digits, so that the text tells the thresholds exactly.
+    x = np.column_stack([rng.uniform(-1, 1, (n, 2)).round(4), rng.choice([2, 5, 7], n)])
+    noisy = (x[:, 1] > 0.2) | ((x[:, 2] != 5) & (x[:, 1] <= 0.2))
+    y = x[:, 0] + np.where(noisy, 1.0, 0.1) * rng.normal(size=n)
+    return x.astype(FLOAT), y.astype(FLOAT)
+
+
+X, Y = data()
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return usnrt.fit(X, Y, key=KEY, categorical=[2], **OPTIONS)
+
+
+def leaves(module, x):
+    """The leaf of every row, by a walk down the tree's own text."""
+    lines = module.text().splitlines()
+    paths, stack = {}, []
+    for line in lines[1:]:
+        depth = (len(line) - len(line.lstrip())) // 2
+        condition = line.strip().split(":")[0]
+        stack = [*stack[: depth - 1], condition]
+        if "leaf" in line:
+            paths[int(line.split("leaf ")[1].split(":")[0])] = list(stack)
+    found = np.full(len(x), -1)
+    for leaf, conditions in paths.items():
+        is_in = np.ones(len(x), bool)
+        for condition in conditions:
+            column = x[:, int(condition[2])]
+            if "{" in condition:
+                is_in &= np.isin(column, [float(level) for level in condition.split("{")[1].rstrip("}").split(",")])
+            else:
+                threshold = float(condition.split()[-1])
+                is_in &= column <= threshold if "<=" in condition else column > threshold
+        found[is_in] = leaf
+    return found
+
+
+def test_it_splits_where_the_noise_differs_and_nowhere_else(fitted):
+    columns = set(np.asarray(fitted.trees.feature).ravel().tolist())
+    assert columns == {-1, 1, 2}
+    own = leaves(fitted, X)
+    assert (own >= 0).all()
+    law = fitted(X)
+    quiet = (X[:, 1] <= 0.2) & (X[:, 2] == 5)
+    assert np.median(law.std[~quiet]) > 3 * np.median(law.std[quiet])
+
+
+def test_leaves_hold_the_rows_that_their_text_says(fitted):
+    own = leaves(fitted, X)
+    is_leaf = (fitted.trees.feature[0] < 0) & (fitted.trees.num_rows[0] > 0)
+    counts = dict(zip(fitted.trees.leaf[0][is_leaf].tolist(), fitted.trees.num_rows[0][is_leaf].tolist(), strict=True))
+    assert counts == {leaf: int((own == leaf).sum()) for leaf in counts}
+    assert min(counts.values()) >= 60
+    # The residuals of a leaf are those of the predicted means.
+    squares = (Y - np.asarray(fitted(X).mean)) ** 2
+    rmse = [np.sqrt(squares[own == leaf].mean()) for leaf in sorted(counts)]
+    np.testing.assert_allclose(fitted.leaf_rmse[0], rmse, rtol=1e-4)
+    np.testing.assert_allclose(fitted.heterogeneity[0], np.log(rmse).std(), rtol=1e-3)
+
+
+def test_fewer_rows_than_two_leaves_are_one_leaf():
+    tree = usnrt.fit(X[:110], Y[:110], key=KEY, **OPTIONS)
+    assert tree.leaf_rmse.shape == (1, 1)
+    assert tree.text() == "leaf 0: 110 rows"
+
+
+def test_noise_that_is_the_same_everywhere_is_not_split():
+    rng = np.random.default_rng(1)
+    y = rng.normal(size=600).astype(FLOAT)
+    tree = usnrt.fit(X, y, key=KEY, categorical=[2], **OPTIONS)
+    assert tree.leaf_rmse.shape == (1, 1)
+    assert tree.trees.log_p[0, 0] > np.log(0.01)
+
+
+@pytest.mark.parametrize("correction", ["none", "permutation"])
+def test_corrections_agree_where_the_noise_differs_clearly(fitted, correction):
+    tree = usnrt.fit(X, Y, key=KEY, categorical=[2], correction=correction, **OPTIONS)
+    assert tree.trees.feature[0, 0] == fitted.trees.feature[0, 0]
+    assert tree.trees.threshold[0, 0] == fitted.trees.threshold[0, 0]
+    assert tree.trees.log_p[0, 0] < np.log(0.01)
+
+
+@pytest.mark.slow
+def test_the_papers_preset_is_center_correction_and_step():
+    options = {"center": "mean", "correction": "none", "step": 10}
+    named = usnrt.fit(X, Y, key=KEY, preset="paper", **OPTIONS)
+    given = usnrt.fit(X, Y, key=KEY, **options, **OPTIONS)
+    assert named.text() == given.text()
+
+
+@pytest.mark.slow
+def test_an_ensemble_is_the_mixture_of_its_members():
+    ensemble = usnrt.fit(X, Y, key=KEY, categorical=[2], num_members=2, **OPTIONS)
+    law = ensemble(X[:20])
+    assert isinstance(law, Mixture)
+    means = law.components.mean
+    assert means.shape == (2, 20)
+    assert (means[0] != means[1]).any()
+    np.testing.assert_allclose(law.mean, means.mean(0), rtol=1e-5)
+    assert ensemble.text(member=1).startswith("600 rows")
+
+
+def test_predictions_under_jit_vmap_and_grad(fitted):
+    law = eqx.filter_jit(fitted)(X[:10])
+    assert isinstance(law, Normal)
+    np.testing.assert_allclose(law.mean, fitted(X[:10]).mean, rtol=1e-5)
+    stacked = jax.vmap(lambda x: fitted(x).mean)(jnp.stack([X[:10], X[10:20]]))
+    np.testing.assert_allclose(stacked[1], fitted(X[10:20]).mean, rtol=1e-5)
+    slopes = jax.grad(lambda x: fitted(x).mean.sum())(jnp.asarray(X[:10]))
+    assert np.isfinite(slopes).all()
+    assert (slopes[:, 0] != 0).any()
+    np.testing.assert_array_equal(slopes[:, 2], 0)
+
+
+def test_the_unit_of_the_target_does_not_matter(fitted):
+    scaled = usnrt.fit(X, 4 * Y - 8, key=KEY, categorical=[2], **OPTIONS)
+    assert (scaled.trees.feature == fitted.trees.feature).all()
+    np.testing.assert_allclose(scaled(X).std, 4 * fitted(X).std, rtol=1e-6 if FLOAT is np.float64 else 0.1)
+
+
+def test_unseen_levels(fitted):
+    new = X[:2].copy()
+    new[0, 2] = 3
+    with pytest.raises(ValueError, match="column 2 of x holds 3, which is none of the 3 levels"):
+        fitted(new)
+    tolerant = usnrt.fit(X, Y, key=KEY, categorical=[2], unseen="majority", **OPTIONS)
+    levels, counts = np.unique(X[:, 2], return_counts=True)
+    usual = new.copy()
+    usual[0, 2] = levels[counts.argmax()]
+    np.testing.assert_array_equal(tolerant(new).std, tolerant(usual).std)
+
+
+@pytest.mark.slow
+def test_degenerate_columns_and_targets():
+    x = X.copy()
+    x[:, 0], x[:, 2] = 3.0, 4.0  # a constant column, and a category of one level
+    tree = usnrt.fit(x, Y, key=KEY, categorical=[2], **OPTIONS)
+    assert set(np.asarray(tree.trees.feature).ravel().tolist()) <= {-1, 1}
+    assert np.isfinite(tree(x).std).all()
+    only_levels = usnrt.fit(X[:, 2:], Y, key=KEY, categorical=[0], **OPTIONS)
+    assert only_levels.trees.feature[0, 0] == 0
+    constant = usnrt.fit(X, np.full_like(Y, 7.0), key=KEY, **OPTIONS)
+    np.testing.assert_array_equal(constant(X[:3]).mean, 7.0)
+    np.testing.assert_array_equal(constant(X[:3]).std, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"categorical": [3]}, "categorical must hold columns of x, 0 to 2"),
+        ({"significance": 5.0}, "did you mean 0.05"),
+        ({"min_leaf": 1}, "min_leaf must be at least 2"),
+        ({"min_leaf": "tenth"}, "'auto'"),
+        ({"center": "mode"}, "center"),
+        ({"correction": "fdr"}, "correction"),
+        ({"unseen": "skip"}, "unseen"),
+        ({"num_members": 0}, "num_members"),
+        ({"preset": "crude"}, "preset"),
+    ],
+)
+def test_wrong_options_are_quoted(options, message):
+    with pytest.raises(ValueError, match=message):
+        usnrt.fit(X, Y, key=KEY, **options)
+
+
+def test_wrong_rows_are_quoted(fitted):
+    with pytest.raises(ValueError, match="NaN"):
+        usnrt.fit(np.where(X[0] == X, np.nan, X), Y, key=KEY)
+    with pytest.raises(TypeError, match="does not run under jit"):
+        eqx.filter_jit(usnrt.fit)(jnp.asarray(X), jnp.asarray(Y), key=KEY)
+    with pytest.raises(ValueError, match="2 columns"):
+        fitted(X[:, :2])

@@ -67,8 +67,8 @@ def beside_a_loop(name: str, sample: int | None, repeats: int) -> Iterator[str]:
             f"{ASKED_SORTS}; {verdict(ordered / sort <= ASKED_SORTS)})"
         )
         yield (
-            f"  scipy at step {STEP} {loop:.2f} s ({note}), |T| {largest:.4f}: {loop / whole:.0f} and {loop / ordered:.0f} "
-            f"times as long (asked for: {asked}; {verdict(loop / whole >= asked)})"
+            f"  scipy at step {STEP} {loop:.2f} s ({note}), |T| {largest:.4f}: {loop / whole:.0f} and "
+            f"{loop / ordered:.0f} times as long (asked for: {asked}; {verdict(loop / whole >= asked)})"
         )
 
 

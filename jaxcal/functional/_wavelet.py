@@ -55,7 +55,7 @@ def float_order(values: Float[Array, " n"]) -> Int[Array, " n"]:
     sign = unsigned(1 << (bits - 1))
     keys = jnp.where(raw < sign, raw | sign, ~raw)
     digit_bits = _digits(values.shape[0])[2]
-    if bits == 64 and digit_bits < 64:
+    if bits == 64:
         # One pass over the leading bits puts nearly all numbers in order.
         order = stable_order(keys >> (bits - digit_bits), digit_bits)
         is_sorted = (keys[order][:-1] <= keys[order][1:]).all()
@@ -66,7 +66,7 @@ def float_order(values: Float[Array, " n"]) -> Int[Array, " n"]:
 def _digits(n: int) -> tuple[Any, int, int]:
     """The largest unsigned integer there is, and how many of its bits are for a place of n and for a digit."""
     word = jax.dtypes.canonicalize_dtype(jnp.uint64)  # uint32 where x64 is off
-    place_bits = (n - 1).bit_length()
+    place_bits = n.bit_length()
     return word, place_bits, jnp.iinfo(word).bits - place_bits
 
 

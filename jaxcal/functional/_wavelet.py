@@ -37,12 +37,9 @@ def stable_order(keys: UInt[Array, " n"], bits: int) -> Int[Array, " n"]:
 
     A radix sort from the last digit on, whose passes sort the digit and the place as one integer.
     """
-    n = keys.shape[0]
-    word = jax.dtypes.canonicalize_dtype(jnp.uint64)  # uint32 where x64 is off
-    place_bits = (n - 1).bit_length()
-    digit_bits = jnp.iinfo(word).bits - place_bits
-    places = jnp.arange(n, dtype=word)
-    order = jnp.arange(n, dtype=jnp.int32)
+    word, place_bits, digit_bits = _digits(keys.shape[0])
+    places = jnp.arange(keys.shape[0], dtype=word)
+    order = jnp.arange(keys.shape[0], dtype=jnp.int32)
     for low in range(0, bits, digit_bits):
         digits = (keys[order] >> low).astype(word) & ((1 << min(digit_bits, bits - low)) - 1)
         packed = lax.sort((digits << place_bits) | places, is_stable=False)
@@ -54,9 +51,23 @@ def float_order(values: Float[Array, " n"]) -> Int[Array, " n"]:
     """The places of floating-point numbers in increasing order, equal ones as they come."""
     bits = jnp.finfo(values.dtype).bits
     unsigned = {16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}[bits]
-    raw = lax.bitcast_convert_type(values + 0.0, unsigned)  # -0.0 + 0.0 is 0.0
+    raw = lax.bitcast_convert_type(jnp.where(values == 0, 0, values), unsigned)  # no -0.0
     sign = unsigned(1 << (bits - 1))
-    return stable_order(jnp.where(raw < sign, raw | sign, ~raw), bits)
+    keys = jnp.where(raw < sign, raw | sign, ~raw)
+    digit_bits = _digits(values.shape[0])[2]
+    if bits == 64:
+        # One pass over the leading bits puts nearly all numbers in order.
+        order = stable_order(keys >> (bits - digit_bits), digit_bits)
+        is_sorted = (keys[order][:-1] <= keys[order][1:]).all()
+        return lax.cond(is_sorted, lambda: order, lambda: stable_order(keys, bits))
+    return stable_order(keys, bits)
+
+
+def _digits(n: int) -> tuple[Any, int, int]:
+    """The largest unsigned integer there is, and how many of its bits are for a place of n and for a digit."""
+    word = jax.dtypes.canonicalize_dtype(jnp.uint64)  # uint32 where x64 is off
+    place_bits = n.bit_length()
+    return word, place_bits, jnp.iinfo(word).bits - place_bits
 
 
 def prefix_sums(values: Real[Array, " n"]) -> Real[Array, " padded"]:
@@ -88,24 +99,23 @@ def count_and_sum_below(
     def step(bit: Array, before: tuple, queries: tuple) -> tuple:
         zeros, sums = before
 
-        def descend(bound: Array, went_right: Array, inside: Array, count: Array, total: Array) -> tuple:
-            start = _node_start(bound, bit)
-            right = (bound >> bit) & 1
+        def descend(bound: Array, query: tuple) -> tuple:
+            inside, count, total = query
+            start, right = _node_start(bound, bit), (bound >> bit) & 1
             place = _address(start + inside, n)
             on_left = zeros[place] - (start >> 1)
-            turn = right - went_right
+            turn = right - ((bound >> (bit + 1)) & 1)
             total = total + sums[place] * turn.astype(total.dtype)
-            return bound, right, jnp.where(right == 1, inside - on_left, on_left), count + inside * turn, total
+            return jnp.where(right == 1, inside - on_left, on_left), count + inside * turn, total
 
-        return tuple(descend(*query) for query in queries)
+        return tuple(descend(*pair) for pair in zip(bounds, queries, strict=True))
 
     prefix = jnp.arange(padded_length(n), dtype=jnp.int32)
-    none = jnp.zeros_like(prefix)
-    queries = tuple((bound, none, prefix, none, sums_by_rank[bound]) for bound in bounds)
+    queries = tuple((prefix, jnp.zeros_like(prefix), sums_by_rank[bound]) for bound in bounds)
     queries = _descend((ranks, values), queries, step)
     return [
-        (count - inside * right, total - sums_by_rank[bound + inside] * right.astype(total.dtype))
-        for bound, right, inside, count, total in queries
+        (count - inside * (bound & 1), total - sums_by_rank[bound + inside] * (bound & 1).astype(total.dtype))
+        for bound, (inside, count, total) in zip(bounds, queries, strict=True)
     ]
 
 

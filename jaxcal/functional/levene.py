@@ -95,7 +95,7 @@ def best_split(
         min_leaf: the least number of rows on either side, at least 1.
         center: what deviations are taken from, the "mean" or the "median" of the side.
         step: only splits with min_leaf, min_leaf + step, ... rows on the left are looked at (the paper's short cut).
-        orders: the `feature_orders` of x, if they are known: sorting takes a quarter of the time.
+        orders: the `feature_orders` of x, if they are known: sorting takes a sixth of the time.
 
     Raises:
         ValueError: if the lengths differ, a value is NaN or infinite, or an option is none of those above.

@@ -66,6 +66,7 @@ def test_learns_noise_and_relevance(fitted):
     assert 0.85 < metrics.coverage(NEW_Y, law, confidence_level=0.9) < 0.95
 
 
+@pytest.mark.slow
 def test_sparse_is_exact_with_all_rows_as_inducing_points(fitted):
     sparse = gaussian_process.fit(X, Y, bound="collapsed", num_inducing=N, tolerance=0.0)
     # L-BFGS may stop anywhere within its tolerance of the optimum.

@@ -255,6 +255,7 @@ def test_integers_and_one_column():
     assert metrics.rmse(x**2, fit(x, Point(10 * x))) < 10
 
 
+@pytest.mark.slow
 def test_more_inducing_points_than_rows(data):
     x, base, y = data
     with pytest.warns(UserWarning, match="100, but there are 60 rows"):

@@ -125,6 +125,7 @@ def both(x, base, y):
     return means, stds, np.stack([y, 30 * np.asarray(base.mean) ** 2 + 5 * y**2], axis=1)
 
 
+@pytest.mark.slow
 @needs_float64
 def test_several_outputs_are_as_many_fits(data):
     (x, base, y), (new_x, new_base, new_y) = data
@@ -182,6 +183,7 @@ def test_starts_find_what_a_fit_finds_that_starts_at_the_truth():
     assert metrics.rmse(base.mean + wave, found(x, base)) < 0.05
 
 
+@pytest.mark.slow
 @needs_float64
 def test_a_weak_signal_in_many_columns_is_found():
     """Rows far from each other, on which a kernel too short to relate them explains noise as well as any."""

@@ -15,6 +15,7 @@ one search: a node's residuals outrank those of the nodes before it, which the q
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -566,15 +567,21 @@ def _deviations_from_means(
 
 
 def _bound(values: Array, ranked: _Ranked) -> Array:
-    """The ranks above those of all residuals of the node that are below a value [padded]: a binary search."""
-    end = ranked.layout.end
+    """The ranks above those of all residuals of the node that are below a value [padded]."""
+    start, end = ranked.layout.start, ranked.layout.end
+    is_below = lambda place: ranked.ordered[jnp.maximum(place - 1, 0)] < values
+    return _last_place(is_below, start, end, ranked.ordered.shape[0])
+
+
+def _last_place(holds: Callable[[Array], Array], start: Array, end: ArrayLike, length: int) -> Array:
+    """The last places from `start` to `end` at which something holds that holds from the start on: a binary search."""
 
     def halve(lower: Array, width: Array) -> tuple[Array, None]:
         probe = jnp.minimum(lower + width, end)
-        return jnp.where(ranked.ordered[jnp.maximum(probe - 1, 0)] < values, probe, lower), None
+        return jnp.where(holds(probe), probe, lower), None
 
-    steps = range(ranked.ordered.shape[0].bit_length() - 1, -1, -1)
-    return lax.scan(halve, ranked.layout.start, jnp.array([1 << step for step in steps], jnp.int32))[0]
+    steps = range(length.bit_length() - 1, -1, -1)
+    return lax.scan(halve, start, jnp.array([1 << step for step in steps], jnp.int32))[0]
 
 
 def _deviations_from_medians(
@@ -750,13 +757,8 @@ def _best_of_cuts(
 
 def _select_of_levels(counts: Array, is_in: Array, k: Array) -> Array:
     """The k-th smallest rank of the residuals of some levels, by bisection of their prefix counts."""
-
-    def halve(lower: Array, width: Array) -> tuple[Array, None]:
-        probe = jnp.minimum(lower + width, counts.shape[1] - 1)
-        return jnp.where(jnp.where(is_in, counts[:, probe], 0).sum(dtype=k.dtype) <= k, probe, lower), None
-
-    steps = range(counts.shape[1].bit_length() - 1, -1, -1)
-    return lax.scan(halve, jnp.zeros_like(k), jnp.array([1 << step for step in steps], jnp.int32))[0]
+    is_before = lambda place: jnp.where(is_in, counts[:, place], 0).sum(dtype=k.dtype) <= k
+    return _last_place(is_before, jnp.zeros_like(k), counts.shape[1] - 1, counts.shape[1])
 
 
 def _checked(x: Any, residuals: Any, nodes: Any, orders: Any, min_leaf: int, center: str, step: int) -> tuple:

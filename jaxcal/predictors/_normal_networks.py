@@ -9,14 +9,13 @@ from functools import partial
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Normal
 from jaxcal.functional.scores import normal_log_prob
 from jaxcal.nn import FeedForward, NormalNetwork, as_variance
-from jaxcal.optimize import Optimum, adam_l2, train_minibatches
+from jaxcal.optimize import Optimum
 from jaxcal.predictors._training import (
     CRUDE,
     DEFAULT,
@@ -27,6 +26,7 @@ from jaxcal.predictors._training import (
     settle,
     squared_error,
     start,
+    trainer,
     usnrt_setting,
 )
 from jaxcal.scaling import Standardiser
@@ -64,14 +64,7 @@ def train_normal(
     )
     split_key, train_key = jax.random.split(key)
     rows = hold_out(x, y, num_train, split_key)
-    train = partial(
-        train_minibatches,
-        optimizer=Partial(adam_l2, weight_decay=jnp.asarray(setting.weight_decay)),
-        learning_rate=setting.learning_rate,
-        batch_size=setting.batch_size,
-        max_epochs=max_epochs,
-        patience=patience,
-    )
+    train = trainer(setting, max_epochs, patience)
     new = partial(start, x.shape[1], setting.hidden, dtype=rows.train[0].dtype)
     if form == "joint":
         return _joint(rows, new, train, train_key), rows
@@ -79,9 +72,9 @@ def train_normal(
     return alternate((rows.train, rows.validation), new, new_variance, train, train_key, rounds), rows
 
 
-def as_normal(network: NormalNetwork, x_scaler: Standardiser, y_scaler: Standardiser, x: Float[Array, "n d"]) -> Normal:
-    """The laws at inputs, in the units of the data."""
-    mean, variance = jax.vmap(network)(x_scaler(x))
+def as_normal(moments: tuple[Float[Array, " n"], Float[Array, " n"]], y_scaler: Standardiser) -> Normal:
+    """The laws of standardised means and variances, in the unit of the data."""
+    mean, variance = moments
     return Normal(y_scaler.inverse(mean), y_scaler.scale[None] * jnp.sqrt(variance))
 
 

@@ -1,6 +1,7 @@
 """What the fits of networks share: the rows, checked, standardised and in part held out, and the settings of papers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -8,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.nn import FeedForward
-from jaxcal.optimize import num_train
+from jaxcal.optimize import Optimum, adam_l2, num_train, train_minibatches
 from jaxcal.scaling import Standardiser
 
 XY = tuple[Float[Array, "n d"], Float[Array, " n"]]
@@ -68,6 +70,18 @@ def settle(
         default.learning_rate if learning_rate is None else learning_rate,
         default.weight_decay if weight_decay is None else weight_decay,
         default.batch_size if batch_size is None else batch_size,
+    )
+
+
+def trainer(setting: Setting, max_epochs: int, patience: int) -> Callable[..., Optimum]:
+    """`train_minibatches` by Adam, as a setting has it."""
+    return partial(
+        train_minibatches,
+        optimizer=Partial(adam_l2, weight_decay=jnp.asarray(setting.weight_decay)),
+        learning_rate=setting.learning_rate,
+        batch_size=setting.batch_size,
+        max_epochs=max_epochs,
+        patience=patience,
     )
 
 

@@ -141,7 +141,7 @@ class DeepEnsemble(eqx.Module):
 
 @eqx.filter_jit
 def _predict(fitted: DeepEnsemble, x: Float[Array, "n d"]) -> Mixture:
-    law = lambda network: as_normal(network, fitted.x_scaler, fitted.y_scaler, x)
+    law = lambda network: as_normal(jax.vmap(network)(fitted.x_scaler(x)), fitted.y_scaler)
     return Mixture(eqx.filter_vmap(law)(fitted.networks))
 
 

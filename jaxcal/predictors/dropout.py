@@ -20,7 +20,7 @@ from jaxcal.distributions import Mixture, Normal, Point
 from jaxcal.functional import safe
 from jaxcal.functional.scores import normal_log_prob
 from jaxcal.nn import ConcreteNetwork, FeedForward
-from jaxcal.optimize import adam_l2, raise_unless_finite, train_minibatches
+from jaxcal.optimize import raise_unless_finite
 from jaxcal.predictors._training import (
     CRUDE,
     DEFAULT,
@@ -32,6 +32,7 @@ from jaxcal.predictors._training import (
     settle,
     squared_error,
     start,
+    trainer,
     usnrt_setting,
 )
 from jaxcal.scaling import Standardiser
@@ -151,17 +152,12 @@ def fit(
     else:
         given_rate, network = as_constant(rate), new("scalar")
         loss = Partial(_squared_error, rate=given_rate)
-    optimum = train_minibatches(
+    optimum = trainer(setting, max_epochs, patience)(
         loss,
         network,
         rows.train,
         rows.validation,
         key=train_key,
-        optimizer=Partial(adam_l2, weight_decay=jnp.asarray(setting.weight_decay)),
-        learning_rate=setting.learning_rate,
-        batch_size=setting.batch_size,
-        max_epochs=max_epochs,
-        patience=patience,
     )
     if throw:
         raise_unless_finite(optimum)

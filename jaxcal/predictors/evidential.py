@@ -17,8 +17,8 @@ from jaxcal import _checks
 from jaxcal.distributions import StudentT
 from jaxcal.functional.scores import student_t_log_prob
 from jaxcal.nn import FeedForward
-from jaxcal.optimize import adam_l2, raise_unless_finite, train_minibatches
-from jaxcal.predictors._training import DEFAULT, XY, as_data, as_inputs, hold_out, settle, start, usnrt_setting
+from jaxcal.optimize import raise_unless_finite
+from jaxcal.predictors._training import DEFAULT, XY, as_data, as_inputs, hold_out, settle, start, trainer, usnrt_setting
 from jaxcal.scaling import Standardiser
 
 # What nu, alpha - 1 and beta are at least, so that scale and std are finite and no density is infinite.
@@ -108,17 +108,12 @@ def fit(
     init_key, split_key, train_key = jax.random.split(key, 3)
     rows = hold_out(x, y, num_train, split_key)
     dtype = rows.train[0].dtype
-    optimum = train_minibatches(
+    optimum = trainer(setting, max_epochs, patience)(
         Partial(_loss, penalty=jax.lax.stop_gradient(jnp.asarray(penalty, dtype))),
         start(x.shape[1], setting.hidden, 4, key=init_key, dtype=dtype),
         rows.train,
         rows.validation,
         key=train_key,
-        optimizer=Partial(adam_l2, weight_decay=jnp.asarray(setting.weight_decay)),
-        learning_rate=setting.learning_rate,
-        batch_size=setting.batch_size,
-        max_epochs=max_epochs,
-        patience=patience,
     )
     if throw:
         raise_unless_finite(optimum)

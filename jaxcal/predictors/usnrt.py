@@ -9,7 +9,7 @@ network is trained in its alternating form (section IV-D). Several such trees ma
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -25,8 +25,8 @@ from jaxcal.encoding import Encoder
 from jaxcal.functional import levene
 from jaxcal.nn import NormalNetwork
 from jaxcal.optimize import Optimum, num_train, over_runs, raise_unless_finite, train_minibatches
-from jaxcal.predictors._normal_networks import alternate
-from jaxcal.predictors._training import as_data, squared_error, start
+from jaxcal.predictors._normal_networks import alternate, as_normal
+from jaxcal.predictors._training import as_data, squared_error, start, usnrt_setting
 from jaxcal.predictors._tree import Node, Tree
 from jaxcal.scaling import Standardiser
 
@@ -362,32 +362,34 @@ def _best_splits(
         [_best_subset(problem, search, residuals, nodes == k, column) for k in range(num_nodes)]
         for column in range(len(problem.encoder.categorical))
     ]
+    log_p = _corrected_log_p(problem, search, residuals, nodes, cuts, subsets, key)
     found = []
     for k in range(num_nodes):
         column = problem.encoder.continuous[cuts.feature[k]] if cuts.feature[k] >= 0 else -1
-        candidates = [_Found(float(cuts.statistic[k]), 0.0, column, float(cuts.threshold[k]), None)]
+        candidates = [_Found(float(cuts.statistic[k]), float(log_p[k]), column, float(cuts.threshold[k]), None)]
         for column, of_nodes in zip(problem.encoder.categorical, subsets, strict=True):
             subset = of_nodes[k]
-            found_column = column if subset.num_left else -1
-            candidates.append(_Found(float(subset.statistic), 0.0, found_column, np.inf, np.asarray(subset.left)))
+            size, found_column = float(subset.statistic), column if subset.num_left else -1
+            candidates.append(_Found(size, float(log_p[k]), found_column, np.inf, np.asarray(subset.left)))
         found.append(max(candidates, key=lambda candidate: candidate.statistic))
-    log_p = _corrected_log_p(problem, search, residuals, nodes, cuts, subsets, key)
-    return [best._replace(log_p=float(value)) for best, value in zip(found, log_p, strict=True)]
+    return found
 
 
 def _best_cuts(problem: _Problem, search: _Search, residuals: np.ndarray, nodes: np.ndarray) -> levene.Split:
     """The best threshold of every node over the continuous columns."""
-    splits = levene.best_splits(
-        problem.ordered,
-        residuals,
-        nodes,
-        num_nodes=_slots(problem, search),
-        min_leaf=search.min_leaf,
-        center=search.center,
-        step=search.step,
-        orders=problem.orders,
-    )
+    splits = levene.best_splits(problem.ordered, residuals, nodes, **_cut_options(problem, search))
     return jax.tree.map(np.asarray, splits)
+
+
+def _cut_options(problem: _Problem, search: _Search) -> dict[str, Any]:
+    """What the searches over thresholds are told."""
+    return {
+        "num_nodes": _slots(problem, search),
+        "min_leaf": search.min_leaf,
+        "center": search.center,
+        "step": search.step,
+        "orders": problem.orders,
+    }
 
 
 def _best_subset(
@@ -419,26 +421,17 @@ def _corrected_log_p(
     by_cuts = cuts.statistic[:num_nodes]
     by_subset = np.array([[subset.statistic for subset in of_nodes] for of_nodes in subsets]).reshape(-1, num_nodes)
     counts = np.array([[subset.log_num_splits for subset in of_nodes] for of_nodes in subsets]).reshape(-1, num_nodes)
-    num_rows = np.bincount(nodes[nodes >= 0])
+    num_rows = cuts.num_rows[:num_nodes]
+    largest = np.max([by_cuts, *by_subset], axis=0)
     if search.correction == "none":
-        return np.asarray(levene.log_p_value(np.max([by_cuts, *by_subset], axis=0), num_rows))
+        return np.asarray(levene.log_p_value(largest, num_rows))
     bound = partial(levene.miller_siegmund, num_rows=num_rows, min_leaf=search.min_leaf)
     if search.correction == "miller-siegmund":
         counts = np.concatenate([cuts.log_num_splits[:num_nodes], counts.T], axis=1)
         is_ordered = np.arange(counts.shape[1]) < cuts.log_num_splits.shape[1]
-        largest = np.max([by_cuts, *by_subset], axis=0)
         return np.asarray(bound(largest, log_num_splits=counts, ordered=is_ordered))
-    permuted = levene.permutation_log_p(
-        problem.ordered,
-        residuals,
-        nodes,
-        key=key,
-        min_leaf=search.min_leaf,
-        num_nodes=_slots(problem, search),
-        center=search.center,
-        step=search.step,
-        orders=problem.orders,
-    )
+    options = _cut_options(problem, search)
+    permuted = levene.permutation_log_p(problem.ordered, residuals, nodes, key=key, **options)
     if not subsets:
         return np.asarray(permuted)[:num_nodes]
     # Bonferroni over the two kinds of columns.
@@ -500,7 +493,7 @@ def _train_splitting(inputs, target, lists: _Lists, keys, training: _Training, n
     def one(lists: _Lists, key):
         train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
         init_key, train_key = jax.random.split(key)
-        network = _new(inputs, 8 * num_columns, 4 * num_columns)("scalar", key=init_key)
+        network = _new(inputs, usnrt_setting(num_columns).hidden)("scalar", key=init_key)
         optimum = _trainer(lists, training)(squared_error, network, train, validation, key=train_key)
         return tuple(y - jax.vmap(optimum.params)(x) for x, y in (train, validation))
 
@@ -529,15 +522,10 @@ def _train_leaves(
     keys = jax.random.split(train_key, slots)
     optima, rmse = _train_variance(problem.inputs, problem.target, lists, keys, training, problem.x.shape[1])
     # Trees with fewer leaves than others are filled up.
-    most = max(map(len, leaves))
-    firsts = np.cumsum([0, *map(len, leaves[:-1])])
-    number = np.stack(
-        [
-            first + np.where(np.arange(most) < len(own), np.arange(most), 0)
-            for first, own in zip(firsts, leaves, strict=True)
-        ]
-    )
-    is_there = np.stack([np.arange(most) < len(own) for own in leaves])
+    counts = np.array([len(of_tree) for of_tree in leaves])
+    place = np.arange(counts.max())
+    is_there = place < counts[:, None]
+    number = (np.cumsum(counts) - counts)[:, None] + np.where(is_there, place, 0)
     stacked = jax.tree.map(lambda leaf: leaf[number] if eqx.is_array(leaf) else leaf, optima)
     return stacked, jnp.where(is_there, rmse[number], jnp.nan)
 
@@ -548,7 +536,7 @@ def _train_variance(inputs, target, lists: _Lists, keys, training: _Training, nu
 
     def one(lists: _Lists, key):
         train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
-        new = _new(inputs, 4 * num_columns, 2 * num_columns)
+        new = _new(inputs, (4 * num_columns, 2 * num_columns))
         new_variance = partial(new, activation=jnp.tanh)
         optimum = alternate((train, validation), new, new_variance, _trainer(lists, training), key, _ROUNDS)
         mean_network, _ = optimum.params.networks
@@ -560,7 +548,7 @@ def _train_variance(inputs, target, lists: _Lists, keys, training: _Training, nu
     return over_runs(one)(lists, keys)
 
 
-def _new(inputs: Float[Array, "n p"], *hidden: int):
+def _new(inputs: Float[Array, "n p"], hidden: tuple[int, ...]):
     return partial(start, inputs.shape[1], hidden, dtype=inputs.dtype)
 
 
@@ -593,8 +581,8 @@ def _predict(fitted: USNRT, x: Float[Array, "n d"]) -> Normal | Mixture:
 
         nothing = jnp.zeros(x.shape[0], inputs.dtype)
         numbers = jnp.arange(fitted.leaf_rmse.shape[-1])
-        (mean, variance), _ = lax.scan(place, (nothing, nothing), (numbers, networks))
-        return Normal(fitted.y_scaler.inverse(mean), fitted.y_scaler.scale[None] * jnp.sqrt(variance))
+        moments, _ = lax.scan(place, (nothing, nothing), (numbers, networks))
+        return as_normal(moments, fitted.y_scaler)
 
     laws = jax.vmap(member)(fitted.trees, networks)
     return Mixture(laws) if fitted.leaf_rmse.shape[0] > 1 else jax.tree.map(lambda part: part[0], laws)

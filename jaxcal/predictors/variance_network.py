@@ -11,6 +11,7 @@ Quantification of Variance Networks by Tree-Structured Learning", section V-A).
 from collections.abc import Sequence
 
 import equinox as eqx
+import jax
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal.distributions import Normal
@@ -148,4 +149,4 @@ class VarianceNetwork(eqx.Module):
 
 @eqx.filter_jit
 def _predict(fitted: VarianceNetwork, x: Float[Array, "n d"]) -> Normal:
-    return as_normal(fitted.network, fitted.x_scaler, fitted.y_scaler, x)
+    return as_normal(jax.vmap(fitted.network)(fitted.x_scaler(x)), fitted.y_scaler)

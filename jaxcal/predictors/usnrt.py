@@ -48,6 +48,8 @@ def fit(
     center: str | None = None,
     correction: str | None = None,
     step: int | None = None,
+    hidden: Sequence[int] | None = None,
+    split_hidden: Sequence[int] | None = None,
     learning_rate: ArrayLike = 0.01,
     batch_size: int = 64,
     max_epochs: int = 1000,
@@ -93,6 +95,8 @@ def fit(
         center: what Levene's test takes deviations from, "median" (the default) or "mean".
         correction: "miller-siegmund" (the default), "permutation" or "none".
         step: only every step-th row of a column's order is looked at as a threshold (default 1).
+        hidden: widths of the hidden layers of both networks in a leaf (default 4d, 2d).
+        split_hidden: widths of the hidden layers of the network at a node that is tested (default 8d, 4d).
         learning_rate: of Adam.
         batch_size: rows a step.
         max_epochs: number of epochs to stop at, of each training.
@@ -129,7 +133,16 @@ def fit(
     _checks.check_choice("unseen", unseen, ("error", "majority"))
     _checks.check_at_least("num_members", num_members, 1)
     search = _settle(preset, len(y), min_leaf, significance, center, correction, step)
-    training = _Training(jnp.asarray(learning_rate), batch_size, max_epochs, patience, validation_share)
+    splitting, leaf = usnrt_setting(x.shape[1]).hidden, (4 * x.shape[1], 2 * x.shape[1])
+    training = _Training(
+        splitting if split_hidden is None else tuple(split_hidden),
+        leaf if hidden is None else tuple(hidden),
+        jnp.asarray(learning_rate),
+        batch_size,
+        max_epochs,
+        patience,
+        validation_share,
+    )
     encoder, y_scaler = Encoder.of(x, categorical, unseen), Standardiser.of(y)
     # Without continuous columns, one that is constant: it has no split.
     ordered = x[:, np.array(encoder.continuous)] if encoder.continuous else jnp.zeros_like(x[:, :1])
@@ -229,8 +242,10 @@ class _Search(NamedTuple):
 
 
 class _Training(NamedTuple):
-    """How networks are trained."""
+    """The hidden layers of networks, and how they are trained."""
 
+    split_hidden: tuple[int, ...]
+    hidden: tuple[int, ...]
     learning_rate: Float[Array, ""]
     batch_size: int
     max_epochs: int
@@ -451,7 +466,7 @@ def _split_residuals(
     list_key, train_key = jax.random.split(key)
     lists = _hold_out(rows, slots, training.validation_share, problem.target.shape[0], list_key)
     keys = jax.random.split(train_key, slots)
-    parts = _train_splitting(problem.inputs, problem.target, lists, keys, training, problem.x.shape[1])
+    parts = _train_splitting(problem.inputs, problem.target, lists, keys, training)
     parts, lists = jax.tree.map(np.asarray, (parts, lists))
     whole = np.zeros(problem.target.shape, problem.target.dtype)
     found = []
@@ -487,13 +502,13 @@ def _hold_out(rows: list[np.ndarray], slots: int, share: float, num_rows: int, k
 
 
 @eqx.filter_jit
-def _train_splitting(inputs, target, lists: _Lists, keys, training: _Training, num_columns: int):
+def _train_splitting(inputs, target, lists: _Lists, keys, training: _Training):
     """The residuals of every node's rows, those to train on and those to stop by, padded as the lists are."""
 
     def one(lists: _Lists, key):
         train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
         init_key, train_key = jax.random.split(key)
-        network = _new(inputs, usnrt_setting(num_columns).hidden)("scalar", key=init_key)
+        network = _new(inputs, training.split_hidden)("scalar", key=init_key)
         optimum = _trainer(lists, training)(squared_error, network, train, validation, key=train_key)
         return tuple(y - jax.vmap(optimum.params)(x) for x, y in (train, validation))
 
@@ -520,7 +535,7 @@ def _train_leaves(
     slots = len(trees) * max(problem.target.shape[0] // min_leaf, 1)
     lists = _hold_out(flat, slots, training.validation_share, problem.target.shape[0], list_key)
     keys = jax.random.split(train_key, slots)
-    optima, rmse = _train_variance(problem.inputs, problem.target, lists, keys, training, problem.x.shape[1])
+    optima, rmse = _train_variance(problem.inputs, problem.target, lists, keys, training)
     # Trees with fewer leaves than others are filled up.
     counts = np.array([len(of_tree) for of_tree in leaves])
     place = np.arange(counts.max())
@@ -531,12 +546,12 @@ def _train_leaves(
 
 
 @eqx.filter_jit
-def _train_variance(inputs, target, lists: _Lists, keys, training: _Training, num_columns: int):
+def _train_variance(inputs, target, lists: _Lists, keys, training: _Training):
     """The optimum of every leaf's networks, and the root mean square of the residuals."""
 
     def one(lists: _Lists, key):
         train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
-        new = _new(inputs, (4 * num_columns, 2 * num_columns))
+        new = _new(inputs, training.hidden)
         new_variance = partial(new, activation=jnp.tanh)
         optimum = alternate((train, validation), new, new_variance, _trainer(lists, training), key, _ROUNDS)
         mean_network, _ = optimum.params.networks

@@ -43,7 +43,7 @@ NUM_TREES, DEPTHS, FEATURE_SHARES, HELD_OUT = (50, 100, 150, 200), (4, 6, 8, 10,
 ROWS_TO_CHOOSE_BY = 10_000
 NUM_SAMPLES = 1000
 METRICS = {name: getattr(jc.metrics, name) for name in ("ece", "tce", "mean_std", "rmse", "nlpd")}
-RAW = "USNRT, raw rule"
+RAW = "USNRT uncorrected"
 STABILITY_DATASET = "cbm"
 # Of splitting networks and of leaves, in units of the number of columns.
 STRUCTURES = {

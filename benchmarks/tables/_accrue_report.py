@@ -69,14 +69,14 @@ def findings(runs: _report.Runs, names: Sequence[str], published: dict) -> list[
     ]
     lines = [
         f"With errors out of fold ACCRUE's calibration error is below the published one on {len(below)} of "
-        f"{len(names)} data sets{missed(below, names)}.",
+        f"{len(names)} data sets{_report.missed(below, names)}.",
         *(
             f"On {name} no law symmetric about the mean has less than {ours(name, 'ACCRUE', 'at_half'):.1f}, the "
             "median of its calibration error at 1/2."
             for name in names
             if name not in below
         ),
-        f"Its CRPS is then within {NEAR:.0%} of the best of the four on {len(near)}{missed(near, names)}.",
+        f"Its CRPS is then within {NEAR:.0%} of the best of the four on {len(near)}{_report.missed(near, names)}.",
     ]
     for kind in KINDS:
         median = lambda name, method, kind=kind: runs.median(name, kind, method, "calibration_error")
@@ -89,11 +89,6 @@ def findings(runs: _report.Runs, names: Sequence[str], published: dict) -> list[
             f"on {len(best)} (the paper: on 6 of 8)."
         )
     return lines
-
-
-def missed(held: Sequence[str], names: Sequence[str]) -> str:
-    rest = [name for name in names if name not in held]
-    return f" (not on {', '.join(rest)})" if rest else ""
 
 
 def theirs(published: dict, dataset: str, method: str, metric: str = "calibration_error") -> float:

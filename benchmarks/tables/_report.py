@@ -4,6 +4,7 @@ import csv
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,7 @@ class Runs:
         return len(self._records[*cell])
 
 
+@cache
 def read_published(name: str) -> dict[tuple[str, str, str], dict[str, str]]:
     """The rows of a published table by data set, method and metric."""
     with open(PUBLISHED / f"{name}.csv", newline="") as file:
@@ -117,6 +119,12 @@ def write_csv(path: Path, records: Sequence[dict], columns: Sequence[str]) -> No
         writer.writerow([*columns, "origin"])
         for record in records:
             writer.writerow([*(_compact(record.get(name, "")) for name in columns), numbers[_origin(record)]])
+
+
+def missed(held: Sequence[str], names: Sequence[str]) -> str:
+    """On which data sets something does not hold: " (not on yacht)", or nothing."""
+    rest = [name for name in names if name not in held]
+    return f" (not on {', '.join(rest)})" if rest else ""
 
 
 def list_of_origins(records: Sequence[dict]) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of predictive distributions: reliability diagrams, intervals, residuals.
+"""Pictures of predictive distributions: reliability diagrams, intervals, residuals; and of USNRT's tree.
 
 Every function draws on `ax`, or on a new figure of a size for print, and returns the Axes. Nothing is shown
 or saved: `ax.figure.savefig("reliability.pdf")` does that. They need matplotlib, the extra `plots`.
@@ -15,6 +15,8 @@ from jaxcal.distributions import Distribution
 
 if TYPE_CHECKING:
     import matplotlib.axes
+
+    from jaxcal.predictors.usnrt import USNRT
 
 # Okabe and Ito's palette, told apart by colour-blind readers; the line styles tell the curves apart in grey.
 _BLUE, _RED = "#0072B2", "#D55E00"
@@ -178,6 +180,64 @@ def residuals(
     ax.set(xlabel="predicted mean", ylabel="residual / predicted std", ylim=(-reach, reach))
     _add_legend(ax, loc="lower left", bbox_to_anchor=(0, 1))
     return ax
+
+
+def tree(
+    fitted: "USNRT",
+    names: Sequence[str] | None = None,
+    *,
+    member: int = 0,
+    ax: "matplotlib.axes.Axes | None" = None,
+) -> "matplotlib.axes.Axes":
+    """The tree of `predictors.usnrt`, from the root on the left to its leaves on the right.
+
+    Above a line stands the condition that leads to a node, below it the node's rows and |T| of its best split. A bar
+    is as long as the root mean square of a leaf's training residuals, in the unit of the target.
+
+    Args:
+        fitted: the module that `usnrt.fit` made.
+        names: the names of the columns of x; by default x[0], x[1], ...
+        member: which tree of an ensemble.
+        ax: where to draw; a new figure if None.
+
+    Raises:
+        ValueError: if there is another number of names than columns.
+        ImportError: if matplotlib is not installed.
+    """
+    root = fitted.root(names and [_shortened(name, 14) for name in names], member=member)
+    leaves = root.leaves()
+    rows, depth = {id(leaf): row for row, leaf in enumerate(leaves)}, root.depth()
+    # Lines end where the bars begin, which take the room of one more level.
+    longest = max(leaf.rmse for leaf in leaves) or 1.0
+    ax = ax or _new_axes(max(_PAGE_WIDTH, 1.25 * (depth + 2)), 0.4 * (len(leaves) + 1))
+    small = 0.8 * ax.xaxis.label.get_fontproperties().get_size_in_points()
+
+    def draw(branch, level: int) -> float:
+        """Draw what is below a node, then the line that leads to it; its height."""
+        heights = [draw(part, level + 1) for part in branch.below]
+        height = float(np.mean(heights)) if heights else float(rows[id(branch)])
+        end = level if heights else depth
+        ax.plot((level - 1, end), (height, height), color=_GREY, linewidth=0.8)
+        about = f"{branch.num_rows} rows"
+        if heights:
+            ax.plot((end, end), (heights[0], heights[-1]), color=_GREY, linewidth=0.8)
+            about += f", |T| {branch.statistic:.1f}"
+        else:
+            ax.barh(height, branch.rmse / longest, left=depth + 0.05, height=0.5, color=_BLUE)
+            ax.text(depth + 0.1 + branch.rmse / longest, height, f"{branch.rmse:.3g}", va="center", fontsize=small)
+        ax.text(level - 0.96, height - 0.06, _shortened(branch.condition, 25), va="bottom", fontsize=small)
+        ax.text(level - 0.96, height + 0.06, about, va="top", fontsize=small, color="0.4")
+        return height
+
+    draw(root, 0)
+    ax.text(depth + 0.05, -0.5, "rmse of the leaf", va="bottom", fontsize=small)
+    ax.set(xlim=(-1, depth + 1.4), ylim=(len(leaves) - 0.5, -0.9))
+    ax.set_axis_off()
+    return ax
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _new_axes(width: float, height: float) -> "matplotlib.axes.Axes":

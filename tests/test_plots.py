@@ -1,7 +1,8 @@
-"""What the pictures hold: curves, bands, marks and numbers; that they leave matplotlib as it was."""
+"""What the pictures hold: curves, bands, marks, numbers and trees; that they leave matplotlib as it was."""
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import numpy as np
@@ -10,6 +11,7 @@ from scipy import stats
 
 from jaxcal import metrics, plots
 from jaxcal.distributions import Empirical, Normal, Point
+from jaxcal.predictors.usnrt import Branch
 
 N = 60
 
@@ -150,3 +152,16 @@ def test_the_library_imports_without_matplotlib_and_says_what_to_install():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "jaxcal[plots]" in result.stdout
+
+
+def test_tree_shows_every_node():
+    leaf = lambda sign, rows, rmse: Branch(f"a_name_too_lo… {sign} 0.2", rows, np.nan, np.nan, np.nan, 0, rmse, ())
+    root = Branch("", 400, 12.34, -30.0, 1.0, -1, np.nan, (leaf("<=", 240, 0.1), leaf(">", 160, 0.4)))
+    asked = []
+    fitted = SimpleNamespace(root=lambda names, member: asked.append((names, member)) or root)
+    ax = plots.tree(fitted, ["a", "a_name_too_long_to_draw"], member=2)
+    assert asked == [(["a", "a_name_too_lo…"], 2)]
+    texts = {text.get_text() for text in ax.texts}
+    assert {"400 rows, |T| 12.3", "240 rows", "160 rows", "0.1", "0.4"} <= texts
+    assert {"a_name_too_lo… <= 0.2", "a_name_too_lo… > 0.2"} <= texts
+    assert [bar.get_width() for bar in ax.patches] == pytest.approx([0.25, 1.0])

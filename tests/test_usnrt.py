@@ -84,7 +84,7 @@ def test_leaves_hold_the_rows_that_their_text_says(fitted):
 def test_fewer_rows_than_two_leaves_are_one_leaf():
     tree = usnrt.fit(X[:110], Y[:110], key=KEY, **OPTIONS)
     assert tree.leaf_rmse.shape == (1, 1)
-    assert tree.text() == "leaf 0: 110 rows"
+    assert tree.text() == f"leaf 0: 110 rows, rmse {float(tree.leaf_rmse[0, 0]):.4g}"
 
 
 def test_noise_that_is_the_same_everywhere_is_not_split():
@@ -193,3 +193,16 @@ def test_wrong_rows_are_quoted(fitted):
         eqx.filter_jit(usnrt.fit)(jnp.asarray(X), jnp.asarray(Y), key=KEY)
     with pytest.raises(ValueError, match="2 columns"):
         fitted(X[:, :2])
+
+
+def test_levels_that_were_sent_elsewhere_are_not_named_again(fitted):
+    def check(branch, levels):
+        if "{" in branch.condition:
+            named = set(branch.condition.split("{")[1].rstrip("}").split(", "))
+            assert named <= levels
+            levels = named
+        for part in branch.below:
+            check(part, levels)
+
+    check(fitted.root(), {"2", "5", "7"})
+    assert sum(leaf.num_rows for leaf in fitted.root().leaves()) == len(Y)

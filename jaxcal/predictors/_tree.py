@@ -1,6 +1,7 @@
-"""A binary tree whose nodes are rows of padded arrays: where a point ends, and the tree as text."""
+"""A binary tree whose nodes are rows of padded arrays: where a point ends, and the tree as it is shown."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 
 class Node(NamedTuple):
@@ -33,6 +34,51 @@ class Node(NamedTuple):
     statistic: float = np.nan
     log_p: float = np.nan
     residual_std: float = np.nan
+
+
+class Branch(NamedTuple):
+    """A node of a grown tree as it is shown, with what is below it.
+
+    Attributes:
+        condition: what leads here from the node above, "age <= 30"; of the root "".
+        num_rows: how many training rows came here.
+        statistic: |T| of Levene's test of the best split; NaN where none was looked for.
+        log_p: the logarithm of its p-value, corrected.
+        residual_std: the standard deviation of the tested residuals, in the unit of y; NaN where none were.
+        leaf: the number of a leaf; -1 where the node is split.
+        rmse: the root mean square of a leaf's training residuals, in the unit of y; NaN where the node is split.
+        below: the branches on the left and on the right; none of a leaf.
+    """
+
+    condition: str
+    num_rows: int
+    statistic: float
+    log_p: float
+    residual_std: float
+    leaf: int
+    rmse: float
+    below: tuple["Branch", ...]
+
+    def leaves(self) -> list["Branch"]:
+        """The leaves, from the left to the right."""
+        return [leaf for part in self.below for leaf in part.leaves()] if self.below else [self]
+
+    def depth(self) -> int:
+        """The number of splits on the longest way to a leaf."""
+        return max((1 + part.depth() for part in self.below), default=0)
+
+    def text(self, indent: str = "") -> str:
+        """The branch, a line for every node."""
+        about = [f"{self.num_rows} rows"]
+        if math.isfinite(self.residual_std):
+            about.append(f"residual std {self.residual_std:.4g}")
+        if math.isfinite(self.statistic):
+            about += [f"|T| {self.statistic:.2f}", f"log p {self.log_p:.1f}"]
+        if not self.below:
+            about.append(f"rmse {self.rmse:.4g}")
+        start = f"{self.condition}: " if self.condition else ""
+        line = f"{indent}{start}{'' if self.below else f'leaf {self.leaf}: '}{', '.join(about)}"
+        return "\n".join([line, *(branch.text(indent + "  ") for branch in self.below)])
 
 
 class Tree(eqx.Module):
@@ -95,35 +141,41 @@ class Tree(eqx.Module):
 
         return self.leaf[lax.while_loop(lambda node: self.feature[node] >= 0, below, jnp.int32(0))]
 
-    def text(self, names: Sequence[str], levels: dict[int, Sequence[str]]) -> str:
-        """The tree, a line for every node; `names` of the columns, `levels` of the categorical ones."""
-        tree = jax.tree.map(np.asarray, self)
-        lines = []
+    def branch(self, names: Sequence[str], levels: dict[int, Sequence[str]], leaf_rmse: ArrayLike) -> Branch:
+        """The nodes as they are shown.
 
-        def write(node: int, indent: str, condition: str) -> None:
-            about = f"{tree.num_rows[node]} rows"
-            if np.isfinite(tree.residual_std[node]):
-                about += f", residual std {tree.residual_std[node]:.4g}"
-            if np.isfinite(tree.statistic[node]):
-                about += f", |T| {tree.statistic[node]:.2f}, log p {tree.log_p[node]:.1f}"
-            feature = tree.feature[node]
-            is_leaf = feature < 0
-            lines.append(f"{indent}{condition}{f'leaf {tree.leaf[node]}: ' if is_leaf else ''}{about}")
-            if is_leaf:
-                return
-            name = names[feature]
-            if feature in levels:
-                # The rest of them is padding.
-                chosen = tree.left_levels[node]
-                sides = (
-                    [level for level, left in zip(levels[feature], chosen, strict=False) if left == side]
-                    for side in (True, False)
-                )
-                conditions = [f"{name} in {{{', '.join(side)}}}: " for side in sides]
-            else:
-                conditions = [f"{name} {sign} {tree.threshold[node]:.6g}: " for sign in ("<=", ">")]
-            for child, text in zip(tree.children[node].tolist(), conditions, strict=True):
-                write(child, indent + "  ", text)
+        Args:
+            names: of the columns.
+            levels: of the categorical columns.
+            leaf_rmse: the root mean square residual of every leaf.
+        """
+        tree, rmse = jax.tree.map(np.asarray, self), np.asarray(leaf_rmse)
 
-        write(0, "", "")
-        return "\n".join(lines)
+        def sides(node: int, reach: dict[int, np.ndarray]) -> Iterator[tuple[str, dict[int, np.ndarray]]]:
+            """What leads to the left and to the right, and the levels of every categorical column that get there."""
+            feature = int(tree.feature[node])
+            for is_left, sign in ((True, "<="), (False, ">")):
+                if feature not in levels:
+                    yield f"{names[feature]} {sign} {tree.threshold[node]:.6g}", reach
+                else:
+                    # Beyond the levels of this column, `left_levels` is padding.
+                    there = reach[feature] & (tree.left_levels[node, : len(levels[feature])] == is_left)
+                    listed = ", ".join(np.asarray(levels[feature])[there])
+                    yield f"{names[feature]} in {{{listed}}}", {**reach, feature: there}
+
+        def branch(node: int, condition: str, reach: dict[int, np.ndarray]) -> Branch:
+            leaf = int(tree.leaf[node])
+            below = zip(tree.children[node].tolist(), sides(node, reach), strict=True) if leaf < 0 else ()
+            parts = tuple(branch(child, *side) for child, side in below)
+            return Branch(
+                condition,
+                int(tree.num_rows[node]),
+                float(tree.statistic[node]),
+                float(tree.log_p[node]),
+                float(tree.residual_std[node]),
+                leaf,
+                float(rmse[leaf]) if leaf >= 0 else math.nan,
+                parts,
+            )
+
+        return branch(0, "", {column: np.ones(len(named), bool) for column, named in levels.items()})

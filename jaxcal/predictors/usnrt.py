@@ -27,7 +27,7 @@ from jaxcal.nn import NormalNetwork
 from jaxcal.optimize import Optimum, num_train, over_runs, raise_unless_finite, train_minibatches
 from jaxcal.predictors._normal_networks import alternate, as_normal
 from jaxcal.predictors._training import as_data, squared_error, start, usnrt_setting
-from jaxcal.predictors._tree import Node, Tree
+from jaxcal.predictors._tree import Branch, Node, Tree
 from jaxcal.scaling import Standardiser
 
 # Section V-A: a tenth of the rows in a leaf, or so many.
@@ -213,8 +213,8 @@ class USNRT(eqx.Module):
         """
         return jnp.nanstd(jnp.log(self.leaf_rmse), axis=1)
 
-    def text(self, names: Sequence[str] | None = None, *, member: int = 0) -> str:
-        """A member's tree, a line for every node.
+    def root(self, names: Sequence[str] | None = None, *, member: int = 0) -> Branch:
+        """A member's tree, as nested nodes to read or to draw (`plots.tree`).
 
         Args:
             names: the names of the columns of x; by default x[0], x[1], ...
@@ -228,7 +228,11 @@ class USNRT(eqx.Module):
             column: [f"{level:g}" for level in levels.tolist()]
             for column, levels in zip(self.encoder.categorical, self.encoder.levels, strict=True)
         }
-        return jax.tree.map(lambda part: part[member], self.trees).text(names, levels)
+        return jax.tree.map(lambda part: part[member], self.trees).branch(names, levels, self.leaf_rmse[member])
+
+    def text(self, names: Sequence[str] | None = None, *, member: int = 0) -> str:
+        """A member's tree as text, a line for every node; the arguments are those of `root`."""
+        return self.root(names, member=member).text()
 
 
 class _Search(NamedTuple):

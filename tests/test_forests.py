@@ -146,3 +146,12 @@ def test_bad_input(change, message):
 def test_prediction_on_other_columns(forest):
     with pytest.raises(ValueError, match="x has 1 columns; the trees were grown on 2"):
         forest(NEW[:, 0])
+
+
+@pytest.mark.parametrize("model", ["random_forest", "extra_trees"])
+def test_leaves_of_one_target_have_no_variance(model, rng):
+    x = np.repeat(np.arange(40.0), 25)
+    y = np.repeat(rng.normal(size=40), 25)
+    std = forests.fit(x, y, key=jax.random.key(0), model=model, num_trees=20, min_leaf_rows=1)(np.arange(40.0)).std
+    assert (std >= 0).all()
+    assert std.min() < 1e-6

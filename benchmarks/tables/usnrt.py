@@ -38,6 +38,8 @@ DATASETS = (
 )
 RUNS, RUNS_OF_LARGE = 5, {"blog": 1, "gpu_sgemm": 1}
 TRAIN_SHARE, MOST_LEVELS, LEAST_ROWS = 0.8, 10, 1000
+# Of all networks, as USNRT's: the authors train for 25 epochs at least.
+PATIENCE = 25
 # What forests are chosen from, by the likelihood of a fifth of the training rows; large sets: of so many of them.
 NUM_TREES, DEPTHS, FEATURE_SHARES, HELD_OUT = (50, 100, 150, 200), (4, 6, 8, 10, 12), (0.3, 0.5, 0.7, 0.9), 0.2
 ROWS_TO_CHOOSE_BY = 10_000
@@ -155,7 +157,7 @@ def fit_network(fit: Callable, widths: Sequence[int], rows: Rows, at: np.ndarray
     """The laws of a network with hidden layers of so many units a column, which sees indicators of the levels."""
     x, at = with_indicators(rows, at)
     hidden = [width * rows.x.shape[1] for width in widths]
-    return fit(x, rows.y, key=key, hidden=hidden, preset="usnrt")(at), {}
+    return fit(x, rows.y, key=key, hidden=hidden, patience=PATIENCE, preset="usnrt")(at), {}
 
 
 def fit_forest(model: str, rows: Rows, at: np.ndarray, key: jax.Array, protocol: str):

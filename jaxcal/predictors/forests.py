@@ -203,8 +203,8 @@ def _forest_moments(forest: "ForestRegressor", x: np.ndarray) -> tuple[np.ndarra
     leaves = forest.apply(x)
     trees = [estimator.tree_ for estimator in forest.estimators_]
     means = np.stack([tree.value[leaf, 0, 0] for tree, leaf in zip(trees, leaves.T, strict=True)])
-    # The impurity of a leaf is the variance of its rows.
-    variances = np.stack([tree.impurity[leaf] for tree, leaf in zip(trees, leaves.T, strict=True)])
+    # The impurity of a leaf is the variance of its rows: up to rounding, which takes it below 0 where all are alike.
+    variances = np.stack([tree.impurity[leaf].clip(0) for tree, leaf in zip(trees, leaves.T, strict=True)])
     return means.mean(axis=0), np.sqrt(variances.mean(axis=0) + means.var(axis=0))
 
 

@@ -53,7 +53,7 @@ def fit(
     learning_rate: ArrayLike = 0.01,
     batch_size: int = 64,
     max_epochs: int = 1000,
-    patience: int = 10,
+    patience: int = 25,
     validation_share: float = 0.2,
     preset: str | None = None,
     throw: bool = True,
@@ -326,7 +326,8 @@ def _grow(
         below = []
         for tree, search_key in zip(trees, search_keys, strict=True):
             mine = [(place, part) for (owner, place), part in zip(frontier, residuals, strict=True) if owner is tree]
-            below += [(tree, place) for place in _split(problem, search, tree, mine, search_key)]
+            # A member may be grown before the others are.
+            below += [(tree, place) for place in _split(problem, search, tree, mine, search_key)] if mine else []
         frontier = below
     return trees
 

@@ -93,16 +93,16 @@ def log_p(x: jax.Array, residuals: jax.Array, correction: str, center: str, key:
 
 
 def heading(problems: int) -> list[str]:
-    return [
-        "# False splits of USNRT's rules",
-        f"jaxcal {jc.__version__}, jax {jax.__version__}, {_jobs.machine()}, {datetime.date.today().isoformat()}",
+    about = (
         f"Shares of problems that are split, ± standard errors, of {problems} problems for each cell, with "
-        f"permutations of {problems // FEWER['permutation']}: {ROWS} rows, {FEATURES} independent features, leaves of {MIN_LEAF} "
-        f"rows, significance {SIGNIFICANCE}. The residuals know nothing of the features but in the last row, where "
-        f"their std is {RATIO} in place of 1 in one half of one feature. *none* is the paper's rule, which looks at "
-        f"every {STEP}th row: *none, mean* as the paper writes it, *none, median* as its code does. *miller-siegmund, "
-        "median* is jaxcal's default.",
-    ]
+        f"permutations of {problems // FEWER['permutation']}: {ROWS} rows, {FEATURES} independent features, leaves of "
+        f"{MIN_LEAF} rows, significance {SIGNIFICANCE}. The residuals know nothing of the features but in the last "
+        f"row, where their std is {RATIO} in place of 1 in one half of one feature. *none* is the paper's rule, which "
+        f"looks at every {STEP}th row: *none, mean* as the paper writes it, *none, median* as its code does. "
+        "*miller-siegmund, median* is jaxcal's default."
+    )
+    device = f"{_jobs.machine()}, {datetime.date.today().isoformat()}"
+    return ["# False splits of USNRT's rules", f"jaxcal {jc.__version__}, jax {jax.__version__}, {device}", about]
 
 
 if __name__ == "__main__":

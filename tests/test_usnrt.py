@@ -123,6 +123,19 @@ def test_an_ensemble_is_the_mixture_of_its_members():
     assert ensemble.text(member=1).startswith("600 rows")
 
 
+@pytest.mark.slow
+def test_members_may_be_grown_one_before_the_other(rng):
+    """Noise, which the raw rule splits at random, gives every member a tree of its own."""
+    x, y = rng.normal(size=(400, 2)).astype(FLOAT), rng.normal(size=400).astype(FLOAT)
+    options = {"correction": "none", "significance": 0.5, "min_leaf": 60, "max_epochs": 2}
+    ensemble = usnrt.fit(x, y, key=KEY, num_members=4, **options)
+    roots = [ensemble.root(member=member) for member in range(4)]
+    assert len({root.depth() for root in roots}) > 1
+    for root in roots:
+        assert sum(leaf.num_rows for leaf in root.leaves()) == 400
+    assert np.isfinite(ensemble(x).std).all()
+
+
 def test_predictions_under_jit_vmap_and_grad(fitted):
     law = eqx.filter_jit(fitted)(X[:10])
     assert isinstance(law, Normal)

@@ -204,7 +204,8 @@ def tree(
         ValueError: if there is another number of names than columns.
         ImportError: if matplotlib is not installed.
     """
-    root = fitted.root(names and [_shortened(name, 14) for name in names], member=member)
+    short = None if names is None else [_shortened(name, 14) for name in names]
+    root = fitted.root(short, member=member)
     leaves = root.leaves()
     rows, depth = {id(leaf): row for row, leaf in enumerate(leaves)}, root.depth()
     # Lines end where the bars begin, which take the room of one more level.

@@ -119,7 +119,12 @@ TOLERANCE = {
 }
 
 
-@pytest.fixture(scope="module", params=METHODS)
+# A slower form of the method before it.
+SLOW = {"rio-collapsed"}
+PARAMS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in METHODS]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def method(request):
     fit, call = METHODS[request.param]
     return fit, call, fit(X, MEAN, Y), TOLERANCE[request.param]

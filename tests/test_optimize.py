@@ -113,7 +113,8 @@ def test_a_validation_loss_stops_early_and_chooses():
     # The minimum of the validation loss lies on the way to that of the loss.
     loss, start = lambda p: jnp.sum((p - 3) ** 4), jnp.zeros(2)
     distance = lambda p: jnp.sum((p - 1) ** 2)
-    path = [minimize(loss, start, max_iterations=k) for k in range(25)]
+    after = jax.jit(lambda steps: minimize(loss, start, max_iterations=steps))
+    path = [after(steps) for steps in range(25)]
     distances = np.array([distance(step.params) for step in path])
     best = int(np.argmin(distances))
     optimum = minimize(loss, start, validation_loss=distance, patience=3)

@@ -53,7 +53,8 @@ def in_gpjax(fit, noise, jitter):
 
 
 @pytest.mark.skipif(not X64, reason="gpjax needs float64 for six digits")
-@pytest.mark.parametrize("bound", [pytest.param("exact", marks=pytest.mark.slow), "collapsed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", ["exact", "collapsed"])
 def test_bound_and_prediction_are_those_of_gpjax(data, bound):
     x, base, y = data
     fit = rio.fit(x, base, y, bound=bound, num_inducing=15)

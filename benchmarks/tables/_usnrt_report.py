@@ -58,9 +58,9 @@ Means ± standard deviations over runs; the published figures are means over fiv
 as the authors drew them, 80 % to train; a run counts in a table when all systems of the table have it. Target in
 standard deviations. *Floor*: the mean error of the true law on as many test rows. HNN is `variance_network` in its
 alternating form, MC dropout predicts without noise, as in the paper; all networks train as `preset="usnrt"` says, and
-stop early as jaxcal does, after 25 epochs without improvement (on blog, whose networks are wide, after ten). The depth,
-the share of features and the number of trees of forests are chosen in this order, each by the likelihood of a fifth of
-the training rows, or of 10,000 of them."""
+stop early as jaxcal does, after 25 epochs without improvement (on blog and gpu_sgemm, where that takes hours, after
+ten). The depth, the share of features and the number of trees of forests are chosen in this order, each by the
+likelihood of a fifth of the training rows, or of 10,000 of them."""
 
 PROTOCOLS = {
     "clean": "The target is standardised by the training rows, and USNRT is jaxcal's default: median-centred, every "

@@ -22,6 +22,7 @@ BY = ("dataset", "system")
 # On how many of the data sets USNRT's ECE was to be below HNN's.
 ASKED = 9
 SIMULATIONS = 500
+LARGE = 1e4
 
 
 class Table(NamedTuple):
@@ -60,7 +61,7 @@ standard deviations. *Floor*: the mean error of the true law on as many test row
 alternating form, MC dropout predicts without noise, as in the paper; all networks train as `preset="usnrt"` says, and
 stop early as jaxcal does, after 25 epochs without improvement (on blog and gpu_sgemm, where that takes hours, after
 ten). The depth, the share of features and the number of trees of forests are chosen in this order, each by the
-likelihood of a fifth of the training rows, or of 10,000 of them."""
+likelihood of a fifth of the training rows, or of 10,000 of them. *diverged*: the training of a run ended in NaN."""
 
 PROTOCOLS = {
     "clean": "The target is standardised by the training rows, and USNRT is jaxcal's default: median-centred, every "
@@ -171,7 +172,9 @@ def findings(tables: Sequence[tuple[Table, Cells]], both: Cells) -> list[str]:
 
 def best_on(names: Sequence[str], table: Table, value: Callable[[str, str], float]) -> list[str]:
     """The data sets on which the paper's system has the least value of a table."""
-    return [name for name in names if value(name, table.ours) <= min(value(name, system) for system in table.systems)]
+    return [
+        name for name in names if value(name, table.ours) <= np.nanmin([value(name, each) for each in table.systems])
+    ]
 
 
 def comparison(table: Table, cells: Cells) -> str:
@@ -189,9 +192,11 @@ def comparison(table: Table, cells: Cells) -> str:
 
 
 def shown(values: np.ndarray) -> str:
-    """A mean ± standard deviation, where the mean is finite; the largest figures without decimals."""
+    """A mean ± standard deviation, unless a run diverged; large figures in short."""
     mean = values.mean()
-    return _report.mean_and_std(values, 2 if abs(mean) < 1000 else 0) if np.isfinite(mean) else f"{mean:g}"
+    if np.isnan(mean):
+        return "diverged"
+    return _report.mean_and_std(values, 2) if abs(mean) < LARGE else f"{mean:.2g}"
 
 
 def heterogeneity(cells: Cells) -> str:

@@ -8,6 +8,7 @@ of Fig. 1 on one data set: every point of it is a job. Finished jobs are kept in
 on where it was. `--report` makes the tables of `results/` from what is finished, also while another process still runs.
 """
 
+import math
 import random
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -99,8 +100,12 @@ def run_job(protocol: str, dataset: str, seed: int, system: str) -> list[dict]:
     run = Run(protocol, jax.random.key(seed), PATIENCE_OF_LARGE.get(dataset, PATIENCE))
     fit = partial(varied_usnrt, system) if protocol == "stability" else SYSTEMS[system]
     began = process_time()
-    law, about = fit(rows, test.x, run)
-    measures = {name: getattr(jc.metrics, name)(test.y, law) for name in METRICS}
+    try:
+        law, about = fit(rows, test.x, run)
+    except FloatingPointError:  # the training diverged
+        measures, about = dict.fromkeys(METRICS, math.nan), {}
+    else:
+        measures = {name: getattr(jc.metrics, name)(test.y, law) for name in METRICS}
     common = {"device": _jobs.machine(), "num_test": len(test.y), "time_s": process_time() - began}
     return [{**common, **measures, **about}]
 

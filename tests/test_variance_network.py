@@ -180,7 +180,9 @@ def test_a_constant_target_is_predicted_exactly(form, data):
 
 def test_the_variance_has_a_floor():
     outputs = np.array([-1e3, -10.0, 0.0, 10.0, 1e3])
-    np.testing.assert_allclose(as_variance(jnp.asarray(outputs)), softplus(outputs) + 1e-6, rtol=1e-5)
+    for trained_in_turns, floor in ((False, 1e-6), (True, 1e-8)):
+        variance = as_variance(jnp.asarray(outputs), trained_in_turns=trained_in_turns)
+        np.testing.assert_allclose(variance, softplus(outputs) + floor, rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -105,7 +105,7 @@ def alternate(
         residuals = [(x, y - _outputs(mean.params, x)) for x, y in data]
         initial = new_variance("scalar", key=keys[2])
         variance = train(_residual_negative_log_likelihood, initial, *residuals, key=keys[3])
-        variances = [as_variance(_outputs(variance.params, x)) for x, _ in data]
+        variances = [as_variance(_outputs(variance.params, x), trained_in_turns=True) for x, _ in data]
         optima += [mean, variance]
     mean, variance = optima[-2:]
     # A later result code is a worse one.
@@ -126,7 +126,7 @@ def _weighted_squared_error(network: FeedForward, rows: tuple, key: PRNGKeyArray
 
 def _residual_negative_log_likelihood(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:
     x, residual = rows
-    return -normal_log_prob(residual, 0.0, jnp.sqrt(as_variance(jax.vmap(network)(x))))
+    return -normal_log_prob(residual, 0.0, jnp.sqrt(as_variance(jax.vmap(network)(x), trained_in_turns=True)))
 
 
 @eqx.filter_jit

@@ -209,9 +209,12 @@ class USNRT(eqx.Module):
     def heterogeneity(self) -> Float[Array, " m"]:
         """How much the uncertainty differs between leaves, for every member: the standard deviation of log `leaf_rmse`.
 
+        A leaf that is predicted to rounding counts with the rounding error of the target's standard deviation.
+
         Source: Ma, Yan and Zhang (2023), table IX.
         """
-        return jnp.nanstd(jnp.log(self.leaf_rmse), axis=1)
+        rounding = jnp.finfo(self.leaf_rmse.dtype).eps * self.y_scaler.scale
+        return jnp.nanstd(jnp.log(jnp.maximum(self.leaf_rmse, rounding)), axis=1)
 
     def root(self, names: Sequence[str] | None = None, *, member: int = 0) -> Branch:
         """A member's tree, as nested nodes to read or to draw (`plots.tree`).

@@ -43,7 +43,7 @@ def fit(
 
     The loss of a row is its negative log likelihood (Nix & Weigend, 1994),
 
-        (log v(x) + (y - m(x))^2 / v(x) + log 2 pi) / 2,    v(x) = softplus(output) + 1e-6.
+        (log v(x) + (y - m(x))^2 / v(x) + log 2 pi) / 2,    v(x) = softplus(output) + floor.
 
     `form="joint"` trains one network with two outputs on it. `form="alternating"` trains a network for the mean on the
     squared error, then one for the variance on this loss with the mean held fixed; then both anew, the mean on the
@@ -51,9 +51,9 @@ def fit(
     that the mean was trained on, but the variance stops by those of the rows held out.
 
     Inputs and target are standardised by the rows given here, so y -> a y + b changes the prediction exactly so, up to
-    rounding; the floor of the variance keeps every std above a thousandth of the target's. A share of the rows, drawn
-    at random, is held out: training stops when their loss has not improved for `patience` epochs, and the weights of
-    the best epoch are kept.
+    rounding; the floor of the variance keeps every std above a thousandth of the target's, in the alternating form a
+    ten thousandth. A share of the rows, drawn at random, is held out: training stops when their loss has not improved
+    for `patience` epochs, and the weights of the best epoch are kept.
 
     `preset="crude"` is the setting of CRUDE, appendix A: three hidden layers of 1024, learning rate 1e-4 and weight
     decay 0.01. The paper says neither which form, nor anything of batches, epochs and stopping: those stay as here.

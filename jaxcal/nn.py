@@ -90,9 +90,8 @@ class FeedForward(eqx.Module):
 class NormalNetwork(eqx.Module):
     """The mean and the variance of a normal law: one network with two outputs, or two networks with one each.
 
-    The variance is softplus(output) + floor, for targets of variance 1: the floor is 1e-6 where one network learns both,
-    as in deep ensembles, and 1e-8 where two are trained in turns, as in USNRT's code: there no mean runs away from rows
-    whose variance is small.
+    The variance is softplus(output) + floor, for targets of variance 1: the floor is 1e-6 where one network learns
+    both, as in deep ensembles, and 1e-8 where two are trained in turns, as in USNRT's code.
 
     Example:
         >>> import jax, jax.numpy as jnp

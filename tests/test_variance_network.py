@@ -11,9 +11,10 @@ import pytest
 from jax.tree_util import Partial
 from scipy import stats
 
-from jaxcal.nn import as_variance
-from jaxcal.optimize import Result, adam_l2, train_minibatches
+from jaxcal.nn import FeedForward, as_variance
+from jaxcal.optimize import Optimum, Result, adam_l2, train_minibatches
 from jaxcal.predictors import variance_network
+from jaxcal.predictors._normal_networks import alternate
 
 X64 = jax.config.jax_enable_x64
 KEY = jax.random.key(0)
@@ -229,3 +230,25 @@ def test_bad_inputs_of_the_prediction(data):
     network = fit(*data)
     with pytest.raises(ValueError, match="x has 3 columns; the network was trained on 1"):
         network(np.ones((4, 3)))
+
+
+def test_every_training_in_turns_holds_out_rows_of_its_own():
+    """Of padded rows, too: those beyond the numbers that there are belong to no part."""
+    y = jnp.arange(14.0)
+    data = (y[:9, None], y[:9]), (y[9:, None], y[9:])
+    num_rows = 8, 3  # so that rows 8, 12 and 13 are padding
+    there = {*range(8), 9, 10, 11}
+    held_out = []
+
+    def train(loss, network, training, validation, *, key):
+        first, second = (
+            {*np.asarray(part[0][:number, 0])} for part, number in zip((training, validation), num_rows, strict=True)
+        )
+        assert (len(first), len(second), first | second) == (8, 3, there)
+        held_out.append(second)
+        return Optimum(network, jnp.zeros(()), jnp.zeros((), int), jnp.zeros((), int))
+
+    new = partial(FeedForward, 1, (2,))
+    alternate(data, num_rows, new, new, train, KEY, 2)
+    assert len(held_out) == 4
+    assert len({frozenset(rows) for rows in held_out}) > 1

@@ -9,7 +9,7 @@ from functools import partial
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Normal
@@ -69,7 +69,9 @@ def train_normal(
     if form == "joint":
         return _joint(rows, new, train, train_key), rows
     new_variance = partial(new, activation=jnp.tanh) if usnrt else new
-    return alternate((rows.train, rows.validation), new, new_variance, train, train_key, rounds), rows
+    data = rows.train, rows.validation
+    num_rows = num_train, x.shape[0] - num_train
+    return alternate(data, num_rows, new, new_variance, train, train_key, rounds), rows
 
 
 def as_normal(moments: tuple[Float[Array, " n"], Float[Array, " n"]], y_scaler: Standardiser) -> Normal:
@@ -87,6 +89,7 @@ def _joint(rows: Rows, new: Callable[..., FeedForward], train: Callable[..., Opt
 
 def alternate(
     data: tuple[tuple, tuple],
+    num_rows: tuple[ArrayLike, ArrayLike],
     new_mean: Callable[..., FeedForward],
     new_variance: Callable[..., FeedForward],
     train: Callable[..., Optimum],
@@ -95,22 +98,48 @@ def alternate(
 ) -> Optimum:
     """A network for the mean and one for the variance, trained in turns, in every round from new weights.
 
-    `data` are the rows (x, y) to train on, and those to stop by.
+    `data` are the rows (x, y) to train on, and those to stop by, of which there are `num_rows`. Every training divides
+    them anew, so that the variance learns from residuals of rows, too, that the mean was not trained on.
     """
-    variances = [jnp.ones_like(y) for _, y in data]
+    x, y, is_there = _together(data, num_rows)
+    variances = jnp.ones_like(y)
     optima = []
-    for keys in jax.random.split(key, (rounds, 4)):
-        weighted = [(*xy, variance) for xy, variance in zip(data, variances, strict=True)]
-        mean = train(_weighted_squared_error, new_mean("scalar", key=keys[0]), *weighted, key=keys[1])
-        residuals = [(x, y - _outputs(mean.params, x)) for x, y in data]
-        initial = new_variance("scalar", key=keys[2])
-        variance = train(_residual_negative_log_likelihood, initial, *residuals, key=keys[3])
-        variances = [as_variance(_outputs(variance.params, x), trained_in_turns=True) for x, _ in data]
+    for keys in jax.random.split(key, (rounds, 6)):
+        parts = _divide((x, y, variances), is_there, data, num_rows, keys[0])
+        mean = train(_weighted_squared_error, new_mean("scalar", key=keys[1]), *parts, key=keys[2])
+        parts = _divide((x, y - _outputs(mean.params, x)), is_there, data, num_rows, keys[3])
+        initial = new_variance("scalar", key=keys[4])
+        variance = train(_residual_negative_log_likelihood, initial, *parts, key=keys[5])
+        variances = as_variance(_outputs(variance.params, x), trained_in_turns=True)
         optima += [mean, variance]
     mean, variance = optima[-2:]
     # A later result code is a worse one.
     steps, result = (jnp.stack([getattr(o, name) for o in optima]) for name in ("steps", "result"))
     return Optimum(NormalNetwork((mean.params, variance.params)), variance.loss, steps.sum(), result.max())
+
+
+@eqx.filter_jit
+def _together(data: tuple[tuple, tuple], num_rows: tuple[ArrayLike, ArrayLike]) -> tuple:
+    """The rows of both parts in one, and which of them are there."""
+    x, y = jax.tree.map(lambda *parts: jnp.concatenate(parts), *data)
+    is_there = [jnp.arange(part[1].shape[0]) < number for part, number in zip(data, num_rows, strict=True)]
+    return x, y, jnp.concatenate(is_there)
+
+
+@eqx.filter_jit
+def _divide(
+    rows: tuple,
+    is_there: Bool[Array, " n"],
+    like: tuple[tuple, tuple],
+    num_rows: tuple[ArrayLike, ArrayLike],
+    key: PRNGKeyArray,
+) -> tuple[tuple, tuple]:
+    """A random division of the rows that are there into parts of the same sizes and paddings."""
+    order = jnp.argsort(jnp.where(is_there, jax.random.uniform(key, is_there.shape), 2))
+    first, second = (jnp.arange(part[1].shape[0]) for part in like)
+    places = first, jnp.minimum(num_rows[0] + second, order.shape[0] - 1)
+    training, validation = (jax.tree.map(lambda part, at=order[at]: part[at], rows) for at in places)
+    return training, validation
 
 
 def _negative_log_likelihood(network: NormalNetwork, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:

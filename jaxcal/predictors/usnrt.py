@@ -561,10 +561,10 @@ def _train_variance(inputs, target, lists: _Lists, keys, training: _Training):
         train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
         new = _new(inputs, training.hidden)
         new_variance = partial(new, activation=jnp.tanh)
-        optimum = alternate((train, validation), new, new_variance, _trainer(lists, training), key, _ROUNDS)
+        counts = lists.num_train, lists.num_validation
+        optimum = alternate((train, validation), counts, new, new_variance, _trainer(lists, training), key, _ROUNDS)
         mean_network, _ = optimum.params.networks
         squares = [(y - jax.vmap(mean_network)(x)) ** 2 for x, y in (train, validation)]
-        counts = lists.num_train, lists.num_validation
         total = sum(jnp.sum(s, where=jnp.arange(s.shape[0]) < c) for s, c in zip(squares, counts, strict=True))
         return optimum, jnp.sqrt(total / (counts[0] + counts[1]))
 

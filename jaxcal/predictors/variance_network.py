@@ -47,8 +47,8 @@ def fit(
 
     `form="joint"` trains one network with two outputs on it. `form="alternating"` trains a network for the mean on the
     squared error, then one for the variance on this loss with the mean held fixed; then both anew, the mean on the
-    squared error over the variance found before; and so on for `rounds` rounds. The residuals are those of the rows
-    that the mean was trained on, but the variance stops by those of the rows held out.
+    squared error over the variance found before; and so on for `rounds` rounds. Every training holds out rows of its
+    own, drawn anew: so the variance learns from residuals, too, of rows that the mean was not trained on.
 
     Inputs and target are standardised by the rows given here, so y -> a y + b changes the prediction exactly so, up to
     rounding; the floor of the variance keeps every std above a thousandth of the target's, in the alternating form a
@@ -59,7 +59,7 @@ def fit(
     decay 0.01. The paper says neither which form, nor anything of batches, epochs and stopping: those stay as here.
     `preset="usnrt"` is the setting of USNRT, section V-A: the alternating form, hidden layers of 8d and 4d units, with
     tanh for ReLU in the variance's network, learning rate 0.01 and batches of 64. The authors' code measures the
-    rows held out after every batch and draws them anew for every training; here they stay, measured after every epoch.
+    rows held out after every batch; here they are measured after every epoch.
 
     Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. No gradient passes
     through the training; predictions are differentiable in x.

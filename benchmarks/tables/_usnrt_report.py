@@ -1,6 +1,7 @@
 """USNRT's tables from finished runs: every run as CSV, ours beside the published means as Markdown, and Fig. 1."""
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -97,7 +98,7 @@ def markdown(records: Sequence[dict], datasets: Sequence[str], protocol: str) ->
     parts = [
         f"# USNRT, Tables II to VI and IX, protocol {protocol}",
         _report.list_of_origins(records),
-        f"{LEGEND} {PROTOCOLS[protocol]}",
+        textwrap.fill(f"{LEGEND} {PROTOCOLS[protocol]}", 120),
         "## What holds",
         "\n".join(f"- {line}" for line in findings(tables, both)),
     ]

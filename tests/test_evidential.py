@@ -1,13 +1,13 @@
 """Deep evidential regression: its law, its loss, what it learns, and what it makes of bad input."""
 
 from functools import partial
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from growing_noise import ROWS, SETTING, draw, mean, std
 from scipy import stats
 from scipy.special import gammaln
 
@@ -18,16 +18,6 @@ from jaxcal.predictors import evidential
 X64 = jax.config.jax_enable_x64
 TOLERANCE = 1e-8 if X64 else 1e-3
 KEY = jax.random.key(0)
-# One setting and one size for nearly all tests, so that they share what is compiled.
-SETTING: dict[str, Any] = {
-    "key": KEY,
-    "hidden": (16,),
-    "batch_size": 200,
-    "max_epochs": 200,
-    "patience": 20,
-    "learning_rate": 0.02,
-}
-ROWS = 2000
 
 
 def fit(x, y, **options):
@@ -36,17 +26,7 @@ def fit(x, y, **options):
 
 @pytest.fixture
 def data(rng):
-    """Rows whose std grows sevenfold from left to right."""
-    x = rng.uniform(-2, 2, size=ROWS)
-    return x, mean(x) + std(x) * rng.normal(size=ROWS)
-
-
-def mean(x):
-    return 3 * np.sin(x)
-
-
-def std(x):
-    return np.exp(x / 2)
+    return draw(rng)
 
 
 def evidence(fitted, x):

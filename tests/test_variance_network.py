@@ -1,13 +1,13 @@
 """The network of means and variances: what it learns, by which loss, in which steps, and what it makes of bad input."""
 
 from functools import partial
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from growing_noise import ROWS, SETTING, draw, mean, std
 from jax.tree_util import Partial
 from scipy import stats
 
@@ -19,16 +19,6 @@ from jaxcal.predictors._normal_networks import alternate
 X64 = jax.config.jax_enable_x64
 KEY = jax.random.key(0)
 FORMS = ("joint", "alternating")
-# One setting and one size for nearly all tests, so that they share what is compiled.
-SETTING: dict[str, Any] = {
-    "key": KEY,
-    "hidden": (16,),
-    "batch_size": 200,
-    "max_epochs": 200,
-    "patience": 20,
-    "learning_rate": 0.02,
-}
-ROWS = 2000
 
 
 def fit(x, y, **options):
@@ -37,17 +27,7 @@ def fit(x, y, **options):
 
 @pytest.fixture
 def data(rng):
-    """Rows whose std grows sevenfold from left to right."""
-    x = rng.uniform(-2, 2, size=ROWS)
-    return x, mean(x) + std(x) * rng.normal(size=ROWS)
-
-
-def mean(x):
-    return 3 * np.sin(x)
-
-
-def std(x):
-    return np.exp(x / 2)
+    return draw(rng)
 
 
 def softplus(x):

@@ -80,6 +80,11 @@ def timed(kind: tuple, call: Callable):
     return result, time.process_time() - began
 
 
+def origin() -> str:
+    """What a result of today is made with: versions, machine and day."""
+    return f"jaxcal {jc.__version__}, jax {jax.__version__}, {machine()}, {datetime.date.today().isoformat()}"
+
+
 @cache
 def machine() -> str:
     """What the numbers are measured on."""

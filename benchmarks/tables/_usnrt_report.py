@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from benchmarks.tables import _report, _usnrt_stability
+from benchmarks.tables import _report
 
 ALEATORY = ("HNN", "Extra Trees", "Random Forest", "USNRT")
 TOTAL = ("MC Dropout", "Concrete Dropout", "Deep Ensemble", "Evidential", "USNRT Ensemble")
@@ -75,7 +75,7 @@ PROTOCOLS = {
 
 
 def write(records: Sequence[dict], datasets: Sequence[str], folder: Path) -> None:
-    """Write a CSV and the tables of either protocol, and the study of stability, of what there is."""
+    """Write a CSV and the tables of either protocol, of what there is."""
     records = sorted(records, key=lambda record: (datasets.index(record["dataset"]), record["seed"]))
     for protocol in PROTOCOLS:
         of_protocol = [record for record in records if record["protocol"] == protocol]
@@ -84,9 +84,6 @@ def write(records: Sequence[dict], datasets: Sequence[str], folder: Path) -> Non
             _report.write_csv(path, of_protocol, COLUMNS)
             path.with_suffix(".md").write_text(markdown(of_protocol, datasets, protocol), encoding="utf-8")
             print(f"Every run is in {path}, the tables in {path.with_suffix('.md')}.")
-    of_study = [record for record in records if record["protocol"] == "stability"]
-    if of_study:
-        _usnrt_stability.write(of_study, folder)
 
 
 def markdown(records: Sequence[dict], datasets: Sequence[str], protocol: str) -> str:

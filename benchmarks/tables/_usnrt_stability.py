@@ -7,18 +7,19 @@ import matplotlib.pyplot as plt
 
 from benchmarks.tables import _report
 from benchmarks.tables._rio_figures import BLUE, GREY, STYLE, save
+from benchmarks.tables._usnrt_report import UNITS
 
 TITLES = {"structure": "networks", "leaves": "most leaves", "significance": "significance"}
 METRICS = {"ece": "ECE in %", "tce": "TCE in %", "mean_std": "100 sharpness"}
-UNITS = {"ece": 1, "tce": 1, "mean_std": 100}
 COLUMNS = ("dataset", "seed", "varied", "value", *METRICS, "rmse", "nlpd", "leaves", "num_test", "time_s")
 
 
 def write(records: Sequence[dict], folder: Path) -> None:
-    """Write every run as CSV, and the figure."""
-    records = [
-        {**record, **dict(zip(("varied", "value"), record["system"].split("="), strict=True))} for record in records
-    ]
+    """Write every run of the study, if there is one, as CSV, and the figure."""
+    named = lambda system: dict(zip(("varied", "value"), system.split("="), strict=True))
+    records = [record | named(record["system"]) for record in records if record["protocol"] == "stability"]
+    if not records:
+        return
     path = folder / "usnrt_stability.csv"
     _report.write_csv(path, records, COLUMNS)
     print(f"Every run of the study is in {path}.")

@@ -8,7 +8,6 @@ known, and the density of the true std given the found one over a million new po
 """
 
 import argparse
-import datetime
 from pathlib import Path
 
 import equinox as eqx
@@ -74,8 +73,7 @@ def five_dimensions() -> tuple[np.ndarray, np.ndarray]:
 
 
 def heading(runs: int) -> list[str]:
-    version = f"jaxcal {jc.__version__}, jax {jax.__version__}, {_jobs.machine()}, {datetime.date.today().isoformat()}"
-    return ["# ACCRUE: problems whose noise is known", f"- {runs} runs of {ROWS} rows\n- {version}"]
+    return ["# ACCRUE: problems whose noise is known", f"- {runs} runs of {ROWS} rows\n- {_jobs.origin()}"]
 
 
 def table(found: dict[str, dict[str, np.ndarray]]) -> str:

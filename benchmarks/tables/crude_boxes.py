@@ -7,7 +7,6 @@ detector stands in, overconfident and with heavy tails: its figures say nothing 
 """
 
 import argparse
-import datetime
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -84,8 +83,7 @@ def measure(boxes: Mapping[str, np.ndarray], seed: int) -> dict[tuple[str, str],
 def heading(name: str, rows: int, seed: int) -> list[str]:
     return [
         "# CRUDE, Table 2",
-        f"- {name}; {rows} boxes, half of them calibrated on, seed {seed}\n"
-        f"- jaxcal {jc.__version__}, jax {jax.__version__}, {_jobs.machine()}, {datetime.date.today().isoformat()}",
+        f"- {name}; {rows} boxes, half of them calibrated on, seed {seed}\n- {_jobs.origin()}",
     ]
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcal as jc
-from benchmarks.tables import _jobs, _usnrt_report
+from benchmarks.tables import _jobs, _usnrt_report, _usnrt_stability
 from benchmarks.tables._usnrt_report import METRICS, UNCORRECTED
 from jaxcal.encoding import Encoder
 
@@ -68,7 +68,9 @@ def main() -> None:
     if not arguments.report:
         jobs = points(arguments.runs) if arguments.protocol == "stability" else cells(arguments)
         _jobs.run(run_job, jobs, runs, arguments.workers)
-    _usnrt_report.write(_jobs.finished(runs), DATASETS, arguments.out / "results")
+    records, results = _jobs.finished(runs), arguments.out / "results"
+    _usnrt_report.write(records, DATASETS, results)
+    _usnrt_stability.write(records, results)
 
 
 def cells(arguments: Namespace) -> list[dict]:

@@ -6,7 +6,6 @@ rule is for: the residuals' std is 1.15 where the first feature is above its mea
 """
 
 import argparse
-import datetime
 import math
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-import jaxcal as jc
 from benchmarks.tables import _jobs, _report
 from jaxcal.functional import levene
 
@@ -101,8 +99,7 @@ def heading(problems: int) -> list[str]:
         f"looks at every {STEP}th row: *none, mean* as the paper writes it, *none, median* as its code does. "
         "*miller-siegmund, median* is jaxcal's default."
     )
-    device = f"{_jobs.machine()}, {datetime.date.today().isoformat()}"
-    return ["# False splits of USNRT's rules", f"jaxcal {jc.__version__}, jax {jax.__version__}, {device}", about]
+    return ["# False splits of USNRT's rules", _jobs.origin(), about]
 
 
 if __name__ == "__main__":

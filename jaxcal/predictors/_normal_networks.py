@@ -9,7 +9,7 @@ from functools import partial
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Normal
@@ -101,13 +101,14 @@ def alternate(
     `data` are the rows (x, y) to train on, and those to stop by, of which there are `num_rows`. Every training divides
     them anew, so that the variance learns from residuals of rows, too, that the mean was not trained on.
     """
-    x, y, is_there = _together(data, num_rows)
+    x, y = jax.tree.map(lambda *parts: jnp.concatenate(parts), *data)
+    divide = partial(_divide, lengths=tuple(part.shape[0] for _, part in data), num_rows=num_rows)
     variances = jnp.ones_like(y)
     optima = []
     for keys in jax.random.split(key, (rounds, 6)):
-        parts = _divide((x, y, variances), is_there, data, num_rows, keys[0])
+        parts = divide((x, y, variances), key=keys[0])
         mean = train(_weighted_squared_error, new_mean("scalar", key=keys[1]), *parts, key=keys[2])
-        parts = _divide((x, y - _outputs(mean.params, x)), is_there, data, num_rows, keys[3])
+        parts = divide((x, y - _outputs(mean.params, x)), key=keys[3])
         initial = new_variance("scalar", key=keys[4])
         variance = train(_residual_negative_log_likelihood, initial, *parts, key=keys[5])
         variances = as_variance(_outputs(variance.params, x), trained_in_turns=True)
@@ -119,26 +120,15 @@ def alternate(
 
 
 @eqx.filter_jit
-def _together(data: tuple[tuple, tuple], num_rows: tuple[ArrayLike, ArrayLike]) -> tuple:
-    """The rows of both parts in one, and which of them are there."""
-    x, y = jax.tree.map(lambda *parts: jnp.concatenate(parts), *data)
-    is_there = [jnp.arange(part[1].shape[0]) < number for part, number in zip(data, num_rows, strict=True)]
-    return x, y, jnp.concatenate(is_there)
-
-
-@eqx.filter_jit
 def _divide(
-    rows: tuple,
-    is_there: Bool[Array, " n"],
-    like: tuple[tuple, tuple],
-    num_rows: tuple[ArrayLike, ArrayLike],
-    key: PRNGKeyArray,
+    rows: tuple, lengths: tuple[int, int], num_rows: tuple[ArrayLike, ArrayLike], key: PRNGKeyArray
 ) -> tuple[tuple, tuple]:
-    """A random division of the rows that are there into parts of the same sizes and paddings."""
+    """A random division into two parts of so many rows, padded to these lengths, as the rows are that come in."""
+    places = [jnp.arange(length) for length in lengths]
+    is_there = jnp.concatenate([place < number for place, number in zip(places, num_rows, strict=True)])
     order = jnp.argsort(jnp.where(is_there, jax.random.uniform(key, is_there.shape), 2))
-    first, second = (jnp.arange(part[1].shape[0]) for part in like)
-    places = first, jnp.minimum(num_rows[0] + second, order.shape[0] - 1)
-    training, validation = (jax.tree.map(lambda part, at=order[at]: part[at], rows) for at in places)
+    chosen = order[places[0]], order[jnp.minimum(num_rows[0] + places[1], order.shape[0] - 1)]
+    training, validation = (jax.tree.map(lambda part, at=at: part[at], rows) for at in chosen)
     return training, validation
 
 

@@ -268,3 +268,53 @@ def test_greedy_rows_are_distinct_among_duplicates():
     rows = gp.greedy_rows(lambda row: gram[row], jnp.diagonal(gram), 12)
     assert sorted(rows.tolist()) == list(range(12))
     assert len(set(x[rows[:3], 0].tolist())) == 3
+
+
+# ------------------------------------------------------------------ rows left out
+
+
+def without(i, *arrays):
+    return [jnp.delete(array, i, axis=0) for array in arrays]
+
+
+def test_rows_left_out_exactly_are_those_of_a_refit(problem):
+    x, _, _, y = problem
+    gram = gp.add_diagonal(kernel(x, x), NOISE)
+    found = gp.exact_left_out(gp.exact_posterior(gram, y))
+    np.testing.assert_allclose(found.variance, gp.left_out_variance(gram), rtol=1e-9 if X64 else 1e-4)
+    for i in (0, 17, 39):
+        x_rest, y_rest = without(i, x, y)
+        cross = np.asarray(kernel(x_rest, x[i : i + 1]))[:, 0]
+        weights = np.linalg.solve(np.asarray(kernel(x_rest, x_rest)) + NOISE * np.eye(39), cross)
+        np.testing.assert_allclose(found.error[i], y[i] - weights @ y_rest, rtol=1e-9 if X64 else 1e-3)
+        np.testing.assert_allclose(found.variance[i], 1.7 + NOISE - weights @ cross, rtol=1e-9 if X64 else 1e-3)
+
+
+def test_rows_left_out_of_a_sparse_posterior_are_those_of_a_refit(problem):
+    x, z, _, y = problem
+    noise, jitter = jnp.asarray(NOISE), 1e-4
+    whiten, sums = row_sums(x, z, y, jitter)
+    posterior = gp.sparse_posterior(sums, whiten, noise)
+    for i in (0, 17, 39):
+        cross, prior = kernel(z, x[i : i + 1])[:, 0], jnp.asarray(1.7)
+        x_rest, y_rest = without(i, x, y)
+        refit = gp.sparse_posterior(row_sums(x_rest, z, y_rest, jitter)[1], whiten, noise)
+        mean, variance = gp.predict(refit, cross, prior)
+        found = gp.sparse_left_out(posterior, cross, y[i], prior, noise)
+        np.testing.assert_allclose(found.error, y[i] - mean, rtol=1e-8 if X64 else 1e-2)
+        np.testing.assert_allclose(found.variance, variance + NOISE, rtol=1e-8 if X64 else 1e-3)
+
+
+@pytest.mark.skipif(not X64, reason="compares derivatives to many digits")
+def test_derivatives_in_closed_form_are_those_through_the_factorisation(problem, rng):
+    x, _, new, _ = problem
+    gram, cross = gp.add_diagonal(kernel(x, x), NOISE), kernel(x, new)
+    weights = jnp.asarray(rng.normal(size=5)), jnp.asarray(rng.normal(size=40))
+    ours = jax.grad(lambda *given: weights[0] @ gp.explained_variance(*given), (0, 1))(gram, cross)
+    through = jax.grad(lambda g, k: weights[0] @ jnp.sum(k * jnp.linalg.solve(g, k), axis=0), (0, 1))(gram, cross)
+    # A covariance is symmetric: only the symmetric part of the slope by it matters.
+    np.testing.assert_allclose(ours[0] + ours[0].T, through[0] + through[0].T, atol=1e-11)
+    np.testing.assert_allclose(ours[1], through[1], atol=1e-11)
+    ours = jax.grad(lambda g: weights[1] @ gp.left_out_variance(g))(gram)
+    through = jax.grad(lambda g: weights[1] @ (1 / jnp.diagonal(jnp.linalg.inv(g))))(gram)
+    np.testing.assert_allclose(ours + ours.T, through + through.T, atol=1e-11)

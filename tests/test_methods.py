@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxcal import Distribution, Normal, Point, mlp, rio
-from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic
+from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, sharp_gp
 from jaxcal.predictors import deep_ensemble, dropout, evidential, gaussian_process, variance_network
 
 X64 = jax.config.jax_enable_x64
@@ -63,6 +63,13 @@ def fit_isotonic(x, mean, y):
     return isotonic.fit(x, Point(mean), y)
 
 
+def fit_sharp_gp(x, mean, y, **options):
+    """Of two calibration rows after each training row."""
+    train, rest = np.arange(40) % 3 == 0, np.arange(40) % 3 > 0
+    options = {"x_train": x[train], "y_train": y[train], "kernel": sharp_gp.Kernel(1.0, 0.1), **options}
+    return sharp_gp.fit(x[rest], Point(mean[rest]), y[rest], **options)
+
+
 def base_with_std(x, mean):
     return Normal(mean, 1 + jnp.asarray(x)[:, 0] ** 2)
 
@@ -100,6 +107,8 @@ METHODS = {
     "conformal-quantile": (lambda x, mean, y: conformal.fit(x, Point(mean), y, score="quantile"), call_rio),
     "gaussian-mle": (fit_gaussian_mle, call_rio),
     "isotonic": (fit_isotonic, call_rio),
+    "sharp-gp": (fit_sharp_gp, call_rio),
+    "sharp-gp-paper": (partial(fit_sharp_gp, preset="paper"), call_rio),
 }
 # A network after 20 epochs is a chaotic function of rounding, an optimum is not.
 TOLERANCE = {
@@ -116,11 +125,13 @@ TOLERANCE = {
     **dict.fromkeys(["crude", "crude-neighbours", "conformal", "conformal-quantile"], 1e-12 if X64 else 1e-5),
     "gaussian-mle": 1e-12 if X64 else 1e-5,
     "isotonic": 1e-12 if X64 else 1e-5,
+    "sharp-gp": 1e-8 if X64 else 1e-3,
+    "sharp-gp-paper": 1e-4 if X64 else 2e-2,
 }
 
 
-# A slower form of the method before it.
-SLOW = {"rio-collapsed"}
+# Slower forms of the method before them.
+SLOW = {"rio-collapsed", "sharp-gp-paper"}
 PARAMS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in METHODS]
 
 

@@ -169,6 +169,20 @@ class GaussianProcess(eqx.Module):
         return cast(SquaredExponential, self.process.kernel.input)
 
     @property
+    def lengthscale(self) -> Float[Array, "*runs d"]:
+        """The lengthscales, one for each column, in the units of x."""
+        scale = self.x_scaler.scale
+        log_lengthscale = self.kernel.log_lengthscale
+        if log_lengthscale.ndim < scale.ndim:
+            log_lengthscale = log_lengthscale[..., None]
+        return jnp.exp(log_lengthscale) * scale
+
+    @property
+    def noise_ratio(self) -> Float[Array, "*runs"]:
+        """The variance of the noise over that of f."""
+        return self.scaled_noise / jnp.exp(self.kernel.log_variance)
+
+    @property
     def noise_variance(self) -> Float[Array, "*runs"]:
         """The variance of the noise, in squared units of y."""
         return self.scaled_noise * self.y_scaler.scale**2

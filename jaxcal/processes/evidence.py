@@ -199,6 +199,28 @@ def predict(process: GaussianProcess, given: gp.Posterior, at: Points, points: P
     return lax.map(predict_one, points, batch_size=_PREDICTED_AT_ONCE)
 
 
+def left_out(process: GaussianProcess, given: gp.Posterior, data: Data) -> gp.LeftOut:
+    """Errors and variances of the rows, each left out of the data in turn; their noise is equal.
+
+    Args:
+        process: the process.
+        given: its posterior of these rows.
+        data: the rows.
+    """
+    inducing = process.inducing
+    if inducing is None:
+        return gp.exact_left_out(given)
+    noise = process.noise_variance(data.points)
+
+    def one_row(row):
+        point, target = row
+        point = jax.tree.map(lambda a: a[None], point)
+        cross, prior = process.kernel(point, inducing)[0], process.kernel.diagonal(point)[0]
+        return gp.sparse_left_out(given, cross, target, prior, noise)
+
+    return lax.map(one_row, (data.points, data.targets), batch_size=_PREDICTED_AT_ONCE)
+
+
 def raise_unless_factorised(result: Int[Array, "*runs"], jitter: Float[Array, "*runs"], n: int) -> None:
     """Raise FloatingPointError if no jitter made the covariance of n rows positive definite; nothing while traced."""
     if not _checks.is_traced(result) and np.any(np.asarray(result) == Result.NOT_FINITE):

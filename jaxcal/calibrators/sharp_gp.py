@@ -1,0 +1,465 @@
+"""Sharp calibrated Gaussian processes: quantiles around any model's mean, wide where a second process is unsure.
+
+Capone, Hirche & Pleiss, "Sharp Calibrated Gaussian Processes", NeurIPS 2023. The delta-quantile of a row is
+mean + beta sigma(theta, x). The mean is the model's, and sigma^2 the variance (eq. 3b) of a Gaussian process given the
+training inputs, whose lengthscales theta are not those of the regression: they are chosen for every level so that the
+quantiles lie close to the mean (eq. 7, `processes.widths.log_width`), with beta the quantile of the errors over sigma
+(eq. 6, `functional.quantiles.linear_quantile`).
+
+The paper's Theorem 5.4 needs the errors that set beta not to have chosen theta. So theta and beta are chosen by the
+errors of the training rows, each left out in turn, and the calibration rows do the rest; `preset="paper"` chooses them
+by the calibration rows too, as Algorithm 1 does.
+
+Quantiles of several levels must not cross. From the middle outwards they are nested: no level's quantile is nearer to
+the mean than that of the level before it. On the curve through a row's quantiles every error has a place, its score,
+and the delta-quantile is the curve at the delta-quantile of the calibration rows' scores (eq. 6 again): exactly j of N
+calibration rows lie at or below the quantile at level j / (N + 1).
+"""
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple, Protocol, cast, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float
+
+from jaxcal import _checks
+from jaxcal.calibrators._base import Rows, as_rows, check_base, warn_without_width
+from jaxcal.distributions import Distribution, Quantiles
+from jaxcal.functional import gp
+from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
+from jaxcal.processes import evidence, starts, widths
+from jaxcal.processes.evidence import Data, GaussianProcess, Options
+from jaxcal.processes.kernels import IOKernel, Points, SquaredExponential
+from jaxcal.scaling import Standardiser
+
+# Levels near the middle need no lengthscales of their own: their quantiles are close to the mean anyway.
+_LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
+_GRID = tuple(step / 200 for step in range(1, 200))
+_MOST_ITERATIONS = 1000
+# Above so many training rows the variance is the sparse one.
+_EXACT_ROWS, _NUM_INDUCING = 2000, 300
+
+
+class Kernel(NamedTuple):
+    """exp(-sum_j (a_j - b_j)^2 / (2 l_j^2)) and noise.
+
+    Attributes:
+        lengthscale: [d], or one for all columns, in the units of x.
+        noise_ratio: the variance of the noise over that of the process.
+    """
+
+    lengthscale: Float[ArrayLike, "..."]
+    noise_ratio: Float[ArrayLike, ""]
+
+
+@runtime_checkable
+class HasKernel(Protocol):
+    """What has the lengthscales and the noise of a regression: a `Kernel`, or a fitted `gaussian_process`."""
+
+    @property
+    def lengthscale(self) -> ArrayLike:
+        """As of `Kernel`."""
+        ...
+
+    @property
+    def noise_ratio(self) -> ArrayLike:
+        """As of `Kernel`."""
+        ...
+
+
+class Setting(NamedTuple):
+    """The options of `fit` that decide what is compiled."""
+
+    levels: tuple[float, ...]
+    grid: tuple[float, ...]
+    search: str
+    fit_on: str
+    num_inducing: int | None
+    num_searched: int
+
+
+def fit(
+    x: ArrayLike,
+    base: Distribution,
+    y: ArrayLike,
+    *,
+    x_train: ArrayLike,
+    y_train: ArrayLike | None = None,
+    kernel: HasKernel | None = None,
+    levels: float | Sequence[float] | None = None,
+    search: str | None = None,
+    fit_on: str | None = None,
+    num_inducing: int | None = None,
+    num_searched: int = 1000,
+    preset: str | None = None,
+    throw: bool = True,
+) -> "SharpGP":
+    """Choose the lengthscales of every level, and calibrate their quantiles.
+
+    Of a level the lengthscales minimise log |beta| + log(mean of sigma^2) / 2 over rows, with beta the quantile of the
+    rows' errors over sigma. From the middle outwards they do not grow, so that sigma does not fall (Assumption 4.1).
+    The process has variance 1, as beta makes up for it, and the noise ratio of the regression.
+
+    Which rows these are is said by `fit_on`:
+
+    - "training": the training rows, each left out of a Gaussian process in turn. The calibration rows then have no part
+      in the curve that they are scored by, and a new exchangeable row lies at or below the quantile at level
+      j / (N + 1) with probability j / (N + 1), whatever the model and the data (more where scores are tied).
+    - "calibration": the calibration rows, by which the curve is calibrated, too. The quantiles are closer to the mean
+      than they should be: of intervals of 95 % the notes of the literature and `tests` find a coverage of 88 to 94 %.
+
+    `search` is "line" for common multiples of the regression's lengthscales, or "ard" for a lengthscale a column by
+    L-BFGS, from the outermost level inwards.
+
+    `preset="paper"` is Algorithm 1, search="ard" and fit_on="calibration", and covers too little, as above. Between
+    levels it interpolates quantiles, where the paper interpolates lengthscales and beta, whose quantiles may cross.
+
+    Up to 2000 training rows the variance is exact, and the fitted module holds a matrix of these rows for every level;
+    beyond, it is that of Titsias' approximation with inducing points, chosen among the rows by conditional variance.
+    Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. No gradient passes through the fit;
+    predictions are differentiable in x and base.
+
+    Args:
+        x: inputs [N, d] of calibration rows, which the model was not trained on; a vector [N] is one column.
+        base: the model's predictions at x, of which the mean is looked at.
+        y: targets [N].
+        x_train: inputs [n, d] that the variance is conditioned on: those that the model was trained on.
+        y_train: targets [n]; may be None with a kernel and fit_on="calibration".
+        kernel: lengthscales and noise of the regression, a `Kernel` or a `gaussian_process` fitted to the training
+            rows; None for those of the greatest evidence of the training rows.
+        levels: in (0, 1), increasing, each with lengthscales of its own; the law has these and the multiples of 1/200
+            between them. A number for a law of that level alone. Default: 0.025, 0.05, 0.1, 0.2, 0.3, 0.4 and their
+            mirror images, as far as N calibration rows carry them.
+        search: "line" (default) or "ard", as above.
+        fit_on: "training" (default) or "calibration", as above.
+        num_inducing: how many inducing points; None for the exact variance up to 2000 training rows, else 300.
+        num_searched: by how many of the training and of the calibration rows, at equal distances in their order, the
+            lengthscales are chosen at most; beta is set by all of them (section 6 of the paper).
+        preset: None, or "paper" as above.
+        throw: whether to raise if a covariance cannot be factorised; else the law is NaN.
+
+    Raises:
+        TypeError: if base is not a Distribution.
+        ValueError: if an argument is empty, not finite or of the wrong shape; if there are fewer than two training
+            rows; if levels do not increase, lie outside (0, 1) or need more calibration rows than there are; if y_train
+            is constant, or is needed and not given; if an option is out of its range.
+        FloatingPointError: if a covariance cannot be factorised, and `throw`.
+
+    Warns:
+        UserWarning: if y equals base.mean in every row, so that no prediction has a width.
+
+    Example:
+        >>> import numpy as np
+        >>> import jaxcal as jc
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.uniform(-2, 2, size=300)
+        >>> y = np.sin(3 * x) + 0.1 * rng.normal(size=300)
+        >>> model = jc.gaussian_process.fit(x[:200], y[:200])
+        >>> fitted = jc.sharp_gp.fit(x[200:], model(x[200:]), y[200:], x_train=x[:200], y_train=y[:200], kernel=model)
+        >>> lower, upper = fitted(np.zeros(1), model(np.zeros(1))).interval(0.9)
+        >>> bool(0.25 < (upper - lower)[0] < 0.45)
+        True
+    """
+    rows = as_rows(x, base, y)
+    x_train = _checks.as_matrix("x_train", x_train)
+    _checks.check_rows("x_train", x_train, 2)
+    _checks.check_columns("x", rows.x, x_train.shape[1], "x_train has")
+    setting = _setting(rows.y.shape[0], x_train.shape[0], levels, search, fit_on, num_inducing, num_searched, preset)
+    if y_train is None:
+        if kernel is None or setting.fit_on == "training":
+            raise ValueError("y_train may be None only with a kernel and fit_on='calibration'.")
+        y_train = jnp.zeros_like(x_train[:, 0])  # no error of theirs is looked at
+    else:
+        y_train = _checks.as_vector("y_train", y_train, length=x_train.shape[0])
+        _checks.check_varies("y_train is", y_train, jnp.max(jnp.abs(y_train)))
+    warn_without_width(rows.y - rows.mean)
+    sharp = _fit(rows, x_train, y_train, None if kernel is None else _checked(kernel, x_train.shape[1]), setting)
+    if throw and not _checks.is_traced(sharp.scores) and not jnp.isfinite(sharp.scores).all():
+        raise FloatingPointError(
+            f"the covariance of {x_train.shape[0]} rows could not be factorised: the noise_ratio of the kernel, "
+            f"{np.max(sharp.noise_ratio):.1e}, is too small for {sharp.scores.dtype}. throw=False returns the fit."
+        )
+    return sharp
+
+
+class SharpGP(eqx.Module):
+    """Quantiles around a model's mean; made by `fit`.
+
+    Attributes:
+        log_lengthscales: [k, d], those of every level, in scaled units.
+        posteriors: for every level, what is known at the conditioning points under its lengthscales.
+        points: the conditioning points: training rows, or inducing points.
+        noise_ratio: the variance of the noise, that of the process being 1.
+        beta: [k], what multiplies the sigma of every level, in the unit of y.
+        scores: [N], of the calibration rows, in increasing order.
+        x_scaler: standardisation of the inputs.
+        levels: the k levels that have lengthscales of their own.
+        grid: the levels of the law.
+    """
+
+    log_lengthscales: Float[Array, "*runs k d"]
+    posteriors: gp.Posterior
+    points: Points
+    noise_ratio: Float[Array, "*runs"]
+    beta: Float[Array, "*runs k"]
+    scores: Float[Array, "*runs l"]
+    x_scaler: Standardiser
+    levels: tuple[float, ...] = eqx.field(static=True)
+    grid: tuple[float, ...] = eqx.field(static=True)
+
+    def __call__(self, x: ArrayLike, base: Distribution) -> Quantiles:
+        """The calibrated law of every row.
+
+        Args:
+            x: inputs [n, d]; a vector [n] is one column.
+            base: the model's predictions at x.
+
+        Raises:
+            TypeError: if base is not a Distribution.
+            ValueError: if an argument is empty, not finite, of the wrong shape, or x of another number of columns than
+                the training inputs.
+        """
+        x = _checks.as_matrix("x", x)
+        _checks.check_columns("x", x, self.x_scaler.loc.shape[-1], "the process was fitted on")
+        check_base(base, x.shape[0])
+        return Quantiles(np.array(self.grid), _predict(self, x, base.mean))
+
+    @property
+    def lengthscales(self) -> Float[Array, "*runs k d"]:
+        """Those of every level, in the units of x."""
+        return jnp.exp(self.log_lengthscales) * self.x_scaler.scale[..., None, :]
+
+
+def _setting(num_rows, num_train, levels, search, fit_on, num_inducing, num_searched, preset) -> Setting:
+    """The options, checked, with the defaults that depend on each other filled in."""
+    _checks.check_choice("preset", preset, (None, "paper"))
+    paper = preset == "paper"
+    search = search or ("ard" if paper else "line")
+    fit_on = fit_on or ("calibration" if paper else "training")
+    _checks.check_choice("search", search, ("ard", "line"))
+    _checks.check_choice("fit_on", fit_on, ("training", "calibration"))
+    _checks.check_at_least("num_searched", num_searched, 2)
+    if num_inducing is None and num_train > _EXACT_ROWS:
+        num_inducing = _NUM_INDUCING
+    if num_inducing is not None:
+        _checks.check_at_least("num_inducing", num_inducing, 1)
+        num_inducing = min(num_inducing, num_train)
+    own, grid = _levels(levels, num_rows)
+    return Setting(own, grid, search, fit_on, num_inducing, num_searched)
+
+
+def _levels(levels: float | Sequence[float] | None, num_rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The levels that have lengthscales of their own, and those of the law."""
+    rows_for = lambda level: smallest_table(max(level, 1 - level))
+    if levels is None:
+        own = tuple(level for level in _LEVELS if rows_for(level) <= num_rows)
+        if not own:
+            raise ValueError(f"{num_rows} calibration rows are too few: at least {rows_for(0.4)} are needed.")
+    else:
+        own = tuple(float(level) for level in np.atleast_1d(levels))
+        _checks.check_length("levels", np.array(own), None)
+        _checks.check_fraction("levels", np.array(own))
+        if any(after <= before for before, after in itertools.pairwise(own)):
+            raise ValueError(f"levels must increase; got {own}.")
+        outermost = max(own, key=rows_for)
+        if rows_for(outermost) > num_rows:
+            raise ValueError(
+                f"{num_rows} calibration rows are too few for level {outermost:g}: "
+                f"at least {rows_for(outermost)} are needed."
+            )
+    return own, tuple(sorted({*own, *(level for level in _GRID if own[0] < level < own[-1])}))
+
+
+def _checked(kernel: HasKernel, num_columns: int) -> Kernel:
+    """Lengthscales, one for each column, and noise."""
+    lengthscale, noise_ratio = (_checks.as_floats(name, getattr(kernel, name)) for name in Kernel._fields)
+    if lengthscale.shape not in ((), (1,), (num_columns,)) or noise_ratio.shape:
+        raise ValueError(
+            f"kernel must have a lengthscale for each of the {num_columns} columns and one noise_ratio; got shapes "
+            f"{lengthscale.shape} and {noise_ratio.shape}."
+        )
+    for name, values in (("kernel.lengthscale", lengthscale), ("kernel.noise_ratio", noise_ratio)):
+        _checks.check_finite(name, values)
+        _checks.check_positive(name, values)
+    return Kernel(jnp.broadcast_to(lengthscale, (num_columns,)), noise_ratio)
+
+
+class _Given(NamedTuple):
+    """What a variance is conditioned on: training rows, as they are or through inducing points, and the noise.
+
+    Attributes:
+        x: [n, d], scaled.
+        targets: [n], scaled.
+        log_noise: the log of the noise ratio.
+        inducing: None for the rows as they are.
+    """
+
+    x: Float[Array, "n d"]
+    targets: Float[Array, " n"]
+    log_noise: Float[Array, ""]
+    inducing: Points | None
+
+    @property
+    def data(self) -> Data:
+        """The rows."""
+        return Data(Points(self.x, None), self.targets)
+
+    @property
+    def points(self) -> Points:
+        """The conditioning points."""
+        return self.data.points if self.inducing is None else self.inducing
+
+    @property
+    def noise_ratio(self) -> Float[Array, ""]:
+        """The variance of the noise, that of the process being 1."""
+        return self.process(jnp.zeros_like(self.x[0])).noise_variance(self.data.points)
+
+    def process(self, log_lengthscale: Float[Array, " d"]) -> GaussianProcess:
+        """The process of variance 1 and these lengthscales."""
+        return GaussianProcess(_kernel(log_lengthscale), self.log_noise, None, self.inducing)
+
+    def posterior(self, log_lengthscale: Float[Array, " d"]) -> gp.Posterior:
+        """What is known under these lengthscales."""
+        bound = "exact" if self.inducing is None else "collapsed"
+        jitter = evidence.jitter_of_try(jnp.int32(0), self.x.dtype, bound)
+        return evidence.posterior(self.process(log_lengthscale), self.data, jitter)
+
+    def left_out(self, log_lengthscale: Float[Array, " d"], posterior: gp.Posterior) -> gp.LeftOut:
+        """Errors and variances of the training rows, each left out in turn."""
+        return evidence.left_out(self.process(log_lengthscale), posterior, self.data)
+
+
+@eqx.filter_jit
+def _fit(
+    rows: Rows, x_train: Float[Array, "n d"], y_train: Float[Array, " n"], kernel: Kernel | None, setting: Setting
+) -> SharpGP:
+    arrays = lax.stop_gradient((rows, x_train, y_train, kernel))
+    dtype = jnp.result_type(*jax.tree.leaves(arrays[:3]))
+    rows, x_train, y_train, kernel = jax.tree.map(lambda a: jnp.asarray(a, dtype), arrays)
+    x_scaler, y_scaler = Standardiser.of(x_train), Standardiser.of(y_train)
+    x, targets = x_scaler(x_train), y_scaler(y_train)
+    log_lengthscale, noise_ratio = _fitted(x, targets) if kernel is None else _scaled(kernel, x_scaler)
+    given = _conditioned(x, targets, log_lengthscale, noise_ratio, setting.num_inducing)
+
+    errors, at = rows.y - rows.mean, x_scaler(rows.x)
+    chosen_by, chosen_at = errors, at
+    if setting.fit_on == "training":
+        left_out = given.left_out(log_lengthscale, given.posterior(log_lengthscale))
+        chosen_by, chosen_at = y_scaler.scale * left_out.error, None
+    problem = widths.Problem(x, given.noise_ratio, chosen_by, chosen_at).of_some_rows(setting.num_searched)
+    search = widths.on_line if setting.search == "line" else widths.by_column
+    log_lengthscales = -search(problem, -log_lengthscale, setting.levels)
+
+    def calibrate(chosen):
+        log_lengthscale, level = chosen
+        posterior = given.posterior(log_lengthscale)
+        if chosen_at is None:
+            variance = given.left_out(log_lengthscale, posterior).variance
+        else:
+            variance = _variance(log_lengthscale, posterior, given.points, given.noise_ratio, chosen_at)
+        return posterior, linear_quantile(jnp.sort(chosen_by / jnp.sqrt(variance)), level)
+
+    posteriors, beta = lax.map(calibrate, (log_lengthscales, jnp.asarray(setting.levels, dtype)))
+    levels = setting.levels, setting.grid
+    sharp = SharpGP(log_lengthscales, posteriors, given.points, given.noise_ratio, beta, errors, x_scaler, *levels)
+    score = partial(_score, num_below=widths.num_below(setting.levels))
+    return eqx.tree_at(lambda sharp: sharp.scores, sharp, jnp.sort(jax.vmap(score)(_curves(sharp, at), errors)))
+
+
+def _fitted(x: Float[Array, "n d"], targets: Float[Array, " n"]) -> tuple[Float[Array, " d"], Float[Array, ""]]:
+    """Log lengthscales and noise ratio of the greatest evidence."""
+    data = Data(Points(x, None), targets)
+    options = Options.of(targets.shape[0], "auto", None, None, _MOST_ITERATIONS, None)
+    found = evidence.maximise(starts.on_grid(data, ard=True), data, options)[1].process
+    kernel = cast(SquaredExponential, found.kernel.input)
+    log_lengthscale = jnp.broadcast_to(kernel.log_lengthscale, x.shape[1:])
+    return log_lengthscale, found.noise_variance(data.points) / jnp.exp(kernel.log_variance)
+
+
+def _scaled(kernel: Kernel, x_scaler: Standardiser) -> tuple[Float[Array, " d"], Float[Array, ""]]:
+    """Log lengthscales in scaled units, and noise ratio; in constant columns rows do not differ, whatever the scale."""
+    has_scale = x_scaler.scale > 0
+    ratio = jnp.where(has_scale, kernel.lengthscale, 1) / jnp.where(has_scale, x_scaler.scale, 1)
+    return jnp.log(ratio), jnp.asarray(kernel.noise_ratio)
+
+
+def _conditioned(x, targets, log_lengthscale, noise_ratio, num_inducing: int | None) -> _Given:
+    # With less noise, rounding would show in the variance.
+    noise_ratio = jnp.maximum(noise_ratio, jnp.sqrt(jnp.finfo(x.dtype).eps))
+    inducing = None
+    if num_inducing is not None:
+        inducing = evidence.greedy_points(_kernel(log_lengthscale), Points(x, None), num_inducing)
+    return _Given(x, targets, jnp.log(noise_ratio), inducing)
+
+
+def _kernel(log_lengthscale: Float[Array, " d"]) -> IOKernel:
+    return IOKernel(SquaredExponential(jnp.zeros_like(log_lengthscale[0]), log_lengthscale), None)
+
+
+def _variance(log_lengthscale, posterior: gp.Posterior, points: Points, noise_ratio, x) -> Float[Array, " n"]:
+    """sigma^2 of new rows, in scaled units (eq. 3b)."""
+    process = GaussianProcess(_kernel(log_lengthscale), jnp.log(noise_ratio))
+    return evidence.predict(process, posterior, points, Points(x, None))[1] + noise_ratio
+
+
+@eqx.filter_jit
+def _predict(sharp: SharpGP, x: Float[Array, "n d"], mean: Float[Array, " n"]) -> Float[Array, "n l"]:
+    """The quantiles of the rows at the levels of the grid."""
+    curves = _curves(sharp, sharp.x_scaler(x))
+    scores = linear_quantile(sharp.scores, jnp.asarray(sharp.grid, sharp.scores.dtype))
+    num_below = widths.num_below(sharp.levels)
+    errors = jax.vmap(lambda curve: jax.vmap(lambda score: _error(curve, score, num_below))(scores))(curves)
+    # Rounding must not let them cross.
+    return mean[:, None] + lax.cummax(errors, axis=1)
+
+
+def _curves(sharp: SharpGP, x: Float[Array, "n d"]) -> Float[Array, "n c"]:
+    """Every row's quantiles of the error, with the 0 in their middle, nested: their distances from 0 never fall."""
+
+    def distance(level):
+        log_lengthscale, posterior, beta = level
+        variance = _variance(log_lengthscale, posterior, sharp.points, sharp.noise_ratio, x)
+        return jnp.abs(beta) * jnp.sqrt(variance)
+
+    distances = lax.map(distance, (sharp.log_lengthscales, sharp.posteriors, sharp.beta)).T
+    num_below = widths.num_below(sharp.levels)
+    below = -lax.cummax(distances[:, :num_below], axis=1, reverse=True)
+    above = lax.cummax(distances[:, num_below:], axis=1)
+    return jnp.concatenate([below, jnp.zeros_like(distances[:, :1]), above], axis=1)
+
+
+def _score(curve: Float[Array, " c"], error: Float[Array, ""], num_below: int) -> Float[Array, ""]:
+    """The place of an error on a row's curve: -1 at the first quantile below the middle, 2 at the second one above."""
+    places = jnp.arange(curve.shape[0], dtype=curve.dtype) - num_below
+    end, place, unit = _end(curve, error, num_below)
+    beyond = jnp.abs(error) - jnp.abs(end)
+    inside = interpolate_monotone(error, curve, places)
+    return jnp.where(beyond > 0, place + jnp.sign(error) * beyond / unit, inside)
+
+
+def _error(curve: Float[Array, " c"], score: Float[Array, ""], num_below: int) -> Float[Array, ""]:
+    """The error at a place on a row's curve: the inverse of `_score`."""
+    places = jnp.arange(curve.shape[0], dtype=curve.dtype) - num_below
+    end, place, unit = _end(curve, score, num_below)
+    beyond = jnp.abs(score) - jnp.abs(place)
+    inside = interpolate_monotone(score, places, curve)
+    return jnp.where(beyond > 0, end + jnp.sign(score) * beyond * unit, inside)
+
+
+def _end(curve: Float[Array, " c"], sign: Float[Array, ""], num_below: int) -> tuple[Array, Array, Array]:
+    """The curve's end on the side of a sign, its place, and the unit of places beyond: how far it is from the middle.
+
+    A side without levels, or of no width, is as wide as the other one.
+    """
+    lower, upper = curve[0], curve[-1]
+    is_above = sign > 0
+    end, other = jnp.where(is_above, upper, lower), jnp.where(is_above, lower, upper)
+    unit = jnp.abs(jnp.where(end == 0, other, end))
+    place = jnp.where(is_above, curve.shape[0] - 1 - num_below, -num_below).astype(curve.dtype)
+    return end, place, unit

@@ -1,0 +1,222 @@
+"""Sharp calibrated Gaussian processes: calibration that is exact, quantiles that do not cross, and bad input."""
+
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import jaxcal as jc
+from jaxcal import Point
+from jaxcal.calibrators import sharp_gp
+
+X64 = jax.config.jax_enable_x64
+EXACT = 1e-10 if X64 else 1e-4
+KERNEL = sharp_gp.Kernel(np.array([1.0, 1.0]), 0.1)
+SLOW = pytest.mark.slow
+FORMS = (
+    {},
+    {"preset": "paper"},
+    {"num_inducing": 15},
+    pytest.param({"search": "ard"}, marks=SLOW),
+    pytest.param({"fit_on": "calibration"}, marks=SLOW),
+)
+
+
+def mean(x):
+    return np.sin(2 * x[:, 0]) + x[:, 1]
+
+
+def draw(rng, size):
+    """Rows whose noise grows where they are few, far from the middle."""
+    x = rng.normal(size=(size, 2))
+    return x, mean(x) + (0.05 + 0.3 * np.abs(x[:, 0])) * rng.normal(size=size)
+
+
+@pytest.fixture(scope="module")
+def data():
+    """60 training rows, 49 calibration rows and 100 others."""
+    rng = np.random.default_rng(7)
+    return [draw(rng, size) for size in (60, 49, 100)]
+
+
+def fit(data, **options):
+    (x_train, y_train), (x, y), _ = data
+    given = {"y_train": y_train, "kernel": KERNEL, **options}
+    return sharp_gp.fit(x, Point(mean(x)), y, x_train=x_train, **given)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_exactly_j_calibration_rows_lie_at_or_below_level_j(data, form):
+    """And no quantiles cross, in any row."""
+    fitted = fit(data, **form)
+    x, y = data[1]
+    law = fitted(x, Point(mean(x)))
+    levels = np.arange(5, 46, 5) / 50
+    values = np.asarray(law.icdf(levels))
+    # The row of rank j lies on its own quantile: rounding decides on which side.
+    slack = EXACT * np.abs(values).max()
+    for j, value in zip(range(5, 46, 5), values.T, strict=True):
+        assert (y < value - slack).sum() <= j <= (y <= value + slack).sum()
+    new = np.asarray(fitted(data[2][0], Point(mean(data[2][0]))).values)
+    assert (np.diff(new, axis=1) >= 0).all()
+
+
+def test_one_level_is_equation_6(data):
+    """beta sigma, with beta the linear quantile of errors over sigma, on either side and whatever its sign."""
+    (x_train, _), (x, y), (new, _) = data
+    sigma = partial(exact_sigma, x_train)
+    for level, shift in ((0.9, 0.0), (0.1, 0.0), (0.9, -5.0)):
+        base = Point(mean(x) - shift)
+        fitted = sharp_gp.fit(x, base, y, x_train=x_train, y_train=data[0][1], kernel=KERNEL, levels=level)
+        errors = np.sort((y - base.mean) / sigma(x, fitted.lengthscales[0]))
+        position = level * 50
+        below = int(position + 1e-9)
+        beta = errors[below - 1] + (position - below) * (errors[below] - errors[below - 1])
+        law = fitted(new, Point(mean(new)))
+        assert law.levels.tolist() == [pytest.approx(level)]
+        expected = mean(new) + beta * sigma(new, fitted.lengthscales[0])
+        np.testing.assert_allclose(law.values[:, 0], expected, rtol=1e-4 if X64 else 1e-2, atol=1e-5 if X64 else 1e-2)
+
+
+def exact_sigma(x_train, x, lengthscale):
+    """Eq. 3b, by the textbook."""
+    gram = lambda a, b: np.exp(-(((a[:, None] - b[None]) / np.asarray(lengthscale)) ** 2).sum(-1) / 2)
+    ratio = KERNEL.noise_ratio
+    cross = gram(x_train, x)
+    known = np.linalg.solve(gram(x_train, x_train) + ratio * np.eye(len(x_train)), cross)
+    return np.sqrt(1 + ratio - (cross * known).sum(0))
+
+
+def test_sharper_than_a_constant_width_where_errors_differ(data):
+    """What it is for: narrow where the rows are many, wide where they are few."""
+    x, _ = draw(np.random.default_rng(3), 2000)
+    law = fit(data)(x, Point(mean(x)))
+    lower, upper = law.interval(0.9)
+    x_cal, y_cal = data[1]
+    constant = jc.conformal.fit(None, Point(mean(x_cal)), y_cal)(None, Point(mean(x)))
+    narrower, wider = (jnp.mean(jnp.subtract(*interval[::-1])) for interval in ((lower, upper), constant.interval(0.9)))
+    assert narrower < wider
+    assert np.corrcoef(upper - lower, np.abs(x[:, 0]))[0, 1] > 0.4
+
+
+@SLOW
+def test_kernel_is_found_where_none_is_given(data):
+    model = jc.gaussian_process.fit(*data[0])
+    given, found = fit(data, kernel=model), fit(data, kernel=None)
+    np.testing.assert_allclose(found.lengthscales, given.lengthscales, rtol=1e-6 if X64 else 0.05)
+    np.testing.assert_allclose(found.noise_ratio, given.noise_ratio, rtol=1e-3 if X64 else 0.05)
+
+
+def test_target_of_the_training_rows_is_not_needed_to_fit_on_calibration_rows(data):
+    with_targets, without = (fit(data, fit_on="calibration", y_train=y_train) for y_train in (data[0][1], None))
+    np.testing.assert_array_equal(with_targets.scores, without.scores)
+
+
+def test_sparse_variance_with_all_rows_is_the_exact_one(data):
+    exact, sparse = fit(data), fit(data, num_inducing=60)
+    base = Point(mean(data[2][0]))
+    np.testing.assert_allclose(
+        sparse(data[2][0], base).values, exact(data[2][0], base).values, atol=1e-4 if X64 else 0.1
+    )
+
+
+@pytest.mark.parametrize("column", ["constant", "duplicate rows"])
+def test_degenerate_inputs(data, column):
+    (x_train, y_train), (x, y), (new, _) = data
+    if column == "constant":
+        x_train, x, new = (np.column_stack([a, np.full(len(a), 3.0)]) for a in (x_train, x, new))
+        kernel = sharp_gp.Kernel(np.array([1.0, 1.0, 1.0]), 0.1)
+    else:
+        x_train, y_train, kernel = np.repeat(x_train, 3, axis=0), np.repeat(y_train, 3), KERNEL
+    fitted = sharp_gp.fit(x, Point(mean(x)), y, x_train=x_train, y_train=y_train, kernel=kernel)
+    assert np.isfinite(fitted(new, Point(mean(new))).values).all()
+
+
+def test_few_rows_carry_few_levels(data):
+    (x_train, y_train), (x, y), _ = data
+    few = partial(sharp_gp.fit, x_train=x_train, y_train=y_train, kernel=KERNEL)
+    fitted = few(x[:9], Point(mean(x[:9])), y[:9])
+    assert fitted.levels == (0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9)
+    assert fitted.grid[0] == 0.1
+    with pytest.raises(ValueError, match=r"1 calibration rows are too few"):
+        few(x[:1], Point(mean(x[:1])), y[:1])
+    with pytest.raises(ValueError, match=r"49 calibration rows are too few for level 0\.99: at least 99"):
+        fit(data, levels=(0.5, 0.99))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"levels": (0.5, 1.0)}, "levels must lie"),
+        ({"levels": (0.9, 0.5)}, "levels must increase"),
+        ({"levels": ()}, "levels"),
+        ({"search": "grid"}, "search must be"),
+        ({"fit_on": "test"}, "fit_on must be"),
+        ({"preset": "capone"}, "preset must be"),
+        ({"num_inducing": 0}, "num_inducing must be"),
+        ({"num_searched": 1}, "num_searched must be"),
+        ({"y_train": None}, "y_train may be None only"),
+        ({"y_train": np.ones(60)}, "y_train is"),
+        ({"y_train": np.ones(59)}, "y_train"),
+        ({"kernel": sharp_gp.Kernel(np.ones(3), 0.1)}, "lengthscale for each of the 2 columns"),
+        ({"kernel": sharp_gp.Kernel(1.0, -0.1)}, "noise_ratio must be positive"),
+        ({"kernel": sharp_gp.Kernel(np.nan, 0.1)}, "lengthscale"),
+    ],
+)
+def test_bad_options(data, options, message):
+    with pytest.raises(ValueError, match=message):
+        fit(data, **options)
+
+
+def test_bad_rows(data):
+    (x_train, y_train), (x, y), (new, _) = data
+    good = {"x_train": x_train, "y_train": y_train, "kernel": KERNEL}
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        sharp_gp.fit(x, Point(mean(x)), np.where(np.arange(49) == 3, np.nan, y), **good)
+    with pytest.raises(TypeError, match="Distribution"):
+        sharp_gp.fit(x, mean(x), y, **good)
+    with pytest.raises(ValueError, match="columns"):
+        sharp_gp.fit(x[:, :1], Point(mean(x)), y, **good)
+    with pytest.raises(ValueError, match="columns"):
+        fit(data)(new[:, :1], Point(mean(new)))
+    with pytest.warns(UserWarning, match="no prediction has a width"):
+        sharp_gp.fit(x, Point(y), y, **good)
+
+
+# ------------------------------------------------------------------ the promise
+
+
+def coverages(num_sets, **options):
+    """The share of new rows at or below the 0.9-quantile, after each of many calibrations with 39 rows."""
+    rng = np.random.default_rng(11)
+    x_train, y_train = draw(rng, 40)
+    sets = [np.stack(arrays) for arrays in zip(*(draw(rng, 39) for _ in range(num_sets)), strict=True)]
+    new, y_new = draw(rng, 4000)
+
+    @eqx.filter_jit
+    def covered(x, y):
+        fitted = sharp_gp.fit(
+            x, Point(jnp.zeros(39)), y, x_train=x_train, y_train=y_train, kernel=KERNEL, levels=0.9, **options
+        )
+        return jnp.mean(y_new <= fitted(new, Point(jnp.zeros(4000))).values[:, 0])
+
+    return np.array([covered(*rows) for rows in zip(*sets, strict=True)])
+
+
+def test_coverage_of_the_default_follows_the_beta_law():
+    found = coverages(300)
+    law = stats.beta(36, 4)
+    assert abs(found.mean() - law.mean()) < 4 * law.std() / np.sqrt(300)
+    assert stats.kstest(found, law.cdf).pvalue > 0.01
+
+
+@SLOW
+def test_lengthscales_chosen_by_the_calibration_rows_cover_too_little():
+    """The paper's Theorem 5.4, which does not hold for its own algorithm: by more than twenty standard errors."""
+    found = coverages(300, preset="paper")
+    law = stats.beta(36, 4)
+    assert found.mean() < law.mean() - 4 * law.std() / np.sqrt(300)

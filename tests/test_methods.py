@@ -98,6 +98,8 @@ METHODS = {
     "crude-neighbours": (partial(fit_on_std, crude.fit, neighbours=15), call_on_std),
     "conformal": (partial(fit_on_std, conformal.fit), call_on_std),
     "conformal-quantile": (lambda x, mean, y: conformal.fit(x, Point(mean), y, score="quantile"), call_rio),
+    "conformal-randomised": (partial(fit_on_std, conformal.fit, rule="randomised", key=KEY), call_on_std),
+    "conformal-linear": (lambda x, mean, y: conformal.fit(x, Point(mean), y, rule="linear"), call_rio),
     "gaussian-mle": (fit_gaussian_mle, call_rio),
     "isotonic": (fit_isotonic, call_rio),
 }
@@ -114,6 +116,7 @@ TOLERANCE = {
     "rio-collapsed": 1e-4 if X64 else 2e-2,
     "accrue": 1e-4 if X64 else 2e-2,
     **dict.fromkeys(["crude", "crude-neighbours", "conformal", "conformal-quantile"], 1e-12 if X64 else 1e-5),
+    **dict.fromkeys(["conformal-randomised", "conformal-linear"], 1e-12 if X64 else 1e-5),
     "gaussian-mle": 1e-12 if X64 else 1e-5,
     "isotonic": 1e-12 if X64 else 1e-5,
 }

@@ -279,7 +279,9 @@ NORMAL = Normal(np.zeros(5), np.ones(5))
             "a density of base at y; 5 rows have not, the first at index 0: score='signed' needs neither",
         ),
         (
-            lambda: fit_on(StudentT(9.0, MEAN, STD), np.where(MEAN == MEAN[3], 1e9, Y), rule="linear", score="cdf"),
+            lambda: fit_on(
+                StudentT(9.0, MEAN, STD), np.where(np.arange(SIZE) == 3, 1e9, Y), rule="linear", score="cdf"
+            ),
             "score='cdf' needs base.cdf.* between 0 and 1, .*; 1 rows have not, the first at index 3",
         ),
         (lambda: Empirical(np.zeros(2), 1.0, np.zeros(3), "randomised"), "got rule='randomised' and no tau"),

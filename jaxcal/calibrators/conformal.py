@@ -74,15 +74,17 @@ def fit(
 
     With a rule, the whole law by a score that increases with y:
 
-    - rule="randomised": of every predicted row the quantile at level p is the score of the rank drawn, put back to the
-      scale of y: mean + z std for "signed". In the mean over draws and calibration sets it covers with probability p
-      exactly, at every level. At the ranks 0 and L + 1 it is infinite.
-    - rule="linear": with no drawing. At p = j / (L + 1) it covers with probability p, and for one calibration set with
-      one that follows Beta(j, L + 1 - j); in between with one between those of its neighbours. Beyond the outermost
-      levels it is constant.
+    - rule="randomised": the quantile at level p is the score of a rank drawn for the row, put back to the scale of y:
+      mean + z std for "signed". It covers with probability p exactly, at every level, in the mean over draws and
+      calibration sets. At the ranks 0 and L + 1 it is infinite.
+    - rule="linear": nothing is drawn. At the levels p = j / (L + 1) the quantile covers with probability p in the mean
+      over calibration sets, and from one to the next its coverage follows Beta(j, L + 1 - j); at a level in between it
+      covers more than at the one below and less than at the one above. Beyond the outermost levels it is constant.
     - score="cdf": base.cdf(y), where the law of each row has a shape of its own. For a normal base, in which nothing
       but mean and std differs between rows, it is taken as "signed", which does not saturate. For others a predicted
       row costs L quantiles of the base.
+
+    All this holds for scores without ties.
 
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. No gradient passes through the fit;
     predictions are differentiable in base.

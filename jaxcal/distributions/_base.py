@@ -54,8 +54,7 @@ class Distribution(eqx.Module):
         levels = _checks.as_floats("p", p)
         if levels.ndim > 1:
             raise ValueError(f"p must be one level or a vector of levels; got shape {levels.shape}.")
-        if not _checks.is_traced(levels) and not ((levels >= 0) & (levels <= 1)).all():
-            raise ValueError(f"p must lie between 0 and 1; got {levels.min():g} to {levels.max():g}.")
+        check_share("p", levels)
         rows = self.mean
         at = lambda level: self._icdf(jnp.full(rows.shape, level, rows.dtype))
         return at(levels) if levels.ndim == 0 else jax.vmap(at, out_axes=-1)(levels)
@@ -113,6 +112,15 @@ def check_confidence_level(confidence_level: ArrayLike) -> None:
     if np.ndim(confidence_level):
         raise ValueError(f"confidence_level must be one number; got shape {np.shape(confidence_level)}.")
     _checks.check_fraction("confidence_level", confidence_level)
+
+
+def check_share(name: str, values: Array) -> None:
+    """Raise ValueError unless known values lie in [0, 1]."""
+    if _checks.is_traced(values):
+        return
+    known = np.asarray(values)  # under jit even an operation on a known JAX array is traced
+    if not ((known >= 0) & (known <= 1)).all():
+        raise ValueError(f"{name} must lie between 0 and 1; got {known.min():g} to {known.max():g}.")
 
 
 def check_not_negative(name: str, values: Array) -> None:

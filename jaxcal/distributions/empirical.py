@@ -19,11 +19,15 @@ from jaxcal.distributions._base import (
     check_confidence_level,
     check_increasing,
     check_not_negative,
+    check_share,
     match,
     place,
     standardise,
 )
 from jaxcal.functional import quantiles, safe, scores
+
+# Those whose quantile is infinite where the table is too short for the level.
+INFINITE_RULES = (*quantiles.CONFORMAL_RULES, "randomised")
 
 
 class Empirical(Distribution):
@@ -32,13 +36,20 @@ class Empirical(Distribution):
     With a shared table the cdf and the score cost O(log L) a row, and no [n, L] array is ever made. A row with
     scale 0 is a point.
 
+    With rule="randomised" every row has a tau of its own, and the mass 1 / (L + 1) on each value of its table,
+    tau / (L + 1) on -inf and (1 - tau) / (L + 1) on +inf. Its cdf and quantiles are those of this law; mean, std, score
+    and samples are those of the table, given that the value is finite (the score of the whole would be infinite).
+
     Args:
         loc: [n], or one number for all rows.
         scale: [n], or one number for all rows; not negative.
         z: [L] standardised values, in increasing order, or [n, L], a table for every row.
         rule: how `icdf` reads the table, see `functional.quantiles.empirical_quantile`. Only "inverse_cdf"
             makes it the inverse of `cdf`; "conformal" and "symmetric", which is for tables symmetric about 0, are
-            infinite, with a warning, where the table is too short for a promise. Nothing else depends on the rule.
+            infinite, with a warning, where the table is too short for a promise. Nothing else depends on these
+            rules. "randomised" reads it by `functional.quantiles.randomised_quantile`.
+        tau: [n], or one number for all rows, in [0, 1]; with rule="randomised" only. Drawn from the uniform law it
+            makes every quantile of an exchangeable value exact in the mean.
 
     Example:
         >>> law = Empirical(jnp.array([0.0, 10.0]), 2.0, jnp.array([-1.0, 0.0, 1.0]))
@@ -49,6 +60,7 @@ class Empirical(Distribution):
     loc: Float[Array, "*n"]
     scale: Float[Array, "*n"]
     z: Float[Array, "*n_l"]
+    tau: Float[Array, "*n"] | None
     rule: str = eqx.field(static=True)
 
     def __init__(
@@ -57,17 +69,24 @@ class Empirical(Distribution):
         scale: Real[ArrayLike, "..."],
         z: Real[ArrayLike, "..."],
         rule: str = "inverse_cdf",
+        tau: Real[ArrayLike, "..."] | None = None,
     ):
-        _checks.check_choice("rule", rule, quantiles.RULES)
+        _checks.check_choice("rule", rule, (*quantiles.RULES, "randomised"))
+        if (rule == "randomised") != (tau is not None):
+            given = "no tau" if tau is None else "a tau"
+            raise ValueError(f"rule='randomised' and tau go together; got rule={rule!r} and {given}.")
         self.loc, self.scale = as_rows(loc=loc, scale=scale)
         shared = np.ndim(z) < 2
         table = _checks.as_vector("z", z) if shared else _checks.as_matrix("z", z, length=self.loc.shape[0])
         self.z = jnp.array(table, self.loc.dtype)
+        self.tau = None if tau is None else as_rows(loc=self.loc, tau=tau)[1].astype(self.loc.dtype)
         self.rule = rule
         check_not_negative("scale", self.scale)
         check_increasing("z", self.z, strictly=False)
         if rule == "symmetric":
             _check_symmetric("z", self.z)
+        if self.tau is not None:
+            check_share("tau", self.tau)
 
     @property
     def mean(self) -> Float[Array, "*n"]:
@@ -81,10 +100,10 @@ class Empirical(Distribution):
         return self.scale * safe.sqrt(self._average(deviations**2))
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """The share of the table at or below (y - loc) / scale."""
+        """k / L for the k values of the table at or below (y - loc) / scale; (k + tau) / (L + 1) where randomised."""
         u = standardise(match(y, self.loc), self.loc, self.scale)
-        count = self._read(lambda z, u: jnp.searchsorted(z, u, side="right"), u)
-        return count.astype(u.dtype) / self.z.shape[-1]
+        count = self._read(lambda z, u: jnp.searchsorted(z, u, side="right"), u).astype(u.dtype)
+        return count / self.z.shape[-1] if self.tau is None else (count + self.tau) / (self.z.shape[-1] + 1)
 
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """-inf everywhere: a law of atoms has no density."""
@@ -108,7 +127,7 @@ class Empirical(Distribution):
                 infinite.
         """
         values = super().icdf(p)
-        if self.rule in quantiles.CONFORMAL_RULES and not _checks.is_traced(p):
+        if self.rule in INFINITE_RULES and not _checks.is_traced(p):
             self._warn_if_infinite(np.asarray(p))
         return values
 
@@ -135,7 +154,10 @@ class Empirical(Distribution):
 
     @eqx.filter_jit
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        z = self._read(lambda z, p: quantiles.empirical_quantile(z, p, self.rule), p)
+        if self.tau is None:
+            z = self._read(lambda z, p: quantiles.empirical_quantile(z, p, self.rule), p)
+        else:
+            z = self._read(quantiles.randomised_quantile, p, self.tau)
         # An infinite quantile is a refusal, and stays one where the scale is 0.
         infinite = jnp.isinf(z)
         return jnp.where(infinite, z, place(jnp.where(infinite, 0, z), self.loc, self.scale))
@@ -145,24 +167,25 @@ class Empirical(Distribution):
         """Whether the rows share a table; leading axes, of runs, are those of the rows."""
         return self.z.ndim <= self.loc.ndim
 
-    def _read(self, function: Callable[[Array, Array], Array], values: Array) -> Array:
-        """The function of a table and of what is looked up in it, [n], for the table of each row."""
-        signature = "(l),(n)->(n)" if self._is_shared else "(l),()->()"
-        return jnp.vectorize(function, signature=signature)(self.z, values)
+    def _read(self, function: Callable[..., Array], *values: Array) -> Array:
+        """The function of a table and of what is looked up in it, each [n], for the table of each row."""
+        row = "(n)" if self._is_shared else "()"
+        signature = f"(l){f',{row}' * len(values)}->{row}"
+        return jnp.vectorize(function, signature=signature)(self.z, *values)
 
     def _average(self, values: Float[Array, "*n_l"]) -> Float[Array, "*n"]:
         """The mean over the table; of a shared one with an axis of length 1 for the rows."""
         return values.mean(-1, keepdims=self._is_shared)
 
     def _warn_if_infinite(self, p: np.ndarray) -> None:
-        symmetric, size = self.rule == "symmetric", self.z.shape[-1]
-        levels = np.atleast_1d(np.abs(2 * p - 1) if symmetric else p)
+        symmetric, randomised, size = self.rule == "symmetric", self.rule == "randomised", self.z.shape[-1]
+        levels = np.atleast_1d(np.abs(2 * p - 1) if symmetric else np.maximum(p, 1 - p) if randomised else p)
         inside = (levels > 0) & (levels < 1)
         needed = quantiles.smallest_table(levels[inside].max()) if inside.any() else 0
         if (rows := size // 2 if symmetric else size) < needed:
             warnings.warn(
                 f"{rows} calibration rows are too few for the promise at the level asked for, which needs at least "
-                f"{needed}: the quantile is infinite.",
+                f"{needed}: the quantile is infinite{' in some rows' if randomised else ''}.",
                 stacklevel=3,
             )
 

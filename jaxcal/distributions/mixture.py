@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.distributions._base import Distribution, check_not_negative, match
-from jaxcal.distributions.empirical import Empirical
+from jaxcal.distributions.empirical import INFINITE_RULES, Empirical
 from jaxcal.distributions.parametric import Normal, Point
 from jaxcal.functional import quantiles, safe, scores
 
@@ -42,7 +42,7 @@ class Mixture(Distribution):
 
     def __init__(self, components: Distribution, weights: Real[ArrayLike, "..."] | None = None):
         members, dtype = _stack_of(components)
-        if isinstance(components, Empirical) and components.rule in quantiles.CONFORMAL_RULES:
+        if isinstance(components, Empirical) and components.rule in INFINITE_RULES:
             raise ValueError(f"components must not have rule={components.rule!r}: no promise outlives the mixing.")
         self.components = components
         if weights is None:

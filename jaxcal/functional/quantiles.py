@@ -60,11 +60,7 @@ def empirical_quantile(
         distance = empirical_quantile(table[size // 2 :], jnp.abs(2 * p - 1), "conformal")
         # At level 0 the conformal quantile is -inf.
         return jnp.sign(2 * p - 1).astype(table.dtype) * jnp.maximum(distance, 0)
-    rank = empirical_rank(p, size, rule)
-    value = table[jnp.clip(rank, 1, size).astype(int) - 1]
-    if rule == "conformal":
-        value = jnp.where(rank < 1, -jnp.inf, jnp.where(rank > size, jnp.inf, value))
-    return value
+    return _entry(table, empirical_rank(p, size, rule))
 
 
 def empirical_rank(p: Real[ArrayLike, "*n"], size: int, rule: str = "inverse_cdf") -> Float[Array, "*n"]:
@@ -87,6 +83,37 @@ def empirical_rank(p: Real[ArrayLike, "*n"], size: int, rule: str = "inverse_cdf
         return jnp.ceil(_snapped(p * (size + 1), size))
     count = _snapped(p * size, size)
     return jnp.clip(jnp.floor(count) + 1 if rule == "crude" else jnp.ceil(count), 1, size)
+
+
+@jax.jit
+def randomised_quantile(
+    table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"], tau: Real[ArrayLike, "*n"]
+) -> Float[Array, "*n"]:
+    """The quantile of a sorted table at level p, its rank drawn so that it is t = (L + 1) p in the mean.
+
+    The rank is floor(t) + 1 where tau < t - floor(t), else floor(t): the smallest k with (k + tau) / (L + 1) >= p. With
+    tau uniform on [0, 1) a new exchangeable value lies at or below the quantile with probability p, at every level. No
+    finite value does below rank 1 or above rank L: these are -inf and +inf. One tau gives quantiles that do not cross.
+
+    Args:
+        table: [L] values in increasing order.
+        p: levels in [0, 1], of any shape.
+        tau: what the drawing is made by, in [0, 1), in the shape of p.
+
+    Returns:
+        the quantiles, in the shape of p.
+
+    Source: Vovk et al., Conformal calibrators, COPA 2020.
+
+    Example:
+        >>> print(randomised_quantile(jnp.array([1.0, 2.0, 4.0]), jnp.full(3, 0.6), jnp.array([0.0, 0.3, 0.5])))
+        [4. 4. 2.]
+    """
+    table, p = jnp.asarray(table), _checks.as_floats("p", p)
+    position = _snapped(p * (table.shape[0] + 1), table.shape[0])
+    below = jnp.floor(position)
+    # Not the floor of a sum with tau, which rounds up where tau is next to 1.
+    return _entry(table, below + (jnp.asarray(tau) < position - below))
 
 
 def smallest_table(p: float | np.floating) -> int:
@@ -231,6 +258,13 @@ def invert_cdf(
 
     root = jax.lax.custom_root(lambda y: cdf(y) - p, start, search, _divide_by_slope)
     return jnp.where(bounded, root, jnp.where(p < 0.5, lower, upper))
+
+
+def _entry(table: Array, rank: Array) -> Array:
+    """The values of these ranks, from 1 to L: -inf below and +inf above."""
+    size = table.shape[0]
+    value = table[jnp.clip(rank, 1, size).astype(int) - 1]
+    return jnp.where(rank < 1, -jnp.inf, jnp.where(rank > size, jnp.inf, value))
 
 
 def _snapped(count: Array, size: int) -> Array:

@@ -1,0 +1,294 @@
+"""Conformal calibrators, randomised and linear: against loops, scipy and simulation."""
+
+import math
+from fractions import Fraction
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxcal.calibrators import conformal
+from jaxcal.distributions import Empirical, Mixture, Normal, Point, Quantiles, ScaledQuantiles, StudentT
+from jaxcal.functional import quantiles
+
+X64 = jax.config.jax_enable_x64
+EXACT = 1e-12 if X64 else 1e-5
+KEY = jax.random.key(5)
+RNG = np.random.default_rng(20)
+SIZE = 24
+# Calibration rows, new rows, and levels that are multiples of 1 / 25 or lie between them or beyond.
+MEAN, STD = RNG.normal(size=SIZE), RNG.uniform(0.5, 2, size=SIZE)
+Y = MEAN + STD * RNG.standard_t(4, size=SIZE)
+NEW_MEAN, NEW_STD = RNG.normal(size=6), RNG.uniform(0.5, 2, size=6)
+STEPS = np.arange(1, SIZE + 1) / (SIZE + 1)
+P = np.array([0.011, 0.05, 0.2, 0.333, 0.5, 0.71, 0.9, 0.995])
+BASES = {
+    "normal": Normal,
+    "point": lambda mean, std: Point(mean),
+    "student_t": lambda mean, std: StudentT(2 + 3 * std, mean, std),
+}
+
+read = jax.jit(lambda law, p: law.icdf(p))
+probe = jax.jit(lambda law, y: (law.cdf(y), law.mean, law.std, law.crps(y), law.log_prob(y)))
+
+
+def law_of(name, rule, factor=1.0, shift=0.0, **options):
+    make = lambda mean, std: BASES[name](factor * mean + shift, factor * std)
+    if name == "student_t":
+        make = lambda mean, std: StudentT(2 + 3 * std, factor * mean + shift, factor * std)
+    y = factor * Y + shift
+    return conformal.fit(None, make(MEAN, STD), y, rule=rule, key=KEY, **options)(None, make(NEW_MEAN, NEW_STD))
+
+
+def placed(name, z):
+    """Errors in the unit of the score, in the unit of y, in every new row."""
+    scale = np.ones(6) if name == "point" else NEW_STD
+    return NEW_MEAN[:, None] + scale[:, None] * np.asarray(z)
+
+
+def errors(name):
+    """The sorted scores of the calibration rows."""
+    return np.sort(Y - MEAN if name == "point" else (Y - MEAN) / STD)
+
+
+# ------------------------------------------------------------------ quantiles
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 999])
+@pytest.mark.parametrize("dtype", ["float32", "float64"] if X64 else ["float32"])
+def test_randomised_ranks_are_those_of_exact_arithmetic(size, dtype):
+    table, levels = np.arange(1, size + 1, dtype=dtype), [Fraction(i, 1000) for i in range(1001)]
+    for tau in (0.0, 0.12345, 0.61803, float(np.nextafter(np.ones((), dtype), 0))):
+        # With tau = 0 only where the rank does not hang on the rounding of p.
+        exact = [math.ceil(p * (size + 1) - Fraction(tau)) for p in levels]
+        expected = np.where(np.array(exact) < 1, -np.inf, np.where(np.array(exact) > size, np.inf, exact))
+        p = np.array([float(level) for level in levels], dtype)
+        actual = quantiles.randomised_quantile(table, p, np.full(1001, tau, dtype))
+        assert actual.dtype == dtype
+        np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("name", ["normal", "point"])
+def test_randomised_quantiles_are_those_of_a_loop(name):
+    law, z = law_of(name, "randomised"), [-math.inf, *errors(name), math.inf]
+    tau = np.asarray(law.tau, float)
+    assert ((tau >= 0) & (tau < 1)).all()
+    assert len(set(tau)) == 6
+    expected = np.array([[z[math.ceil(round(p * (SIZE + 1), 9) - tau[i])] for p in P] for i in range(6)])
+    assert np.isinf(expected).any()
+    expected = np.array([placed(name, row)[i] for i, row in enumerate(expected)])
+    np.testing.assert_allclose(read(law, P), expected, rtol=10 * EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("rule", ["randomised", "linear"])
+@pytest.mark.parametrize("name", ["normal", "point"])
+def test_steps_are_the_sorted_scores(name, rule):
+    law = law_of(name, rule)
+    np.testing.assert_allclose(read(law, STEPS), placed(name, errors(name)), rtol=10 * EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", ["normal", "point"])
+def test_linear_quantiles_are_linear_quantiles(name):
+    law = law_of(name, "linear")
+    assert isinstance(law, ScaledQuantiles)
+    z = np.asarray(quantiles.linear_quantile(errors(name), P), float)
+    q = read(law, P)
+    np.testing.assert_allclose(q, placed(name, z), rtol=10 * EXACT, atol=EXACT)
+    inner = slice(1, -1)
+    for k in range(*inner.indices(len(P))):
+        np.testing.assert_allclose(probe(law, q[:, k])[0], np.full(6, P[k]), rtol=1e3 * EXACT)
+
+
+@pytest.mark.parametrize("rule", ["randomised", "linear"])
+def test_scores_by_the_cdf_of_the_base(rule):
+    law = law_of("student_t", rule, score="cdf")
+    assert isinstance(law, Quantiles if rule == "linear" else Empirical)
+    scores = np.sort(scipy.stats.t.cdf((Y - MEAN) / STD, 2 + 3 * STD))
+    knots = placed("student_t", scipy.stats.t.ppf(scores, 2 + 3 * NEW_STD[:, None]))
+    np.testing.assert_allclose(read(law, STEPS), knots, rtol=1e-9 if X64 else 1e-3, atol=1e-4 * (not X64))
+    if rule == "linear":  # straight between the quantiles of the base
+        expected = [np.interp(P, STEPS, row) for row in knots]
+        np.testing.assert_allclose(read(law, P), expected, rtol=1e-9 if X64 else 1e-3, atol=1e-4 * (not X64))
+
+
+@pytest.mark.parametrize("rule", ["randomised", "linear"])
+def test_a_base_of_constant_shape_adds_nothing_to_its_means(rule):
+    options = {"rule": rule, "key": KEY}
+    general = conformal.fit(None, StudentT(4.0, MEAN, 0.7), Y, score="cdf", **options)(None, StudentT(4, NEW_MEAN, 0.7))
+    point = conformal.fit(None, Point(MEAN), Y, **options)(None, Point(NEW_MEAN))
+    for p in (STEPS, P):
+        np.testing.assert_allclose(read(general, p), read(point, p), rtol=1e-9 if X64 else 1e-3, atol=1e-3 * (not X64))
+    for actual, expected in zip(probe(general, NEW_MEAN + 0.3), probe(point, NEW_MEAN + 0.3), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-8 if X64 else 5e-3)
+
+
+def test_normal_bases_do_not_saturate():
+    y = np.where(np.arange(SIZE) == 3, 50.0, Y)
+    laws = [
+        conformal.fit(None, Normal(MEAN, STD), y, score=score, rule="linear")(None, Normal(NEW_MEAN, NEW_STD))
+        for score in ("cdf", "signed")
+    ]
+    assert eqx.tree_equal(*laws)
+    np.testing.assert_allclose(read(laws[0], STEPS)[:, -1], NEW_MEAN + NEW_STD * (50 - MEAN[3]) / STD[3], rtol=EXACT)
+
+
+# ------------------------------------------------------------------ the law
+
+
+def test_a_randomised_law_has_mass_at_infinity():
+    law, z = law_of("normal", "randomised"), errors("normal")
+    table = Empirical(NEW_MEAN, NEW_STD, z)
+    for k in (0, 1, 12, 24):
+        u = (z[k - 1] if k else z[0] - 1) + 1e-4
+        cdf, *others = probe(law, NEW_MEAN + u * NEW_STD)
+        np.testing.assert_allclose(cdf, (k + law.tau) / (SIZE + 1), rtol=EXACT)
+        # The quantile at this level is the value below, at a higher one that above.
+        p = np.asarray(cdf, float)
+        for i, level in enumerate(p):
+            ends = [-math.inf, *(NEW_MEAN[i] + NEW_STD[i] * z), math.inf]
+            np.testing.assert_allclose(read(law, np.full(8, level - 1e-4))[i], np.full(8, ends[k]), rtol=10 * EXACT)
+            np.testing.assert_allclose(read(law, np.full(8, level + 1e-4))[i], np.full(8, ends[k + 1]), rtol=10 * EXACT)
+        # All but cdf and quantiles are those of the table.
+        for actual, expected in zip(others, probe(table, NEW_MEAN + u * NEW_STD)[1:], strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=EXACT)
+    with pytest.warns(UserWarning, match="24 calibration rows .* at least 32: the quantile is infinite in some rows"):
+        law.icdf(1 / 33)
+    with pytest.raises(ValueError, match="must not have rule='randomised'"):
+        Mixture(jax.vmap(lambda loc: Empirical(loc, 1.0, z, "randomised", 0.5))(np.zeros((2, 3))))
+
+
+def test_calls_share_their_draws():
+    fit = lambda key: conformal.fit(None, Normal(MEAN, STD), Y, rule="randomised", key=key)
+    new = Normal(NEW_MEAN, NEW_STD)
+    fitted = fit(KEY)
+    assert eqx.tree_equal(fitted(None, new), fitted(None, new), eqx.filter_jit(fitted)(None, new), rtol=EXACT)
+    assert not (fitted(None, new).tau == fit(jax.random.key(6))(None, new).tau).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("normal", {}), ("point", {}), ("student_t", {"score": "cdf"})],
+)
+@pytest.mark.parametrize("rule", ["randomised", "linear"])
+def test_equivariance(name, options, rule):
+    plain, moved = (read(law_of(name, rule, *move, **options), P) for move in ((), (1e3, -300.0)))
+    np.testing.assert_allclose(moved, 1e3 * plain - 300, rtol=1e-8 if X64 else 1e-3, atol=1e-2 if not X64 else 0)
+
+
+@pytest.mark.parametrize(("name", "rule"), [("normal", "randomised"), ("student_t", "linear")])
+def test_jit_and_vmap_over_runs(name, rule):
+    # Fit and prediction of two runs, each with draws of its own.
+    def run(key, y):
+        fitted = conformal.fit(None, BASES[name](MEAN, STD), y, score="cdf", rule=rule, key=key)
+        return fitted(None, BASES[name](NEW_MEAN, NEW_STD))
+
+    keys, ys = jax.random.split(KEY), jnp.stack([jnp.asarray(Y), Y + 1])
+    together = eqx.filter_jit(eqx.filter_vmap(lambda *run_of: run(*run_of).icdf(jnp.asarray(P))))(keys, ys)
+    for i in range(2):
+        alone = read(run(keys[i], ys[i]), P)
+        np.testing.assert_allclose(together[i], alone, rtol=1e-9 if X64 else 1e-3, atol=1e-4 * (not X64))
+
+
+def test_quantiles_follow_the_base():
+    fitted = conformal.fit(None, StudentT(4.0, MEAN, STD), Y, score="cdf", rule="linear")
+    levels = jnp.asarray([0.2, 0.52])
+    quantile_sums = lambda loc, scale: fitted(None, StudentT(4.0, loc, scale)).icdf(levels).sum(1)
+    # A row's quantiles are loc + z scale.
+    total = lambda loc, scale: (quantile_sums(loc, scale).sum(), quantile_sums(loc, scale))
+    loc, scale = jnp.asarray(NEW_MEAN), jnp.asarray(NEW_STD)
+    (in_loc, in_scale), sums = jax.jit(jax.grad(total, (0, 1), has_aux=True))(loc, scale)
+    np.testing.assert_allclose(in_loc, np.full(6, 2.0), rtol=1e-6 if X64 else 1e-3)
+    np.testing.assert_allclose(in_scale * scale, sums - 2 * loc, rtol=1e-6 if X64 else 1e-3, atol=1e-3 * (not X64))
+
+
+# ------------------------------------------------------------------ coverage
+
+
+def simulated(rule, size, p, runs, rows, base=lambda rows: Normal(jnp.full(rows, 0.3), jnp.full(rows, 0.6)), **options):
+    """How often normal outcomes lie below the quantiles [runs, rows, k] of many calibrations of a wrong model."""
+
+    @eqx.filter_jit
+    @eqx.filter_vmap
+    def one(key, y, p):
+        return conformal.fit(None, base(size), y, rule=rule, key=key, **options)(None, base(rows)).icdf(p)
+
+    y = jax.random.normal(jax.random.key(size), (runs, size))
+    p = jnp.broadcast_to(jnp.asarray(p), (runs, len(p)))
+    return scipy.stats.norm.cdf(np.asarray(one(jax.random.split(KEY, runs), y, p), float))
+
+
+def test_randomised_quantiles_cover_exactly():
+    # At 0.05 and 0.98 they are infinite in about every second row; none of the levels is a multiple of 1 / 11.
+    p = np.array([0.05, 0.33, 0.5, 0.77, 0.98])
+    coverage = simulated("randomised", 10, p, 3000, 20).mean(1)
+    error = coverage.std(0) / math.sqrt(3000)
+    assert (abs(coverage.mean(0) - p) < 4 * error).all()
+    # That is no matter of course: rounding the rank would be wrong by many of these errors.
+    assert (4 * error < 0.02).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (lambda rows: Normal(jnp.full(rows, 0.3), jnp.full(rows, 0.6)), {}),
+        (lambda rows: Point(jnp.full(rows, 0.3)), {}),
+        (lambda rows: StudentT(3.0, jnp.full(rows, 0.3), 0.6), {"score": "cdf"}),
+    ],
+)
+def test_linear_quantiles_cover_by_their_beta_law(make, options):
+    size, ranks = 19, np.array([1, 6, 17])
+    coverage = simulated("linear", size, ranks / (size + 1), 1000, 1, make, **options)[:, 0]
+    for j, covered in zip(ranks, coverage.T, strict=True):
+        assert abs(covered.mean() - j / (size + 1)) < 4 * covered.std() / math.sqrt(1000)
+        assert scipy.stats.kstest(covered, scipy.stats.beta(j, size + 1 - j).cdf).pvalue > 1e-4
+
+
+# ------------------------------------------------------------------ mistakes
+
+
+def fit_on(base, y=None, **options):
+    return conformal.fit(None, base, np.linspace(-1, 1, base.mean.shape[0]) if y is None else y, **options)
+
+
+NORMAL = Normal(np.zeros(5), np.ones(5))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda: fit_on(NORMAL, rule="modular"), "rule must be one of None, 'randomised', 'linear'; got 'modular'"),
+        (lambda: fit_on(NORMAL, rule="linear", score="scaled"), "with rule='linear' score must be .* got 'scaled'"),
+        (lambda: fit_on(NORMAL, score="cdf"), "with rule=None score must be one of 'absolute', .* got 'cdf'"),
+        (lambda: fit_on(NORMAL, rule="randomised"), "rule='randomised' needs a key"),
+        (lambda: fit_on(NORMAL, rule="linear", confidence_levels=[0.9]), "confidence_levels go with score='quantile'"),
+        (lambda: fit_on(NORMAL, np.array([0, 1, np.nan, 3, 4]), rule="linear"), "y holds 1 values that are NaN"),
+        (lambda: conformal.fit(None, NORMAL, np.zeros(0), rule="linear"), "y is empty"),
+        (lambda: fit_on(NORMAL, np.zeros(4), rule="linear"), "base.mean has 5 rows where 4 are expected"),
+        (lambda: fit_on(NORMAL, rule="linear")(None, Point(0.0)), "base is a Point, but errors are measured in"),
+        (lambda: fit_on(NORMAL, rule="linear")(None, NORMAL).icdf(1.2), "p must lie between 0 and 1; got 1.2"),
+        (lambda: fit_on(Point(np.zeros(5)), rule="linear", score="cdf"), "base is a Point: score='cdf' needs laws"),
+        (
+            lambda: conformal.ConformalCalibrator(jnp.array([0.2, 0.7]), None, "cdf")(None, Point(0.0)),
+            "base is a Point: score='cdf' needs laws that have a density",
+        ),
+        (
+            lambda: fit_on(Empirical(np.zeros(5), 1.0, np.arange(-4.0, 5)), rule="linear", score="cdf"),
+            "a density of base at y; 5 rows have not, the first at index 0: score='signed' needs neither",
+        ),
+        (
+            lambda: fit_on(
+                StudentT(9.0, MEAN, STD), np.where(np.arange(SIZE) == 3, 1e9, Y), rule="linear", score="cdf"
+            ),
+            "score='cdf' needs base.cdf.* between 0 and 1, .*; 1 rows have not, the first at index 3",
+        ),
+        (lambda: Empirical(np.zeros(2), 1.0, np.zeros(3), "randomised"), "got rule='randomised' and no tau"),
+        (lambda: Empirical(np.zeros(2), 1.0, np.zeros(3), tau=0.5), "got rule='inverse_cdf' and a tau"),
+        (lambda: Empirical(np.zeros(2), 1.0, np.zeros(3), "randomised", 1.5), "tau must lie between 0 and 1; got 1.5"),
+    ],
+)
+def test_mistakes_are_named(mistake, message):
+    with pytest.raises(ValueError, match=message):
+        mistake()

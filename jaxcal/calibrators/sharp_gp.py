@@ -133,9 +133,9 @@ def fit(
         y_train: targets [n]; may be None with a kernel and fit_on="calibration".
         kernel: lengthscales and noise of the regression, a `Kernel` or a `gaussian_process` fitted to the training
             rows; None for those of the greatest evidence of the training rows.
-        levels: in (0, 1), increasing, each with lengthscales of its own; the law has these and the multiples of 1/200
-            between them. A number for a law of that level alone. Default: 0.025, 0.05, 0.1, 0.2, 0.3, 0.4 and their
-            mirror images, as far as N calibration rows carry them.
+        levels: in (0, 1), increasing, each with lengthscales of its own; the law has these and the multiples of 1/200,
+            from 1 / (N + 1) to N / (N + 1). A number for a law of that level alone. Default: 0.025, 0.05, 0.1, 0.2,
+            0.3, 0.4 and their mirror images, as far as N calibration rows carry them.
         search: "line" (default) or "ard", as above.
         fit_on: "training" (default) or "calibration", as above.
         num_inducing: how many inducing points; None for the exact variance up to 2000 training rows, else 300.
@@ -257,8 +257,9 @@ def _setting(num_rows, num_train, levels, search, fit_on, num_inducing, num_sear
 def _levels(levels: float | Sequence[float] | None, num_rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The levels that have lengthscales of their own, and those of the law."""
     rows_for = lambda level: smallest_table(max(level, 1 - level))
+    carried = lambda levels: tuple(level for level in levels if rows_for(level) <= num_rows)
     if levels is None:
-        own = tuple(level for level in _LEVELS if rows_for(level) <= num_rows)
+        own = carried(_LEVELS)
         if not own:
             raise ValueError(f"{num_rows} calibration rows are too few: at least {rows_for(0.4)} are needed.")
     else:
@@ -268,12 +269,15 @@ def _levels(levels: float | Sequence[float] | None, num_rows: int) -> tuple[tupl
         if any(after <= before for before, after in itertools.pairwise(own)):
             raise ValueError(f"levels must increase; got {own}.")
         outermost = max(own, key=rows_for)
-        if rows_for(outermost) > num_rows:
+        if not carried([outermost]):
             raise ValueError(
                 f"{num_rows} calibration rows are too few for level {outermost:g}: "
                 f"at least {rows_for(outermost)} are needed."
             )
-    return own, tuple(sorted({*own, *(level for level in _GRID if own[0] < level < own[-1])}))
+    if levels is not None and np.ndim(levels) == 0:
+        return own, own
+    least = 1 / (num_rows + 1)
+    return own, tuple(sorted({least, *own, *carried(_GRID), 1 - least}))
 
 
 def _checked(kernel: HasKernel, num_columns: int) -> Kernel:

@@ -1,5 +1,5 @@
 """Calibrators: `fit(x, base, y) -> module`, and `module(x, base) -> Distribution`."""
 
-from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, kmeans, rio
+from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, kmeans, neural_quantiles, rio
 
-__all__ = ["accrue", "conformal", "crude", "gaussian_mle", "isotonic", "kmeans", "rio"]
+__all__ = ["accrue", "conformal", "crude", "gaussian_mle", "isotonic", "kmeans", "neural_quantiles", "rio"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxcal import Distribution, Normal, Point, mlp, rio
-from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic
+from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, neural_quantiles
 from jaxcal.predictors import deep_ensemble, dropout, evidential, gaussian_process, variance_network
 
 X64 = jax.config.jax_enable_x64
@@ -63,6 +63,20 @@ def fit_isotonic(x, mean, y):
     return isotonic.fit(x, Point(mean), y)
 
 
+def fit_neural_quantiles(x, mean, y):
+    # What the network learns first are the base's own widths: they must be in the unit of y, as `unit` is.
+    base = base_in_units(x, mean, jnp.mean(jnp.abs(y - mean)))
+    return neural_quantiles.fit(None, base, y, key=KEY, max_epochs=20, pretraining_epochs=20)
+
+
+def call_neural_quantiles(module, x, mean):
+    return module(None, base_in_units(x, mean, module.unit))
+
+
+def base_in_units(x, mean, unit):
+    return Normal(mean, unit * (1 + jnp.asarray(x)[:, 0] ** 2))
+
+
 def base_with_std(x, mean):
     return Normal(mean, 1 + jnp.asarray(x)[:, 0] ** 2)
 
@@ -100,6 +114,7 @@ METHODS = {
     "conformal-quantile": (lambda x, mean, y: conformal.fit(x, Point(mean), y, score="quantile"), call_rio),
     "gaussian-mle": (fit_gaussian_mle, call_rio),
     "isotonic": (fit_isotonic, call_rio),
+    "neural-quantiles": (fit_neural_quantiles, call_neural_quantiles),
 }
 # A network after 20 epochs is a chaotic function of rounding, an optimum is not.
 TOLERANCE = {
@@ -109,6 +124,7 @@ TOLERANCE = {
     "dropout": 1e-6 if X64 else 1e-2,
     "concrete-dropout": 1e-6 if X64 else 1e-2,
     "evidential": 1e-6 if X64 else 1e-2,
+    "neural-quantiles": 1e-6 if X64 else 1e-2,
     "gaussian-process": 1e-4 if X64 else 2e-2,
     "rio": 1e-4 if X64 else 2e-2,
     "rio-collapsed": 1e-4 if X64 else 2e-2,

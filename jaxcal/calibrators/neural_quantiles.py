@@ -56,8 +56,8 @@ _MEDIAN = 4
 _WATCHED = _LEVELS[9::10]
 # Pretraining has nothing to stop by, and looks at so many rows only to tell whether it diverges.
 _FEW_ROWS = 64
-# So many rows are predicted at a time, to bound the memory of rows x levels x units.
-_CHUNK = 1024
+# So many rows are predicted at a time: the units of rows x levels then fit into a processor's cache.
+_CHUNK = 64
 
 
 class _Setting(NamedTuple):
@@ -267,9 +267,13 @@ def _quantiles_of(base: Distribution, levels: np.ndarray) -> Float[Array, "n k"]
         raise ValueError(
             "base is a Point, whose quantiles are all its mean: it must have a std. jaxcal.accrue, for one, learns it."
         )
-    quantiles = base.icdf(levels)
+    quantiles = _icdf(base, jnp.asarray(levels, base.mean.dtype))
     _checks.check_finite("base.icdf(levels)", quantiles)
     return quantiles
+
+
+# In one compiled program: for most laws it is many small ones.
+_icdf = eqx.filter_jit(lambda base, levels: base.icdf(levels))
 
 
 class _Rows(NamedTuple):

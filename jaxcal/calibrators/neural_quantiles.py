@@ -13,7 +13,8 @@ What these texts leave open, and what is taken here:
 
 - The network. Taken are two hidden layers of 20 units with learned slopes below 0 (PReLU), each of which, as the
   output, sees the inputs and all layers before it; the nine deciles as features; Adam at 1e-3 with batches of 32 and
-  one level a row and step. Public code of the method has these; the paper's text was not at hand to compare.
+  one level a row and step. Public code of the method has these, other code one hidden layer of ReLU and an L2 penalty;
+  neither is compared with the paper's own text.
 - The pretraining. It seems that the weights come from another data set, of which nothing is said. Here the network
   first learns to repeat the base's own quantiles at random levels, on the laws of the calibration rows: no target is
   used, and training starts at the recalibrator that changes nothing.
@@ -91,7 +92,8 @@ def fit(
     It first learns, by squared error, to repeat the base's own quantiles, and then from the targets. A share of the
     rows, drawn at random, is held out: training stops when their loss has not improved for `patience` epochs, and the
     weights of the best epoch are kept. It takes some hundred rows. Where the errors have one law in units of the std,
-    `isotonic` learns it from fewer.
+    `isotonic` learns it from fewer. What is alike in all rows given here, such as one std for all of them, the network
+    knows no answer to a change of.
 
     `preset="paper"` is the setting in which Capone, Hirche and Pleiss (2023) measure the method: 200 epochs on all
     rows after 2000 of pretraining, and the last weights. Where the base is already calibrated this learns noise, and

@@ -5,7 +5,7 @@ fitted from somebody's predictions, `fit(x, base, y)`, and called on inputs and 
 """
 
 from jaxcal import datasets, functional, metrics, nn, optimize, plots
-from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, kmeans, rio, sharp_gp
+from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, kmeans, neural_quantiles, rio, sharp_gp
 from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import Distribution, Empirical, Mixture, Normal, Point, Quantiles, ScaledQuantiles, StudentT
 from jaxcal.guarantee import Guarantee
@@ -50,6 +50,7 @@ __all__ = [
     "kmeans",
     "metrics",
     "mlp",
+    "neural_quantiles",
     "nn",
     "optimize",
     "out_of_fold",

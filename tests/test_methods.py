@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxcal import Distribution, Normal, Point, mlp, rio
-from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, sharp_gp
+from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, neural_quantiles, sharp_gp
 from jaxcal.predictors import deep_ensemble, dropout, evidential, gaussian_process, variance_network
 
 X64 = jax.config.jax_enable_x64
@@ -63,6 +63,20 @@ def fit_isotonic(x, mean, y):
     return isotonic.fit(x, Point(mean), y)
 
 
+def fit_neural_quantiles(x, mean, y):
+    # What the network learns first are the base's own widths: they must be in the unit of y, as `unit` is.
+    base = base_in_units(x, mean, jnp.mean(jnp.abs(y - mean)))
+    return neural_quantiles.fit(None, base, y, key=KEY, max_epochs=20, pretraining_epochs=20)
+
+
+def call_neural_quantiles(module, x, mean):
+    return module(None, base_in_units(x, mean, module.unit))
+
+
+def base_in_units(x, mean, unit):
+    return Normal(mean, unit * (1 + jnp.asarray(x)[:, 0] ** 2))
+
+
 def fit_sharp_gp(x, mean, y, **options):
     """Of two calibration rows after each training row."""
     train, rest = np.arange(40) % 3 == 0, np.arange(40) % 3 > 0
@@ -109,6 +123,7 @@ METHODS = {
     "conformal-linear": (lambda x, mean, y: conformal.fit(x, Point(mean), y, rule="linear"), call_rio),
     "gaussian-mle": (fit_gaussian_mle, call_rio),
     "isotonic": (fit_isotonic, call_rio),
+    "neural-quantiles": (fit_neural_quantiles, call_neural_quantiles),
     "sharp-gp": (fit_sharp_gp, call_rio),
     "sharp-gp-paper": (partial(fit_sharp_gp, preset="paper"), call_rio),
 }
@@ -120,6 +135,7 @@ TOLERANCE = {
     "dropout": 1e-6 if X64 else 1e-2,
     "concrete-dropout": 1e-6 if X64 else 1e-2,
     "evidential": 1e-6 if X64 else 1e-2,
+    "neural-quantiles": 1e-6 if X64 else 1e-2,
     "gaussian-process": 1e-4 if X64 else 2e-2,
     "rio": 1e-4 if X64 else 2e-2,
     "rio-collapsed": 1e-4 if X64 else 2e-2,

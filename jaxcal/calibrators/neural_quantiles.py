@@ -1,0 +1,374 @@
+"""A network that returns recalibrated quantiles: distribution calibration by quantile regression.
+
+Kuleshov and Deshpande, "Calibrated and Sharp Uncertainties in Deep Learning via Density Estimation", ICML 2022. The
+recalibrator R takes features of the base law F, its quantiles at evenly spaced levels, and a level tau, and returns
+the quantile of y at tau given F. It minimises the check loss, `functional.scores.pinball`, at uniformly random levels,
+on rows that the model was not trained on. Whatever the base says of a row may change the answer, so that rows with
+different laws are corrected differently; but no finite number of rows guarantees a coverage.
+
+Capone, Hirche and Pleiss, "Sharp Calibrated Gaussian Processes", NeurIPS 2023, section 7, measure it as "NN": with the
+network of that paper, "trained over 200 epochs, with additional pretraining over 2000 epochs using a single dataset".
+
+What these texts leave open, and what is taken here:
+
+- The network. Taken are two hidden layers of 20 units with learned slopes below 0 (PReLU), each of which, as the
+  output, sees the inputs and all layers before it; the nine deciles as features; Adam at 1e-3 with batches of 32 and
+  one level a row and step. Public code of the method has these, other code one hidden layer of ReLU and an L2 penalty;
+  neither is compared with the paper's own text.
+- The pretraining. It seems that the weights come from another data set, of which nothing is said. Here the network
+  first learns to repeat the base's own quantiles at random levels, on the laws of the calibration rows: no target is
+  used, and training starts at the recalibrator that changes nothing.
+- The units. The deciles enter as the median and the differences from it, in units of the calibration rows, and the
+  output is the distance from the median: maps that the first and the last layer could learn, but the spread of a sharp
+  law would drown in its location. The level enters as its standard normal quantile.
+- Crossing. A network's quantiles may cross; they are put in increasing order, which brings them closer to the true
+  ones (Chernozhukov, Fernandez-Val and Galichon, "Quantile and Probability Curves Without Crossing", Econometrica 78,
+  2010).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.scipy.special import ndtr, ndtri
+from jax.typing import DTypeLike
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, PyTree
+
+from jaxcal import _checks
+from jaxcal.calibrators._base import check_base
+from jaxcal.distributions import Distribution, Point, Quantiles
+from jaxcal.functional.scores import pinball
+from jaxcal.nn import FeedForward
+from jaxcal.optimize import Optimum, Result, num_train, raise_unless_finite, train_minibatches
+from jaxcal.scaling import Standardiser
+
+_HIDDEN = (20, 20)
+# The levels of the returned law, and of pretraining: 0.005, 0.01, ..., 0.995. Every twentieth is a decile.
+_LEVELS = np.arange(1, 200) / 200
+_DECILES = slice(19, None, 20)
+_MEDIAN = 4
+# The levels that the loss of the rows held out is averaged over: 0.05, 0.1, ..., 0.95.
+_WATCHED = _LEVELS[9::10]
+# Pretraining has nothing to stop by, and looks at so many rows only to tell whether it diverges.
+_FEW_ROWS = 64
+# So many rows are predicted at a time: the units of rows x levels then fit into a processor's cache.
+_CHUNK = 64
+
+
+class _Setting(NamedTuple):
+    """What a preset decides."""
+
+    max_epochs: int
+    pretraining_epochs: int
+    validation_share: float
+
+
+_PRESETS = {None: _Setting(1000, 500, 0.2), "paper": _Setting(200, 2000, 0.0)}
+
+
+def fit(
+    x: ArrayLike | None,
+    base: Distribution,
+    y: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    levels: Sequence[float] | None = None,
+    learning_rate: ArrayLike = 1e-3,
+    max_epochs: int | None = None,
+    patience: int = 20,
+    pretraining_epochs: int | None = None,
+    validation_share: float | None = None,
+    preset: str | None = None,
+    throw: bool = True,
+) -> "NeuralQuantiles":
+    """Train a network that returns the quantile at a level from the base's deciles, by the check loss.
+
+    It first learns, by squared error, to repeat the base's own quantiles, and then from the targets. A share of the
+    rows, drawn at random, is held out: training stops when their loss has not improved for `patience` epochs, and the
+    weights of the best epoch are kept. It takes some hundred rows. Where the errors have one law in units of the std,
+    `isotonic` learns it from fewer. What is alike in all rows given here, such as one std for all of them, the network
+    knows no answer to a change of.
+
+    `preset="paper"` is the setting in which Capone, Hirche and Pleiss (2023) measure the method: 200 epochs on all
+    rows after 2000 of pretraining, and the last weights. Where the base is already calibrated this learns noise, and
+    the intervals become too narrow.
+
+    Features and errors are in units of the rows given here, so that y -> a y + b (a > 0) changes the predictions
+    exactly so, up to rounding. Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`.
+    No gradient passes through the fit; predictions are differentiable in base.
+
+    Args:
+        x: not looked at; may be None.
+        base: the model's predictions [l], any law with a std, on rows that it was not trained on.
+        y: targets [l].
+        key: random key of the weights, the rows held out, the batches and the levels.
+        levels: the levels of the quantiles that are returned [k], strictly increasing in (0, 1) (default 0.005, 0.01,
+            ..., 0.995). Beyond the outer two the law has atoms.
+        learning_rate: of Adam.
+        max_epochs: number of epochs to stop at (default 1000; 200 with the preset). With 0 the base's quantiles are
+            repeated.
+        patience: epochs without improvement to stop at.
+        pretraining_epochs: number of epochs on the base's own quantiles (default 500; 2000 with the preset).
+        validation_share: share of the rows held out, l - floor(l (1 - share)) of them (default 0.2; 0 with the preset).
+            With 0 all rows are trained on for all epochs, and the last weights are kept.
+        preset: None, or "paper" as above.
+        throw: whether to raise if training diverges; the module's `result` says so in any case.
+
+    Raises:
+        TypeError: if base is not a Distribution.
+        ValueError: if y or base is empty, not finite or of the wrong shape, base is a `Point` or a std of it is not
+            positive, a quantile of base at a level from 0.005 to 0.995 is infinite, there are too few rows to hold some
+            out (two are the least), or an option is out of its range.
+        FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
+
+    Source: Kuleshov and Deshpande (2022), and what the head of this file takes where it leaves a choice.
+
+    Example:
+        >>> import jax, numpy as np, jaxcal as jc
+        >>> y = 2 * np.random.default_rng(0).normal(size=500)
+        >>> base = jc.Normal(np.zeros(500), np.ones(500))
+        >>> fitted = jc.neural_quantiles.fit(None, base, y, key=jax.random.key(0), pretraining_epochs=100)
+        >>> law = fitted(None, jc.Normal(np.array([0.0]), np.array([1.0])))
+        >>> lower, upper = law.interval(0.9)
+        >>> bool(lower[0] < -2.5), bool(upper[0] > 2.5)
+        (True, True)
+    """
+    setting = _settle(preset, max_epochs, pretraining_epochs, validation_share)
+    _checks.check_at_least("patience", patience, 1)
+    levels = _as_levels(levels)
+    quantiles = _quantiles_of(base, _LEVELS)
+    y = _checks.as_vector("y", y, length=quantiles.shape[0])
+    share = setting.validation_share
+    size = num_train(y.shape[0], share) if share else y.shape[0]
+    split_key, start_key, pretraining_key, key = jax.random.split(key, 4)
+    rows = _prepare(quantiles, base.std, y, split_key if share else None)
+    network = _start(rows.features.shape[1], key=start_key, dtype=rows.features.dtype)
+
+    train = rows.features[:size], rows.errors[:size]
+    held_out = (rows.features[size:], rows.errors[size:]) if share else train
+    own = rows.features, rows.quantiles
+    few = jax.tree.map(lambda a: a[:_FEW_ROWS], own)
+    run = partial(_train, learning_rate=learning_rate)
+    pretrained = run(_identity_loss, network, own, few, pretraining_key, setting.pretraining_epochs, None)
+    stop = patience if share else None
+    optimum = run(_check_loss, pretrained.params, train, held_out, key, setting.max_epochs, stop)
+    if throw:
+        raise_unless_finite(pretrained)
+        raise_unless_finite(optimum)
+    result = jnp.where(pretrained.result == Result.NOT_FINITE, pretrained.result, optimum.result)
+    return NeuralQuantiles(optimum.params, rows.scaler, rows.unit, optimum.steps, optimum.loss, result, levels)
+
+
+class Recalibrator(eqx.Module):
+    """The network: from features of a law and the standard normal quantile of a level to a quantile.
+
+    Every layer sees the inputs and all layers before it. Below 0 a unit has a slope of its own, which starts at 0.
+    """
+
+    layers: tuple[FeedForward, ...]
+    slopes: tuple[Float[Array, "*runs width"], ...]
+
+    def __init__(self, num_features: int, *, key: PRNGKeyArray, dtype: DTypeLike):
+        seen = np.cumsum([num_features + 1, *_HIDDEN]).tolist()
+        keys = jax.random.split(key, len(seen))
+        self.layers = tuple(
+            FeedForward(fan_in, (), fan_out, key=key, dtype=dtype)
+            for fan_in, fan_out, key in zip(seen, (*_HIDDEN, 1), keys, strict=True)
+        )
+        self.slopes = tuple(jnp.zeros(width, dtype) for width in _HIDDEN)
+
+    def __call__(self, features: Float[Array, " d"], z: Float[Array, ""]) -> Float[Array, ""]:
+        """The quantile at the level Phi(z), as a distance from the median."""
+        *hidden, last = self.layers
+        seen = jnp.append(features, z)
+        for layer, slopes in zip(hidden, self.slopes, strict=True):
+            units = layer(seen)
+            seen = jnp.concatenate([seen, jnp.where(units > 0, units, slopes * units)])
+        return last(seen)[0]
+
+
+class NeuralQuantiles(eqx.Module):
+    """A trained recalibrator; made by `fit`.
+
+    Attributes:
+        network: the weights.
+        scaler: the standardisation of the features: the base's median, and the distances of its other deciles from it.
+        unit: what the network's output is measured in, the mean absolute error of the base's medians.
+        epochs: how many epochs were run after pretraining.
+        validation_loss: the lowest mean check loss of the rows held out, or, where there are none, of all rows, in
+            units of `unit`; infinite where there was no training.
+        result: how training ended, one of `jaxcal.optimize.Result`.
+        levels: the levels of the quantiles that are returned.
+    """
+
+    network: Recalibrator
+    scaler: Standardiser
+    unit: Float[Array, "*runs"]
+    epochs: Int[Array, "*runs"]
+    validation_loss: Float[Array, "*runs"]
+    result: Int[Array, "*runs"]
+    levels: tuple[float, ...] = eqx.field(static=True)
+
+    def __call__(self, x: ArrayLike | None, base: Distribution) -> Quantiles:
+        """The recalibrated laws.
+
+        Args:
+            x: not looked at; may be None.
+            base: the model's predictions [n].
+
+        Raises:
+            TypeError: if base is not a Distribution.
+            ValueError: if base is a `Point` or empty, a mean, std or decile of it is not finite, or a std not positive.
+        """
+        return _predict(self, _quantiles_of(base, _LEVELS[_DECILES]))
+
+
+@eqx.filter_jit
+def _predict(fitted: NeuralQuantiles, deciles: Float[Array, "n 9"]) -> Quantiles:
+    levels = jnp.asarray(fitted.levels, deciles.dtype)
+    curve = lambda features: jax.vmap(fitted.network, (None, 0))(features, ndtri(levels))
+    features = fitted.scaler(_features(deciles))
+    distances = lax.map(curve, features, batch_size=min(_CHUNK, deciles.shape[0]))
+    return Quantiles(levels, jnp.sort(deciles[:, _MEDIAN, None] + fitted.unit[None, None] * distances, axis=1))
+
+
+def _settle(preset, max_epochs, pretraining_epochs, validation_share) -> _Setting:
+    """The options that were given, and those of the preset in place of None."""
+    _checks.check_choice("preset", preset, tuple(_PRESETS))
+    default = _PRESETS[preset]
+    setting = _Setting(
+        default.max_epochs if max_epochs is None else max_epochs,
+        default.pretraining_epochs if pretraining_epochs is None else pretraining_epochs,
+        default.validation_share if validation_share is None else validation_share,
+    )
+    _checks.check_at_least("max_epochs", setting.max_epochs, 0)
+    _checks.check_at_least("pretraining_epochs", setting.pretraining_epochs, 0)
+    return setting
+
+
+def _as_levels(levels: Sequence[float] | None) -> tuple[float, ...]:
+    values = np.asarray(_LEVELS if levels is None else levels, dtype=float)
+    if values.ndim != 1 or values.size == 0:
+        raise ValueError(f"levels must be a vector of at least one level; got shape {values.shape}.")
+    _checks.check_fraction("levels", values)
+    if np.any(np.diff(values) <= 0):
+        raise ValueError(f"levels must be strictly increasing; got {levels}.")
+    return tuple(values.tolist())
+
+
+def _quantiles_of(base: Distribution, levels: np.ndarray) -> Float[Array, "n k"]:
+    """The quantiles of a checked base, finite."""
+    check_base(base)
+    if isinstance(base, Point):
+        raise ValueError(
+            "base is a Point, whose quantiles are all its mean: it must have a std. jaxcal.accrue, for one, learns it."
+        )
+    quantiles = _icdf(base, jnp.asarray(levels, base.mean.dtype))
+    _checks.check_finite("base.icdf(levels)", quantiles)
+    return quantiles
+
+
+# In one compiled program: for most laws it is many small ones.
+_icdf = eqx.filter_jit(lambda base, levels: base.icdf(levels))
+
+
+class _Rows(NamedTuple):
+    """Rows in the units that the network works in, and these units."""
+
+    features: Float[Array, "l 9"]
+    quantiles: Float[Array, "l k"]
+    errors: Float[Array, " l"]
+    scaler: Standardiser
+    unit: Float[Array, ""]
+
+
+@eqx.filter_jit
+def _prepare(quantiles, std, y, key: PRNGKeyArray | None) -> _Rows:
+    """The rows, with a key in a random order."""
+    dtype = jnp.result_type(quantiles, y)
+    quantiles, std, y = (a.astype(dtype) for a in lax.stop_gradient((quantiles, std, y)))
+    features = _features(quantiles[:, _DECILES])
+    medians = features[:, _MEDIAN]
+    spread = jnp.mean(std)
+    # Not the standard deviations of the columns: these are rounding errors where all rows have one width, or one mean.
+    scales = jnp.full_like(features[0], spread).at[_MEDIAN].add(Standardiser.of(medians).scale)
+    scaler = Standardiser(Standardiser.of(features).loc, scales)
+    errors = y - medians
+    size = jnp.mean(jnp.abs(errors))
+    unit = jnp.where(size > 0, size, spread)
+    order = jnp.arange(y.shape[0]) if key is None else jax.random.permutation(key, y.shape[0])
+    distances = (quantiles - medians[:, None]) / unit[None, None]
+    return _Rows(scaler(features)[order], distances[order], errors[order] / unit[None], scaler, unit)
+
+
+def _features(deciles: Float[Array, "n 9"]) -> Float[Array, "n 9"]:
+    """The median, and the distances of the other deciles from it."""
+    medians = deciles[:, _MEDIAN]
+    return (deciles - medians[:, None]).at[:, _MEDIAN].set(medians)
+
+
+# A network with its initial weights, made by one compiled program.
+_start = eqx.filter_jit(Recalibrator)
+
+
+def _train(
+    loss: Callable,
+    network: Recalibrator,
+    data: PyTree,
+    validation: PyTree,
+    key: PRNGKeyArray,
+    epochs: int,
+    patience: int | None,
+    *,
+    learning_rate: ArrayLike,
+) -> Optimum:
+    """Train until the validation loss stops improving; or, without `patience`, for all epochs, to the last weights."""
+    if epochs == 0:
+        infinity = jnp.full((), jnp.inf, data[0].dtype)
+        return Optimum(network, infinity, jnp.zeros((), jnp.int32), jnp.asarray(Result.STEP_LIMIT))
+    return train_minibatches(
+        loss,
+        network,
+        data,
+        validation,
+        key=key,
+        optimizer=optax.adam,
+        learning_rate=learning_rate,
+        max_epochs=epochs,
+        patience=epochs + 1 if patience is None else patience,
+        restore_best=patience is not None,
+    )
+
+
+def _check_loss(network: Recalibrator, rows: PyTree, key: PRNGKeyArray | None) -> Float[Array, " n"]:
+    """The check loss at one random level a row; without a key its mean over fixed ones."""
+    features, errors = rows
+    if key is None:
+        levels = jnp.asarray(_WATCHED, errors.dtype)
+        at = lambda level: pinball(errors, _at(network, features, jnp.full_like(errors, ndtri(level))), level)
+        return jnp.mean(jax.vmap(at)(levels), axis=0)
+    # The standard normal quantile of a uniform level, which is never infinite.
+    z = jax.random.normal(key, errors.shape, errors.dtype)
+    return pinball(errors, _at(network, features, z), ndtr(z))
+
+
+def _identity_loss(network: Recalibrator, rows: PyTree, key: PRNGKeyArray | None) -> Float[Array, " n"]:
+    """The squared distance from the base's quantile at one random level a row; without a key its mean over deciles."""
+    features, quantiles = rows
+    z = ndtri(jnp.asarray(_LEVELS, quantiles.dtype))
+    if key is None:
+        at = lambda z: _at(network, features, jnp.full_like(quantiles[:, 0], z))
+        return jnp.mean((jax.vmap(at, out_axes=1)(z[_DECILES]) - quantiles[:, _DECILES]) ** 2, axis=1)
+    chosen = jax.random.randint(key, quantiles.shape[:1], 0, z.shape[0])
+    return (_at(network, features, z[chosen]) - jnp.take_along_axis(quantiles, chosen[:, None], axis=1)[:, 0]) ** 2
+
+
+def _at(network: Recalibrator, features: Float[Array, "n 9"], z: Float[Array, " n"]) -> Float[Array, " n"]:
+    """The network's quantile of every row at a level of its own, Phi(z)."""
+    return jax.vmap(network)(features, z)

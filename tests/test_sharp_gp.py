@@ -152,8 +152,8 @@ def test_few_rows_carry_few_levels(data):
     ("options", "message"),
     [
         ({"levels": (0.5, 1.0)}, "levels must lie"),
-        ({"levels": (0.9, 0.5)}, "levels must increase"),
-        ({"levels": ()}, "levels"),
+        ({"levels": (0.9, 0.5)}, "levels must be strictly increasing"),
+        ({"levels": ()}, "at least one level"),
         ({"search": "grid"}, "search must be"),
         ({"fit_on": "test"}, "fit_on must be"),
         ({"preset": "capone"}, "preset must be"),

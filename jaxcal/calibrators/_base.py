@@ -1,6 +1,7 @@
 """What a calibrator stands on: somebody's predictions, as a Distribution, and what their errors are measured in."""
 
 import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -62,6 +63,21 @@ def check_base(base: object, length: int | None = None, *, outputs: bool = False
         raise ValueError(
             f"base.std must be positive; {len(bad)} values are not, the first at index {where} ({std[index]:g})."
         )
+
+
+def as_levels(levels: Sequence[float] | np.ndarray) -> tuple[float, ...]:
+    """Checked levels of quantiles, as plain numbers.
+
+    Raises:
+        ValueError: if they are no vector or an empty one, one lies outside (0, 1), or they do not increase.
+    """
+    values = np.asarray(levels, dtype=float)
+    if values.ndim != 1 or values.size == 0:
+        raise ValueError(f"levels must be a vector of at least one level; got shape {values.shape}.")
+    _checks.check_fraction("levels", values)
+    if np.any(np.diff(values) <= 0):
+        raise ValueError(f"levels must be strictly increasing; got {levels}.")
+    return tuple(values.tolist())
 
 
 def error_unit(base: Distribution, scaled: bool) -> Float[Array, "*n"]:

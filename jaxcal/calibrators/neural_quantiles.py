@@ -41,7 +41,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base
+from jaxcal.calibrators._base import as_levels, check_base
 from jaxcal.distributions import Distribution, Point, Quantiles
 from jaxcal.functional.scores import pinball
 from jaxcal.nn import FeedForward
@@ -141,7 +141,7 @@ def fit(
     """
     setting = _settle(preset, max_epochs, pretraining_epochs, validation_share)
     _checks.check_at_least("patience", patience, 1)
-    levels = _as_levels(levels)
+    levels = as_levels(_LEVELS if levels is None else levels)
     quantiles = _quantiles_of(base, _LEVELS)
     y = _checks.as_vector("y", y, length=quantiles.shape[0])
     share = setting.validation_share
@@ -250,16 +250,6 @@ def _settle(preset, max_epochs, pretraining_epochs, validation_share) -> _Settin
     _checks.check_at_least("max_epochs", setting.max_epochs, 0)
     _checks.check_at_least("pretraining_epochs", setting.pretraining_epochs, 0)
     return setting
-
-
-def _as_levels(levels: Sequence[float] | None) -> tuple[float, ...]:
-    values = np.asarray(_LEVELS if levels is None else levels, dtype=float)
-    if values.ndim != 1 or values.size == 0:
-        raise ValueError(f"levels must be a vector of at least one level; got shape {values.shape}.")
-    _checks.check_fraction("levels", values)
-    if np.any(np.diff(values) <= 0):
-        raise ValueError(f"levels must be strictly increasing; got {levels}.")
-    return tuple(values.tolist())
 
 
 def _quantiles_of(base: Distribution, levels: np.ndarray) -> Float[Array, "n k"]:

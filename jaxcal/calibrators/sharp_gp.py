@@ -16,7 +16,6 @@ and the delta-quantile is the curve at the delta-quantile of the calibration row
 calibration rows lie at or below the quantile at level j / (N + 1).
 """
 
-import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, cast, runtime_checkable
@@ -29,7 +28,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import Rows, as_rows, check_base, warn_without_width
+from jaxcal.calibrators._base import Rows, as_levels, as_rows, check_base, warn_without_width
 from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.functional import gp
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
@@ -263,11 +262,7 @@ def _levels(levels: float | Sequence[float] | None, num_rows: int) -> tuple[tupl
         if not own:
             raise ValueError(f"{num_rows} calibration rows are too few: at least {rows_for(0.4)} are needed.")
     else:
-        own = tuple(float(level) for level in np.atleast_1d(levels))
-        _checks.check_length("levels", np.array(own), None)
-        _checks.check_fraction("levels", np.array(own))
-        if any(after <= before for before, after in itertools.pairwise(own)):
-            raise ValueError(f"levels must increase; got {own}.")
+        own = as_levels(np.atleast_1d(levels))
         outermost = max(own, key=rows_for)
         if not carried([outermost]):
             raise ValueError(

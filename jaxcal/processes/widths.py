@@ -24,8 +24,9 @@ from jaxcal.optimize import minimize, one_run_at_a_time
 # Multiples of the regression's inverse lengthscales that are tried: on a line alone, and as starts of L-BFGS.
 _SMALLEST, _LARGEST = 0.1, 10.0
 _NUM_ON_LINE, _NUM_STARTS = 42, 9
-# How many of the best starts are improved, and by how many steps.
-_NUM_IMPROVED, _STEPS = 2, 40
+# How many of the best starts are improved, by how many steps at most, and the gain of a step, as a share of the width,
+# that ends it.
+_NUM_IMPROVED, _STEPS, _GAIN = 2, 40, 1e-4
 # Bounds of the inverse lengthscales, in standard deviations of the inputs: beyond them hardly anything changes.
 _LEAST, _GREATEST = math.log(1e-4), math.log(1e2)
 # A start is at least so far below the level before it: at the bound itself there is no slope.
@@ -157,7 +158,8 @@ def _improved(problem: Problem, starts: Float[Array, "s d"], bound: Float[Array,
     def improve(start):
         distance = jnp.maximum(bound - start, _LEAST_GAP)
         gap = distance + jnp.log(-jnp.expm1(-distance))
-        return minimize(lambda gap: problem.log_width(place(gap), level), gap, max_iterations=_STEPS)
+        loss = lambda gap: problem.log_width(place(gap), level)
+        return minimize(loss, gap, max_iterations=_STEPS, gain_tolerance=_GAIN)
 
     optima = lax.map(improve, starts)
     best = jnp.argmin(jnp.where(jnp.isnan(optima.loss), jnp.inf, optima.loss))

@@ -73,9 +73,10 @@ def findings(runs: _report.Runs, names: Sequence[str], base: str) -> str:
         coverage = [100 * mean(name, method, "coverage") for name in names]
         short = [name for name in names if covers_too_little(runs, name, base, method)]
         lines.append(
-            f"*{method}*: its 95 % intervals differ in width from RK's by {ratios(runs, names, base, method, 'width')}. "
-            f"They cover {min(coverage):.1f} to {max(coverage):.1f} %, less than 95 % by more than two standard errors "
-            f"on {len(short)} of {len(names)} sets ({', '.join(short) or 'none'}). At equal coverage the difference is "
+            f"*{method}*: its 95 % intervals differ in width from RK's by "
+            f"{ratios(runs, names, base, method, 'width')}. They cover {min(coverage):.1f} to {max(coverage):.1f} %, "
+            f"less than 95 % by more than two standard errors on {len(short)} of {len(names)} sets "
+            f"({', '.join(short) or 'none'}). At equal coverage they differ by "
             f"{ratios(runs, names, base, method, 'width_at_coverage')}."
         )
     rivals = [name for name in names if within_a_standard_error(runs, name, base)]

@@ -152,6 +152,9 @@ def calibrate(
         float | None, typer.Option(help="Share of FILE to fit on, drawn at random.", show_default="0.5")
     ] = None,
     calibration: Annotated[Path | None, typer.Option(help="Fit on this file, and on no row of FILE.")] = None,
+    training: Annotated[
+        Path | None, typer.Option(help="The rows that the model was trained on, which sharp-gp looks at.")
+    ] = None,
     quantiles: Annotated[str, typer.Option(help="Levels of the quantiles to write.")] = "0.05,0.5,0.95",
     seed: Annotated[int, typer.Option(help="Of the random share, and of the method.")] = 0,
     prefix: Annotated[str, typer.Option(help="Before the names of the columns written.")] = "",
@@ -168,7 +171,7 @@ def calibrate(
     names = ["mean", "std", *(f"q{level:g}" for level in levels)]
     names = [prefix + name for name in (names if calibration else [*names, "used_for_fitting"])]
     out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
-    _check_output(out, (file, calibration))
+    _check_output(out, (file, calibration, training))
     _check_names(names, file, table)
 
     if calibration is None:
@@ -183,7 +186,7 @@ def calibrate(
         fitted_on, unseen = _Rows.read(source, columns, calibration), _Rows.read(table, columns, file)
         rows, fitting = unseen, None
 
-    options = _options(fit, method, fitted_on.x, seed)
+    options = _options(fit, method, fitted_on.x, seed) | _training_rows(fit, method, training, columns)
     with _timed(f"Fit {method} to {len(fitted_on.mean)} rows"):
         calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **options)
     if method == "split-conformal":
@@ -283,6 +286,19 @@ def _options(fit: Callable, method: str, x: np.ndarray | None, seed: int) -> dic
         raise ValueError(f"--method {method} needs columns of inputs, --features: there is no other numeric column.")
     options = {"key": jax.random.key(seed)} if "key" in wanted else {}
     return options | ({"kernel": "output"} if x is None and "kernel" in wanted else {})
+
+
+def _training_rows(fit: Callable, method: str, file: Path | None, columns: _Columns) -> dict[str, Any]:
+    """The rows that the model was trained on, for a method that looks at them."""
+    looks = "x_train" in inspect.signature(fit).parameters
+    if looks == (file is None):
+        needs = "needs" if looks else "does not look at"
+        raise ValueError(f"--method {method} {needs} the rows that the model was trained on, --training.")
+    if file is None:
+        return {}
+    table = _read(file)
+    x = [_numbers(table, name, file) for name in columns.features]
+    return {"x_train": np.stack(x, axis=1), "y_train": _numbers(table, columns.target, file)}
 
 
 def _parse_levels(text: str) -> list[float]:

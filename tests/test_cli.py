@@ -196,6 +196,17 @@ def test_methods_of_inputs_need_some(table, file, tmp_path):
     assert_refused(calibrate(path, "--method", "accrue"), "--method accrue needs columns of inputs")
 
 
+def test_sharp_gp_looks_at_the_rows_that_the_model_was_trained_on(table, file, tmp_path):
+    training = tmp_path / "training.csv"
+    table.head(25).write_csv(training)
+    result = calibrate(file, "--method", "sharp-gp", "--training", training, "--quantiles", "0.2,0.8")
+    assert result.exit_code == 0, result.output
+    written = pl.read_csv(file.with_name("data.calibrated.csv"))
+    assert (written["q0.2"] < written["q0.8"]).all()
+    assert_refused(calibrate(file, "--method", "sharp-gp"), "--method sharp-gp needs the rows", "--training")
+    assert_refused(calibrate(file, "--training", training), "--method rio does not look at")
+
+
 def test_a_warning_is_one_line(file):
     result = calibrate(file, "--std", "spread", "--method", "split-conformal", "--quantiles", "0.01")
     assert result.exit_code == 0

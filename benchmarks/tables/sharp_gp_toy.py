@@ -141,8 +141,8 @@ def heading(draws: int) -> list[str]:
         f"*outside* are mean widths where |x| is below and above {MIDDLE:g}; *at 99 %* is the mean width with all "
         "intervals of a method multiplied by the one number that makes them cover 99 % of all fresh rows. "
         "RK takes the k-th of N errors for the level k / N, so that its intervals are to cover "
-        f"{100 * CONFIDENCE_LEVEL * CALIBRATION / (CALIBRATION + 1):.1f} % here; those of RV, RM and sharp_gp's default "
-        f"{100 * CONFIDENCE_LEVEL:g} %.",
+        f"{100 * CONFIDENCE_LEVEL * CALIBRATION / (CALIBRATION + 1):.1f} % here; those of RV, RM and sharp_gp's "
+        f"default {100 * CONFIDENCE_LEVEL:g} %.",
     ]
 
 

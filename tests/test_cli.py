@@ -196,6 +196,7 @@ def test_methods_of_inputs_need_some(table, file, tmp_path):
     assert_refused(calibrate(path, "--method", "accrue"), "--method accrue needs columns of inputs")
 
 
+@pytest.mark.slow
 def test_sharp_gp_looks_at_the_rows_that_the_model_was_trained_on(table, file, tmp_path):
     training = tmp_path / "training.csv"
     table.head(25).write_csv(training)
@@ -203,8 +204,11 @@ def test_sharp_gp_looks_at_the_rows_that_the_model_was_trained_on(table, file, t
     assert result.exit_code == 0, result.output
     written = pl.read_csv(file.with_name("data.calibrated.csv"))
     assert (written["q0.2"] < written["q0.8"]).all()
+
+
+def test_training_rows_go_with_the_methods_that_look_at_them(file):
     assert_refused(calibrate(file, "--method", "sharp-gp"), "--method sharp-gp needs the rows", "--training")
-    assert_refused(calibrate(file, "--training", training), "--method rio does not look at")
+    assert_refused(calibrate(file, "--training", file), "--method rio does not look at")
 
 
 def test_a_warning_is_one_line(file):

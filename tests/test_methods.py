@@ -144,13 +144,13 @@ TOLERANCE = {
     **dict.fromkeys(["conformal-randomised", "conformal-linear"], 1e-12 if X64 else 1e-5),
     "gaussian-mle": 1e-12 if X64 else 1e-5,
     "isotonic": 1e-12 if X64 else 1e-5,
-    "sharp-gp": 1e-8 if X64 else 1e-3,
+    "sharp-gp": 1e-8 if X64 else 2e-2,
     "sharp-gp-paper": 1e-4 if X64 else 2e-2,
 }
 
 
-# Slower forms of the method before them.
-SLOW = {"rio-collapsed", "sharp-gp-paper"}
+# Slower forms of the method before them, and a network whose own tests say most of this.
+SLOW = {"rio-collapsed", "sharp-gp-paper", "neural-quantiles", "crude-neighbours"}
 PARAMS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in METHODS]
 
 

@@ -138,6 +138,7 @@ def test_targets_equal_to_the_medians_make_the_law_narrow():
     assert np.mean(law.std) < 0.1 * np.mean(STD)
 
 
+@pytest.mark.slow
 def test_many_keys_at_once_and_each_key_its_own_result():
     base = Normal(MEAN, STD / 2)
     few = {"max_epochs": 3, "pretraining_epochs": 0}
@@ -151,6 +152,7 @@ def test_many_keys_at_once_and_each_key_its_own_result():
     assert eqx.tree_equal(first, again)
 
 
+@pytest.mark.slow
 def test_the_paper_trains_for_all_its_epochs_on_all_rows():
     base = Normal(MEAN, STD / 2)
     fitted = fit(base, preset="paper", pretraining_epochs=5)

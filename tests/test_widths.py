@@ -68,7 +68,7 @@ def outwards(log_scales, levels):
     return [log_scales[:below][::-1], log_scales[below:]]
 
 
-@pytest.mark.parametrize("view", [lambda problem: problem, left_out])
+@pytest.mark.parametrize("view", [pytest.param(lambda problem: problem, marks=pytest.mark.slow), left_out])
 def test_lengthscales_do_not_grow_outwards_and_columns_beat_the_line(problem, view):
     problem, start = view(problem), jnp.zeros(2)
     found = {

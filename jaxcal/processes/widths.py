@@ -73,7 +73,9 @@ class Problem(NamedTuple):
     def variance(self, log_scale: Float[Array, " d"]) -> Float[Array, " m"]:
         """sigma^2 of the rows (eq. 3b) at inverse lengthscales exp(log_scale)."""
         precision = jnp.exp(2 * jnp.clip(log_scale, _LEAST, _GREATEST))
-        gram = gp.add_diagonal(gp.exponential_of_squares(self.x, self.x, precision, 0.0), self.noise_ratio)
+        covariance = gp.exponential_of_squares(self.x, self.x, precision, 0.0)
+        # At short lengthscales and in 32 bits rounding of the squares would show in the rows' own variance.
+        gram = jnp.where(np.eye(len(self.x), dtype=bool), 1 + self.noise_ratio, covariance)
         if self.at is None:
             return gp.left_out_variance(gram)
         cross = gp.exponential_of_squares(self.x, self.at, precision, 0.0)

@@ -149,8 +149,15 @@ TOLERANCE = {
 }
 
 
-# Slower forms of the method before them, and a network whose own tests say most of this.
-SLOW = {"rio-collapsed", "sharp-gp-paper", "neural-quantiles", "crude-neighbours"}
+# Slower forms of the method before them, and networks whose own tests say most of this.
+SLOW = {
+    "rio-collapsed",
+    "sharp-gp-paper",
+    "crude-neighbours",
+    "concrete-dropout",
+    "neural-quantiles",
+    "deep-ensemble",
+}
 PARAMS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in METHODS]
 
 

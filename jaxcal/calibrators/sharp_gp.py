@@ -111,8 +111,8 @@ def fit(
       in the curve that they are scored by, and a new exchangeable row lies at or below the quantile at level
       j / (N + 1) with probability j / (N + 1), whatever the model and the data (more where scores are tied).
     - "calibration": the calibration rows, by which the curve is calibrated, too. The quantiles then are closer to the
-      mean than they should be, the more so the fewer rows there are: in `benchmarks/results/sharp_gp_coverage.md`
-      0.9-quantiles of 39 calibration rows cover COVERED.
+      mean than they should be, the more so the fewer rows there are: `benchmarks/tables/sharp_gp_coverage.py` measures
+      by how much.
 
     `search` is "line" for common multiples of the regression's lengthscales, or "ard" for a lengthscale a column by
     L-BFGS, from the outermost level inwards.

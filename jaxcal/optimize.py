@@ -390,6 +390,11 @@ def minimize_from_each(loss: Callable[..., Float[Array, ""]], starts: PyTree, **
         -1.11
     """
     optima = jax.vmap(lambda params: minimize(loss, params, **options))(starts)
+    return lowest(optima)
+
+
+def lowest(optima: Optimum) -> Optimum:
+    """The one of the lowest loss, of those stacked along the leading axis of every array; NaN is the greatest."""
     best = jnp.argmin(jnp.where(jnp.isnan(optima.loss), jnp.inf, optima.loss))
     return jax.tree.map(lambda leaf: leaf[best], optima)
 

@@ -82,9 +82,8 @@ def fits(repeats: int) -> Iterator[str]:
     data = jc.datasets.load("boston")
     train, rest, _ = jc.datasets.split(len(data.y), (0.6, 0.2, 0.2), seed=0)
     model = jc.gaussian_process.fit(data.x[train], data.y[train], bound="exact")
-    kernel, base = jc.sharp_gp.Kernel(model.lengthscale, model.noise_ratio), model(data.x[rest])
-    given = {"x_train": data.x[train], "y_train": data.y[train], "kernel": kernel}
-    fit: Callable = partial(jc.sharp_gp.fit, data.x[rest], base, data.y[rest], **given)
+    given = {"x_train": data.x[train], "y_train": data.y[train], "kernel": model}
+    fit: Callable = partial(jc.sharp_gp.fit, data.x[rest], model(data.x[rest]), data.y[rest], **given)
     for search, asked in (("line", ASKED_LINE), ("ard", ASKED_ARD)):
         for fit_on in ("training", "calibration"):
             _, seconds = fastest(partial(fit, search=search, fit_on=fit_on), max(repeats // 4, 2))

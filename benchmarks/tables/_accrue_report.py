@@ -37,7 +37,6 @@ of energy is the heating load, the wine the red one: the paper names neither.
 def write(records: Sequence[dict], datasets: Sequence[str], path: Path) -> None:
     """Write every run as CSV, and the tables as Markdown beside it."""
     records = sorted(records, key=lambda record: (datasets.index(record["dataset"]), record["seed"]))
-    _report.write_csv(path, records, COLUMNS)
     runs = _report.Runs(records, BY)
     there = [name for name in datasets if runs.count(name, *ONE_OF_EACH)]
     published = _report.read_published("accrue_table1")
@@ -54,8 +53,7 @@ def write(records: Sequence[dict], datasets: Sequence[str], path: Path) -> None:
         for metric in PUBLISHED_METRICS:
             parts += [f"## {TITLES[metric]}, errors {kind}", table(runs, there, published, kind, metric)]
     parts += ["## ACCRUE against the CRPS alone", paired(runs, there)]
-    path.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    print(f"Every run is in {path}, the tables in {path.with_suffix('.md')}.")
+    _report.write(path, records, COLUMNS, "\n\n".join(parts) + "\n")
 
 
 def findings(runs: _report.Runs, names: Sequence[str], published: dict) -> list[str]:

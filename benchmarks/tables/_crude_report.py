@@ -36,9 +36,7 @@ def write(records: Sequence[dict], datasets: Sequence[str], models: Sequence[str
     """Write every run as CSV, and the table as Markdown beside it."""
     place = lambda record: (datasets.index(record["dataset"]), models.index(record["model"]), record["seed"])
     records = sorted(records, key=place)
-    _report.write_csv(path, records, COLUMNS)
-    path.with_suffix(".md").write_text(markdown(records, datasets, models), encoding="utf-8")
-    print(f"Every run is in {path}, the table in {path.with_suffix('.md')}.")
+    _report.write(path, records, COLUMNS, markdown(records, datasets, models))
 
 
 def markdown(records: Sequence[dict], datasets: Sequence[str], models: Sequence[str]) -> str:
@@ -67,7 +65,8 @@ def markdown(records: Sequence[dict], datasets: Sequence[str], models: Sequence[
 def findings(runs: _report.Runs, cells: Sequence[tuple[str, str]]) -> str:
     """The paper's claims, each with its count."""
     calibration = {cell: [runs.mean(*cell, each, "calibration") for each in CALIBRATIONS] for cell in cells}
-    within = sum(means[-1] <= min(means) + standard_error(runs, *cell) for cell, means in calibration.items())
+    error = lambda cell: _report.standard_error(runs.values(*cell, "CRUDE", "calibration"))
+    within = sum(means[-1] <= min(means) + error(cell) for cell, means in calibration.items())
     lines = [
         f"CRUDE's calibration is the best or within one standard error of the best in {within} of {len(cells)} cells.",
         *(compared(runs, cells, other) for other in CALIBRATIONS[1:-1]),
@@ -88,12 +87,6 @@ def compared(runs: _report.Runs, cells: Sequence[tuple[str, str]], other: str) -
         f"that in {less_sharp} (median ratio {np.median(sharpness):.3f}): the paper's claim that it is the sharper one "
         f"in most cells is {'confirmed' if sharper > len(cells) / 2 else 'contradicted'} here."
     )
-
-
-def standard_error(runs: _report.Runs, dataset: str, model: str) -> float:
-    """Of CRUDE's mean calibration over the trials."""
-    values = runs.values(dataset, model, "CRUDE", "calibration")
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def wins(runs: _report.Runs, published: dict, cells: Sequence[tuple[str, str]]) -> str:

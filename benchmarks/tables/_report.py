@@ -65,6 +65,12 @@ def marks(values: Sequence[float], others: Sequence[float]) -> str:
     return "".join(mark for mark, p in zip("†‡", p_values(values, others), strict=True) if p < SIGNIFICANT)
 
 
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of the values; 0 for a single one."""
+    values = np.asarray(values, float)
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
 def mean(values: Sequence[float], decimals: int | None = None) -> str:
     """The mean of the finite values, of three significant digits where the number of decimals is not given."""
     finite = _finite(values)
@@ -119,6 +125,13 @@ def write_csv(path: Path, records: Sequence[dict], columns: Sequence[str]) -> No
         writer.writerow([*columns, "origin"])
         for record in records:
             writer.writerow([*(_compact(record.get(name, "")) for name in columns), numbers[_origin(record)]])
+
+
+def write(path: Path, records: Sequence[dict], columns: Sequence[str], text: str) -> None:
+    """Every run as CSV, the text as Markdown beside it, and where they are."""
+    write_csv(path, records, columns)
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(f"Every run is in {path}, the tables in {path.with_suffix('.md')}.")
 
 
 def missed(held: Sequence[str], names: Sequence[str]) -> str:

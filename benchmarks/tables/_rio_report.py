@@ -75,10 +75,8 @@ def write(records: Sequence[dict], table: int, wanted: dict[str, int], folder: P
     order = lambda record: (names.index(record["dataset"]), record["seed"], settings.index(record["setting"]))
     records = sorted(records, key=order)
     path = folder / f"rio_table{table}.csv"
-    _report.write_csv(path, records, ("dataset", "seed", "setting", "system", *METRICS))
     text = markdown(Runs(records), table, wanted)
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(f"Every run is in {path}, the table in {path.with_suffix('.md')}.")
+    _report.write(path, records, ("dataset", "seed", "setting", "system", *METRICS), text)
 
 
 def markdown(runs: Runs, table: int, wanted: dict[str, int]) -> str:

@@ -45,9 +45,7 @@ def write(records: Sequence[dict], datasets: Sequence[str], bases: Sequence[str]
     """Write every run as CSV, and the tables as Markdown beside it."""
     place = lambda record: (datasets.index(record["dataset"]), bases.index(record["base"]), record["seed"])
     records = sorted(records, key=place)
-    _report.write_csv(path, records, COLUMNS)
-    path.with_suffix(".md").write_text(markdown(records, datasets, bases), encoding="utf-8")
-    print(f"Every run is in {path}, the table in {path.with_suffix('.md')}.")
+    _report.write(path, records, COLUMNS, markdown(records, datasets, bases))
 
 
 def markdown(records: Sequence[dict], datasets: Sequence[str], bases: Sequence[str]) -> str:
@@ -102,13 +100,13 @@ def ratios(runs: _report.Runs, names: Sequence[str], base: str, method: str, met
 
 def covers_too_little(runs: _report.Runs, name: str, base: str, method: str) -> bool:
     values = runs.values(name, base, method, "coverage")
-    return len(values) > 1 and values.mean() + 2 * values.std(ddof=1) / np.sqrt(len(values)) < 0.95
+    return len(values) > 1 and values.mean() + 2 * _report.standard_error(values) < 0.95
 
 
 def within_a_standard_error(runs: _report.Runs, name: str, base: str) -> bool:
     ours = runs.values(name, base, "exact", "ece")
-    error = ours.std(ddof=1) / np.sqrt(len(ours)) if len(ours) > 1 else 0.0
-    return ours.mean() - error <= min(runs.mean(name, base, rival, "ece") for rival in ("RK", "RV", "RM"))
+    least = min(runs.mean(name, base, rival, "ece") for rival in ("RK", "RV", "RM"))
+    return ours.mean() - _report.standard_error(ours) <= least
 
 
 def table(runs: _report.Runs, names: Sequence[str], base: str, metric: str) -> str:

@@ -1,4 +1,4 @@
-"""USNRT's tables from finished runs: every run as CSV, ours beside the published means as Markdown, and Fig. 1."""
+"""USNRT's tables from finished runs: every run as CSV, and ours beside the published means as Markdown."""
 
 import math
 import textwrap
@@ -81,9 +81,7 @@ def write(records: Sequence[dict], datasets: Sequence[str], folder: Path) -> Non
         of_protocol = [record for record in records if record["protocol"] == protocol]
         if of_protocol:
             path = folder / f"usnrt_{protocol}.csv"
-            _report.write_csv(path, of_protocol, COLUMNS)
-            path.with_suffix(".md").write_text(markdown(of_protocol, datasets, protocol), encoding="utf-8")
-            print(f"Every run is in {path}, the tables in {path.with_suffix('.md')}.")
+            _report.write(path, of_protocol, COLUMNS, markdown(of_protocol, datasets, protocol))
 
 
 def markdown(records: Sequence[dict], datasets: Sequence[str], protocol: str) -> str:
@@ -174,7 +172,7 @@ def told_apart(cells: Cells, names: Sequence[str], sign: int) -> str:
     found = []
     for name in names:
         differences = sign * (cells.values(name, "USNRT", "ece") - cells.values(name, "HNN", "ece"))
-        if len(differences) > 1 and differences.mean() > 2 * differences.std(ddof=1) / math.sqrt(len(differences)):
+        if len(differences) > 1 and differences.mean() > 2 * _report.standard_error(differences):
             found.append(name)
     return f"{len(found)} ({', '.join(found)})" if found else "none"
 

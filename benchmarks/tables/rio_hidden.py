@@ -120,7 +120,6 @@ def run_job(rows: int, seed: int) -> list[dict]:
 def write(records: Sequence[dict], path: Path) -> None:
     """Write every run as CSV, and the table as Markdown beside it."""
     records = sorted(records, key=lambda record: record["seed"])
-    _report.write_csv(path, records, COLUMNS)
     rows, seeds = records[0]["rows"], {record["seed"] for record in records}
     peak = max(record["peak_memory_mib"] for record in records) / 1024
     parts = [
@@ -133,8 +132,7 @@ def write(records: Sequence[dict], path: Path) -> None:
         "## Published: photographs",
         published(),
     ]
-    path.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    print(f"Every run is in {path}, the table in {path.with_suffix('.md')}.")
+    _report.write(path, records, COLUMNS, "\n\n".join(parts) + "\n")
 
 
 def table(records: Sequence[dict]) -> str:

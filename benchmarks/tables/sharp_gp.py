@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import ArrayLike
 
 import jaxcal as jc
 from benchmarks.tables import _jobs, _sharp_gp_report
@@ -64,12 +65,11 @@ def run_job(dataset: str, base: str, seed: int) -> list[dict]:
     train = x[parts[0]], y[parts[0]]
     if base == "evidence":
         model = jc.gaussian_process.fit(*train, **(SPARSE if dataset in SPARSE_SETS else {"bound": "exact"}))
-        kernel = jc.sharp_gp.Kernel(model.lengthscale, model.noise_ratio)
     else:
-        model, kernel = wide_process(*map(jnp.asarray, train))
+        model = fit_wide(*map(jnp.asarray, train))
     calibration, test = (Part(x[rows], y[rows], model(x[rows])) for rows in parts[1:])
     common = {"device": _jobs.machine(), "num_calibration": len(calibration.y), "num_test": len(test.y)}
-    laws = methods(train, kernel, calibration, test, jax.random.key(seed))
+    laws = methods(train, model, calibration, test, jax.random.key(seed))
     return [{**common, "method": name, **measures(test.y, law)} for name, law in laws.items()]
 
 
@@ -79,11 +79,11 @@ def standardised(values: np.ndarray, train: np.ndarray) -> np.ndarray:
     return (values - values[train].mean(axis=0)) / np.where(spread > 0, spread, np.inf)
 
 
-def methods(train, kernel: jc.sharp_gp.Kernel, calibration: Part, test: Part, key: jax.Array) -> dict:
+def methods(train, model: jc.sharp_gp.HasKernel, calibration: Part, test: Part, key: jax.Array) -> dict:
     """The laws of the test rows by every method, named as in the paper; our own by what they are."""
     x, y, base = calibration
     x_train, y_train = train
-    sharp = partial(jc.sharp_gp.fit, x, base, y, x_train=x_train, y_train=y_train, kernel=kernel)
+    sharp = partial(jc.sharp_gp.fit, x, base, y, x_train=x_train, y_train=y_train, kernel=model)
     rows = slice(ROWS_OF_NETWORK)
     some = jc.Normal(base.mean[rows], base.std[rows])
     fitted = {
@@ -102,19 +102,22 @@ def methods(train, kernel: jc.sharp_gp.Kernel, calibration: Part, test: Part, ke
 
 def measures(y: np.ndarray, law: jc.Distribution) -> dict[str, float]:
     """The paper's four metrics, the coverage, and the width of intervals that are stretched to cover as they should."""
-    lower, upper = law.interval(CONFIDENCE)
-    middle, half = (lower + upper) / 2, (upper - lower) / 2
-    stretch = np.quantile(np.abs(y - middle) / half, CONFIDENCE)
-    width = jc.metrics.mean_width(y, law, confidence_level=CONFIDENCE)
     return {
         "ece": jc.metrics.calibration_sse(y, law, num_levels=NUM_LEVELS) / NUM_LEVELS,
         "std": jc.metrics.mean_std(y, law),
         "nll": jc.metrics.nlpd(y, jc.Normal(law.mean, law.std)),
-        "width": width,
+        "width": jc.metrics.mean_width(y, law, confidence_level=CONFIDENCE),
         "coverage": jc.metrics.coverage(y, law, confidence_level=CONFIDENCE),
-        "width_at_coverage": width * stretch,
+        "width_at_coverage": width_at_coverage(y, *law.interval(CONFIDENCE), CONFIDENCE),
         "rmse": jc.metrics.rmse(y, law),
     }
+
+
+def width_at_coverage(y: np.ndarray, lower: ArrayLike, upper: ArrayLike, confidence_level: float) -> float:
+    """The mean width of intervals that one factor has stretched about their middles until they cover as they should."""
+    half = np.subtract(upper, lower) / 2
+    stretch = np.quantile(np.abs(y - np.add(lower, upper) / 2) / half, confidence_level)
+    return float(2 * half.mean() * stretch)
 
 
 class WideProcess(NamedTuple):
@@ -129,15 +132,21 @@ class WideProcess(NamedTuple):
         """The laws of the targets at rows of x."""
         return jc.Normal(*_predict_wide(self, jnp.asarray(x)))
 
+    @property
+    def lengthscale(self) -> jax.Array:
+        """As of `jc.sharp_gp.Kernel`."""
+        return jnp.exp(self.log_lengthscale)
 
-def wide_process(x: jax.Array, y: jax.Array) -> tuple[WideProcess, jc.sharp_gp.Kernel]:
-    """The process of the greatest evidence, given that the variance of its noise is 8, and its kernel."""
-    process = _fit_wide(x, y)
-    return process, jc.sharp_gp.Kernel(jnp.exp(process.log_lengthscale), NOISE / jnp.exp(process.log_variance))
+    @property
+    def noise_ratio(self) -> jax.Array:
+        """As of `jc.sharp_gp.Kernel`."""
+        return NOISE / jnp.exp(self.log_variance)
 
 
 @jax.jit
-def _fit_wide(x: jax.Array, y: jax.Array) -> WideProcess:
+def fit_wide(x: jax.Array, y: jax.Array) -> WideProcess:
+    """The process of the greatest evidence, given that the variance of its noise is 8."""
+
     def gram(log_lengthscale, log_variance):
         return gp.add_diagonal(gp.squared_exponential(x, x, jnp.exp(log_lengthscale), jnp.exp(log_variance)), NOISE)
 
@@ -149,7 +158,7 @@ def _fit_wide(x: jax.Array, y: jax.Array) -> WideProcess:
 @jax.jit
 def _predict_wide(process: WideProcess, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     variance = jnp.exp(process.log_variance)
-    cross = gp.squared_exponential(x, process.x, jnp.exp(process.log_lengthscale), variance)
+    cross = gp.squared_exponential(x, process.x, process.lengthscale, variance)
     mean, latent = jax.vmap(gp.predict, (None, 0, None))(process.posterior, cross, variance)
     return mean, jnp.sqrt(latent + NOISE)
 

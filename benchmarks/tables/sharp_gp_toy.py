@@ -19,6 +19,7 @@ import numpy as np
 import jaxcal as jc
 from benchmarks.tables import _jobs, _report
 from benchmarks.tables._rio_figures import BLUE, GREY, RED, STYLE, WIDTH, save
+from benchmarks.tables.sharp_gp import width_at_coverage
 
 TRAIN, CALIBRATION, FRESH = 40, 200, 20_000
 END, MIDDLE, SHARE_IN_MIDDLE, NOISE = 3.0, 1.0, 0.1, 0.1
@@ -153,7 +154,8 @@ def table(fresh: Rows, found: dict[str, Found]) -> str:
         width = upper - lower
         covered = coverage(fresh, lower, upper)
         parts = [width[part].mean() for part in (in_middle, ~in_middle)]
-        numbers = f"{parts[0]:.2f}", f"{parts[1]:.2f}", f"{at_equal_coverage(fresh, lower, upper):.2f}"
+        parts.append(width_at_coverage(fresh.y, lower, upper, CONFIDENCE_LEVEL))
+        numbers = [f"{part:.2f}" for part in parts]
         cells = _report.mean_and_std(width.mean(1), 2), _report.mean_and_std(covered, 1), *numbers
         rows.append([METHODS[name], *cells])
     return _report.markdown_table(["", "width", "coverage, %", "middle", "outside", "at 99 %"], rows)
@@ -162,13 +164,6 @@ def table(fresh: Rows, found: dict[str, Found]) -> str:
 def coverage(fresh: Rows, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     """Of every draw, in per cent."""
     return 100 * ((lower <= fresh.y) & (fresh.y <= upper)).mean(1)
-
-
-def at_equal_coverage(fresh: Rows, lower: np.ndarray, upper: np.ndarray) -> float:
-    """The mean width after one multiple for all rows and draws has made the coverage nominal."""
-    half = (upper - lower) / 2
-    stretch = np.quantile(np.abs(fresh.y - (lower + upper) / 2) / half, CONFIDENCE_LEVEL)
-    return float(2 * half.mean() * stretch)
 
 
 def seen(fresh: Rows, found: dict[str, Found]) -> str:

@@ -12,6 +12,9 @@ from jaxtyping import Array, ArrayLike, Float
 from jaxcal import _checks
 from jaxcal.distributions import Distribution, Point
 
+# The levels of a law given by its quantiles, where nobody asks for others. Every twentieth is a decile.
+FINE_LEVELS = tuple(step / 200 for step in range(1, 200))
+
 
 class Rows(NamedTuple):
     """Inputs, the model's means and targets."""

@@ -41,7 +41,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import as_levels, check_base
+from jaxcal.calibrators._base import FINE_LEVELS, as_levels, check_base
 from jaxcal.distributions import Distribution, Point, Quantiles
 from jaxcal.functional.scores import pinball
 from jaxcal.nn import FeedForward
@@ -49,8 +49,8 @@ from jaxcal.optimize import Optimum, Result, num_train, raise_unless_finite, tra
 from jaxcal.scaling import Standardiser
 
 _HIDDEN = (20, 20)
-# The levels of the returned law, and of pretraining: 0.005, 0.01, ..., 0.995. Every twentieth is a decile.
-_LEVELS = np.arange(1, 200) / 200
+# The levels of the returned law, and of pretraining.
+_LEVELS = np.array(FINE_LEVELS)
 _DECILES = slice(19, None, 20)
 _MEDIAN = 4
 # The levels that the loss of the rows held out is averaged over: 0.05, 0.1, ..., 0.95.
@@ -141,7 +141,7 @@ def fit(
     """
     setting = _settle(preset, max_epochs, pretraining_epochs, validation_share)
     _checks.check_at_least("patience", patience, 1)
-    levels = as_levels(_LEVELS if levels is None else levels)
+    levels = as_levels(FINE_LEVELS if levels is None else levels)
     quantiles = _quantiles_of(base, _LEVELS)
     y = _checks.as_vector("y", y, length=quantiles.shape[0])
     share = setting.validation_share

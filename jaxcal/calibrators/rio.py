@@ -375,7 +375,7 @@ def _predict(rio: "RIO", x, mean, std, include_noise: bool) -> Normal:
 
 def _predict_one(rio: "RIO", x, mean, std, include_noise: bool) -> Normal:
     points = _points(x, mean, rio.x_scaler, rio.output_scaler, None)
-    latent, variance = predict(rio.process, rio.posterior, rio.points, points)
+    latent, variance = predict(rio.kernel, rio.posterior, rio.points, points)
     if include_noise:
         relative = rio.process.relative_noise(None if std is None else std**2 / rio.base_variance)
         variance = variance + rio.scaled_noise * (1 if relative is None else relative)

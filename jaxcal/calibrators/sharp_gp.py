@@ -28,7 +28,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import Rows, as_levels, as_rows, check_base, warn_without_width
+from jaxcal.calibrators._base import FINE_LEVELS, Rows, as_levels, as_rows, check_base, warn_without_width
 from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.functional import gp
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
@@ -39,7 +39,6 @@ from jaxcal.scaling import Standardiser
 
 # Levels near the middle need no lengthscales of their own: their quantiles are close to the mean anyway.
 _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
-_GRID = tuple(step / 200 for step in range(1, 200))
 _MOST_ITERATIONS = 1000
 # Above so many training rows the variance is the sparse one.
 _EXACT_ROWS, _NUM_INDUCING = 2000, 300
@@ -273,7 +272,7 @@ def _levels(levels: float | Sequence[float] | None, num_rows: int) -> tuple[tupl
     if levels is not None and np.ndim(levels) == 0:
         return own, own
     least = 1 / (num_rows + 1)
-    return own, tuple(sorted({least, *own, *carried(_GRID), 1 - least}))
+    return own, tuple(sorted({least, *own, *carried(FINE_LEVELS), 1 - least}))
 
 
 def _checked(kernel: HasKernel, num_columns: int) -> Kernel:
@@ -404,8 +403,7 @@ def _kernel(log_lengthscale: Float[Array, " d"]) -> IOKernel:
 
 def _variance(log_lengthscale, posterior: gp.Posterior, points: Points, noise_ratio, x) -> Float[Array, " n"]:
     """sigma^2 of new rows, in scaled units (eq. 3b)."""
-    process = GaussianProcess(_kernel(log_lengthscale), jnp.log(noise_ratio))
-    return evidence.predict(process, posterior, points, Points(x, None))[1] + noise_ratio
+    return evidence.predict(_kernel(log_lengthscale), posterior, points, Points(x, None))[1] + noise_ratio
 
 
 @eqx.filter_jit

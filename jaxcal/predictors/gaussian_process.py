@@ -268,7 +268,7 @@ def _made(
 @eqx.filter_jit
 def _predict(process: "GaussianProcess", x: Float[Array, "n d"], include_noise: bool) -> Normal:
     points = Points(process.x_scaler(x), None)
-    latent, variance = evidence.predict(process.process, process.posterior, process.points, points)
+    latent, variance = evidence.predict(process.process.kernel, process.posterior, process.points, points)
     if include_noise:
         variance = variance + process.scaled_noise
     return Normal(process.y_scaler.inverse(latent), process.y_scaler.scale * safe.sqrt(variance))

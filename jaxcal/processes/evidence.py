@@ -182,19 +182,18 @@ def posterior(process: GaussianProcess, data: Data, jitter: ArrayLike, mesh: Mes
     return gp.sparse_posterior(sums, whiten, process.noise_variance(data.points))
 
 
-def predict(process: GaussianProcess, given: gp.Posterior, at: Points, points: Points) -> tuple[Array, Array]:
+def predict(kernel: IOKernel, given: gp.Posterior, at: Points, points: Points) -> tuple[Array, Array]:
     """Latent means and variances at points; RIO, eq. 5 and 6.
 
     Args:
-        process: the process.
+        kernel: of the process.
         given: its posterior at the conditioning points.
         at: those points: the rows, or the inducing points.
         points: where to predict.
     """
 
     def predict_one(point: Points):
-        row = jax.tree.map(lambda a: a[None], point)
-        return gp.predict(given, process.kernel(row, at)[0], process.kernel.diagonal(row)[0])
+        return gp.predict(given, *_covariances(kernel, point, at))
 
     return lax.map(predict_one, points, batch_size=_PREDICTED_AT_ONCE)
 
@@ -214,11 +213,16 @@ def left_out(process: GaussianProcess, given: gp.Posterior, data: Data) -> gp.Le
 
     def one_row(row):
         point, target = row
-        point = jax.tree.map(lambda a: a[None], point)
-        cross, prior = process.kernel(point, inducing)[0], process.kernel.diagonal(point)[0]
+        cross, prior = _covariances(process.kernel, point, inducing)
         return gp.sparse_left_out(given, cross, target, prior, noise)
 
     return lax.map(one_row, (data.points, data.targets), batch_size=_PREDICTED_AT_ONCE)
+
+
+def _covariances(kernel: IOKernel, point: Points, at: Points) -> tuple[Float[Array, " m"], Float[Array, ""]]:
+    """One point's covariances with others, and with itself."""
+    row = jax.tree.map(lambda a: a[None], point)
+    return kernel(row, at)[0], kernel.diagonal(row)[0]
 
 
 def raise_unless_factorised(result: Int[Array, "*runs"], jitter: Float[Array, "*runs"], n: int) -> None:
@@ -324,9 +328,7 @@ def _minimize_by_adam(
     """So many steps of Adam in GPyTorch's coordinates: hyperparameters are the softplus of what is learnt."""
     adam = optax.adam(learning_rate)
     # One vector: for a tree, XLA would compile every update once a leaf.
-    raw, unravel = ravel_pytree(
-        _map_hyperparameters(lambda log, least: _inverse_softplus(jnp.exp(log) - least), params)
-    )
+    raw, unravel = ravel_pytree(_map_hyperparameters(lambda log, least: inverse_softplus(jnp.exp(log) - least), params))
 
     def process_of(raw: Float[Array, " p"]) -> GaussianProcess:
         return _map_hyperparameters(lambda value, least: jnp.log(jax.nn.softplus(value) + least), unravel(raw))
@@ -349,7 +351,8 @@ def _map_hyperparameters(change: Callable, process: GaussianProcess) -> Gaussian
     return eqx.tree_at(lambda p: (p.kernel, p.log_noise), process, (kernel, noise))
 
 
-def _inverse_softplus(value: Float[Array, "*d"]) -> Float[Array, "*d"]:
+def inverse_softplus(value: Float[Array, "*d"]) -> Float[Array, "*d"]:
+    """The number whose softplus a positive value is."""
     return value + jnp.log(-jnp.expm1(-value))
 
 

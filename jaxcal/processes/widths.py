@@ -19,7 +19,8 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal.functional import gp
 from jaxcal.functional.quantiles import linear_quantile
-from jaxcal.optimize import minimize, one_run_at_a_time
+from jaxcal.optimize import lowest, minimize, one_run_at_a_time
+from jaxcal.processes.evidence import inverse_softplus
 
 # Multiples of the regression's inverse lengthscales that are tried: on a line alone, and as starts of L-BFGS.
 _SMALLEST, _LARGEST = 0.1, 10.0
@@ -158,14 +159,11 @@ def _improved(problem: Problem, starts: Float[Array, "s d"], bound: Float[Array,
     place = lambda gap: jnp.clip(bound - jax.nn.softplus(gap), _LEAST, _GREATEST)
 
     def improve(start):
-        distance = jnp.maximum(bound - start, _LEAST_GAP)
-        gap = distance + jnp.log(-jnp.expm1(-distance))
+        gap = inverse_softplus(jnp.maximum(bound - start, _LEAST_GAP))
         loss = lambda gap: problem.log_width(place(gap), level)
         return minimize(loss, gap, max_iterations=_STEPS, gain_tolerance=_GAIN)
 
-    optima = lax.map(improve, starts)
-    best = jnp.argmin(jnp.where(jnp.isnan(optima.loss), jnp.inf, optima.loss))
-    return place(optima.params[best])
+    return place(lowest(lax.map(improve, starts)).params)
 
 
 def _multiples(number: int, dtype) -> Float[Array, " s"]:

@@ -170,7 +170,14 @@ def test_calibrate_without_features_looks_at_the_predictions_alone(table, tmp_pa
     assert (pl.read_csv(tmp_path / "bare.calibrated.csv")["std"].to_numpy() > 0).all()
 
 
-@pytest.mark.parametrize("method", ["crude", "gaussian-mle", "isotonic", "split-conformal"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "crude",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gaussian-mle", "isotonic")),
+        "split-conformal",
+    ],
+)
 def test_recalibrators_take_a_std(method, table, file):
     """What is written is what the method gives, fitted on the rows that are marked."""
     result = calibrate(file, "--std", "spread", "--method", method)

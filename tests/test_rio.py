@@ -114,7 +114,11 @@ def test_the_default_tolerance_costs_no_more_than_it_says(data, fitted):
     assert np.sqrt(np.mean(difference**2)) < 0.1 * np.mean(converged(x, base).std)
 
 
-@pytest.mark.parametrize(("kernel", "target"), VARIANTS)
+@pytest.mark.parametrize(
+    ("kernel", "target"),
+    # One of each kind in `make test`.
+    [pytest.param(*each, marks=pytest.mark.slow) if i not in (0, 5) else each for i, each in enumerate(VARIANTS)],
+)
 def test_every_row_of_table_1(data, kernel, target):
     x, base, y = data
     fit = rio.fit(x if kernel != "output" else None, base, y, kernel=kernel, target=target)

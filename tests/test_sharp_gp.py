@@ -129,7 +129,7 @@ def test_sparse_variance_with_all_rows_is_the_exact_one(data):
     )
 
 
-@pytest.mark.parametrize("column", ["constant", "duplicate rows"])
+@pytest.mark.parametrize("column", [pytest.param("constant", marks=pytest.mark.slow), "duplicate rows"])
 def test_degenerate_inputs(data, column):
     (x_train, y_train), (x, y), (new, _) = data
     if column == "constant":

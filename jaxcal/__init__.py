@@ -17,6 +17,7 @@ from jaxcal.predictors import (
     forests,
     gaussian_process,
     mlp,
+    neural_process,
     usnrt,
     variance_network,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "kmeans",
     "metrics",
     "mlp",
+    "neural_process",
     "neural_quantiles",
     "nn",
     "optimize",

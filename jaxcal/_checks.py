@@ -111,6 +111,12 @@ def check_positive(name: str, value: ArrayLike) -> None:
         raise ValueError(f"{name} must be positive; got {value}.")
 
 
+def check_not_negative(name: str, value: ArrayLike) -> None:
+    """Raise ValueError if a known value is negative, or NaN."""
+    if not is_traced(value) and not np.all(np.asarray(value) >= 0):
+        raise ValueError(f"{name} must not be negative; got {value}.")
+
+
 def check_varies(name: str, targets: ArrayLike, size: ArrayLike = 0) -> None:
     """Raise ValueError if known targets, made of numbers of up to `size`, do not vary by more than their rounding."""
     if is_traced(targets, size):

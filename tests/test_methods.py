@@ -11,7 +11,7 @@ import pytest
 
 from jaxcal import Distribution, Normal, Point, mlp, rio
 from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, neural_quantiles, sharp_gp
-from jaxcal.predictors import deep_ensemble, dropout, evidential, gaussian_process, variance_network
+from jaxcal.predictors import deep_ensemble, dropout, evidential, gaussian_process, neural_process, variance_network
 
 X64 = jax.config.jax_enable_x64
 # What does not depend on the precision runs in 64 bits only.
@@ -43,8 +43,13 @@ def fit_evidential(x, mean, y):
     return evidential.fit(x, y, key=KEY, hidden=(8,), learning_rate=0.01, max_epochs=20)
 
 
-def fit_gaussian_process(x, mean, y):
-    return gaussian_process.fit(x, y)
+def fit_gaussian_process(x, mean, y, **options):
+    return gaussian_process.fit(x, y, **options)
+
+
+def fit_neural_process(x, mean, y):
+    options = {"width": 8, "max_context": 10, "learning_rate": 0.01, "max_iterations": 100}
+    return neural_process.fit(x, y, key=KEY, **options)
 
 
 def fit_rio(x, mean, y, **options):
@@ -112,6 +117,8 @@ METHODS = {
     "concrete-dropout": (partial(fit_dropout, rate="concrete"), call_mlp),
     "evidential": (fit_evidential, call_mlp),
     "gaussian-process": (fit_gaussian_process, call_mlp),
+    "nngp": (partial(fit_gaussian_process, kernel="nngp"), call_mlp),
+    "neural-process": (fit_neural_process, call_mlp),
     "rio": (fit_rio, call_rio),
     "rio-collapsed": (partial(fit_rio, bound="collapsed", num_inducing=10), call_rio),
     "accrue": (fit_accrue, call_rio),
@@ -137,6 +144,8 @@ TOLERANCE = {
     "evidential": 1e-6 if X64 else 1e-2,
     "neural-quantiles": 1e-6 if X64 else 1e-2,
     "gaussian-process": 1e-4 if X64 else 2e-2,
+    "nngp": 1e-4 if X64 else 2e-2,
+    "neural-process": 1e-6 if X64 else 1e-2,
     "rio": 1e-4 if X64 else 2e-2,
     "rio-collapsed": 1e-4 if X64 else 2e-2,
     "accrue": 1e-4 if X64 else 2e-2,
@@ -151,6 +160,7 @@ TOLERANCE = {
 
 # Slower forms of the method before them, and networks whose own tests say most of this.
 SLOW = {
+    "nngp",
     "rio-collapsed",
     "sharp-gp-paper",
     "crude-neighbours",

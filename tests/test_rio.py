@@ -299,7 +299,7 @@ NAN_AT_3 = np.where(np.arange(60) == 3, np.nan, 1.0)
         ({"y": np.full(60, 1j)}, ValueError, "y must hold real numbers; got dtype complex"),
         ({"kernel": "both"}, ValueError, "kernel must be one of 'io', 'input', 'output'; got 'both'"),
         ({"kernel": (None, None)}, ValueError, "pair of gpjax kernels"),
-        ({"kernel": ("io", None)}, TypeError, "gpjax kernels; got str"),
+        ({"kernel": ("io", None)}, TypeError, "each kernel must be a kernel of gpjax; got str"),
         ({"bound": "svgp"}, ValueError, "bound must be one of"),
         ({"max_iterations": 0}, ValueError, "max_iterations must be at least 1; got 0"),
         ({"tolerance": -1.0}, ValueError, "tolerance must not be negative; got -1.0"),

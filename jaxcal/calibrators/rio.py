@@ -258,13 +258,7 @@ def _seen_by(kernels: tuple) -> str:
 
 
 def _from_gpjax(kernels: tuple) -> IOKernel:
-    # Imported only here: it takes longer to import than all of jaxcal.
-    from gpjax.kernels import AbstractKernel
-
-    for kernel in kernels:
-        if kernel is not None and not isinstance(kernel, AbstractKernel):
-            raise TypeError(f"kernel must hold gpjax kernels; got {type(kernel).__name__}.")
-    return IOKernel(*(None if kernel is None else GPJaxKernel(kernel) for kernel in kernels))
+    return IOKernel(*(None if kernel is None else GPJaxKernel.of("each kernel", kernel) for kernel in kernels))
 
 
 def _check_spread(mean: Array, y: Array, target: str) -> None:

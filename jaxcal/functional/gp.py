@@ -1,8 +1,9 @@
 """Gaussian-process algebra on Gram matrices: exact, and sparse with inducing points.
 
-Functions here know no kernel: they take the matrices that a kernel gives. A matrix that will be factorised
+Most functions here know no kernel: they take the matrices that a kernel gives. A matrix that will be factorised
 must come with its noise or jitter already on the diagonal (`add_diagonal`).
 
+- `squared_exponential`: a kernel; `relu_covariance`: a covariance that another one gives, Cho & Saul (2009).
 - `exact_log_likelihood`: log p(y), Rasmussen & Williams (2006), eq. 2.30; eq. 4 of RIO, whose print lacks an inverse.
 - `row_sums`: the one pass over the rows that `collapsed_bound` and `sparse_posterior` need, in chunks, on one device or
   distributed over many.
@@ -28,6 +29,8 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
+
+from jaxcal.functional import safe
 
 _LOG_2PI = 1.8378770664093453
 # Rows whose covariances with the inducing points are held at once: they should fit in a core's cache.
@@ -96,6 +99,40 @@ def exponential_of_squares(
     same = np.eye(a.shape[1] + 2, dtype=a.dtype)
     mix = precision * same + log_variance * np.outer(same[-1], same[-2])
     return jnp.exp((jnp.concatenate(left, axis=1) @ mix) @ jnp.concatenate(right, axis=1).T)
+
+
+def relu_covariance(
+    covariance: Float[Array, "*n"], variance: Float[Array, "*n"], other_variance: Float[Array, "*n"]
+) -> Float[Array, "*n"]:
+    """E[relu(u) relu(v)] of normal u and v of mean 0; Cho & Saul (2009), eq. 3 and 6, half of it.
+
+    With t the angle whose cosine is the correlation, sqrt(var u var v) (sin t + (pi - t) cos t) / (2 pi).
+
+    Args:
+        covariance: of u and v.
+        variance: of u.
+        other_variance: of v.
+
+    >>> import jax.numpy as jnp
+    >>> round(relu_covariance(jnp.array(3.0), jnp.array(3.0), jnp.array(3.0)).item(), 4)
+    1.5
+    """
+    size = safe.sqrt(variance * other_variance)
+    cosine = covariance / jnp.where(size > 0, size, 1)
+    return size * _arc_cosine(jnp.clip(cosine, -1, 1)) / 2
+
+
+@jax.custom_jvp
+def _arc_cosine(cosine: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """(sin t + (pi - t) cos t) / pi. Its derivative is 1 - t / pi, where those of t and sin t are infinite at 1."""
+    angle = jnp.arccos(cosine)
+    return (jnp.sqrt(1 - cosine**2) + (jnp.pi - angle) * cosine) / jnp.pi
+
+
+@_arc_cosine.defjvp
+def _arc_cosine_jvp(primals, tangents):
+    (cosine,), (tangent,) = primals, tangents
+    return _arc_cosine(cosine), (1 - jnp.arccos(cosine) / jnp.pi) * tangent
 
 
 def add_diagonal(matrix: Float[Array, "n n"], value: ArrayLike) -> Float[Array, "n n"]:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
@@ -62,8 +61,8 @@ def settle(
 ) -> Setting:
     """The options that were given, and those of the preset in place of None."""
     _checks.check_choice("preset", preset, tuple(presets))
-    if weight_decay is not None and not _checks.is_traced(weight_decay) and np.any(np.asarray(weight_decay) < 0):
-        raise ValueError(f"weight_decay must not be negative; got {weight_decay}.")
+    if weight_decay is not None:
+        _checks.check_not_negative("weight_decay", weight_decay)
     default = presets[preset]
     return Setting(
         default.hidden if hidden is None else tuple(hidden),

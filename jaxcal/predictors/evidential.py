@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
@@ -94,8 +93,7 @@ def fit(
         >>> law.mean.round(0).tolist(), bool(law.scale[1] > 3 * law.scale[0])
         ([-2.0, 2.0], True)
     """
-    if not _checks.is_traced(penalty) and not np.all(np.asarray(penalty) >= 0):
-        raise ValueError(f"penalty must not be negative; got {penalty}.")
+    _checks.check_not_negative("penalty", penalty)
     x, y, num_train = as_data(x, y, validation_share)
     setting = settle(
         {None: DEFAULT, "usnrt": usnrt_setting(x.shape[1])},

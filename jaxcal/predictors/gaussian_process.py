@@ -1,14 +1,16 @@
-"""A Gaussian process with a squared-exponential kernel: exact, or sparse with inducing points.
+"""A Gaussian process: exact, or sparse with inducing points; with a squared-exponential kernel, or that of a network.
 
 Rasmussen & Williams, "Gaussian Processes for Machine Learning" (2006): eq. 2.25 and 2.26, the prediction, are
 `functional.gp.predict`; 2.30, the evidence, is `functional.gp.exact_log_likelihood`. The sparse form, "SVGP", has the
 optimal q(u) put into its bound (Titsias 2009, eq. 9): `functional.gp.collapsed_bound`. `preset="crude"` is the process
 of CRUDE (Zelikman, Healy, Zhou & Avati, "CRUDE: Calibrating Regression Uncertainty Distributions Empirically", 2020,
-appendix A).
+appendix A), and `preset="nngp"` the neural-network Gaussian process of RIO's Table 1 (Qiu, Meyerson & Miikkulainen,
+"Quantifying Point-Prediction Uncertainty in Neural Networks via Residual Estimation with an I/O Kernel", 2020, appendix
+D.1), whose kernel is `processes.nngp.NNGP`.
 """
 
 import math
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -22,15 +24,20 @@ from jaxcal.functional import gp, safe
 from jaxcal.optimize import Optimum
 from jaxcal.processes import evidence, starts, stochastic
 from jaxcal.processes.evidence import Data, Fitted, Options
-from jaxcal.processes.kernels import Points, SquaredExponential
+from jaxcal.processes.kernels import GPJaxKernel, IOKernel, Points
 from jaxcal.scaling import Standardiser
+
+_SQUARED_EXPONENTIAL = "squared_exponential"
+# Weight variances and bias variances of RIO, appendix D.1, and the variance of its noise.
+_NNGP_VARIANCES = np.linspace(0.1, 5, 30), np.linspace(0, 2, 30)
+_NNGP_NOISE = 0.01
 
 
 class Setting(NamedTuple):
     """The options of `fit` that decide what is compiled."""
 
     ard: bool
-    crude: bool
+    preset: str | None
     options: Options
 
 
@@ -38,6 +45,8 @@ def fit(
     x: ArrayLike,
     y: ArrayLike,
     *,
+    kernel: Any = "squared_exponential",
+    noise_variance: ArrayLike | None = None,
     key: PRNGKeyArray | None = None,
     bound: str = "auto",
     num_inducing: int | None = None,
@@ -64,12 +73,20 @@ def fit(
     of the examples, with predictions that leave out the noise (`include_noise=False`). The mean is that of the training
     rows, where the examples learn a constant.
 
+    `kernel="nngp"` is what a network of two infinitely wide hidden layers of ReLU is before its training (Lee et al.
+    2018); with `processes.nngp.NNGP` of any depth. `preset="nngp"` has it as RIO's authors: of 30 weight variances from
+    0.1 to 5 and 30 bias variances from 0 to 2 the pair of the greatest evidence, the noise 0.01, the target neither
+    centred nor scaled. The paper does not say what decides between the pairs. Its kernel is a table of 101 x 151 x 131
+    entries, from which it interpolates until a factorisation fails; here the kernel is exact.
+
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`: one run after another on a CPU, all at
     once on an accelerator. No gradient passes through the fit; predictions are differentiable in x.
 
     Args:
         x: inputs [n, d]; a vector [n] is one column.
         y: targets [n].
+        kernel: "squared_exponential", "nngp", or any kernel of gpjax, whose hyperparameters start where they are.
+        noise_variance: of the noise, in squared units of y, where it is known; None to learn it.
         key: random key of the order of the rows of the stochastic bound; nothing else is random.
         bound: "exact" is the full process, O(n^3) time and O(n^2) memory; "collapsed" the sparse one, O(n m^2) with m
             inducing points; "auto" takes the exact one up to 1000 rows, and with the preset always. "stochastic"
@@ -87,13 +104,14 @@ def fit(
         tolerance: L-BFGS ends after two steps in a row, later than the fourth, that raise the log evidence by less, in
             nats (default 1).
         epochs: passes over the rows of the stochastic bound.
-        preset: None, or "crude" as above.
+        preset: None, "crude" or "nngp" as above: kernel and noise are theirs, too.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
             so in any case.
 
     Raises:
+        TypeError: if kernel is neither a name nor a kernel of gpjax.
         ValueError: if x or y is empty, not finite or of the wrong shape; if fewer than two rows are given; if y is
-            constant, so that there is nothing to learn; if an option is out of its range.
+            constant, so that there is nothing to learn; if an option is out of its range, or does not go with another.
         FloatingPointError: if a covariance cannot be factorised, and `throw`.
 
     Example:
@@ -112,11 +130,12 @@ def fit(
     setting = _setting(
         y.shape[0], bound, num_inducing, inducing, ard, optimizer, learning_rate, max_iterations, tolerance, preset
     )
+    given = _given(kernel, noise_variance, preset)
     _checks.check_varies("y is", y, jnp.max(jnp.abs(y)))
     if bound == "stochastic":
-        process = _fit_stochastic(x, y, setting, epochs, key)
+        process = _fit_stochastic(x, y, given, setting, epochs, key)
     else:
-        process = _fit(_checks.as_matrix("x", x, length=y.shape[0]), y, setting)
+        process = _fit(_checks.as_matrix("x", x, length=y.shape[0]), y, given, setting)
     if throw:
         evidence.raise_unless_factorised(process.result, process.jitter, y.shape[0])
     return process
@@ -136,6 +155,7 @@ class GaussianProcess(eqx.Module):
         iterations: of the optimiser.
         result: how the optimisation ended, one of `jaxcal.optimize.Result`; Adam ends at its limit of steps.
         jitter: what had to be added to the covariance's diagonal, as a share of its mean.
+        failed_starts: how many points of the grid of starts, or of the preset "nngp", had no finite evidence.
     """
 
     process: evidence.GaussianProcess
@@ -148,6 +168,7 @@ class GaussianProcess(eqx.Module):
     iterations: Int[Array, "*runs"]
     result: Int[Array, "*runs"]
     jitter: Float[Array, "*runs"]
+    failed_starts: Int[Array, "*runs"]
 
     def __call__(self, x: ArrayLike, *, include_noise: bool = True) -> Normal:
         """The distribution of the targets at the rows of x.
@@ -164,13 +185,14 @@ class GaussianProcess(eqx.Module):
         return _predict(self, x, include_noise)
 
     @property
-    def kernel(self) -> SquaredExponential:
-        """The kernel with the hyperparameters found, in scaled units."""
-        return cast(SquaredExponential, self.process.kernel.input)
+    def kernel(self) -> Any:
+        """The kernel with the hyperparameters found, in scaled units: a `SquaredExponential`, or a kernel of gpjax."""
+        kernel = self.process.kernel.input
+        return kernel.kernel if isinstance(kernel, GPJaxKernel) else kernel
 
     @property
     def lengthscale(self) -> Float[Array, "*runs d"]:
-        """The lengthscales, one for each column, in the units of x."""
+        """The lengthscales, one for each column, in the units of x; of a squared-exponential kernel alone."""
         scale = self.x_scaler.scale
         log_lengthscale = self.kernel.log_lengthscale
         if log_lengthscale.ndim < scale.ndim:
@@ -179,7 +201,7 @@ class GaussianProcess(eqx.Module):
 
     @property
     def noise_ratio(self) -> Float[Array, "*runs"]:
-        """The variance of the noise over that of f."""
+        """The variance of the noise over that of f; of a squared-exponential kernel alone."""
         return self.scaled_noise / jnp.exp(self.kernel.log_variance)
 
     @property
@@ -193,32 +215,60 @@ def _setting(
 ) -> Setting:
     """The options, checked, with the defaults that depend on each other filled in."""
     _checks.check_choice("optimizer", optimizer, ("lbfgs", "adam"))
-    _checks.check_choice("preset", preset, (None, "crude"))
+    _checks.check_choice("preset", preset, (None, "crude", "nngp"))
     _checks.check_positive("learning_rate", learning_rate)
-    crude = preset == "crude"
-    adam = crude or optimizer == "adam"
-    if adam and bound == "stochastic":
-        raise ValueError("bound='stochastic' has an optimiser of its own: neither 'adam' nor the preset goes with it.")
-    if crude and bound == "auto":
+    adam = preset == "crude" or optimizer == "adam"
+    if bound == "stochastic" and (adam or preset):
+        raise ValueError("bound='stochastic' has an optimiser of its own: neither 'adam' nor a preset goes with it.")
+    if preset and bound == "auto":
         bound = "exact"
     options = Options.of(
         n, bound, num_inducing, inducing, max_iterations, tolerance, learning_rate=learning_rate if adam else None
     )
-    return Setting(ard and not crude, crude, options)
+    return Setting(ard and preset != "crude", preset, options)
+
+
+class Given(NamedTuple):
+    """What the user gave of the process; None for what is learnt, or the preset's."""
+
+    kernel: IOKernel | None
+    noise_variance: Float[Array, ""] | None
+
+
+def _given(kernel: Any, noise_variance: ArrayLike | None, preset: str | None) -> Given:
+    """Kernel and noise, checked."""
+    if preset and not (kernel is _SQUARED_EXPONENTIAL and noise_variance is None):
+        raise ValueError(f"preset={preset!r} has a kernel and a noise of its own.")
+    if noise_variance is not None:
+        _checks.check_positive("noise_variance", noise_variance)
+        noise_variance = jnp.asarray(noise_variance)
+    if isinstance(kernel, str):
+        _checks.check_choice("kernel", kernel, (_SQUARED_EXPONENTIAL, "nngp"))
+        if kernel == _SQUARED_EXPONENTIAL:
+            return Given(None, noise_variance)
+        # Imported only here: it imports gpjax, which takes longer than all of jaxcal.
+        from jaxcal.processes.nngp import NNGP
+
+        kernel = NNGP()
+    return Given(IOKernel(GPJaxKernel.of("kernel", kernel), None), noise_variance)
 
 
 @eqx.filter_jit
-def _fit(x: Float[Array, "n d"], y: Float[Array, " n"], setting: Setting) -> "GaussianProcess":
+def _fit(x: Float[Array, "n d"], y: Float[Array, " n"], given: Given, setting: Setting) -> "GaussianProcess":
     x, y = lax.stop_gradient((x, y))
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
-    x_scaler, y_scaler = Standardiser.of(x), Standardiser.of(y)
+    x_scaler, y_scaler = Standardiser.of(x), _target_scaler(y, setting)
     data = _data(x, y, x_scaler, y_scaler)
-    optimum, fitted = evidence.maximise(_starts(data, setting), data, setting.options)
+    optimum, fitted = evidence.maximise(_starts(data, given, y_scaler, setting), data, setting.options)
     return _made(optimum, fitted, data.points, fitted.process.noise_variance(data.points), x_scaler, y_scaler)
 
 
-def _fit_stochastic(x, y, setting: Setting, epochs: int, key: PRNGKeyArray | None) -> "GaussianProcess":
+def _target_scaler(y: Float[Array, " n"], setting: Setting) -> Standardiser:
+    return Standardiser.identity(y) if setting.preset == "nngp" else Standardiser.of(y)
+
+
+def _fit_stochastic(x, y, given: Given, setting: Setting, epochs: int, key) -> "GaussianProcess":
     """As `_fit`, but x is read part by part."""
     key = stochastic.check_key(key)
     n = y.shape[0]
@@ -229,7 +279,7 @@ def _fit_stochastic(x, y, setting: Setting, epochs: int, key: PRNGKeyArray | Non
         own_x, own_y = (jnp.asarray(column[part], y.dtype) for column in (x, on_host))
         return _data(own_x, own_y, x_scaler, y_scaler)
 
-    starts_of = lambda sample: _starts(sample, setting)
+    starts_of = lambda sample: _starts(sample, given, y_scaler, setting)
     optimum, fitted, noise = stochastic.maximise(starts_of, read, n, setting.options, key=key, epochs=epochs)
     return _made(optimum, fitted, Points(None, None), noise, x_scaler, y_scaler)
 
@@ -239,12 +289,15 @@ def _data(x: Float[Array, "n d"], y: Float[Array, " n"], x_scaler: Standardiser,
     return Data(Points(x_scaler(x), None), y_scaler(y))
 
 
-def _starts(data: Data, setting: Setting) -> evidence.GaussianProcess:
-    """Where the optimisation may start: a grid of lengthscales and noise; with the preset where GPyTorch does."""
-    if setting.crude:
-        # The softplus of zero; the noise is kept above 1e-4 by adding it.
+def _starts(data: Data, given: Given, y_scaler: Standardiser, setting: Setting) -> evidence.GaussianProcess:
+    """Where the optimisation may start: a grid of lengthscales and noise; or as the preset has it."""
+    if setting.preset == "crude":
+        # The softplus of zero, where GPyTorch starts; the noise is kept above 1e-4 by adding it.
         return starts.at(data, math.log(2), math.log(2), math.log(2) + 1e-4, ard=setting.ard)
-    return starts.on_grid(data, ard=setting.ard)
+    if setting.preset == "nngp":
+        return starts.nngp_grid(data, _NNGP_VARIANCES, _NNGP_NOISE)
+    noise = None if given.noise_variance is None else given.noise_variance / y_scaler.scale**2
+    return starts.on_grid(data, ard=setting.ard, given=given.kernel, noise=noise)
 
 
 def _made(
@@ -262,6 +315,7 @@ def _made(
         optimum.steps,
         optimum.result,
         fitted.jitter,
+        fitted.failed_starts,
     )
 
 

@@ -5,6 +5,7 @@ best of several starts; or by Adam, as GPyTorch's examples do. Greedy inducing p
 variance under the best start.
 """
 
+import operator
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -60,13 +61,14 @@ class GaussianProcess(eqx.Module):
     """What is learnt by maximising the evidence; inducing points only where they are, too.
 
     The noise of a row is noise_variance * (1 - s + s spread), with s between 0 and 1 the share of the noise that
-    follows the base model's own variance.
+    follows the base model's own variance. What `fixed` names stays as it starts.
     """
 
     kernel: IOKernel
     log_noise: Float[Array, ""]
     logit_share: Float[Array, ""] | None = None
     inducing: Points | None = None
+    fixed: tuple[str, ...] = eqx.field(static=True, default=())
 
     def noise_variance(self, points: Points) -> Float[Array, ""]:
         """The mean variance of the noise at the training rows, in units of the scaled target.
@@ -112,8 +114,7 @@ class Options(NamedTuple):
         _checks.check_choice("inducing", inducing, (None, "greedy", "trained"))
         _checks.check_at_least("max_iterations", max_iterations, 1)
         tolerance = _TOLERANCE if tolerance is None else tolerance
-        if not tolerance >= 0:
-            raise ValueError(f"tolerance must not be negative; got {tolerance}.")
+        _checks.check_not_negative("tolerance", tolerance)
         if bound == "auto":
             bound = "exact" if n <= _EXACT_ROWS else "collapsed"
         num_inducing = _NUM_INDUCING if num_inducing is None else num_inducing
@@ -125,11 +126,19 @@ class Options(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A process after data, and the share of the mean variance that had to be added to the covariance's diagonal."""
+    """A process after data.
+
+    Attributes:
+        process: with the hyperparameters found.
+        posterior: what the data say.
+        jitter: the share of the mean variance that had to be added to the covariance's diagonal.
+        failed_starts: how many of the starts had a covariance that could not be factorised.
+    """
 
     process: GaussianProcess
     posterior: gp.Posterior
     jitter: Float[Array, ""]
+    failed_starts: Int[Array, ""]
 
 
 def maximise(starts: GaussianProcess, data: Data, options: Options) -> tuple[Optimum, Fitted]:
@@ -145,16 +154,17 @@ def maximise(starts: GaussianProcess, data: Data, options: Options) -> tuple[Opt
     arrays, static = eqx.partition(starts, eqx.is_array)
 
     def run(arrays, data):
-        # By the exact evidence, without the blur of a sparse bound.
-        few = _few_rows(data, options.bound)
-        start = best_start(eqx.combine(arrays, static), lambda process: evidence(process, few, 0))
+        # By the exact evidence, without the blur of a sparse bound; of all rows where nothing follows.
+        starts = eqx.combine(arrays, static)
+        compared = _few_rows(data, options.bound) if _has_more_to_learn(starts) else data
+        start, failed = best_start(starts, lambda process: evidence(process, compared, 0))
 
         def attempt(tries):
             jitter = jitter_of_try(tries, data.targets.dtype, options.bound)
             optimum = _climb(with_inducing_points(start, data, options), data, jitter, options)
             found = posterior(optimum.params, data, jitter, options.mesh)
             return optimum._replace(
-                params=Fitted(eqx.filter(optimum.params, eqx.is_array), found, jitter),
+                params=Fitted(eqx.filter(optimum.params, eqx.is_array), found, jitter, failed),
                 result=jnp.where(found.is_finite, optimum.result, Result.NOT_FINITE),
             )
 
@@ -241,14 +251,20 @@ def greedy_points(kernel: IOKernel, points: Points, num_inducing: int) -> Points
     return points.take(rows)
 
 
-def best_start(starts: GaussianProcess, value: Callable[[GaussianProcess], Float[Array, ""]]) -> GaussianProcess:
-    """The start of the greatest value, of those along the leading axis of the arrays; NaN is the least."""
+def best_start(
+    starts: GaussianProcess, value: Callable[[GaussianProcess], Float[Array, ""]]
+) -> tuple[GaussianProcess, Int[Array, ""]]:
+    """The start of the greatest value, of those along the leading axis of the arrays, and how many values are NaN.
+
+    One after the other: all at once would hold as many matrices of the rows' covariances.
+    """
     arrays, static = eqx.partition(starts, eqx.is_array)
     if jax.tree.leaves(arrays)[0].shape[0] == 1:
-        return jax.tree.map(lambda a: a[0], starts)
+        return jax.tree.map(lambda a: a[0], starts), jnp.int32(0)
     values = lax.map(lambda start: value(eqx.combine(start, static)), arrays)
-    best = jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values))
-    return eqx.combine(jax.tree.map(lambda a: a[best], arrays), static)
+    is_nan = jnp.isnan(values)
+    best = jnp.argmax(jnp.where(is_nan, -jnp.inf, values))
+    return eqx.combine(jax.tree.map(lambda a: a[best], arrays), static), jnp.sum(is_nan, dtype=jnp.int32)
 
 
 def with_inducing_points(process: GaussianProcess, data: Data, options: Options) -> GaussianProcess:
@@ -265,9 +281,13 @@ def with_inducing_points(process: GaussianProcess, data: Data, options: Options)
 def split(process: GaussianProcess, *, with_inducing: bool) -> tuple[PyTree, PyTree]:
     """What is learnt of a process, and the rest."""
     learnt = jax.tree.map(eqx.is_inexact_array, process)
-    if not with_inducing:
-        learnt = eqx.tree_at(lambda p: p.inducing, learnt, False, is_leaf=lambda node: node is None)
+    for name in (*process.fixed, *(() if with_inducing else ("inducing",))):
+        learnt = eqx.tree_at(operator.attrgetter(name), learnt, False, is_leaf=lambda node: node is None)
     return eqx.partition(process, learnt)
+
+
+def _has_more_to_learn(process: GaussianProcess) -> bool:
+    return bool(jax.tree.leaves(split(process, with_inducing=False)[0]))
 
 
 def row_sums(process: GaussianProcess, inducing: Points, data: Data, jitter: ArrayLike, mesh: Mesh | None):
@@ -315,7 +335,11 @@ def _climb(initial: GaussianProcess, data: Data, jitter: Float[Array, ""], optio
     def loss(params: PyTree) -> Float[Array, ""]:
         return -evidence(eqx.combine(params, fixed), data, jitter, options.mesh)
 
-    if options.learning_rate is None:
+    if not jax.tree.leaves(params):
+        value = loss(params)
+        result = jnp.where(jnp.isfinite(value), Result.CONVERGED, Result.NOT_FINITE)
+        optimum = Optimum(params, value, jnp.int32(0), result)
+    elif options.learning_rate is None:
         optimum = minimize(loss, params, max_iterations=options.max_iterations, gain_tolerance=options.tolerance)
     else:
         optimum = _minimize_by_adam(loss, params, options.learning_rate, options.max_iterations)

@@ -44,6 +44,16 @@ class GPJaxKernel(eqx.Module):
 
     kernel: Any
 
+    @classmethod
+    def of(cls, name: str, kernel: Any) -> "GPJaxKernel":
+        """The kernel, if it is one of gpjax; TypeError, which names the argument, if not."""
+        # Imported only here: it takes longer to import than all of jaxcal.
+        from gpjax.kernels import AbstractKernel
+
+        if not isinstance(kernel, AbstractKernel):
+            raise TypeError(f"{name} must be a kernel of gpjax; got {type(kernel).__name__}.")
+        return cls(kernel)
+
     def __call__(self, a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
         """The covariance of every row of a with every row of b."""
         return self.kernel.cross_covariance(a, b)

@@ -153,11 +153,11 @@ def maximise(
 
     def attempt(tries: int) -> tuple[Optimum, Fitted, Float[Array, ""]]:
         jitter = jitter_of_try(jnp.int32(tries), dtype, "collapsed")
-        process, sites = _start(candidates, sample, jnp.asarray(n / num_sampled, dtype), jitter, options)
+        process, sites, failed = _start(candidates, sample, jnp.asarray(n / num_sampled, dtype), jitter, options)
         process = _descend(process, sites, read, plan, _Rates.of(plan, learning_rate, jitter), options, rng)
         bound, posterior, noise = _condition(process, read, n, jitter, options.mesh)
         result = jnp.where(posterior.is_finite, Result.STEP_LIMIT, Result.NOT_FINITE)
-        fitted = Fitted(process, posterior, jitter)
+        fitted = Fitted(process, posterior, jitter, failed)
         return Optimum(fitted, -bound, jnp.asarray(plan.num_steps), result), fitted, noise
 
     found = attempt(0)
@@ -291,8 +291,8 @@ class _State(NamedTuple):
 @eqx.filter_jit
 def _start(
     starts: GaussianProcess, sample: Data, scale: Float[Array, ""], jitter: Float[Array, ""], options: Options
-) -> tuple[GaussianProcess, Sites]:
-    """The best of the starts, improved by L-BFGS on a sample of the rows, and its sites.
+) -> tuple[GaussianProcess, Sites, Int[Array, ""]]:
+    """The best of the starts, improved by L-BFGS on a sample of the rows, its sites, and how many starts failed.
 
     The sample counts `scale` times. Counted once, so few rows are often best explained as noise: every row pays alike
     for what the inducing points miss, while what they explain is learnt the better, the more rows there are.
@@ -305,7 +305,7 @@ def _start(
         sums, prior = jax.tree.map(lambda total: scale * total, _sum_over(process, sample, jitter, options.mesh))
         return sums, _noise_variance(process, prior)
 
-    best = best_start(starts, lambda start: gp.collapsed_bound(*seen(ready(start))))
+    best, failed = best_start(starts, lambda start: gp.collapsed_bound(*seen(ready(start))))
     params, fixed = split(ready(best), with_inducing=False)
     optimum = minimize(
         lambda params: -gp.collapsed_bound(*seen(eqx.combine(params, fixed))),
@@ -314,7 +314,7 @@ def _start(
         gain_tolerance=options.tolerance,
     )
     process = eqx.combine(optimum.params, fixed)
-    return process, optimal(*seen(process))
+    return process, optimal(*seen(process)), failed
 
 
 def _descend(

@@ -1,0 +1,408 @@
+"""The attentive neural process: a network that predicts new rows from a few known ones, its context.
+
+Kim, Mnih, Schwarz, Garnelo, Eslami, Rosenbaum, Vinyals & Teh, "Attentive Neural Processes", ICLR 2019. `Network` is its
+figure 2 without self-attention, and `_loss` the negative of eq. 3 a row. Sizes and `preset="paper"` are those of RIO's
+Table 1 (Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual
+Estimation with an I/O Kernel", ICLR 2020, appendix D.1).
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.tree_util import Partial
+from jax.typing import DTypeLike
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal.distributions import Mixture, Normal
+from jaxcal.functional.scores import normal_log_prob
+from jaxcal.nn import FeedForward
+from jaxcal.optimize import num_train, raise_unless_finite, train_minibatches
+from jaxcal.predictors._training import as_inputs
+from jaxcal.scaling import Standardiser
+
+_HEADS = 8
+# A share of the rows that are drawn for a step is context at most, and all of them are targets.
+_CONTEXT_SHARE = 0.8
+_LEAST_CONTEXT = 3
+# The std of the latents lies between these.
+_LEAST_LATENT_STD, _MOST_LATENT_STD = 0.1, 1.0
+
+
+# So many steps are taken between two looks at the validation rows.
+_STEPS = 100
+# The context that predictions are made from has so many rows at most.
+_MOST_KEPT = 1000
+
+
+class Setting(NamedTuple):
+    """What a preset decides."""
+
+    max_iterations: int
+    learning_rate: ArrayLike
+    least_std: float
+
+
+# RIO's, with the least std of the code of Kim et al.
+_PAPER = Setting(2000, 1e-4, 0.1)
+_DEFAULT = Setting(10_000, 1e-3, 0.01)
+
+
+def fit(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    max_context: int = 50,
+    num_samples: int | None = 20,
+    width: int = 64,
+    learning_rate: ArrayLike | None = None,
+    batch_size: int = 16,
+    max_iterations: int | None = None,
+    patience: int = 20,
+    validation_share: float = 0.2,
+    preset: str | None = None,
+    throw: bool = True,
+) -> "NeuralProcess":
+    """Train an attentive neural process by Adam, on random contexts out of the rows given.
+
+    A context, some rows (x_i, y_i), says what is known of a function. Its summary z, "latent", has a normal law that a
+    network finds from the mean over the context; at a point x, eight heads of attention pick what the rows near it say;
+    from both and x comes the normal law of y. In a step, rows are drawn for each of `batch_size` contexts, a random
+    number of which, 3 to `max_context`, are the context, while all are predicted: the loss is the negative log
+    likelihood, given z from all of the rows, plus the divergence of that z from the one of the context.
+
+    A share of the rows, drawn at random, is held out: after every hundred steps it is predicted from `max_context`
+    others. Training stops when that has not become better `patience` times, and the weights of the best time are kept.
+    Predictions are made from all rows, or a thousand random ones.
+
+    y of shape [f, n] is a family of f functions: each context is then from one of them, a share of the functions is
+    held out, and what is learnt is how to go on from the context of another one, which every call must be given.
+
+    Inputs and target are standardised by the rows given here, so y -> a y + b changes the prediction exactly so, up to
+    rounding.
+
+    `preset="paper"` is the setting of RIO's Table 1: learning rate 1e-4, 2000 steps, after which the last weights are
+    kept, no std below a tenth of the target's, and predictions from `max_context` rows. Nothing is held out there: rows
+    that are learnt by heart make it overconfident, if it is trained for longer.
+
+    Works under `jit` and, over keys and over tables of equal size, under `eqx.filter_vmap`. No gradient passes through
+    the training; predictions are differentiable in x and in the context.
+
+    Args:
+        x: inputs [n, d], or [f, n, d] of several functions; a vector [n] is one column.
+        y: targets [n], or [f, n] of several functions. A constant target is predicted exactly, with std 0.
+        key: random key of the weights, the rows held out, the contexts and the latents.
+        max_context: the most rows of a context in training.
+        num_samples: how many values of z, drawn once, a prediction is the mixture of; None for the normal law at its
+            mean.
+        width: units of every hidden layer, and the number of latents; a multiple of 8.
+        learning_rate: of Adam (default 1e-3).
+        batch_size: contexts a step.
+        max_iterations: steps of Adam to stop at, in hundreds where it is more than one (default 10,000).
+        patience: hundreds of steps without improvement to stop at.
+        validation_share: share of the rows, or of the functions, held out for stopping; not of the preset.
+        preset: None, or "paper" as above.
+        throw: whether to raise if training diverges; the module's `result` says so in any case.
+
+    Raises:
+        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than six rows (of several
+            functions, four and two functions), or an option is out of its range.
+        FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from jaxcal.predictors import neural_process
+        >>> x = np.linspace(-1, 1, 40)
+        >>> process = neural_process.fit(x, 4 * x + 5, key=jax.random.key(0), max_iterations=300)
+        >>> process(np.array([-0.5, 0.5])).mean.round(0).tolist()
+        [3.0, 7.0]
+    """
+    setting = _setting(preset, max_iterations, learning_rate)
+    least = {"max_context": max_context, "batch_size": batch_size, "patience": patience}
+    for name, value in (least if num_samples is None else {**least, "num_samples": num_samples}).items():
+        _checks.check_at_least(name, value, 1)
+    if width < _HEADS or width % _HEADS:
+        raise ValueError(f"width must be a multiple of {_HEADS}, the number of heads; got {width}.")
+    x, y = _as_functions(x, y)
+    split_key, start_key, train_key, noise_key = jax.random.split(key, 4)
+    rows = _hold_out(x, y, validation_share, max_context, split_key, paper=preset == "paper")
+    network = _start(x.shape[2], width, setting.least_std, rows.train[1].dtype, key=start_key)
+    steps = min(_STEPS, setting.max_iterations)
+    optimum = train_minibatches(
+        Partial(_loss, rows=rows.train, sizes=_Sizes.of(rows.train[1].shape[1], max_context)),
+        network,
+        jnp.arange(steps * batch_size),
+        rows.validation,
+        key=train_key,
+        optimizer=optax.adam,
+        learning_rate=setting.learning_rate,
+        batch_size=batch_size,
+        max_epochs=-(-setting.max_iterations // steps),
+        patience=setting.max_iterations if preset else patience,
+        restore_best=preset is None,
+    )
+    if throw:
+        raise_unless_finite(optimum)
+    noise = None if num_samples is None else jax.random.normal(noise_key, (num_samples, width), rows.train[1].dtype)
+    scalers = rows.x_scaler, rows.y_scaler
+    return NeuralProcess(
+        optimum.params, rows.context, noise, *scalers, optimum.steps * steps, optimum.loss, optimum.result
+    )
+
+
+class Network(eqx.Module):
+    """What predicts from a context; for one function, in standardised units.
+
+    Attributes:
+        latent_encoder: of a row of the context, for the latents.
+        latent_law: the mean and the spread of the latents from the mean over the rows.
+        encoder: of a row of the context, for the attention.
+        embedding: of inputs, by which a point and the rows of the context are compared.
+        attention: which of the encoded rows a point looks at.
+        decoder: the mean and the spread of the target.
+        least_std: of the target.
+    """
+
+    latent_encoder: FeedForward
+    latent_law: FeedForward
+    encoder: FeedForward
+    embedding: FeedForward
+    attention: eqx.nn.MultiheadAttention
+    decoder: FeedForward
+    least_std: float = eqx.field(static=True)
+
+    def __init__(self, in_size: int, width: int, *, key: PRNGKeyArray, least_std: float, dtype: DTypeLike):
+        keys = jax.random.split(key, 6)
+        network = partial(FeedForward, dtype=dtype)
+        self.latent_encoder = network(in_size + 1, (width,) * 3, width, key=keys[0])
+        self.latent_law = network(width, (width,), 2 * width, key=keys[1])
+        self.encoder = network(in_size + 1, (width,) * 3, width, key=keys[2])
+        self.embedding = network(in_size, (width,), width, key=keys[3])
+        self.attention = eqx.nn.MultiheadAttention(_HEADS, width, dtype=dtype, key=keys[4])
+        self.decoder = network(in_size + 2 * width, (width,) * 4, 2, key=keys[5])
+        self.least_std = least_std
+
+    @property
+    def num_latents(self) -> int:
+        """The length of z."""
+        return self.latent_law.layers[-1].weight.shape[0] // 2
+
+    def summary(
+        self, x: Float[Array, "c d"], y: Float[Array, " c"], present: Bool[Array, " c"]
+    ) -> tuple[Float[Array, " latents"], Float[Array, " latents"]]:
+        """The mean and the std of the latents, given the rows of a context that are present."""
+        rows = jax.vmap(self.latent_encoder)(jnp.column_stack([x, y]))
+        mean, spread = jnp.split(self.latent_law(jnp.mean(rows, axis=0, where=present[:, None])), 2)
+        return mean, _LEAST_LATENT_STD + (_MOST_LATENT_STD - _LEAST_LATENT_STD) * jax.nn.sigmoid(spread)
+
+    def seen(
+        self, x: Float[Array, "n d"], context_x: Float[Array, "c d"], context_y: Float[Array, " c"], present
+    ) -> Float[Array, "n width"]:
+        """What the context says about every point."""
+        keys, queries = jax.vmap(self.embedding)(context_x), jax.vmap(self.embedding)(x)
+        values = jax.vmap(self.encoder)(jnp.column_stack([context_x, context_y]))
+        return self.attention(queries, keys, values, jnp.broadcast_to(present, (x.shape[0], present.shape[0])))
+
+    def decode(
+        self, x: Float[Array, "n d"], seen: Float[Array, "n width"], latents: Float[Array, " latents"]
+    ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        """The mean and the std of the target at every point."""
+        mean, spread = jax.vmap(lambda x, seen: self.decoder(jnp.concatenate([x, seen, latents])))(x, seen).T
+        return mean, self.least_std + (1 - self.least_std) * jax.nn.softplus(spread)
+
+
+class NeuralProcess(eqx.Module):
+    """A trained neural process; made by `fit`.
+
+    Attributes:
+        network: the weights.
+        context: standardised rows (x, y) that predictions are made from where a call gives none; None if it was
+            trained on several functions.
+        noise: standard normal values of the latents, one row a member of the mixture; None for the normal law.
+        x_scaler: the standardisation of the inputs.
+        y_scaler: the standardisation of the target.
+        iterations: how many steps were taken.
+        validation_loss: the lowest negative log likelihood of the rows held out, on the scale of `y_scaler`.
+        result: how training ended, one of `jaxcal.optimize.Result`.
+    """
+
+    network: Network
+    context: tuple[Float[Array, "*runs c d"], Float[Array, "*runs c"]] | None
+    noise: Float[Array, "*runs samples latents"] | None
+    x_scaler: Standardiser
+    y_scaler: Standardiser
+    iterations: Int[Array, "*runs"]
+    validation_loss: Float[Array, "*runs"]
+    result: Int[Array, "*runs"]
+
+    def __call__(self, x: ArrayLike, *, context: tuple[ArrayLike, ArrayLike] | None = None) -> Normal | Mixture:
+        """The predictions at the rows of x; the same for a row whatever the others are.
+
+        Args:
+            x: inputs [n, d]; a vector [n] is one column.
+            context: the rows ([c, d], [c]) that are known of the function, in any order; None for those that `fit`
+                was given.
+
+        Raises:
+            ValueError: if x or the context is empty, not finite, or has another number of columns than the training
+                inputs; if there is no context.
+        """
+        x = as_inputs(x, self.x_scaler)
+        if context is not None:
+            context_x, context_y = as_inputs(context[0], self.x_scaler), _checks.as_vector("context[1]", context[1])
+            _checks.check_length("context[0]", context_x, context_y.shape[0])
+            _checks.check_rows("context[0]", context_x, 1)
+            known = self.x_scaler(context_x), self.y_scaler(context_y)
+        elif self.context is None:
+            raise ValueError("the process was trained on several functions: give the context of the one to predict.")
+        else:
+            known = self.context
+        return _predict(self, x, *known)
+
+
+def _setting(preset: str | None, max_iterations: int | None, learning_rate: ArrayLike | None) -> Setting:
+    """The options that were given, and those of the preset in place of None."""
+    _checks.check_choice("preset", preset, (None, "paper"))
+    default = _PAPER if preset == "paper" else _DEFAULT
+    max_iterations = default.max_iterations if max_iterations is None else max_iterations
+    _checks.check_at_least("max_iterations", max_iterations, 1)
+    learning_rate = default.learning_rate if learning_rate is None else learning_rate
+    return default._replace(max_iterations=max_iterations, learning_rate=learning_rate)
+
+
+def _as_functions(x: ArrayLike, y: ArrayLike) -> tuple[Float[Array, "f n d"], Float[Array, "f n"]]:
+    """Checked rows of one function or of several."""
+    y = _checks.as_floats("y", y)
+    if y.ndim != 2:
+        y = _checks.as_vector("y", y)
+        x = _checks.as_matrix("x", x, length=y.shape[0])
+        x, y = x[None], y[None]
+    else:
+        y, x = _checks.as_matrix("y", y), _checks.as_floats("x", x)
+        x = x[..., None] if x.shape == y.shape else x
+        if x.ndim != 3 or x.shape[:2] != y.shape or not x.shape[2]:
+            raise ValueError(f"x must have shape (f, n, d) with y of shape (f, n) = {y.shape}; got {x.shape}.")
+        _checks.check_finite("x", x)
+    _checks.check_at_least("the number of rows of a function", y.shape[1], _LEAST_CONTEXT + 1)
+    return x, y
+
+
+class _Sizes(NamedTuple):
+    """How many rows are drawn for a context and its targets, and how many of them are the context at most."""
+
+    num_rows: int
+    most: int
+
+    @classmethod
+    def of(cls, n: int, max_context: int) -> "_Sizes":
+        num_rows = min(n, round(max_context / _CONTEXT_SHARE) + 1)
+        return cls(num_rows, min(max_context, num_rows - 1))
+
+
+class _Question(NamedTuple):
+    """A context, and rows to predict from it."""
+
+    context_x: Float[Array, "*f c d"]
+    context_y: Float[Array, "*f c"]
+    x: Float[Array, "*f n d"]
+    y: Float[Array, "*f n"]
+
+
+class _Rows(NamedTuple):
+    """Standardised rows: to train on, to stop by, and to predict from."""
+
+    train: tuple[Float[Array, "f n d"], Float[Array, "f n"]]
+    validation: _Question
+    context: tuple[Float[Array, "c d"], Float[Array, " c"]] | None
+    x_scaler: Standardiser
+    y_scaler: Standardiser
+
+
+@eqx.filter_jit
+def _hold_out(x, y, validation_share: float, max_context: int, key: PRNGKeyArray, *, paper: bool) -> _Rows:
+    """The rows in random order, of which the preset trains on all."""
+    x, y = lax.stop_gradient((x, y))
+    dtype = jnp.result_type(x, y)
+    x, y = x.astype(dtype), y.astype(dtype)
+    x_scaler, y_scaler = Standardiser.of(x.reshape(-1, x.shape[2])), Standardiser.of(y.ravel())
+    f, n = y.shape
+    order = jax.random.permutation(key, n)
+    x, y = jax.vmap(x_scaler)(x)[:, order], jax.vmap(y_scaler)(y)[:, order]
+    if f > 1:
+        kept = f if paper else num_train(f, validation_share)
+        asked, known = slice(0 if paper else kept, f), min(max_context, n // 2)
+        question = _Question(x[asked, :known], y[asked, :known], x[asked, known:], y[asked, known:])
+        return _Rows((x[:kept], y[:kept]), question, None, x_scaler, y_scaler)
+    kept = n if paper else num_train(n, validation_share)
+    known, asked = min(max_context, kept - 1), slice(kept - 1 if paper else kept, n)
+    question = _Question(x[:, :known], y[:, :known], x[:, asked], y[:, asked])
+    most = max_context if paper else _MOST_KEPT
+    return _Rows((x[:, :kept], y[:, :kept]), question, (x[0, :most], y[0, :most]), x_scaler, y_scaler)
+
+
+@eqx.filter_jit
+def _start(in_size: int, width: int, least_std: float, dtype: DTypeLike, *, key: PRNGKeyArray) -> Network:
+    return Network(in_size, width, least_std=least_std, dtype=dtype, key=key)
+
+
+def _loss(network: Network, batch, key: PRNGKeyArray | None, *, rows: tuple, sizes: _Sizes) -> Float[Array, " batch"]:
+    """For `train_minibatches`: of a new context for every number in the batch; or of the questions held out."""
+    if key is None:
+        return jax.vmap(partial(_answer_loss, network))(batch)
+    draw_key, noise_key = jax.random.split(key)
+    noise = jax.random.normal(noise_key, (len(batch), network.num_latents), rows[1].dtype)
+    return jax.vmap(partial(_context_loss, network))(*_draw(rows, sizes, len(batch), draw_key), noise)
+
+
+def _draw(rows: tuple, sizes: _Sizes, batch_size: int, key: PRNGKeyArray):
+    """Rows (x, y) of a function for each of some contexts, and how many of them are the context."""
+    (f, n), keys = rows[1].shape, jax.random.split(key, 4)
+    # One order for all, from which each takes a window: it is the dearest part of a step.
+    order = jax.random.permutation(keys[0], n)
+    first = jax.random.randint(keys[1], (batch_size, 1), 0, n)
+    chosen = order[(first + jnp.arange(sizes.num_rows)[None]) % n]
+    function = jax.random.randint(keys[2], (batch_size, 1), 0, f)
+    num_context = jax.random.randint(keys[3], (batch_size,), min(_LEAST_CONTEXT, sizes.most), sizes.most + 1)
+    x, y = jax.tree.map(lambda a: a[function, chosen], rows)
+    return x, y, num_context
+
+
+def _context_loss(network: Network, x, y, num_context, noise: Float[Array, " latents"]) -> Float[Array, ""]:
+    """The negative of eq. 3, a row, of one context: the first rows; all rows are targets."""
+    present = jnp.arange(y.shape[0]) < num_context
+    mean, std = network.summary(x, y, present)
+    all_mean, all_std = network.summary(x, y, jnp.ones_like(present))
+    log_prob = normal_log_prob(y, *network.decode(x, network.seen(x, x, y, present), all_mean + all_std * noise))
+    ratio = all_std / std
+    divergence = jnp.sum(ratio**2 + ((all_mean - mean) / std) ** 2 - 1 - 2 * jnp.log(ratio)) / 2
+    return divergence / y.shape[0] - jnp.mean(log_prob)
+
+
+def _answer_loss(network: Network, question: _Question) -> Float[Array, ""]:
+    """The mean negative log likelihood of rows that are predicted from a context, at the mean of the latents."""
+    present = jnp.ones_like(question.context_y, bool)
+    latents, _ = network.summary(question.context_x, question.context_y, present)
+    seen = network.seen(question.x, question.context_x, question.context_y, present)
+    return -jnp.mean(normal_log_prob(question.y, *network.decode(question.x, seen, latents)))
+
+
+@eqx.filter_jit
+def _predict(process: NeuralProcess, x, context_x, context_y) -> Normal | Mixture:
+    network, scaler = process.network, process.y_scaler
+    points, present = process.x_scaler(x), jnp.ones_like(context_y, bool)
+    mean, std = network.summary(context_x, context_y, present)
+    seen = network.seen(points, context_x, context_y, present)
+
+    def law(latents):
+        mean, std = network.decode(points, seen, latents)
+        return Normal(scaler.inverse(mean), scaler.scale * std)
+
+    if process.noise is None:
+        return law(mean)
+    return Mixture(jax.vmap(law)(mean[None] + std[None] * process.noise))

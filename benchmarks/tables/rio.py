@@ -2,10 +2,11 @@
 
 A job is a data set, a seed and a setting: an 80/20 split at random, the base model trained, and the six variants of
 Gaussian processes fitted on the base's training rows, as the paper does. The settings are the paper's (50 trained
-inducing points, targets not scaled) and jaxcal's default. Seconds are processor time of fit and prediction, without
-compilation: with one process a core, what else the machine does hardly matters to them. Finished jobs are kept in
-`runs/`; a script that was stopped goes on where it was. `--report` makes the tables of `results/` from what is
-finished, also while another process still runs.
+inducing points, targets not scaled) and jaxcal's default. `--rivals` runs the last two systems of Table 1 on the same
+splits: the neural-network Gaussian process and the attentive neural process. Seconds are processor time of fit and
+prediction, without compilation: with one process a core, what else the machine does hardly matters to them. Finished
+jobs are kept in `runs/`; a script that was stopped goes on where it was. `--report` makes the tables of `results/` from
+what is finished, also while another process still runs.
 """
 
 import argparse
@@ -40,6 +41,8 @@ VARIANTS = {
     "Y+IO": {"kernel": "io", "target": "outcome"},
     "SVGP": {"kernel": "input", "target": "outcome"},
 }
+# The data sets of which the paper has them, and how many splits there are of ours.
+RUNS_OF_RIVALS = {"yacht": 10, "energy_heating": 5, "energy_cooling": 5, "airfoil": 5}
 NAMES = {"network": "NN", "forest": "RF"}
 SETTINGS = {"paper": {"preset": "paper"}, "jaxcal": {}}
 LEVELS = (95, 90, 68)
@@ -67,6 +70,7 @@ def parse() -> argparse.Namespace:
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--ard", action="store_true", help="a lengthscale for every input: Table 5")
     one.add_argument("--max-iterations", type=int, choices=(1000, 10000), default=1000, help="10000 is Table 6")
+    one.add_argument("--rivals", action="store_true", help="the last two systems of Table 1, in place of the others")
     one.add_argument("--base", choices=("network", "forest"), default="network", help="forest is Table 7")
     parser.add_argument("--figures", action="store_true", help="draw figures 3, 10 and 11 as well")
     return parser.parse_args()
@@ -87,6 +91,17 @@ def number_of_runs(name: str, most: int) -> int:
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
     """All jobs that are not finished yet."""
+    if arguments.rivals:
+        # By seeds from the outside, so that a sweep that is stopped has some of everything.
+        jobs = [
+            {"dataset": name, "seed": seed, "setting": setting, "systems": "rivals"}
+            for seed in range(arguments.runs)
+            for name in arguments.datasets
+            for setting in arguments.settings
+            if seed < RUNS_OF_RIVALS.get(name, 0)
+        ]
+        _jobs.run(run_rivals, jobs, path, arguments.workers)
+        return
     jobs = [
         {"dataset": name, "seed": seed, "setting": setting}
         for setting in arguments.settings
@@ -100,11 +115,8 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 def run_job(dataset: str, seed: int, setting: str, base: str, options: dict, programs: str) -> list[dict]:
     """One split of one data set: a record of every variant in one setting; with the paper's, one of the base too."""
-    jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_compilation_cache_dir", programs)
-    data = jc.datasets.load(dataset)
-    train, test = jc.datasets.split(len(data.y), (0.8, 0.2), seed=seed)
-    x, y, x_test, y_test = data.x[train], data.y[train], data.x[test], data.y[test]
+    x, y, x_test, y_test = rows_of(dataset, seed)
 
     records = []
     train_base = {"network": train_network, "forest": train_forest}[base]
@@ -122,6 +134,42 @@ def run_job(dataset: str, seed: int, setting: str, base: str, options: dict, pro
             record |= {"before": before_test.mean, "after": after.mean}
         records.append(record)
     return [{"device": machine(), **record} for record in records]
+
+
+def rows_of(dataset: str, seed: int) -> tuple[np.ndarray, ...]:
+    """Inputs and targets to train on, and those to test on, in 64 bits."""
+    jax.config.update("jax_enable_x64", True)
+    data = jc.datasets.load(dataset)
+    train, test = jc.datasets.split(len(data.y), (0.8, 0.2), seed=seed)
+    return data.x[train], data.y[train], data.x[test], data.y[test]
+
+
+def run_rivals(dataset: str, seed: int, setting: str, systems: str) -> list[dict]:
+    """One split of one data set: a record of the Gaussian process and of the neural process in one setting."""
+    x, y, x_test, y_test = rows_of(dataset, seed)
+    # In 32 bits, as networks are trained.
+    single = [np.asarray(a, np.float32) for a in (x, y, x_test)]
+    paper = setting == "paper"
+    of_process = {"preset": "nngp"} if paper else {"kernel": "nngp", "bound": "exact"}
+    of_network = {"key": jax.random.key(seed), "preset": "paper" if paper else None}
+    process = partial(train_on, jc.gaussian_process.fit, x, y, x_test, throw=False, **of_process)
+    network = partial(train_on, jc.neural_process.fit, *single, **of_network)
+    # A hundred steps compile the same program as all of them.
+    calls = {"NNGP": (process, process), "ANP": (network, partial(network, max_iterations=100))}
+    records = []
+    for system, (call, compiles) in calls.items():
+        (fitted, after), seconds = timed((dataset, setting, system), call, compiles)
+        kept = {name: getattr(fitted, name, None) for name in ("noise_variance", "evidence", "failed_starts")}
+        kept |= {"iterations": fitted.iterations, "result": fitted.result}
+        record = {"system": system, "setting": setting, "time_s": seconds} | scores(y_test, after)
+        records.append(record | {name: value for name, value in kept.items() if value is not None})
+    return [{"device": machine(), **record} for record in records]
+
+
+def train_on(fit, x, y, x_test, **options):
+    """A predictor fitted on the training rows, and its prediction of the others."""
+    fitted = fit(x, y, **options)
+    return fitted, fitted(x_test)
 
 
 def calibrate(fit, x, before, y, x_test, before_test):
@@ -147,15 +195,19 @@ def train_forest(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int) ->
 def measure(fitted: jc.rio.RIO, after: jc.Normal, y: np.ndarray, before: jc.Point) -> dict:
     """The metrics of a variant on the test rows."""
     return {
-        "RMSE": jc.metrics.rmse(y, after),
-        "NLPD": jc.metrics.nlpd(y, after),
+        **scores(y, after),
         "noise_variance": fitted.noise_variance,
-        **{f"coverage_{level}": jc.metrics.coverage(y, after, confidence_level=level / 100) for level in LEVELS},
         "improvement_ratio": jc.metrics.improvement_ratio(y, before, after),
         "evidence": fitted.evidence,
         "iterations": fitted.iterations,
         "result": fitted.result,
     }
+
+
+def scores(y: np.ndarray, law: jc.Distribution) -> dict:
+    """The metrics of any prediction of the test rows."""
+    covered = {f"coverage_{level}": jc.metrics.coverage(y, law, confidence_level=level / 100) for level in LEVELS}
+    return {"RMSE": jc.metrics.rmse(y, law), "NLPD": jc.metrics.nlpd(y, law), **covered}
 
 
 if __name__ == "__main__":

@@ -125,14 +125,18 @@ def relu_covariance(
 @jax.custom_jvp
 def _arc_cosine(cosine: Float[Array, "*n"]) -> Float[Array, "*n"]:
     """(sin t + (pi - t) cos t) / pi. Its derivative is 1 - t / pi, where those of t and sin t are infinite at 1."""
-    angle = jnp.arccos(cosine)
-    return (jnp.sqrt(1 - cosine**2) + (jnp.pi - angle) * cosine) / jnp.pi
+    return (jnp.sqrt(1 - cosine**2) + (jnp.pi - _angle(cosine)) * cosine) / jnp.pi
 
 
 @_arc_cosine.defjvp
 def _arc_cosine_jvp(primals, tangents):
     (cosine,), (tangent,) = primals, tangents
-    return _arc_cosine(cosine), (1 - jnp.arccos(cosine) / jnp.pi) * tangent
+    return _arc_cosine(cosine), (1 - _angle(cosine) / jnp.pi) * tangent
+
+
+def _angle(cosine: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """arccos, for which XLA takes three times as long on a CPU."""
+    return 2 * jnp.arctan(jnp.sqrt((1 - cosine) / (1 + cosine)))
 
 
 def add_diagonal(matrix: Float[Array, "n n"], value: ArrayLike) -> Float[Array, "n n"]:

@@ -118,6 +118,8 @@ def test_evidence_grows_from_the_noise_of_the_preset_to_a_learnt_one(data):
     assert learnt.evidence > given.evidence
     assert learnt.noise_variance < 0.5
     assert given.result == learnt.result == 0
+    with pytest.raises(TypeError, match="lengthscale is there for a squared-exponential kernel; this is NNGP"):
+        learnt.lengthscale  # noqa: B018
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from jaxcal.functional import gp, safe
 from jaxcal.optimize import Optimum
 from jaxcal.processes import evidence, starts, stochastic
 from jaxcal.processes.evidence import Data, Fitted, Options
-from jaxcal.processes.kernels import GPJaxKernel, IOKernel, Points
+from jaxcal.processes.kernels import GPJaxKernel, IOKernel, Points, SquaredExponential
 from jaxcal.scaling import Standardiser
 
 _SQUARED_EXPONENTIAL = "squared_exponential"
@@ -194,7 +194,7 @@ class GaussianProcess(eqx.Module):
     def lengthscale(self) -> Float[Array, "*runs d"]:
         """The lengthscales, one for each column, in the units of x; of a squared-exponential kernel alone."""
         scale = self.x_scaler.scale
-        log_lengthscale = self.kernel.log_lengthscale
+        log_lengthscale = self._squared_exponential("lengthscale").log_lengthscale
         if log_lengthscale.ndim < scale.ndim:
             log_lengthscale = log_lengthscale[..., None]
         return jnp.exp(log_lengthscale) * scale
@@ -202,12 +202,18 @@ class GaussianProcess(eqx.Module):
     @property
     def noise_ratio(self) -> Float[Array, "*runs"]:
         """The variance of the noise over that of f; of a squared-exponential kernel alone."""
-        return self.scaled_noise / jnp.exp(self.kernel.log_variance)
+        return self.scaled_noise / jnp.exp(self._squared_exponential("noise_ratio").log_variance)
 
     @property
     def noise_variance(self) -> Float[Array, "*runs"]:
         """The variance of the noise, in squared units of y."""
         return self.scaled_noise * self.y_scaler.scale**2
+
+    def _squared_exponential(self, asked: str) -> SquaredExponential:
+        """The kernel, if it is one; TypeError, which names what was asked for, if not."""
+        if not isinstance(self.kernel, SquaredExponential):
+            raise TypeError(f"{asked} is there for a squared-exponential kernel; this is {type(self.kernel).__name__}.")
+        return self.kernel
 
 
 def _setting(

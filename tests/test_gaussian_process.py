@@ -148,7 +148,7 @@ NAN_AT_3 = np.where(np.arange(N) == 3, np.nan, 1.0)
         ({"optimizer": "sgd"}, "optimizer must be one of 'lbfgs', 'adam'; got 'sgd'"),
         ({"learning_rate": -1.0}, "learning_rate must be positive; got -1.0"),
         ({"max_iterations": 0}, "max_iterations must be at least 1; got 0"),
-        ({"preset": "paper"}, "preset must be one of None, 'crude'; got 'paper'"),
+        ({"preset": "paper"}, "preset must be one of None, 'crude', 'nngp'; got 'paper'"),
     ],
 )
 def test_bad_input(change, message):

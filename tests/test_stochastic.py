@@ -231,7 +231,7 @@ def test_evidence_posterior_and_noise_are_those_of_all_rows(monkeypatch, with_sp
     monkeypatch.setattr(stochastic, "_CHUNK_ROWS", 250)
     monkeypatch.setattr(stochastic, "_SAMPLE_ROWS", 100)
     read = Reader(table(), with_spread=with_spread)
-    optimum, (process, posterior, jitter), noise = fit(read, epochs=2, max_iterations=1)
+    optimum, (process, posterior, jitter, _), noise = fit(read, epochs=2, max_iterations=1)
     assert (process.logit_share is not None) == with_spread
     if with_spread:
         assert process.logit_share != 0  # learnt

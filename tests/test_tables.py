@@ -80,7 +80,7 @@ def test_report(records, tmp_path):
     table = (tmp_path / "rio_table1.csv").read_text().splitlines()
     assert table[0] == "# origin 0: jaxcal 0, jax 1, device cpu, date today"
     assert table[1].startswith("dataset,seed,setting,system,RMSE,NLPD")
-    assert table[2] == "yacht,0,base,NN,2,,,1,,,,,,,,0"
+    assert table[2] == "yacht,0,base,NN,2,,,1,,,,,,,,,0"
     assert len(table) == 2 + 2 * 13
 
 

@@ -161,6 +161,7 @@ TOLERANCE = {
 # Slower forms of the method before them, and networks whose own tests say most of this.
 SLOW = {
     "nngp",
+    "neural-process",
     "rio-collapsed",
     "sharp-gp-paper",
     "crude-neighbours",

@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal.processes.evidence import Data, GaussianProcess
@@ -29,6 +31,7 @@ def on_grid(
         given: a kernel that starts where it is; None for squared exponentials.
         noise: the variance of the noise, which stays; None where it is learnt.
     """
+    given, is_learnt = _of_dtype(given, data.targets.dtype), noise is None
     spacings = [None if points is None else _spacing(points) for points in data.points]
     num_kernels = sum(points is not None for points in data.points)
 
@@ -38,7 +41,6 @@ def on_grid(
         kernel = given or _kernels(data, lengthscales, variance / num_kernels, ard)
         return _process(data, kernel, noise, () if is_learnt else ("log_noise",))
 
-    is_learnt = noise is None
     factors = _LENGTHSCALES if given is None else (1.0,)
     noises = jnp.asarray(_NOISES) if noise is None else jnp.reshape(noise, (1,))
     grid = jnp.meshgrid(jnp.asarray(factors), noises, indexing="ij")
@@ -68,6 +70,7 @@ def at(
     data: Data, lengthscale: float, variance: float, noise: float, *, ard: bool, given: IOKernel | None = None
 ) -> GaussianProcess:
     """One process of this lengthscale, variance and noise variance, along a leading axis of one; the rest as above."""
+    given = _of_dtype(given, data.targets.dtype)
 
     def start(lengthscale, variance, noise):
         kernel = given or _kernels(data, [lengthscale] * len(data.points), variance, ard)
@@ -79,6 +82,11 @@ def at(
 def _process(data: Data, kernel: IOKernel, noise: Float[Array, ""], fixed: tuple[str, ...] = ()) -> GaussianProcess:
     share = None if data.spread is None else jnp.zeros_like(noise)
     return GaussianProcess(kernel, jnp.log(noise), share, fixed=fixed)
+
+
+def _of_dtype(given: IOKernel | None, dtype: DTypeLike) -> IOKernel | None:
+    """gpjax makes parameters of the default dtype, whatever the data's."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if eqx.is_inexact_array(leaf) else leaf, given)
 
 
 def _kernels(data: Data, lengthscales: list, variance: ArrayLike, ard: bool) -> IOKernel:

@@ -243,12 +243,13 @@ class Given(NamedTuple):
 
 def _given(kernel: Any, noise_variance: ArrayLike | None, preset: str | None) -> Given:
     """Kernel and noise, checked."""
-    if preset and not (kernel is _SQUARED_EXPONENTIAL and noise_variance is None):
+    by_name = isinstance(kernel, str)
+    if preset and not (by_name and kernel == _SQUARED_EXPONENTIAL and noise_variance is None):
         raise ValueError(f"preset={preset!r} has a kernel and a noise of its own.")
     if noise_variance is not None:
         _checks.check_positive("noise_variance", noise_variance)
         noise_variance = jnp.asarray(noise_variance)
-    if isinstance(kernel, str):
+    if by_name:
         _checks.check_choice("kernel", kernel, (_SQUARED_EXPONENTIAL, "nngp"))
         if kernel == _SQUARED_EXPONENTIAL:
             return Given(None, noise_variance)

@@ -1,8 +1,8 @@
 """The attentive neural process: a network that predicts new rows from a few known ones, its context.
 
 Kim, Mnih, Schwarz, Garnelo, Eslami, Rosenbaum, Vinyals & Teh, "Attentive Neural Processes", ICLR 2019. `Network` is its
-figure 2 without self-attention, and `_loss` the negative of eq. 3 a row. Sizes and `preset="paper"` are those of RIO's
-Table 1 (Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual
+figure 2 without self-attention, and `_context_loss` the negative of eq. 3, a row. Sizes and `preset="paper"` are those
+of RIO's Table 1 (Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual
 Estimation with an I/O Kernel", ICLR 2020, appendix D.1).
 """
 
@@ -32,8 +32,6 @@ _CONTEXT_SHARE = 0.8
 _LEAST_CONTEXT = 3
 # The std of the latents lies between these.
 _LEAST_LATENT_STD, _MOST_LATENT_STD = 0.1, 1.0
-
-
 # So many steps are taken between two looks at the validation rows.
 _STEPS = 100
 # The context that predictions are made from has so many rows at most.
@@ -104,15 +102,15 @@ def fit(
         width: units of every hidden layer, and the number of latents; a multiple of 8.
         learning_rate: of Adam (default 1e-3).
         batch_size: contexts a step.
-        max_iterations: steps of Adam to stop at, in hundreds where it is more than one (default 10,000).
+        max_iterations: steps of Adam to stop at, above one hundred rounded up to hundreds (default 10,000).
         patience: hundreds of steps without improvement to stop at.
         validation_share: share of the rows, or of the functions, held out for stopping; not of the preset.
         preset: None, or "paper" as above.
         throw: whether to raise if training diverges; the module's `result` says so in any case.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than six rows (of several
-            functions, four and two functions), or an option is out of its range.
+        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than four rows (of every
+            function), or an option is out of its range.
         FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
 
     Example:
@@ -150,9 +148,15 @@ def fit(
     if throw:
         raise_unless_finite(optimum)
     noise = None if num_samples is None else jax.random.normal(noise_key, (num_samples, width), rows.train[1].dtype)
-    scalers = rows.x_scaler, rows.y_scaler
     return NeuralProcess(
-        optimum.params, rows.context, noise, *scalers, optimum.steps * steps, optimum.loss, optimum.result
+        optimum.params,
+        rows.context,
+        noise,
+        rows.x_scaler,
+        rows.y_scaler,
+        optimum.steps * steps,
+        optimum.loss,
+        optimum.result,
     )
 
 

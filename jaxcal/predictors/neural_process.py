@@ -1,8 +1,8 @@
 """The attentive neural process: a network that predicts new rows from a few known ones, its context.
 
 Kim, Mnih, Schwarz, Garnelo, Eslami, Rosenbaum, Vinyals & Teh, "Attentive Neural Processes", ICLR 2019. `Network` is its
-figure 2 without self-attention, and `_context_loss` the negative of eq. 3, a row. Sizes and `preset="paper"` are those
-of RIO's Table 1 (Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual
+figure 2 without self-attention, `_context_loss` the negative of eq. 3, a row. Sizes and `preset="paper"` are of RIO's
+Table 1 (Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual
 Estimation with an I/O Kernel", ICLR 2020, appendix D.1).
 """
 

@@ -39,10 +39,10 @@ class NNGP(AbstractKernel):
     Example:
         >>> import jax.numpy as jnp
         >>> kernel = NNGP(depth=1, weight_variance=2.0, bias_variance=0.0)
-        >>> print(kernel(jnp.array([1.0, 1.0]), jnp.array([1.0, 1.0])).round(3))
-        2.0
-        >>> print(kernel(jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])).round(3))
-        0.318
+        >>> f"{kernel(jnp.array([1.0, 1.0]), jnp.array([1.0, 1.0])):.3f}"
+        '2.000'
+        >>> f"{kernel(jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])):.3f}"
+        '0.318'
     """
 
     depth: int = eqx.field(static=True, default=2)

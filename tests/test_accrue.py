@@ -64,6 +64,7 @@ class LogLinear(eqx.Module):
         return self.intercept + self.slope * x[0]
 
 
+@pytest.mark.slow
 def test_any_module_of_log_std():
     start = LogLinear(jnp.zeros(()), jnp.zeros(()))
     fitted = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model=start)
@@ -71,6 +72,7 @@ def test_any_module_of_log_std():
     assert fitted.model.slope > 0
 
 
+@pytest.mark.slow
 def test_the_best_restart_is_kept():
     # The first of the five starts from the weights of the only one.
     losses = [jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, restarts=n).loss for n in (1, 5)]

@@ -203,6 +203,7 @@ def concrete(x, y, **options):
     return fit(x, y, **({"rate": "concrete", "hidden": (16, 16)} | options))
 
 
+@pytest.mark.slow
 def test_concrete_dropout_learns_the_noise(data, rng):
     """Whose std grows sevenfold; its mixture and its normal law have the same moments."""
     x, _ = data

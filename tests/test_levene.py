@@ -227,6 +227,7 @@ def test_permutations(rng):
     np.testing.assert_allclose(np.exp(found), [1, 0.05], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("center", CENTERS)
 def test_best_subset_is_that_of_all_partitions(center, rng):
     for min_leaf in (1, 12):

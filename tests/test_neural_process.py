@@ -44,6 +44,7 @@ def test_the_order_of_the_context_does_not_matter(fitted):
     np.testing.assert_allclose(one.std, other.std, rtol=1e-6 if X64 else 1e-5)
 
 
+@pytest.mark.slow
 def test_one_member_is_a_normal_law_near_the_mixture(fitted):
     x, y = table(1)
     law = neural_process.fit(*table(0), **SMALL, num_samples=None)(x)
@@ -137,6 +138,7 @@ def test_divergence_is_told():
     assert process.result == Result.NOT_FINITE
 
 
+@pytest.mark.slow
 def test_a_constant_target_is_exact():
     x = table(0)[0]
     law = neural_process.fit(x, jnp.full(N, 3.0), **SMALL)(x)

@@ -195,7 +195,7 @@ def test_quantile_crps_agrees_with_integration(levels, values):
     np.testing.assert_allclose(slopes[0][smooth], [2 * cdf(y) - 1 for y in Y[smooth]], atol=1e-9 if X64 else 1e-5)
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1000.0])
+@pytest.mark.parametrize("ratio", [1.0, pytest.param(1000.0, marks=pytest.mark.slow)])
 def test_mixture_crps_agrees_with_the_closed_form(ratio):
     means, stds = np.array([[-1.0], [0.3], [0.6]]) * np.ones(7), np.array([[1.0], [0.5], [1 / ratio]]) * np.ones(7)
 

@@ -121,6 +121,7 @@ def test_target_of_the_training_rows_is_not_needed_to_fit_on_calibration_rows(da
     np.testing.assert_array_equal(with_targets.scores, without.scores)
 
 
+@pytest.mark.slow
 def test_sparse_variance_with_all_rows_is_the_exact_one(data):
     exact, sparse = fit(data), fit(data, num_inducing=60)
     base = Point(mean(data[2][0]))

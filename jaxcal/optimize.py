@@ -315,8 +315,8 @@ def minimize(
         max_iterations: number of steps to stop at.
         loss_tolerance: relative decrease of the loss to stop at.
         gradient_tolerance: largest entry of the gradient to stop at.
-        gain_tolerance: decrease of the loss, in its own units, to stop at: after two steps in a row that gained less,
-            the first four not counted.
+        gain_tolerance: decrease of the loss, in its own units, to stop at: after two steps in a row that gained less
+            and beyond which the quadratic model foresees less, the first four not counted.
         validation_loss: `validation_loss(params) -> scalar`: what to stop by early, and to choose the returned
             parameters by, among those after each step and the initial ones.
         patience: number of steps in a row without a lower validation loss to stop at.
@@ -345,8 +345,10 @@ def minimize(
         slows = (steps >= _EARLY_STEPS) & (old - new < gain_tolerance)
         best = watch(params, best)
         stale = False if best is None else best.stale_steps >= patience
-        done = ~first & ((stalled & ~forget) | flat | (slow & slows) | stale)
         descent, memory = lbfgs.update(gradient, _select(forget, lbfgs.init(params), memory), params)
+        # Small gains alone may be those of a plateau: the quadratic model must foresee no more, either.
+        slows &= optax.tree.vdot(gradient, descent) / 2 < gain_tolerance
+        done = ~first & ((stalled & ~forget) | flat | (slow & slows) | stale)
         direction = optax.tree.scale(-1, descent)
         return params, (new, gradient), direction, memory, forget | first, slows, best, steps + 1, done
 
@@ -445,12 +447,17 @@ def _line_search(
     return lax.while_loop(unfinished, trial, state)[3]
 
 
-def first_finite(attempt: Callable[[Int[Array, ""]], Optimum], tries: int) -> Optimum:
-    """The result of attempt(0), or of the first of attempt(1), attempt(2), ... that does not end in NaN."""
+def first_finite(attempt: Callable[[Int[Array, ""]], PyTree], tries: int) -> PyTree:
+    """The result of attempt(0), or of the first of attempt(1), attempt(2), ... that does not end in NaN.
+
+    Args:
+        attempt: gives a record of arrays, one of them its `result`, a value of `Result`.
+        tries: how often at most.
+    """
 
     def failed(state):
-        tried, optimum = state
-        return (tried < tries) & (optimum.result == Result.NOT_FINITE)
+        tried, found = state
+        return (tried < tries) & (found.result == Result.NOT_FINITE)
 
     def again(state):
         tried, _ = state
@@ -458,7 +465,7 @@ def first_finite(attempt: Callable[[Int[Array, ""]], Optimum], tries: int) -> Op
 
     shapes = jax.eval_shape(attempt, jnp.int32(0))
     nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    nothing = nothing._replace(result=jnp.full_like(nothing.result, Result.NOT_FINITE))
+    nothing = eqx.tree_at(lambda n: n.result, nothing, jnp.full_like(nothing.result, Result.NOT_FINITE))
     return lax.while_loop(failed, again, (jnp.int32(0), nothing))[1]
 
 

@@ -4,6 +4,9 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+# The interquartile range of the standard normal distribution.
+_NORMAL_RANGE = 1.3489795
+
 
 class Standardiser(eqx.Module):
     """The affine map that gives a sample mean 0 and standard deviation 1 (divisor n - 1), and its inverse.
@@ -22,6 +25,13 @@ class Standardiser(eqx.Module):
         span = jnp.max(values, axis=0) - low
         unit = (values - low[None]) / _nonzero(span)[None]
         return cls(low + span * jnp.mean(unit, axis=0), span * jnp.std(unit, axis=0, ddof=1))
+
+    @classmethod
+    def robust(cls, values: Float[Array, " n *d"]) -> "Standardiser":
+        """By the median and the interquartile range, over that of a standard normal sample; as `of` where it is 0."""
+        lower, middle, upper = jnp.quantile(values, jnp.asarray([0.25, 0.5, 0.75], values.dtype), axis=0)
+        spread = (upper - lower) / _NORMAL_RANGE
+        return cls(middle, jnp.where(spread > 0, spread, cls.of(values).scale))
 
     @classmethod
     def identity(cls, like: Float[Array, " n *d"]) -> "Standardiser":

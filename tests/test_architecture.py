@@ -14,7 +14,7 @@ LAYERS = [
     {"functional"},
     {"distributions", "guarantee", "scaling"},
     {"multivariate", "metrics", "optimize", "nn", "datasets", "cross_validation", "encoding"},
-    {"processes"},
+    {"gp"},
     {"predictors", "calibrators"},
     {"plots"},
     {"__init__"},

@@ -161,8 +161,8 @@ def test_prediction_on_other_columns(fitted):
         fitted(X[:, 0])
 
 
-def test_a_covariance_that_cannot_be_factorised_is_reported():
+def test_a_covariance_that_cannot_be_factorized_is_reported():
     diverging = {"preset": "crude", "learning_rate": 1e30, "max_iterations": 3}
-    with pytest.raises(FloatingPointError, match="could not be factorised"):
+    with pytest.raises(FloatingPointError, match="could not be factorized"):
         gaussian_process.fit(X, Y, **diverging)
     assert gaussian_process.fit(X, Y, **diverging, throw=False).result == Result.NOT_FINITE

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gpjax.objectives import collapsed_elbo, conjugate_mll, elbo
 
-from jaxcal.functional import gp
+from jaxcal.functional import gp, kernels
 
 NOISE, JITTER = 0.3, 1e-6
 X64 = jax.config.jax_enable_x64
@@ -23,7 +23,7 @@ def problem(rng):
 
 
 def kernel(a, b):
-    return 1.7 * gp.squared_exponential(a, b, jnp.asarray(1.3))
+    return 1.7 * kernels.squared_exponential(a, b, jnp.asarray(1.3))
 
 
 def oracle():
@@ -54,7 +54,9 @@ class Covariances(eqx.Module):
     log_variance: jax.Array
 
     def __call__(self, rows):
-        return gp.squared_exponential(self.inducing, rows, jnp.exp(self.log_lengthscale), jnp.exp(self.log_variance))
+        return kernels.squared_exponential(
+            self.inducing, rows, jnp.exp(self.log_lengthscale), jnp.exp(self.log_variance)
+        )
 
 
 def predictions(posterior, new, conditioning):
@@ -70,13 +72,15 @@ def test_squared_exponential_is_that_of_gpjax(problem):
     x, z, _, _ = problem
     lengthscales = jnp.asarray([0.5, 1.0, 2.0])
     expected = gpx.kernels.RBF(lengthscale=lengthscales).cross_covariance(x, z)
-    np.testing.assert_allclose(gp.squared_exponential(x, z, lengthscales), expected, atol=tolerance(x, 1e-13, 2e-6))
+    np.testing.assert_allclose(
+        kernels.squared_exponential(x, z, lengthscales), expected, atol=tolerance(x, 1e-13, 2e-6)
+    )
 
 
 def test_squared_exponential_far_from_the_origin(problem):
     x, z, _, _ = problem
-    near = gp.squared_exponential(x, z, jnp.asarray(1.0))
-    far = gp.squared_exponential(x + 1024, z + 1024, jnp.asarray(1.0))
+    near = kernels.squared_exponential(x, z, jnp.asarray(1.0))
+    far = kernels.squared_exponential(x + 1024, z + 1024, jnp.asarray(1.0))
     np.testing.assert_allclose(near, far, atol=tolerance(x, 1e-11, 2e-3))
 
 
@@ -224,7 +228,7 @@ def test_gradient_of_the_exact_likelihood_is_that_of_autodiff(problem):
     x, _, _, y = problem
 
     def gram(log_lengthscale):
-        return gp.add_diagonal(1.7 * gp.squared_exponential(x, x, jnp.exp(log_lengthscale)), jnp.asarray(NOISE))
+        return gp.add_diagonal(1.7 * kernels.squared_exponential(x, x, jnp.exp(log_lengthscale)), jnp.asarray(NOISE))
 
     def plain(log_lengthscale, y):
         return jax.scipy.stats.multivariate_normal.logpdf(y, jnp.zeros(40), gram(log_lengthscale))
@@ -280,8 +284,8 @@ def without(i, *arrays):
 def test_rows_left_out_exactly_are_those_of_a_refit(problem):
     x, _, _, y = problem
     gram = gp.add_diagonal(kernel(x, x), NOISE)
-    found = gp.exact_left_out(gp.exact_posterior(gram, y))
-    np.testing.assert_allclose(found.variance, gp.left_out_variance(gram), rtol=1e-9 if X64 else 1e-4)
+    found = gp.exact_leave_one_out(gp.exact_posterior(gram, y))
+    np.testing.assert_allclose(found.variance, gp.leave_one_out_variance(gram), rtol=1e-9 if X64 else 1e-4)
     for i in (0, 17, 39):
         x_rest, y_rest = without(i, x, y)
         cross = np.asarray(kernel(x_rest, x[i : i + 1]))[:, 0]
@@ -300,13 +304,13 @@ def test_rows_left_out_of_a_sparse_posterior_are_those_of_a_refit(problem):
         x_rest, y_rest = without(i, x, y)
         refit = gp.sparse_posterior(row_sums(x_rest, z, y_rest, jitter)[1], whiten, noise)
         mean, variance = gp.predict(refit, cross, prior)
-        found = gp.sparse_left_out(posterior, cross, y[i], prior, noise)
+        found = gp.sparse_leave_one_out(posterior, cross, y[i], prior, noise)
         np.testing.assert_allclose(found.error, y[i] - mean, rtol=1e-8 if X64 else 1e-2)
         np.testing.assert_allclose(found.variance, variance + NOISE, rtol=1e-8 if X64 else 1e-3)
 
 
 @pytest.mark.skipif(not X64, reason="compares derivatives to many digits")
-def test_derivatives_in_closed_form_are_those_through_the_factorisation(problem, rng):
+def test_derivatives_in_closed_form_are_those_through_the_factorization(problem, rng):
     x, _, new, _ = problem
     gram, cross = gp.add_diagonal(kernel(x, x), NOISE), kernel(x, new)
     weights = jnp.asarray(rng.normal(size=5)), jnp.asarray(rng.normal(size=40))
@@ -315,6 +319,6 @@ def test_derivatives_in_closed_form_are_those_through_the_factorisation(problem,
     # A covariance is symmetric: only the symmetric part of the slope by it matters.
     np.testing.assert_allclose(ours[0] + ours[0].T, through[0] + through[0].T, atol=1e-11)
     np.testing.assert_allclose(ours[1], through[1], atol=1e-11)
-    ours = jax.grad(lambda g: weights[1] @ gp.left_out_variance(g))(gram)
+    ours = jax.grad(lambda g: weights[1] @ gp.leave_one_out_variance(g))(gram)
     through = jax.grad(lambda g: weights[1] @ (1 / jnp.diagonal(jnp.linalg.inv(g))))(gram)
     np.testing.assert_allclose(ours + ours.T, through + through.T, atol=1e-11)

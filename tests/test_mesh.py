@@ -12,7 +12,7 @@ import json
 import equinox as eqx, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcal import Point, rio
-from jaxcal.functional import gp
+from jaxcal.functional import gp, kernels
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
@@ -35,7 +35,7 @@ class Covariances(eqx.Module):
     lengthscale: jax.Array
 
     def __call__(self, rows):
-        return gp.squared_exponential(self.inducing, rows, self.lengthscale)
+        return kernels.squared_exponential(self.inducing, rows, self.lengthscale)
 
 def bound(learnt, x, y, mesh):
     covariances, noise, precisions = learnt

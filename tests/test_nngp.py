@@ -9,10 +9,11 @@ import scipy.stats
 from gpjax.kernels import Matern32
 from gpjax.parameters import NonNegativeReal
 
-from jaxcal.functional import gp
+from jaxcal.functional import kernels
+from jaxcal.gp.kernels import GPJaxKernel
+from jaxcal.gp.nngp import NNGP
 from jaxcal.predictors import gaussian_process
-from jaxcal.processes.kernels import GPJaxKernel
-from jaxcal.processes.nngp import NNGP
+from jaxcal.scaling import Standardiser
 
 X64 = jax.config.jax_enable_x64
 WEIGHT, BIAS = 1.7, 0.3
@@ -43,7 +44,7 @@ def test_relu_covariance_is_the_integral(correlation):
         return max(u, 0) * (mean * scipy.stats.norm.cdf(z) + spread * scipy.stats.norm.pdf(z))
 
     expected, _ = scipy.integrate.quad(lambda u: given(u) * scipy.stats.norm.pdf(u, scale=std), -8, 8, points=[0])
-    found = gp.relu_covariance(*map(jnp.asarray, (correlation * std * other, std**2, other**2)))
+    found = kernels.relu_covariance(*map(jnp.asarray, (correlation * std * other, std**2, other**2)))
     np.testing.assert_allclose(found, expected, rtol=1e-6 if X64 else 1e-4, atol=1e-6)
 
 
@@ -90,25 +91,51 @@ def data():
     return x, 3 + np.abs(x[:, 0]) - x[:, 1] + 0.1 * rng.normal(size=25)
 
 
+# RIO, appendix D.1: 30 points evenly spaced from 0.1 to 5 and 30 from 0 to 2.
+GRID = [(0.1 + 4.9 * i / 29, 2 * j / 29) for i in range(30) for j in range(30)]
+
+
+def relu_gram(x, weight, bias, depth=2):
+    """The covariance of a wide network of ReLU by angles between rows (Cho & Saul 2009, eq. 6), in numpy."""
+    gram = bias + weight * x @ x.T / x.shape[1]
+    for _ in range(depth):
+        std = np.sqrt(np.diag(gram))
+        cosine = np.clip(gram / np.outer(std, std), -1, 1)
+        angle = np.arccos(cosine)
+        gram = bias + weight * np.outer(std, std) * (np.sin(angle) + (np.pi - angle) * cosine) / (2 * np.pi)
+    return gram
+
+
+def test_preset_starts_from_the_grid_of_the_paper(data):
+    x, y = map(jnp.asarray, data)
+    scalers = Standardiser.of(x), Standardiser.identity(y)
+    rows, given = gaussian_process._data(x, y, *scalers), gaussian_process.Given(None, None)
+    setting = gaussian_process.Setting("nngp", None)
+    starts = gaussian_process._starts(rows, given, scalers[1], setting)
+    is_kernel = lambda node: isinstance(node, NNGP)
+    (kernel,) = filter(is_kernel, jax.tree.leaves(starts, is_leaf=is_kernel))
+    pairs = np.column_stack([kernel.weight_variance.unwrap(), kernel.bias_variance.unwrap()])
+    np.testing.assert_allclose(pairs, GRID, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(np.exp(starts.log_noise), 0.01, rtol=1e-6)
+    assert kernel.depth == 2
+
+
 @pytest.mark.skipif(not X64, reason="the oracle works in float64")
 def test_preset_takes_the_pair_of_the_greatest_evidence(data):
     x, y = data
     fit = gaussian_process.fit(x, y, preset="nngp")
-    scaled = jnp.asarray((x - x.mean(axis=0)) / x.std(axis=0, ddof=1))
+    scaled = (x - x.mean(axis=0)) / x.std(axis=0, ddof=1)
 
     def log_evidence(weight, bias):
-        gram = np.asarray(GPJaxKernel(NNGP(2, weight, bias))(scaled, scaled))
-        return scipy.stats.multivariate_normal(np.zeros(25), gram + (0.01 + 1e-6) * np.eye(25)).logpdf(y)
+        covariance = relu_gram(scaled, weight, bias) + (0.01 + 1e-6) * np.eye(25)
+        return scipy.stats.multivariate_normal(np.zeros(25), covariance).logpdf(y)
 
-    # A coarser grid than the preset's, of its own points.
-    values = [log_evidence(w, b) for w in np.linspace(0.1, 5, 30)[::4] for b in np.linspace(0, 2, 30)[::4]]
+    values = [log_evidence(*pair) for pair in GRID]
     found = [float(part.unwrap()) for part in (fit.kernel.weight_variance, fit.kernel.bias_variance)]
+    np.testing.assert_allclose(found, GRID[np.argmax(values)], rtol=1e-8)
+    np.testing.assert_allclose(fit.evidence, max(values), rtol=1e-8)
     assert fit.failed_starts == 0
     assert fit.iterations == 0
-    assert fit.evidence >= max(values)
-    np.testing.assert_allclose(fit.evidence, log_evidence(*found), rtol=1e-8)
-    assert np.abs(np.linspace(0.1, 5, 30) - found[0]).min() < 1e-8
-    assert np.abs(np.linspace(0, 2, 30) - found[1]).min() < 1e-8
 
 
 def test_evidence_grows_from_the_noise_of_the_preset_to_a_learnt_one(data):
@@ -130,11 +157,11 @@ def test_any_kernel_of_gpjax_and_any_depth(data):
         assert np.corrcoef(law.mean, y)[0, 1] > 0.95
 
 
-def test_starts_that_cannot_be_factorised_are_counted(data):
+def test_starts_that_cannot_be_factorized_are_counted(data):
     broken = NNGP(2, NonNegativeReal(jnp.nan))
     fit = gaussian_process.fit(*data, kernel=broken, throw=False)
     assert fit.failed_starts == 4
-    with pytest.raises(FloatingPointError, match="could not be factorised"):
+    with pytest.raises(FloatingPointError, match="could not be factorized"):
         gaussian_process.fit(*data, kernel=broken)
 
 

@@ -10,21 +10,25 @@ import scipy.optimize
 
 from jaxcal import Normal, Point, metrics, rio
 from jaxcal.calibrators._base import check_base
-from jaxcal.functional import gp
+from jaxcal.functional import gp, kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:X is not of type float64", "ignore:y is not of type float64")
 X64 = jax.config.jax_enable_x64
 VARIANTS = [(kernel, target) for kernel in ("io", "input", "output") for target in ("residual", "outcome")]
 
 
-@pytest.fixture(scope="module")
-def data():
+def draw(seed):
     """Rows x [60, 2], a model that misses a part of the truth, and targets with noise."""
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(seed)
     x = rng.uniform(-2, 2, size=(60, 2))
     model = 3 + np.sin(x[:, 0])
     y = model + 0.5 * x[:, 1] * model + 0.1 * rng.normal(size=60)
     return x, Point(model), y
+
+
+@pytest.fixture(scope="module")
+def data():
+    return draw(7)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,7 @@ def in_gpjax(fit, noise, jitter):
 @pytest.mark.parametrize("bound", ["exact", "collapsed"])
 def test_bound_and_prediction_are_those_of_gpjax(data, bound):
     x, base, y = data
-    fit = rio.fit(x, base, y, bound=bound, num_inducing=15)
+    fit = rio.fit(x, base, y, bound=bound, num_inducing=15 if bound == "collapsed" else None)
     variances = float(jnp.exp(fit.kernel.input.log_variance) + jnp.exp(fit.kernel.output.log_variance))
     # gpjax refuses a jitter of zero; the exact fit needed none.
     jitter = float(fit.jitter) * variances or 1e-12
@@ -85,9 +89,10 @@ def test_bound_and_prediction_are_those_of_gpjax(data, bound):
 
 
 @pytest.mark.skipif(not X64, reason="scipy works in float64")
-def test_optimum_is_that_of_scipy(data):
-    x, base, y = data
-    fit = rio.fit(x, base, y, tolerance=0.0)
+def test_optimum_is_that_of_scipy():
+    """Of data whose optimum lies within the bounds of the search."""
+    x, base, y = draw(9)
+    fit = rio.fit(x, base, y, ard=False, tolerance=0.0)
     points = scaled(fit, x, base)
     targets = fit.target_scaler(jnp.asarray(y) - base.mean)
 
@@ -95,21 +100,28 @@ def test_optimum_is_that_of_scipy(data):
     @jax.value_and_grad
     def loss(p):
         v_in, l_in, v_out, l_out, noise = jnp.exp(p)
-        gram = v_in * gp.squared_exponential(points[:, :2], points[:, :2], l_in)
-        gram = gram + v_out * gp.squared_exponential(points[:, 2:], points[:, 2:], l_out)
+        gram = v_in * kernels.squared_exponential(points[:, :2], points[:, :2], l_in)
+        gram = gram + v_out * kernels.squared_exponential(points[:, 2:], points[:, 2:], l_out)
         return -gp.exact_log_likelihood(gp.add_diagonal(gram, noise), targets)
 
-    start = np.log([0.5, np.sqrt(2), 0.5, 1, 0.1])
-    best = scipy.optimize.minimize(lambda p: [np.asarray(v) for v in loss(p)], start, jac=True, method="L-BFGS-B")
-    np.testing.assert_allclose(fit.evidence, -best.fun, rtol=1e-5)
+    parts = fit.kernel.input, fit.kernel.output
+    ours = [value for part in parts for value in (part.log_variance, part.log_lengthscale)]
+    ours = np.array([float(value) for value in (*ours, jnp.log(fit.scaled_noise))])
+    usual = np.log([0.5, np.sqrt(2), 0.5, 1, 0.1])
+    from_ours, from_usual = (
+        -scipy.optimize.minimize(lambda p: [np.asarray(v) for v in loss(p)], start, jac=True, method="L-BFGS-B").fun
+        for start in (ours, usual)
+    )
+    np.testing.assert_allclose(fit.evidence, from_ours, rtol=1e-5)
+    assert fit.evidence > from_usual * (1 - 1e-5)
 
 
 def test_the_default_tolerance_costs_no_more_than_it_says(data, fitted):
-    """Two steps that gained less than a nat each: no long way is left, and no prediction that differs."""
+    """No more than 0.1 nats, and no prediction that differs."""
     x, base, y = data
     converged = rio.fit(x, base, y, tolerance=0.0)
     assert fitted.iterations < converged.iterations
-    assert converged.evidence - 2 < fitted.evidence <= converged.evidence + 1e-3
+    assert converged.evidence - 0.1 < fitted.evidence <= converged.evidence + (1e-6 if X64 else 1e-2)
     difference = np.asarray(fitted(x, base).mean - converged(x, base).mean)
     assert np.sqrt(np.mean(difference**2)) < 0.1 * np.mean(converged(x, base).std)
 
@@ -161,13 +173,15 @@ def test_ard_finds_the_column_that_matters(rng):
 
 
 @pytest.mark.slow
-def test_gpjax_kernels_in_place_of_ours(data):
-    x, base, y = data
-    pair = (
-        gpx.kernels.RBF(lengthscale=np.sqrt(2.0), variance=0.5),
-        gpx.kernels.RBF(lengthscale=1.0, variance=0.5),
+def test_gpjax_kernels_in_place_of_ours():
+    x, base, y = draw(9)
+    ours = rio.fit(x, base, y, ard=False)
+    # From near the optimum: there are others.
+    pair = tuple(
+        gpx.kernels.RBF(lengthscale=1.2 * jnp.exp(part.log_lengthscale), variance=0.7 * jnp.exp(part.log_variance))
+        for part in (ours.kernel.input, ours.kernel.output)
     )
-    ours, theirs = rio.fit(x, base, y), rio.fit(x, base, y, kernel=pair)
+    theirs = rio.fit(x, base, y, kernel=pair)
     np.testing.assert_allclose(theirs.evidence, ours.evidence, rtol=1e-3)
     mixed = rio.fit(x, base, y, kernel=(gpx.kernels.Matern52(), gpx.kernels.Linear()))
     assert metrics.rmse(y, mixed(x, base)) < 0.5 * metrics.rmse(y, base)
@@ -179,7 +193,7 @@ def test_a_target_turned_around_turns_the_prediction(data, fitted):
     x, base, y = data
     before, moved = fitted(x, base), Point(5 - 2 * base.mean)
     after = rio.fit(x, moved, 5 - 2 * y)(x, moved)
-    # L-BFGS may stop anywhere within its tolerance of the optimum, and rounding decides where.
+    # The ascent may stop anywhere within its tolerance of the optimum, and rounding decides where.
     tolerance = 1e-4 if X64 else 2e-2
     np.testing.assert_allclose((after.mean - 5) / -2, before.mean, atol=tolerance)
     np.testing.assert_allclose(after.std / 2, before.std, rtol=tolerance, atol=tolerance)
@@ -236,7 +250,7 @@ def test_degenerate_columns_are_without_effect(data, fitted):
 def test_duplicated_rows_and_no_noise(bound):
     x = np.repeat(np.linspace(-1, 1, 6), 10)
     base, y = Point(np.zeros(60)), x**2
-    fit = rio.fit(x, base, y, bound=bound, num_inducing=40)
+    fit = rio.fit(x, base, y, bound=bound, num_inducing=40 if bound == "collapsed" else None)
     after = fit(x, base)
     np.testing.assert_allclose(after.mean, y, atol=2e-2)
     assert np.isfinite(after.std).all()
@@ -248,7 +262,7 @@ def test_a_covariance_that_no_jitter_mends_is_reported():
             return -10.0 * super().__call__(x, y) + (x == y).all()
 
     x = np.linspace(-1, 1, 20)
-    with pytest.raises(FloatingPointError, match="could not be factorised"):
+    with pytest.raises(FloatingPointError, match="could not be factorized"):
         rio.fit(x, Point(np.zeros(20)), x, kernel=(Indefinite(), None))
     fit = rio.fit(x, Point(np.zeros(20)), x, kernel=(Indefinite(), None), throw=False)
     assert not fit.converged
@@ -263,7 +277,7 @@ def test_integers_and_one_column():
 @pytest.mark.slow
 def test_more_inducing_points_than_rows(data):
     x, base, y = data
-    with pytest.warns(UserWarning, match="100, but there are 60 rows"):
+    with pytest.warns(UserWarning, match="400, but there are 60 rows"):
         fit = rio.fit(x, base, y, bound="collapsed")
     assert fit.points.inputs.shape == (60, 2)
 

@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 
 from jaxcal import Normal, Point, metrics, rio
-from jaxcal.processes import evidence
+from jaxcal.gp import model
 
 X64 = jax.config.jax_enable_x64
 # Equal numbers of rows and columns everywhere: what is compiled is shared.
 ROWS = 120
 needs_float64 = pytest.mark.skipif(not X64, reason="optima are told apart by digits that float32 lacks")
 
+# Without its stds the noise of these data has heavy tails, and the fit says so.
+has_outliers = pytest.mark.filterwarnings("ignore:row .* standard deviations from what the other rows say")
+
 
 def fit_to_the_optimum(x, base, y, **options):
-    return rio.fit(x, base, y, tolerance=0.0, **options)
+    """With one lengthscale for all inputs."""
+    return rio.fit(x, base, y, ard=False, tolerance=0.0, **options)
 
 
 def noisy(rng, num_rows, *, follows_std):
@@ -40,19 +44,20 @@ def fitted(data):
     return fit_to_the_optimum(*data[0])
 
 
-def share(fit):
-    return float(jax.nn.sigmoid(fit.process.logit_share))
+def fraction(fit):
+    return float(jax.nn.sigmoid(fit.process.model.logit_fraction))
 
 
 def nlpd(fit, base, x, y):
     return float(-jnp.mean(fit(x, base).log_prob(y)))
 
 
+@has_outliers
 def test_noise_follows_a_std_that_is_right(data, fitted):
     (x, base, y), (new_x, new_base, new_y) = data
     alone = fit_to_the_optimum(x, Point(base.mean), y)
-    assert alone.process.logit_share is None
-    assert share(fitted) > 0.95  # it starts at a half
+    assert alone.process.model.logit_fraction is None
+    assert fraction(fitted) > 0.95  # it starts at a half
     assert fitted.evidence > alone.evidence + 50
     assert nlpd(fitted, new_base, new_x, new_y) < nlpd(alone, Point(new_base.mean), new_x, new_y) - 0.3
     # Each row has the noise that it was drawn with.
@@ -66,7 +71,7 @@ def test_noise_ignores_a_std_that_tells_nothing():
     x, base, y = noisy(rng, ROWS, follows_std=False)
     new_x, new_base, new_y = noisy(rng, 400, follows_std=False)
     fit, alone = fit_to_the_optimum(x, base, y), fit_to_the_optimum(x, Point(base.mean), y)
-    assert share(fit) < 0.05
+    assert fraction(fit) < 0.05
     assert fit.evidence > alone.evidence - (1e-4 if X64 else 1e-2)
     difference = nlpd(fit, new_base, new_x, new_y) - nlpd(alone, Point(new_base.mean), new_x, new_y)
     assert abs(difference) < 1e-3
@@ -75,11 +80,14 @@ def test_noise_ignores_a_std_that_tells_nothing():
 @needs_float64
 def test_sparse_process_with_every_row_inducing_is_the_exact_one(data, fitted):
     (_, base, y), (new_x, new_base, _) = data
-    targets, spread = fitted.target_scaler(jnp.asarray(y) - base.mean), base.variance / jnp.mean(base.variance)
-    rows = evidence.Data(fitted.points, targets, spread)
-    process = eqx.tree_at(lambda p: p.inducing, fitted.process, fitted.points, is_leaf=lambda node: node is None)
-    np.testing.assert_allclose(jax.jit(evidence.evidence)(process, rows, 1e-9), fitted.evidence, rtol=1e-6)
-    sparse = eqx.tree_at(lambda fit: fit.posterior, fitted, jax.jit(evidence.posterior)(process, rows, 1e-9))
+    targets, base_variance = fitted.target_scaler(jnp.asarray(y) - base.mean), base.variance / jnp.mean(base.variance)
+    rows = model.Data(fitted.points, targets, base_variance)
+    is_none = lambda node: node is None
+    through_all = eqx.tree_at(lambda m: m.inducing, fitted.process.model, fitted.points, is_leaf=is_none)
+    np.testing.assert_allclose(jax.jit(model.evidence)(through_all, rows, 1e-9), fitted.evidence, rtol=1e-6)
+    sparse_posterior = jax.jit(model.posterior)(through_all, rows, 1e-9)
+    assert sparse_posterior.widen is not None
+    sparse = eqx.tree_at(lambda fit: fit.process.posterior, fitted, sparse_posterior)
     ours, exact = sparse(new_x, new_base), fitted(new_x, new_base)
     np.testing.assert_allclose(ours.mean, exact.mean, atol=1e-6)
     np.testing.assert_allclose(ours.std, exact.std, atol=1e-6)
@@ -95,11 +103,12 @@ def test_equivariance_with_a_std(data, fitted, factor, shift):
     np.testing.assert_allclose(after.std / abs(factor), before.std, rtol=tolerance, atol=tolerance)
 
 
+@has_outliers
 def test_prediction_asks_for_the_kind_of_base_that_was_fitted(data, fitted):
     (x, base, y), _ = data
-    with pytest.raises(ValueError, match="base is Point, without a std of its own; RIO was fitted the other way"):
+    with pytest.raises(ValueError, match="base is Point, without a std of its own; RIO was fitted to one with it"):
         fitted(x, Point(base.mean))
-    with pytest.raises(ValueError, match="base is Normal, with a std of its own; RIO was fitted the other way"):
+    with pytest.raises(ValueError, match="base is Normal, with a std of its own; RIO was fitted to one without it"):
         fit_to_the_optimum(x, Point(base.mean), y)(x, base)
 
 
@@ -125,6 +134,7 @@ def both(x, base, y):
     return means, stds, np.stack([y, 30 * np.asarray(base.mean) ** 2 + 5 * y**2], axis=1)
 
 
+@has_outliers
 @pytest.mark.slow
 @needs_float64
 def test_several_outputs_are_as_many_fits(data):
@@ -144,6 +154,7 @@ def test_several_outputs_are_as_many_fits(data):
         np.testing.assert_allclose(law.std[:, column], expected.std, rtol=1e-6)
 
 
+@has_outliers
 @pytest.mark.slow
 def test_several_outputs_as_published(data):
     (x, base, y), _ = data
@@ -176,10 +187,10 @@ def test_starts_find_what_a_fit_finds_that_starts_at_the_truth():
         return fit_to_the_optimum(x, base, y, kernel=pair)
 
     found = fit_to_the_optimum(x, base, y)
-    # On two equal columns distances are sqrt(2) times as long. One lengthscale of 1 takes the wave for noise.
+    # On two equal columns distances are sqrt(2) times as long.
     truth, naive = from_gpjax(np.sqrt(2) / 12 / position.std(), 1.0), from_gpjax(np.sqrt(2), 0.5)
-    assert naive.evidence < truth.evidence - 100
     assert found.evidence > truth.evidence - 1e-3
+    assert found.evidence > naive.evidence - 3
     assert metrics.rmse(base.mean + wave, found(x, base)) < 0.05
 
 
@@ -210,15 +221,15 @@ class Memory(np.ndarray):
 @needs_float64
 @pytest.mark.slow
 def test_the_stochastic_bound_reads_parts_of_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxcal.processes.stochastic._CHUNK_ROWS", 150)
-    monkeypatch.setattr("jaxcal.processes.stochastic._SAMPLE_ROWS", 150)
+    monkeypatch.setattr("jaxcal.gp.minibatch._CHUNK_ROWS", 150)
+    monkeypatch.setattr("jaxcal.gp.minibatch._SAMPLE_ROWS", 150)
     x, base, y = noisy(np.random.default_rng(4), 600, follows_std=True)
     np.save(tmp_path / "x.npy", 100 + 10 * x)
     file = np.load(tmp_path / "x.npy", mmap_mode="r").view(Memory)
-    options = {"bound": "stochastic", "num_inducing": 20, "epochs": 60, "key": jax.random.key(0)}
-    fitted = rio.fit(file, base, y, **options)
+    options = {"num_inducing": 20, "ard": False}
+    fitted = rio.fit(file, base, y, bound="stochastic", epochs=60, key=jax.random.key(0), **options)
     assert Memory.most <= 150
-    collapsed = rio.fit(100 + 10 * x, base, y, bound="collapsed", num_inducing=20)
+    collapsed = rio.fit(100 + 10 * x, base, y, bound="collapsed", **options)
     assert fitted.evidence > collapsed.evidence - 0.005 * abs(collapsed.evidence)
     np.testing.assert_allclose(fitted.noise_variance, collapsed.noise_variance, rtol=0.1)
     new_x, new_base, new_y = noisy(np.random.default_rng(5), 400, follows_std=True)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcal.processes import widths
+from jaxcal.gp import widths
 
 X64 = jax.config.jax_enable_x64
 LEVELS = (0.1, 0.3, 0.7, 0.9)

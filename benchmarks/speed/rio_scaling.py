@@ -146,7 +146,7 @@ def measured(size: int, seed: int) -> dict:
         "rows": len(y),
         "columns": x.shape[1],
         "test_rows": len(y_test),
-        "bound": "exact" if rio.process.inducing is None else "collapsed",
+        "bound": "exact" if rio.process.posterior.widen is None else "collapsed",
         "fit": fit,
         "processor": processor_time,
         "predict": predict,

@@ -10,8 +10,8 @@ with the data sets, or they are downloaded. Both sides see the same splits, the 
   (L-BFGS-B, compiled), at most 1000 iterations.
 - GPflow SGPR: the same without q(u), a stronger peer.
 - jaxcal, paper's setting: `rio.fit(preset="paper")`; the same model, q(u) in closed form.
-- jaxcal, default: `rio.fit()`; up to 1000 rows the exact process. It ends where two steps in a row gain less than a
-  nat, all others where scipy's L-BFGS-B does.
+- jaxcal, default: `rio.fit()`; up to 2000 rows the exact process. It ends where its default tolerance lets it, all
+  others where scipy's L-BFGS-B does.
 
 A system runs in two ways: in one process that has all cores, as one would start it; and side by side in as many pinned
 processes as there are cores, with one thread each, which share the runs. Seconds a run are the time of the slowest
@@ -482,8 +482,9 @@ def bound() -> None:
     import jax
     import jax.numpy as jnp
 
-    from jaxcal.processes.evidence import Data, GaussianProcess, evidence
-    from jaxcal.processes.kernels import IOKernel, Points, SquaredExponential
+    from jaxcal.calibrators.rio import IOKernel, Points
+    from jaxcal.gp.kernels import SquaredExponential, take
+    from jaxcal.gp.model import Data, Model, evidence
     from jaxcal.scaling import Standardiser
 
     rows = {name: jnp.asarray(values) for name, values in np.load(job()["file"]).items()}
@@ -494,17 +495,17 @@ def bound() -> None:
     zero = jnp.zeros(())
     kernel = IOKernel(SquaredExponential(zero, zero), SquaredExponential(zero, zero))
     # The least noise that a process can have is taken off, so that its noise is 1.
-    least = GaussianProcess(kernel, -jnp.inf).noise_variance(points)
-    process = GaussianProcess(kernel, jnp.log1p(-least), inducing=points.take(jnp.arange(NUM_INDUCING)))
+    least = Model(kernel, jnp.asarray(-jnp.inf)).noise_variance(points)
+    start = Model(kernel, jnp.log1p(-least), inducing=take(points, jnp.arange(NUM_INDUCING)))
     # Relative to the mean variance, which is 2.
     jitter = jnp.asarray(JITTER / 2)
 
     @eqx.filter_jit
-    def value_and_grad(process, data, jitter):
-        return eqx.filter_value_and_grad(evidence)(process, data, jitter, mesh)
+    def value_and_grad(model, data, jitter):
+        return eqx.filter_value_and_grad(evidence)(model, data, jitter, mesh)
 
     def evaluate() -> tuple[float, np.ndarray]:
-        value, slope = jax.block_until_ready(value_and_grad(process, data, jitter))
+        value, slope = jax.block_until_ready(value_and_grad(start, data, jitter))
         return float(value), np.column_stack(slope.inducing)
 
     time_evaluations(evaluate)

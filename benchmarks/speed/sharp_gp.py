@@ -1,7 +1,7 @@
 """Sharp calibrated GPs: `NPROC=1 OPENBLAS_NUM_THREADS=1 taskset -c 0 python benchmarks/speed/sharp_gp.py`.
 
 The value and the gradient of eq. 7 at the sizes of concrete (618 training rows, 206 calibration rows, 8 columns), with
-the closed-form derivatives and by differentiating through the factorisation, which is the peer; and of the left-out
+the closed-form derivatives and by differentiating through the factorization, which is the peer; and of the left-out
 form. Then whole fits of all levels on boston, by the line and by columns, chosen by the training rows and by the
 calibration rows. Seconds are the least of several calls, after one that compiles.
 """
@@ -42,8 +42,8 @@ def gradients(repeats: int) -> Iterator[str]:
     import jax
     import jax.numpy as jnp
 
-    from jaxcal.functional import gp
-    from jaxcal.processes import widths
+    from jaxcal.functional import gp, kernels
+    from jaxcal.gp import widths
 
     rng = np.random.default_rng(0)
     x, at = (jnp.asarray(rng.normal(size=(rows, NUM_COLUMNS))) for rows in (NUM_TRAIN, NUM_CALIBRATION))
@@ -52,7 +52,7 @@ def gradients(repeats: int) -> Iterator[str]:
     start, level = jnp.full(NUM_COLUMNS, -1.0), jnp.asarray(LEVEL)
 
     def by_autodiff(log_scale, level):
-        covariance = lambda rows: gp.exponential_of_squares(x, rows, jnp.exp(2 * log_scale), 0.0)
+        covariance = lambda rows: kernels.squared_exponential(x, rows, jnp.exp(-log_scale))
         factor = jnp.linalg.cholesky(gp.add_diagonal(covariance(x), NOISE))
         known = jax.scipy.linalg.solve_triangular(factor, covariance(at), lower=True)
         return widths.log_width(1 + NOISE - jnp.sum(known**2, axis=0), errors, level)
@@ -70,7 +70,7 @@ def gradients(repeats: int) -> Iterator[str]:
     yield (
         f"value and gradient of eq. 7, {NUM_TRAIN} and {NUM_CALIBRATION} rows, 64 bits: {1e3 * seconds['ours']:.1f} ms "
         f"(asked for: at most {1e3 * ASKED_GRADIENT:.0f} ms; {verdict(seconds['ours'] <= ASKED_GRADIENT)}); through "
-        f"the factorisation {1e3 * seconds['peer']:.1f} ms, {seconds['peer'] / seconds['ours']:.1f} times as long"
+        f"the factorization {1e3 * seconds['peer']:.1f} ms, {seconds['peer'] / seconds['ours']:.1f} times as long"
     )
     yield f"by the {NUM_TRAIN} training rows, each left out in turn: {1e3 * seconds['left out']:.1f} ms"
 

@@ -18,7 +18,7 @@ from jaxtyping import ArrayLike
 
 import jaxcal as jc
 from benchmarks.tables import _jobs, _sharp_gp_report
-from jaxcal.functional import gp
+from jaxcal.functional import gp, kernels
 from jaxcal.optimize import minimize
 
 DATASETS = ("boston", "yacht", "auto_mpg", "wine_red", "concrete", "kin8nm")
@@ -148,7 +148,9 @@ def fit_wide(x: jax.Array, y: jax.Array) -> WideProcess:
     """The process of the greatest evidence, given that the variance of its noise is 8."""
 
     def gram(log_lengthscale, log_variance):
-        return gp.add_diagonal(gp.squared_exponential(x, x, jnp.exp(log_lengthscale), jnp.exp(log_variance)), NOISE)
+        return gp.add_diagonal(
+            kernels.squared_exponential(x, x, jnp.exp(log_lengthscale), jnp.exp(log_variance)), NOISE
+        )
 
     start = jnp.full(x.shape[1], jnp.log(x.shape[1]) / 2), jnp.zeros(())
     found = minimize(lambda params: -gp.exact_log_likelihood(gram(*params), y), start)
@@ -158,7 +160,7 @@ def fit_wide(x: jax.Array, y: jax.Array) -> WideProcess:
 @jax.jit
 def _predict_wide(process: WideProcess, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     variance = jnp.exp(process.log_variance)
-    cross = gp.squared_exponential(x, process.x, process.lengthscale, variance)
+    cross = kernels.squared_exponential(x, process.x, process.lengthscale, variance)
     mean, latent = jax.vmap(gp.predict, (None, 0, None))(process.posterior, cross, variance)
     return mean, jnp.sqrt(latent + NOISE)
 

@@ -1,4 +1,4 @@
-"""RIO: a Gaussian process on a model's residuals, whose kernel sees the model's input and its output.
+"""RIO: a Gaussian process on a model's residuals, with a kernel on the model's input and its output.
 
 Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual Estimation
 with an I/O Kernel", ICLR 2020. Equation 3, the I/O kernel, is `IOKernel`; 4 is
@@ -14,6 +14,9 @@ R+O    residual    output         Y+O     outcome     output
 =====  ==========  ==========     ======  ==========  ==========
 """
 
+import operator
+from collections.abc import Iterable
+from functools import reduce
 from typing import NamedTuple
 
 import equinox as eqx
@@ -26,21 +29,64 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base
-from jaxcal.distributions import Distribution, Normal, Point
-from jaxcal.functional import gp, safe
-from jaxcal.optimize import Optimum, Result
-from jaxcal.processes import starts, stochastic
-from jaxcal.processes.evidence import (
-    Data,
-    Fitted,
-    GaussianProcess,
-    Options,
-    maximise,
-    predict,
-    raise_unless_factorised,
-)
-from jaxcal.processes.kernels import GPJaxKernel, IOKernel, Points
+from jaxcal.distributions import Distribution, Normal, Point, StudentT
+from jaxcal.functional import safe
+from jaxcal.gp import initial, minibatch
+from jaxcal.gp.fit import Options, maximize, raise_unless_factorized, warn_of_outliers
+from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
+from jaxcal.gp.model import Data, Model, Process
+from jaxcal.optimize import Result
 from jaxcal.scaling import Standardiser
+
+
+class Points(NamedTuple):
+    """Where the kernel is evaluated: what goes into the model and what comes out, or None where it has no part."""
+
+    inputs: Float[Array, "n d"] | None
+    output: Float[Array, "n 1"] | None
+
+
+class IOKernel(eqx.Module):
+    """k_in(x, x') + k_out(m, m') of inputs x and outputs m, or one of the two alone; RIO, eq. 2."""
+
+    input: SquaredExponential | GPJaxKernel | None
+    output: SquaredExponential | GPJaxKernel | None
+
+    def __call__(self, a: Points, b: Points) -> Float[Array, "n m"]:
+        """The covariance of every row of a with every row of b."""
+        return _sum(part(one, other) for part, one, other in self._parts(a, b))
+
+    def diagonal(self, a: Points) -> Float[Array, " n"]:
+        """The variance at every row of a."""
+        return _sum(part.diagonal(one) for part, one in self._parts(a))
+
+    def derivatives(
+        self, a: Points, weights: Float[Array, " n"], slopes: Float[Array, "n n"]
+    ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
+        """Those of both kernels, the input's first."""
+        sums, products = zip(*(part.derivatives(one, weights, slopes) for part, one in self._parts(a)), strict=True)
+        return jnp.concatenate(sums), jnp.concatenate(products, axis=1)
+
+    def bounds(self, a: Points, target_variance: Float[Array, ""]) -> tuple["IOKernel", "IOKernel"]:
+        """The least and the greatest hyperparameters that make sense for these rows."""
+        pairs = [
+            (None, None) if part is None else part.bounds(one, target_variance)
+            for part, one in zip((self.input, self.output), a, strict=True)
+        ]
+        low, high = zip(*pairs, strict=True)
+        return IOKernel(*low), IOKernel(*high)
+
+    def by_column(self, a: Points) -> "IOKernel":
+        """The same kernel with a lengthscale for every input column."""
+        return self if self.input is None else IOKernel(self.input.by_column(a.inputs), self.output)
+
+    def _parts(self, *points: Points) -> Iterable[tuple]:
+        """The kernels that there are, each with its own part of the points."""
+        return (parts for parts in zip((self.input, self.output), *points, strict=True) if parts[0] is not None)
+
+
+def _sum(terms: Iterable[Array]) -> Array:
+    return reduce(operator.add, terms)
 
 
 class Setting(NamedTuple):
@@ -48,7 +94,6 @@ class Setting(NamedTuple):
 
     kernel: str
     target: str
-    ard: bool
     paper: bool
     options: Options
 
@@ -63,7 +108,8 @@ def fit(
     bound: str = "auto",
     num_inducing: int | None = None,
     inducing: str | None = None,
-    ard: bool = False,
+    ard: bool | str | None = None,
+    noise: str = "gaussian",
     max_iterations: int = 1000,
     tolerance: float | None = None,
     epochs: int = 20,
@@ -137,8 +183,12 @@ def fit(
     _checks.check_rows("y", y, 2)
     check_base(base, y.shape[0], outputs=True)
     setting = _setting(
-        y.shape[0], kernel, target, bound, num_inducing, inducing, ard, max_iterations, tolerance, preset, mesh
+        y.shape[0], kernel, target, bound, num_inducing, inducing, ard, noise, max_iterations, tolerance, preset, mesh
     )
+    if noise == "input" and _own_std(base) is not None:
+        raise ValueError(
+            "base has a std of its own, which the noise follows as far as it helps: leave out noise='input'."
+        )
     if x is None and setting.kernel != "output":
         raise ValueError("x is None, but the kernel looks at the inputs: give x, or take kernel='output'.")
     given = None if isinstance(kernel, str) else _from_gpjax(kernel)
@@ -149,7 +199,8 @@ def fit(
         x = None if setting.kernel == "output" else _checks.as_matrix("x", x, length=y.shape[0])
         rio = _fit(x, base.mean, _own_std(base), y, given, setting)
     if throw:
-        raise_unless_factorised(rio.result, rio.jitter, y.shape[0])
+        raise_unless_factorized(rio.result, rio.jitter, y.shape[0])
+    warn_of_outliers(rio.process, y.shape[0])
     return rio
 
 
@@ -159,37 +210,23 @@ class RIO(eqx.Module):
     With several outputs every array has a leading axis of them.
 
     Attributes:
-        process: kernel and noise with the hyperparameters found, in scaled units.
-        points: the conditioning points: training rows, or inducing points.
-        posterior: what the data say at them.
-        scaled_noise: variance of the noise, in units of the scaled target; the mean one, where rows have their own.
-        x_scaler: standardisation of the inputs; None where they are not looked at.
+        process: the Gaussian process after data, in scaled units.
+        x_scaler: standardization of the inputs; None where they have no part.
         output_scaler: of the base's means.
         target_scaler: of the residuals or outcomes.
         base_variance: the mean variance that the base gave the training rows; None for a base without one.
         target: "residual" or "outcome".
-        evidence: log marginal likelihood, or its lower bound, of the scaled target.
-        iterations: of L-BFGS.
-        result: how the optimisation ended, one of `jaxcal.optimize.Result`.
-        jitter: what had to be added to the covariance's diagonal, as a share of its mean.
     """
 
-    process: GaussianProcess
-    points: Points
-    posterior: gp.Posterior
-    scaled_noise: Float[Array, "*runs"]
+    process: Process
     x_scaler: Standardiser | None
     output_scaler: Standardiser
     target_scaler: Standardiser
     base_variance: Float[Array, "*runs"] | None
     target: str = eqx.field(static=True)
-    evidence: Float[Array, "*runs"]
-    iterations: Int[Array, "*runs"]
-    result: Int[Array, "*runs"]
-    jitter: Float[Array, "*runs"]
 
-    def __call__(self, x: ArrayLike | None, base: Distribution, *, include_noise: bool = True) -> Normal:
-        """The distribution of the targets at the rows of x; RIO, eq. 5 to 7.
+    def __call__(self, x: ArrayLike | None, base: Distribution, *, include_noise: bool = True) -> Normal | StudentT:
+        """The distribution of the targets at the rows of x; RIO, eq. 5 to 7. A StudentT where the noise is one.
 
         Args:
             x: inputs [n, d]; a vector [n] is one column; None where the kernel looks at the output alone.
@@ -202,7 +239,7 @@ class RIO(eqx.Module):
         if (std is None) != (self.base_variance is None):
             raise ValueError(
                 f"base is {type(base).__name__}, {'without' if std is None else 'with'} a std of its own; "
-                "RIO was fitted the other way."
+                f"RIO was fitted to one {'with' if std is None else 'without'} it."
             )
         if self.x_scaler is None:
             x = None
@@ -214,7 +251,17 @@ class RIO(eqx.Module):
     @property
     def kernel(self) -> IOKernel:
         """The kernel with the hyperparameters found, in scaled units."""
-        return self.process.kernel
+        return self.process.model.kernel
+
+    @property
+    def points(self) -> Points:
+        """The conditioning points, in scaled units: training rows, or inducing points."""
+        return self.process.points
+
+    @property
+    def scaled_noise(self) -> Float[Array, "*runs"]:
+        """The (mean) variance of the noise, in units of the scaled target."""
+        return self.process.noise_variance
 
     @property
     def noise_variance(self) -> Float[Array, "*runs"]:
@@ -222,8 +269,28 @@ class RIO(eqx.Module):
         return self.scaled_noise * self.target_scaler.scale**2
 
     @property
+    def evidence(self) -> Float[Array, "*runs"]:
+        """The log marginal likelihood, or its lower bound, of the scaled target."""
+        return self.process.evidence
+
+    @property
+    def iterations(self) -> Int[Array, "*runs"]:
+        """Of the optimizer, from where the search ended."""
+        return self.process.iterations
+
+    @property
+    def result(self) -> Int[Array, "*runs"]:
+        """How the optimization ended, one of `jaxcal.optimize.Result`."""
+        return self.process.result
+
+    @property
+    def jitter(self) -> Float[Array, "*runs"]:
+        """What was added to the covariance's diagonal, as a fraction of its mean."""
+        return self.process.jitter
+
+    @property
     def converged(self) -> Array:
-        """Whether L-BFGS met its stopping rule within the iterations allowed."""
+        """Whether the optimizer met its stopping rule within the iterations allowed."""
         return self.result == Result.CONVERGED
 
 
@@ -231,7 +298,9 @@ def _own_std(base: Distribution) -> Array | None:
     return None if isinstance(base, Point) else base.std
 
 
-def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iterations, tolerance, preset, mesh) -> Setting:
+def _setting(
+    n, kernel, target, bound, num_inducing, inducing, ard, noise, max_iterations, tolerance, preset, mesh
+) -> Setting:
     """The options, checked, with the defaults that depend on each other filled in."""
     paper = preset == "paper"
     if isinstance(kernel, str):
@@ -243,12 +312,18 @@ def _setting(n, kernel, target, bound, num_inducing, inducing, ard, max_iteratio
         inducing = inducing or "trained"
         num_inducing = 50 if num_inducing is None else num_inducing
         tolerance = 0.0 if tolerance is None else tolerance
-    options = Options.of(n, bound, num_inducing, inducing, max_iterations, tolerance, mesh)
-    seen = kernel if isinstance(kernel, str) else _seen_by(kernel)
-    return Setting(seen, target, ard, paper, options)
+    if paper and noise != "gaussian":
+        raise ValueError(f"preset='paper' has Gaussian noise; got noise={noise!r}.")
+    if ard is None:
+        ard = False if paper or not isinstance(kernel, str) else "auto"
+    elif ard and not isinstance(kernel, str):
+        raise ValueError("ard has no effect on kernels of gpjax: give them a lengthscale for every column.")
+    options = Options.of(n, bound, num_inducing, inducing, max_iterations, tolerance, ard, noise, mesh)
+    depends_on = kernel if isinstance(kernel, str) else _depends_on(kernel)
+    return Setting(depends_on, target, paper, options)
 
 
-def _seen_by(kernels: tuple) -> str:
+def _depends_on(kernels: tuple) -> str:
     if not isinstance(kernels, tuple) or len(kernels) != 2 or kernels == (None, None):
         raise ValueError(
             f"kernel must be 'io', 'input', 'output' or a pair of gpjax kernels (inputs, output); got {kernels!r}."
@@ -286,18 +361,18 @@ def _fit(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
 def _fit_one(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
     scales = _Scales.of(None if x is None else Standardiser.of(x), mean, std, y, setting)
     data = scales.data(x, mean, std, y, setting)
-    optimum, fitted = maximise(_starts(data, given, setting), data, setting.options)
-    return _made(optimum, fitted, data.points, fitted.process.noise_variance(data.points), scales, setting)
+    starts_of = lambda data, noise: _starts(data, given, setting, noise)
+    return scales.rio(maximize(starts_of, data, setting.options), setting)
 
 
 def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, epochs: int, key) -> "RIO":
     """As `_fit`, but x is read part by part."""
     if y.ndim > 1:
         raise ValueError(f"bound='stochastic' fits one output; y has {y.shape[1]}: fit them one by one.")
-    key = stochastic.check_key(key)
+    key = minibatch.check_key(key)
     n = y.shape[0]
-    x = None if setting.kernel == "output" else stochastic.as_rows(x, n)
-    x_scaler = None if x is None else stochastic.standardiser(x, y.dtype)
+    x = None if setting.kernel == "output" else minibatch.as_rows(x, n)
+    x_scaler = None if x is None else minibatch.standardiser(x, y.dtype)
     scales = _Scales.of(x_scaler, mean, std, y, setting)
     # On the host, where to cut out a part compiles nothing.
     columns = (x, *jax.tree.map(np.asarray, (mean, std, y)))
@@ -307,8 +382,7 @@ def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, e
         return scales.data(x, mean, std, own_y, setting)
 
     starts_of = lambda sample: _starts(sample, given, setting)
-    optimum, fitted, noise = stochastic.maximise(starts_of, read, n, setting.options, key=key, epochs=epochs)
-    return _made(optimum, fitted, Points(None, None), noise, scales, setting)
+    return scales.rio(minibatch.maximize(starts_of, read, n, setting.options, key=key, epochs=epochs), setting)
 
 
 class _Scales(NamedTuple):
@@ -325,58 +399,43 @@ class _Scales(NamedTuple):
         return cls(
             x_scaler,
             scaler(mean),
-            scaler(_explained(mean, y, setting)),
+            (Standardiser.robust if setting.options.noise == "student_t" else scaler)(_explained(mean, y, setting)),
             None if std is None else jnp.mean(std**2),
         )
 
     def data(self, x, mean, std, y, setting: Setting) -> Data:
-        """Rows as the process sees them."""
-        spread = None if std is None else std**2 / self.base_variance
+        """Rows as the process takes them."""
+        variance = None if std is None else std**2 / self.base_variance
         points = _points(x, mean, self.x, self.output, setting.kernel)
-        return Data(points, self.target(_explained(mean, y, setting)), spread)
+        return Data(points, self.target(_explained(mean, y, setting)), variance)
+
+    def rio(self, process: Process, setting: Setting) -> "RIO":
+        """The process with what it needs to predict in the units of y."""
+        return RIO(process, self.x, self.output, self.target, self.base_variance, setting.target)
 
 
 def _explained(mean, y, setting: Setting):
     return y - mean if setting.target == "residual" else y
 
 
-def _made(optimum: Optimum, fitted: Fitted, rows: Points, noise, scales: _Scales, setting: Setting) -> "RIO":
-    inducing = fitted.process.inducing
-    return RIO(
-        fitted.process,
-        rows if inducing is None else inducing,
-        fitted.posterior,
-        noise,
-        scales.x,
-        scales.output,
-        scales.target,
-        scales.base_variance,
-        setting.target,
-        -optimum.loss,
-        optimum.steps,
-        optimum.result,
-        fitted.jitter,
-    )
-
-
 @eqx.filter_jit
-def _predict(rio: "RIO", x, mean, std, include_noise: bool) -> Normal:
+def _predict(rio: "RIO", x, mean, std, include_noise: bool) -> Normal | StudentT:
     predict_one = lambda rio, mean, std: _predict_one(rio, x, mean, std, include_noise)
     if mean.ndim == 1:
         return predict_one(rio, mean, std)
     return eqx.filter_vmap(predict_one, in_axes=(eqx.if_array(0), 1, 1), out_axes=1)(rio, mean, std)
 
 
-def _predict_one(rio: "RIO", x, mean, std, include_noise: bool) -> Normal:
+def _predict_one(rio: "RIO", x, mean, std, include_noise: bool) -> Normal | StudentT:
     points = _points(x, mean, rio.x_scaler, rio.output_scaler, None)
-    latent, variance = predict(rio.kernel, rio.posterior, rio.points, points)
     if include_noise:
-        relative = rio.process.relative_noise(None if std is None else std**2 / rio.base_variance)
-        variance = variance + rio.scaled_noise * (1 if relative is None else relative)
+        latent, scale, df = rio.process.observed(points, None if std is None else std**2 / rio.base_variance)
+    else:
+        (latent, scale), df = rio.process(points), None
     explained = rio.target_scaler.inverse(latent)
-    return Normal(
-        mean + explained if rio.target == "residual" else explained, rio.target_scaler.scale * safe.sqrt(variance)
-    )
+    center = mean + explained if rio.target == "residual" else explained
+    scale = rio.target_scaler.scale * safe.sqrt(scale)
+    return Normal(center, scale) if df is None else StudentT(df, center, scale)
 
 
 def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
@@ -386,11 +445,20 @@ def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
     )
 
 
-def _starts(data: Data, given: IOKernel | None, setting: Setting) -> GaussianProcess:
-    """Where the optimisation may start: a grid of lengthscales and noise; in the paper one start, of ones.
+def _starts(data: Data, given: IOKernel | None, setting: Setting, noise: Array | None = None) -> Model:
+    """Where the optimization may start: a grid of lengthscales and noise; in the paper one start, of ones.
 
     A kernel that was given starts where it is.
     """
+
+    def combine(kernels: Iterable[SquaredExponential]) -> IOKernel:
+        each = iter(kernels)
+        return IOKernel(*(None if part is None else next(each) for part in data.points))
+
     if setting.paper:
-        return starts.at(data, 1.0, 1.0, 1.0, ard=setting.ard, given=given)
-    return starts.on_grid(data, ard=setting.ard, given=given)
+        ones = combine([SquaredExponential(jnp.zeros(()), jnp.zeros(()))] * 2)
+        kernel = given or (ones.by_column(data.points) if setting.options.ard else ones)
+        return initial.at(data, kernel, 1.0)
+    if given is not None:
+        return initial.at_given(data, given, noise=noise)
+    return initial.on_grid(data, [part for part in data.points if part is not None], combine, noise=noise)

@@ -3,7 +3,7 @@
 Capone, Hirche & Pleiss, "Sharp Calibrated Gaussian Processes", NeurIPS 2023. The delta-quantile of a row is
 mean + beta sigma(theta, x). The mean is the model's, and sigma^2 the variance (eq. 3b) of a Gaussian process given the
 training inputs, whose lengthscales theta are not those of the regression: they are chosen for every level so that the
-quantiles lie close to the mean (eq. 7, `processes.widths.log_width`), with beta the quantile of the errors over sigma
+quantiles lie close to the mean (eq. 7, `gp.widths.log_width`), with beta the quantile of the errors over sigma
 (eq. 6, `functional.quantiles.linear_quantile`).
 
 The paper's Theorem 5.4 needs the errors that set beta not to have chosen theta. So theta and beta are chosen by the
@@ -32,9 +32,10 @@ from jaxcal.calibrators._base import FINE_LEVELS, Rows, as_levels, as_rows, chec
 from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.functional import gp
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
-from jaxcal.processes import evidence, starts, widths
-from jaxcal.processes.evidence import Data, GaussianProcess, Options
-from jaxcal.processes.kernels import IOKernel, Points, SquaredExponential
+from jaxcal.gp import fit as process_fit
+from jaxcal.gp import initial, model, widths
+from jaxcal.gp.kernels import SquaredExponential
+from jaxcal.gp.model import Data, Model
 from jaxcal.scaling import Standardiser
 
 # Levels near the middle need no lengthscales of their own: their quantiles are close to the mean anyway.
@@ -204,7 +205,7 @@ class SharpGP(eqx.Module):
 
     log_lengthscales: Float[Array, "*runs k d"]
     posteriors: gp.Posterior
-    points: Points
+    points: Float[Array, "*runs m d"]
     noise_ratio: Float[Array, "*runs"]
     beta: Float[Array, "*runs k"]
     scores: Float[Array, "*runs l"]
@@ -302,36 +303,36 @@ class _Given(NamedTuple):
     x: Float[Array, "n d"]
     targets: Float[Array, " n"]
     log_noise: Float[Array, ""]
-    inducing: Points | None
+    inducing: Float[Array, "m d"] | None
 
     @property
     def data(self) -> Data:
         """The rows."""
-        return Data(Points(self.x, None), self.targets)
+        return Data(self.x, self.targets)
 
     @property
-    def points(self) -> Points:
+    def points(self) -> Float[Array, "m d"]:
         """The conditioning points."""
-        return self.data.points if self.inducing is None else self.inducing
+        return self.x if self.inducing is None else self.inducing
 
     @property
     def noise_ratio(self) -> Float[Array, ""]:
         """The variance of the noise, that of the process being 1."""
-        return self.process(jnp.zeros_like(self.x[0])).noise_variance(self.data.points)
+        return self.model(jnp.zeros_like(self.x[0])).noise_variance(self.x)
 
-    def process(self, log_lengthscale: Float[Array, " d"]) -> GaussianProcess:
-        """The process of variance 1 and these lengthscales."""
-        return GaussianProcess(_kernel(log_lengthscale), self.log_noise, None, self.inducing)
+    def model(self, log_lengthscale: Float[Array, " d"]) -> Model:
+        """The process of variance 1 and these lengthscales, before data."""
+        return Model(_kernel(log_lengthscale), self.log_noise, None, self.inducing)
 
     def posterior(self, log_lengthscale: Float[Array, " d"]) -> gp.Posterior:
         """What is known under these lengthscales."""
         bound = "exact" if self.inducing is None else "collapsed"
-        jitter = evidence.jitter_of_try(jnp.int32(0), self.x.dtype, bound)
-        return evidence.posterior(self.process(log_lengthscale), self.data, jitter)
+        jitter = process_fit.jitter_of_try(jnp.int32(0), self.x.dtype, bound)
+        return model.posterior(self.model(log_lengthscale), self.data, jitter)
 
-    def left_out(self, log_lengthscale: Float[Array, " d"], posterior: gp.Posterior) -> gp.LeftOut:
-        """Errors and variances of the training rows, each left out in turn."""
-        return evidence.left_out(self.process(log_lengthscale), posterior, self.data)
+    def leave_one_out(self, log_lengthscale: Float[Array, " d"], posterior: gp.Posterior) -> gp.LeaveOneOut:
+        """Errors and variances of the training rows, each given all others."""
+        return model.leave_one_out(self.model(log_lengthscale), posterior, self.data)
 
 
 @eqx.filter_jit
@@ -349,8 +350,8 @@ def _fit(
     errors, at = rows.y - rows.mean, x_scaler(rows.x)
     chosen_by, chosen_at = errors, at
     if setting.fit_on == "training":
-        left_out = given.left_out(log_lengthscale, given.posterior(log_lengthscale))
-        chosen_by, chosen_at = y_scaler.scale * left_out.error, None
+        loo = given.leave_one_out(log_lengthscale, given.posterior(log_lengthscale))
+        chosen_by, chosen_at = y_scaler.scale * loo.error, None
     problem = widths.Problem(x, given.noise_ratio, chosen_by, chosen_at).of_some_rows(setting.num_searched)
     search = widths.on_line if setting.search == "line" else widths.by_column
     log_lengthscales = -search(problem, -log_lengthscale, setting.levels)
@@ -359,7 +360,7 @@ def _fit(
         log_lengthscale, level = chosen
         posterior = given.posterior(log_lengthscale)
         if chosen_at is None:
-            variance = given.left_out(log_lengthscale, posterior).variance
+            variance = given.leave_one_out(log_lengthscale, posterior).variance
         else:
             variance = _variance(log_lengthscale, posterior, given.points, given.noise_ratio, chosen_at)
         return posterior, linear_quantile(jnp.sort(chosen_by / jnp.sqrt(variance)), level)
@@ -373,12 +374,13 @@ def _fit(
 
 def _fitted(x: Float[Array, "n d"], targets: Float[Array, " n"]) -> tuple[Float[Array, " d"], Float[Array, ""]]:
     """Log lengthscales and noise ratio of the greatest evidence."""
-    data = Data(Points(x, None), targets)
-    options = Options.of(targets.shape[0], "auto", None, None, _MOST_ITERATIONS, None)
-    found = evidence.maximise(starts.on_grid(data, ard=True), data, options)[1].process
-    kernel = cast(SquaredExponential, found.kernel.input)
+    data = Data(x, targets)
+    options = process_fit.Options.of(targets.shape[0], "auto", None, None, _MOST_ITERATIONS, None, ard=True)
+    starts_of = lambda data, noise: initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
+    process = process_fit.maximize(starts_of, data, options)
+    kernel = cast(SquaredExponential, process.model.kernel)
     log_lengthscale = jnp.broadcast_to(kernel.log_lengthscale, x.shape[1:])
-    return log_lengthscale, found.noise_variance(data.points) / jnp.exp(kernel.log_variance)
+    return log_lengthscale, process.noise_variance / jnp.exp(kernel.log_variance)
 
 
 def _scaled(kernel: Kernel, x_scaler: Standardiser) -> tuple[Float[Array, " d"], Float[Array, ""]]:
@@ -393,17 +395,19 @@ def _conditioned(x, targets, log_lengthscale, noise_ratio, num_inducing: int | N
     noise_ratio = jnp.maximum(noise_ratio, jnp.sqrt(jnp.finfo(x.dtype).eps))
     inducing = None
     if num_inducing is not None:
-        inducing = evidence.greedy_points(_kernel(log_lengthscale), Points(x, None), num_inducing)
+        inducing = process_fit.greedy_points(_kernel(log_lengthscale), x, num_inducing)
     return _Given(x, targets, jnp.log(noise_ratio), inducing)
 
 
-def _kernel(log_lengthscale: Float[Array, " d"]) -> IOKernel:
-    return IOKernel(SquaredExponential(jnp.zeros_like(log_lengthscale[0]), log_lengthscale), None)
+def _kernel(log_lengthscale: Float[Array, " d"]) -> SquaredExponential:
+    return SquaredExponential(jnp.zeros_like(log_lengthscale[0]), log_lengthscale)
 
 
-def _variance(log_lengthscale, posterior: gp.Posterior, points: Points, noise_ratio, x) -> Float[Array, " n"]:
+def _variance(
+    log_lengthscale, posterior: gp.Posterior, points: Float[Array, "m d"], noise_ratio, x
+) -> Float[Array, " n"]:
     """sigma^2 of new rows, in scaled units (eq. 3b)."""
-    return evidence.predict(_kernel(log_lengthscale), posterior, points, Points(x, None))[1] + noise_ratio
+    return model.predict(_kernel(log_lengthscale), posterior, points, x)[1] + noise_ratio
 
 
 @eqx.filter_jit

@@ -1,10 +1,12 @@
 """Gaussian-process algebra on Gram matrices: exact, and sparse with inducing points.
 
-Most functions here know no kernel: they take the matrices that a kernel gives. A matrix that will be factorised
+The functions here know no kernel: they take the matrices that a kernel gives. A matrix that will be factorized
 must come with its noise or jitter already on the diagonal (`add_diagonal`).
 
-- `squared_exponential`: a kernel; `relu_covariance`: a covariance that another one gives, Cho & Saul (2009).
 - `exact_log_likelihood`: log p(y), Rasmussen & Williams (2006), eq. 2.30; eq. 4 of RIO, whose print lacks an inverse.
+- `exact_terms`: the same with its derivative by the covariance; `average_information`: the curvature that goes with it,
+  Gilmour, Thompson & Cullis (1995).
+- `greatest_log_likelihood`: what no log p(y) can exceed.
 - `row_sums`: the one pass over the rows that `collapsed_bound` and `sparse_posterior` need, in chunks, on one device or
   distributed over many.
 - `collapsed_bound`: the lower bound on it that is left when the optimal q(u) is put into the sparse variational
@@ -12,9 +14,9 @@ must come with its noise or jitter already on the diagonal (`add_diagonal`).
 - `variational_bound`: the same bound at any q(u), which may be estimated from a minibatch, Hensman, Fusi & Lawrence
   (2013), eq. 4.
 - `exact_posterior`, `sparse_posterior`, `predict`: eq. 5 and 6 of RIO, latent (without the noise).
-- `explained_variance`, `left_out_variance`: the variance of new rows, and of the rows themselves left out one by one,
-  as functions of the kernel's matrices, with closed-form derivatives.
-- `exact_left_out`, `sparse_left_out`: errors and variances of the rows left out one by one, from a posterior.
+- `explained_variance`, `leave_one_out_variance`: the variance of new rows, and of each row given all others, as
+  functions of the kernel's matrices, with closed-form derivatives.
+- `exact_leave_one_out`, `sparse_leave_one_out`: errors and variances of each row given all others, from a posterior.
 - `greedy_rows`: inducing points by conditional variance (pivoted Cholesky), Burt, Rasmussen & van der Wilk (2020).
 """
 
@@ -24,13 +26,10 @@ from typing import NamedTuple, cast
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
-
-from jaxcal.functional import safe
 
 _LOG_2PI = 1.8378770664093453
 # Rows whose covariances with the inducing points are held at once: they should fit in a core's cache.
@@ -57,86 +56,8 @@ class Posterior(NamedTuple):
 
     @property
     def is_finite(self) -> Bool[Array, ""]:
-        """Whether the covariances could be factorised."""
+        """Whether the covariances could be factorized."""
         return jnp.isfinite(self.weights).all() & jnp.isfinite(self.shrink).all()
-
-
-def squared_exponential(
-    a: Float[Array, "n d"],
-    b: Float[Array, "m d"],
-    lengthscale: Float[Array, ""] | Float[Array, " d"],
-    variance: ArrayLike = 1.0,
-) -> Float[Array, "n m"]:
-    """variance * exp(-|a - b|^2 / (2 lengthscale^2)) for every pair of rows; RIO, eq. 3.
-
-    The exponent is one matrix product, (s a, log variance - |s a|^2 / 2, 1) . (s b, 1, -|s b|^2 / 2) with
-    s = 1 / lengthscale. With one lengthscale for all columns it is put on the side of `a` alone, so that `b` takes no
-    part in the derivative by hyperparameters or `a`: let `b` be the many rows, and `a` the few inducing points.
-
-    >>> import jax.numpy as jnp
-    >>> round(squared_exponential(jnp.zeros((1, 2)), jnp.ones((1, 2)), jnp.asarray(1.0)).item(), 4)
-    0.3679
-    """
-    return exponential_of_squares(a, b, lengthscale**-2, jnp.log(variance))
-
-
-def exponential_of_squares(
-    a: Float[Array, "n d"],
-    b: Float[Array, "m d"],
-    precision: Float[Array, ""] | Float[Array, " d"],
-    log_variance: ArrayLike,
-) -> Float[Array, "n m"]:
-    """`squared_exponential` by its natural parameters: precision = 1 / lengthscale^2."""
-    # Distances do not change with the origin, and products of small numbers cancel less.
-    origin = lax.stop_gradient(jnp.mean(a, axis=0, keepdims=True))
-    a, b = a - origin, b - origin
-    if jnp.ndim(precision):
-        root = jnp.sqrt(precision)[None]
-        a, b, precision = a * root, b * root, jnp.ones((), a.dtype)
-    left = [a, -0.5 * jnp.sum(a * a, axis=1, keepdims=True), jnp.ones_like(a[:, :1])]
-    right = [b, jnp.ones_like(b[:, :1]), -0.5 * jnp.sum(b * b, axis=1, keepdims=True)]
-    # A product in place of the sums over rows that the derivative by scalars would need: half as much to compile.
-    same = np.eye(a.shape[1] + 2, dtype=a.dtype)
-    mix = precision * same + log_variance * np.outer(same[-1], same[-2])
-    return jnp.exp((jnp.concatenate(left, axis=1) @ mix) @ jnp.concatenate(right, axis=1).T)
-
-
-def relu_covariance(
-    covariance: Float[Array, "*n"], variance: Float[Array, "*n"], other_variance: Float[Array, "*n"]
-) -> Float[Array, "*n"]:
-    """E[relu(u) relu(v)] of normal u and v of mean 0; Cho & Saul (2009), eq. 3 and 6, half of it.
-
-    With t the angle whose cosine is the correlation, sqrt(var u var v) (sin t + (pi - t) cos t) / (2 pi).
-
-    Args:
-        covariance: of u and v.
-        variance: of u.
-        other_variance: of v.
-
-    >>> import jax.numpy as jnp
-    >>> round(relu_covariance(jnp.array(3.0), jnp.array(3.0), jnp.array(3.0)).item(), 4)
-    1.5
-    """
-    size = safe.sqrt(variance * other_variance)
-    cosine = covariance / jnp.where(size > 0, size, 1)
-    return size * _arc_cosine(jnp.clip(cosine, -1, 1)) / 2
-
-
-@jax.custom_jvp
-def _arc_cosine(cosine: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """(sin t + (pi - t) cos t) / pi. Its derivative is 1 - t / pi, where those of t and sin t are infinite at 1."""
-    return (jnp.sqrt(1 - cosine**2) + (jnp.pi - _angle(cosine)) * cosine) / jnp.pi
-
-
-@_arc_cosine.defjvp
-def _arc_cosine_jvp(primals, tangents):
-    (cosine,), (tangent,) = primals, tangents
-    return _arc_cosine(cosine), (1 - _angle(cosine) / jnp.pi) * tangent
-
-
-def _angle(cosine: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """arccos, for which XLA takes three times as long on a CPU."""
-    return 2 * jnp.arctan(jnp.sqrt((1 - cosine) / (1 + cosine)))
 
 
 def add_diagonal(matrix: Float[Array, "n n"], value: ArrayLike) -> Float[Array, "n n"]:
@@ -148,7 +69,7 @@ def exact_log_likelihood(gram: Float[Array, "n n"], targets: Float[Array, " n"])
     """log N(y; 0, G) = -y' G^-1 y / 2 - log|G| / 2 - n log(2 pi) / 2, with G = K + noise I.
 
     Rasmussen & Williams (2006), eq. 2.30. The derivative is the closed form of their eq. 5.9, which needs one
-    inverse of a triangular matrix: half the time of differentiating through the factorisation. Not a number
+    inverse of a triangular matrix: half the time of differentiating through the factorization. Not a number
     where G is not positive definite.
 
     >>> import jax.numpy as jnp
@@ -157,6 +78,55 @@ def exact_log_likelihood(gram: Float[Array, "n n"], targets: Float[Array, " n"])
     """
     log_det, fit = _halves(gram, targets)
     return -fit - log_det - 0.5 * targets.shape[0] * _LOG_2PI
+
+
+class ExactTerms(NamedTuple):
+    """log p(y) and what its derivatives need.
+
+    Attributes:
+        value: log N(y; 0, G).
+        weights: [n], a = G^-1 y.
+        inverse: [n, n], L^-1, of the Cholesky factor of G.
+        by_gram: [n, n], (a a' - G^-1) / 2, the derivative by G; Rasmussen & Williams (2006), eq. 5.9.
+    """
+
+    value: Float[Array, ""]
+    weights: Float[Array, " n"]
+    inverse: Float[Array, "n n"]
+    by_gram: Float[Array, "n n"]
+
+
+def exact_terms(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> ExactTerms:
+    """`exact_log_likelihood` with its derivative by the covariance, from one factorization."""
+    factor = jnp.linalg.cholesky(gram)
+    inverse = _inverse(factor)
+    whitened = inverse @ targets
+    weights = inverse.T @ whitened
+    value = -whitened @ whitened / 2 - _half_log_det(factor) - 0.5 * targets.shape[0] * _LOG_2PI
+    return ExactTerms(value, weights, inverse, (jnp.outer(weights, weights) - _crossproduct(inverse)) / 2)
+
+
+def average_information(inverse: Float[Array, "n n"], gradients: Float[Array, "n p"]) -> Float[Array, "p p"]:
+    """(G_i a)' G^-1 (G_j a) / 2, the average of the observed and the expected information on hyperparameters i and j.
+
+    Gilmour, Thompson & Cullis (1995), eq. 6. Never negative; O(n^2) a hyperparameter, where either of the two would
+    need a product of matrices. It leaves out the second derivatives of G.
+
+    Args:
+        inverse: L^-1, of the Cholesky factor of G, as `exact_terms` has it.
+        gradients: the columns G_i a, with a = G^-1 y and G_i the derivative of G by hyperparameter i.
+    """
+    whitened = inverse @ gradients
+    return whitened.T @ whitened / 2
+
+
+def greatest_log_likelihood(n: int, noise_variance: ArrayLike) -> Float[Array, ""]:
+    """-n log(2 pi noise) / 2: no targets have a greater log N(y; 0, G) where G is at least noise I.
+
+    >>> round(greatest_log_likelihood(2, 1.0).item(), 4)
+    -1.8379
+    """
+    return -0.5 * n * (_LOG_2PI + jnp.log(jnp.asarray(noise_variance)))
 
 
 class RowSums(NamedTuple):
@@ -224,7 +194,8 @@ def collapsed_bound(sums: RowSums, noise_variance: Float[Array, ""]) -> Float[Ar
     """
     log_det, explained = _halves(_capacity(sums, noise_variance), sums.cross / noise_variance)
     fit = sums.square / noise_variance / 2 - explained
-    gap = (sums.prior - jnp.trace(sums.outer)) / noise_variance / 2
+    # Rounding must not make the inducing points know more than there is.
+    gap = jnp.maximum(sums.prior - jnp.trace(sums.outer), 0) / noise_variance / 2
     log_noise = sums.num_rows * (_LOG_2PI + jnp.log(noise_variance)) - sums.log_precision
     return -fit - gap - log_det - log_noise / 2
 
@@ -292,8 +263,8 @@ def predict(
     return cross @ posterior.weights, jnp.maximum(variance, 0)
 
 
-class LeftOut(NamedTuple):
-    """What a process says of its own rows, each left out of the data in turn, at the same hyperparameters.
+class LeaveOneOut(NamedTuple):
+    """What a process says of each of its own rows given all others, at the same hyperparameters.
 
     Attributes:
         error: [n], target minus mean.
@@ -304,24 +275,24 @@ class LeftOut(NamedTuple):
     variance: Float[Array, " n"]
 
 
-def exact_left_out(posterior: Posterior) -> LeftOut:
+def exact_leave_one_out(posterior: Posterior) -> LeaveOneOut:
     """Errors [G^-1 y]_i / [G^-1]_ii and variances 1 / [G^-1]_ii; Rasmussen & Williams (2006), eq. 5.12.
 
     Args:
         posterior: what `exact_posterior` gave of the rows.
     """
     precision = jnp.sum(posterior.shrink**2, axis=0)
-    return LeftOut(posterior.weights / precision, 1 / precision)
+    return LeaveOneOut(posterior.weights / precision, 1 / precision)
 
 
-def sparse_left_out(
+def sparse_leave_one_out(
     posterior: Posterior,
     cross: Float[Array, " m"],
     target: Float[Array, ""],
     prior_variance: Float[Array, ""],
     noise_variance: Float[Array, ""],
-) -> LeftOut:
-    """Error and variance of one row left out, the inducing points staying where they are.
+) -> LeaveOneOut:
+    """Error and variance of one row given all others, the inducing points staying where they are.
 
     The row's part in what is known is of rank one: with h = k'S k the variance that the inducing values, of covariance
     S, leave in its latent value, without it they leave h / (1 - h / noise), and its error is 1 / (1 - h / noise) times
@@ -339,7 +310,7 @@ def sparse_left_out(
     # Rounding must not take more out than there is.
     left = jnp.maximum(1 - spread / noise_variance, jnp.finfo(cross.dtype).eps)
     latent = jnp.maximum(prior_variance - known @ known + spread / left, 0)
-    return LeftOut((target - cross @ posterior.weights) / left, latent + noise_variance)
+    return LeaveOneOut((target - cross @ posterior.weights) / left, latent + noise_variance)
 
 
 @jax.custom_vjp
@@ -347,7 +318,7 @@ def explained_variance(gram: Float[Array, "n n"], cross: Float[Array, "n m"]) ->
     """k'G^-1 k of every column k: by how much n rows lower the variance of m others; `gram` holds the noise.
 
     With A = G^-1 k and the slope w by the result, the slope by G is -A diag(w) A', and that by k 2 A diag(w): half
-    of the time of differentiating through the factorisation and the two triangular solves.
+    of the time of differentiating through the factorization and the two triangular solves.
 
     >>> import jax.numpy as jnp
     >>> explained_variance(2 * jnp.eye(2), jnp.ones((2, 1))).round(3).tolist()
@@ -373,31 +344,31 @@ explained_variance.defvjp(_explained_variance_fwd, _explained_variance_bwd)
 
 
 @jax.custom_vjp
-def left_out_variance(gram: Float[Array, "n n"]) -> Float[Array, " n"]:
+def leave_one_out_variance(gram: Float[Array, "n n"]) -> Float[Array, " n"]:
     """1 / [G^-1]_ii: the variance of each row's target given those of all others; `gram` holds the noise.
 
     With P = G^-1 and the slope w by the result, the slope by G is P diag(w / P_ii^2) P.
 
     >>> import jax.numpy as jnp
-    >>> left_out_variance(2 * jnp.eye(2)).round(3).tolist()
+    >>> leave_one_out_variance(2 * jnp.eye(2)).round(3).tolist()
     [2.0, 2.0]
     """
-    return _left_out_variance_fwd(gram)[0]
+    return _leave_one_out_variance_fwd(gram)[0]
 
 
-def _left_out_variance_fwd(gram):
+def _leave_one_out_variance_fwd(gram):
     inverse = _inverse(jnp.linalg.cholesky(gram))
     variance = 1 / jnp.sum(inverse**2, axis=0)
     return variance, (inverse, variance)
 
 
-def _left_out_variance_bwd(kept, slope):
+def _leave_one_out_variance_bwd(kept, slope):
     inverse, variance = kept
     precision = _crossproduct(inverse)
     return ((precision * (slope * variance**2)[None]) @ precision,)
 
 
-left_out_variance.defvjp(_left_out_variance_fwd, _left_out_variance_bwd)
+leave_one_out_variance.defvjp(_leave_one_out_variance_fwd, _leave_one_out_variance_bwd)
 
 
 def greedy_rows(
@@ -479,7 +450,7 @@ def _streamed_sums_fwd(perturbed, learnt, rows, targets):
 def _streamed_sums_bwd(sums, slopes, perturbed, learnt, rows, targets):
     """One more pass over the rows, with the slopes by the sums known: no chunk's covariances are kept.
 
-    With G the symmetrised slope by the outer sum and g that by the cross sum, M = L^-T G L^-1 and u = L^-T g, the slope
+    With G the symmetrized slope by the outer sum and g that by the cross sum, M = L^-T G L^-1 and u = L^-T g, the slope
     by a row's covariances k is p (M k + u y), and by its precision k'M k / 2 + y u'k. M has large entries that cancel:
     in float64 that costs five digits of sixteen, in float32 all, so that M k is taken in two products there.
     """

@@ -6,7 +6,7 @@ optimal q(u) put into its bound (Titsias 2009, eq. 9): `functional.gp.collapsed_
 of CRUDE (Zelikman, Healy, Zhou & Avati, "CRUDE: Calibrating Regression Uncertainty Distributions Empirically", 2020,
 appendix A), and `preset="nngp"` the neural-network Gaussian process of RIO's Table 1 (Qiu, Meyerson & Miikkulainen,
 "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual Estimation with an I/O Kernel", 2020, appendix
-D.1), whose kernel is `processes.nngp.NNGP`.
+D.1), whose kernel is `gp.nngp.NNGP`.
 """
 
 import math
@@ -19,12 +19,12 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.distributions import Normal
-from jaxcal.functional import gp, safe
-from jaxcal.optimize import Optimum
-from jaxcal.processes import evidence, starts, stochastic
-from jaxcal.processes.evidence import Data, Fitted, Options
-from jaxcal.processes.kernels import GPJaxKernel, IOKernel, Points, SquaredExponential
+from jaxcal.distributions import Normal, StudentT
+from jaxcal.functional import safe
+from jaxcal.gp import initial, minibatch
+from jaxcal.gp.fit import Options, maximize, raise_unless_factorized, warn_of_outliers
+from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
+from jaxcal.gp.model import Data, Model, Process
 from jaxcal.scaling import Standardiser
 
 _SQUARED_EXPONENTIAL = "squared_exponential"
@@ -36,7 +36,6 @@ _NNGP_NOISE = 0.01
 class Setting(NamedTuple):
     """The options of `fit` that decide what is compiled."""
 
-    ard: bool
     preset: str | None
     options: Options
 
@@ -51,7 +50,8 @@ def fit(
     bound: str = "auto",
     num_inducing: int | None = None,
     inducing: str | None = None,
-    ard: bool = True,
+    ard: bool | str = True,
+    noise: str = "gaussian",
     optimizer: str = "lbfgs",
     learning_rate: float = 0.01,
     max_iterations: int = 1000,
@@ -74,7 +74,7 @@ def fit(
     rows, where the examples learn a constant.
 
     `kernel="nngp"` is what a network of two infinitely wide hidden layers of ReLU is before its training (Lee et al.
-    2018); with `processes.nngp.NNGP` of any depth. `preset="nngp"` has it as RIO's authors: of 30 weight variances from
+    2018); with `gp.nngp.NNGP` of any depth. `preset="nngp"` has it as RIO's authors: of 30 weight variances from
     0.1 to 5 and 30 bias variances from 0 to 2 the pair of the greatest evidence, the noise 0.01, the target neither
     centred nor scaled. The paper does not say what decides between the pairs. Its kernel is a table of 101 x 151 x 131
     entries, from which it interpolates until a factorisation fails; here the kernel is exact.
@@ -128,8 +128,20 @@ def fit(
     y = _checks.as_vector("y", y)
     _checks.check_rows("y", y, 2)
     setting = _setting(
-        y.shape[0], bound, num_inducing, inducing, ard, optimizer, learning_rate, max_iterations, tolerance, preset
+        y.shape[0],
+        bound,
+        num_inducing,
+        inducing,
+        ard,
+        noise,
+        optimizer,
+        learning_rate,
+        max_iterations,
+        tolerance,
+        preset,
     )
+    if noise != "gaussian" and noise_variance is not None:
+        raise ValueError(f"noise_variance is that of Gaussian noise; got noise={noise!r}.")
     given = _given(kernel, noise_variance, preset)
     _checks.check_varies("y is", y, jnp.max(jnp.abs(y)))
     if bound == "stochastic":
@@ -137,41 +149,26 @@ def fit(
     else:
         process = _fit(_checks.as_matrix("x", x, length=y.shape[0]), y, given, setting)
     if throw:
-        evidence.raise_unless_factorised(process.result, process.jitter, y.shape[0])
+        raise_unless_factorized(process.result, process.jitter, y.shape[0])
+    warn_of_outliers(process.process, y.shape[0])
     return process
 
 
 class GaussianProcess(eqx.Module):
-    """A Gaussian process after data; made by `fit`.
+    """A Gaussian process after data, with the units of the data; made by `fit`.
 
     Attributes:
-        process: kernel and noise with the hyperparameters found, in scaled units.
-        points: the conditioning points: training rows, or inducing points.
-        posterior: what the data say at them.
-        scaled_noise: variance of the noise, in units of the scaled target.
-        x_scaler: standardisation of the inputs.
-        y_scaler: standardisation of the target.
-        evidence: log marginal likelihood, or its lower bound, of the scaled target.
-        iterations: of the optimiser.
-        result: how the optimisation ended, one of `jaxcal.optimize.Result`; Adam ends at its limit of steps.
-        jitter: what had to be added to the covariance's diagonal, as a share of its mean.
-        failed_starts: how many points of the grid of starts, or of the preset "nngp", had no finite evidence.
+        process: the Gaussian process after data, in scaled units.
+        x_scaler: standardization of the inputs.
+        y_scaler: standardization of the target.
     """
 
-    process: evidence.GaussianProcess
-    points: Points
-    posterior: gp.Posterior
-    scaled_noise: Float[Array, "*runs"]
+    process: Process
     x_scaler: Standardiser
     y_scaler: Standardiser
-    evidence: Float[Array, "*runs"]
-    iterations: Int[Array, "*runs"]
-    result: Int[Array, "*runs"]
-    jitter: Float[Array, "*runs"]
-    failed_starts: Int[Array, "*runs"]
 
-    def __call__(self, x: ArrayLike, *, include_noise: bool = True) -> Normal:
-        """The distribution of the targets at the rows of x.
+    def __call__(self, x: ArrayLike, *, include_noise: bool = True) -> Normal | StudentT:
+        """The distribution of the targets at the rows of x; a StudentT where the noise is one.
 
         Args:
             x: inputs [n, d]; a vector [n] is one column.
@@ -187,8 +184,43 @@ class GaussianProcess(eqx.Module):
     @property
     def kernel(self) -> Any:
         """The kernel with the hyperparameters found, in scaled units: a `SquaredExponential`, or a kernel of gpjax."""
-        kernel = self.process.kernel.input
+        kernel = self.process.model.kernel
         return kernel.kernel if isinstance(kernel, GPJaxKernel) else kernel
+
+    @property
+    def points(self) -> Float[Array, "*runs m d"]:
+        """The conditioning points, in scaled units: training rows, or inducing points."""
+        return self.process.points
+
+    @property
+    def scaled_noise(self) -> Float[Array, "*runs"]:
+        """The variance of the noise, in units of the scaled target."""
+        return self.process.noise_variance
+
+    @property
+    def evidence(self) -> Float[Array, "*runs"]:
+        """The log marginal likelihood, or its lower bound, of the scaled target."""
+        return self.process.evidence
+
+    @property
+    def iterations(self) -> Int[Array, "*runs"]:
+        """Of the optimizer, from where the search ended."""
+        return self.process.iterations
+
+    @property
+    def result(self) -> Int[Array, "*runs"]:
+        """How the optimization ended, one of `jaxcal.optimize.Result`; Adam ends at its limit of steps."""
+        return self.process.result
+
+    @property
+    def jitter(self) -> Float[Array, "*runs"]:
+        """What was added to the covariance's diagonal, as a fraction of its mean."""
+        return self.process.jitter
+
+    @property
+    def failed_starts(self) -> Int[Array, "*runs"]:
+        """How many of the initial values, or of the grid of the preset "nngp", had no finite evidence."""
+        return self.process.failed_starts
 
     @property
     def lengthscale(self) -> Float[Array, "*runs d"]:
@@ -217,7 +249,7 @@ class GaussianProcess(eqx.Module):
 
 
 def _setting(
-    n, bound, num_inducing, inducing, ard, optimizer, learning_rate, max_iterations, tolerance, preset
+    n, bound, num_inducing, inducing, ard, noise, optimizer, learning_rate, max_iterations, tolerance, preset
 ) -> Setting:
     """The options, checked, with the defaults that depend on each other filled in."""
     _checks.check_choice("optimizer", optimizer, ("lbfgs", "adam"))
@@ -226,18 +258,28 @@ def _setting(
     adam = preset == "crude" or optimizer == "adam"
     if bound == "stochastic" and (adam or preset):
         raise ValueError("bound='stochastic' has an optimiser of its own: neither 'adam' nor a preset goes with it.")
+    if preset and noise != "gaussian":
+        raise ValueError(f"preset={preset!r} has Gaussian noise; got noise={noise!r}.")
     if preset and bound == "auto":
         bound = "exact"
     options = Options.of(
-        n, bound, num_inducing, inducing, max_iterations, tolerance, learning_rate=learning_rate if adam else None
+        n,
+        bound,
+        num_inducing,
+        inducing,
+        max_iterations,
+        tolerance,
+        ard=False if preset else ard,
+        noise=noise,
+        learning_rate=learning_rate if adam else None,
     )
-    return Setting(ard and preset != "crude", preset, options)
+    return Setting(preset, options)
 
 
 class Given(NamedTuple):
     """What the user gave of the process; None for what is learnt, or the preset's."""
 
-    kernel: IOKernel | None
+    kernel: Kernel | None
     noise_variance: Float[Array, ""] | None
 
 
@@ -254,10 +296,10 @@ def _given(kernel: Any, noise_variance: ArrayLike | None, preset: str | None) ->
         if kernel == _SQUARED_EXPONENTIAL:
             return Given(None, noise_variance)
         # Imported only here: it imports gpjax, which takes longer than all of jaxcal.
-        from jaxcal.processes.nngp import NNGP
+        from jaxcal.gp.nngp import NNGP
 
         kernel = NNGP()
-    return Given(IOKernel(GPJaxKernel.of("kernel", kernel), None), noise_variance)
+    return Given(GPJaxKernel.of("kernel", kernel), noise_variance)
 
 
 @eqx.filter_jit
@@ -265,71 +307,55 @@ def _fit(x: Float[Array, "n d"], y: Float[Array, " n"], given: Given, setting: S
     x, y = lax.stop_gradient((x, y))
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
-    x_scaler, y_scaler = Standardiser.of(x), _target_scaler(y, setting)
+    x_scaler = Standardiser.of(x)
+    robust = setting.options.noise == "student_t"
+    scaler = Standardiser.identity if setting.preset == "nngp" else Standardiser.robust if robust else Standardiser.of
+    y_scaler = scaler(y)
     data = _data(x, y, x_scaler, y_scaler)
-    optimum, fitted = evidence.maximise(_starts(data, given, y_scaler, setting), data, setting.options)
-    return _made(optimum, fitted, data.points, fitted.process.noise_variance(data.points), x_scaler, y_scaler)
-
-
-def _target_scaler(y: Float[Array, " n"], setting: Setting) -> Standardiser:
-    return Standardiser.identity(y) if setting.preset == "nngp" else Standardiser.of(y)
+    starts_of = lambda data, noise: _starts(data, given, y_scaler, setting, noise)
+    process = maximize(starts_of, data, setting.options)
+    return GaussianProcess(process, x_scaler, y_scaler)
 
 
 def _fit_stochastic(x, y, given: Given, setting: Setting, epochs: int, key) -> "GaussianProcess":
     """As `_fit`, but x is read part by part."""
-    key = stochastic.check_key(key)
+    key = minibatch.check_key(key)
     n = y.shape[0]
-    x, on_host = stochastic.as_rows(x, n), np.asarray(y)
-    x_scaler, y_scaler = stochastic.standardiser(x, y.dtype), Standardiser.of(y)
+    x, on_host = minibatch.as_rows(x, n), np.asarray(y)
+    x_scaler, y_scaler = minibatch.standardiser(x, y.dtype), Standardiser.of(y)
 
     def read(part) -> Data:
         own_x, own_y = (jnp.asarray(column[part], y.dtype) for column in (x, on_host))
         return _data(own_x, own_y, x_scaler, y_scaler)
 
     starts_of = lambda sample: _starts(sample, given, y_scaler, setting)
-    optimum, fitted, noise = stochastic.maximise(starts_of, read, n, setting.options, key=key, epochs=epochs)
-    return _made(optimum, fitted, Points(None, None), noise, x_scaler, y_scaler)
+    process = minibatch.maximize(starts_of, read, n, setting.options, key=key, epochs=epochs)
+    return GaussianProcess(process, x_scaler, y_scaler)
 
 
 def _data(x: Float[Array, "n d"], y: Float[Array, " n"], x_scaler: Standardiser, y_scaler: Standardiser) -> Data:
-    """Rows as the process sees them."""
-    return Data(Points(x_scaler(x), None), y_scaler(y))
+    """Rows as the process takes them."""
+    return Data(x_scaler(x), y_scaler(y))
 
 
-def _starts(data: Data, given: Given, y_scaler: Standardiser, setting: Setting) -> evidence.GaussianProcess:
-    """Where the optimisation may start: a grid of lengthscales and noise; or as the preset has it."""
+def _starts(data: Data, given: Given, y_scaler: Standardiser, setting: Setting, noise: Array | None = None) -> Model:
+    """Where the optimization may start: a grid of lengthscales and noise; or as the preset has it."""
     if setting.preset == "crude":
         # The softplus of zero, where GPyTorch starts; the noise is kept above 1e-4 by adding it.
-        return starts.at(data, math.log(2), math.log(2), math.log(2) + 1e-4, ard=setting.ard)
+        log = jnp.log(jnp.asarray(math.log(2)))
+        return initial.at(data, SquaredExponential(log, log), math.log(2) + 1e-4)
     if setting.preset == "nngp":
-        return starts.nngp_grid(data, _NNGP_VARIANCES, _NNGP_NOISE)
-    noise = None if given.noise_variance is None else given.noise_variance / y_scaler.scale**2
-    return starts.on_grid(data, ard=setting.ard, given=given.kernel, noise=noise)
-
-
-def _made(
-    optimum: Optimum, fitted: Fitted, rows: Points, noise, x_scaler: Standardiser, y_scaler: Standardiser
-) -> "GaussianProcess":
-    inducing = fitted.process.inducing
-    return GaussianProcess(
-        fitted.process,
-        rows if inducing is None else inducing,
-        fitted.posterior,
-        noise,
-        x_scaler,
-        y_scaler,
-        -optimum.loss,
-        optimum.steps,
-        optimum.result,
-        fitted.jitter,
-        fitted.failed_starts,
-    )
+        return initial.nngp_grid(data, _NNGP_VARIANCES, _NNGP_NOISE)
+    if given.noise_variance is not None:
+        noise = given.noise_variance / y_scaler.scale**2
+    if given.kernel is not None:
+        return initial.at_given(data, given.kernel, noise=noise)
+    return initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
 
 
 @eqx.filter_jit
-def _predict(process: "GaussianProcess", x: Float[Array, "n d"], include_noise: bool) -> Normal:
-    points = Points(process.x_scaler(x), None)
-    latent, variance = evidence.predict(process.process.kernel, process.posterior, process.points, points)
-    if include_noise:
-        variance = variance + process.scaled_noise
-    return Normal(process.y_scaler.inverse(latent), process.y_scaler.scale * safe.sqrt(variance))
+def _predict(process: "GaussianProcess", x: Float[Array, "n d"], include_noise: bool) -> Normal | StudentT:
+    points, given = process.x_scaler(x), process.process
+    latent, scale, df = given.observed(points) if include_noise else (*given(points), None)
+    center, scale = process.y_scaler.inverse(latent), process.y_scaler.scale * safe.sqrt(scale)
+    return Normal(center, scale) if df is None else StudentT(df, center, scale)

@@ -1,11 +1,13 @@
 """The attentive neural process: a network that predicts new rows from a few known ones, its context.
 
 Kim, Mnih, Schwarz, Garnelo, Eslami, Rosenbaum, Vinyals & Teh, "Attentive Neural Processes", ICLR 2019. `Network` is its
-figure 2 without self-attention, `_context_loss` the negative of eq. 3, a row. Sizes and `preset="paper"` are of RIO's
-Table 1 (Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual
-Estimation with an I/O Kernel", ICLR 2020, appendix D.1).
+figure 2 without self-attention, `_negative_elbo` the negative of eq. 3 divided by the number of targets. The initial
+values are those of the authors' code (https://github.com/google-deepmind/neural-processes). Sizes and `preset="paper"`
+are of RIO's Table 1 (Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via
+Residual Estimation with an I/O Kernel", ICLR 2020, appendix D.1).
 """
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -86,8 +88,8 @@ def fit(
     rounding.
 
     `preset="paper"` is the setting of RIO's Table 1: learning rate 1e-4, 2000 steps, after which the last weights are
-    kept, no std below a tenth of the target's, and predictions from `max_context` rows. Nothing is held out there: rows
-    that are learnt by heart make it overconfident, if it is trained for longer.
+    kept, no std below a tenth of the target's, and predictions from `max_context` rows. There is no validation set and
+    no `validation_loss`: rows that are learnt by heart make it overconfident, if it is trained for longer.
 
     Works under `jit` and, over keys and over tables of equal size, under `eqx.filter_vmap`. No gradient passes through
     the training; predictions are differentiable in x and in the context.
@@ -129,14 +131,14 @@ def fit(
         raise ValueError(f"width must be a multiple of {_HEADS}, the number of heads; got {width}.")
     x, y = _as_functions(x, y)
     split_key, start_key, train_key, noise_key = jax.random.split(key, 4)
-    rows = _hold_out(x, y, validation_share, max_context, split_key, paper=preset == "paper")
+    rows = _split(x, y, validation_share, max_context, split_key, paper=preset == "paper")
     network = _start(x.shape[2], width, setting.least_std, rows.train[1].dtype, key=start_key)
     steps = min(_STEPS, setting.max_iterations)
     optimum = train_minibatches(
         Partial(_loss, rows=rows.train, sizes=_Sizes.of(rows.train[1].shape[1], max_context)),
         network,
         jnp.arange(steps * batch_size),
-        rows.validation,
+        jnp.arange(batch_size) if rows.validation is None else rows.validation,
         key=train_key,
         optimizer=optax.adam,
         learning_rate=setting.learning_rate,
@@ -155,7 +157,7 @@ def fit(
         rows.x_scaler,
         rows.y_scaler,
         optimum.steps * steps,
-        optimum.loss,
+        None if rows.validation is None else optimum.loss,
         optimum.result,
     )
 
@@ -185,10 +187,10 @@ class Network(eqx.Module):
         keys = jax.random.split(key, 6)
         network = partial(FeedForward, dtype=dtype)
         self.latent_encoder = network(in_size + 1, (width,) * 3, width, key=keys[0])
-        self.latent_law = network(width, (width,), 2 * width, key=keys[1])
+        self.latent_law = _with_two_outputs(network(width, (width,), 2 * width, key=keys[1]))
         self.encoder = network(in_size + 1, (width,) * 3, width, key=keys[2])
         self.embedding = network(in_size, (width,), width, key=keys[3])
-        self.attention = eqx.nn.MultiheadAttention(_HEADS, width, dtype=dtype, key=keys[4])
+        self.attention = _attention(width, dtype, key=keys[4])
         self.decoder = network(in_size + 2 * width, (width,) * 4, 2, key=keys[5])
         self.least_std = least_std
 
@@ -198,20 +200,26 @@ class Network(eqx.Module):
         return self.latent_law.layers[-1].weight.shape[0] // 2
 
     def summary(
-        self, x: Float[Array, "c d"], y: Float[Array, " c"], present: Bool[Array, " c"]
+        self, x: Float[Array, "c d"], y: Float[Array, " c"], present: Bool[Array, " c"] | None = None
     ) -> tuple[Float[Array, " latents"], Float[Array, " latents"]]:
-        """The mean and the std of the latents, given the rows of a context that are present."""
+        """The mean and the std of the latents, given the rows of a context that are present, or all."""
         rows = jax.vmap(self.latent_encoder)(jnp.column_stack([x, y]))
-        mean, spread = jnp.split(self.latent_law(jnp.mean(rows, axis=0, where=present[:, None])), 2)
+        where = None if present is None else present[:, None]
+        mean, spread = jnp.split(self.latent_law(jnp.mean(rows, axis=0, where=where)), 2)
         return mean, _LEAST_LATENT_STD + (_MOST_LATENT_STD - _LEAST_LATENT_STD) * jax.nn.sigmoid(spread)
 
     def seen(
-        self, x: Float[Array, "n d"], context_x: Float[Array, "c d"], context_y: Float[Array, " c"], present
+        self,
+        x: Float[Array, "n d"],
+        context_x: Float[Array, "c d"],
+        context_y: Float[Array, " c"],
+        present: Bool[Array, " c"] | None = None,
     ) -> Float[Array, "n width"]:
-        """What the context says about every point."""
+        """What the rows of the context that are present, or all, say about every point."""
         keys, queries = jax.vmap(self.embedding)(context_x), jax.vmap(self.embedding)(x)
         values = jax.vmap(self.encoder)(jnp.column_stack([context_x, context_y]))
-        return self.attention(queries, keys, values, jnp.broadcast_to(present, (x.shape[0], present.shape[0])))
+        mask = None if present is None else jnp.broadcast_to(present, (x.shape[0], present.shape[0]))
+        return self.attention(queries, keys, values, mask)
 
     def decode(
         self, x: Float[Array, "n d"], seen: Float[Array, "n width"], latents: Float[Array, " latents"]
@@ -232,7 +240,8 @@ class NeuralProcess(eqx.Module):
         x_scaler: the standardisation of the inputs.
         y_scaler: the standardisation of the target.
         iterations: how many steps were taken.
-        validation_loss: the lowest negative log likelihood of the rows held out, on the scale of `y_scaler`.
+        validation_loss: the lowest mean negative log likelihood of the validation rows, with the latents at their mean,
+            on the scale of `y_scaler`; None with `preset="paper"`, which has no validation set.
         result: how training ended, one of `jaxcal.optimize.Result`.
     """
 
@@ -242,7 +251,7 @@ class NeuralProcess(eqx.Module):
     x_scaler: Standardiser
     y_scaler: Standardiser
     iterations: Int[Array, "*runs"]
-    validation_loss: Float[Array, "*runs"]
+    validation_loss: Float[Array, "*runs"] | None
     result: Int[Array, "*runs"]
 
     def __call__(self, x: ArrayLike, *, context: tuple[ArrayLike, ArrayLike] | None = None) -> Normal | Mixture:
@@ -319,35 +328,42 @@ class _Question(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Standardised rows: to train on, to stop by, and to predict from."""
+    """Standardized rows: to train on, to stop by if there are any, and to predict from."""
 
     train: tuple[Float[Array, "f n d"], Float[Array, "f n"]]
-    validation: _Question
+    validation: _Question | None
     context: tuple[Float[Array, "c d"], Float[Array, " c"]] | None
     x_scaler: Standardiser
     y_scaler: Standardiser
 
 
 @eqx.filter_jit
-def _hold_out(x, y, validation_share: float, max_context: int, key: PRNGKeyArray, *, paper: bool) -> _Rows:
-    """The rows in random order, of which the preset trains on all."""
+def _split(x, y, validation_share: float, max_context: int, key: PRNGKeyArray, *, paper: bool) -> _Rows:
+    """The rows in random order; the preset trains on all of them."""
     x, y = lax.stop_gradient((x, y))
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
     x_scaler, y_scaler = Standardiser.of(x.reshape(-1, x.shape[2])), Standardiser.of(y.ravel())
-    f, n = y.shape
-    order = jax.random.permutation(key, n)
+    order = jax.random.permutation(key, y.shape[1])
     x, y = jax.vmap(x_scaler)(x)[:, order], jax.vmap(y_scaler)(y)[:, order]
-    if f > 1:
-        kept = f if paper else num_train(f, validation_share)
-        asked, known = slice(0 if paper else kept, f), min(max_context, n // 2)
-        question = _Question(x[asked, :known], y[asked, :known], x[asked, known:], y[asked, known:])
-        return _Rows((x[:kept], y[:kept]), question, None, x_scaler, y_scaler)
-    kept = n if paper else num_train(n, validation_share)
-    known, asked = min(max_context, kept - 1), slice(kept - 1 if paper else kept, n)
-    question = _Question(x[:, :known], y[:, :known], x[:, asked], y[:, asked])
+    train, validation = ((x, y), None) if paper else _hold_out(x, y, validation_share, max_context)
     most = max_context if paper else _MOST_KEPT
-    return _Rows((x[:, :kept], y[:, :kept]), question, (x[0, :most], y[0, :most]), x_scaler, y_scaler)
+    context = (x[0, :most], y[0, :most]) if y.shape[0] == 1 else None
+    return _Rows(train, validation, context, x_scaler, y_scaler)
+
+
+def _hold_out(x: Float[Array, "f n d"], y: Float[Array, "f n"], validation_share: float, max_context: int):
+    """The rows to train on, and the validation set: other functions, or other rows of the only one."""
+    f, n = y.shape
+    if f > 1:
+        kept, known = num_train(f, validation_share), min(max_context, n // 2)
+        (own_x, x), (own_y, y) = jnp.split(x, [kept]), jnp.split(y, [kept])
+        return (own_x, own_y), _Question(x[:, :known], y[:, :known], x[:, known:], y[:, known:])
+    kept = num_train(n, validation_share)
+    _checks.check_at_least("the number of rows to train on", kept, 2)
+    (own_x, x), (own_y, y) = jnp.split(x, [kept], axis=1), jnp.split(y, [kept], axis=1)
+    known = min(max_context, kept - 1)
+    return (own_x, own_y), _Question(own_x[:, :known], own_y[:, :known], x, y)
 
 
 @eqx.filter_jit
@@ -355,11 +371,31 @@ def _start(in_size: int, width: int, least_std: float, dtype: DTypeLike, *, key:
     return Network(in_size, width, least_std=least_std, dtype=dtype, key=key)
 
 
+def _attention(width: int, dtype: DTypeLike, *, key: PRNGKeyArray) -> eqx.nn.MultiheadAttention:
+    """Attention whose four matrices start with entries from N(0, 1 / width)."""
+    attention = eqx.nn.MultiheadAttention(_HEADS, width, dtype=dtype, key=key)
+    weights = jax.random.normal(key, (4, width, width), dtype) / math.sqrt(width)
+    projections = lambda a: (a.query_proj.weight, a.key_proj.weight, a.value_proj.weight, a.output_proj.weight)
+    return eqx.tree_at(projections, attention, tuple(weights))
+
+
+def _with_two_outputs(network: FeedForward) -> FeedForward:
+    """The network with the initial values of two last layers, one for each half of its outputs."""
+    out_size, in_size = network.layers[-1].weight.shape
+    # The limits of both Glorot-uniform distributions have this ratio.
+    ratio = math.sqrt((in_size + out_size) / (in_size + out_size // 2))
+    return eqx.tree_at(lambda n: n.layers[-1].weight, network, replace_fn=lambda weight: ratio * weight)
+
+
 def _loss(network: Network, batch, key: PRNGKeyArray | None, *, rows: tuple, sizes: _Sizes) -> Float[Array, " batch"]:
-    """For `train_minibatches`: of a new context for every number in the batch; or of the questions held out."""
-    if key is None:
+    """For `train_minibatches`: of a new context for every number in the batch; or of the validation set.
+
+    Without a validation set, a call without a key is of contexts that are always the same: their loss tells whether
+    training has diverged.
+    """
+    if isinstance(batch, _Question):
         return jax.vmap(partial(_answer_loss, network))(batch)
-    draw_key, noise_key = jax.random.split(key)
+    draw_key, noise_key = jax.random.split(jax.random.key(0) if key is None else key)
     noise = jax.random.normal(noise_key, (len(batch), network.num_latents), rows[1].dtype)
     return jax.vmap(partial(_context_loss, network))(*_draw(rows, sizes, len(batch), draw_key), noise)
 
@@ -378,30 +414,49 @@ def _draw(rows: tuple, sizes: _Sizes, batch_size: int, key: PRNGKeyArray):
 
 
 def _context_loss(network: Network, x, y, num_context, noise: Float[Array, " latents"]) -> Float[Array, ""]:
-    """The negative of eq. 3, a row, of one context: the first rows; all rows are targets."""
+    """The negative ELBO of one context: the first rows; all rows are targets."""
     present = jnp.arange(y.shape[0]) < num_context
-    mean, std = network.summary(x, y, present)
-    all_mean, all_std = network.summary(x, y, jnp.ones_like(present))
-    log_prob = normal_log_prob(y, *network.decode(x, network.seen(x, x, y, present), all_mean + all_std * noise))
-    ratio = all_std / std
-    divergence = jnp.sum(ratio**2 + ((all_mean - mean) / std) ** 2 - 1 - 2 * jnp.log(ratio)) / 2
-    return divergence / y.shape[0] - jnp.mean(log_prob)
+    prior, posterior = network.summary(x, y, present), network.summary(x, y)
+    mean, std = posterior
+    predicted = network.decode(x, network.seen(x, x, y, present), mean + std * noise)
+    return _negative_elbo(y, predicted, posterior, prior)
+
+
+def _negative_elbo(
+    y: Float[Array, " n"],
+    predicted: tuple[Float[Array, " n"], Float[Array, " n"]],
+    posterior: tuple[Float[Array, " latents"], Float[Array, " latents"]],
+    prior: tuple[Float[Array, " latents"], Float[Array, " latents"]],
+) -> Float[Array, ""]:
+    """The negative evidence lower bound (eq. 3) divided by the number n of targets; the expectation is taken at one z.
+
+        -(sum_i log N(y_i; mean_i, std_i^2) - KL(q(z | targets) || q(z | context))) / n.
+
+    Args:
+        y: the targets.
+        predicted: mean and std of every target given a z from `posterior`.
+        posterior: mean and std of the normal distribution q(z | targets).
+        prior: mean and std of the normal distribution q(z | context).
+    """
+    (mean, std), (prior_mean, prior_std) = posterior, prior
+    ratio = std / prior_std
+    divergence = jnp.sum(ratio**2 + ((mean - prior_mean) / prior_std) ** 2 - 1 - 2 * jnp.log(ratio)) / 2
+    return divergence / y.shape[0] - jnp.mean(normal_log_prob(y, *predicted))
 
 
 def _answer_loss(network: Network, question: _Question) -> Float[Array, ""]:
     """The mean negative log likelihood of rows that are predicted from a context, at the mean of the latents."""
-    present = jnp.ones_like(question.context_y, bool)
-    latents, _ = network.summary(question.context_x, question.context_y, present)
-    seen = network.seen(question.x, question.context_x, question.context_y, present)
+    latents, _ = network.summary(question.context_x, question.context_y)
+    seen = network.seen(question.x, question.context_x, question.context_y)
     return -jnp.mean(normal_log_prob(question.y, *network.decode(question.x, seen, latents)))
 
 
 @eqx.filter_jit
 def _predict(process: NeuralProcess, x, context_x, context_y) -> Normal | Mixture:
     network, scaler = process.network, process.y_scaler
-    points, present = process.x_scaler(x), jnp.ones_like(context_y, bool)
-    mean, std = network.summary(context_x, context_y, present)
-    seen = network.seen(points, context_x, context_y, present)
+    points = process.x_scaler(x)
+    mean, std = network.summary(context_x, context_y)
+    seen = network.seen(points, context_x, context_y)
 
     def law(latents):
         mean, std = network.decode(points, seen, latents)

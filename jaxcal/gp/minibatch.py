@@ -25,21 +25,10 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks
 from jaxcal.functional import gp
-from jaxcal.optimize import Optimum, Result, minimize
-from jaxcal.processes.evidence import (
-    JITTER_TRIES,
-    Data,
-    Fitted,
-    GaussianProcess,
-    Options,
-    best_start,
-    covariance,
-    jitter_of_try,
-    row_sums,
-    split,
-    with_inducing_points,
-)
-from jaxcal.processes.kernels import Points
+from jaxcal.gp.fit import JITTER_TRIES, Options, is_sane, jitter_of_try, sparse_start, with_inducing_points
+from jaxcal.gp.kernels import Points
+from jaxcal.gp.model import Data, Model, Process, jittered_gram, row_sums, split
+from jaxcal.optimize import Result, minimize
 from jaxcal.scaling import Standardiser
 
 # Gives the rows of a slice, or those of increasing numbers.
@@ -96,8 +85,8 @@ def transported(sites: Sites, whiten: Float[Array, "m m"], factor: Float[Array, 
     return Sites(move.T @ sites.precision @ move, move.T @ sites.shift)
 
 
-def maximise(
-    starts: Callable[[Data], GaussianProcess],
+def maximize(
+    starts: Callable[[Data], Model],
     read: Read,
     n: int,
     options: Options,
@@ -106,15 +95,15 @@ def maximise(
     epochs: int = 20,
     batch_size: int = 1024,
     learning_rate: float = 0.05,
-) -> tuple[Optimum, Fitted, Float[Array, ""]]:
-    """A process of great collapsed bound, its posterior, and the (mean) variance of its noise.
+) -> Process:
+    """A process of great collapsed bound.
 
-    What `evidence.maximise` does, with a chunk of the rows in memory at a time: O(chunk + m^2) memory whatever n is,
+    What `fit.maximize` does, with a chunk of the rows in memory at a time: O(chunk + m^2) memory whatever n is,
     and O(n m^2) time an epoch, about that of the collapsed bound with its gradient. It reads while it goes: not for use
     inside of `jit`.
 
-    The start of the greatest bound on a random sample, which counts there as often as it takes to make up all rows, is
-    improved by L-BFGS on that sample. Then follow the epochs of minibatches: an epoch reads all chunks in random order
+    It starts at the greatest exact evidence of some rows of a random sample, and is improved by L-BFGS on the bound of
+    that sample, which counts as often as it takes to make up all rows. Then follow the epochs of minibatches: an epoch reads all chunks in random order
     and shuffles the rows of each; a few, at random, are left out of it so that all chunks and batches are equal. The
     learning rate falls to zero along half a cosine.
 
@@ -124,7 +113,7 @@ def maximise(
     Args:
         starts: gives where to start, from a sample of the rows: processes without inducing points, whose arrays have a
             leading axis of starts.
-        read: gives the rows of a slice, or those of increasing numbers, as the kernel sees them, with targets of mean
+        read: gives the rows of a slice, or those of increasing numbers, as the kernel takes them, with targets of mean
             zero: `column_moments` finds what to scale by.
         n: how many rows there are.
         options: how; whatever its bound, the collapsed one is meant.
@@ -134,8 +123,8 @@ def maximise(
         learning_rate: of Adam, at the beginning.
 
     Returns:
-        The optimum (its loss the negative collapsed bound, its steps the minibatches, its result STEP_LIMIT or
-        NOT_FINITE), the process after data, and the variance of the noise that a row has in the mean.
+        The process after data: its evidence the collapsed bound, its iterations the minibatches, its result STEP_LIMIT or
+        NOT_FINITE.
 
     Raises:
         ValueError: if a count is less than 1, the learning rate not positive, or there are more inducing points than
@@ -151,21 +140,30 @@ def maximise(
     sample, plan = _sample(read, n, num_sampled, rng), _Plan.of(n, batch_size, epochs)
     candidates, dtype = starts(sample), sample.targets.dtype
 
-    def attempt(tries: int) -> tuple[Optimum, Fitted, Float[Array, ""]]:
+    def attempt(tries: int) -> Process:
         jitter = jitter_of_try(jnp.int32(tries), dtype, "collapsed")
-        process, sites, failed = _start(candidates, sample, jnp.asarray(n / num_sampled, dtype), jitter, options)
-        process = _descend(process, sites, read, plan, _Rates.of(plan, learning_rate, jitter), options, rng)
-        bound, posterior, noise = _condition(process, read, n, jitter, options.mesh)
-        result = jnp.where(posterior.is_finite, Result.STEP_LIMIT, Result.NOT_FINITE)
-        fitted = Fitted(process, posterior, jitter, failed)
-        return Optimum(fitted, -bound, jnp.asarray(plan.num_steps), result), fitted, noise
+        model, sites, failed = _start(candidates, sample, jnp.asarray(n / num_sampled, dtype), jitter, options)
+        model = _descend(model, sites, read, plan, _Rates.of(plan, learning_rate, jitter), options, rng)
+        bound, posterior, noise = _condition(model, read, n, jitter, options.mesh)
+        good = posterior.is_finite & is_sane(model, bound * num_sampled / n, sample)
+        return Process(
+            model=eqx.tree_at(lambda m: m.inducing, model, None),
+            points=_inducing(model),
+            posterior=posterior,
+            noise_variance=noise,
+            evidence=bound,
+            iterations=jnp.asarray(plan.num_steps),
+            result=jnp.where(good, Result.STEP_LIMIT, Result.NOT_FINITE),
+            jitter=jitter,
+            failed_starts=failed,
+        )
 
-    found = attempt(0)
+    process = attempt(0)
     for tries in range(1, JITTER_TRIES):
-        if found[0].result != Result.NOT_FINITE:
+        if process.result != Result.NOT_FINITE:
             break
-        found = attempt(tries)
-    return found
+        process = attempt(tries)
+    return process
 
 
 def column_moments(
@@ -290,38 +288,33 @@ class _State(NamedTuple):
 
 @eqx.filter_jit
 def _start(
-    starts: GaussianProcess, sample: Data, scale: Float[Array, ""], jitter: Float[Array, ""], options: Options
-) -> tuple[GaussianProcess, Sites, Int[Array, ""]]:
-    """The best of the starts, improved by L-BFGS on a sample of the rows, its sites, and how many starts failed.
+    starts: Model, sample: Data, scale: Float[Array, ""], jitter: Float[Array, ""], options: Options
+) -> tuple[Model, Sites, Int[Array, ""]]:
+    """The model of a sample's exact evidence, improved by L-BFGS on its bound, its sites, and how many starts failed.
 
-    The sample counts `scale` times. Counted once, so few rows are often best explained as noise: every row pays alike
-    for what the inducing points miss, while what they explain is learnt the better, the more rows there are.
+    In the bound the sample counts `scale` times. Counted once, so few rows are often best explained as noise: every row pays alike
+    for what the inducing points miss, while what they explain is learned the better, the more rows there are.
     """
 
-    def ready(start):
-        return with_inducing_points(start, sample, options)
+    def scaled_sums(model):
+        sums, prior = jax.tree.map(lambda total: scale * total, _sum_over(model, sample, jitter, options.mesh))
+        return sums, _noise_variance(model, prior)
 
-    def seen(process):
-        sums, prior = jax.tree.map(lambda total: scale * total, _sum_over(process, sample, jitter, options.mesh))
-        return sums, _noise_variance(process, prior)
-
-    best, failed = best_start(starts, lambda start: gp.collapsed_bound(*seen(ready(start))))
-    params, fixed = split(ready(best), with_inducing=False)
+    start = sparse_start(starts, sample, jitter, options)
+    params, fixed = split(with_inducing_points(start.model, sample, options))
     optimum = minimize(
-        lambda params: -gp.collapsed_bound(*seen(eqx.combine(params, fixed))),
+        lambda params: -gp.collapsed_bound(*scaled_sums(eqx.combine(params, fixed))),
         params,
         max_iterations=options.max_iterations,
         gain_tolerance=options.tolerance,
     )
-    process = eqx.combine(optimum.params, fixed)
-    return process, optimal(*seen(process)), failed
+    model = eqx.combine(optimum.params, fixed)
+    return model, optimal(*scaled_sums(model)), start.failed_starts
 
 
-def _descend(
-    process: GaussianProcess, sites: Sites, read: Read, plan: _Plan, rates: _Rates, options: Options, rng
-) -> GaussianProcess:
-    """The process after all epochs, or as soon as it is not finite."""
-    params, fixed = split(process, with_inducing=options.inducing == "trained")
+def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates, options: Options, rng) -> Model:
+    """The model after all epochs, or as soon as it is not finite."""
+    params, fixed = split(model, with_inducing=options.inducing == "trained")
     state = _State(params, rates.adam.init(params), sites, params)
     for _ in range(plan.epochs):
         first = int(rng.integers(plan.num_left_out + 1))
@@ -344,15 +337,15 @@ def _pass_over(
     """The state after the minibatches of a chunk, and whether it is finite."""
 
     def gram(params, points):
-        return covariance(eqx.combine(params, fixed).kernel, points, rates.jitter)
+        return jittered_gram(eqx.combine(params, fixed).kernel, points, rates.jitter)
 
     def loss(params, batch, sites, whitened_by):
-        process = eqx.combine(params, fixed)
-        points = lax.stop_gradient(process.inducing)
+        model = eqx.combine(params, fixed)
+        points = lax.stop_gradient(model.inducing)
         whiten = gp.inverse_factor(gram(whitened_by, points))
         sites = transported(sites, whiten, jnp.linalg.cholesky(gram(params, points)))
-        sums, prior = _sum_over(process, batch, rates.jitter, mesh)
-        noise = _noise_variance(process, rates.scale * prior)
+        sums, prior = _sum_over(model, batch, rates.jitter, mesh)
+        noise = _noise_variance(model, rates.scale * prior)
         bound = gp.variational_bound(sums, *moments(sites), noise, rates.scale)
         return -bound, natural_step(sites, optimal(sums, noise, rates.scale), rates.natural_step)
 
@@ -367,42 +360,42 @@ def _pass_over(
 
 
 def _condition(
-    process: GaussianProcess, read: Read, n: int, jitter: Float[Array, ""], mesh: Mesh | None
+    model: Model, read: Read, n: int, jitter: Float[Array, ""], mesh: Mesh | None
 ) -> tuple[Float[Array, ""], gp.Posterior, Float[Array, ""]]:
     """The collapsed bound of all rows, the posterior under the optimal q, and the variance of the noise."""
     chunks = (_checked(read(part), part.stop - part.start) for part in _parts(n))
-    totals = (_jitted_sum_over(process, chunk, jitter, mesh) for chunk in chunks)
+    totals = (_jitted_sum_over(model, chunk, jitter, mesh) for chunk in chunks)
     sums, prior = reduce(partial(jax.tree.map, operator.add), totals)
-    return _conclude(process, sums, prior, jitter)
+    return _conclude(model, sums, prior, jitter)
 
 
 @eqx.filter_jit
-def _conclude(process: GaussianProcess, sums: gp.RowSums, prior: Float[Array, ""], jitter: Float[Array, ""]):
-    noise = _noise_variance(process, prior)
-    whiten = gp.inverse_factor(covariance(process.kernel, _inducing(process), jitter))
+def _conclude(model: Model, sums: gp.RowSums, prior: Float[Array, ""], jitter: Float[Array, ""]):
+    noise = _noise_variance(model, prior)
+    whiten = gp.inverse_factor(jittered_gram(model.kernel, _inducing(model), jitter))
     return gp.collapsed_bound(sums, noise), gp.sparse_posterior(sums, whiten, noise), noise
 
 
 def _sum_over(
-    process: GaussianProcess, data: Data, jitter: Float[Array, ""], mesh: Mesh | None
+    model: Model, data: Data, jitter: Float[Array, ""], mesh: Mesh | None
 ) -> tuple[gp.RowSums, Float[Array, ""]]:
     """What rows add to the sums over all of them, and to that of their prior variances."""
-    sums, _ = row_sums(process, _inducing(process), data, jitter, mesh)
-    return sums, jnp.sum(process.kernel.diagonal(data.points))
+    sums, _ = row_sums(model, data, jitter, mesh)
+    return sums, jnp.sum(model.kernel.diagonal(data.points))
 
 
 _jitted_sum_over = eqx.filter_jit(_sum_over)
 
 
-def _noise_variance(process: GaussianProcess, prior: Float[Array, ""]) -> Float[Array, ""]:
-    """What `process.noise_variance` is at all rows, from the sum of their prior variances."""
-    points = _inducing(process)
-    rounding = jnp.finfo(prior.dtype).eps * (prior - jnp.sum(process.kernel.diagonal(points)))
-    return process.noise_variance(points) + rounding
+def _noise_variance(model: Model, prior: Float[Array, ""]) -> Float[Array, ""]:
+    """What `model.noise_variance` is at all rows, from the sum of their prior variances."""
+    points = _inducing(model)
+    rounding = jnp.finfo(prior.dtype).eps * (prior - jnp.sum(model.kernel.diagonal(points)))
+    return model.noise_variance(points) + rounding
 
 
-def _inducing(process: GaussianProcess) -> Points:
-    return cast(Points, process.inducing)
+def _inducing(model: Model) -> Points:
+    return cast(Points, model.inducing)
 
 
 def _sample(read: Read, n: int, num_rows: int, rng: np.random.Generator) -> Data:

@@ -1,7 +1,7 @@
 """The kernel of the neural-network Gaussian process: a network with infinitely wide layers of ReLU, before training.
 
 Lee, Bahri, Novak, Schoenholz, Pennington & Sohl-Dickstein, "Deep Neural Networks as Gaussian Processes", ICLR 2018.
-Its eq. 5, the recursion from layer to layer, is `NNGP`, and the expectation in it `functional.gp.relu_covariance`.
+Its eq. 5, the recursion from layer to layer, is `NNGP`, and the expectation in it `functional.kernels.relu_covariance`.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from gpjax.typing import Array
 from jaxtyping import ArrayLike, Float, Num
 
 from jaxcal import _checks
-from jaxcal.functional import gp
+from jaxcal.functional import kernels
 
 
 class NNGP(AbstractKernel):
@@ -69,7 +69,7 @@ class NNGP(AbstractKernel):
         weight, bias = val(self.weight_variance), val(self.bias_variance)
         own_x, own_y, shared = (bias + weight * jnp.dot(a, b) / x.shape[0] for a, b in ((x, x), (y, y), (x, y)))
         for _ in range(self.depth):
-            shared = bias + weight * gp.relu_covariance(shared, own_x, own_y)
+            shared = bias + weight * kernels.relu_covariance(shared, own_x, own_y)
             own_x, own_y = bias + weight * own_x / 2, bias + weight * own_y / 2
         return shared
 

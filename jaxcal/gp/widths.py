@@ -19,8 +19,9 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal.functional import gp
 from jaxcal.functional.quantiles import linear_quantile
+from jaxcal.gp.fit import inverse_softplus
+from jaxcal.gp.kernels import SquaredExponential, gram
 from jaxcal.optimize import lowest, minimize, one_run_at_a_time
-from jaxcal.processes.evidence import inverse_softplus
 
 # Multiples of the regression's inverse lengthscales that are tried: on a line alone, and as starts of L-BFGS.
 _SMALLEST, _LARGEST = 0.1, 10.0
@@ -73,14 +74,12 @@ class Problem(NamedTuple):
 
     def variance(self, log_scale: Float[Array, " d"]) -> Float[Array, " m"]:
         """sigma^2 of the rows (eq. 3b) at inverse lengthscales exp(log_scale)."""
-        precision = jnp.exp(2 * jnp.clip(log_scale, _LEAST, _GREATEST))
-        covariance = gp.exponential_of_squares(self.x, self.x, precision, 0.0)
-        # At short lengthscales and in 32 bits rounding of the squares would show in the rows' own variance.
-        gram = jnp.where(np.eye(len(self.x), dtype=bool), 1 + self.noise_ratio, covariance)
+        kernel = SquaredExponential(jnp.zeros_like(self.noise_ratio), -jnp.clip(log_scale, _LEAST, _GREATEST))
+        covariance = gram(kernel, self.x, self.noise_ratio)
         if self.at is None:
-            return gp.left_out_variance(gram)
-        cross = gp.exponential_of_squares(self.x, self.at, precision, 0.0)
-        return 1 + self.noise_ratio - gp.explained_variance(gram, cross)
+            return gp.leave_one_out_variance(covariance)
+        cross = kernel(self.x, self.at)
+        return 1 + self.noise_ratio - gp.explained_variance(covariance, cross)
 
     def of_some_rows(self, most: int) -> "Problem":
         """The problem of at most so many inputs and so many errors, at equal distances in their order."""

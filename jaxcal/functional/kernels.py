@@ -1,0 +1,140 @@
+"""Covariances of pairs of rows, as pure functions.
+
+- `squared_exponential`: RIO, eq. 3.
+- `squared_exponential_derivatives`: its derivatives by its hyperparameters, in products with a vector and a matrix.
+- `relu_covariance`: a covariance that another one gives, Cho & Saul (2009).
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from jaxcal.functional import safe
+
+# Rows of at most so many columns are subtracted: that is exact, and as fast as a product of matrices.
+_FEW_COLUMNS = 8
+
+
+def squared_exponential(
+    a: Float[Array, "n d"],
+    b: Float[Array, "m d"],
+    lengthscale: Float[Array, ""] | Float[Array, " d"],
+    variance: ArrayLike = 1.0,
+) -> Float[Array, "n m"]:
+    """variance * exp(-|a - b|^2 / (2 lengthscale^2)) for every pair of rows; RIO, eq. 3.
+
+    No squared distance is negative, so that no covariance exceeds the variance at any lengthscale. Those of up to
+    eight columns come from differences of rows, which no rounding makes wrong; of more columns from one matrix product,
+    whose rounding shows where a lengthscale is less than a thousandth of the rows' distance from their mean in 32 bits.
+
+    With one lengthscale for all columns `b` takes no part in the derivative by hyperparameters: let `b` be the many
+    rows, and `a` the few inducing points.
+
+    Args:
+        a: rows.
+        b: other rows.
+        lengthscale: one for all columns, or one each.
+        variance: the covariance of a row with itself.
+
+    >>> import jax.numpy as jnp
+    >>> round(squared_exponential(jnp.zeros((1, 2)), jnp.ones((1, 2)), jnp.asarray(1.0)).item(), 4)
+    0.3679
+    """
+    scale = jnp.reshape(lengthscale, (1, -1)) if jnp.ndim(lengthscale) else jnp.ones((1, 1), a.dtype)
+    distances = _squared_distances(a / scale, b / scale)
+    precision = 1.0 if jnp.ndim(lengthscale) else lengthscale**-2
+    return variance * jnp.exp(-0.5 * precision * distances)
+
+
+def _squared_distances(a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
+    """|a - b|^2 for every pair of rows, never negative."""
+    if a.shape[1] <= _FEW_COLUMNS:
+        return sum((jnp.square(a[:, j][:, None] - b[:, j][None]) for j in range(a.shape[1])), jnp.zeros((), a.dtype))
+    # Distances do not change with the origin, and products of small numbers cancel less.
+    origin = lax.stop_gradient(jnp.mean(a, axis=0, keepdims=True))
+    a, b = a - origin, b - origin
+    squares = jnp.sum(a * a, axis=1)[:, None] + jnp.sum(b * b, axis=1)[None]
+    return jnp.maximum(squares - 2 * (a @ b.T), 0)
+
+
+def squared_exponential_derivatives(
+    a: Float[Array, "n d"],
+    lengthscale: Float[Array, ""] | Float[Array, " d"],
+    variance: ArrayLike,
+    weights: Float[Array, " n"],
+    slopes: Float[Array, "n n"],
+) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
+    """What a climb needs of the derivatives K_i of K(a, a) by the log variance (first) and the log lengthscale(s).
+
+    With s = a / lengthscale and squares taken by element, K_j w = s_j^2 (K w) - 2 s_j K(s_j w) + K(s_j^2 w) for
+    lengthscale j, and sum(S K_j) = 2 sum(s_j^2 (B 1) - s_j (B s_j)) with B the product by element of S and K: products
+    with two matrices, O(n^2 d) time and O(n^2) memory.
+
+    Args:
+        a: rows.
+        lengthscale: one for all columns, or one each.
+        variance: the covariance of a row with itself.
+        weights: w, one for each row.
+        slopes: S, symmetric.
+
+    Returns:
+        sum(S K_i) for every hyperparameter i, and the columns K_i w.
+
+    >>> import jax.numpy as jnp
+    >>> a, w = jnp.asarray([[0.0], [1.0]]), jnp.asarray([1.0, 0.0])
+    >>> sums, products = squared_exponential_derivatives(a, jnp.ones(1), 1.0, w, jnp.ones((2, 2)))
+    >>> print(sums.round(2), products.shape)
+    [3.21 1.21] (2, 2)
+    """
+    covariance = squared_exponential(a, a, lengthscale, variance)
+    s = (a - jnp.mean(a, axis=0, keepdims=True)) / jnp.reshape(lengthscale, (1, -1))
+    squares, w, weighted = s * s, weights[:, None], slopes * covariance
+    by_weights, by_rows, by_squares = jnp.split(
+        covariance @ jnp.concatenate([w, s * w, squares * w], axis=1), [1, 1 + s.shape[1]], axis=1
+    )
+    products = squares * by_weights - 2 * s * by_rows + by_squares
+    total = jnp.sum(weighted, axis=1, keepdims=True)
+    sums = 2 * jnp.sum(squares * total - s * (weighted @ s), axis=0)
+    if not jnp.ndim(lengthscale):
+        products, sums = jnp.sum(products, axis=1, keepdims=True), jnp.sum(sums, keepdims=True)
+    return jnp.concatenate([jnp.sum(total, keepdims=True)[0], sums]), jnp.concatenate([by_weights, products], axis=1)
+
+
+def relu_covariance(
+    covariance: Float[Array, "*n"], variance: Float[Array, "*n"], other_variance: Float[Array, "*n"]
+) -> Float[Array, "*n"]:
+    """E[relu(u) relu(v)] of normal u and v of mean 0; Cho & Saul (2009), eq. 3 and 6, half of it.
+
+    With t the angle whose cosine is the correlation, sqrt(var u var v) (sin t + (pi - t) cos t) / (2 pi).
+
+    Args:
+        covariance: of u and v.
+        variance: of u.
+        other_variance: of v.
+
+    >>> import jax.numpy as jnp
+    >>> round(relu_covariance(jnp.array(3.0), jnp.array(3.0), jnp.array(3.0)).item(), 4)
+    1.5
+    """
+    size = safe.sqrt(variance) * safe.sqrt(other_variance)
+    cosine = covariance / jnp.where(size > 0, size, 1)
+    return size * _arc_cosine(jnp.clip(cosine, -1, 1)) / 2
+
+
+@jax.custom_jvp
+def _arc_cosine(cosine: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """(sin t + (pi - t) cos t) / pi. Its derivative is 1 - t / pi, where those of t and sin t are infinite at 1."""
+    return (jnp.sqrt(1 - cosine**2) + (jnp.pi - _angle(cosine)) * cosine) / jnp.pi
+
+
+@_arc_cosine.defjvp
+def _arc_cosine_jvp(primals, tangents):
+    (cosine,), (tangent,) = primals, tangents
+    return _arc_cosine(cosine), (1 - _angle(cosine) / jnp.pi) * tangent
+
+
+def _angle(cosine: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """arccos, for which XLA takes three times as long on a CPU."""
+    return 2 * jnp.arctan(jnp.sqrt((1 - cosine) / (1 + cosine)))

@@ -1,0 +1,120 @@
+"""Noise of a Gaussian process that is not equal and normal: Student t noise, and noise that depends on the inputs.
+
+Every row has a noise variance of its own, relative to a common one; the functions here say which, given what the process
+says of the rows.
+
+- `student_t_weights`, `student_t_bound`, `student_t_df`: noise as a mixture of normal distributions over an unknown
+  precision of every row, Tipping & Lawrence (2005).
+- `student_t_sum`: the distribution of a Student t and a normal variate together.
+- `log_noise_responses`: what a row says of the log of its noise variance, after Kersting et al. (2007).
+- `greatest_error`: what no error of normal rows exceeds, Grubbs (1950).
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import digamma, gammaln
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from jaxcal.functional import scores
+
+# The least and the greatest degrees of freedom: below, there is no variance; no data distinguish more from normal noise.
+LEAST_DF, GREATEST_DF = 2.1, 100.0
+# The mean of the log of a chi-squared variate of one degree of freedom, and its variance.
+LOG_SQUARE_MEAN, LOG_SQUARE_VARIANCE = -1.2703628454614782, 4.934802200544679
+# Smaller squares of standardized errors are taken for this: their logs would count for too much.
+_LEAST_SQUARE = 1e-10
+# Degrees of freedom that `student_t_df` tries.
+_NUM_DFS = 64
+
+
+def student_t_weights(squares: Float[Array, " n"], df: Float[Array, ""]) -> Float[Array, " n"]:
+    """(df + 1) / (df + e): the expected precision of the noise of every row, relative to the common one.
+
+    Tipping & Lawrence, "Variational inference for Student-t models" (2005), eq. 14 to 16.
+
+    Args:
+        squares: e, the expected squared errors of the rows over the common noise variance.
+        df: degrees of freedom of the noise.
+    """
+    return (df + 1) / (df + squares)
+
+
+def student_t_bound(weights: Float[Array, " n"], df: Float[Array, ""]) -> Float[Array, ""]:
+    """What Student t noise adds to log N(y; 0, K + noise / w) for a lower bound on log p(y).
+
+    sum_i (E log w_i - log E w_i) / 2 - KL(q(w_i) || Gamma(df / 2, df / 2)), with q(w_i) = Gamma((df + 1) / 2, .) of mean
+    `weights`; Tipping & Lawrence (2005), with the best q(f) put in.
+
+    >>> import jax.numpy as jnp
+    >>> round(student_t_bound(jnp.ones(3), jnp.asarray(4.0)).item(), 2)
+    -0.32
+    """
+    shape, prior = (df + 1) / 2, df / 2
+    gap = digamma(shape) - jnp.log(shape)  # E log w - log E w
+    entropy = shape - jnp.log(shape / weights) + gammaln(shape) + (1 - shape) * digamma(shape)
+    expected = prior * jnp.log(prior) - gammaln(prior) + (prior - 1) * (gap + jnp.log(weights)) - prior * weights
+    return jnp.sum(gap / 2 + entropy + expected)
+
+
+def student_t_df(squares: Float[Array, " n"]) -> Float[Array, ""]:
+    """The degrees of freedom under which errors of these expected squares, over the noise variance, are most likely."""
+    dfs = jnp.geomspace(LEAST_DF, GREATEST_DF, _NUM_DFS, dtype=squares.dtype)
+    one, zeros = jnp.ones_like(squares), jnp.zeros_like(squares)
+    values = jax.vmap(lambda df: jnp.sum(scores.student_t_log_prob(jnp.sqrt(squares), df * one, zeros, one)))(dfs)
+    return dfs[jnp.argmax(values)]
+
+
+def student_t_sum(
+    noise: Float[Array, "*n"], df: Float[Array, ""], variance: Float[Array, "*n"]
+) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+    """Degrees of freedom and squared scale of the Student t distribution nearest to that of sqrt(noise) T + N(0, variance).
+
+    With q = variance / noise: df (1 + q)^(2 df / (df + 6)) and noise (1 + q + 1.5 q / ((df + 5) (1 + q))). Fitted to
+    the distributions of the least Kullback-Leibler divergence from the exact ones: for df from 2.1 to 100 their
+    quantiles cover 68 % to 0.4 % and 90 % to 1.1 %, at q = 0.1 to 0.1 and 0.2 %.
+
+    Args:
+        noise: squared scale of the Student t variate.
+        df: its degrees of freedom.
+        variance: of the normal one.
+
+    >>> import jax.numpy as jnp
+    >>> df, scale = student_t_sum(jnp.asarray(1.0), jnp.asarray(4.0), jnp.asarray(0.0))
+    >>> df.item(), scale.item()
+    (4.0, 1.0)
+    """
+    ratio = variance / noise
+    scale = noise * (1 + ratio + 1.5 * ratio / ((df + 5) * (1 + ratio)))
+    return df * (1 + ratio) ** (2 * df / (df + 6)), scale
+
+
+def log_noise_responses(errors: Float[Array, " n"], relative: ArrayLike) -> Float[Array, " n"]:
+    """log r + log z^2 - E log chi^2_1: observations of the log of the relative noise variance of the rows.
+
+    Unbiased where r is right, of variance `LOG_SQUARE_VARIANCE`. Kersting, Plagemann, Pfaff & Burgard, "Most likely
+    heteroscedastic Gaussian process regression" (2007), take squared errors, which hold the variance of f as well;
+    standardized by the whole variance they do not.
+
+    Args:
+        errors: z, of every row given all others, over their standard deviations.
+        relative: r, at which they were found; one for all rows, or one each.
+    """
+    return jnp.log(relative) + jnp.log(jnp.maximum(errors**2, _LEAST_SQUARE)) - LOG_SQUARE_MEAN
+
+
+def greatest_error(n: int, significance: float = 1e-4) -> Float[Array, ""]:
+    """The |z| that the greatest of n standardized leave-one-out errors of a right model exceeds with this probability.
+
+    Grubbs (1950), with Bonferroni's correction over the rows. At the best scale z is at most sqrt(n), however far away
+    a row lies: z sqrt((n - 1) / (n - z^2)) has a t distribution of n - 1 degrees of freedom.
+
+    Args:
+        n: number of rows, at least 2.
+        significance: the probability.
+
+    >>> round(greatest_error(10).item(), 2)
+    2.99
+    """
+    t = -scores.student_t_icdf(jnp.asarray(significance / (2 * n)), jnp.asarray(n - 1.0))
+    return t * jnp.sqrt(n / (n - 1 + t**2))

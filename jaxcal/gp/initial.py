@@ -1,0 +1,96 @@
+"""Where the search for hyperparameters starts: lengthscales relative to the distances between rows, fractions of noise."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, ArrayLike, Float
+
+from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential, spacing
+from jaxcal.gp.model import Data, Model
+
+# Initial values of a kernel on one set of rows: its lengthscale relative to the distances between rows, and the
+# fraction of noise. And of a sum of two kernels, each with a lengthscale of its own. Chosen so that the best of their
+# optima is seldom below the best of many random ones: benchmarks/speed/gp_optima.py.
+_ONE = ((0.25, 0.5), (0.25, 0.03), (1.0, 0.03), (0.04, 0.03))
+_TWO = ((0.25, 0.25, 0.5), (0.25, 4.0, 0.03), (1.0, 0.01, 0.03), (0.04, 0.25, 0.03))
+# A kernel that is given starts where it is, beside these fractions of noise.
+_NOISES = (0.003, 0.03, 0.3, 0.9)
+# A process whose noise is given starts with at least so much variance of its own.
+_LEAST_SIGNAL = 0.1
+
+# Makes a kernel of squared exponentials, one for each set of rows that it depends on.
+Combine = Callable[[Sequence[SquaredExponential]], Kernel]
+
+
+def on_grid(
+    data: Data, parts: Sequence[Float[Array, "n _"]], combine: Combine, *, noise: Float[Array, ""] | None = None
+) -> Model:
+    """Models of several lengthscales and fractions of noise, along a leading axis of their arrays.
+
+    Args:
+        data: what to explain, of variance one.
+        parts: the sets of rows that the kernel is made of: one or two.
+        combine: makes the kernel of the squared exponentials on each.
+        noise: the variance of the noise, which stays; None where it is learned.
+    """
+    dtype, table = data.targets.dtype, np.array(_ONE if len(parts) == 1 else _TWO)
+    spacings = [spacing(part) for part in parts]
+
+    def start(factors, learned_noise):
+        variance = learned_noise if noise is None else noise
+        signal = jnp.maximum(1 - variance, _LEAST_SIGNAL) / len(parts)
+        kernels = [
+            SquaredExponential(jnp.log(signal), jnp.log(factor * spacing))
+            for factor, spacing in zip(factors, spacings, strict=True)
+        ]
+        return _model(data, combine(kernels), variance, () if noise is None else ("log_noise",))
+
+    *factors, noises = jnp.asarray(table.T, dtype)
+    return eqx.filter_vmap(start)(factors, noises)
+
+
+def at_given(data: Data, kernel: Kernel, *, noise: Float[Array, ""] | None = None) -> Model:
+    """Models with a kernel that starts where it is, and several fractions of noise; arguments as above."""
+    kernel = _of_dtype(kernel, data.targets.dtype)
+    noises = jnp.asarray(_NOISES, data.targets.dtype) if noise is None else jnp.reshape(noise, (1,))
+    fixed = () if noise is None else ("log_noise",)
+    return eqx.filter_vmap(lambda noise: _model(data, kernel, noise, fixed))(noises.astype(data.targets.dtype))
+
+
+def at(data: Data, kernel: Kernel, noise: float) -> Model:
+    """One model of this kernel and noise variance, along a leading axis of one."""
+    kernel = _of_dtype(kernel, data.targets.dtype)
+    return eqx.filter_vmap(lambda noise: _model(data, kernel, noise))(jnp.asarray([noise], data.targets.dtype))
+
+
+def nngp_grid(data: Data, variances: Iterable[ArrayLike], noise: ArrayLike) -> Model:
+    """Models with the kernel `nngp.NNGP` over a grid of its variances, in which nothing is left to learn.
+
+    Args:
+        data: what to explain.
+        variances: weight variances and bias variances.
+        noise: the variance of the noise.
+    """
+    # Imported only here: it imports gpjax, which takes longer than all of jaxcal.
+    from jaxcal.gp.nngp import NNGP
+
+    def start(weight_variance, bias_variance):
+        kernel = GPJaxKernel(NNGP(2, weight_variance, bias_variance))
+        return _model(data, kernel, jnp.asarray(noise, data.targets.dtype), ("kernel", "log_noise"))
+
+    grid = jnp.meshgrid(*(jnp.asarray(values, data.targets.dtype) for values in variances), indexing="ij")
+    return eqx.filter_vmap(start)(*map(jnp.ravel, grid))
+
+
+def _model(data: Data, kernel: Kernel, noise: Float[Array, ""], fixed: tuple[str, ...] = ()) -> Model:
+    logit = None if data.base_variance is None else jnp.zeros_like(noise)
+    return Model(kernel, jnp.log(noise), logit, fixed=fixed)
+
+
+def _of_dtype(kernel: Kernel, dtype: DTypeLike) -> Kernel:
+    """gpjax makes parameters of the default dtype, whatever the data's."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if eqx.is_inexact_array(leaf) else leaf, kernel)

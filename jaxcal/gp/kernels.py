@@ -1,0 +1,171 @@
+"""Kernels as modules: the squared exponential, any kernel of gpjax, and what a fit needs of each.
+
+A kernel here is called on two sets of points and gives their covariances. What points are is up to it: an array of
+rows, or any pytree of arrays with a leading axis of rows. `calibrators.rio` has one of its own, on pairs of inputs and
+output.
+"""
+
+import math
+from typing import Any, Protocol, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+
+from jaxcal.functional import kernels
+
+Points = PyTree[Float[Array, "..."]]
+
+# The search stays within these multiples of the target's variance, and of the distances between rows. Beyond them the
+# evidence hardly changes, rounding decides, or a kernel explains single rows.
+_VARIANCES = 1e-7, 1e4
+_LENGTHSCALES = 1e-2, 1e3
+# Distances are judged by so many pairs of rows.
+_PAIRS = 500
+# So many radians a unit of the rows' sums make their sines look random.
+_SCATTER = 1e3
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """What a Gaussian process needs of a kernel."""
+
+    def __call__(self, a: Points, b: Points) -> Float[Array, "n m"]:
+        """The covariance of every row of a with every row of b."""
+        ...
+
+    def diagonal(self, a: Points) -> Float[Array, " n"]:
+        """The variance at every row of a."""
+        ...
+
+    def derivatives(
+        self, a: Points, weights: Float[Array, " n"], slopes: Float[Array, "n n"]
+    ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
+        """sum(slopes K_i) and the columns K_i @ weights, with K_i the derivatives of `self(a, a)` by the kernel's arrays.
+
+        In the order of `ravel_pytree`; slopes are symmetric.
+        """
+        ...
+
+    def bounds(self, a: Points, target_variance: Float[Array, ""]) -> tuple["Kernel", "Kernel"]:
+        """The least and the greatest hyperparameters that make sense for these rows, as kernels."""
+        ...
+
+    def by_column(self, a: Points) -> "Kernel":
+        """The same kernel with a lengthscale for every input column, where it knows how."""
+        ...
+
+
+class SquaredExponential(eqx.Module):
+    """variance * exp(-|a - b|^2 / (2 lengthscale^2)), a lengthscale for all columns or one each; RIO, eq. 3."""
+
+    log_variance: Float[Array, ""]
+    log_lengthscale: Float[Array, ""] | Float[Array, " d"]
+
+    def __call__(self, a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
+        """The covariance of every row of a with every row of b."""
+        return kernels.squared_exponential(a, b, jnp.exp(self.log_lengthscale), jnp.exp(self.log_variance))
+
+    def diagonal(self, a: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """The variance at every row of a."""
+        return jnp.full_like(a[:, 0], jnp.exp(self.log_variance))
+
+    def derivatives(
+        self, a: Float[Array, "n d"], weights: Float[Array, " n"], slopes: Float[Array, "n n"]
+    ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
+        """By the log variance and the log lengthscales: `functional.kernels.squared_exponential_derivatives`."""
+        scales = jnp.exp(self.log_lengthscale), jnp.exp(self.log_variance)
+        return kernels.squared_exponential_derivatives(a, *scales, weights, slopes)
+
+    def bounds(
+        self, a: Float[Array, "n d"], target_variance: Float[Array, ""]
+    ) -> tuple["SquaredExponential", "SquaredExponential"]:
+        """The least and the greatest hyperparameters that make sense for these rows."""
+        log_spacing = jnp.broadcast_to(jnp.log(spacing(a)), self.log_lengthscale.shape)
+        log_variance = jnp.broadcast_to(jnp.log(target_variance), self.log_variance.shape)
+        low, high = (
+            SquaredExponential(log_variance + math.log(variance), log_spacing + math.log(scale))
+            for variance, scale in zip(_VARIANCES, _LENGTHSCALES, strict=True)
+        )
+        return low, high
+
+    def by_column(self, a: Float[Array, "n d"]) -> "SquaredExponential":
+        """The same kernel with a lengthscale for every column; as it is if there is only one."""
+        if a.shape[1] == 1:
+            return self
+        return SquaredExponential(self.log_variance, jnp.broadcast_to(self.log_lengthscale, a.shape[1:]))
+
+
+class GPJaxKernel(eqx.Module):
+    """A kernel of gpjax in the form of `SquaredExponential`."""
+
+    kernel: Any
+
+    @classmethod
+    def of(cls, name: str, kernel: Any) -> "GPJaxKernel":
+        """The kernel, if it is one of gpjax; TypeError, which names the argument, if not."""
+        # Imported only here: it takes longer to import than all of jaxcal.
+        from gpjax.kernels import AbstractKernel
+
+        if not isinstance(kernel, AbstractKernel):
+            raise TypeError(f"{name} must be a kernel of gpjax; got {type(kernel).__name__}.")
+        return cls(kernel)
+
+    def __call__(self, a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
+        """The covariance of every row of a with every row of b."""
+        return self.kernel.cross_covariance(a, b)
+
+    def diagonal(self, a: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """The variance at every row of a."""
+        return jax.vmap(self.kernel)(a, a)
+
+    def derivatives(
+        self, a: Float[Array, "n d"], weights: Float[Array, " n"], slopes: Float[Array, "n n"]
+    ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
+        """By the kernel's arrays, by automatic differentiation."""
+        arrays, static = eqx.partition(self, eqx.is_inexact_array)
+        vector, unravel = ravel_pytree(arrays)
+        covariance = lambda vector: eqx.combine(unravel(vector), static)(a, a)
+        (sums,) = jax.vjp(covariance, vector)[1](slopes)
+        return sums, jax.jacfwd(lambda vector: covariance(vector) @ weights)(vector)
+
+    def bounds(self, a: Float[Array, "n d"], target_variance: Float[Array, ""]) -> tuple["GPJaxKernel", "GPJaxKernel"]:
+        """None: what its parameters mean only gpjax knows."""
+        del a, target_variance
+        filled = lambda value: jax.tree.map(
+            lambda leaf: jnp.full_like(leaf, value) if eqx.is_inexact_array(leaf) else leaf, self
+        )
+        return filled(-jnp.inf), filled(jnp.inf)
+
+    def by_column(self, a: Float[Array, "n d"]) -> "GPJaxKernel":
+        """The kernel as it is: its lengthscales are the user's."""
+        del a
+        return self
+
+
+def gram(kernel: Kernel, points: Points, extra: ArrayLike = 0) -> Float[Array, "n n"]:
+    """The covariance of the points with themselves, its diagonal exact, with `extra` on it: noise, or jitter."""
+    diagonal = kernel.diagonal(points) + extra
+    return jnp.where(np.eye(diagonal.shape[0], dtype=bool), diagonal[:, None], kernel(points, points))
+
+
+def take(points: Points, rows: ArrayLike) -> Points:
+    """Some of the points, by their numbers."""
+    return jax.tree.map(lambda a: a[rows], points)
+
+
+def scattered(points: Points) -> Int[Array, " n"]:
+    """The numbers of the rows in an order as if at random that depends on their values, not on how they are ordered."""
+    total = sum(jnp.sum(leaf.reshape(leaf.shape[0], -1), axis=1) for leaf in jax.tree.leaves(points))
+    return jnp.argsort(jnp.sin(_SCATTER * total))
+
+
+def spacing(points: Float[Array, "n d"]) -> Float[Array, ""]:
+    """The lengthscale at which the median pair of rows has a correlation of 1 / e."""
+    some = points[scattered(points)[:_PAIRS]]
+    distances = jnp.linalg.norm(some - jnp.roll(some, some.shape[0] // 2, axis=0), axis=1)
+    median = jnp.median(distances)
+    return jnp.where(median > 0, median, jnp.sqrt(2.0 * points.shape[1])) / jnp.sqrt(2.0)

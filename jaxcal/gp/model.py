@@ -1,0 +1,296 @@
+"""A Gaussian process before and after data: its evidence, its posterior, its predictions, its own rows left out.
+
+Exact where the model has no inducing points, else sparse: Titsias (2009). `functional.gp` has the algebra.
+"""
+
+import math
+import operator
+from functools import reduce
+from typing import NamedTuple, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+
+from jaxcal.functional import gp, noise
+from jaxcal.gp.kernels import Kernel, Points, gram
+
+# Noise below this fraction of the target's variance is taken for none.
+NOISE_FLOOR = 1e-6
+# The search keeps the variance of the noise within these multiples of the target's.
+_NOISES = 1e-9, 1e1
+# And the logit of the fraction of the noise that follows the base's variance within plus or minus this.
+_LOGIT_FRACTION = 14.0
+_LOG_DFS = math.log(noise.GREATEST_DF / noise.LEAST_DF)
+_PREDICTED_AT_ONCE = 2048
+
+
+class Data(NamedTuple):
+    """What a process is fitted to.
+
+    Attributes:
+        points: the rows, as the kernel takes them.
+        targets: [n], of mean zero.
+        base_variance: [n], the variance that a base model gave every row, relative to its mean; None where it gave
+            none.
+        relative_noise: [n], the variance of the noise at every row relative to the others; None where it is equal.
+    """
+
+    points: Points
+    targets: Float[Array, " n"]
+    base_variance: Float[Array, " n"] | None = None
+    relative_noise: Float[Array, " n"] | None = None
+
+
+class StudentT(eqx.Module):
+    """Student t noise: a normal distribution for every row, of unknown precision.
+
+    Attributes:
+        logit_df: the log of the degrees of freedom within its bounds is the sigmoid of this.
+        log_squares: [n], logs of the expected squared errors of the rows over the noise variance, by which the
+            distributions of the precisions are known; None after the fit.
+    """
+
+    logit_df: Float[Array, ""]
+    log_squares: Float[Array, " n"] | None
+
+    @classmethod
+    def of(cls, df: ArrayLike, squares: Float[Array, " n"]) -> "StudentT":
+        """Noise of so many degrees of freedom, given the rows' expected squares."""
+        unit = jnp.log(jnp.asarray(df, squares.dtype) / noise.LEAST_DF) / _LOG_DFS
+        edge = jnp.asarray(1e-3, squares.dtype)
+        unit = jnp.clip(unit, edge, 1 - edge)
+        return cls(jnp.log(unit) - jnp.log1p(-unit), jnp.log(jnp.maximum(squares, jnp.finfo(squares.dtype).tiny)))
+
+    @property
+    def df(self) -> Float[Array, ""]:
+        """Degrees of freedom."""
+        return noise.LEAST_DF * jnp.exp(_LOG_DFS * jax.nn.sigmoid(self.logit_df))
+
+    @property
+    def weights(self) -> Float[Array, " n"]:
+        """The expected precisions of the rows, relative to the common one."""
+        return noise.student_t_weights(jnp.exp(cast(Array, self.log_squares)), self.df)
+
+
+class Model(eqx.Module):
+    """A Gaussian process before data: what is learned by maximizing the evidence.
+
+    The noise of a row is noise_variance * relative_noise * (1 - s + s base_variance), with s between 0 and 1 the
+    fraction of the noise that follows the base's variance, over the expected precision of Student t noise. What `fixed`
+    names stays at its initial value.
+    """
+
+    kernel: Kernel
+    log_noise: Float[Array, ""]
+    logit_fraction: Float[Array, ""] | None = None
+    student_t: StudentT | None = None
+    inducing: Points | None = None
+    fixed: tuple[str, ...] = eqx.field(static=True, default=())
+
+    def noise_variance(self, points: Points) -> Float[Array, ""]:
+        """The mean variance of the noise at the training rows, in units of the scaled target.
+
+        It is no less than what rounding in the factorization of the rows' covariance would hide.
+        """
+        prior = self.kernel.diagonal(points)
+        return NOISE_FLOOR + jnp.exp(self.log_noise) + jnp.finfo(prior.dtype).eps * jnp.sum(prior)
+
+    def relative_noise(
+        self, base_variance: Float[Array, " n"] | None, relative_noise: Float[Array, " n"] | None = None
+    ) -> Float[Array, " n"] | None:
+        """The variance of the noise at every row, relative to `noise_variance`; None where it is the same."""
+        factors = [] if relative_noise is None else [relative_noise]
+        if self.logit_fraction is not None and base_variance is not None:
+            fraction = jax.nn.sigmoid(self.logit_fraction)
+            factors.append(1 - fraction + fraction * base_variance)
+        if self.student_t is not None and self.student_t.log_squares is not None:
+            factors.append(1 / self.student_t.weights)
+        return reduce(operator.mul, factors) if factors else None
+
+    def bounds(self, data: Data) -> tuple["Model", "Model"]:
+        """The least and the greatest hyperparameters that make sense for these rows."""
+        variance = jnp.mean(data.targets**2)
+        kernels = self.kernel.bounds(data.points, variance)
+        log_noises = [jnp.log(variance * bound) for bound in _NOISES]
+        logits = [
+            None if self.logit_fraction is None else jnp.full_like(variance, b * _LOGIT_FRACTION) for b in (-1, 1)
+        ]
+        rest = [jax.tree.map(lambda a, b=b: jnp.full_like(a, b), self.student_t) for b in (-jnp.inf, jnp.inf)]
+        low, high = (
+            Model(kernel, log_noise, logit, student_t, fixed=self.fixed)
+            for kernel, log_noise, logit, student_t in zip(kernels, log_noises, logits, rest, strict=True)
+        )
+        return low, high
+
+
+class Process(eqx.Module):
+    """A Gaussian process after data.
+
+    Attributes:
+        model: with the hyperparameters found.
+        points: the conditioning points: the rows, or the inducing points.
+        posterior: what the data say at them.
+        noise_variance: of the scaled target; the mean one, where rows have their own.
+        evidence: log marginal likelihood, or its lower bound, of the scaled target.
+        iterations: of the optimizer, from where the search ended.
+        result: how the optimization ended, one of `jaxcal.optimize.Result`.
+        jitter: what was added to the covariance's diagonal, as a fraction of its mean.
+        failed_starts: how many of the initial values had no finite evidence.
+        greatest_error: the greatest leave-one-out error over its standard deviation, and the row that has it; None
+            where the noise is Student t.
+        log_noise: a second process, of the log of the relative noise variance; None where noise does not depend on the
+            inputs.
+        log_noise_offset: what is added to it.
+    """
+
+    model: Model
+    points: Points
+    posterior: gp.Posterior
+    noise_variance: Float[Array, "*runs"]
+    evidence: Float[Array, "*runs"]
+    iterations: Int[Array, "*runs"]
+    result: Int[Array, "*runs"]
+    jitter: Float[Array, "*runs"]
+    failed_starts: Int[Array, "*runs"]
+    greatest_error: tuple[Float[Array, "*runs"], Int[Array, "*runs"]] | None = None
+    log_noise: "Process | None" = None
+    log_noise_offset: Float[Array, "*runs"] | None = None
+
+    def __call__(self, points: Points) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        """Latent means and variances at points; RIO, eq. 5 and 6."""
+        return predict(self.model.kernel, self.posterior, self.points, points)
+
+    def observed(
+        self, points: Points, base_variance: Float[Array, " n"] | None = None
+    ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, " n"] | None]:
+        """Means, variances and no degrees of freedom of new targets; or of Student t ones squared scales and degrees.
+
+        Args:
+            points: where.
+            base_variance: as of `Data`.
+        """
+        mean, variance = self(points)
+        if self.log_noise is not None:
+            log_mean, log_variance = self.log_noise(points)
+            base_variance = jnp.exp(log_mean + log_variance / 2 + self.log_noise_offset)
+        relative = self.model.relative_noise(base_variance)
+        added = self.noise_variance * (jnp.ones_like(mean) if relative is None else relative)
+        if self.model.student_t is None:
+            return mean, variance + added, None
+        df, scale = noise.student_t_sum(added, self.model.student_t.df, variance)
+        return mean, scale, df
+
+
+def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> Float[Array, ""]:
+    """The log marginal likelihood of the targets, or with inducing points or Student t noise a lower bound on it."""
+    if model.inducing is None:
+        value = gp.exact_log_likelihood(noisy_gram(model, data, jitter), data.targets)
+    else:
+        sums, _ = row_sums(model, data, jitter, mesh)
+        value = gp.collapsed_bound(sums, model.noise_variance(data.points))
+    if model.student_t is None:
+        return value
+    return value + noise.student_t_bound(model.student_t.weights, model.student_t.df)
+
+
+def posterior(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> gp.Posterior:
+    """What the data say at the rows, or at the inducing points."""
+    if model.inducing is None:
+        return gp.exact_posterior(noisy_gram(model, data, jitter), data.targets)
+    sums, whiten = row_sums(model, data, jitter, mesh)
+    return gp.sparse_posterior(sums, whiten, model.noise_variance(data.points))
+
+
+def predict(kernel: Kernel, given: gp.Posterior, at: Points, points: Points) -> tuple[Array, Array]:
+    """Latent means and variances at points; RIO, eq. 5 and 6.
+
+    Args:
+        kernel: of the process.
+        given: its posterior at the conditioning points.
+        at: those points: the rows, or the inducing points.
+        points: where to predict.
+    """
+
+    def predict_one(point: Points):
+        return gp.predict(given, *_covariances(kernel, point, at))
+
+    return lax.map(predict_one, points, batch_size=_PREDICTED_AT_ONCE)
+
+
+def leave_one_out(model: Model, given: gp.Posterior, data: Data) -> gp.LeaveOneOut:
+    """Errors and variances of the rows, each without itself, at the same hyperparameters.
+
+    Args:
+        model: with its inducing points, if any.
+        given: the posterior of these rows.
+        data: the rows.
+    """
+    if model.inducing is None:
+        return gp.exact_leave_one_out(given)
+    noises = jnp.broadcast_to(row_noise(model, data), data.targets.shape)
+
+    def one_row(row):
+        point, target, own_noise = row
+        cross, prior = _covariances(model.kernel, point, model.inducing)
+        return gp.sparse_leave_one_out(given, cross, target, prior, own_noise)
+
+    return lax.map(one_row, (data.points, data.targets, noises), batch_size=_PREDICTED_AT_ONCE)
+
+
+def expected_squares(model: Model, given: gp.Posterior, data: Data) -> Float[Array, " n"]:
+    """E (y - f)^2 of the rows under the posterior; arguments as above."""
+    at = data.points if model.inducing is None else model.inducing
+    mean, variance = predict(model.kernel, given, at, data.points)
+    return (data.targets - mean) ** 2 + variance
+
+
+def row_sums(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None):
+    """The sums over the rows that the sparse bound needs, and the inverse factor at the inducing points."""
+    kernel, inducing = model.kernel, cast(Points, model.inducing)
+    relative = model.relative_noise(data.base_variance, data.relative_noise)
+    whiten = gp.inverse_factor(jittered_gram(kernel, inducing, jitter))
+    sums = gp.row_sums(
+        eqx.Partial(kernel, inducing),
+        whiten,
+        data.points,
+        kernel.diagonal(data.points),
+        data.targets,
+        None if relative is None else 1 / relative,
+        mesh,
+    )
+    return sums, whiten
+
+
+def noisy_gram(model: Model, data: Data, jitter: ArrayLike) -> Float[Array, "n n"]:
+    """The covariance of the targets."""
+    return jittered_gram(model.kernel, data.points, jitter, row_noise(model, data))
+
+
+def row_noise(model: Model, data: Data) -> Float[Array, "*n"]:
+    """The variance of the noise: of every row, or one for all."""
+    common = model.noise_variance(data.points)
+    relative = model.relative_noise(data.base_variance, data.relative_noise)
+    return common if relative is None else common * relative
+
+
+def jittered_gram(kernel: Kernel, points: Points, jitter: ArrayLike, added: ArrayLike = 0) -> Float[Array, "n n"]:
+    """The covariance of the points with themselves, with jitter and noise on the diagonal."""
+    return gram(kernel, points, jitter * jnp.mean(kernel.diagonal(points)) + added)
+
+
+def split(model: Model, *, with_inducing: bool = False) -> tuple[PyTree, PyTree]:
+    """What is learned of a model, and the rest."""
+    learned = jax.tree.map(eqx.is_inexact_array, model)
+    for name in (*model.fixed, *(() if with_inducing else ("inducing",))):
+        learned = eqx.tree_at(operator.attrgetter(name), learned, False, is_leaf=lambda node: node is None)
+    return eqx.partition(model, learned)
+
+
+def _covariances(kernel: Kernel, point: Points, at: Points) -> tuple[Float[Array, " m"], Float[Array, ""]]:
+    """One point's covariances with others, and with itself."""
+    row = jax.tree.map(lambda a: a[None], point)
+    return kernel(row, at)[0], kernel.diagonal(row)[0]

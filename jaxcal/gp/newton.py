@@ -1,0 +1,178 @@
+"""Damped Newton steps on the evidence, with the average information in place of the Hessian.
+
+Gilmour, Thompson & Cullis, "Average Information REML", Biometrics 1995. The matrix is never negative and costs little
+beside the gradient. Steps are damped as Levenberg and Marquardt do, and kept within a box: a hyperparameter on its way
+to where it has no effect, a variance to zero, say, must not shorten the steps of the others.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.linalg import cho_solve
+from jaxtyping import Array, Bool, Float, Int
+
+# The longest step of a log hyperparameter, and the longest one whose gain counts as still to be had.
+_LONGEST_STEP, _FORESEEN_STEP = 2.0, 3.0
+# So many steps that together gain less than the tolerance are on a ridge.
+_RIDGE_STEPS = 8
+# The curvature along a step is taken for no less than this fraction of the average information.
+_LEAST_CURVATURE = 0.1
+# A step is taken if it gains this fraction of what the quadratic model foresees.
+_LEAST_RATIO = 1e-3
+# Damping: at first, the least and the greatest, and what is added to the curvature before it is multiplied.
+_DAMPING, _LEAST_DAMPING, _GREATEST_DAMPING, _CURVATURE = 0.1, 1e-6, 1e4, 0.1
+
+
+class Local(NamedTuple):
+    """An objective near a point.
+
+    Attributes:
+        value: there.
+        gradient: [p].
+        information: [p, p], an approximation of the negative Hessian that is never negative.
+    """
+
+    value: Float[Array, ""]
+    gradient: Float[Array, " p"]
+    information: Float[Array, "p p"]
+
+
+class Ascent(NamedTuple):
+    """Where an ascent ended.
+
+    Attributes:
+        place: [p].
+        value: of the objective there; NaN if it was not finite at the start.
+        steps: evaluations after the first one.
+        converged: whether the gain foreseen is below the tolerance, or rounding hides any gain.
+    """
+
+    place: Float[Array, " p"]
+    value: Float[Array, ""]
+    steps: Int[Array, ""]
+    converged: Bool[Array, ""]
+
+
+class _State(NamedTuple):
+    place: Float[Array, " p"]
+    local: Local
+    information: Float[Array, "p p"]
+    damping: Float[Array, ""]
+    steps: Int[Array, ""]
+    mark: Float[Array, ""]
+    done: Bool[Array, ""]
+
+
+def ascend(
+    evaluate: Callable[[Float[Array, " p"]], Local],
+    start: Float[Array, " p"],
+    *,
+    tolerance: float | Float[Array, ""],
+    max_iterations: int | Int[Array, ""],
+) -> Ascent:
+    """Maximize an objective from a start, by steps that never lower it.
+
+    Ends where the quadratic model foresees a gain below `tolerance`, were each hyperparameter to move by at most three;
+    where eight steps together have gained less, as on a curved ridge; or where no step however short gains anything, by
+    rounding.
+
+    Args:
+        evaluate: the objective near a point; not finite where there is none: such a step is too long.
+        start: where to begin.
+        tolerance: in units of the objective.
+        max_iterations: how many steps are tried at most; below 0 nothing is evaluated, and the value is NaN.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> bowl = lambda p: Local(-jnp.sum((p - 1) ** 2), -2 * (p - 1), 2 * jnp.eye(2))
+        >>> ascent = ascend(bowl, jnp.zeros(2), tolerance=1e-6, max_iterations=50)
+        >>> ascent.place.round(2).tolist(), bool(ascent.converged)
+        ([1.0, 1.0], True)
+    """
+
+    def step(state: _State) -> _State:
+        place, local, information, damping, steps, mark, _ = state
+        first = steps < 0
+        curvature = information + _diagonal(damping * (jnp.diagonal(information) + _CURVATURE))
+        move = jnp.where(first, 0, _step_in_box(curvature, local.gradient, _LONGEST_STEP))
+        found = evaluate(place + move)
+        gain = found.value - local.value
+        foreseen = _foreseen(local._replace(information=information), move)
+        ratio = gain / jnp.maximum(foreseen, jnp.finfo(gain.dtype).tiny)
+        # False where the value is not a number.
+        taken = first | ((gain > 0) & (ratio > _LEAST_RATIO) & jnp.isfinite(found.gradient).all())
+        choose = lambda new, old: jnp.where(taken, new, old)
+        slope = local.gradient - found.gradient
+        place, local = jax.tree.map(choose, (place + move, found), (place, local))
+        corrected = jnp.where(ratio > 1, _corrected(local.information, move, slope), local.information)
+        information = jnp.where(taken, corrected, information)
+        factor = jnp.where(ratio > 0.7, 1 / 3, jnp.where(ratio < 0.25, 2.0, 1.0))
+        factor = jnp.where(first, 1.0, jnp.where(taken, factor, 5.0)).astype(damping.dtype)
+        stuck = ~taken & (damping > _GREATEST_DAMPING)
+        damping = jnp.maximum(damping * factor, jnp.where(taken, _LEAST_DAMPING, _DAMPING))
+        checked = (steps + 1) % _RIDGE_STEPS == 0
+        ridge = checked & ~first & (local.value - mark < tolerance)
+        mark = jnp.where(checked, local.value, mark)
+        # Neither model of the curvature foresees a gain.
+        ahead = jnp.maximum(gain_ahead(local), gain_ahead(local._replace(information=information)))
+        return _State(place, local, information, damping, steps + 1, mark, stuck | ridge | (ahead < tolerance))
+
+    def unfinished(state: _State) -> Bool[Array, ""]:
+        going_on = ~state.done & (state.steps < max_iterations) & jnp.isfinite(state.local.value)
+        return ((state.steps < 0) & (max_iterations >= 0)) | going_on
+
+    # The first evaluation is a step of no length: the compiled program holds the objective once.
+    nothing = Local(*(jnp.zeros(part.shape, part.dtype) for part in jax.eval_shape(evaluate, start)))
+    damping = jnp.asarray(_DAMPING, start.dtype)
+    state = _State(start, nothing, nothing.information, damping, jnp.int32(-1), nothing.value, jnp.zeros((), bool))
+    end = lax.while_loop(unfinished, step, state)
+    return Ascent(end.place, jnp.where(end.steps < 0, jnp.nan, end.local.value), end.steps, end.done)
+
+
+def gain_ahead(local: Local) -> Float[Array, ""]:
+    """The gain that the quadratic model foresees: of all hyperparameters together, or of one alone if that is more."""
+    diagonal = jnp.diagonal(local.information)
+    slight = 1e3 * jnp.finfo(diagonal.dtype).eps
+    move = _step_in_box(local.information + _diagonal(slight * (diagonal + 1)), local.gradient, _FORESEEN_STEP)
+    alone = jnp.clip(local.gradient / (diagonal + slight), -_FORESEEN_STEP, _FORESEEN_STEP)
+    return jnp.maximum(_foreseen(local, move), jnp.max(local.gradient * alone - alone**2 * diagonal / 2))
+
+
+def _corrected(
+    information: Float[Array, "p p"], move: Float[Array, " p"], slope: Float[Array, " p"]
+) -> Float[Array, "p p"]:
+    """The information with less curvature along the last step, where the gradient's change, `slope`, tells of less.
+
+    Along a ridge the average information may be too great by factors: steps would be too short, and the end too early.
+    """
+    along = information @ move
+    foreseen = move @ along
+    usable = foreseen > 0
+    ratio = jnp.clip(jnp.where(usable, move @ slope / jnp.where(usable, foreseen, 1), 1), _LEAST_CURVATURE, 1)
+    return information + (ratio - 1) * jnp.outer(along, along) / jnp.where(usable, foreseen, 1)
+
+
+def _foreseen(local: Local, move: Float[Array, " p"]) -> Float[Array, ""]:
+    return move @ local.gradient - move @ local.information @ move / 2
+
+
+def _step_in_box(curvature: Float[Array, "p p"], gradient: Float[Array, " p"], longest: float) -> Float[Array, " p"]:
+    """The Newton step, with what would leave the box held at its edge and the rest solved for again."""
+    step = _solve(curvature, gradient)
+    outside = jnp.abs(step) >= longest
+    edge = jnp.where(outside, jnp.clip(step, -longest, longest), 0)
+    right = jnp.where(outside, edge, gradient - curvature @ edge)
+    held = outside[:, None] | outside[None]
+    step = _solve(jnp.where(held, jnp.eye(len(step), dtype=step.dtype), curvature), right)
+    return jnp.clip(step, -longest, longest)
+
+
+def _solve(matrix: Float[Array, "p p"], right: Float[Array, " p"]) -> Float[Array, " p"]:
+    return cho_solve((jnp.linalg.cholesky(matrix), True), right)
+
+
+def _diagonal(values: Float[Array, " p"]) -> Float[Array, "p p"]:
+    return values[:, None] * jnp.eye(values.shape[0], dtype=values.dtype)

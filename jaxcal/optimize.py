@@ -347,7 +347,7 @@ def minimize(
         stale = False if best is None else best.stale_steps >= patience
         descent, memory = lbfgs.update(gradient, _select(forget, lbfgs.init(params), memory), params)
         # Small gains alone may be those of a plateau: the quadratic model must foresee no more, either.
-        slows &= optax.tree.vdot(gradient, descent) / 2 < gain_tolerance
+        slows &= jnp.asarray(optax.tree.vdot(gradient, descent)) / 2 < gain_tolerance
         done = ~first & ((stalled & ~forget) | flat | (slow & slows) | stale)
         direction = optax.tree.scale(-1, descent)
         return params, (new, gradient), direction, memory, forget | first, slows, best, steps + 1, done

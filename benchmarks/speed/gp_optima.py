@@ -1,4 +1,4 @@
-"""Does a Gaussian process end at the best optimum, and at what price? `python benchmarks/speed/gp_optima.py --before DIR`
+"""Does a Gaussian process end at the best optimum, and at what price?: `gp_optima.py --before DIR`.
 
 For every data set and split the residuals of the paper's network on at most 500 training rows are fitted by `rio.fit`,
 exactly and with one lengthscale for all inputs, from this checkout and from an older one (`--before`, a checkout of the
@@ -107,7 +107,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def problem(name: str, seed: int, arguments: argparse.Namespace):
-    """Inputs, the network's predictions and targets of the training rows; the network is trained once for both sides."""
+    """Inputs, the network's predictions and targets of the training rows; both sides have the same network."""
     path = arguments.runs / f"{name}_{seed}.npz"
     if not path.exists():
         data = jc.datasets.load(name)

@@ -17,7 +17,7 @@ R+O    residual    output         Y+O     outcome     output
 import operator
 from collections.abc import Iterable
 from functools import reduce
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -70,7 +70,7 @@ class IOKernel(eqx.Module):
     def bounds(self, a: Points, target_variance: Float[Array, ""]) -> tuple["IOKernel", "IOKernel"]:
         """The least and the greatest hyperparameters that make sense for these rows."""
         pairs = [
-            (None, None) if part is None else part.bounds(one, target_variance)
+            (None, None) if part is None or one is None else part.bounds(one, target_variance)
             for part, one in zip((self.input, self.output), a, strict=True)
         ]
         low, high = zip(*pairs, strict=True)
@@ -78,7 +78,9 @@ class IOKernel(eqx.Module):
 
     def by_column(self, a: Points) -> "IOKernel":
         """The same kernel with a lengthscale for every input column."""
-        return self if self.input is None else IOKernel(self.input.by_column(a.inputs), self.output)
+        if self.input is None or a.inputs is None:
+            return self
+        return IOKernel(self.input.by_column(a.inputs), self.output)
 
     def _parts(self, *points: Points) -> Iterable[tuple]:
         """The kernels that there are, each with its own part of the points."""
@@ -120,12 +122,13 @@ def fit(
 ) -> "RIO":
     """Fit a Gaussian process to the residuals y - base.mean, over the inputs and the predictions.
 
-    The kernel's lengthscales and variances and the noise variance maximise the evidence, or its sparse lower bound,
-    by L-BFGS. Of a base with a std of its own, the noise learns how far to follow it: the noise variance of a row is
-    a mixture, with a learnt share, of a constant and of the base's variance. Several outputs are as many independent
-    processes. Inputs, predictions and target are standardised inside: y -> a y + b changes the prediction exactly
-    so, up to rounding. Rows that the base model was trained on have residuals smaller than new ones: where the model
-    may have overfitted, fit on rows that it has not seen.
+    The kernel's lengthscales and variances and the noise variance maximize the evidence by damped Newton steps from
+    several initial values, or its sparse lower bound by L-BFGS. Of a base with a std of its own, the noise learns how
+    far to follow it: the noise variance of a row is a mixture, with a learned fraction, of a constant and of the base's
+    variance. Several outputs are as many independent processes. Inputs, predictions and target are standardized inside:
+    y -> a y + b changes the prediction exactly so, up to rounding. Rows that the base model was trained on have
+    residuals smaller than new ones: where the model may have overfitted, fit on other rows. A row far from what the
+    others say raises a warning.
 
     `preset="paper"` repeats the published setting: the sparse bound with 50 trained inducing points that start at
     the first rows, unit initial hyperparameters, and predictions and target not scaled.
@@ -143,18 +146,25 @@ def fit(
         target: what the process explains: the "residual", or the "outcome" itself (then the prediction does not
             build on the base's mean).
         bound: "exact" is the full process, O(n^3); "collapsed" the sparse one, O(n m^2) with m inducing points;
-            "auto" takes the exact one up to 1000 rows. "stochastic" maximises the sparse one over minibatches: for x
-            that does not fit in memory, a `numpy.memmap`, of which it holds a chunk of rows at a time. It needs a
-            key, and is neither for `jit` nor for several outputs.
-        num_inducing: how many inducing points (default 100; 50 with the preset), at most n.
+            "auto" takes the exact one up to 2000 rows, unless num_inducing, inducing or mesh ask for the sparse one.
+            "stochastic" maximizes the sparse one over minibatches: for x that does not fit in memory, a
+            `numpy.memmap`, of which it holds a chunk of rows at a time. It needs a key, and is neither for `jit` nor
+            for several outputs.
+        num_inducing: how many inducing points (default 400; 50 with the preset), at most n.
         inducing: "greedy" chooses rows by conditional variance at the start, of a random sample where the bound is
             stochastic; "trained" starts from the first rows, or random ones where it is, and optimises them, as the
             paper does. The default is "greedy", with the preset and the stochastic bound "trained".
-        ard: a lengthscale for every input column in place of one for all (RIO, appendix D.4).
-        max_iterations: of L-BFGS.
-        tolerance: L-BFGS ends after two steps in a row, later than the fourth, that raise the log evidence by less, in
-            nats (default 1; 0 with the preset). With 1 the evidence is mostly within one or two nats of the optimum,
-            seldom ten, for about half of the steps. In any case L-BFGS ends where scipy's does.
+        ard: True for a lengthscale for every input column, False for one for all; "auto" (default) for what the
+            evidence prefers: each further lengthscale must raise it by log(n) / 2 nats (Schwarz's criterion). That
+            costs one more climb, about half as much again. With the preset and kernels of gpjax False (RIO, appendix
+            D.4).
+        noise: "gaussian"; "student_t", whose degrees of freedom are learned, so that outliers do not decide the fit and
+            the prediction is a StudentT; or "input", of a variance that depends on the inputs: a second process, of the
+            log of the noise variance, is fitted to the leave-one-out errors, and has as much part as helps. The first
+            costs two to four, the second three to five times as much as "gaussian".
+        max_iterations: of the optimizer.
+        tolerance: the fit ends where the log evidence is foreseen to rise by less, in nats (default 0.005; of the
+            sparse bound 1; with the preset 0). In any case L-BFGS ends where scipy's does.
         epochs: passes over the rows of the stochastic bound.
         preset: None, or "paper" as above.
         mesh: devices over all of whose axes the rows of the sparse bound are distributed; None for one device.
@@ -251,7 +261,7 @@ class RIO(eqx.Module):
     @property
     def kernel(self) -> IOKernel:
         """The kernel with the hyperparameters found, in scaled units."""
-        return self.process.model.kernel
+        return cast(IOKernel, self.process.model.kernel)
 
     @property
     def points(self) -> Points:

@@ -322,7 +322,7 @@ class _Given(NamedTuple):
 
     def model(self, log_lengthscale: Float[Array, " d"]) -> Model:
         """The process of variance 1 and these lengthscales, before data."""
-        return Model(_kernel(log_lengthscale), self.log_noise, None, self.inducing)
+        return Model(_kernel(log_lengthscale), self.log_noise, inducing=self.inducing)
 
     def posterior(self, log_lengthscale: Float[Array, " d"]) -> gp.Posterior:
         """What is known under these lengthscales."""

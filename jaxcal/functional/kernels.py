@@ -45,13 +45,13 @@ def squared_exponential(
     scale = jnp.reshape(lengthscale, (1, -1)) if jnp.ndim(lengthscale) else jnp.ones((1, 1), a.dtype)
     distances = _squared_distances(a / scale, b / scale)
     precision = 1.0 if jnp.ndim(lengthscale) else lengthscale**-2
-    return variance * jnp.exp(-0.5 * precision * distances)
+    return jnp.asarray(variance) * jnp.exp(-0.5 * precision * distances)
 
 
 def _squared_distances(a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
     """|a - b|^2 for every pair of rows, never negative."""
     if a.shape[1] <= _FEW_COLUMNS:
-        return sum((jnp.square(a[:, j][:, None] - b[:, j][None]) for j in range(a.shape[1])), jnp.zeros((), a.dtype))
+        return jnp.asarray(sum(jnp.square(a[:, j][:, None] - b[:, j][None]) for j in range(a.shape[1])))
     # Distances do not change with the origin, and products of small numbers cancel less.
     origin = lax.stop_gradient(jnp.mean(a, axis=0, keepdims=True))
     a, b = a - origin, b - origin

@@ -1,7 +1,7 @@
 """Noise of a Gaussian process that is not equal and normal: Student t noise, and noise that depends on the inputs.
 
-Every row has a noise variance of its own, relative to a common one; the functions here say which, given what the process
-says of the rows.
+Every row has a noise variance of its own, relative to a common one. The functions here say which, given what the
+process says of the rows.
 
 - `student_t_weights`, `student_t_bound`, `student_t_df`: noise as a mixture of normal distributions over an unknown
   precision of every row, Tipping & Lawrence (2005).
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from jaxcal.functional import scores
 
-# The least and the greatest degrees of freedom: below, there is no variance; no data distinguish more from normal noise.
+# The least and the greatest degrees of freedom: below there is no variance, and above no data show the difference.
 LEAST_DF, GREATEST_DF = 2.1, 100.0
 # The mean of the log of a chi-squared variate of one degree of freedom, and its variance.
 LOG_SQUARE_MEAN, LOG_SQUARE_VARIANCE = -1.2703628454614782, 4.934802200544679
@@ -43,8 +43,8 @@ def student_t_weights(squares: Float[Array, " n"], df: Float[Array, ""]) -> Floa
 def student_t_bound(weights: Float[Array, " n"], df: Float[Array, ""]) -> Float[Array, ""]:
     """What Student t noise adds to log N(y; 0, K + noise / w) for a lower bound on log p(y).
 
-    sum_i (E log w_i - log E w_i) / 2 - KL(q(w_i) || Gamma(df / 2, df / 2)), with q(w_i) = Gamma((df + 1) / 2, .) of mean
-    `weights`; Tipping & Lawrence (2005), with the best q(f) put in.
+    sum_i (E log w_i - log E w_i) / 2 - KL(q(w_i) || Gamma(df / 2, df / 2)), with q(w_i) = Gamma((df + 1) / 2, .) of
+    mean `weights`; Tipping & Lawrence (2005), with the best q(f) put in.
 
     >>> import jax.numpy as jnp
     >>> round(student_t_bound(jnp.ones(3), jnp.asarray(4.0)).item(), 2)
@@ -68,7 +68,7 @@ def student_t_df(squares: Float[Array, " n"]) -> Float[Array, ""]:
 def student_t_sum(
     noise: Float[Array, "*n"], df: Float[Array, ""], variance: Float[Array, "*n"]
 ) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-    """Degrees of freedom and squared scale of the Student t distribution nearest to that of sqrt(noise) T + N(0, variance).
+    """Degrees of freedom and squared scale of the Student t nearest to sqrt(noise) T + N(0, variance).
 
     With q = variance / noise: df (1 + q)^(2 df / (df + 6)) and noise (1 + q + 1.5 q / ((df + 5) (1 + q))). Fitted to
     the distributions of the least Kullback-Leibler divergence from the exact ones: for df from 2.1 to 100 their

@@ -6,6 +6,7 @@ maximum, and goes on by L-BFGS; by Adam, as GPyTorch's examples do, if a learnin
 are rows chosen by conditional variance under the initial kernel.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -43,7 +44,7 @@ from jaxcal.optimize import Optimum, Result, first_finite, minimize, one_run_at_
 _EXACT_ROWS = 2000
 _NUM_INDUCING = 400
 # The gain of log evidence, in nats, below which a fit ends: the data hardly distinguish hyperparameters so close.
-_TOLERANCE = 0.005
+_TOLERANCE, _SPARSE_TOLERANCE = 0.005, 1.0
 # Of more rows than this, so many decide which optima are climbed to.
 _FEW_ROWS = 500
 # Every initial value is climbed from by so many steps; to the end go those within so many nats of the best, but for
@@ -51,8 +52,11 @@ _FEW_ROWS = 500
 _FIRST_LAP, _CLOSE, _ALIKE = 8, 10.0, 0.2
 # Two optima are one if no log hyperparameter differs by more.
 _SAME = 0.3
-# The sparse bound starts from the exact evidence of so many rows.
+# The sparse bound may start from the exact evidence of so many rows.
 _SUBSET_ROWS = 1000
+# That start and others are compared by the bound of so many rows, with so many inducing points, also at these fractions
+# of noise.
+_COMPARED_ROWS, _COMPARED_POINTS, _MORE_NOISE = 4000, 100, (0.1, 0.5)
 # Greedy inducing points are chosen among so many rows.
 _GREEDY_ROWS = 10_000
 # A prior variance, or that of the noise, that exceeds the target's by this factor is absurd.
@@ -102,8 +106,6 @@ class Options(NamedTuple):
         if noise != "gaussian" and (bound == "stochastic" or learning_rate is not None):
             raise ValueError(f"noise={noise!r} is for the exact and the collapsed bound, without Adam or a preset.")
         _checks.check_at_least("max_iterations", max_iterations, 1)
-        tolerance = _TOLERANCE if tolerance is None else tolerance
-        _checks.check_not_negative("tolerance", tolerance)
         sparse = {"num_inducing": num_inducing, "inducing": inducing, "mesh": mesh}
         if bound == "exact":
             given = [name for name, value in sparse.items() if value is not None]
@@ -116,6 +118,9 @@ class Options(NamedTuple):
             wants_sparse = any(value is not None for value in sparse.values())
             exact = num_inducing >= n if num_inducing is not None else n <= _EXACT_ROWS and not wants_sparse
             bound = "exact" if exact else "collapsed"
+        if tolerance is None:
+            tolerance = _TOLERANCE if bound == "exact" else _SPARSE_TOLERANCE
+        _checks.check_not_negative("tolerance", tolerance)
         num_inducing = _NUM_INDUCING if num_inducing is None else num_inducing
         _checks.check_at_least("num_inducing", num_inducing, 1)
         if num_inducing > n and bound == "collapsed":
@@ -256,9 +261,9 @@ def raise_unless_factorized(result: Int[Array, "*runs"], jitter: Float[Array, "*
     """Raise FloatingPointError if no fit made sense at any jitter; nothing while traced."""
     if not _checks.is_traced(result) and np.any(np.asarray(result) == Result.NOT_FINITE):
         raise FloatingPointError(
-            f"the covariance of {n} rows could not be factorized, or only with hyperparameters that make no sense, even "
-            f"with a jitter of {np.max(jitter):.0e} of its mean variance. Is a hyperparameter of the kernel negative or "
-            "extreme? throw=False returns the fit."
+            f"the covariance of {n} rows could not be factorized, or only with hyperparameters that make no sense, "
+            f"even with a jitter of {np.max(jitter):.0e} of its mean variance. Is a hyperparameter of the kernel "
+            "negative or extreme? throw=False returns the fit."
         )
 
 
@@ -276,14 +281,39 @@ def search(starts: Model, data: Data, jitter: Float[Array, ""], options: Options
 
 
 def sparse_start(starts: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
-    """Where the sparse bound starts: at the greatest exact evidence of some of the rows, or at the only start."""
+    """Where the sparse bound starts: at the only start; or at the best by the bound itself of several.
+
+    Those are the starts and the optimum of the exact evidence of some rows, each with its own noise and with more: what
+    few inducing points do not explain is noise to them.
+    """
     some = some_rows(data, _SUBSET_ROWS)
     if not _has_more_to_learn(starts):
         return best_start(starts, some, jitter)
-    if _number(starts) > 1:
-        return exact_optimum(starts, some, jitter, options)
-    unknown = jnp.full((), jnp.nan, data.targets.dtype)
-    return Found(_one(starts), unknown, jnp.int32(0), jnp.int32(Result.STEP_LIMIT), jnp.int32(0))
+    if _number(starts) == 1:
+        unknown = jnp.full((), jnp.nan, data.targets.dtype)
+        return Found(_one(starts), unknown, jnp.int32(0), jnp.int32(Result.STEP_LIMIT), jnp.int32(0))
+    found = exact_optimum(starts, some, jitter, options._replace(tolerance=min(options.tolerance, _TOLERANCE)))
+    if options.ard:
+        wide = eqx.filter_vmap(lambda model: model.kernel.by_column(data.points))(starts)
+        starts = eqx.tree_at(lambda m: m.kernel, starts, wide)
+    join = lambda several, one: jnp.concatenate([several, one[None]]) if eqx.is_array(one) else one
+    candidates = jax.tree.map(join, starts, found.model)
+    if "log_noise" not in starts.fixed:
+        log_noises = [candidates.log_noise, *(jnp.full_like(candidates.log_noise, math.log(q)) for q in _MORE_NOISE)]
+        repeat = lambda leaf: jnp.concatenate([leaf] * len(log_noises)) if eqx.is_array(leaf) else leaf
+        candidates = jax.tree.map(repeat, candidates)
+        candidates = eqx.tree_at(lambda m: m.log_noise, candidates, jnp.concatenate(log_noises))
+    compared = some_rows(data, _COMPARED_ROWS)
+    few_points = options._replace(inducing="greedy", num_inducing=min(options.num_inducing, _COMPARED_POINTS))
+    arrays, static = eqx.partition(candidates, eqx.is_array)
+
+    def bound(candidate) -> Float[Array, ""]:
+        model = with_inducing_points(eqx.combine(candidate, static), compared, few_points)
+        return evidence(model, compared, jitter)
+
+    values = lax.map(bound, arrays)
+    best = jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values))
+    return found._replace(model=_one(candidates, best), evidence=values[best])
 
 
 def refine(model: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
@@ -426,7 +456,7 @@ class _Ends(NamedTuple):
 
 
 def _by_column(model: Model, value, steps, converged, data: Data, jitter: ArrayLike, options: Options):
-    """The model with a lengthscale for every column, climbed from the isotropic optimum; or that, if it gains too little.
+    """The model with a lengthscale for every column, or the isotropic one it is climbed to from if it gains too little.
 
     With ard="auto" each further lengthscale must gain log(n) / 2 nats, Schwarz's criterion.
     """
@@ -437,7 +467,7 @@ def _by_column(model: Model, value, steps, converged, data: Data, jitter: ArrayL
     place, wide_value, more_steps, wide_converged = (end[0] for end in ends)
     further = vector.shape[0] - _as_vector(model)[0].shape[0]
     cost = 0.5 * further * jnp.log(data.targets.shape[0]) if options.ard == "auto" else 0.0
-    gains = wide_value > value + cost
+    gains = wide_value > jnp.asarray(value + cost)
     choose = lambda new, old: jnp.where(gains, new, old)
     found = model_of(choose(place, vector))
     return found, choose(wide_value, value), steps + more_steps, choose(wide_converged, converged)
@@ -571,7 +601,7 @@ def greedy_points(kernel: Kernel, points: Points, num_inducing: int) -> Points:
     return take(points, gp.greedy_rows(covariances_with, kernel.diagonal(points), num_inducing))
 
 
-def jitter_of_try(step: ArrayLike, dtype, bound: str) -> Float[Array, ""]:
+def jitter_of_try(step: Int[Array, ""], dtype, bound: str) -> Float[Array, ""]:
     """The fraction of the mean variance that is added to the diagonal: a hundred times more at each step.
 
     Noise is on the exact process's diagonal already: it starts without.
@@ -582,7 +612,7 @@ def jitter_of_try(step: ArrayLike, dtype, bound: str) -> Float[Array, ""]:
 
 
 def _descend(model: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
-    """The model of the greatest evidence near this one, by L-BFGS or Adam; inducing points move where they are trained."""
+    """The model of the greatest evidence near this one, by L-BFGS or Adam; trained inducing points move."""
     params, fixed = split(model, with_inducing=options.inducing == "trained" and options.bound != "exact")
     low, high = _bounds(model, data)
 

@@ -1,4 +1,4 @@
-"""Where the search for hyperparameters starts: lengthscales relative to the distances between rows, fractions of noise."""
+"""Initial values of hyperparameters: lengthscales relative to the distances between rows, fractions of noise."""
 
 from collections.abc import Callable, Iterable, Sequence
 

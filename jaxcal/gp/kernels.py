@@ -44,7 +44,7 @@ class Kernel(Protocol):
     def derivatives(
         self, a: Points, weights: Float[Array, " n"], slopes: Float[Array, "n n"]
     ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
-        """sum(slopes K_i) and the columns K_i @ weights, with K_i the derivatives of `self(a, a)` by the kernel's arrays.
+        """sum(slopes K_i) and the columns K_i @ weights, K_i the derivative of `self(a, a)` by the kernel's array i.
 
         In the order of `ravel_pytree`; slopes are symmetric.
         """

@@ -103,9 +103,9 @@ def maximize(
     inside of `jit`.
 
     It starts at the greatest exact evidence of some rows of a random sample, and is improved by L-BFGS on the bound of
-    that sample, which counts as often as it takes to make up all rows. Then follow the epochs of minibatches: an epoch reads all chunks in random order
-    and shuffles the rows of each; a few, at random, are left out of it so that all chunks and batches are equal. The
-    learning rate falls to zero along half a cosine.
+    that sample, which counts as often as it takes to make up all rows. Then follow the epochs of minibatches: an epoch
+    reads all chunks in random order and shuffles the rows of each; a few, at random, are omitted so that all chunks and
+    batches are equal. The learning rate falls to zero along half a cosine.
 
     With inducing="greedy" the inducing points are rows of the sample chosen by conditional variance, and stay. With
     "trained" they are random rows, trained by the minibatches: a better bound for hardly more time.
@@ -123,8 +123,8 @@ def maximize(
         learning_rate: of Adam, at the beginning.
 
     Returns:
-        The process after data: its evidence the collapsed bound, its iterations the minibatches, its result STEP_LIMIT or
-        NOT_FINITE.
+        The process after data: its evidence the collapsed bound, its iterations the minibatches, its result
+        STEP_LIMIT or NOT_FINITE.
 
     Raises:
         ValueError: if a count is less than 1, the learning rate not positive, or there are more inducing points than
@@ -292,8 +292,9 @@ def _start(
 ) -> tuple[Model, Sites, Int[Array, ""]]:
     """The model of a sample's exact evidence, improved by L-BFGS on its bound, its sites, and how many starts failed.
 
-    In the bound the sample counts `scale` times. Counted once, so few rows are often best explained as noise: every row pays alike
-    for what the inducing points miss, while what they explain is learned the better, the more rows there are.
+    In the bound the sample counts `scale` times. Counted once, so few rows are often best explained as noise: every row
+    pays alike for what the inducing points miss, while what they explain is learned the better, the more rows there
+    are.
     """
 
     def scaled_sums(model):

@@ -176,7 +176,7 @@ class Process(eqx.Module):
         mean, variance = self(points)
         if self.log_noise is not None:
             log_mean, log_variance = self.log_noise(points)
-            base_variance = jnp.exp(log_mean + log_variance / 2 + self.log_noise_offset)
+            base_variance = jnp.exp(log_mean + log_variance / 2 + jnp.asarray(self.log_noise_offset))
         relative = self.model.relative_noise(base_variance)
         added = self.noise_variance * (jnp.ones_like(mean) if relative is None else relative)
         if self.model.student_t is None:

@@ -111,7 +111,7 @@ def test_preset_starts_from_the_grid_of_the_paper(data):
     scalers = Standardiser.of(x), Standardiser.identity(y)
     rows, given = gaussian_process._data(x, y, *scalers), gaussian_process.Given(None, None)
     setting = gaussian_process.Setting("nngp", None)
-    starts = gaussian_process._starts(rows, given, scalers[1], setting)
+    starts = gaussian_process._starts(given, scalers[1], setting, rows)
     is_kernel = lambda node: isinstance(node, NNGP)
     (kernel,) = filter(is_kernel, jax.tree.leaves(starts, is_leaf=is_kernel))
     pairs = np.column_stack([kernel.weight_variance.unwrap(), kernel.bias_variance.unwrap()])

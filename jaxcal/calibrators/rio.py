@@ -371,8 +371,7 @@ def _fit(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
 def _fit_one(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
     scales = _Scales.of(None if x is None else Standardiser.of(x), mean, std, y, setting)
     data = scales.data(x, mean, std, y, setting)
-    starts_of = lambda data, noise: _starts(data, given, setting, noise)
-    return scales.rio(maximize(starts_of, data, setting.options), setting)
+    return scales.rio(maximize(eqx.Partial(_starts, given, setting), data, setting.options), setting)
 
 
 def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, epochs: int, key) -> "RIO":
@@ -391,7 +390,7 @@ def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, e
         x, mean, std, own_y = jax.tree.map(lambda column: jnp.asarray(column[part], y.dtype), columns)
         return scales.data(x, mean, std, own_y, setting)
 
-    starts_of = lambda sample: _starts(sample, given, setting)
+    starts_of = eqx.Partial(_starts, given, setting)
     return scales.rio(minibatch.maximize(starts_of, read, n, setting.options, key=key, epochs=epochs), setting)
 
 
@@ -455,7 +454,7 @@ def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
     )
 
 
-def _starts(data: Data, given: IOKernel | None, setting: Setting, noise: Array | None = None) -> Model:
+def _starts(given: IOKernel | None, setting: Setting, data: Data, noise: Array | None = None) -> Model:
     """Where the optimization may start: a grid of lengthscales and noise; in the paper one start, of ones.
 
     A kernel that was given starts where it is.

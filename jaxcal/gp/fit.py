@@ -168,22 +168,25 @@ def maximize(starts_of: StartsOf, data: Data, options: Options) -> Process:
     Safe under `vmap`: see `optimize.one_run_at_a_time`.
 
     Args:
-        starts_of: gives where to start.
+        starts_of: gives where to start; a pytree where it holds arrays, such as an `eqx.Partial`.
         data: what to explain.
         options: how.
     """
     rest: list[PyTree] = []
+    arrays, static = eqx.partition((starts_of, data), eqx.is_array)
 
-    def run(data):
+    def run(arrays):
+        starts_of, data = eqx.combine(arrays, static)
+
         def attempt(tries):
             jitter = jitter_of_try(tries, data.targets.dtype, options.bound)
-            arrays, other = eqx.partition(_fitted(starts_of, data, jitter, options), eqx.is_array)
+            found, other = eqx.partition(_fitted(starts_of, data, jitter, options), eqx.is_array)
             rest[:] = [other]
-            return arrays
+            return found
 
         return first_finite(attempt, JITTER_TRIES)
 
-    return eqx.combine(one_run_at_a_time(run)(data), rest[0])
+    return eqx.combine(one_run_at_a_time(run)(arrays), rest[0])
 
 
 def _fitted(starts_of: StartsOf, data: Data, jitter: Float[Array, ""], options: Options) -> Process:

@@ -317,8 +317,7 @@ def _fit(x: Float[Array, "n d"], y: Float[Array, " n"], given: Given, setting: S
     scaler = Standardiser.identity if setting.preset == "nngp" else Standardiser.robust if robust else Standardiser.of
     y_scaler = scaler(y)
     data = _data(x, y, x_scaler, y_scaler)
-    starts_of = lambda data, noise: _starts(data, given, y_scaler, setting, noise)
-    process = maximize(starts_of, data, setting.options)
+    process = maximize(eqx.Partial(_starts, given, y_scaler, setting), data, setting.options)
     return GaussianProcess(process, x_scaler, y_scaler)
 
 
@@ -333,7 +332,7 @@ def _fit_stochastic(x, y, given: Given, setting: Setting, epochs: int, key) -> "
         own_x, own_y = (jnp.asarray(column[part], y.dtype) for column in (x, on_host))
         return _data(own_x, own_y, x_scaler, y_scaler)
 
-    starts_of = lambda sample: _starts(sample, given, y_scaler, setting)
+    starts_of = eqx.Partial(_starts, given, y_scaler, setting)
     process = minibatch.maximize(starts_of, read, n, setting.options, key=key, epochs=epochs)
     return GaussianProcess(process, x_scaler, y_scaler)
 
@@ -343,7 +342,7 @@ def _data(x: Float[Array, "n d"], y: Float[Array, " n"], x_scaler: Standardiser,
     return Data(x_scaler(x), y_scaler(y))
 
 
-def _starts(data: Data, given: Given, y_scaler: Standardiser, setting: Setting, noise: Array | None = None) -> Model:
+def _starts(given: Given, y_scaler: Standardiser, setting: Setting, data: Data, noise: Array | None = None) -> Model:
     """Where the optimization may start: a grid of lengthscales and noise; or as the preset has it."""
     if setting.preset == "crude":
         # The softplus of zero, where GPyTorch starts; the noise is kept above 1e-4 by adding it.

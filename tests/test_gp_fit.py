@@ -9,9 +9,11 @@ import scipy.stats
 
 from jaxcal import Point, gaussian_process, rio
 from jaxcal.functional import gp
-from jaxcal.gp import fit, newton
+from jaxcal.gp import model as models
+from jaxcal.gp import newton, search
 from jaxcal.gp.kernels import SquaredExponential, gram
 from jaxcal.gp.model import Data, Model
+from jaxcal.gp.options import Options
 from jaxcal.optimize import Result
 
 X64 = jax.config.jax_enable_x64
@@ -204,7 +206,7 @@ def test_only_evidence_that_the_noise_allows_makes_sense(rng):
     targets = jnp.asarray(rng.normal(size=30))
     data = Data(jnp.asarray(rng.normal(size=(30, 2))), targets)
     greatest = gp.greatest_log_likelihood(30, model().noise_variance(data.points))
-    sane = lambda model, value: bool(fit.is_sane(model, jnp.asarray(value), data))
+    sane = lambda model, value: bool(models.is_sane(model, jnp.asarray(value), data))
     assert sane(model(), -40.0)
     assert sane(model(), greatest - 1)
     assert not sane(model(), greatest + 1)
@@ -221,8 +223,8 @@ def test_the_least_noise_of_all_rows_decides_what_makes_sense(rng):
     follows = Model(model().kernel, jnp.log(jnp.asarray(0.1)), jnp.asarray(5.0))
     noise = follows.noise_variance(data.points) * follows.relative_noise(base_variance)
     of_rows = -0.5 * jnp.sum(jnp.log(2 * jnp.pi * noise))
-    assert fit.is_sane(follows, of_rows, data)
-    assert not fit.is_sane(follows, gp.greatest_log_likelihood(30, jnp.min(noise)) + 1, data)
+    assert models.is_sane(follows, of_rows, data)
+    assert not models.is_sane(follows, gp.greatest_log_likelihood(30, jnp.min(noise)) + 1, data)
 
 
 @pytest.mark.parametrize("method", ["rio", "gaussian_process"])
@@ -314,9 +316,7 @@ def test_fewer_inducing_points_than_rows_ask_for_the_sparse_bound(rows):
 )
 @pytest.mark.filterwarnings("ignore:num_inducing is")
 def test_bound_that_is_taken(n, given, bound):
-    options = fit.Options.of(
-        n, "auto", given.get("num_inducing"), given.get("inducing"), max_iterations=10, tolerance=None
-    )
+    options = Options.of(n, "auto", given.get("num_inducing"), given.get("inducing"), max_iterations=10, tolerance=None)
     assert options.bound == bound
 
 
@@ -342,7 +342,7 @@ def test_preset_starts_where_the_paper_starts(rows, monkeypatch):
         0.0,
     )
     only = jax.tree.map(lambda leaf: leaf[0], starts)
-    inducing = fit.with_inducing_points(only, data, options).inducing
+    inducing = search.with_inducing_points(only, data, options).inducing
     np.testing.assert_array_equal(inducing.inputs, data.points.inputs[:50])
     np.testing.assert_array_equal(inducing.output, data.points.output[:50])
     # Neither predictions nor residuals are scaled.

@@ -11,9 +11,9 @@ from jaxcal.calibrators.rio import IOKernel, Points
 from jaxcal.functional import gp, kernels
 from jaxcal.gp import fit as whole
 from jaxcal.gp import minibatch, model
-from jaxcal.gp.fit import Options
 from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
+from jaxcal.gp.options import Options
 from jaxcal.optimize import Result
 
 pytestmark = pytest.mark.filterwarnings("ignore:X is not of type float64", "ignore:y is not of type float64")

@@ -152,11 +152,12 @@ def reference(x, base, y) -> float:
 @eqx.filter_jit
 def climb(starts, data):
     """The evidence that is reached from every initial value; NaN where it is not sane."""
-    from jaxcal.gp import fit
+    from jaxcal.gp import exact
+    from jaxcal.gp.model import as_vector, one_of
 
-    model_of = fit._as_vector(fit._one(starts))[1]
-    vectors = eqx.filter_vmap(lambda model: fit._as_vector(model)[0])(starts)
-    return fit._climb_each(vectors, jnp.full(NUM_STARTS, 200), model_of, data, 0.0, TOLERANCE).values
+    model_of = as_vector(one_of(starts))[1]
+    vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(starts)
+    return exact._climb_each(vectors, jnp.full(NUM_STARTS, 200), model_of, data, 0.0, TOLERANCE).values
 
 
 def records(path: Path) -> list[dict]:

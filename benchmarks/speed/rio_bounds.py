@@ -25,6 +25,7 @@ from _common import provenance, tell
 import jaxcal as jc
 from jaxcal.calibrators import rio
 from jaxcal.gp import fit, initial, model
+from jaxcal.gp.options import Options
 
 # Data sets with the number of training rows taken; None for 80 % of all.
 SIZES = (
@@ -90,7 +91,7 @@ def climbs(num_seeds: int):
     """Every start of the grid climbed alone, and the chosen one."""
     yield "\nStarts: the bound with 100 greedy points from each of the grid's starts alone, and from the chosen one"
     yield f"{'data set':16}{'base':10}{'seed':>5}{'worst':>10}{'median':>10}{'best':>10}{'chosen':>10}{'steps':>7}"
-    options = fit.Options.of(1000, "collapsed", 100, "greedy", 1000, None)
+    options = Options.of(1000, "collapsed", 100, "greedy", 1000, None)
     climb = eqx.filter_jit(lambda grid, data: fit.maximize(lambda *_: grid, data, options))
     for name in CLIMBED:
         for base in BASES:

@@ -32,9 +32,10 @@ from jaxcal.calibrators._base import check_base
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
 from jaxcal.functional import safe
 from jaxcal.gp import initial, minibatch
-from jaxcal.gp.fit import Options, maximize, raise_unless_factorized, warn_of_outliers
+from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
 from jaxcal.gp.model import Data, Model, Process
+from jaxcal.gp.options import Options
 from jaxcal.optimize import Result
 from jaxcal.scaling import Standardiser
 

@@ -32,10 +32,12 @@ from jaxcal.calibrators._base import FINE_LEVELS, Rows, as_levels, as_rows, chec
 from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.functional import gp
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
-from jaxcal.gp import fit as process_fit
 from jaxcal.gp import initial, model, widths
+from jaxcal.gp.fit import maximize
 from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
+from jaxcal.gp.options import Options
+from jaxcal.gp.search import greedy_points, jitter_of_try
 from jaxcal.scaling import Standardiser
 
 # Levels near the middle need no lengthscales of their own: their quantiles are close to the mean anyway.
@@ -327,7 +329,7 @@ class _Given(NamedTuple):
     def posterior(self, log_lengthscale: Float[Array, " d"]) -> gp.Posterior:
         """What is known under these lengthscales."""
         bound = "exact" if self.inducing is None else "collapsed"
-        jitter = process_fit.jitter_of_try(jnp.int32(0), self.x.dtype, bound)
+        jitter = jitter_of_try(jnp.int32(0), self.x.dtype, bound)
         return model.posterior(self.model(log_lengthscale), self.data, jitter)
 
     def leave_one_out(self, log_lengthscale: Float[Array, " d"], posterior: gp.Posterior) -> gp.LeaveOneOut:
@@ -375,9 +377,9 @@ def _fit(
 def _fitted(x: Float[Array, "n d"], targets: Float[Array, " n"]) -> tuple[Float[Array, " d"], Float[Array, ""]]:
     """Log lengthscales and noise ratio of the greatest evidence."""
     data = Data(x, targets)
-    options = process_fit.Options.of(targets.shape[0], "auto", None, None, _MOST_ITERATIONS, None, ard=True)
+    options = Options.of(targets.shape[0], "auto", None, None, _MOST_ITERATIONS, None, ard=True)
     starts_of = lambda data, noise: initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
-    process = process_fit.maximize(starts_of, data, options)
+    process = maximize(starts_of, data, options)
     kernel = cast(SquaredExponential, process.model.kernel)
     log_lengthscale = jnp.broadcast_to(kernel.log_lengthscale, x.shape[1:])
     return log_lengthscale, process.noise_variance / jnp.exp(kernel.log_variance)
@@ -395,7 +397,7 @@ def _conditioned(x, targets, log_lengthscale, noise_ratio, num_inducing: int | N
     noise_ratio = jnp.maximum(noise_ratio, jnp.sqrt(jnp.finfo(x.dtype).eps))
     inducing = None
     if num_inducing is not None:
-        inducing = process_fit.greedy_points(_kernel(log_lengthscale), x, num_inducing)
+        inducing = greedy_points(_kernel(log_lengthscale), x, num_inducing)
     return _Given(x, targets, jnp.log(noise_ratio), inducing)
 
 

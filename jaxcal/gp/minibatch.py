@@ -25,9 +25,11 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks
 from jaxcal.functional import gp
-from jaxcal.gp.fit import JITTER_TRIES, Options, is_sane, jitter_of_try, sparse_start, with_inducing_points
+from jaxcal.gp.fit import JITTER_TRIES
 from jaxcal.gp.kernels import Points
-from jaxcal.gp.model import Data, Model, Process, jittered_gram, row_sums, split
+from jaxcal.gp.model import Data, Model, Process, is_sane, jittered_gram, row_sums, split
+from jaxcal.gp.options import Options
+from jaxcal.gp.search import jitter_of_try, sparse_start, with_inducing_points
 from jaxcal.optimize import Result, minimize
 from jaxcal.scaling import Standardiser
 

@@ -5,6 +5,7 @@ Exact where the model has no inducing points, else sparse: Titsias (2009). `func
 
 import math
 import operator
+from collections.abc import Callable
 from functools import reduce
 from typing import NamedTuple, cast
 
@@ -12,11 +13,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
-from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
 from jaxcal.functional import gp, noise
-from jaxcal.gp.kernels import Kernel, Points, gram
+from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
+from jaxcal.optimize import Result
 
 # Noise below this fraction of the target's variance is taken for none.
 NOISE_FLOOR = 1e-6
@@ -26,6 +29,8 @@ _NOISES = 1e-9, 1e1
 _LOGIT_FRACTION = 14.0
 _LOG_DFS = math.log(noise.GREATEST_DF / noise.LEAST_DF)
 _PREDICTED_AT_ONCE = 2048
+# A prior variance, or that of the noise, that exceeds the target's by this factor is absurd.
+_ABSURD = 1e6
 
 
 class Data(NamedTuple):
@@ -294,3 +299,107 @@ def _covariances(kernel: Kernel, point: Points, at: Points) -> tuple[Float[Array
     """One point's covariances with others, and with itself."""
     row = jax.tree.map(lambda a: a[None], point)
     return kernel(row, at)[0], kernel.diagonal(row)[0]
+
+
+class Found(NamedTuple):
+    """What a search found.
+
+    Attributes:
+        model: with the best hyperparameters.
+        evidence: its log evidence, or the bound on it.
+        steps: of the optimizer, from the chosen initial value.
+        result: a value of `Result`.
+        failed_starts: how many initial values had no sane evidence.
+    """
+
+    model: Model
+    evidence: Float[Array, ""]
+    steps: Int[Array, ""]
+    result: Int[Array, ""]
+    failed_starts: Int[Array, ""]
+
+
+def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | None) -> Process:
+    """The process after data, NOT_FINITE where its posterior is not, or where it makes no sense."""
+    model = found.model
+    after = posterior(model, data, jitter, mesh)
+    good = after.is_finite & is_sane(model, found.evidence, data)
+    greatest, stored = None, without_rows(model)
+    if model.student_t is None:
+        errors = jnp.abs(standardized_errors(model, after, data))
+        greatest = jnp.max(errors), jnp.argmax(errors)
+    return Process(
+        model=stored,
+        points=data.points if model.inducing is None else model.inducing,
+        posterior=after,
+        noise_variance=model.noise_variance(data.points),
+        evidence=found.evidence,
+        iterations=found.steps,
+        result=jnp.where(good, found.result, Result.NOT_FINITE),
+        jitter=jitter,
+        failed_starts=found.failed_starts,
+        greatest_error=greatest,
+    )
+
+
+def without_rows(model: Model) -> Model:
+    """The model without what is of the training rows: inducing points, and the precisions of Student t noise."""
+    model = eqx.tree_at(lambda m: m.inducing, model, None, is_leaf=lambda node: node is None)
+    if model.student_t is None:
+        return model
+    return eqx.tree_at(lambda m: m.student_t.log_squares, model, None, is_leaf=lambda node: node is None)
+
+
+def standardized_errors(model: Model, after: gp.Posterior, data: Data) -> Float[Array, " n"]:
+    """Leave-one-out errors of the rows over their standard deviations."""
+    errors = leave_one_out(model, after, data)
+    return errors.error / jnp.sqrt(errors.variance)
+
+
+def is_sane(model: Model, value: Float[Array, ""], data: Data) -> Bool[Array, ""]:
+    """Whether an evidence is finite and one that the noise allows, of variances not far beyond the target's."""
+    least_noise, variance = jnp.min(row_noise(model, data)), jnp.mean(data.targets**2)
+    greatest = gp.greatest_log_likelihood(data.targets.shape[0], least_noise)
+    prior = jnp.mean(model.kernel.diagonal(data.points))
+    return (value <= greatest) & (jnp.maximum(prior, model.noise_variance(data.points)) < _ABSURD * variance)
+
+
+def some_rows(data: Data, number: int) -> Data:
+    """At most so many rows, which ones not depending on their order."""
+    if data.targets.shape[0] <= number:
+        return data
+    return take(data, scattered(data.points)[:number])
+
+
+def as_vector(model: Model) -> tuple[Float[Array, " p"], Callable[[Float[Array, " p"]], Model]]:
+    """What is learned of a model but for inducing points, as a vector, and the model of such a vector."""
+    params, fixed = split(model)
+    vector, unravel = ravel_pytree(params)
+    return vector, lambda vector: eqx.combine(unravel(vector), fixed)
+
+
+def bounds(model: Model, data: Data) -> tuple[Float[Array, " p"], Float[Array, " p"]]:
+    """The least and the greatest hyperparameters, as vectors."""
+    low, high = (lax.stop_gradient(as_vector(bound)[0]) for bound in model.bounds(data))
+    return low, high
+
+
+def penalty(
+    vector: Float[Array, " p"], low: Float[Array, " p"], high: Float[Array, " p"], n: int
+) -> tuple[Float[Array, ""], Float[Array, " p"], Float[Array, " p"]]:
+    """What hyperparameters beyond their bounds cost, n times the square, with first and second derivatives.
+
+    No row gives more than half a nat for a step of one in the log of a variance: none goes far beyond.
+    """
+    beyond = jnp.maximum(vector - high, 0) - jnp.maximum(low - vector, 0)
+    return n * beyond @ beyond, 2 * n * beyond, jnp.where(beyond != 0, 2 * n, jnp.zeros_like(beyond))
+
+
+def one_of(models: Model, number: ArrayLike = 0) -> Model:
+    """One of the models along the leading axis of their arrays."""
+    return jax.tree.map(lambda leaf: leaf[number] if eqx.is_array(leaf) else leaf, models)
+
+
+def number_of(models: Model) -> int:
+    """How many models lie along the leading axis of their arrays."""
+    return next(leaf for leaf in jax.tree.leaves(models) if eqx.is_array(leaf)).shape[0]

@@ -19,8 +19,8 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal.functional import gp
 from jaxcal.functional.quantiles import linear_quantile
-from jaxcal.gp.fit import inverse_softplus
 from jaxcal.gp.kernels import SquaredExponential, gram
+from jaxcal.gp.search import inverse_softplus
 from jaxcal.optimize import lowest, minimize, one_run_at_a_time
 
 # Multiples of the regression's inverse lengthscales that are tried: on a line alone, and as starts of L-BFGS.

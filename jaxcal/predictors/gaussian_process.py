@@ -22,9 +22,10 @@ from jaxcal import _checks
 from jaxcal.distributions import Normal, StudentT
 from jaxcal.functional import safe
 from jaxcal.gp import initial, minibatch
-from jaxcal.gp.fit import Options, maximize, raise_unless_factorized, warn_of_outliers
+from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
 from jaxcal.gp.model import Data, Model, Process
+from jaxcal.gp.options import Options
 from jaxcal.scaling import Standardiser
 
 _SQUARED_EXPONENTIAL = "squared_exponential"

@@ -1,0 +1,82 @@
+"""How a Gaussian process is fitted: what a user asks for, checked, with the defaults filled in."""
+
+import warnings
+from typing import NamedTuple
+
+from jax.sharding import Mesh
+
+from jaxcal import _checks
+
+# Up to this many rows "auto" takes the exact Gaussian process: O(n^3), but few iterations, and more exact.
+_EXACT_ROWS = 2000
+_NUM_INDUCING = 400
+# The gain of log evidence, in nats, below which a fit ends: the data hardly distinguish hyperparameters so close.
+TOLERANCE, _SPARSE_TOLERANCE = 0.005, 1.0
+
+
+class Options(NamedTuple):
+    """How a process is fitted; what decides what is compiled. With a learning rate it is by Adam."""
+
+    bound: str
+    inducing: str
+    num_inducing: int
+    max_iterations: int
+    tolerance: float = 0.0
+    ard: bool | str = False
+    noise: str = "gaussian"
+    mesh: Mesh | None = None
+    learning_rate: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        n: int,
+        bound: str,
+        num_inducing: int | None,
+        inducing: str | None,
+        max_iterations: int,
+        tolerance: float | None,
+        ard: bool | str = False,
+        noise: str = "gaussian",
+        mesh: Mesh | None = None,
+        learning_rate: float | None = None,
+    ) -> "Options":
+        """What the user of a method asked for n rows, checked, with the defaults in place of None."""
+        _checks.check_choice("bound", bound, ("auto", "exact", "collapsed", "stochastic"))
+        _checks.check_choice("inducing", inducing, (None, "greedy", "trained"))
+        _checks.check_choice("ard", ard, (True, False, "auto"))
+        _checks.check_choice("noise", noise, ("gaussian", "student_t", "input"))
+        if noise != "gaussian" and (bound == "stochastic" or learning_rate is not None):
+            raise ValueError(f"noise={noise!r} is for the exact and the collapsed bound, without Adam or a preset.")
+        _checks.check_at_least("max_iterations", max_iterations, 1)
+        sparse = {"num_inducing": num_inducing, "inducing": inducing, "mesh": mesh}
+        if bound == "exact":
+            given = [name for name, value in sparse.items() if value is not None]
+            if given:
+                raise ValueError(
+                    f"bound='exact' has no inducing points: {given[0]} has no effect. Leave it out, or take "
+                    "bound='collapsed'."
+                )
+        if bound == "auto":
+            wants_sparse = any(value is not None for value in sparse.values())
+            exact = num_inducing >= n if num_inducing is not None else n <= _EXACT_ROWS and not wants_sparse
+            bound = "exact" if exact else "collapsed"
+        if tolerance is None:
+            tolerance = TOLERANCE if bound == "exact" else _SPARSE_TOLERANCE
+        _checks.check_not_negative("tolerance", tolerance)
+        num_inducing = _NUM_INDUCING if num_inducing is None else num_inducing
+        _checks.check_at_least("num_inducing", num_inducing, 1)
+        if num_inducing > n and bound == "collapsed":
+            warnings.warn(f"num_inducing is {num_inducing}, but there are {n} rows; {n} are taken.", stacklevel=4)
+        inducing = inducing or ("trained" if bound == "stochastic" else "greedy")
+        return cls(
+            bound=bound,
+            inducing=inducing,
+            num_inducing=min(num_inducing, n),
+            max_iterations=max_iterations,
+            tolerance=tolerance,
+            ard=ard,
+            noise=noise,
+            mesh=mesh,
+            learning_rate=learning_rate,
+        )

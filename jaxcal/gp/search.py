@@ -1,0 +1,199 @@
+"""The search for hyperparameters: by the exact evidence, or by the sparse bound through inducing points.
+
+The sparse bound starts at the best of several models by the bound itself, and goes on by L-BFGS; by Adam, as GPyTorch's
+examples do, if a learning rate is given. Greedy inducing points are rows chosen by conditional variance under the
+initial kernel.
+"""
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+
+from jaxcal.functional import gp
+from jaxcal.gp.exact import exact_optimum
+from jaxcal.gp.kernels import Kernel, Points, take
+from jaxcal.gp.model import (
+    Data,
+    Found,
+    Model,
+    as_vector,
+    bounds,
+    evidence,
+    number_of,
+    one_of,
+    penalty,
+    some_rows,
+    split,
+)
+from jaxcal.gp.options import TOLERANCE, Options
+from jaxcal.optimize import Optimum, Result, minimize
+
+# The sparse bound may start from the exact evidence of so many rows.
+_SUBSET_ROWS = 1000
+# That start and others are compared by the bound of so many rows, with so many inducing points, also at these fractions
+# of noise.
+_COMPARED_ROWS, _COMPARED_POINTS, _MORE_NOISE = 4000, 100, (0.1, 0.5)
+# Greedy inducing points are chosen among so many rows.
+_GREEDY_ROWS = 10_000
+# GPyTorch keeps the variance of the noise above this.
+_GPYTORCH_NOISE = 1e-4
+
+
+def search(starts: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
+    """The best hyperparameters that are found from the starts."""
+    if options.bound == "exact":
+        if not _has_more_to_learn(starts):
+            return best_start(starts, data, jitter)
+        if options.learning_rate is None:
+            return exact_optimum(starts, data, jitter, options)
+        return descend(one_of(starts), data, jitter, options)
+    start = sparse_start(starts, data, jitter, options)
+    found = descend(with_inducing_points(start.model, data, options), data, jitter, options)
+    return found._replace(failed_starts=start.failed_starts)
+
+
+def sparse_start(starts: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
+    """Where the sparse bound starts: at the only start; or at the best by the bound itself of several.
+
+    Those are the starts and the optimum of the exact evidence of some rows, each with its own noise and with more: what
+    few inducing points do not explain is noise to them.
+    """
+    some = some_rows(data, _SUBSET_ROWS)
+    if not _has_more_to_learn(starts):
+        return best_start(starts, some, jitter)
+    if number_of(starts) == 1:
+        unknown = jnp.full((), jnp.nan, data.targets.dtype)
+        return Found(one_of(starts), unknown, jnp.int32(0), jnp.int32(Result.STEP_LIMIT), jnp.int32(0))
+    found = exact_optimum(starts, some, jitter, options._replace(tolerance=min(options.tolerance, TOLERANCE)))
+    if options.ard:
+        wide = eqx.filter_vmap(lambda model: model.kernel.by_column(data.points))(starts)
+        starts = eqx.tree_at(lambda m: m.kernel, starts, wide)
+    join = lambda several, one: jnp.concatenate([several, one[None]]) if eqx.is_array(one) else one
+    candidates = jax.tree.map(join, starts, found.model)
+    if "log_noise" not in starts.fixed:
+        log_noises = [candidates.log_noise, *(jnp.full_like(candidates.log_noise, math.log(q)) for q in _MORE_NOISE)]
+        repeat = lambda leaf: jnp.concatenate([leaf] * len(log_noises)) if eqx.is_array(leaf) else leaf
+        candidates = jax.tree.map(repeat, candidates)
+        candidates = eqx.tree_at(lambda m: m.log_noise, candidates, jnp.concatenate(log_noises))
+    compared = some_rows(data, _COMPARED_ROWS)
+    few_points = options._replace(inducing="greedy", num_inducing=min(options.num_inducing, _COMPARED_POINTS))
+    arrays, static = eqx.partition(candidates, eqx.is_array)
+
+    def bound(candidate) -> Float[Array, ""]:
+        model = with_inducing_points(eqx.combine(candidate, static), compared, few_points)
+        return evidence(model, compared, jitter)
+
+    values = lax.map(bound, arrays)
+    best = jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values))
+    return found._replace(model=one_of(candidates, best), evidence=values[best])
+
+
+def refine(model: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
+    """The hyperparameters of the greatest evidence near those of one model, whose inducing points stay."""
+    if model.inducing is not None:
+        return descend(model, data, jitter, options._replace(inducing="greedy"))
+    start = jax.tree.map(lambda leaf: leaf[None] if eqx.is_array(leaf) else leaf, model)
+    return exact_optimum(start, data, jitter, options._replace(ard=False))
+
+
+def best_start(starts: Model, data: Data, jitter: ArrayLike) -> Found:
+    """The start of the greatest exact evidence, of those along the leading axis of the arrays.
+
+    One after the other: all at once would hold as many matrices of the rows' covariances.
+    """
+    arrays, static = eqx.partition(starts, eqx.is_array)
+    values = lax.map(lambda start: evidence(eqx.combine(start, static), data, jitter), arrays)
+    is_nan = jnp.isnan(values)
+    best = jnp.argmax(jnp.where(is_nan, -jnp.inf, values))
+    result = jnp.where(is_nan[best], Result.NOT_FINITE, Result.CONVERGED)
+    return Found(one_of(starts, best), values[best], jnp.int32(0), result, jnp.sum(is_nan, dtype=jnp.int32))
+
+
+def with_inducing_points(model: Model, data: Data, options: Options) -> Model:
+    """The model with the inducing points that the options ask for: greedy ones, or the first rows, to be trained."""
+    if options.inducing == "greedy":
+        inducing = greedy_points(model.kernel, some_rows(data, _GREEDY_ROWS).points, options.num_inducing)
+    else:
+        inducing = take(data.points, jnp.arange(options.num_inducing))
+    return eqx.tree_at(lambda m: m.inducing, model, inducing, is_leaf=lambda node: node is None)
+
+
+def greedy_points(kernel: Kernel, points: Points, num_inducing: int) -> Points:
+    """The points that leave the least variance unexplained, chosen one by one: `gp.greedy_rows`."""
+    covariances_with = lambda row: kernel(take(points, row[None]), points)[0]
+    return take(points, gp.greedy_rows(covariances_with, kernel.diagonal(points), num_inducing))
+
+
+def jitter_of_try(step: Int[Array, ""], dtype, bound: str) -> Float[Array, ""]:
+    """The fraction of the mean variance that is added to the diagonal: a hundred times more at each step.
+
+    Noise is on the exact process's diagonal already: it starts without.
+    """
+    least = max(1e-8, 10 * float(jnp.finfo(dtype).eps))
+    jitter = least * jnp.asarray(100, dtype) ** step
+    return jnp.where(step > 0, jitter, 0) if bound == "exact" else jitter
+
+
+def descend(model: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
+    """The model of the greatest evidence near this one, by L-BFGS or Adam; trained inducing points move."""
+    params, fixed = split(model, with_inducing=options.inducing == "trained" and options.bound != "exact")
+    low, high = bounds(model, data)
+
+    def loss(params: PyTree) -> Float[Array, ""]:
+        model = eqx.combine(params, fixed)
+        beyond = penalty(as_vector(model)[0], low, high, data.targets.shape[0])[0]
+        return beyond - evidence(model, data, jitter, options.mesh)
+
+    if not jax.tree.leaves(params):
+        value = loss(params)
+        optimum = Optimum(params, value, jnp.int32(0), jnp.int32(Result.CONVERGED))
+    elif options.learning_rate is None:
+        optimum = minimize(loss, params, max_iterations=options.max_iterations, gain_tolerance=options.tolerance)
+    else:
+        optimum = _minimize_by_adam(loss, params, options.learning_rate, options.max_iterations)
+    result = jnp.where(jnp.isfinite(optimum.loss), optimum.result, Result.NOT_FINITE)
+    return Found(eqx.combine(optimum.params, fixed), -optimum.loss, optimum.steps, result, jnp.int32(0))
+
+
+def _minimize_by_adam(
+    loss: Callable[[Model], Float[Array, ""]], params: Model, learning_rate: float, steps: int
+) -> Optimum:
+    """So many steps of Adam in GPyTorch's coordinates: hyperparameters are the softplus of what is learned."""
+    adam = optax.adam(learning_rate)
+    # One vector: for a tree, XLA would compile every update once a leaf.
+    raw, unravel = ravel_pytree(_map_hyperparameters(lambda log, least: inverse_softplus(jnp.exp(log) - least), params))
+
+    def model_of(raw: Float[Array, " p"]) -> Model:
+        return _map_hyperparameters(lambda value, least: jnp.log(jax.nn.softplus(value) + least), unravel(raw))
+
+    def step(state, _):
+        raw, memory = state
+        updates, memory = adam.update(jax.grad(lambda raw: loss(model_of(raw)))(raw), memory)
+        return (raw + updates, memory), None
+
+    (raw, _), _ = lax.scan(step, (raw, adam.init(raw)), length=steps)
+    value = loss(model_of(raw))
+    result = jnp.where(jnp.isfinite(value), Result.STEP_LIMIT, Result.NOT_FINITE)
+    return Optimum(model_of(raw), value, jnp.int32(steps), result)
+
+
+def _map_hyperparameters(change: Callable, model: Model) -> Model:
+    """Kernel and noise changed by `change(value, least)`, with the least value that GPyTorch allows."""
+    kernel = jax.tree.map(lambda value: change(value, 0.0), model.kernel)
+    return eqx.tree_at(lambda m: (m.kernel, m.log_noise), model, (kernel, change(model.log_noise, _GPYTORCH_NOISE)))
+
+
+def inverse_softplus(value: Float[Array, "*d"]) -> Float[Array, "*d"]:
+    """The number whose softplus a positive value is."""
+    return value + jnp.log(-jnp.expm1(-value))
+
+
+def _has_more_to_learn(model: Model) -> bool:
+    return bool(jax.tree.leaves(split(model)[0]))

@@ -48,7 +48,7 @@ def student_t_bound(weights: Float[Array, " n"], df: Float[Array, ""]) -> Float[
 
     >>> import jax.numpy as jnp
     >>> round(student_t_bound(jnp.ones(3), jnp.asarray(4.0)).item(), 2)
-    -0.32
+    -0.36
     """
     shape, prior = (df + 1) / 2, df / 2
     gap = digamma(shape) - jnp.log(shape)  # E log w - log E w

@@ -26,7 +26,7 @@ NOISE_FLOOR = 1e-6
 # The search keeps the variance of the noise within these multiples of the target's.
 _NOISES = 1e-9, 1e1
 # And the logit of the fraction of the noise that follows the base's variance within plus or minus this.
-LOGIT_FRACTION = 14.0
+_LOGIT_FRACTION = 14.0
 _LOG_DFS = math.log(noise.GREATEST_DF / noise.LEAST_DF)
 _PREDICTED_AT_ONCE = 2048
 # A prior variance, or that of the noise, that exceeds the target's by this factor is absurd.
@@ -121,7 +121,9 @@ class Model(eqx.Module):
         variance = jnp.mean(data.targets**2)
         kernels = self.kernel.bounds(data.points, variance)
         log_noises = [jnp.log(variance * bound) for bound in _NOISES]
-        logits = [None if self.logit_fraction is None else jnp.full_like(variance, b * LOGIT_FRACTION) for b in (-1, 1)]
+        logits = [
+            None if self.logit_fraction is None else jnp.full_like(variance, b * _LOGIT_FRACTION) for b in (-1, 1)
+        ]
         rest = [jax.tree.map(lambda a, b=b: jnp.full_like(a, b), self.student_t) for b in (-jnp.inf, jnp.inf)]
         low, high = (
             Model(kernel, log_noise, logit, student_t, fixed=self.fixed)

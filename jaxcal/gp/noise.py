@@ -6,11 +6,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from jaxcal.functional import noise
 from jaxcal.gp.model import (
-    LOGIT_FRACTION,
     Data,
     Found,
     Model,
@@ -19,7 +18,6 @@ from jaxcal.gp.model import (
     evidence,
     expected_squares,
     leave_one_out,
-    one_of,
     posterior,
     process_of,
     standardized_errors,
@@ -27,9 +25,8 @@ from jaxcal.gp.model import (
 from jaxcal.gp.options import Options
 from jaxcal.gp.search import descend, refine, search
 
-# Student t noise: the degrees of freedom of the first precisions, and those that the climb starts from, after these
-# precisions and after equal ones.
-_FIRST_DF, _CLIMBED_DFS = 4.0, (10.0, 50.0)
+# Student t noise: the degrees of freedom of the first precisions, and those that the climb starts from.
+_FIRST_DF, _CLIMBED_DF = 4.0, 10.0
 # Noise that depends on the inputs: how often the two processes are fitted, and how far the one of the noise is.
 _NOISE_ROUNDS, _NOISE_STEPS, _NOISE_TOLERANCE = 2, 20, 0.1
 
@@ -41,38 +38,24 @@ StartsOf = Callable[[Data, Float[Array, ""] | None], Model]
 def with_student_t_noise(starts: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
     """The model of the greatest bound under Student t noise: hyperparameters, degrees of freedom and rows' precisions.
 
-    The search is that of normal noise, once with equal precisions and once with those that the targets alone suggest.
-    From the end that has the greater bound all are climbed together; alternating between them, the degrees of freedom
-    creep.
+    The search is that of normal noise with the precisions that the targets alone suggest. From its end all are climbed
+    together; alternating between them, the degrees of freedom creep.
     """
-    dtype = data.targets.dtype
-    weights = noise.student_t_weights(data.targets**2, jnp.asarray(_FIRST_DF, dtype))
-    firsts = jnp.stack([1 / weights, jnp.ones_like(weights)])
+    first = noise.student_t_weights(data.targets**2, jnp.asarray(_FIRST_DF, data.targets.dtype))
+    found = search(starts, data._replace(relative_noise=1 / first), jitter, options)
 
     def squares(model: Model, data: Data) -> Float[Array, " n"]:
         after = posterior(model, data, jitter, options.mesh)
         return expected_squares(model, after, data) / model.noise_variance(data.points)
 
-    rest: list[PyTree] = []
-
-    def begin(given):
-        first, df = given
-        rows = data._replace(relative_noise=first)
-        found = search(starts, rows, jitter, options)
-        student_t = StudentT.of(df, squares(found.model, rows))
-        model = eqx.tree_at(lambda m: m.student_t, found.model, student_t, is_leaf=lambda node: node is None)
-        arrays, other = eqx.partition(model, eqx.is_array)
-        rest[:] = [other]
-        return arrays, evidence(model, data, jitter, options.mesh), found.failed_starts
-
-    models, values, failed = lax.map(begin, (firsts, jnp.asarray(_CLIMBED_DFS, dtype)))
-    best = jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values))
-    climbed = descend(eqx.combine(one_of(models, best), rest[0]), data, jitter, options)
+    student_t = StudentT.of(_CLIMBED_DF, squares(found.model, data._replace(relative_noise=1 / first)))
+    model = eqx.tree_at(lambda m: m.student_t, found.model, student_t, is_leaf=lambda node: node is None)
+    climbed = descend(model, data, jitter, options)
     # The last update is in closed form, and raises the bound.
     last = squares(climbed.model, data)
     model = eqx.tree_at(lambda m: m.student_t, climbed.model, StudentT.of(noise.student_t_df(last), last))
     value = evidence(model, data, jitter, options.mesh)
-    return climbed._replace(model=model, evidence=value, failed_starts=failed[best])
+    return climbed._replace(model=model, evidence=value, failed_starts=found.failed_starts)
 
 
 def with_input_noise(
@@ -85,7 +68,6 @@ def with_input_noise(
     """
     logit = jnp.zeros_like(found.evidence)
     first = eqx.tree_at(lambda m: m.logit_fraction, found.model, logit, is_leaf=lambda node: node is None)
-    constant = eqx.tree_at(lambda m: m.logit_fraction, first, logit - LOGIT_FRACTION)
     ones = jnp.ones_like(data.targets)
     variance = jnp.asarray(noise.LOG_SQUARE_VARIANCE, data.targets.dtype)
     of_noise = options._replace(ard=False, max_iterations=_NOISE_STEPS, tolerance=_NOISE_TOLERANCE)
@@ -107,8 +89,6 @@ def with_input_noise(
         scale = jnp.mean(foreseen)
         rows = data._replace(base_variance=foreseen / scale)
         better = refine(model, rows, jitter, options)
-        # Noise that follows nothing is a special case: a lower evidence is that of a poor optimum.
-        better = _select(better.evidence >= found.evidence, better, found._replace(model=constant))
         out_arrays, other = eqx.partition((better, after), eqx.is_array)
         rest[:] = [other]
         return (eqx.filter(better.model, eqx.is_array), rows.base_variance), (out_arrays, -jnp.log(scale))
@@ -120,7 +100,3 @@ def with_input_noise(
     process = process_of(better._replace(failed_starts=found.failed_starts), rows, jitter, options.mesh)
     put = lambda p: (p.log_noise, p.log_noise_offset)
     return eqx.tree_at(put, process, (after, offset), is_leaf=lambda node: node is None)
-
-
-def _select(condition: Bool[Array, ""], new: Found, old: Found) -> Found:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, new, old)

@@ -41,15 +41,16 @@ def losses_after(start, steps):
     return np.asarray([loss_after(jnp.asarray(limit)) for limit in range(steps + 1)])
 
 
-def test_two_slow_steps_in_a_row_are_enough_where_asked():
+def test_slow_steps_end_the_loop_only_where_little_is_left_to_gain():
     losses = losses_after(START, 15)
     gains = -np.diff(losses)
     slow = (gains < 0.1) & (np.arange(len(gains)) >= 4)
-    expected = 2 + int(np.argmax(slow[1:] & slow[:-1]))
+    plateau = 2 + int(np.argmax(slow[1:] & slow[:-1]))
+    assert losses[plateau] > 0.2  # two slow steps, but the minimum is 0
     optimum = minimize(rosenbrock, START, gain_tolerance=0.1)
     assert optimum.result == Result.CONVERGED
-    assert optimum.steps == expected
-    assert expected < minimize(rosenbrock, START).steps
+    assert plateau < optimum.steps < minimize(rosenbrock, START).steps
+    assert optimum.loss < 0.1
 
 
 def test_slow_first_steps_are_no_end():

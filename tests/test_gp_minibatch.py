@@ -222,7 +222,7 @@ def test_it_reaches_the_optimum_of_the_collapsed_bound(fitted, inducing):
     read = Reader(table())
     found = fitted if inducing == "trained" else fit(read, inducing)
     options = Options("collapsed", inducing, INDUCING, 1000)
-    full = eqx.filter_jit(whole.maximize)(starts(read.all), read.all, options)
+    full = eqx.filter_jit(whole.maximize)(lambda data, noise: starts(data), read.all, options)
     barely = fit(read, inducing, epochs=1, learning_rate=1e-6)
     assert barely.evidence < full.evidence - 0.1 * abs(full.evidence)  # the start is no solution
     assert found.evidence > full.evidence - 0.005 * abs(full.evidence)

@@ -167,7 +167,7 @@ def test_noise_that_grows_is_followed(rng):
     new = f + std * rng.normal(size=(200, ROWS))
     found = fit(x)
     assert np.corrcoef(np.log(found.std), np.log(std))[0, 1] > 0.8
-    score = lambda law: np.mean([metrics.nlpd(y, law) for y in new])
+    score = lambda after: np.mean([metrics.nlpd(y, after) for y in new])
     assert score(found) < score(constant(x)) - 0.2
 
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base
@@ -34,7 +34,7 @@ from jaxcal.functional import safe
 from jaxcal.gp import initial, minibatch
 from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
-from jaxcal.gp.model import Data, Model, Process
+from jaxcal.gp.model import Data, HoldsProcess, Model, Process
 from jaxcal.gp.options import Options
 from jaxcal.optimize import Result
 from jaxcal.scaling import Standardiser
@@ -215,7 +215,7 @@ def fit(
     return rio
 
 
-class RIO(eqx.Module):
+class RIO(HoldsProcess):
     """A Gaussian process on the residuals of a model; made by `fit`.
 
     With several outputs every array has a leading axis of them.
@@ -270,34 +270,9 @@ class RIO(eqx.Module):
         return self.process.points
 
     @property
-    def scaled_noise(self) -> Float[Array, "*runs"]:
-        """The (mean) variance of the noise, in units of the scaled target."""
-        return self.process.noise_variance
-
-    @property
     def noise_variance(self) -> Float[Array, "*runs"]:
         """The (mean) variance of the noise, in squared units of y."""
         return self.scaled_noise * self.target_scaler.scale**2
-
-    @property
-    def evidence(self) -> Float[Array, "*runs"]:
-        """The log marginal likelihood, or its lower bound, of the scaled target."""
-        return self.process.evidence
-
-    @property
-    def iterations(self) -> Int[Array, "*runs"]:
-        """Of the optimizer, from where the search ended."""
-        return self.process.iterations
-
-    @property
-    def result(self) -> Int[Array, "*runs"]:
-        """How the optimization ended, one of `jaxcal.optimize.Result`."""
-        return self.process.result
-
-    @property
-    def jitter(self) -> Float[Array, "*runs"]:
-        """What was added to the covariance's diagonal, as a fraction of its mean."""
-        return self.process.jitter
 
     @property
     def converged(self) -> Array:

@@ -133,22 +133,26 @@ def _climb_each(
     tolerance: float,
 ) -> _Ends:
     """Where the exact evidence is climbed to from each vector."""
-    evaluate = _exact_objective(vectors[0], model_of, data, jitter)
+    low, high = bounds(model_of(vectors[0]), data)
+    evaluate = _exact_objective(model_of, low, high, data, jitter)
 
     def climb(vector, limit):
         end = newton.ascend(evaluate, vector, tolerance=tolerance, max_iterations=limit)
         model = model_of(end.place)
-        value = end.value + penalty(end.place, *bounds(model, data), data.targets.shape[0])[0]
+        value = end.value + penalty(end.place, low, high, data.targets.shape[0])[0]
         return end.place, jnp.where(is_sane(model, value, data), value, jnp.nan), end.steps, end.converged
 
     return _Ends(*over_runs(climb)(vectors, limits))
 
 
 def _exact_objective(
-    vector: Float[Array, " p"], model_of: Callable[[Float[Array, " p"]], Model], data: Data, jitter: ArrayLike
+    model_of: Callable[[Float[Array, " p"]], Model],
+    low: Float[Array, " p"],
+    high: Float[Array, " p"],
+    data: Data,
+    jitter: ArrayLike,
 ) -> Callable[[Float[Array, " p"]], newton.Local]:
     """The exact evidence, less what is beyond its bounds, with its gradient and average information."""
-    low, high = bounds(model_of(vector), data)
     n = data.targets.shape[0]
 
     def on_diagonal(vector):

@@ -1,4 +1,4 @@
-"""A Gaussian process before and after data: its evidence, its posterior, its predictions, its own rows left out.
+"""A Gaussian process before and after data: its evidence, its posterior, its predictions, its leave-one-out errors.
 
 Exact where the model has no inducing points, else sparse: Titsias (2009). `functional.gp` has the algebra.
 """
@@ -188,6 +188,37 @@ class Process(eqx.Module):
             return mean, variance + added, None
         df, scale = noise.student_t_sum(added, self.model.student_t.df, variance)
         return mean, scale, df
+
+
+class HoldsProcess(eqx.Module):
+    """What a method tells of the fitted process that it holds."""
+
+    process: eqx.AbstractVar[Process]
+
+    @property
+    def scaled_noise(self) -> Float[Array, "*runs"]:
+        """The (mean) variance of the noise, in units of the scaled target."""
+        return self.process.noise_variance
+
+    @property
+    def evidence(self) -> Float[Array, "*runs"]:
+        """The log marginal likelihood, or its lower bound, of the scaled target."""
+        return self.process.evidence
+
+    @property
+    def iterations(self) -> Int[Array, "*runs"]:
+        """Of the optimizer, from where the search ended."""
+        return self.process.iterations
+
+    @property
+    def result(self) -> Int[Array, "*runs"]:
+        """How the optimization ended, one of `jaxcal.optimize.Result`; Adam ends at its limit of steps."""
+        return self.process.result
+
+    @property
+    def jitter(self) -> Float[Array, "*runs"]:
+        """What was added to the covariance's diagonal, as a fraction of its mean."""
+        return self.process.jitter
 
 
 def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> Float[Array, ""]:

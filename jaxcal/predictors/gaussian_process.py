@@ -24,7 +24,7 @@ from jaxcal.functional import safe
 from jaxcal.gp import initial, minibatch
 from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
-from jaxcal.gp.model import Data, Model, Process
+from jaxcal.gp.model import Data, HoldsProcess, Model, Process
 from jaxcal.gp.options import Options
 from jaxcal.scaling import Standardiser
 
@@ -160,7 +160,7 @@ def fit(
     return process
 
 
-class GaussianProcess(eqx.Module):
+class GaussianProcess(HoldsProcess):
     """A Gaussian process after data, with the units of the data; made by `fit`.
 
     Attributes:
@@ -197,31 +197,6 @@ class GaussianProcess(eqx.Module):
     def points(self) -> Float[Array, "*runs m d"]:
         """The conditioning points, in scaled units: training rows, or inducing points."""
         return self.process.points
-
-    @property
-    def scaled_noise(self) -> Float[Array, "*runs"]:
-        """The variance of the noise, in units of the scaled target."""
-        return self.process.noise_variance
-
-    @property
-    def evidence(self) -> Float[Array, "*runs"]:
-        """The log marginal likelihood, or its lower bound, of the scaled target."""
-        return self.process.evidence
-
-    @property
-    def iterations(self) -> Int[Array, "*runs"]:
-        """Of the optimizer, from where the search ended."""
-        return self.process.iterations
-
-    @property
-    def result(self) -> Int[Array, "*runs"]:
-        """How the optimization ended, one of `jaxcal.optimize.Result`; Adam ends at its limit of steps."""
-        return self.process.result
-
-    @property
-    def jitter(self) -> Float[Array, "*runs"]:
-        """What was added to the covariance's diagonal, as a fraction of its mean."""
-        return self.process.jitter
 
     @property
     def failed_starts(self) -> Int[Array, "*runs"]:

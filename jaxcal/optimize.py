@@ -463,6 +463,7 @@ def first_finite(attempt: Callable[[Int[Array, ""]], PyTree], tries: int) -> PyT
         tried, _ = state
         return tried + 1, attempt(tried)
 
+    attempt = jax.jit(attempt)  # traced once, not here and in the loop
     shapes = jax.eval_shape(attempt, jnp.int32(0))
     nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     nothing = eqx.tree_at(lambda n: n.result, nothing, jnp.full_like(nothing.result, Result.NOT_FINITE))
@@ -491,6 +492,7 @@ def over_runs(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
             static_out.append(out)
             return out_arrays
 
+        run = jax.jit(run)  # traced once for both
         out_arrays = lax.platform_dependent(arrays, cpu=partial(lax.map, run), default=jax.vmap(run))
         return eqx.combine(out_arrays, static_out[0])
 

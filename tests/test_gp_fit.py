@@ -1,5 +1,6 @@
 """The fit of Gaussian processes: the exact evidence and its curvature, the climb, what makes no sense, the options."""
 
+import equinox as eqx
 import gpjax as gpx
 import jax
 import jax.numpy as jnp
@@ -318,6 +319,25 @@ def test_fewer_inducing_points_than_rows_ask_for_the_sparse_bound(rows):
 def test_bound_that_is_taken(n, given, bound):
     options = Options.of(n, "auto", given.get("num_inducing"), given.get("inducing"), max_iterations=10, tolerance=None)
     assert options.bound == bound
+
+
+def test_of_many_rows_some_decide_on_the_hyperparameters_and_all_on_the_prediction(rng, monkeypatch):
+    monkeypatch.setattr(search, "_MANY_ROWS", 100)
+    x = jnp.asarray(rng.uniform(-3, 3, 211))  # a shape of its own: what is compiled here is for this test alone
+    y = jnp.sin(2 * x) + 0.1 * rng.normal(size=211)
+    fitted = gaussian_process.fit(x, y, num_inducing=20)
+    data = Data(fitted.x_scaler(x[:, None]), fitted.y_scaler(y))
+    model = eqx.tree_at(lambda m: m.inducing, fitted.process.model, fitted.points, is_leaf=lambda node: node is None)
+    np.testing.assert_allclose(fitted.evidence, models.evidence(model, data, fitted.jitter), rtol=1e-5)
+    after = models.posterior(model, data, fitted.jitter)
+    mean, _ = models.predict(model.kernel, after, fitted.points, data.points)
+    np.testing.assert_allclose(fitted.process(data.points)[0], mean, atol=0.01)
+
+    def slope(data):
+        with_noise = lambda log_noise: eqx.tree_at(lambda m: m.log_noise, model, log_noise)
+        return abs(jax.grad(lambda log: models.evidence(with_noise(log), data, fitted.jitter))(model.log_noise))
+
+    assert slope(models.some_rows(data, 100)) < slope(data) / 3
 
 
 # As published

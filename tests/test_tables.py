@@ -74,9 +74,9 @@ def test_report(records, tmp_path):
         [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith(start)
     )
     assert cells("| yacht ")[:4] == ["yacht", "2", "2.50 ± 0.71", "1.25 ± 0.35"]
-    assert cells("| yacht ")[4:7:2] == ["yes", "yes"]
+    assert cells("| yacht ")[4:8] == ["50.0", "yes", "0.126, 0.500", "yes"]
     assert cells("| yacht ")[-1] == "2.30 ± 0.93 †‡ → 1.46 ± 0.49"
-    assert cells("| RIO ")[:3] == ["RIO", "1.25 ± 0.35", "1.46 ± 0.49"]
+    assert cells("| RIO ")[:3] == ["RIO", "1.25 ± 0.35 (1.25)", "1.46 ± 0.49"]
     table = (tmp_path / "rio_table1.csv").read_text().splitlines()
     assert table[0] == "# origin 0: jaxcal 0, jax 1, device cpu, date today"
     assert table[1].startswith("dataset,seed,setting,system,RMSE,NLPD")

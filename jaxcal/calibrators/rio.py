@@ -151,10 +151,12 @@ def fit(
             "stochastic" maximizes the sparse one over minibatches: for x that does not fit in memory, a
             `numpy.memmap`, of which it holds a chunk of rows at a time. It needs a key, and is neither for `jit` nor
             for several outputs.
-        num_inducing: how many inducing points (default 400; 50 with the preset), at most n.
+        num_inducing: how many inducing points, at most n (default 800; 400 where the bound is stochastic; 50 with the
+            preset).
         inducing: "greedy" chooses rows by conditional variance at the start, of a random sample where the bound is
-            stochastic; "trained" starts from the first rows, or random ones where it is, and optimises them, as the
-            paper does. The default is "greedy", with the preset and the stochastic bound "trained".
+            stochastic, and of more than 10,000 rows as many decide on the hyperparameters; "trained" starts from the
+            first rows, or random ones where it is, and optimises them, as the paper does. The default is "greedy", with
+            the preset and the stochastic bound "trained".
         ard: True for a lengthscale for every input column, False for one for all; "auto" (default) for what the
             evidence prefers: each further lengthscale must raise it by log(n) / 2 nats (Schwarz's criterion). That
             costs one more climb, about half as much again. With the preset and kernels of gpjax False (RIO, appendix

@@ -92,6 +92,7 @@ def ascend(
         >>> ascent.place.round(2).tolist(), bool(ascent.converged)
         ([1.0, 1.0], True)
     """
+    evaluate = jax.jit(evaluate)  # traced once
 
     def step(state: _State) -> _State:
         place, local, information, damping, steps, mark, _ = state

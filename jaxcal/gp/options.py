@@ -9,7 +9,8 @@ from jaxcal import _checks
 
 # Up to this many rows "auto" takes the exact Gaussian process: O(n^3), but few iterations, and more exact.
 _EXACT_ROWS = 2000
-_NUM_INDUCING = 400
+# Fewer are faster and less exact: benchmarks/results/gp_sparse.txt. Over minibatches they are trained, and cost more.
+_NUM_INDUCING, _NUM_STOCHASTIC = 800, 400
 # The gain of log evidence, in nats, below which a fit ends: the data hardly distinguish hyperparameters so close.
 TOLERANCE, _SPARSE_TOLERANCE = 0.005, 1.0
 
@@ -64,7 +65,8 @@ class Options(NamedTuple):
         if tolerance is None:
             tolerance = TOLERANCE if bound == "exact" else _SPARSE_TOLERANCE
         _checks.check_not_negative("tolerance", tolerance)
-        num_inducing = _NUM_INDUCING if num_inducing is None else num_inducing
+        if num_inducing is None:
+            num_inducing = min(n, _NUM_STOCHASTIC if bound == "stochastic" else _NUM_INDUCING)
         _checks.check_at_least("num_inducing", num_inducing, 1)
         if num_inducing > n and bound == "collapsed":
             warnings.warn(f"num_inducing is {num_inducing}, but there are {n} rows; {n} are taken.", stacklevel=4)

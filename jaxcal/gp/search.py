@@ -2,7 +2,7 @@
 
 The sparse bound starts at the best of several models by the bound itself, and goes on by L-BFGS; by Adam, as GPyTorch's
 examples do, if a learning rate is given. Greedy inducing points are rows chosen by conditional variance under the
-initial kernel.
+initial kernel; with them, and on one device, a part of the rows decides on the hyperparameters of many.
 """
 
 import math
@@ -40,8 +40,8 @@ _SUBSET_ROWS = 1000
 # That start and others are compared by the bound of so many rows, with so many inducing points, also at these fractions
 # of noise.
 _COMPARED_ROWS, _COMPARED_POINTS, _MORE_NOISE = 4000, 100, (0.1, 0.5)
-# Greedy inducing points are chosen among so many rows.
-_GREEDY_ROWS = 10_000
+# Greedy inducing points are chosen among so many rows, which then decide on the hyperparameters.
+_MANY_ROWS = 10_000
 # GPyTorch keeps the variance of the noise above this.
 _GPYTORCH_NOISE = 1e-4
 
@@ -55,7 +55,12 @@ def search(starts: Model, data: Data, jitter: Float[Array, ""], options: Options
             return exact_optimum(starts, data, jitter, options)
         return descend(one_of(starts), data, jitter, options)
     start = sparse_start(starts, data, jitter, options)
-    found = descend(with_inducing_points(start.model, data, options), data, jitter, options)
+    model = with_inducing_points(start.model, data, options)
+    takes_all = options.mesh is not None or options.inducing == "trained"
+    rows = data if takes_all else some_rows(data, _MANY_ROWS)
+    found = descend(model, rows, jitter, options)
+    if rows is not data:
+        found = found._replace(evidence=evidence(found.model, data, jitter))
     return found._replace(failed_starts=start.failed_starts)
 
 
@@ -119,7 +124,7 @@ def best_start(starts: Model, data: Data, jitter: ArrayLike) -> Found:
 def with_inducing_points(model: Model, data: Data, options: Options) -> Model:
     """The model with the inducing points that the options ask for: greedy ones, or the first rows, to be trained."""
     if options.inducing == "greedy":
-        inducing = greedy_points(model.kernel, some_rows(data, _GREEDY_ROWS).points, options.num_inducing)
+        inducing = greedy_points(model.kernel, some_rows(data, _MANY_ROWS).points, options.num_inducing)
     else:
         inducing = take(data.points, jnp.arange(options.num_inducing))
     return eqx.tree_at(lambda m: m.inducing, model, inducing, is_leaf=lambda node: node is None)

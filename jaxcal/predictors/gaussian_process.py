@@ -93,10 +93,10 @@ def fit(
             inducing points; "auto" takes the exact one up to 2000 rows, and with the preset always. "stochastic"
             maximises the sparse one over minibatches: for x that does not fit in memory, a `numpy.memmap`, of which it
             holds a chunk of rows at a time. It needs a key, and is not for `jit`.
-        num_inducing: how many inducing points (default 400), at most n.
-        inducing: "greedy" chooses rows by conditional variance at the start; "trained" starts from the first rows, of
-            the stochastic bound from random ones, and optimises them. The default is "greedy", of the stochastic bound
-            "trained".
+        num_inducing: how many inducing points, at most n (default 800; 400 where the bound is stochastic).
+        inducing: "greedy" chooses rows by conditional variance at the start, and of more than 10,000 rows as many
+            decide on the hyperparameters; "trained" starts from the first rows, of the stochastic bound from random
+            ones, and optimises them. The default is "greedy", of the stochastic bound "trained".
         ard: True for a lengthscale for every input column, False for one for all, as the preset has it in any case;
             "auto" for what the evidence prefers: each further lengthscale must raise it by log(n) / 2 nats.
         noise: "gaussian"; "student_t", whose degrees of freedom are learned, so that outliers do not decide the fit and

@@ -1,0 +1,155 @@
+"""How many inducing points, and how they are found: `python benchmarks/speed/gp_sparse.py`.
+
+For every data set of more than 2000 rows: RIO on the residuals of the paper's network, from at most `--rows` training
+rows, in several settings: the paper's, of 50 trained points; greedy points, chosen and then left; points that are
+trained from the first rows for 50 steps; and exactly from 1000 rows. Errors are RMSE in units of the target's std, NLPD
+and the coverage of 90 % intervals on at most 5000 other rows. Seconds are processor time of fit and prediction without
+compilation. Fits that are done are kept in `--runs`; a script that was stopped goes on there.
+"""
+
+import argparse
+import json
+import time
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+from _common import provenance, tell
+
+import jaxcal as jc
+
+DATASETS = (
+    "wine_white",
+    "power_plant",
+    "kin8nm",
+    "parkinsons_total",
+    "grid_stability",
+    "naval_compressor",
+    "appliances",
+    "election",
+    "steel",
+    "beijing_pm25",
+    "traffic",
+    "tetuan",
+    "protein",
+    "gpu_sgemm",
+)
+DEFAULT, FEW = "800 greedy", "1000 rows"
+SETTINGS = {
+    "paper": {"preset": "paper"},
+    "100 greedy": {"bound": "collapsed", "num_inducing": 100},
+    "200 greedy": {"bound": "collapsed", "num_inducing": 200},
+    "400 greedy": {"bound": "collapsed", "num_inducing": 400},
+    DEFAULT: {},
+    "200 trained": {"bound": "collapsed", "num_inducing": 200, "inducing": "trained", "max_iterations": 50},
+    FEW: {"bound": "exact"},
+}
+NEW = 5000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", default=",".join(DATASETS), help="default: all")
+    parser.add_argument("--settings", default=",".join(SETTINGS), help="default: all")
+    parser.add_argument("--rows", type=int, default=5000, help="training rows at most")
+    parser.add_argument("--runs", type=Path, default=Path("benchmarks/runs/gp_sparse"), help="folder of what is done")
+    parser.add_argument("--report", action="store_true", help="run nothing, report what is done")
+    parser.add_argument("--out", type=Path, help="file that gets a copy of what is printed")
+    arguments = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    warnings.simplefilter("ignore")  # outliers are another matter
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    names, labels = arguments.datasets.split(","), arguments.settings.split(",")
+    if not arguments.report:
+        for name in names:
+            run(name, labels, arguments)
+    tell(report(names, labels, arguments), arguments.out)
+
+
+def run(name: str, labels: list[str], arguments: argparse.Namespace) -> None:
+    """The settings of one data set that are not done."""
+    missing = [label for label in labels if not path(name, label, arguments).exists()]
+    train, test = split(name, arguments.rows) if missing else ((), ())
+    for label in missing:
+        record = fitted(train, test, label)
+        path(name, label, arguments).write_text(json.dumps(record), encoding="utf-8")
+        print(name, label, record, flush=True)
+
+
+def path(name: str, label: str, arguments: argparse.Namespace) -> Path:
+    """Where a fit is kept."""
+    return arguments.runs / f"{name}_{arguments.rows}_{label.replace(' ', '_')}.json"
+
+
+def split(name: str, most: int) -> tuple:
+    """Inputs, the network's predictions and targets of the training rows, then of the test rows."""
+    data = jc.datasets.load(name)
+    train, test = jc.datasets.split(len(data.y), (0.8, 0.2), seed=0)
+    train, test = train[:most], test[:NEW]
+    network = jc.mlp.fit(data.x[train], data.y[train], key=jax.random.key(0), preset="paper")
+    return tuple((data.x[rows], network(data.x[rows]), data.y[rows]) for rows in (train, test))
+
+
+def fitted(train: tuple, test: tuple, label: str) -> dict:
+    """Errors and seconds of one setting."""
+    if label == FEW:
+        train = jax.tree.map(lambda a: a[:1000], train)
+    x_test, base_test, y_test = test
+    compiling.clear()
+    began = time.process_time()
+    rio = jc.rio.fit(*train, **SETTINGS[label], throw=False)
+    after = jax.block_until_ready(rio(x_test, base_test))
+    seconds = time.process_time() - began
+    scale = float(np.std(y_test))
+    return {
+        "rows": len(train[2]),
+        "RMSE": float(jc.metrics.rmse(y_test, after)) / scale,
+        "NLPD": float(jc.metrics.nlpd(y_test, after)) - float(np.log(scale)),
+        "coverage": float(jc.metrics.coverage(y_test, after, confidence_level=0.9)),
+        "seconds": seconds - sum(compiling),
+        "compilation": sum(compiling),
+        "steps": int(rio.iterations),
+        "result": int(rio.result),
+    }
+
+
+# The seconds of each tracing, lowering and compilation since the list was cleared.
+compiling: list[float] = []
+
+
+def listen(event: str, seconds: float, **_) -> None:
+    if event.startswith("/jax/core/compile/"):
+        compiling.append(seconds)
+
+
+def report(names: list[str], labels: list[str], arguments: argparse.Namespace):
+    """What every setting costs and gives, and how the settings compare over the data sets that have all of them."""
+    found = {
+        name: {label: json.loads(path(name, label, arguments).read_text(encoding="utf-8")) for label in labels}
+        for name in names
+        if all(path(name, label, arguments).exists() for label in labels)
+    }
+    yield provenance()
+    yield f"\n{len(found)} data sets, at most {arguments.rows} training rows; RMSE, NLPD, coverage, seconds"
+    yield f"{'':24}" + "".join(f"{label:>30}" for label in labels)
+    for name, of in found.items():
+        cells = "".join(
+            f"{r['RMSE']:10.4f}{r['NLPD']:7.3f}{r['coverage']:6.3f}{r['seconds']:7.1f}" for r in (of[k] for k in labels)
+        )
+        yield f"{name:17}{max(r['rows'] for r in of.values()):7}{cells}"
+    best = {name: min(r["RMSE"] for r in of.values()) for name, of in found.items()}
+    yield f"\n{'':16}{'mean RMSE / best':>18}{'most / paper':>22}{'off 90 %':>15}{'mean seconds':>14}"
+    for label in labels:
+        over = np.mean([of[label]["RMSE"] / best[name] for name, of in found.items()])
+        beside = {name: of[label]["RMSE"] / of["paper"]["RMSE"] for name, of in found.items()}
+        worst = max(beside, key=lambda name: beside[name])
+        coverage = np.mean([abs(of[label]["coverage"] - 0.9) for of in found.values()])
+        seconds = np.mean([of[label]["seconds"] for of in found.values()])
+        cells = f"{over:18.3f}{beside[worst]:8.3f} {worst:13}{coverage:15.3f}{seconds:14.1f}"
+        yield f"{label:16}{cells}"
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import equinox as eqx
@@ -96,6 +97,7 @@ def run(arguments: argparse.Namespace, name: str, side: str) -> None:
 def work(arguments: argparse.Namespace) -> None:
     """The splits of one data set, fitted by the code that is on the path."""
     jax.config.update("jax_enable_x64", True)
+    warnings.simplefilter("ignore")  # outliers are another matter
     name, path = arguments.datasets, arguments.runs / f"{arguments.datasets}.{arguments.work}.jsonl"
     done = {record["seed"] for record in records(path)}
     for seed in range(arguments.splits):

@@ -110,20 +110,30 @@ def fitted(train: tuple, test: tuple, label: str) -> dict:
         "RMSE": float(jc.metrics.rmse(y_test, after)) / scale,
         "NLPD": float(jc.metrics.nlpd(y_test, after)) - float(np.log(scale)),
         "coverage": float(jc.metrics.coverage(y_test, after, confidence_level=0.9)),
-        "seconds": seconds - sum(compiling),
-        "compilation": sum(compiling),
+        "seconds": seconds - compilation(),
+        "compilation": compilation(),
         "steps": int(rio.iterations),
         "result": int(rio.result),
     }
 
 
-# The seconds of each tracing, lowering and compilation since the list was cleared.
-compiling: list[float] = []
+# When something was traced, lowered or compiled since the list was cleared; of traces some lie within others.
+compiling: list[tuple[float, float]] = []
 
 
 def listen(event: str, seconds: float, **_) -> None:
     if event.startswith("/jax/core/compile/"):
-        compiling.append(seconds)
+        end = time.perf_counter()
+        compiling.append((end - seconds, end))
+
+
+def compilation() -> float:
+    """The seconds in which something was compiled."""
+    total, covered = 0.0, 0.0
+    for start, end in sorted(compiling):
+        total += max(0.0, end - max(start, covered))
+        covered = max(covered, end)
+    return total
 
 
 def report(names: list[str], labels: list[str], arguments: argparse.Namespace):

@@ -110,8 +110,8 @@ def fitted(train: tuple, test: tuple, label: str) -> dict:
         "RMSE": float(jc.metrics.rmse(y_test, after)) / scale,
         "NLPD": float(jc.metrics.nlpd(y_test, after)) - float(np.log(scale)),
         "coverage": float(jc.metrics.coverage(y_test, after, confidence_level=0.9)),
-        "seconds": seconds - compilation(),
-        "compilation": compilation(),
+        "seconds": seconds - compilation(began),
+        "compilation": compilation(began),
         "steps": int(rio.iterations),
         "result": int(rio.result),
     }
@@ -127,9 +127,9 @@ def listen(event: str, seconds: float, **_) -> None:
         compiling.append((end - seconds, end))
 
 
-def compilation() -> float:
+def compilation(since: float) -> float:
     """The seconds in which something was compiled."""
-    total, covered = 0.0, 0.0
+    total, covered = 0.0, since
     for start, end in sorted(compiling):
         total += max(0.0, end - max(start, covered))
         covered = max(covered, end)

@@ -267,11 +267,6 @@ class RIO(HoldsProcess):
         return cast(IOKernel, self.process.model.kernel)
 
     @property
-    def points(self) -> Points:
-        """The conditioning points, in scaled units: training rows, or inducing points."""
-        return self.process.points
-
-    @property
     def noise_variance(self) -> Float[Array, "*runs"]:
         """The (mean) variance of the noise, in squared units of y."""
         return self.scaled_noise * self.target_scaler.scale**2

@@ -196,6 +196,11 @@ class HoldsProcess(eqx.Module):
     process: eqx.AbstractVar[Process]
 
     @property
+    def points(self) -> Points:
+        """The conditioning points as the kernel takes them, in scaled units: training rows, or inducing points."""
+        return self.process.points
+
+    @property
     def scaled_noise(self) -> Float[Array, "*runs"]:
         """The (mean) variance of the noise, in units of the scaled target."""
         return self.process.noise_variance

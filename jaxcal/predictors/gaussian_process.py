@@ -194,11 +194,6 @@ class GaussianProcess(HoldsProcess):
         return kernel.kernel if isinstance(kernel, GPJaxKernel) else kernel
 
     @property
-    def points(self) -> Float[Array, "*runs m d"]:
-        """The conditioning points, in scaled units: training rows, or inducing points."""
-        return self.process.points
-
-    @property
     def failed_starts(self) -> Int[Array, "*runs"]:
         """How many of the initial values, or of the grid of the preset "nngp", had no finite evidence."""
         return self.process.failed_starts

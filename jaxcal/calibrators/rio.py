@@ -34,8 +34,9 @@ from jaxcal.functional import safe
 from jaxcal.gp import initial, minibatch
 from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
-from jaxcal.gp.model import Data, HoldsProcess, Model, Process
+from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
+from jaxcal.gp.process import HoldsProcess, Process
 from jaxcal.optimize import Result
 from jaxcal.scaling import Standardiser
 

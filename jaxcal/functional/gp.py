@@ -13,7 +13,8 @@ must come with its noise or jitter already on the diagonal (`add_diagonal`).
   bound, Titsias (2009), eq. 9. It is what SVGP's bound reaches for a Gaussian likelihood, without its parameters.
 - `variational_bound`: the same bound at any q(u), which may be estimated from a minibatch, Hensman, Fusi & Lawrence
   (2013), eq. 4.
-- `exact_posterior`, `sparse_posterior`, `predict`: eq. 5 and 6 of RIO, latent (without the noise).
+- `exact_posterior`, `sparse_posterior`, `predict`: eq. 5 and 6 of RIO, latent (without the noise); `conditional`: the
+  same at one point given few rows.
 - `explained_variance`, `leave_one_out_variance`: the variance of new rows, and of each row given all others, as
   functions of the kernel's matrices, with closed-form derivatives.
 - `exact_leave_one_out`, `sparse_leave_one_out`: errors and variances of each row given all others, from a posterior.
@@ -261,6 +262,22 @@ def predict(
         unknown = posterior.widen @ cross
         variance = variance + unknown @ unknown
     return cross @ posterior.weights, jnp.maximum(variance, 0)
+
+
+def conditional(
+    gram: Float[Array, "k k"], cross: Float[Array, " k"], targets: Float[Array, " k"], prior_variance: Float[Array, ""]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Latent mean and variance at one point given few rows, without a posterior to keep; RIO, eq. 5 and 6.
+
+    Args:
+        gram: the rows' covariance, with the noise on its diagonal.
+        cross: the point's covariances with the rows.
+        targets: of the rows.
+        prior_variance: the point's covariance with itself.
+    """
+    factor = jnp.linalg.cholesky(gram)
+    known, whitened = solve_triangular(factor, jnp.stack([cross, targets], axis=1), lower=True).T
+    return known @ whitened, jnp.maximum(prior_variance - known @ known, 0)
 
 
 class LeaveOneOut(NamedTuple):

@@ -8,10 +8,12 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxcal import _checks
 from jaxcal.functional import noise
-from jaxcal.gp.model import Data, Process, process_of
+from jaxcal.gp import nearest
+from jaxcal.gp.model import Data
 from jaxcal.gp.noise import StartsOf, with_input_noise, with_student_t_noise
 from jaxcal.gp.options import Options
-from jaxcal.gp.search import jitter_of_try, search
+from jaxcal.gp.process import Process, better_of, process_of, process_of_nearest
+from jaxcal.gp.search import jitter_of_try, optimum_of_some, search
 from jaxcal.optimize import Result, first_finite, one_run_at_a_time
 
 # How many amounts of jitter are tried, each a hundred times the one before.
@@ -50,6 +52,12 @@ def _fitted(starts_of: StartsOf, data: Data, jitter: Float[Array, ""], options: 
     starts = starts_of(data, None)
     if options.noise == "student_t":
         return process_of(with_student_t_noise(starts, data, jitter, options), data, jitter, options.mesh)
+    if options.bound in ("nearest", "better"):
+        first = optimum_of_some(starts, data, jitter, options)
+        by_rows = nearest.optimum(first, data, jitter, options)
+        if options.bound == "nearest":
+            return process_of_nearest(by_rows, data, jitter)
+        return better_of(search(starts, data, jitter, options, first), by_rows, data, jitter)
     found = search(starts, data, jitter, options)
     if options.noise == "input":
         return with_input_noise(found, starts_of, data, jitter, options)

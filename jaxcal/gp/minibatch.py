@@ -27,8 +27,9 @@ from jaxcal import _checks
 from jaxcal.functional import gp
 from jaxcal.gp.fit import JITTER_TRIES
 from jaxcal.gp.kernels import Points
-from jaxcal.gp.model import Data, Model, Process, is_sane, jittered_gram, row_sums, split
+from jaxcal.gp.model import Data, Model, is_sane, jittered_gram, row_sums, split
 from jaxcal.gp.options import Options
+from jaxcal.gp.process import Process
 from jaxcal.gp.search import jitter_of_try, sparse_start, with_inducing_points
 from jaxcal.optimize import Result, minimize
 from jaxcal.scaling import Standardiser

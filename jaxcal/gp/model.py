@@ -1,4 +1,4 @@
-"""A Gaussian process before and after data: its evidence, its posterior, its predictions, its leave-one-out errors.
+"""A Gaussian process before data, and what data say of it: evidence, posterior, predictions, leave-one-out errors.
 
 Exact where the model has no inducing points, else sparse: Titsias (2009). `functional.gp` has the algebra.
 """
@@ -19,7 +19,6 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
 from jaxcal.functional import gp, noise
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
-from jaxcal.optimize import Result
 
 # Noise below this fraction of the target's variance is taken for none.
 NOISE_FLOOR = 1e-6
@@ -130,100 +129,6 @@ class Model(eqx.Module):
             for kernel, log_noise, logit, student_t in zip(kernels, log_noises, logits, rest, strict=True)
         )
         return low, high
-
-
-class Process(eqx.Module):
-    """A Gaussian process after data.
-
-    Attributes:
-        model: with the hyperparameters found.
-        points: the conditioning points: the rows, or the inducing points.
-        posterior: what the data say at them.
-        noise_variance: of the scaled target; the mean one, where rows have their own.
-        evidence: log marginal likelihood, or its lower bound, of the scaled target.
-        iterations: of the optimizer, from where the search ended.
-        result: how the optimization ended, one of `jaxcal.optimize.Result`.
-        jitter: what was added to the covariance's diagonal, as a fraction of its mean.
-        failed_starts: how many of the initial values had no finite evidence.
-        greatest_error: the greatest leave-one-out error over its standard deviation, and the row that has it; None
-            where the noise is Student t.
-        log_noise: a second process, of the log of the relative noise variance; None where noise does not depend on the
-            inputs.
-        log_noise_offset: what is added to it.
-    """
-
-    model: Model
-    points: Points
-    posterior: gp.Posterior
-    noise_variance: Float[Array, "*runs"]
-    evidence: Float[Array, "*runs"]
-    iterations: Int[Array, "*runs"]
-    result: Int[Array, "*runs"]
-    jitter: Float[Array, "*runs"]
-    failed_starts: Int[Array, "*runs"]
-    greatest_error: tuple[Float[Array, "*runs"], Int[Array, "*runs"]] | None = None
-    log_noise: "Process | None" = None
-    log_noise_offset: Float[Array, "*runs"] | None = None
-
-    def __call__(self, points: Points) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-        """Latent means and variances at points; RIO, eq. 5 and 6."""
-        return predict(self.model.kernel, self.posterior, self.points, points)
-
-    def observed(
-        self, points: Points, base_variance: Float[Array, " n"] | None = None
-    ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, " n"] | None]:
-        """Means, variances and no degrees of freedom of new targets; or of Student t ones squared scales and degrees.
-
-        Args:
-            points: where.
-            base_variance: as of `Data`.
-        """
-        mean, variance = self(points)
-        if self.log_noise is not None:
-            log_mean, log_variance = self.log_noise(points)
-            base_variance = jnp.exp(log_mean + log_variance / 2 + jnp.asarray(self.log_noise_offset))
-        relative = self.model.relative_noise(base_variance)
-        added = self.noise_variance * (jnp.ones_like(mean) if relative is None else relative)
-        if self.model.student_t is None:
-            return mean, variance + added, None
-        df, scale = noise.student_t_sum(added, self.model.student_t.df, variance)
-        return mean, scale, df
-
-
-class HoldsProcess(eqx.Module):
-    """What a method tells of the fitted process that it holds."""
-
-    process: eqx.AbstractVar[Process]
-
-    @property
-    def points(self) -> Points:
-        """The conditioning points as the kernel takes them, in scaled units: training rows, or inducing points."""
-        return self.process.points
-
-    @property
-    def scaled_noise(self) -> Float[Array, "*runs"]:
-        """The (mean) variance of the noise, in units of the scaled target."""
-        return self.process.noise_variance
-
-    @property
-    def evidence(self) -> Float[Array, "*runs"]:
-        """The log marginal likelihood, or its lower bound, of the scaled target."""
-        return self.process.evidence
-
-    @property
-    def iterations(self) -> Int[Array, "*runs"]:
-        """Of the optimizer, from where the search ended."""
-        return self.process.iterations
-
-    @property
-    def result(self) -> Int[Array, "*runs"]:
-        """How the optimization ended, one of `jaxcal.optimize.Result`; Adam ends at its limit of steps."""
-        return self.process.result
-
-    @property
-    def jitter(self) -> Float[Array, "*runs"]:
-        """What was added to the covariance's diagonal, as a fraction of its mean."""
-        return self.process.jitter
 
 
 def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> Float[Array, ""]:
@@ -355,29 +260,6 @@ class Found(NamedTuple):
     failed_starts: Int[Array, ""]
 
 
-def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | None) -> Process:
-    """The process after data, NOT_FINITE where its posterior is not, or where it makes no sense."""
-    model = found.model
-    after = posterior(model, data, jitter, mesh)
-    good = after.is_finite & is_sane(model, found.evidence, data)
-    greatest, stored = None, without_rows(model)
-    if model.student_t is None:
-        errors = jnp.abs(standardized_errors(model, after, data))
-        greatest = jnp.max(errors), jnp.argmax(errors)
-    return Process(
-        model=stored,
-        points=data.points if model.inducing is None else model.inducing,
-        posterior=after,
-        noise_variance=model.noise_variance(data.points),
-        evidence=found.evidence,
-        iterations=found.steps,
-        result=jnp.where(good, found.result, Result.NOT_FINITE),
-        jitter=jitter,
-        failed_starts=found.failed_starts,
-        greatest_error=greatest,
-    )
-
-
 def without_rows(model: Model) -> Model:
     """The model without what is of the training rows: inducing points, and the precisions of Student t noise."""
     model = eqx.tree_at(lambda m: m.inducing, model, None, is_leaf=lambda node: node is None)
@@ -431,9 +313,27 @@ def penalty(
     return n * beyond @ beyond, 2 * n * beyond, jnp.where(beyond != 0, 2 * n, jnp.zeros_like(beyond))
 
 
+def with_more_noise(models: Model, variances: tuple[float, ...]) -> Model:
+    """The models along the leading axis, and each with these variances of the noise in place of its own, if it learns.
+
+    They are fractions of the target's: few rows may show no noise where many do, and what few inducing points do not
+    explain is noise to them.
+    """
+    if "log_noise" in models.fixed:
+        return models
+    log_noises = [models.log_noise, *(jnp.full_like(models.log_noise, math.log(variance)) for variance in variances)]
+    repeat = lambda leaf: jnp.concatenate([leaf] * len(log_noises)) if eqx.is_array(leaf) else leaf
+    return eqx.tree_at(lambda m: m.log_noise, jax.tree.map(repeat, models), jnp.concatenate(log_noises))
+
+
 def one_of(models: Model, number: ArrayLike = 0) -> Model:
     """One of the models along the leading axis of their arrays."""
     return jax.tree.map(lambda leaf: leaf[number] if eqx.is_array(leaf) else leaf, models)
+
+
+def alone(model: Model) -> Model:
+    """The model as the only one along a leading axis."""
+    return jax.tree.map(lambda leaf: leaf[None] if eqx.is_array(leaf) else leaf, model)
 
 
 def number_of(models: Model) -> int:

@@ -1,6 +1,7 @@
 """Fits under noise that is Student t or depends on the inputs; `functional.noise` has the formulas."""
 
 from collections.abc import Callable
+from typing import cast
 
 import equinox as eqx
 import jax
@@ -8,21 +9,20 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from jaxcal.functional import noise
+from jaxcal.functional import gp, noise
 from jaxcal.gp.model import (
     Data,
     Found,
     Model,
-    Process,
     StudentT,
     evidence,
     expected_squares,
     leave_one_out,
     posterior,
-    process_of,
     standardized_errors,
 )
 from jaxcal.gp.options import Options
+from jaxcal.gp.process import Process, process_of
 from jaxcal.gp.search import descend, refine, search
 
 # Student t noise: the degrees of freedom of the first precisions, and those that the climb starts from.
@@ -84,7 +84,7 @@ def with_input_noise(
         logs = Data(data.points, responses - center)
         second = search(starts_of(logs, variance), logs, jitter, of_noise)
         after = process_of(second, logs, jitter, options.mesh)
-        others = leave_one_out(second.model, after.posterior, logs)
+        others = leave_one_out(second.model, cast(gp.Posterior, after.posterior), logs)
         foreseen = jnp.exp(logs.targets - others.error + jnp.maximum(others.variance - variance, 0) / 2)
         scale = jnp.mean(foreseen)
         rows = data._replace(base_variance=foreseen / scale)

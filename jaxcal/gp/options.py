@@ -16,7 +16,10 @@ TOLERANCE, _SPARSE_TOLERANCE = 0.005, 1.0
 
 
 class Options(NamedTuple):
-    """How a process is fitted; what decides what is compiled. With a learning rate it is by Adam."""
+    """How a process is fitted; what decides what is compiled. With a learning rate it is by Adam.
+
+    The bound "better" is "collapsed" or "nearest": what predicts rows better that are left out.
+    """
 
     bound: str
     inducing: str
@@ -43,25 +46,27 @@ class Options(NamedTuple):
         learning_rate: float | None = None,
     ) -> "Options":
         """What the user of a method asked for n rows, checked, with the defaults in place of None."""
-        _checks.check_choice("bound", bound, ("auto", "exact", "collapsed", "stochastic"))
+        _checks.check_choice("bound", bound, ("auto", "exact", "nearest", "collapsed", "stochastic"))
         _checks.check_choice("inducing", inducing, (None, "greedy", "trained"))
         _checks.check_choice("ard", ard, (True, False, "auto"))
         _checks.check_choice("noise", noise, ("gaussian", "student_t", "input"))
-        if noise != "gaussian" and (bound == "stochastic" or learning_rate is not None):
+        simple = noise == "gaussian" and learning_rate is None
+        if bound == "nearest" and learning_rate is not None:
+            raise ValueError("bound='nearest' goes without Adam and without a preset.")
+        if noise != "gaussian" and (bound in ("nearest", "stochastic") or learning_rate is not None):
             raise ValueError(f"noise={noise!r} is for the exact and the collapsed bound, without Adam or a preset.")
         _checks.check_at_least("max_iterations", max_iterations, 1)
         sparse = {"num_inducing": num_inducing, "inducing": inducing, "mesh": mesh}
-        if bound == "exact":
-            given = [name for name, value in sparse.items() if value is not None]
-            if given:
-                raise ValueError(
-                    f"bound='exact' has no inducing points: {given[0]} has no effect. Leave it out, or take "
-                    "bound='collapsed'."
-                )
+        wants_sparse = [name for name, value in sparse.items() if value is not None]
+        if bound in ("exact", "nearest") and wants_sparse:
+            raise ValueError(
+                f"bound={bound!r} has no inducing points: {wants_sparse[0]} has no effect. Leave it out, or take "
+                "bound='collapsed'."
+            )
         if bound == "auto":
-            wants_sparse = any(value is not None for value in sparse.values())
             exact = num_inducing >= n if num_inducing is not None else n <= _EXACT_ROWS and not wants_sparse
-            bound = "exact" if exact else "collapsed"
+            many = "better" if simple and not wants_sparse else "collapsed"
+            bound = "exact" if exact else many
         if tolerance is None:
             tolerance = TOLERANCE if bound == "exact" else _SPARSE_TOLERANCE
         _checks.check_not_negative("tolerance", tolerance)

@@ -5,7 +5,6 @@ examples do, if a learning rate is given. Greedy inducing points are rows chosen
 initial kernel; with them, and on one device, a part of the rows decides on the hyperparameters of many.
 """
 
-import math
 from collections.abc import Callable
 
 import equinox as eqx
@@ -23,6 +22,7 @@ from jaxcal.gp.model import (
     Data,
     Found,
     Model,
+    alone,
     as_vector,
     bounds,
     evidence,
@@ -31,6 +31,7 @@ from jaxcal.gp.model import (
     penalty,
     some_rows,
     split,
+    with_more_noise,
 )
 from jaxcal.gp.options import TOLERANCE, Options
 from jaxcal.optimize import Optimum, Result, minimize
@@ -46,15 +47,15 @@ _MANY_ROWS = 10_000
 _GPYTORCH_NOISE = 1e-4
 
 
-def search(starts: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
-    """The best hyperparameters that are found from the starts."""
+def search(starts: Model, data: Data, jitter: Float[Array, ""], options: Options, first: Found | None = None) -> Found:
+    """The best hyperparameters that are found from the starts; `first` is what some rows say, where it is known."""
     if options.bound == "exact":
         if not _has_more_to_learn(starts):
             return best_start(starts, data, jitter)
         if options.learning_rate is None:
             return exact_optimum(starts, data, jitter, options)
         return descend(one_of(starts), data, jitter, options)
-    start = sparse_start(starts, data, jitter, options)
+    start = sparse_start(starts, data, jitter, options, first)
     model = with_inducing_points(start.model, data, options)
     takes_all = options.mesh is not None or options.inducing == "trained"
     rows = data if takes_all else some_rows(data, _MANY_ROWS)
@@ -64,29 +65,33 @@ def search(starts: Model, data: Data, jitter: Float[Array, ""], options: Options
     return found._replace(failed_starts=start.failed_starts)
 
 
-def sparse_start(starts: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
-    """Where the sparse bound starts: at the only start; or at the best by the bound itself of several.
-
-    Those are the starts and the optimum of the exact evidence of some rows, each with its own noise and with more: what
-    few inducing points do not explain is noise to them.
-    """
+def optimum_of_some(starts: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
+    """Where a fit to many rows starts: at the only start, or at the exact optimum of some rows."""
     some = some_rows(data, _SUBSET_ROWS)
     if not _has_more_to_learn(starts):
         return best_start(starts, some, jitter)
     if number_of(starts) == 1:
         unknown = jnp.full((), jnp.nan, data.targets.dtype)
         return Found(one_of(starts), unknown, jnp.int32(0), jnp.int32(Result.STEP_LIMIT), jnp.int32(0))
-    found = exact_optimum(starts, some, jitter, options._replace(tolerance=min(options.tolerance, TOLERANCE)))
+    return exact_optimum(starts, some, jitter, options._replace(tolerance=min(options.tolerance, TOLERANCE)))
+
+
+def sparse_start(
+    starts: Model, data: Data, jitter: Float[Array, ""], options: Options, first: Found | None = None
+) -> Found:
+    """Where the sparse bound starts: at the best by the bound itself of several.
+
+    Those are the starts and the optimum of the exact evidence of some rows, each with its own noise and with more: what
+    few inducing points do not explain is noise to them.
+    """
+    first = optimum_of_some(starts, data, jitter, options) if first is None else first
+    if number_of(starts) == 1 or not _has_more_to_learn(starts):
+        return first
     if options.ard:
         wide = eqx.filter_vmap(lambda model: model.kernel.by_column(data.points))(starts)
         starts = eqx.tree_at(lambda m: m.kernel, starts, wide)
     join = lambda several, one: jnp.concatenate([several, one[None]]) if eqx.is_array(one) else one
-    candidates = jax.tree.map(join, starts, found.model)
-    if "log_noise" not in starts.fixed:
-        log_noises = [candidates.log_noise, *(jnp.full_like(candidates.log_noise, math.log(q)) for q in _MORE_NOISE)]
-        repeat = lambda leaf: jnp.concatenate([leaf] * len(log_noises)) if eqx.is_array(leaf) else leaf
-        candidates = jax.tree.map(repeat, candidates)
-        candidates = eqx.tree_at(lambda m: m.log_noise, candidates, jnp.concatenate(log_noises))
+    candidates = with_more_noise(jax.tree.map(join, starts, first.model), _MORE_NOISE)
     compared = some_rows(data, _COMPARED_ROWS)
     few_points = options._replace(inducing="greedy", num_inducing=min(options.num_inducing, _COMPARED_POINTS))
     arrays, static = eqx.partition(candidates, eqx.is_array)
@@ -97,15 +102,14 @@ def sparse_start(starts: Model, data: Data, jitter: Float[Array, ""], options: O
 
     values = lax.map(bound, arrays)
     best = jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values))
-    return found._replace(model=one_of(candidates, best), evidence=values[best])
+    return first._replace(model=one_of(candidates, best), evidence=values[best])
 
 
 def refine(model: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
     """The hyperparameters of the greatest evidence near those of one model, whose inducing points stay."""
     if model.inducing is not None:
         return descend(model, data, jitter, options._replace(inducing="greedy"))
-    start = jax.tree.map(lambda leaf: leaf[None] if eqx.is_array(leaf) else leaf, model)
-    return exact_optimum(start, data, jitter, options._replace(ard=False))
+    return exact_optimum(alone(model), data, jitter, options._replace(ard=False))
 
 
 def best_start(starts: Model, data: Data, jitter: ArrayLike) -> Found:

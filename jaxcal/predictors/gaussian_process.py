@@ -24,8 +24,9 @@ from jaxcal.functional import safe
 from jaxcal.gp import initial, minibatch
 from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
-from jaxcal.gp.model import Data, HoldsProcess, Model, Process
+from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
+from jaxcal.gp.process import HoldsProcess, Process
 from jaxcal.scaling import Standardiser
 
 _SQUARED_EXPONENTIAL = "squared_exponential"

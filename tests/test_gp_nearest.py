@@ -1,0 +1,167 @@
+"""Gaussian processes that ask the nearest rows: against the dense process, and the choice beside inducing points."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcal import Point, gaussian_process, metrics, rio
+from jaxcal.functional import gp
+from jaxcal.gp import model as models
+from jaxcal.gp import nearest, options
+from jaxcal.gp.kernels import SquaredExponential
+from jaxcal.gp.model import Data, Model
+from jaxcal.gp.process import Either
+
+X64 = jax.config.jax_enable_x64
+N = 40
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Rows [40, 2] with noise of their own."""
+    rng = np.random.default_rng(3)
+    x = rng.uniform(-2, 2, size=(N, 2))
+    y = np.sin(2 * x[:, 0]) + 0.2 * rng.normal(size=N)
+    return Data(jnp.asarray(x), jnp.asarray(y - y.mean()), relative_noise=jnp.asarray(rng.uniform(0.5, 2, N)))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model(SquaredExponential(jnp.log(0.7), jnp.log(0.8)), jnp.log(0.05))
+
+
+def rows_of(n, d=2, noise=0.3, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, size=(n, d))
+    return x, np.sin(3 * x[:, 0]) * np.cos(2 * x[:, -1]) + noise * rng.normal(size=n)
+
+
+def test_all_rows_asked_give_the_dense_process(data, model):
+    new = jnp.asarray(np.random.default_rng(1).normal(size=(7, 2)))
+    dense = models.predict(model.kernel, models.posterior(model, data, 0.0), data.points, new)
+    # One row fewer than there are is asked: a row of no weight makes up for it.
+    far = jnp.concatenate([data.points, jnp.full((1, 2), 1e3)])
+    noises = jnp.append(models.row_noise(model, data), 1.0)
+    given = nearest.Nearest(jnp.append(data.targets, 0.0), noises, jnp.ones(()))
+    found = nearest.predict(model.kernel, given, far, new)
+    np.testing.assert_allclose(found, dense, atol=1e-9 if X64 else 2e-5)
+
+
+def test_leave_one_out_is_that_of_the_dense_process(data, model):
+    dense = gp.exact_leave_one_out(models.posterior(model, data, 0.0))
+    rows = jnp.asarray([5, 0, 31])
+    found = nearest.leave_one_out(model.kernel, nearest.Nearest.of(model, data, 0.0), data.points, rows)
+    close = {"rtol": 1e-8 if X64 else 2e-3, "atol": 1e-9 if X64 else 2e-4}
+    np.testing.assert_allclose(found.error, dense.error[rows], **close)
+    np.testing.assert_allclose(found.variance, dense.variance[rows], **close)
+
+
+def test_the_nearest_are_those_of_the_least_distance(monkeypatch, data, model):
+    monkeypatch.setattr(nearest, "_NEAREST", 4)
+    given = nearest.Nearest.of(model, data, 0.0)
+    found = nearest._neighbours_of_rows(model.kernel, given, data.points, jnp.arange(N))
+    distances = np.linalg.norm(data.points[:, None] - data.points[None], axis=2)
+    np.testing.assert_array_equal(np.sort(found), np.sort(np.argsort(distances)[:, 1:5]))
+
+
+def test_the_scale_makes_leave_one_out_errors_as_large_as_told(data, model):
+    narrow = eqx.tree_at(lambda m: (m.kernel.log_variance, m.log_noise), model, (jnp.log(0.007), jnp.log(0.0005)))
+    given = nearest.calibrated(narrow, data, 0.0)
+    others = nearest.leave_one_out(narrow.kernel, given, data.points, nearest.other_rows(data))
+    np.testing.assert_allclose(jnp.mean(others.error**2 / others.variance), 1, rtol=1e-3)
+    known = eqx.tree_at(lambda m: m.log_noise, narrow, narrow.log_noise)
+    known = Model(known.kernel, known.log_noise, fixed=("log_noise",))
+    assert nearest.calibrated(known, data, 0.0).scale == 1
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """A process by the nearest rows, new rows and their targets."""
+    x, y = rows_of(460)
+    return gaussian_process.fit(x[:260], y[:260], bound="nearest"), x[260:], y[260:]
+
+
+def test_what_is_promised_is_what_new_rows_get(fitted):
+    process, x, y = fitted
+    law = process(x)
+    assert metrics.rmse(y, law) < 0.36
+    assert 0.84 < metrics.coverage(y, law, confidence_level=0.9) < 0.96
+    np.testing.assert_allclose(process.noise_variance, 0.09, rtol=0.35)
+
+
+def test_it_is_near_the_exact_process(fitted):
+    process, x, _ = fitted
+    x_train, y_train = (part[:260] for part in rows_of(460))
+    exact = gaussian_process.fit(x_train, y_train, bound="exact")(x)
+    law = process(x)
+    assert jnp.sqrt(jnp.mean((law.mean - exact.mean) ** 2)) < 0.5 * jnp.mean(exact.std)
+    np.testing.assert_allclose(jnp.mean(law.std), jnp.mean(exact.std), rtol=0.15)
+
+
+def test_predictions_are_differentiable_in_x(fitted):
+    process, x, _ = fitted
+    slope = jax.grad(lambda x: process(x).mean.sum() + process(x).std.sum())(jnp.asarray(x[:3]))
+    assert jnp.isfinite(slope).all()
+    assert jnp.abs(slope).max() > 0.1
+
+
+def test_an_outlier_is_told_of():
+    x, y = rows_of(260)
+    y[17] += 100
+    with pytest.warns(UserWarning, match="row 17 lies"):
+        gaussian_process.fit(x, y, bound="nearest")
+
+
+# The choice beside inducing points
+
+
+def better(x, base, y, monkeypatch):
+    monkeypatch.setattr(options, "_EXACT_ROWS", 100)
+    return rio.fit(x, base, y, kernel="input", ard=False)
+
+
+def test_a_rough_function_asks_the_nearest_rows(monkeypatch):
+    monkeypatch.setattr(options, "_NUM_INDUCING", 15)
+    x, y = rows_of(261, noise=0.02)
+    found = better(x, Point(np.zeros(261)), y, monkeypatch)
+    assert isinstance(found.process.posterior, Either)
+    assert found.process.posterior.asks_nearest
+    new_x, new_y = rows_of(200, noise=0.02, seed=1)
+    alone = rio.fit(x, Point(np.zeros(261)), y, kernel="input", ard=False, bound="nearest")
+    np.testing.assert_allclose(
+        found(new_x, Point(np.zeros(200))).mean, alone(new_x, Point(np.zeros(200))).mean, atol=1e-6
+    )
+    assert metrics.rmse(new_y, found(new_x, Point(np.zeros(200)))) < 0.2
+
+
+def test_a_weak_signal_in_many_columns_asks_the_inducing_points(monkeypatch):
+    """All rows together tell it; the nearest to a point do not."""
+    monkeypatch.setattr(nearest, "_NEAREST", 8)
+    rng = np.random.default_rng(0)
+    x, weights = rng.normal(size=(700, 10)), rng.normal(size=10) / 3
+    y = x @ weights + 2 * rng.normal(size=700)
+    found = better(x[:300], Point(np.zeros(300)), y[:300], monkeypatch)
+    assert not found.process.posterior.asks_nearest
+    sparse = rio.fit(
+        x[:300], Point(np.zeros(300)), y[:300], kernel="input", ard=False, bound="collapsed", num_inducing=300
+    )
+    np.testing.assert_allclose(
+        found(x[300:], Point(np.zeros(400))).mean, sparse(x[300:], Point(np.zeros(400))).mean, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"num_inducing": 10}, "bound='nearest' has no inducing points: num_inducing has no effect"),
+        ({"noise": "student_t"}, "noise='student_t' is for the exact and the collapsed bound"),
+        ({"preset": "paper"}, "bound='nearest' has no inducing points"),
+    ],
+    ids=["num_inducing", "noise", "preset"],
+)
+def test_what_it_does_not_go_with_is_refused(option, message):
+    x, y = rows_of(30)
+    with pytest.raises(ValueError, match=message):
+        rio.fit(x, Point(np.zeros(30)), y, bound="nearest", **option)

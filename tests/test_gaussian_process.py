@@ -143,6 +143,7 @@ NAN_AT_3 = np.where(np.arange(N) == 3, np.nan, 1.0)
         ({"y": np.full(N, 3.0)}, r"y is constant \(3\)"),
         ({"bound": "svgp"}, "bound must be one of"),
         ({"bound": "stochastic"}, "bound='stochastic' needs a key"),
+        ({"bound": "nearest", "optimizer": "adam"}, "bound='nearest' goes without Adam"),
         ({"bound": "stochastic", "optimizer": "adam"}, "bound='stochastic' has an optimiser of its own"),
         ({"num_inducing": 0}, "num_inducing must be at least 1; got 0"),
         ({"optimizer": "sgd"}, "optimizer must be one of 'lbfgs', 'adam'; got 'sgd'"),

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcal import Point, gaussian_process, metrics, rio
+from jaxcal import Normal, Point, gaussian_process, metrics, rio
 from jaxcal.functional import gp
 from jaxcal.gp import model as models
 from jaxcal.gp import nearest, options
@@ -98,6 +98,21 @@ def test_it_is_near_the_exact_process(fitted):
     law = process(x)
     assert jnp.sqrt(jnp.mean((law.mean - exact.mean) ** 2)) < 0.5 * jnp.mean(exact.std)
     np.testing.assert_allclose(jnp.mean(law.std), jnp.mean(exact.std), rtol=0.15)
+
+
+def test_the_noise_ratio_is_that_before_the_scale(fitted):
+    process = fitted[0]
+    ratio = jnp.exp(process.process.model.log_noise - process.kernel.log_variance)
+    np.testing.assert_allclose(process.noise_ratio, ratio, rtol=1e-3)
+    assert process.process.scale != 1
+
+
+def test_noise_follows_the_std_of_the_base():
+    rng = np.random.default_rng(2)
+    x, std = rng.uniform(-2, 2, size=(300, 1)), np.where(np.arange(300) % 2, 0.1, 1.0)
+    base, y = Normal(np.zeros(300), std), np.sin(2 * x[:, 0]) + std * rng.normal(size=300)
+    law = rio.fit(x[:250], base[:250], y[:250], kernel="input", bound="nearest")(x[250:], base[250:])
+    assert law.std[1::2].max() < 0.3 < law.std[::2].min()
 
 
 def test_predictions_are_differentiable_in_x(fitted):

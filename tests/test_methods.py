@@ -120,6 +120,7 @@ METHODS = {
     "nngp": (partial(fit_gaussian_process, kernel="nngp"), call_mlp),
     "neural-process": (fit_neural_process, call_mlp),
     "rio": (fit_rio, call_rio),
+    "rio-nearest": (partial(fit_rio, bound="nearest", ard=False), call_rio),
     "rio-collapsed": (partial(fit_rio, bound="collapsed", num_inducing=10), call_rio),
     "accrue": (fit_accrue, call_rio),
     "crude": (partial(fit_on_std, crude.fit), call_on_std),

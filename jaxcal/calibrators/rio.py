@@ -3,7 +3,7 @@
 Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual Estimation
 with an I/O Kernel", ICLR 2020. Equation 3, the I/O kernel, is `IOKernel`; 4 is
 `functional.gp.exact_log_likelihood`; 5 and 6 are `functional.gp.predict`; section 3.3, the sparse form, is
-`functional.gp.collapsed_bound`. The rows of the paper's Table 1, by the arguments of `fit`:
+`functional.gp.collapsed_bound`; `gp.nearest`, for many rows, is not the paper's. The rows of the paper's Table 1, by the arguments of `fit`:
 
 =====  ==========  ==========     ======  ==========  ==========
 row    target      kernel         row     target      kernel
@@ -148,8 +148,10 @@ def fit(
         target: what the process explains: the "residual", or the "outcome" itself (then the prediction does not
             build on the base's mean).
         bound: "exact" is the full process, O(n^3); "collapsed" the sparse one, O(n m^2) with m inducing points;
-            "auto" takes the exact one up to 2000 rows, unless num_inducing, inducing or mesh ask for the sparse one.
-            "stochastic" maximizes the sparse one over minibatches: for x that does not fit in memory, a
+            "nearest" asks at every point the 50 rows nearest to it, with hyperparameters of the least leave-one-out
+            CRPS of 2000 rows. "auto" takes the exact one up to 2000 rows; beyond the sparse one or the nearest rows,
+            what has the lower leave-one-out CRPS, and the sparse one where num_inducing, inducing, mesh or noise ask
+            for it. "stochastic" maximizes the sparse one over minibatches: for x that does not fit in memory, a
             `numpy.memmap`, of which it holds a chunk of rows at a time. It needs a key, and is neither for `jit` nor
             for several outputs.
         num_inducing: how many inducing points, at most n (default 800; 400 where the bound is stochastic; 50 with the
@@ -168,7 +170,7 @@ def fit(
             costs two to four, the second three to five times as much as "gaussian".
         max_iterations: of the optimizer.
         tolerance: the fit ends where the log evidence is foreseen to rise by less, in nats (default 0.005; of the
-            sparse bound 1; with the preset 0). In any case L-BFGS ends where scipy's does.
+            sparse bound and the nearest rows 1; with the preset 0). In any case L-BFGS ends where scipy's does.
         epochs: passes over the rows of the stochastic bound.
         preset: None, or "paper" as above.
         mesh: devices over all of whose axes the rows of the sparse bound are distributed; None for one device.
@@ -264,7 +266,7 @@ class RIO(HoldsProcess):
 
     @property
     def kernel(self) -> IOKernel:
-        """The kernel with the hyperparameters found, in scaled units."""
+        """The kernel with the hyperparameters found, in scaled units and before `process.scale`."""
         return cast(IOKernel, self.process.model.kernel)
 
     @property

@@ -377,7 +377,8 @@ def _fit(
 def _fitted(x: Float[Array, "n d"], targets: Float[Array, " n"]) -> tuple[Float[Array, " d"], Float[Array, ""]]:
     """Log lengthscales and noise ratio of the greatest evidence."""
     data = Data(x, targets)
-    options = Options.of(targets.shape[0], "auto", None, None, _MOST_ITERATIONS, None, ard=True)
+    bound = "exact" if targets.shape[0] <= _EXACT_ROWS else "collapsed"
+    options = Options.of(targets.shape[0], bound, None, None, _MOST_ITERATIONS, None, ard=True)
     starts_of = lambda data, noise: initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
     process = maximize(starts_of, data, options)
     kernel = cast(SquaredExponential, process.model.kernel)

@@ -276,10 +276,14 @@ def standardized_errors(model: Model, after: gp.Posterior, data: Data) -> Float[
 
 def is_sane(model: Model, value: Float[Array, ""], data: Data) -> Bool[Array, ""]:
     """Whether an evidence is finite and one that the noise allows, of variances not far beyond the target's."""
-    least_noise, variance = jnp.min(row_noise(model, data)), jnp.mean(data.targets**2)
-    greatest = gp.greatest_log_likelihood(data.targets.shape[0], least_noise)
+    greatest = gp.greatest_log_likelihood(data.targets.shape[0], jnp.min(row_noise(model, data)))
+    return (value <= greatest) & has_sane_variances(model, data)
+
+
+def has_sane_variances(model: Model, data: Data) -> Bool[Array, ""]:
+    """Whether neither the prior's variance nor that of the noise is far beyond the target's."""
     prior = jnp.mean(model.kernel.diagonal(data.points))
-    return (value <= greatest) & (jnp.maximum(prior, model.noise_variance(data.points)) < _ABSURD * variance)
+    return jnp.maximum(prior, model.noise_variance(data.points)) < _ABSURD * jnp.mean(data.targets**2)
 
 
 def some_rows(data: Data, number: int) -> Data:

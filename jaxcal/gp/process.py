@@ -16,6 +16,7 @@ from jaxcal.gp.model import (
     Data,
     Found,
     Model,
+    has_sane_variances,
     is_sane,
     leave_one_out,
     posterior,
@@ -88,6 +89,14 @@ class Process(eqx.Module):
         if isinstance(given, nearest.Nearest):
             return nearest.predict(kernel, given, self.points, points)
         return predict(kernel, given, self.points, points)
+
+    @property
+    def scale(self) -> Float[Array, "*runs"]:
+        """By what the variances of kernel and noise are multiplied: other than 1 where the nearest rows are asked."""
+        given = self.posterior
+        if isinstance(given, Either):
+            return jnp.where(given.asks_nearest, given.nearest.scale, 1)
+        return given.scale if isinstance(given, nearest.Nearest) else jnp.ones_like(self.noise_variance)
 
     def observed(
         self, points: Points, base_variance: Float[Array, " n"] | None = None
@@ -178,12 +187,12 @@ def process_of_nearest(found: Found, data: Data, jitter: Float[Array, ""]) -> Pr
     std = jnp.sqrt(others.variance)
     density = data.targets.shape[0] * jnp.mean(scores.normal_log_prob(others.error, 0.0, std))
     errors = jnp.abs(others.error) / std
-    good = jnp.isfinite(errors).all() & is_sane(model, density, data)
+    good = jnp.isfinite(errors).all() & has_sane_variances(model, data)
     return Process(
         model=model,
         points=data.points,
         posterior=given,
-        noise_variance=given.scale * model.noise_variance(data.points),
+        noise_variance=given.scale * nearest.noise_variance(model, data),
         evidence=density,
         iterations=found.steps,
         result=jnp.where(good, found.result, Result.NOT_FINITE),

@@ -1,4 +1,4 @@
-"""A Gaussian process: exact, or sparse with inducing points; with a squared-exponential kernel, or that of a network.
+"""A Gaussian process: exact, sparse, or by the nearest rows; with a squared-exponential kernel, or that of a network.
 
 Rasmussen & Williams, "Gaussian Processes for Machine Learning" (2006): eq. 2.25 and 2.26, the prediction, are
 `functional.gp.predict`; 2.30, the evidence, is `functional.gp.exact_log_likelihood`. The sparse form, "SVGP", has the
@@ -91,9 +91,12 @@ def fit(
         noise_variance: of the noise, in squared units of y, where it is known; None to learn it.
         key: random key of the order of the rows of the stochastic bound; nothing else is random.
         bound: "exact" is the full process, O(n^3) time and O(n^2) memory; "collapsed" the sparse one, O(n m^2) with m
-            inducing points; "auto" takes the exact one up to 2000 rows, and with the preset always. "stochastic"
-            maximises the sparse one over minibatches: for x that does not fit in memory, a `numpy.memmap`, of which it
-            holds a chunk of rows at a time. It needs a key, and is not for `jit`.
+            inducing points; "nearest" asks at every point the 50 rows nearest to it, with hyperparameters of the least
+            leave-one-out CRPS of 2000 rows. "auto" takes the exact one up to 2000 rows, and with the preset always;
+            beyond the sparse one or the nearest rows, what has the lower leave-one-out CRPS, and the sparse one where
+            num_inducing, inducing, noise or optimizer ask for it. "stochastic" maximises the sparse one over
+            minibatches: for x that does not fit in memory, a `numpy.memmap`, of which it holds a chunk of rows at a
+            time. It needs a key, and is not for `jit`.
         num_inducing: how many inducing points, at most n (default 800; 400 where the bound is stochastic).
         inducing: "greedy" chooses rows by conditional variance at the start, and of more than 10,000 rows as many
             decide on the hyperparameters; "trained" starts from the first rows, of the stochastic bound from random
@@ -109,7 +112,7 @@ def fit(
         learning_rate: of Adam.
         max_iterations: the most iterations of L-BFGS, or the number of Adam's.
         tolerance: the fit ends where the log evidence is foreseen to rise by less, in nats (default 0.005; of the
-            sparse bound 1).
+            sparse bound and the nearest rows 1).
         epochs: passes over the rows of the stochastic bound.
         preset: None, "crude" or "nngp" as above: kernel and noise are theirs, too.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
@@ -190,7 +193,10 @@ class GaussianProcess(HoldsProcess):
 
     @property
     def kernel(self) -> Any:
-        """The kernel with the hyperparameters found, in scaled units: a `SquaredExponential`, or a kernel of gpjax."""
+        """The kernel with the hyperparameters found, in scaled units: a `SquaredExponential`, or a kernel of gpjax.
+
+        Its variances are those before `process.scale`.
+        """
         kernel = self.process.model.kernel
         return kernel.kernel if isinstance(kernel, GPJaxKernel) else kernel
 
@@ -211,7 +217,8 @@ class GaussianProcess(HoldsProcess):
     @property
     def noise_ratio(self) -> Float[Array, "*runs"]:
         """The variance of the noise over that of f; of a squared-exponential kernel alone."""
-        return self.scaled_noise / jnp.exp(self._squared_exponential("noise_ratio").log_variance)
+        log_variance = self._squared_exponential("noise_ratio").log_variance
+        return self.scaled_noise / (self.process.scale * jnp.exp(log_variance))
 
     @property
     def noise_variance(self) -> Float[Array, "*runs"]:

@@ -148,6 +148,7 @@ TOLERANCE = {
     "nngp": 1e-4 if X64 else 2e-2,
     "neural-process": 1e-6 if X64 else 1e-2,
     "rio": 1e-4 if X64 else 2e-2,
+    "rio-nearest": 1e-3 if X64 else 5e-2,
     "rio-collapsed": 1e-4 if X64 else 2e-2,
     "accrue": 1e-4 if X64 else 2e-2,
     **dict.fromkeys(["crude", "crude-neighbours", "conformal", "conformal-quantile"], 1e-12 if X64 else 1e-5),
@@ -163,6 +164,7 @@ TOLERANCE = {
 SLOW = {
     "nngp",
     "neural-process",
+    "rio-nearest",
     "rio-collapsed",
     "sharp-gp-paper",
     "crude-neighbours",

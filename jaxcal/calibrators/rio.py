@@ -3,7 +3,8 @@
 Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual Estimation
 with an I/O Kernel", ICLR 2020. Equation 3, the I/O kernel, is `IOKernel`; 4 is
 `functional.gp.exact_log_likelihood`; 5 and 6 are `functional.gp.predict`; section 3.3, the sparse form, is
-`functional.gp.collapsed_bound`; `gp.nearest`, for many rows, is not the paper's. The rows of the paper's Table 1, by the arguments of `fit`:
+`functional.gp.collapsed_bound`; `gp.nearest`, for many rows, is not the paper's. The rows of the paper's Table 1, by
+the arguments of `fit`:
 
 =====  ==========  ==========     ======  ==========  ==========
 row    target      kernel         row     target      kernel

@@ -4,7 +4,7 @@ import warnings
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxcal import _checks
 from jaxcal.functional import noise
@@ -38,7 +38,8 @@ def maximize(starts_of: StartsOf, data: Data, options: Options) -> Process:
 
         def attempt(tries):
             jitter = jitter_of_try(tries, data.targets.dtype, options.bound)
-            found, other = eqx.partition(_fitted(starts_of, data, jitter, options), eqx.is_array)
+            is_last = tries == JITTER_TRIES - 1
+            found, other = eqx.partition(_fitted(starts_of, data, jitter, options, is_last), eqx.is_array)
             rest[:] = [other]
             return found
 
@@ -47,8 +48,10 @@ def maximize(starts_of: StartsOf, data: Data, options: Options) -> Process:
     return eqx.combine(one_run_at_a_time(run)(arrays), rest[0])
 
 
-def _fitted(starts_of: StartsOf, data: Data, jitter: Float[Array, ""], options: Options) -> Process:
-    """The process by the noise that the options ask for."""
+def _fitted(
+    starts_of: StartsOf, data: Data, jitter: Float[Array, ""], options: Options, is_last: Bool[Array, ""]
+) -> Process:
+    """The process by the noise that the options ask for; `is_last` tells that no more jitter will be tried."""
     starts = starts_of(data, None)
     if options.noise == "student_t":
         return process_of(with_student_t_noise(starts, data, jitter, options), data, jitter, options.mesh)
@@ -57,7 +60,7 @@ def _fitted(starts_of: StartsOf, data: Data, jitter: Float[Array, ""], options: 
         by_rows = nearest.optimum(first, data, jitter, options)
         if options.bound == "nearest":
             return process_of_nearest(by_rows, data, jitter)
-        return better_of(search(starts, data, jitter, options, first), by_rows, data, jitter)
+        return better_of(search(starts, data, jitter, options, first), by_rows, data, jitter, is_last)
     found = search(starts, data, jitter, options)
     if options.noise == "input":
         return with_input_noise(found, starts_of, data, jitter, options)

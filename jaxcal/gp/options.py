@@ -9,7 +9,7 @@ from jaxcal import _checks
 
 # Up to this many rows "auto" takes the exact Gaussian process: O(n^3), but few iterations, and more exact.
 _EXACT_ROWS = 2000
-# Fewer are faster and less exact: benchmarks/results/gp_sparse.txt. Over minibatches they are trained, and cost more.
+# Fewer are faster and less exact: benchmarks/results/gp_inducing.txt. Over minibatches they are trained, and cost more.
 _NUM_INDUCING, _NUM_STOCHASTIC = 800, 400
 # The gain of log evidence, in nats, below which a fit ends: the data hardly distinguish hyperparameters so close.
 TOLERANCE, _SPARSE_TOLERANCE = 0.005, 1.0

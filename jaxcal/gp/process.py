@@ -202,10 +202,11 @@ def process_of_nearest(found: Found, data: Data, jitter: Float[Array, ""]) -> Pr
     )
 
 
-def better_of(sparse: Found, by_rows: Found, data: Data, jitter: Float[Array, ""]) -> Process:
+def better_of(sparse: Found, by_rows: Found, data: Data, jitter: Float[Array, ""], is_last: Bool[Array, ""]) -> Process:
     """The process through inducing points or the one that asks the nearest rows: of the lower leave-one-out CRPS.
 
     It is that of some rows, which had no part in the choice of hyperparameters for the nearest if there are enough.
+    NOT_FINITE where the inducing points failed, and more jitter may yet help them.
     """
     through, asking = process_of(sparse, data, jitter, None), process_of_nearest(by_rows, data, jitter)
     after, given = cast(gp.Posterior, through.posterior), cast(nearest.Nearest, asking.posterior)
@@ -216,6 +217,8 @@ def better_of(sparse: Found, by_rows: Found, data: Data, jitter: Float[Array, ""
     parts = lambda process: (process.points, process.posterior)
     alike = (eqx.tree_at(parts, process, (None, None)) for process in (asking, through))
     chosen = jax.tree.map(lambda a, b: jnp.where(asks, a, b), *alike)
+    failed = (through.result == Result.NOT_FINITE) & ~is_last
+    chosen = eqx.tree_at(lambda p: p.result, chosen, jnp.where(failed, Result.NOT_FINITE, chosen.result))
     either = Either(after, given, data.points, asks)
     return eqx.tree_at(parts, chosen, (through.points, either), is_leaf=lambda node: node is None)
 

@@ -13,7 +13,8 @@ ANY_PRECISION := test_architecture.py test_cli.py test_cross_validation.py test_
 # Of these methods the battery of test_methods.py is enough in 32 bits, where `make test-slow` runs the rest.
 BATTERY_IN_32_BITS := test_accrue.py test_conformal.py test_conformal_calibrators.py test_crude.py test_deep_ensemble.py \
 	test_dropout.py test_evidential.py test_forests.py test_gaussian_mle.py test_gaussian_process.py \
-	test_gp.py test_gp_fit.py test_gp_minibatch.py test_gp_noise.py test_hidden_features.py test_isotonic.py test_minibatch.py test_mlp.py test_multivariate.py \
+	test_gp.py test_gp_fit.py test_gp_minibatch.py test_gp_nearest.py test_gp_noise.py test_hidden_features.py \
+	test_isotonic.py test_minibatch.py test_mlp.py test_multivariate.py \
 	test_neural_process.py test_neural_quantiles.py test_nngp.py test_rio.py test_rio_bases.py \
 	test_sharp_gp.py test_usnrt.py test_variance_network.py test_widths.py
 

@@ -277,7 +277,8 @@ def test_every_set_of_the_mirror(name, monkeypatch):
 def test_the_embedded_set_is_that_of_the_mirror(monkeypatch):
     embedded = datasets.load("diabetes")
     monkeypatch.setenv("JAXCAL_DATA", MIRROR)
-    same_data(datasets.load("diabetes"), embedded)
+    # Some versions of scikit-learn ship 4.803999999999999 for 4.804.
+    same_data(datasets.load("diabetes"), embedded, rtol=2 * np.finfo(float).eps)
 
 
 @needs_mirror
@@ -317,8 +318,8 @@ def test_the_pbp_splits_of_the_mirror_use_every_row_once(name, splits, monkeypat
         assert abs(len(test) - 0.1 * n) <= 1
 
 
-def same_data(found, expected):
-    np.testing.assert_array_equal(found.x, expected.x)
+def same_data(found, expected, rtol=0.0):
+    np.testing.assert_allclose(found.x, expected.x, rtol=rtol, atol=0)
     np.testing.assert_array_equal(found.y, expected.y)
     assert found.feature_names == expected.feature_names
     assert (found.target_name, found.categorical) == (expected.target_name, expected.categorical)

@@ -1,21 +1,35 @@
-"""Predictions of rows that the model has not seen, by refitting it without them."""
+"""Predictions of data points by models that were fitted without them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, PRNGKeyArray
+from jaxtyping import ArrayLike, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.distributions import Distribution, Point
+from jaxcal.distributions import Concatenated, Distribution, Normal, Point, StudentT
+from jaxcal.distributions._base import marked_out_of_fold
 
 
-def out_of_fold(fit: Callable, x: ArrayLike, y: ArrayLike, *, key: PRNGKeyArray, folds: int = 5) -> Distribution:
-    """Predict every row by a model that was fitted to the other folds: honest errors without rows set aside.
+def out_of_fold(
+    fit: Callable,
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    folds: int = 5,
+    groups: ArrayLike | None = None,
+) -> Distribution:
+    """Predict every data point by a model that was fitted to the other folds: honest errors, none set aside.
 
-    A calibrator fitted to them corrects the model that is fitted to all rows, `fit(x, y, key=key)`. That model's errors
-    on new rows are a little smaller than those out of fold, its errors on its own rows very much smaller.
+    A calibrator fitted to them corrects the model that is fitted to all data points, `fit(x, y, key=key)`. That model's
+    errors on new ones are a little smaller than those out of fold, its errors on its own very much smaller. No coverage
+    guarantee follows from them, since the model that will predict is another one: `conformal` and `crude` refuse it.
+    They know these predictions by `is_out_of_fold`, not a distribution that is made anew from their means and stds.
+
+    `jaxcal.pipeline` does all of this in one call.
 
     Args:
         fit: `fit(x, y, key=key)` gives a function of inputs whose value is a Distribution or an array of means: any
@@ -23,14 +37,17 @@ def out_of_fold(fit: Callable, x: ArrayLike, y: ArrayLike, *, key: PRNGKeyArray,
         x: inputs [n, d]; a vector [n] is one column.
         y: targets [n].
         key: random key of the folds, and of the fits.
-        folds: number of folds, whose sizes differ by one row at most; so many models are fitted.
+        folds: number of folds, whose sizes differ by one at most; so many models are fitted, each to equally many data
+            points, so that nothing compiles anew.
+        groups: labels [n], of numbers or strings: data points of one group stay in one fold. Folds then differ in size.
 
     Returns:
-        the predictions of all rows, in their order; a `Point` where the model gives means.
+        the predictions of all data points, in their order; a `Point` where the model gives means, `Concatenated` where
+        the rows of a fold share something.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer rows than folds, folds is less
-            than 2, or the predictions are of a class whose rows share a table.
+        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer data points or groups than
+            folds, or folds is less than 2.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc
@@ -46,31 +63,71 @@ def out_of_fold(fit: Callable, x: ArrayLike, y: ArrayLike, *, key: PRNGKeyArray,
     """
     x = _checks.as_matrix("x", x)
     y = _checks.as_vector("y", y, length=x.shape[0])
-    _checks.check_at_least("folds", folds, 2)
-    _checks.check_rows("x", x, folds)
     order_key, *keys = jax.random.split(key, folds + 1)
-    order = jax.random.permutation(order_key, x.shape[0])
-    parts = jnp.split(order, np.cumsum(_sizes(x.shape[0], folds))[:-1])
-    laws = []
-    for k, (held_out, fold_key) in enumerate(zip(parts, keys, strict=True)):
-        rest = jnp.concatenate(parts[:k] + parts[k + 1 :])
-        laws.append(_as_law(fit(x[rest], y[rest], key=fold_key)(x[held_out]), held_out.shape[0]))
-    back = jnp.argsort(order)
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[back], *laws)
+    parts = folds_of(x.shape[0], folds, groups, order_key)
+    predictions = [
+        as_distribution(fit(x[fold.training], y[fold.training], key=each)(x[fold.held_out]))
+        for fold, each in zip(parts, keys, strict=True)
+    ]
+    return marked_out_of_fold(joined(predictions, [fold.held_out for fold in parts]))
 
 
-def _sizes(n: int, folds: int) -> list[int]:
-    return [n // folds + (k < n % folds) for k in range(folds)]
+class Fold(NamedTuple):
+    """The numbers of the rows that a model is fitted to, and of those that it predicts."""
+
+    training: np.ndarray
+    held_out: np.ndarray
 
 
-def _as_law(predicted: Distribution | ArrayLike, rows: int) -> Distribution:
-    """The predictions as a Distribution all of whose arrays have a row each."""
-    law = predicted if isinstance(predicted, Distribution) else Point(jnp.asarray(predicted))
-    leaves: list[Array] = jax.tree.leaves(law)
-    if any(leaf.shape[:1] != (rows,) for leaf in leaves):
-        shapes = ", ".join(str(leaf.shape) for leaf in leaves)
-        raise ValueError(
-            f"the predictions of {rows} rows are a {type(law).__name__} with arrays of shapes {shapes}; "
-            "those of different folds can be put together only where all arrays have a row each."
-        )
-    return law
+def folds_of(num_rows: int, folds: int, groups: ArrayLike | None, key: PRNGKeyArray) -> list[Fold]:
+    """Folds at random, whose training parts have equally many rows; or folds of whole groups.
+
+    Raises:
+        ValueError: if there are fewer rows or groups than folds, folds is less than 2, or the labels of the groups are
+            not as many as the rows.
+    """
+    _checks.check_at_least("folds", folds, 2)
+    order = np.asarray(jax.random.permutation(key, num_rows))
+    if groups is None:
+        if num_rows < folds:
+            raise ValueError(f"x has {num_rows} rows; at least {folds} are needed for {folds} folds.")
+        parts = np.array_split(order, folds)
+        at_most = num_rows - len(parts[0])
+    else:
+        parts, at_most = _parts_of_groups(np.asarray(groups), folds, order), num_rows
+    rest = lambda k: np.concatenate(parts[:k] + parts[k + 1 :])
+    return [Fold(rest(k)[:at_most], part) for k, part in enumerate(parts)]
+
+
+def _parts_of_groups(groups: np.ndarray, folds: int, order: np.ndarray) -> list[np.ndarray]:
+    """Whole groups in parts of about equal size: the largest group first, each to the smallest part."""
+    if groups.shape != order.shape:
+        raise ValueError(f"groups must have shape {order.shape}, a label for each row; got {groups.shape}.")
+    labels, first, sizes = np.unique(groups[order], return_index=True, return_counts=True)
+    if len(labels) < folds:
+        raise ValueError(f"there are {len(labels)} groups; at least {folds} are needed for {folds} folds.")
+    parts, filled = [[] for _ in range(folds)], np.zeros(folds, int)
+    for label in np.lexsort((first, -sizes)):  # of equal sizes in random order
+        smallest = filled.argmin()
+        parts[smallest].append(order[groups[order] == labels[label]])
+        filled[smallest] += sizes[label]
+    return [np.concatenate(part) for part in parts]
+
+
+def as_distribution(predicted: Distribution | ArrayLike) -> Distribution:
+    """What a model gives, as a Distribution: means are a `Point`."""
+    return predicted if isinstance(predicted, Distribution) else Point(jnp.asarray(predicted))
+
+
+def joined(parts: Sequence[Any], rows: Sequence[np.ndarray]) -> Distribution:
+    """The predictions of several models in the order of the rows' numbers.
+
+    Raises:
+        ValueError: if a part does not predict as many rows as there are numbers.
+    """
+    whole = Concatenated(parts, rows)
+    kinds = {type(part) for part in parts}
+    if len(kinds) == 1 and kinds <= {Point, Normal, StudentT}:  # of which every array has a row each
+        order = np.argsort(np.concatenate(rows))
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)
+    return whole

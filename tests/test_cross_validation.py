@@ -3,10 +3,12 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxcal as jc
+from jaxcal.cross_validation import folds_of
 
 KEY = jax.random.key(0)
 X = np.arange(17.0)
@@ -23,8 +25,38 @@ def remember(x, y, *, key):
 def test_every_row_is_predicted_by_a_model_that_has_not_seen_it():
     law = jc.out_of_fold(remember, X, X, key=KEY, folds=5)
     assert law.mean.tolist() == [-1.0] * 17
-    # 17 rows in folds of 4 and 3: fitted on 13 rows or 14.
-    assert sorted(np.asarray(law.std).tolist()) == [14.0] * 8 + [15.0] * 9
+    # 17 rows in folds of 4 and 3: every model is fitted on 13 rows.
+    assert law.std.tolist() == [14.0] * 17
+
+
+def test_a_group_stays_in_one_fold():
+    groups = np.array(list("aabbbcdeeffffgghh"))
+    order = jax.random.key(1)
+    for fold in folds_of(17, 3, groups, order):
+        assert not set(groups[fold.training]) & set(groups[fold.held_out])
+        assert sorted([*fold.training, *fold.held_out]) == list(range(17))
+        assert 5 <= len(fold.held_out) <= 7
+
+
+def test_rows_that_share_a_table_keep_that_of_their_fold():
+    def fit(x, y, *, key):
+        return lambda new: jc.Empirical(new[:, 0], 1.0, jnp.sort(y))
+
+    law = jc.out_of_fold(fit, X, X, key=KEY, folds=2)
+    tables = np.stack([law.icdf(level) - X for level in np.linspace(0.01, 0.99, 99)])
+    for row, table in enumerate(tables.T):
+        assert row not in table.round().astype(int)
+    assert len({tuple(table) for table in tables.T.round().tolist()}) == 2
+    np.testing.assert_allclose(law.mean - X, tables.mean(0), atol=0.5)
+
+
+def test_no_guarantee_follows_from_predictions_out_of_fold():
+    law = jc.out_of_fold(remember, X, X, key=KEY)
+    for fitted in (jc.conformal.fit(None, law, X), jc.crude.fit(None, law, X, rank="conformal")):
+        with pytest.raises(ValueError, match="out of fold"):
+            fitted.guarantee(0.9)
+    anew = jc.Normal(law.mean, law.std)
+    assert jc.conformal.fit(None, anew, X).guarantee(0.9).num_calibration == 17
 
 
 def test_rows_keep_their_order():
@@ -50,8 +82,9 @@ def test_the_errors_are_honest(rng):
     [
         ({"folds": 1}, "folds must be at least 2"),
         ({"folds": 18}, "at least 18 are needed"),
-        ({"fit": lambda x, y, *, key: lambda x: jc.Empirical(x[:, 0], 1.0, np.arange(3.0))}, "Empirical with arrays"),
-        ({"fit": lambda x, y, *, key: lambda x: np.zeros(3)[None]}, "shape"),
+        ({"groups": X // 5}, "there are 4 groups; at least 5 are needed"),
+        ({"groups": X[1:]}, "a label for each row"),
+        ({"fit": lambda x, y, *, key: lambda x: np.zeros(3)[None]}, r"predict \[1, 1, 1, 1, 1\] rows"),
     ],
 )
 def test_mistakes_are_named(options, message):

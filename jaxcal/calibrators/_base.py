@@ -106,6 +106,15 @@ def standardised_errors(base: Distribution, y: Float[Array, " l"], scaled: bool)
     return z
 
 
+def check_promises(out_of_fold: bool) -> None:
+    """Raise ValueError where a coverage guarantee is asked for that errors out of fold do not give."""
+    if out_of_fold:
+        raise ValueError(
+            "the errors are out of fold: of other models than the one that predicts. No coverage guarantee follows "
+            "from them; it does from data points that were set aside, as with jaxcal.pipeline.fit(method='split')."
+        )
+
+
 def warn_without_width(z: Float[Array, " l"]) -> None:
     """Warn the caller of a fit whose errors are all zero."""
     if not _checks.is_traced(z) and not np.any(z):

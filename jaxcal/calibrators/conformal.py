@@ -39,7 +39,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, error_unit, standardised_errors
+from jaxcal.calibrators._base import check_base, check_promises, error_unit, standardised_errors
 from jaxcal.distributions import Distribution, Empirical, Normal, Point, Quantiles, ScaledQuantiles
 from jaxcal.functional.quantiles import empirical_quantile, smallest_table
 from jaxcal.guarantee import Guarantee
@@ -136,7 +136,8 @@ def fit(
         return _fit_law(base, y, score, rule, key)
     scaled = score == "scaled" or (score == "signed" and not isinstance(base, Point))
     rule = "conformal" if score == "signed" else "symmetric"
-    return SplitConformal(_table(standardised_errors(base, y, scaled), rule), scaled, rule)
+    table = _table(standardised_errors(base, y, scaled), rule)
+    return SplitConformal(z=table, scaled=scaled, rule=rule, out_of_fold=base.is_out_of_fold)
 
 
 class SplitConformal(eqx.Module):
@@ -146,11 +147,13 @@ class SplitConformal(eqx.Module):
         z: the signed scores [L], in increasing order; or the scores of size and their negatives [2 L].
         scaled: whether errors are measured in predicted stds, or in the unit of y.
         rule: how a quantile is read from the table: "conformal" from signed scores, "symmetric" from scores of size.
+        out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
     """
 
     z: Float[Array, "*l"]
     scaled: bool = eqx.field(static=True)
     rule: str = eqx.field(static=True)
+    out_of_fold: bool = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical:
         """The law whose central intervals keep the promise of `guarantee`.
@@ -174,8 +177,9 @@ class SplitConformal(eqx.Module):
         """What the central interval at this level promises.
 
         Raises:
-            ValueError: if the confidence level lies outside (0, 1).
+            ValueError: if the confidence level lies outside (0, 1), or the errors are out of fold.
         """
+        check_promises(self.out_of_fold)
         size = self.z.shape[-1]
         return Guarantee.of(confidence_level, size // 2 if self.rule == "symmetric" else size, self.rule)
 
@@ -188,11 +192,13 @@ class ConformalisedQuantiles(eqx.Module):
             shrinks.
         confidence_levels: the levels, in increasing order.
         num_calibration: the number of calibration rows.
+        out_of_fold: whether the quantiles are those of `jaxcal.out_of_fold`.
     """
 
     margins: Float[Array, "*k"]
     confidence_levels: tuple[float, ...] = eqx.field(static=True)
     num_calibration: int = eqx.field(static=True)
+    out_of_fold: bool = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Quantiles:
         """The law with these intervals at the levels of the fit, the base's median, and straight lines in between.
@@ -214,9 +220,10 @@ class ConformalisedQuantiles(eqx.Module):
         """What the interval at one of the levels of the fit promises.
 
         Raises:
-            ValueError: if the confidence level is none of them.
+            ValueError: if the confidence level is none of them, or the quantiles are out of fold.
         """
         _checks.check_choice("confidence_level", confidence_level, self.confidence_levels)
+        check_promises(self.out_of_fold)
         return Guarantee.of(confidence_level, self.num_calibration, "symmetric")
 
 
@@ -323,7 +330,10 @@ def _fit_quantiles(base: Distribution, y: Float[Array, " l"], confidence_levels:
     _checks.check_fraction("confidence_levels", np.array(levels))
     if rows < (needed := smallest_table(levels[-1])):
         raise ValueError(f"{rows} rows are too few for confidence level {levels[-1]:g}: at least {needed} are needed.")
-    return ConformalisedQuantiles(_margins(_quantiles_of(base, levels, rows), y, np.array(levels)), levels, rows)
+    margins = _margins(_quantiles_of(base, levels, rows), y, np.array(levels))
+    return ConformalisedQuantiles(
+        margins=margins, confidence_levels=levels, num_calibration=rows, out_of_fold=base.is_out_of_fold
+    )
 
 
 def _levels(confidence_levels: tuple[float, ...]) -> np.ndarray:

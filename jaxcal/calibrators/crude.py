@@ -14,7 +14,13 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, error_unit, standardised_errors, warn_without_width
+from jaxcal.calibrators._base import (
+    check_base,
+    check_promises,
+    error_unit,
+    standardised_errors,
+    warn_without_width,
+)
 from jaxcal.distributions import Distribution, Empirical, Point
 from jaxcal.functional.quantiles import empirical_rank
 from jaxcal.guarantee import Guarantee
@@ -85,7 +91,13 @@ def fit(
     z = standardised_errors(base, y, scaled)
     warn_without_width(z)
     # Neighbours are taken from the rows as they came: of equally distant ones the lowest errors must not come first.
-    return CRUDE(jnp.sort(z) if neighbours is None else z, neighbourhood, scaled, rank)
+    return CRUDE(
+        z=jnp.sort(z) if neighbours is None else z,
+        neighbourhood=neighbourhood,
+        scaled=scaled,
+        rank=rank,
+        out_of_fold=base.is_out_of_fold,
+    )
 
 
 class CRUDE(eqx.Module):
@@ -96,12 +108,14 @@ class CRUDE(eqx.Module):
         neighbourhood: which errors are taken for a prediction; None for all.
         scaled: whether errors are measured in predicted stds; else, after a `Point`, in the unit of y.
         rank: "crude" or "conformal".
+        out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
     """
 
     z: Float[Array, "*l"]
     neighbourhood: "Neighbourhood | None"
     scaled: bool = eqx.field(static=True)
     rank: str = eqx.field(static=True)
+    out_of_fold: bool = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical:
         """The law base.mean + base.std * Z of every row.
@@ -130,7 +144,8 @@ class CRUDE(eqx.Module):
         """What the central interval at this level promises, with rank="conformal".
 
         Raises:
-            ValueError: if the confidence level lies outside (0, 1); if the rank is "crude", which promises nothing.
+            ValueError: if the confidence level lies outside (0, 1); if the rank is "crude", which promises nothing; if
+                the errors are out of fold.
 
         Example:
             >>> import jax.numpy as jnp
@@ -150,6 +165,7 @@ class CRUDE(eqx.Module):
                 f"rank='crude' promises nothing: its {100 * confidence_level:g} % interval covers a new row with "
                 f"probability {100 * float(high - low) / (rows + 1):.1f} %; rank='conformal' keeps a promise."
             )
+        check_promises(self.out_of_fold)
         return Guarantee.of(confidence_level, rows, self.rank)
 
 

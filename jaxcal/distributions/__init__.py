@@ -7,9 +7,20 @@ over runs or ensemble members gives a valid law, whose arrays have further leadi
 """
 
 from jaxcal.distributions._base import Distribution
+from jaxcal.distributions.concatenated import Concatenated
 from jaxcal.distributions.empirical import Empirical
 from jaxcal.distributions.mixture import Mixture
 from jaxcal.distributions.parametric import Normal, Point, StudentT
 from jaxcal.distributions.piecewise import Quantiles, ScaledQuantiles
 
-__all__ = ["Distribution", "Empirical", "Mixture", "Normal", "Point", "Quantiles", "ScaledQuantiles", "StudentT"]
+__all__ = [
+    "Concatenated",
+    "Distribution",
+    "Empirical",
+    "Mixture",
+    "Normal",
+    "Point",
+    "Quantiles",
+    "ScaledQuantiles",
+    "StudentT",
+]

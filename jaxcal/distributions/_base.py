@@ -15,8 +15,13 @@ class Distribution(eqx.Module):
     """A predictive law for each of n rows.
 
     Wherever a method takes `y`, it is [n] or one value for all rows, and the result is [n].
+
+    Attributes:
+        is_out_of_fold: whether `jaxcal.out_of_fold` made the predictions: each row by a model that was fitted without
+            it, and is not the one that will predict new data points. No coverage guarantee follows from their errors.
     """
 
+    is_out_of_fold: bool = eqx.field(static=True, default=False, kw_only=True, repr=False)
     mean: eqx.AbstractVar[Float[Array, "*n"]]
     std: eqx.AbstractVar[Float[Array, "*n"]]
 
@@ -67,6 +72,14 @@ class Distribution(eqx.Module):
         """
         check_confidence_level(confidence_level)
         return self.icdf((1 - confidence_level) / 2), self.icdf((1 + confidence_level) / 2)
+
+
+def marked_out_of_fold(distribution: Distribution) -> Distribution:
+    """The same predictions, known as out of fold."""
+    marked = jax.tree.map(lambda leaf: leaf, distribution)
+    # Classes make themselves from their parameters, of which this is none: set as their own __init__ would.
+    object.__setattr__(marked, "is_out_of_fold", True)
+    return marked
 
 
 def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[Array]:

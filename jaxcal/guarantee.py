@@ -1,4 +1,4 @@
-"""What a conformal interval promises, as an object: its coverage, and how far chance may move it.
+"""What an interval promises, as an object: its coverage, and how far chance may move it.
 
 Let the calibration rows and a new row be exchangeable. Among the L + 1 places that the score of the new row may take
 between the L sorted scores of the calibration rows, all are equally likely: an interval that contains r of these
@@ -105,4 +105,51 @@ class Guarantee:
             f"The {level} interval covers a new row with probability {100 * self.coverage:.1f} %, if that row is "
             f"exchangeable with the {rows} calibration rows. Depending on which {rows} these were, it covers between "
             f"{low} and {high} of all new rows (in 9 of 10 cases)."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredCoverage:
+    """How many data points an interval covered, where nothing is guaranteed.
+
+    Args:
+        confidence_level: of the interval, in (0, 1).
+        num_rows: the number n of data points, each predicted by a model that was fitted without it.
+        num_covered: how many of them lay in their interval.
+
+    Example:
+        >>> print(MeasuredCoverage(0.9, 300, 262))
+        No coverage is guaranteed. The 90 % interval covered 87.3 % of 300 data points, each predicted by a model that
+        was fitted without it; exact 90 % intervals cover between 86.3 % and 93.3 % of as many (in 19 of 20 cases).
+    """
+
+    confidence_level: float
+    num_rows: int
+    num_covered: int
+
+    @property
+    def coverage(self) -> float:
+        """The fraction of the data points that were covered."""
+        return self.num_covered / self.num_rows
+
+    def band(self) -> tuple[float, float]:
+        """Where the coverage of n independent data points lies with probability 0.95, if the interval is exact.
+
+        Example:
+            >>> print("{:.3f} to {:.3f}".format(*MeasuredCoverage(0.9, 1000, 900).band()))
+            0.881 to 0.918
+        """
+        from scipy.stats import binom
+
+        low, high = binom.ppf((0.025, 0.975), self.num_rows, self.confidence_level) / self.num_rows
+        return float(low), float(high)
+
+    def __str__(self) -> str:
+        """What was measured, in plain words."""
+        level = f"{100 * self.confidence_level:g} %"
+        low, high = (f"{100 * end:.1f} %" for end in self.band())
+        return (
+            f"No coverage is guaranteed. The {level} interval covered {100 * self.coverage:.1f} % of {self.num_rows} "
+            "data points, each predicted by a model that was fitted without it; "
+            f"exact {level} intervals cover between {low} and {high} of as many (in 19 of 20 cases)."
         )

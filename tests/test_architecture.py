@@ -16,7 +16,7 @@ LAYERS = [
     {"multivariate", "metrics", "optimize", "nn", "datasets", "cross_validation", "encoding"},
     {"gp"},
     {"predictors", "calibrators"},
-    {"plots"},
+    {"plots", "pipeline"},
     {"__init__"},
     {"cli", "sweep"},
     {"__main__"},

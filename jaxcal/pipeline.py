@@ -1,0 +1,421 @@
+"""From x and y to a distribution that covers: a predictor, calibrators, and a recalibration by honest errors.
+
+The errors of a model on the data points that it was fitted to are too small, and so are intervals that rest on them.
+Here predictor and calibrators are fitted together without each fold in turn, and predict it; by these errors the last
+step recalibrates predictor and calibrators fitted to all data points. Or a fraction is set aside for it: then the last
+step's guarantee holds.
+"""
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from jaxcal import _checks, metrics
+from jaxcal.calibrators import crude, rio
+from jaxcal.cross_validation import Fold, as_distribution, folds_of, joined
+from jaxcal.distributions import Distribution, Point
+from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.guarantee import Guarantee, MeasuredCoverage
+from jaxcal.predictors import gaussian_process, mlp
+
+_RECALIBRATE = partial(crude.fit, rank="conformal")
+# The interval of which the coverage is told.
+_LEVEL = 0.9
+
+
+def fit(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    predictor: Any = None,
+    calibrators: Sequence[Callable] = (),
+    recalibrate: Callable | None = _RECALIBRATE,
+    method: str = "folds",
+    folds: int = 5,
+    fraction: float = 0.25,
+    groups: ArrayLike | None = None,
+    key: PRNGKeyArray,
+) -> "Pipeline":
+    """Fit a model, calibrators of its predictions, and a last step that makes the intervals hold for new data points.
+
+    Args:
+        x: inputs [n, d]; a vector [n] is one column.
+        y: targets [n].
+        predictor: a fit function, `fit(x, y)` or `fit(x, y, key=key)`, such as `jc.mlp.fit`, configured by
+            `functools.partial`; its value is called on inputs and gives a Distribution or an array of means. Or an
+            object with `fit` and `predict`, as scikit-learn has them, which is cloned. None takes the best of a short
+            list, by the CRPS of the whole pipeline out of fold; `print` shows all of it.
+        calibrators: fit functions `fit(x, base, y)`, such as `jc.rio.fit`, in their order; each is fitted to what the
+            steps before predict of the rows they were fitted to.
+        recalibrate: the last step, a fit function as these, of errors that are honest; None for no such step.
+        method: where these errors come from. "folds": predictor and calibrators are fitted without each fold in turn,
+            and then to all rows. "split": a fraction of the rows is set aside for the last step; the guarantee of the
+            last step holds, if it gives one.
+        folds: number of folds; with "split" the scores after the last step are measured by so many.
+        fraction: with "split", of the rows that are set aside.
+        groups: labels [n]: rows of one group stay in one fold, or on one side of the split.
+        key: random key.
+
+    Raises:
+        TypeError: if a step is neither a function nor, as predictor, an object with fit and predict.
+        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer rows or groups than folds, or
+            there are calibrators without a predictor.
+
+    Example:
+        >>> import jax, numpy as np, jaxcal as jc
+        >>> x = np.linspace(-3, 3, 60)
+        >>> def fit_line(x, y):
+        ...     slope, intercept = np.polyfit(x[:, 0], y, 1)
+        ...     return lambda x: intercept + slope * x[:, 0]
+        >>> fitted = jc.pipeline.fit(x, np.sin(x), predictor=fit_line, calibrators=[jc.rio.fit], key=jax.random.key(0))
+        >>> [step.name for step in fitted.steps]
+        ['fit_line', 'rio', 'crude']
+        >>> lower, upper = fitted(np.array([0.0, 1.0])).interval(0.9)
+        >>> bool((lower < upper).all())
+        True
+    """
+    x = _checks.as_matrix("x", x)
+    y = _checks.as_vector("y", y, length=x.shape[0])
+    _checks.check_choice("method", method, ("folds", "split"))
+    if predictor is None and calibrators:
+        raise ValueError("calibrators without a predictor: give both, or neither.")
+    labels = None if groups is None else np.asarray(groups)
+    aside_key, key = jax.random.split(key)
+    aside = _set_aside(x.shape[0], fraction, folds, labels, aside_key) if method == "split" else None
+    options = {"recalibrate": recalibrate, "folds": folds, "key": key}
+    others = ()
+    if predictor is None:
+        # What is set aside has no say in the choice: its guarantee would not hold.
+        rows = np.arange(x.shape[0]) if aside is None else _rest(x.shape[0], aside)
+        groups_of_rows = None if labels is None else labels[rows]
+        tried = [
+            _fit(x[rows], y[rows], *steps, groups=groups_of_rows, aside=None, **options) for steps in _candidates()
+        ]
+        best = int(np.argmin([pipeline.steps[-1].scores.crps for pipeline in tried]))
+        predictor, calibrators = _candidates()[best]
+        others = tuple(pipeline.steps for k, pipeline in enumerate(tried) if k != best)
+        if aside is None:
+            return dataclasses.replace(tried[best], others=others)
+    pipeline = _fit(x, y, predictor, calibrators, groups=labels, aside=aside, **options)
+    return dataclasses.replace(pipeline, others=others)
+
+
+class Pipeline(eqx.Module):
+    """A predictor, calibrators and a last step; made by `fit`. `print(pipeline)` is a table of their scores.
+
+    Attributes:
+        chain: predictor and calibrators, fitted to all rows, or to those that were not set aside.
+        last: the last step; None where there is none.
+        steps: what the predictor alone, each calibrator and the last step predict of rows they were not fitted to.
+        others: the steps of the other pipelines that were tried, where the predictor was chosen.
+        method: "folds" or "split".
+    """
+
+    chain: "Chain"
+    last: Callable | None
+    steps: tuple["Step", ...]
+    others: tuple[tuple["Step", ...], ...]
+    method: str = eqx.field(static=True)
+
+    def __call__(self, x: ArrayLike) -> Distribution:
+        """The predictive distribution of every row of x [n, d]."""
+        x = _checks.as_matrix("x", x)
+        prediction = self.chain(x)[-1]
+        return prediction if self.last is None else self.last(x, prediction)
+
+    @property
+    def out_of_fold(self) -> Distribution:
+        """What the whole pipeline predicts of the rows in `steps[-1].rows`, fitted without them."""
+        return self.steps[-1].predictions
+
+    def guarantee(self, confidence_level: float) -> Guarantee | MeasuredCoverage:
+        """What is known of the coverage of the central interval at this level; `print` tells it in words.
+
+        With "split" it is the guarantee of the last step, if it gives one. With "folds" there is no guarantee: the
+        model that predicts has made none of the errors by which it was recalibrated. Then it is what was measured.
+
+        Raises:
+            ValueError: if the confidence level lies outside (0, 1).
+        """
+        _checks.check_fraction("confidence_level", confidence_level)
+        guarantee = getattr(self.last, "guarantee", None)
+        if self.method == "split" and guarantee is not None:
+            return guarantee(confidence_level)
+        return self.steps[-1].coverage(confidence_level)
+
+    def __str__(self) -> str:
+        """A table of the steps and their scores."""
+        how = "out of fold" if self.method == "folds" else "set aside"
+        about = f"{len(self.steps[-1].y)} data points, {how}; mean ± standard error."
+        lines = [_HEADER, *map(str, self.steps), about]
+        for steps in self.others:
+            lines += ["", "tried as well:", *map(str, steps)]
+        return "\n".join(lines)
+
+
+class Chain(eqx.Module):
+    """A predictor and the calibrators of its predictions, fitted to the same rows."""
+
+    predictor: Callable
+    calibrators: tuple[Callable, ...]
+
+    def __call__(self, x: Float[Array, "n d"]) -> list[Distribution]:
+        """What is predicted after each step."""
+        predictions = [as_distribution(self.predictor(x))]
+        for calibrator in self.calibrators:
+            predictions.append(calibrator(x, predictions[-1]))
+        return predictions
+
+
+class Scores(NamedTuple):
+    """Means over data points, with their standard errors."""
+
+    crps: float
+    crps_error: float
+    rmse: float
+    rmse_error: float
+
+
+class Step(eqx.Module):
+    """A step of a pipeline, and what it predicts of rows that neither it nor a step before was fitted to.
+
+    Attributes:
+        name: of the method.
+        predictions: of the rows, m of them.
+        y: their targets [m].
+        rows: their numbers [m].
+    """
+
+    name: str = eqx.field(static=True)
+    predictions: Distribution
+    y: Float[Array, " m"]
+    rows: Array
+
+    @property
+    def scores(self) -> Scores:
+        """Continuous ranked probability score and root mean squared error."""
+        crps, squares = np.asarray(self.predictions.crps(self.y)), np.asarray(self.predictions.mean - self.y) ** 2
+        error_of = lambda values: float(values.std(ddof=1) / np.sqrt(len(values)))
+        rmse = float(np.sqrt(squares.mean()))
+        return Scores(float(crps.mean()), error_of(crps), rmse, error_of(squares) / (2 * rmse) if rmse else 0.0)
+
+    def coverage(self, confidence_level: float) -> MeasuredCoverage:
+        """How many of the rows the central intervals cover."""
+        covered = metrics.coverage(self.y, self.predictions, confidence_level=confidence_level)
+        return MeasuredCoverage(confidence_level, len(self.y), round(float(covered) * len(self.y)))
+
+    def __str__(self) -> str:
+        """A line of the table."""
+        scores, covered = self.scores, self.coverage(_LEVEL)
+        cells = (f"{v:.4g} ± {e:.2g}" for v, e in ((scores.crps, scores.crps_error), (scores.rmse, scores.rmse_error)))
+        low, high = covered.band()
+        coverage = f"{100 * covered.coverage:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+        if isinstance(self.predictions, Point):
+            coverage = "no interval"
+        return f"{self.name:30}" + "".join(f"{cell:>20}" for cell in cells) + f"{coverage:>26}"
+
+
+_HEADER = f"{'':30}{'CRPS':>20}{'RMSE':>20}{'90 % interval covers':>26}"
+
+
+# The fit
+
+
+def _fit(
+    x: Float[Array, "n d"],
+    y: Float[Array, " n"],
+    predictor: Any,
+    calibrators: Sequence[Callable],
+    *,
+    recalibrate: Callable | None,
+    folds: int,
+    groups: np.ndarray | None,
+    aside: list[np.ndarray] | None,
+    key: PRNGKeyArray,
+) -> Pipeline:
+    """The pipeline of one predictor; the rows set aside, where there are any, come in parts."""
+    fit_chain = partial(_fit_chain, _as_fit(predictor), tuple(_checked(step) for step in calibrators))
+    order_key, last_key, chain_key, folds_key = jax.random.split(key, 4)
+    if aside is not None:
+        rest, parts = _rest(x.shape[0], aside), aside
+        chain = fit_chain(x[rest], y[rest], key=chain_key)
+        blocks = [chain(x[part]) for part in parts]
+    else:
+        pieces = folds_of(x.shape[0], folds, groups, order_key)
+        parts = [piece.held_out for piece in pieces]
+        blocks = _predictions_of_folds(fit_chain, x, y, pieces, list(jax.random.split(folds_key, folds)))
+        chain = fit_chain(x, y, key=chain_key)
+    names = [_name_of(step) for step in (predictor, *calibrators)]
+    step_of = partial(_step, y=y, parts=parts, out_of_fold=aside is None)
+    steps = [step_of(name, laws) for name, laws in zip(names, zip(*blocks, strict=True), strict=True)]
+    last = None
+    if recalibrate is not None:
+        fit_last = partial(_with_key, _checked(recalibrate), key=last_key)
+        end = steps[-1]
+        last = fit_last(x[end.rows], end.predictions, end.y)
+        laws = _recalibrated(fit_last, x, y, [block[-1] for block in blocks], parts)
+        steps.append(step_of(_name_of(recalibrate), laws))
+    return Pipeline(chain=chain, last=last, steps=tuple(steps), others=(), method="folds" if aside is None else "split")
+
+
+def _fit_chain(fit_model: Callable, calibrators: Sequence[Callable], x, y, *, key: PRNGKeyArray) -> Chain:
+    """A predictor and calibrators, each fitted to what the steps before it predict."""
+    model_key, *keys = jax.random.split(key, 1 + len(calibrators))
+    model = _with_key(fit_model, x, y, key=model_key)
+    prediction, fitted = as_distribution(model(x)) if calibrators else None, []
+    for calibrator, each in zip(calibrators, keys, strict=True):
+        fitted.append(_with_key(calibrator, x, prediction, y, key=each))
+        prediction = fitted[-1](x, prediction)
+    return Chain(model, tuple(fitted))
+
+
+def _predictions_of_folds(
+    fit_chain: Callable,
+    x: Float[Array, "n d"],
+    y: Float[Array, " n"],
+    pieces: Sequence[Fold],
+    keys: Sequence[PRNGKeyArray],
+) -> list[list[Distribution]]:
+    """What each fold is predicted by a chain that was fitted to the others, after each step."""
+    chains = (fit_chain(x[piece.training], y[piece.training], key=key) for piece, key in zip(pieces, keys, strict=True))
+    return [chain(x[piece.held_out]) for chain, piece in zip(chains, pieces, strict=True)]
+
+
+def _recalibrated(
+    fit_last: Callable, x: Float[Array, "n d"], y: Float[Array, " n"], laws: Sequence, parts: Sequence[np.ndarray]
+) -> list[Distribution]:
+    """What the last step makes of each part, fitted to the others: its scores are honest, too."""
+    found = []
+    for k, (law, part) in enumerate(zip(laws, parts, strict=True)):
+        others = [other for j, other in enumerate(laws) if j != k]
+        rows = np.concatenate([other for j, other in enumerate(parts) if j != k])
+        ends = np.cumsum([other.mean.shape[0] for other in others])
+        places = np.split(np.arange(len(rows)), ends[:-1])
+        found.append(fit_last(x[rows], joined(others, places), y[rows])(x[part], law))
+    return found
+
+
+def _step(
+    name: str,
+    laws: Sequence[Distribution],
+    *,
+    y: Float[Array, " n"],
+    parts: Sequence[np.ndarray],
+    out_of_fold: bool,
+) -> Step:
+    """The predictions of all parts, in the order of the rows."""
+    rows = np.sort(np.concatenate(parts))
+    predictions = joined(laws, [np.searchsorted(rows, part) for part in parts])
+    return Step(
+        name=name,
+        predictions=marked_out_of_fold(predictions) if out_of_fold else predictions,
+        y=y[rows],
+        rows=jnp.asarray(rows),
+    )
+
+
+def _set_aside(
+    num_rows: int, fraction: float, folds: int, groups: np.ndarray | None, key: PRNGKeyArray
+) -> list[np.ndarray]:
+    """A fraction of the rows at random, or of the groups, in parts."""
+    _checks.check_fraction("fraction", fraction)
+    labels = np.arange(num_rows) if groups is None else groups
+    if labels.shape != (num_rows,):
+        raise ValueError(f"groups must have shape ({num_rows},), a label for each row; got {labels.shape}.")
+    kinds, label_of = np.unique(labels, return_inverse=True)
+    aside_key, parts_key = jax.random.split(key)
+    number = round(fraction * len(kinds))
+    if not folds <= number < len(kinds):
+        raise ValueError(
+            f"a fraction of {fraction:g} sets {number} of {len(kinds)} {'rows' if groups is None else 'groups'} aside; "
+            f"at least {folds} are needed, and one to fit on."
+        )
+    chosen = np.asarray(jax.random.permutation(aside_key, len(kinds)))[:number]
+    rows = np.flatnonzero(np.isin(label_of, chosen))
+    pieces = folds_of(len(rows), folds, None if groups is None else groups[rows], parts_key)
+    return [rows[piece.held_out] for piece in pieces]
+
+
+def _rest(num_rows: int, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The numbers of the rows that are in none of the parts."""
+    return np.setdiff1d(np.arange(num_rows), np.concatenate(parts))
+
+
+# Steps that users give
+
+
+class Estimator(eqx.Module):
+    """A fitted model with `predict`, as scikit-learn has it, as a function of inputs."""
+
+    model: Any
+
+    def __call__(self, x: Float[Array, "n d"]) -> Point:
+        """The predictions of the rows."""
+        return Point(jnp.asarray(self.model.predict(np.asarray(x)), x.dtype))
+
+
+def _as_fit(predictor: Any) -> Callable:
+    if hasattr(predictor, "fit") and hasattr(predictor, "predict"):
+        return partial(_fit_estimator, predictor)
+    return _checked(predictor)
+
+
+def _fit_estimator(estimator: Any, x: Float[Array, "n d"], y: Float[Array, " n"]) -> Estimator:
+    if hasattr(estimator, "get_params"):
+        from sklearn.base import clone
+
+        fresh = clone(estimator)
+    else:
+        fresh = copy.deepcopy(estimator)
+    fitted = fresh.fit(np.asarray(x), np.asarray(y))
+    return Estimator(fresh if fitted is None else fitted)
+
+
+def _checked(step: Any) -> Callable:
+    """The step, if it is a function.
+
+    Raises:
+        TypeError: if it is not.
+    """
+    if not callable(step):
+        name = str(getattr(step, "__name__", type(step).__name__))
+        hint = f": did you mean {name}.fit?" if getattr(step, "fit", None) else "."
+        raise TypeError(
+            f"a step must be a fit function, or as predictor an object with fit and predict; got {name}{hint}"
+        )
+    return step
+
+
+def _with_key(fit: Callable, *arguments: Any, key: PRNGKeyArray) -> Any:
+    """The value of a fit function, which gets the key if it takes one and has none of its own."""
+    parameter = inspect.signature(fit).parameters.get("key")
+    if parameter is not None and (parameter.default is None or parameter.default is parameter.empty):
+        return fit(*arguments, key=key)
+    return fit(*arguments)
+
+
+def _name_of(step: Any) -> str:
+    """The method that a step is: the module of a function that is called fit, else its own name, or its class's."""
+    while isinstance(step, partial):
+        step = step.func
+    name = getattr(step, "__name__", type(step).__name__)
+    return step.__module__.rpartition(".")[2] if name == "fit" else name
+
+
+def _candidates() -> list[tuple[Any, tuple[Callable, ...]]]:
+    """The predictors that are tried where none is given, with the calibrators of each."""
+    found = [(gaussian_process.fit, ()), (mlp.fit, (rio.fit,))]
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+    except ImportError:
+        return found
+    return [*found, (RandomForestRegressor(random_state=0), ()), (HistGradientBoostingRegressor(random_state=0), ())]

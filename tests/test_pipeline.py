@@ -1,0 +1,241 @@
+"""From x and y to a distribution that covers."""
+
+import copy
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcal as jc
+from jaxcal.guarantee import MeasuredCoverage
+
+KEY = jax.random.key(0)
+
+
+def fit_line(x, y):
+    slope, intercept = np.polyfit(np.asarray(x)[:, 0], np.asarray(y), 1)
+    return lambda x: intercept + slope * x[:, 0]
+
+
+def remember(x, y, *, key):
+    """A model that knows the targets it was fitted to, claims to know all, and predicts 0 elsewhere."""
+    known = dict(zip(np.asarray(x)[:, 0].tolist(), np.asarray(y).tolist(), strict=True))
+    return lambda x: jc.Normal(np.array([known.get(float(v), 0.0) for v in np.asarray(x)[:, 0]]), 1e-3)
+
+
+def line_with_noise(rng, n):
+    x = rng.uniform(-1, 1, n)
+    return x, 2 * x + rng.normal(size=n)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    x, y = line_with_noise(np.random.default_rng(0), 203)
+    return x, y, jc.pipeline.fit(x, y, predictor=fit_line, calibrators=[jc.gaussian_mle.fit], key=KEY)
+
+
+def test_the_intervals_of_a_model_that_overfits_cover_new_rows(rng):
+    x, y = line_with_noise(rng, 400)
+    alone = remember(x[:, None], y, key=KEY)
+    pipeline = jc.pipeline.fit(x, y, predictor=remember, key=KEY)
+    new_x, new_y = line_with_noise(rng, 1000)
+    assert jc.metrics.coverage(y, alone(x[:, None])) == 1
+    assert jc.metrics.coverage(new_y, alone(new_x[:, None])) < 0.01
+    assert 0.87 < jc.metrics.coverage(new_y, pipeline(new_x)) < 0.93
+
+
+def test_steps_are_scored_on_rows_that_they_were_not_fitted_to(fitted):
+    _, y, pipeline = fitted
+    assert [step.name for step in pipeline.steps] == ["fit_line", "gaussian_mle", "crude"]
+    for step in pipeline.steps:
+        assert step.rows.tolist() == list(range(203))
+        np.testing.assert_allclose(step.y, y, rtol=1e-6)
+    base = pipeline.steps[0]
+    errors = np.asarray(y - base.predictions.mean)
+    scores = base.scores
+    np.testing.assert_allclose(scores.rmse, np.sqrt(np.mean(errors**2)), rtol=1e-5)
+    np.testing.assert_allclose(scores.crps, np.mean(np.abs(errors)), rtol=1e-5)
+    np.testing.assert_allclose(scores.crps_error, np.abs(errors).std(ddof=1) / np.sqrt(203), rtol=1e-5)
+    draws = np.random.default_rng(1).choice(errors, (4000, 203))
+    np.testing.assert_allclose(scores.rmse_error, np.sqrt(np.mean(draws**2, axis=1)).std(), rtol=0.1)
+
+
+def test_scores_of_the_last_step_are_out_of_fold_too(rng):
+    """A last step that remembers what it was fitted to does not look better by it."""
+    x, y = line_with_noise(rng, 60)
+
+    def fit_last(x, base, y):
+        known = dict(zip(np.asarray(x)[:, 0].tolist(), np.asarray(y).tolist(), strict=True))
+        return lambda x, base: jc.Normal(np.array([known.get(float(v), 0.0) for v in np.asarray(x)[:, 0]]), 1.0)
+
+    pipeline = jc.pipeline.fit(x, y, predictor=fit_line, recalibrate=fit_last, key=KEY)
+    assert pipeline.out_of_fold.mean.tolist() == [0.0] * 60
+    np.testing.assert_allclose(pipeline(x).mean, y, rtol=1e-6)
+
+
+def test_with_folds_the_coverage_is_measured_and_not_guaranteed(fitted):
+    _, _, pipeline = fitted
+    found = pipeline.guarantee(0.9)
+    assert isinstance(found, MeasuredCoverage)
+    assert found.num_rows == 203
+    assert found.coverage == pytest.approx(float(jc.metrics.coverage(pipeline.steps[-1].y, pipeline.out_of_fold)))
+    assert str(found).startswith("No coverage is guaranteed.")
+    low, high = MeasuredCoverage(0.9, 100, 90).band()
+    draws = np.random.default_rng(0).binomial(100, 0.9, 100_000) / 100
+    assert np.mean((low <= draws) & (draws <= high)) >= 0.95
+    assert np.mean((low < draws) & (draws < high)) < 0.95
+    with pytest.raises(ValueError, match="out of fold"):
+        pipeline.last.guarantee(0.9)
+
+
+def test_with_rows_set_aside_the_guarantee_is_that_of_the_last_step(rng):
+    x, y = line_with_noise(rng, 203)
+    pipeline = jc.pipeline.fit(x, y, predictor=fit_line, method="split", fraction=0.3, key=KEY)
+    aside = np.asarray(pipeline.steps[-1].rows)
+    assert len(aside) == 61
+    assert pipeline.guarantee(0.9).num_calibration == 61
+    rest = np.setdiff1d(np.arange(203), aside)
+    alone = fit_line(x[rest, None], y[rest])
+    np.testing.assert_allclose(pipeline.steps[0].predictions.mean, alone(x[aside, None]), rtol=1e-4, atol=1e-5)
+    errors = np.sort(y[aside] - alone(x[aside, None]))
+    np.testing.assert_allclose(pipeline.last.z, errors, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_guarantee_of_the_split_holds_where_the_predictor_is_chosen(monkeypatch):
+    """The predictor is chosen among many that know nothing."""
+    rng = np.random.default_rng(0)
+    guess = lambda seed: lambda x, y: lambda x: jnp.sin((1 + 3 * seed) * x[:, 0])
+    monkeypatch.setattr(jc.pipeline, "_candidates", lambda: [(guess(seed), ()) for seed in range(8)])
+    covered = []
+    for seed in range(60):
+        x, y = line_with_noise(rng, 80)
+        pipeline = jc.pipeline.fit(x, y, method="split", key=jax.random.key(seed))
+        new_x, new_y = line_with_noise(rng, 200)
+        covered.append(float(jc.metrics.coverage(new_y, pipeline(new_x))))
+    promised = pipeline.guarantee(0.9).coverage
+    assert abs(np.mean(covered) - promised) < 4 * np.std(covered) / np.sqrt(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [50, 200, 1000])
+def test_coverage_with_folds_by_simulation(n):
+    """The mean coverage of 90 % intervals over many samples; a line from all rows is the predictor."""
+    rng = np.random.default_rng(n)
+    covered = []
+    for seed in range(40):
+        x, y = line_with_noise(rng, n)
+        pipeline = jc.pipeline.fit(x, y, predictor=fit_line, key=jax.random.key(seed))
+        new_x, new_y = line_with_noise(rng, 500)
+        covered.append(float(jc.metrics.coverage(new_y, pipeline(new_x))))
+    # At least what was asked for; the ranks of 50 rows are rounded to 47 / 51.
+    assert 0.89 < np.mean(covered) < 0.92 + 1.5 / n
+
+
+def test_groups_stay_together(rng):
+    groups = np.repeat(np.arange(20), 10)
+    x, y = line_with_noise(rng, 200)
+    y = y + 5 * rng.normal(size=20)[groups]
+    x = x + groups  # whoever sees rows of a group knows the others of it
+    fit_mean_of_near = lambda x, y: (
+        lambda new: jnp.asarray(
+            [np.mean(np.asarray(y)[np.argsort(np.abs(np.asarray(x)[:, 0] - float(v)))[:5]]) for v in new[:, 0]]
+        )
+    )
+    fit = partial(jc.pipeline.fit, x, y, predictor=fit_mean_of_near, key=KEY)
+    assert fit(groups=groups).steps[0].scores.rmse > 1.3 * fit().steps[0].scores.rmse
+    split = fit(groups=groups, method="split")
+    aside = np.asarray(split.steps[0].rows)
+    assert not set(groups[aside]) & set(np.delete(groups, aside))
+
+
+def test_a_model_of_scikit_learn_is_cloned(rng):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    x, y = line_with_noise(rng, 50)
+    model = linear_model.LinearRegression()
+    pipeline = jc.pipeline.fit(x, y, predictor=model, key=KEY)
+    assert not hasattr(model, "coef_")
+    assert pipeline.steps[0].name == "LinearRegression"
+    np.testing.assert_allclose(
+        pipeline.chain.predictor(jnp.asarray(x)[:, None]).mean, fit_line(x[:, None], y)(x[:, None]), rtol=1e-4
+    )
+
+
+def test_an_object_that_is_no_estimator_of_scikit_learn_is_copied(rng):
+    class Mean:
+        def fit(self, x, y):
+            self.mean = y.mean()
+
+        def predict(self, x):
+            return np.full(len(x), self.mean)
+
+        def __deepcopy__(self, memo):
+            return Mean()
+
+    x, y = line_with_noise(rng, 50)
+    pipeline = jc.pipeline.fit(x, y, predictor=copy.copy(Mean()), key=KEY)
+    np.testing.assert_allclose(pipeline.chain(jnp.asarray(x)[:, None])[0].mean, y.mean(), rtol=1e-5)
+
+
+def test_keys_are_passed_where_they_are_taken(rng):
+    keys = []
+
+    def fit_with_key(x, y, *, key):
+        keys.append(jax.random.key_data(key).tolist())
+        return lambda x: jnp.zeros(len(x))
+
+    x, y = line_with_noise(rng, 30)
+    jc.pipeline.fit(x, y, predictor=fit_with_key, folds=3, key=KEY)
+    assert len({tuple(key) for key in keys}) == 4
+    keys.clear()
+    jc.pipeline.fit(x, y, predictor=partial(fit_with_key, key=jax.random.key(5)), folds=3, key=KEY)
+    assert keys == [jax.random.key_data(jax.random.key(5)).tolist()] * 4
+
+
+def test_without_a_predictor_the_best_of_a_list_is_taken(rng, monkeypatch):
+    constant = lambda x, y: lambda x: jnp.zeros(len(x))
+    monkeypatch.setattr(jc.pipeline, "_candidates", lambda: [(constant, ()), (fit_line, (jc.gaussian_mle.fit,))])
+    x, y = line_with_noise(rng, 80)
+    for method in ("folds", "split"):
+        pipeline = jc.pipeline.fit(x, y, method=method, folds=2, fraction=0.5, key=KEY)
+        assert pipeline.steps[0].name == "fit_line"
+        assert len(pipeline.others) == 1
+        assert "tried as well" in str(pipeline)
+
+
+def test_the_default_list_is_fitted(rng):
+    x = rng.uniform(-2, 2, 40)
+    pipeline = jc.pipeline.fit(x, np.sin(2 * x), folds=2, key=KEY)
+    assert pipeline.steps[0].name == "gaussian_process"
+    lower, upper = pipeline(x).interval(0.9)
+    assert (upper > lower).all()
+
+
+def test_print_is_a_table_of_the_steps(fitted):
+    lines = str(fitted[2]).splitlines()
+    assert lines[0].split() == ["CRPS", "RMSE", "90", "%", "interval", "covers"]
+    assert [line.split()[0] for line in lines[1:4]] == ["fit_line", "gaussian_mle", "crude"]
+    assert lines[1].endswith("no interval")
+    assert lines[4] == "203 data points, out of fold; mean ± standard error."
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"predictor": jc.mlp}, TypeError, "did you mean jaxcal.predictors.mlp.fit"),
+        ({"predictor": None, "calibrators": [jc.rio.fit]}, ValueError, "without a predictor"),
+        ({"method": "jackknife"}, ValueError, "one of 'folds', 'split'"),
+        ({"folds": 1}, ValueError, "folds must be at least 2"),
+        ({"method": "split", "fraction": 0.1}, ValueError, "sets 3 of 30 rows aside; at least 5"),
+        ({"method": "split", "fraction": 30.0}, ValueError, r"between 0 and 1; got 30: did you mean 0\.3"),
+        ({"groups": np.arange(29)}, ValueError, "a label for each row"),
+        ({"groups": np.arange(30) // 10}, ValueError, "3 groups; at least 5"),
+        ({"y": np.zeros(29)}, ValueError, "29 rows where 30"),
+    ],
+)
+def test_mistakes_are_named(options, error, message):
+    x = np.arange(30.0)
+    with pytest.raises(error, match=message):
+        jc.pipeline.fit(**({"x": x, "y": x, "predictor": fit_line, "key": KEY} | options))

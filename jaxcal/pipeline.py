@@ -370,14 +370,18 @@ def _as_fit(predictor: Any) -> Callable:
 
 
 def _fit_estimator(estimator: Any, x: Float[Array, "n d"], y: Float[Array, " n"]) -> Estimator:
-    if hasattr(estimator, "get_params"):
-        from sklearn.base import clone
-
-        fresh = clone(estimator)
-    else:
-        fresh = copy.deepcopy(estimator)
+    fresh = _unfitted(estimator)
     fitted = fresh.fit(np.asarray(x), np.asarray(y))
     return Estimator(fresh if fitted is None else fitted)
+
+
+def _unfitted(estimator: Any) -> Any:
+    """A copy, so that the models of different folds do not share what they learn."""
+    if not hasattr(estimator, "get_params"):
+        return copy.deepcopy(estimator)
+    from sklearn.base import clone
+
+    return clone(estimator)
 
 
 def _checked(step: Any) -> Callable:

@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 import jaxcal
-from jaxcal import datasets, metrics
+from jaxcal import datasets, metrics, pipeline
 from jaxcal.calibrators import rio
 from jaxcal.cli import app
 from jaxcal.distributions import Normal
+from jaxcal.predictors import gaussian_process
 
 ROWS = 40
 
@@ -120,6 +121,41 @@ def test_calibrate_from_another_file_onto_rows_without_a_truth(table, file, tmp_
     written = pl.read_parquet(out)
     assert written.columns == [*table.drop("truth").columns, "rio_mean", "rio_std", "rio_q0.1", "rio_q0.9"]
     assert np.corrcoef(written["rio_mean"], table["truth"])[0, 1] > np.corrcoef(table["line"], table["truth"])[0, 1]
+
+
+def test_without_predictions_a_model_is_chosen_and_fitted(table, file, monkeypatch):
+    monkeypatch.setattr(pipeline, "_candidates", lambda: [(gaussian_process.fit, ())])
+    missing = table.with_columns(truth=pl.when(pl.col("a") > 0.5).then(None).otherwise(pl.col("truth")))
+    missing.drop("line", "spread").write_csv(file, null_value="NA")
+    result = run("calibrate", file, "--target", "truth", "--quantiles", "0.05,0.95")
+    assert result.exit_code == 0
+    assert "Inputs: a, b. Left out: id (no numbers)." in result.stdout
+    assert "No coverage is guaranteed." in result.stdout
+    written = pl.read_csv(file.with_name("data.calibrated.csv"), null_values="NA")
+    used = written["used_for_fitting"].to_numpy()
+    assert (used == (table["a"] <= 0.5).to_numpy()).all()
+    x, y = table.select("a", "b").to_numpy(), table["truth"].to_numpy()
+    fitted = pipeline.fit(x[used], y[used], key=jax.random.key(0))
+    np.testing.assert_allclose(written["mean"].to_numpy()[used], fitted.out_of_fold.mean, rtol=1e-6)
+    np.testing.assert_allclose(written["mean"].to_numpy()[~used], fitted(x[~used]).mean, rtol=1e-6)
+    assert (written["q0.05"] < written["q0.95"]).all()
+
+
+def test_options_of_predictions_need_some(file):
+    result = run("calibrate", file, "--target", "truth", "--method", "crude", "--std", "spread")
+    assert_refused(result, "--std, --method needs a column of predictions, --prediction.")
+
+
+def test_one_missing_value_does_not_make_a_feature_vanish(file):
+    text = file.read_text().splitlines()
+    cells = text[3].split(",")
+    file.write_text("\n".join([*text[:3], ",".join(["id", "NA", *cells[2:]]), *text[4:]]))
+    assert_refused(calibrate(file), "column 'a'", "1 values that are missing", "data row 3")
+
+
+def test_two_columns_of_one_name_are_refused(file):
+    file.write_text("a,b,truth,line,truth\n" + 30 * "1,2,3,4,3\n")
+    assert_refused(calibrate(file), "more than one column 'truth'")
 
 
 def test_demo_measures_and_draws(rng, tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ input ends with one line and exit code 2.
 """
 
 import ast
-import difflib
 import importlib
 import inspect
 import os
@@ -21,8 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import jax
 import numpy as np
 
-from jaxcal import _checks, datasets, metrics, plots
-from jaxcal.distributions import Distribution, Normal, Point
+from jaxcal import _checks, datasets, metrics, pipeline, plots
+from jaxcal.cli import files
+from jaxcal.distributions import Concatenated, Distribution, Normal, Point
 
 try:
     import typer
@@ -141,13 +141,15 @@ def _draw(folder: Path, target_name: str, y: np.ndarray, forecasts: dict[str, Di
 def calibrate(
     file: Annotated[Path, typer.Argument(help="CSV or Parquet, one row a prediction.")],
     target: Annotated[str, typer.Option(help="Column of the true values.")],
-    prediction: Annotated[str, typer.Option(help="Column of the model's predictions.")],
+    prediction: Annotated[
+        str | None, typer.Option(help="Column of the model's predictions.", show_default="fit a model")
+    ] = None,
     std: Annotated[str | None, typer.Option(help="Column of its standard deviations, if it has any.")] = None,
     features: Annotated[
         str | None,
         typer.Option(help="Columns of the inputs, a,b,c.", show_default="all other numeric columns"),
     ] = None,
-    method: Annotated[str, typer.Option(help="A calibrator of `jaxcal methods`.")] = "rio",
+    method: Annotated[str | None, typer.Option(help="A calibrator of `jaxcal methods`.", show_default="rio")] = None,
     calibration_share: Annotated[
         float | None, typer.Option(help="Share of FILE to fit on, drawn at random.", show_default="0.5")
     ] = None,
@@ -162,44 +164,93 @@ def calibrate(
         Path | None, typer.Option(help="CSV or Parquet.", show_default="FILE with .calibrated in its name")
     ] = None,
 ) -> None:
-    """Turn a model's predictions into distributions: mean, std and quantiles for every row of FILE.
+    """Write a distribution for every row of FILE: mean, std and quantiles.
 
-    The model, whatever it is, should not have been trained on the rows that are fitted on.
+    With a column of predictions these are calibrated; the model, whatever it is, should not have been trained on the
+    rows that are fitted on. Without one a model is chosen and fitted to all rows whose target is known: what is written
+    for these comes from models that were fitted without them.
     """
-    fit, levels = _find_calibrator(method), _parse_levels(quantiles)
-    table = _read(file)
+    levels = _parse_levels(quantiles)
+    table = files.read(file)
     names = ["mean", "std", *(f"q{level:g}" for level in levels)]
     names = [prefix + name for name in (names if calibration else [*names, "used_for_fitting"])]
     out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
     _check_output(out, (file, calibration, training))
     _check_names(names, file, table)
+    _check_calibration(calibration, calibration_share, file)
+    tables = _Tables(table, file, table if calibration is None else files.read(calibration), calibration or file)
+    columns = _Columns.choose(target, prediction, std, features, tables.source, tables.source_file)
 
-    if calibration is None:
-        columns = _Columns.choose(target, prediction, std, features, table, file)
-        rows = _Rows.read(table, columns, file)
-        fitting, rest = _split(len(table), calibration_share, seed)
+    if prediction is None:
+        given = {"--std": std, "--method": method, "--calibration-share": calibration_share, "--training": training}
+        if needless := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"{', '.join(needless)} needs a column of predictions, --prediction.")
+        predict, fitting = _fit_pipeline(tables, columns, seed)
+    else:
+        predict, fitting = _fit_calibrator(tables, columns, method or "rio", calibration_share, training, seed)
+    with _timed(f"Predict {len(table)} rows"):
+        values = _values_to_write(predict(), levels, None if calibration else fitting)
+        files.write(table, dict(zip(names, values, strict=True)), out)
+    _say(f"{out}: the columns of {file.name}, and {', '.join(names)}.")
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The rows to predict, and those to fit on: the same ones, or of another file."""
+
+    table: "polars.DataFrame"
+    file: Path
+    source: "polars.DataFrame"
+    source_file: Path
+
+    @property
+    def are_one(self) -> bool:
+        return self.source is self.table
+
+
+def _fit_calibrator(
+    tables: _Tables, columns: "_Columns", method: str, share: float | None, training: Path | None, seed: int
+) -> tuple[Callable[[], Distribution], np.ndarray]:
+    """A calibrator of a column of predictions: what predicts all rows, and which rows it was fitted to."""
+    fit = _find_calibrator(method)
+    rows = unseen = _Rows.read(tables.table, columns, tables.file)
+    fitting, rest = np.arange(0), np.arange(0)
+    if tables.are_one:
+        fitting, rest = _split(len(tables.table), share, seed)
         fitted_on, unseen = rows.take(fitting), rows.take(rest)
     else:
-        _check_calibration(calibration, calibration_share, file)
-        source = _read(calibration)
-        columns = _Columns.choose(target, prediction, std, features, source, calibration)
-        fitted_on, unseen = _Rows.read(source, columns, calibration), _Rows.read(table, columns, file)
-        rows, fitting = unseen, None
-
+        fitted_on = _Rows.read(tables.source, columns, tables.source_file)
     options = _options(fit, method, fitted_on.x, seed) | _training_rows(fit, method, training, columns)
     with _timed(f"Fit {method} to {len(fitted_on.mean)} rows"):
         calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **options)
     if method == "split-conformal":
         _say(str(calibrator.guarantee(0.9)))
     if unseen.y is None:
-        _say(f"No scores: {file} has no column {target!r} to measure against.")
+        _say(f"No scores: {tables.file} has no column {columns.target!r} to measure against.")
     else:
         forecasts = {"before": unseen.base, "after": calibrator(unseen.x, unseen.base)}
         _print_scores(unseen.y, forecasts, f"Measured on {len(unseen.y)} rows not used for fitting.")
-    with _timed(f"Predict {len(table)} rows"):
-        values = _values_to_write(calibrator(rows.x, rows.base), levels, fitting)
-        _write(table, dict(zip(names, values, strict=True)), out)
-    _say(f"{out}: the columns of {file.name}, and {', '.join(names)}.")
+    return lambda: calibrator(rows.x, rows.base), fitting
+
+
+def _fit_pipeline(tables: _Tables, columns: "_Columns", seed: int) -> tuple[Callable[[], Distribution], np.ndarray]:
+    """A model of the inputs: what predicts all rows, and which rows it was fitted to."""
+    if not columns.features:
+        raise ValueError(f"{tables.source_file} has no numeric column beside {columns.target!r} to predict it from.")
+    x_of = lambda table, file: np.stack([files.numbers(table, name, file) for name in columns.features], axis=1)
+    x = x_of(tables.source, tables.source_file)
+    y = files.numbers(tables.source, columns.target, tables.source_file, may_be_missing=True)
+    known = np.flatnonzero(np.isfinite(y))
+    with _timed(f"Fit models to {len(known)} rows"):
+        fitted = pipeline.fit(x[known], y[known], key=jax.random.key(seed))
+    _say(f"{fitted}\n\n{fitted.guarantee(0.9)}")
+    if not tables.are_one:
+        new = x_of(tables.table, tables.file)
+        return lambda: fitted(new), known
+    rest = np.flatnonzero(~np.isfinite(y))
+    if not rest.size:
+        return lambda: fitted.out_of_fold, known
+    return lambda: Concatenated([fitted.out_of_fold, fitted(x[rest])], [known, rest]), known
 
 
 @dataclass(frozen=True)
@@ -207,7 +258,7 @@ class _Columns:
     """Which column is what."""
 
     target: str
-    prediction: str
+    prediction: str | None
     std: str | None
     features: tuple[str, ...]
 
@@ -215,24 +266,30 @@ class _Columns:
     def choose(
         cls,
         target: str,
-        prediction: str,
+        prediction: str | None,
         std: str | None,
         features: str | None,
         table: "polars.DataFrame",
         file: Path,
     ) -> "_Columns":
-        """The columns asked for, the features by default all other numeric ones of the table to fit on."""
-        named = [target, prediction] if std is None else [target, prediction, std]
+        """The columns asked for, the features by default all other numeric ones of the table to fit on; tell which."""
+        named = [name for name in (target, prediction, std) if name is not None]
         if len(set(named)) < len(named):
             raise ValueError(f"target, prediction and std must be different columns; got {', '.join(named)}.")
         for column in named:
-            _check_column(table, column, file)
-        if features is None:
-            chosen = [name for name, dtype in table.schema.items() if dtype.is_numeric() and name not in named]
-        else:
+            files.check_column(table, column, file)
+        others = {name: dtype for name, dtype in table.schema.items() if name not in named}
+        chosen = [name for name, dtype in others.items() if files.is_numeric(dtype)]
+        if features is not None:
             chosen = [name.strip() for name in features.split(",")]
         if target in chosen:
             raise ValueError(f"the target {target!r} must not be among the features.")
+        left_out = ", ".join(
+            f"{name} ({'not named' if files.is_numeric(dtype) else 'no numbers'})"
+            for name, dtype in others.items()
+            if name not in chosen
+        )
+        _say(f"Inputs: {', '.join(chosen) or 'none'}." + (f" Left out: {left_out}." if left_out else ""))
         return cls(target, prediction, std, tuple(chosen))
 
 
@@ -252,15 +309,15 @@ class _Rows:
         Raises:
             ValueError: if a column is missing, or holds anything but finite numbers (above 0: std).
         """
-        x = [_numbers(table, name, file) for name in columns.features]
-        mean = _numbers(table, columns.prediction, file)
-        std = None if columns.std is None else _numbers(table, columns.std, file)
+        x = [files.numbers(table, name, file) for name in columns.features]
+        mean = files.numbers(table, str(columns.prediction), file)
+        std = None if columns.std is None else files.numbers(table, columns.std, file)
         if std is not None and (std <= 0).any():
             raise ValueError(
                 f"column {columns.std!r} of {file} must be positive; {np.sum(std <= 0)} values are not, "
                 f"the first in data row {np.argmax(std <= 0) + 1}."
             )
-        y = _numbers(table, columns.target, file) if columns.target in table.columns else None
+        y = files.numbers(table, columns.target, file) if columns.target in table.columns else None
         return cls(np.stack(x, axis=1) if x else None, mean, std, y)
 
     def take(self, rows: np.ndarray) -> "_Rows":
@@ -275,7 +332,7 @@ class _Rows:
 def _find_calibrator(method: str) -> Callable:
     methods = {_called(module): module for module in _modules("calibrators")}
     if method not in methods:
-        raise ValueError(f"there is no method {method!r}: {_suggest(method, list(methods))}")
+        raise ValueError(f"there is no method {method!r}: {files.suggest(method, list(methods))}")
     return importlib.import_module(f"jaxcal.calibrators.{methods[method]}").fit
 
 
@@ -296,9 +353,9 @@ def _training_rows(fit: Callable, method: str, file: Path | None, columns: _Colu
         raise ValueError(f"--method {method} {needs} the rows that the model was trained on, --training.")
     if file is None:
         return {}
-    table = _read(file)
-    x = [_numbers(table, name, file) for name in columns.features]
-    return {"x_train": np.stack(x, axis=1), "y_train": _numbers(table, columns.target, file)}
+    table = files.read(file)
+    x = [files.numbers(table, name, file) for name in columns.features]
+    return {"x_train": np.stack(x, axis=1), "y_train": files.numbers(table, columns.target, file)}
 
 
 def _parse_levels(text: str) -> list[float]:
@@ -323,7 +380,9 @@ def _split(num_rows: int, share: float | None, seed: int) -> tuple[np.ndarray, .
     return datasets.split(num_rows, (share, 1 - share), seed=seed)
 
 
-def _check_calibration(calibration: Path, share: float | None, file: Path) -> None:
+def _check_calibration(calibration: Path | None, share: float | None, file: Path) -> None:
+    if calibration is None:
+        return
     if share is not None:
         raise ValueError("--calibration and --calibration-share exclude each other: give one of them.")
     if calibration.exists() and calibration.samefile(file):
@@ -334,7 +393,7 @@ def _check_calibration(calibration: Path, share: float | None, file: Path) -> No
 
 def _check_output(out: Path, inputs: Iterable[Path | None]) -> None:
     """Refuse, before anything is fitted, a file that could not be written in the end."""
-    _check_suffix(out)
+    files.check_suffix(out)
     folder = out.absolute().parent
     if out.is_dir() or not folder.is_dir():
         raise ValueError(f"cannot write {out}: {'it is a folder' if out.is_dir() else f'there is no folder {folder}'}.")
@@ -359,81 +418,6 @@ def _values_to_write(forecast: Distribution, levels: Sequence[float], fitting: n
     if fitting is not None:
         values.append(np.isin(np.arange(len(forecast.mean)), fitting))
     return [np.asarray(value) for value in values]
-
-
-# Tables in files
-
-
-def _read(file: Path) -> "polars.DataFrame":
-    import polars
-
-    if not file.is_file():
-        raise ValueError(f"there is no file {file}.")
-    _check_suffix(file)
-    try:
-        if file.suffix.lower() == ".csv":
-            table = polars.read_csv(file, infer_schema_length=None)
-        else:
-            table = polars.read_parquet(file)
-    except (polars.exceptions.PolarsError, OSError) as error:
-        raise ValueError(f"cannot read {file}: {str(error).splitlines()[0]}.") from error
-    if table.is_empty():
-        raise ValueError(f"{file} holds no rows.")
-    return table
-
-
-def _write(table: "polars.DataFrame", columns: dict[str, np.ndarray], out: Path) -> None:
-    import polars
-
-    table = table.with_columns(polars.Series(name, values) for name, values in columns.items())
-    try:
-        if out.suffix.lower() == ".csv":
-            table.write_csv(out)
-        else:
-            table.write_parquet(out)
-    except OSError as error:
-        raise ValueError(f"cannot write {out}: {error}.") from error
-
-
-def _numbers(table: "polars.DataFrame", column: str, file: Path) -> np.ndarray:
-    """The values of a column, if all of them are finite numbers."""
-    import polars
-
-    _check_column(table, column, file)
-    values = table[column]
-    if not (values.dtype.is_numeric() or values.dtype in (polars.Boolean, polars.Null)):
-        row = 0
-        if values.dtype == polars.String:  # show the value because of which the column was read as text
-            is_text = values.cast(polars.Float64, strict=False).is_null() & values.is_not_null()
-            row = int(is_text.to_numpy().argmax())
-        raise ValueError(f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {values[row]!r}.")
-    numbers = values.cast(polars.Float64).to_numpy()
-    missing = ~np.isfinite(numbers)
-    if missing.any():
-        raise ValueError(
-            f"column {column!r} of {file} holds {missing.sum()} values that are missing, NaN or infinite, "
-            f"the first in data row {missing.argmax() + 1}."
-        )
-    return numbers
-
-
-def _check_column(table: "polars.DataFrame", column: str, file: Path) -> None:
-    if column not in table.columns:
-        raise ValueError(f"{file} has no column {column!r}: {_suggest(column, table.columns)}")
-
-
-def _check_suffix(file: Path) -> None:
-    if file.suffix.lower() not in (".csv", ".parquet"):
-        raise ValueError(f"{file} must end in .csv or .parquet.")
-
-
-def _suggest(name: str, names: Sequence[str]) -> str:
-    """The nearest names, or all of them, as the end of a message."""
-    by_lower_case = {known.lower(): known for known in names}
-    nearest = difflib.get_close_matches(name.lower(), by_lower_case)
-    if nearest:
-        return f"did you mean {' or '.join(repr(by_lower_case[known]) for known in nearest)}?"
-    return f"there are {', '.join(names)}."
 
 
 # jaxcal methods and jaxcal data
@@ -467,8 +451,8 @@ def _called(module: str) -> str:
 
 def _modules(package: str) -> dict[str, str]:
     """The public modules of a package of ours by name, with the first line of each docstring."""
-    files = sorted((Path(__file__).parent / package).glob("[!_]*.py"))
-    docstrings = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files}
+    modules = sorted((Path(__file__).parents[1] / package).glob("[!_]*.py"))
+    docstrings = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in modules}
     return {name: docstring.partition("\n")[0] for name, docstring in docstrings.items()}
 
 

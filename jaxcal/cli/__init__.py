@@ -1,0 +1,5 @@
+"""The command line: `jaxcal demo`, `calibrate`, `methods` and `data`."""
+
+from jaxcal.cli.app import app
+
+__all__ = ["app"]

@@ -1,0 +1,122 @@
+"""Tables in files: CSV and Parquet."""
+
+import csv
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:  # slow to import
+    import polars
+
+# What people write where a value is missing: read as text it would make a column of numbers one of text.
+_MISSING = ("", "NA", "N/A", "n/a", "na", "NaN", "nan", "NAN", "NULL", "Null", "null", "None", "none", "?", "-")
+
+
+def read(file: Path) -> "polars.DataFrame":
+    """The table in a file; the usual words for a missing value are missing values.
+
+    Raises:
+        ValueError: if there is no such file, it cannot be read, holds no rows, or two columns have one name.
+    """
+    import polars
+
+    if not file.is_file():
+        raise ValueError(f"there is no file {file}.")
+    check_suffix(file)
+    try:
+        if file.suffix.lower() == ".csv":
+            _check_header(file)
+            table = polars.read_csv(file, infer_schema_length=None, null_values=list(_MISSING))
+        else:
+            table = polars.read_parquet(file)
+    except (polars.exceptions.PolarsError, OSError) as error:
+        raise ValueError(f"cannot read {file}: {str(error).splitlines()[0]}.") from error
+    if table.is_empty():
+        raise ValueError(f"{file} holds no rows.")
+    return table
+
+
+def _check_header(file: Path) -> None:
+    """Raise ValueError if two columns of a CSV have one name: polars would rename the second, silently."""
+    with file.open(newline="", encoding="utf-8", errors="replace") as lines:
+        names = next(csv.reader(lines), [])
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"{file} has more than one column {', '.join(map(repr, twice))}: rename or remove them.")
+
+
+def write(table: "polars.DataFrame", columns: dict[str, np.ndarray], out: Path) -> None:
+    """The table with further columns, into a file.
+
+    Raises:
+        ValueError: if it cannot be written.
+    """
+    import polars
+
+    table = table.with_columns(polars.Series(name, values) for name, values in columns.items())
+    try:
+        if out.suffix.lower() == ".csv":
+            table.write_csv(out)
+        else:
+            table.write_parquet(out)
+    except OSError as error:
+        raise ValueError(f"cannot write {out}: {error}.") from error
+
+
+def is_numeric(dtype: "polars.DataType") -> bool:
+    """Whether a column holds numbers, or truth values."""
+    import polars
+
+    return dtype.is_numeric() or dtype == polars.Boolean
+
+
+def numbers(table: "polars.DataFrame", column: str, file: Path, *, may_be_missing: bool = False) -> np.ndarray:
+    """The values of a column, if all of them are finite numbers; NaN where they may be missing.
+
+    Raises:
+        ValueError: if there is no such column, or a value is no finite number.
+    """
+    import polars
+
+    check_column(table, column, file)
+    values = table[column]
+    if not (is_numeric(values.dtype) or values.dtype == polars.Null):
+        row = 0
+        if values.dtype == polars.String:  # show the value because of which the column was read as text
+            is_text = values.cast(polars.Float64, strict=False).is_null() & values.is_not_null()
+            row = int(is_text.to_numpy().argmax())
+        raise ValueError(f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {values[row]!r}.")
+    numbers = values.cast(polars.Float64).to_numpy()
+    missing = ~np.isfinite(numbers)
+    if may_be_missing:
+        return np.where(missing, np.nan, numbers)
+    if missing.any():
+        raise ValueError(
+            f"column {column!r} of {file} holds {missing.sum()} values that are missing, NaN or infinite, "
+            f"the first in data row {missing.argmax() + 1}."
+        )
+    return numbers
+
+
+def check_column(table: "polars.DataFrame", column: str, file: Path) -> None:
+    """Raise ValueError unless the table has the column; suggest one."""
+    if column not in table.columns:
+        raise ValueError(f"{file} has no column {column!r}: {suggest(column, table.columns)}")
+
+
+def check_suffix(file: Path) -> None:
+    """Raise ValueError unless the name of the file tells its format."""
+    if file.suffix.lower() not in (".csv", ".parquet"):
+        raise ValueError(f"{file} must end in .csv or .parquet.")
+
+
+def suggest(name: str, names: Sequence[str]) -> str:
+    """The nearest names, or all of them, as the end of a message."""
+    by_lower_case = {known.lower(): known for known in names}
+    nearest = difflib.get_close_matches(name.lower(), by_lower_case)
+    if nearest:
+        return f"did you mean {' or '.join(repr(by_lower_case[known]) for known in nearest)}?"
+    return f"there are {', '.join(names)}."

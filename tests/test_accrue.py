@@ -127,6 +127,8 @@ def test_rows_to_stop_by_are_used_and_tell_of_errors_of_training_rows():
     remembered = jc.Point(y + 0.2 * (mean - y))
     with pytest.warns(UserWarning, match="the model was trained on these"):
         jc.accrue.fit(x, remembered, y, key=KEY, validation=validation)
+    with pytest.warns(UserWarning, match="all rows of validation are among those"):
+        jc.accrue.fit(x, jc.Point(mean), y, key=KEY, validation=(x[:50], jc.Point(mean[:50]), y[:50]))
 
 
 def test_recalibration_composes():

@@ -116,6 +116,15 @@ def test_kernel_is_found_where_none_is_given(data):
     np.testing.assert_allclose(found.noise_ratio, given.noise_ratio, rtol=1e-3 if X64 else 0.05)
 
 
+def test_calibration_rows_that_are_training_rows_raise_a_warning(data):
+    (x, y), _, _ = data
+    with pytest.warns(UserWarning, match="all calibration rows are among the training rows"):
+        sharp_gp.fit(x[::-1], Point(mean(x[::-1])), y[::-1], x_train=x, y_train=y, kernel=KERNEL)
+    # One row of another kind is enough for none.
+    other = np.append(y[1:], 0.0)
+    sharp_gp.fit(x, Point(mean(x)), other, x_train=x, y_train=y, kernel=KERNEL)
+
+
 def test_target_of_the_training_rows_is_not_needed_to_fit_on_calibration_rows(data):
     with_targets, without = (fit(data, fit_on="calibration", y_train=y_train) for y_train in (data[0][1], None))
     np.testing.assert_array_equal(with_targets.scores, without.scores)

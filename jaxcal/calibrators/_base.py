@@ -115,6 +115,16 @@ def check_promises(out_of_fold: bool) -> None:
         )
 
 
+def are_among(x: Array, y: Array, known_x: Array, known_y: Array) -> bool:
+    """Whether every row (x, y) is one of the others; False where a value is unknown."""
+    if _checks.is_traced(x, y, known_x, known_y):
+        return False
+    rows, known = (
+        {row.tobytes() for row in np.column_stack(each).astype(float)} for each in ((x, y), (known_x, known_y))
+    )
+    return rows <= known
+
+
 def warn_without_width(z: Float[Array, " l"]) -> None:
     """Warn the caller of a fit whose errors are all zero."""
     if not _checks.is_traced(z) and not np.any(z):

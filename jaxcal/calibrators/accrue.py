@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import Rows, as_rows, check_base
+from jaxcal.calibrators._base import Rows, are_among, as_rows, check_base
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.nn import FeedForward
@@ -61,6 +61,9 @@ def fit(
 ) -> "ACCRUE":
     """Fit a std as a function of the inputs to the errors y - base.mean.
 
+    On rows that the model behind `base` was not trained on, or predicted out of fold, `jaxcal.out_of_fold`: errors of
+    training rows are too small, and so would the std be.
+
     - "network": hidden layers of 50 ReLU and 10 symmetric saturating linear functions, and log std as the output. It is
       trained by L-BFGS on a random part of the rows, until the loss on the rest has not fallen for `patience` steps;
       the best of `restarts` initialisations, by that loss, is kept. They train in one `vmap`.
@@ -95,7 +98,7 @@ def fit(
 
     Warns:
         UserWarning: if the errors of the rows of `validation` are typically 1.5 times those of the others or larger:
-            the model was trained on the latter.
+            the model was trained on the latter. If the rows of `validation` are all among the others.
 
     Source: Camporeale and Carè (2021), sections 4 and 5.1.
 
@@ -235,6 +238,11 @@ def _join(rows: Rows, validation: Rows) -> Rows:
                 f"the errors of the validation rows are typically {new:.2g}, those of the rows fitted to {own:.2g}: it "
                 "seems that the model was trained on these. The std will be too small for new rows; see "
                 "jaxcal.out_of_fold.",
+                stacklevel=3,
+            )
+        if are_among(validation.x, validation.y, rows.x, rows.y):
+            warnings.warn(
+                "all rows of validation are among those that are fitted to: they cannot tell when to stop.",
                 stacklevel=3,
             )
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), rows, validation)

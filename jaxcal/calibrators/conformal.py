@@ -65,6 +65,9 @@ def fit(
 ) -> "SplitConformal | ConformalisedQuantiles | ConformalCalibrator":
     """Sort the scores of the calibration rows, which must not be those that the model was trained on.
 
+    They must be predicted by the very model that will predict new rows: of predictions out of fold there is no
+    guarantee. `jaxcal.pipeline.fit(method="split")` sets rows aside for it.
+
     - "absolute", "scaled": the interval at level c is mean -+ s (std) with the score s of rank ceil((L + 1) c).
     - "signed": its ends are mean + z (std) with the z of the ranks floor((L + 1) (1 - c) / 2) and
       ceil((L + 1) (1 + c) / 2), each tail by itself.

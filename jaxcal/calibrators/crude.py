@@ -41,9 +41,11 @@ def fit(
 ) -> "CRUDE | VectorCRUDE":
     """Sort the standardised errors z = (y - base.mean) / base.std: the table that shapes every prediction.
 
+    On rows that the model behind `base` was not trained on: its errors on training rows are smaller than new ones.
+    `jaxcal.pipeline` has such predictions of all rows, out of fold.
+
     A base without a std, a `Point`, has scale 1 in every row: z is the error itself. Errors of vector targets, from the
-    means of a `MultivariateNormal`, are whitened by its covariance, component by component. The rows must not be those
-    that the model was trained on, whose errors are smaller than new ones.
+    means of a `MultivariateNormal`, are whitened by its covariance, component by component.
 
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. No gradient passes through the fit;
     predictions are differentiable in base.

@@ -27,6 +27,8 @@ _SATURATED = (-38.47, 8.292)
 def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, tails: str = "support") -> "Isotonic":
     """Recalibrate normal predictions by isotonic regression on their PIT values.
 
+    On rows that the model behind `base` was not trained on: `jaxcal.pipeline` has such predictions of all rows.
+
     Between the sorted z the recalibrated cdf is linear in z. Ties take the largest count, and the cdf jumps there.
     What lies beyond the least and the greatest z the regression does not say:
 

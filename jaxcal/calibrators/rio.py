@@ -125,13 +125,16 @@ def fit(
 ) -> "RIO":
     """Fit a Gaussian process to the residuals y - base.mean, over the inputs and the predictions.
 
+    Intervals cover what they say where the model behind `base` was not trained on these rows. On its training rows, as
+    in the paper, the error falls all the same, but residuals are smaller than new ones and intervals too narrow:
+    `jaxcal.pipeline` mends that by errors out of fold.
+
     The kernel's lengthscales and variances and the noise variance maximize the evidence by damped Newton steps from
     several initial values, or its sparse lower bound by L-BFGS. Of a base with a std of its own, the noise learns how
     far to follow it: the noise variance of a row is a mixture, with a learned fraction, of a constant and of the base's
     variance. Several outputs are as many independent processes. Inputs, predictions and target are standardized inside:
-    y -> a y + b changes the prediction exactly so, up to rounding. Rows that the base model was trained on have
-    residuals smaller than new ones: where the model may have overfitted, fit on other rows. A row far from what the
-    others say raises a warning.
+    y -> a y + b changes the prediction exactly so, up to rounding. A row far
+    from what the others say raises a warning.
 
     `preset="paper"` repeats the published setting: the sparse bound with 50 trained inducing points that start at
     the first rows, unit initial hyperparameters, and predictions and target not scaled.

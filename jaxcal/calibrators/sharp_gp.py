@@ -16,6 +16,7 @@ and the delta-quantile is the curve at the delta-quantile of the calibration row
 calibration rows lie at or below the quantile at level j / (N + 1).
 """
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, cast, runtime_checkable
@@ -28,7 +29,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import FINE_LEVELS, Rows, as_levels, as_rows, check_base, warn_without_width
+from jaxcal.calibrators._base import FINE_LEVELS, Rows, are_among, as_levels, as_rows, check_base, warn_without_width
 from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.functional import gp
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
@@ -103,6 +104,8 @@ def fit(
 ) -> "SharpGP":
     """Choose the lengthscales of every level, and calibrate their quantiles.
 
+    x, base and y are calibration rows, which the model was not trained on; x_train and y_train those that it was.
+
     Of a level the lengthscales minimise log |beta| + log(mean of sigma^2) / 2 over rows, with beta the quantile of the
     rows' errors over sigma. From the middle outwards they do not grow, so that sigma does not fall (Assumption 4.1).
     The process has variance 1, as beta makes up for it, and the noise ratio of the regression.
@@ -154,7 +157,8 @@ def fit(
         FloatingPointError: if a covariance cannot be factorised, and `throw`.
 
     Warns:
-        UserWarning: if y equals base.mean in every row, so that no prediction has a width.
+        UserWarning: if y equals base.mean in every row, so that no prediction has a width; if all calibration rows are
+            among the training rows.
 
     Example:
         >>> import numpy as np
@@ -180,6 +184,12 @@ def fit(
     else:
         y_train = _checks.as_vector("y_train", y_train, length=x_train.shape[0])
         _checks.check_varies("y_train is", y_train, jnp.max(jnp.abs(y_train)))
+        if are_among(rows.x, rows.y, x_train, y_train):
+            warnings.warn(
+                "all calibration rows are among the training rows, whose errors are smaller than new ones: intervals "
+                "will be too narrow. jaxcal.pipeline calibrates by errors of rows that the model was not trained on.",
+                stacklevel=2,
+            )
     warn_without_width(rows.y - rows.mean)
     sharp = _fit(rows, x_train, y_train, None if kernel is None else _checked(kernel, x_train.shape[1]), setting)
     if throw and not _checks.is_traced(sharp.scores) and not jnp.isfinite(sharp.scores).all():

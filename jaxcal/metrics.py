@@ -33,7 +33,7 @@ def rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
         3.536
     """
     y = _as_targets(y, distribution)
-    return safe.sqrt(jnp.mean((y - distribution.mean) ** 2))
+    return safe.root_mean_square(y - distribution.mean)
 
 
 def mae(y: ArrayLike, distribution: Distribution) -> Scalar:
@@ -302,8 +302,10 @@ def ence(y: ArrayLike, distribution: Distribution, *, num_bins: int = 10) -> Sca
         return jax.ops.segment_sum(values[order], bins, num_segments=num_bins, indices_are_sorted=True)
 
     # Both are root means over the same rows of the bin: the counts cancel in the ratio.
-    root_variance = safe.sqrt(bin_sums(distribution.variance))
-    root_error = safe.sqrt(bin_sums((y - distribution.mean) ** 2))
+    std, errors = distribution.std, y - distribution.mean
+    unit = safe.unit_of(std, errors)
+    root_variance = safe.sqrt(bin_sums((std / unit) ** 2))
+    root_error = safe.sqrt(bin_sums((errors / unit) ** 2))
     gap = jnp.abs(root_variance - root_error)
     return jnp.mean(jnp.where(gap == 0, 0, gap / jnp.where(gap == 0, 1, root_variance)))
 
@@ -325,7 +327,7 @@ def mean_width(y: ArrayLike, distribution: Distribution, *, confidence_level: Ar
 def sharpness(y: ArrayLike, distribution: Distribution) -> Scalar:
     """Root of the mean predicted variance, in the unit of y (CRUDE, section 4: Zelikman et al. 2020)."""
     y = _as_targets(y, distribution)
-    return safe.sqrt(jnp.mean(distribution.variance))
+    return safe.root_mean_square(distribution.std)
 
 
 def mean_std(y: ArrayLike, distribution: Distribution) -> Scalar:

@@ -308,20 +308,20 @@ def test_save_and_load(name):
 
 
 @each_law
-@pytest.mark.parametrize("factor", [1e-9, 1e9])
+@pytest.mark.parametrize("factor", [1e-160, 1e160] if X64 else [1e-25, 1e25])
 def test_equivariance(name, factor):
+    """Also where squares leave the range of the numbers."""
     y, shift = LOC + 0.37, 2 * factor
     plain = probe(build(name), y)
     moved = probe(build(name, shift=shift, factor=factor), factor * y + shift)
     expected = {
         **{key: factor * plain[key] for key in ("std", "crps")},
         **{key: factor * plain[key] + shift for key in ("mean", "icdf", "interval")},
-        "variance": factor**2 * plain["variance"],
         "cdf": plain["cdf"],
         "log_prob": plain["log_prob"] - math.log(factor),
     }
     for key, value in expected.items():
-        atol = 0 if key in {"cdf", "log_prob"} else 5 * EXACT * factor ** (2 if key == "variance" else 1)
+        atol = 0 if key in {"cdf", "log_prob"} else 5 * EXACT * factor
         np.testing.assert_allclose(moved[key], value, rtol=5 * EXACT, atol=atol, err_msg=key)
 
 

@@ -47,6 +47,23 @@ def laws(rng, n=N):
     }
 
 
+# Scores in the unit of y; the others but NLPD have none.
+IN_THE_UNIT_OF_Y = ("rmse", "mae", "crps", "interval_score_90", "width_90", "sharpness", "mean_std")
+
+
+def scaled(law, factor):
+    """The law of factor * y; what has no unit, degrees of freedom, tables, weights and levels, stays."""
+    where = {
+        Normal: lambda law: (law.mean, law.std),
+        Point: lambda law: (law.mean,),
+        StudentT: lambda law: (law.loc, law.scale),
+        Empirical: lambda law: (law.loc, law.scale),
+        Quantiles: lambda law: (law.values,),
+        Mixture: lambda law: (law.components.mean, law.components.std),
+    }[type(law)]
+    return eqx.tree_at(where, law, tuple(factor * leaf for leaf in where(law)))
+
+
 # The formulas
 
 
@@ -274,6 +291,23 @@ def test_evaluate_takes_every_law_without_nan(rng, name):
     y = np.asarray(law.mean) + rng.normal(size=N)
     for metric, value in metrics.evaluate(y, law).items():
         assert not np.isnan(value), metric
+
+
+@pytest.mark.parametrize("name", ["normal", "student", "mixture", "empirical", "quantiles", "point"])
+def test_the_unit_of_y_does_not_matter(rng, name, tolerance):
+    """Also where squares leave the range of the numbers: a silent RMSE of 0 or infinity would be the worst."""
+    law = laws(rng)[name]
+    y = np.asarray(law.mean) + rng.normal(size=N)
+    for factor in (1e-160, 1e160) if jax.config.read("jax_enable_x64") else (1e-25, 1e25):
+        moved = metrics.evaluate(factor * y, scaled(law, factor))
+        for metric, value in metrics.evaluate(y, law).items():
+            if metric == "ence" and name == "quantiles":
+                continue  # rounding sorts rows of equal std into bins
+            if metric in IN_THE_UNIT_OF_Y:
+                value = value * factor
+            elif metric == "nlpd":
+                value = value + np.log(factor)
+            np.testing.assert_allclose(moved[metric], value, rtol=20 * tolerance, err_msg=metric)
 
 
 def test_float32_stays_float32(rng):

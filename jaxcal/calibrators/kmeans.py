@@ -15,6 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from jaxcal import _checks
 from jaxcal.calibrators._base import as_rows, check_base
 from jaxcal.distributions import Distribution, Normal
+from jaxcal.functional import safe
 from jaxcal.scaling import Standardiser
 
 
@@ -50,9 +51,11 @@ def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, nu
         raise TypeError("k-means clusters are found by scikit-learn: fit runs neither under jit, vmap nor grad.")
     x_scaler = Standardiser.of(rows.x)
     centres, labels = _cluster(np.asarray(x_scaler(rows.x)), num_clusters, int(jax.random.bits(key, dtype="uint32")))
-    squares = jax.ops.segment_sum((rows.y - rows.mean) ** 2, labels, num_segments=len(centres))
+    errors = rows.y - rows.mean
+    unit = safe.unit_of(errors)
+    squares = jax.ops.segment_sum((errors / unit) ** 2, labels, num_segments=len(centres))
     counts = jnp.bincount(labels, length=len(centres))
-    return KMeans(jnp.asarray(centres), jnp.sqrt(squares / counts), x_scaler)
+    return KMeans(jnp.asarray(centres), unit * jnp.sqrt(squares / counts), x_scaler)
 
 
 class KMeans(eqx.Module):

@@ -234,7 +234,7 @@ class RIO(HoldsProcess):
         x_scaler: standardization of the inputs; None where they have no part.
         output_scaler: of the base's means.
         target_scaler: of the residuals or outcomes.
-        base_variance: the mean variance that the base gave the training rows; None for a base without one.
+        base_std: the root mean square of the stds that the base gave the training rows; None for a base without one.
         target: "residual" or "outcome".
     """
 
@@ -242,7 +242,7 @@ class RIO(HoldsProcess):
     x_scaler: Standardiser | None
     output_scaler: Standardiser
     target_scaler: Standardiser
-    base_variance: Float[Array, "*runs"] | None
+    base_std: Float[Array, "*runs"] | None
     target: str = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution, *, include_noise: bool = True) -> Normal | StudentT:
@@ -256,7 +256,7 @@ class RIO(HoldsProcess):
         """
         check_base(base, outputs=True)
         std = _own_std(base)
-        if (std is None) != (self.base_variance is None):
+        if (std is None) != (self.base_std is None):
             raise ValueError(
                 f"base is {type(base).__name__}, {'without' if std is None else 'with'} a std of its own; "
                 f"RIO was fitted to one {'with' if std is None else 'without'} it."
@@ -380,7 +380,7 @@ class _Scales(NamedTuple):
     x: Standardiser | None
     output: Standardiser
     target: Standardiser
-    base_variance: Float[Array, ""] | None
+    base_std: Float[Array, ""] | None
 
     @classmethod
     def of(cls, x_scaler: Standardiser | None, mean, std, y, setting: Setting) -> "_Scales":
@@ -389,18 +389,18 @@ class _Scales(NamedTuple):
             x_scaler,
             scaler(mean),
             (Standardiser.robust if setting.options.noise == "student_t" else scaler)(_explained(mean, y, setting)),
-            None if std is None else jnp.mean(std**2),
+            None if std is None else safe.root_mean_square(std),
         )
 
     def data(self, x, mean, std, y, setting: Setting) -> Data:
         """Rows as the process takes them."""
-        variance = None if std is None else std**2 / self.base_variance
+        variance = None if std is None else (std / self.base_std) ** 2
         points = _points(x, mean, self.x, self.output, setting.kernel)
         return Data(points, self.target(_explained(mean, y, setting)), variance)
 
     def rio(self, process: Process, setting: Setting) -> "RIO":
         """The process with what it needs to predict in the units of y."""
-        return RIO(process, self.x, self.output, self.target, self.base_variance, setting.target)
+        return RIO(process, self.x, self.output, self.target, self.base_std, setting.target)
 
 
 def _explained(mean, y, setting: Setting):
@@ -418,7 +418,7 @@ def _predict(rio: "RIO", x, mean, std, include_noise: bool) -> Normal | StudentT
 def _predict_one(rio: "RIO", x, mean, std, include_noise: bool) -> Normal | StudentT:
     points = _points(x, mean, rio.x_scaler, rio.output_scaler, None)
     if include_noise:
-        latent, scale, df = rio.process.observed(points, None if std is None else std**2 / rio.base_variance)
+        latent, scale, df = rio.process.observed(points, None if std is None else (std / rio.base_std) ** 2)
     else:
         (latent, scale), df = rio.process(points), None
     explained = rio.target_scaler.inverse(latent)

@@ -97,7 +97,8 @@ class Empirical(Distribution):
     def std(self) -> Float[Array, "*n"]:
         """The std of the table (with the divisor L), scaled."""
         deviations = self.z - self.z.mean(-1, keepdims=True)
-        return self.scale * safe.sqrt(self._average(deviations**2))
+        unit = safe.unit_of(deviations)
+        return self.scale * (unit * safe.sqrt(self._average((deviations / unit) ** 2)))
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """k / L for the k values of the table at or below (y - loc) / scale; (k + tau) / (L + 1) where randomised."""

@@ -63,7 +63,8 @@ class Mixture(Distribution):
         """The root of the mean of the members' variances plus the variance of their means."""
         means, stds = self._each(lambda member: (member.mean, member.std))
         deviations = means - self._average(means)[None]
-        return safe.sqrt(self._average(stds**2 + deviations**2))
+        unit = safe.unit_of(stds, deviations, axis=0)
+        return unit[0] * safe.sqrt(self._average((stds / unit) ** 2 + (deviations / unit) ** 2))
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The weighted mean of the members' cdfs."""

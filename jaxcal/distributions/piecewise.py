@@ -58,8 +58,9 @@ class Quantiles(Distribution):
         """The root of the integral of the squared deviation from the mean over the level."""
         p, q = self._knots
         deviations = q - self.mean[..., None]
-        a, b = deviations[..., :-1], deviations[..., 1:]
-        return safe.sqrt((jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1))
+        unit = safe.unit_of(deviations, axis=-1)
+        a, b = deviations[..., :-1] / unit, deviations[..., 1:] / unit
+        return unit[..., 0] * safe.sqrt((jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1))
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The largest level whose quantile is at most y."""
@@ -148,7 +149,7 @@ class ScaledQuantiles(Distribution):
     @property
     def std(self) -> Float[Array, "*n"]:
         """The std of Z, scaled."""
-        return self.scale * safe.sqrt(self._moments[1])
+        return self.scale * self._moments[1]
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The largest level whose quantile is at most y; in normal tails by the formula above."""
@@ -247,16 +248,19 @@ class ScaledQuantiles(Distribution):
 
     @property
     def _moments(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-        """The mean and the variance of Z, both [1]."""
+        """The mean and the std of Z, both [1]."""
         p, q = self._knots
         mean = (jnp.diff(p) * (q[..., :-1] + q[..., 1:]) / 2).sum(-1)
         masses, ends = self._ends
         excess, square = _normal_excess(ends) if self.tails == "normal" else 2 * [jnp.zeros_like(ends)]
         mean = mean + jnp.diff(masses * excess)
-        a, b = q[..., :-1] - mean[..., None], q[..., 1:] - mean[..., None]
-        variance = (jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1)
+        deviations = q - mean[..., None]
+        unit = safe.unit_of(deviations, axis=-1)
+        a, b = deviations[..., :-1] / unit, deviations[..., 1:] / unit
+        inside, unit = (jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1), unit[..., 0]
         deviations = ends + jnp.concatenate([mean, -mean], axis=-1)
-        return mean, variance + (masses * (2 * deviations * excess + square)).sum(-1, keepdims=True)
+        beyond = (masses * (2 * deviations * excess + square)).sum(-1, keepdims=True)
+        return mean, unit * safe.sqrt(inside + beyond / unit / unit)
 
     def _standardised(self, y: ArrayLike) -> tuple[Array, Array]:
         """y - loc, and that over the scale (or over 1 where it is 0)."""

@@ -16,6 +16,7 @@ from jax.scipy.special import ndtr, ndtri
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Real
 
+from jaxcal.functional import safe
 from jaxcal.functional.quantiles import invert_cdf
 
 _SQRT_PI = math.sqrt(math.pi)
@@ -562,9 +563,10 @@ def _mean_abs_normal(mean: Array, std: ArrayLike) -> Array:
 
 
 def _root_sum_squares(a: Array, b: Array) -> Array:
-    """sqrt(a^2 + b^2), with derivatives of 0 where both are 0."""
-    square = a**2 + b**2
-    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+    """sqrt(a^2 + b^2) for numbers of any size, with derivatives of 0 where both are 0."""
+    size = jax.lax.stop_gradient(jnp.maximum(jnp.abs(a), jnp.abs(b)))
+    unit = jnp.where(size > 0, size, 1)
+    return unit * safe.sqrt((a / unit) ** 2 + (b / unit) ** 2)
 
 
 def _integral_of_product(a: Array, b: Array, c: Array, d: Array, s: Array | float) -> Array:

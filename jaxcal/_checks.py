@@ -4,10 +4,12 @@ Values can be looked at only where they are known. Under `jit`, `vmap` or `grad`
 and the checks of values are skipped; those of shapes never are.
 """
 
+import operator
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import dtypes
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float
 
@@ -100,20 +102,30 @@ def check_choice(name: str, value: object, choices: tuple) -> None:
 
 
 def check_at_least(name: str, value: int, minimum: int) -> None:
-    """Raise ValueError if a count is below `minimum`."""
-    if value < minimum:
+    """Raise ValueError unless a count is a whole number, and not below `minimum`."""
+    try:
+        count = operator.index(value)
+    except TypeError as error:
+        raise ValueError(f"{name} must be a whole number; got {value!r}.") from error
+    if count < minimum:
         raise ValueError(f"{name} must be at least {minimum}; got {value}.")
 
 
 def check_positive(name: str, value: ArrayLike) -> None:
-    """Raise ValueError unless every known value is positive."""
-    if not is_traced(value) and not np.all(np.asarray(value) > 0):
+    """Raise ValueError unless every known value is real and positive, in the precision in use, too."""
+    if is_traced(value):
+        return
+    values = np.asarray(value)
+    if np.iscomplexobj(values) or not np.all(values > 0):
         raise ValueError(f"{name} must be positive; got {value}.")
+    dtype = dtypes.canonicalize_dtype(float)
+    if not np.all(values.astype(dtype) > 0):
+        raise ValueError(f"{name} must be positive; got {value}, which is 0 in {dtype.name}.")
 
 
 def check_not_negative(name: str, value: ArrayLike) -> None:
-    """Raise ValueError if a known value is negative, or NaN."""
-    if not is_traced(value) and not np.all(np.asarray(value) >= 0):
+    """Raise ValueError if a known value is negative, NaN or complex."""
+    if not is_traced(value) and (np.iscomplexobj(value) or not np.all(np.asarray(value) >= 0)):
         raise ValueError(f"{name} must not be negative; got {value}.")
 
 

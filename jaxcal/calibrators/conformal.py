@@ -127,7 +127,8 @@ def fit(
         [1090.5] [0.905]
     """
     _checks.check_choice("rule", rule, tuple(_SCORES))
-    score = score or ("signed" if rule else "absolute" if isinstance(base, Point) else "scaled")
+    if score is None:
+        score = "signed" if rule else "absolute" if isinstance(base, Point) else "scaled"
     _checks.check_choice(f"with rule={rule!r} score", score, _SCORES[rule])
     y = _checks.as_vector("y", y)
     if score == "quantile":

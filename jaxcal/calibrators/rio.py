@@ -299,7 +299,8 @@ def _setting(
     _checks.check_choice("preset", preset, (None, "paper"))
     if paper:
         bound = "collapsed" if bound == "auto" else bound
-        inducing = inducing or "trained"
+        if inducing is None:
+            inducing = "trained"
         num_inducing = 50 if num_inducing is None else num_inducing
         tolerance = 0.0 if tolerance is None else tolerance
     if paper and noise != "gaussian":

@@ -75,7 +75,8 @@ class Options(NamedTuple):
         _checks.check_at_least("num_inducing", num_inducing, 1)
         if num_inducing > n and bound == "collapsed":
             warnings.warn(f"num_inducing is {num_inducing}, but there are {n} rows; {n} are taken.", stacklevel=4)
-        inducing = inducing or ("trained" if bound == "stochastic" else "greedy")
+        if inducing is None:
+            inducing = "trained" if bound == "stochastic" else "greedy"
         return cls(
             bound=bound,
             inducing=inducing,

@@ -286,6 +286,7 @@ def _setting(preset: str | None, max_iterations: int | None, learning_rate: Arra
     max_iterations = default.max_iterations if max_iterations is None else max_iterations
     _checks.check_at_least("max_iterations", max_iterations, 1)
     learning_rate = default.learning_rate if learning_rate is None else learning_rate
+    _checks.check_positive("learning_rate", learning_rate)
     return default._replace(max_iterations=max_iterations, learning_rate=learning_rate)
 
 

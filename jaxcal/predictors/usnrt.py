@@ -305,11 +305,14 @@ def _settle(
         min_leaf = max(num_rows // _SHARE_OF_ROWS, _LEAST_ROWS)
     _checks.check_at_least("min_leaf", min_leaf, 2)
     _checks.check_fraction("significance", significance)
-    center = center or ("mean" if paper else "median")
+    if center is None:
+        center = "mean" if paper else "median"
     _checks.check_choice("center", center, ("mean", "median"))
-    correction = correction or ("none" if paper else "miller-siegmund")
+    if correction is None:
+        correction = "none" if paper else "miller-siegmund"
     _checks.check_choice("correction", correction, ("none", "miller-siegmund", "permutation"))
-    step = step or (10 if paper else 1)
+    if step is None:
+        step = 10 if paper else 1
     _checks.check_at_least("step", step, 1)
     return _Search(min_leaf, math.log(significance), center, correction, step)
 

@@ -1,0 +1,81 @@
+"""Options that would switch something off without a word are refused, by every method that has them."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcal as jc
+
+X = np.random.default_rng(0).normal(size=(40, 2))
+Y = X[:, 0] + np.random.default_rng(1).normal(size=40)
+BASE = jc.Normal(X[:, 0], 1.0)
+KEY = jax.random.key(0)
+SMALL = "learning_rate must be positive; got 1e-300, which is 0 in float32"
+
+NETWORKS = {
+    name: partial(getattr(jc, name).fit, X, Y, key=KEY)
+    for name in ("mlp", "variance_network", "deep_ensemble", "dropout", "evidential")
+}
+METHODS = {
+    **NETWORKS,
+    "neural_process": partial(jc.neural_process.fit, X, Y, key=KEY),
+    "gaussian_process": partial(jc.gaussian_process.fit, X, Y),
+    "rio": partial(jc.rio.fit, X, BASE, Y),
+    "accrue": partial(jc.accrue.fit, X, BASE, Y, key=KEY),
+    "neural_quantiles": partial(jc.neural_quantiles.fit, X, BASE, Y, key=KEY),
+    "usnrt": partial(jc.usnrt.fit, X, Y, key=KEY),
+    "conformal": partial(jc.conformal.fit, X, BASE, Y),
+    "crude": partial(jc.crude.fit, X, BASE, Y),
+}
+NAN, WHOLE = float("nan"), "must be a whole number"
+CASES = [
+    *(
+        (name, {option: NAN}, f"{option} {WHOLE}; got nan")
+        for name in NETWORKS
+        for option in ("patience", "max_epochs")
+    ),
+    *((name, {"max_epochs": 2.5}, f"max_epochs {WHOLE}; got 2.5") for name in NETWORKS),
+    *((name, {"max_iterations": NAN}, f"max_iterations {WHOLE}") for name in ("rio", "gaussian_process", "accrue")),
+    ("neural_process", {"max_iterations": NAN}, f"max_iterations {WHOLE}"),
+    *((name, {"learning_rate": 1j}, "learning_rate must be positive") for name in (*NETWORKS, "neural_process")),
+    *((name, {"learning_rate": 1e-300}, SMALL) for name in (*NETWORKS, "neural_process")),
+    ("gaussian_process", {"learning_rate": 1j, "optimizer": "adam"}, "learning_rate must be positive"),
+    ("rio", {"ard": "no"}, "ard must be one of True, False, 'auto'; got 'no'"),
+    ("gaussian_process", {"ard": "no"}, "ard must be one of True, False, 'auto'; got 'no'"),
+    ("rio", {"inducing": "", "bound": "collapsed"}, "inducing must be one of"),
+    ("usnrt", {"step": 0}, "step must be at least 1; got 0"),
+    ("usnrt", {"center": ""}, "center must be one of 'mean', 'median'; got ''"),
+    ("usnrt", {"correction": ""}, "correction must be one of"),
+    ("conformal", {"score": ""}, "score must be one of"),
+    ("conformal", {"rule": ""}, "rule must be one of"),
+    ("crude", {"neighbours": 2.5}, f"neighbours {WHOLE}; got 2.5"),
+    ("neural_quantiles", {"patience": NAN}, f"patience {WHOLE}"),
+]
+
+
+def answers():
+    """What every case is answered: a message, or nothing."""
+    for name, option, _ in CASES:
+        try:
+            METHODS[name](**option)
+        except ValueError as error:
+            yield str(error)
+        else:
+            yield "nothing"
+
+
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="what is 0 depends on the precision")
+def test_each_is_refused():
+    """In a process of its own: here annotations are checked, before the options are."""
+    run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True)
+    for (name, option, message), answer in zip(CASES, json.loads(run.stdout), strict=True):
+        assert message in answer, (name, option)
+
+
+if __name__ == "__main__":
+    print(json.dumps(list(answers())))

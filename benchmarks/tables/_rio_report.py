@@ -32,14 +32,14 @@ NOT_FINITE = 2  # jaxcal.optimize.Result
 
 LEGEND = """\
 Mean ± standard deviation (median) over random 80/20 splits; the splits are ours, so runs are not those of the paper.
-*Paper's* is the paper's setting in jaxcal (50 trained inducing points, targets not scaled), *default* is jaxcal's, but
-with as many lengthscales as the paper's table has (Table 5 one for every input, the others one for all; jaxcal's default
-decides by the evidence), *published* the paper's number. † (paired t-test) and ‡ (Wilcoxon's signed-rank test): differs from RIO of the same
-setting at the 5 % level; of five runs or fewer none has a ‡. Seconds are processor time of fit and prediction,
-compilation apart; the published ones come from another machine. Coverage is that of the central intervals of 95, 90
-and 68 %; the residuals are those of rows that the base model was trained on. The improvement ratio is the share of
-test rows whose error became smaller than the base model's. *≤ published?* compares means, rounded as the published
-one is."""
+*Paper's* is the paper's setting in jaxcal (50 trained inducing points, targets not scaled), *default* is jaxcal's,
+but with as many lengthscales as the paper's table has (Table 5 one for every input, the others one for all; jaxcal's
+default decides by the evidence), *published* the paper's number. † (paired t-test) and ‡ (Wilcoxon's signed-rank
+test): differs from RIO of the same setting at the 5 % level; of five runs or fewer none has a ‡. Seconds are
+processor time of fit and prediction, compilation apart; the published ones come from another machine. Coverage is
+that of the central intervals of 95, 90 and 68 %; the residuals are those of rows that the base model was trained on.
+The improvement ratio is the share of test rows whose error became smaller than the base model's. *≤ published?*
+compares means, rounded as the published one is."""
 
 
 class Runs:

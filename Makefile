@@ -15,7 +15,7 @@ BATTERY_IN_32_BITS := test_accrue.py test_conformal.py test_conformal_calibrator
 	test_dropout.py test_evidential.py test_forests.py test_gaussian_mle.py test_gaussian_process.py \
 	test_gp.py test_gp_fit.py test_gp_minibatch.py test_gp_nearest.py test_gp_noise.py test_hidden_features.py \
 	test_isotonic.py test_minibatch.py test_mlp.py test_multivariate.py \
-	test_neural_process.py test_neural_quantiles.py test_nngp.py test_rio.py test_rio_bases.py \
+	test_neural_process.py test_neural_quantiles.py test_nngp.py test_pipeline.py test_rio.py test_rio_bases.py \
 	test_sharp_gp.py test_usnrt.py test_variance_network.py test_widths.py
 
 .PHONY: setup demo test test-slow lint format bench-peers clean

@@ -243,17 +243,17 @@ def _fit(
     key: PRNGKeyArray,
 ) -> Pipeline:
     """The pipeline of one predictor; the rows set aside, where there are any, come in parts."""
-    fit_chain = partial(_fit_chain, _as_fit(predictor), tuple(_checked(step) for step in calibrators))
+    fit_rows = partial(fit_chain, predictor, calibrators)
     order_key, last_key, chain_key, folds_key = jax.random.split(key, 4)
     if aside is not None:
         rest, parts = _rest(x.shape[0], aside), aside
-        chain = fit_chain(x[rest], y[rest], key=chain_key)
+        chain = fit_rows(x[rest], y[rest], key=chain_key)
         blocks = [chain(x[part]) for part in parts]
     else:
         pieces = folds_of(x.shape[0], folds, groups, order_key)
         parts = [piece.held_out for piece in pieces]
-        blocks = _predictions_of_folds(fit_chain, x, y, pieces, list(jax.random.split(folds_key, folds)))
-        chain = fit_chain(x, y, key=chain_key)
+        blocks = _predictions_of_folds(fit_rows, x, y, pieces, list(jax.random.split(folds_key, folds)))
+        chain = fit_rows(x, y, key=chain_key)
     names = [_name_of(step) for step in (predictor, *calibrators)]
     step_of = partial(_step, y=y, parts=parts, out_of_fold=aside is None)
     steps = [step_of(name, laws) for name, laws in zip(names, zip(*blocks, strict=True), strict=True)]
@@ -267,26 +267,28 @@ def _fit(
     return Pipeline(chain=chain, last=last, steps=tuple(steps), others=(), method="folds" if aside is None else "split")
 
 
-def _fit_chain(fit_model: Callable, calibrators: Sequence[Callable], x, y, *, key: PRNGKeyArray) -> Chain:
-    """A predictor and calibrators, each fitted to what the steps before it predict."""
+def fit_chain(
+    predictor: Any, calibrators: Sequence[Callable], x: Float[Array, "n d"], y: Float[Array, " n"], *, key: PRNGKeyArray
+) -> Chain:
+    """A predictor and calibrators, each fitted to what the steps before it predict; steps as those of `fit`."""
     model_key, *keys = jax.random.split(key, 1 + len(calibrators))
-    model = _with_key(fit_model, x, y, key=model_key)
+    model = _with_key(_as_fit(predictor), x, y, key=model_key)
     prediction, fitted = as_distribution(model(x)) if calibrators else None, []
     for calibrator, each in zip(calibrators, keys, strict=True):
-        fitted.append(_with_key(calibrator, x, prediction, y, key=each))
+        fitted.append(_with_key(_checked(calibrator), x, prediction, y, key=each))
         prediction = fitted[-1](x, prediction)
     return Chain(model, tuple(fitted))
 
 
 def _predictions_of_folds(
-    fit_chain: Callable,
+    fit_rows: Callable,
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
     pieces: Sequence[Fold],
     keys: Sequence[PRNGKeyArray],
 ) -> list[list[Distribution]]:
     """What each fold is predicted by a chain that was fitted to the others, after each step."""
-    chains = (fit_chain(x[piece.training], y[piece.training], key=key) for piece, key in zip(pieces, keys, strict=True))
+    chains = (fit_rows(x[piece.training], y[piece.training], key=key) for piece, key in zip(pieces, keys, strict=True))
     return [chain(x[piece.held_out]) for chain, piece in zip(chains, pieces, strict=True)]
 
 

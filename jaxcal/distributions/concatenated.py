@@ -35,7 +35,7 @@ class Concatenated(Distribution):
     parts: tuple[Distribution, ...]
     rows: tuple[Int[Array, "*k"], ...]
 
-    def __init__(self, parts: Sequence[Distribution], rows: Sequence[ArrayLike]):
+    def __init__(self, parts: Sequence[Distribution], rows: Sequence[ArrayLike | Sequence[int]]):
         self.parts, self.rows = tuple(parts), tuple(jnp.asarray(numbers) for numbers in rows)
         sizes = [part.mean.shape[0] for part in self.parts]
         given = [numbers.shape[0] for numbers in self.rows]

@@ -53,7 +53,8 @@ def fit(
         predictor: a fit function, `fit(x, y)` or `fit(x, y, key=key)`, such as `jc.mlp.fit`, configured by
             `functools.partial`; its value is called on inputs and gives a Distribution or an array of means. Or an
             object with `fit` and `predict`, as scikit-learn has them, which is cloned. None takes the best of a short
-            list, by the CRPS of the whole pipeline out of fold; `print` shows all of it.
+            list, by the CRPS of the whole pipeline out of fold; `print` shows all of it. The scores of the best of
+            several are a little too good.
         calibrators: fit functions `fit(x, base, y)`, such as `jc.rio.fit`, in their order; each is fitted to what the
             steps before predict of the rows they were fitted to.
         recalibrate: the last step, a fit function as these, of errors that are honest; None for no such step.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Concatenated, Distribution, Normal, Point, StudentT
@@ -64,11 +64,8 @@ def out_of_fold(
     x = _checks.as_matrix("x", x)
     y = _checks.as_vector("y", y, length=x.shape[0])
     order_key, *keys = jax.random.split(key, folds + 1)
-    parts = folds_of(x.shape[0], folds, groups, order_key)
-    predictions = [
-        as_distribution(fit(x[fold.training], y[fold.training], key=each)(x[fold.held_out]))
-        for fold, each in zip(parts, keys, strict=True)
-    ]
+    parts = folds_of(x.shape[0], folds, as_labels(groups, x.shape[0]), order_key)
+    predictions = [as_distribution(part) for part in predictions_of_folds(fit, x, y, parts, keys)]
     return marked_out_of_fold(joined(predictions, [fold.held_out for fold in parts]))
 
 
@@ -79,12 +76,25 @@ class Fold(NamedTuple):
     held_out: np.ndarray
 
 
-def folds_of(num_rows: int, folds: int, groups: ArrayLike | None, key: PRNGKeyArray) -> list[Fold]:
+def as_labels(groups: ArrayLike | None, num_rows: int) -> np.ndarray | None:
+    """The labels of the groups, if there are any.
+
+    Raises:
+        ValueError: if they are not as many as the rows.
+    """
+    if groups is None:
+        return None
+    labels = np.asarray(groups)
+    if labels.shape != (num_rows,):
+        raise ValueError(f"groups must have shape ({num_rows},), a label for each row; got {labels.shape}.")
+    return labels
+
+
+def folds_of(num_rows: int, folds: int, groups: np.ndarray | None, key: PRNGKeyArray) -> list[Fold]:
     """Folds at random, whose training parts have equally many rows; or folds of whole groups.
 
     Raises:
-        ValueError: if there are fewer rows or groups than folds, folds is less than 2, or the labels of the groups are
-            not as many as the rows.
+        ValueError: if there are fewer rows or groups than folds, or folds is less than 2.
     """
     _checks.check_at_least("folds", folds, 2)
     order = np.asarray(jax.random.permutation(key, num_rows))
@@ -94,15 +104,13 @@ def folds_of(num_rows: int, folds: int, groups: ArrayLike | None, key: PRNGKeyAr
         parts = np.array_split(order, folds)
         at_most = num_rows - len(parts[0])
     else:
-        parts, at_most = _parts_of_groups(np.asarray(groups), folds, order), num_rows
+        parts, at_most = _parts_of_groups(groups, folds, order), num_rows
     rest = lambda k: np.concatenate(parts[:k] + parts[k + 1 :])
     return [Fold(rest(k)[:at_most], part) for k, part in enumerate(parts)]
 
 
 def _parts_of_groups(groups: np.ndarray, folds: int, order: np.ndarray) -> list[np.ndarray]:
     """Whole groups in parts of about equal size: the largest group first, each to the smallest part."""
-    if groups.shape != order.shape:
-        raise ValueError(f"groups must have shape {order.shape}, a label for each row; got {groups.shape}.")
     labels, first, sizes = np.unique(groups[order], return_index=True, return_counts=True)
     if len(labels) < folds:
         raise ValueError(f"there are {len(labels)} groups; at least {folds} are needed for {folds} folds.")
@@ -112,6 +120,16 @@ def _parts_of_groups(groups: np.ndarray, folds: int, order: np.ndarray) -> list[
         parts[smallest].append(order[groups[order] == labels[label]])
         filled[smallest] += sizes[label]
     return [np.concatenate(part) for part in parts]
+
+
+def predictions_of_folds(
+    fit: Callable, x: Array, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
+) -> list[Any]:
+    """What each fold is predicted by a model that was fitted to the others."""
+    return [
+        fit(x[fold.training], y[fold.training], key=key)(x[fold.held_out])
+        for fold, key in zip(parts, keys, strict=True)
+    ]
 
 
 def as_distribution(predicted: Distribution | ArrayLike) -> Distribution:

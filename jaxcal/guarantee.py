@@ -1,4 +1,4 @@
-"""What an interval promises, as an object: its coverage, and how far chance may move it.
+"""The coverage of an interval, guaranteed or measured, as an object, and how far chance may move it.
 
 Let the calibration rows and a new row be exchangeable. Among the L + 1 places that the score of the new row may take
 between the L sorted scores of the calibration rows, all are equally likely: an interval that contains r of these
@@ -8,6 +8,9 @@ inductive conformal predictors").
 """
 
 import dataclasses
+
+import numpy as np
+from jaxtyping import ArrayLike
 
 from jaxcal import _checks
 from jaxcal.functional import quantiles
@@ -139,9 +142,7 @@ class MeasuredCoverage:
             >>> print("{:.3f} to {:.3f}".format(*MeasuredCoverage(0.9, 1000, 900).band()))
             0.881 to 0.918
         """
-        from scipy.stats import binom
-
-        low, high = binom.ppf((0.025, 0.975), self.num_rows, self.confidence_level) / self.num_rows
+        low, high = calibrated_band(self.confidence_level, self.num_rows)
         return float(low), float(high)
 
     def __str__(self) -> str:
@@ -153,3 +154,11 @@ class MeasuredCoverage:
             "data points, each predicted by a model that was fitted without it; "
             f"exact {level} intervals cover between {low} and {high} of as many (in 19 of 20 cases)."
         )
+
+
+def calibrated_band(levels: ArrayLike, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The central 95 % of the coverage that `num_rows` data points of a calibrated forecast show at each level."""
+    from scipy.stats import binom  # comes with jax; slow to import
+
+    low, high = (np.asarray(binom.ppf(p, num_rows, levels) / num_rows) for p in (0.025, 0.975))
+    return low, high

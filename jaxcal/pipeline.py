@@ -21,7 +21,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks, metrics
 from jaxcal.calibrators import crude, rio
-from jaxcal.cross_validation import Fold, as_distribution, folds_of, joined
+from jaxcal.cross_validation import as_distribution, as_labels, folds_of, joined, predictions_of_folds
 from jaxcal.distributions import Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.guarantee import Guarantee, MeasuredCoverage
@@ -89,7 +89,7 @@ def fit(
     _checks.check_choice("method", method, ("folds", "split"))
     if predictor is None and calibrators:
         raise ValueError("calibrators without a predictor: give both, or neither.")
-    labels = None if groups is None else np.asarray(groups)
+    labels = as_labels(groups, x.shape[0])
     aside_key, key = jax.random.split(key)
     aside = _set_aside(x.shape[0], fraction, folds, labels, aside_key) if method == "split" else None
     options = {"recalibrate": recalibrate, "folds": folds, "key": key}
@@ -98,11 +98,10 @@ def fit(
         # What is set aside has no say in the choice: its guarantee would not hold.
         rows = np.arange(x.shape[0]) if aside is None else _rest(x.shape[0], aside)
         groups_of_rows = None if labels is None else labels[rows]
-        tried = [
-            _fit(x[rows], y[rows], *steps, groups=groups_of_rows, aside=None, **options) for steps in _candidates()
-        ]
+        candidates = _candidates()
+        tried = [_fit(x[rows], y[rows], *steps, groups=groups_of_rows, aside=None, **options) for steps in candidates]
         best = int(np.argmin([pipeline.steps[-1].scores.crps for pipeline in tried]))
-        predictor, calibrators = _candidates()[best]
+        predictor, calibrators = candidates[best]
         others = tuple(pipeline.steps for k, pipeline in enumerate(tried) if k != best)
         if aside is None:
             return dataclasses.replace(tried[best], others=others)
@@ -204,10 +203,13 @@ class Step(eqx.Module):
     @property
     def scores(self) -> Scores:
         """Continuous ranked probability score and root mean squared error."""
-        crps, squares = np.asarray(self.predictions.crps(self.y)), np.asarray(self.predictions.mean - self.y) ** 2
+        rmse = float(metrics.rmse(self.y, self.predictions))
+        # In units in which their squares are numbers.
+        unit = rmse or 1.0
+        crps = np.asarray(self.predictions.crps(self.y), float) / unit
+        squares = (np.asarray(self.predictions.mean - self.y, float) / unit) ** 2
         error_of = lambda values: float(values.std(ddof=1) / np.sqrt(len(values)))
-        rmse = float(np.sqrt(squares.mean()))
-        return Scores(float(crps.mean()), error_of(crps), rmse, error_of(squares) / (2 * rmse) if rmse else 0.0)
+        return Scores(unit * float(crps.mean()), unit * error_of(crps), rmse, unit * error_of(squares) / 2)
 
     def coverage(self, confidence_level: float) -> MeasuredCoverage:
         """How many of the rows the central intervals cover."""
@@ -253,18 +255,18 @@ def _fit(
     else:
         pieces = folds_of(x.shape[0], folds, groups, order_key)
         parts = [piece.held_out for piece in pieces]
-        blocks = _predictions_of_folds(fit_rows, x, y, pieces, list(jax.random.split(folds_key, folds)))
+        blocks = predictions_of_folds(fit_rows, x, y, pieces, list(jax.random.split(folds_key, folds)))
         chain = fit_rows(x, y, key=chain_key)
     names = [_name_of(step) for step in (predictor, *calibrators)]
     step_of = partial(_step, y=y, parts=parts, out_of_fold=aside is None)
-    steps = [step_of(name, laws) for name, laws in zip(names, zip(*blocks, strict=True), strict=True)]
+    steps = [step_of(name, parts_of) for name, parts_of in zip(names, zip(*blocks, strict=True), strict=True)]
     last = None
     if recalibrate is not None:
         fit_last = partial(_with_key, _checked(recalibrate), key=last_key)
         end = steps[-1]
         last = fit_last(x[end.rows], end.predictions, end.y)
-        laws = _recalibrated(fit_last, x, y, [block[-1] for block in blocks], parts)
-        steps.append(step_of(_name_of(recalibrate), laws))
+        recalibrated = _recalibrated(fit_last, x, y, [block[-1] for block in blocks], parts)
+        steps.append(step_of(_name_of(recalibrate), recalibrated))
     return Pipeline(chain=chain, last=last, steps=tuple(steps), others=(), method="folds" if aside is None else "split")
 
 
@@ -281,35 +283,27 @@ def fit_chain(
     return Chain(model, tuple(fitted))
 
 
-def _predictions_of_folds(
-    fit_rows: Callable,
+def _recalibrated(
+    fit_last: Callable,
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
-    pieces: Sequence[Fold],
-    keys: Sequence[PRNGKeyArray],
-) -> list[list[Distribution]]:
-    """What each fold is predicted by a chain that was fitted to the others, after each step."""
-    chains = (fit_rows(x[piece.training], y[piece.training], key=key) for piece, key in zip(pieces, keys, strict=True))
-    return [chain(x[piece.held_out]) for chain, piece in zip(chains, pieces, strict=True)]
-
-
-def _recalibrated(
-    fit_last: Callable, x: Float[Array, "n d"], y: Float[Array, " n"], laws: Sequence, parts: Sequence[np.ndarray]
+    predictions: Sequence,
+    parts: Sequence[np.ndarray],
 ) -> list[Distribution]:
     """What the last step makes of each part, fitted to the others: its scores are honest, too."""
     found = []
-    for k, (law, part) in enumerate(zip(laws, parts, strict=True)):
-        others = [other for j, other in enumerate(laws) if j != k]
+    for k, (prediction, part) in enumerate(zip(predictions, parts, strict=True)):
+        others = [other for j, other in enumerate(predictions) if j != k]
         rows = np.concatenate([other for j, other in enumerate(parts) if j != k])
         ends = np.cumsum([other.mean.shape[0] for other in others])
         places = np.split(np.arange(len(rows)), ends[:-1])
-        found.append(fit_last(x[rows], joined(others, places), y[rows])(x[part], law))
+        found.append(fit_last(x[rows], joined(others, places), y[rows])(x[part], prediction))
     return found
 
 
 def _step(
     name: str,
-    laws: Sequence[Distribution],
+    predictions: Sequence[Distribution],
     *,
     y: Float[Array, " n"],
     parts: Sequence[np.ndarray],
@@ -317,10 +311,10 @@ def _step(
 ) -> Step:
     """The predictions of all parts, in the order of the rows."""
     rows = np.sort(np.concatenate(parts))
-    predictions = joined(laws, [np.searchsorted(rows, part) for part in parts])
+    whole = joined(predictions, [np.searchsorted(rows, part) for part in parts])
     return Step(
         name=name,
-        predictions=marked_out_of_fold(predictions) if out_of_fold else predictions,
+        predictions=marked_out_of_fold(whole) if out_of_fold else whole,
         y=y[rows],
         rows=jnp.asarray(rows),
     )
@@ -331,10 +325,7 @@ def _set_aside(
 ) -> list[np.ndarray]:
     """A fraction of the rows at random, or of the groups, in parts."""
     _checks.check_fraction("fraction", fraction)
-    labels = np.arange(num_rows) if groups is None else groups
-    if labels.shape != (num_rows,):
-        raise ValueError(f"groups must have shape ({num_rows},), a label for each row; got {labels.shape}.")
-    kinds, label_of = np.unique(labels, return_inverse=True)
+    kinds, label_of = np.unique(np.arange(num_rows) if groups is None else groups, return_inverse=True)
     aside_key, parts_key = jax.random.split(key)
     number = round(fraction * len(kinds))
     if not folds <= number < len(kinds):

@@ -12,6 +12,7 @@ from jaxtyping import ArrayLike
 
 from jaxcal import _checks, metrics
 from jaxcal.distributions import Distribution
+from jaxcal.guarantee import calibrated_band
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -70,7 +71,7 @@ def reliability_diagram(
         raise ValueError("distributions is empty: there is nothing to draw.")
     ax = ax or _new_axes(_COLUMN_WIDTH, _COLUMN_WIDTH)
     levels = np.linspace(0, 1, 101)
-    ax.fill_between(levels, *_calibrated_band(levels, np.size(y)), color="0.88", linewidth=0, label="calibrated, 95 %")
+    ax.fill_between(levels, *calibrated_band(levels, np.size(y)), color="0.88", linewidth=0, label="calibrated, 95 %")
     ax.plot((0, 1), (0, 1), color=_GREY, linewidth=0.6)
     for i, (name, distribution) in enumerate(named.items()):
         ax.plot(
@@ -254,14 +255,6 @@ def _add_legend(ax: "matplotlib.axes.Axes", **options: Any) -> None:
     """A legend without a frame, a little smaller than the labels of the axes."""
     size = 0.85 * ax.xaxis.label.get_fontproperties().get_size_in_points()
     ax.legend(frameon=False, fontsize=size, borderaxespad=0.3, handlelength=1.6, **options)
-
-
-def _calibrated_band(levels: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The central 95 % of what `num_rows` rows of a calibrated forecast show at each level."""
-    from scipy.stats import binom  # comes with jax; slow to import
-
-    counts = binom.ppf((0.025, 0.975), num_rows, levels[:, None])
-    return counts[:, 0] / num_rows, counts[:, 1] / num_rows
 
 
 def _shades(count: int) -> list[tuple[float, ...]]:

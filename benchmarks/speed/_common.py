@@ -13,6 +13,36 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 
+# All real data sets that are compared on.
+DATASETS = (
+    "airfoil",
+    "appliances",
+    "auto_mpg",
+    "beijing_pm25",
+    "blog",
+    "boston",
+    "cbm",
+    "concrete",
+    "diabetes",
+    "election",
+    "energy_cooling",
+    "energy_heating",
+    "forest_fires",
+    "gpu_sgemm",
+    "grid_stability",
+    "kin8nm",
+    "naval_compressor",
+    "parkinsons_total",
+    "power_plant",
+    "protein",
+    "steel",
+    "tetuan",
+    "traffic",
+    "wine_red",
+    "wine_white",
+    "yacht",
+)
+
 
 def provenance(*packages: str) -> str:
     """Versions, processor, cores and date."""

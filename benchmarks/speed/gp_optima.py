@@ -22,38 +22,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _common import provenance, tell
+from _common import DATASETS, provenance, tell
 
 import jaxcal as jc
 
-DATASETS = (
-    "airfoil",
-    "appliances",
-    "auto_mpg",
-    "beijing_pm25",
-    "blog",
-    "boston",
-    "cbm",
-    "concrete",
-    "diabetes",
-    "election",
-    "energy_cooling",
-    "energy_heating",
-    "forest_fires",
-    "gpu_sgemm",
-    "grid_stability",
-    "kin8nm",
-    "naval_compressor",
-    "parkinsons_total",
-    "power_plant",
-    "protein",
-    "steel",
-    "tetuan",
-    "traffic",
-    "wine_red",
-    "wine_white",
-    "yacht",
-)
 # Initial lengthscales as multiples of the distances between rows, variances and noise as fractions of the target's.
 RANGES = {"lengthscale": (0.03, 10.0), "variance": (0.01, 10.0), "noise": (1e-3, 1.0)}
 NUM_STARTS, TOLERANCE = 16, 1e-4

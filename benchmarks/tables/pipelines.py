@@ -17,38 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcal as jc
+from benchmarks.speed._common import DATASETS
 from benchmarks.tables import _jobs, _report
 from benchmarks.tables._jobs import machine, timed
 from benchmarks.tables.rio import DATASETS as OF_RIO
 
-DATASETS = (
-    "yacht",
-    "energy_heating",
-    "energy_cooling",
-    "boston",
-    "auto_mpg",
-    "diabetes",
-    "forest_fires",
-    "traffic",
-    "concrete",
-    "airfoil",
-    "wine_red",
-    "wine_white",
-    "power_plant",
-    "kin8nm",
-    "parkinsons_total",
-    "grid_stability",
-    "naval_compressor",
-    "cbm",
-    "appliances",
-    "election",
-    "steel",
-    "beijing_pm25",
-    "tetuan",
-    "blog",
-    "protein",
-    "gpu_sgemm",
-)
 RUNS, ROWS = 10, 2000
 CHAINS = {"alone": (), "rio": (jc.rio.fit,)}
 LAST = {

@@ -39,7 +39,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, check_promises, error_unit, standardised_errors
+from jaxcal.calibrators._base import check_base, check_not_out_of_fold, error_unit, standardised_errors
 from jaxcal.distributions import Distribution, Empirical, Normal, Point, Quantiles, ScaledQuantiles
 from jaxcal.functional.quantiles import empirical_quantile, smallest_table
 from jaxcal.guarantee import Guarantee
@@ -183,7 +183,7 @@ class SplitConformal(eqx.Module):
         Raises:
             ValueError: if the confidence level lies outside (0, 1), or the errors are out of fold.
         """
-        check_promises(self.out_of_fold)
+        check_not_out_of_fold(self.out_of_fold)
         size = self.z.shape[-1]
         return Guarantee.of(confidence_level, size // 2 if self.rule == "symmetric" else size, self.rule)
 
@@ -227,7 +227,7 @@ class ConformalisedQuantiles(eqx.Module):
             ValueError: if the confidence level is none of them, or the quantiles are out of fold.
         """
         _checks.check_choice("confidence_level", confidence_level, self.confidence_levels)
-        check_promises(self.out_of_fold)
+        check_not_out_of_fold(self.out_of_fold)
         return Guarantee.of(confidence_level, self.num_calibration, "symmetric")
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, ArrayLike, Float
 from jaxcal import _checks
 from jaxcal.calibrators._base import (
     check_base,
-    check_promises,
+    check_not_out_of_fold,
     error_unit,
     standardised_errors,
     warn_without_width,
@@ -167,7 +167,7 @@ class CRUDE(eqx.Module):
                 f"rank='crude' promises nothing: its {100 * confidence_level:g} % interval covers a new row with "
                 f"probability {100 * float(high - low) / (rows + 1):.1f} %; rank='conformal' keeps a promise."
             )
-        check_promises(self.out_of_fold)
+        check_not_out_of_fold(self.out_of_fold)
         return Guarantee.of(confidence_level, rows, self.rank)
 
 

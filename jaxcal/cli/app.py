@@ -189,7 +189,7 @@ def calibrate(
     else:
         predict, fitting = _fit_calibrator(tables, columns, method or "rio", calibration_share, training, seed)
     with _timed(f"Predict {len(table)} rows"):
-        values = _values_to_write(predict(), levels, None if calibration else fitting)
+        values = _values_to_write(predict(), levels, fitting)
         files.write(table, dict(zip(names, values, strict=True)), out)
     _say(f"{out}: the columns of {file.name}, and {', '.join(names)}.")
 
@@ -210,11 +210,11 @@ class _Tables:
 
 def _fit_calibrator(
     tables: _Tables, columns: "_Columns", method: str, share: float | None, training: Path | None, seed: int
-) -> tuple[Callable[[], Distribution], np.ndarray]:
-    """A calibrator of a column of predictions: what predicts all rows, and which rows it was fitted to."""
+) -> tuple[Callable[[], Distribution], np.ndarray | None]:
+    """A calibrator of a column of predictions: what predicts all rows, and which of them it was fitted to."""
     fit = _find_calibrator(method)
     rows = unseen = _Rows.read(tables.table, columns, tables.file)
-    fitting, rest = np.arange(0), np.arange(0)
+    fitting = None
     if tables.are_one:
         fitting, rest = _split(len(tables.table), share, seed)
         fitted_on, unseen = rows.take(fitting), rows.take(rest)
@@ -233,20 +233,21 @@ def _fit_calibrator(
     return lambda: calibrator(rows.x, rows.base), fitting
 
 
-def _fit_pipeline(tables: _Tables, columns: "_Columns", seed: int) -> tuple[Callable[[], Distribution], np.ndarray]:
-    """A model of the inputs: what predicts all rows, and which rows it was fitted to."""
+def _fit_pipeline(
+    tables: _Tables, columns: "_Columns", seed: int
+) -> tuple[Callable[[], Distribution], np.ndarray | None]:
+    """A model of the inputs: what predicts all rows, and which of them it was fitted to."""
     if not columns.features:
         raise ValueError(f"{tables.source_file} has no numeric column beside {columns.target!r} to predict it from.")
-    x_of = lambda table, file: np.stack([files.numbers(table, name, file) for name in columns.features], axis=1)
-    x = x_of(tables.source, tables.source_file)
+    x = files.matrix(tables.source, columns.features, tables.source_file)
     y = files.numbers(tables.source, columns.target, tables.source_file, may_be_missing=True)
     known = np.flatnonzero(np.isfinite(y))
     with _timed(f"Fit models to {len(known)} rows"):
         fitted = pipeline.fit(x[known], y[known], key=jax.random.key(seed))
     _say(f"{fitted}\n\n{fitted.guarantee(0.9)}")
     if not tables.are_one:
-        new = x_of(tables.table, tables.file)
-        return lambda: fitted(new), known
+        new = files.matrix(tables.table, columns.features, tables.file)
+        return lambda: fitted(new), None
     rest = np.flatnonzero(~np.isfinite(y))
     if not rest.size:
         return lambda: fitted.out_of_fold, known
@@ -309,7 +310,7 @@ class _Rows:
         Raises:
             ValueError: if a column is missing, or holds anything but finite numbers (above 0: std).
         """
-        x = [files.numbers(table, name, file) for name in columns.features]
+        x = files.matrix(table, columns.features, file) if columns.features else None
         mean = files.numbers(table, str(columns.prediction), file)
         std = None if columns.std is None else files.numbers(table, columns.std, file)
         if std is not None and (std <= 0).any():
@@ -318,7 +319,7 @@ class _Rows:
                 f"the first in data row {np.argmax(std <= 0) + 1}."
             )
         y = files.numbers(table, columns.target, file) if columns.target in table.columns else None
-        return cls(np.stack(x, axis=1) if x else None, mean, std, y)
+        return cls(x, mean, std, y)
 
     def take(self, rows: np.ndarray) -> "_Rows":
         pick = lambda values: None if values is None else values[rows]
@@ -354,8 +355,8 @@ def _training_rows(fit: Callable, method: str, file: Path | None, columns: _Colu
     if file is None:
         return {}
     table = files.read(file)
-    x = [files.numbers(table, name, file) for name in columns.features]
-    return {"x_train": np.stack(x, axis=1), "y_train": files.numbers(table, columns.target, file)}
+    x = files.matrix(table, columns.features, file)
+    return {"x_train": x, "y_train": files.numbers(table, columns.target, file)}
 
 
 def _parse_levels(text: str) -> list[float]:

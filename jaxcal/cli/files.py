@@ -101,6 +101,15 @@ def numbers(table: "polars.DataFrame", column: str, file: Path, *, may_be_missin
     return numbers
 
 
+def matrix(table: "polars.DataFrame", columns: Sequence[str], file: Path) -> np.ndarray:
+    """Columns of finite numbers side by side, [n, d].
+
+    Raises:
+        ValueError: as `numbers` does.
+    """
+    return np.stack([numbers(table, column, file) for column in columns], axis=1)
+
+
 def check_column(table: "polars.DataFrame", column: str, file: Path) -> None:
     """Raise ValueError unless the table has the column; suggest one."""
     if column not in table.columns:

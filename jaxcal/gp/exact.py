@@ -1,7 +1,7 @@
 """The greatest exact evidence: damped Newton steps from several initial values.
 
-All are climbed from by some steps; those in contention then go on to the end. Of many rows some decide which two optima
-are climbed to on all. A lengthscale for every column is climbed to from the isotropic optimum.
+All are climbed from by some steps; those on the way to different places then go on to the end. Of many rows some decide
+which two optima are climbed to on all. A lengthscale for every column is climbed to from the isotropic optimum.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,9 @@ from jaxcal.optimize import Result, over_runs
 
 # Of more rows than this, so many decide which optima are climbed to.
 _FEW_ROWS = 500
-# Every initial value is climbed from by so many steps; to the end go those within so many nats of the best, but for
-# those less than so many nats from a better one: they are on the way to the same place.
-_FIRST_LAP, _CLOSE, _ALIKE = 8, 10.0, 0.2
+# Every initial value is climbed from by so many steps; to the end go all but those less than so many nats from a better
+# one: they are on the way to the same place. None is left for being low: a plateau may lie before the highest optimum.
+_FIRST_LAP, _ALIKE = 8, 0.2
 # Two optima are one if no log hyperparameter differs by more.
 _SAME = 0.3
 
@@ -71,10 +71,10 @@ def _race(
     jitter: ArrayLike,
     options: Options,
 ) -> "_Ends":
-    """Every vector is climbed from by some steps, and by those in contention then to the end."""
+    """Every vector is climbed from by some steps, and those on the way to different places then to the end."""
 
     def lap(number, ends: _Ends) -> _Ends:
-        last = jnp.where(_in_contention(ends), options.max_iterations, -1)
+        last = jnp.where(_goes_on(ends), options.max_iterations, -1)
         limits = jnp.where(number == 0, min(_FIRST_LAP, options.max_iterations), last)
         after = _climb_each(ends.places, limits, model_of, data, jitter, options.tolerance)
         kept = jax.tree.map(lambda new, old: jnp.where(_rows_like(limits >= 0, new), new, old), after, ends)
@@ -186,14 +186,14 @@ def _best_two(ends: _Ends) -> Float[Array, "2 p"]:
     return ends.places[jnp.stack([best, jnp.argmax(others)])]
 
 
-def _in_contention(ends: _Ends) -> Bool[Array, " s"]:
-    """The climbs that are not far below the best, without those on the way to where a better one is."""
+def _goes_on(ends: _Ends) -> Bool[Array, " s"]:
+    """The climbs that have not ended, without those on the way to where a better one is."""
     values = jnp.where(jnp.isnan(ends.values), -jnp.inf, ends.values)
     number = values.shape[0]
     better = (values[None] > values[:, None]) | ((values[None] == values[:, None]) & np.tri(number, k=-1, dtype=bool))
     near = ~jax.vmap(lambda place: _differs(ends.places, place))(ends.places)
     near |= jnp.abs(values[None] - values[:, None]) < _ALIKE
-    return (values > jnp.max(values) - _CLOSE) & ~jnp.any(better & near, axis=1) & ~ends.converged
+    return jnp.isfinite(values) & ~jnp.any(better & near, axis=1) & ~ends.converged
 
 
 def _differs(places: Float[Array, "s p"], place: Float[Array, " p"]) -> Bool[Array, " s"]:

@@ -16,7 +16,7 @@ from jaxcal.gp.model import Data, Model
 # fraction of noise. And of a sum of two kernels, each with a lengthscale of its own. Chosen so that the best of their
 # optima is seldom below the best of many random ones: benchmarks/speed/gp_optima.py.
 _ONE = ((0.25, 0.5), (0.25, 0.03), (1.0, 0.03), (0.04, 0.03))
-_TWO = ((0.04, 0.25, 0.03), (1.0, 1.0, 0.001), (1.0, 0.06, 0.003), (0.5, 0.06, 0.03))
+_TWO = ((0.25, 0.25, 0.5), (1.0, 1.0, 0.001), (0.25, 0.04, 1e-4), (1.0, 0.06, 0.003))
 # A kernel that is given starts where it is, beside these fractions of noise.
 _NOISES = (0.003, 0.03, 0.3, 0.9)
 # A process whose noise is given starts with at least so much variance of its own.

@@ -5,6 +5,7 @@ and the checks of values are skipped; those of shapes never are.
 """
 
 import operator
+import warnings
 from typing import Any
 
 import jax.numpy as jnp
@@ -149,6 +150,18 @@ def check_fraction(name: str, value: ArrayLike) -> None:
     if bad.size:
         hint = f": did you mean {bad.flat[0] / 100:g}?" if 1 < bad.flat[0] < 100 else "."
         raise ValueError(f"{name} must lie between 0 and 1; got {bad.flat[0]:g}{hint}")
+
+
+def squared(name: str, value: Float[Array, "..."]) -> Float[Array, "..."]:
+    """`value` squared; a warning where a known square leaves the range of its dtype."""
+    square = value**2
+    if not is_traced(square) and np.any(np.isfinite(value) & (value != 0) & ((square == 0) | np.isinf(square))):
+        warnings.warn(
+            f"{name} is in squared units and leaves the range of {square.dtype}, as 0 or infinite: take its root, or "
+            "another unit.",
+            stacklevel=3,
+        )
+    return square
 
 
 def is_traced(*arrays: ArrayLike) -> bool:

@@ -278,6 +278,19 @@ def test_equivariance(method, factor, shift):
     np.testing.assert_allclose(after.std / factor, before.std, atol=tolerance)
 
 
+# Those that nothing random, and no rank that counts from one side, decides.
+SIGNLESS = ("gaussian-process", "nngp", "rio", "rio-nearest", "rio-collapsed", "accrue", "conformal", "gaussian-mle")
+
+
+@pytest.mark.parametrize("name", SIGNLESS)
+def test_a_target_turned_around_turns_the_prediction(name):
+    fit, call = METHODS[name]
+    before = call(fit(X, MEAN, Y), X, MEAN)
+    after = call(fit(X, -3 * MEAN, -3 * Y), X, -3 * MEAN)
+    np.testing.assert_allclose(after.mean / -3, before.mean, atol=TOLERANCE[name])
+    np.testing.assert_allclose(after.std / 3, before.std, atol=TOLERANCE[name])
+
+
 @once
 def test_the_dtype_of_the_input_is_kept(method):
     """Known from the traces alone."""

@@ -33,7 +33,7 @@ from jaxcal.calibrators._base import check_base
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
 from jaxcal.functional import safe
 from jaxcal.gp import initial, minibatch
-from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers
+from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers, warn_of_rounding
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
@@ -188,6 +188,9 @@ def fit(
             given; if a std of base is not positive; if the target is constant, so that there is nothing to learn.
         FloatingPointError: if a covariance cannot be factorised, and `throw`.
 
+    Warns:
+        UserWarning: if a row is an outlier; if the noise is so small that rounding decides.
+
     Example:
         >>> import numpy as np, jaxcal as jc
         >>> x = np.linspace(0, 6, 60)[:, None]
@@ -221,6 +224,7 @@ def fit(
     if throw:
         raise_unless_factorized(rio.result, rio.jitter, y.shape[0])
     warn_of_outliers(rio.process, y.shape[0])
+    warn_of_rounding(rio.process.rounding_share)
     return rio
 
 
@@ -275,8 +279,8 @@ class RIO(HoldsProcess):
 
     @property
     def noise_variance(self) -> Float[Array, "*runs"]:
-        """The (mean) variance of the noise, in squared units of y."""
-        return self.scaled_noise * self.target_scaler.scale**2
+        """The (mean) variance of the noise, in squared units of y; warns where that leaves the range of the dtype."""
+        return _checks.squared("noise_variance", jnp.sqrt(self.scaled_noise) * self.target_scaler.scale)
 
     @property
     def converged(self) -> Array:

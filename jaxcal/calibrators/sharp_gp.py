@@ -34,7 +34,7 @@ from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.functional import gp
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
 from jaxcal.gp import initial, model, widths
-from jaxcal.gp.fit import maximize
+from jaxcal.gp.fit import maximize, warn_of_rounding
 from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
@@ -158,7 +158,7 @@ def fit(
 
     Warns:
         UserWarning: if y equals base.mean in every row, so that no prediction has a width; if all calibration rows are
-            among the training rows.
+            among the training rows; if the noise is so small that rounding decides.
 
     Example:
         >>> import numpy as np
@@ -197,6 +197,7 @@ def fit(
             f"the covariance of {x_train.shape[0]} rows could not be factorised: the noise_ratio of the kernel, "
             f"{np.max(sharp.noise_ratio):.1e}, is too small for {sharp.scores.dtype}. throw=False returns the fit."
         )
+    warn_of_rounding(x_train.shape[0] * jnp.finfo(sharp.noise_ratio.dtype).eps / sharp.noise_ratio)
     return sharp
 
 

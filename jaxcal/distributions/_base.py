@@ -47,8 +47,8 @@ class Distribution(eqx.Module):
 
     @property
     def variance(self) -> Float[Array, "*n"]:
-        """The square of `std`."""
-        return self.std**2
+        """The square of `std`; warns where that leaves the range of the dtype."""
+        return _checks.squared("the variance", self.std)
 
     def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
         """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.

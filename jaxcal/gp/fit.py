@@ -18,6 +18,8 @@ from jaxcal.optimize import Result, first_finite, one_run_at_a_time
 
 # How many amounts of jitter are tried, each a hundred times the one before.
 JITTER_TRIES = 4
+# Where more of the noise variance than this was added lest rounding decide, stds are off by more than a few per cent.
+_MUCH_ROUNDING = 0.1
 
 
 def maximize(starts_of: StartsOf, data: Data, options: Options) -> Process:
@@ -78,6 +80,16 @@ def warn_of_outliers(process: Process, n: int) -> None:
             f"row {rows[worst]} lies {errors[worst]:.1f} standard deviations from what the other rows say: it is an "
             "outlier, or the noise has heavy tails or depends on the inputs. noise='student_t' keeps single rows from "
             "deciding the fit; noise='input' lets the noise differ.",
+            stacklevel=3,
+        )
+
+
+def warn_of_rounding(share: Float[Array, "*runs"]) -> None:
+    """Warn if much of the noise variance was added lest rounding decide; nothing while traced."""
+    if not _checks.is_traced(share) and np.any(np.asarray(share) > _MUCH_ROUNDING):
+        warnings.warn(
+            f"the noise is hardly greater than what rounding in {share.dtype} hides: stds may be off by factors. "
+            "jax.config.update('jax_enable_x64', True), before anything else, gives them in float64.",
             stacklevel=3,
         )
 

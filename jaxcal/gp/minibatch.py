@@ -147,13 +147,14 @@ def maximize(
         jitter = jitter_of_try(jnp.int32(tries), dtype, "collapsed")
         model, sites, failed = _start(candidates, sample, jnp.asarray(n / num_sampled, dtype), jitter, options)
         model = _descend(model, sites, read, plan, _Rates.of(plan, learning_rate, jitter), options, rng)
-        bound, posterior, noise = _condition(model, read, n, jitter, options.mesh)
+        bound, posterior, noise, rounding = _condition(model, read, n, jitter, options.mesh)
         good = posterior.is_finite & is_sane(model, bound * num_sampled / n, sample)
         return Process(
             model=eqx.tree_at(lambda m: m.inducing, model, None),
             points=_inducing(model),
             posterior=posterior,
             noise_variance=noise,
+            rounding_share=rounding / noise,
             evidence=bound,
             iterations=jnp.asarray(plan.num_steps),
             result=jnp.where(good, Result.STEP_LIMIT, Result.NOT_FINITE),
@@ -365,8 +366,8 @@ def _pass_over(
 
 def _condition(
     model: Model, read: Read, n: int, jitter: Float[Array, ""], mesh: Mesh | None
-) -> tuple[Float[Array, ""], gp.Posterior, Float[Array, ""]]:
-    """The collapsed bound of all rows, the posterior under the optimal q, and the variance of the noise."""
+) -> tuple[Float[Array, ""], gp.Posterior, Float[Array, ""], Float[Array, ""]]:
+    """The collapsed bound of all rows, the posterior under the optimal q, the noise variance, and that for rounding."""
     chunks = (_checked(read(part), part.stop - part.start) for part in _parts(n))
     totals = (_jitted_sum_over(model, chunk, jitter, mesh) for chunk in chunks)
     sums, prior = reduce(partial(jax.tree.map, operator.add), totals)
@@ -377,7 +378,8 @@ def _condition(
 def _conclude(model: Model, sums: gp.RowSums, prior: Float[Array, ""], jitter: Float[Array, ""]):
     noise = _noise_variance(model, prior)
     whiten = gp.inverse_factor(jittered_gram(model.kernel, _inducing(model), jitter))
-    return gp.collapsed_bound(sums, noise), gp.sparse_posterior(sums, whiten, noise), noise
+    rounding = jnp.finfo(prior.dtype).eps * prior
+    return gp.collapsed_bound(sums, noise), gp.sparse_posterior(sums, whiten, noise), noise, rounding
 
 
 def _sum_over(

@@ -98,10 +98,14 @@ class Model(eqx.Module):
     def noise_variance(self, points: Points) -> Float[Array, ""]:
         """The mean variance of the noise at the training rows, in units of the scaled target.
 
-        It is no less than what rounding in the factorization of the rows' covariance would hide.
+        It is no less than `rounding`.
         """
+        return NOISE_FLOOR + jnp.exp(self.log_noise) + self.rounding(points)
+
+    def rounding(self, points: Points) -> Float[Array, ""]:
+        """The noise variance that rounding in the factorization of the rows' covariance would hide."""
         prior = self.kernel.diagonal(points)
-        return NOISE_FLOOR + jnp.exp(self.log_noise) + jnp.finfo(prior.dtype).eps * jnp.sum(prior)
+        return jnp.finfo(prior.dtype).eps * jnp.sum(prior)
 
     def relative_noise(
         self, base_variance: Float[Array, " n"] | None, relative_noise: Float[Array, " n"] | None = None

@@ -61,14 +61,14 @@ class Nearest(NamedTuple):
     def of(cls, model: Model, data: Data, jitter: ArrayLike) -> "Nearest":
         """The rows with their noise under a model."""
         relative = model.relative_noise(data.base_variance, data.relative_noise)
-        noise = noise_variance(model, data) * (1 if relative is None else relative)
+        noise = model.noise_variance(factorized_together(data.points)) * (1 if relative is None else relative)
         added = jitter * jnp.mean(model.kernel.diagonal(data.points)) + noise
         return cls(data.targets, jnp.broadcast_to(added, data.targets.shape), jnp.ones_like(data.targets[0]))
 
 
-def noise_variance(model: Model, data: Data) -> Float[Array, ""]:
-    """The mean variance of the noise; what rounding hides is that of the few rows which are factorized together."""
-    return model.noise_variance(jax.tree.map(lambda a: a[:_NEAREST], data.points))
+def factorized_together(points: Points) -> Points:
+    """As many rows as are factorized together: the more they are, the more noise is hidden by rounding."""
+    return jax.tree.map(lambda a: a[:_NEAREST], points)
 
 
 def predict(kernel: Kernel, given: Nearest, at: Points, points: Points) -> tuple[Array, Array]:

@@ -54,6 +54,7 @@ class Process(eqx.Module):
         points: the conditioning points: the rows, or the inducing points.
         posterior: what the data say at them.
         noise_variance: of the scaled target; the mean one, where rows have their own.
+        rounding_share: how much of it was added lest rounding decide.
         evidence: log marginal likelihood, or its lower bound, of the scaled target; where predictions ask the nearest
             rows their log density, each given those nearest to it.
         iterations: of the optimizer, from where the search ended.
@@ -71,6 +72,7 @@ class Process(eqx.Module):
     points: Points
     posterior: gp.Posterior | nearest.Nearest | Either
     noise_variance: Float[Array, "*runs"]
+    rounding_share: Float[Array, "*runs"]
     evidence: Float[Array, "*runs"]
     iterations: Int[Array, "*runs"]
     result: Int[Array, "*runs"]
@@ -169,6 +171,7 @@ def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | 
         points=data.points if model.inducing is None else model.inducing,
         posterior=after,
         noise_variance=model.noise_variance(data.points),
+        rounding_share=model.rounding(data.points) / model.noise_variance(data.points),
         evidence=found.evidence,
         iterations=found.steps,
         result=jnp.where(good, found.result, Result.NOT_FINITE),
@@ -180,7 +183,7 @@ def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | 
 
 def process_of_nearest(found: Found, data: Data, jitter: Float[Array, ""]) -> Process:
     """The process that asks the nearest rows, NOT_FINITE where it makes no sense."""
-    model = found.model
+    model, few = found.model, nearest.factorized_together(data.points)
     given = nearest.calibrated(model, data, jitter)
     rows = scattered(data.points)[:_CHECKED]
     others = nearest.leave_one_out(model.kernel, given, data.points, rows)
@@ -192,7 +195,8 @@ def process_of_nearest(found: Found, data: Data, jitter: Float[Array, ""]) -> Pr
         model=model,
         points=data.points,
         posterior=given,
-        noise_variance=given.scale * nearest.noise_variance(model, data),
+        noise_variance=given.scale * model.noise_variance(few),
+        rounding_share=model.rounding(few) / model.noise_variance(few),
         evidence=density,
         iterations=found.steps,
         result=jnp.where(good, found.result, Result.NOT_FINITE),

@@ -22,7 +22,7 @@ from jaxcal import _checks
 from jaxcal.distributions import Normal, StudentT
 from jaxcal.functional import safe
 from jaxcal.gp import initial, minibatch
-from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers
+from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers, warn_of_rounding
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
@@ -124,6 +124,9 @@ def fit(
             constant, so that there is nothing to learn; if an option is out of its range, or does not go with another.
         FloatingPointError: if a covariance cannot be factorised, and `throw`.
 
+    Warns:
+        UserWarning: if a row is an outlier; if the noise is so small that rounding decides.
+
     Example:
         >>> import jax, numpy as np
         >>> from jaxcal.predictors import gaussian_process
@@ -161,6 +164,7 @@ def fit(
     if throw:
         raise_unless_factorized(process.result, process.jitter, y.shape[0])
     warn_of_outliers(process.process, y.shape[0])
+    warn_of_rounding(process.process.rounding_share)
     return process
 
 
@@ -222,8 +226,8 @@ class GaussianProcess(HoldsProcess):
 
     @property
     def noise_variance(self) -> Float[Array, "*runs"]:
-        """The variance of the noise, in squared units of y."""
-        return self.scaled_noise * self.y_scaler.scale**2
+        """The variance of the noise, in squared units of y; warns where that leaves the range of the dtype."""
+        return _checks.squared("noise_variance", jnp.sqrt(self.scaled_noise) * self.y_scaler.scale)
 
     def _squared_exponential(self, asked: str) -> SquaredExponential:
         """The kernel, if it is one; TypeError, which names what was asked for, if not."""
@@ -330,7 +334,7 @@ def _starts(given: Given, y_scaler: Standardiser, setting: Setting, data: Data, 
     if setting.preset == "nngp":
         return initial.nngp_grid(data, _NNGP_VARIANCES, _NNGP_NOISE)
     if given.noise_variance is not None:
-        noise = given.noise_variance / y_scaler.scale**2
+        noise = given.noise_variance / y_scaler.scale / y_scaler.scale
     if given.kernel is not None:
         return initial.at_given(data, given.kernel, noise=noise)
     return initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)

@@ -74,10 +74,11 @@ def fit(
     Example:
         >>> import jax, numpy as np, jaxcal as jc
         >>> x = np.linspace(-3, 3, 60)
+        >>> y = np.sin(x) + 0.1 * np.random.default_rng(0).normal(size=60)
         >>> def fit_line(x, y):
         ...     slope, intercept = np.polyfit(x[:, 0], y, 1)
         ...     return lambda x: intercept + slope * x[:, 0]
-        >>> fitted = jc.pipeline.fit(x, np.sin(x), predictor=fit_line, calibrators=[jc.rio.fit], key=jax.random.key(0))
+        >>> fitted = jc.pipeline.fit(x, y, predictor=fit_line, calibrators=[jc.rio.fit], key=jax.random.key(0))
         >>> [step.name for step in fitted.steps]
         ['fit_line', 'rio', 'crude']
         >>> lower, upper = fitted(np.array([0.0, 1.0])).interval(0.9)

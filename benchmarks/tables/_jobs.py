@@ -24,14 +24,16 @@ def parser(about: str | None, datasets: Sequence[str], runs: int, fewer: Mapping
 
     Args:
         about: the script's docstring.
-        datasets: the names of the data sets.
+        datasets: the names of the data sets, if any.
         runs: how many random splits there are at most.
         fewer: of which data sets there are fewer, and how many.
     """
     found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default, exceptions = ",".join(datasets), ", ".join(f"{name} has {number}" for name, number in fewer.items())
-    found.add_argument("--datasets", type=names(datasets), default=default, help=f"default: {default}")
-    found.add_argument("--runs", type=int, default=runs, help=f"random splits at most; {exceptions}")
+    if datasets:
+        default = ",".join(datasets)
+        found.add_argument("--datasets", type=names(datasets), default=default, help=f"default: {default}")
+    exceptions = "".join(f"; {name} has {number}" for name, number in fewer.items())
+    found.add_argument("--runs", type=int, default=runs, help=f"random splits at most{exceptions}")
     found.add_argument("--workers", type=int, help="processes; default: one for each core")
     found.add_argument("--report", action="store_true", help="run nothing, report what is finished")
     found.add_argument("--out", type=Path, default=Path(__file__).parents[1], help="folder of runs/ and results/")

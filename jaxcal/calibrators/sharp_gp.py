@@ -197,7 +197,7 @@ def fit(
             f"the covariance of {x_train.shape[0]} rows could not be factorised: the noise_ratio of the kernel, "
             f"{np.max(sharp.noise_ratio):.1e}, is too small for {sharp.scores.dtype}. throw=False returns the fit."
         )
-    warn_of_rounding(x_train.shape[0] * jnp.finfo(sharp.noise_ratio.dtype).eps / sharp.noise_ratio)
+    warn_of_rounding(sharp.rounding_share)
     return sharp
 
 
@@ -209,6 +209,8 @@ class SharpGP(eqx.Module):
         posteriors: for every level, what is known at the conditioning points under its lengthscales.
         points: the conditioning points: training rows, or inducing points.
         noise_ratio: the variance of the noise, that of the process being 1.
+        rounding_share: the variance that rounding may hide, over the median one of the rows at the level where that is
+            least.
         beta: [k], what multiplies the sigma of every level, in the unit of y.
         scores: [N], of the calibration rows, in increasing order.
         x_scaler: standardisation of the inputs.
@@ -220,6 +222,7 @@ class SharpGP(eqx.Module):
     posteriors: gp.Posterior
     points: Float[Array, "*runs m d"]
     noise_ratio: Float[Array, "*runs"]
+    rounding_share: Float[Array, "*runs"]
     beta: Float[Array, "*runs k"]
     scores: Float[Array, "*runs l"]
     x_scaler: Standardiser
@@ -376,11 +379,14 @@ def _fit(
             variance = given.leave_one_out(log_lengthscale, posterior).variance
         else:
             variance = _variance(log_lengthscale, posterior, given.points, given.noise_ratio, chosen_at)
-        return posterior, linear_quantile(jnp.sort(chosen_by / jnp.sqrt(variance)), level)
+        return posterior, linear_quantile(jnp.sort(chosen_by / jnp.sqrt(variance)), level), jnp.median(variance)
 
-    posteriors, beta = lax.map(calibrate, (log_lengthscales, jnp.asarray(setting.levels, dtype)))
+    posteriors, beta, variances = lax.map(calibrate, (log_lengthscales, jnp.asarray(setting.levels, dtype)))
     levels = setting.levels, setting.grid
-    sharp = SharpGP(log_lengthscales, posteriors, given.points, given.noise_ratio, beta, errors, x_scaler, *levels)
+    rounding_share = given.model(log_lengthscale).rounding(given.x) / jnp.min(variances)
+    sharp = SharpGP(
+        log_lengthscales, posteriors, given.points, given.noise_ratio, rounding_share, beta, errors, x_scaler, *levels
+    )
     score = partial(_score, num_below=widths.num_below(setting.levels))
     return eqx.tree_at(lambda sharp: sharp.scores, sharp, jnp.sort(jax.vmap(score)(_curves(sharp, at), errors)))
 

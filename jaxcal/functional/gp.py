@@ -291,6 +291,11 @@ class LeaveOneOut(NamedTuple):
     error: Float[Array, " n"]
     variance: Float[Array, " n"]
 
+    @property
+    def standardized(self) -> Float[Array, " n"]:
+        """Errors over their standard deviations."""
+        return self.error / jnp.sqrt(self.variance)
+
 
 def exact_leave_one_out(posterior: Posterior) -> LeaveOneOut:
     """Errors [G^-1 y]_i / [G^-1]_ii and variances 1 / [G^-1]_ii; Rasmussen & Williams (2006), eq. 5.12.

@@ -272,12 +272,6 @@ def without_rows(model: Model) -> Model:
     return eqx.tree_at(lambda m: m.student_t.log_squares, model, None, is_leaf=lambda node: node is None)
 
 
-def standardized_errors(model: Model, after: gp.Posterior, data: Data) -> Float[Array, " n"]:
-    """Leave-one-out errors of the rows over their standard deviations."""
-    errors = leave_one_out(model, after, data)
-    return errors.error / jnp.sqrt(errors.variance)
-
-
 def is_sane(model: Model, value: Float[Array, ""], data: Data) -> Bool[Array, ""]:
     """Whether an evidence is finite and one that the noise allows, of variances not far beyond the target's."""
     greatest = gp.greatest_log_likelihood(data.targets.shape[0], jnp.min(row_noise(model, data)))

@@ -19,7 +19,6 @@ from jaxcal.gp.model import (
     expected_squares,
     leave_one_out,
     posterior,
-    standardized_errors,
 )
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, process_of
@@ -77,7 +76,7 @@ def with_input_noise(
     def one_round(state, _):
         arrays, base_variance = state
         model, rows = eqx.combine(arrays, static), data._replace(base_variance=base_variance)
-        errors = standardized_errors(model, posterior(model, rows, jitter, options.mesh), rows)
+        errors = leave_one_out(model, posterior(model, rows, jitter, options.mesh), rows).standardized
         relative = model.relative_noise(base_variance)
         responses = noise.log_noise_responses(errors, relative)
         center = jnp.mean(responses)

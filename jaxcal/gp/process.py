@@ -21,7 +21,6 @@ from jaxcal.gp.model import (
     leave_one_out,
     posterior,
     predict,
-    standardized_errors,
     without_rows,
 )
 from jaxcal.optimize import Result
@@ -54,7 +53,7 @@ class Process(eqx.Module):
         points: the conditioning points: the rows, or the inducing points.
         posterior: what the data say at them.
         noise_variance: of the scaled target; the mean one, where rows have their own.
-        rounding_share: how much of it was added lest rounding decide.
+        rounding_share: the variance that rounding may hide, over the median one of a row that is left out.
         evidence: log marginal likelihood, or its lower bound, of the scaled target; where predictions ask the nearest
             rows their log density, each given those nearest to it.
         iterations: of the optimizer, from where the search ended.
@@ -162,16 +161,17 @@ def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | 
     model = found.model
     after = posterior(model, data, jitter, mesh)
     good = after.is_finite & is_sane(model, found.evidence, data)
-    greatest, stored = None, without_rows(model)
+    others = leave_one_out(model, after, data)
+    greatest = None
     if model.student_t is None:
-        errors = jnp.abs(standardized_errors(model, after, data))
+        errors = jnp.abs(others.standardized)
         greatest = jnp.max(errors), jnp.argmax(errors)
     return Process(
-        model=stored,
+        model=without_rows(model),
         points=data.points if model.inducing is None else model.inducing,
         posterior=after,
         noise_variance=model.noise_variance(data.points),
-        rounding_share=model.rounding(data.points) / model.noise_variance(data.points),
+        rounding_share=model.rounding(data.points) / jnp.median(others.variance),
         evidence=found.evidence,
         iterations=found.steps,
         result=jnp.where(good, found.result, Result.NOT_FINITE),
@@ -187,16 +187,15 @@ def process_of_nearest(found: Found, data: Data, jitter: Float[Array, ""]) -> Pr
     given = nearest.calibrated(model, data, jitter)
     rows = scattered(data.points)[:_CHECKED]
     others = nearest.leave_one_out(model.kernel, given, data.points, rows)
-    std = jnp.sqrt(others.variance)
-    density = data.targets.shape[0] * jnp.mean(scores.normal_log_prob(others.error, 0.0, std))
-    errors = jnp.abs(others.error) / std
+    density = data.targets.shape[0] * jnp.mean(scores.normal_log_prob(others.error, 0.0, jnp.sqrt(others.variance)))
+    errors = jnp.abs(others.standardized)
     good = jnp.isfinite(errors).all() & has_sane_variances(model, data)
     return Process(
         model=model,
         points=data.points,
         posterior=given,
         noise_variance=given.scale * model.noise_variance(few),
-        rounding_share=model.rounding(few) / model.noise_variance(few),
+        rounding_share=given.scale * model.rounding(few) / jnp.median(others.variance),
         evidence=density,
         iterations=found.steps,
         result=jnp.where(good, found.result, Result.NOT_FINITE),

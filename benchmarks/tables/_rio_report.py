@@ -35,11 +35,11 @@ Mean ± standard deviation (median) over random 80/20 splits; the splits are our
 *Paper's* is the paper's setting in jaxcal (50 trained inducing points, targets not scaled), *default* is jaxcal's,
 but with as many lengthscales as the paper's table has (Table 5 one for every input, the others one for all; jaxcal's
 default decides by the evidence), *published* the paper's number. † (paired t-test) and ‡ (Wilcoxon's signed-rank
-test): differs from RIO of the same setting at the 5 % level; of five runs or fewer none has a ‡. Seconds are
-processor time of fit and prediction, compilation apart; the published ones come from another machine. Coverage is
-that of the central intervals of 95, 90 and 68 %; the residuals are those of rows that the base model was trained on.
-The improvement ratio is the share of test rows whose error became smaller than the base model's. *≤ published?*
-compares means, rounded as the published one is."""
+test): differs from RIO of the same setting at the 5 % level; of five runs or fewer none has a ‡; runs of two machines
+are not compared. Seconds are processor time of fit and prediction, compilation apart; the published ones come from
+another machine. Coverage is that of the central intervals of 95, 90 and 68 %; the residuals are those of rows that the
+base model was trained on. The improvement ratio is the share of test rows whose error became smaller than the base
+model's. *≤ published?* compares means, rounded as the published one is."""
 
 
 class Runs:
@@ -63,6 +63,10 @@ class Runs:
 
     def count(self, dataset: str, setting: str = "paper", system: str = "RIO") -> int:
         return len(self._values[dataset, setting, system])
+
+    def devices(self, dataset: str, setting: str, system: str) -> set[str]:
+        """What the runs were made on."""
+        return {record["device"] for record in self._values[dataset, setting, system].values()}
 
 
 def write(records: Sequence[dict], table: int, wanted: dict[str, int], folder: Path) -> None:
@@ -112,15 +116,17 @@ def markdown(runs: Runs, table: int, wanted: dict[str, int]) -> str:
 def of_rivals(runs: Runs, names: Sequence[str]) -> list[str]:
     """How many runs there are of the last two systems, and how many factorisations failed on NNGP's grid."""
     counts = {name: max(runs.count(name, "paper", rival) for rival in RIVALS) for name in names}
-    failed = [record["failed_starts"] for record in runs.records if "failed_starts" in record]
-    if not failed:
+    records = [record for record in runs.records if record["system"] in RIVALS]
+    if not records:
         return []
+    failed = sum(record["failed_starts"] for record in records if "failed_starts" in record)
+    devices = " and ".join(sorted({record["device"] for record in records}))
     listed = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
     return [
-        f"NNGP and ANP, of which the paper has the same data sets: {listed}. Their improvement ratio would be that of "
-        "another model and is left out. NNGP, paper's: a grid of 900 pairs of variances, noise 0.01; default: the "
-        "variances and the noise of the greatest evidence, exact. Factorisations that failed, of all: "
-        f"{int(sum(failed))}."
+        f"NNGP and ANP, of which the paper has the same data sets, on {devices}: {listed}. Their improvement ratio "
+        "would be that of another model and is left out. NNGP, paper's: a grid of 900 pairs of variances, noise 0.01; "
+        "default: the variances and the noise of the greatest evidence, exact. Factorisations that failed, of all: "
+        f"{int(failed)}."
     ]
 
 
@@ -212,7 +218,8 @@ def marked(runs: Runs, name: str, setting: str, system: str, metric: str, decima
     values, rio = (runs.values(name, setting, each, metric) for each in (system, "RIO"))
     if np.isnan(values).all():
         return MISSING
-    cell = _report.mean_and_std(values, decimals, marks=_report.marks(values, rio))
+    comparable = runs.devices(name, setting, system) == runs.devices(name, setting, "RIO")
+    cell = _report.mean_and_std(values, decimals, marks=_report.marks(values, rio) if comparable else "")
     return f"{cell} ({_report.mean([np.nanmedian(values)], decimals)})"
 
 

@@ -13,6 +13,8 @@ from jaxcal import Distribution, Normal, Point, mlp, rio
 from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, neural_quantiles, sharp_gp
 from jaxcal.predictors import deep_ensemble, dropout, evidential, gaussian_process, neural_process, variance_network
 
+# The rows lie about a plane: in 32 bits the std of rio-nearest is off by 3 %, which is within its tolerance.
+pytestmark = pytest.mark.filterwarnings("ignore:the uncertainty is hardly greater")
 X64 = jax.config.jax_enable_x64
 # What does not depend on the precision runs in 64 bits only.
 once = pytest.mark.skipif(not X64, reason="does not depend on the precision")

@@ -6,7 +6,6 @@ every last step is fitted to the same errors. Finished jobs are kept in `runs/`;
 it was.
 """
 
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -15,17 +14,12 @@ import numpy as np
 import jaxcal as jc
 from benchmarks.tables import _jobs, _report
 from benchmarks.tables._jobs import machine
+from benchmarks.tables.pipelines import LAST
 from benchmarks.tables.sharp_gp_coverage import NUM_COLUMNS, NUM_NEW, draw, truth
 
 SIZES, LEVEL = (50, 200, 1000), 0.9
 RUNS = 100
 METHODS = ("folds", "split")
-LAST = {
-    "none": None,
-    "crude": partial(jc.crude.fit, rank="conformal"),
-    "gaussian_mle": jc.gaussian_mle.fit,
-    "conformal": jc.conformal.fit,
-}
 LEGEND = f"""\
 Rows have {NUM_COLUMNS} standard normal columns; the target is the sum of the sines of the first two and normal noise,
 whose std is 0.3 and the size of the first column together. Coverage is the probability of the central interval of 90 %

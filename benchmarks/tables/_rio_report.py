@@ -124,7 +124,7 @@ def of_rivals(runs: Runs, names: Sequence[str]) -> list[str]:
     listed = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
     return [
         f"NNGP and ANP, of which the paper has the same data sets, on {devices}: {listed}. Their improvement ratio "
-        "would be that of another model and is left out. NNGP, paper's: a grid of 900 pairs of variances, noise 0.01; "
+        "would be that of another model and is not given. NNGP, paper's: a grid of 900 pairs of variances, noise 0.01; "
         "default: the variances and the noise of the greatest evidence, exact. Factorisations that failed, of all: "
         f"{int(failed)}."
     ]

@@ -329,7 +329,7 @@ def test_of_many_rows_some_decide_on_the_hyperparameters_and_all_on_the_predicti
     fitted = gaussian_process.fit(x, y, num_inducing=20)
     data = Data(fitted.x_scaler(x[:, None]), fitted.y_scaler(y))
     model = eqx.tree_at(lambda m: m.inducing, fitted.process.model, fitted.points, is_leaf=lambda node: node is None)
-    np.testing.assert_allclose(fitted.evidence, models.evidence(model, data, fitted.jitter), rtol=1e-5 if X64 else 1e-3)
+    np.testing.assert_allclose(fitted.evidence, models.evidence(model, data, fitted.jitter), rtol=1e-5 if X64 else 1e-4)
     after = models.posterior(model, data, fitted.jitter)
     mean, _ = models.predict(model.kernel, after, fitted.points, data.points)
     np.testing.assert_allclose(fitted.process(data.points)[0], mean, atol=0.01)

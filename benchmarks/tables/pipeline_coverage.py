@@ -1,9 +1,9 @@
 """How often the intervals of a pipeline cover, simulated: `python -m benchmarks.tables.pipeline_coverage --runs 20`.
 
-The law of the target is known, so that coverage is a probability, not a count: that of the 90 % interval, in the mean
-of fresh rows. A job is a number of rows, a seed, a chain of steps and where the errors for the last step come from;
-every last step is fitted to the same errors. Finished jobs are kept in `runs/`; a script that was stopped goes on where
-it was.
+The distribution of the target is known, so that coverage is a probability, not a count: that of the 90 % interval, in
+the mean of fresh rows. A job is a number of rows, a seed, a chain of steps and where the errors for the last step come
+from; every last step is fitted to the same errors. Finished jobs are kept in `runs/`; a script that was stopped goes on
+where it was.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ Rows have {NUM_COLUMNS} standard normal columns; the target is the sum of the si
 whose std is 0.3 and the size of the first column together. Coverage is the probability of the central interval of 90 %
 in the mean of {NUM_NEW} fresh rows, in per cent: its mean ± standard error over the runs, and the least and
 the greatest of a run. "none" is the chain without a last step; with "split" it is fitted to three quarters of the
-rows. The width is the mean one of the intervals, over that of the true law."""
+rows. The width is the mean one of the intervals, over that of the true distribution."""
 
 
 def chains() -> dict:
@@ -66,13 +66,13 @@ def run_job(size: int, chain: str, method: str, seed: int) -> list[dict]:
     fitted = jc.pipeline.fit(x, y, method=method, key=jax.random.key(seed), **steps)
     honest = fitted.steps[-1]
     x_new = rng.normal(size=(NUM_NEW, NUM_COLUMNS))
-    before, law = fitted(x_new), truth(x_new)
-    true_lower, true_upper = law.interval(LEVEL)
+    before, target = fitted(x_new), truth(x_new)
+    true_lower, true_upper = target.interval(LEVEL)
     records = []
     for name, last in LAST.items():
         after = before if last is None else last(x[honest.rows], honest.predictions, honest.y)(x_new, before)
         lower, upper = after.interval(LEVEL)
-        covered = (law.cdf(upper) - law.cdf(lower)).mean()
+        covered = (target.cdf(upper) - target.cdf(lower)).mean()
         width = (upper - lower).mean() / (true_upper - true_lower).mean()
         records.append({"last": name, "coverage": float(covered), "width": float(width), "device": machine()})
     return records

@@ -18,7 +18,7 @@ from jaxcal.optimize import Result, first_finite, one_run_at_a_time
 
 # How many amounts of jitter are tried, each a hundred times the one before.
 JITTER_TRIES = 4
-# Where rounding may hide more than this share of the variance of a row, stds are off by more than a few per cent.
+# Where rounding may hide more than this share of the leave-one-out variance, stds are off by more than a few per cent.
 _MUCH_ROUNDING = 0.1
 
 
@@ -85,7 +85,7 @@ def warn_of_outliers(process: Process, n: int) -> None:
 
 
 def warn_of_rounding(share: Float[Array, "*runs"]) -> None:
-    """Warn if rounding may hide much of the variance of a row that is left out; nothing while traced."""
+    """Warn if rounding may hide much of the leave-one-out variance; nothing while traced."""
     if not _checks.is_traced(share) and np.any(np.asarray(share) > _MUCH_ROUNDING):
         warnings.warn(
             f"the uncertainty is hardly greater than what rounding in {share.dtype} hides: stds may be off by factors. "

@@ -27,7 +27,7 @@ from jaxcal import _checks
 from jaxcal.functional import gp
 from jaxcal.gp.fit import JITTER_TRIES
 from jaxcal.gp.kernels import Points
-from jaxcal.gp.model import Data, Model, is_sane, jittered_gram, row_sums, split
+from jaxcal.gp.model import Data, Model, is_sane, jittered_gram, rounding_of, row_sums, split
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process
 from jaxcal.gp.search import jitter_of_try, sparse_start, with_inducing_points
@@ -303,7 +303,7 @@ def _start(
 
     def scaled_sums(model):
         sums, prior = jax.tree.map(lambda total: scale * total, _sum_over(model, sample, jitter, options.mesh))
-        return sums, _noise_variance(model, prior)
+        return sums, model.noise_above(rounding_of(prior))
 
     start = sparse_start(starts, sample, jitter, options)
     params, fixed = split(with_inducing_points(start.model, sample, options))
@@ -350,7 +350,7 @@ def _pass_over(
         whiten = gp.inverse_factor(gram(whitened_by, points))
         sites = transported(sites, whiten, jnp.linalg.cholesky(gram(params, points)))
         sums, prior = _sum_over(model, batch, rates.jitter, mesh)
-        noise = _noise_variance(model, rates.scale * prior)
+        noise = model.noise_above(rounding_of(rates.scale * prior))
         bound = gp.variational_bound(sums, *moments(sites), noise, rates.scale)
         return -bound, natural_step(sites, optimal(sums, noise, rates.scale), rates.natural_step)
 
@@ -376,9 +376,9 @@ def _condition(
 
 @eqx.filter_jit
 def _conclude(model: Model, sums: gp.RowSums, prior: Float[Array, ""], jitter: Float[Array, ""]):
-    noise = _noise_variance(model, prior)
+    rounding = rounding_of(prior)
+    noise = model.noise_above(rounding)
     whiten = gp.inverse_factor(jittered_gram(model.kernel, _inducing(model), jitter))
-    rounding = jnp.finfo(prior.dtype).eps * prior
     return gp.collapsed_bound(sums, noise), gp.sparse_posterior(sums, whiten, noise), noise, rounding
 
 
@@ -391,13 +391,6 @@ def _sum_over(
 
 
 _jitted_sum_over = eqx.filter_jit(_sum_over)
-
-
-def _noise_variance(model: Model, prior: Float[Array, ""]) -> Float[Array, ""]:
-    """What `model.noise_variance` is at all rows, from the sum of their prior variances."""
-    points = _inducing(model)
-    rounding = jnp.finfo(prior.dtype).eps * (prior - jnp.sum(model.kernel.diagonal(points)))
-    return model.noise_variance(points) + rounding
 
 
 def _inducing(model: Model) -> Points:

@@ -100,12 +100,15 @@ class Model(eqx.Module):
 
         It is no less than `rounding`.
         """
-        return NOISE_FLOOR + jnp.exp(self.log_noise) + self.rounding(points)
+        return self.noise_above(self.rounding(points))
+
+    def noise_above(self, rounding: Float[Array, ""]) -> Float[Array, ""]:
+        """`noise_variance`, given `rounding`."""
+        return NOISE_FLOOR + jnp.exp(self.log_noise) + rounding
 
     def rounding(self, points: Points) -> Float[Array, ""]:
         """The noise variance that rounding in the factorization of the rows' covariance would hide."""
-        prior = self.kernel.diagonal(points)
-        return jnp.finfo(prior.dtype).eps * jnp.sum(prior)
+        return rounding_of(jnp.sum(self.kernel.diagonal(points)))
 
     def relative_noise(
         self, base_variance: Float[Array, " n"] | None, relative_noise: Float[Array, " n"] | None = None
@@ -133,6 +136,11 @@ class Model(eqx.Module):
             for kernel, log_noise, logit, student_t in zip(kernels, log_noises, logits, rest, strict=True)
         )
         return low, high
+
+
+def rounding_of(prior: Float[Array, ""]) -> Float[Array, ""]:
+    """`Model.rounding`, given the sum of the rows' prior variances."""
+    return jnp.finfo(prior.dtype).eps * prior
 
 
 def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> Float[Array, ""]:

@@ -53,7 +53,7 @@ class Process(eqx.Module):
         points: the conditioning points: the rows, or the inducing points.
         posterior: what the data say at them.
         noise_variance: of the scaled target; the mean one, where rows have their own.
-        rounding_share: the variance that rounding may hide, over the median one of a row that is left out.
+        rounding_share: the variance that rounding may hide, over the median leave-one-out variance.
         evidence: log marginal likelihood, or its lower bound, of the scaled target; where predictions ask the nearest
             rows their log density, each given those nearest to it.
         iterations: of the optimizer, from where the search ended.

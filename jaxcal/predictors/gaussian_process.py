@@ -132,10 +132,10 @@ def fit(
         >>> from jaxcal.predictors import gaussian_process
         >>> x = np.linspace(0, 6, 60)
         >>> process = gaussian_process.fit(x, np.sin(x) + 0.1 * np.cos(37 * x), key=jax.random.key(0))
-        >>> law = process(np.array([np.pi / 2, np.pi, 60]))
-        >>> abs(law.mean[:2]).round(1).tolist()
+        >>> predicted = process(np.array([np.pi / 2, np.pi, 60]))
+        >>> abs(predicted.mean[:2]).round(1).tolist()
         [1.0, 0.0]
-        >>> bool(law.std[2] > 10 * law.std[0])
+        >>> bool(predicted.std[2] > 10 * predicted.std[0])
         True
     """
     y = _checks.as_vector("y", y)

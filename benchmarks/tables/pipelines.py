@@ -1,6 +1,6 @@
 """Which chain of steps, and which last step?: `python -m benchmarks.tables.pipelines --datasets yacht --runs 10`.
 
-For every data set, split (80/20, at most 2000 training rows) and predictor: the predictor alone and with RIO after
+For every data set, split (80/20, at most 500 training rows) and predictor: the predictor alone and with RIO after
 it, fitted out of fold by `pipeline.fit`, and each last step fitted to the same out-of-fold predictions; scores are
 those of the test rows. "none" is the chain without a last step: with RIO, what the paper does. The predictor "paper's
 network" is that of RIO's tables. Processor seconds are those of the second fit, compilation apart, beside one fit of
@@ -22,7 +22,7 @@ from benchmarks.tables import _jobs, _report
 from benchmarks.tables._jobs import machine, timed
 from benchmarks.tables.rio import DATASETS as OF_RIO
 
-RUNS, ROWS = 10, 2000
+RUNS, ROWS = 10, 500
 CHAINS = {"alone": (), "rio": (jc.rio.fit,)}
 LAST = {
     "none": None,

@@ -104,9 +104,10 @@ def test_saving_and_loading(tmp_path, data):
 
 def test_equal_shapes_compile_once(data, caplog):
     x, y = data
+    other = jax.random.key(1)
     fit(x, y)(x)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        fit(2 * x, y + 1, key=jax.random.key(1), learning_rate=0.02, max_epochs=25, patience=4)(x)
+        fit(2 * x, y + 1, key=other, learning_rate=0.02, max_epochs=25, patience=4)(x)
     assert not [record.getMessage() for record in caplog.records if "Compiling" in record.getMessage()]
 
 

@@ -79,10 +79,10 @@ ROWS = {
 
 
 def check_covariance(covariance, diagonal, eps):
-    """Finite, symmetric, its diagonal exact and above all else, and not negative but for rounding."""
+    """Finite, its diagonal exact and above all else, symmetric and not negative but for rounding."""
     covariance, diagonal = np.asarray(covariance, float), np.asarray(diagonal, float)
     assert np.isfinite(covariance).all()
-    np.testing.assert_array_equal(covariance, covariance.T)
+    np.testing.assert_allclose(covariance, covariance.T, rtol=0, atol=eps * diagonal.max())
     np.testing.assert_array_equal(np.diag(covariance), diagonal)
     bound = np.sqrt(np.outer(diagonal, diagonal)) * (1 + 4 * eps)
     assert (np.abs(covariance) <= bound).all()

@@ -42,16 +42,22 @@ def squared_exponential(
     >>> round(squared_exponential(jnp.zeros((1, 2)), jnp.ones((1, 2)), jnp.asarray(1.0)).item(), 4)
     0.3679
     """
-    scale = jnp.reshape(lengthscale, (1, -1)) if jnp.ndim(lengthscale) else jnp.ones((1, 1), a.dtype)
-    distances = _squared_distances(a / scale, b / scale)
-    precision = 1.0 if jnp.ndim(lengthscale) else lengthscale**-2
-    return jnp.asarray(variance) * jnp.exp(-0.5 * precision * distances)
+    if jnp.ndim(lengthscale):
+        return jnp.asarray(variance) * jnp.exp(-0.5 * _squared_distances(a, b, 1 / lengthscale))
+    distances = _squared_distances(a, b, jnp.ones(a.shape[1], a.dtype))
+    return jnp.asarray(variance) * jnp.exp(-0.5 * lengthscale**-2 * distances)
 
 
-def _squared_distances(a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
-    """|a - b|^2 for every pair of rows, never negative."""
+def _squared_distances(
+    a: Float[Array, "n d"], b: Float[Array, "m d"], weights: Float[Array, " d"]
+) -> Float[Array, "n m"]:
+    """|weights (a - b)|^2 for every pair of rows, never negative."""
     if a.shape[1] <= _FEW_COLUMNS:
-        return jnp.asarray(sum(jnp.square(a[:, j][:, None] - b[:, j][None]) for j in range(a.shape[1])))
+        # The difference comes first: where both sides are weighted before it, a multiplication fused into the
+        # subtraction rounds one side alone, and the covariance is not symmetric.
+        columns = ((a[:, j][:, None] - b[:, j][None]) * weights[j] for j in range(a.shape[1]))
+        return jnp.asarray(sum(map(jnp.square, columns)))
+    a, b = a * weights[None], b * weights[None]
     # Distances do not change with the origin, and products of small numbers cancel less.
     origin = lax.stop_gradient(jnp.mean(a, axis=0, keepdims=True))
     a, b = a - origin, b - origin

@@ -11,16 +11,20 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 # One thread a process, in XLA and in the BLAS below NumPy and SciPy, which counts cores when it is imported.
 _ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _FAILED_JOBS_NAMED = 5
+# How often this process has emptied jax's caches: what was compiled before is compiled anew.
+clearings = 0
 
 Record = dict[str, Any]
 
@@ -81,7 +85,8 @@ def run(
     failures: dict[str, BaseException] = {}
     own = contextlib.nullcontext(executor) if executor is not None else _processes(workers, len(left))
     with own as pool, _appending(path) as append:
-        names = {pool.submit(task, **job): name for name, job in left.items()}
+        call = task if executor is not None else partial(_with_room_to_compile, task)
+        names = {pool.submit(call, **job): name for name, job in left.items()}
         for i, future in enumerate(as_completed(names), start=1):
             name = names[future]
             try:
@@ -198,6 +203,26 @@ def _start_worker(queue: Any) -> None:
         os.sched_setaffinity(0, {core})
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told as well, and ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _with_room_to_compile(task: Callable[..., list[Record]], **job: Any) -> list[Record]:
+    """The task's records, after programs of earlier jobs are forgotten where they are too many.
+
+    Each compiled program holds memory maps; at Linux's limit for a process XLA crashes.
+    """
+    global clearings
+    if "jax" in sys.modules and _memory_maps_are_half_used():
+        sys.modules["jax"].clear_caches()
+        clearings += 1
+    return task(**job)
+
+
+def _memory_maps_are_half_used() -> bool:
+    try:
+        with open("/proc/self/maps") as maps, open("/proc/sys/vm/max_map_count") as limit:
+            return sum(1 for _ in maps) > int(limit.read()) // 2
+    except OSError:  # no such limit on this system
+        return False
 
 
 def _end_with_parent() -> None:

@@ -1,13 +1,16 @@
 """Sweeps: finished jobs are kept and not run again, failures lose nothing, workers are pinned and end in time."""
 
 import json
+import mmap
 import os
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -136,6 +139,29 @@ def test_every_worker_has_one_thread_on_a_core_of_its_own(path, monkeypatch):
     if first["process"] != second["process"]:
         assert {*first["cores"], *second["cores"]} == set(mine[:2])
     assert [first["seed"], second["seed"]] == [0, 1]
+
+
+@jax.jit
+def double(x):
+    return 2 * x
+
+
+def compiled_before(seed: int, num_maps: int) -> list[dict]:
+    """Whether this process still holds the program of an earlier job; then this job's program, and memory maps."""
+    compiled = double._cache_size()
+    double(1.0)
+    MAPS.extend(mmap.mmap(-1, 4096) for _ in range(num_maps))
+    return [{"compiled": compiled}]
+
+
+MAPS: list[mmap.mmap] = []
+
+
+@pytest.mark.skipif(not Path("/proc/sys/vm/max_map_count").exists(), reason="no limit of memory maps on this system")
+def test_programs_are_forgotten_before_they_use_up_the_memory_maps(path):
+    half = int(Path("/proc/sys/vm/max_map_count").read_text()) // 2
+    jobs = [{"seed": 0, "num_maps": 0}, {"seed": 1, "num_maps": half}, {"seed": 2, "num_maps": 0}]
+    assert [record["compiled"] for record in sweep.run(compiled_before, jobs, path, workers=1)] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

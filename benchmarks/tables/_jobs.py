@@ -74,6 +74,7 @@ def finished(path: Path) -> list[dict]:
 
 def timed(kind: tuple, call: Callable, compiles: Callable | None = None):
     """What the call returns, and its processor seconds; before the first of a kind `compiles`, or the call itself."""
+    kind = (sweep.clearings, *kind)
     if kind not in _compiled:
         jax.block_until_ready((compiles or call)())
         _compiled.add(kind)

@@ -3,13 +3,15 @@
 For every data set, split (80/20, at most 500 training rows) and predictor: the predictor alone and with RIO after
 it, fitted out of fold by `pipeline.fit`, and each last step fitted to the same out-of-fold predictions; scores are
 those of the test rows. "none" is the chain without a last step: with RIO, what the paper does. The predictor "paper's
-network" is that of RIO's tables. Processor seconds are those of the second fit, compilation apart, beside one fit of
-the chain. Finished jobs are kept in `runs/`; a script that was stopped goes on where it was.
+network" is that of RIO's tables; on the sets of RIO's Table 1 it has 20 splits. Processor seconds are those of the
+second fit, compilation apart, beside one fit of the chain. Finished jobs are kept in `runs/`; a script that was stopped
+goes on where it was.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import jax
@@ -23,6 +25,8 @@ from benchmarks.tables._jobs import machine, timed
 from benchmarks.tables.rio import DATASETS as OF_RIO
 
 RUNS, ROWS = 10, 500
+# Of the paper's network on the sets of RIO's Table 1.
+PAPERS, RUNS_OF_RIO = "paper's network", 20
 CHAINS = {"alone": (), "rio": (jc.rio.fit,)}
 LAST = {
     "none": None,
@@ -32,6 +36,9 @@ LAST = {
 }
 METRICS = ("rmse", "crps", "coverage_90", "width_90")
 NEAR = (0.88, 0.92)
+# The last step of `jc.pipeline.fit`.
+DEFAULT = "crude"
+HEADER = ("predictor", "chain", "last", "CRPS", "covered, %", "ends", "88 to 92 %", "seconds / one fit")
 
 
 def predictors() -> dict:
@@ -39,7 +46,7 @@ def predictors() -> dict:
     from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
 
     return {
-        "paper's network": partial(jc.mlp.fit, preset="paper"),
+        PAPERS: partial(jc.mlp.fit, preset="paper"),
         "mlp": jc.mlp.fit,
         "gaussian_process": jc.gaussian_process.fit,
         "variance_network": jc.variance_network.fit,
@@ -57,6 +64,12 @@ def main() -> None:
             for seed in range(arguments.runs)
             for name in arguments.datasets
             for predictor in predictors()
+        ]
+        jobs += [
+            {"dataset": name, "seed": seed, "predictor": PAPERS}
+            for seed in range(RUNS_OF_RIO)
+            for name in OF_RIO
+            if name in arguments.datasets
         ]
         _jobs.run(run_job, jobs, path, arguments.workers)
     write(_jobs.finished(path), arguments.out / "results")
@@ -97,40 +110,67 @@ def write(records: list[dict], folder: Path) -> None:
 
 
 def report(records: list[dict]) -> Iterator[str]:
-    """The text: every combination over all data sets, and the network with RIO on the sets of RIO's Table 1."""
-    cells = defaultdict(list)
+    """The text: every combination over all data sets, lists of chains, and the network with RIO."""
+    predictors_of = defaultdict(set)
     for record in records:
-        cells[record["dataset"], record["predictor"], record["chain"], record["last"]].append(record)
-    mean = lambda cell, metric: float(np.mean([record[metric] for record in cells[cell]]))
-    datasets = sorted({cell[0] for cell in cells})
-    best = {name: min(mean(cell, "crps") for cell in cells if cell[0] == name) for name in datasets}
-    counts = ", ".join(f"{name} {len({r['seed'] for r in records if r['dataset'] == name})}" for name in datasets)
-    yield f"Splits: {counts}. At most {ROWS} training rows; scores of the test rows.\n"
+        predictors_of[record["dataset"], record["seed"]].add(record["predictor"])
+    # Means are compared over the same splits.
+    whole = [r for r in records if len(predictors_of[r["dataset"], r["seed"]]) == len(predictors())]
+    splits = defaultdict(set)
+    for record in whole:
+        splits[record["dataset"]].add(record["seed"])
+    counts = ", ".join(f"{name} {len(seeds)}" for name, seeds in sorted(splits.items()))
+    yield f"At most {ROWS} training rows; scores of the test rows.\n"
     yield _report.list_of_origins(records)
-    yield "\n## All data sets\n\nCRPS over the least of the data set, geometric mean; coverage of 90 % intervals.\n"
-    rows = []
-    for kind in dict.fromkeys(cell[1:] for cell in cells):
-        of = [(name, *kind) for name in datasets if (name, *kind) in cells]
-        ratio = np.exp(np.mean([np.log(mean(cell, "crps") / best[cell[0]]) for cell in of]))
-        covered = [mean(cell, "coverage_90") for cell in of]
-        near = sum(NEAR[0] <= value <= NEAR[1] for value in covered)
-        seconds = np.mean([mean(cell, "time_s") / mean(cell, "time_of_one_fit_s") for cell in of])
-        ends = f"{100 * min(covered):.1f} to {100 * max(covered):.1f}"
-        rows.append(
-            [*kind, f"{ratio:.3f}", f"{100 * np.mean(covered):.1f}", ends, f"{near} of {len(of)}", f"{seconds:.1f}"]
-        )
-    header = ("predictor", "chain", "last", "CRPS", "covered, %", "ends", "88 to 92 %", "seconds / one fit")
-    yield _report.markdown_table(header, rows)
+    yield f"\n## All data sets\n\nSplits: {counts}.\n"
+    yield "CRPS over the least of the data set, geometric mean; coverage of 90 % intervals.\n"
+    runs = _report.Runs(whole, ("dataset", "predictor", "chain", "last"))
+    kinds = dict.fromkeys((r["predictor"], r["chain"], r["last"]) for r in whole)
+    crps = {kind: np.array([runs.mean(name, *kind, "crps") for name in sorted(splits)]) for kind in kinds}
+    least = np.min(list(crps.values()), axis=0)
+    yield _report.markdown_table(HEADER, [row_of(kind, crps[kind] / least, runs, sorted(splits)) for kind in kinds])
+    yield f"\n## Lists of chains\n\nThe same CRPS where the best of a list is known, with {DEFAULT} as the last step.\n"
+    chains = {f"{kind[0]}, {kind[1]}": crps[kind] / least for kind in kinds if kind[2] == DEFAULT}
+    yield _report.markdown_table(["list", "CRPS", "greatest"], lists(chains))
     yield "\n## The paper's network with RIO, by the last step\n"
-    rows = []
-    for name in (name for name in OF_RIO if name in datasets):
-        of = [(name, "paper's network", "rio", last) for last in LAST]
-        row = [name, *(f"{100 * mean(cell, 'coverage_90'):.1f}" for cell in of)]
-        rows.append(
-            [*row, *(f"{mean(cell, 'rmse'):.4g}" for cell in of), *(f"{mean(cell, 'crps'):.4g}" for cell in of)]
-        )
+    yield "Coverage of 90 % intervals: mean ± standard error; RMSE over that without a last step.\n"
+    runs = _report.Runs(records, ("dataset", "predictor", "chain", "last"))
+    of = [name for name in OF_RIO if runs.count(name, PAPERS, "rio", DEFAULT)]
     header = [f"{metric}, {last}" for metric in ("covered", "RMSE", "CRPS") for last in LAST]
-    yield _report.markdown_table(["data set", *header], rows)
+    yield _report.markdown_table(["data set", "splits", *header], [row_of_rio(name, runs) for name in of])
+
+
+def row_of(kind: tuple[str, ...], ratios: np.ndarray, runs: _report.Runs, datasets: list[str]) -> list[str]:
+    """One chain and last step over all data sets."""
+    covered = 100 * np.array([runs.mean(name, *kind, "coverage_90") for name in datasets])
+    near = sum((covered >= 100 * NEAR[0]) & (covered <= 100 * NEAR[1]))
+    fits = [runs.mean(name, *kind, "time_s") / runs.mean(name, *kind, "time_of_one_fit_s") for name in datasets]
+    ends = f"{covered.min():.1f} to {covered.max():.1f}"
+    crps = f"{np.exp(np.mean(np.log(ratios))):.3f}"
+    return [*kind, crps, f"{covered.mean():.1f}", ends, f"{near} of {len(datasets)}", f"{np.mean(fits):.1f}"]
+
+
+def lists(chains: dict[str, np.ndarray]) -> Iterator[list[str]]:
+    """The best lists of every length, by the mean of the least CRPS in the list."""
+    least = lambda names: np.min([chains[name] for name in names], axis=0)
+    loss = lambda names: np.exp(np.mean(np.log(least(names))))
+    for length in range(1, 6):
+        for names in sorted(combinations(chains, length), key=loss)[:3]:
+            yield ["; ".join(names), f"{loss(names):.3f}", f"{least(names).max():.2f}"]
+
+
+def row_of_rio(name: str, runs: _report.Runs) -> list[str]:
+    """The paper's network with RIO on one data set."""
+    cells = {last: (name, PAPERS, "rio", last) for last in LAST}
+    covered = [100 * runs.values(*cell, "coverage_90") for cell in cells.values()]
+    rmse = [runs.mean(*cell, "rmse") / runs.mean(*cells["none"], "rmse") for cell in cells.values()]
+    return [
+        name,
+        str(runs.count(*cells["none"])),
+        *(f"{values.mean():.1f} ± {_report.standard_error(values):.1f}" for values in covered),
+        *(f"{ratio:.4f}" for ratio in rmse),
+        *(f"{runs.mean(*cell, 'crps'):.4g}" for cell in cells.values()),
+    ]
 
 
 if __name__ == "__main__":

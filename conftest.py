@@ -5,6 +5,9 @@ from pathlib import Path
 
 # One thread a worker: the tests are many small problems, and the workers share the cores.
 os.environ.setdefault("NPROC", "1")
+# Workers, files, processes of the tests and later runs read what one of them has compiled.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".jax_cache"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax
 import numpy as np
@@ -17,9 +20,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
 if jax.__version_info__ < (0, 11):
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
-# Workers, files and later runs read what one of them has compiled.
-jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent / ".jax_cache"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 install_import_hook("jaxcal", "beartype.beartype")
 
 

@@ -62,7 +62,8 @@ def fit(
             and then to all rows. "split": a fraction of the rows is set aside for the last step; the guarantee of the
             last step holds, if it gives one.
         folds: number of folds; with "split" the scores after the last step are measured by so many.
-        fraction: with "split", of the rows that are set aside.
+        fraction: with "split", of the rows that are set aside; of fewer than 19 no interval of 90 % with equal tails
+            can be guaranteed, and that of `crude` is infinite.
         groups: labels [n]: rows of one group stay in one fold, or on one side of the split.
         key: random key.
 

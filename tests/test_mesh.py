@@ -71,10 +71,10 @@ print(json.dumps({"fit": compare(fit(*spread([x, mean, y]), line), fit(x, mean, 
 
 def on_four_devices(script):
     """What the script prints, {name: (devices, arrays, largest relative difference)}."""
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     out = subprocess.run(
         [sys.executable, "-c", COMMON + script],
-        env={**os.environ, **flags},
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"},
         capture_output=True,
         text=True,
         timeout=240,

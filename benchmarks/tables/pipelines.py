@@ -36,8 +36,8 @@ LAST = {
 }
 METRICS = ("rmse", "crps", "coverage_90", "width_90")
 NEAR = (0.88, 0.92)
-# The last step of `jc.pipeline.fit`.
-DEFAULT = "crude"
+# What `jc.pipeline.fit` takes where it is given neither a predictor nor a last step, and its last step.
+DEFAULT, DEFAULT_LAST = "default", "crude"
 HEADER = ("predictor", "chain", "last", "CRPS", "covered, %", "ends", "88 to 92 %", "seconds / one fit")
 
 
@@ -65,23 +65,28 @@ def main() -> None:
             for name in arguments.datasets
             for predictor in predictors()
         ]
+        of_rio = [name for name in OF_RIO if name in arguments.datasets]
+        jobs += [{"dataset": name, "seed": seed, "predictor": PAPERS} for seed in range(RUNS_OF_RIO) for name in of_rio]
         jobs += [
-            {"dataset": name, "seed": seed, "predictor": PAPERS}
-            for seed in range(RUNS_OF_RIO)
-            for name in OF_RIO
-            if name in arguments.datasets
+            {"dataset": name, "seed": seed, "predictor": DEFAULT}
+            for seed in range(arguments.runs)
+            for name in arguments.datasets
         ]
         _jobs.run(run_job, jobs, path, arguments.workers)
     write(_jobs.finished(path), arguments.out / "results")
 
 
 def run_job(dataset: str, seed: int, predictor: str) -> list[dict]:
-    """One predictor on one split: a record of every chain and last step."""
+    """One predictor on one split: a record of every chain and last step, or of the default."""
     jax.config.update("jax_enable_x64", True)
     data = jc.datasets.load(dataset)
     train, test = jc.datasets.split(len(data.y), (0.8, 0.2), seed=seed)
     train = train[:ROWS]
     x, y, x_test, y_test = data.x[train], data.y[train], data.x[test], data.y[test]
+    if predictor == DEFAULT:
+        fitted = jc.pipeline.fit(x, y, key=jax.random.key(seed))
+        *chain, last = (step.name for step in fitted.steps)
+        return [{"device": machine(), "chain": ", ".join(chain), "last": last, **scores_of(y_test, fitted(x_test))}]
     records = []
     for chain, calibrators in CHAINS.items():
         steps = {"predictor": predictors()[predictor], "calibrators": calibrators, "key": jax.random.key(seed)}
@@ -91,10 +96,15 @@ def run_job(dataset: str, seed: int, predictor: str) -> list[dict]:
         before = fitted(x_test)
         for name, last in LAST.items():
             after = before if last is None else last(x, fitted.out_of_fold, y)(x_test, before)
-            scores = jc.metrics.evaluate(y_test, after)
-            record = {"chain": chain, "last": name, "time_s": seconds, "time_of_one_fit_s": seconds_once}
-            records.append(record | {metric: float(scores[metric]) for metric in METRICS})
-    return [{"device": machine(), **record} for record in records]
+            times = {"time_s": seconds, "time_of_one_fit_s": seconds_once}
+            records.append({"device": machine(), "chain": chain, "last": name, **times, **scores_of(y_test, after)})
+    return records
+
+
+def scores_of(y, distribution) -> dict[str, float]:
+    """Those that are compared."""
+    scores = jc.metrics.evaluate(y, distribution)
+    return {metric: float(scores[metric]) for metric in METRICS}
 
 
 def fit_once(x, y, *, predictor, calibrators, key):
@@ -110,34 +120,44 @@ def write(records: list[dict], folder: Path) -> None:
 
 
 def report(records: list[dict]) -> Iterator[str]:
-    """The text: every combination over all data sets, lists of chains, and the network with RIO."""
+    """The text: every combination, lists of chains, the default, and the network with RIO."""
+    chosen = [record for record in records if record["predictor"] == DEFAULT]
+    given = [record for record in records if record["predictor"] != DEFAULT]
     predictors_of = defaultdict(set)
-    for record in records:
+    for record in given:
         predictors_of[record["dataset"], record["seed"]].add(record["predictor"])
     # Means are compared over the same splits.
-    whole = [r for r in records if len(predictors_of[r["dataset"], r["seed"]]) == len(predictors())]
-    splits = defaultdict(set)
-    for record in whole:
-        splits[record["dataset"]].add(record["seed"])
-    counts = ", ".join(f"{name} {len(seeds)}" for name, seeds in sorted(splits.items()))
+    whole = [record for record in given if len(predictors_of[record["dataset"], record["seed"]]) == len(predictors())]
     yield f"At most {ROWS} training rows; scores of the test rows.\n"
     yield _report.list_of_origins(records)
-    yield f"\n## All data sets\n\nSplits: {counts}.\n"
-    yield "CRPS over the least of the data set, geometric mean; coverage of 90 % intervals.\n"
-    runs = _report.Runs(whole, ("dataset", "predictor", "chain", "last"))
-    kinds = dict.fromkeys((r["predictor"], r["chain"], r["last"]) for r in whole)
-    crps = {kind: np.array([runs.mean(name, *kind, "crps") for name in sorted(splits)]) for kind in kinds}
-    least = np.min(list(crps.values()), axis=0)
-    yield _report.markdown_table(HEADER, [row_of(kind, crps[kind] / least, runs, sorted(splits)) for kind in kinds])
-    yield f"\n## Lists of chains\n\nThe same CRPS where the best of a list is known, with {DEFAULT} as the last step.\n"
-    chains = {f"{kind[0]}, {kind[1]}": crps[kind] / least for kind in kinds if kind[2] == DEFAULT}
-    yield _report.markdown_table(["list", "CRPS", "greatest"], lists(chains))
+    yield from report_of_chains(whole)
+    yield "\n## What the default takes\n\n`jc.pipeline.fit(x, y)`; the CRPS over the least of the same split above.\n"
+    yield _report.markdown_table(["data set", "split", "steps", "CRPS", "covered, %"], rows_of_default(chosen, whole))
     yield "\n## The paper's network with RIO, by the last step\n"
     yield "Coverage of 90 % intervals: mean ± standard error; RMSE over that without a last step.\n"
-    runs = _report.Runs(records, ("dataset", "predictor", "chain", "last"))
-    of = [name for name in OF_RIO if runs.count(name, PAPERS, "rio", DEFAULT)]
+    runs = _report.Runs(given, ("dataset", "predictor", "chain", "last"))
+    of = [name for name in OF_RIO if runs.count(name, PAPERS, "rio", DEFAULT_LAST)]
     header = [f"{metric}, {last}" for metric in ("covered", "RMSE", "CRPS") for last in LAST]
     yield _report.markdown_table(["data set", "splits", *header], [row_of_rio(name, runs) for name in of])
+
+
+def report_of_chains(records: list[dict]) -> Iterator[str]:
+    """Every combination over all data sets, and the best lists of chains."""
+    splits = defaultdict(set)
+    for record in records:
+        splits[record["dataset"]].add(record["seed"])
+    datasets = sorted(splits)
+    yield f"\n## All data sets\n\nSplits: {', '.join(f'{name} {len(splits[name])}' for name in datasets)}.\n"
+    yield "CRPS over the least of the data set, geometric mean; coverage of 90 % intervals.\n"
+    runs = _report.Runs(records, ("dataset", "predictor", "chain", "last"))
+    kinds = dict.fromkeys((record["predictor"], record["chain"], record["last"]) for record in records)
+    crps = {kind: np.array([runs.mean(name, *kind, "crps") for name in datasets]) for kind in kinds}
+    least = np.min(list(crps.values()), axis=0)
+    yield _report.markdown_table(HEADER, [row_of(kind, crps[kind] / least, runs, datasets) for kind in kinds])
+    yield "\n## Lists of chains\n"
+    yield f"The same CRPS where the best of a list is known, with {DEFAULT_LAST} as the last step.\n"
+    chains = {f"{kind[0]}, {kind[1]}": crps[kind] / least for kind in kinds if kind[2] == DEFAULT_LAST}
+    yield _report.markdown_table(["list", "CRPS", "greatest"], lists(chains))
 
 
 def row_of(kind: tuple[str, ...], ratios: np.ndarray, runs: _report.Runs, datasets: list[str]) -> list[str]:
@@ -157,6 +177,20 @@ def lists(chains: dict[str, np.ndarray]) -> Iterator[list[str]]:
     for length in range(1, 6):
         for names in sorted(combinations(chains, length), key=loss)[:3]:
             yield ["; ".join(names), f"{loss(names):.3f}", f"{least(names).max():.2f}"]
+
+
+def rows_of_default(chosen: list[dict], whole: list[dict]) -> Iterator[list[str]]:
+    """The steps that were chosen on every split, and the means."""
+    least = defaultdict(lambda: np.nan)
+    for record in whole:
+        split = record["dataset"], record["seed"]
+        least[split] = np.fmin(least[split], record["crps"])
+    ratios = [record["crps"] / least[record["dataset"], record["seed"]] for record in chosen]
+    covered = [100 * record["coverage_90"] for record in chosen]
+    for record, ratio, cover in zip(chosen, ratios, covered, strict=True):
+        yield [record["dataset"], str(record["seed"]), record["chain"], f"{ratio:.3f}", f"{cover:.1f}"]
+    if chosen:
+        yield ["mean", "", "", f"{np.exp(np.nanmean(np.log(ratios))):.3f}", f"{np.mean(covered):.1f}"]
 
 
 def row_of_rio(name: str, runs: _report.Runs) -> list[str]:

@@ -20,14 +20,13 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks, metrics
-from jaxcal.calibrators import crude, rio
+from jaxcal.calibrators import conformal, rio
 from jaxcal.cross_validation import as_distribution, as_labels, folds_of, joined, predictions_of_folds
 from jaxcal.distributions import Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.guarantee import Guarantee, MeasuredCoverage
 from jaxcal.predictors import gaussian_process, mlp
 
-_RECALIBRATE = partial(crude.fit, rank="conformal")
 # The interval of which the coverage is told.
 _LEVEL = 0.9
 
@@ -38,7 +37,7 @@ def fit(
     *,
     predictor: Any = None,
     calibrators: Sequence[Callable] = (),
-    recalibrate: Callable | None = _RECALIBRATE,
+    recalibrate: Callable | None = conformal.fit,
     method: str = "folds",
     folds: int = 5,
     fraction: float = 0.25,
@@ -53,17 +52,20 @@ def fit(
         predictor: a fit function, `fit(x, y)` or `fit(x, y, key=key)`, such as `jc.mlp.fit`, configured by
             `functools.partial`; its value is called on inputs and gives a Distribution or an array of means. Or an
             object with `fit` and `predict`, as scikit-learn has them, which is cloned. None takes the best of a short
-            list, by the CRPS of the whole pipeline out of fold; `print` shows all of it. The scores of the best of
+            list, by the CRPS of the whole pipeline out of fold: a Gaussian process, a network with RIO and, where
+            scikit-learn is installed, boosted trees with RIO; `print` shows all of it. The scores of the best of
             several are a little too good.
         calibrators: fit functions `fit(x, base, y)`, such as `jc.rio.fit`, in their order; each is fitted to what the
             steps before predict of the rows they were fitted to.
-        recalibrate: the last step, a fit function as these, of errors that are honest; None for no such step.
+        recalibrate: the last step, a fit function as these, of errors that are honest; None for no such step. The
+            default leaves the mean as it is, with intervals around it; where errors are skewed,
+            `functools.partial(jc.crude.fit, rank="conformal")` has the sharper distributions.
         method: where these errors come from. "folds": predictor and calibrators are fitted without each fold in turn,
             and then to all rows. "split": a fraction of the rows is set aside for the last step; the guarantee of the
             last step holds, if it gives one.
         folds: number of folds; with "split" the scores after the last step are measured by so many.
-        fraction: with "split", of the rows that are set aside; of fewer than 19 no interval of 90 % with equal tails
-            can be guaranteed, and that of `crude` is infinite.
+        fraction: with "split", of the rows that are set aside; of fewer than 9 no interval of 90 % can be
+            guaranteed, and it is infinite.
         groups: labels [n]: rows of one group stay in one fold, or on one side of the split.
         key: random key.
 
@@ -81,7 +83,7 @@ def fit(
         ...     return lambda x: intercept + slope * x[:, 0]
         >>> fitted = jc.pipeline.fit(x, y, predictor=fit_line, calibrators=[jc.rio.fit], key=jax.random.key(0))
         >>> [step.name for step in fitted.steps]
-        ['fit_line', 'rio', 'crude']
+        ['fit_line', 'rio', 'conformal']
         >>> lower, upper = fitted(np.array([0.0, 1.0])).interval(0.9)
         >>> bool((lower < upper).all())
         True

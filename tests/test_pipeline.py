@@ -47,7 +47,7 @@ def test_the_intervals_of_a_model_that_overfits_cover_new_rows(rng):
 
 def test_steps_are_scored_on_rows_that_they_were_not_fitted_to(fitted):
     _, y, pipeline = fitted
-    assert [step.name for step in pipeline.steps] == ["fit_line", "gaussian_mle", "crude"]
+    assert [step.name for step in pipeline.steps] == ["fit_line", "gaussian_mle", "conformal"]
     for step in pipeline.steps:
         assert step.rows.tolist() == list(range(203))
         np.testing.assert_allclose(step.y, y, rtol=1e-6)
@@ -105,8 +105,9 @@ def test_with_rows_set_aside_the_guarantee_is_that_of_the_last_step(rng):
     rest = np.setdiff1d(np.arange(203), aside)
     alone = fit_line(x[rest, None], y[rest])
     np.testing.assert_allclose(pipeline.steps[0].predictions.mean, alone(x[aside, None]), rtol=1e-4, atol=1e-5)
-    errors = np.sort(y[aside] - alone(x[aside, None]))
-    np.testing.assert_allclose(pipeline.last.z, errors, rtol=1e-3, atol=1e-5)
+    sizes = np.sort(np.abs(y[aside] - alone(x[aside, None])))
+    lower, upper = pipeline(x[:1]).interval(0.9)
+    np.testing.assert_allclose((upper - lower)[0] / 2, sizes[55], rtol=1e-3)  # of rank ceil(62 * 0.9)
 
 
 @pytest.mark.slow
@@ -199,6 +200,15 @@ def test_keys_are_passed_where_they_are_taken(rng):
     assert keys == [jax.random.key_data(jax.random.key(5)).tolist()] * 4
 
 
+def test_the_last_step_leaves_the_mean_by_default(rng):
+    """A few errors of many stds must not move the prediction of a row with a large std."""
+    x, y = line_with_noise(rng, 203)
+    stds = lambda x: jnp.where(jnp.arange(len(x)) % 9 == 0, 50.0, 0.01)
+    pipeline = jc.pipeline.fit(x, y, predictor=lambda x, y: lambda x: jc.Normal(jnp.zeros(len(x)), stds(x)), key=KEY)
+    assert pipeline.steps[-1].name == "conformal"
+    np.testing.assert_allclose(pipeline(x).mean, 0, atol=1e-3)
+
+
 def test_without_a_predictor_the_best_of_a_list_is_taken(rng, monkeypatch):
     constant = lambda x, y: lambda x: jnp.zeros(len(x))
     monkeypatch.setattr(jc.pipeline, "_candidates", lambda: [(constant, ()), (fit_line, (jc.gaussian_mle.fit,))])
@@ -222,7 +232,7 @@ def test_the_default_list_is_fitted(rng):
 def test_print_is_a_table_of_the_steps(fitted):
     lines = str(fitted[2]).splitlines()
     assert lines[0].split() == ["CRPS", "RMSE", "90", "%", "interval", "covers"]
-    assert [line.split()[0] for line in lines[1:4]] == ["fit_line", "gaussian_mle", "crude"]
+    assert [line.split()[0] for line in lines[1:4]] == ["fit_line", "gaussian_mle", "conformal"]
     assert lines[1].endswith("no interval")
     assert lines[4] == "203 data points, out of fold; mean ± standard error."
 

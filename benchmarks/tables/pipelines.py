@@ -37,7 +37,7 @@ LAST = {
 METRICS = ("rmse", "crps", "coverage_90", "width_90")
 NEAR = (0.88, 0.92)
 # What `jc.pipeline.fit` takes where it is given neither a predictor nor a last step, and its last step.
-DEFAULT, DEFAULT_LAST = "default", "crude"
+DEFAULT, DEFAULT_LAST = "default", "conformal"
 HEADER = ("predictor", "chain", "last", "CRPS", "covered, %", "ends", "88 to 92 %", "seconds / one fit")
 
 

@@ -416,7 +416,7 @@ def _name_of(step: Any) -> str:
 def _candidates() -> list[tuple[Any, tuple[Callable, ...]]]:
     """The predictors that are tried where none is given, with the calibrators of each.
 
-    Of lists of three they have the least CRPS over many data sets (`benchmarks/results/pipelines.md`).
+    Of lists of three they have the least CRPS over data sets with noise (`benchmarks/results/pipelines.md`).
     """
     found = [(gaussian_process.fit, ()), (mlp.fit, (rio.fit,))]
     try:

@@ -1,8 +1,11 @@
 """Predictions of data points by models that were fitted without them."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +14,7 @@ from jaxtyping import Array, ArrayLike, PRNGKeyArray
 from jaxcal import _checks
 from jaxcal.distributions import Concatenated, Distribution, Normal, Point, StudentT
 from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.optimize import Result
 
 
 def out_of_fold(
@@ -125,11 +129,61 @@ def _parts_of_groups(groups: np.ndarray, folds: int, order: np.ndarray) -> list[
 def predictions_of_folds(
     fit: Callable, x: Array, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
 ) -> list[Any]:
-    """What each fold is predicted by a model that was fitted to the others."""
-    return [
-        fit(x[fold.training], y[fold.training], key=key)(x[fold.held_out])
-        for fold, key in zip(parts, keys, strict=True)
-    ]
+    """What each fold is predicted by a model that was fitted to the others.
+
+    On an accelerator the models are fitted in one `vmap`, where that can be done.
+    """
+    with one_warning("in a fit without a fold, which counts its rows anew"):
+        if jax.default_backend() != "cpu":
+            found = _predictions_of_a_vmap(fit, x, y, parts, keys)
+            if found is not None:
+                return found
+        return [
+            fit(x[fold.training], y[fold.training], key=key)(x[fold.held_out])
+            for fold, key in zip(parts, keys, strict=True)
+        ]
+
+
+def _predictions_of_a_vmap(
+    fit: Callable, x: Array, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
+) -> list[Any] | None:
+    """The same from one `vmap` of the fits; None where it must be done in turn.
+
+    That is where training parts differ in size, `fit` looks at values or memory is too small; and where something went
+    wrong, since inside a transformation nothing is raised: done in turn, it says what.
+    """
+    if len({len(fold.training) for fold in parts}) > 1:
+        return None
+    rows = jnp.asarray(np.stack([fold.training for fold in parts]))
+    try:
+        models = eqx.filter_vmap(lambda rows, key: fit(x[rows], y[rows], key=key))(rows, jnp.stack(keys))
+        arrays, rest = eqx.partition(models, eqx.is_array)
+        model_of = lambda k: eqx.combine(jax.tree.map(lambda leaf: leaf[k], arrays), rest)
+        found = [model_of(k)(x[fold.held_out]) for k, fold in enumerate(parts)]
+    except (TypeError, IndexError, jax.errors.JaxRuntimeError):  # the first two are those of values in a trace
+        return None
+    return found if _is_sound(models, found) else None
+
+
+def _is_sound(models: Any, predictions: Any) -> bool:
+    """Whether every optimisation ended with a number, and there are predictions of numbers."""
+    is_code = lambda path: getattr(path[-1], "name", "") == "result" if path else False
+    codes = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(models) if is_code(path)]
+    numbers = [leaf for leaf in jax.tree.leaves(predictions) if eqx.is_inexact_array(leaf)]
+    return not any((code == Result.NOT_FINITE).any() for code in codes) and not any(
+        jnp.isnan(leaf).any() for leaf in numbers
+    )
+
+
+@contextmanager
+def one_warning(about: str) -> Iterator[None]:
+    """One warning in place of those of a kind that come inside: what they are about, the first, and how many."""
+    with warnings.catch_warnings(record=True) as caught:
+        yield
+    for category in dict.fromkeys(each.category for each in caught):
+        first, *others = [each.message for each in caught if each.category is category]
+        more = f" There were {len(others)} more." if others else ""
+        warnings.warn(f"{about}: {first}{more}", category, stacklevel=4)
 
 
 def as_distribution(predicted: Distribution | ArrayLike) -> Distribution:

@@ -21,7 +21,14 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks, metrics
 from jaxcal.calibrators import conformal, rio
-from jaxcal.cross_validation import as_distribution, as_labels, folds_of, joined, predictions_of_folds
+from jaxcal.cross_validation import (
+    as_distribution,
+    as_labels,
+    folds_of,
+    joined,
+    one_warning,
+    predictions_of_folds,
+)
 from jaxcal.distributions import Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.guarantee import Guarantee, MeasuredCoverage
@@ -254,7 +261,8 @@ def _fit(
     order_key, last_key, chain_key, folds_key = jax.random.split(key, 4)
     if aside is not None:
         rest, parts = _rest(x.shape[0], aside), aside
-        chain = fit_rows(x[rest], y[rest], key=chain_key)
+        with one_warning("in the fit to the rows that are not set aside, which counts them anew"):
+            chain = fit_rows(x[rest], y[rest], key=chain_key)
         blocks = [chain(x[part]) for part in parts]
     else:
         pieces = folds_of(x.shape[0], folds, groups, order_key)

@@ -1,5 +1,7 @@
 """Predictions out of fold."""
 
+import re
+import warnings
 from functools import partial
 
 import jax
@@ -90,3 +92,56 @@ def test_the_errors_are_honest(rng):
 def test_mistakes_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         jc.out_of_fold(**({"fit": remember, "x": X, "y": X, "key": KEY} | options))
+
+
+def on_an_accelerator(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+def test_on_an_accelerator_one_vmap_of_the_fits_predicts_the_same(monkeypatch, rng):
+    calls = []
+
+    def fit(x, y, *, key):
+        calls.append(1)
+        return jc.mlp.fit(x, y, key=key, max_epochs=3)
+
+    x, y = rng.normal(size=(53, 2)), rng.normal(size=53)
+    in_turn = jc.out_of_fold(fit, x, y, key=KEY)
+    on_an_accelerator(monkeypatch)
+    at_once = jc.out_of_fold(fit, x, y, key=KEY)
+    assert len(calls) == 5 + 1
+    np.testing.assert_allclose(at_once.mean, in_turn.mean, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("returns", ["values", "a function of tracers"])
+def test_on_an_accelerator_a_fit_that_cannot_be_traced_is_done_in_turn(returns, monkeypatch):
+    def fit(x, y, *, key):
+        slope = (x[:, 0] * y).sum() if returns == "a function of tracers" else float((x[:, 0] * y).sum())
+        return lambda x: slope * x[:, 0]
+
+    x = np.linspace(-1, 1, 20)
+    in_turn = jc.out_of_fold(fit, x, x**3, key=KEY)
+    on_an_accelerator(monkeypatch)
+    np.testing.assert_array_equal(jc.out_of_fold(fit, x, x**3, key=KEY).mean, in_turn.mean)
+
+
+def test_on_an_accelerator_a_training_that_diverges_is_told(monkeypatch, rng):
+    on_an_accelerator(monkeypatch)
+    x, y = rng.normal(size=(40, 1)), rng.normal(size=40)
+    too_large = float(jnp.finfo(jnp.asarray(y).dtype).max) / 10
+    fit = partial(jc.mlp.fit, learning_rate=too_large, max_epochs=3)
+    with pytest.raises(FloatingPointError, match="diverged"):
+        jc.out_of_fold(fit, x, y, key=KEY)
+
+
+def test_a_warning_of_every_fold_comes_once():
+    def fit(x, y, *, key):
+        warnings.warn(f"row {np.argmax(y)} is large.", stacklevel=2)
+        return lambda x: x[:, 0]
+
+    x = np.linspace(-1, 1, 20)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jc.out_of_fold(fit, x, x**3, key=KEY)
+    (message,) = [str(each.message) for each in caught]
+    assert re.fullmatch(r"in a fit without a fold, .*: row \d+ is large. There were 4 more.", message)

@@ -158,6 +158,19 @@ def test_groups_stay_together(rng):
     assert not set(groups[aside]) & set(np.delete(groups, aside))
 
 
+@pytest.mark.parametrize(("rows", "groups", "folds"), [(40, 40, 10), (6, 6, 6), (40, 4, 4), (1001, 1001, 5)])
+def test_as_many_folds_as_the_rows_need_and_the_groups_allow(rows, groups, folds, rng):
+    fits = []
+
+    def fit(x, y):
+        fits.append(len(y))
+        return fit_line(x, y)
+
+    x, y = line_with_noise(rng, rows)
+    jc.pipeline.fit(x, y, predictor=fit, recalibrate=None, groups=np.arange(rows) % groups, key=KEY)
+    assert len(fits) == folds + 1
+
+
 def test_a_model_of_scikit_learn_is_cloned(rng):
     linear_model = pytest.importorskip("sklearn.linear_model")
     x, y = line_with_noise(rng, 50)

@@ -1,11 +1,11 @@
 """Which chain of steps, and which last step?: `python -m benchmarks.tables.pipelines --datasets yacht --runs 10`.
 
 For every data set, split (80/20, at most 500 training rows) and predictor: the predictor alone and with RIO after
-it, fitted out of fold by `pipeline.fit`, and each last step fitted to the same out-of-fold predictions; scores are
-those of the test rows. "none" is the chain without a last step: with RIO, what the paper does. The predictor "paper's
-network" is that of RIO's tables; on the sets of RIO's Table 1 it has 20 splits. Processor seconds are those of the
-second fit, compilation apart, beside one fit of the chain. Finished jobs are kept in `runs/`; a script that was stopped
-goes on where it was.
+it, fitted out of five folds by `pipeline.fit`, and each last step fitted to the same out-of-fold predictions; scores
+are those of the test rows. "none" is the chain without a last step: with RIO, what the paper does. The predictor
+"paper's network" is that of RIO's tables; on the sets of RIO's Table 1 it has 20 splits, and once more with the default
+number of folds. Processor seconds are those of the second fit, compilation apart, beside one fit of the chain. Finished
+jobs are kept in `runs/`; a script that was stopped goes on where it was.
 """
 
 from collections import defaultdict
@@ -27,6 +27,9 @@ from benchmarks.tables.rio import DATASETS as OF_RIO
 RUNS, ROWS = 10, 500
 # Of the paper's network on the sets of RIO's Table 1.
 PAPERS, RUNS_OF_RIO = "paper's network", 20
+# The same with RIO and all that `jc.pipeline.fit` does by default, its number of folds, too.
+PAPERS_BY_DEFAULT = "paper's network, default folds"
+FOLDS = 5
 CHAINS = {"alone": (), "rio": (jc.rio.fit,)}
 LAST = {
     "none": None,
@@ -67,7 +70,12 @@ def main() -> None:
             for predictor in predictors()
         ]
         of_rio = [name for name in OF_RIO if name in arguments.datasets]
-        jobs += [{"dataset": name, "seed": seed, "predictor": PAPERS} for seed in range(RUNS_OF_RIO) for name in of_rio]
+        jobs += [
+            {"dataset": name, "seed": seed, "predictor": predictor}
+            for seed in range(RUNS_OF_RIO)
+            for name in of_rio
+            for predictor in (PAPERS, PAPERS_BY_DEFAULT)
+        ]
         jobs += [
             {"dataset": name, "seed": seed, "predictor": DEFAULT}
             for seed in range(arguments.runs)
@@ -89,13 +97,16 @@ def run_job(dataset: str, seed: int, predictor: str) -> list[dict]:
         *chain, last = (step.name for step in fitted.steps)
         return [{"device": machine(), "chain": ", ".join(chain), "last": last, **scores_of(y_test, fitted(x_test))}]
     records = []
-    for chain, calibrators in CHAINS.items():
-        steps = {"predictor": predictors()[predictor], "calibrators": calibrators, "key": jax.random.key(seed)}
+    by_default = predictor == PAPERS_BY_DEFAULT
+    for chain in ("rio",) if by_default else CHAINS:
+        named = PAPERS if by_default else predictor
+        steps = {"predictor": predictors()[named], "calibrators": CHAINS[chain], "key": jax.random.key(seed)}
+        options = {} if by_default else {"folds": FOLDS, "recalibrate": None}
         kind = (dataset, predictor, chain)
-        fitted, seconds = timed(kind, partial(jc.pipeline.fit, x, y, recalibrate=None, **steps))
+        fitted, seconds = timed(kind, partial(jc.pipeline.fit, x, y, **options, **steps))
         _, seconds_once = timed((*kind, "once"), partial(fit_once, x, y, **steps))
         before = fitted(x_test)
-        for name, last in LAST.items():
+        for name, last in ({DEFAULT_LAST: None} if by_default else LAST).items():
             after = before if last is None else last(x, fitted.out_of_fold, y)(x_test, before)
             times = {"time_s": seconds, "time_of_one_fit_s": seconds_once}
             records.append({"device": machine(), "chain": chain, "last": name, **times, **scores_of(y_test, after)})
@@ -123,7 +134,7 @@ def write(records: list[dict], folder: Path) -> None:
 def report(records: list[dict]) -> Iterator[str]:
     """The text: every combination, lists of chains, the default, and the network with RIO."""
     chosen = [record for record in records if record["predictor"] == DEFAULT]
-    given = [record for record in records if record["predictor"] != DEFAULT]
+    given = [record for record in records if record["predictor"] not in (DEFAULT, PAPERS_BY_DEFAULT)]
     predictors_of = defaultdict(set)
     for record in given:
         predictors_of[record["dataset"], record["seed"]].add(record["predictor"])
@@ -136,10 +147,16 @@ def report(records: list[dict]) -> Iterator[str]:
     yield _report.markdown_table(["data set", "split", "steps", "CRPS", "covered, %"], rows_of_default(chosen, whole))
     yield "\n## The paper's network with RIO, by the last step\n"
     yield "Coverage of 90 % intervals: mean ± standard error; RMSE over that without a last step.\n"
-    runs = _report.Runs(given, ("dataset", "predictor", "chain", "last"))
+    runs = _report.Runs(records, ("dataset", "predictor", "chain", "last"))
     of = [name for name in OF_RIO if runs.count(name, PAPERS, "rio", DEFAULT_LAST)]
     header = [f"{metric}, {last}" for metric in ("covered", "RMSE", "CRPS") for last in LAST]
     yield _report.markdown_table(["data set", "splits", *header], [row_of_rio(name, runs) for name in of])
+    yield "\n## The paper's network with RIO, by the number of folds\n"
+    yield f"{FOLDS} folds and the default number, with {DEFAULT_LAST} as the last step; processor seconds over those of"
+    yield "one fit of the chain.\n"
+    of = [name for name in of if runs.count(name, PAPERS_BY_DEFAULT, "rio", DEFAULT_LAST)]
+    header = [f"{name}, {folds}" for name in ("covered", "CRPS", "width", "seconds") for folds in (FOLDS, "default")]
+    yield _report.markdown_table(["data set", "splits", *header], [row_of_folds(name, runs) for name in of])
 
 
 def report_of_chains(records: list[dict]) -> Iterator[str]:
@@ -207,6 +224,19 @@ def row_of_rio(name: str, runs: _report.Runs) -> list[str]:
         *(f"{values.mean():.1f} ± {_report.standard_error(values):.1f}" for values in covered),
         *(f"{ratio:.4f}" for ratio in rmse),
         *(f"{runs.mean(*cell, 'crps'):.4g}" for cell in cells.values()),
+    ]
+
+
+def row_of_folds(name: str, runs: _report.Runs) -> list[str]:
+    """The same network on one data set, with two numbers of folds."""
+    cells = [(name, predictor, "rio", DEFAULT_LAST) for predictor in (PAPERS, PAPERS_BY_DEFAULT)]
+    covered = [100 * runs.values(*cell, "coverage_90") for cell in cells]
+    return [
+        name,
+        str(runs.count(*cells[1])),
+        *(f"{values.mean():.1f} ± {_report.standard_error(values):.1f}" for values in covered),
+        *(f"{runs.mean(*cell, metric):.4g}" for metric in ("crps", "width_90") for cell in cells),
+        *(f"{runs.mean(*cell, 'time_s') / runs.mean(*cell, 'time_of_one_fit_s'):.1f}" for cell in cells),
     ]
 
 

@@ -257,10 +257,10 @@ def test_print_is_a_table_of_the_steps(fitted):
         ({"predictor": None, "calibrators": [jc.rio.fit]}, ValueError, "without a predictor"),
         ({"method": "jackknife"}, ValueError, "one of 'folds', 'split'"),
         ({"folds": 1}, ValueError, "folds must be at least 2"),
-        ({"method": "split", "fraction": 0.1}, ValueError, "sets 3 of 30 rows aside; at least 5"),
+        ({"method": "split", "fraction": 0.1, "folds": 5}, ValueError, "sets 3 of 30 rows aside; at least 5"),
         ({"method": "split", "fraction": 30.0}, ValueError, r"between 0 and 1; got 30: did you mean 0\.3"),
         ({"groups": np.arange(29)}, ValueError, "a label for each row"),
-        ({"groups": np.arange(30) // 10}, ValueError, "3 groups; at least 5"),
+        ({"groups": np.arange(30) // 10, "folds": 5}, ValueError, "3 groups; at least 5"),
         ({"y": np.zeros(29)}, ValueError, "29 rows where 30"),
     ],
 )

@@ -4,8 +4,10 @@ A set comes from the first of these that has it:
 
 1. the local mirror: NAME.npz in the directory that the environment variable JAXCAL_DATA names;
 2. the cache of earlier downloads (`$XDG_CACHE_HOME/jaxcal`, else `~/.cache/jaxcal`);
-3. a download of the original, checked against its SHA-256 (needs pooch: the extra `data`);
-4. scikit-learn, which ships `diabetes` (the extra `data`, too).
+3. this package, which has six small ones;
+4. `benchmarks/data` of the checkout that the package lies in, which has all whose licence allows it;
+5. a download of the original, checked against its SHA-256 (needs pooch: the extra `data`);
+6. scikit-learn, which ships `diabetes` (the extra `data`, too).
 """
 
 import difflib
@@ -55,10 +57,10 @@ class Location(NamedTuple):
 
     Attributes:
         kind: which of the sources; "missing" where none has it.
-        where: the path or URL; what to do where it is missing.
+        where: the path, URL or function; what to do where it is missing.
     """
 
-    kind: Literal["mirror", "cache", "download", "embedded", "missing"]
+    kind: Literal["mirror", "cache", "package", "checkout", "download", "scikit-learn", "missing"]
     where: str
 
 
@@ -76,19 +78,33 @@ def find(name: str) -> Location:
 
     Example:
         >>> from jaxcal import datasets
-        >>> datasets.find("diabetes").kind in ("mirror", "embedded")
+        >>> datasets.find("diabetes").kind in ("mirror", "scikit-learn")
         True
     """
     stem, _ = _lookup(name)
+    file, original = f"{stem}.npz", _ENTRIES[stem].original
     mirror = _mirror()
-    if mirror is not None and (path := mirror / f"{stem}.npz").is_file():
-        return Location("mirror", str(path))
-    if (original := _ENTRIES[stem].original) is not None:
-        path = _cache() / original.file
-        return Location("cache", str(path)) if path.is_file() else Location("download", original.url)
+    if mirror is not None and (mirror / file).is_file():
+        return Location("mirror", str(mirror / file))
+    if original is not None and (cached := _cache() / original.file).is_file():
+        return Location("cache", str(cached))
+    for kind, folder in _OWN.items():
+        if (folder / file).is_file():
+            return Location(kind, str(folder / file))
+    if original is not None:
+        return Location("download", original.url)
     if stem == "diabetes":
-        return Location("embedded", "scikit-learn")
-    return Location("missing", f"set the environment variable JAXCAL_DATA to a directory with {stem}.npz")
+        return Location("scikit-learn", "sklearn.datasets.load_diabetes")
+    return Location("missing", f"set the environment variable JAXCAL_DATA to a directory with {file}")
+
+
+def licence_of(name: str) -> str | None:
+    """The licence of a data set, or None where none is established.
+
+    Raises:
+        ValueError: if no data set has this name.
+    """
+    return _ENTRIES[_lookup(name)[0]].licence
 
 
 def load(name: str) -> Dataset:
@@ -112,11 +128,11 @@ def load(name: str) -> Dataset:
     stem, column = _lookup(name)
     entry = _ENTRIES[stem]
     kind, where = find(name)
-    if kind == "mirror":
-        table = _read_mirror(Path(where))
+    if kind in ("mirror", *_OWN):
+        table = _read_npz(Path(where))
     elif entry.original is not None:
         table = _read_original(entry.original, _fetch(entry.original))
-    elif kind == "embedded":
+    elif kind == "scikit-learn":
         table = _read_diabetes()
     else:
         raise FileNotFoundError(f"{name} is not here and cannot be downloaded: {where}.")
@@ -263,11 +279,12 @@ def pbp_split(name: str, k: int) -> tuple[Int[np.ndarray, " train"], Int[np.ndar
 
     Raises:
         ValueError: if there is no such data set, it has no such splits, or k is out of range.
-        FileNotFoundError: if pbp_splits.npz is not in the mirror.
+        FileNotFoundError: if pbp_splits.npz is neither in the mirror nor in a checkout.
     """
     stem, _ = _lookup(name)
-    mirror = _mirror()
-    if mirror is None or not (path := mirror / "pbp_splits.npz").is_file():
+    paths = [folder / "pbp_splits.npz" for folder in (_mirror(), *_OWN.values()) if folder is not None]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
         raise FileNotFoundError("set the environment variable JAXCAL_DATA to a directory with pbp_splits.npz.")
     with _open_npz(path) as arrays:
         if f"{stem}_perm" not in arrays.files:
@@ -325,6 +342,13 @@ def _lookup(name: str) -> tuple[str, int]:
     raise ValueError(f"there is no data set {name!r}: {hint}")
 
 
+# Folders of npz files that come with the package, and with the checkout that it lies in.
+_OWN: dict[Literal["package", "checkout"], Path] = {
+    "package": Path(__file__).parent / "_data",
+    "checkout": Path(__file__).parents[1] / "benchmarks" / "data",
+}
+
+
 def _mirror() -> Path | None:
     directory = os.environ.get("JAXCAL_DATA")
     if not directory:
@@ -376,7 +400,7 @@ def _read_diabetes() -> _Table:
     try:
         from sklearn.datasets import load_diabetes
     except ImportError as error:
-        raise ImportError("the embedded data set needs scikit-learn: pip install 'jaxcal[data]'.") from error
+        raise ImportError("diabetes needs scikit-learn: pip install 'jaxcal[data]'.") from error
     x, y = load_diabetes(return_X_y=True, scaled=False)
     return _Table(
         x=np.asarray(x),
@@ -387,7 +411,7 @@ def _read_diabetes() -> _Table:
     )
 
 
-def _read_mirror(path: Path) -> _Table:
+def _read_npz(path: Path) -> _Table:
     with _open_npz(path) as arrays:
         missing = {"x", "y", "feature_names", "target_names", "categorical"}.difference(arrays.files)
         if missing:
@@ -409,7 +433,7 @@ def _read_mirror(path: Path) -> _Table:
 
 
 def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
-    """Open an archive of the mirror, after a look at its checksum where a MANIFEST.json holds one."""
+    """Open an archive, after a look at its checksum where a MANIFEST.json holds one."""
     content = path.read_bytes()
     expected = _checksums(path.parent / "MANIFEST.json").get(path.name)
     if expected is not None and hashlib.sha256(content).hexdigest() != expected:

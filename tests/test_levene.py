@@ -1,7 +1,6 @@
 """The search for the best split against scipy, plain loops and simulation."""
 
 import itertools
-import os
 
 import jax
 import jax.numpy as jnp
@@ -166,7 +165,7 @@ def test_groups_without_spread_of_their_deviations():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (X64 and os.environ.get("JAXCAL_DATA")), reason="needs x64, and JAXCAL_DATA a mirror")
+@pytest.mark.skipif(not X64, reason="needs x64")
 @pytest.mark.parametrize("center", CENTERS)
 def test_float32_picks_the_same_split_on_protein(center):
     data = jc.datasets.load("protein")

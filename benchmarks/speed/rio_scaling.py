@@ -2,8 +2,7 @@
 
 Seconds and memory of `rio.fit` with its default options, and of predictions at all 48,320 test rows, for random parts
 of the 193,280 training rows of gpu_sgemm (80 % of 241,600, of 14 columns), in float64. The target is the logarithm of
-the run time; the base is a linear model of the same training rows. JAXCAL_DATA must name a directory with the data set,
-or it is downloaded.
+the run time; the base is a linear model of the same training rows.
 
 Every size has a process of its own. It fits and predicts twice: "fit" and "predict" are seconds of the second time,
 "first" those of the first, fit and prediction with compilation. "processor" is what all threads of the second fit took

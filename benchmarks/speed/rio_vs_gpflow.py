@@ -1,8 +1,8 @@
 """RIO by jaxcal and by GPflow 2, side by side: `python benchmarks/speed/rio_vs_gpflow.py`.
 
-`make bench-peers` builds the environment that GPflow runs in, apart from jaxcal's. JAXCAL_DATA must name a directory
-with the data sets, or they are downloaded. Both sides see the same splits, the same predictions of one network a split
-(the paper's, trained by jaxcal) and the same cores, in float64, and explain the residuals of the training rows:
+`make bench-peers` builds the environment that GPflow runs in, apart from jaxcal's. Both sides see the same splits, the
+same predictions of one network a split (the paper's, trained by jaxcal) and the same cores, in float64, and explain
+the residuals of the training rows:
 
 - GPflow SVGP, as RIO's authors ran it: squared-exponential kernels of the standardised inputs and of the network's
   output; residuals and output not scaled; 50 inducing points that start at the first rows and are trained; whitened

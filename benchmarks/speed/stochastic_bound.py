@@ -10,8 +10,7 @@ process's memory that no file backs, at its peak, above what it was with jaxcal 
 means loaded, and a fit of 20,000 rows done, so that nothing is left to compile for the sample: MB of 10^6 bytes,
 looked up every few milliseconds. Pages of the file that the system keeps at hand are not in it.
 
-Seconds are wall-clock ones of a second fit, compilation apart, in float64. JAXCAL_DATA must name a directory with the
-data set, or it is downloaded.
+Seconds are wall-clock ones of a second fit, compilation apart, in float64.
 """
 
 import argparse

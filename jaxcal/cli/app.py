@@ -434,8 +434,10 @@ def methods() -> None:
 
 @app.command()
 def data() -> None:
-    """List the data sets, and where each would be taken from."""
-    _say_columns((name, *_find(name)) for name in datasets.names())
+    """List the data sets, their licences, and where each would be taken from."""
+    _say_columns(
+        (name, datasets.licence_of(name) or "licence not established", *_find(name)) for name in datasets.names()
+    )
 
 
 def _find(name: str) -> datasets.Location:

@@ -295,8 +295,9 @@ def fit_chain(
     model = _with_key(_as_fit(predictor), x, y, key=model_key)
     prediction, fitted = as_distribution(model(x)) if calibrators else None, []
     for calibrator, each in zip(calibrators, keys, strict=True):
+        if fitted:
+            prediction = fitted[-1](x, prediction)
         fitted.append(_with_key(_checked(calibrator), x, prediction, y, key=each))
-        prediction = fitted[-1](x, prediction)
     return Chain(model, tuple(fitted))
 
 

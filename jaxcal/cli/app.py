@@ -12,7 +12,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -69,37 +70,40 @@ def _use_64_bits() -> None:
 
 @app.command()
 def demo(
-    dataset: Annotated[str, typer.Option(help="A data set of `jaxcal data`.")] = "diabetes",
-    seed: Annotated[int, typer.Option(help="Of the split and of the network.")] = 0,
+    dataset: Annotated[str, typer.Option(help="A data set of `jaxcal data`.")] = "auto_mpg",
+    seed: Annotated[int, typer.Option(help="Of the model and of the folds.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for two pictures.")] = Path("jaxcal-demo"),
 ) -> None:
-    """Calibrate a neural network by RIO, on real data, and measure both on rows neither has seen."""
-    from jaxcal.calibrators import rio
-    from jaxcal.predictors import mlp
+    """Calibrate a model of scikit-learn on real data, and show what its intervals hold before and after."""
+    from sklearn.ensemble import GradientBoostingRegressor
+
+    from jaxcal.calibrators import gaussian_mle, rio
 
     data = _load(dataset)
     _make_folder(out)
-    train, calibration, test = datasets.split(len(data.y), (0.5, 0.3, 0.2), seed=seed)
     _say(f"{dataset}: {len(data.y)} rows, {data.x.shape[1]} features, target {data.target_name}.")
-    with _timed(f"Train a network on {len(train)} rows"):
-        network = mlp.fit(data.x[train], data.y[train], key=jax.random.key(seed))
-    with _timed(f"Fit RIO to its predictions for {len(calibration)} other rows"):
-        x = data.x[calibration]
-        calibrated = rio.fit(x, network(x), data.y[calibration])
-
-    x, y = data.x[test], data.y[test]
-    before = network(x)
-    forecasts = {"network": before, "network + RIO": calibrated(x, before)}
-    _print_scores(y, forecasts, f"Measured on {len(test)} rows that neither has seen.")
+    model = GradientBoostingRegressor(random_state=seed)
+    fit = partial(pipeline.fit, data.x, data.y, predictor=model, folds=5, key=jax.random.key(seed))
+    with _timed("Fit boosted trees, RIO and a last step to all rows and, for honest errors, without each of 5 folds"):
+        usual = fit(calibrators=[gaussian_mle.fit], recalibrate=None).steps[-1]
+        fitted = fit(calibrators=[rio.fit])
+    usual = replace(usual, name="std of its training errors")
+    first, *others = fitted.steps
+    _say(f"\n{replace(fitted, steps=(first, usual, *others))}\n\n{fitted.guarantee(0.9)}\n")
     with _timed("Draw two pictures"):
-        reliability, intervals = _draw(out, data.target_name, y, forecasts)
+        forecasts = {"by training errors": usual.predictions, "by jaxcal.pipeline": fitted.out_of_fold}
+        reliability, intervals = _draw(out, data.target_name, data.y, forecasts)
     _say(
-        f"\n{reliability}: the share of true values that fell below each predicted quantile. A calibrated "
-        "forecast follows the diagonal up to chance, the grey band; the network names one value for every "
-        "quantile, so its line is flat."
+        f"\n{intervals}: predictions of rows that the model was fitted without, and their 90 % intervals.\n"
+        f"{reliability}: the share of the targets below each predicted quantile. A calibrated forecast follows the "
+        "diagonal up to chance, the grey band.\n\nNext, on a file of yours:"
     )
-    _say(
-        f"{intervals}: what RIO makes of the network's predictions, with 90 % and 50 % intervals, and the true values."
+    _say_columns(
+        [
+            ("jaxcal calibrate FILE --target y", "fits the best of a short list of models, with intervals"),
+            ("jaxcal calibrate FILE --target y --prediction y_hat", "adds intervals to the predictions of your model"),
+            ("jaxcal methods", "lists what else there is"),
+        ]
     )
 
 
@@ -120,16 +124,21 @@ def _make_folder(folder: Path) -> None:
 
 
 def _draw(folder: Path, target_name: str, y: np.ndarray, forecasts: dict[str, Distribution]) -> tuple[Path, Path]:
-    """The reliability of all forecasts, and the intervals of the last one."""
+    """The reliability of the forecasts, and their intervals beside each other."""
     import matplotlib
     import matplotlib.pyplot as plt
 
     matplotlib.use("agg")  # to files, also where there is no screen
     reliability, intervals = folder / "reliability.png", folder / "intervals.png"
     plots.reliability_diagram(y, forecasts)
-    plt.savefig(reliability, dpi=300)
-    plots.intervals(y, list(forecasts.values())[-1]).set_ylabel(target_name.replace("_", " "))
-    plt.savefig(intervals, dpi=300)
+    plt.savefig(reliability, dpi=200)
+    with plt.rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}):
+        _, axes = plt.subplots(1, len(forecasts), figsize=(7.6, 3), sharey=True, layout="constrained")
+    for ax, (name, forecast) in zip(axes, forecasts.items(), strict=True):
+        plots.intervals(y, forecast, confidence_levels=[0.9], max_rows=80, ax=ax).set_ylabel("")
+        ax.text(0.03, 0.95, f"intervals {name}", transform=ax.transAxes, va="top", weight="bold")
+    axes[0].set_ylabel(target_name.replace("_", " "))
+    plt.savefig(intervals, dpi=150)
     plt.close("all")
     return reliability, intervals
 

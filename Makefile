@@ -9,7 +9,7 @@ PYTEST := NPROC=1 $(BIN)/pytest --numprocesses=$(JOBS) --dist=loadfile
 # The examples of the docstrings run in 32 bits, as in a reader's session. Tests that do not depend on the precision run
 # once.
 ANY_PRECISION := test_architecture.py test_cli.py test_cross_validation.py test_datasets.py test_gp_kernels.py test_mesh.py \
-	test_plots.py test_sweep.py test_tables.py test_threads.py
+	test_plots.py test_readme.py test_sweep.py test_tables.py test_threads.py
 # Of these methods the battery of test_methods.py is enough in 32 bits, where `make test-slow` runs the rest.
 BATTERY_IN_32_BITS := test_accrue.py test_conformal.py test_conformal_calibrators.py test_crude.py test_deep_ensemble.py \
 	test_dropout.py test_evidential.py test_forests.py test_gaussian_mle.py test_gaussian_process.py \

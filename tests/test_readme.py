@@ -1,0 +1,26 @@
+"""The examples of the README run as they are written, each in a namespace of its own."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[f"example {k + 1}" for k in range(len(EXAMPLES))])
+def test_an_example_of_the_readme_runs(example, monkeypatch):
+    if "torch" in example:
+        pytest.importorskip("torch")
+    monkeypatch.delenv("JAXCAL_DATA", raising=False)
+    exec(compile(example, str(README), "exec"), {})
+
+
+def test_its_files_exist():
+    text = README.read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("http")]
+    assert links
+    for link in links:
+        assert (README.parent / link).exists(), link
+    assert len(text.splitlines()) <= 150

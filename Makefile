@@ -18,7 +18,7 @@ BATTERY_IN_32_BITS := test_accrue.py test_conformal.py test_conformal_calibrator
 	test_neural_process.py test_neural_quantiles.py test_nngp.py test_pipeline.py test_rio.py test_rio_bases.py \
 	test_sharp_gp.py test_usnrt.py test_variance_network.py test_widths.py
 
-.PHONY: setup demo test test-slow lint format bench-peers clean
+.PHONY: setup demo test test-slow check-wheel lint format bench-peers clean
 
 setup: .venv/.ready
 
@@ -40,6 +40,15 @@ test-slow: export XLA_FLAGS =
 test-slow: setup
 	JAX_ENABLE_X64=1 $(PYTEST) -m slow
 	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(addprefix tests/,$(BATTERY_IN_32_BITS))
+
+# What is published: it is well formed, and runs the demo alone in an empty environment.
+check-wheel:
+	rm -rf dist && $(PYTHON) -m venv dist/env
+	dist/env/bin/python -m pip install --quiet build twine
+	dist/env/bin/python -m build --quiet --outdir dist
+	dist/env/bin/twine check --strict dist/*.whl dist/*.tar.gz
+	dist/env/bin/python -m pip install --quiet "$$(echo dist/*.whl)[cli]"
+	cd dist && env/bin/jaxcal demo
 
 lint: setup
 	$(BIN)/ruff check .

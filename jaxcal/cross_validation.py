@@ -149,7 +149,7 @@ def _predictions_of_a_vmap(
 ) -> list[Any] | None:
     """The same from one `vmap` of the fits; None where it must be done in turn.
 
-    That is where training parts differ in size, `fit` looks at values or memory is too small; and where something went
+    That is where training parts differ in size, `fit` reads values or memory does not suffice; and where something went
     wrong, since inside a transformation nothing is raised: done in turn, it says what.
     """
     if len({len(fold.training) for fold in parts}) > 1:
@@ -170,9 +170,8 @@ def _is_sound(models: Any, predictions: Any) -> bool:
     is_code = lambda path: getattr(path[-1], "name", "") == "result" if path else False
     codes = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(models) if is_code(path)]
     numbers = [leaf for leaf in jax.tree.leaves(predictions) if eqx.is_inexact_array(leaf)]
-    return not any((code == Result.NOT_FINITE).any() for code in codes) and not any(
-        jnp.isnan(leaf).any() for leaf in numbers
-    )
+    wrong = [*(code == Result.NOT_FINITE for code in codes), *map(jnp.isnan, numbers)]
+    return not any(each.any() for each in wrong)
 
 
 @contextmanager

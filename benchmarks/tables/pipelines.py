@@ -96,21 +96,27 @@ def run_job(dataset: str, seed: int, predictor: str) -> list[dict]:
         fitted = jc.pipeline.fit(x, y, key=jax.random.key(seed))
         *chain, last = (step.name for step in fitted.steps)
         return [{"device": machine(), "chain": ", ".join(chain), "last": last, **scores_of(y_test, fitted(x_test))}]
+    fit = partial(fit_and_time, (dataset, predictor), x, y, key=jax.random.key(seed))
+    if predictor == PAPERS_BY_DEFAULT:
+        fitted, times = fit(predictors()[PAPERS], "rio")
+        described = {"device": machine(), "chain": "rio", "last": DEFAULT_LAST}
+        return [{**described, **times, **scores_of(y_test, fitted(x_test))}]
     records = []
-    by_default = predictor == PAPERS_BY_DEFAULT
-    for chain in ("rio",) if by_default else CHAINS:
-        named = PAPERS if by_default else predictor
-        steps = {"predictor": predictors()[named], "calibrators": CHAINS[chain], "key": jax.random.key(seed)}
-        options = {} if by_default else {"folds": FOLDS, "recalibrate": None}
-        kind = (dataset, predictor, chain)
-        fitted, seconds = timed(kind, partial(jc.pipeline.fit, x, y, **options, **steps))
-        _, seconds_once = timed((*kind, "once"), partial(fit_once, x, y, **steps))
+    for chain in CHAINS:
+        fitted, times = fit(predictors()[predictor], chain, folds=FOLDS, recalibrate=None)
         before = fitted(x_test)
-        for name, last in ({DEFAULT_LAST: None} if by_default else LAST).items():
+        for name, last in LAST.items():
             after = before if last is None else last(x, fitted.out_of_fold, y)(x_test, before)
-            times = {"time_s": seconds, "time_of_one_fit_s": seconds_once}
             records.append({"device": machine(), "chain": chain, "last": name, **times, **scores_of(y_test, after)})
     return records
+
+
+def fit_and_time(kind: tuple, x, y, predictor, chain: str, *, key, **options) -> tuple[jc.pipeline.Pipeline, dict]:
+    """A pipeline, and its processor seconds beside those of one fit of its chain."""
+    steps = {"predictor": predictor, "calibrators": CHAINS[chain], "key": key}
+    fitted, seconds = timed((*kind, chain), partial(jc.pipeline.fit, x, y, **options, **steps))
+    _, seconds_once = timed((*kind, chain, "once"), partial(fit_once, x, y, **steps))
+    return fitted, {"time_s": seconds, "time_of_one_fit_s": seconds_once}
 
 
 def scores_of(y, distribution) -> dict[str, float]:

@@ -11,8 +11,9 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8")
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"example {k + 1}" for k in range(len(EXAMPLES))])
 def test_an_example_of_the_readme_runs(example, monkeypatch):
-    if "torch" in example:
-        pytest.importorskip("torch")
+    for library in ("lightgbm", "torch"):
+        if library in example:
+            pytest.importorskip(library)
     monkeypatch.delenv("JAXCAL_DATA", raising=False)
     exec(compile(example, str(README), "exec"), {})
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.tables import _report, _rio_report
+from benchmarks.tables import _report, _rio_report, _usnrt_report
 
 
 def test_marks_are_those_of_the_paired_tests(rng):
@@ -89,3 +89,13 @@ def test_report_names_fits_that_failed(records, tmp_path):
     failed |= {"result": _rio_report.NOT_FINITE, "RMSE": math.nan}
     _rio_report.write(records, 1, {"yacht": 2}, tmp_path)
     assert "- yacht, RIO, setting paper, seed 1" in (tmp_path / "rio_table1.md").read_text()
+
+
+def test_runs_of_two_machines_are_not_compared():
+    machines = {"USNRT": ("a", "a", "b"), "HNN": ("a", "b", "b")}
+    records = [
+        {"dataset": "cbm", "seed": seed, "system": system, "device": device, "ece": 1.0}
+        for system, devices in machines.items()
+        for seed, device in enumerate(devices)
+    ]
+    assert _usnrt_report.Cells(records, tuple(machines), ["cbm"]).count("cbm") == 2

@@ -57,11 +57,11 @@ TABLES = (
 
 LEGEND = """\
 Means ± standard deviations over runs; the published figures are means over five, of one for gpu_sgemm. Rows are drawn
-as the authors drew them, 80 % to train; a run counts in a table when all systems of the table have it. Target in
-standard deviations. *Floor*: the mean error of the true law on as many test rows. HNN is `variance_network` in its
-alternating form, MC dropout predicts without noise, as in the paper; all networks train as `preset="usnrt"` says, and
-stop early as jaxcal does, after 25 epochs without improvement (on blog and gpu_sgemm, where that takes hours, after
-ten). The depth, the share of features and the number of trees of forests are chosen in this order, each by the
+as the authors drew them, 80 % to train; a run counts in a table when all systems of the table have it from one machine.
+Target in standard deviations. *Floor*: the mean error of the true law on as many test rows. HNN is `variance_network`
+in its alternating form, MC dropout predicts without noise, as in the paper; all networks train as `preset="usnrt"`
+says, and stop early as jaxcal does, after 25 epochs without improvement (on blog and gpu_sgemm, where that takes hours,
+after ten). The depth, the share of features and the number of trees of forests are chosen in this order, each by the
 likelihood of a fifth of the training rows, or of 10,000 of them. *diverged*: the training of a run ended in NaN."""
 
 PROTOCOLS = {
@@ -107,7 +107,7 @@ def markdown(records: Sequence[dict], datasets: Sequence[str], protocol: str) ->
 
 
 class Cells:
-    """The metrics of the runs that some systems have all finished.
+    """The metrics of the runs that some systems have all finished, on one machine: results depend on it.
 
     Args:
         records: of finished jobs.
@@ -116,8 +116,9 @@ class Cells:
     """
 
     def __init__(self, records: Sequence[dict], systems: Sequence[str], datasets: Sequence[str]):
-        finished = {(record["dataset"], record["seed"], record["system"]) for record in records}
-        is_whole = lambda record: all((record["dataset"], record["seed"], system) in finished for system in systems)
+        run_of = lambda record: (record["dataset"], record["seed"], record["device"])
+        finished = {(*run_of(record), record["system"]) for record in records}
+        is_whole = lambda record: all((*run_of(record), system) in finished for system in systems)
         self._runs = _report.Runs([record for record in records if is_whole(record)], BY)
         self.names = [name for name in datasets if self._runs.count(name, systems[0])]
         self.systems = systems

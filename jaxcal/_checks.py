@@ -6,13 +6,37 @@ and the checks of values are skipped; those of shapes never are.
 
 import operator
 import warnings
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from jax import dtypes
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator: keywords are taken by their old names, too, with a warning; `old="new"`."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def with_old_names(*args: P.args, **options: P.kwargs) -> T:
+            for old in names.keys() & options.keys():
+                new = names[old]
+                if new in options:
+                    raise TypeError(f"{old} is an old name of {new}: give one of them.")
+                warnings.warn(f"{old} is called {new} now.", DeprecationWarning, stacklevel=2)
+                options[new] = options.pop(old)
+            return function(*args, **options)
+
+        return with_old_names
+
+    return decorate
 
 
 def as_floats(name: str, values: Any) -> Float[Array, "..."]:

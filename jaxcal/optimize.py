@@ -68,39 +68,41 @@ def raise_unless_finite(optimum: Optimum) -> None:
         )
 
 
-def num_train(num_rows: int, validation_share: float) -> int:
-    """How many rows are trained on: floor(n (1 - share)), as Keras has it; the rest are held out.
+def num_train(num_rows: int, validation_fraction: float) -> int:
+    """How many rows are trained on: floor(n (1 - fraction)), as Keras has it; the rest are the validation set.
 
     Raises:
-        ValueError: if the share lies outside (0, 1), or leaves no row to train on or none to hold out.
+        ValueError: if the fraction lies outside (0, 1), or leaves no row to train on or none for validation.
     """
-    _checks.check_fraction("validation_share", validation_share)
-    # The margin keeps a share like 0.9 of 10 rows from falling one short by rounding.
-    size = math.floor(num_rows * (1 - validation_share) + 1e-9)
+    _checks.check_fraction("validation_fraction", validation_fraction)
+    # The margin keeps a fraction like 0.9 of 10 rows from falling one short by rounding.
+    size = math.floor(num_rows * (1 - validation_fraction) + 1e-9)
     if not 0 < size < num_rows:
         raise ValueError(
-            f"a validation_share of {validation_share:g} leaves {size} of {num_rows} rows to train on "
-            f"and {num_rows - size} to stop by; at least one of each is needed."
+            f"a validation_fraction of {validation_fraction:g} leaves {size} of {num_rows} rows to train on "
+            f"and {num_rows - size} for validation; at least one of each is needed."
         )
     return size
 
 
-def adam_l2(learning_rate: ArrayLike, *, weight_decay: ArrayLike) -> optax.GradientTransformation:
-    """Adam (Kingma & Ba 2015) on a loss with the penalty weight_decay |w|^2 / 2, biases included.
+def with_weight_decay(
+    learning_rate: ArrayLike, *, optimizer: Callable[..., optax.GradientTransformation], weight_decay: ArrayLike
+) -> optax.GradientTransformation:
+    """An optimizer on a loss with the penalty weight_decay |w|^2 / 2, biases included.
 
     The penalty's gradient, weight_decay w, joins the loss's before the moments, as PyTorch's `Adam(weight_decay=...)`
     has it; `optax.adamw` adds it to the step.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> optimizer = adam_l2(0.1, weight_decay=0.01)
+        >>> import jax.numpy as jnp, optax
+        >>> optimizer = with_weight_decay(0.1, optimizer=optax.adam, weight_decay=0.01)
         >>> params = jnp.array([5.0, 0.0, -3.0])
         >>> updates, _ = optimizer.update(jnp.zeros(3), optimizer.init(params), params)
         >>> print(updates.round(3))
         [-0.1 -0.   0.1]
     """
     rate = jnp.asarray(learning_rate)
-    return optax.chain(optax.add_decayed_weights(jnp.asarray(weight_decay, rate.dtype)), optax.adam(rate))
+    return optax.chain(optax.add_decayed_weights(jnp.asarray(weight_decay, rate.dtype)), optimizer(rate))
 
 
 def train_minibatches(

@@ -9,7 +9,7 @@ import pytest
 
 import jaxcal as jc
 from jaxcal.functional import scores
-from jaxcal.nn import FeedForward
+from jaxcal.networks import FeedForward
 
 X64 = jax.config.jax_enable_x64
 KEY = jax.random.key(0)
@@ -154,7 +154,7 @@ SMALL = DATA.x[:12], DATA.mean[:12], DATA.y[:12]
         ({"beta": 1.5}, "beta must be 'auto' or one number between 0 and 1; got 1.5"),
         ({"beta": "automatic"}, "beta must be one of 'auto'"),
         ({"restarts": 0}, "restarts must be at least 1"),
-        ({"validation_share": 0.99}, "leaves 0 of 12 rows to train on"),
+        ({"validation_fraction": 0.99}, "leaves 0 of 12 rows to train on"),
         ({"model": "polynomial", "validation": (SMALL[0], BASE, SMALL[2])}, "takes no validation"),
     ],
 )

@@ -72,7 +72,7 @@ def test_rows_keep_their_order():
 def test_the_errors_are_honest(rng):
     x = rng.normal(size=(60, 10))
     y = rng.normal(size=60)
-    fit = partial(jc.mlp.fit, max_epochs=300, patience=300, validation_share=0.05)
+    fit = partial(jc.mlp.fit, max_epochs=300, patience=300, validation_fraction=0.05)
     own = np.std(y - fit(x, y, key=KEY)(x).mean)
     out_of_fold = np.std(y - jc.out_of_fold(fit, x, y, key=KEY, folds=3).mean)
     assert own < 0.7 * y.std()

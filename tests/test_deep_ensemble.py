@@ -45,10 +45,10 @@ def test_every_member_is_a_variance_network(ensemble, data):
         alone = variance_network.fit(x, y, key=key, **SETTING)
         np.testing.assert_allclose(law.components.mean[i], alone(x).mean, atol=TOLERANCE)
         np.testing.assert_allclose(law.components.std[i], alone(x).std, atol=TOLERANCE)
-        np.testing.assert_allclose(ensemble.validation_loss[i], alone.validation_loss, atol=TOLERANCE)
-        assert ensemble.epochs[i] == alone.epochs
-    assert len(np.unique(ensemble.validation_loss)) == 3
-    assert len(np.unique(ensemble.epochs)) > 1
+        np.testing.assert_allclose(ensemble.training.validation_loss[i], alone.training.validation_loss, atol=TOLERANCE)
+        assert ensemble.training.epochs[i] == alone.training.epochs
+    assert len(np.unique(ensemble.training.validation_loss)) == 3
+    assert len(np.unique(ensemble.training.epochs)) > 1
 
 
 def test_members_may_alternate(data):
@@ -89,7 +89,7 @@ def test_divergence_is_raised_or_reported(data):
     too_large = float(np.finfo(jnp.asarray(y).dtype).max) / 10
     with pytest.raises(FloatingPointError, match="diverged"):
         fit(x, y, learning_rate=too_large)
-    assert (fit(x, y, learning_rate=too_large, throw=False).result == Result.NOT_FINITE).all()
+    assert (fit(x, y, learning_rate=too_large, throw=False).training.result == Result.NOT_FINITE).all()
 
 
 @pytest.mark.parametrize(

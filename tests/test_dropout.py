@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.special import expit, logit
 
 from jaxcal import Mixture, Normal, Point
-from jaxcal.nn import ConcreteNetwork, FeedForward
+from jaxcal.networks import ConcreteNetwork, FeedForward
 from jaxcal.optimize import Result
 from jaxcal.predictors import dropout
 
@@ -262,7 +262,7 @@ def test_divergence_is_raised_or_reported(data):
     too_large = float(np.finfo(jnp.asarray(y).dtype).max) / 10
     with pytest.raises(FloatingPointError, match="diverged"):
         fit(x, y, learning_rate=too_large)
-    assert fit(x, y, learning_rate=too_large, throw=False).result == Result.NOT_FINITE
+    assert fit(x, y, learning_rate=too_large, throw=False).training.result == Result.NOT_FINITE
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_the_loss_is_that_of_the_paper():
         (negative_log_likelihood(kind, *parameters) + 0.3 * np.abs(kind - gamma) * (2 * nu + alpha))[0]
         for kind in (np.array([0, 1]) - y.mean()) / y.std(ddof=1)
     )
-    number = 400 * (fitted.validation_loss - zeros) / (ones - zeros)
+    number = 400 * (fitted.training.validation_loss - zeros) / (ones - zeros)
     assert 50 < number < 150
     assert abs(number - np.round(number)) < (1e-8 if X64 else 1e-2)
 
@@ -107,7 +107,7 @@ def test_divergence_is_raised_or_reported(data):
     too_large = float(np.finfo(jnp.asarray(y).dtype).max) / 10
     with pytest.raises(FloatingPointError, match="diverged"):
         fit(x, y, learning_rate=too_large)
-    assert fit(x, y, learning_rate=too_large, throw=False).result == Result.NOT_FINITE
+    assert fit(x, y, learning_rate=too_large, throw=False).training.result == Result.NOT_FINITE
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_divergence_is_raised_or_reported(data):
     [
         ({"penalty": -1.0}, "penalty must not be negative; got -1"),
         ({"preset": "crude"}, "preset must be one of None, 'usnrt'; got 'crude'"),
-        ({"validation_share": 20.0}, r"got 20: did you mean 0.2\?"),
+        ({"validation_fraction": 20.0}, r"got 20: did you mean 0.2\?"),
         ({"x": np.full(ROWS, np.nan)}, "x holds 2000 values that are NaN or infinite"),
         ({"y": np.ones(3)}, "y has 3 rows where 2000 are expected"),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcal as jc
-from jaxcal.nn import FeedForward
+from jaxcal.networks import FeedForward
 from jaxcal.predictors import mlp
 
 KEY = jax.random.key(0)

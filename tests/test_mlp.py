@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcal.nn import FeedForward
+from jaxcal.networks import FeedForward
 from jaxcal.optimize import Result
 from jaxcal.predictors import mlp
 from jaxcal.scaling import Standardiser
@@ -46,8 +46,8 @@ def test_it_learns_a_function_that_is_not_linear(rng):
     network = mlp.fit(x[:400], y[:400], key=KEY)
     errors = network(x[400:]).mean - y[400:]
     assert np.sqrt(np.mean(errors**2)) < 0.1 * y.std()
-    assert network.result == Result.CONVERGED
-    np.testing.assert_allclose(network.validation_loss, np.mean(errors**2) / y.var(), rtol=1)
+    assert network.training.result == Result.CONVERGED
+    np.testing.assert_allclose(network.training.validation_loss, np.mean(errors**2) / y.var(), rtol=1)
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1e-9, 0.0), (1e9, 1e9), (1e-9, 1e-9), (3.0, 7.0)])
@@ -70,7 +70,7 @@ def test_vmap_over_folds_and_keys_equals_the_loop(rng):
     predictions = eqx.filter_vmap(lambda network, x: network(x).mean)(together, xs)
     for i in range(3):
         alone = fit(xs[i], ys[i], key=keys[i])
-        assert alone.epochs == together.epochs[i]
+        assert alone.training.epochs == together.training.epochs[i]
         np.testing.assert_allclose(alone(xs[i]).mean, predictions[i], rtol=1e-3, atol=1e-4)
     assert not np.allclose(predictions[0], predictions[1])
 
@@ -115,18 +115,18 @@ def test_the_best_epoch_is_restored_in_the_default(data):
     """Stopped by patience, the network is the one of `patience` epochs before."""
     x, y = data
     stopped = fit(x, y, max_epochs=1000, patience=5)
-    assert stopped.result == Result.CONVERGED
-    best = fit(x, y, max_epochs=int(stopped.epochs) - 5, patience=1000)
-    assert best.result == Result.STEP_LIMIT
+    assert stopped.training.result == Result.CONVERGED
+    best = fit(x, y, max_epochs=int(stopped.training.epochs) - 5, patience=1000)
+    assert best.training.result == Result.STEP_LIMIT
     np.testing.assert_array_equal(stopped(x).mean, best(x).mean)
 
 
 def test_the_paper_keeps_the_last_epoch(data):
     x, y = data
     stopped = fit(x, y, preset="paper", max_epochs=1000, patience=5)
-    assert stopped.result == Result.CONVERGED
-    last = fit(x, y, preset="paper", max_epochs=int(stopped.epochs), patience=1000)
-    best = fit(x, y, preset="paper", max_epochs=int(stopped.epochs) - 5, patience=1000)
+    assert stopped.training.result == Result.CONVERGED
+    last = fit(x, y, preset="paper", max_epochs=int(stopped.training.epochs), patience=1000)
+    best = fit(x, y, preset="paper", max_epochs=int(stopped.training.epochs) - 5, patience=1000)
     np.testing.assert_array_equal(stopped(x).mean, last(x).mean)
     assert not np.array_equal(stopped(x).mean, best(x).mean)
 
@@ -150,7 +150,7 @@ def test_the_held_out_rows_are_drawn_with_the_key(data):
     """An outlier counts among the validation rows for about a fifth of the keys."""
     x, y = data
     y = np.where(np.arange(50) == 49, 1e3, y)
-    losses = np.array([fit(x, y, key=key).validation_loss for key in jax.random.split(KEY, 20)])
+    losses = np.array([fit(x, y, key=key).training.validation_loss for key in jax.random.split(KEY, 20)])
     assert 0 < np.sum(losses > 1) < 20
 
 
@@ -187,7 +187,7 @@ def test_divergence_is_raised_or_reported(data):
     too_large = float(np.finfo(jnp.asarray(y).dtype).max) / 10
     with pytest.raises(FloatingPointError, match="diverged"):
         fit(x, y, learning_rate=too_large)
-    assert fit(x, y, learning_rate=too_large, throw=False).result == Result.NOT_FINITE
+    assert fit(x, y, learning_rate=too_large, throw=False).training.result == Result.NOT_FINITE
 
 
 @pytest.mark.parametrize(
@@ -212,9 +212,9 @@ def test_bad_data(change, message, data):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"validation_share": 0.0}, "validation_share must lie between 0 and 1; got 0"),
-        ({"validation_share": 20.0}, r"got 20: did you mean 0.2\?"),
-        ({"validation_share": 0.99}, "leaves 0 of 50 rows to train on"),
+        ({"validation_fraction": 0.0}, "validation_fraction must lie between 0 and 1; got 0"),
+        ({"validation_fraction": 20.0}, r"got 20: did you mean 0.2\?"),
+        ({"validation_fraction": 0.99}, "leaves 0 of 50 rows to train on"),
         ({"preset": "papers"}, "preset must be one of None, 'paper'; got 'papers'"),
         ({"hidden": (8, 0)}, r"hidden must hold widths of at least 1; got \(8, 0\)"),
         ({"batch_size": 0}, "batch_size must be at least 1"),

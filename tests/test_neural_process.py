@@ -36,7 +36,7 @@ def test_learns_a_table(fitted):
     assert isinstance(law, Mixture)
     assert metrics.rmse(y, law) < 0.3 * y.std()
     assert metrics.coverage(y, law, confidence_level=0.9) > 0.8
-    assert fitted.result == Result.STEP_LIMIT
+    assert fitted.training.result == Result.STEP_LIMIT
 
 
 def normal_divergence(mean, std, other_mean, other_std):
@@ -164,8 +164,8 @@ def test_preset_trains_on_all_rows_without_a_validation_set():
     x, y = table(0)
     process = neural_process.fit(x, y, **PAPER)
     assert process.iterations == 2000
-    assert process.result == Result.STEP_LIMIT
-    assert process.validation_loss is None
+    assert process.training.result == Result.STEP_LIMIT
+    assert process.training.validation_loss is None
     trained, validation = rows_of_preset(x[None], y[None], process)
     np.testing.assert_allclose(trained, np.sort(y)[None], rtol=1e-5)
     assert validation is None
@@ -178,9 +178,9 @@ def test_preset_trains_on_all_rows_without_a_validation_set():
 def test_divergence_of_the_preset_is_told():
     x, y = table(0)
     diverged = neural_process.fit(x, y, **PAPER, learning_rate=1e30, throw=False)
-    assert diverged.result == Result.NOT_FINITE
+    assert diverged.training.result == Result.NOT_FINITE
     assert diverged.iterations < 2000
-    assert diverged.validation_loss is None
+    assert diverged.training.validation_loss is None
     with pytest.raises(FloatingPointError, match="NaN or infinite"):
         neural_process.fit(x, y, **PAPER, learning_rate=1e30)
 
@@ -192,7 +192,7 @@ def test_preset_trains_on_all_functions_without_a_validation_set():
     trained, validation = rows_of_preset(x[..., None], y, process)
     np.testing.assert_allclose(trained, np.sort(y), atol=1e-5)
     assert validation is None
-    assert process.validation_loss is None
+    assert process.training.validation_loss is None
 
 
 def scaled_back(scaler, values):
@@ -221,7 +221,7 @@ def test_validation_loss_of_a_table_is_of_a_fifth_of_its_rows(fitted):
     assert context_y.shape == (1, 50)
     np.testing.assert_allclose(np.sort(np.hstack([train_y, held_y])[0]), np.sort(y), rtol=1e-5)
     expected = log_loss(fitted, held_x[0], held_y[0], (context_x[0], context_y[0]))
-    np.testing.assert_allclose(fitted.validation_loss, expected, rtol=1e-8 if X64 else 1e-3)
+    np.testing.assert_allclose(fitted.training.validation_loss, expected, rtol=1e-8 if X64 else 1e-3)
 
 
 @pytest.mark.slow
@@ -251,7 +251,7 @@ def test_validation_loss_of_a_family_is_of_a_fifth_of_its_functions(of_waves):
     assert train_y.shape == (240, 30)
     assert parts[3].shape == (60, 20)
     losses = [log_loss(of_waves, *part[2:], part[:2]) for part in zip(*parts, strict=True)]
-    np.testing.assert_allclose(of_waves.validation_loss, np.mean(losses), rtol=1e-8 if X64 else 1e-3)
+    np.testing.assert_allclose(of_waves.training.validation_loss, np.mean(losses), rtol=1e-8 if X64 else 1e-3)
 
 
 def test_goes_on_from_the_context_of_another_function(of_waves, rng):
@@ -289,7 +289,7 @@ NAN_AT_3 = np.where(np.arange(N) == 3, np.nan, 1.0)
         ({"num_samples": 0}, "num_samples must be at least 1; got 0"),
         ({"max_iterations": 0}, "iterations must be at least 1; got 0"),
         ({"learning_rate": -1.0}, "learning_rate must be positive"),
-        ({"validation_share": 0.994}, "the number of rows to train on must be at least 2; got 1"),
+        ({"validation_fraction": 0.994}, "the number of rows to train on must be at least 2; got 1"),
         ({"preset": "kim"}, "preset must be one of None, 'paper'; got 'kim'"),
     ],
 )
@@ -318,7 +318,7 @@ def test_divergence_is_told():
     with pytest.raises(FloatingPointError, match="NaN or infinite"):
         neural_process.fit(*table(0), **diverging)
     process = neural_process.fit(*table(0), **diverging, throw=False)
-    assert process.result == Result.NOT_FINITE
+    assert process.training.result == Result.NOT_FINITE
 
 
 @pytest.mark.slow

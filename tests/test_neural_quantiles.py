@@ -88,8 +88,8 @@ def test_without_targets_the_base_is_repeated(z):
         distance = np.asarray(fitted(None, base).values - base.values) / std[:, None]
         assert np.sqrt(np.mean(distance**2)) < 0.07
         assert np.abs(distance[:, 9:-9]).max() < 0.3
-        assert int(fitted.epochs) == 0
-        assert np.isinf(fitted.validation_loss)
+        assert int(fitted.training.epochs) == 0
+        assert np.isinf(fitted.training.validation_loss)
 
 
 def test_quantiles_that_cross_are_put_in_order(overconfident):
@@ -156,14 +156,14 @@ def test_many_keys_at_once_and_each_key_its_own_result():
 def test_the_paper_trains_for_all_its_epochs_on_all_rows():
     base = Normal(MEAN, STD / 2)
     fitted = fit(base, preset="paper", pretraining_epochs=5)
-    assert int(fitted.epochs) == 200
-    assert int(fitted.result) == Result.STEP_LIMIT
+    assert int(fitted.training.epochs) == 200
+    assert int(fitted.training.result) == Result.STEP_LIMIT
     # 0.05, 0.1, ..., 0.95, of the rows that it was trained on.
     watched = np.asarray(fitted(None, base).values)[:, 9::10]
     errors, levels = (Y[:, None] - watched) / float(fitted.unit), LEVELS[9::10]
     loss = np.mean(np.maximum(levels * errors, (levels - 1) * errors))
     # But for quantiles that cross.
-    np.testing.assert_allclose(loss, fitted.validation_loss, rtol=1e-2)
+    np.testing.assert_allclose(loss, fitted.training.validation_loss, rtol=1e-2)
 
 
 def test_divergence_is_told():
@@ -172,7 +172,7 @@ def test_divergence_is_told():
         fit(base, learning_rate=rate)
     for epochs in ({"max_epochs": 5, "pretraining_epochs": 0}, {"max_epochs": 0, "pretraining_epochs": 5}):
         fitted = fit(base, learning_rate=rate, throw=False, **epochs)
-        assert int(fitted.result) == Result.NOT_FINITE
+        assert int(fitted.training.result) == Result.NOT_FINITE
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_divergence_is_told():
         (Normal(MEAN, STD), Y[:, None], {}, r"y must have shape \(n,\); got \(600, 1\)"),
         (Normal(MEAN, np.where(STD > 0.3, STD, 0)), Y, {}, "base.std must be positive"),
         (Point(MEAN), Y, {}, "base is a Point, whose quantiles are all its mean: it must have a std"),
-        (Normal(MEAN[:1], STD[:1]), Y[:1], {}, "a validation_share of 0.2 leaves 0 of 1 rows"),
+        (Normal(MEAN[:1], STD[:1]), Y[:1], {}, "a validation_fraction of 0.2 leaves 0 of 1 rows"),
         (Empirical(MEAN, STD, np.arange(3.0), "conformal"), Y, {}, r"base.icdf\(levels\) holds .* infinite"),
         (Normal(MEAN, STD), Y, {"levels": []}, r"levels must be a vector of at least one level; got shape \(0,\)"),
         (Normal(MEAN, STD), Y, {"levels": [0.0, 0.5]}, "levels must lie between 0 and 1; got 0"),
@@ -193,7 +193,7 @@ def test_divergence_is_told():
         (Normal(MEAN, STD), Y, {"pretraining_epochs": -1}, "pretraining_epochs must be at least 0; got -1"),
         (Normal(MEAN, STD), Y, {"patience": 0}, "patience must be at least 1; got 0"),
         (Normal(MEAN, STD), Y, {"learning_rate": 0.0}, "learning_rate must be positive; got 0"),
-        (Normal(MEAN, STD), Y, {"validation_share": 1.0}, "validation_share must lie between 0 and 1; got 1"),
+        (Normal(MEAN, STD), Y, {"validation_fraction": 1.0}, "validation_fraction must lie between 0 and 1; got 1"),
         (Normal(MEAN, STD), Y, {"preset": "usnrt"}, "preset must be one of None, 'paper'; got 'usnrt'"),
     ],
 )

@@ -6,15 +6,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from growing_noise import ROWS, SETTING, draw, mean, std
 from jax.tree_util import Partial
 from scipy import stats
 
-from jaxcal.nn import FeedForward, as_variance
-from jaxcal.optimize import Optimum, Result, adam_l2, train_minibatches
+from jaxcal.networks import FeedForward
+from jaxcal.networks.modules import as_variance
+from jaxcal.networks.normal import alternate
+from jaxcal.optimize import Optimum, Result, train_minibatches, with_weight_decay
 from jaxcal.predictors import variance_network
-from jaxcal.predictors._normal_networks import alternate
 
 X64 = jax.config.jax_enable_x64
 KEY = jax.random.key(0)
@@ -72,7 +74,7 @@ def test_the_loss_is_the_negative_log_likelihood(form):
     law = network(np.zeros(1))
     # The network sees the target divided by its std.
     zeros, ones = (-stats.norm.logpdf(kind, law.mean, law.std)[0] - np.log(y.std(ddof=1)) for kind in (0, 1))
-    number = 400 * (network.validation_loss - zeros) / (ones - zeros)
+    number = 400 * (network.training.validation_loss - zeros) / (ones - zeros)
     assert 50 < number < 150
     assert abs(number - np.round(number)) < (1e-8 if X64 else 1e-2)
 
@@ -94,7 +96,7 @@ def test_weight_decay_is_that_of_torch():
         row,
         row,
         key=KEY,
-        optimizer=Partial(adam_l2, weight_decay=jnp.asarray(decay)),
+        optimizer=Partial(with_weight_decay, optimizer=optax.adam, weight_decay=jnp.asarray(decay)),
         learning_rate=rate,
         max_epochs=steps,
         restore_best=False,
@@ -128,7 +130,7 @@ def test_noisy_rows_weigh_less_in_the_second_round(data):
     fits = [fit(x, y, form="alternating", rounds=rounds) for rounds in (1, 2)]
     once, twice = (np.abs(network(x).mean - x)[x > 0].mean() for network in fits)
     assert twice < 0.5 * once
-    assert fits[1].epochs > fits[0].epochs
+    assert fits[1].training.epochs > fits[0].training.epochs
 
 
 def test_the_preset_has_the_layers_of_crude(data):
@@ -172,7 +174,7 @@ def test_divergence_is_raised_or_reported(form, data):
     too_large = float(np.finfo(jnp.asarray(y).dtype).max) / 10
     with pytest.raises(FloatingPointError, match="diverged"):
         fit(x, y, form=form, learning_rate=too_large)
-    assert fit(x, y, form=form, learning_rate=too_large, throw=False).result == Result.NOT_FINITE
+    assert fit(x, y, form=form, learning_rate=too_large, throw=False).training.result == Result.NOT_FINITE
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ def test_bad_data(change, message, data):
         ({"preset": "paper"}, "preset must be one of None, 'crude', 'usnrt'; got 'paper'"),
         ({"weight_decay": -0.1}, "weight_decay must not be negative; got -0.1"),
         ({"hidden": (0,)}, r"hidden must hold widths of at least 1; got \(0,\)"),
-        ({"validation_share": 20.0}, r"got 20: did you mean 0.2\?"),
+        ({"validation_fraction": 20.0}, r"got 20: did you mean 0.2\?"),
         ({"learning_rate": 0.0}, "learning_rate must be positive; got 0"),
     ],
 )

@@ -19,7 +19,7 @@ import numpy as np
 
 import jaxcal as jc
 from benchmarks.tables import _accrue_report, _jobs
-from jaxcal.nn import FeedForward
+from jaxcal.networks import FeedForward
 from jaxcal.optimize import minimize_from_each, num_train
 from jaxcal.scaling import Standardiser
 

@@ -28,7 +28,7 @@ from jaxcal import _checks
 from jaxcal.calibrators._base import Rows, are_among, as_rows, check_base
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
-from jaxcal.nn import FeedForward
+from jaxcal.networks import FeedForward
 from jaxcal.optimize import Optimum, Result, minimize, minimize_from_each, num_train
 from jaxcal.scaling import Standardiser
 
@@ -45,6 +45,7 @@ _MEDIAN_SIZE = 0.6745
 _TOO_LARGE = 1.5
 
 
+@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: ArrayLike,
     base: Distribution,
@@ -54,7 +55,7 @@ def fit(
     model: str | eqx.Module = "network",
     beta: str | ArrayLike = "auto",
     restarts: int = 5,
-    validation_share: float = 0.5,
+    validation_fraction: float = 0.5,
     validation: tuple[ArrayLike, Distribution, ArrayLike] | None = None,
     max_iterations: int = 500,
     patience: int = 10,
@@ -85,8 +86,8 @@ def fit(
         model: "network", "polynomial" or a module, as above.
         beta: the weight of the CRPS in [0, 1]; "auto" is equation 12, see `functional.scores.accrue_beta`.
         restarts: number of initialisations of the network.
-        validation_share: share of the rows held out to stop by.
-        validation: other rows (x, base, y) to stop by, in place of a share of these.
+        validation_fraction: fraction of the rows in the validation set.
+        validation: other rows (x, base, y) as the validation set, in place of a fraction of these.
         max_iterations: number of L-BFGS steps to stop at.
         patience: steps without improvement to stop at.
 
@@ -123,7 +124,7 @@ def fit(
         _check_polynomial(rows, validation)
         fitted = _fit_polynomial(rows, _as_weight(beta), until)
     else:
-        size = num_train(rows.y.shape[0], validation_share) if validation is None else rows.y.shape[0]
+        size = num_train(rows.y.shape[0], validation_fraction) if validation is None else rows.y.shape[0]
         if validation is not None:
             rows = _join(rows, as_rows(*validation))
         split_key, start_key = jax.random.split(key)

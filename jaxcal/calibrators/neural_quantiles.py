@@ -38,13 +38,13 @@ import optax
 from jax import lax
 from jax.scipy.special import ndtr, ndtri
 from jax.typing import DTypeLike
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import FINE_LEVELS, as_levels, check_base
 from jaxcal.distributions import Distribution, Point, Quantiles
 from jaxcal.functional.scores import pinball
-from jaxcal.nn import FeedForward
+from jaxcal.networks import FeedForward, TrainingRecord
 from jaxcal.optimize import Optimum, Result, num_train, raise_unless_finite, train_minibatches
 from jaxcal.scaling import Standardiser
 
@@ -66,12 +66,13 @@ class _Setting(NamedTuple):
 
     max_epochs: int
     pretraining_epochs: int
-    validation_share: float
+    validation_fraction: float
 
 
 _PRESETS = {None: _Setting(1000, 500, 0.2), "paper": _Setting(200, 2000, 0.0)}
 
 
+@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: ArrayLike | None,
     base: Distribution,
@@ -83,14 +84,14 @@ def fit(
     max_epochs: int | None = None,
     patience: int = 20,
     pretraining_epochs: int | None = None,
-    validation_share: float | None = None,
+    validation_fraction: float | None = None,
     preset: str | None = None,
     throw: bool = True,
 ) -> "NeuralQuantiles":
     """Train a network that returns the quantile at a level from the base's deciles, by the check loss.
 
-    It first learns, by squared error, to repeat the base's own quantiles, and then from the targets. A share of the
-    rows, drawn at random, is held out: training stops when their loss has not improved for `patience` epochs, and the
+    It first learns, by squared error, to repeat the base's own quantiles, and then from the targets. A random fraction
+    of the rows is the validation set: training stops when its loss has not improved for `patience` epochs, and the
     weights of the best epoch are kept. It takes some hundred rows. Where the errors have one law in units of the std,
     `isotonic` learns it from fewer. What is alike in all rows given here, such as one std for all of them, the network
     knows no answer to a change of.
@@ -115,10 +116,10 @@ def fit(
             repeated.
         patience: epochs without improvement to stop at.
         pretraining_epochs: number of epochs on the base's own quantiles (default 500; 2000 with the preset).
-        validation_share: share of the rows held out, l - floor(l (1 - share)) of them (default 0.2; 0 with the preset).
-            With 0 all rows are trained on for all epochs, and the last weights are kept.
+        validation_fraction: fraction of the rows in the validation set, l - floor(l (1 - fraction)) of them (default
+            0.2; 0 with the preset). With 0 all rows are trained on for all epochs, and the last weights are kept.
         preset: None, or "paper" as above.
-        throw: whether to raise if training diverges; the module's `result` says so in any case.
+        throw: whether to raise if training diverges; the module's `training.result` says so in any case.
 
     Raises:
         TypeError: if base is not a Distribution.
@@ -139,30 +140,31 @@ def fit(
         >>> bool(lower[0] < -2.5), bool(upper[0] > 2.5)
         (True, True)
     """
-    setting = _settle(preset, max_epochs, pretraining_epochs, validation_share)
+    setting = _settle(preset, max_epochs, pretraining_epochs, validation_fraction)
     _checks.check_at_least("patience", patience, 1)
     levels = as_levels(FINE_LEVELS if levels is None else levels)
     quantiles = _quantiles_of(base, _LEVELS)
     y = _checks.as_vector("y", y, length=quantiles.shape[0])
-    share = setting.validation_share
-    size = num_train(y.shape[0], share) if share else y.shape[0]
+    fraction = setting.validation_fraction
+    size = num_train(y.shape[0], fraction) if fraction else y.shape[0]
     split_key, start_key, pretraining_key, key = jax.random.split(key, 4)
-    rows = _prepare(quantiles, base.std, y, split_key if share else None)
+    rows = _prepare(quantiles, base.std, y, split_key if fraction else None)
     network = _start(rows.features.shape[1], key=start_key, dtype=rows.features.dtype)
 
     train = rows.features[:size], rows.errors[:size]
-    held_out = (rows.features[size:], rows.errors[size:]) if share else train
+    held_out = (rows.features[size:], rows.errors[size:]) if fraction else train
     own = rows.features, rows.quantiles
     few = jax.tree.map(lambda a: a[:_FEW_ROWS], own)
     run = partial(_train, learning_rate=learning_rate)
     pretrained = run(_identity_loss, network, own, few, pretraining_key, setting.pretraining_epochs, None)
-    stop = patience if share else None
+    stop = patience if fraction else None
     optimum = run(_check_loss, pretrained.params, train, held_out, key, setting.max_epochs, stop)
     if throw:
         raise_unless_finite(pretrained)
         raise_unless_finite(optimum)
     result = jnp.where(pretrained.result == Result.NOT_FINITE, pretrained.result, optimum.result)
-    return NeuralQuantiles(optimum.params, rows.scaler, rows.unit, optimum.steps, optimum.loss, result, levels)
+    training = TrainingRecord(epochs=optimum.steps, validation_loss=optimum.loss, result=result)
+    return NeuralQuantiles(optimum.params, rows.scaler, rows.unit, training, levels)
 
 
 class Recalibrator(eqx.Module):
@@ -200,19 +202,15 @@ class NeuralQuantiles(eqx.Module):
         network: the weights.
         scaler: the standardisation of the features: the base's median, and the distances of its other deciles from it.
         unit: what the network's output is measured in, the mean absolute error of the base's medians.
-        epochs: how many epochs were run after pretraining.
-        validation_loss: the lowest mean check loss of the rows held out, or, where there are none, of all rows, in
-            units of `unit`; infinite where there was no training.
-        result: how training ended, one of `jaxcal.optimize.Result`.
+        training: how training went after the pretraining, a `jaxcal.networks.TrainingRecord`; its loss is the check
+            loss in units of `unit`, where there is no validation set of all rows, infinite where there was no training.
         levels: the levels of the quantiles that are returned.
     """
 
     network: Recalibrator
     scaler: Standardiser
     unit: Float[Array, "*runs"]
-    epochs: Int[Array, "*runs"]
-    validation_loss: Float[Array, "*runs"]
-    result: Int[Array, "*runs"]
+    training: TrainingRecord
     levels: tuple[float, ...] = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Quantiles:
@@ -238,14 +236,14 @@ def _predict(fitted: NeuralQuantiles, deciles: Float[Array, "n 9"]) -> Quantiles
     return Quantiles(levels, jnp.sort(deciles[:, _MEDIAN, None] + fitted.unit[None, None] * distances, axis=1))
 
 
-def _settle(preset, max_epochs, pretraining_epochs, validation_share) -> _Setting:
+def _settle(preset, max_epochs, pretraining_epochs, validation_fraction) -> _Setting:
     """The options that were given, and those of the preset in place of None."""
     _checks.check_choice("preset", preset, tuple(_PRESETS))
     default = _PRESETS[preset]
     setting = _Setting(
         default.max_epochs if max_epochs is None else max_epochs,
         default.pretraining_epochs if pretraining_epochs is None else pretraining_epochs,
-        default.validation_share if validation_share is None else validation_share,
+        default.validation_fraction if validation_fraction is None else validation_fraction,
     )
     _checks.check_at_least("max_epochs", setting.max_epochs, 0)
     _checks.check_at_least("pretraining_epochs", setting.pretraining_epochs, 0)

@@ -4,22 +4,23 @@ Lakshminarayanan, Pritzel & Blundell, "Simple and Scalable Predictive Uncertaint
 NeurIPS 2017, algorithm 1 without its optional step of adversarial training.
 """
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import equinox as eqx
 import jax
 from jax.tree_util import Partial
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Mixture
-from jaxcal.nn import NormalNetwork
-from jaxcal.optimize import Optimum, over_runs, raise_unless_finite
-from jaxcal.predictors._normal_networks import as_normal, train_normal
-from jaxcal.predictors._training import as_data, as_inputs
+from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord
+from jaxcal.networks.normal import as_normal, settle_normal, train_normal
+from jaxcal.networks.training import as_data, as_inputs
+from jaxcal.optimize import Optimum, over_runs
 from jaxcal.scaling import Standardiser
 
 
+@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: ArrayLike,
     y: ArrayLike,
@@ -28,15 +29,8 @@ def fit(
     num_members: int = 5,
     form: str | None = None,
     rounds: int = 2,
-    hidden: Sequence[int] | None = None,
-    learning_rate: ArrayLike | None = None,
-    weight_decay: ArrayLike | None = None,
-    batch_size: int | None = None,
-    max_epochs: int = 1000,
-    patience: int = 10,
-    validation_share: float = 0.2,
     preset: str | None = None,
-    throw: bool = True,
+    **options: Unpack[TrainingOptions],
 ) -> "DeepEnsemble":
     """Train `num_members` variance networks, and mix their laws with equal weights.
 
@@ -60,15 +54,9 @@ def fit(
         form: "joint" or "alternating"; this and all options but the last are every member's, those of
             `variance_network.fit`.
         rounds: how often the alternating form trains both networks.
-        hidden: widths of the hidden layers.
-        learning_rate: of Adam.
-        weight_decay: of Adam, as an L2 penalty.
-        batch_size: rows a step.
-        max_epochs: number of epochs to stop at, of each training.
-        patience: epochs without improvement to stop at.
-        validation_share: share of the rows held out for stopping.
         preset: None, or one of `variance_network.fit`.
-        throw: whether to raise if the training of a member diverges; the module's `result` says so in any case.
+        **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, learning_rate, weight_decay, batch_size,
+            max_epochs, patience, validation_fraction and throw.
 
     Raises:
         ValueError: if x or y is empty, not finite or of the wrong shape, there are too few rows to hold some
@@ -86,25 +74,13 @@ def fit(
         ([-1.0, 1.0], True)
     """
     _checks.check_at_least("num_members", num_members, 1)
+    x = _checks.as_matrix("x", x)
+    settings = settle_normal(x.shape[1], options, preset)
     # Values can be checked here only: under `over_runs` they are traced.
-    x, y, _ = as_data(x, y, validation_share)
-    train = Partial(
-        train_normal,
-        form=form,
-        rounds=rounds,
-        hidden=hidden,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        batch_size=batch_size,
-        max_epochs=max_epochs,
-        patience=patience,
-        validation_share=validation_share,
-        preset=preset,
-    )
+    x, y, _ = as_data(x, y, settings.validation_fraction)
+    train = Partial(train_normal, form=form, rounds=rounds, settings=settings, preset=preset)
     optima, x_scaler, y_scaler = _train_members(train, x, y, key, num_members)
-    if throw:
-        raise_unless_finite(optima)
-    return DeepEnsemble(optima.params, x_scaler, y_scaler, optima.steps, optima.loss, optima.result)
+    return DeepEnsemble(optima.params, x_scaler, y_scaler, TrainingRecord.of(optima, throw=settings.throw))
 
 
 class DeepEnsemble(eqx.Module):
@@ -114,18 +90,13 @@ class DeepEnsemble(eqx.Module):
         networks: the weights of the members, stacked: every array has a leading axis [m].
         x_scaler: the standardisation of the inputs, one for all members.
         y_scaler: the standardisation of the target.
-        epochs: how many epochs every member was trained for [m].
-        validation_loss: the lowest mean negative log likelihood of every member's validation rows [m], on the scale of
-            `y_scaler`.
-        result: how the training of every member ended [m], of `jaxcal.optimize.Result`.
+        training: how the training of every member went [m], a `jaxcal.networks.TrainingRecord`.
     """
 
     networks: NormalNetwork
     x_scaler: Standardiser
     y_scaler: Standardiser
-    epochs: Int[Array, "*runs m"]
-    validation_loss: Float[Array, "*runs m"]
-    result: Int[Array, "*runs m"]
+    training: TrainingRecord
 
     def __call__(self, x: ArrayLike) -> Mixture:
         """The predictions at the rows of x.

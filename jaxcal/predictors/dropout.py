@@ -2,42 +2,29 @@
 
 Gal & Ghahramani, "Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep Learning", ICML 2016.
 Its predictive variance (section 4) is the variance over passes with dropout plus the variance of the noise, 1 / tau.
-Gal, Hron & Kendall, "Concrete Dropout", NeurIPS 2017, learn the rates: `nn.ConcreteNetwork` has the equations.
+Gal, Hron & Kendall, "Concrete Dropout", NeurIPS 2017, learn the rates: `networks.ConcreteNetwork` has the equations.
 """
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.tree_util import Partial
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
 
 from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal, Point
 from jaxcal.functional import safe
 from jaxcal.functional.scores import normal_log_prob
-from jaxcal.nn import ConcreteNetwork, FeedForward
-from jaxcal.optimize import raise_unless_finite
-from jaxcal.predictors._training import (
-    CRUDE,
-    DEFAULT,
-    XY,
-    Setting,
-    as_data,
-    as_inputs,
-    hold_out,
-    settle,
-    squared_error,
-    start,
-    trainer,
-    usnrt_setting,
-)
+from jaxcal.networks import ConcreteNetwork, FeedForward, TrainingOptions, TrainingRecord, presets
+from jaxcal.networks.training import XY, as_data, as_inputs, settle, split, squared_error, start, trainer
 from jaxcal.scaling import Standardiser
 
 
+@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: ArrayLike,
     y: ArrayLike,
@@ -47,15 +34,8 @@ def fit(
     length_scale: ArrayLike = 1e-4,
     num_samples: int = 100,
     law: str = "normal",
-    hidden: Sequence[int] | None = None,
-    learning_rate: ArrayLike | None = None,
-    weight_decay: ArrayLike | None = None,
-    batch_size: int | None = None,
-    max_epochs: int = 1000,
-    patience: int = 10,
-    validation_share: float = 0.2,
     preset: str | None = None,
-    throw: bool = True,
+    **options: Unpack[TrainingOptions],
 ) -> "Dropout":
     """Train a ReLU network on the mean squared error by Adam, with dropout after every hidden layer.
 
@@ -68,15 +48,13 @@ def fit(
     The variance of the noise is what the passes leave unexplained on the rows held out: their mean of
     (y - mean(x))^2 - var_s f_s(x), but not less than 0. It is a little too small, as training stopped by these rows.
 
-    Inputs and target are standardised by the rows given here, so y -> a y + b changes the prediction exactly so, up to
-    rounding. A share of the rows, drawn at random, is held out: training stops when their loss, without dropout, has
-    not improved for `patience` epochs, and the weights of the best epoch are kept.
+    The loss of the validation set is that without dropout.
 
     `rate="concrete"` learns a rate for the inputs of every layer, x included (Gal, Hron & Kendall 2017). The network
     then has two outputs, the mean f_s(x) and the logarithm of the variance of the noise, which is no constant now but
     part of every pass. With N rows to train on, the loss of a row is its negative log likelihood plus 1 / N of the
-    divergence from the prior (`nn.ConcreteNetwork.divergence`): half of the authors' loss. The rates start at 0.1 and
-    move slowly: with little patience training ends before they settle.
+    divergence from the prior (`networks.ConcreteNetwork.divergence`): half of the authors' loss. The rates start at
+    0.1 and move slowly: with little patience training ends before they settle.
 
     `preset="crude"` is the setting of Zelikman et al., "CRUDE: Calibrating Regression Uncertainty Distributions
     Empirically", appendix A: three hidden layers of 1024, learning rate 1e-4 and weight decay 0.01 (and rate 0.2).
@@ -99,19 +77,14 @@ def fit(
         length_scale: of the prior of the weights N(0, 1 / length_scale^2), where the rates are learned.
         num_samples: how many masks a prediction is made of.
         law: what is predicted: the "normal" law of the moments, or the "mixture" itself, of [num_samples, n] numbers.
-        hidden: widths of the hidden layers, one at least (default 64, 64).
-        learning_rate: of Adam (default 1e-3).
-        weight_decay: of Adam, as an L2 penalty on all weights and biases (default 0), and log(p / (1 - p)) if learned.
-        batch_size: rows a step (default 32).
-        max_epochs: number of epochs to stop at.
-        patience: epochs without improvement to stop at.
-        validation_share: share of the rows held out for stopping; n - floor(n (1 - share)) rows.
         preset: None, or "usnrt" or, with a given rate, "crude" for other defaults, as above.
-        throw: whether to raise if training diverges; the module's `result` says so in any case.
+        **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, learning_rate, weight_decay, batch_size,
+            max_epochs, patience, validation_fraction and throw.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are too few rows to hold some
-            out (two are the least), or an option is out of its range.
+        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than two rows for
+            training and validation, or an option is out of its range.
+        TypeError: if there is no such option.
         FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
 
     Example:
@@ -130,21 +103,15 @@ def fit(
     _checks.check_positive("length_scale", length_scale)
     _checks.check_at_least("num_samples", num_samples, 2)
     _checks.check_choice("law", law, ("normal", "mixture"))
-    x, y, num_train = as_data(x, y, validation_share)
-    setting = settle(
-        _presets(rate, x.shape[1]),
-        preset,
-        hidden=hidden,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        batch_size=batch_size,
-    )
-    if not setting.hidden:
+    x = _checks.as_matrix("x", x)
+    settings = settle(options, _presets(rate, x.shape[1]), preset)
+    x, y, num_train = as_data(x, y, settings.validation_fraction)
+    if not settings.hidden:
         raise ValueError("hidden must hold at least one width: dropout follows the hidden layers.")
     init_key, split_key, train_key, mask_key = jax.random.split(key, 4)
-    rows = hold_out(x, y, num_train, split_key)
+    rows = split(x, y, num_train, split_key)
     dtype = rows.train[0].dtype
-    new = partial(start, x.shape[1], setting.hidden, key=init_key, dtype=dtype)
+    new = partial(start, x.shape[1], settings.hidden, key=init_key, dtype=dtype)
     as_constant = lambda value: lax.stop_gradient(jnp.asarray(value, dtype))
     if isinstance(rate, str):
         given_rate, network = None, ConcreteNetwork(new(2))
@@ -152,19 +119,12 @@ def fit(
     else:
         given_rate, network = as_constant(rate), new("scalar")
         loss = Partial(_squared_error, rate=given_rate)
-    optimum = trainer(setting, max_epochs, patience)(
-        loss,
-        network,
-        rows.train,
-        rows.validation,
-        key=train_key,
-    )
-    if throw:
-        raise_unless_finite(optimum)
+    optimum = trainer(settings)(loss, network, rows.train, rows.validation, key=train_key)
+    training = TrainingRecord.of(optimum, throw=settings.throw)
     passes = Passes(optimum.params, given_rate, jax.random.bits(mask_key, (num_samples,), "uint32"))
     unexplained = preset is None and given_rate is not None
     noise_std = _noise_std(passes, rows.validation) if unexplained else None
-    return Dropout(passes, noise_std, rows.x_scaler, rows.y_scaler, optimum.steps, optimum.loss, optimum.result, law)
+    return Dropout(passes, noise_std, rows.x_scaler, rows.y_scaler, training, law)
 
 
 class Passes(eqx.Module):
@@ -201,10 +161,8 @@ class Dropout(eqx.Module):
             it.
         x_scaler: the standardisation of the inputs.
         y_scaler: the standardisation of the target.
-        epochs: how many epochs were run.
-        validation_loss: the lowest mean squared error of the validation rows without dropout, on the scale of
-            `y_scaler`; of concrete dropout the negative log likelihood.
-        result: how training ended, one of `jaxcal.optimize.Result`.
+        training: how training went, a `jaxcal.networks.TrainingRecord`; its loss is the squared error without dropout,
+            of concrete dropout the negative log likelihood.
         law: what is predicted, "normal" or "mixture".
     """
 
@@ -212,9 +170,7 @@ class Dropout(eqx.Module):
     noise_std: Float[Array, "*runs"] | None
     x_scaler: Standardiser
     y_scaler: Standardiser
-    epochs: Int[Array, "*runs"]
-    validation_loss: Float[Array, "*runs"]
-    result: Int[Array, "*runs"]
+    training: TrainingRecord
     law: str = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike) -> Normal | Mixture:
@@ -248,13 +204,13 @@ def _predict(fitted: Dropout, x: Float[Array, "n d"]) -> Normal | Mixture:
     return Mixture(jax.vmap(Normal)(means, scaler.scale * noise_std))
 
 
-def _presets(rate: ArrayLike | str, num_inputs: int) -> dict[str | None, Setting]:
+def _presets(rate: ArrayLike | str, num_inputs: int) -> dict[str | None, presets.Settings]:
     """The settings of papers for a rate that is given or to be learned."""
-    usnrt = usnrt_setting(num_inputs)
+    usnrt = presets.usnrt(num_inputs)
     if isinstance(rate, str):
-        return {None: DEFAULT, "usnrt": usnrt}
+        return {None: presets.DEFAULT, "usnrt": usnrt}
     hidden = (8 * num_inputs, 16 * num_inputs, 4 * num_inputs)
-    return {None: DEFAULT, "crude": CRUDE, "usnrt": usnrt._replace(hidden=hidden)}
+    return {None: presets.DEFAULT, "crude": presets.CRUDE, "usnrt": usnrt._replace(hidden=hidden)}
 
 
 @eqx.filter_jit

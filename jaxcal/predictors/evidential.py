@@ -4,41 +4,34 @@ Amini, Schwarting, Soleimany & Rus, "Deep Evidential Regression", NeurIPS 2020. 
 density, `functional.scores.student_t_log_prob`; its penalty on evidence for wrong predictions is eq. 9.
 """
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import StudentT
 from jaxcal.functional.scores import student_t_log_prob
-from jaxcal.nn import FeedForward
-from jaxcal.optimize import raise_unless_finite
-from jaxcal.predictors._training import DEFAULT, XY, as_data, as_inputs, hold_out, settle, start, trainer, usnrt_setting
+from jaxcal.networks import FeedForward, TrainingOptions, TrainingRecord, presets
+from jaxcal.networks.training import XY, as_data, as_inputs, settle, split, start, trainer
 from jaxcal.scaling import Standardiser
 
 # What nu, alpha - 1 and beta are at least, so that scale and std are finite and no density is infinite.
 _FLOOR = 1e-6
 
 
+@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: ArrayLike,
     y: ArrayLike,
     *,
     key: PRNGKeyArray,
     penalty: ArrayLike = 0.01,
-    hidden: Sequence[int] | None = None,
-    learning_rate: ArrayLike | None = None,
-    weight_decay: ArrayLike | None = None,
-    batch_size: int | None = None,
-    max_epochs: int = 1000,
-    patience: int = 10,
-    validation_share: float = 0.2,
     preset: str | None = None,
-    throw: bool = True,
+    **options: Unpack[TrainingOptions],
 ) -> "Evidential":
     """Train a ReLU network for the four parameters of a normal-inverse-gamma law by Adam.
 
@@ -52,10 +45,6 @@ def fit(
 
         -log p(y) + penalty |y - gamma| (2 nu + alpha).
 
-    Inputs and target are standardised by the rows given here, so y -> a y + b changes the prediction exactly so, up to
-    rounding. A share of the rows, drawn at random, is held out: training stops when their loss has not improved for
-    `patience` epochs, and the weights of the best epoch are kept.
-
     `preset="usnrt"` is the setting in which USNRT is measured against it (Ma, Yan & Zhang, "Improving Uncertainty
     Quantification of Variance Networks by Tree-Structured Learning", sections V-A and VI-A): hidden layers of 8d and 4d
     units, learning rate 0.01 and batches of 64.
@@ -68,19 +57,14 @@ def fit(
         y: targets [n]. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the validation rows and the batches.
         penalty: the weight lambda of eq. 9, not negative, for a target of variance 1.
-        hidden: widths of the hidden layers (default 64, 64).
-        learning_rate: of Adam (default 1e-3).
-        weight_decay: of Adam, as an L2 penalty on all weights and biases (default 0).
-        batch_size: rows a step (default 32).
-        max_epochs: number of epochs to stop at.
-        patience: epochs without improvement to stop at.
-        validation_share: share of the rows held out for stopping; n - floor(n (1 - share)) rows.
         preset: None, or "usnrt" for other defaults of hidden, learning_rate and batch_size, as above.
-        throw: whether to raise if training diverges; the module's `result` says so in any case.
+        **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, learning_rate, weight_decay, batch_size,
+            max_epochs, patience, validation_fraction and throw.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are too few rows to hold some
-            out (two are the least), or an option is out of its range.
+        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than two rows for
+            training and validation, or an option is out of its range.
+        TypeError: if there is no such option.
         FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
 
     Example:
@@ -94,28 +78,21 @@ def fit(
         ([-2.0, 2.0], True)
     """
     _checks.check_not_negative("penalty", penalty)
-    x, y, num_train = as_data(x, y, validation_share)
-    setting = settle(
-        {None: DEFAULT, "usnrt": usnrt_setting(x.shape[1])},
-        preset,
-        hidden=hidden,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        batch_size=batch_size,
-    )
+    x = _checks.as_matrix("x", x)
+    settings = settle(options, {None: presets.DEFAULT, "usnrt": presets.usnrt(x.shape[1])}, preset)
+    x, y, num_train = as_data(x, y, settings.validation_fraction)
     init_key, split_key, train_key = jax.random.split(key, 3)
-    rows = hold_out(x, y, num_train, split_key)
+    rows = split(x, y, num_train, split_key)
     dtype = rows.train[0].dtype
-    optimum = trainer(setting, max_epochs, patience)(
+    optimum = trainer(settings)(
         Partial(_loss, penalty=jax.lax.stop_gradient(jnp.asarray(penalty, dtype))),
-        start(x.shape[1], setting.hidden, 4, key=init_key, dtype=dtype),
+        start(x.shape[1], settings.hidden, 4, key=init_key, dtype=dtype),
         rows.train,
         rows.validation,
         key=train_key,
     )
-    if throw:
-        raise_unless_finite(optimum)
-    return Evidential(optimum.params, rows.x_scaler, rows.y_scaler, optimum.steps, optimum.loss, optimum.result)
+    training = TrainingRecord.of(optimum, throw=settings.throw)
+    return Evidential(optimum.params, rows.x_scaler, rows.y_scaler, training)
 
 
 class Evidential(eqx.Module):
@@ -125,17 +102,13 @@ class Evidential(eqx.Module):
         network: the weights.
         x_scaler: the standardisation of the inputs.
         y_scaler: the standardisation of the target.
-        epochs: how many epochs were run.
-        validation_loss: the lowest mean loss of the validation rows, on the scale of `y_scaler`.
-        result: how training ended, one of `jaxcal.optimize.Result`.
+        training: how training went, a `jaxcal.networks.TrainingRecord`.
     """
 
     network: FeedForward
     x_scaler: Standardiser
     y_scaler: Standardiser
-    epochs: Int[Array, "*runs"]
-    validation_loss: Float[Array, "*runs"]
-    result: Int[Array, "*runs"]
+    training: TrainingRecord
 
     def __call__(self, x: ArrayLike) -> StudentT:
         """The predictions at the rows of x.

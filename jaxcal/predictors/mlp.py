@@ -4,39 +4,30 @@ The setting is that of RIO (Qiu, Meyerson and Miikkulainen, "Quantifying Point-P
 Neural Networks via Residual Estimation with an I/O Kernel", ICLR 2020, appendix D.1).
 """
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Point
-from jaxcal.nn import FeedForward
-from jaxcal.optimize import raise_unless_finite, train_minibatches
-from jaxcal.predictors._training import as_data, as_inputs, hold_out, squared_error, start
+from jaxcal.networks import FeedForward, TrainingOptions, TrainingRecord, presets
+from jaxcal.networks.training import as_data, as_inputs, settle, split, squared_error, start, trainer
+from jaxcal.optimize import keras_rmsprop
 from jaxcal.scaling import Standardiser
 
 
+@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: ArrayLike,
     y: ArrayLike,
     *,
     key: PRNGKeyArray,
-    hidden: Sequence[int] = (64, 64),
-    learning_rate: ArrayLike = 1e-3,
-    batch_size: int = 32,
-    max_epochs: int = 1000,
-    patience: int = 10,
-    validation_share: float = 0.2,
     preset: str | None = None,
-    throw: bool = True,
+    **options: Unpack[TrainingOptions],
 ) -> "MLP":
     """Train a ReLU network on the mean squared error by RMSprop, with Keras's defaults.
-
-    Inputs and target are standardised by the rows given here, so y -> a y + b changes the prediction exactly
-    so, up to rounding. A share of the rows, drawn at random, is held out: training stops when their loss has
-    not improved for `patience` epochs, and the weights of the best epoch are kept.
 
     `preset="paper"` repeats the published code where it differs:
 
@@ -51,18 +42,14 @@ def fit(
         x: inputs [n, d]; a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly (not with the preset).
         key: random key of the weights, the validation rows and the batches.
-        hidden: widths of the hidden layers.
-        learning_rate: of RMSprop (decay 0.9, epsilon 1e-7).
-        batch_size: rows a step.
-        max_epochs: number of epochs to stop at.
-        patience: epochs without improvement to stop at.
-        validation_share: share of the rows held out for stopping; n - floor(n (1 - share)) rows.
         preset: None, or "paper" for the setting described above.
-        throw: whether to raise if training diverges; the module's `result` says so in any case.
+        **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, learning_rate, weight_decay, batch_size,
+            max_epochs, patience, validation_fraction and throw.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are too few rows to hold some
-            out (two are the least), or an option is out of its range.
+        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than two rows for
+            training and validation, or an option is out of its range.
+        TypeError: if there is no such option.
         FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
 
     Example:
@@ -73,26 +60,21 @@ def fit(
         >>> network(np.array([[-0.5], [0.0], [0.5]])).mean.round(0).tolist()
         [3.0, 5.0, 7.0]
     """
-    _checks.check_choice("preset", preset, (None, "paper"))
-    x, y, num_train = as_data(x, y, validation_share)
+    settings = settle(options, dict.fromkeys((None, "paper"), presets.DEFAULT), preset)
+    x, y, num_train = as_data(x, y, settings.validation_fraction)
     paper = preset == "paper"
     init_key, split_key, train_key = jax.random.split(key, 3)
-    rows = hold_out(x, y, num_train, None if paper else split_key, scale_target=not paper)
-    optimum = train_minibatches(
+    rows = split(x, y, num_train, None if paper else split_key, scale_target=not paper)
+    optimum = trainer(settings, keras_rmsprop)(
         squared_error,
-        start(x.shape[1], tuple(hidden), "scalar", key=init_key, dtype=rows.train[0].dtype),
+        start(x.shape[1], settings.hidden, "scalar", key=init_key, dtype=rows.train[0].dtype),
         rows.train,
         rows.validation,
         key=train_key,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        max_epochs=max_epochs,
-        patience=patience,
         restore_best=not paper,
     )
-    if throw:
-        raise_unless_finite(optimum)
-    return MLP(optimum.params, rows.x_scaler, rows.y_scaler, optimum.steps, optimum.loss, optimum.result)
+    training = TrainingRecord.of(optimum, throw=settings.throw)
+    return MLP(optimum.params, rows.x_scaler, rows.y_scaler, training)
 
 
 class MLP(eqx.Module):
@@ -102,17 +84,13 @@ class MLP(eqx.Module):
         network: the weights.
         x_scaler: the standardisation of the inputs.
         y_scaler: the standardisation of the target.
-        epochs: how many epochs were run.
-        validation_loss: the lowest mean squared error of the validation rows, on the scale of `y_scaler`.
-        result: how training ended, one of `jaxcal.optimize.Result`.
+        training: how training went, a `jaxcal.networks.TrainingRecord`.
     """
 
     network: FeedForward
     x_scaler: Standardiser
     y_scaler: Standardiser
-    epochs: Int[Array, "*runs"]
-    validation_loss: Float[Array, "*runs"]
-    result: Int[Array, "*runs"]
+    training: TrainingRecord
 
     def __call__(self, x: ArrayLike) -> Point:
         """The predictions at the rows of x.

@@ -23,9 +23,9 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.functional.scores import normal_log_prob
-from jaxcal.nn import FeedForward
-from jaxcal.optimize import num_train, raise_unless_finite, train_minibatches
-from jaxcal.predictors._training import as_inputs
+from jaxcal.networks import FeedForward, TrainingRecord
+from jaxcal.networks.training import as_inputs
+from jaxcal.optimize import num_train, train_minibatches
 from jaxcal.scaling import Standardiser
 
 _HEADS = 8
@@ -53,6 +53,7 @@ _PAPER = Setting(2000, 1e-4, 0.1)
 _DEFAULT = Setting(10_000, 1e-3, 0.01)
 
 
+@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: ArrayLike,
     y: ArrayLike,
@@ -65,7 +66,7 @@ def fit(
     batch_size: int = 16,
     max_iterations: int | None = None,
     patience: int = 20,
-    validation_share: float = 0.2,
+    validation_fraction: float = 0.2,
     preset: str | None = None,
     throw: bool = True,
 ) -> "NeuralProcess":
@@ -77,19 +78,20 @@ def fit(
     number of which, 3 to `max_context`, are the context, while all are predicted: the loss is the negative log
     likelihood, given z from all of the rows, plus the divergence of that z from the one of the context.
 
-    A share of the rows, drawn at random, is held out: after every hundred steps it is predicted from `max_context`
+    A random fraction of the rows is the validation set: after every hundred steps it is predicted from `max_context`
     others. Training stops when that has not become better `patience` times, and the weights of the best time are kept.
     Predictions are made from all rows, or a thousand random ones.
 
-    y of shape [f, n] is a family of f functions: each context is then from one of them, a share of the functions is
-    held out, and what is learnt is how to go on from the context of another one, which every call must be given.
+    y of shape [f, n] is a family of f functions: each context is then from one of them, a fraction of the functions
+    is the validation set, and what is learnt is how to go on from the context of another one, which every call must be
+    given.
 
     Inputs and target are standardised by the rows given here, so y -> a y + b changes the prediction exactly so, up to
     rounding.
 
     `preset="paper"` is the setting of RIO's Table 1: learning rate 1e-4, 2000 steps, after which the last weights are
     kept, no std below a tenth of the target's, and predictions from `max_context` rows. There is no validation set and
-    no `validation_loss`: rows that are learnt by heart make it overconfident, if it is trained for longer.
+    no validation loss: rows that are learnt by heart make it overconfident, if it is trained for longer.
 
     Works under `jit` and, over keys and over tables of equal size, under `eqx.filter_vmap`. No gradient passes through
     the training; predictions are differentiable in x and in the context.
@@ -106,9 +108,9 @@ def fit(
         batch_size: contexts a step.
         max_iterations: steps of Adam to stop at, above one hundred rounded up to hundreds (default 10,000).
         patience: hundreds of steps without improvement to stop at.
-        validation_share: share of the rows, or of the functions, held out for stopping; not of the preset.
+        validation_fraction: fraction of the rows, or of the functions, in the validation set; not of the preset.
         preset: None, or "paper" as above.
-        throw: whether to raise if training diverges; the module's `result` says so in any case.
+        throw: whether to raise if training diverges; the module's `training.result` says so in any case.
 
     Raises:
         ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than four rows (of every
@@ -131,7 +133,7 @@ def fit(
         raise ValueError(f"width must be a multiple of {_HEADS}, the number of heads; got {width}.")
     x, y = _as_functions(x, y)
     split_key, start_key, train_key, noise_key = jax.random.split(key, 4)
-    rows = _split(x, y, validation_share, max_context, split_key, paper=preset == "paper")
+    rows = _split(x, y, validation_fraction, max_context, split_key, paper=preset == "paper")
     network = _start(x.shape[2], width, setting.least_std, rows.train[1].dtype, key=start_key)
     steps = min(_STEPS, setting.max_iterations)
     optimum = train_minibatches(
@@ -147,18 +149,18 @@ def fit(
         patience=setting.max_iterations if preset else patience,
         restore_best=preset is None,
     )
-    if throw:
-        raise_unless_finite(optimum)
+    training = TrainingRecord.of(optimum, throw=throw)
+    if rows.validation is None:
+        training = eqx.tree_at(lambda record: record.validation_loss, training, None)
     noise = None if num_samples is None else jax.random.normal(noise_key, (num_samples, width), rows.train[1].dtype)
     return NeuralProcess(
-        optimum.params,
-        rows.context,
-        noise,
-        rows.x_scaler,
-        rows.y_scaler,
-        optimum.steps * steps,
-        None if rows.validation is None else optimum.loss,
-        optimum.result,
+        network=optimum.params,
+        context=rows.context,
+        noise=noise,
+        x_scaler=rows.x_scaler,
+        y_scaler=rows.y_scaler,
+        iterations=optimum.steps * steps,
+        training=training,
     )
 
 
@@ -240,9 +242,8 @@ class NeuralProcess(eqx.Module):
         x_scaler: the standardisation of the inputs.
         y_scaler: the standardisation of the target.
         iterations: how many steps were taken.
-        validation_loss: the lowest mean negative log likelihood of the validation rows, with the latents at their mean,
-            on the scale of `y_scaler`; None with `preset="paper"`, which has no validation set.
-        result: how training ended, one of `jaxcal.optimize.Result`.
+        training: how training went, a `jaxcal.networks.TrainingRecord`, whose epochs are of a hundred steps; its loss
+            is the negative log likelihood with the latents at their mean.
     """
 
     network: Network
@@ -251,8 +252,7 @@ class NeuralProcess(eqx.Module):
     x_scaler: Standardiser
     y_scaler: Standardiser
     iterations: Int[Array, "*runs"]
-    validation_loss: Float[Array, "*runs"] | None
-    result: Int[Array, "*runs"]
+    training: TrainingRecord
 
     def __call__(self, x: ArrayLike, *, context: tuple[ArrayLike, ArrayLike] | None = None) -> Normal | Mixture:
         """The predictions at the rows of x; the same for a row whatever the others are.
@@ -339,7 +339,7 @@ class _Rows(NamedTuple):
 
 
 @eqx.filter_jit
-def _split(x, y, validation_share: float, max_context: int, key: PRNGKeyArray, *, paper: bool) -> _Rows:
+def _split(x, y, validation_fraction: float, max_context: int, key: PRNGKeyArray, *, paper: bool) -> _Rows:
     """The rows in random order; the preset trains on all of them."""
     x, y = lax.stop_gradient((x, y))
     dtype = jnp.result_type(x, y)
@@ -347,20 +347,20 @@ def _split(x, y, validation_share: float, max_context: int, key: PRNGKeyArray, *
     x_scaler, y_scaler = Standardiser.of(x.reshape(-1, x.shape[2])), Standardiser.of(y.ravel())
     order = jax.random.permutation(key, y.shape[1])
     x, y = jax.vmap(x_scaler)(x)[:, order], jax.vmap(y_scaler)(y)[:, order]
-    train, validation = ((x, y), None) if paper else _hold_out(x, y, validation_share, max_context)
+    train, validation = ((x, y), None) if paper else _hold_out(x, y, validation_fraction, max_context)
     most = max_context if paper else _MOST_KEPT
     context = (x[0, :most], y[0, :most]) if y.shape[0] == 1 else None
     return _Rows(train, validation, context, x_scaler, y_scaler)
 
 
-def _hold_out(x: Float[Array, "f n d"], y: Float[Array, "f n"], validation_share: float, max_context: int):
+def _hold_out(x: Float[Array, "f n d"], y: Float[Array, "f n"], validation_fraction: float, max_context: int):
     """The rows to train on, and the validation set: other functions, or other rows of the only one."""
     f, n = y.shape
     if f > 1:
-        kept, known = num_train(f, validation_share), min(max_context, n // 2)
+        kept, known = num_train(f, validation_fraction), min(max_context, n // 2)
         (own_x, x), (own_y, y) = jnp.split(x, [kept]), jnp.split(y, [kept])
         return (own_x, own_y), _Question(x[:, :known], y[:, :known], x[:, known:], y[:, known:])
-    kept = num_train(n, validation_share)
+    kept = num_train(n, validation_fraction)
     _checks.check_at_least("the number of rows to train on", kept, 2)
     (own_x, x), (own_y, y) = jnp.split(x, [kept], axis=1), jnp.split(y, [kept], axis=1)
     known = min(max_context, kept - 1)

@@ -9,13 +9,12 @@ network is trained in its alternating form (section IV-D). Several such trees ma
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
@@ -23,10 +22,10 @@ from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.encoding import Encoder
 from jaxcal.functional import levene
-from jaxcal.nn import NormalNetwork
-from jaxcal.optimize import Optimum, num_train, over_runs, raise_unless_finite, train_minibatches
-from jaxcal.predictors._normal_networks import alternate, as_normal
-from jaxcal.predictors._training import as_data, squared_error, start, usnrt_setting
+from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, presets
+from jaxcal.networks.normal import alternate, as_normal
+from jaxcal.networks.training import as_data, settle, squared_error, start, trainer
+from jaxcal.optimize import Optimum, num_train, over_runs
 from jaxcal.predictors._tree import Branch, Node, Tree
 from jaxcal.scaling import Standardiser
 
@@ -35,6 +34,7 @@ _SHARE_OF_ROWS, _LEAST_ROWS = 10, 1000
 _ROUNDS = 2
 
 
+@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: ArrayLike,
     y: ArrayLike,
@@ -48,15 +48,9 @@ def fit(
     center: str | None = None,
     correction: str | None = None,
     step: int | None = None,
-    hidden: Sequence[int] | None = None,
     split_hidden: Sequence[int] | None = None,
-    learning_rate: ArrayLike = 0.01,
-    batch_size: int = 64,
-    max_epochs: int = 1000,
-    patience: int = 25,
-    validation_share: float = 0.2,
     preset: str | None = None,
-    throw: bool = True,
+    **options: Unpack[TrainingOptions],
 ) -> "USNRT":
     """Grow a tree by Levene's test on residuals, and train networks of mean and variance in its leaves.
 
@@ -68,9 +62,8 @@ def fit(
     and 2d units, are trained in turns, twice, as in `variance_network`'s alternating form (eq. 7). Here d is the number
     of columns of x. The law of a row is N(m(x), v(x)) by the networks of its leaf; of several members, their mixture.
 
-    All networks are trained by Adam; a share of the rows of a node, drawn at random, is held out: training stops when
-    their loss has not improved for `patience` epochs, and the weights of the best epoch are kept. Networks see
-    standardised columns, a categorical one as indicators of its levels.
+    All networks are trained by Adam, with a random fraction of the rows of a node as the validation set. Their inputs
+    are standardised columns, a categorical one as indicators of its levels.
 
     The least of very many p-values is small where nothing differs, too: the paper's rule, which knows nothing of it,
     splits pure noise four times in five. `correction="miller-siegmund"` is a bound for the largest |T|,
@@ -95,15 +88,11 @@ def fit(
         center: what Levene's test takes deviations from, "median" (the default) or "mean".
         correction: "miller-siegmund" (the default), "permutation" or "none".
         step: only every step-th row of a column's order is looked at as a threshold (default 1).
-        hidden: widths of the hidden layers of both networks in a leaf (default 4d, 2d).
         split_hidden: widths of the hidden layers of the network at a node that is tested (default 8d, 4d).
-        learning_rate: of Adam.
-        batch_size: rows a step.
-        max_epochs: number of epochs to stop at, of each training.
-        patience: epochs without improvement to stop at.
-        validation_share: share of a node's rows held out for stopping.
         preset: None, or "paper" for other defaults of center, correction and step, as above.
-        throw: whether to raise if a training diverges; the module's `result` says so in any case.
+        **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, of both networks in a leaf (default 4d,
+            2d), learning_rate (default 0.01), weight_decay, batch_size (default 64), max_epochs, patience (default 25),
+            validation_fraction and throw.
 
     Raises:
         TypeError: if x or y is traced by a transformation of JAX.
@@ -128,20 +117,18 @@ def fit(
     """
     if _checks.is_traced(x, y):
         raise TypeError("a tree grows by the values of x and y: fit does not run under jit, vmap or grad.")
-    x, y, _ = as_data(x, y, validation_share)
+    x = _checks.as_matrix("x", x)
+    default = presets.usnrt(x.shape[1])
+    leaf = default._replace(hidden=(4 * x.shape[1], 2 * x.shape[1]), patience=25)
+    settings = settle(options, {None: leaf})
+    x, y, _ = as_data(x, y, settings.validation_fraction)
     categorical = _as_columns(categorical, x.shape[1])
     _checks.check_choice("unseen", unseen, ("error", "majority"))
     _checks.check_at_least("num_members", num_members, 1)
     search = _settle(preset, len(y), min_leaf, significance, center, correction, step)
-    splitting, leaf = usnrt_setting(x.shape[1]).hidden, (4 * x.shape[1], 2 * x.shape[1])
     training = _Training(
-        splitting if split_hidden is None else tuple(split_hidden),
-        leaf if hidden is None else tuple(hidden),
-        jnp.asarray(learning_rate),
-        batch_size,
-        max_epochs,
-        patience,
-        validation_share,
+        splitting=settings._replace(hidden=default.hidden if split_hidden is None else tuple(split_hidden)),
+        leaf=settings,
     )
     encoder, y_scaler = Encoder.of(x, categorical, unseen), Standardiser.of(y)
     # Without continuous columns, one that is constant: it has no split.
@@ -151,17 +138,13 @@ def fit(
     grow_key, leaf_key = jax.random.split(key)
     trees = _grow(problem, search, training, num_members, grow_key)
     optima, rmse = _train_leaves(problem, training, trees, search.min_leaf, leaf_key)
-    if throw:
-        raise_unless_finite(optima)
     return USNRT(
-        encoder,
-        y_scaler,
-        _stack_trees(trees, problem, y_scaler.scale),
-        optima.params,
-        y_scaler.scale * rmse,
-        optima.steps,
-        optima.loss,
-        optima.result,
+        encoder=encoder,
+        y_scaler=y_scaler,
+        trees=_stack_trees(trees, problem, y_scaler.scale),
+        networks=optima.params,
+        leaf_rmse=y_scaler.scale * rmse,
+        training=TrainingRecord.of(optima, throw=settings.throw),
     )
 
 
@@ -175,10 +158,7 @@ class USNRT(eqx.Module):
         networks: the networks of the leaves [m, leaves]; of a tree with fewer leaves, the rest are copies of its first.
         leaf_rmse: the root mean square of the training residuals in every leaf [m, leaves], in the unit of y; NaN where
             there is no such leaf.
-        epochs: how many epochs every leaf's networks were trained for, all trainings together [m, leaves].
-        validation_loss: the lowest mean negative log likelihood of every leaf's validation rows [m, leaves], on the
-            scale of `y_scaler`.
-        result: how training ended [m, leaves], of `jaxcal.optimize.Result`.
+        training: how the training of every leaf's networks went [m, leaves], a `jaxcal.networks.TrainingRecord`.
     """
 
     encoder: Encoder
@@ -186,9 +166,7 @@ class USNRT(eqx.Module):
     trees: Tree
     networks: NormalNetwork
     leaf_rmse: Float[Array, "m leaves"]
-    epochs: Int[Array, "m leaves"]
-    validation_loss: Float[Array, "m leaves"]
-    result: Int[Array, "m leaves"]
+    training: TrainingRecord
 
     def __call__(self, x: ArrayLike) -> Normal | Mixture:
         """The predictions at the rows of x: normal laws, or of an ensemble mixtures of them.
@@ -249,15 +227,10 @@ class _Search(NamedTuple):
 
 
 class _Training(NamedTuple):
-    """The hidden layers of networks, and how they are trained."""
+    """How the networks at nodes that are tested are trained, and those in the leaves."""
 
-    split_hidden: tuple[int, ...]
-    hidden: tuple[int, ...]
-    learning_rate: Float[Array, ""]
-    batch_size: int
-    max_epochs: int
-    patience: int
-    validation_share: float
+    splitting: presets.Settings
+    leaf: presets.Settings
 
 
 class _Problem(NamedTuple):
@@ -475,9 +448,9 @@ def _split_residuals(
 ) -> list[np.ndarray]:
     """The residuals of networks trained on the rows of every node (section IV-B)."""
     list_key, train_key = jax.random.split(key)
-    lists = _hold_out(rows, slots, training.validation_share, problem.target.shape[0], list_key)
+    lists = _hold_out(rows, slots, training.splitting.validation_fraction, problem.target.shape[0], list_key)
     keys = jax.random.split(train_key, slots)
-    parts = _train_splitting(problem.inputs, problem.target, lists, keys, training)
+    parts = _train_splitting(problem.inputs, problem.target, lists, keys, training.splitting)
     parts, lists = jax.tree.map(np.asarray, (parts, lists))
     whole = np.zeros(problem.target.shape, problem.target.dtype)
     found = []
@@ -489,7 +462,7 @@ def _split_residuals(
     return found
 
 
-def _hold_out(rows: list[np.ndarray], slots: int, share: float, num_rows: int, key: PRNGKeyArray) -> _Lists:
+def _hold_out(rows: list[np.ndarray], slots: int, fraction: float, num_rows: int, key: PRNGKeyArray) -> _Lists:
     """The rows of every node in a random order, the first ones to train on and the others to stop by.
 
     So that all levels share a few compiled programs, the lists are as many as `slots`, the last of them without rows,
@@ -497,9 +470,9 @@ def _hold_out(rows: list[np.ndarray], slots: int, share: float, num_rows: int, k
     """
     rng = np.random.default_rng(int(jax.random.bits(key)))
     orders = [rng.permutation(part) for part in rows] + [np.empty(0, int)] * (slots - len(rows))
-    sizes = [num_train(len(order), share) if len(order) else 0 for order in orders]
+    sizes = [num_train(len(order), fraction) if len(order) else 0 for order in orders]
     parts = zip(*(np.split(order, [size]) for order, size in zip(orders, sizes, strict=True)), strict=True)
-    most = num_train(num_rows, share), num_rows - num_train(num_rows, share)
+    most = num_train(num_rows, fraction), num_rows - num_train(num_rows, fraction)
     padded = []
     for part, length in zip(parts, most, strict=True):
         counts = [len(numbers) for numbers in part]
@@ -513,14 +486,14 @@ def _hold_out(rows: list[np.ndarray], slots: int, share: float, num_rows: int, k
 
 
 @eqx.filter_jit
-def _train_splitting(inputs, target, lists: _Lists, keys, training: _Training):
+def _train_splitting(inputs, target, lists: _Lists, keys, settings: presets.Settings):
     """The residuals of every node's rows, those to train on and those to stop by, padded as the lists are."""
 
     def one(lists: _Lists, key):
         train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
         init_key, train_key = jax.random.split(key)
-        network = _new(inputs, training.split_hidden)("scalar", key=init_key)
-        optimum = _trainer(lists, training)(squared_error, network, train, validation, key=train_key)
+        network = _new(inputs, settings.hidden)("scalar", key=init_key)
+        optimum = _trainer(lists, settings)(squared_error, network, train, validation, key=train_key)
         return tuple(y - jax.vmap(optimum.params)(x) for x, y in (train, validation))
 
     return over_runs(one)(lists, keys)
@@ -544,9 +517,9 @@ def _train_leaves(
     flat = [rows for of_tree in leaves for rows in of_tree]
     # As many as there can be at most.
     slots = len(trees) * max(problem.target.shape[0] // min_leaf, 1)
-    lists = _hold_out(flat, slots, training.validation_share, problem.target.shape[0], list_key)
+    lists = _hold_out(flat, slots, training.leaf.validation_fraction, problem.target.shape[0], list_key)
     keys = jax.random.split(train_key, slots)
-    optima, rmse = _train_variance(problem.inputs, problem.target, lists, keys, training)
+    optima, rmse = _train_variance(problem.inputs, problem.target, lists, keys, training.leaf)
     # Trees with fewer leaves than others are filled up.
     counts = np.array([len(of_tree) for of_tree in leaves])
     place = np.arange(counts.max())
@@ -557,15 +530,15 @@ def _train_leaves(
 
 
 @eqx.filter_jit
-def _train_variance(inputs, target, lists: _Lists, keys, training: _Training):
+def _train_variance(inputs, target, lists: _Lists, keys, settings: presets.Settings):
     """The optimum of every leaf's networks, and the root mean square of the residuals."""
 
     def one(lists: _Lists, key):
         train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
-        new = _new(inputs, training.hidden)
+        new = _new(inputs, settings.hidden)
         new_variance = partial(new, activation=jnp.tanh)
         counts = lists.num_train, lists.num_validation
-        optimum = alternate((train, validation), counts, new, new_variance, _trainer(lists, training), key, _ROUNDS)
+        optimum = alternate((train, validation), counts, new, new_variance, _trainer(lists, settings), key, _ROUNDS)
         mean_network, _ = optimum.params.networks
         squares = [(y - jax.vmap(mean_network)(x)) ** 2 for x, y in (train, validation)]
         total = sum(jnp.sum(s, where=jnp.arange(s.shape[0]) < c) for s, c in zip(squares, counts, strict=True))
@@ -578,17 +551,9 @@ def _new(inputs: Float[Array, "n p"], hidden: tuple[int, ...]):
     return partial(start, inputs.shape[1], hidden, dtype=inputs.dtype)
 
 
-def _trainer(lists: _Lists, training: _Training):
+def _trainer(lists: _Lists, settings: presets.Settings):
     """How all these networks are trained, on the rows that there are."""
-    return partial(
-        train_minibatches,
-        optimizer=optax.adam,
-        learning_rate=training.learning_rate,
-        batch_size=training.batch_size,
-        max_epochs=training.max_epochs,
-        patience=training.patience,
-        num_rows=(lists.num_train, lists.num_validation),
-    )
+    return partial(trainer(settings), num_rows=(lists.num_train, lists.num_validation))
 
 
 @eqx.filter_jit

@@ -8,20 +8,21 @@ the heteroscedastic neural network that USNRT is measured against (Ma, Yan & Zha
 Quantification of Variance Networks by Tree-Structured Learning", section V-A).
 """
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
+from jaxcal import _checks
 from jaxcal.distributions import Normal
-from jaxcal.nn import NormalNetwork
-from jaxcal.optimize import raise_unless_finite
-from jaxcal.predictors._normal_networks import as_normal, train_normal
-from jaxcal.predictors._training import as_inputs
+from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord
+from jaxcal.networks.normal import as_normal, settle_normal, train_normal
+from jaxcal.networks.training import as_data, as_inputs
 from jaxcal.scaling import Standardiser
 
 
+@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: ArrayLike,
     y: ArrayLike,
@@ -29,15 +30,8 @@ def fit(
     key: PRNGKeyArray,
     form: str | None = None,
     rounds: int = 2,
-    hidden: Sequence[int] | None = None,
-    learning_rate: ArrayLike | None = None,
-    weight_decay: ArrayLike | None = None,
-    batch_size: int | None = None,
-    max_epochs: int = 1000,
-    patience: int = 10,
-    validation_share: float = 0.2,
     preset: str | None = None,
-    throw: bool = True,
+    **options: Unpack[TrainingOptions],
 ) -> "VarianceNetwork":
     """Train networks for the mean m(x) and the variance v(x) of a normal law by Adam.
 
@@ -50,10 +44,8 @@ def fit(
     squared error over the variance found before; and so on for `rounds` rounds. Every training holds out rows of its
     own, drawn anew: so the variance learns from residuals, too, of rows that the mean was not trained on.
 
-    Inputs and target are standardised by the rows given here, so y -> a y + b changes the prediction exactly so, up to
-    rounding; the floor of the variance keeps every std above a thousandth of the target's, in the alternating form a
-    ten thousandth. A share of the rows, drawn at random, is held out: training stops when their loss has not improved
-    for `patience` epochs, and the weights of the best epoch are kept.
+    The floor of the variance keeps every std above a thousandth of the target's, in the alternating form a ten
+    thousandth.
 
     `preset="crude"` is the setting of CRUDE, appendix A: three hidden layers of 1024, learning rate 1e-4 and weight
     decay 0.01. The paper says neither which form, nor anything of batches, epochs and stopping: those stay as here.
@@ -70,19 +62,14 @@ def fit(
         key: random key of the weights, the validation rows and the batches.
         form: "joint" (the default) or "alternating".
         rounds: how often the alternating form trains both networks.
-        hidden: widths of the hidden layers (default 64, 64).
-        learning_rate: of Adam (default 1e-3).
-        weight_decay: of Adam, as an L2 penalty on all weights and biases (default 0).
-        batch_size: rows a step (default 32).
-        max_epochs: number of epochs to stop at, of each training.
-        patience: epochs without improvement to stop at.
-        validation_share: share of the rows held out for stopping; n - floor(n (1 - share)) rows.
         preset: None, or "crude" or "usnrt" for other defaults, as above.
-        throw: whether to raise if training diverges; the module's `result` says so in any case.
+        **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, learning_rate, weight_decay, batch_size,
+            max_epochs, patience, validation_fraction and throw.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are too few rows to hold some
-            out (two are the least), or an option is out of its range.
+        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than two rows for
+            training and validation, or an option is out of its range.
+        TypeError: if there is no such option.
         FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
 
     Example:
@@ -95,24 +82,12 @@ def fit(
         >>> law.mean.round(0).tolist(), bool(law.std[1] > 3 * law.std[0])
         ([-2.0, 2.0], True)
     """
-    optimum, rows = train_normal(
-        x,
-        y,
-        key=key,
-        form=form,
-        rounds=rounds,
-        hidden=hidden,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        batch_size=batch_size,
-        max_epochs=max_epochs,
-        patience=patience,
-        validation_share=validation_share,
-        preset=preset,
-    )
-    if throw:
-        raise_unless_finite(optimum)
-    return VarianceNetwork(optimum.params, rows.x_scaler, rows.y_scaler, optimum.steps, optimum.loss, optimum.result)
+    x = _checks.as_matrix("x", x)
+    settings = settle_normal(x.shape[1], options, preset)
+    x, y, _ = as_data(x, y, settings.validation_fraction)
+    optimum, rows = train_normal(x, y, key=key, form=form, rounds=rounds, settings=settings, preset=preset)
+    training = TrainingRecord.of(optimum, throw=settings.throw)
+    return VarianceNetwork(optimum.params, rows.x_scaler, rows.y_scaler, training)
 
 
 class VarianceNetwork(eqx.Module):
@@ -122,18 +97,13 @@ class VarianceNetwork(eqx.Module):
         network: the weights.
         x_scaler: the standardisation of the inputs.
         y_scaler: the standardisation of the target.
-        epochs: how many epochs were run; in the alternating form those of all its trainings.
-        validation_loss: the lowest mean negative log likelihood of the validation rows, on the scale of `y_scaler`;
-            in the alternating form that of the last round.
-        result: how training ended, one of `jaxcal.optimize.Result`; of several trainings, the worst.
+        training: how training went, a `jaxcal.networks.TrainingRecord`.
     """
 
     network: NormalNetwork
     x_scaler: Standardiser
     y_scaler: Standardiser
-    epochs: Int[Array, "*runs"]
-    validation_loss: Float[Array, "*runs"]
-    result: Int[Array, "*runs"]
+    training: TrainingRecord
 
     def __call__(self, x: ArrayLike) -> Normal:
         """The predictions at the rows of x.

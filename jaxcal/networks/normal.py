@@ -3,7 +3,7 @@
 What is trained, on which loss, is told in `variance_network.fit`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import equinox as eqx
@@ -14,38 +14,36 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from jaxcal import _checks
 from jaxcal.distributions import Normal
 from jaxcal.functional.scores import normal_log_prob
-from jaxcal.nn import FeedForward, NormalNetwork, as_variance
-from jaxcal.optimize import Optimum
-from jaxcal.predictors._training import (
-    CRUDE,
-    DEFAULT,
+from jaxcal.networks import presets
+from jaxcal.networks.modules import FeedForward, NormalNetwork, as_variance
+from jaxcal.networks.training import (
     XY,
     Rows,
-    as_data,
-    hold_out,
+    TrainingOptions,
     settle,
+    split,
     squared_error,
     start,
     trainer,
-    usnrt_setting,
 )
+from jaxcal.optimize import Optimum, num_train
 from jaxcal.scaling import Standardiser
 
 
+def settle_normal(num_inputs: int, options: TrainingOptions, preset: str | None) -> presets.Settings:
+    """The settings of networks of means and variances."""
+    known = {None: presets.DEFAULT, "crude": presets.CRUDE, "usnrt": presets.usnrt(num_inputs)}
+    return settle(options, known, preset)
+
+
 def train_normal(
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Float[Array, "n d"],
+    y: Float[Array, " n"],
     *,
     key: PRNGKeyArray,
     form: str | None,
     rounds: int,
-    hidden: Sequence[int] | None,
-    learning_rate: ArrayLike | None,
-    weight_decay: ArrayLike | None,
-    batch_size: int | None,
-    max_epochs: int,
-    patience: int,
-    validation_share: float,
+    settings: presets.Settings,
     preset: str | None,
 ) -> tuple[Optimum, Rows]:
     """The networks, trained, and the rows they were trained on; the options are those of `variance_network.fit`."""
@@ -53,24 +51,16 @@ def train_normal(
     form = form or ("alternating" if usnrt else "joint")
     _checks.check_choice("form", form, ("joint", "alternating"))
     _checks.check_at_least("rounds", rounds, 1)
-    x, y, num_train = as_data(x, y, validation_share)
-    setting = settle(
-        {None: DEFAULT, "crude": CRUDE, "usnrt": usnrt_setting(x.shape[1])},
-        preset,
-        hidden=hidden,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        batch_size=batch_size,
-    )
+    size = num_train(x.shape[0], settings.validation_fraction)
     split_key, train_key = jax.random.split(key)
-    rows = hold_out(x, y, num_train, split_key)
-    train = trainer(setting, max_epochs, patience)
-    new = partial(start, x.shape[1], setting.hidden, dtype=rows.train[0].dtype)
+    rows = split(x, y, size, split_key)
+    train = trainer(settings)
+    new = partial(start, x.shape[1], settings.hidden, dtype=rows.train[0].dtype)
     if form == "joint":
         return _joint(rows, new, train, train_key), rows
     new_variance = partial(new, activation=jnp.tanh) if usnrt else new
     data = rows.train, rows.validation
-    num_rows = num_train, x.shape[0] - num_train
+    num_rows = size, x.shape[0] - size
     return alternate(data, num_rows, new, new_variance, train, train_key, rounds), rows
 
 

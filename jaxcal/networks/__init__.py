@@ -1,0 +1,6 @@
+"""Networks, and how they are trained: options and presets are declared here, once for all methods."""
+
+from jaxcal.networks.modules import ConcreteNetwork, FeedForward, NormalNetwork
+from jaxcal.networks.training import TrainingOptions, TrainingRecord
+
+__all__ = ["ConcreteNetwork", "FeedForward", "NormalNetwork", "TrainingOptions", "TrainingRecord"]

@@ -1,0 +1,54 @@
+"""The options of training, declared once for all networks, and the record of it."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcal as jc
+from jaxcal.networks.presets import Settings
+from jaxcal.optimize import Result
+
+X = np.random.default_rng(0).normal(size=(60, 2))
+Y = X[:, 0] + 0.1 * np.random.default_rng(1).normal(size=60)
+KEY = jax.random.key(0)
+
+
+def fit(**options):
+    return jc.mlp.fit(X, Y, key=KEY, max_epochs=3, **options)
+
+
+def test_every_option_has_a_value_and_a_line_of_text():
+    options = jc.networks.TrainingOptions
+    assert set(options.__annotations__) == set(Settings._fields)
+    for name in Settings._fields:
+        assert f"        {name}: " in (options.__doc__ or "")
+
+
+def test_none_is_the_default():
+    np.testing.assert_array_equal(fit(hidden=None, learning_rate=None)(X).mean, fit()(X).mean)
+
+
+def test_an_unknown_option_is_refused():
+    with pytest.raises(TypeError, match="no option 'learning_rates'; those of training are hidden, learning_rate"):
+        fit(learning_rates=0.1)
+
+
+def test_an_old_name_is_taken_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="validation_share is called validation_fraction now"):
+        old = fit(validation_share=0.5)
+    np.testing.assert_array_equal(old(X).mean, fit(validation_fraction=0.5)(X).mean)
+    with pytest.raises(TypeError, match="give one of them"):
+        fit(validation_share=0.5, validation_fraction=0.5)
+
+
+def test_weight_decay_draws_every_network_to_zero():
+    size = lambda network: sum(float(np.sum(layer.weight**2)) for layer in network.network.layers)
+    assert size(fit(weight_decay=10.0)) < size(fit())
+
+
+def test_the_record_says_how_training_ended():
+    assert fit().training.result == Result.STEP_LIMIT
+    assert not fit().training.converged
+    stopped = jc.mlp.fit(X, Y, key=KEY, max_epochs=500, patience=2).training
+    assert stopped.converged
+    assert stopped.epochs < 500

@@ -39,6 +39,14 @@ def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
+def renamed_value(name: str, value: T, **names: str) -> T | str:
+    """The new name of an option's value, with a warning where the old one came; `old="new"`."""
+    if not isinstance(value, str) or value not in names:
+        return value
+    warnings.warn(f"{name}={value!r} is called {names[value]!r} now.", DeprecationWarning, stacklevel=3)
+    return names[value]
+
+
 def as_floats(name: str, values: Any) -> Float[Array, "..."]:
     """`values` as a floating-point JAX array; integers and booleans are cast to the default float dtype.
 

@@ -59,8 +59,8 @@ def out_of_fold(
         >>> def fit_line(x, y, *, key):
         ...     slope, intercept = np.polyfit(x[:, 0], y, 1)
         ...     return lambda x: intercept + slope * x[:, 0]
-        >>> law = jc.out_of_fold(fit_line, x, x**3, key=key)
-        >>> fitted = jc.accrue.fit(x, law, x**3, key=key, model="polynomial")
+        >>> distribution = jc.out_of_fold(fit_line, x, x**3, key=key)
+        >>> fitted = jc.accrue.fit(x, distribution, x**3, key=key, model="polynomial")
         >>> final = fit_line(x[:, None], x**3, key=key)
         >>> fitted(x, jc.Point(final(x[:, None]))).std.shape
         (50,)
@@ -166,7 +166,7 @@ def _predictions_of_a_vmap(
 
 
 def _is_sound(models: Any, predictions: Any) -> bool:
-    """Whether every optimisation ended with a number, and there are predictions of numbers."""
+    """Whether every optimization ended with a number, and there are predictions of numbers."""
     is_code = lambda path: getattr(path[-1], "name", "") == "result" if path else False
     codes = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(models) if is_code(path)]
     numbers = [leaf for leaf in jax.tree.leaves(predictions) if eqx.is_inexact_array(leaf)]

@@ -5,7 +5,7 @@ A set comes from the first of these that has it:
 1. the local mirror: NAME.npz in the directory that the environment variable JAXCAL_DATA names;
 2. the cache of earlier downloads (`$XDG_CACHE_HOME/jaxcal`, else `~/.cache/jaxcal`);
 3. this package, which has six small ones;
-4. `benchmarks/data` of the checkout that the package lies in, which has all whose licence allows it;
+4. `benchmarks/data` of the checkout that the package lies in, which has all whose license allows it;
 5. a download of the original, checked against its SHA-256 (needs pooch: the extra `data`);
 6. scikit-learn, which ships `diabetes` (the extra `data`, too).
 """
@@ -39,7 +39,7 @@ class Dataset:
         target_name: the name of y.
         categorical: the positions of the categorical columns of x.
         source: where the set is from, and who made it: credit them.
-        licence: its licence, or None where none is established.
+        license: its license, or None where none is established.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Dataset:
     target_name: str
     categorical: tuple[int, ...]
     source: str
-    licence: str | None
+    license: str | None
 
 
 class Location(NamedTuple):
@@ -98,13 +98,13 @@ def find(name: str) -> Location:
     return Location("missing", f"set the environment variable JAXCAL_DATA to a directory with {file}")
 
 
-def licence_of(name: str) -> str | None:
-    """The licence of a data set, or None where none is established.
+def license_of(name: str) -> str | None:
+    """The license of a data set, or None where none is established.
 
     Raises:
         ValueError: if no data set has this name.
     """
-    return _ENTRIES[_lookup(name)[0]].licence
+    return _ENTRIES[_lookup(name)[0]].license
 
 
 def load(name: str) -> Dataset:
@@ -144,7 +144,7 @@ def load(name: str) -> Dataset:
         target_name=table.target_names[column],
         categorical=table.categorical,
         source=entry.source,
-        licence=entry.licence,
+        license=entry.license,
     )
 
 
@@ -325,10 +325,10 @@ class _Original:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A data set of the catalogue; where it has several targets, each has a name of its own."""
+    """A data set of the catalog; where it has several targets, each has a name of its own."""
 
     source: str
-    licence: str | None = "CC BY 4.0"
+    license: str | None = "CC BY 4.0"
     targets: tuple[str, ...] = ()
     original: _Original | None = None
 
@@ -454,7 +454,7 @@ def _checksums(manifest: Path) -> dict[str, str]:
         raise ValueError(f"{manifest} is malformed: {error!r}.") from error
 
 
-# The catalogue. Addresses and checksums are those of the originals; a set without them needs a mirror.
+# The catalog. Addresses and checksums are those of the originals; a set without them needs a mirror.
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")

@@ -1,4 +1,4 @@
-"""Columns as networks see them: continuous ones standardised, categorical ones as indicators of their levels."""
+"""Columns as networks see them: continuous ones standardized, categorical ones as indicators of their levels."""
 
 import equinox as eqx
 import jax
@@ -7,21 +7,21 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxcal import _checks
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 
 class Encoder(eqx.Module):
     """What turns rows [n, d] into the inputs [n, p] of a network; made by `Encoder.of`.
 
     Attributes:
-        scaler: the standardisation of all columns, of which the continuous ones are used.
+        scaler: the standardization of all columns, of which the continuous ones are used.
         levels: the levels of every categorical column, ascending.
         majority: the position of the most frequent level of every categorical column.
         categorical: which columns are categorical.
         unseen: what a level that was not there means: an "error", or the "majority" level in its place.
     """
 
-    scaler: Standardiser
+    scaler: Standardizer
     levels: tuple[Float[Array, " levels"], ...]
     majority: tuple[Int[Array, ""], ...]
     categorical: tuple[int, ...] = eqx.field(static=True)
@@ -33,7 +33,7 @@ class Encoder(eqx.Module):
         found = [np.unique(np.asarray(x[:, column]), return_counts=True) for column in categorical]
         levels = tuple(jnp.asarray(values) for values, _ in found)
         majority = tuple(jnp.asarray(counts.argmax(), jnp.int32) for _, counts in found)
-        return cls(Standardiser.of(x), levels, majority, categorical, unseen)
+        return cls(Standardizer.of(x), levels, majority, categorical, unseen)
 
     @property
     def continuous(self) -> tuple[int, ...]:

@@ -3,8 +3,8 @@
 Let the calibration rows and a new row be exchangeable. Among the L + 1 places that the score of the new row may take
 between the L sorted scores of the calibration rows, all are equally likely: an interval that contains r of these
 places covers it with probability r / (L + 1). That is an average over calibration sets. Given one set of independent
-rows, the share of all new rows that its interval covers follows a Beta law (Vovk 2012, "Conditional validity of
-inductive conformal predictors").
+rows, the share of all new rows that its interval covers follows a Beta distribution (Vovk 2012, "Conditional validity
+of inductive conformal predictors").
 """
 
 import dataclasses

@@ -45,7 +45,7 @@ def mae(y: ArrayLike, distribution: Distribution) -> Scalar:
 def nlpd(y: ArrayLike, distribution: Distribution) -> Scalar:
     """Negative log predictive density, -mean log p(y), in nats.
 
-    It is infinite for laws without a density: `Point`, `Empirical`.
+    It is infinite for distributions without a density: `Point`, `Empirical`.
 
     Example:
         >>> import numpy as np, jaxcal as jc
@@ -140,7 +140,7 @@ def observed_shares(
     Args:
         y: targets [n].
         distribution: predictions of n rows.
-        levels: probabilities [k] in [0, 1]. At 0 and 1 the quantiles of an unbounded law are infinite, so
+        levels: probabilities [k] in [0, 1]. At 0 and 1 the quantiles of an unbounded distribution are infinite, so
             that its shares there are 0 and 1.
         closed: whether a target that equals the quantile counts.
 
@@ -244,7 +244,7 @@ def calibration_rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
     """Root mean squared distance of the reliability curve from the diagonal, a fraction: CRUDE eq. 11-12.
 
     sqrt(1/100 sum_j (mean 1{y < F⁻¹(p_j)} - p_j)²) over the 101 levels p_j = j/100: as printed, 101 terms are
-    divided by 100. The end levels add nothing if the law is unbounded (Zelikman et al. 2020).
+    divided by 100. The end levels add nothing if the distribution is unbounded (Zelikman et al. 2020).
     """
     levels = _levels(range(101), y, distribution)
     gaps = observed_shares(y, distribution, levels) - levels
@@ -281,7 +281,7 @@ def max_calibration_error(y: ArrayLike, distribution: Distribution) -> Scalar:
 
 
 def ence(y: ArrayLike, distribution: Distribution, *, num_bins: int = 10) -> Scalar:
-    """Expected normalised calibration error of the predicted standard deviation, a fraction.
+    """Expected normalized calibration error of the predicted standard deviation, a fraction.
 
     The rows are sorted by predicted std into bins of equal size (to one row), and |RMV - RMSE| / RMV is
     averaged over the bins, with RMV the root of the bin's mean predicted variance and RMSE that of its mean

@@ -1,6 +1,6 @@
-"""Laws of vector targets: every row is a prediction of t outcomes at once.
+"""Distributions of vector targets: every row is a prediction of t outcomes at once.
 
-They are no `Distribution`s, whose rows are numbers: a vector has no quantiles. The law of one component, as
+They are no `Distribution`s, whose rows are numbers: a vector has no quantiles. The distribution of one component, as
 `marginal` gives it, is one; and `whiten` takes outcomes apart into components that can be calibrated one by one.
 """
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
@@ -22,7 +22,7 @@ from jaxcal.functional import safe
 
 
 class Multivariate(eqx.Module):
-    """A predictive law of t outcomes for each of n rows: a location, and a triangular factor of its spread."""
+    """A predictive distribution of t outcomes for each of n rows: a location, and a triangular factor of its spread."""
 
     mean: eqx.AbstractVar[Float[Array, "*n t"]]
     covariance: eqx.AbstractVar[Float[Array, "*n t t"]]
@@ -31,7 +31,7 @@ class Multivariate(eqx.Module):
 
     @abc.abstractmethod
     def marginal(self, j: int) -> Distribution:
-        """The law of component j in every row.
+        """The distribution of component j in every row.
 
         Raises:
             ValueError: if there is no such component.
@@ -81,9 +81,9 @@ class MultivariateNormal(Multivariate):
         covariance: [n, t, t], symmetric and positive definite.
 
     Example:
-        >>> law = MultivariateNormal(jnp.zeros((1, 2)), jnp.array([[[4.0, 2.0], [2.0, 2.0]]]))
-        >>> print(law.std[:, 0], law.whiten(jnp.array([[2.0, 2.0]])), law.marginal(0).cdf(0.0))
-        [2.] [[1. 1.]] [0.5]
+        >>> distribution = MultivariateNormal(jnp.zeros((1, 2)), jnp.array([[[4.0, 2.0], [2.0, 2.0]]]))
+        >>> print(distribution.std[:, 0], distribution.whiten(jnp.array([[2.0, 2.0]])),
+        distribution.marginal(0).cdf(0.0)) [2.] [[1. 1.]] [0.5]
     """
 
     mean: Float[Array, "*n t"]
@@ -105,7 +105,7 @@ class MultivariateNormal(Multivariate):
         return jnp.linalg.cholesky(self.covariance)
 
     def marginal(self, j: int) -> Normal:
-        """The law of component j in every row.
+        """The distribution of component j in every row.
 
         Raises:
             ValueError: if there is no such component.
@@ -128,8 +128,9 @@ class MultivariateEmpirical(Multivariate):
         z: [L, t], whitened vectors.
 
     Example:
-        >>> law = MultivariateEmpirical(jnp.zeros((1, 2)), 2 * jnp.eye(2)[None], jnp.array([[-1.0, 3.0], [1.0, 5.0]]))
-        >>> print(law.mean, law.marginal(1).icdf(0.9))
+        >>> distribution = MultivariateEmpirical(jnp.zeros((1, 2)), 2 * jnp.eye(2)[None], jnp.array([[-1.0, 3.0], [1.0,
+        5.0]]))
+        >>> print(distribution.mean, distribution.marginal(1).icdf(0.9))
         [[0. 8.]] [10.]
     """
 
@@ -158,7 +159,7 @@ class MultivariateEmpirical(Multivariate):
         return self.factor @ table @ self.factor.mT
 
     def marginal(self, j: int) -> Empirical:
-        """The law of component j: a sorted table for every row, [n, L] values in all.
+        """The distribution of component j: a sorted table for every row, [n, L] values in all.
 
         Raises:
             ValueError: if there is no such component.

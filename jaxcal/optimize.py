@@ -31,7 +31,7 @@ _EARLY_STEPS = 4
 
 
 class Result(enum.IntEnum):
-    """How an optimisation ended: the values that an array of result codes holds."""
+    """How an optimization ended: the values that an array of result codes holds."""
 
     CONVERGED = 0
     """The stopping rule was met."""
@@ -42,7 +42,7 @@ class Result(enum.IntEnum):
 
 
 class Optimum(NamedTuple):
-    """What an optimisation found.
+    """What an optimization found.
 
     Attributes:
         params: the parameters, in the form in which they came.
@@ -120,7 +120,7 @@ def train_minibatches(
     restore_best: bool = True,
     num_rows: tuple[Int[Array, ""], Int[Array, ""]] | None = None,
 ) -> Optimum:
-    """Minimise the mean of a loss over rows by minibatches, until the validation loss stops improving.
+    """Minimize the mean of a loss over rows by minibatches, until the validation loss stops improving.
 
     The semantics are those of Keras: each epoch takes all rows once, in a new order; the last batch may be
     smaller, and is averaged over its own rows; the validation loss is measured after each epoch, and training
@@ -137,7 +137,7 @@ def train_minibatches(
         data: arrays with a common leading axis, the training rows.
         validation: the same for the validation rows.
         key: random key of the order of the rows and of `loss`.
-        optimizer: a function from the learning rate to an optax optimiser, such as `optax.adam`.
+        optimizer: a function from the learning rate to an optax optimizer, such as `optax.adam`.
         learning_rate: its learning rate.
         batch_size: rows a step; at most all of them.
         max_epochs: number of epochs to stop at.
@@ -302,7 +302,7 @@ def minimize(
     validation_loss: Callable[..., Float[Array, ""]] | None = None,
     patience: int | Int[Array, ""] = 10,
 ) -> Optimum:
-    """Minimise a smooth function of all its parameters by L-BFGS (ten corrections, weak Wolfe line search).
+    """Minimize a smooth function of all its parameters by L-BFGS (ten corrections, weak Wolfe line search).
 
     Stops as scipy's L-BFGS-B does by default: when the loss falls by at most `loss_tolerance` of
     max(|old|, |new|, 1), when no entry of the gradient exceeds `gradient_tolerance`, or after `max_iterations`; and
@@ -475,7 +475,7 @@ def first_finite(attempt: Callable[[Int[Array, ""]], PyTree], tries: int) -> PyT
 def over_runs(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`fun` over the leading axis of its array arguments: one run after another on a CPU, else all in one `vmap`.
 
-    On a CPU a vmap of an optimiser gains nothing: every run waits for the slowest line search. On an accelerator
+    On a CPU a vmap of an optimizer gains nothing: every run waits for the slowest line search. On an accelerator
     it is what fills the device. Arguments that are not arrays are shared by all runs.
 
     Example:
@@ -505,7 +505,7 @@ def one_run_at_a_time(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`fun`, with the rule that a `vmap` of it becomes `over_runs`.
 
     XLA's CPU client with a pool of two threads can hang for ever in a batched loop that holds a line search over
-    Cholesky factorisations. With this around the loop, `vmap` is safe on every device. `fun` takes and returns
+    Cholesky factorizations. With this around the loop, `vmap` is safe on every device. `fun` takes and returns
     pytrees of arrays.
     """
     safe = jax.custom_batching.custom_vmap(fun)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from jaxcal.predictors.usnrt import USNRT
 
-# Okabe and Ito's palette, told apart by colour-blind readers; the line styles tell the curves apart in grey.
+# Okabe and Ito's palette, told apart by color-blind readers; the line styles tell the curves apart in gray.
 _BLUE, _RED = "#0072B2", "#D55E00"
 _COLOURS = (_BLUE, _RED, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
@@ -52,7 +52,7 @@ def reliability_diagram(
 ) -> "matplotlib.axes.Axes":
     """Observed against expected share of the targets below every predicted quantile.
 
-    A calibrated forecast lies on the diagonal and, 95 % of the time at each level, inside the grey band: the
+    A calibrated forecast lies on the diagonal and, 95 % of the time at each level, inside the gray band: the
     central 95 % of Binomial(n, p) / n, which is what n independent rows of a perfectly calibrated forecast
     show. A curve steeper than the diagonal in the middle means intervals that are too wide, a flatter one too
     narrow. The legend gives the expected calibration error (`metrics.ece`).
@@ -127,12 +127,12 @@ def intervals(
 
     ax = ax or _new_axes(_PAGE_WIDTH, 2.7)
     bottom, top = _limits(targets, mean, *bounds[0])
-    for level, (lower, upper), colour in zip(levels, bounds, _shades(len(levels)), strict=True):
+    for level, (lower, upper), color in zip(levels, bounds, _shades(len(levels)), strict=True):
         share = metrics.coverage(y, distribution, confidence_level=level)
         # An infinite bar would not be drawn at all: cut it at the frame.
         lower, upper = lower.clip(bottom, top), upper.clip(bottom, top)
         label = f"{100 * level:g} % interval, holds {100 * share:.1f} %"
-        ax.bar(places, upper - lower, bottom=lower, width=0.84, color=colour, linewidth=0, label=label)
+        ax.bar(places, upper - lower, bottom=lower, width=0.84, color=color, linewidth=0, label=label)
     ax.hlines(mean, places - 0.42, places + 0.42, color=_BLUE, linewidth=1, label="predicted mean")
     outside = (targets < bounds[0][0]) | (targets > bounds[0][1])
     ax.plot(places[~outside], targets[~outside], ".", color="black", markersize=3, label="truth")
@@ -150,7 +150,7 @@ def intervals(
 def residuals(
     y: ArrayLike, distribution: Distribution, *, ax: "matplotlib.axes.Axes | None" = None
 ) -> "matplotlib.axes.Axes":
-    """Standardised residuals (y - mean) / std against the predicted mean, with guides at ±1.96.
+    """Standardized residuals (y - mean) / std against the predicted mean, with guides at ±1.96.
 
     If the forecast is normal and calibrated, they scatter about 0 with the same spread everywhere, 5 % of
     them beyond the guides. The legend gives the share that is.
@@ -166,7 +166,7 @@ def residuals(
     """
     mean, std = np.asarray(distribution.mean), np.asarray(distribution.std)
     if not (std > 0).all():
-        raise ValueError(f"Standardised residuals need a positive std; {np.sum(~(std > 0))} rows have none.")
+        raise ValueError(f"Standardized residuals need a positive std; {np.sum(~(std > 0))} rows have none.")
     scores = (np.asarray(_checks.as_vector("y", y, length=len(mean))) - mean) / std
     outside = np.abs(scores) > 1.96
     ax = ax or _new_axes(_COLUMN_WIDTH, 2.5)

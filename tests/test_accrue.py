@@ -1,4 +1,4 @@
-"""ACCRUE: the std that it finds, the loss that it minimises, and the baseline of clusters."""
+"""ACCRUE: the std that it finds, the loss that it minimizes, and the baseline of clusters."""
 
 import equinox as eqx
 import jax
@@ -30,13 +30,13 @@ def test_it_recovers_a_std_that_varies(fitted):
 
 
 def test_the_law_is_normal_around_the_base(fitted):
-    law = fitted(DATA.x[:5], jc.Normal(DATA.mean[:5], 7.0))
-    assert isinstance(law, jc.Normal)
-    np.testing.assert_array_equal(law.mean, jnp.asarray(DATA.mean[:5]))
-    np.testing.assert_array_equal(law.std, fitted.std(DATA.x[:5, 0]))
+    distribution = fitted(DATA.x[:5], jc.Normal(DATA.mean[:5], 7.0))
+    assert isinstance(distribution, jc.Normal)
+    np.testing.assert_array_equal(distribution.mean, jnp.asarray(DATA.mean[:5]))
+    np.testing.assert_array_equal(distribution.std, fitted.std(DATA.x[:5, 0]))
 
 
-def test_the_polynomial_minimises_the_loss_of_all_rows():
+def test_the_polynomial_minimizes_the_loss_of_all_rows():
     fitted = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model="polynomial")
     unit = DATA.y.std(ddof=1)
     errors, std = (DATA.y - DATA.mean) / unit, fitted.std(DATA.x) / unit
@@ -132,9 +132,11 @@ def test_rows_to_stop_by_are_used_and_tell_of_errors_of_training_rows():
 
 
 def test_recalibration_composes():
-    law = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model="polynomial", beta=1.0)(DATA.x, BASE)
-    recalibrated = jc.isotonic.fit(None, law, DATA.y)(None, law)
-    assert jc.metrics.max_calibration_error(DATA.y, recalibrated) < jc.metrics.max_calibration_error(DATA.y, law)
+    distribution = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model="polynomial", beta=1.0)(DATA.x, BASE)
+    recalibrated = jc.isotonic.fit(None, distribution, DATA.y)(None, distribution)
+    assert jc.metrics.max_calibration_error(DATA.y, recalibrated) < jc.metrics.max_calibration_error(
+        DATA.y, distribution
+    )
 
 
 SMALL = DATA.x[:12], DATA.mean[:12], DATA.y[:12]
@@ -174,12 +176,12 @@ def test_nine_rows_are_too_few():
 
 
 def test_clusters_have_the_error_of_their_rows(rng):
-    centres = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+    centers = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
     label = rng.integers(3, size=90)
-    x, y = centres[label] + rng.normal(size=(90, 2)), (1 + label) * rng.normal(size=90)
+    x, y = centers[label] + rng.normal(size=(90, 2)), (1 + label) * rng.normal(size=90)
     fitted = jc.kmeans.fit(x, jc.Point(np.zeros(90)), y, key=KEY, num_clusters=3)
     expected = [np.sqrt(np.mean(y[label == k] ** 2)) for k in range(3)]
-    np.testing.assert_allclose(fitted(centres, jc.Point(np.zeros(3))).std, expected, rtol=1e-5)
+    np.testing.assert_allclose(fitted(centers, jc.Point(np.zeros(3))).std, expected, rtol=1e-5)
 
 
 def test_fewer_different_rows_than_clusters():

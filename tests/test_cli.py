@@ -96,8 +96,8 @@ def test_calibrate_writes_every_row_and_measures_on_unseen_ones(table, file):
         "after": Normal(written["mean"].to_numpy()[~used], written["std"].to_numpy()[~used]),
     }
     rows = printed_scores(result.stdout)
-    for column, law in enumerate(unseen.values()):
-        scores = metrics.evaluate(y[~used], law)
+    for column, distribution in enumerate(unseen.values()):
+        scores = metrics.evaluate(y[~used], distribution)
         for label, metric in {
             "RMSE": "rmse",
             "NLPD": "nlpd",
@@ -198,7 +198,7 @@ def test_methods_and_data_are_listed(monkeypatch):
     assert "mlp" in listed
     assert "_base" not in listed
     diabetes = next(line for line in run("data").stdout.splitlines() if "diabetes" in line)
-    words = "diabetes licence not established scikit-learn sklearn.datasets.load_diabetes"
+    words = "diabetes license not established scikit-learn sklearn.datasets.load_diabetes"
     assert " ".join(diabetes.split()) == words
     yacht = next(line for line in run("data").stdout.splitlines() if "yacht" in line)
     assert yacht.split()[:4] == ["yacht", "CC", "BY", "4.0"]
@@ -231,8 +231,8 @@ def test_recalibrators_take_a_std(method, table, file):
     mean, std, truth = (table[name].to_numpy() for name in ("line", "spread", "truth"))
     module = {"split-conformal": "conformal"}.get(method, method.replace("-", "_"))
     fit = getattr(jaxcal, module).fit
-    law = fit(None, Normal(mean[used], std[used]), truth[used])(None, Normal(mean, std))
-    for name, values in (("mean", law.mean), ("std", law.std), ("q0.5", law.icdf(0.5))):
+    distribution = fit(None, Normal(mean[used], std[used]), truth[used])(None, Normal(mean, std))
+    for name, values in (("mean", distribution.mean), ("std", distribution.std), ("q0.5", distribution.icdf(0.5))):
         np.testing.assert_allclose(written[name].to_numpy(), values, rtol=1e-4)
     assert ("The 90 % interval covers a new row with probability 9" in result.stdout) == (method == "split-conformal")
 

@@ -1,4 +1,4 @@
-"""Split conformal prediction against NumPy loops, its promise against simulation and the Beta law."""
+"""Split conformal prediction against NumPy loops, its promise against simulation and the Beta distribution."""
 
 import math
 from fractions import Fraction
@@ -34,7 +34,7 @@ def rows(rng):
 def test_intervals_of_a_table_are_those_of_a_loop(rows, score, has_std):
     mean, std, y, new_mean, new_std = rows
     make = Normal if has_std else lambda mean, std: Point(mean)
-    law = conformal.fit(None, make(mean, std), y, score=score)(None, make(new_mean, new_std))
+    distribution = conformal.fit(None, make(mean, std), y, score=score)(None, make(new_mean, new_std))
     if score == "absolute" or not has_std:
         std, new_std = np.ones(60), np.ones(4)
     z = sorted((y - mean) / std)
@@ -45,7 +45,7 @@ def test_intervals_of_a_table_are_those_of_a_loop(rows, score, has_std):
         else:
             high = sorted(map(abs, z))[math.ceil(61 * level) - 1]
             low = -high
-        lower, upper = law.interval(float(level))
+        lower, upper = distribution.interval(float(level))
         np.testing.assert_allclose(lower, new_mean + low * new_std, rtol=10 * EXACT, atol=EXACT)
         np.testing.assert_allclose(upper, new_mean + high * new_std, rtol=10 * EXACT, atol=EXACT)
 
@@ -58,28 +58,28 @@ def test_the_score_follows_the_base(rows):
     assert eqx.tree_equal(signed.z, crude.fit(None, Normal(mean, std), y, rank="conformal").z)
 
 
-def conformalised(interval, y, new, level):
-    """The interval of conformalised quantile regression at one level, by a loop."""
+def conformalized(interval, y, new, level):
+    """The interval of conformalized quantile regression at one level, by a loop."""
     errors = sorted(max(low - t, t - high) for low, t, high in zip(interval[0], y, interval[1], strict=True))
     margin = errors[math.ceil(round((len(y) + 1) * level, 9)) - 1]
     return new[0] - margin, new[1] + margin
 
 
-def test_quantiles_are_conformalised_as_in_a_loop(rows):
+def test_quantiles_are_conformalized_as_in_a_loop(rows):
     mean, std, y, new_mean, new_std = rows
     # In any order, and once each.
     levels = [0.9, 0.5, 0.95, 0.8, 0.9]
     fitted = conformal.fit(None, Normal(mean, std), y, score="quantile", confidence_levels=levels)
     assert fitted.confidence_levels == LEVELS
-    law = fitted(None, Normal(new_mean, new_std))
-    interval = eqx.filter_jit(law.interval)
+    distribution = fitted(None, Normal(new_mean, new_std))
+    interval = eqx.filter_jit(distribution.interval)
     for level in LEVELS:
         lower, upper = interval(level)
         ends = (scipy.stats.norm.interval(level, *moments) for moments in ((mean, std), (new_mean, new_std)))
-        expected = conformalised(next(ends), y, next(ends), level)
+        expected = conformalized(next(ends), y, next(ends), level)
         np.testing.assert_allclose(lower, expected[0], rtol=10 * EXACT, atol=10 * EXACT)
         np.testing.assert_allclose(upper, expected[1], rtol=10 * EXACT, atol=10 * EXACT)
-    np.testing.assert_allclose(law.values[:, 4], new_mean, rtol=EXACT, atol=EXACT)
+    np.testing.assert_allclose(distribution.values[:, 4], new_mean, rtol=EXACT, atol=EXACT)
 
 
 def test_crossing_intervals_are_widened_until_they_nest(rng):
@@ -88,16 +88,16 @@ def test_crossing_intervals_are_widened_until_they_nest(rng):
     levels = np.array([0.025, 0.05, 0.25, 0.5, 0.75, 0.95, 0.975])
     scales, new_scales, y = rng.uniform(0.1, 3, size=60), np.array([0.05, 1.0, 3.0]), rng.normal(size=60)
     base, new = (Quantiles(levels, scale[:, None] * shape) for scale in (scales, new_scales))
-    law = conformal.fit(None, base, y, score="quantile", confidence_levels=(0.5, 0.9, 0.95))(None, new)
+    distribution = conformal.fit(None, base, y, score="quantile", confidence_levels=(0.5, 0.9, 0.95))(None, new)
     lower, upper = np.zeros(3), np.zeros(3)
     crossed = False
     for k, level in enumerate((0.5, 0.9, 0.95)):
         of = lambda scale: (scale * shape[2 - k], scale * shape[4 + k])  # noqa: B023
-        own = conformalised(of(scales), y, of(new_scales), level)
+        own = conformalized(of(scales), y, of(new_scales), level)
         crossed |= (own[0] > lower).any()
         lower, upper = np.minimum(lower, own[0]), np.maximum(upper, own[1])
-        np.testing.assert_allclose(law.values[:, 2 - k], lower, rtol=10 * EXACT, atol=10 * EXACT)
-        np.testing.assert_allclose(law.values[:, 4 + k], upper, rtol=10 * EXACT, atol=10 * EXACT)
+        np.testing.assert_allclose(distribution.values[:, 2 - k], lower, rtol=10 * EXACT, atol=10 * EXACT)
+        np.testing.assert_allclose(distribution.values[:, 4 + k], upper, rtol=10 * EXACT, atol=10 * EXACT)
     assert crossed
 
 
@@ -129,15 +129,15 @@ def simulated(score, size, level, runs):
 
 @pytest.mark.parametrize("size", [20, 100])
 @pytest.mark.parametrize("score", ["absolute", "scaled", "signed", "quantile"])
-def test_coverage_follows_its_beta_law(score, size):
+def test_coverage_follows_its_beta_distribution(score, size):
     runs = 10_000
     for level in (0.5, 0.9):
         coverage, promise = simulated(score, size, level, runs)
         assert level - 1e-9 <= promise.coverage < level + 2 / size
         error = coverage.std() / math.sqrt(runs)
         assert abs(coverage.mean() - promise.coverage) < 4 * error
-        law = scipy.stats.beta(promise.places, size + 1 - promise.places)
-        assert scipy.stats.kstest(coverage, law.cdf).pvalue > 1e-4
+        distribution = scipy.stats.beta(promise.places, size + 1 - promise.places)
+        assert scipy.stats.kstest(coverage, distribution.cdf).pvalue > 1e-4
         low, high = promise.interval(0.9)
         assert abs(np.mean((coverage >= low) & (coverage <= high)) - 0.9) < 4 * math.sqrt(0.09 / runs)
 

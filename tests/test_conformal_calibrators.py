@@ -1,4 +1,4 @@
-"""Conformal calibrators, randomised and linear: against loops, scipy and simulation."""
+"""Conformal calibrators, randomized and linear: against loops, scipy and simulation."""
 
 import math
 from fractions import Fraction
@@ -31,11 +31,19 @@ BASES = {
     "student_t": lambda mean, std: StudentT(2 + 3 * std, mean, std),
 }
 
-read = jax.jit(lambda law, p: law.icdf(p))
-probe = jax.jit(lambda law, y: (law.cdf(y), law.mean, law.std, law.crps(y), law.log_prob(y)))
+read = jax.jit(lambda distribution, p: distribution.icdf(p))
+probe = jax.jit(
+    lambda distribution, y: (
+        distribution.cdf(y),
+        distribution.mean,
+        distribution.std,
+        distribution.crps(y),
+        distribution.log_prob(y),
+    )
+)
 
 
-def law_of(name, rule, factor=1.0, shift=0.0, **options):
+def distribution_of(name, rule, factor=1.0, shift=0.0, **options):
     make = lambda mean, std: BASES[name](factor * mean + shift, factor * std)
     if name == "student_t":
         make = lambda mean, std: StudentT(2 + 3 * std, factor * mean + shift, factor * std)
@@ -59,62 +67,62 @@ def errors(name):
 
 @pytest.mark.parametrize("size", [1, 7, 100, 999])
 @pytest.mark.parametrize("dtype", ["float32", "float64"] if X64 else ["float32"])
-def test_randomised_ranks_are_those_of_exact_arithmetic(size, dtype):
+def test_randomized_ranks_are_those_of_exact_arithmetic(size, dtype):
     table, levels = np.arange(1, size + 1, dtype=dtype), [Fraction(i, 1000) for i in range(1001)]
     for tau in (0.0, 0.12345, 0.61803, float(np.nextafter(np.ones((), dtype), 0))):
         # With tau = 0 only where the rank does not hang on the rounding of p.
         exact = [math.ceil(p * (size + 1) - Fraction(tau)) for p in levels]
         expected = np.where(np.array(exact) < 1, -np.inf, np.where(np.array(exact) > size, np.inf, exact))
         p = np.array([float(level) for level in levels], dtype)
-        actual = quantiles.randomised_quantile(table, p, np.full(1001, tau, dtype))
+        actual = quantiles.randomized_quantile(table, p, np.full(1001, tau, dtype))
         assert actual.dtype == dtype
         np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("name", ["normal", "point"])
-def test_randomised_quantiles_are_those_of_a_loop(name):
-    law, z = law_of(name, "randomised"), [-math.inf, *errors(name), math.inf]
-    tau = np.asarray(law.tau, float)
+def test_randomized_quantiles_are_those_of_a_loop(name):
+    distribution, z = distribution_of(name, "randomized"), [-math.inf, *errors(name), math.inf]
+    tau = np.asarray(distribution.tau, float)
     assert ((tau >= 0) & (tau < 1)).all()
     assert len(set(tau)) == 6
     expected = np.array([[z[math.ceil(round(p * (SIZE + 1), 9) - tau[i])] for p in P] for i in range(6)])
     assert np.isinf(expected).any()
     expected = np.array([placed(name, row)[i] for i, row in enumerate(expected)])
-    np.testing.assert_allclose(read(law, P), expected, rtol=10 * EXACT, atol=EXACT)
+    np.testing.assert_allclose(read(distribution, P), expected, rtol=10 * EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize("rule", ["randomised", "linear"])
+@pytest.mark.parametrize("rule", ["randomized", "linear"])
 @pytest.mark.parametrize("name", ["normal", "point"])
 def test_steps_are_the_sorted_scores(name, rule):
-    law = law_of(name, rule)
-    np.testing.assert_allclose(read(law, STEPS), placed(name, errors(name)), rtol=10 * EXACT, atol=EXACT)
+    distribution = distribution_of(name, rule)
+    np.testing.assert_allclose(read(distribution, STEPS), placed(name, errors(name)), rtol=10 * EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("name", ["normal", "point"])
 def test_linear_quantiles_are_linear_quantiles(name):
-    law = law_of(name, "linear")
-    assert isinstance(law, ScaledQuantiles)
+    distribution = distribution_of(name, "linear")
+    assert isinstance(distribution, ScaledQuantiles)
     z = np.asarray(quantiles.linear_quantile(errors(name), P), float)
-    q = read(law, P)
+    q = read(distribution, P)
     np.testing.assert_allclose(q, placed(name, z), rtol=10 * EXACT, atol=EXACT)
     inner = slice(1, -1)
     for k in range(*inner.indices(len(P))):
-        np.testing.assert_allclose(probe(law, q[:, k])[0], np.full(6, P[k]), rtol=1e3 * EXACT)
+        np.testing.assert_allclose(probe(distribution, q[:, k])[0], np.full(6, P[k]), rtol=1e3 * EXACT)
 
 
-@pytest.mark.parametrize("rule", ["randomised", "linear"])
+@pytest.mark.parametrize("rule", ["randomized", "linear"])
 def test_scores_by_the_cdf_of_the_base(rule):
-    law = law_of("student_t", rule, score="cdf")
-    assert isinstance(law, Quantiles if rule == "linear" else Empirical)
+    distribution = distribution_of("student_t", rule, score="cdf")
+    assert isinstance(distribution, Quantiles if rule == "linear" else Empirical)
     scores = np.sort(scipy.stats.t.cdf((Y - MEAN) / STD, 2 + 3 * STD))
     knots = placed("student_t", scipy.stats.t.ppf(scores, 2 + 3 * NEW_STD[:, None]))
-    np.testing.assert_allclose(read(law, STEPS), knots, rtol=1e-9 if X64 else 1e-3, atol=1e-4 * (not X64))
+    np.testing.assert_allclose(read(distribution, STEPS), knots, rtol=1e-9 if X64 else 1e-3, atol=1e-4 * (not X64))
     if rule == "linear":  # straight between the quantiles of the base
         expected = [np.interp(P, STEPS, row) for row in knots]
-        np.testing.assert_allclose(read(law, P), expected, rtol=1e-9 if X64 else 1e-3, atol=1e-4 * (not X64))
+        np.testing.assert_allclose(read(distribution, P), expected, rtol=1e-9 if X64 else 1e-3, atol=1e-4 * (not X64))
 
 
-@pytest.mark.parametrize("rule", ["randomised", "linear"])
+@pytest.mark.parametrize("rule", ["randomized", "linear"])
 def test_a_base_of_constant_shape_adds_nothing_to_its_means(rule):
     options = {"rule": rule, "key": KEY}
     general = conformal.fit(None, StudentT(4.0, MEAN, 0.7), Y, score="cdf", **options)(None, StudentT(4, NEW_MEAN, 0.7))
@@ -127,41 +135,47 @@ def test_a_base_of_constant_shape_adds_nothing_to_its_means(rule):
 
 def test_normal_bases_do_not_saturate():
     y = np.where(np.arange(SIZE) == 3, 50.0, Y)
-    laws = [
+    distributions = [
         conformal.fit(None, Normal(MEAN, STD), y, score=score, rule="linear")(None, Normal(NEW_MEAN, NEW_STD))
         for score in ("cdf", "signed")
     ]
-    assert eqx.tree_equal(*laws)
-    np.testing.assert_allclose(read(laws[0], STEPS)[:, -1], NEW_MEAN + NEW_STD * (50 - MEAN[3]) / STD[3], rtol=EXACT)
+    assert eqx.tree_equal(*distributions)
+    np.testing.assert_allclose(
+        read(distributions[0], STEPS)[:, -1], NEW_MEAN + NEW_STD * (50 - MEAN[3]) / STD[3], rtol=EXACT
+    )
 
 
-# ------------------------------------------------------------------ the law
+# ------------------------------------------------------------------ the distribution
 
 
-def test_a_randomised_law_has_mass_at_infinity():
-    law, z = law_of("normal", "randomised"), errors("normal")
+def test_a_randomized_law_has_mass_at_infinity():
+    distribution, z = distribution_of("normal", "randomized"), errors("normal")
     table = Empirical(NEW_MEAN, NEW_STD, z)
     for k in (0, 1, 12, 24):
         u = (z[k - 1] if k else z[0] - 1) + 1e-4
-        cdf, *others = probe(law, NEW_MEAN + u * NEW_STD)
-        np.testing.assert_allclose(cdf, (k + law.tau) / (SIZE + 1), rtol=EXACT)
+        cdf, *others = probe(distribution, NEW_MEAN + u * NEW_STD)
+        np.testing.assert_allclose(cdf, (k + distribution.tau) / (SIZE + 1), rtol=EXACT)
         # The quantile at this level is the value below, at a higher one that above.
         p = np.asarray(cdf, float)
         for i, level in enumerate(p):
             ends = [-math.inf, *(NEW_MEAN[i] + NEW_STD[i] * z), math.inf]
-            np.testing.assert_allclose(read(law, np.full(8, level - 1e-4))[i], np.full(8, ends[k]), rtol=10 * EXACT)
-            np.testing.assert_allclose(read(law, np.full(8, level + 1e-4))[i], np.full(8, ends[k + 1]), rtol=10 * EXACT)
+            np.testing.assert_allclose(
+                read(distribution, np.full(8, level - 1e-4))[i], np.full(8, ends[k]), rtol=10 * EXACT
+            )
+            np.testing.assert_allclose(
+                read(distribution, np.full(8, level + 1e-4))[i], np.full(8, ends[k + 1]), rtol=10 * EXACT
+            )
         # All but cdf and quantiles are those of the table.
         for actual, expected in zip(others, probe(table, NEW_MEAN + u * NEW_STD)[1:], strict=True):
             np.testing.assert_allclose(actual, expected, rtol=EXACT)
     with pytest.warns(UserWarning, match="24 calibration rows .* at least 32: the quantile is infinite in some rows"):
-        law.icdf(1 / 33)
-    with pytest.raises(ValueError, match="must not have rule='randomised'"):
-        Mixture(jax.vmap(lambda loc: Empirical(loc, 1.0, z, "randomised", 0.5))(np.zeros((2, 3))))
+        distribution.icdf(1 / 33)
+    with pytest.raises(ValueError, match="must not have rule='randomized'"):
+        Mixture(jax.vmap(lambda loc: Empirical(loc, 1.0, z, "randomized", 0.5))(np.zeros((2, 3))))
 
 
 def test_calls_share_their_draws():
-    fit = lambda key: conformal.fit(None, Normal(MEAN, STD), Y, rule="randomised", key=key)
+    fit = lambda key: conformal.fit(None, Normal(MEAN, STD), Y, rule="randomized", key=key)
     new = Normal(NEW_MEAN, NEW_STD)
     fitted = fit(KEY)
     assert eqx.tree_equal(fitted(None, new), fitted(None, new), eqx.filter_jit(fitted)(None, new), rtol=EXACT)
@@ -172,13 +186,13 @@ def test_calls_share_their_draws():
     ("name", "options"),
     [("normal", {}), ("point", {}), ("student_t", {"score": "cdf"})],
 )
-@pytest.mark.parametrize("rule", ["randomised", "linear"])
+@pytest.mark.parametrize("rule", ["randomized", "linear"])
 def test_equivariance(name, options, rule):
-    plain, moved = (read(law_of(name, rule, *move, **options), P) for move in ((), (1e3, -300.0)))
+    plain, moved = (read(distribution_of(name, rule, *move, **options), P) for move in ((), (1e3, -300.0)))
     np.testing.assert_allclose(moved, 1e3 * plain - 300, rtol=1e-8 if X64 else 1e-3, atol=1e-2 if not X64 else 0)
 
 
-@pytest.mark.parametrize(("name", "rule"), [("normal", "randomised"), ("student_t", "linear")])
+@pytest.mark.parametrize(("name", "rule"), [("normal", "randomized"), ("student_t", "linear")])
 def test_jit_and_vmap_over_runs(name, rule):
     # Fit and prediction of two runs, each with draws of its own.
     def run(key, y):
@@ -220,10 +234,10 @@ def simulated(rule, size, p, runs, rows, base=lambda rows: Normal(jnp.full(rows,
     return scipy.stats.norm.cdf(np.asarray(one(jax.random.split(KEY, runs), y, p), float))
 
 
-def test_randomised_quantiles_cover_exactly():
+def test_randomized_quantiles_cover_exactly():
     # At 0.05 and 0.98 they are infinite in about every second row; none of the levels is a multiple of 1 / 11.
     p = np.array([0.05, 0.33, 0.5, 0.77, 0.98])
-    coverage = simulated("randomised", 10, p, 3000, 20).mean(1)
+    coverage = simulated("randomized", 10, p, 3000, 20).mean(1)
     error = coverage.std(0) / math.sqrt(3000)
     assert (abs(coverage.mean(0) - p) < 4 * error).all()
     # That is no matter of course: rounding the rank would be wrong by many of these errors.
@@ -238,7 +252,7 @@ def test_randomised_quantiles_cover_exactly():
         (lambda rows: StudentT(3.0, jnp.full(rows, 0.3), 0.6), {"score": "cdf"}),
     ],
 )
-def test_linear_quantiles_cover_by_their_beta_law(make, options):
+def test_linear_quantiles_cover_by_their_beta_distribution(make, options):
     size, ranks = 19, np.array([1, 6, 17])
     coverage = simulated("linear", size, ranks / (size + 1), 1000, 1, make, **options)[:, 0]
     for j, covered in zip(ranks, coverage.T, strict=True):
@@ -259,20 +273,23 @@ NORMAL = Normal(np.zeros(5), np.ones(5))
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (lambda: fit_on(NORMAL, rule="modular"), "rule must be one of None, 'randomised', 'linear'; got 'modular'"),
+        (lambda: fit_on(NORMAL, rule="modular"), "rule must be one of None, 'randomized', 'linear'; got 'modular'"),
         (lambda: fit_on(NORMAL, rule="linear", score="scaled"), "with rule='linear' score must be .* got 'scaled'"),
         (lambda: fit_on(NORMAL, score="cdf"), "with rule=None score must be one of 'absolute', .* got 'cdf'"),
-        (lambda: fit_on(NORMAL, rule="randomised"), "rule='randomised' needs a key"),
+        (lambda: fit_on(NORMAL, rule="randomized"), "rule='randomized' needs a key"),
         (lambda: fit_on(NORMAL, rule="linear", confidence_levels=[0.9]), "confidence_levels go with score='quantile'"),
         (lambda: fit_on(NORMAL, np.array([0, 1, np.nan, 3, 4]), rule="linear"), "y holds 1 values that are NaN"),
         (lambda: conformal.fit(None, NORMAL, np.zeros(0), rule="linear"), "y is empty"),
         (lambda: fit_on(NORMAL, np.zeros(4), rule="linear"), "base.mean has 5 rows where 4 are expected"),
         (lambda: fit_on(NORMAL, rule="linear")(None, Point(0.0)), "base is a Point, but errors are measured in"),
         (lambda: fit_on(NORMAL, rule="linear")(None, NORMAL).icdf(1.2), "p must lie between 0 and 1; got 1.2"),
-        (lambda: fit_on(Point(np.zeros(5)), rule="linear", score="cdf"), "base is a Point: score='cdf' needs laws"),
+        (
+            lambda: fit_on(Point(np.zeros(5)), rule="linear", score="cdf"),
+            "base is a Point: score='cdf' needs distributions",
+        ),
         (
             lambda: conformal.ConformalCalibrator(jnp.array([0.2, 0.7]), None, "cdf")(None, Point(0.0)),
-            "base is a Point: score='cdf' needs laws that have a density",
+            "base is a Point: score='cdf' needs distributions that have a density",
         ),
         (
             lambda: fit_on(Empirical(np.zeros(5), 1.0, np.arange(-4.0, 5)), rule="linear", score="cdf"),
@@ -284,9 +301,9 @@ NORMAL = Normal(np.zeros(5), np.ones(5))
             ),
             "score='cdf' needs base.cdf.* between 0 and 1, .*; 1 rows have not, the first at index 3",
         ),
-        (lambda: Empirical(np.zeros(2), 1.0, np.zeros(3), "randomised"), "got rule='randomised' and no tau"),
+        (lambda: Empirical(np.zeros(2), 1.0, np.zeros(3), "randomized"), "got rule='randomized' and no tau"),
         (lambda: Empirical(np.zeros(2), 1.0, np.zeros(3), tau=0.5), "got rule='inverse_cdf' and a tau"),
-        (lambda: Empirical(np.zeros(2), 1.0, np.zeros(3), "randomised", 1.5), "tau must lie between 0 and 1; got 1.5"),
+        (lambda: Empirical(np.zeros(2), 1.0, np.zeros(3), "randomized", 1.5), "tau must lie between 0 and 1; got 1.5"),
     ],
 )
 def test_mistakes_are_named(mistake, message):

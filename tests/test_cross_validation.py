@@ -25,10 +25,10 @@ def remember(x, y, *, key):
 
 
 def test_every_row_is_predicted_by_a_model_that_has_not_seen_it():
-    law = jc.out_of_fold(remember, X, X, key=KEY, folds=5)
-    assert law.mean.tolist() == [-1.0] * 17
+    distribution = jc.out_of_fold(remember, X, X, key=KEY, folds=5)
+    assert distribution.mean.tolist() == [-1.0] * 17
     # 17 rows in folds of 4 and 3: every model is fitted on 13 rows.
-    assert law.std.tolist() == [14.0] * 17
+    assert distribution.std.tolist() == [14.0] * 17
 
 
 def test_a_group_stays_in_one_fold():
@@ -44,28 +44,28 @@ def test_rows_that_share_a_table_keep_that_of_their_fold():
     def fit(x, y, *, key):
         return lambda new: jc.Empirical(new[:, 0], 1.0, jnp.sort(y))
 
-    law = jc.out_of_fold(fit, X, X, key=KEY, folds=2)
-    tables = np.stack([law.icdf(level) - X for level in np.linspace(0.01, 0.99, 99)])
+    distribution = jc.out_of_fold(fit, X, X, key=KEY, folds=2)
+    tables = np.stack([distribution.icdf(level) - X for level in np.linspace(0.01, 0.99, 99)])
     for row, table in enumerate(tables.T):
         assert row not in table.round().astype(int)
     assert len({tuple(table) for table in tables.T.round().tolist()}) == 2
-    np.testing.assert_allclose(law.mean - X, tables.mean(0), atol=0.5)
+    np.testing.assert_allclose(distribution.mean - X, tables.mean(0), atol=0.5)
 
 
 def test_no_guarantee_follows_from_predictions_out_of_fold():
-    law = jc.out_of_fold(remember, X, X, key=KEY)
-    for fitted in (jc.conformal.fit(None, law, X), jc.crude.fit(None, law, X, rank="conformal")):
+    distribution = jc.out_of_fold(remember, X, X, key=KEY)
+    for fitted in (jc.conformal.fit(None, distribution, X), jc.crude.fit(None, distribution, X, rank="conformal")):
         with pytest.raises(ValueError, match="out of fold"):
             fitted.guarantee(0.9)
-    anew = jc.Normal(law.mean, law.std)
+    anew = jc.Normal(distribution.mean, distribution.std)
     assert jc.conformal.fit(None, anew, X).guarantee(0.9).num_calibration == 17
 
 
 def test_rows_keep_their_order():
     fit = lambda x, y, *, key: lambda x: 2 * np.asarray(x)[:, 0]
-    law = jc.out_of_fold(fit, X, X, key=KEY)
-    assert isinstance(law, jc.Point)
-    np.testing.assert_array_equal(law.mean, 2 * X)
+    distribution = jc.out_of_fold(fit, X, X, key=KEY)
+    assert isinstance(distribution, jc.Point)
+    np.testing.assert_array_equal(distribution.mean, 2 * X)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""CRUDE against Algorithm 1 as a loop, its equations as sums, and a plain search for neighbours."""
+"""CRUDE against Algorithm 1 as a loop, its equations as sums, and a plain search for neighbors."""
 
 import functools
 import math
@@ -18,7 +18,7 @@ EXACT = 1e-12 if X64 else 1e-5
 
 @functools.cache
 def rows(size, seed=0):
-    """Means, stds and targets of calibration rows; a third of the standardised errors are tied."""
+    """Means, stds and targets of calibration rows; a third of the standardized errors are tied."""
     rng = np.random.default_rng(seed)
     mean, std = rng.normal(size=size), rng.uniform(0.5, 2, size=size)
     z = rng.normal(size=size)
@@ -40,28 +40,30 @@ def algorithm_1(calibration, queries, p):
 def test_quantiles_are_those_of_algorithm_1(size):
     mean, std, y = rows(size)
     new = rows(5, seed=1)
-    law = crude.fit(None, Normal(mean, std), y)(None, Normal(*new[:2]))
+    distribution = crude.fit(None, Normal(mean, std), y)(None, Normal(*new[:2]))
     # Unsorted levels stay in their order; 0.29 x 100, 0.57 x 100 and 0.58 x 100 are no integers in binary.
     levels = np.array([0.95, 0.05, 0.29, 0.5, 0.57, 0.58, 0.01, 1.0, 0.0])
     expected = np.transpose([algorithm_1((mean, std, y), new, p) for p in levels])
-    np.testing.assert_allclose(law.icdf(levels), expected, rtol=10 * EXACT, atol=EXACT)
+    np.testing.assert_allclose(distribution.icdf(levels), expected, rtol=10 * EXACT, atol=EXACT)
 
 
 def test_cdf_moments_and_score_are_sums_over_the_table():
     mean, std, y = rows(30)
     new_mean, new_std, new_y = rows(5, seed=1)
-    law = crude.fit(None, Normal(mean, std), y)(None, Normal(new_mean, new_std))
+    distribution = crude.fit(None, Normal(mean, std), y)(None, Normal(new_mean, new_std))
     z = (y - mean) / std
     for row, (location, scale, outcome) in enumerate(zip(new_mean, new_std, new_y, strict=True)):
         values = location + scale * z
         # Equations 1, 2, 4 and 5, and the cdf before them.
-        np.testing.assert_allclose(law.mean[row], location + scale * sum(z) / 30, rtol=EXACT)
+        np.testing.assert_allclose(distribution.mean[row], location + scale * sum(z) / 30, rtol=EXACT)
         variance = sum((z - sum(z) / 30) ** 2) / 30
-        np.testing.assert_allclose(law.variance[row], scale**2 * variance, rtol=EXACT)
-        np.testing.assert_allclose(law.cdf(outcome + 1e-4)[row], sum(values <= outcome + 1e-4) / 30, rtol=EXACT)
+        np.testing.assert_allclose(distribution.variance[row], scale**2 * variance, rtol=EXACT)
+        np.testing.assert_allclose(
+            distribution.cdf(outcome + 1e-4)[row], sum(values <= outcome + 1e-4) / 30, rtol=EXACT
+        )
         spread = sum(abs(a - b) for a in values for b in values) / 30**2
         score = sum(abs(values - outcome)) / 30 - spread / 2
-        np.testing.assert_allclose(law.crps(outcome)[row], score, rtol=10 * EXACT)
+        np.testing.assert_allclose(distribution.crps(outcome)[row], score, rtol=10 * EXACT)
 
 
 def test_errors_of_a_point_are_in_the_unit_of_y():
@@ -73,44 +75,46 @@ def test_errors_of_a_point_are_in_the_unit_of_y():
         np.testing.assert_allclose(fitted(None, base).mean, mean[:3] + np.mean(y - mean), rtol=EXACT)
 
 
-@pytest.mark.parametrize("neighbours", [1, 4, 30])
-def test_tables_of_neighbours(neighbours, rng):
+@pytest.mark.parametrize("neighbors", [1, 4, 30])
+def test_tables_of_neighbors(neighbors, rng):
     mean, std, y = rows(30)
     # Columns of other scales and one that is constant; inputs that come twice, whose order is that of the rows.
     x = np.column_stack([rng.normal(size=30), 1000 * rng.normal(size=30), np.full(30, 7.0)])
     x[15:20] = x[5:10]
     new_x, (new_mean, new_std, _) = rng.normal(size=(6, 3)) * [1, 1000, 0] + [0, 0, 7], rows(6, seed=1)
     new_x[:2] = x[15:17]
-    fitted = crude.fit(x, Normal(mean, std), y, neighbours=neighbours)
-    law = fitted(new_x, Normal(new_mean, new_std))
+    fitted = crude.fit(x, Normal(mean, std), y, neighbors=neighbors)
+    distribution = fitted(new_x, Normal(new_mean, new_std))
     scale = np.where(x.std(0) > 0, x.std(0, ddof=1), 1)
     for row, query in enumerate(new_x):
         distances = np.sum(((x - query) / scale) ** 2, axis=1).round(9)
-        nearest = np.argsort(distances, kind="stable")[:neighbours]
-        np.testing.assert_allclose(law.z[row], np.sort((y - mean)[nearest] / std[nearest]), rtol=EXACT, atol=EXACT)
-    assert isinstance(law, Empirical)
-    assert law.interval(0.8)[0].shape == (6,)
+        nearest = np.argsort(distances, kind="stable")[:neighbors]
+        np.testing.assert_allclose(
+            distribution.z[row], np.sort((y - mean)[nearest] / std[nearest]), rtol=EXACT, atol=EXACT
+        )
+    assert isinstance(distribution, Empirical)
+    assert distribution.interval(0.8)[0].shape == (6,)
 
 
-def test_neighbours_in_discrete_inputs_are_not_those_with_the_lowest_errors():
+def test_neighbors_in_discrete_inputs_are_not_those_with_the_lowest_errors():
     y = np.arange(20.0)[::-1].copy()
-    fitted = crude.fit(np.zeros(20), Point(np.zeros(20)), y, neighbours=5)
+    fitted = crude.fit(np.zeros(20), Point(np.zeros(20)), y, neighbors=5)
     np.testing.assert_array_equal(fitted(np.zeros(1), Point(0.0)).z, np.sort(y[:5])[None])
 
 
-def test_a_search_for_neighbours_takes_little_memory():
+def test_a_search_for_neighbors_takes_little_memory():
     rows, size = 3000, 30_000
     x = jax.ShapeDtypeStruct((size, 3), jnp.zeros(0).dtype)
-    predict = lambda x, y: crude.fit(x, Point(y), y, neighbours=10)(x[:rows], Point(y[:rows])).z
+    predict = lambda x, y: crude.fit(x, Point(y), y, neighbors=10)(x[:rows], Point(y[:rows])).z
     memory = jax.jit(predict).lower(x, jax.ShapeDtypeStruct((size,), x.dtype)).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 0.2 * x.dtype.itemsize * rows * size
 
 
 def test_a_model_without_errors_is_told_of():
     with pytest.warns(UserWarning, match="y equals base.mean in every row"):
-        law = crude.fit(None, Normal(np.ones(5), 1.0), np.ones(5))(None, Normal(np.ones(2), 1.0))
-    assert law.std.tolist() == [0.0, 0.0]
-    assert law.crps(3.0).tolist() == [2.0, 2.0]
+        distribution = crude.fit(None, Normal(np.ones(5), 1.0), np.ones(5))(None, Normal(np.ones(2), 1.0))
+    assert distribution.std.tolist() == [0.0, 0.0]
+    assert distribution.crps(3.0).tolist() == [2.0, 2.0]
 
 
 def test_what_the_ranks_cover():
@@ -120,8 +124,8 @@ def test_what_the_ranks_cover():
         crude.fit(None, Normal(mean, std), y).guarantee(0.9)
     promise = crude.fit(None, Normal(mean, std), y, rank="conformal").guarantee(0.9)
     assert promise.coverage == pytest.approx(19 / 21)
-    with pytest.raises(ValueError, match="a table of neighbours promises nothing"):
-        crude.fit(y, Normal(mean, std), y, neighbours=3).guarantee(0.9)
+    with pytest.raises(ValueError, match="a table of neighbors promises nothing"):
+        crude.fit(y, Normal(mean, std), y, neighbors=3).guarantee(0.9)
 
 
 def fit_on(mean=None, std=None, y=None, **options):
@@ -141,16 +145,16 @@ def fit_on(mean=None, std=None, y=None, **options):
         (lambda: fit_on(std=np.full(5, 1e-38), y=np.full(5, 1e20)), r"\(y - base.mean\) / base.std holds .* infinite")
         if not X64
         else (lambda: fit_on(std=np.full(5, 1e-300), y=np.full(5, 1e20)), r"\(y - base.mean\) / base.std holds"),
-        (lambda: fit_on(neighbours=3), "x is None"),
-        (lambda: fit_on(neighbours=0, x=np.zeros(5)), "neighbours must be at least 1; got 0"),
-        (lambda: fit_on(neighbours=6, x=np.zeros(5)), "neighbours is 6, but there are 5 calibration rows"),
-        (lambda: fit_on(neighbours=3, x=np.zeros(4)), "x has 4 rows where 5 are expected"),
-        (lambda: fit_on(neighbours=3, x=np.zeros(5), rank="conformal"), "cannot go with rank='conformal'"),
+        (lambda: fit_on(neighbors=3), "x is None"),
+        (lambda: fit_on(neighbors=0, x=np.zeros(5)), "neighbors must be at least 1; got 0"),
+        (lambda: fit_on(neighbors=6, x=np.zeros(5)), "neighbors is 6, but there are 5 calibration rows"),
+        (lambda: fit_on(neighbors=3, x=np.zeros(4)), "x has 4 rows where 5 are expected"),
+        (lambda: fit_on(neighbors=3, x=np.zeros(5), rank="conformal"), "cannot go with rank='conformal'"),
         (
-            lambda: fit_on(neighbours=3, x=np.zeros(5))(np.zeros((1, 2)), Normal(0.0, 1.0)),
+            lambda: fit_on(neighbors=3, x=np.zeros(5))(np.zeros((1, 2)), Normal(0.0, 1.0)),
             "x has 2 columns; the table was fitted on 1",
         ),
-        (lambda: fit_on(neighbours=3, x=np.zeros(5))(np.zeros(2), Normal(0.0, 1.0)), "x has 2 rows where 1"),
+        (lambda: fit_on(neighbors=3, x=np.zeros(5))(np.zeros(2), Normal(0.0, 1.0)), "x has 2 rows where 1"),
         (lambda: fit_on()(None, Point(0.0)), "base is a Point, but errors are measured in predicted stds"),
         (lambda: fit_on()(None, Normal(0.0, 0.0)), "base.std must be positive"),
         (lambda: fit_on()(None, Normal(0.0, 1.0)).interval(90), "did you mean 0.9"),
@@ -163,7 +167,7 @@ def test_mistakes_are_named(mistake, message):
 
 
 def test_errors_of_vectors_are_whitened():
-    """Errors L z with skewed, dependent components z: their law is found back under another covariance."""
+    """Errors L z with skewed, dependent components z: their distribution is found back under another covariance."""
     rng = np.random.default_rng(5)
     factors = np.tril(rng.normal(size=(400, 2, 2))) + 2 * np.eye(2)[None]
     z = rng.gamma(2, size=(400, 2))
@@ -175,15 +179,15 @@ def test_errors_of_vectors_are_whitened():
     signs = np.sign(np.diagonal(factors, axis1=1, axis2=2))
     tolerance = 1e-10 if X64 else 1e-3
     np.testing.assert_allclose(fitted.z, signs * z, rtol=tolerance, atol=tolerance)
-    law = fitted(None, MultivariateNormal(np.array([[10.0, 20.0]]), np.array([[[4.0, 2.0], [2.0, 2.0]]])))
+    distribution = fitted(None, MultivariateNormal(np.array([[10.0, 20.0]]), np.array([[[4.0, 2.0], [2.0, 2.0]]])))
     expected = 20 + np.asarray(fitted.z) @ [1.0, 1.0]
-    np.testing.assert_allclose(law.marginal(1).icdf(0.9), [np.sort(expected)[359]], rtol=tolerance)
-    np.testing.assert_allclose(law.mean[:, 1], [expected.mean()], rtol=tolerance)
+    np.testing.assert_allclose(distribution.marginal(1).icdf(0.9), [np.sort(expected)[359]], rtol=tolerance)
+    np.testing.assert_allclose(distribution.mean[:, 1], [expected.mean()], rtol=tolerance)
 
 
 def test_vectors_have_no_ranks():
     base = MultivariateNormal(np.zeros((3, 2)), np.tile(np.eye(2), (3, 1, 1)))
-    for options in ({"rank": "conformal"}, {"neighbours": 2}):
+    for options in ({"rank": "conformal"}, {"neighbors": 2}):
         with pytest.raises(ValueError, match="of vector targets there is neither"):
             crude.fit(np.ones(3), base, np.ones((3, 2)), **options)
     with pytest.raises(TypeError, match="MultivariateNormal"):

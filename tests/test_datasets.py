@@ -94,7 +94,7 @@ def test_the_set_of_scikit_learn():
     assert datasets.find("diabetes").kind == "scikit-learn"
     assert data.x.shape == (442, 10)
     assert data.y.shape == (442,)
-    assert data.x[:, 0].min() == 19  # years, not standardised
+    assert data.x[:, 0].min() == 19  # years, not standardized
     assert data.feature_names[:3] == ("age", "sex", "bmi")
 
 
@@ -105,7 +105,7 @@ def test_the_mirror_comes_first(mirror):
     np.testing.assert_array_equal(data.y, data.x[:, 0])
     assert (data.feature_names, data.target_name, data.categorical) == (("a", "b"), "strength", (1,))
     assert "Yeh" in data.source
-    assert data.licence == "CC BY 4.0"
+    assert data.license == "CC BY 4.0"
 
 
 def test_each_target_has_its_name(mirror):
@@ -275,7 +275,7 @@ def sources(monkeypatch):
 @pytest.mark.parametrize("name", datasets.names())
 def test_every_set(name, sources):
     if datasets.find(name).kind == "missing":
-        pytest.skip("its licence is not established, and JAXCAL_DATA names no mirror that has it")
+        pytest.skip("its license is not established, and JAXCAL_DATA names no mirror that has it")
     data = datasets.load(name)
     assert data.x.shape == (len(data.y), len(data.feature_names))
     assert np.isfinite(data.x).all()
@@ -284,9 +284,9 @@ def test_every_set(name, sources):
 
 
 @pytest.mark.parametrize("name", datasets.names())
-def test_a_set_comes_with_the_checkout_if_its_licence_allows_it(name, monkeypatch):
+def test_a_set_comes_with_the_checkout_if_its_license_allows_it(name, monkeypatch):
     monkeypatch.setattr(datasets, "_OWN", {"checkout": OWN["checkout"]})
-    assert (datasets.find(name).kind == "checkout") == (datasets.licence_of(name) == "CC BY 4.0")
+    assert (datasets.find(name).kind == "checkout") == (datasets.license_of(name) == "CC BY 4.0")
 
 
 def test_the_files_of_the_package_are_those_of_the_checkout(monkeypatch):
@@ -304,7 +304,7 @@ def test_the_page_of_sources_names_every_file():
     for file in OWN["checkout"].glob("*.npz"):
         assert f"`{file.name}`" in page
     for entry in datasets._ENTRIES.values():
-        if entry.licence:
+        if entry.license:
             assert entry.source.rpartition("doi:")[2] in page
 
 

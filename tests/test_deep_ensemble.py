@@ -1,4 +1,4 @@
-"""Deep ensembles: their members, the mixture of their laws, and what they make of bad input."""
+"""Deep ensembles: their members, the mixture of their distributions, and what they make of bad input."""
 
 from functools import partial
 from typing import Any
@@ -40,11 +40,11 @@ def ensemble(data):
 def test_every_member_is_a_variance_network(ensemble, data):
     """That of its key, which stopped on its own."""
     x, y = data
-    law = ensemble(x)
+    distribution = ensemble(x)
     for i, key in enumerate(jax.random.split(KEY, 3)):
         alone = variance_network.fit(x, y, key=key, **SETTING)
-        np.testing.assert_allclose(law.components.mean[i], alone(x).mean, atol=TOLERANCE)
-        np.testing.assert_allclose(law.components.std[i], alone(x).std, atol=TOLERANCE)
+        np.testing.assert_allclose(distribution.components.mean[i], alone(x).mean, atol=TOLERANCE)
+        np.testing.assert_allclose(distribution.components.std[i], alone(x).std, atol=TOLERANCE)
         np.testing.assert_allclose(ensemble.training.validation_loss[i], alone.training.validation_loss, atol=TOLERANCE)
         assert ensemble.training.epochs[i] == alone.training.epochs
     assert len(np.unique(ensemble.training.validation_loss)) == 3
@@ -60,15 +60,15 @@ def test_members_may_alternate(data):
 def test_the_law_is_the_mixture_with_equal_weights(ensemble, data):
     """Its moments and its density, by the formulas of the paper."""
     x, y = data
-    law = ensemble(x)
-    assert isinstance(law, Mixture)
-    means, stds = np.asarray(law.components.mean, float), np.asarray(law.components.std, float)
+    distribution = ensemble(x)
+    assert isinstance(distribution, Mixture)
+    means, stds = np.asarray(distribution.components.mean, float), np.asarray(distribution.components.std, float)
     assert means.shape == stds.shape == (3, ROWS)
-    np.testing.assert_allclose(law.mean, means.mean(axis=0), atol=TOLERANCE)
+    np.testing.assert_allclose(distribution.mean, means.mean(axis=0), atol=TOLERANCE)
     variance = (stds**2 + means**2).mean(axis=0) - means.mean(axis=0) ** 2
-    np.testing.assert_allclose(law.variance, variance, atol=TOLERANCE)
+    np.testing.assert_allclose(distribution.variance, variance, atol=TOLERANCE)
     density = stats.norm.pdf(y, means, stds).mean(axis=0)
-    np.testing.assert_allclose(law.log_prob(y), np.log(density), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(distribution.log_prob(y), np.log(density), rtol=1e-3, atol=1e-3)
 
 
 def test_members_agree_on_the_data_and_nowhere_else(ensemble):
@@ -78,10 +78,10 @@ def test_members_agree_on_the_data_and_nowhere_else(ensemble):
 
 def test_a_constant_target_is_predicted_exactly(data):
     x, _ = data
-    law = fit(x, np.full(ROWS, 0.1))(3 * x)
+    distribution = fit(x, np.full(ROWS, 0.1))(3 * x)
     # The mean of equal members is right to rounding.
-    np.testing.assert_array_equal(law.components.mean, np.full((3, ROWS), 0.1).astype(law.mean.dtype))
-    np.testing.assert_array_equal(law.components.std, np.zeros((3, ROWS)))
+    np.testing.assert_array_equal(distribution.components.mean, np.full((3, ROWS), 0.1).astype(distribution.mean.dtype))
+    np.testing.assert_array_equal(distribution.components.std, np.zeros((3, ROWS)))
 
 
 def test_divergence_is_raised_or_reported(data):

@@ -1,4 +1,4 @@
-"""One battery over every law, and each law against scipy, plain NumPy and the definition of its score."""
+"""One battery over every distribution; each against scipy, plain NumPy and the definition of its score."""
 
 import functools
 import io
@@ -21,7 +21,7 @@ once = pytest.mark.skipif(not X64, reason="does not depend on the precision")
 EXACT = 1e-10 if X64 else 3e-5
 LEVELS = np.array([0.02, 0.1, 0.35, 0.5, 0.77, 0.98])
 
-# Three rows of every law, and the two members of the mixtures.
+# Three rows of every distribution, and the two members of the mixtures.
 LOC, SCALE, DF = np.array([0.0, -1.5, 2.0]), np.array([1.0, 0.3, 2.0]), np.array([5.0, 7.5, 30.0])
 OFFSETS, SPREADS, WEIGHTS = np.array([-0.7, 0.9]), np.array([1.0, 0.4]), np.array([0.3, 0.7])
 TABLE = np.array([-2.0, -0.5, -0.5, 0.0, 0.25, 1.0, 3.0])
@@ -32,12 +32,12 @@ STEPS = np.array([-2.0, -0.5, 0.1, 0.4, 1.7])
 
 
 def mixture(member, loc, scale):
-    """A mixture of two laws, each of which `member` makes of a location and a scale."""
+    """A mixture of two distributions, each of which `member` makes of a location and a scale."""
     locs, scales = loc + OFFSETS[:, None] * scale, SPREADS[:, None] * scale
     return Mixture(jax.vmap(member)(locs, scales), WEIGHTS)
 
 
-# Each law is a function of the locations and scales of its rows; y -> a y + b makes them a loc + b, a scale.
+# Each distribution is a function of the locations and scales of its rows; y -> a y + b makes them a loc + b, a scale.
 LAWS = {
     "point": lambda loc, scale: Point(loc),
     "normal": Normal,
@@ -53,43 +53,49 @@ LAWS = {
 }
 CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails"}
 BY_KNOTS = ("quantiles", "scaled_quantiles", "normal_tails")
-each_law = pytest.mark.parametrize("name", LAWS)
+each_distribution = pytest.mark.parametrize("name", LAWS)
 # What holds for one mixture holds for the other; this one takes seconds to compile.
 each_law_but_one = pytest.mark.parametrize("name", [name for name in LAWS if name != "mixture_of_t"])
 
 
 def build(name, dtype=float, shift=0.0, factor=1.0):
-    law = LAWS[name](factor * LOC + shift, factor * SCALE)
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.zeros(0, dtype).dtype), law)
+    distribution = LAWS[name](factor * LOC + shift, factor * SCALE)
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.zeros(0, dtype).dtype), distribution)
 
 
-def probe(law, y, p=LEVELS):
+def probe(distribution, y, p=LEVELS):
     """All that the interface gives, by name."""
-    return _probe(law, jnp.asarray(y), jnp.asarray(p))
+    return _probe(distribution, jnp.asarray(y), jnp.asarray(p))
 
 
 @jax.jit
-def _probe(law, y, p):
+def _probe(distribution, y, p):
     return {
-        "mean": law.mean,
-        "std": law.std,
-        "variance": law.variance,
-        "cdf": law.cdf(y),
-        "log_prob": law.log_prob(y),
-        "crps": law.crps(y),
-        "icdf": law.icdf(p),
-        "interval": jnp.stack(law.interval(0.8), axis=-1),
+        "mean": distribution.mean,
+        "std": distribution.std,
+        "variance": distribution.variance,
+        "cdf": distribution.cdf(y),
+        "log_prob": distribution.log_prob(y),
+        "crps": distribution.crps(y),
+        "icdf": distribution.icdf(p),
+        "interval": jnp.stack(distribution.interval(0.8), axis=-1),
     }
 
 
 @jax.jit
 @jax.grad
 def slopes(inputs):
-    """The gradient of all that the interface gives, in the law, the outcomes and the levels."""
-    law, y, p = inputs
-    density = law.log_prob(y)
-    rows = law.mean + law.std + law.cdf(y) + law.crps(y) + jnp.where(jnp.isfinite(density), density, 0)
-    return rows.sum() + law.icdf(p).sum()
+    """The gradient of all that the interface gives, in the distribution, the outcomes and the levels."""
+    distribution, y, p = inputs
+    density = distribution.log_prob(y)
+    rows = (
+        distribution.mean
+        + distribution.std
+        + distribution.cdf(y)
+        + distribution.crps(y)
+        + jnp.where(jnp.isfinite(density), density, 0)
+    )
+    return rows.sum() + distribution.icdf(p).sum()
 
 
 def standard_cdf(name, row, u):
@@ -172,12 +178,12 @@ def breaks_of(name, row):
 # ------------------------------------------------------------------ the battery
 
 
-@each_law
+@each_distribution
 def test_cdf_and_moments_agree_with_the_oracle(name):
-    law = build(name)
+    distribution = build(name)
     # Between the atoms and the knots, where rounding decides nothing.
     for u in (-5.03, -1.71, -0.41, 0.033, 0.61, 2.27, 9.1):
-        out = probe(law, LOC + SCALE * u)
+        out = probe(distribution, LOC + SCALE * u)
         expected = [standard_cdf(name, row, np.array(u)) for row in range(3)]
         np.testing.assert_allclose(out["cdf"], expected, rtol=EXACT, atol=1e-12 if X64 else 1e-6)
     mean, std = standard_moments(name)
@@ -187,45 +193,47 @@ def test_cdf_and_moments_agree_with_the_oracle(name):
     np.testing.assert_allclose(out["variance"], (SCALE * std) ** 2, **tolerance)
 
 
-@each_law
+@each_distribution
 def test_icdf_inverts_cdf(name):
-    law = build(name)
-    q = probe(law, LOC)["icdf"]
+    distribution = build(name)
+    q = probe(distribution, LOC)["icdf"]
     for j, level in enumerate(LEVELS):
-        assert (probe(law, q[:, j] + 1e-4)["cdf"] >= level - EXACT).all()
-        assert (probe(law, q[:, j] - 1e-3)["cdf"] <= level + EXACT).all()
+        assert (probe(distribution, q[:, j] + 1e-4)["cdf"] >= level - EXACT).all()
+        assert (probe(distribution, q[:, j] - 1e-3)["cdf"] <= level + EXACT).all()
         if name in CONTINUOUS:
-            np.testing.assert_allclose(probe(law, q[:, j])["cdf"], np.full(3, level), rtol=EXACT)
+            np.testing.assert_allclose(probe(distribution, q[:, j])["cdf"], np.full(3, level), rtol=EXACT)
 
 
-@each_law
+@each_distribution
 def test_crps_agrees_with_its_definition(name):
-    law = build(name)
+    distribution = build(name)
     # A tie with a member, an atom or a knot, a value in between, and values far outside.
     for y in (LOC + SCALE * breaks_of(name, 0)[0], LOC + 0.33 * SCALE, LOC - 7 * SCALE, LOC + 60.0):
         expected = [
             integrate_crps(functools.partial(oracle_cdf, name, row), y[row], breaks_of(name, row), SCALE[row])
             for row in range(3)
         ]
-        np.testing.assert_allclose(probe(law, y)["crps"], expected, rtol=1e-6 if X64 else 2e-5)
+        np.testing.assert_allclose(probe(distribution, y)["crps"], expected, rtol=1e-6 if X64 else 2e-5)
 
 
 @each_law_but_one
-def test_samples_follow_the_law(name):
-    law = build(name)
-    draws = np.asarray(jax.jit(lambda law: law.sample(jax.random.key(3), (40, 100)))(law))
+def test_samples_follow_the_distribution(name):
+    distribution = build(name)
+    draws = np.asarray(jax.jit(lambda distribution: distribution.sample(jax.random.key(3), (40, 100)))(distribution))
     assert draws.shape == (40, 100, 3)
     draws = draws.reshape(4000, 3)
-    out = probe(law, LOC)
+    out = probe(distribution, LOC)
     error = 4.5 * float(out["std"].max()) / math.sqrt(4000)
     np.testing.assert_allclose(draws.mean(0), out["mean"], atol=error + 1e-5)
     np.testing.assert_allclose(draws.std(0), out["std"], rtol=0.1, atol=1e-5)
     # Probabilities say more than two moments do.
     for y in (LOC - 0.3 * SCALE, LOC + 0.55 * SCALE):
-        np.testing.assert_allclose((draws <= y).mean(0), probe(law, y)["cdf"], atol=4.5 * 0.5 / math.sqrt(4000))
+        np.testing.assert_allclose(
+            (draws <= y).mean(0), probe(distribution, y)["cdf"], atol=4.5 * 0.5 / math.sqrt(4000)
+        )
 
 
-@each_law
+@each_distribution
 def test_shapes(name):
     out = probe(build(name), LOC)
     assert {key: value.shape for key, value in out.items()} == {
@@ -238,9 +246,11 @@ def test_shapes(name):
 
 @pytest.mark.parametrize("name", ["normal", "mixture"])
 def test_a_level_may_be_a_number_and_so_may_an_outcome(name):
-    law = build(name)
-    out = probe(law, np.full(3, 0.5))
-    cdf, q, column = jax.jit(lambda law: (law.cdf(0.5), law.icdf(0.1), law.icdf(LEVELS[1:2])))(law)
+    distribution = build(name)
+    out = probe(distribution, np.full(3, 0.5))
+    cdf, q, column = jax.jit(
+        lambda distribution: (distribution.cdf(0.5), distribution.icdf(0.1), distribution.icdf(LEVELS[1:2]))
+    )(distribution)
     np.testing.assert_allclose(cdf, out["cdf"], rtol=EXACT)
     np.testing.assert_allclose(q, out["icdf"][:, 1], rtol=EXACT)
     np.testing.assert_allclose(column, out["icdf"][:, 1:2], rtol=EXACT)
@@ -278,36 +288,38 @@ def test_gradients_are_finite(name):
 
 @pytest.mark.parametrize("name", [*sorted(CONTINUOUS), "quantiles"])
 def test_icdf_has_exact_derivatives(name):
-    law = build(name)
+    distribution = build(name)
     # Moving a row moves its quantiles: the derivatives in all the locations add up to one.
     places = {
-        "normal": lambda law: law.mean,
-        "student_t": lambda law: law.loc,
-        "mixture": lambda law: law.components.mean,
-        "mixture_of_t": lambda law: law.components.loc,
-        "normal_tails": lambda law: law.loc,
-        "quantiles": lambda law: law.values,
+        "normal": lambda distribution: distribution.mean,
+        "student_t": lambda distribution: distribution.loc,
+        "mixture": lambda distribution: distribution.components.mean,
+        "mixture_of_t": lambda distribution: distribution.components.loc,
+        "normal_tails": lambda distribution: distribution.loc,
+        "quantiles": lambda distribution: distribution.values,
     }
-    shift = eqx.tree_at(places[name], jax.tree.map(jnp.zeros_like, law), replace_fn=jnp.ones_like)
-    zeros, p = jax.tree.map(jnp.zeros_like, law), jnp.full((), 0.3)
-    push = jax.jit(lambda shift, rise: jax.jvp(lambda law, p: law.icdf(p), (law, p), (shift, rise)))
+    shift = eqx.tree_at(places[name], jax.tree.map(jnp.zeros_like, distribution), replace_fn=jnp.ones_like)
+    zeros, p = jax.tree.map(jnp.zeros_like, distribution), jnp.full((), 0.3)
+    push = jax.jit(
+        lambda shift, rise: jax.jvp(lambda distribution, p: distribution.icdf(p), (distribution, p), (shift, rise))
+    )
     q, moved = push(shift, jnp.zeros(()))
     np.testing.assert_allclose(moved, np.ones(3), rtol=EXACT)
     # The derivative in the level is one over the density.
     in_p = push(zeros, jnp.ones(()))[1]
-    np.testing.assert_allclose(in_p, np.exp(-probe(law, q)["log_prob"]), rtol=10 * EXACT)
+    np.testing.assert_allclose(in_p, np.exp(-probe(distribution, q)["log_prob"]), rtol=10 * EXACT)
 
 
-@each_law
+@each_distribution
 def test_save_and_load(name):
-    law, buffer = build(name), io.BytesIO()
-    eqx.tree_serialise_leaves(buffer, law)
+    distribution, buffer = build(name), io.BytesIO()
+    eqx.tree_serialise_leaves(buffer, distribution)
     buffer.seek(0)
-    loaded = eqx.tree_deserialise_leaves(buffer, jax.tree.map(jnp.zeros_like, law))
-    assert eqx.tree_equal(law, loaded)
+    loaded = eqx.tree_deserialise_leaves(buffer, jax.tree.map(jnp.zeros_like, distribution))
+    assert eqx.tree_equal(distribution, loaded)
 
 
-@each_law
+@each_distribution
 @pytest.mark.parametrize("factor", [1e-160, 1e160] if X64 else [1e-25, 1e25])
 def test_equivariance(name, factor):
     """Also where squares leave the range of the numbers."""
@@ -325,16 +337,16 @@ def test_equivariance(name, factor):
         np.testing.assert_allclose(moved[key], value, rtol=5 * EXACT, atol=atol, err_msg=key)
 
 
-@each_law
+@each_distribution
 def test_a_law_keeps_its_dtype(name):
-    law = build(name, "float32")
-    out = jax.eval_shape(_probe, law, LOC, LEVELS)
-    out["sample"] = jax.eval_shape(law.sample, jax.random.key(0))
-    out["integers"] = jax.eval_shape(law.cdf, np.arange(3))
+    distribution = build(name, "float32")
+    out = jax.eval_shape(_probe, distribution, LOC, LEVELS)
+    out["sample"] = jax.eval_shape(distribution.sample, jax.random.key(0))
+    out["integers"] = jax.eval_shape(distribution.cdf, np.arange(3))
     assert {key: value.dtype for key, value in out.items()} == dict.fromkeys(out, jnp.float32)
 
 
-@each_law
+@each_distribution
 def test_quantiles_stay_finite_and_in_order(name):
     p = np.array([0.0, 1e-12, 1e-4, 0.9, 1 - 1e-6, 1.0])
     q = np.asarray(probe(build(name), LOC, p)["icdf"])
@@ -343,7 +355,7 @@ def test_quantiles_stay_finite_and_in_order(name):
     assert np.isinf(q[:, [0, -1]]).all() == (name in CONTINUOUS)
 
 
-# ------------------------------------------------------------------ one law at a time
+# ------------------------------------------------------------------ one distribution at a time
 
 
 def test_log_probs_agree_with_scipy():
@@ -361,16 +373,18 @@ def test_log_probs_agree_with_scipy():
 
 def test_log_prob_of_quantiles_is_the_slope_of_the_cdf():
     expected = np.log([0.15 / 1.5, 0.3 / 0.6, 0.3 / 1.6]) - np.log(SCALE)
-    for law in (build("quantiles"), build("scaled_quantiles")):
-        np.testing.assert_allclose(law.log_prob(LOC + SCALE * np.array([-1.0, -0.3, 1.2])), expected, rtol=EXACT)
+    for distribution in (build("quantiles"), build("scaled_quantiles")):
+        np.testing.assert_allclose(
+            distribution.log_prob(LOC + SCALE * np.array([-1.0, -0.3, 1.2])), expected, rtol=EXACT
+        )
         for u in (-2.1, 1.8):
-            assert law.log_prob(LOC + SCALE * u).tolist() == [-math.inf] * 3
+            assert distribution.log_prob(LOC + SCALE * u).tolist() == [-math.inf] * 3
 
 
 def test_rows_without_a_spread_are_points():
     y, loc, zero = np.array([-1.0, 2.0, 2.5]), np.full(3, 2.0), np.zeros(3)
     levels, pair = np.array([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]), np.full((2, 3), 2.0)
-    laws = [
+    distributions = [
         Point(loc),
         Normal(loc, zero),
         StudentT(5.0, loc, zero),
@@ -381,28 +395,28 @@ def test_rows_without_a_spread_are_points():
         Mixture(jax.vmap(Point)(pair)),
         Mixture(jax.vmap(Normal)(pair, 0 * pair)),
     ]
-    for law in laws:
-        out = probe(law, y, levels)
+    for distribution in distributions:
+        out = probe(distribution, y, levels)
         np.testing.assert_allclose(out["crps"], [3.0, 0.0, 0.5], rtol=EXACT)
         assert out["cdf"].tolist() == [0.0, 1.0, 1.0]
         assert out["std"].tolist() == [0.0] * 3
         assert out["log_prob"].tolist() == [-math.inf] * 3
         assert (out["icdf"] == 2.0).all()
-        for leaf in jax.tree.leaves(slopes((law, y, LEVELS))):
-            assert np.isfinite(leaf).all(), law
+        for leaf in jax.tree.leaves(slopes((distribution, y, LEVELS))):
+            assert np.isfinite(leaf).all(), distribution
 
 
 def test_student_t_without_moments():
-    law = StudentT(np.array([0.8, 1.5, 3.0]), 1.0, 2.0)
-    assert np.isnan(law.mean).tolist() == [True, False, False]
-    assert np.isinf(law.variance).tolist() == [True, True, False]
-    np.testing.assert_allclose(law.icdf(0.9), scipy.stats.t.ppf(0.9, [0.8, 1.5, 3.0], 1, 2), rtol=EXACT)
+    distribution = StudentT(np.array([0.8, 1.5, 3.0]), 1.0, 2.0)
+    assert np.isnan(distribution.mean).tolist() == [True, False, False]
+    assert np.isinf(distribution.variance).tolist() == [True, True, False]
+    np.testing.assert_allclose(distribution.icdf(0.9), scipy.stats.t.ppf(0.9, [0.8, 1.5, 3.0], 1, 2), rtol=EXACT)
 
 
 @pytest.mark.filterwarnings("ignore:7 calibration rows are too few")
 @pytest.mark.parametrize("rule", ["inverse_cdf", "crude", "conformal"])
-def test_rules_of_an_empirical_law(rule):
-    law = Empirical(LOC, SCALE, TABLE, rule)
+def test_rules_of_an_empirical_distribution(rule):
+    distribution = Empirical(LOC, SCALE, TABLE, rule)
     for p in (0.01, 2 / 7, 0.3, 0.5, 0.8, 0.95):
         size = len(TABLE)
         k = {
@@ -411,8 +425,8 @@ def test_rules_of_an_empirical_law(rule):
             "conformal": math.ceil(round(p * (size + 1), 9)),
         }[rule]
         z = TABLE[k - 1] if 1 <= k <= size else math.inf
-        np.testing.assert_allclose(law.icdf(p), LOC + SCALE * z, rtol=EXACT)
-    assert np.isinf(law.icdf(0.0)).all() == (rule == "conformal")
+        np.testing.assert_allclose(distribution.icdf(p), LOC + SCALE * z, rtol=EXACT)
+    assert np.isinf(distribution.icdf(0.0)).all() == (rule == "conformal")
     # An end that the table cannot vouch for is infinite, even where the scale is 0.
     lower, upper = Empirical(LOC, 0.0, TABLE, rule).interval(0.9)
     assert np.isinf(lower).all() == np.isinf(upper).all() == (rule == "conformal")
@@ -420,47 +434,47 @@ def test_rules_of_an_empirical_law(rule):
 
 def test_a_symmetric_interval_is_the_split_conformal_one(rng):
     sizes = np.sort(rng.uniform(1, 2, size=19))
-    law = Empirical(LOC, SCALE, np.concatenate([-sizes[::-1], sizes]), "symmetric")
+    distribution = Empirical(LOC, SCALE, np.concatenate([-sizes[::-1], sizes]), "symmetric")
     for level, rank in ((0.01, 1), (0.5, 10), (0.7, 14), (0.9, 18), (0.95, 19)):
-        lower, upper = law.interval(level)
+        lower, upper = distribution.interval(level)
         np.testing.assert_allclose(lower, LOC - SCALE * sizes[rank - 1], rtol=EXACT)
         np.testing.assert_allclose(upper, LOC + SCALE * sizes[rank - 1], rtol=EXACT)
-        np.testing.assert_allclose(law.icdf((1 - level) / 2), lower, rtol=EXACT)
-    np.testing.assert_allclose(law.icdf(0.5), LOC, rtol=EXACT)
-    assert law.icdf(np.array([0.0, 1.0])).tolist() == [[-math.inf, math.inf]] * 3
+        np.testing.assert_allclose(distribution.icdf((1 - level) / 2), lower, rtol=EXACT)
+    np.testing.assert_allclose(distribution.icdf(0.5), LOC, rtol=EXACT)
+    assert distribution.icdf(np.array([0.0, 1.0])).tolist() == [[-math.inf, math.inf]] * 3
 
 
 @pytest.mark.parametrize(("level", "needed"), [(0.8, 9), (0.9, 19), (0.99, 199)])
 def test_a_table_too_short_for_a_promise_says_so_once(level, needed):
     table = np.arange(1.0, 200.0)
-    laws = {
+    distributions = {
         "conformal": lambda size: Empirical(LOC, SCALE, table[:size], "conformal"),
         "symmetric": lambda size: Empirical(LOC, SCALE, np.r_[-table[:size][::-1], table[:size]], "symmetric"),
     }
     for rule, fewest in (("conformal", needed), ("symmetric", needed // 2)):
-        assert np.isfinite(laws[rule](fewest).interval(level)).all()
+        assert np.isfinite(distributions[rule](fewest).interval(level)).all()
         with pytest.warns(UserWarning, match=f"{fewest - 1} calibration rows .* at least {fewest}:") as caught:
-            lower, upper = laws[rule](fewest - 1).interval(level)
+            lower, upper = distributions[rule](fewest - 1).interval(level)
         assert len(caught) == 1
         assert np.isneginf(lower).all()
         assert np.isposinf(upper).all()
     # The lower tail alone needs rows by the symmetric rule only.
-    assert np.isfinite(laws["conformal"](1).icdf(1 - level)).all()
+    assert np.isfinite(distributions["conformal"](1).icdf(1 - level)).all()
 
 
 @pytest.mark.parametrize(("size", "level"), [(20, 0.9), (20, 0.5), (100, 0.9), (39, 0.95)])
 def test_a_conformal_interval_keeps_its_promise(size, level):
     # Between the order statistics of ranks j and k of L lies a new value with probability (k - j) / (L + 1).
-    law = Empirical(0.0, 1.0, np.arange(1.0, size + 1), "conformal")
-    lower, upper = law.interval(level)
+    distribution = Empirical(0.0, 1.0, np.arange(1.0, size + 1), "conformal")
+    lower, upper = distribution.interval(level)
     assert level - 1e-6 <= float(upper[0] - lower[0]) / (size + 1) < level + 2 / (size + 1)
 
 
 def test_an_interval_under_jit_reads_the_same_ranks():
     # 1 - 0.9 is not 0.1 in binary: the rank of 200 x 0.05 must not depend on where the level is computed.
-    law = Empirical(np.zeros(1), 1.0, np.arange(1.0, 201.0))
+    distribution = Empirical(np.zeros(1), 1.0, np.arange(1.0, 201.0))
     for level in (0.5, 0.8, 0.9, 0.95, 0.98, 0.99):
-        lower, upper = jax.jit(lambda level: law.interval(level))(level)
+        lower, upper = jax.jit(lambda level: distribution.interval(level))(level)
         assert (float(lower[0]), float(upper[0])) == (round(100 * (1 - level)), round(100 * (1 + level)))
 
 
@@ -468,39 +482,43 @@ def test_an_interval_under_jit_reads_the_same_ranks():
 def test_large_tables_cost_little_memory():
     rows, size = 5000, 5000
     z, p = np.linspace(-1, 1, size), np.linspace(0.001, 0.999, size)
-    for law in (Empirical(np.zeros(rows), 1.0, z), ScaledQuantiles(np.zeros(rows), 1.0, p, z, "normal")):
-        for method in (lambda law: law.cdf(0.1), lambda law: law.crps(0.1), lambda law: law.icdf(0.1)):
-            memory = jax.jit(method).lower(law).compile().memory_analysis()
+    for distribution in (Empirical(np.zeros(rows), 1.0, z), ScaledQuantiles(np.zeros(rows), 1.0, p, z, "normal")):
+        for method in (
+            lambda distribution: distribution.cdf(0.1),
+            lambda distribution: distribution.crps(0.1),
+            lambda distribution: distribution.icdf(0.1),
+        ):
+            memory = jax.jit(method).lower(distribution).compile().memory_analysis()
             assert memory.temp_size_in_bytes < 100 * (rows + size)
 
 
 def test_mixture_moments_do_not_cancel():
-    law = Mixture(jax.vmap(Normal)(np.array([[4096.0], [4097.0]]), np.array([[1e-3], [1e-3]])))
-    np.testing.assert_allclose(law.std, math.sqrt(0.25 + 1e-6), rtol=1e-6)
+    distribution = Mixture(jax.vmap(Normal)(np.array([[4096.0], [4097.0]]), np.array([[1e-3], [1e-3]])))
+    np.testing.assert_allclose(distribution.std, math.sqrt(0.25 + 1e-6), rtol=1e-6)
 
 
 def test_mixture_of_points_takes_the_smallest_value():
-    law = Mixture(jax.vmap(Point)(np.array([[3.0, 1.0], [1.0, 1.0], [2.0, 5.0]])))
+    distribution = Mixture(jax.vmap(Point)(np.array([[3.0, 1.0], [1.0, 1.0], [2.0, 5.0]])))
     levels = np.array([0.0, 1 / 3, 0.34, 2 / 3, 0.67, 1.0])
-    assert law.icdf(levels).tolist() == [[1.0, 1.0, 2.0, 2.0, 3.0, 3.0], [1.0, 1.0, 1.0, 1.0, 5.0, 5.0]]
+    assert distribution.icdf(levels).tolist() == [[1.0, 1.0, 2.0, 2.0, 3.0, 3.0], [1.0, 1.0, 1.0, 1.0, 5.0, 5.0]]
 
 
 @pytest.mark.slow
 @once
-def test_mixtures_of_any_law(rng):
+def test_mixtures_of_any_distribution(rng):
     table = np.sort(rng.normal(size=30))
     levels = np.linspace(0.02, 0.98, 30)
     y = LOC + 0.7
     for make in (lambda loc: Empirical(loc, SCALE, table), lambda loc: Quantiles(levels, loc[:, None] + table)):
         parts = make(LOC), make(LOC + 1)
-        law = Mixture(jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts), WEIGHTS)
-        out = probe(law, y)
+        distribution = Mixture(jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts), WEIGHTS)
+        out = probe(distribution, y)
         expected = sum(w * probe(part, y)["cdf"] for w, part in zip(WEIGHTS, parts, strict=True))
         np.testing.assert_allclose(out["cdf"], expected, rtol=EXACT)
         for j, level in enumerate(LEVELS):
-            assert (probe(law, out["icdf"][:, j] + 1e-4)["cdf"] >= level - EXACT).all()
-            assert (probe(law, out["icdf"][:, j] - 1e-3)["cdf"] <= level + EXACT).all()
-        # The score by the atoms of a fine discretisation: these laws have no closed form.
+            assert (probe(distribution, out["icdf"][:, j] + 1e-4)["cdf"] >= level - EXACT).all()
+            assert (probe(distribution, out["icdf"][:, j] - 1e-3)["cdf"] <= level + EXACT).all()
+        # The score by the atoms of a fine discretisation: these distributions have no closed form.
         fine = [np.asarray(part.icdf((np.arange(600) + 0.5) / 600)) for part in parts]
         weights = np.repeat(WEIGHTS, 600) / 600
         for row in range(3):
@@ -511,9 +529,9 @@ def test_mixtures_of_any_law(rng):
 
 
 def test_parameters_are_numpy_arrays_numbers_and_integers():
-    law = Normal(np.arange(3), 2)
-    assert law.mean.dtype == law.std.dtype == jnp.zeros(0).dtype
-    assert law.std.tolist() == [2.0] * 3
+    distribution = Normal(np.arange(3), 2)
+    assert distribution.mean.dtype == distribution.std.dtype == jnp.zeros(0).dtype
+    assert distribution.std.tolist() == [2.0] * 3
     assert Normal(0.0, 1.0).mean.shape == (1,)
     # A number has no say in the dtype; neither do levels and tables.
     single = np.zeros(3, "float32")
@@ -525,13 +543,13 @@ def test_parameters_are_numpy_arrays_numbers_and_integers():
 @once
 def test_several_outputs_are_as_many_columns(rng):
     means, stds, y = rng.normal(size=(4, 3)), rng.uniform(1, 2, size=(4, 3)), rng.normal(size=(4, 3))
-    law = Normal(means, stds)
+    distribution = Normal(means, stds)
     for column in range(3):
         alone = Normal(means[:, column], stds[:, column])
         for name in ("cdf", "log_prob", "crps"):
-            together, expected = getattr(law, name)(y), getattr(alone, name)(y[:, column])
+            together, expected = getattr(distribution, name)(y), getattr(alone, name)(y[:, column])
             np.testing.assert_allclose(together[:, column], expected, rtol=1e-6)
-        np.testing.assert_allclose(law.interval(0.9)[1][:, column], alone.interval(0.9)[1], rtol=1e-6)
+        np.testing.assert_allclose(distribution.interval(0.9)[1][:, column], alone.interval(0.9)[1], rtol=1e-6)
     assert Point(means).crps(y).shape == (4, 3)
 
 
@@ -626,7 +644,7 @@ def test_shapes_are_checked_under_jit():
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
 crps_of_normal = jax.jit(lambda y, mean, std: Normal(mean, std).crps(y))
-crps_and_levels = jax.jit(lambda law, y, p: (law.crps(y), law.icdf(p), law.cdf(y)))
+crps_and_levels = jax.jit(lambda distribution, y, p: (distribution.crps(y), distribution.icdf(p), distribution.cdf(y)))
 
 
 @hypothesis.settings(max_examples=40, deadline=None, database=None)
@@ -646,12 +664,12 @@ def test_a_normal_score_lies_between_zero_and_the_absolute_error(y, mean, std):
 def test_laws_of_tables_and_quantiles_keep_their_order(values, y, p):
     values, p = np.sort(np.array(values)), np.sort(np.array(p))
     size = np.abs(values).max() + abs(y)
-    for law in (
+    for distribution in (
         Empirical(np.zeros(1), 1.0, values),
         Quantiles(np.linspace(0.1, 0.9, 6), values[None]),
         Mixture(jax.vmap(Point)(values[:, None])),
     ):
-        score, quantiles, probability = crps_and_levels(law, y, p)
+        score, quantiles, probability = crps_and_levels(distribution, y, p)
         assert float(score[0]) >= -1e-5 * size
         assert (np.diff(quantiles[0]) >= -1e-5 * size).all()
         assert 0 <= float(probability[0]) <= 1 + 1e-6

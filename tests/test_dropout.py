@@ -58,7 +58,7 @@ def forward(layers, x, masks, rate):
 def test_every_sample_is_the_forward_pass_of_one_mask(data):
     """Each is one of the 2^7 possible networks, the same one in all rows."""
     x, y = data
-    fitted = fit(x, y, law="mixture")
+    fitted = fit(x, y, distribution="mixture")
     samples = (np.asarray(fitted(x).components.mean, float)[:, :40] - y.mean()) / y.std(ddof=1)
     z = ((x - x.mean(axis=0)) / x.std(axis=0, ddof=1))[:40]
     layers = [(np.asarray(l.weight, float), np.asarray(l.bias, float)) for l in fitted.passes.network.layers]
@@ -66,7 +66,7 @@ def test_every_sample_is_the_forward_pass_of_one_mask(data):
     possible = np.array([forward(layers, z, (mask[:4], mask[4:]), 0.25) for mask in masks])
     distances = np.abs(samples[:, None] - possible[None]).max(axis=-1)
     assert distances.min(axis=1).max() < TOLERANCE
-    # And no mask is favoured: the mean over samples is that over masks, by their probabilities.
+    # And no mask is favored: the mean over samples is that over masks, by their probabilities.
     probabilities = np.prod(np.where(masks, 0.75, 0.25), axis=1)
     mean = probabilities @ possible
     variance = probabilities @ (possible - mean) ** 2
@@ -88,7 +88,7 @@ def test_a_share_of_the_activations_is_dropped():
 
 def test_the_law_is_that_of_the_moments_or_the_mixture(data):
     x, y = data
-    normal, mixture = fit(x, y)(x), fit(x, y, law="mixture")(x)
+    normal, mixture = fit(x, y)(x), fit(x, y, distribution="mixture")(x)
     assert isinstance(normal, Normal)
     assert isinstance(mixture, Mixture)
     samples, noise = np.asarray(mixture.components.mean, float), np.asarray(mixture.components.std, float)
@@ -102,8 +102,8 @@ def test_the_law_is_that_of_the_moments_or_the_mixture(data):
 def test_the_variance_is_that_of_new_errors(rate, data, rng):
     """On average and to a fifth, however much of it dropout explains: the noise is the rest."""
     new_x, new_y = sample(rng)
-    law = fit(*data, rate=rate)(new_x)
-    np.testing.assert_allclose(np.mean(law.variance), np.mean((new_y - law.mean) ** 2), rtol=0.2)
+    distribution = fit(*data, rate=rate)(new_x)
+    np.testing.assert_allclose(np.mean(distribution.variance), np.mean((new_y - distribution.mean) ** 2), rtol=0.2)
 
 
 def test_the_passes_may_leave_no_noise(data):
@@ -120,7 +120,7 @@ def test_the_preset_is_that_of_crude(data):
     network = eqx.filter_eval_shape(partial(dropout.fit, key=KEY, preset="crude"), x, y).passes.network
     assert [l.weight.shape for l in network.layers] == [(1024, 2), (1024, 1024), (1024, 1024), (1, 1024)]
     crude = SETTING | {"preset": "crude", "rate": 0.2, "learning_rate": None}
-    samples = lambda **options: dropout.fit(x, y, law="mixture", **(crude | options))(x).components
+    samples = lambda **options: dropout.fit(x, y, distribution="mixture", **(crude | options))(x).components
     assert isinstance(samples(), Point)
     written_out = samples(preset=None, learning_rate=1e-4, weight_decay=0.01)
     np.testing.assert_array_equal(samples().mean, written_out.mean)
@@ -141,14 +141,14 @@ def test_the_preset_of_usnrt(data):
 
 
 def test_the_masks_of_concrete_dropout():
-    """Of 10,000 inputs that one layer lets through: their law is the Concrete one, at temperature 0.1."""
+    """Of 10,000 inputs that one layer lets through: their distribution is the Concrete one, at temperature 0.1."""
     size, rate = 10_000, 0.3
     single = eqx.filter_jit(FeedForward)(1, (), 1, key=KEY)
     network = with_rates(ConcreteNetwork(single), [rate])
     network = eqx.tree_at(lambda n: n.network.layers[0].weight, network, jnp.ones((1, 1)))
     masks = jax.vmap(lambda key: network(jnp.ones(1), key=key)[0])(jax.random.split(KEY, size)) * (1 - rate)
     assert abs(np.mean(masks < 0.5) - rate) < 0.02
-    # z < c where the noise, of a logistic law, is below t logit(c) + logit(p).
+    # z < c where the noise, of a logistic distribution, is below t logit(c) + logit(p).
     inner = masks[(masks > 1e-3) & (masks < 1 - 1e-3)]
     cdf = lambda c: expit(0.1 * logit(c) + logit(rate))
     ends = cdf(np.array([1e-3, 1 - 1e-3]))
@@ -205,11 +205,11 @@ def concrete(x, y, **options):
 
 @pytest.mark.slow
 def test_concrete_dropout_learns_the_noise(data, rng):
-    """Whose std grows sevenfold; its mixture and its normal law have the same moments."""
+    """Whose std grows sevenfold; its mixture and its normal distribution have the same moments."""
     x, _ = data
     std = np.exp(x[:, 0])
     y = x[:, 1] + std * rng.normal(size=ROWS)
-    normal, mixture = concrete(x, y)(x), concrete(x, y, law="mixture")(x)
+    normal, mixture = concrete(x, y)(x), concrete(x, y, distribution="mixture")(x)
     inside = np.abs(x).max(axis=1) < 1.5
     np.testing.assert_allclose(np.mean((normal.std / std)[inside]), 1, atol=0.15)
     assert np.corrcoef(np.log(normal.std), x[:, 0])[0, 1] > 0.9
@@ -223,12 +223,12 @@ def test_vmap_over_folds_and_keys_equals_the_loop(data):
     x, y = data
     xs, ys, keys = jnp.asarray([x, -x]), jnp.asarray([y, y]), jax.random.split(KEY)
     together = eqx.filter_vmap(lambda x, y, key: fit(x, y, key=key, max_epochs=5))(xs, ys, keys)
-    laws = eqx.filter_vmap(lambda network, x: network(x))(together, xs)
+    distributions = eqx.filter_vmap(lambda network, x: network(x))(together, xs)
     for i in range(2):
         alone = fit(xs[i], ys[i], key=keys[i], max_epochs=5)
-        np.testing.assert_allclose(alone(xs[i]).mean, laws.mean[i], atol=TOLERANCE)
-        np.testing.assert_allclose(alone(xs[i]).std, laws.std[i], atol=TOLERANCE)
-    assert not np.allclose(laws.std[0], laws.std[1])
+        np.testing.assert_allclose(alone(xs[i]).mean, distributions.mean[i], atol=TOLERANCE)
+        np.testing.assert_allclose(alone(xs[i]).std, distributions.std[i], atol=TOLERANCE)
+    assert not np.allclose(distributions.std[0], distributions.std[1])
 
 
 def test_a_prediction_is_reproducible_and_the_key_decides_it(data):
@@ -252,9 +252,9 @@ def test_many_masks_do_not_fill_the_memory(data):
 
 def test_a_constant_target_is_predicted_exactly(data):
     x, _ = data
-    law = fit(x, np.full(ROWS, 0.1))(3 * x)
-    np.testing.assert_array_equal(law.mean, np.full(ROWS, 0.1).astype(law.mean.dtype))
-    np.testing.assert_array_equal(law.std, np.zeros(ROWS))
+    distribution = fit(x, np.full(ROWS, 0.1))(3 * x)
+    np.testing.assert_array_equal(distribution.mean, np.full(ROWS, 0.1).astype(distribution.mean.dtype))
+    np.testing.assert_array_equal(distribution.std, np.zeros(ROWS))
 
 
 def test_divergence_is_raised_or_reported(data):
@@ -274,7 +274,7 @@ def test_divergence_is_raised_or_reported(data):
         ({"rate": "concrete", "length_scale": 0.0}, "length_scale must be positive; got 0"),
         ({"rate": "concrete", "preset": "crude"}, "preset must be one of None, 'usnrt'; got 'crude'"),
         ({"num_samples": 1}, "num_samples must be at least 2; got 1"),
-        ({"law": "point"}, "law must be one of 'normal', 'mixture'; got 'point'"),
+        ({"distribution": "point"}, "distribution must be one of 'normal', 'mixture'; got 'point'"),
         ({"hidden": ()}, "hidden must hold at least one width: dropout follows the hidden layers"),
         ({"preset": "paper"}, "preset must be one of None, 'crude', 'usnrt'; got 'paper'"),
         ({"weight_decay": -0.1}, "weight_decay must not be negative; got -0.1"),

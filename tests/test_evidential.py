@@ -1,4 +1,4 @@
-"""Deep evidential regression: its law, its loss, what it learns, and what it makes of bad input."""
+"""Deep evidential regression: its distribution, its loss, what it learns, and what it makes of bad input."""
 
 from functools import partial
 
@@ -30,7 +30,7 @@ def data(rng):
 
 
 def evidence(fitted, x):
-    """Gamma, nu, alpha and beta of the standardised target at standardised inputs: the forward pass written out."""
+    """Gamma, nu, alpha and beta of the standardized target at standardized inputs: the forward pass written out."""
     layers = [(np.asarray(layer.weight, float), np.asarray(layer.bias, float)) for layer in fitted.network.layers]
     (weight, bias), (last_weight, last_bias) = layers
     gamma, *outputs = (np.maximum(x[:, None] @ weight.T + bias, 0) @ last_weight.T + last_bias).T
@@ -49,13 +49,15 @@ def negative_log_likelihood(y, gamma, nu, alpha, beta):
 def test_the_law_is_the_student_t_of_the_evidence(data):
     x, y = data
     fitted = fit(x, y)
-    law, (gamma, nu, alpha, beta) = fitted(x), evidence(fitted, (x - x.mean()) / x.std(ddof=1))
-    assert isinstance(law, StudentT)
+    distribution, (gamma, nu, alpha, beta) = fitted(x), evidence(fitted, (x - x.mean()) / x.std(ddof=1))
+    assert isinstance(distribution, StudentT)
     loc, unit = y.mean(), y.std(ddof=1)
     scale = unit * np.sqrt(beta * (1 + nu) / (nu * alpha))
-    np.testing.assert_allclose(law.log_prob(y), stats.t.logpdf(y, 2 * alpha, loc + unit * gamma, scale), atol=TOLERANCE)
+    np.testing.assert_allclose(
+        distribution.log_prob(y), stats.t.logpdf(y, 2 * alpha, loc + unit * gamma, scale), atol=TOLERANCE
+    )
     by_the_paper = negative_log_likelihood((y - loc) / unit, gamma, nu, alpha, beta) + np.log(unit)
-    np.testing.assert_allclose(-law.log_prob(y), by_the_paper, atol=TOLERANCE)
+    np.testing.assert_allclose(-distribution.log_prob(y), by_the_paper, atol=TOLERANCE)
 
 
 def test_the_loss_is_that_of_the_paper():
@@ -75,10 +77,10 @@ def test_the_loss_is_that_of_the_paper():
 def test_it_recovers_a_spread_that_varies(data):
     """Half of the central 68 % interval, to a tenth on average."""
     grid = np.linspace(-1.8, 1.8, 50)
-    law = fit(*data)(grid)
-    lower, upper = law.interval(0.6827)
+    distribution = fit(*data)(grid)
+    lower, upper = distribution.interval(0.6827)
     assert np.abs((upper - lower) / 2 / std(grid) - 1).mean() < 0.1
-    assert np.mean(np.abs(law.mean - mean(grid)) / std(grid)) < 0.2
+    assert np.mean(np.abs(distribution.mean - mean(grid)) / std(grid)) < 0.2
 
 
 def test_the_penalty_lowers_the_evidence(data):
@@ -97,9 +99,9 @@ def test_the_preset_has_the_layers_of_usnrt(data):
 
 def test_a_constant_target_is_predicted_exactly(data):
     x, _ = data
-    law = fit(x, np.full(ROWS, 0.1))(3 * x)
-    np.testing.assert_array_equal(law.mean, np.full(ROWS, 0.1).astype(law.mean.dtype))
-    np.testing.assert_array_equal(law.std, np.zeros(ROWS))
+    distribution = fit(x, np.full(ROWS, 0.1))(3 * x)
+    np.testing.assert_array_equal(distribution.mean, np.full(ROWS, 0.1).astype(distribution.mean.dtype))
+    np.testing.assert_array_equal(distribution.std, np.zeros(ROWS))
 
 
 def test_divergence_is_raised_or_reported(data):

@@ -36,7 +36,7 @@ def ngboost():
 
 
 def test_law_of_a_forest_is_that_of_the_rows_in_its_leaves(forest):
-    law = forest(NEW[:20])
+    distribution = forest(NEW[:20])
     bootstraps = forest.trees.estimators_samples_ if forest.model == "random_forest" else [np.arange(200)] * 40
     for i, point in enumerate(NEW[:20]):
         targets, weights = [], []
@@ -47,17 +47,17 @@ def test_law_of_a_forest_is_that_of_the_rows_in_its_leaves(forest):
         targets, weights = np.concatenate(targets), np.concatenate(weights)
         mean = np.average(targets, weights=weights)
         std = np.sqrt(np.average((targets - mean) ** 2, weights=weights))
-        np.testing.assert_allclose(law.mean[i], mean, rtol=1e-5)
-        np.testing.assert_allclose(law.std[i], std, rtol=1e-5)
+        np.testing.assert_allclose(distribution.mean[i], mean, rtol=1e-5)
+        np.testing.assert_allclose(distribution.std[i], std, rtol=1e-5)
 
 
 def test_forest_learns_mean_and_spread(forest):
-    law = forest(NEW)
-    assert metrics.rmse(NEW_Y, law) < 0.7 * NEW_Y.std()
+    distribution = forest(NEW)
+    assert metrics.rmse(NEW_Y, distribution) < 0.7 * NEW_Y.std()
     loud = NEW[:, 1] > 0
     # Random thresholds tell the two halves apart less sharply than the best ones.
     ratio = {"random_forest": 1.3, "extra_trees": 1.2}[forest.model]
-    assert law.std[loud].mean() > ratio * law.std[~loud].mean()
+    assert distribution.std[loud].mean() > ratio * distribution.std[~loud].mean()
 
 
 @pytest.mark.parametrize("model", ["random_forest", "extra_trees"])
@@ -97,14 +97,14 @@ def test_key_dtype_scale_and_pickle(model, request):
         request.getfixturevalue("ngboost")
     fit = lambda y, key=KEY: forests.fit(X, y, key=key, model=model, num_trees=5)
     fitted = fit(Y)
-    law, again = fitted(NEW), fit(Y)(NEW)
-    np.testing.assert_array_equal(law.mean, again.mean)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted))(NEW).std, law.std)
-    np.testing.assert_allclose(fit(2.0**-30 * Y)(NEW).std * 2.0**30, law.std, rtol=1e-5)
+    distribution, again = fitted(NEW), fit(Y)(NEW)
+    np.testing.assert_array_equal(distribution.mean, again.mean)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted))(NEW).std, distribution.std)
+    np.testing.assert_allclose(fit(2.0**-30 * Y)(NEW).std * 2.0**30, distribution.std, rtol=1e-5)
     single = fitted(NEW.astype(np.float32))
     assert single.mean.dtype == single.std.dtype == jnp.float32
     if model != "ngboost":
-        assert np.any(fit(Y, jax.random.key(1))(NEW).mean != law.mean)
+        assert np.any(fit(Y, jax.random.key(1))(NEW).mean != distribution.mean)
 
 
 @pytest.mark.parametrize("model", ["ngboost", "random_forest", "extra_trees"])

@@ -1,4 +1,4 @@
-"""Gaussian maximum likelihood: the formulas against an optimiser and a loop; bad input."""
+"""Gaussian maximum likelihood: the formulas against an optimizer and a loop; bad input."""
 
 import math
 
@@ -34,24 +34,24 @@ def test_the_formulas_as_loops():
         weight, total = weight + 1 / s**2, total + (y - mu) / s**2
     a = total / weight
     b = math.sqrt(sum((y - mu - a) ** 2 / s**2 for y, mu, s in zip(Y, MEAN, STD, strict=True)) / 60)
-    law = gaussian_mle.fit(None, base, Y)(None, base)
-    np.testing.assert_allclose(law.mean, MEAN + a, rtol=EXACT, atol=EXACT)
-    np.testing.assert_allclose(law.std, b * STD, rtol=EXACT)
+    distribution = gaussian_mle.fit(None, base, Y)(None, base)
+    np.testing.assert_allclose(distribution.mean, MEAN + a, rtol=EXACT, atol=EXACT)
+    np.testing.assert_allclose(distribution.std, b * STD, rtol=EXACT)
     z = [(y - mu) / s for y, mu, s in zip(Y, MEAN, STD, strict=True)]
-    law = gaussian_mle.fit(None, base, Y, shift="scaled")(None, base)
-    np.testing.assert_allclose(law.mean, MEAN + np.mean(z) * STD, rtol=EXACT, atol=EXACT)
-    np.testing.assert_allclose(law.std, np.std(z) * STD, rtol=EXACT)
-    law = gaussian_mle.fit(None, base, Y, shift="none")(None, base)
-    np.testing.assert_allclose(law.mean, MEAN, rtol=EXACT)
-    np.testing.assert_allclose(law.std, math.sqrt(sum(value**2 for value in z) / 60) * STD, rtol=EXACT)
+    distribution = gaussian_mle.fit(None, base, Y, shift="scaled")(None, base)
+    np.testing.assert_allclose(distribution.mean, MEAN + np.mean(z) * STD, rtol=EXACT, atol=EXACT)
+    np.testing.assert_allclose(distribution.std, np.std(z) * STD, rtol=EXACT)
+    distribution = gaussian_mle.fit(None, base, Y, shift="none")(None, base)
+    np.testing.assert_allclose(distribution.mean, MEAN, rtol=EXACT)
+    np.testing.assert_allclose(distribution.std, math.sqrt(sum(value**2 for value in z) / 60) * STD, rtol=EXACT)
 
 
 def test_points_have_the_mean_and_the_std_of_their_residuals():
     base = Point(MEAN)
     for reading in ("constant", "scaled"):
-        law = gaussian_mle.fit(None, base, Y, shift=reading)(None, base)
-        np.testing.assert_allclose(law.mean, MEAN + np.mean(Y - MEAN), rtol=EXACT, atol=EXACT)
-        np.testing.assert_allclose(law.std, np.full(60, np.std(Y - MEAN)), rtol=EXACT)
+        distribution = gaussian_mle.fit(None, base, Y, shift=reading)(None, base)
+        np.testing.assert_allclose(distribution.mean, MEAN + np.mean(Y - MEAN), rtol=EXACT, atol=EXACT)
+        np.testing.assert_allclose(distribution.std, np.full(60, np.std(Y - MEAN)), rtol=EXACT)
 
 
 def test_no_weight_overflows():
@@ -63,13 +63,13 @@ def test_no_weight_overflows():
 
 
 @pytest.mark.parametrize("reading", ["constant", "scaled", "none"])
-def test_targets_equal_to_the_means_leave_a_proper_law(reading):
+def test_targets_equal_to_the_means_leave_a_proper_distribution(reading):
     base = Normal(MEAN, STD)
     with pytest.warns(UserWarning, match=r"y equals the \(shifted\) mean of base in every row"):
         fitted = gaussian_mle.fit(None, base, base.mean, shift=reading)
-    law = fitted(None, base)
-    np.testing.assert_allclose(law.mean, MEAN, rtol=EXACT)
-    np.testing.assert_allclose(law.std / STD, np.full(60, jnp.finfo(law.std.dtype).eps), rtol=EXACT)
+    distribution = fitted(None, base)
+    np.testing.assert_allclose(distribution.mean, MEAN, rtol=EXACT)
+    np.testing.assert_allclose(distribution.std / STD, np.full(60, jnp.finfo(distribution.std.dtype).eps), rtol=EXACT)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def fitted():
     return gaussian_process.fit(X, Y, tolerance=0.0)
 
 
-def standardised(a):
+def standardized(a):
     return (a - a.mean(axis=0)) / a.std(axis=0, ddof=1)
 
 
@@ -41,29 +41,29 @@ def standardised(a):
 def test_evidence_and_prediction_are_those_of_sklearn(fitted):
     kernel = ConstantKernel(np.exp(fitted.kernel.log_variance)) * RBF(np.exp(fitted.kernel.log_lengthscale))
     oracle = GaussianProcessRegressor(kernel, alpha=float(fitted.scaled_noise), optimizer=None)
-    oracle.fit(standardised(X), standardised(Y))
+    oracle.fit(standardized(X), standardized(Y))
     np.testing.assert_allclose(fitted.evidence, oracle.log_marginal_likelihood_value_, rtol=1e-8)
     mean, std = oracle.predict((NEW - X.mean(axis=0)) / X.std(axis=0, ddof=1), return_std=True)
     scale = Y.std(ddof=1)
-    law, latent = fitted(NEW), fitted(NEW, include_noise=False)
-    np.testing.assert_allclose(law.mean, Y.mean() + scale * mean, rtol=1e-8)
+    distribution, latent = fitted(NEW), fitted(NEW, include_noise=False)
+    np.testing.assert_allclose(distribution.mean, Y.mean() + scale * mean, rtol=1e-8)
     np.testing.assert_allclose(latent.std, scale * std, rtol=1e-8)
-    np.testing.assert_allclose(law.std, scale * np.sqrt(std**2 + float(fitted.scaled_noise)), rtol=1e-8)
-    np.testing.assert_allclose(law.variance - latent.variance, fitted.noise_variance, rtol=1e-8)
+    np.testing.assert_allclose(distribution.std, scale * np.sqrt(std**2 + float(fitted.scaled_noise)), rtol=1e-8)
+    np.testing.assert_allclose(distribution.variance - latent.variance, fitted.noise_variance, rtol=1e-8)
 
 
 @needs_float64
 def test_optimum_is_no_worse_than_sklearns(fitted):
     kernel = ConstantKernel() * RBF(np.ones(3), (1e-2, 1e9)) + WhiteKernel()
-    oracle = GaussianProcessRegressor(kernel, alpha=0.0).fit(standardised(X), standardised(Y))
+    oracle = GaussianProcessRegressor(kernel, alpha=0.0).fit(standardized(X), standardized(Y))
     assert fitted.evidence > oracle.log_marginal_likelihood_value_ - 1e-3
 
 
 def test_learns_noise_and_relevance(fitted):
-    law = fitted(NEW)
+    distribution = fitted(NEW)
     np.testing.assert_allclose(fitted.noise_variance, NOISE**2, rtol=0.5)
     assert jnp.all(jnp.diff(fitted.kernel.log_lengthscale) > 0)
-    assert 0.85 < metrics.coverage(NEW_Y, law, confidence_level=0.9) < 0.95
+    assert 0.85 < metrics.coverage(NEW_Y, distribution, confidence_level=0.9) < 0.95
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_sparse_is_exact_with_all_rows_as_inducing_points(fitted):
 @needs_float64
 def test_crude_takes_the_steps_of_adam_from_where_gpytorch_starts():
     (x, y), steps = rows(2, 25), 50
-    squares = np.sum((standardised(x)[:, None] - standardised(x)[None]) ** 2, axis=2)
+    squares = np.sum((standardized(x)[:, None] - standardized(x)[None]) ** 2, axis=2)
 
     def hyperparameters(raw):
         return np.log1p(np.exp(raw)) + np.array([0, 0, 1e-4])
@@ -88,7 +88,7 @@ def test_crude_takes_the_steps_of_adam_from_where_gpytorch_starts():
         lengthscale, variance, noise = hyperparameters(raw)
         # jaxcal's own least noise is 1e-6.
         gram = variance * np.exp(-squares / (2 * lengthscale**2)) + (noise + 1e-6) * np.eye(25)
-        return -scipy.stats.multivariate_normal(np.zeros(25), gram).logpdf(standardised(y))
+        return -scipy.stats.multivariate_normal(np.zeros(25), gram).logpdf(standardized(y))
 
     raw, first, second = np.zeros(3), np.zeros(3), np.zeros(3)
     for step in range(1, steps + 1):
@@ -114,8 +114,8 @@ def test_adam_comes_to_where_lbfgs_comes():
 
 def test_a_constant_column_is_without_effect(fitted):
     widened = lambda x: np.column_stack([x, np.full(len(x), 0.1)])
-    law = gaussian_process.fit(widened(X), Y, tolerance=0.0)(widened(NEW))
-    np.testing.assert_allclose(law.mean, fitted(NEW).mean, atol=1e-3 if X64 else 2e-2)
+    distribution = gaussian_process.fit(widened(X), Y, tolerance=0.0)(widened(NEW))
+    np.testing.assert_allclose(distribution.mean, fitted(NEW).mean, atol=1e-3 if X64 else 2e-2)
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ NAN_AT_3 = np.where(np.arange(N) == 3, np.nan, 1.0)
         ({"bound": "svgp"}, "bound must be one of"),
         ({"bound": "stochastic"}, "bound='stochastic' needs a key"),
         ({"bound": "nearest", "optimizer": "adam"}, "bound='nearest' goes without Adam"),
-        ({"bound": "stochastic", "optimizer": "adam"}, "bound='stochastic' has an optimiser of its own"),
+        ({"bound": "stochastic", "optimizer": "adam"}, "bound='stochastic' has an optimizer of its own"),
         ({"num_inducing": 0}, "num_inducing must be at least 1; got 0"),
         ({"optimizer": "sgd"}, "optimizer must be one of 'lbfgs', 'adam'; got 'sgd'"),
         ({"learning_rate": -1.0}, "learning_rate must be positive; got -1.0"),

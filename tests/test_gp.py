@@ -163,11 +163,11 @@ def test_streamed_bound_is_that_of_gpjax_and_of_its_svgp_at_the_optimal_q(stream
 
 
 @pytest.mark.parametrize(
-    ("used", "learnt"),
+    ("used", "learned"),
     [(("outer", "cross"), (0, 1, 2)), (("outer",), (0,)), (("cross",), (1,)), (("outer", "cross"), (2,))],
     ids=["all", "covariances", "whiten", "precisions"],
 )
-def test_slopes_of_the_streamed_sums_are_those_of_autodiff(streamed, rng, used, learnt):
+def test_slopes_of_the_streamed_sums_are_those_of_autodiff(streamed, rng, used, learned):
     x, z, y, precisions = streamed
     covariances = Covariances(z, jnp.asarray(0.3), jnp.asarray(0.5))
     whiten = gp.inverse_factor(gp.add_diagonal(covariances(z), JITTER))
@@ -183,9 +183,9 @@ def test_slopes_of_the_streamed_sums_are_those_of_autodiff(streamed, rng, used, 
         return sum(jnp.sum(slopes[name] * sums[name]) for name in used)
 
     ours, theirs = (
-        jax.tree.leaves(jax.jit(jax.grad(fun, learnt))(covariances, whiten, precisions)) for fun in (streaming, plain)
+        jax.tree.leaves(jax.jit(jax.grad(fun, learned))(covariances, whiten, precisions)) for fun in (streaming, plain)
     )
-    assert len(ours) == sum((3, 1, 1)[argument] for argument in learnt)
+    assert len(ours) == sum((3, 1, 1)[argument] for argument in learned)
     for slope, expected in zip(ours, theirs, strict=True):
         assert jnp.linalg.norm(slope - expected) < tolerance(x, 1e-11, 1e-4) * jnp.linalg.norm(expected)
 

@@ -61,7 +61,7 @@ def test_leave_one_out_is_that_of_the_dense_process(data, model):
 def test_the_nearest_are_those_of_the_least_distance(monkeypatch, data, model):
     monkeypatch.setattr(nearest, "_NEAREST", 4)
     given = nearest.Nearest.of(model, data, 0.0)
-    found = nearest._neighbours_of_rows(model.kernel, given, data.points, jnp.arange(N))
+    found = nearest._neighbors_of_rows(model.kernel, given, data.points, jnp.arange(N))
     distances = np.linalg.norm(data.points[:, None] - data.points[None], axis=2)
     np.testing.assert_array_equal(np.sort(found), np.sort(np.argsort(distances)[:, 1:5]))
 
@@ -85,9 +85,9 @@ def fitted():
 
 def test_what_is_promised_is_what_new_rows_get(fitted):
     process, x, y = fitted
-    law = process(x)
-    assert metrics.rmse(y, law) < 0.36
-    assert 0.84 < metrics.coverage(y, law, confidence_level=0.9) < 0.96
+    distribution = process(x)
+    assert metrics.rmse(y, distribution) < 0.36
+    assert 0.84 < metrics.coverage(y, distribution, confidence_level=0.9) < 0.96
     np.testing.assert_allclose(process.noise_variance, 0.09, rtol=0.35)
 
 
@@ -95,9 +95,9 @@ def test_it_is_near_the_exact_process(fitted):
     process, x, _ = fitted
     x_train, y_train = (part[:260] for part in rows_of(460))
     exact = gaussian_process.fit(x_train, y_train, bound="exact")(x)
-    law = process(x)
-    assert jnp.sqrt(jnp.mean((law.mean - exact.mean) ** 2)) < 0.5 * jnp.mean(exact.std)
-    np.testing.assert_allclose(jnp.mean(law.std), jnp.mean(exact.std), rtol=0.15)
+    distribution = process(x)
+    assert jnp.sqrt(jnp.mean((distribution.mean - exact.mean) ** 2)) < 0.5 * jnp.mean(exact.std)
+    np.testing.assert_allclose(jnp.mean(distribution.std), jnp.mean(exact.std), rtol=0.15)
 
 
 def test_the_noise_ratio_is_that_before_the_scale(fitted):
@@ -113,8 +113,8 @@ def test_noise_follows_the_std_of_the_base():
     y = np.sin(2 * x[:, 0]) + std * rng.normal(size=300)
     base = lambda part: Normal(np.zeros(len(std[part])), std[part])
     train, new = slice(250), slice(250, 300)
-    law = rio.fit(x[train], base(train), y[train], kernel="input", bound="nearest")(x[new], base(new))
-    assert law.std[1::2].max() < 0.3 < law.std[::2].min()
+    distribution = rio.fit(x[train], base(train), y[train], kernel="input", bound="nearest")(x[new], base(new))
+    assert distribution.std[1::2].max() < 0.3 < distribution.std[::2].min()
 
 
 def test_predictions_are_differentiable_in_x(fitted):

@@ -12,7 +12,7 @@ from jaxcal.functional import gp, noise
 from jaxcal.gp import model as models
 from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 X64 = jax.config.jax_enable_x64
 ROWS = 120
@@ -111,10 +111,10 @@ def test_squares_and_errors_of_the_rows_are_those_of_the_textbook(rng):
 def test_a_robust_scale_ignores_outliers(rng):
     values = rng.normal(3, 2, size=4001)
     values[:40] = 1e6
-    scaler = Standardiser.robust(jnp.asarray(values))
+    scaler = Standardizer.robust(jnp.asarray(values))
     np.testing.assert_allclose([scaler.loc, scaler.scale], [3, 2], rtol=0.1)
     two = jnp.asarray([0.0] * 90 + [1.0] * 10)
-    assert Standardiser.robust(two).scale == Standardiser.of(two).scale
+    assert Standardizer.robust(two).scale == Standardizer.of(two).scale
 
 
 # Whole fits

@@ -1,4 +1,4 @@
-"""Isotonic recalibration and its law: against scikit-learn, numerical integration and simulation."""
+"""Isotonic recalibration and its distribution: against scikit-learn, numerical integration and simulation."""
 
 import functools
 import itertools
@@ -20,14 +20,27 @@ EXACT = 1e-10 if X64 else 2e-5
 RNG = np.random.default_rng(11)
 normal = scipy.stats.norm
 
-# Most laws here have five knots, six rows and are read at five levels: they share what is compiled.
+# Most distributions here have five knots, six rows and are read at five levels: they share what is compiled.
 P = np.array([1e-30, 1e-3, 0.35, 0.9, 0.999])
 
 
 @jax.jit
-def read(law, y, p):
+def read(distribution, y, p):
     names = ("mean", "std", "cdf", "crps", "log_prob", "icdf")
-    return dict(zip(names, (law.mean, law.std, law.cdf(y), law.crps(y), law.log_prob(y), law.icdf(p)), strict=True))
+    return dict(
+        zip(
+            names,
+            (
+                distribution.mean,
+                distribution.std,
+                distribution.cdf(y),
+                distribution.crps(y),
+                distribution.log_prob(y),
+                distribution.icdf(p),
+            ),
+            strict=True,
+        )
+    )
 
 
 def test_the_map_is_the_isotonic_regression_of_the_pit_values():
@@ -39,12 +52,12 @@ def test_the_map_is_the_isotonic_regression_of_the_pit_values():
     regression = IsotonicRegression().fit(pit, shares)
     order = RNG.permutation(80)
     fitted = isotonic.fit(None, Normal(mean[order], std[order]), (mean + std * z)[order])
-    law = fitted(None, Normal(np.zeros(80), np.ones(80)))
+    distribution = fitted(None, Normal(np.zeros(80), np.ones(80)))
     # A little beyond the knots, so that rounding does not decide on which side of a tie they lie.
-    np.testing.assert_allclose(law.cdf(z + 1e-5), regression.predict(pit), atol=1e-3)
+    np.testing.assert_allclose(distribution.cdf(z + 1e-5), regression.predict(pit), atol=1e-3)
     # In between the two interpolate differently, but between the same knots.
     middle = np.append((z[:-1] + z[1:]) / 2, z[-1])
-    np.testing.assert_allclose(law.cdf(middle + 1e-5), regression.predict(normal.cdf(middle)), atol=1 / 80)
+    np.testing.assert_allclose(distribution.cdf(middle + 1e-5), regression.predict(normal.cdf(middle)), atol=1 / 80)
 
 
 def test_ties_make_the_cdf_jump_to_the_largest_count():
@@ -156,9 +169,9 @@ def test_overconfident_models_are_corrected():
 
     def simulate(tails, y, new):
         fitted = isotonic.fit(None, Normal(jnp.zeros(200), jnp.ones(200)), y, tails=tails)
-        law = fitted(None, Normal(jnp.zeros(1), jnp.ones(1)))
-        lower, upper = law.interval(0.9)
-        return law.std[0], jnp.mean((new >= lower) & (new <= upper))
+        distribution = fitted(None, Normal(jnp.zeros(1), jnp.ones(1)))
+        lower, upper = distribution.interval(0.9)
+        return distribution.std[0], jnp.mean((new >= lower) & (new <= upper))
 
     for tails, expected in (("support", 2.98), ("anchored", 3.04)):
         std, coverage = jax.jit(jax.vmap(functools.partial(simulate, tails)))(y, new)
@@ -190,15 +203,17 @@ def test_targets_equal_to_the_means_are_told():
 
 def test_one_row_is_enough():
     base = Normal(np.zeros(1), np.full(1, 2.0))
-    laws = {
+    distributions = {
         tails: isotonic.fit(None, base, np.array([3.0]), tails=tails)(None, base) for tails in ("support", "anchored")
     }
-    assert laws["support"].icdf(0.7).tolist() == [3.0]
-    assert laws["support"].std.tolist() == [0.0]
-    # Half of a normal law below z = 1.5, half of one above it.
-    cdf = jax.jit(lambda law, y: law.cdf(y))
-    np.testing.assert_allclose(cdf(laws["anchored"], 3.0), [0.5], rtol=EXACT)
-    np.testing.assert_allclose(cdf(laws["anchored"], 1.0), [0.5 * normal.cdf(0.5) / normal.cdf(1.5)], rtol=EXACT)
+    assert distributions["support"].icdf(0.7).tolist() == [3.0]
+    assert distributions["support"].std.tolist() == [0.0]
+    # Half of a normal distribution below z = 1.5, half of one above it.
+    cdf = jax.jit(lambda distribution, y: distribution.cdf(y))
+    np.testing.assert_allclose(cdf(distributions["anchored"], 3.0), [0.5], rtol=EXACT)
+    np.testing.assert_allclose(
+        cdf(distributions["anchored"], 1.0), [0.5 * normal.cdf(0.5) / normal.cdf(1.5)], rtol=EXACT
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,12 @@ def rough(rng, rows, features=3):
 @pytest.mark.parametrize("center", CENTERS)
 def test_every_split_is_as_in_scipy(center, rng):
     n = 64
-    law = {"normal": rng.normal(size=n), "ties": rng.integers(-3, 4, n), "shifted": 100 + rng.exponential(size=n)}
-    for residuals in law.values():
+    distribution = {
+        "normal": rng.normal(size=n),
+        "ties": rng.integers(-3, 4, n),
+        "shifted": 100 + rng.exponential(size=n),
+    }
+    for residuals in distribution.values():
         expected = [scipy.stats.levene(residuals[:i], residuals[i:], center=center)[0] for i in range(2, n - 1)]
         found = np.asarray(levene.split_statistics(residuals.astype(float), center=center))
         # float32 cannot tell apart what a shift of 100 has rounded away.
@@ -300,11 +304,13 @@ def test_wrong_input(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", ["normal", "t3", "exponential"])
-def test_pure_noise_is_not_split(law):
+@pytest.mark.parametrize("distribution", ["normal", "t3", "exponential"])
+def test_pure_noise_is_not_split(distribution):
     """At significance 0.01 the default rule splits homoscedastic noise in at most 2 of 100 cases."""
     rng = np.random.default_rng(0)
-    draw = {"normal": rng.normal, "t3": lambda size: rng.standard_t(3, size), "exponential": rng.exponential}[law]
+    draw = {"normal": rng.normal, "t3": lambda size: rng.standard_t(3, size), "exponential": rng.exponential}[
+        distribution
+    ]
     find = jax.jit(lambda x, e: levene.best_split(x, e, min_leaf=200))
     splits = 0
     for _ in range(1000):

@@ -37,22 +37,22 @@ class Covariances(eqx.Module):
     def __call__(self, rows):
         return kernels.squared_exponential(self.inducing, rows, self.lengthscale)
 
-def bound(learnt, x, y, mesh):
-    covariances, noise, precisions = learnt
+def bound(learned, x, y, mesh):
+    covariances, noise, precisions = learned
     whiten = gp.inverse_factor(gp.add_diagonal(covariances(covariances.inducing), 1e-6))
     sums = gp.row_sums(covariances, whiten, x, jnp.ones(len(y)), y, precisions, mesh)
     return gp.collapsed_bound(sums, noise)
 
 x, y, precisions = map(jnp.asarray, (rng.normal(size=(701, 2)), rng.normal(size=701), rng.uniform(0.5, 2, 701)))
-learnt, noise = Covariances(x[:12], jnp.asarray(0.7)), jnp.asarray(0.3)
+learned, noise = Covariances(x[:12], jnp.asarray(0.7)), jnp.asarray(0.3)
 slopes = eqx.filter_jit(jax.value_and_grad(bound))
-alone = slopes((learnt, noise, precisions), x, y, None)
-found = {"not jitted": compare(jax.value_and_grad(bound)((learnt, noise, precisions), x, y, line), alone)}
+alone = slopes((learned, noise, precisions), x, y, None)
+found = {"not jitted": compare(jax.value_and_grad(bound)((learned, noise, precisions), x, y, line), alone)}
 for name, mesh in {"square": square, "typed": typed}.items():
-    found[name] = compare(slopes((learnt, noise, precisions), x, y, mesh), alone)
-alone = slopes((learnt, noise, precisions[:700]), x[:700], y[:700], None)
+    found[name] = compare(slopes((learned, noise, precisions), x, y, mesh), alone)
+alone = slopes((learned, noise, precisions[:700]), x[:700], y[:700], None)
 there = spread([precisions[:700], x[:700], y[:700]])
-found["spread"] = compare(slopes((learnt, noise, there[0]), *there[1:], line), alone)
+found["spread"] = compare(slopes((learned, noise, there[0]), *there[1:], line), alone)
 print(json.dumps(found))
 """
 FITS = """
@@ -62,8 +62,8 @@ y = mean + 0.3 * np.cos(2 * x[:, 1]) + 0.3 * mean**2 + 0.1 * rng.normal(size=404
 
 def fit(x, mean, y, mesh):
     fit = rio.fit(x, Point(mean), y, bound="collapsed", num_inducing=12, mesh=mesh, **SETTING)
-    law = fit(x[:48] + 0.1, Point(mean[:48]))
-    return fit.evidence, law.mean, law.std
+    distribution = fit(x[:48] + 0.1, Point(mean[:48]))
+    return fit.evidence, distribution.mean, distribution.std
 
 print(json.dumps({"fit": compare(fit(*spread([x, mean, y]), line), fit(x, mean, y, None))}))
 """

@@ -126,10 +126,10 @@ METHODS = {
     "rio-collapsed": (partial(fit_rio, bound="collapsed", num_inducing=10), call_rio),
     "accrue": (fit_accrue, call_rio),
     "crude": (partial(fit_on_std, crude.fit), call_on_std),
-    "crude-neighbours": (partial(fit_on_std, crude.fit, neighbours=15), call_on_std),
+    "crude-neighbors": (partial(fit_on_std, crude.fit, neighbors=15), call_on_std),
     "conformal": (partial(fit_on_std, conformal.fit), call_on_std),
     "conformal-quantile": (lambda x, mean, y: conformal.fit(x, Point(mean), y, score="quantile"), call_rio),
-    "conformal-randomised": (partial(fit_on_std, conformal.fit, rule="randomised", key=KEY), call_on_std),
+    "conformal-randomized": (partial(fit_on_std, conformal.fit, rule="randomized", key=KEY), call_on_std),
     "conformal-linear": (lambda x, mean, y: conformal.fit(x, Point(mean), y, rule="linear"), call_rio),
     "gaussian-mle": (fit_gaussian_mle, call_rio),
     "isotonic": (fit_isotonic, call_rio),
@@ -153,8 +153,8 @@ TOLERANCE = {
     "rio-nearest": 1e-3 if X64 else 5e-2,
     "rio-collapsed": 1e-4 if X64 else 2e-2,
     "accrue": 1e-4 if X64 else 2e-2,
-    **dict.fromkeys(["crude", "crude-neighbours", "conformal", "conformal-quantile"], 1e-12 if X64 else 1e-5),
-    **dict.fromkeys(["conformal-randomised", "conformal-linear"], 1e-12 if X64 else 1e-5),
+    **dict.fromkeys(["crude", "crude-neighbors", "conformal", "conformal-quantile"], 1e-12 if X64 else 1e-5),
+    **dict.fromkeys(["conformal-randomized", "conformal-linear"], 1e-12 if X64 else 1e-5),
     "gaussian-mle": 1e-12 if X64 else 1e-5,
     "isotonic": 1e-12 if X64 else 1e-5,
     "sharp-gp": 1e-8 if X64 else 2e-2,
@@ -169,8 +169,8 @@ SLOW = {
     "rio-nearest",
     "rio-collapsed",
     "sharp-gp-paper",
-    "crude-neighbours",
-    "conformal-randomised",
+    "crude-neighbors",
+    "conformal-randomized",
     "conformal-linear",
     "concrete-dropout",
     "neural-quantiles",
@@ -192,11 +192,11 @@ def method(request):
 
 def test_predicts_a_distribution(method):
     _, call, module, _ = method
-    law = call(module, X[:7], MEAN[:7])
-    assert isinstance(law, Distribution)
-    assert law.mean.shape == law.std.shape == (7,)
-    assert np.isfinite(law.mean).all()
-    assert np.isfinite(law.std).all()
+    distribution = call(module, X[:7], MEAN[:7])
+    assert isinstance(distribution, Distribution)
+    assert distribution.mean.shape == distribution.std.shape == (7,)
+    assert np.isfinite(distribution.mean).all()
+    assert np.isfinite(distribution.std).all()
     assert np.sqrt(np.mean((call(module, X, MEAN).mean - Y) ** 2)) < Y.std()
 
 
@@ -299,6 +299,6 @@ def test_the_dtype_of_the_input_is_kept(method):
     """Known from the traces alone."""
     fit, call, _, _ = method
     single = [np.asarray(a, np.float32) for a in (X, MEAN, Y)]
-    law = eqx.filter_eval_shape(lambda x, mean, y: call(fit(x, mean, y), x, mean), *single)
-    mean, std = eqx.filter_eval_shape(lambda law: (law.mean, law.std), law)
+    distribution = eqx.filter_eval_shape(lambda x, mean, y: call(fit(x, mean, y), x, mean), *single)
+    mean, std = eqx.filter_eval_shape(lambda distribution: (distribution.mean, distribution.std), distribution)
     assert mean.dtype == std.dtype == jnp.float32

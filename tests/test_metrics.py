@@ -1,4 +1,4 @@
-"""Metrics against loops written from the papers' formulas, on continuous laws, atoms and ties."""
+"""Metrics against loops written from the papers' formulas, on continuous distributions, atoms and ties."""
 
 import equinox as eqx
 import jax
@@ -30,8 +30,8 @@ def tolerance():
 stacked_normals = eqx.filter_vmap(Normal)
 
 
-def laws(rng, n=N):
-    """One law of every class, with n rows."""
+def distributions(rng, n=N):
+    """One distribution of every class, with n rows."""
     mean, std = rng.normal(size=n), rng.uniform(0.5, 2, size=n)
     table = np.sort(rng.normal(size=20))
     members = stacked_normals(mean + rng.normal(size=(3, 1)), np.ones((3, 1)) * std)
@@ -51,17 +51,17 @@ def laws(rng, n=N):
 IN_THE_UNIT_OF_Y = ("rmse", "mae", "crps", "interval_score_90", "width_90", "sharpness", "mean_std")
 
 
-def scaled(law, factor):
-    """The law of factor * y; what has no unit, degrees of freedom, tables, weights and levels, stays."""
+def scaled(distribution, factor):
+    """The distribution of factor * y; what has no unit, degrees of freedom, tables, weights and levels, stays."""
     where = {
-        Normal: lambda law: (law.mean, law.std),
-        Point: lambda law: (law.mean,),
-        StudentT: lambda law: (law.loc, law.scale),
-        Empirical: lambda law: (law.loc, law.scale),
-        Quantiles: lambda law: (law.values,),
-        Mixture: lambda law: (law.components.mean, law.components.std),
-    }[type(law)]
-    return eqx.tree_at(where, law, tuple(factor * leaf for leaf in where(law)))
+        Normal: lambda distribution: (distribution.mean, distribution.std),
+        Point: lambda distribution: (distribution.mean,),
+        StudentT: lambda distribution: (distribution.loc, distribution.scale),
+        Empirical: lambda distribution: (distribution.loc, distribution.scale),
+        Quantiles: lambda distribution: (distribution.values,),
+        Mixture: lambda distribution: (distribution.components.mean, distribution.components.std),
+    }[type(distribution)]
+    return eqx.tree_at(where, distribution, tuple(factor * leaf for leaf in where(distribution)))
 
 
 # The formulas
@@ -69,7 +69,7 @@ def scaled(law, factor):
 
 def test_normal_forecast_against_loops_over_the_papers_formulas(forecast, tolerance):
     y, mean, std = forecast
-    law, n = Normal(mean, std), len(y)
+    distribution, n = Normal(mean, std), len(y)
 
     def quantile(p):
         return [stats.norm.ppf(p, m, s) for m, s in zip(mean, std, strict=True)]
@@ -98,7 +98,7 @@ def test_normal_forecast_against_loops_over_the_papers_formulas(forecast, tolera
         metrics.max_calibration_error: 100 * stats.kstest(stats.norm.cdf(y, mean, std), "uniform").statistic,
     }
     for metric, value in expected.items():
-        np.testing.assert_allclose(metric(y, law), value, rtol=tolerance, err_msg=metric.__name__)
+        np.testing.assert_allclose(metric(y, distribution), value, rtol=tolerance, err_msg=metric.__name__)
 
     at_80 = {
         metrics.coverage: np.mean((lower <= y) & (y <= upper)),
@@ -108,48 +108,50 @@ def test_normal_forecast_against_loops_over_the_papers_formulas(forecast, tolera
         ),
     }
     for metric, value in at_80.items():
-        np.testing.assert_allclose(metric(y, law, confidence_level=0.8), value, rtol=tolerance, err_msg=metric.__name__)
+        np.testing.assert_allclose(
+            metric(y, distribution, confidence_level=0.8), value, rtol=tolerance, err_msg=metric.__name__
+        )
 
 
 def test_normal_forecast_against_uncertainty_toolbox(forecast, tolerance):
     y, mean, std = forecast
-    law, rows = Normal(mean, std), (mean, std, y)
+    distribution, rows = Normal(mean, std), (mean, std, y)
     by_quantile = {"num_bins": 101, "prop_type": "quantile"}  # at the levels 0, 0.01, ..., 1
     levels, confidence_levels = np.linspace(0.01, 0.99, 99), np.linspace(0.1, 0.9, 5)
     at = {"start_p": 0.1, "end_p": 0.9, "resolution": 5}
-    interval_scores = [metrics.interval_score(y, law, confidence_level=level) for level in confidence_levels]
+    interval_scores = [metrics.interval_score(y, distribution, confidence_level=level) for level in confidence_levels]
     pairs = [
-        (metrics.nlpd(y, law), toolbox.nll_gaussian(*rows)),
-        (metrics.crps(y, law), toolbox.crps_gaussian(*rows)),
-        (metrics.pinball(y, law, levels), toolbox.check_score(*rows)),
+        (metrics.nlpd(y, distribution), toolbox.nll_gaussian(*rows)),
+        (metrics.crps(y, distribution), toolbox.crps_gaussian(*rows)),
+        (metrics.pinball(y, distribution, levels), toolbox.check_score(*rows)),
         (np.mean(interval_scores), toolbox.interval_score(*rows, **at)),
-        (metrics.sharpness(y, law), toolbox.sharpness(std)),
+        (metrics.sharpness(y, distribution), toolbox.sharpness(std)),
         # CRUDE divides the 101 terms by 100; USNRT's levels are the 99 inner ones, in percent.
         (
-            metrics.calibration_rmse(y, law),
+            metrics.calibration_rmse(y, distribution),
             toolbox.root_mean_squared_calibration_error(*rows, **by_quantile) * np.sqrt(1.01),
         ),
-        (metrics.ece(y, law), toolbox.mean_absolute_calibration_error(*rows, **by_quantile) * 100 * 101 / 99),
+        (metrics.ece(y, distribution), toolbox.mean_absolute_calibration_error(*rows, **by_quantile) * 100 * 101 / 99),
     ]
     for ours, expected in pairs:
         np.testing.assert_allclose(ours, expected, rtol=tolerance)
 
     # Its shares are mirrored: of the targets above the quantile of the other side.
     _, shares = toolbox.get_proportion_lists_vectorized(*rows, **by_quantile)
-    np.testing.assert_allclose(metrics.observed_shares(y, law, levels), 1 - shares[-2:0:-1], atol=tolerance)
+    np.testing.assert_allclose(metrics.observed_shares(y, distribution, levels), 1 - shares[-2:0:-1], atol=tolerance)
 
 
 def test_crps_is_twice_the_pinball_loss_over_all_levels(forecast):
     y, mean, std = forecast
     levels = (np.arange(2000) + 0.5) / 2000
-    law = Normal(mean, std)
-    np.testing.assert_allclose(2 * metrics.pinball(y, law, levels), metrics.crps(y, law), rtol=1e-4)
+    distribution = Normal(mean, std)
+    np.testing.assert_allclose(2 * metrics.pinball(y, distribution, levels), metrics.crps(y, distribution), rtol=1e-4)
 
 
 def test_pinball_at_the_median_is_half_the_absolute_error(forecast, tolerance):
     y, mean, std = forecast
-    law = Normal(mean, std)
-    np.testing.assert_allclose(metrics.pinball(y, law, 0.5), metrics.mae(y, law) / 2, rtol=tolerance)
+    distribution = Normal(mean, std)
+    np.testing.assert_allclose(metrics.pinball(y, distribution, 0.5), metrics.mae(y, distribution) / 2, rtol=tolerance)
 
 
 def test_ence_against_bins_of_sorted_rows(forecast, tolerance):
@@ -183,53 +185,55 @@ def test_improvement_ratio_counts_ties_as_failures():
 
 
 @pytest.mark.parametrize("name", ["normal", "student", "mixture", "empirical", "crude", "quantiles", "point"])
-def test_observed_shares_follow_the_quantiles_of_every_law(rng, name):
-    law = laws(rng)[name]
-    y = np.asarray(law.mean) + rng.normal(size=N)
+def test_observed_shares_follow_the_quantiles_of_every_distribution(rng, name):
+    distribution = distributions(rng)[name]
+    y = np.asarray(distribution.mean) + rng.normal(size=N)
     levels = np.array([0.0, 0.05, 0.1, 0.29, 0.5, 0.57, 0.9, 0.95, 1.0])
-    quantiles = np.stack([np.asarray(law.icdf(p)) for p in levels])
-    below = metrics.observed_shares(y, law, levels)
+    quantiles = np.stack([np.asarray(distribution.icdf(p)) for p in levels])
+    below = metrics.observed_shares(y, distribution, levels)
     np.testing.assert_allclose(below, np.mean(y < quantiles, axis=1), rtol=1e-6)
 
 
-@pytest.mark.parametrize("law", ["empirical", "crude", "quantiles", "point"])
-def test_a_target_on_an_atom_counts_only_where_the_formula_is_closed(rng, law):
+@pytest.mark.parametrize("distribution", ["empirical", "crude", "quantiles", "point"])
+def test_a_target_on_an_atom_counts_only_where_the_formula_is_closed(rng, distribution):
     table = np.sort(rng.normal(size=20))
-    law = {
+    distribution = {
         "empirical": Empirical(np.zeros(N), 1.0, table),
         "crude": Empirical(np.zeros(N), 1.0, table, rule="crude"),
         "quantiles": Quantiles(np.array([0.6, 0.9]), np.tile(table[:2], (N, 1))),
         "point": Point(rng.normal(size=N)),
-    }[law]
-    y = np.asarray(law.icdf(0.5))
-    assert metrics.observed_shares(y, law, np.array([0.5])) == 0
-    assert metrics.observed_shares(y, law, np.array([0.5]), closed=True) == 1
+    }[distribution]
+    y = np.asarray(distribution.icdf(0.5))
+    assert metrics.observed_shares(y, distribution, np.array([0.5])) == 0
+    assert metrics.observed_shares(y, distribution, np.array([0.5]), closed=True) == 1
 
 
 def test_ece_of_an_empirical_law_on_its_own_table(rng):
     # y = z_(i): y < z_(ceil(pL)) iff i < ceil(pL), so the strict share is (ceil(pL) - 1) / L.
     table = np.sort(rng.normal(size=50))
-    law = Empirical(np.zeros(50), np.ones(50), table)
+    distribution = Empirical(np.zeros(50), np.ones(50), table)
     ranks = np.ceil(np.arange(1, 100) * 50 / 100)
     expected = 100 * np.mean(np.abs((ranks - 1) / 50 - PERCENTS))
-    np.testing.assert_allclose(metrics.ece(table.astype(np.asarray(law.mean).dtype), law), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics.ece(table.astype(np.asarray(distribution.mean).dtype), distribution), expected, rtol=1e-5
+    )
 
 
 def test_tce_intervals_are_open(tolerance):
     # All targets lie on the lower end of the 90 % interval, inside the other three no one lies.
-    law = Quantiles(np.array([0.05, 0.95]), np.tile([0.0, 1.0], (8, 1)))
-    np.testing.assert_allclose(metrics.tce(np.zeros(8), law), 75.0, rtol=tolerance)
-    assert metrics.coverage(np.zeros(8), law) == 1  # a closed interval
+    distribution = Quantiles(np.array([0.05, 0.95]), np.tile([0.0, 1.0], (8, 1)))
+    np.testing.assert_allclose(metrics.tce(np.zeros(8), distribution), 75.0, rtol=tolerance)
+    assert metrics.coverage(np.zeros(8), distribution) == 1  # a closed interval
 
 
 def test_infinite_end_quantiles_add_nothing(rng, tolerance):
     y = 100 * rng.normal(size=N)  # cdfs round to 0 and 1
-    for law in (Normal(np.zeros(N), 1.0), Mixture(stacked_normals(np.zeros((2, N)), np.ones((2, N))))):
-        ends = metrics.observed_shares(y, law, np.array([0.0, 1.0]))
+    for distribution in (Normal(np.zeros(N), 1.0), Mixture(stacked_normals(np.zeros((2, N)), np.ones((2, N))))):
+        ends = metrics.observed_shares(y, distribution, np.array([0.0, 1.0]))
         np.testing.assert_array_equal(ends, [0, 1])
-        inner = metrics.observed_shares(y, law, PERCENTS) - PERCENTS
+        inner = metrics.observed_shares(y, distribution, PERCENTS) - PERCENTS
         expected = np.sqrt(np.sum(np.asarray(inner) ** 2) / 100)
-        np.testing.assert_allclose(metrics.calibration_rmse(y, law), expected, rtol=tolerance)
+        np.testing.assert_allclose(metrics.calibration_rmse(y, distribution), expected, rtol=tolerance)
 
 
 def test_max_calibration_error_looks_at_both_sides_of_a_jump():
@@ -240,8 +244,8 @@ def test_max_calibration_error_looks_at_both_sides_of_a_jump():
 
 
 def test_a_point_has_neither_density_nor_width():
-    y, law = np.arange(N), Point(np.arange(N) + 0.5)
-    scores = metrics.evaluate(y, law)
+    y, distribution = np.arange(N), Point(np.arange(N) + 0.5)
+    scores = metrics.evaluate(y, distribution)
     assert scores["coverage_90"] == 0
     assert scores["width_90"] == scores["sharpness"] == scores["mean_std"] == 0
     assert scores["nlpd"] == np.inf
@@ -261,7 +265,7 @@ def test_floors_of_a_calibrated_forecast(rng):
     np.testing.assert_allclose(average["ece"], 100 * np.sqrt(2 / np.pi) * np.pi / 8 / np.sqrt(n), rtol=0.1)
     # The sum of p(1-p)/n over 21 levels.
     np.testing.assert_allclose(average["calibration_sse"], 3.325 / n, rtol=0.15)
-    # Kolmogorov's law has mean sqrt(pi/2) log 2 = .8687; ACCRUE's median is .83.
+    # Kolmogorov's distribution has mean sqrt(pi/2) log 2 = .8687; ACCRUE's median is .83.
     np.testing.assert_allclose(average["max_calibration_error"], 86.87 / np.sqrt(n), rtol=0.05)
     np.testing.assert_allclose(average["coverage_90"], 0.9, atol=3 * np.sqrt(0.09 / (runs * n)))
     np.testing.assert_allclose(average["nlpd"], 0.5 * np.log(2 * np.pi * np.e) + np.mean(np.log(std)), atol=0.01)
@@ -273,34 +277,34 @@ def test_floors_of_a_calibrated_forecast(rng):
 
 def test_evaluate_holds_what_each_metric_says_and_jits(forecast, tolerance):
     y, mean, std = forecast
-    law = Normal(mean, std)
-    scores = metrics.evaluate(y, law)
-    jitted = eqx.filter_jit(metrics.evaluate)(jnp.asarray(y), law)
+    distribution = Normal(mean, std)
+    scores = metrics.evaluate(y, distribution)
+    jitted = eqx.filter_jit(metrics.evaluate)(jnp.asarray(y), distribution)
     assert scores.keys() == jitted.keys()
     for name, value in scores.items():
         assert value.shape == ()
         np.testing.assert_allclose(jitted[name], value, rtol=tolerance, err_msg=name)
     for name in ("rmse", "nlpd", "crps", "ece", "tce", "calibration_rmse", "max_calibration_error", "ence"):
-        np.testing.assert_allclose(scores[name], getattr(metrics, name)(y, law), rtol=tolerance, err_msg=name)
-    np.testing.assert_allclose(scores["width_90"], metrics.mean_width(y, law), rtol=tolerance)
+        np.testing.assert_allclose(scores[name], getattr(metrics, name)(y, distribution), rtol=tolerance, err_msg=name)
+    np.testing.assert_allclose(scores["width_90"], metrics.mean_width(y, distribution), rtol=tolerance)
 
 
 @pytest.mark.parametrize("name", ["normal", "student", "mixture", "empirical", "quantiles", "point"])
 def test_evaluate_takes_every_law_without_nan(rng, name):
-    law = laws(rng)[name]
-    y = np.asarray(law.mean) + rng.normal(size=N)
-    for metric, value in metrics.evaluate(y, law).items():
+    distribution = distributions(rng)[name]
+    y = np.asarray(distribution.mean) + rng.normal(size=N)
+    for metric, value in metrics.evaluate(y, distribution).items():
         assert not np.isnan(value), metric
 
 
 @pytest.mark.parametrize("name", ["normal", "student", "mixture", "empirical", "quantiles", "point"])
 def test_the_unit_of_y_does_not_matter(rng, name, tolerance):
     """Also where squares leave the range of the numbers: a silent RMSE of 0 or infinity would be the worst."""
-    law = laws(rng)[name]
-    y = np.asarray(law.mean) + rng.normal(size=N)
+    distribution = distributions(rng)[name]
+    y = np.asarray(distribution.mean) + rng.normal(size=N)
     for factor in (1e-160, 1e160) if jax.config.read("jax_enable_x64") else (1e-25, 1e25):
-        moved = metrics.evaluate(factor * y, scaled(law, factor))
-        for metric, value in metrics.evaluate(y, law).items():
+        moved = metrics.evaluate(factor * y, scaled(distribution, factor))
+        for metric, value in metrics.evaluate(y, distribution).items():
             if metric == "ence" and name == "quantiles":
                 continue  # rounding sorts rows of equal std into bins
             if metric in IN_THE_UNIT_OF_Y:
@@ -325,8 +329,10 @@ def test_gradients_are_finite_where_the_forecast_is_exact():
 
 
 def test_a_missing_prediction_is_not_scored_as_perfect():
-    law = eqx.tree_at(lambda law: law.mean, Normal(np.zeros(N), 1.0), jnp.zeros(N).at[3].set(jnp.nan))
-    scores = metrics.evaluate(np.zeros(N), law)
+    distribution = eqx.tree_at(
+        lambda distribution: distribution.mean, Normal(np.zeros(N), 1.0), jnp.zeros(N).at[3].set(jnp.nan)
+    )
+    scores = metrics.evaluate(np.zeros(N), distribution)
     assert np.isnan(scores["rmse"])
     assert np.isnan(scores["ence"])
 
@@ -345,34 +351,36 @@ def test_memory_of_many_levels_stays_linear_in_the_rows():
 
 @pytest.mark.parametrize("metric", [metrics.rmse, metrics.ece, metrics.coverage, metrics.evaluate, metrics.pit])
 def test_targets_must_match_the_predictions(metric):
-    law = Normal(np.zeros(3), 1.0)
+    distribution = Normal(np.zeros(3), 1.0)
     with pytest.raises(ValueError, match=r"y has 2 rows where 3"):
-        metric(np.zeros(2), law)
+        metric(np.zeros(2), distribution)
     with pytest.raises(ValueError, match=r"got \(3, 1\): did you mean y\[:, 0\]"):
-        metric(np.zeros((3, 1)), law)
+        metric(np.zeros((3, 1)), distribution)
     with pytest.raises(ValueError, match="1 values that are NaN or infinite, the first at index 2"):
-        metric(np.array([0.0, 1.0, np.nan]), law)
+        metric(np.array([0.0, 1.0, np.nan]), distribution)
 
 
 def test_bad_levels_and_counts_are_quoted():
-    y, law = np.zeros(3), Normal(np.zeros(3), 1.0)
+    y, distribution = np.zeros(3), Normal(np.zeros(3), 1.0)
     for metric in (metrics.coverage, metrics.mean_width, metrics.interval_score):
         with pytest.raises(ValueError, match=r"got 90: did you mean 0\.9\?"):
-            metric(y, law, confidence_level=90)
+            metric(y, distribution, confidence_level=90)
     with pytest.raises(ValueError, match="levels must lie between 0 and 1; got 5"):
-        metrics.pinball(y, law, np.array([0.1, 5.0]))
+        metrics.pinball(y, distribution, np.array([0.1, 5.0]))
     with pytest.raises(ValueError, match="levels must lie between 0 and 1"):
-        metrics.observed_shares(y, law, np.array([-0.1]))
+        metrics.observed_shares(y, distribution, np.array([-0.1]))
     with pytest.raises(ValueError, match="num_levels must be at least 2; got 1"):
-        metrics.calibration_sse(y, law, num_levels=1)
+        metrics.calibration_sse(y, distribution, num_levels=1)
     with pytest.raises(ValueError, match="num_bins must be at least 1; got 0"):
-        metrics.ence(y, law, num_bins=0)
+        metrics.ence(y, distribution, num_bins=0)
 
 
 def test_a_negative_std_is_refused():
-    law = eqx.tree_at(lambda law: law.std, Normal(np.zeros(3), np.ones(3)), jnp.array([1.0, -2.0, 1.0]))
+    distribution = eqx.tree_at(
+        lambda distribution: distribution.std, Normal(np.zeros(3), np.ones(3)), jnp.array([1.0, -2.0, 1.0])
+    )
     with pytest.raises(ValueError, match=r"negative in 1 rows, the first at index 1 \(-2\)"):
-        metrics.evaluate(np.zeros(3), law)
+        metrics.evaluate(np.zeros(3), distribution)
 
 
 def test_a_stack_of_runs_needs_vmap():

@@ -12,7 +12,7 @@ import pytest
 from jaxcal.networks import FeedForward
 from jaxcal.optimize import Result
 from jaxcal.predictors import mlp
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 KEY = jax.random.key(0)
 # One small setting for most tests, so that they share what is compiled.
@@ -256,9 +256,9 @@ def test_a_network_without_hidden_layers_is_linear(rng):
 
 
 @pytest.mark.parametrize("unit", [1e-25, 1.0, 1e25])
-def test_the_standardiser_at_any_scale(unit, rng):
+def test_the_standardizer_at_any_scale(unit, rng):
     values = jnp.asarray(unit * rng.normal(5, 2, size=(40, 3)), jnp.float32).at[:, 1].set(0.1 * unit)
-    scaler = Standardiser.of(values)
+    scaler = Standardizer.of(values)
     expected = np.asarray(values, dtype=np.float64)[:, [0, 2]]
     np.testing.assert_allclose(scaler.scale[jnp.array([0, 2])], expected.std(axis=0, ddof=1), rtol=1e-5)
     scaled = scaler(values)

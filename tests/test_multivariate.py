@@ -1,4 +1,4 @@
-"""Laws of vectors, against NumPy and scipy."""
+"""Distributions of vectors, against NumPy and scipy."""
 
 import math
 
@@ -24,22 +24,22 @@ def build(name):
     return MultivariateNormal(MEAN, COVARIANCE) if name == "normal" else MultivariateEmpirical(MEAN, FACTOR, Z)
 
 
-each_law = pytest.mark.parametrize("name", ["normal", "empirical"])
+each_distribution = pytest.mark.parametrize("name", ["normal", "empirical"])
 
 
-@each_law
+@each_distribution
 def test_moments(name):
-    law = build(name)
+    distribution = build(name)
     means, covariances = MEAN, COVARIANCE
     if name == "empirical":
         vectors = MEAN[:, None] + np.einsum("nij,lj->nli", FACTOR, Z)
         means, covariances = vectors.mean(1), np.stack([np.cov(v.T, ddof=0) for v in vectors])
-    np.testing.assert_allclose(law.mean, means, rtol=EXACT, atol=EXACT)
-    np.testing.assert_allclose(law.covariance, covariances, rtol=EXACT, atol=EXACT)
-    np.testing.assert_allclose(law.std**2, np.diagonal(covariances, axis1=1, axis2=2), rtol=EXACT)
+    np.testing.assert_allclose(distribution.mean, means, rtol=EXACT, atol=EXACT)
+    np.testing.assert_allclose(distribution.covariance, covariances, rtol=EXACT, atol=EXACT)
+    np.testing.assert_allclose(distribution.std**2, np.diagonal(covariances, axis1=1, axis2=2), rtol=EXACT)
 
 
-@each_law
+@each_distribution
 def test_whitening(name):
     white = np.stack([np.linalg.solve(factor, y - m) for factor, y, m in zip(FACTOR, Y, MEAN, strict=True)])
     np.testing.assert_allclose(build(name).whiten(Y), white, rtol=100 * EXACT, atol=10 * EXACT)
@@ -58,26 +58,26 @@ def test_marginals():
     t = MEAN[:, j] + 0.4
     expected = scipy.stats.norm.cdf(t, MEAN[:, j], np.sqrt(COVARIANCE[:, j, j]))
     np.testing.assert_allclose(build("normal").marginal(j).cdf(t), expected, rtol=EXACT)
-    law = build("empirical").marginal(j)
+    distribution = build("empirical").marginal(j)
     values = MEAN[:, None, j] + np.einsum("nj,lj->nl", FACTOR[:, j], Z)
-    np.testing.assert_allclose(law.cdf(t), (values <= t[:, None]).mean(1), rtol=EXACT)
-    np.testing.assert_allclose(law.icdf(0.5), np.sort(values, axis=1)[:, 24], rtol=EXACT, atol=EXACT)
-    np.testing.assert_allclose(law.mean, values.mean(1), rtol=EXACT, atol=EXACT)
+    np.testing.assert_allclose(distribution.cdf(t), (values <= t[:, None]).mean(1), rtol=EXACT)
+    np.testing.assert_allclose(distribution.icdf(0.5), np.sort(values, axis=1)[:, 24], rtol=EXACT, atol=EXACT)
+    np.testing.assert_allclose(distribution.mean, values.mean(1), rtol=EXACT, atol=EXACT)
 
 
-@each_law
-def test_samples_follow_the_law(name):
-    law = build(name)
-    draws = np.asarray(jax.jit(lambda law: law.sample(jax.random.key(1), (20, 200)))(law))
+@each_distribution
+def test_samples_follow_the_distribution(name):
+    distribution = build(name)
+    draws = np.asarray(jax.jit(lambda distribution: distribution.sample(jax.random.key(1), (20, 200)))(distribution))
     assert draws.shape == (20, 200, 4, 3)
     draws = draws.reshape(4000, 4, 3)
-    error = 5 * np.asarray(law.std).max() / math.sqrt(4000)
-    np.testing.assert_allclose(draws.mean(0), law.mean, atol=error)
+    error = 5 * np.asarray(distribution.std).max() / math.sqrt(4000)
+    np.testing.assert_allclose(draws.mean(0), distribution.mean, atol=error)
     for row in range(4):
-        covariance = np.asarray(law.covariance[row])
+        covariance = np.asarray(distribution.covariance[row])
         size = np.diag(covariance).max()
         np.testing.assert_allclose(np.cov(draws[:, row].T), covariance, atol=0.2 * size)
-    assert law.sample(jax.random.key(0)).shape == (4, 3)
+    assert distribution.sample(jax.random.key(0)).shape == (4, 3)
 
 
 def test_empirical_samples_are_vectors_of_the_table():
@@ -87,23 +87,35 @@ def test_empirical_samples_are_vectors_of_the_table():
     assert nearest.max() < 1e3 * EXACT
 
 
-@each_law
+@each_distribution
 def test_vmap_and_gradients(name):
-    law = build(name)
-    runs = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), law)
-    methods = lambda law: (law.mean, law.std, law.whiten(Y), law.marginal(1).std, law.sample(jax.random.key(0)))
-    together, alone = jax.jit(jax.vmap(methods))(runs), jax.jit(methods)(jax.tree.map(lambda a: 2 * a, law))
+    distribution = build(name)
+    runs = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), distribution)
+    methods = lambda distribution: (
+        distribution.mean,
+        distribution.std,
+        distribution.whiten(Y),
+        distribution.marginal(1).std,
+        distribution.sample(jax.random.key(0)),
+    )
+    together, alone = jax.jit(jax.vmap(methods))(runs), jax.jit(methods)(jax.tree.map(lambda a: 2 * a, distribution))
     for both, one in zip(together, alone, strict=True):
         np.testing.assert_allclose(both[1], one, rtol=1e3 * EXACT, atol=1e2 * EXACT)
-    slopes = jax.jit(jax.grad(lambda law: sum(value.sum() for value in methods(law))))(law)
+    slopes = jax.jit(jax.grad(lambda distribution: sum(value.sum() for value in methods(distribution))))(distribution)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
 
 
 def test_the_dtype_of_the_input_is_kept():
     single = [np.asarray(a, np.float32) for a in (MEAN, COVARIANCE, FACTOR)]
-    read = lambda law: (law.mean, law.covariance, law.whiten(Y), law.marginal(0).mean, law.sample(jax.random.key(0)))
-    for law in (MultivariateNormal(*single[:2]), MultivariateEmpirical(single[0], single[2], Z)):
-        assert {value.dtype for value in jax.eval_shape(read, law)} == {jnp.dtype("float32")}
+    read = lambda distribution: (
+        distribution.mean,
+        distribution.covariance,
+        distribution.whiten(Y),
+        distribution.marginal(0).mean,
+        distribution.sample(jax.random.key(0)),
+    )
+    for distribution in (MultivariateNormal(*single[:2]), MultivariateEmpirical(single[0], single[2], Z)):
+        assert {value.dtype for value in jax.eval_shape(read, distribution)} == {jnp.dtype("float32")}
 
 
 def spoilt(matrices, row, i, j, value):

@@ -32,10 +32,10 @@ def fitted():
 
 def test_learns_a_table(fitted):
     x, y = table(1)
-    law = fitted(x)
-    assert isinstance(law, Mixture)
-    assert metrics.rmse(y, law) < 0.3 * y.std()
-    assert metrics.coverage(y, law, confidence_level=0.9) > 0.8
+    distribution = fitted(x)
+    assert isinstance(distribution, Mixture)
+    assert metrics.rmse(y, distribution) < 0.3 * y.std()
+    assert metrics.coverage(y, distribution, confidence_level=0.9) > 0.8
     assert fitted.training.result == Result.STEP_LIMIT
 
 
@@ -71,7 +71,9 @@ def forward(network, x):
 
 def latents(network, x, y):
     """Mean and std of q(z | rows), with the std of Kim et al.'s code."""
-    mean, spread = np.split(forward(network.latent_law, forward(network.latent_encoder, np.c_[x, y]).mean(axis=0)), 2)
+    mean, spread = np.split(
+        forward(network.latent_distribution, forward(network.latent_encoder, np.c_[x, y]).mean(axis=0)), 2
+    )
     return mean, 0.1 + 0.9 * scipy.special.expit(spread)
 
 
@@ -116,7 +118,7 @@ def test_initial_values_are_those_of_the_authors_code():
     network = neural_process._start(6, 64, 0.1, jnp.zeros(()).dtype, key=KEY)
     sizes = {
         "latent_encoder": [7, 64, 64, 64, 64],
-        "latent_law": [64, 64, 128],
+        "latent_distribution": [64, 64, 128],
         "encoder": [7, 64, 64, 64, 64],
         "embedding": [6, 64, 64],
         "decoder": [6 + 64 + 64, 64, 64, 64, 64, 2],
@@ -126,8 +128,8 @@ def test_initial_values_are_those_of_the_authors_code():
         layers = getattr(network, name).layers
         assert [layers[0].weight.shape[1], *(len(layer.weight) for layer in layers)] == widths
         assert not any(np.any(layer.bias) for layer in layers)
-        drawn += [(layer.weight, glorot(layer)) for layer in layers if name != "latent_law"]
-    penultimate, last = network.latent_law.layers
+        drawn += [(layer.weight, glorot(layer)) for layer in layers if name != "latent_distribution"]
+    penultimate, last = network.latent_distribution.layers
     # The mean and the std of z come from a layer each, of 64 units.
     drawn += [(weight, glorot(penultimate)) for weight in (penultimate.weight, *np.split(np.asarray(last.weight), 2))]
     for part in ("query_proj", "key_proj", "value_proj", "output_proj"):
@@ -201,8 +203,8 @@ def scaled_back(scaler, values):
 
 def log_loss(process, x, y, context):
     """The mean negative log likelihood, on the scale of `y_scaler`, with the latents at their mean."""
-    law = eqx.tree_at(lambda p: p.noise, process, None)(x, context=context)
-    return -np.mean(law.log_prob(y)) - np.log(process.y_scaler.scale)
+    distribution = eqx.tree_at(lambda p: p.noise, process, None)(x, context=context)
+    return -np.mean(distribution.log_prob(y)) - np.log(process.y_scaler.scale)
 
 
 def held_out(x, y, process, max_context):
@@ -227,9 +229,9 @@ def test_validation_loss_of_a_table_is_of_a_fifth_of_its_rows(fitted):
 @pytest.mark.slow
 def test_one_member_is_a_normal_law_near_the_mixture(fitted):
     x, y = table(1)
-    law = neural_process.fit(*table(0), **SMALL, num_samples=None)(x)
-    assert isinstance(law, Normal)
-    np.testing.assert_allclose(law.mean, fitted(x).mean, atol=0.1 * y.std())
+    distribution = neural_process.fit(*table(0), **SMALL, num_samples=None)(x)
+    assert isinstance(distribution, Normal)
+    np.testing.assert_allclose(distribution.mean, fitted(x).mean, atol=0.1 * y.std())
 
 
 def waves(rng, number, n):
@@ -256,9 +258,12 @@ def test_validation_loss_of_a_family_is_of_a_fifth_of_its_functions(of_waves):
 
 def test_goes_on_from_the_context_of_another_function(of_waves, rng):
     x, y = waves(rng, 30, 40)
-    laws = [of_waves(own_x[10:], context=(own_x[:10], own_y[:10])) for own_x, own_y in zip(x, y, strict=True)]
-    errors = [metrics.rmse(own_y[10:], law) for own_y, law in zip(y, laws, strict=True)]
-    covered = [metrics.coverage(own_y[10:], law, confidence_level=0.9) for own_y, law in zip(y, laws, strict=True)]
+    distributions = [of_waves(own_x[10:], context=(own_x[:10], own_y[:10])) for own_x, own_y in zip(x, y, strict=True)]
+    errors = [metrics.rmse(own_y[10:], distribution) for own_y, distribution in zip(y, distributions, strict=True)]
+    covered = [
+        metrics.coverage(own_y[10:], distribution, confidence_level=0.9)
+        for own_y, distribution in zip(y, distributions, strict=True)
+    ]
     assert np.median(errors) < 0.3 * y.std()
     assert np.mean(covered) > 0.8
 
@@ -324,6 +329,6 @@ def test_divergence_is_told():
 @pytest.mark.slow
 def test_a_constant_target_is_exact():
     x = table(0)[0]
-    law = neural_process.fit(x, jnp.full(N, 3.0), **SMALL)(x)
-    np.testing.assert_allclose(law.mean, 3, rtol=1e-6)
-    np.testing.assert_allclose(law.std, 0, atol=1e-6)
+    distribution = neural_process.fit(x, jnp.full(N, 3.0), **SMALL)(x)
+    np.testing.assert_allclose(distribution.mean, 3, rtol=1e-6)
+    np.testing.assert_allclose(distribution.std, 0, atol=1e-6)

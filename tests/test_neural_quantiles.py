@@ -1,4 +1,4 @@
-"""The network that returns recalibrated quantiles: what it learns, from simulated errors whose law is known."""
+"""The network that returns recalibrated quantiles: what it learns from simulated errors of known distribution."""
 
 import equinox as eqx
 import jax
@@ -19,7 +19,8 @@ ROWS = 600
 
 
 def skewed(seed):
-    """Means, stds and targets: a law of mean 0 and std 1 that is skewed to the right, of stds from 0.2 to 0.8."""
+    """Means, stds and targets: a distribution of mean 0 and std 1 that is skewed to the right, of stds from 0.2 to
+    0.8."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(-2, 2, size=ROWS)
     mean, std = 3 * np.sin(2 * x), 0.2 + 0.3 * np.abs(x)
@@ -44,26 +45,29 @@ def mean_pinball(y, quantiles):
     return np.mean(np.maximum(LEVELS * errors, (LEVELS - 1) * errors))
 
 
-def at(law, level):
+def at(distribution, level):
     """The quantiles at one of the levels above."""
-    return np.asarray(law.values)[:, round(200 * level) - 1]
+    return np.asarray(distribution.values)[:, round(200 * level) - 1]
 
 
 def test_a_known_miscalibration_is_corrected(overconfident):
     coverages, scores = [], []
     for seed in range(1, 5):
         mean, std, y = skewed(seed)
-        law = overconfident(None, Normal(mean, std / 2))
-        coverages.append([np.mean((y >= at(law, 0.5 - c / 2)) & (y <= at(law, 0.5 + c / 2))) for c in (0.5, 0.9)])
+        distribution = overconfident(None, Normal(mean, std / 2))
+        coverages.append(
+            [np.mean((y >= at(distribution, 0.5 - c / 2)) & (y <= at(distribution, 0.5 + c / 2))) for c in (0.5, 0.9)]
+        )
         base = mean[:, None] + std[:, None] / 2 * scipy.stats.norm.ppf(LEVELS)
         truth = mean[:, None] + std[:, None] * (scipy.stats.gamma(2.0).ppf(LEVELS) - 2) / np.sqrt(2)
-        scores.append([mean_pinball(y, quantiles) for quantiles in (base, law.values, truth)])
+        scores.append([mean_pinball(y, quantiles) for quantiles in (base, distribution.values, truth)])
     # The base covers 26 % and 62 %.
     np.testing.assert_allclose(np.mean(coverages, axis=0), [0.5, 0.9], atol=0.04)
     before, after, best = np.mean(scores, axis=0)
     assert best < after < best + 0.4 * (before - best)
-    # The law is skewed, as the errors are: the true distances of these quantiles from the median are 0.94 and 2.2 stds.
-    below, above = at(law, 0.5) - at(law, 0.05), at(law, 0.95) - at(law, 0.5)
+    # The distribution is skewed, as the errors are: the true distances of these quantiles from the median are 0.94 and
+    # 2.2 stds.
+    below, above = at(distribution, 0.5) - at(distribution, 0.05), at(distribution, 0.95) - at(distribution, 0.5)
     assert np.mean(above / std) > 1.4 * np.mean(below / std)
 
 
@@ -72,19 +76,19 @@ def test_laws_that_differ_are_corrected_differently():
     # no map of its levels alone is right for both.
     std = np.where(np.arange(ROWS) % 2, 1.0, 3.0)
     base = Normal(np.zeros(ROWS), std)
-    law = fit(base, np.random.default_rng(1).normal(size=ROWS))(None, base)
-    widths = at(law, 0.9) - at(law, 0.1)
+    distribution = fit(base, np.random.default_rng(1).normal(size=ROWS))(None, base)
+    widths = at(distribution, 0.9) - at(distribution, 0.1)
     np.testing.assert_allclose([widths[0], widths[1]], 2 * scipy.stats.norm.ppf(0.9), rtol=0.2)
 
 
 @pytest.mark.parametrize("z", [scipy.stats.norm.ppf(LEVELS), scipy.stats.gamma(2.0).ppf(LEVELS)])
 def test_without_targets_the_base_is_repeated(z):
-    law = lambda mean, std: Quantiles(LEVELS, mean[:, None] + std[:, None] * z)
+    distribution = lambda mean, std: Quantiles(LEVELS, mean[:, None] + std[:, None] * z)
     mean, std, _ = skewed(1)
-    base = law(mean, std)
+    base = distribution(mean, std)
     # Other targets change nothing but the units.
     for y in (Y, -Y):
-        fitted = fit(law(MEAN, STD), y, max_epochs=0, pretraining_epochs=400)
+        fitted = fit(distribution(MEAN, STD), y, max_epochs=0, pretraining_epochs=400)
         distance = np.asarray(fitted(None, base).values - base.values) / std[:, None]
         assert np.sqrt(np.mean(distance**2)) < 0.07
         assert np.abs(distance[:, 9:-9]).max() < 0.3
@@ -113,11 +117,13 @@ def test_quantiles_that_cross_are_put_in_order(overconfident):
 def test_levels_are_those_asked_for(overconfident):
     base = Normal(MEAN, STD / 2)
     levels = [0.05, 0.25, 0.5, 0.9]
-    law = fit(base, levels=levels)(None, base)
-    assert isinstance(law, Quantiles)
-    np.testing.assert_allclose(law.levels, levels, rtol=1e-6)
+    distribution = fit(base, levels=levels)(None, base)
+    assert isinstance(distribution, Quantiles)
+    np.testing.assert_allclose(distribution.levels, levels, rtol=1e-6)
     # But for quantiles that cross.
-    np.testing.assert_allclose(law.values, np.stack([at(overconfident(None, base), p) for p in levels], 1), atol=0.02)
+    np.testing.assert_allclose(
+        distribution.values, np.stack([at(overconfident(None, base), p) for p in levels], 1), atol=0.02
+    )
 
 
 def test_widths_that_are_all_the_same_are_no_numbers_to_divide_by():
@@ -134,8 +140,8 @@ def test_widths_that_are_all_the_same_are_no_numbers_to_divide_by():
 
 def test_targets_equal_to_the_medians_make_the_law_narrow():
     base = Normal(MEAN, STD)
-    law = fit(base, MEAN)(None, base)
-    assert np.mean(law.std) < 0.1 * np.mean(STD)
+    distribution = fit(base, MEAN)(None, base)
+    assert np.mean(distribution.std) < 0.1 * np.mean(STD)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from jaxcal.functional import kernels
 from jaxcal.gp.kernels import GPJaxKernel
 from jaxcal.gp.nngp import NNGP
 from jaxcal.predictors import gaussian_process
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 X64 = jax.config.jax_enable_x64
 WEIGHT, BIAS = 1.7, 0.3
@@ -108,7 +108,7 @@ def relu_gram(x, weight, bias, depth=2):
 
 def test_preset_starts_from_the_grid_of_the_paper(data):
     x, y = map(jnp.asarray, data)
-    scalers = Standardiser.of(x), Standardiser.identity(y)
+    scalers = Standardizer.of(x), Standardizer.identity(y)
     rows, given = gaussian_process._data(x, y, *scalers), gaussian_process.Given(None, None)
     setting = gaussian_process.Setting("nngp", None)
     starts = gaussian_process._starts(given, scalers[1], setting, rows)
@@ -140,21 +140,21 @@ def test_preset_takes_the_pair_of_the_greatest_evidence(data):
 
 def test_evidence_grows_from_the_noise_of_the_preset_to_a_learnt_one(data):
     given = gaussian_process.fit(*data, kernel="nngp", noise_variance=0.5, tolerance=0.0)
-    learnt = gaussian_process.fit(*data, kernel="nngp", tolerance=0.0)
+    learned = gaussian_process.fit(*data, kernel="nngp", tolerance=0.0)
     np.testing.assert_allclose(given.noise_variance, 0.5, rtol=1e-3)
-    assert learnt.evidence > given.evidence
-    assert learnt.noise_variance < 0.5
-    assert given.result == learnt.result == 0
+    assert learned.evidence > given.evidence
+    assert learned.noise_variance < 0.5
+    assert given.result == learned.result == 0
     with pytest.raises(TypeError, match="lengthscale is there for a squared-exponential kernel; this is NNGP"):
-        learnt.lengthscale  # noqa: B018
+        learned.lengthscale  # noqa: B018
 
 
 @pytest.mark.slow
 def test_any_kernel_of_gpjax_and_any_depth(data):
     x, y = data
     for kernel in (Matern32(), NNGP(depth=4)):
-        law = gaussian_process.fit(x, y, kernel=kernel)(x)
-        assert np.corrcoef(law.mean, y)[0, 1] > 0.95
+        distribution = gaussian_process.fit(x, y, kernel=kernel)(x)
+        assert np.corrcoef(distribution.mean, y)[0, 1] > 0.95
 
 
 def test_starts_that_cannot_be_factorized_are_counted(data):

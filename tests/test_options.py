@@ -53,7 +53,7 @@ CASES = [
     ("usnrt", {"correction": ""}, "correction must be one of"),
     ("conformal", {"score": ""}, "score must be one of"),
     ("conformal", {"rule": ""}, "rule must be one of"),
-    ("crude", {"neighbours": 2.5}, f"neighbours {WHOLE}; got 2.5"),
+    ("crude", {"neighbors": 2.5}, f"neighbors {WHOLE}; got 2.5"),
     ("neural_quantiles", {"patience": NAN}, f"patience {WHOLE}"),
 ]
 

@@ -43,11 +43,11 @@ def curve(ax, label):
 
 
 def test_reliability_diagram(forecast):
-    y, law = forecast
-    ax = plots.reliability_diagram(y, {"wide": Normal(law.mean, 3 * law.std), "right": law})
+    y, distribution = forecast
+    ax = plots.reliability_diagram(y, {"wide": Normal(distribution.mean, 3 * distribution.std), "right": distribution})
     levels, shares = curve(ax, "right")
-    np.testing.assert_allclose(shares, metrics.observed_shares(y, law, levels))
-    assert labels(ax)[-1] == f"right, ECE {metrics.ece(y, law):.1f} %"
+    np.testing.assert_allclose(shares, metrics.observed_shares(y, distribution, levels))
+    assert labels(ax)[-1] == f"right, ECE {metrics.ece(y, distribution):.1f} %"
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("expected share", "observed share")
     # Too wide: below the diagonal at low levels, above it at high ones, steep in the middle.
     levels, shares = curve(ax, "wide")
@@ -67,46 +67,46 @@ def test_band_holds_95_percent_of_calibrated_curves(rng):
 
 
 def test_one_forecast_needs_no_name(forecast):
-    y, law = forecast
-    assert labels(plots.reliability_diagram(y, law))[-1] == f"ECE {metrics.ece(y, law):.1f} %"
+    y, distribution = forecast
+    assert labels(plots.reliability_diagram(y, distribution))[-1] == f"ECE {metrics.ece(y, distribution):.1f} %"
 
 
 def test_intervals_sort_rows_and_mark_misses(forecast):
-    y, law = forecast
-    ax = plots.intervals(y, law)
-    lower, upper = (np.asarray(bound) for bound in law.interval(0.9))
-    order, outside = np.argsort(law.mean), (y < lower) | (y > upper)
+    y, distribution = forecast
+    ax = plots.intervals(y, distribution)
+    lower, upper = (np.asarray(bound) for bound in distribution.interval(0.9))
+    order, outside = np.argsort(distribution.mean), (y < lower) | (y > upper)
     np.testing.assert_allclose(curve(ax, "outside")[1], y[order][outside[order]], rtol=1e-6)
     np.testing.assert_allclose(curve(ax, "truth")[1], y[order][~outside[order]], rtol=1e-6)
     widest = ax.containers[0]
     np.testing.assert_allclose([bar.get_height() for bar in widest], (upper - lower)[order], rtol=1e-5)
     for level in (0.9, 0.5):
-        share = metrics.coverage(y, law, confidence_level=level)
+        share = metrics.coverage(y, distribution, confidence_level=level)
         assert f"{100 * level:g} % interval, holds {100 * share:.1f} %" in labels(ax)
     assert ax.get_xlabel() == "rows, sorted by predicted mean"
 
 
 def test_intervals_of_many_rows_draw_some_and_count_all(forecast):
-    y, law = forecast
-    ax = plots.intervals(y, law, order=-y, confidence_levels=(0.8,), max_rows=20)
+    y, distribution = forecast
+    ax = plots.intervals(y, distribution, order=-y, confidence_levels=(0.8,), max_rows=20)
     assert len(ax.containers[0]) == 20
     assert ax.get_xlabel() == "20 of 60 rows, in the given order"
-    share = metrics.coverage(y, law, confidence_level=0.8)
+    share = metrics.coverage(y, distribution, confidence_level=0.8)
     assert f"80 % interval, holds {100 * share:.1f} %" in labels(ax)
 
 
 def test_infinite_intervals_end_at_the_frame(rng):
-    law = Empirical(np.zeros(5), 1.0, np.sort(rng.normal(size=4)), rule="conformal")
+    distribution = Empirical(np.zeros(5), 1.0, np.sort(rng.normal(size=4)), rule="conformal")
     with pytest.warns(UserWarning, match="at least 19"):
-        ax = plots.intervals(rng.normal(size=5), law)
+        ax = plots.intervals(rng.normal(size=5), distribution)
     for bar in ax.containers[0]:
         np.testing.assert_allclose(bar.get_y() + bar.get_height(), ax.get_ylim()[1], rtol=1e-5)
 
 
 def test_residuals(forecast):
-    y, law = forecast
-    ax = plots.residuals(y, law)
-    scores = np.abs((y - np.asarray(law.mean)) / np.asarray(law.std))
+    y, distribution = forecast
+    ax = plots.residuals(y, distribution)
+    scores = np.abs((y - np.asarray(distribution.mean)) / np.asarray(distribution.std))
     assert labels(ax) == [f"{100 * np.mean(scores > 1.96):.1f} % beyond ±1.96"]
     assert ax.get_ylim()[1] > scores.max()
     with pytest.raises(ValueError, match="need a positive std; 60 rows have none"):
@@ -130,17 +130,17 @@ def test_a_given_ax_is_drawn_on_and_nothing_global_changes(forecast, plot, tmp_p
 
 @pytest.mark.parametrize("plot", [plots.reliability_diagram, plots.intervals, plots.residuals])
 def test_lengths_must_match(forecast, plot):
-    y, law = forecast
+    y, distribution = forecast
     with pytest.raises(ValueError, match="y has 59 rows where 60"):
-        plot(y[1:], law)
+        plot(y[1:], distribution)
 
 
 def test_bad_options(forecast):
-    y, law = forecast
+    y, distribution = forecast
     with pytest.raises(ValueError, match="nothing to draw"):
         plots.reliability_diagram(y, {})
     with pytest.raises(ValueError, match=r"got 95: did you mean 0\.95\?"):
-        plots.intervals(y, law, confidence_levels=(95.0,))
+        plots.intervals(y, distribution, confidence_levels=(95.0,))
 
 
 def test_the_library_imports_without_matplotlib_and_says_what_to_install():

@@ -61,8 +61,8 @@ def test_noise_follows_a_std_that_is_right(data, fitted):
     assert fitted.evidence > alone.evidence + 50
     assert nlpd(fitted, new_base, new_x, new_y) < nlpd(alone, Point(new_base.mean), new_x, new_y) - 0.3
     # Each row has the noise that it was drawn with.
-    law, latent = fitted(new_x, new_base), fitted(new_x, new_base, include_noise=False)
-    noise = jnp.sqrt(law.variance - latent.variance)
+    distribution, latent = fitted(new_x, new_base), fitted(new_x, new_base, include_noise=False)
+    noise = jnp.sqrt(distribution.variance - latent.variance)
     np.testing.assert_allclose(noise, new_base.std, rtol=0.1)
 
 
@@ -117,8 +117,8 @@ def test_gradients_of_predictions_in_inputs_means_and_stds(data, fitted):
 
     @jax.jit
     def total(shifts):
-        law = fitted(x + shifts[:2][None], Normal(base.mean + shifts[2], base.std * jnp.exp(shifts[3])))
-        return jnp.sum(law.mean + law.std)
+        distribution = fitted(x + shifts[:2][None], Normal(base.mean + shifts[2], base.std * jnp.exp(shifts[3])))
+        return jnp.sum(distribution.mean + distribution.std)
 
     step = 1e-5 if X64 else 1e-2
     slopes = jax.jit(jax.grad(total))(jnp.zeros(4))
@@ -143,15 +143,15 @@ def test_several_outputs_are_as_many_fits(data):
     new_means, new_stds, _ = both(new_x, new_base, new_y)
     fit = fit_to_the_optimum(x, Normal(means, stds), ys)
     assert fit.evidence.shape == fit.noise_variance.shape == fit.converged.shape == (2,)
-    law = fit(new_x, Normal(new_means, new_stds))
-    assert law.mean.shape == law.std.shape == (400, 2)
+    distribution = fit(new_x, Normal(new_means, new_stds))
+    assert distribution.mean.shape == distribution.std.shape == (400, 2)
     for column in range(2):
         alone = fit_to_the_optimum(x, Normal(means[:, column], stds[:, column]), ys[:, column])
         expected = alone(new_x, Normal(new_means[:, column], new_stds[:, column]))
         np.testing.assert_allclose(fit.evidence[column], alone.evidence, rtol=1e-8)
         scale = float(alone.target_scaler.scale)
-        np.testing.assert_allclose(law.mean[:, column], expected.mean, atol=1e-6 * scale)
-        np.testing.assert_allclose(law.std[:, column], expected.std, rtol=1e-6)
+        np.testing.assert_allclose(distribution.mean[:, column], expected.mean, atol=1e-6 * scale)
+        np.testing.assert_allclose(distribution.std[:, column], expected.std, rtol=1e-6)
 
 
 @has_outliers
@@ -160,13 +160,13 @@ def test_several_outputs_as_published(data):
     (x, base, y), _ = data
     means, _, ys = both(x, base, y)
     setting = {"preset": "paper", "kernel": "output", "num_inducing": 10, "max_iterations": 10}
-    law = rio.fit(None, Point(means), ys, **setting)(None, Point(means))
-    assert law.mean.shape == law.std.shape == (ROWS, 2)
+    distribution = rio.fit(None, Point(means), ys, **setting)(None, Point(means))
+    assert distribution.mean.shape == distribution.std.shape == (ROWS, 2)
     for column in range(2):
         alone = Point(means[:, column])
         expected = rio.fit(None, alone, ys[:, column], **setting)(None, alone)
-        np.testing.assert_allclose(law.mean[:, column], expected.mean, rtol=1e-6)
-        np.testing.assert_allclose(law.std[:, column], expected.std, rtol=1e-6)
+        np.testing.assert_allclose(distribution.mean[:, column], expected.mean, rtol=1e-6)
+        np.testing.assert_allclose(distribution.std[:, column], expected.std, rtol=1e-6)
 
 
 @needs_float64
@@ -203,7 +203,7 @@ def test_a_weak_signal_in_many_columns_is_found():
     signal = 0.3 * x @ weights
     y, base = signal + rng.normal(size=3000), Point(np.zeros(1500))
     fitted = rio.fit(x[:1500], base, y[:1500], kernel="input", bound="collapsed", num_inducing=50)
-    before, after = (metrics.rmse(signal[1500:], law) for law in (base, fitted(x[1500:], base)))
+    before, after = (metrics.rmse(signal[1500:], distribution) for distribution in (base, fitted(x[1500:], base)))
     assert after < 0.8 * before
 
 
@@ -233,9 +233,9 @@ def test_the_stochastic_bound_reads_parts_of_a_file(tmp_path, monkeypatch):
     assert fitted.evidence > collapsed.evidence - 0.005 * abs(collapsed.evidence)
     np.testing.assert_allclose(fitted.noise_variance, collapsed.noise_variance, rtol=0.1)
     new_x, new_base, new_y = noisy(np.random.default_rng(5), 400, follows_std=True)
-    laws = [model(100 + 10 * new_x, new_base) for model in (fitted, collapsed)]
-    assert metrics.nlpd(new_y, laws[0]) < metrics.nlpd(new_y, laws[1]) + 0.02
-    assert metrics.nlpd(new_y, laws[0]) < metrics.nlpd(new_y, new_base) - 0.05
+    distributions = [model(100 + 10 * new_x, new_base) for model in (fitted, collapsed)]
+    assert metrics.nlpd(new_y, distributions[0]) < metrics.nlpd(new_y, distributions[1]) + 0.02
+    assert metrics.nlpd(new_y, distributions[0]) < metrics.nlpd(new_y, new_base) - 0.05
 
 
 @pytest.mark.parametrize(

@@ -92,11 +92,13 @@ def test_normal_mixture_crps_needs_no_array_of_pairs():
 @pytest.mark.parametrize("df", [1.1, 2.0, 5.5, 300.0, 1e6])
 def test_student_t_scores_agree_with_scoringrules_and_scipy(df):
     # scoringrules loses digits where log gammas are large and cancel; the normal limit takes over there.
-    law = scipy.stats.t(df, 0.5, 2.0)
+    distribution = scipy.stats.t(df, 0.5, 2.0)
     expected = scoringrules.crps_t(Y, df, 0.5, 2.0) if df < 1e5 else scoringrules.crps_normal(Y, 0.5, 2.0)
     rtol = (max(EXACT, 1e-9) if df < 1e5 else 1e-5) * (10 if df < 2 else 1)
     np.testing.assert_allclose(scores.student_t_crps(Y, df, 0.5, 2.0), expected, rtol=rtol)
-    np.testing.assert_allclose(scores.student_t_log_prob(Y, df, 0.5, 2.0), law.logpdf(Y), rtol=max(EXACT, 1e-9))
+    np.testing.assert_allclose(
+        scores.student_t_log_prob(Y, df, 0.5, 2.0), distribution.logpdf(Y), rtol=max(EXACT, 1e-9)
+    )
 
 
 def test_student_t_scores_at_the_limits():
@@ -431,7 +433,7 @@ def test_the_least_reliability_score():
 
 
 def test_automatic_beta():
-    # Both parts by numerical minimisation: of the CRPS row by row, and of the score without its constant.
+    # Both parts by numerical minimization: of the CRPS row by row, and of the score without its constant.
     crps = lambda log_std, error: float(scoringrules.crps_normal(error, 0.0, np.exp(log_std)))
     minimum = lambda error: scipy.optimize.minimize_scalar(crps, bounds=(-3, 3), args=(error,), method="bounded").fun
     least = [minimum(error) for error in ERRORS]

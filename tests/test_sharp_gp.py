@@ -59,9 +59,9 @@ def test_exactly_j_calibration_rows_lie_at_or_below_level_j(data, form):
     """And no quantiles cross, in any row."""
     fitted = fit(data, **form)
     x, y = data[1]
-    law = fitted(x, Point(mean(x)))
+    distribution = fitted(x, Point(mean(x)))
     levels = np.arange(5, 46, 5) / 50
-    values = np.asarray(law.icdf(levels))
+    values = np.asarray(distribution.icdf(levels))
     # The row of rank j lies on its own quantile: rounding decides on which side.
     slack = EXACT * np.abs(values).max()
     for j, value in zip(range(5, 46, 5), values.T, strict=True):
@@ -81,10 +81,12 @@ def test_one_level_is_equation_6(data):
         position = level * 50
         below = int(position + 1e-9)
         beta = errors[below - 1] + (position - below) * (errors[below] - errors[below - 1])
-        law = fitted(new, Point(mean(new)))
-        assert law.levels.tolist() == [pytest.approx(level)]
+        distribution = fitted(new, Point(mean(new)))
+        assert distribution.levels.tolist() == [pytest.approx(level)]
         expected = mean(new) + beta * sigma(new, fitted.lengthscales[0])
-        np.testing.assert_allclose(law.values[:, 0], expected, rtol=1e-4 if X64 else 1e-2, atol=1e-5 if X64 else 1e-2)
+        np.testing.assert_allclose(
+            distribution.values[:, 0], expected, rtol=1e-4 if X64 else 1e-2, atol=1e-5 if X64 else 1e-2
+        )
 
 
 def exact_sigma(x_train, x, lengthscale):
@@ -99,8 +101,8 @@ def exact_sigma(x_train, x, lengthscale):
 def test_sharper_than_a_constant_width_where_errors_differ(data):
     """What it is for: narrow where the rows are many, wide where they are few."""
     x, _ = draw(np.random.default_rng(3), 2000)
-    law = fit(data)(x, Point(mean(x)))
-    lower, upper = law.interval(0.9)
+    distribution = fit(data)(x, Point(mean(x)))
+    lower, upper = distribution.interval(0.9)
     x_cal, y_cal = data[1]
     constant = jc.conformal.fit(None, Point(mean(x_cal)), y_cal)(None, Point(mean(x)))
     narrower, wider = (jnp.mean(jnp.subtract(*interval[::-1])) for interval in ((lower, upper), constant.interval(0.9)))
@@ -223,16 +225,16 @@ def coverages(num_sets, **options):
     return np.array([covered(*rows) for rows in zip(*sets, strict=True)])
 
 
-def test_coverage_of_the_default_follows_the_beta_law():
+def test_coverage_of_the_default_follows_the_beta_distribution():
     found = coverages(150)
-    law = stats.beta(36, 4)
-    assert abs(found.mean() - law.mean()) < 4 * law.std() / np.sqrt(150)
-    assert stats.kstest(found, law.cdf).pvalue > 0.01
+    distribution = stats.beta(36, 4)
+    assert abs(found.mean() - distribution.mean()) < 4 * distribution.std() / np.sqrt(150)
+    assert stats.kstest(found, distribution.cdf).pvalue > 0.01
 
 
 @SLOW
 def test_lengthscales_chosen_by_the_calibration_rows_cover_too_little():
     """The paper's Theorem 5.4, which does not hold for its own algorithm: by more than twenty standard errors."""
     found = coverages(300, preset="paper")
-    law = stats.beta(36, 4)
-    assert found.mean() < law.mean() - 4 * law.std() / np.sqrt(300)
+    distribution = stats.beta(36, 4)
+    assert found.mean() < distribution.mean() - 4 * distribution.std() / np.sqrt(300)

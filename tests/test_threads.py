@@ -1,4 +1,4 @@
-"""No call hangs: XLA's CPU client, with a pool of two threads, can hang for ever on a batched optimiser."""
+"""No call hangs: XLA's CPU client, with a pool of two threads, can hang for ever on a batched optimizer."""
 
 import os
 import subprocess

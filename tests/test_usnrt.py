@@ -63,9 +63,9 @@ def test_it_splits_where_the_noise_differs_and_nowhere_else(fitted):
     assert columns == {-1, 1, 2}
     own = leaves(fitted, X)
     assert (own >= 0).all()
-    law = fitted(X)
+    distribution = fitted(X)
     quiet = (X[:, 1] <= 0.2) & (X[:, 2] == 5)
-    assert np.median(law.std[~quiet]) > 3 * np.median(law.std[quiet])
+    assert np.median(distribution.std[~quiet]) > 3 * np.median(distribution.std[quiet])
 
 
 def test_leaves_hold_the_rows_that_their_text_says(fitted):
@@ -114,12 +114,12 @@ def test_the_papers_preset_is_center_correction_and_step():
 @pytest.mark.slow
 def test_an_ensemble_is_the_mixture_of_its_members():
     ensemble = usnrt.fit(X, Y, key=KEY, categorical=[2], num_members=2, **OPTIONS)
-    law = ensemble(X[:20])
-    assert isinstance(law, Mixture)
-    means = law.components.mean
+    distribution = ensemble(X[:20])
+    assert isinstance(distribution, Mixture)
+    means = distribution.components.mean
     assert means.shape == (2, 20)
     assert (means[0] != means[1]).any()
-    np.testing.assert_allclose(law.mean, means.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(distribution.mean, means.mean(0), rtol=1e-5)
     assert ensemble.text(member=1).startswith("600 rows")
 
 
@@ -138,9 +138,9 @@ def test_members_may_be_grown_one_before_the_other():
 
 
 def test_predictions_under_jit_vmap_and_grad(fitted):
-    law = eqx.filter_jit(fitted)(X[:10])
-    assert isinstance(law, Normal)
-    np.testing.assert_allclose(law.mean, fitted(X[:10]).mean, rtol=1e-5)
+    distribution = eqx.filter_jit(fitted)(X[:10])
+    assert isinstance(distribution, Normal)
+    np.testing.assert_allclose(distribution.mean, fitted(X[:10]).mean, rtol=1e-5)
     stacked = jax.vmap(lambda x: fitted(x).mean)(jnp.stack([X[:10], X[10:20]]))
     np.testing.assert_allclose(stacked[1], fitted(X[10:20]).mean, rtol=1e-5)
     slopes = jax.grad(lambda x: fitted(x).mean.sum())(jnp.asarray(X[:10]))

@@ -48,11 +48,11 @@ def forward(network, x):
 def test_it_recovers_a_std_that_varies(form, data):
     """To a tenth on average and a fifth everywhere, with the mean within a fifth of a std."""
     grid = np.linspace(-1.8, 1.8, 50)
-    law = fit(*data, form=form)(grid)
-    error = np.abs(law.std / std(grid) - 1)
+    distribution = fit(*data, form=form)(grid)
+    error = np.abs(distribution.std / std(grid) - 1)
     assert error.mean() < 0.1
     assert error.max() < 0.2
-    assert np.mean(np.abs(law.mean - mean(grid)) / std(grid)) < 0.2
+    assert np.mean(np.abs(distribution.mean - mean(grid)) / std(grid)) < 0.2
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -61,9 +61,9 @@ def test_the_prediction_is_the_forward_pass(form, data):
     network = fit(x, y, form=form)
     z = ((x - x.mean()) / x.std(ddof=1))[:, None]
     center, output = np.hstack([forward(part, z) for part in network.network.networks]).T
-    law = network(x)
-    np.testing.assert_allclose(law.mean, y.mean() + y.std(ddof=1) * center, atol=1e-4)
-    np.testing.assert_allclose(law.variance, y.var(ddof=1) * (softplus(output) + 1e-6), rtol=1e-4)
+    distribution = network(x)
+    np.testing.assert_allclose(distribution.mean, y.mean() + y.std(ddof=1) * center, atol=1e-4)
+    np.testing.assert_allclose(distribution.variance, y.var(ddof=1) * (softplus(output) + 1e-6), rtol=1e-4)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -71,9 +71,11 @@ def test_the_loss_is_the_negative_log_likelihood(form):
     """Of rows of two kinds, the 400 held out are so many of one and the rest of the other: a whole number."""
     y = np.arange(ROWS) % 4 == 0
     network = fit(np.zeros(ROWS), y, form=form)
-    law = network(np.zeros(1))
+    distribution = network(np.zeros(1))
     # The network sees the target divided by its std.
-    zeros, ones = (-stats.norm.logpdf(kind, law.mean, law.std)[0] - np.log(y.std(ddof=1)) for kind in (0, 1))
+    zeros, ones = (
+        -stats.norm.logpdf(kind, distribution.mean, distribution.std)[0] - np.log(y.std(ddof=1)) for kind in (0, 1)
+    )
     number = 400 * (network.training.validation_loss - zeros) / (ones - zeros)
     assert 50 < number < 150
     assert abs(number - np.round(number)) < (1e-8 if X64 else 1e-2)
@@ -114,12 +116,12 @@ def test_vmap_over_folds_and_keys_equals_the_loop(data):
     x, y = data
     xs, ys, keys = jnp.asarray([x, -x]), jnp.asarray([y, y]), jax.random.split(KEY)
     together = eqx.filter_vmap(lambda x, y, key: fit(x, y, key=key, max_epochs=5))(xs, ys, keys)
-    laws = eqx.filter_vmap(lambda network, x: network(x))(together, xs)
+    distributions = eqx.filter_vmap(lambda network, x: network(x))(together, xs)
     for i in range(2):
         alone = fit(xs[i], ys[i], key=keys[i], max_epochs=5)
-        np.testing.assert_allclose(alone(xs[i]).mean, laws.mean[i], atol=1e-8 if X64 else 1e-4)
-        np.testing.assert_allclose(alone(xs[i]).std, laws.std[i], atol=1e-8 if X64 else 1e-4)
-    assert not np.allclose(laws.std[0], laws.std[1])
+        np.testing.assert_allclose(alone(xs[i]).mean, distributions.mean[i], atol=1e-8 if X64 else 1e-4)
+        np.testing.assert_allclose(alone(xs[i]).std, distributions.std[i], atol=1e-8 if X64 else 1e-4)
+    assert not np.allclose(distributions.std[0], distributions.std[1])
 
 
 def test_noisy_rows_weigh_less_in_the_second_round(data):
@@ -156,15 +158,15 @@ def test_the_preset_of_usnrt(data):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_constant_target_is_predicted_exactly(form, data):
     x, _ = data
-    law = fit(x, np.full(ROWS, 0.1), form=form)(3 * x)
-    np.testing.assert_array_equal(law.mean, np.full(ROWS, 0.1).astype(law.mean.dtype))
-    np.testing.assert_array_equal(law.std, np.zeros(ROWS))
+    distribution = fit(x, np.full(ROWS, 0.1), form=form)(3 * x)
+    np.testing.assert_array_equal(distribution.mean, np.full(ROWS, 0.1).astype(distribution.mean.dtype))
+    np.testing.assert_array_equal(distribution.std, np.zeros(ROWS))
 
 
 def test_the_variance_has_a_floor():
     outputs = np.array([-1e3, -10.0, 0.0, 10.0, 1e3])
-    for trained_in_turns, floor in ((False, 1e-6), (True, 1e-8)):
-        variance = as_variance(jnp.asarray(outputs), trained_in_turns=trained_in_turns)
+    for alternating, floor in ((False, 1e-6), (True, 1e-8)):
+        variance = as_variance(jnp.asarray(outputs), alternating=alternating)
         np.testing.assert_allclose(variance, softplus(outputs) + floor, rtol=1e-5)
 
 

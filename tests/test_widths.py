@@ -1,4 +1,4 @@
-"""The search for lengthscales of sharp quantiles: what is minimised, on a line exactly, by column no worse."""
+"""The search for lengthscales of sharp quantiles: what is minimized, on a line exactly, by column no worse."""
 
 import itertools
 

@@ -91,7 +91,7 @@ def by_crepes(mean, std, y, new_mean, new_std, repeats: int) -> tuple[float, flo
 
 
 def drawn(rows: int) -> tuple[np.ndarray, ...]:
-    """Means, standard deviations and outcomes of a skewed law to fit on; means and standard deviations to predict."""
+    """Means, stds and outcomes of a skewed distribution to fit on; means and stds to predict."""
     rng = np.random.default_rng(0)
     mean, new_mean = rng.normal(size=(2, rows))
     std, new_std = rng.uniform(0.5, 2, (2, rows))

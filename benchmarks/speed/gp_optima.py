@@ -115,7 +115,7 @@ def reference(x, base, y) -> float:
 
     x, mean, y = (jnp.asarray(a) for a in (x, base.mean, y))
     setting = rio._setting(len(y), "io", "residual", "exact", None, None, False, "gaussian", 200, 0.0, None, None)
-    scales = rio._Scales.of(rio.Standardiser.of(x), mean, None, y, setting)
+    scales = rio._Scales.of(rio.Standardizer.of(x), mean, None, y, setting)
     data = scales.data(x, mean, None, y, setting)
     spacings = [jnp.log(kernels.spacing(part)) for part in data.points]
     rng = np.random.default_rng(0)

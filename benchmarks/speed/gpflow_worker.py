@@ -40,13 +40,13 @@ def fit(runs: dict, run: int, max_iterations: int) -> dict:
     """A fresh model, fitted and asked for its predictions.
 
     The set-up is the model's construction and the first evaluation of the loss, in which TensorFlow traces it;
-    `minimize` then finds the traced function in the optimiser's cache, where it looks for the same closure and
+    `minimize` then finds the traced function in the optimizer's cache, where it looks for the same closure and
     variables.
     """
     x, x_test, base, base_test, y, y_test = (
         runs[key][run] for key in ("x", "x_test", "base", "base_test", "y", "y_test")
     )
-    points, test_points = standardised(x, base, x), standardised(x, base_test, x_test)
+    points, test_points = standardized(x, base, x), standardized(x, base_test, x_test)
     data = points, (y - base)[:, None]
 
     began = time.perf_counter()
@@ -78,15 +78,15 @@ def build(system: str, points: np.ndarray, targets: np.ndarray) -> gpflow.models
     return MODELS[system]((points, targets), kernel, points[:NUM_INDUCING].copy())
 
 
-def standardised(train: np.ndarray, base: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """The inputs, standardised by the training rows, and the model's output as the last column, as it is."""
+def standardized(train: np.ndarray, base: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The inputs, standardized by the training rows, and the model's output as the last column, as it is."""
     return np.column_stack([(x - train.mean(axis=0)) / train.std(axis=0, ddof=1), base])
 
 
 def bound() -> None:
     """Seconds of the collapsed bound with its gradient, hyperparameters and inducing points all trained."""
     rows = dict(np.load(job()["file"]))
-    model = build(SGPR, standardised(rows["x"], rows["base"], rows["x"]), (rows["y"] - rows["base"])[:, None])
+    model = build(SGPR, standardized(rows["x"], rows["base"], rows["x"]), (rows["y"] - rows["base"])[:, None])
 
     variables = model.trainable_variables
     inducing = [variable is model.inducing_variable.Z.unconstrained_variable for variable in variables].index(True)

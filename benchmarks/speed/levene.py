@@ -62,7 +62,7 @@ def beside_a_loop(name: str, sample: int | None, repeats: int) -> Iterator[str]:
         _, ordered = fastest(partial(search, orders=orders), repeats)
         largest, loop, note = plain_loop(x, residuals, min_leaf, center, sample)
         yield (
-            f"{center}-centred: all splits {whole:.4f} s, {whole / sort:.1f} times numpy's argsort, |T| "
+            f"{center}-centered: all splits {whole:.4f} s, {whole / sort:.1f} times numpy's argsort, |T| "
             f"{float(split.statistic):.4f}; with orders {ordered:.4f} s, {ordered / sort:.1f} times (the aim beyond: "
             f"{ASKED_SORTS}; {verdict(ordered / sort <= ASKED_SORTS)})"
         )
@@ -87,7 +87,7 @@ def against_rows(repeats: int) -> Iterator[str]:
             times.append(fastest(search, repeats)[1])
         slope = np.polyfit(np.log(SIZES), np.log(times), 1)[0]
         listed = ", ".join(f"{rows} rows {spent:.4f} s" for rows, spent in zip(SIZES, times, strict=True))
-        yield f"{center}-centred, one feature: {listed}"
+        yield f"{center}-centered, one feature: {listed}"
         yield f"  log-log slope {slope:.3f} (asked for: below {ASKED_SLOPE}; {verdict(slope < ASKED_SLOPE)})"
 
 

@@ -106,7 +106,7 @@ def climbs(num_seeds: int):
 
 def prepared(x, base, y):
     """The grid of starts of `rio.fit`, and the data as the process sees them."""
-    x_scaler, output_scaler, scaler = (jc.scaling.Standardiser.of(a) for a in (x, base.mean, y - base.mean))
+    x_scaler, output_scaler, scaler = (jc.scaling.Standardizer.of(a) for a in (x, base.mean, y - base.mean))
     points = rio.Points(x_scaler(x), output_scaler(base.mean)[:, None])
     data = model.Data(points, scaler(y - base.mean))
     return initial.on_grid(data, list(points), lambda kernels: rio.IOKernel(*kernels)), data

@@ -4,7 +4,7 @@
 same predictions of one network a split (the paper's, trained by jaxcal) and the same cores, in float64, and explain
 the residuals of the training rows:
 
-- GPflow SVGP, as RIO's authors ran it: squared-exponential kernels of the standardised inputs and of the network's
+- GPflow SVGP, as RIO's authors ran it: squared-exponential kernels of the standardized inputs and of the network's
   output; residuals and output not scaled; 50 inducing points that start at the first rows and are trained; whitened
   q(u) of mean 0 and covariance I; variances, lengthscales and noise 1; full batch; `gpflow.optimizers.Scipy`
   (L-BFGS-B, compiled), at most 1000 iterations.
@@ -22,7 +22,7 @@ new model is traced, jaxcal's once in every process. Every way of jaxcal is set 
 stands in the table behind the seconds a run is of each system's faster way.
 
 Bounds are in units of the raw residuals: jaxcal's default scales its target, which adding -n log(scale) undoes. It
-centres its target as well: its process has the mean residual for its mean, all others 0. GPflow adds a jitter of 1e-6
+centers its target as well: its process has the mean residual for its mean, all others 0. GPflow adds a jitter of 1e-6
 to the inducing points' covariance; jaxcal 1e-8 of its mean diagonal there, none to the exact process, and at least 1e-6
 of noise.
 
@@ -485,10 +485,10 @@ def bound() -> None:
     from jaxcal.calibrators.rio import IOKernel, Points
     from jaxcal.gp.kernels import SquaredExponential, take
     from jaxcal.gp.model import Data, Model, evidence
-    from jaxcal.scaling import Standardiser
+    from jaxcal.scaling import Standardizer
 
     rows = {name: jnp.asarray(values) for name, values in np.load(job()["file"]).items()}
-    points = Points(Standardiser.of(rows["x"])(rows["x"]), rows["base"][:, None])
+    points = Points(Standardizer.of(rows["x"])(rows["x"]), rows["base"][:, None])
     data, mesh = Data(points, rows["y"] - rows["base"]), None
     if jax.device_count() > 1:
         mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("cores",))

@@ -1,7 +1,7 @@
 """What the stochastic bound reaches, and what it holds in memory: `python benchmarks/speed/stochastic_bound.py`.
 
 The first part is protein: 80 % of the rows, which come from a memory-mapped file, the paper's network for a base, 50
-inducing points. The collapsed bound is maximised by L-BFGS with greedy points (jaxcal's default, and until it ends as
+inducing points. The collapsed bound is maximized by L-BFGS with greedy points (jaxcal's default, and until it ends as
 scipy's does) and with trained ones; the stochastic one by 20 epochs of minibatches, for several keys. All bounds are
 those of all rows, with the optimal q. "Gap" is how far a bound is below the best that L-BFGS found, in percent of it.
 

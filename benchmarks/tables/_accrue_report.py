@@ -25,12 +25,12 @@ LEGEND = """\
 Medians over random splits, 70 % to train and to calibrate, 30 % to test; the splits are ours, so runs are not those of
 the paper. The network of the mean, which the paper does not describe, has the architecture and the training of its
 network for the std. CRPS in standard deviations of the target, the calibration error 100 sup |C(p) - p|. *CRPS*
-minimises the CRPS alone (beta = 1), *RECAL* is isotonic recalibration of ACCRUE, in z, fitted to the same errors, *KM*
+minimizes the CRPS alone (beta = 1), *RECAL* is isotonic recalibration of ACCRUE, in z, fitted to the same errors, *KM*
 has the number of clusters, of 1 to 10, with the least calibration error on the test rows, as in the paper. *In-sample*:
 the calibrations see the errors of the rows that the mean was trained on; *out-of-fold*: those of five networks fitted
-to the other folds. *Floor*: the mean calibration error of the true law on as many test rows. *At 1/2*: 100
-|C(1/2) - 1/2| of every law that is symmetric about the mean: no std brings the calibration error below it. The target
-of energy is the heating load, the wine the red one: the paper names neither.
+to the other folds. *Floor*: the mean calibration error of the true distribution on as many test rows. *At 1/2*: 100
+|C(1/2) - 1/2| of every distribution that is symmetric about the mean: no std brings the calibration error below it. The
+target of energy is the heating load, the wine the red one: the paper names neither.
 """
 
 
@@ -69,8 +69,8 @@ def findings(runs: _report.Runs, names: Sequence[str], published: dict) -> list[
         f"With errors out of fold ACCRUE's calibration error is below the published one on {len(below)} of "
         f"{len(names)} data sets{_report.missed(below, names)}.",
         *(
-            f"On {name} no law symmetric about the mean has less than {ours(name, 'ACCRUE', 'at_half'):.1f}, the "
-            "median of its calibration error at 1/2."
+            f"On {name} no distribution symmetric about the mean has less than {ours(name, 'ACCRUE', 'at_half'):.1f}, "
+            "the median of its calibration error at 1/2."
             for name in names
             if name not in below
         ),

@@ -23,13 +23,14 @@ Means over random splits 0.5 / 0.4 / 0.1 (training, calibration, test); the spli
 the paper. Calibration is the root mean squared distance of the reliability curve from the diagonal (CRUDE, eq. 12),
 sharpness the root of the mean predicted variance, in standard deviations of the target. *MLE, shift* is N(mu + a, (b
 s)^2), *MLE* the same without shift; the text of the paper names the first, its numbers look like the second. *Kule.*
-interpolates the calibration map in z, and ends where the calibration rows do: CRUDE's law but for the interpolation
-between its z, so that neither can be much sharper than the other. *Floor* is what CRUDE scores in the mean on a model
-that is perfectly calibrated already, fitted to as many rows and measured on as many. Models have the settings of the
-paper's appendix A; it says nothing about epochs: our networks stop early by a held-out fifth of the training rows; the
-Gaussian process takes 1000 steps of Adam, is sparse (500 inducing points) on the three largest sets, and predicts
-without the noise, as the paper's figures suggest. It does not name its wine (here the red one), the target of energy
-(heating) nor that of parkinsons (the total score, with the motor score among the inputs, which makes its 21)."""
+interpolates the calibration map in z, and ends where the calibration rows do: CRUDE's distribution but for the
+interpolation between its z, so that neither can be much sharper than the other. *Floor* is what CRUDE scores in the
+mean on a model that is perfectly calibrated already, fitted to as many rows and measured on as many. Models have the
+settings of the paper's appendix A; it says nothing about epochs: our networks stop early by a held-out fifth of the
+training rows; the Gaussian process takes 1000 steps of Adam, is sparse (500 inducing points) on the three largest sets,
+and predicts without the noise, as the paper's figures suggest. It does not name its wine (here the red one), the target
+of energy (heating) nor that of parkinsons (the total score, with the motor score among the inputs, which makes its
+21)."""
 
 
 def write(records: Sequence[dict], datasets: Sequence[str], models: Sequence[str], path: Path) -> None:
@@ -96,7 +97,7 @@ def wins(runs: _report.Runs, published: dict, cells: Sequence[tuple[str, str]]) 
     for metric in ("calibration", "sharpness"):
         ours = [[runs.mean(*cell, each, metric) for each in CALIBRATIONS] for cell in cells]
         theirs = [[published_mean(published, *cell, each, metric) for each in PUBLISHED_AS] for cell in cells]
-        # Sharpness is a virtue of calibrated laws only.
+        # Sharpness is a virtue of calibrated distributions only.
         skipped = int(metric == "sharpness")
         rows.append([metric, *counted(ours, skipped), *counted(theirs, skipped)])
     return _report.markdown_table(header, rows)

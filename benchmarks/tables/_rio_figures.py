@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from benchmarks.tables._rio_report import SETTINGS, Runs
 
-# Okabe and Ito's palette, told apart by colour-blind readers.
+# Okabe and Ito's palette, told apart by color-blind readers.
 BLUE, RED, GREY = "#0072B2", "#D55E00", "0.55"
 WIDTH = 4.6  # inches: printed at three quarters of that, the letters are still 5 points high
 STYLE = {
@@ -64,9 +64,9 @@ def errors(runs: Runs, names: Sequence[str], base: str, setting: str) -> Figure:
     for name, ax in panels.items():
         before = runs.values(name, setting, base, "RMSE")
         # RIO last: it must not hide behind the crosses.
-        for system, marker, colour in (("SVGP", "x", RED), ("RIO", ".", BLUE)):
+        for system, marker, color in (("SVGP", "x", RED), ("RIO", ".", BLUE)):
             after = runs.values(name, setting, system, "RMSE")
-            ax.plot(before, after, marker, color=colour, markersize=3, markeredgewidth=0.6, alpha=0.7, label=system)
+            ax.plot(before, after, marker, color=color, markersize=3, markeredgewidth=0.6, alpha=0.7, label=system)
         square(ax)
     handles, labels = ax.get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc="outside upper center", ncols=2, title=NAMES[setting])
@@ -93,23 +93,23 @@ def improvement_ratios(runs: Runs, names: Sequence[str]) -> Figure:
     """Figure 11: the share of test rows that RIO moved nearer to the truth; a box is over runs."""
     figure, ax = plt.subplots(figsize=(WIDTH, 0.8 + 0.36 * len(names)), layout="constrained")
     places = np.arange(len(names))
-    for setting, colour, shift in zip(SETTINGS, (BLUE, RED), (-0.19, 0.19), strict=True):
+    for setting, color, shift in zip(SETTINGS, (BLUE, RED), (-0.19, 0.19), strict=True):
         values = [runs.values(name, setting, "RIO", "improvement_ratio") for name in names]
-        line = {"color": colour, "linewidth": 0.8}
+        line = {"color": color, "linewidth": 0.8}
         ax.boxplot(
             [of_one[np.isfinite(of_one)] for of_one in values],
             positions=places + shift,
             widths=0.28,
             orientation="horizontal",
             patch_artist=True,
-            boxprops={"facecolor": "white", "edgecolor": colour, "linewidth": 0.8},
-            medianprops={"color": colour, "linewidth": 1.6},
+            boxprops={"facecolor": "white", "edgecolor": color, "linewidth": 0.8},
+            medianprops={"color": color, "linewidth": 1.6},
             whiskerprops=line,
             capprops=line,
-            flierprops={"marker": ".", "markersize": 2.5, "markeredgecolor": colour},
+            flierprops={"marker": ".", "markersize": 2.5, "markeredgecolor": color},
             manage_ticks=False,
         )
-        ax.plot([], [], "s", color=colour, markerfacecolor="white", label=NAMES[setting])
+        ax.plot([], [], "s", color=color, markerfacecolor="white", label=NAMES[setting])
     ax.axvline(0.5, color=GREY, linewidth=0.6, linestyle="--")
     ax.set_yticks(places, names)
     ax.invert_yaxis()

@@ -114,7 +114,7 @@ def markdown(runs: Runs, table: int, wanted: dict[str, int]) -> str:
 
 
 def of_rivals(runs: Runs, names: Sequence[str]) -> list[str]:
-    """How many runs there are of the last two systems, and how many factorisations failed on NNGP's grid."""
+    """How many runs there are of the last two systems, and how many factorizations failed on NNGP's grid."""
     counts = {name: max(runs.count(name, "paper", rival) for rival in RIVALS) for name in names}
     records = [record for record in runs.records if record["system"] in RIVALS]
     if not records:
@@ -125,7 +125,7 @@ def of_rivals(runs: Runs, names: Sequence[str]) -> list[str]:
     return [
         f"NNGP and ANP, of which the paper has the same data sets, on {devices}: {listed}. Their improvement ratio "
         "would be that of another model and is not given. NNGP, paper's: a grid of 900 pairs of variances, noise 0.01; "
-        "default: the variances and the noise of the greatest evidence, exact. Factorisations that failed, of all: "
+        "default: the variances and the noise of the greatest evidence, exact. Factorizations that failed, of all: "
         f"{int(failed)}."
     ]
 

@@ -29,16 +29,16 @@ MARGIN = 0.01
 LEGEND = """\
 Means ± standard deviations over random splits 0.6 / 0.2 / 0.2 (training, calibration, test); the paper has 100 of each.
 Target in standard deviations of the training rows. ECE is the mean of eq. 8 over 21 levels, with *floor* its mean for
-the true law's exact quantiles estimated from as many calibration rows: (3.325 / 21) (1 / T + 1 / (N + 2)). STD is the
-mean predicted standard deviation, NLL that of the normal law of the same mean and std, since the density of a law of
-quantiles explodes where they touch; the paper does not define its own. Intervals *at equal coverage* are stretched
-about their middles until 95 % of the test rows of the run lie inside, one factor a run: what is left of the differences
-in width when nobody covers too little. *Ours* is the paper's algorithm (`preset="paper"`), *line* the same with common
-multiples of the lengthscales. *exact* and *exact ARD* choose lengthscales by the training rows, which keeps the promise
-of coverage; *exact* is jaxcal's default. *RK* is isotonic with normal tails, *RV* the randomised and *RM* the
-variance-free calibrator of `conformal`, *NN* `neural_quantiles` as in the paper, *B* the base itself. The base
-*evidence* is the Gaussian process of the greatest evidence; *noise 8* one whose noise variance is held at 8, about what
-the published row B shows."""
+the true distribution's exact quantiles estimated from as many calibration rows: (3.325 / 21) (1 / T + 1 / (N + 2)). STD
+is the mean predicted standard deviation, NLL that of the normal distribution of the same mean and std, since the
+density of a distribution of quantiles explodes where they touch; the paper does not define its own. Intervals *at equal
+coverage* are stretched about their middles until 95 % of the test rows of the run lie inside, one factor a run: what is
+left of the differences in width when nobody covers too little. *Ours* is the paper's algorithm (`preset="paper"`),
+*line* the same with common multiples of the lengthscales. *exact* and *exact ARD* choose lengthscales by the training
+rows, which keeps the promise of coverage; *exact* is jaxcal's default. *RK* is isotonic with normal tails, *RV* the
+randomized and *RM* the variance-free calibrator of `conformal`, *NN* `neural_quantiles` as in the paper, *B* the base
+itself. The base *evidence* is the Gaussian process of the greatest evidence; *noise 8* one whose noise variance is held
+at 8, about what the published row B shows."""
 
 
 def write(records: Sequence[dict], datasets: Sequence[str], bases: Sequence[str], path: Path) -> None:

@@ -58,18 +58,19 @@ TABLES = (
 LEGEND = """\
 Means ± standard deviations over runs; the published figures are means over five, of one for gpu_sgemm. Rows are drawn
 as the authors drew them, 80 % to train; a run counts in a table when all systems of the table have it from one machine.
-Target in standard deviations. *Floor*: the mean error of the true law on as many test rows. HNN is `variance_network`
-in its alternating form, MC dropout predicts without noise, as in the paper; all networks train as `preset="usnrt"`
-says, and stop early as jaxcal does, after 25 epochs without improvement (on blog and gpu_sgemm, where that takes hours,
-after ten). The depth, the share of features and the number of trees of forests are chosen in this order, each by the
-likelihood of a fifth of the training rows, or of 10,000 of them. *diverged*: the training of a run ended in NaN."""
+Target in standard deviations. *Floor*: the mean error of the true distribution on as many test rows. HNN is
+`variance_network` in its alternating form, MC dropout predicts without noise, as in the paper; all networks train as
+`preset="usnrt"` says, and stop early as jaxcal does, after 25 epochs without improvement (on blog and gpu_sgemm, where
+that takes hours, after ten). The depth, the share of features and the number of trees of forests are chosen in this
+order, each by the likelihood of a fifth of the training rows, or of 10,000 of them. *diverged*: the training of a run
+ended in NaN."""
 
 PROTOCOLS = {
-    "clean": "The target is standardised by the training rows, and USNRT is jaxcal's default: median-centred, every "
+    "clean": "The target is standardized by the training rows, and USNRT is jaxcal's default: median-centered, every "
     "split looked at, corrected for their number. *USNRT uncorrected* has the paper's rule in its place, and the same "
     "random key.",
-    "paper": "The target is standardised by all rows before the split, as in the authors' code; categorical columns of "
-    "more than ten levels are left out; USNRT is mean-centred, looks at every tenth row and does not correct for the "
+    "paper": "The target is standardized by all rows before the split, as in the authors' code; categorical columns of "
+    "more than ten levels are left out; USNRT is mean-centered, looks at every tenth row and does not correct for the "
     "number of splits.",
 }
 
@@ -133,7 +134,7 @@ class Cells:
         return self._runs.count(name, self.systems[0])
 
     def floor(self, name: str, metric: str) -> float:
-        """The metric of the true law on as many rows."""
+        """The metric of the true distribution on as many rows."""
         return floors(int(self.values(name, self.systems[0], "num_test")[0]))[metric]
 
 
@@ -254,7 +255,7 @@ def same_leaves(both: Cells, name: str) -> np.ndarray:
 
 @cache
 def floors(num_rows: int) -> dict[str, float]:
-    """The mean ECE and TCE of the true law, which has uniform probability integral transforms, over simulations."""
+    """The mean ECE and TCE of the true distribution, by simulations of uniform probability integral transforms."""
     rng = np.random.default_rng(0)
     levels, tails = np.arange(1, 100) / 100, np.array([5, 10, 15, 20]) / 100
     errors = []

@@ -21,7 +21,7 @@ import jaxcal as jc
 from benchmarks.tables import _accrue_report, _jobs
 from jaxcal.networks import FeedForward
 from jaxcal.optimize import minimize_from_each, num_train
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 DATASETS = ("boston", "concrete", "energy", "kin8nm", "power_plant", "protein", "wine_red", "yacht")
 RUNS, RUNS_OF_LARGE = 50, {"protein": 5}
@@ -64,15 +64,15 @@ def run_job(dataset: str, seed: int) -> list[dict]:
         "out-of-fold": in_64_bits(jc.out_of_fold(fit_mean, *single, key=fold_key)),
     }
     common = {"device": _jobs.machine(), "num_test": len(test), "rmse": jc.metrics.rmse(y[test], base)}
-    # The calibration error at p = 1/2 of every law that is symmetric about the mean, whatever its std.
+    # The calibration error at p = 1/2 of every distribution that is symmetric about the mean, whatever its std.
     common["at_half"] = 100 * abs(np.mean(y[test] <= base.mean) - 0.5)
     records = []
     for kind, own in errors.items():
-        laws = calibrated((x[train], own, y[train]), (x[test], base), y[test], fit_key)
+        distributions = calibrated((x[train], own, y[train]), (x[test], base), y[test], fit_key)
         size = jc.metrics.rmse(y[train], own)
         records += [
-            {**common, "errors": kind, "error_size": size, "method": name, **measure(y[test], law)}
-            for name, law in laws.items()
+            {**common, "errors": kind, "error_size": size, "method": name, **measure(y[test], distribution)}
+            for name, distribution in distributions.items()
         ]
     return records
 
@@ -81,8 +81,8 @@ class Mean(eqx.Module):
     """A network of the mean, made by `fit_mean`."""
 
     network: FeedForward
-    x_scaler: Standardiser
-    y_scaler: Standardiser
+    x_scaler: Standardizer
+    y_scaler: Standardizer
 
     @eqx.filter_jit
     def __call__(self, x: jax.Array) -> jc.Point:
@@ -94,7 +94,7 @@ class Mean(eqx.Module):
 def fit_mean(x: jax.Array, y: jax.Array, *, key: jax.Array) -> Mean:
     """Train it by least squares, as the module's first lines say."""
     start_key, order_key = jax.random.split(key)
-    x_scaler, y_scaler = Standardiser.of(x), Standardiser.of(y)
+    x_scaler, y_scaler = Standardizer.of(x), Standardizer.of(y)
     new = lambda key: FeedForward(x.shape[1], HIDDEN, "scalar", key=key, activation=ACTIVATIONS, dtype=x.dtype)
     starts, fixed = eqx.partition(eqx.filter_vmap(new)(jax.random.split(start_key, RESTARTS)), eqx.is_inexact_array)
 
@@ -109,14 +109,14 @@ def fit_mean(x: jax.Array, y: jax.Array, *, key: jax.Array) -> Mean:
 
 
 def calibrated(rows: tuple, at: tuple, truth: np.ndarray, key: jax.Array) -> Mapping[str, jc.Distribution]:
-    """The laws of the test rows by every method of the paper."""
+    """The distributions of the test rows by every method of the paper."""
     x, own, y = rows
     crps = jc.accrue.fit(x, own, y, key=key, beta=1.0)
     accrue = jc.accrue.fit(x, own, y, key=key)
     recalibrated = jc.isotonic.fit(None, accrue(x, own), y)
     # As in the paper the number of clusters is the one that serves the test rows best: an advantage.
     clusters = [jc.kmeans.fit(x, own, y, key=key, num_clusters=k)(*at) for k in CLUSTERS]
-    errors = [float(jc.metrics.max_calibration_error(truth, law)) for law in clusters]
+    errors = [float(jc.metrics.max_calibration_error(truth, distribution)) for distribution in clusters]
     return {
         "CRPS": crps(*at),
         "RECAL": recalibrated(None, accrue(*at)),
@@ -125,13 +125,13 @@ def calibrated(rows: tuple, at: tuple, truth: np.ndarray, key: jax.Array) -> Map
     }
 
 
-def measure(truth: np.ndarray, law: jc.Distribution) -> dict[str, jax.Array]:
+def measure(truth: np.ndarray, distribution: jc.Distribution) -> dict[str, jax.Array]:
     metrics = jc.metrics.crps, jc.metrics.max_calibration_error
-    return dict(zip(("crps", "calibration_error"), (metric(truth, law) for metric in metrics), strict=True))
+    return dict(zip(("crps", "calibration_error"), (metric(truth, distribution) for metric in metrics), strict=True))
 
 
-def in_64_bits(law: jc.Point) -> jc.Point:
-    return jc.Point(jnp.asarray(law.mean, jnp.float64))
+def in_64_bits(distribution: jc.Point) -> jc.Point:
+    return jc.Point(jnp.asarray(distribution.mean, jnp.float64))
 
 
 if __name__ == "__main__":

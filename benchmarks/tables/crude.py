@@ -96,12 +96,12 @@ def run_job(dataset: str, model: str, seed: int) -> list[dict]:
     predict = lambda part: in_64_bits(predictor(x[part].astype(precision), **options))
     base, base_test = predict(calibration), predict(test)
 
-    laws = {"None": base_test}
+    distributions = {"None": base_test}
     for name, fit in CALIBRATIONS.items():
-        laws[name] = fit(x[calibration], base, y[calibration])(x[test], base_test)
+        distributions[name] = fit(x[calibration], base, y[calibration])(x[test], base_test)
     common = {"device": _jobs.machine(), "num_calibration": len(calibration), "num_test": len(test)}
-    measure = lambda law: {metric: function(y[test], law) for metric, function in METRICS.items()}
-    return [{**common, "calibrated_by": name, **measure(law)} for name, law in laws.items()]
+    measure = lambda distribution: {metric: function(y[test], distribution) for metric, function in METRICS.items()}
+    return [{**common, "calibrated_by": name, **measure(distribution)} for name, distribution in distributions.items()]
 
 
 def load(dataset: str) -> tuple[np.ndarray, np.ndarray]:
@@ -115,9 +115,9 @@ def load(dataset: str) -> tuple[np.ndarray, np.ndarray]:
     return x, data.y / data.y.std()
 
 
-def in_64_bits(law: jc.Distribution) -> jc.Normal:
+def in_64_bits(distribution: jc.Distribution) -> jc.Normal:
     """Whatever the model's precision is, calibrations are fitted and measured in 64 bits."""
-    return jc.Normal(np.asarray(law.mean, float), np.asarray(law.std, float))
+    return jc.Normal(np.asarray(distribution.mean, float), np.asarray(distribution.std, float))
 
 
 if __name__ == "__main__":

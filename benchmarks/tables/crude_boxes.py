@@ -70,11 +70,14 @@ def measure(boxes: Mapping[str, np.ndarray], seed: int) -> dict[tuple[str, str],
     fitted_on, unseen = jc.datasets.split(len(boxes["mean"]), (0.5, 0.5), seed=seed)
     found = {}
     for j in range(len(COORDINATES)):
-        law = lambda rows, j=j: jc.Normal(boxes["mean"][rows, j], boxes["std"][rows, j])
+        distribution = lambda rows, j=j: jc.Normal(boxes["mean"][rows, j], boxes["std"][rows, j])
         y, truth = boxes["truth"][fitted_on, j], boxes["truth"][unseen, j]
-        laws = {"None": law(unseen)}
-        laws |= {name: fit(None, law(fitted_on), y)(None, law(unseen)) for name, fit in CALIBRATIONS.items()}
-        for name, each in laws.items():
+        distributions = {"None": distribution(unseen)}
+        distributions |= {
+            name: fit(None, distribution(fitted_on), y)(None, distribution(unseen))
+            for name, fit in CALIBRATIONS.items()
+        }
+        for name, each in distributions.items():
             for metric, function in METRICS.items():
                 found.setdefault((metric, name), []).append(float(function(truth, each)))
     return {key: float(np.mean(values)) for key, values in found.items()}

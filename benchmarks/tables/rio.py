@@ -204,10 +204,12 @@ def measure(fitted: jc.rio.RIO, after: jc.Normal, y: np.ndarray, before: jc.Poin
     }
 
 
-def scores(y: np.ndarray, law: jc.Distribution) -> dict:
+def scores(y: np.ndarray, distribution: jc.Distribution) -> dict:
     """The metrics of any prediction of the test rows."""
-    covered = {f"coverage_{level}": jc.metrics.coverage(y, law, confidence_level=level / 100) for level in LEVELS}
-    return {"RMSE": jc.metrics.rmse(y, law), "NLPD": jc.metrics.nlpd(y, law), **covered}
+    covered = {
+        f"coverage_{level}": jc.metrics.coverage(y, distribution, confidence_level=level / 100) for level in LEVELS
+    }
+    return {"RMSE": jc.metrics.rmse(y, distribution), "NLPD": jc.metrics.nlpd(y, distribution), **covered}
 
 
 if __name__ == "__main__":

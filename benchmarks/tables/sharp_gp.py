@@ -61,7 +61,7 @@ def run_job(dataset: str, base: str, seed: int) -> list[dict]:
     jax.config.update("jax_enable_x64", True)
     data = jc.datasets.load(dataset)
     parts = jc.datasets.split(len(data.y), SHARES, seed=seed)
-    x, y = standardised(data.x, parts[0]), standardised(data.y, parts[0])
+    x, y = standardized(data.x, parts[0]), standardized(data.y, parts[0])
     train = x[parts[0]], y[parts[0]]
     if base == "evidence":
         model = jc.gaussian_process.fit(*train, **(SPARSE if dataset in SPARSE_SETS else {"bound": "exact"}))
@@ -69,18 +69,20 @@ def run_job(dataset: str, base: str, seed: int) -> list[dict]:
         model = fit_wide(*map(jnp.asarray, train))
     calibration, test = (Part(x[rows], y[rows], model(x[rows])) for rows in parts[1:])
     common = {"device": _jobs.machine(), "num_calibration": len(calibration.y), "num_test": len(test.y)}
-    laws = methods(train, model, calibration, test, jax.random.key(seed))
-    return [{**common, "method": name, **measures(test.y, law)} for name, law in laws.items()]
+    distributions = methods(train, model, calibration, test, jax.random.key(seed))
+    return [
+        {**common, "method": name, **measures(test.y, distribution)} for name, distribution in distributions.items()
+    ]
 
 
-def standardised(values: np.ndarray, train: np.ndarray) -> np.ndarray:
+def standardized(values: np.ndarray, train: np.ndarray) -> np.ndarray:
     """In standard deviations of the training rows; a column that is constant there is zero."""
     spread = values[train].std(axis=0)
     return (values - values[train].mean(axis=0)) / np.where(spread > 0, spread, np.inf)
 
 
 def methods(train, model: jc.sharp_gp.HasKernel, calibration: Part, test: Part, key: jax.Array) -> dict:
-    """The laws of the test rows by every method, named as in the paper; our own by what they are."""
+    """The distributions of the test rows by every method, named as in the paper; our own by what they are."""
     x, y, base = calibration
     x_train, y_train = train
     sharp = partial(jc.sharp_gp.fit, x, base, y, x_train=x_train, y_train=y_train, kernel=model)
@@ -92,24 +94,24 @@ def methods(train, model: jc.sharp_gp.HasKernel, calibration: Part, test: Part, 
         "exact": sharp(),
         "exact ARD": sharp(search="ard"),
         "RK": jc.isotonic.fit(x, base, y, tails="anchored"),
-        "RV": jc.conformal.fit(x, base, y, rule="randomised", key=key),
+        "RV": jc.conformal.fit(x, base, y, rule="randomized", key=key),
         "NN": jc.neural_quantiles.fit(x[rows], some, y[rows], key=key, preset="paper"),
     }
-    laws = {name: calibrate(test.x, test.base) for name, calibrate in fitted.items()}
+    distributions = {name: calibrate(test.x, test.base) for name, calibrate in fitted.items()}
     constant = jc.conformal.fit(x, jc.Point(base.mean), y, rule="linear")
-    return {**laws, "RM": constant(test.x, jc.Point(test.base.mean)), "B": test.base}
+    return {**distributions, "RM": constant(test.x, jc.Point(test.base.mean)), "B": test.base}
 
 
-def measures(y: np.ndarray, law: jc.Distribution) -> dict[str, float]:
+def measures(y: np.ndarray, distribution: jc.Distribution) -> dict[str, float]:
     """The paper's four metrics, the coverage, and the width of intervals that are stretched to cover as they should."""
     return {
-        "ece": jc.metrics.calibration_sse(y, law, num_levels=NUM_LEVELS) / NUM_LEVELS,
-        "std": jc.metrics.mean_std(y, law),
-        "nll": jc.metrics.nlpd(y, jc.Normal(law.mean, law.std)),
-        "width": jc.metrics.mean_width(y, law, confidence_level=CONFIDENCE),
-        "coverage": jc.metrics.coverage(y, law, confidence_level=CONFIDENCE),
-        "width_at_coverage": width_at_coverage(y, *law.interval(CONFIDENCE), CONFIDENCE),
-        "rmse": jc.metrics.rmse(y, law),
+        "ece": jc.metrics.calibration_sse(y, distribution, num_levels=NUM_LEVELS) / NUM_LEVELS,
+        "std": jc.metrics.mean_std(y, distribution),
+        "nll": jc.metrics.nlpd(y, jc.Normal(distribution.mean, distribution.std)),
+        "width": jc.metrics.mean_width(y, distribution, confidence_level=CONFIDENCE),
+        "coverage": jc.metrics.coverage(y, distribution, confidence_level=CONFIDENCE),
+        "width_at_coverage": width_at_coverage(y, *distribution.interval(CONFIDENCE), CONFIDENCE),
+        "rmse": jc.metrics.rmse(y, distribution),
     }
 
 
@@ -121,7 +123,7 @@ def width_at_coverage(y: np.ndarray, lower: ArrayLike, upper: ArrayLike, confide
 
 
 class WideProcess(NamedTuple):
-    """A Gaussian process whose noise is not learnt."""
+    """A Gaussian process whose noise is not learned."""
 
     x: jax.Array
     log_lengthscale: jax.Array
@@ -129,7 +131,7 @@ class WideProcess(NamedTuple):
     posterior: gp.Posterior
 
     def __call__(self, x: np.ndarray) -> jc.Normal:
-        """The laws of the targets at rows of x."""
+        """The distributions of the targets at rows of x."""
         return jc.Normal(*_predict_wide(self, jnp.asarray(x)))
 
     @property

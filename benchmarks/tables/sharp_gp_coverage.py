@@ -36,8 +36,8 @@ Rows have {NUM_COLUMNS} standard normal columns; the target is the sum of the si
 whose std is 0.3 and the size of the first column together. The base is the Gaussian process of the greatest evidence
 of {NUM_TRAIN} training rows. {TRAINING_SETS} training sets, {CALIBRATIONS} calibration sets of each; coverage is the
 probability that a target is at most the {LEVEL:g}-quantile, in the mean of {NUM_NEW} fresh rows for every set. By the
-promise its mean is {LEVEL:g}, and a share of {BAND:g} of the sets lies in the central band of the Beta law, which
-Kolmogorov and Smirnov's test compares with."""
+promise its mean is {LEVEL:g}, and a share of {BAND:g} of the sets lies in the central band of the Beta distribution,
+which Kolmogorov and Smirnov's test compares with."""
 
 
 def main() -> None:
@@ -50,18 +50,18 @@ def main() -> None:
 
 
 def row(size: int, name: str) -> list[str]:
-    """The realised coverages of a method beside their Beta law."""
+    """The realised coverages of a method beside their Beta distribution."""
     found = np.concatenate([coverages(size, name, seed) for seed in range(TRAINING_SETS)])
     rank = round(LEVEL * (size + 1))
-    law = stats.beta(rank, size + 1 - rank)
-    error = (found.mean() - law.mean()) / (law.std() / np.sqrt(len(found)))
-    low, high = law.interval(BAND)
+    distribution = stats.beta(rank, size + 1 - rank)
+    error = (found.mean() - distribution.mean()) / (distribution.std() / np.sqrt(len(found)))
+    low, high = distribution.interval(BAND)
     inside = np.mean((found >= low) & (found <= high))
-    return [str(size), name, f"{found.mean():.4f}", f"{error:+.1f}", f"{inside:.3f}", p_value(found, law)]
+    return [str(size), name, f"{found.mean():.4f}", f"{error:+.1f}", f"{inside:.3f}", p_value(found, distribution)]
 
 
-def p_value(found: np.ndarray, law) -> str:
-    p = stats.kstest(found, law.cdf).pvalue
+def p_value(found: np.ndarray, distribution) -> str:
+    p = stats.kstest(found, distribution.cdf).pvalue
     return f"{p:.2f}" if p >= 0.01 else f"{p:.0e}"
 
 
@@ -78,12 +78,12 @@ def coverages(size: int, name: str, seed: int) -> np.ndarray:
 
 def draw(rng: np.random.Generator, size: int) -> tuple[np.ndarray, jax.Array]:
     x = rng.normal(size=(size, NUM_COLUMNS))
-    law = truth(x)
-    return x, law.mean + law.std * rng.normal(size=size)
+    distribution = truth(x)
+    return x, distribution.mean + distribution.std * rng.normal(size=size)
 
 
 def truth(x: np.ndarray) -> jc.Normal:
-    """The law of the target."""
+    """The distribution of the target."""
     return jc.Normal(jnp.sin(x[:, :2]).sum(axis=1), 0.3 + jnp.abs(x[:, 0]))
 
 

@@ -1,10 +1,10 @@
 """Figure 2 of "Sharp Calibrated Gaussian Processes", a toy: `python -m benchmarks.tables.sharp_gp_toy`.
 
-The paper does not print the law of its toy. This one is in its spirit, and was fixed before any method was run on it:
-y = sin(3 x) + 0.1 e with e standard normal; x is uniform on [-1, 1], a thin middle part, in one row of ten, and on the
-rest of [-3, 3] in the others. The lengthscale by which a Gaussian process of 40 rows predicts the sine need not be the
-one by which its errors grow between them. 200 other rows calibrate: the quantiles of a centred interval of 99 % need
-199. Fresh rows, 20,000 of them, measure width and coverage, over 20 draws of all rows.
+The paper does not print the distribution of its toy. This one is in its spirit, and was fixed before any method was run
+on it: y = sin(3 x) + 0.1 e with e standard normal; x is uniform on [-1, 1], a thin middle part, in one row of ten, and
+on the rest of [-3, 3] in the others. The lengthscale by which a Gaussian process of 40 rows predicts the sine need not
+be the one by which its errors grow between them. 200 other rows calibrate: the quantiles of a centered interval of 99 %
+need 199. Fresh rows, 20,000 of them, measure width and coverage, over 20 draws of all rows.
 """
 
 import argparse
@@ -26,18 +26,18 @@ END, MIDDLE, SHARE_IN_MIDDLE, NOISE = 3.0, 1.0, 0.1, 0.1
 CONFIDENCE_LEVEL = 0.99
 ENDS = (0.005, 0.995)  # the levels of the interval's ends
 METHODS = {
-    "law": "the law itself",
+    "distribution": "the distribution itself",
     "GP": "Gaussian process alone",
     "sharp": "sharp_gp, default",
     "sharp, paper": 'sharp_gp, preset="paper"',
     "sharp, ends": "sharp_gp, default, only the ends' levels",
     "sharp, paper, ends": 'sharp_gp, preset="paper", only the ends\' levels',
     "RK": "RK: isotonic",
-    "RV": "RV: randomised ranks",
+    "RV": "RV: randomized ranks",
     "RM": "RM: mean only",
     "NN": "NN: neural quantiles",
 }
-DRAWN = ("law", "GP", "sharp", "sharp, paper", "RK", "RV", "RM", "NN")
+DRAWN = ("distribution", "GP", "sharp", "sharp, paper", "RK", "RV", "RM", "NN")
 
 
 class Rows(NamedTuple):
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def toy(size: int, rng: np.random.Generator) -> Rows:
-    """Rows of the law that the head of this file states."""
+    """Rows of the distribution that the head of this file states."""
     in_middle = rng.uniform(size=size) < SHARE_IN_MIDDLE
     outside = rng.choice((-1, 1), size=size) * rng.uniform(MIDDLE, END, size=size)
     x = np.where(in_middle, rng.uniform(-MIDDLE, MIDDLE, size=size), outside)
@@ -93,29 +93,29 @@ def drawn(seed: int) -> Draw:
 
 
 def calibrated(draw: Draw) -> dict[str, Callable]:
-    """Of every method what gives the law at new inputs."""
+    """Of every method what gives the distribution at new inputs."""
     x, y = draw.calibration
     base = draw.model(x)
     key = jax.random.key(draw.seed)
-    law = lambda fitted: lambda new: fitted(new, draw.model(new))
+    distribution = lambda fitted: lambda new: fitted(new, draw.model(new))
 
     def sharp(**options):
         given = {"x_train": draw.train.x, "y_train": draw.train.y, "kernel": draw.model}
-        return law(jc.sharp_gp.fit(x, base, y, **given, **options))
+        return distribution(jc.sharp_gp.fit(x, base, y, **given, **options))
 
     from_mean = jc.conformal.fit(None, jc.Point(base.mean), y, rule="linear")
     return {
-        "law": lambda new: jc.Normal(np.sin(3 * new), np.full_like(new, NOISE)),
+        "distribution": lambda new: jc.Normal(np.sin(3 * new), np.full_like(new, NOISE)),
         "GP": draw.model,
         "sharp": sharp(),
         "sharp, paper": sharp(preset="paper"),
         "sharp, ends": sharp(levels=ENDS),
         "sharp, paper, ends": sharp(preset="paper", levels=ENDS),
-        "RK": law(jc.isotonic.fit(None, base, y)),
-        "RV": law(jc.conformal.fit(None, base, y, rule="randomised", key=key)),
+        "RK": distribution(jc.isotonic.fit(None, base, y)),
+        "RV": distribution(jc.conformal.fit(None, base, y, rule="randomized", key=key)),
         "RM": lambda new: from_mean(None, jc.Point(draw.model(new).mean)),
         # No other quantiles are looked at.
-        "NN": law(jc.neural_quantiles.fit(None, base, y, key=key, preset="paper", levels=ENDS)),
+        "NN": distribution(jc.neural_quantiles.fit(None, base, y, key=key, preset="paper", levels=ENDS)),
     }
 
 
@@ -124,8 +124,8 @@ def measured(draws: int) -> tuple[Rows, dict[str, Found]]:
     fresh, found = [], {}
     for seed in range(draws):
         fresh.append(toy(FRESH, np.random.default_rng([seed, 1])))
-        for name, law in calibrated(drawn(seed)).items():
-            ends = law(fresh[-1].x).interval(CONFIDENCE_LEVEL)
+        for name, distribution in calibrated(drawn(seed)).items():
+            ends = distribution(fresh[-1].x).interval(CONFIDENCE_LEVEL)
             found.setdefault(name, []).append(np.stack(ends))
     return Rows(*np.stack(fresh, 1)), {name: Found(*np.stack(ends, 1)) for name, ends in found.items()}
 
@@ -136,9 +136,9 @@ def heading(draws: int) -> list[str]:
         f"- {draws} draws of {TRAIN} training, {CALIBRATION} calibration and {FRESH} fresh rows\n- {_jobs.origin()}",
         f"y = sin(3 x) + {NOISE:g} e, e standard normal; x uniform on [{-MIDDLE:g}, {MIDDLE:g}] in "
         f"{100 * SHARE_IN_MIDDLE:g} % of the rows, on the rest of [{-END:g}, {END:g}] in the others. Not the paper's "
-        "law, which it does not print.",
-        f"Centred intervals of {100 * CONFIDENCE_LEVEL:g} %: mean ± standard deviation over the draws. *Only the ends' "
-        "levels* have lengthscales of their own, in place of those from 0.025 to 0.975. *middle* and "
+        "distribution, which it does not print.",
+        f"Centered intervals of {100 * CONFIDENCE_LEVEL:g} %: mean ± standard deviation over the draws. *Only the "
+        "ends' levels* have lengthscales of their own, in place of those from 0.025 to 0.975. *middle* and "
         f"*outside* are mean widths where |x| is below and above {MIDDLE:g}; *at 99 %* is the mean width with all "
         "intervals of a method multiplied by the one number that makes them cover 99 % of all fresh rows. "
         "RK takes the k-th of N errors for the level k / N, so that its intervals are to cover "
@@ -199,12 +199,12 @@ def ratios(fresh: Rows, found: dict[str, Found]) -> str:
 
 def figure(draw: Draw):
     """A panel for each method: the Gaussian process's mean, which is that of all of them, the interval and the rows."""
-    laws = calibrated(draw)
+    distributions = calibrated(draw)
     grid = np.linspace(-END, END, 601)
     mean = np.asarray(draw.model(grid).mean)
     figure, axes = plt.subplots(4, 2, figsize=(WIDTH, 5.6), layout="constrained", sharex=True, sharey=True)
     for ax, name in zip(axes.flat, DRAWN, strict=True):
-        lower, upper = laws[name](grid).interval(CONFIDENCE_LEVEL)
+        lower, upper = distributions[name](grid).interval(CONFIDENCE_LEVEL)
         ax.fill_between(grid, lower, upper, color=BLUE, alpha=0.25, linewidth=0, label="99 % interval")
         hollow = {"markerfacecolor": "none", "markeredgewidth": 0.4}
         ax.plot(*draw.calibration, "s", color=GREY, markersize=2.2, **hollow, label="calibration rows")

@@ -1,8 +1,8 @@
 """USNRT's Tables II to VI and IX run again: `python -m benchmarks.tables.usnrt --datasets steel,cbm --runs 2`.
 
 A job is a data set, a run and a system; 80 % of the rows train, the rest test, drawn as the authors drew
-them. By default (`--protocol clean`) features and target are standardised by the training rows, and USNRT is jaxcal's
-default; with `--protocol paper` the target is standardised by all rows before the split, categorical columns of more
+them. By default (`--protocol clean`) features and target are standardized by the training rows, and USNRT is jaxcal's
+default; with `--protocol paper` the target is standardized by all rows before the split, categorical columns of more
 than ten levels are left out, and USNRT follows the paper's rule, `preset="paper"`. `--protocol stability` is the study
 of Fig. 1 on one data set: every point of it is a job. Finished jobs are kept in `runs/`; a script that was stopped goes
 on where it was. `--report` makes the tables of `results/` from what is finished, also while another process still runs.
@@ -103,11 +103,11 @@ def run_job(protocol: str, dataset: str, seed: int, system: str) -> list[dict]:
     fit = partial(varied_usnrt, system) if protocol == "stability" else SYSTEMS[system]
     began = process_time()
     try:
-        law, about = fit(rows, test.x, run)
+        distribution, about = fit(rows, test.x, run)
     except FloatingPointError:  # the training diverged
         measures, about = dict.fromkeys(METRICS, math.nan), {}
     else:
-        measures = {name: getattr(jc.metrics, name)(test.y, law) for name in METRICS}
+        measures = {name: getattr(jc.metrics, name)(test.y, distribution) for name in METRICS}
     common = {"device": _jobs.machine(), "num_test": len(test.y), "time_s": process_time() - began}
     return [{**common, **measures, **about}]
 
@@ -129,7 +129,7 @@ class Rows(NamedTuple):
 
 
 def split(protocol: str, dataset: str, seed: int) -> tuple[Rows, Rows]:
-    """The training and the test rows of a run, their target standardised as the protocol has it."""
+    """The training and the test rows of a run, their target standardized as the protocol has it."""
     data = jc.datasets.load(dataset)
     num_rows = len(data.y)
     # As the authors draw them.
@@ -146,7 +146,7 @@ def split(protocol: str, dataset: str, seed: int) -> tuple[Rows, Rows]:
 
 
 def fit_usnrt(rows: Rows, at: np.ndarray, run: Run, **options) -> tuple[jc.Distribution, dict]:
-    """USNRT's laws of the test rows, and what its first tree looks like."""
+    """USNRT's distributions of the test rows, and what its first tree looks like."""
     options |= {"key": run.key, "patience": run.patience, "preset": "paper" if run.protocol == "paper" else None}
     fitted = jc.usnrt.fit(rows.x, rows.y, categorical=rows.categorical, unseen="majority", **options)
     leaves = np.isfinite(fitted.leaf_rmse[0]).sum()
@@ -168,14 +168,14 @@ def varied_usnrt(point: str, rows: Rows, at: np.ndarray, run: Run) -> tuple[jc.D
 
 
 def fit_network(fit: Callable, widths: Sequence[int], rows: Rows, at: np.ndarray, run: Run):
-    """The laws of a network with hidden layers of so many units a column, which sees indicators of the levels."""
+    """The predictions of a network with hidden layers of so many units a column; levels enter as indicators."""
     x, at = with_indicators(rows, at)
     hidden = [width * rows.x.shape[1] for width in widths]
     return fit(x, rows.y, key=run.key, hidden=hidden, patience=run.patience, preset="usnrt")(at), {}
 
 
 def fit_forest(model: str, rows: Rows, at: np.ndarray, run: Run):
-    """The laws of a forest, whose depth, share of features and number of trees are chosen one after the other."""
+    """The predictions of a forest, whose depth, share of features and number of trees are chosen one by one."""
     x, at = map(np.asarray, with_indicators(rows, at))
     y = rows.y
     order = np.random.default_rng(0).permutation(len(y))[:ROWS_TO_CHOOSE_BY]

@@ -12,7 +12,7 @@ from jaxtyping import Array, ArrayLike, Float
 from jaxcal import _checks
 from jaxcal.distributions import Distribution, Point
 
-# The levels of a law given by its quantiles, where nobody asks for others. Every twentieth is a decile.
+# The levels of a distribution given by its quantiles, where nobody asks for others. Every twentieth is a decile.
 FINE_LEVELS = tuple(step / 200 for step in range(1, 200))
 
 
@@ -94,7 +94,7 @@ def error_unit(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
     return base.std if scaled else jnp.ones_like(base.mean)
 
 
-def standardised_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Float[Array, " l"]:
+def standardized_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Float[Array, " l"]:
     """The errors (y - mean) / unit of every row, as constants: no gradient passes.
 
     Raises:

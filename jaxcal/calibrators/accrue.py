@@ -1,9 +1,10 @@
 """A standard deviation for every black box, from its errors: ACCRUE.
 
 Camporeale and Carè, "ACCRUE: Accurate and Reliable Uncertainty Estimate in Deterministic Models", International Journal
-for Uncertainty Quantification 11 (2021). The law of a row is N(base.mean, std(x)^2), and std, a function of the inputs,
-minimises beta times the mean CRPS plus 1 - beta times the reliability score (equation 11; `functional.scores` has all
-of it). With beta=1 it is the CRPS alone, the paper's first baseline; isotonic recalibration of the result is its RECAL.
+for Uncertainty Quantification 11 (2021). The distribution of a row is N(base.mean, std(x)^2), and std, a function of
+the inputs, minimizes beta times the mean CRPS plus 1 - beta times the reliability score (equation 11;
+`functional.scores` has all of it). With beta=1 it is the CRPS alone, the paper's first baseline; isotonic recalibration
+of the result is its RECAL.
 
 **The errors decide everything.** Those of rows that the model was trained on are too small, and so is then the std: in
 the paper's setting by half on small data sets. Give rows that the model has not seen, or predictions out of fold:
@@ -30,7 +31,7 @@ from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.networks import FeedForward
 from jaxcal.optimize import Optimum, Result, minimize, minimize_from_each, num_train
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 # Section 5.1: the network's layers, the second of symmetric saturating linear functions, and the polynomial's order.
 _HIDDEN, _ACTIVATIONS = (50, 10), (jax.nn.relu, jax.nn.hard_tanh)
@@ -67,11 +68,11 @@ def fit(
 
     - "network": hidden layers of 50 ReLU and 10 symmetric saturating linear functions, and log std as the output. It is
       trained by L-BFGS on a random part of the rows, until the loss on the rest has not fallen for `patience` steps;
-      the best of `restarts` initialisations, by that loss, is kept. They train in one `vmap`.
+      the best of `restarts` initializations, by that loss, is kept. They train in one `vmap`.
     - "polynomial", for one column of x: std = softplus(polynomial), which is positive everywhere, of order 1, 2, ... up
       to 10, each starting from the last useful one's solution, until two orders in a row gain less than 0.1 / l of
       the loss (Algorithm 1, which stops after one, keeps it, and lets the std become negative). All rows are fitted to.
-    - an Equinox module that maps one standardised input [d] to log std, as a scalar, in units of the errors' typical
+    - an Equinox module that maps one standardized input [d] to log std, as a scalar, in units of the errors' typical
       size. It is trained as the network is, from its own weights, once.
 
     Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`. No gradient passes through
@@ -85,7 +86,7 @@ def fit(
         key: random key of the initial weights and of the rows held out.
         model: "network", "polynomial" or a module, as above.
         beta: the weight of the CRPS in [0, 1]; "auto" is equation 12, see `functional.scores.accrue_beta`.
-        restarts: number of initialisations of the network.
+        restarts: number of initializations of the network.
         validation_fraction: fraction of the rows in the validation set.
         validation: other rows (x, base, y) as the validation set, in place of a fraction of these.
         max_iterations: number of L-BFGS steps to stop at.
@@ -108,8 +109,8 @@ def fit(
         >>> x = np.linspace(0, 1, 400)
         >>> y = (0.1 + x) * np.random.default_rng(0).normal(size=400)
         >>> fitted = jc.accrue.fit(x, jc.Point(np.zeros(400)), y, key=jax.random.key(0))
-        >>> law = fitted(np.array([0.0, 1.0]), jc.Point(np.array([5.0, 5.0])))
-        >>> law.mean.tolist(), bool(law.std[1] > 4 * law.std[0])
+        >>> distribution = fitted(np.array([0.0, 1.0]), jc.Point(np.array([5.0, 5.0])))
+        >>> distribution.mean.tolist(), bool(distribution.std[1] > 4 * distribution.std[0])
         ([5.0, 5.0], True)
     """
     rows = as_rows(x, base, y)
@@ -140,8 +141,8 @@ class ACCRUE(eqx.Module):
     """A std as a function of the inputs; made by `fit`.
 
     Attributes:
-        model: maps one standardised input [d] to log std, in units of `scale`.
-        x_scaler: the standardisation of the inputs.
+        model: maps one standardized input [d] to log std, in units of `scale`.
+        x_scaler: the standardization of the inputs.
         scale: the typical size of the errors, in the unit of y.
         beta: the weight of the CRPS in the loss.
         loss: the lowest loss of the rows held out, for errors in units of y's standard deviation; after a polynomial
@@ -151,7 +152,7 @@ class ACCRUE(eqx.Module):
     """
 
     model: Callable
-    x_scaler: Standardiser
+    x_scaler: Standardizer
     scale: Float[Array, "*runs"]
     beta: Float[Array, "*runs"]
     loss: Float[Array, "*runs"]
@@ -159,7 +160,7 @@ class ACCRUE(eqx.Module):
     result: Int[Array, "*runs"]
 
     def __call__(self, x: ArrayLike, base: Distribution) -> Normal:
-        """The laws N(base.mean, std(x)^2).
+        """The distributions N(base.mean, std(x)^2).
 
         Args:
             x: inputs [n, d]; a vector [n] is one column.
@@ -268,9 +269,9 @@ class _Problem(NamedTuple):
         return accrue_loss(self.errors, jnp.exp(self.log_scale + jax.vmap(model)(self.x)), beta)
 
 
-def _problem(rows: Rows, x_scaler: Standardiser) -> tuple[_Problem, Float[Array, ""]]:
+def _problem(rows: Rows, x_scaler: Standardizer) -> tuple[_Problem, Float[Array, ""]]:
     """The problem, and the standard deviation of the target, in units of which its errors are."""
-    unit = Standardiser.of(rows.y).scale
+    unit = Standardizer.of(rows.y).scale
     errors = (rows.y - rows.mean) / jnp.where(unit > 0, unit, 1)
     # By the median: a single error that is far too large must not decide where the search begins.
     sizes = jnp.abs(errors)
@@ -283,7 +284,7 @@ def _problem(rows: Rows, x_scaler: Standardiser) -> tuple[_Problem, Float[Array,
 def _fit_networks(rows: Rows, start, beta, until, size: int, key: PRNGKeyArray | None) -> ACCRUE:
     """The best of the trained models. `size` rows are trained on: a random choice, or, without a key, the first."""
     rows, start = lax.stop_gradient((rows, start))
-    x_scaler = Standardiser.of(rows.x)
+    x_scaler = Standardizer.of(rows.x)
     problem, unit = _problem(rows, x_scaler)
     places = jnp.arange(rows.y.shape[0])
     order = places if key is None else jax.random.permutation(key, places)
@@ -305,7 +306,7 @@ def _fit_polynomial(rows: Rows, beta, until) -> ACCRUE:
     """Algorithm 1, with a softplus around the polynomial, on the whole range of x mapped to [-1, 1]."""
     rows = lax.stop_gradient(rows)
     low, high = rows.x.min(0), rows.x.max(0)
-    x_scaler = Standardiser((low + high) / 2, (high - low) / 2)
+    x_scaler = Standardizer((low + high) / 2, (high - low) / 2)
     problem, unit = _problem(rows, x_scaler)
     beta = accrue_beta(problem.errors) if beta is None else beta.astype(unit.dtype)
     places = jnp.arange(_MAX_ORDER + 1)

@@ -1,4 +1,4 @@
-"""Split conformal prediction: intervals that cover at least as often as they claim, and laws that are calibrated.
+"""Split conformal prediction: intervals that cover at least as often as they claim, and calibrated distributions.
 
 The scores of calibration rows that the model was not trained on are sorted; that of rank ceil((L + 1) c) is exceeded
 by the score of a new, exchangeable row with a probability of at most 1 - c, whatever the model and the data. The
@@ -14,18 +14,18 @@ scores, by the argument `score` of `fit`:
 The first three read their intervals, at any level, from one table: `distributions.Empirical` with the rule "symmetric"
 or "conformal". The last one makes intervals at the levels chosen beforehand: `distributions.Quantiles`.
 
-A score that increases with y, "signed" or "cdf", which is base.cdf(y), gives a whole predictive law, each quantile of
-which is to have its own level as coverage: neither less nor more. Its quantiles, by the argument `rule`:
+A score that increases with y, "signed" or "cdf", which is base.cdf(y), gives a whole predictive distribution, each
+quantile of which is to have its own level as coverage: neither less nor more. Its quantiles, by the argument `rule`:
 
 ============  =============================================================  =======================
-"randomised"  rank floor(t) or floor(t) + 1 of the scores, t = (L + 1) p,    Vovk et al. 2020
+"randomized"  rank floor(t) or floor(t) + 1 of the scores, t = (L + 1) p,    Vovk et al. 2020
               drawn so that it is t in the mean
 "linear"      the j-th score at level j / (L + 1), straight lines between    Marx et al. 2022
 ============  =============================================================  =======================
 
-Recalibrators that Capone, Hirche and Pleiss (NeurIPS 2023, Table 1) compare with, from the base law of a GP: "RV" is
-rule="randomised"; "RM" is rule="linear" from `Point(base.mean)`, without the variance; "RK" (Kuleshov, Fenner and Ermon
-2018) is `isotonic.fit`.
+Recalibrators that Capone, Hirche and Pleiss (NeurIPS 2023, Table 1) compare with, from the base distribution of a GP:
+"RV" is rule="randomized"; "RM" is rule="linear" from `Point(base.mean)`, without the variance; "RK" (Kuleshov, Fenner
+and Ermon 2018) is `isotonic.fit`.
 """
 
 import functools
@@ -39,7 +39,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, check_not_out_of_fold, error_unit, standardised_errors
+from jaxcal.calibrators._base import check_base, check_not_out_of_fold, error_unit, standardized_errors
 from jaxcal.distributions import Distribution, Empirical, Normal, Point, Quantiles, ScaledQuantiles
 from jaxcal.functional.quantiles import empirical_quantile, smallest_table
 from jaxcal.guarantee import Guarantee
@@ -48,7 +48,7 @@ _CONFIDENCE_LEVELS = (0.5, 0.8, 0.9, 0.95)
 # Which scores a rule goes with.
 _SCORES = {
     None: ("absolute", "scaled", "signed", "quantile"),
-    "randomised": ("signed", "cdf"),
+    "randomized": ("signed", "cdf"),
     "linear": ("signed", "cdf"),
 }
 
@@ -62,7 +62,7 @@ def fit(
     rule: str | None = None,
     confidence_levels: Sequence[float] | None = None,
     key: PRNGKeyArray | None = None,
-) -> "SplitConformal | ConformalisedQuantiles | ConformalCalibrator":
+) -> "SplitConformal | ConformalizedQuantiles | ConformalCalibrator":
     """Sort the scores of the calibration rows, which must not be those that the model was trained on.
 
     They must be predicted by the very model that will predict new rows: of predictions out of fold there is no
@@ -75,17 +75,17 @@ def fit(
       score of rank ceil((L + 1) c) of that level. Where the interval of a higher level would leave out some of that of
       a lower one it is widened, which keeps the promise.
 
-    With a rule, the whole law by a score that increases with y:
+    With a rule, the whole distribution by a score that increases with y:
 
-    - rule="randomised": the quantile at level p is the score of a rank drawn for the row, put back to the scale of y:
+    - rule="randomized": the quantile at level p is the score of a rank drawn for the row, put back to the scale of y:
       mean + z std for "signed". It covers with probability p exactly, at every level, in the mean over draws and
       calibration sets. At the ranks 0 and L + 1 it is infinite.
     - rule="linear": nothing is drawn. At the levels p = j / (L + 1) the quantile covers with probability p in the mean
       over calibration sets, and from one to the next its coverage follows Beta(j, L + 1 - j); at a level in between it
       covers more than at the one below and less than at the one above. Beyond the outermost levels it is constant.
-    - score="cdf": base.cdf(y), where the law of each row has a shape of its own. For a normal base, in which nothing
-      but mean and std differs between rows, it is taken as "signed", which does not saturate. For others a predicted
-      row costs L quantiles of the base.
+    - score="cdf": base.cdf(y), where the distribution of each row has a shape of its own. For a normal base, in which
+      nothing but mean and std differs between rows, it is taken as "signed", which does not saturate. For others a
+      predicted row costs L quantiles of the base.
 
     All this holds for scores without ties.
 
@@ -98,16 +98,16 @@ def fit(
         y: targets [L].
         score: one of the four above; None for "scaled" where the base has a std, else "absolute". With a rule "signed",
             the same as None, or "cdf".
-        rule: None for intervals that keep a promise; "randomised" or "linear" for a calibrated law.
+        rule: None for intervals that keep a promise; "randomized" or "linear" for a calibrated distribution.
         confidence_levels: the levels c of the intervals of score="quantile" (default 0.5, 0.8, 0.9, 0.95).
-        key: random key of the ranks of rule="randomised". See `ConformalCalibrator` for what calls share.
+        key: random key of the ranks of rule="randomized". See `ConformalCalibrator` for what calls share.
 
     Raises:
         TypeError: if base is not a Distribution.
         ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive
-            ("quantile" looks at no std); if the score needs a std, or a law, and base is a `Point`; if there are too
-            few rows for a confidence level; if base.cdf(y) is 0 or 1 or base has no density at y, in a row, where
-            that is the score; if there is no key where ranks are drawn.
+            ("quantile" looks at no std); if the score needs a std, or a distribution, and base is a `Point`; if there
+            are too few rows for a confidence level; if base.cdf(y) is 0 or 1 or base has no density at y, in a row,
+            where that is the score; if there is no key where ranks are drawn.
 
     Source: Papadopoulos, Proedrou, Vovk and Gammerman, ECML 2002; Lei, G'Sell, Rinaldo, Tibshirani and Wasserman,
     JASA 113 (2018); Linusson, Johansson and Lofstrom, PAKDD 2014; Romano, Patterson and Candes, NeurIPS 2019; Vovk,
@@ -122,10 +122,12 @@ def fit(
         >>> lower, upper = fitted(None, Point(1000.0)).interval(0.9)
         >>> print(lower, upper, fitted.guarantee(0.9).coverage)
         [910.] [1090.] 0.9
-        >>> law = conformal.fit(None, Point(jnp.zeros(99)), jnp.arange(1.0, 100.0), rule="linear")(None, Point(1000.0))
-        >>> print(law.icdf(0.905), law.cdf(1090.5))
+        >>> distribution = conformal.fit(None, Point(jnp.zeros(99)), jnp.arange(1.0, 100.0), rule="linear")(None,
+        Point(1000.0))
+        >>> print(distribution.icdf(0.905), distribution.cdf(1090.5))
         [1090.5] [0.905]
     """
+    rule = _checks.renamed_value("rule", rule, randomised="randomized")
     _checks.check_choice("rule", rule, tuple(_SCORES))
     if score is None:
         score = "signed" if rule else "absolute" if isinstance(base, Point) else "scaled"
@@ -137,10 +139,10 @@ def fit(
         raise ValueError(f"confidence_levels go with score='quantile'; score={score!r} answers at any level.")
     check_base(base, y.shape[0])
     if rule is not None:
-        return _fit_law(base, y, score, rule, key)
+        return _fit_distribution(base, y, score, rule, key)
     scaled = score == "scaled" or (score == "signed" and not isinstance(base, Point))
     rule = "conformal" if score == "signed" else "symmetric"
-    table = _table(standardised_errors(base, y, scaled), rule)
+    table = _table(standardized_errors(base, y, scaled), rule)
     return SplitConformal(z=table, scaled=scaled, rule=rule, out_of_fold=base.is_out_of_fold)
 
 
@@ -160,7 +162,7 @@ class SplitConformal(eqx.Module):
     out_of_fold: bool = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical:
-        """The law whose central intervals keep the promise of `guarantee`.
+        """The distribution whose central intervals keep the promise of `guarantee`.
 
         They are infinite, with a warning that names the rows needed, at levels for which the calibration rows are too
         few.
@@ -188,7 +190,7 @@ class SplitConformal(eqx.Module):
         return Guarantee.of(confidence_level, size // 2 if self.rule == "symmetric" else size, self.rule)
 
 
-class ConformalisedQuantiles(eqx.Module):
+class ConformalizedQuantiles(eqx.Module):
     """How far the quantiles of a base are to be moved; made by `fit` with score="quantile".
 
     Attributes:
@@ -205,9 +207,9 @@ class ConformalisedQuantiles(eqx.Module):
     out_of_fold: bool = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Quantiles:
-        """The law with these intervals at the levels of the fit, the base's median, and straight lines in between.
+        """The distribution with these intervals at the levels of the fit, the base's median, and lines in between.
 
-        The promise is that of the intervals at these levels alone. The law ends at the widest of them.
+        The promise is that of the intervals at these levels alone. The distribution ends at the widest of them.
 
         Args:
             x: not looked at; None will do.
@@ -232,16 +234,16 @@ class ConformalisedQuantiles(eqx.Module):
 
 
 class ConformalCalibrator(eqx.Module):
-    """A table of scores that increase with y, from which whole laws are read; made by `fit` with a rule.
+    """A table of scores that increase with y, from which whole distributions are read; made by `fit` with a rule.
 
-    The ranks of rule="randomised" are drawn from a seed that was fixed in the fit: a call gives the same law each time,
-    and so do `jit` and a saved calibrator. Row i of every call has the same tau. The coverage of each row is exact in
-    the mean, whichever call it is in, but the calls share their luck, as do runs that were fitted with one key: fit
-    again with another key for draws that are independent.
+    The ranks of rule="randomized" are drawn from a seed that was fixed in the fit: a call gives the same distribution
+    each time, and so do `jit` and a saved calibrator. Row i of every call has the same tau. The coverage of each row is
+    exact in the mean, whichever call it is in, but the calls share their luck, as do runs that were fitted with one
+    key: fit again with another key for draws that are independent.
 
     Attributes:
         scores: of the calibration rows, in increasing order [L].
-        seed: of the ranks of rule="randomised", None with rule="linear". Unlike a key it can be saved.
+        seed: of the ranks of rule="randomized", None with rule="linear". Unlike a key it can be saved.
         unit: what the scores are: errors in predicted stds, "std", or in the unit of y, "y"; or probabilities, "cdf".
     """
 
@@ -250,12 +252,13 @@ class ConformalCalibrator(eqx.Module):
     unit: str = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical | ScaledQuantiles | Quantiles:
-        """The calibrated laws.
+        """The calibrated distributions.
 
-        Those of rule="randomised" are `Empirical`, with mass at -inf and +inf: their mean, std and score are those of
+        Those of rule="randomized" are `Empirical`, with mass at -inf and +inf: their mean, std and score are those of
         the finite values. Those of rule="linear" are `ScaledQuantiles` with atoms of mass 1 / (L + 1) at both ends, of
-        which all methods are exact. From probabilities, unit "cdf", every row has a table of its own, [n, L]: the laws
-        are then `Empirical` and `Quantiles`, straight between the quantiles of the base at these probabilities.
+        which all methods are exact. From probabilities, unit "cdf", every row has a table of its own, [n, L]: the
+        distributions are then `Empirical` and `Quantiles`, straight between the quantiles of the base at these
+        probabilities.
 
         Args:
             x: not looked at; None will do.
@@ -273,7 +276,7 @@ class ConformalCalibrator(eqx.Module):
             loc, scale, table = base.mean, error_unit(base, self.unit == "std"), self.scores
         if self.seed is not None:
             tau = jax.random.uniform(jax.random.key(self.seed), loc.shape, loc.dtype)
-            return Empirical(loc, scale, table, "randomised", tau)
+            return Empirical(loc, scale, table, "randomized", tau)
         size = self.scores.shape[-1]
         levels = jnp.arange(1, size + 1, dtype=loc.dtype) / (size + 1)
         return Quantiles(levels, table) if self.unit == "cdf" else ScaledQuantiles(loc, scale, levels, table)
@@ -288,16 +291,16 @@ def _table(errors: Float[Array, " l"], rule: str) -> Float[Array, "..."]:
     return jnp.concatenate([-sizes[::-1], sizes])
 
 
-def _fit_law(base: Distribution, y: Float[Array, " l"], score: str, rule: str, key: PRNGKeyArray | None):
+def _fit_distribution(base: Distribution, y: Float[Array, " l"], score: str, rule: str, key: PRNGKeyArray | None):
     seed = None
-    if rule == "randomised":
+    if rule == "randomized":
         if key is None:
-            raise ValueError("rule='randomised' needs a key: jax.random.key(0), say.")
+            raise ValueError("rule='randomized' needs a key: jax.random.key(0), say.")
         seed = jax.random.bits(key, (), "uint32")
     if score == "cdf" and not isinstance(base, Normal):
         return ConformalCalibrator(jnp.sort(_probabilities(base, y)), seed, "cdf")
     scaled = not isinstance(base, Point)
-    return ConformalCalibrator(jnp.sort(standardised_errors(base, y, scaled)), seed, "std" if scaled else "y")
+    return ConformalCalibrator(jnp.sort(standardized_errors(base, y, scaled)), seed, "std" if scaled else "y")
 
 
 def _probabilities(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l"]:
@@ -324,7 +327,7 @@ def _quantiles_at(base: Distribution, p: Float[Array, " l"]) -> Float[Array, "n 
 
 def _check_not_point(base: Distribution) -> None:
     if isinstance(base, Point):
-        raise ValueError("base is a Point: score='cdf' needs laws that have a density.")
+        raise ValueError("base is a Point: score='cdf' needs distributions that have a density.")
 
 
 def _fit_quantiles(base: Distribution, y: Float[Array, " l"], confidence_levels: Sequence[float]):
@@ -335,7 +338,7 @@ def _fit_quantiles(base: Distribution, y: Float[Array, " l"], confidence_levels:
     if rows < (needed := smallest_table(levels[-1])):
         raise ValueError(f"{rows} rows are too few for confidence level {levels[-1]:g}: at least {needed} are needed.")
     margins = _margins(_quantiles_of(base, levels, rows), y, np.array(levels))
-    return ConformalisedQuantiles(
+    return ConformalizedQuantiles(
         margins=margins, confidence_levels=levels, num_calibration=rows, out_of_fold=base.is_out_of_fold
     )
 

@@ -1,10 +1,11 @@
 """CRUDE: the errors on calibration rows, in units of the predicted std, give every prediction its shape.
 
 Zelikman, Healy, Zhou and Avati, "CRUDE: Calibrating Regression Uncertainty Distributions Empirically", 2020. The
-predictive law y = mean + std Z, with Z uniform on the sorted z = (y - mean) / std of the calibration rows, is
+predictive distribution y = mean + std Z, with Z uniform on the sorted z = (y - mean) / std of the calibration rows, is
 `distributions.Empirical`: its cdf, quantiles (equation 3), mean (1, 4) and variance (2, 5). The index of Algorithm 1
 is the rule "crude" of `functional.quantiles.empirical_quantile`. Of vector targets the whitened errors are tabled,
-L^-1 (y - mean) with the Cholesky factor L of the predicted covariance: the predictive law is `MultivariateEmpirical`.
+L^-1 (y - mean) with the Cholesky factor L of the predicted covariance: the predictive distribution is
+`MultivariateEmpirical`.
 """
 
 import equinox as eqx
@@ -18,28 +19,29 @@ from jaxcal.calibrators._base import (
     check_base,
     check_not_out_of_fold,
     error_unit,
-    standardised_errors,
+    standardized_errors,
     warn_without_width,
 )
 from jaxcal.distributions import Distribution, Empirical, Point
 from jaxcal.functional.quantiles import empirical_rank
 from jaxcal.guarantee import Guarantee
 from jaxcal.multivariate import MultivariateEmpirical, MultivariateNormal
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 # So many distances to calibration rows are held in memory at once.
 _DISTANCES_AT_ONCE = 2**22
 
 
+@_checks.renamed(neighbours="neighbors")
 def fit(
     x: ArrayLike | None,
     base: Distribution | MultivariateNormal,
     y: ArrayLike,
     *,
     rank: str = "crude",
-    neighbours: int | None = None,
+    neighbors: int | None = None,
 ) -> "CRUDE | VectorCRUDE":
-    """Sort the standardised errors z = (y - base.mean) / base.std: the table that shapes every prediction.
+    """Sort the standardized errors z = (y - base.mean) / base.std: the table that shapes every prediction.
 
     On rows that the model behind `base` was not trained on: its errors on training rows are smaller than new ones.
     `jaxcal.pipeline` has such predictions of all rows, out of fold.
@@ -51,26 +53,26 @@ def fit(
     predictions are differentiable in base.
 
     Args:
-        x: inputs [L, d]; a vector [L] is one column. They are looked at only with `neighbours`, and may be None else.
+        x: inputs [L, d]; a vector [L] is one column. They are looked at only with `neighbors`, and may be None else.
         base: the model's predictions at x, [L]; of vectors [L, t] a `MultivariateNormal`.
         y: targets [L], or [L, t].
         rank: which of the sorted z is the quantile at level p. "crude" is Algorithm 1's z[int(p L)], counted from 0:
             a new row lies at or below it with probability (int(p L) + 1) / (L + 1), and in the 90 % interval of 20
             rows with 85.7 %. "conformal" is the one of rank ceil((L + 1) p), counted from 1, which keeps the promise of
             `CRUDE.guarantee`; where L is too small for one the quantile is infinite, and a warning names the L needed.
-        neighbours: take for each prediction the table of the calibration rows with the nearest inputs, so many of
-            them, in place of all: by Euclidean distance, every column standardised by the calibration rows.
+        neighbors: take for each prediction the table of the calibration rows with the nearest inputs, so many of
+            them, in place of all: by Euclidean distance, every column standardized by the calibration rows.
 
     Raises:
         TypeError: if base is not a Distribution.
         ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive;
-            if there are fewer rows than neighbours, or neighbours are asked for without x, with rank="conformal", whose
+            if there are fewer rows than neighbors, or neighbors are asked for without x, with rank="conformal", whose
             promise would not hold, or for vectors; if rank="conformal" is asked for vectors, which have no ranks.
 
     Warns:
         UserWarning: if y equals base.mean in every row, so that no prediction has a width.
 
-    Source: Zelikman et al., CRUDE, 2020, Algorithm 1; `neighbours` and vectors are directions named in its section 7.
+    Source: Zelikman et al., CRUDE, 2020, Algorithm 1; `neighbors` and vectors are directions named in its section 7.
 
     Example:
         >>> import jax.numpy as jnp
@@ -83,19 +85,19 @@ def fit(
     """
     _checks.check_choice("rank", rank, ("crude", "conformal"))
     if isinstance(base, MultivariateNormal):
-        if rank == "conformal" or neighbours is not None:
-            raise ValueError("of vector targets there is neither rank='conformal' nor a table of neighbours.")
+        if rank == "conformal" or neighbors is not None:
+            raise ValueError("of vector targets there is neither rank='conformal' nor a table of neighbors.")
         return _fit_vectors(base, y)
     y = _checks.as_vector("y", y)
     check_base(base, y.shape[0])
-    neighbourhood = None if neighbours is None else _neighbourhood(x, y.shape[0], neighbours, rank)
+    neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors, rank)
     scaled = not isinstance(base, Point)
-    z = standardised_errors(base, y, scaled)
+    z = standardized_errors(base, y, scaled)
     warn_without_width(z)
-    # Neighbours are taken from the rows as they came: of equally distant ones the lowest errors must not come first.
+    # Neighbors are taken from the rows as they came: of equally distant ones the lowest errors must not come first.
     return CRUDE(
-        z=jnp.sort(z) if neighbours is None else z,
-        neighbourhood=neighbourhood,
+        z=jnp.sort(z) if neighbors is None else z,
+        neighborhood=neighborhood,
         scaled=scaled,
         rank=rank,
         out_of_fold=base.is_out_of_fold,
@@ -103,30 +105,30 @@ def fit(
 
 
 class CRUDE(eqx.Module):
-    """A table of standardised errors; made by `fit`.
+    """A table of standardized errors; made by `fit`.
 
     Attributes:
-        z: the standardised errors [L], in increasing order; with neighbours in the order of the calibration rows.
-        neighbourhood: which errors are taken for a prediction; None for all.
+        z: the standardized errors [L], in increasing order; with neighbors in the order of the calibration rows.
+        neighborhood: which errors are taken for a prediction; None for all.
         scaled: whether errors are measured in predicted stds; else, after a `Point`, in the unit of y.
         rank: "crude" or "conformal".
         out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
     """
 
     z: Float[Array, "*l"]
-    neighbourhood: "Neighbourhood | None"
+    neighborhood: "Neighborhood | None"
     scaled: bool = eqx.field(static=True)
     rank: str = eqx.field(static=True)
     out_of_fold: bool = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical:
-        """The law base.mean + base.std * Z of every row.
+        """The distribution base.mean + base.std * Z of every row.
 
-        Without neighbours the rows share one table: a million predictions cost a million means and stds. With them
+        Without neighbors the rows share one table: a million predictions cost a million means and stds. With them
         there is a table of so many values a row.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column; looked at only with neighbours.
+            x: inputs [n, d]; a vector [n] is one column; looked at only with neighbors.
             base: the model's predictions at x, [n].
 
         Raises:
@@ -136,11 +138,11 @@ class CRUDE(eqx.Module):
         """
         check_base(base)
         scale = error_unit(base, self.scaled)
-        if self.neighbourhood is None:
+        if self.neighborhood is None:
             return Empirical(base.mean, scale, self.z, self.rank)
         x = _checks.as_matrix("x", x, length=base.mean.shape[0])
-        _checks.check_columns("x", x, self.neighbourhood.inputs.shape[-1], "the table was fitted on")
-        return Empirical(base.mean, scale, self.neighbourhood.tables(self.z, x), self.rank)
+        _checks.check_columns("x", x, self.neighborhood.inputs.shape[-1], "the table was fitted on")
+        return Empirical(base.mean, scale, self.neighborhood.tables(self.z, x), self.rank)
 
     def guarantee(self, confidence_level: float) -> Guarantee:
         """What the central interval at this level promises, with rank="conformal".
@@ -159,8 +161,8 @@ class CRUDE(eqx.Module):
         """
         _checks.check_fraction("confidence_level", confidence_level)
         rows = self.z.shape[-1]
-        if self.neighbourhood is not None:
-            raise ValueError("a table of neighbours promises nothing: without neighbours, rank='conformal' does.")
+        if self.neighborhood is not None:
+            raise ValueError("a table of neighbors promises nothing: without neighbors, rank='conformal' does.")
         if self.rank == "crude":
             low, high = (empirical_rank((1 + sign * confidence_level) / 2, rows, "crude") for sign in (-1, 1))
             raise ValueError(
@@ -182,7 +184,7 @@ class VectorCRUDE(eqx.Module):
     z: Float[Array, "*l t"]
 
     def __call__(self, x: ArrayLike | None, base: MultivariateNormal) -> MultivariateEmpirical:
-        """The law base.mean + base.factor Z of every row, Z one of the whitened errors; `marginal(j)` is a component's.
+        """The distribution base.mean + base.factor Z of every row, Z one of the whitened errors.
 
         Args:
             x: not looked at; may be None.
@@ -197,17 +199,17 @@ class VectorCRUDE(eqx.Module):
         return MultivariateEmpirical(base.mean, base.factor, self.z)
 
 
-class Neighbourhood(eqx.Module):
+class Neighborhood(eqx.Module):
     """The calibration rows nearest to a query.
 
     Attributes:
-        inputs: the standardised inputs of the calibration rows [L, d].
-        x_scaler: the standardisation of the inputs.
+        inputs: the standardized inputs of the calibration rows [L, d].
+        x_scaler: the standardization of the inputs.
         number: how many rows are taken.
     """
 
     inputs: Float[Array, "*l d"]
-    x_scaler: Standardiser
+    x_scaler: Standardizer
     number: int = eqx.field(static=True)
 
     @eqx.filter_jit
@@ -230,20 +232,20 @@ def _fit_vectors(base: MultivariateNormal, y: ArrayLike) -> VectorCRUDE:
     return VectorCRUDE(z)
 
 
-def _neighbourhood(x: ArrayLike | None, length: int, number: int, rank: str) -> Neighbourhood:
+def _neighborhood(x: ArrayLike | None, length: int, number: int, rank: str) -> Neighborhood:
     if rank == "conformal":
-        raise ValueError("neighbours cannot go with rank='conformal': its promise holds for the table of all rows.")
+        raise ValueError("neighbors cannot go with rank='conformal': its promise holds for the table of all rows.")
     if x is None:
-        raise ValueError("x is None, but neighbours are found by their inputs.")
-    _checks.check_at_least("neighbours", number, 1)
+        raise ValueError("x is None, but neighbors are found by their inputs.")
+    _checks.check_at_least("neighbors", number, 1)
     if number > length:
-        raise ValueError(f"neighbours is {number}, but there are {length} calibration rows.")
-    x_scaler, inputs = _standardised(_checks.as_matrix("x", x, length=length))
-    return Neighbourhood(inputs, x_scaler, number)
+        raise ValueError(f"neighbors is {number}, but there are {length} calibration rows.")
+    x_scaler, inputs = _standardized(_checks.as_matrix("x", x, length=length))
+    return Neighborhood(inputs, x_scaler, number)
 
 
 @jax.jit
-def _standardised(x):
+def _standardized(x):
     x = lax.stop_gradient(x)
-    x_scaler = Standardiser.of(x)
+    x_scaler = Standardizer.of(x)
     return x_scaler, x_scaler(x)

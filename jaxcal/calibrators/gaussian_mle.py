@@ -54,8 +54,8 @@ def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, shift: str = "
         >>> from jaxcal.distributions import Normal
         >>> base = Normal(np.zeros(4), np.ones(4))
         >>> fitted = gaussian_mle.fit(None, base, np.array([1.0, 5.0, 1.0, 5.0]))
-        >>> law = fitted(None, base)
-        >>> print(law.mean, law.std)
+        >>> distribution = fitted(None, base)
+        >>> print(distribution.mean, distribution.std)
         [3. 3. 3. 3.] [2. 2. 2. 2.]
     """
     _checks.check_choice("shift", shift, ("constant", "scaled", "none"))
@@ -88,7 +88,7 @@ class GaussianMLE(eqx.Module):
     scaled: bool = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Normal:
-        """The shifted and scaled normal laws.
+        """The shifted and scaled normal distributions.
 
         Args:
             x: not looked at; may be None.

@@ -1,10 +1,10 @@
 """Calibrated regression: an isotonic map from predicted to observed probabilities.
 
 Kuleshov, Fenner and Ermon, "Accurate Uncertainties for Deep Learning Using Calibrated Regression", ICML 2018,
-Algorithm 1, for predictions that enter as normal laws, by their mean and std. The PIT values are Phi(z) with
+Algorithm 1, for predictions that enter as normal distributions, by their mean and std. The PIT values are Phi(z) with
 z = (y - mean) / std, and the share of them at or below the k-th smallest is k / L: increasing already, so that the
-isotonic regression of the shares on the PIT values interpolates them. The recalibrated law of every row is then
-mean + std * Z with one Z for all rows, P(Z <= z_(k)) = k / L.
+isotonic regression of the shares on the PIT values interpolates them. The recalibrated distribution of every row is
+then mean + std * Z with one Z for all rows, P(Z <= z_(k)) = k / L.
 
 All of it is worked in z, where nothing saturates: Phi(z) is 1 in double precision from z = 8.3 on.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, error_unit, standardised_errors, warn_without_width
+from jaxcal.calibrators._base import check_base, error_unit, standardized_errors, warn_without_width
 from jaxcal.distributions import Distribution, Point, ScaledQuantiles
 
 # Beyond these Phi(z) is 0 or 1 in double precision.
@@ -32,13 +32,13 @@ def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, tails: str = "
     Between the sorted z the recalibrated cdf is linear in z. Ties take the largest count, and the cdf jumps there.
     What lies beyond the least and the greatest z the regression does not say:
 
-    - "support": levels k / L; the law ends at the least and the greatest z, as that of CRUDE does, and an atom of
-      mass 1 / L lies at the least;
+    - "support": levels k / L; the distribution ends at the least and the greatest z, as that of CRUDE does, and an atom
+      of mass 1 / L lies at the least;
     - "anchored": levels k / (L + 1); beyond both ends the base's normal tails, scaled to the mass 1 / (L + 1).
 
-    Takes O(L log L). A `Point` has no std: it is taken as 1 in every row, and with "support" its law is then that of
-    the residuals. Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. No gradient passes through
-    the fit; predictions are differentiable in base.
+    Takes O(L log L). A `Point` has no std: it is taken as 1 in every row, and with "support" its distribution is then
+    that of the residuals. Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. No gradient passes
+    through the fit; predictions are differentiable in base.
 
     Args:
         x: not looked at; may be None.
@@ -52,8 +52,8 @@ def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, tails: str = "
             is none of the above.
 
     Warns:
-        UserWarning: if PIT values would be 0 or 1 in double precision, which share of them (the law is not harmed); if
-            y equals base.mean in every row, so that with "support" no prediction has a width.
+        UserWarning: if PIT values would be 0 or 1 in double precision, with their fraction (the distribution is not
+            harmed); if y equals base.mean in every row, so that with "support" no prediction has a width.
 
     Source: Kuleshov et al. 2018, Algorithm 1.
 
@@ -63,15 +63,15 @@ def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, tails: str = "
         >>> from jaxcal.distributions import Normal
         >>> base = Normal(np.zeros(5), np.full(5, 0.5))
         >>> fitted = isotonic.fit(None, base, np.array([2.0, 0.0, -1.0, -2.0, 1.0]))
-        >>> law = fitted(None, Normal(np.array([10.0]), np.array([1.0])))
-        >>> print(law.icdf(np.array([0.2, 0.5, 1.0])))
+        >>> distribution = fitted(None, Normal(np.array([10.0]), np.array([1.0])))
+        >>> print(distribution.icdf(np.array([0.2, 0.5, 1.0])))
         [[ 6.  9. 14.]]
     """
     _checks.check_choice("tails", tails, ("support", "anchored"))
     check_base(base)
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
     scaled = not isinstance(base, Point)
-    z = standardised_errors(base, y, scaled)
+    z = standardized_errors(base, y, scaled)
     if tails == "support":
         warn_without_width(z)
     if scaled and not _checks.is_traced(z):  # without a std there are no PIT values
@@ -83,7 +83,7 @@ class Isotonic(eqx.Module):
     """Recalibrated normal predictions; made by `fit`.
 
     Attributes:
-        z: the standardised residuals in increasing order [L].
+        z: the standardized residuals in increasing order [L].
         tails: "support" or "anchored".
         scaled: whether errors are measured in predicted stds; else, after a `Point`, in the unit of y.
     """
@@ -93,7 +93,7 @@ class Isotonic(eqx.Module):
     scaled: bool = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> ScaledQuantiles:
-        """The recalibrated laws.
+        """The recalibrated distributions.
 
         Args:
             x: not looked at; may be None.
@@ -118,6 +118,6 @@ def _warn_of_extremes(z: np.ndarray) -> None:
     if share > 0:
         warnings.warn(
             f"{100 * share:.2g} % of the PIT values are 0 or 1 in double precision, with |z| up to "
-            f"{np.abs(z).max():.3g}: the stds of base are far too small there. The law is not harmed.",
+            f"{np.abs(z).max():.3g}: the stds of base are far too small there. The distribution is not harmed.",
             stacklevel=3,
         )

@@ -16,11 +16,11 @@ from jaxcal import _checks
 from jaxcal.calibrators._base import as_rows, check_base
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional import safe
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 
 def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, num_clusters: int = 5) -> "KMeans":
-    """Cluster the standardised inputs by scikit-learn's k-means, and measure the errors in every cluster.
+    """Cluster the standardized inputs by scikit-learn's k-means, and measure the errors in every cluster.
 
     scikit-learn works on NumPy arrays: not under `jit` or `vmap`.
 
@@ -28,7 +28,7 @@ def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, nu
         x: inputs [l, d]; a vector [l] is one column.
         base: the model's predictions [l], of which only the mean is looked at: on rows that it was not trained on.
         y: targets [l].
-        key: random key of the first centres.
+        key: random key of the first centers.
         num_clusters: number of clusters; where there are fewer different rows, as many as these.
 
     Raises:
@@ -49,30 +49,30 @@ def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, nu
     _checks.check_rows("x", rows.x, num_clusters)
     if _checks.is_traced(*rows, key):
         raise TypeError("k-means clusters are found by scikit-learn: fit runs neither under jit, vmap nor grad.")
-    x_scaler = Standardiser.of(rows.x)
-    centres, labels = _cluster(np.asarray(x_scaler(rows.x)), num_clusters, int(jax.random.bits(key, dtype="uint32")))
+    x_scaler = Standardizer.of(rows.x)
+    centers, labels = _cluster(np.asarray(x_scaler(rows.x)), num_clusters, int(jax.random.bits(key, dtype="uint32")))
     errors = rows.y - rows.mean
     unit = safe.unit_of(errors)
-    squares = jax.ops.segment_sum((errors / unit) ** 2, labels, num_segments=len(centres))
-    counts = jnp.bincount(labels, length=len(centres))
-    return KMeans(jnp.asarray(centres), unit * jnp.sqrt(squares / counts), x_scaler)
+    squares = jax.ops.segment_sum((errors / unit) ** 2, labels, num_segments=len(centers))
+    counts = jnp.bincount(labels, length=len(centers))
+    return KMeans(jnp.asarray(centers), unit * jnp.sqrt(squares / counts), x_scaler)
 
 
 class KMeans(eqx.Module):
-    """Centres of inputs and a std for each; made by `fit`.
+    """Centers of inputs and a std for each; made by `fit`.
 
     Attributes:
-        centres: [k, d], on the scale of `x_scaler`.
-        cluster_std: the root mean squared error [k] of the rows nearest to every centre.
-        x_scaler: the standardisation of the inputs.
+        centers: [k, d], on the scale of `x_scaler`.
+        cluster_std: the root mean squared error [k] of the rows nearest to every center.
+        x_scaler: the standardization of the inputs.
     """
 
-    centres: Float[Array, "k d"]
+    centers: Float[Array, "k d"]
     cluster_std: Float[Array, " k"]
-    x_scaler: Standardiser
+    x_scaler: Standardizer
 
     def __call__(self, x: ArrayLike, base: Distribution) -> Normal:
-        """The laws N(base.mean, std^2) with the std of the nearest centre.
+        """The distributions N(base.mean, std^2) with the std of the nearest center.
 
         Args:
             x: inputs [n, d]; a vector [n] is one column.
@@ -83,19 +83,19 @@ class KMeans(eqx.Module):
             ValueError: if x or base is empty, not finite or of the wrong shape.
         """
         x = _checks.as_matrix("x", x)
-        _checks.check_columns("x", x, self.centres.shape[1], "the clusters are of")
+        _checks.check_columns("x", x, self.centers.shape[1], "the clusters are of")
         check_base(base, x.shape[0])
         return Normal(base.mean, _nearest(self, x))
 
 
 @eqx.filter_jit
 def _nearest(fitted: KMeans, x: Float[Array, "n d"]) -> Float[Array, " n"]:
-    distances = lambda row: jnp.sum((fitted.centres - row[None]) ** 2, axis=1)
+    distances = lambda row: jnp.sum((fitted.centers - row[None]) ** 2, axis=1)
     return jax.vmap(lambda row: fitted.cluster_std[jnp.argmin(distances(row))])(fitted.x_scaler(x))
 
 
 def _cluster(x: np.ndarray, number: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Centres and, for every row, which is its own; without centres that no row is nearest to."""
+    """Centers and, for every row, which is its own; without centers that no row is nearest to."""
     try:
         from sklearn.cluster import KMeans as Clusters
         from sklearn.exceptions import ConvergenceWarning

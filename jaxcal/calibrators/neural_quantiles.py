@@ -1,10 +1,10 @@
 """A network that returns recalibrated quantiles: distribution calibration by quantile regression.
 
 Kuleshov and Deshpande, "Calibrated and Sharp Uncertainties in Deep Learning via Density Estimation", ICML 2022. The
-recalibrator R takes features of the base law F, its quantiles at evenly spaced levels, and a level tau, and returns
-the quantile of y at tau given F. It minimises the check loss, `functional.scores.pinball`, at uniformly random levels,
-on rows that the model was not trained on. Whatever the base says of a row may change the answer, so that rows with
-different laws are corrected differently; but no finite number of rows guarantees a coverage.
+recalibrator R takes features of the base distribution F, its quantiles at evenly spaced levels, and a level tau, and
+returns the quantile of y at tau given F. It minimizes the pinball loss, `functional.scores.pinball`, at uniformly
+random levels, on rows that the model was not trained on. Whatever the base says of a row may change the answer, so that
+rows with different distributions are corrected differently; but no finite number of rows guarantees a coverage.
 
 Capone, Hirche and Pleiss, "Sharp Calibrated Gaussian Processes", NeurIPS 2023, section 7, measure it as "NN": with the
 network of that paper, "trained over 200 epochs, with additional pretraining over 2000 epochs using a single dataset".
@@ -16,11 +16,11 @@ What these texts leave open, and what is taken here:
   one level a row and step. Public code of the method has these, other code one hidden layer of ReLU and an L2 penalty;
   neither is compared with the paper's own text.
 - The pretraining. It seems that the weights come from another data set, of which nothing is said. Here the network
-  first learns to repeat the base's own quantiles at random levels, on the laws of the calibration rows: no target is
-  used, and training starts at the recalibrator that changes nothing.
+  first learns to repeat the base's own quantiles at random levels, on the distributions of the calibration rows: no
+  target is used, and training starts at the recalibrator that changes nothing.
 - The units. The deciles enter as the median and the differences from it, in units of the calibration rows, and the
   output is the distance from the median: maps that the first and the last layer could learn, but the spread of a sharp
-  law would drown in its location. The level enters as its standard normal quantile.
+  distribution would drown in its location. The level enters as its standard normal quantile.
 - Crossing. A network's quantiles may cross; they are put in increasing order, which brings them closer to the true
   ones (Chernozhukov, Fernandez-Val and Galichon, "Quantile and Probability Curves Without Crossing", Econometrica 78,
   2010).
@@ -46,10 +46,10 @@ from jaxcal.distributions import Distribution, Point, Quantiles
 from jaxcal.functional.scores import pinball
 from jaxcal.networks import FeedForward, TrainingRecord
 from jaxcal.optimize import Optimum, Result, num_train, raise_unless_finite, train_minibatches
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 _HIDDEN = (20, 20)
-# The levels of the returned law, and of pretraining.
+# The levels of the returned distribution, and of pretraining.
 _LEVELS = np.array(FINE_LEVELS)
 _DECILES = slice(19, None, 20)
 _MEDIAN = 4
@@ -88,13 +88,13 @@ def fit(
     preset: str | None = None,
     throw: bool = True,
 ) -> "NeuralQuantiles":
-    """Train a network that returns the quantile at a level from the base's deciles, by the check loss.
+    """Train a network that returns the quantile at a level from the base's deciles, by the pinball loss.
 
     It first learns, by squared error, to repeat the base's own quantiles, and then from the targets. A random fraction
     of the rows is the validation set: training stops when its loss has not improved for `patience` epochs, and the
-    weights of the best epoch are kept. It takes some hundred rows. Where the errors have one law in units of the std,
-    `isotonic` learns it from fewer. What is alike in all rows given here, such as one std for all of them, the network
-    knows no answer to a change of.
+    weights of the best epoch are kept. It takes some hundred rows. Where the errors have one distribution in units of
+    the std, `isotonic` learns it from fewer. What is alike in all rows given here, such as one std for all of them, the
+    network knows no answer to a change of.
 
     `preset="paper"` is the setting in which Capone, Hirche and Pleiss (2023) measure the method: 200 epochs on all
     rows after 2000 of pretraining, and the last weights. Where the base is already calibrated this learns noise, and
@@ -106,11 +106,11 @@ def fit(
 
     Args:
         x: not looked at; may be None.
-        base: the model's predictions [l], any law with a std, on rows that it was not trained on.
+        base: the model's predictions [l], any distribution with a std, on rows that it was not trained on.
         y: targets [l].
         key: random key of the weights, the rows held out, the batches and the levels.
         levels: the levels of the quantiles that are returned [k], strictly increasing in (0, 1) (default 0.005, 0.01,
-            ..., 0.995). Beyond the outer two the law has atoms.
+            ..., 0.995). Beyond the outer two the distribution has atoms.
         learning_rate: of Adam.
         max_epochs: number of epochs to stop at (default 1000; 200 with the preset). With 0 the base's quantiles are
             repeated.
@@ -135,8 +135,8 @@ def fit(
         >>> y = 2 * np.random.default_rng(0).normal(size=500)
         >>> base = jc.Normal(np.zeros(500), np.ones(500))
         >>> fitted = jc.neural_quantiles.fit(None, base, y, key=jax.random.key(0), pretraining_epochs=100)
-        >>> law = fitted(None, jc.Normal(np.array([0.0]), np.array([1.0])))
-        >>> lower, upper = law.interval(0.9)
+        >>> distribution = fitted(None, jc.Normal(np.array([0.0]), np.array([1.0])))
+        >>> lower, upper = distribution.interval(0.9)
         >>> bool(lower[0] < -2.5), bool(upper[0] > 2.5)
         (True, True)
     """
@@ -168,7 +168,7 @@ def fit(
 
 
 class Recalibrator(eqx.Module):
-    """The network: from features of a law and the standard normal quantile of a level to a quantile.
+    """The network: from features of a distribution and the standard normal quantile of a level to a quantile.
 
     Every layer sees the inputs and all layers before it. Below 0 a unit has a slope of its own, which starts at 0.
     """
@@ -200,7 +200,7 @@ class NeuralQuantiles(eqx.Module):
 
     Attributes:
         network: the weights.
-        scaler: the standardisation of the features: the base's median, and the distances of its other deciles from it.
+        scaler: the standardization of the features: the base's median, and the distances of its other deciles from it.
         unit: what the network's output is measured in, the mean absolute error of the base's medians.
         training: how training went after the pretraining, a `jaxcal.networks.TrainingRecord`; its loss is the check
             loss in units of `unit`, where there is no validation set of all rows, infinite where there was no training.
@@ -208,13 +208,13 @@ class NeuralQuantiles(eqx.Module):
     """
 
     network: Recalibrator
-    scaler: Standardiser
+    scaler: Standardizer
     unit: Float[Array, "*runs"]
     training: TrainingRecord
     levels: tuple[float, ...] = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Quantiles:
-        """The recalibrated laws.
+        """The recalibrated distributions.
 
         Args:
             x: not looked at; may be None.
@@ -262,7 +262,7 @@ def _quantiles_of(base: Distribution, levels: np.ndarray) -> Float[Array, "n k"]
     return quantiles
 
 
-# In one compiled program: for most laws it is many small ones.
+# In one compiled program: for most distributions it is many small ones.
 _icdf = eqx.filter_jit(lambda base, levels: base.icdf(levels))
 
 
@@ -272,7 +272,7 @@ class _Rows(NamedTuple):
     features: Float[Array, "l 9"]
     quantiles: Float[Array, "l k"]
     errors: Float[Array, " l"]
-    scaler: Standardiser
+    scaler: Standardizer
     unit: Float[Array, ""]
 
 
@@ -285,8 +285,8 @@ def _prepare(quantiles, std, y, key: PRNGKeyArray | None) -> _Rows:
     medians = features[:, _MEDIAN]
     spread = jnp.mean(std)
     # Not the standard deviations of the columns: these are rounding errors where all rows have one width, or one mean.
-    scales = jnp.full_like(features[0], spread).at[_MEDIAN].add(Standardiser.of(medians).scale)
-    scaler = Standardiser(Standardiser.of(features).loc, scales)
+    scales = jnp.full_like(features[0], spread).at[_MEDIAN].add(Standardizer.of(medians).scale)
+    scaler = Standardizer(Standardizer.of(features).loc, scales)
     errors = y - medians
     size = jnp.mean(jnp.abs(errors))
     unit = jnp.where(size > 0, size, spread)
@@ -335,7 +335,7 @@ def _train(
 
 
 def _check_loss(network: Recalibrator, rows: PyTree, key: PRNGKeyArray | None) -> Float[Array, " n"]:
-    """The check loss at one random level a row; without a key its mean over fixed ones."""
+    """The pinball loss at one random level a row; without a key its mean over fixed ones."""
     features, errors = rows
     if key is None:
         levels = jnp.asarray(_WATCHED, errors.dtype)

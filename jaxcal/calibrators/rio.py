@@ -39,7 +39,7 @@ from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import HoldsProcess, Process
 from jaxcal.optimize import Result
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 
 class Points(NamedTuple):
@@ -162,7 +162,7 @@ def fit(
             preset).
         inducing: "greedy" chooses rows by conditional variance at the start, of a random sample where the bound is
             stochastic, and of more than 10,000 rows as many decide on the hyperparameters; "trained" starts from the
-            first rows, or random ones where it is, and optimises them, as the paper does. The default is "greedy", with
+            first rows, or random ones where it is, and optimizes them, as the paper does. The default is "greedy", with
             the preset and the stochastic bound "trained".
         ard: True for a lengthscale for every input column, False for one for all; "auto" (default) for what the
             evidence prefers: each further lengthscale must raise it by log(n) / 2 nats (Schwarz's criterion). That
@@ -186,7 +186,7 @@ def fit(
         TypeError: if base is not a Distribution.
         ValueError: if an argument is empty, not finite, of the wrong shape or length; if fewer than two rows are
             given; if a std of base is not positive; if the target is constant, so that there is nothing to learn.
-        FloatingPointError: if a covariance cannot be factorised, and `throw`.
+        FloatingPointError: if a covariance cannot be factorized, and `throw`.
 
     Warns:
         UserWarning: if a row is an outlier; if the noise is so small that rounding decides.
@@ -243,9 +243,9 @@ class RIO(HoldsProcess):
     """
 
     process: Process
-    x_scaler: Standardiser | None
-    output_scaler: Standardiser
-    target_scaler: Standardiser
+    x_scaler: Standardizer | None
+    output_scaler: Standardizer
+    target_scaler: Standardizer
     base_std: Float[Array, "*runs"] | None
     target: str = eqx.field(static=True)
 
@@ -354,7 +354,7 @@ def _fit(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
 
 
 def _fit_one(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
-    scales = _Scales.of(None if x is None else Standardiser.of(x), mean, std, y, setting)
+    scales = _Scales.of(None if x is None else Standardizer.of(x), mean, std, y, setting)
     data = scales.data(x, mean, std, y, setting)
     return scales.rio(maximize(eqx.Partial(_starts, given, setting), data, setting.options), setting)
 
@@ -366,7 +366,7 @@ def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, e
     key = minibatch.check_key(key)
     n = y.shape[0]
     x = None if setting.kernel == "output" else minibatch.as_rows(x, n)
-    x_scaler = None if x is None else minibatch.standardiser(x, y.dtype)
+    x_scaler = None if x is None else minibatch.standardizer(x, y.dtype)
     scales = _Scales.of(x_scaler, mean, std, y, setting)
     # On the host, where to cut out a part compiles nothing.
     columns = (x, *jax.tree.map(np.asarray, (mean, std, y)))
@@ -382,18 +382,18 @@ def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, e
 class _Scales(NamedTuple):
     """What the rows are scaled by."""
 
-    x: Standardiser | None
-    output: Standardiser
-    target: Standardiser
+    x: Standardizer | None
+    output: Standardizer
+    target: Standardizer
     base_std: Float[Array, ""] | None
 
     @classmethod
-    def of(cls, x_scaler: Standardiser | None, mean, std, y, setting: Setting) -> "_Scales":
-        scaler = Standardiser.identity if setting.paper else Standardiser.of
+    def of(cls, x_scaler: Standardizer | None, mean, std, y, setting: Setting) -> "_Scales":
+        scaler = Standardizer.identity if setting.paper else Standardizer.of
         return cls(
             x_scaler,
             scaler(mean),
-            (Standardiser.robust if setting.options.noise == "student_t" else scaler)(_explained(mean, y, setting)),
+            (Standardizer.robust if setting.options.noise == "student_t" else scaler)(_explained(mean, y, setting)),
             None if std is None else safe.root_mean_square(std),
         )
 

@@ -39,7 +39,7 @@ from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
 from jaxcal.gp.search import greedy_points, jitter_of_try
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 # Levels near the middle need no lengthscales of their own: their quantiles are close to the mean anyway.
 _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
@@ -106,7 +106,7 @@ def fit(
 
     x, base and y are calibration rows, which the model was not trained on; x_train and y_train those that it was.
 
-    Of a level the lengthscales minimise log |beta| + log(mean of sigma^2) / 2 over rows, with beta the quantile of the
+    Of a level the lengthscales minimize log |beta| + log(mean of sigma^2) / 2 over rows, with beta the quantile of the
     rows' errors over sigma. From the middle outwards they do not grow, so that sigma does not fall (Assumption 4.1).
     The process has variance 1, as beta makes up for it, and the noise ratio of the regression.
 
@@ -138,23 +138,23 @@ def fit(
         y_train: targets [n]; may be None with a kernel and fit_on="calibration".
         kernel: lengthscales and noise of the regression, a `Kernel` or a `gaussian_process` fitted to the training
             rows; None for those of the greatest evidence of the training rows.
-        levels: in (0, 1), increasing, each with lengthscales of its own; the law has these and the multiples of 1/200,
-            from 1 / (N + 1) to N / (N + 1). A number for a law of that level alone. Default: 0.025, 0.05, 0.1, 0.2,
-            0.3, 0.4 and their mirror images, as far as N calibration rows carry them.
+        levels: in (0, 1), increasing, each with lengthscales of its own; the distribution has these and the multiples
+            of 1/200, from 1 / (N + 1) to N / (N + 1). A number for a distribution of that level alone. Default: 0.025,
+            0.05, 0.1, 0.2, 0.3, 0.4 and their mirror images, as far as N calibration rows carry them.
         search: "line" (default) or "ard", as above.
         fit_on: "training" (default) or "calibration", as above.
         num_inducing: how many inducing points; None for the exact variance up to 2000 training rows, else 300.
         num_searched: by how many of the training and of the calibration rows, at equal distances in their order, the
             lengthscales are chosen at most; beta is set by all of them (section 6 of the paper).
         preset: None, or "paper" as above.
-        throw: whether to raise if a covariance cannot be factorised; else the law is NaN.
+        throw: whether to raise if a covariance cannot be factorized; else the distribution is NaN.
 
     Raises:
         TypeError: if base is not a Distribution.
         ValueError: if an argument is empty, not finite or of the wrong shape; if there are fewer than two training
             rows; if levels do not increase, lie outside (0, 1) or need more calibration rows than there are; if y_train
             is constant, or is needed and not given; if an option is out of its range.
-        FloatingPointError: if a covariance cannot be factorised, and `throw`.
+        FloatingPointError: if a covariance cannot be factorized, and `throw`.
 
     Warns:
         UserWarning: if y equals base.mean in every row, so that no prediction has a width; if all calibration rows are
@@ -194,7 +194,7 @@ def fit(
     sharp = _fit(rows, x_train, y_train, None if kernel is None else _checked(kernel, x_train.shape[1]), setting)
     if throw and not _checks.is_traced(sharp.scores) and not jnp.isfinite(sharp.scores).all():
         raise FloatingPointError(
-            f"the covariance of {x_train.shape[0]} rows could not be factorised: the noise_ratio of the kernel, "
+            f"the covariance of {x_train.shape[0]} rows could not be factorized: the noise_ratio of the kernel, "
             f"{np.max(sharp.noise_ratio):.1e}, is too small for {sharp.scores.dtype}. throw=False returns the fit."
         )
     warn_of_rounding(sharp.rounding_share)
@@ -213,9 +213,9 @@ class SharpGP(eqx.Module):
             least.
         beta: [k], what multiplies the sigma of every level, in the unit of y.
         scores: [N], of the calibration rows, in increasing order.
-        x_scaler: standardisation of the inputs.
+        x_scaler: standardization of the inputs.
         levels: the k levels that have lengthscales of their own.
-        grid: the levels of the law.
+        grid: the levels of the distribution.
     """
 
     log_lengthscales: Float[Array, "*runs k d"]
@@ -225,12 +225,12 @@ class SharpGP(eqx.Module):
     rounding_share: Float[Array, "*runs"]
     beta: Float[Array, "*runs k"]
     scores: Float[Array, "*runs l"]
-    x_scaler: Standardiser
+    x_scaler: Standardizer
     levels: tuple[float, ...] = eqx.field(static=True)
     grid: tuple[float, ...] = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike, base: Distribution) -> Quantiles:
-        """The calibrated law of every row.
+        """The calibrated distribution of every row.
 
         Args:
             x: inputs [n, d]; a vector [n] is one column.
@@ -271,7 +271,7 @@ def _setting(num_rows, num_train, levels, search, fit_on, num_inducing, num_sear
 
 
 def _levels(levels: float | Sequence[float] | None, num_rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The levels that have lengthscales of their own, and those of the law."""
+    """The levels that have lengthscales of their own, and those of the distribution."""
     rows_for = lambda level: smallest_table(max(level, 1 - level))
     carried = lambda levels: tuple(level for level in levels if rows_for(level) <= num_rows)
     if levels is None:
@@ -358,7 +358,7 @@ def _fit(
     arrays = lax.stop_gradient((rows, x_train, y_train, kernel))
     dtype = jnp.result_type(*jax.tree.leaves(arrays[:3]))
     rows, x_train, y_train, kernel = jax.tree.map(lambda a: jnp.asarray(a, dtype), arrays)
-    x_scaler, y_scaler = Standardiser.of(x_train), Standardiser.of(y_train)
+    x_scaler, y_scaler = Standardizer.of(x_train), Standardizer.of(y_train)
     x, targets = x_scaler(x_train), y_scaler(y_train)
     log_lengthscale, noise_ratio = _fitted(x, targets) if kernel is None else _scaled(kernel, x_scaler)
     given = _conditioned(x, targets, log_lengthscale, noise_ratio, setting.num_inducing)
@@ -403,7 +403,7 @@ def _fitted(x: Float[Array, "n d"], targets: Float[Array, " n"]) -> tuple[Float[
     return log_lengthscale, process.noise_variance / jnp.exp(kernel.log_variance)
 
 
-def _scaled(kernel: Kernel, x_scaler: Standardiser) -> tuple[Float[Array, " d"], Float[Array, ""]]:
+def _scaled(kernel: Kernel, x_scaler: Standardizer) -> tuple[Float[Array, " d"], Float[Array, ""]]:
     """Log lengthscales in scaled units, and noise ratio; in constant columns rows do not differ, whatever the scale."""
     has_scale = x_scaler.scale > 0
     ratio = jnp.where(has_scale, kernel.lengthscale, 1) / jnp.where(has_scale, x_scaler.scale, 1)

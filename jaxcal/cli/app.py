@@ -96,7 +96,7 @@ def demo(
     _say(
         f"\n{intervals}: predictions of rows that the model was fitted without, and their 90 % intervals.\n"
         f"{reliability}: the share of the targets below each predicted quantile. A calibrated forecast follows the "
-        "diagonal up to chance, the grey band.\n\nNext, on a file of yours:"
+        "diagonal up to chance, the gray band.\n\nNext, on a file of yours:"
     )
     _say_columns(
         [
@@ -443,9 +443,9 @@ def methods() -> None:
 
 @app.command()
 def data() -> None:
-    """List the data sets, their licences, and where each would be taken from."""
+    """List the data sets, their licenses, and where each would be taken from."""
     _say_columns(
-        (name, datasets.licence_of(name) or "licence not established", *_find(name)) for name in datasets.names()
+        (name, datasets.license_of(name) or "license not established", *_find(name)) for name in datasets.names()
     )
 
 

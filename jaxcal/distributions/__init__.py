@@ -2,8 +2,8 @@
 
 They are what predictors return, what calibrators take and give back, and what metrics and plots accept.
 
-A law computes in the dtype of its own parameters. Its methods are elementwise in the rows, so that a `vmap`
-over runs or ensemble members gives a valid law, whose arrays have further leading axes.
+A distribution computes in the dtype of its own parameters. Its methods are elementwise in the rows, so that a `vmap`
+over runs or ensemble members gives a valid distribution, whose arrays have further leading axes.
 """
 
 from jaxcal.distributions._base import Distribution

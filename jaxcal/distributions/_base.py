@@ -1,4 +1,4 @@
-"""The interface of all predictive laws, and what they share: parameters as rows, and their checks."""
+"""The interface of all predictive distributions, and what they share: parameters as rows, and their checks."""
 
 import abc
 
@@ -12,7 +12,7 @@ from jaxcal import _checks
 
 
 class Distribution(eqx.Module):
-    """A predictive law for each of n rows.
+    """A predictive distribution for each of n rows.
 
     Wherever a method takes `y`, it is [n] or one value for all rows, and the result is [n].
 
@@ -31,7 +31,7 @@ class Distribution(eqx.Module):
 
     @abc.abstractmethod
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """The log density at `y`; -inf where there is none, as for laws of atoms."""
+        """The log density at `y`; -inf where there is none, as for distributions of atoms."""
 
     @abc.abstractmethod
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
@@ -108,7 +108,7 @@ def match(y: ArrayLike, rows: Array) -> Array:
     return jnp.broadcast_to(values, rows.shape)
 
 
-def standardise(y: Array, loc: Array, scale: Array) -> Array:
+def standardize(y: Array, loc: Array, scale: Array) -> Array:
     """(y - loc) / scale; infinite where the scale is 0, so that a cdf becomes a step."""
     positive, step = scale > 0, jnp.where(y >= loc, jnp.inf, -jnp.inf)
     return jnp.where(positive, (y - loc) / jnp.where(positive, scale, 1), step)

@@ -1,4 +1,4 @@
-"""Laws of a table of values that many rows share: `Empirical`."""
+"""Distributions of a table of values that many rows share: `Empirical`."""
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -22,12 +22,12 @@ from jaxcal.distributions._base import (
     check_share,
     match,
     place,
-    standardise,
+    standardize,
 )
 from jaxcal.functional import quantiles, safe, scores
 
 # Those whose quantile is infinite where the table is too short for the level.
-INFINITE_RULES = (*quantiles.CONFORMAL_RULES, "randomised")
+INFINITE_RULES = (*quantiles.CONFORMAL_RULES, "randomized")
 
 
 class Empirical(Distribution):
@@ -36,24 +36,25 @@ class Empirical(Distribution):
     With a shared table the cdf and the score cost O(log L) a row, and no [n, L] array is ever made. A row with
     scale 0 is a point.
 
-    With rule="randomised" every row has a tau of its own, and the mass 1 / (L + 1) on each value of its table,
-    tau / (L + 1) on -inf and (1 - tau) / (L + 1) on +inf. Its cdf and quantiles are those of this law; mean, std, score
-    and samples are those of the table, given that the value is finite (the score of the whole would be infinite).
+    With rule="randomized" every row has a tau of its own, and the mass 1 / (L + 1) on each value of its table,
+    tau / (L + 1) on -inf and (1 - tau) / (L + 1) on +inf. Its cdf and quantiles are those of this distribution; mean,
+    std, score and samples are those of the table, given that the value is finite (the score of the whole would be
+    infinite).
 
     Args:
         loc: [n], or one number for all rows.
         scale: [n], or one number for all rows; not negative.
-        z: [L] standardised values, in increasing order, or [n, L], a table for every row.
+        z: [L] standardized values, in increasing order, or [n, L], a table for every row.
         rule: how `icdf` reads the table, see `functional.quantiles.empirical_quantile`. Only "inverse_cdf"
             makes it the inverse of `cdf`; "conformal" and "symmetric", which is for tables symmetric about 0, are
             infinite, with a warning, where the table is too short for a promise. Nothing else depends on these
-            rules. "randomised" reads it by `functional.quantiles.randomised_quantile`.
-        tau: [n], or one number for all rows, in [0, 1]; with rule="randomised" only. Drawn from the uniform law it
-            makes every quantile of an exchangeable value exact in the mean.
+            rules. "randomized" reads it by `functional.quantiles.randomized_quantile`.
+        tau: [n], or one number for all rows, in [0, 1]; with rule="randomized" only. Drawn from the uniform
+            distribution it makes every quantile of an exchangeable value exact in the mean.
 
     Example:
-        >>> law = Empirical(jnp.array([0.0, 10.0]), 2.0, jnp.array([-1.0, 0.0, 1.0]))
-        >>> print(law.icdf(0.9))
+        >>> distribution = Empirical(jnp.array([0.0, 10.0]), 2.0, jnp.array([-1.0, 0.0, 1.0]))
+        >>> print(distribution.icdf(0.9))
         [ 2. 12.]
     """
 
@@ -71,10 +72,11 @@ class Empirical(Distribution):
         rule: str = "inverse_cdf",
         tau: Real[ArrayLike, "..."] | None = None,
     ):
-        _checks.check_choice("rule", rule, (*quantiles.RULES, "randomised"))
-        if (rule == "randomised") != (tau is not None):
+        rule = _checks.renamed_value("rule", rule, randomised="randomized")
+        _checks.check_choice("rule", rule, (*quantiles.RULES, "randomized"))
+        if (rule == "randomized") != (tau is not None):
             given = "no tau" if tau is None else "a tau"
-            raise ValueError(f"rule='randomised' and tau go together; got rule={rule!r} and {given}.")
+            raise ValueError(f"rule='randomized' and tau go together; got rule={rule!r} and {given}.")
         self.loc, self.scale = as_rows(loc=loc, scale=scale)
         shared = np.ndim(z) < 2
         table = _checks.as_vector("z", z) if shared else _checks.as_matrix("z", z, length=self.loc.shape[0])
@@ -101,13 +103,13 @@ class Empirical(Distribution):
         return self.scale * (unit * safe.sqrt(self._average((deviations / unit) ** 2)))
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """k / L for the k values of the table at or below (y - loc) / scale; (k + tau) / (L + 1) where randomised."""
-        u = standardise(match(y, self.loc), self.loc, self.scale)
+        """k / L for the k values of the table at or below (y - loc) / scale; (k + tau) / (L + 1) where randomized."""
+        u = standardize(match(y, self.loc), self.loc, self.scale)
         count = self._read(lambda z, u: jnp.searchsorted(z, u, side="right"), u).astype(u.dtype)
         return count / self.z.shape[-1] if self.tau is None else (count + self.tau) / (self.z.shape[-1] + 1)
 
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """-inf everywhere: a law of atoms has no density."""
+        """-inf everywhere: a distribution of atoms has no density."""
         return jnp.full_like(match(y, self.loc), -jnp.inf)
 
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
@@ -143,7 +145,9 @@ class Empirical(Distribution):
             return super().interval(confidence_level)
         check_confidence_level(confidence_level)
         level = (1 + confidence_level) / 2
-        mirrored = eqx.tree_at(lambda law: (law.loc, law.z), self, (-self.loc, -self.z[..., ::-1]))
+        mirrored = eqx.tree_at(
+            lambda distribution: (distribution.loc, distribution.z), self, (-self.loc, -self.z[..., ::-1])
+        )
         return -mirrored._icdf(jnp.full_like(self.loc, level)), self.icdf(level)
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
@@ -158,7 +162,7 @@ class Empirical(Distribution):
         if self.tau is None:
             z = self._read(lambda z, p: quantiles.empirical_quantile(z, p, self.rule), p)
         else:
-            z = self._read(quantiles.randomised_quantile, p, self.tau)
+            z = self._read(quantiles.randomized_quantile, p, self.tau)
         # An infinite quantile is a refusal, and stays one where the scale is 0.
         infinite = jnp.isinf(z)
         return jnp.where(infinite, z, place(jnp.where(infinite, 0, z), self.loc, self.scale))
@@ -179,14 +183,14 @@ class Empirical(Distribution):
         return values.mean(-1, keepdims=self._is_shared)
 
     def _warn_if_infinite(self, p: np.ndarray) -> None:
-        symmetric, randomised, size = self.rule == "symmetric", self.rule == "randomised", self.z.shape[-1]
-        levels = np.atleast_1d(np.abs(2 * p - 1) if symmetric else np.maximum(p, 1 - p) if randomised else p)
+        symmetric, randomized, size = self.rule == "symmetric", self.rule == "randomized", self.z.shape[-1]
+        levels = np.atleast_1d(np.abs(2 * p - 1) if symmetric else np.maximum(p, 1 - p) if randomized else p)
         inside = (levels > 0) & (levels < 1)
         needed = quantiles.smallest_table(levels[inside].max()) if inside.any() else 0
         if (rows := size // 2 if symmetric else size) < needed:
             warnings.warn(
                 f"{rows} calibration rows are too few for the promise at the level asked for, which needs at least "
-                f"{needed}: the quantile is infinite{' in some rows' if randomised else ''}.",
+                f"{needed}: the quantile is infinite{' in some rows' if randomized else ''}.",
                 stacklevel=3,
             )
 

@@ -1,4 +1,4 @@
-"""Laws of an ensemble: `Mixture`."""
+"""Distributions of an ensemble: `Mixture`."""
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Mixture(Distribution):
-    """Mixtures of m laws of one class, as an ensemble gives them.
+    """Mixtures of m distributions of one class, as an ensemble gives them.
 
     The cdf of a row is the weighted mean of its members' cdfs.
 
@@ -32,8 +32,8 @@ class Mixture(Distribution):
 
     Example:
         >>> members = jax.vmap(Normal)(jnp.array([[-1.0], [1.0]]), jnp.array([[1.0], [1.0]]))
-        >>> law = Mixture(members)
-        >>> print(law.variance.round(4))
+        >>> distribution = Mixture(members)
+        >>> print(distribution.variance.round(4))
         [2.]
     """
 

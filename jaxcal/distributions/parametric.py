@@ -1,4 +1,4 @@
-"""Laws by a formula: `Point`, `Normal`, `StudentT`."""
+"""Distributions by a formula: `Point`, `Normal`, `StudentT`."""
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -8,7 +8,7 @@ from jax.scipy.special import ndtr, ndtri
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution, as_rows, check_not_negative, match, place, standardise
+from jaxcal.distributions._base import Distribution, as_rows, check_not_negative, match, place, standardize
 from jaxcal.functional import scores
 
 
@@ -61,8 +61,8 @@ class Normal(Distribution):
         std: likewise; not negative.
 
     Example:
-        >>> law = Normal(jnp.array([0.0, 10.0]), jnp.array([1.0, 2.0]))
-        >>> lower, upper = law.interval(0.95)
+        >>> distribution = Normal(jnp.array([0.0, 10.0]), jnp.array([1.0, 2.0]))
+        >>> lower, upper = distribution.interval(0.95)
         >>> print(f"{lower[1]:.2f} to {upper[1]:.2f}")
         6.08 to 13.92
     """
@@ -76,7 +76,7 @@ class Normal(Distribution):
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Phi((y - mean) / std)."""
-        return ndtr(standardise(match(y, self.mean), self.mean, self.std))
+        return ndtr(standardize(match(y, self.mean), self.mean, self.std))
 
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density, finite far in the tails; -inf where std is 0."""
@@ -104,8 +104,8 @@ class StudentT(Distribution):
         scale: [n], or one number for all rows; not negative.
 
     Example:
-        >>> law = StudentT(4.0, jnp.array([0.0, 1.0]), 2.0)
-        >>> print(law.variance.round(4))
+        >>> distribution = StudentT(4.0, jnp.array([0.0, 1.0]), 2.0)
+        >>> print(distribution.variance.round(4))
         [8. 8.]
     """
 
@@ -133,7 +133,7 @@ class StudentT(Distribution):
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """F((y - loc) / scale), to full relative precision in the lower tail."""
-        return scores.student_t_cdf(standardise(match(y, self.loc), self.loc, self.scale), self.df)
+        return scores.student_t_cdf(standardize(match(y, self.loc), self.loc, self.scale), self.df)
 
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density; -inf where scale is 0."""
@@ -144,7 +144,7 @@ class StudentT(Distribution):
         return scores.student_t_crps(match(y, self.loc), self.df, self.loc, self.scale)
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
-        """Values loc + scale * t, t from the standard law."""
+        """Values loc + scale * t, t from the standard distribution."""
         shape = shape + self.loc.shape
         t = jax.random.t(key, jnp.broadcast_to(self.df, shape), shape, self.loc.dtype)
         return place(t, self.loc, self.scale)

@@ -1,4 +1,4 @@
-"""Laws whose quantile function is linear between knots: `Quantiles`, `ScaledQuantiles`."""
+"""Distributions whose quantile function is linear between knots: `Quantiles`, `ScaledQuantiles`."""
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -21,15 +21,15 @@ class Quantiles(Distribution):
     """Predictions given by their quantiles at k levels, linear in between.
 
     Beyond the outer levels the quantile function is constant: atoms of mass levels[0] and 1 - levels[-1] lie
-    at the outer quantiles. The mean, the std, the cdf and the score are exactly those of this law.
+    at the outer quantiles. The mean, the std, the cdf and the score are exactly those of this distribution.
 
     Args:
         levels: [k], strictly increasing in (0, 1), the same for all rows.
         values: [n, k], the quantiles, not decreasing along a row.
 
     Example:
-        >>> law = Quantiles(jnp.array([0.25, 0.75]), jnp.array([[0.0, 2.0]]))
-        >>> print(law.cdf(1.0), law.icdf(0.625))
+        >>> distribution = Quantiles(jnp.array([0.25, 0.75]), jnp.array([[0.0, 2.0]]))
+        >>> print(distribution.cdf(1.0), distribution.icdf(0.625))
         [0.5] [1.5]
     """
 
@@ -98,9 +98,10 @@ class ScaledQuantiles(Distribution):
     """Predictions loc + scale * Z, whose quantile function is linear between knots that all rows share.
 
     Beyond the outer levels it is constant, as that of `Quantiles` (tails="constant"). Or Z has there the tails of a
-    standard normal law, scaled to the mass that is left (tails="normal"): P(Z <= t) is levels[0] Phi(t) / Phi(z[0])
-    for t <= z[0], and likewise above; in logs, so that a knot at -40 does no harm. All methods are exact for this law;
-    the cdf and the score cost O(log L) a row, and no [n, L] array is ever made. A row with scale 0 is a point.
+    standard normal distribution, scaled to the mass that is left (tails="normal"): P(Z <= t) is levels[0] Phi(t) /
+    Phi(z[0]) for t <= z[0], and likewise above; in logs, so that a knot at -40 does no harm. All methods are exact for
+    this distribution; the cdf and the score cost O(log L) a row, and no [n, L] array is ever made. A row with scale 0
+    is a point.
 
     Args:
         loc: [n], or one number for all rows.
@@ -110,8 +111,8 @@ class ScaledQuantiles(Distribution):
         tails: "constant" or "normal".
 
     Example:
-        >>> law = ScaledQuantiles(jnp.array([0.0, 10.0]), 2.0, jnp.array([0.25, 0.75]), jnp.array([-1.0, 1.0]))
-        >>> print(law.icdf(0.625), law.cdf(1.0))
+        >>> distribution = ScaledQuantiles(jnp.array([0.0, 10.0]), 2.0, jnp.array([0.25, 0.75]), jnp.array([-1.0, 1.0]))
+        >>> print(distribution.icdf(0.625), distribution.cdf(1.0))
         [ 1. 11.] [0.625 0.   ]
     """
 
@@ -153,7 +154,7 @@ class ScaledQuantiles(Distribution):
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The largest level whose quantile is at most y; in normal tails by the formula above."""
-        error, u = self._standardised(y)
+        error, u = self._standardized(y)
         p, q = self._knots
         cdf = _with_knots(quantiles.interpolate_monotone)(u, q, p)
         if self.tails == "normal":
@@ -164,7 +165,7 @@ class ScaledQuantiles(Distribution):
 
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density, which is constant between two knots; -inf where only atoms are."""
-        _, u = self._standardised(y)
+        _, u = self._standardized(y)
         p, q = self._knots
         log_density = _with_knots(_log_slope)(u, q, p)
         if self.tails == "normal":
@@ -180,7 +181,7 @@ class ScaledQuantiles(Distribution):
 
         Beyond an outer knot the score grows by the distance from it, less twice the integral of the tail between.
         """
-        error, u = self._standardised(y)
+        error, u = self._standardized(y)
         p, q = self._knots
         upper, mass, end, x = self._nearest_end(u)
         score = _with_knots(_linear_crps)(jnp.clip(u, q[..., 0], q[..., -1]), q, p) + x - end
@@ -199,7 +200,9 @@ class ScaledQuantiles(Distribution):
         """
         loc, scale = self.loc, self.scale
         standard = jnp.zeros_like(loc[..., :1]), jnp.ones_like(scale[..., :1])
-        z = Distribution.icdf(eqx.tree_at(lambda law: (law.loc, law.scale), self, standard), p)
+        z = Distribution.icdf(
+            eqx.tree_at(lambda distribution: (distribution.loc, distribution.scale), self, standard), p
+        )
         if z.ndim > loc.ndim:
             loc, scale = loc[..., None], scale[..., None]
         return place(jnp.broadcast_to(z, jnp.broadcast_shapes(z.shape, loc.shape)), loc, scale)
@@ -262,7 +265,7 @@ class ScaledQuantiles(Distribution):
         beyond = (masses * (2 * deviations * excess + square)).sum(-1, keepdims=True)
         return mean, unit * safe.sqrt(inside + beyond / unit / unit)
 
-    def _standardised(self, y: ArrayLike) -> tuple[Array, Array]:
+    def _standardized(self, y: ArrayLike) -> tuple[Array, Array]:
         """y - loc, and that over the scale (or over 1 where it is 0)."""
         error = match(y, self.loc) - self.loc
         return error, error / jnp.where(self.scale > 0, self.scale, 1)
@@ -283,7 +286,9 @@ def _log_slope(x: Array, xp: Array, fp: Array) -> Array:
 
 
 def _linear_crps(u: Array, q: Array, p: Array) -> Array:
-    """CRPS at u within the knots q of the law whose cdf is linear between values p from 0 to 1; O(log k) a value.
+    """CRPS at u within the knots q of the distribution whose cdf is linear between values p from 0 to 1.
+
+    It takes O(log k) a value.
 
     The integrals of cdf^2 up to every knot and of (1 - cdf)^2 from it on are prefix sums of positive terms.
     """

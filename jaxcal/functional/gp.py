@@ -447,9 +447,9 @@ def _capacity(sums: RowSums, noise_variance) -> Float[Array, "m m"]:
 
 
 @eqx.filter_custom_vjp
-def _streamed_sums(learnt, rows, targets):
-    """Outer and cross of `RowSums`; `learnt` is (covariances, whiten, precisions)."""
-    covariances, whiten, precisions = learnt
+def _streamed_sums(learned, rows, targets):
+    """Outer and cross of `RowSums`; `learned` is (covariances, whiten, precisions)."""
+    covariances, whiten, precisions = learned
 
     def add(sums, chunk):
         rows, targets, precisions = chunk
@@ -462,21 +462,21 @@ def _streamed_sums(learnt, rows, targets):
 
 
 @_streamed_sums.def_fwd
-def _streamed_sums_fwd(perturbed, learnt, rows, targets):
+def _streamed_sums_fwd(perturbed, learned, rows, targets):
     del perturbed
-    sums = _streamed_sums(learnt, rows, targets)
+    sums = _streamed_sums(learned, rows, targets)
     return sums, sums
 
 
 @_streamed_sums.def_bwd
-def _streamed_sums_bwd(sums, slopes, perturbed, learnt, rows, targets):
+def _streamed_sums_bwd(sums, slopes, perturbed, learned, rows, targets):
     """One more pass over the rows, with the slopes by the sums known: no chunk's covariances are kept.
 
     With G the symmetrized slope by the outer sum and g that by the cross sum, M = L^-T G L^-1 and u = L^-T g, the slope
     by a row's covariances k is p (M k + u y), and by its precision k'M k / 2 + y u'k. M has large entries that cancel:
     in float64 that costs five digits of sixteen, in float32 all, so that M k is taken in two products there.
     """
-    covariances, whiten, precisions = learnt
+    covariances, whiten, precisions = learned
     outer, cross = sums
     # A sum that nothing depends on has no slope.
     slopes = [jnp.zeros_like(total) if slope is None else slope for slope, total in zip(slopes, sums, strict=True)]
@@ -504,9 +504,9 @@ def _streamed_sums_bwd(sums, slopes, perturbed, learnt, rows, targets):
     return by_covariances, solve_triangular(whiten, by_root.T, lower=True).T, by_precision
 
 
-def _distributed_sums(learnt, rows, targets, mesh: Mesh):
+def _distributed_sums(learned, rows, targets, mesh: Mesh):
     """As `_streamed_sums`, every device of the mesh summing over its share of the rows."""
-    (covariances, whiten, precisions), spread = learnt, PartitionSpec(mesh.axis_names)
+    (covariances, whiten, precisions), spread = learned, PartitionSpec(mesh.axis_names)
     arrays, static = eqx.partition(covariances, eqx.is_array)
     # Every device takes the same number of rows.
     spread_out = _padded((rows, targets, precisions), mesh.size)

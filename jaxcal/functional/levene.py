@@ -292,7 +292,7 @@ def miller_siegmund(
 ) -> Float[Array, "*k"]:
     """The logarithm of a bound on the probability that the largest |T| of all splits is this large by chance.
 
-    Over the cuts of one ordered feature T is about a Brownian bridge, standardised, and for e = min_leaf / n
+    Over the cuts of one ordered feature T is about a Brownian bridge, standardized, and for e = min_leaf / n
     P(max |T| >= b) is about phi(b) (4 / b + (b - 1 / b) log((1 - e)^2 / e^2)), where b is the normal quantile that
     corresponds to |T|. By Bonferroni it is at most m times the p-value of the best of m splits, ordered or not. The
     lesser of the two is summed over the features.
@@ -343,7 +343,7 @@ def permutation_log_p(
     taken from the center of the node, which a permutation leaves alone: the largest |T| needs prefix sums only. The
     permutations are powers of one random cycle of the node's n rows, so that one sort serves all of them. The powers of
     a cycle are a group, and P(p <= q) <= q for residuals that are independent of x and of each other, whatever their
-    law; p is at least 1 / n.
+    distribution; p is at least 1 / n.
 
     Args:
         x: features [n, d].
@@ -379,7 +379,7 @@ def permutation_log_p(
 
 
 class _Side(NamedTuple):
-    """A group's deviations from its centre."""
+    """A group's deviations from its center."""
 
     number: Array
     total: Array
@@ -387,7 +387,7 @@ class _Side(NamedTuple):
 
 
 def _statistic(left: _Side, right: _Side, squares: Array) -> Array:
-    """T of eq. 5; `squares` is the sum of the squared residuals, about whatever they were centred on, for rounding."""
+    """T of eq. 5; `squares` is the sum of the squared residuals, about whatever they were centered on, for rounding."""
     means = [side.total / side.number for side in (left, right)]
     within = left.squares - left.total * means[0] + (right.squares - right.total * means[1])
     within = jnp.maximum(within, 16 * jnp.finfo(squares.dtype).eps * squares)
@@ -460,11 +460,11 @@ def _means(values: Array, layout: _Layout) -> Array:
 
 
 def _rank(residuals: Array, layout: _Layout) -> _Ranked:
-    """Rank and standardise the residuals within their nodes: T has no unit."""
+    """Rank and standardize the residuals within their nodes: T has no unit."""
     n, nodes = residuals.shape[0], _nodes_of_rows(layout, residuals.shape[0])
     order = _by_node(_wavelet.float_order(residuals), layout)
     ranks = jnp.zeros_like(order).at[order].set(jnp.arange(n, dtype=order.dtype), unique_indices=True)
-    # Prefix sums need it, in float32 above all. A residual as the centre leaves nothing of equal ones.
+    # Prefix sums need it, in float32 above all. A residual as the center leaves nothing of equal ones.
     centers = residuals[order[jnp.minimum(layout.first + layout.size // 2, n - 1)]]
     residuals = residuals - centers[nodes]
     units = _means(jnp.abs(residuals), layout)
@@ -633,7 +633,7 @@ def _permutation_log_p(
     """The rows of a node in random order are a ring, which a power of the cycle turns."""
     n = x.shape[0]
     layout = _layout(nodes, n, num_nodes)
-    deviations = _centred_deviations(_rank(residuals, layout).residuals, layout, center)
+    deviations = _centered_deviations(_rank(residuals, layout).residuals, layout, center)
     ring_key, turn_key = jax.random.split(key)
     ring = _by_node(_wavelet.stable_order(jax.random.bits(ring_key, (n,), jnp.uint32), 32), layout)
     place_in_ring = jnp.zeros_like(ring).at[ring].set(jnp.arange(n, dtype=ring.dtype), unique_indices=True)
@@ -668,8 +668,8 @@ def _permutation_log_p(
     return jnp.log((maxima >= maxima[0][None]).mean(0, dtype=residuals.dtype))
 
 
-def _centred_deviations(residuals: Array, layout: _Layout, center: str) -> Array:
-    """|e - center of the node| less its mean over the node; the residuals are centred on a median."""
+def _centered_deviations(residuals: Array, layout: _Layout, center: str) -> Array:
+    """|e - center of the node| less its mean over the node; the residuals are centered on a median."""
     nodes = _nodes_of_rows(layout, residuals.shape[0])
     less_mean = lambda values: values - _means(values, layout)[nodes]
     return less_mean(jnp.abs(less_mean(residuals) if center == "mean" else residuals))
@@ -732,7 +732,7 @@ def _best_of_cuts(
     counted = (levels >= 0) & (levels < num_levels)
     nodes = jnp.where(counted, 0, -1)
     layout = _layout(nodes, levels.shape[0], 1)
-    deviations = _centred_deviations(_rank(residuals, layout).residuals, layout, center)
+    deviations = _centered_deviations(_rank(residuals, layout).residuals, layout, center)
     bins = jnp.where(counted, levels, num_levels)
     number = jnp.zeros(num_levels + 1, jnp.int32).at[bins].add(1)[:-1]
     total = jax.ops.segment_sum(deviations, bins, num_levels + 1)[:-1]

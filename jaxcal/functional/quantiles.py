@@ -1,6 +1,6 @@
 """Quantiles: of a sorted table, of a curve through knots, and of a cumulative distribution function.
 
-Every function is written for one table, one curve or one law; batches come from `jax.vmap` outside.
+Every function is written for one table, one curve or one distribution; batches come from `jax.vmap` outside.
 """
 
 import functools
@@ -86,7 +86,7 @@ def empirical_rank(p: Real[ArrayLike, "*n"], size: int, rule: str = "inverse_cdf
 
 
 @jax.jit
-def randomised_quantile(
+def randomized_quantile(
     table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"], tau: Real[ArrayLike, "*n"]
 ) -> Float[Array, "*n"]:
     """The quantile of a sorted table at level p, its rank drawn so that it is t = (L + 1) p in the mean.
@@ -106,7 +106,7 @@ def randomised_quantile(
     Source: Vovk et al., Conformal calibrators, COPA 2020.
 
     Example:
-        >>> print(randomised_quantile(jnp.array([1.0, 2.0, 4.0]), jnp.full(3, 0.6), jnp.array([0.0, 0.3, 0.5])))
+        >>> print(randomized_quantile(jnp.array([1.0, 2.0, 4.0]), jnp.full(3, 0.6), jnp.array([0.0, 0.3, 0.5])))
         [4. 4. 2.]
     """
     table, p = jnp.asarray(table), _checks.as_floats("p", p)

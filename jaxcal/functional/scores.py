@@ -1,4 +1,4 @@
-"""Scores of predictive laws, as pure functions.
+"""Scores of predictive distributions, as pure functions.
 
 The proper scores take `(y, parameters...)` and give one value a row. All are negatively oriented (the less the
 better), except the log densities. The continuous ranked probability score, CRPS(F, y) = integral of
@@ -25,7 +25,7 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _FAR = 40.0
 # Of two independent values of N(0, 1/2): half the mean distance.
 _HALF_MEAN_DIFFERENCE = 1 / math.sqrt(2 * math.pi)
-# The least CRPS of a normal law around an error of 1, over all stds.
+# The least CRPS of a normal distribution around an error of 1, over all stds.
 _LEAST_CRPS = math.erf(math.sqrt(math.log(4)) / 2)
 
 
@@ -33,7 +33,7 @@ _LEAST_CRPS = math.erf(math.sqrt(math.log(4)) / 2)
 def normal_crps(
     y: Real[ArrayLike, "*#n"], mean: Real[ArrayLike, "*#n"], std: Real[ArrayLike, "*#n"]
 ) -> Float[Array, "*n"]:
-    """CRPS of a normal law: std (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)), z = (y - mean) / std.
+    """CRPS of a normal distribution: std (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)), z = (y - mean) / std.
 
     At std = 0 it is |y - mean|, its limit, with finite derivatives.
 
@@ -58,7 +58,7 @@ def normal_crps(
 def normal_log_prob(
     y: Real[ArrayLike, "*#n"], mean: Real[ArrayLike, "*#n"], std: Real[ArrayLike, "*#n"]
 ) -> Float[Array, "*n"]:
-    """Log density of a normal law, -z^2 / 2 - log(std) - log(2 pi) / 2; -inf at std = 0, where there is none.
+    """Log density of a normal distribution, -z^2 / 2 - log(std) - log(2 pi) / 2; -inf at std = 0, where there is none.
 
     Args:
         y: outcomes [n].
@@ -85,7 +85,7 @@ def normal_mixture_crps(
     stds: Real[ArrayLike, " m *n"],
     weights: Real[ArrayLike, " m"],
 ) -> Float[Array, "*n"]:
-    """CRPS of a mixture of m normal laws, with A(d, s) = E|N(d, s^2)|.
+    """CRPS of a mixture of m normal distributions, with A(d, s) = E|N(d, s^2)|.
 
     sum_i w_i A(y - mean_i, std_i) - 1/2 sum_ij w_i w_j A(mean_i - mean_j, sqrt(std_i^2 + std_j^2)).
     It takes O(m^2 n) operations, one member at a time, in the memory of the arguments. Members with std 0 are
@@ -127,7 +127,7 @@ def student_t_log_prob(
     loc: Real[ArrayLike, "*#n"],
     scale: Real[ArrayLike, "*#n"],
 ) -> Float[Array, "*n"]:
-    """Log density of a Student t law with `df` degrees of freedom; -inf at scale = 0, where there is none.
+    """Log density of a Student t distribution with `df` degrees of freedom; -inf at scale = 0, where there is none.
 
     Args:
         y: outcomes [n].
@@ -157,7 +157,7 @@ def student_t_crps(
     loc: Real[ArrayLike, "*#n"],
     scale: Real[ArrayLike, "*#n"],
 ) -> Float[Array, "*n"]:
-    """CRPS of a Student t law with more than one degree of freedom.
+    """CRPS of a Student t distribution with more than one degree of freedom.
 
     With t = (y - loc) / scale, it is scale times
     t (2 F(t) - 1) + 2 f(t) (df + t^2) / (df - 1) - 2 sqrt(df) / (df - 1) B(1/2, df - 1/2) / B(1/2, df/2)^2.
@@ -192,7 +192,7 @@ def student_t_crps(
 
 @jax.jit
 def student_t_cdf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array, "*n"]:
-    """The cumulative distribution function of the standard Student t law.
+    """The cumulative distribution function of the standard Student t distribution.
 
     In the variable w = sqrt(df log(1 + t^2 / df)) the density is nearly normal, and a Gauss-Legendre rule of
     32 points gives the lesser tail to a relative 1e-13 in float64 for df >= 1. Unlike `betainc` it is
@@ -217,7 +217,7 @@ def student_t_cdf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Floa
 
 @jax.jit
 def student_t_log_sf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array, "*n"]:
-    """The logarithm of the survival function 1 - F(t) of the standard Student t law, right where that underflows.
+    """The logarithm of the survival function 1 - F(t) of the standard Student t; right where that underflows.
 
     By the quadrature of `student_t_cdf`, and differentiable in both arguments.
 
@@ -240,7 +240,7 @@ def student_t_log_sf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> F
 
 @jax.jit
 def student_t_icdf(p: Float[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array, "*n"]:
-    """The quantile function of the standard Student t law, right into the tails (p = 1e-12, df = 1).
+    """The quantile function of the standard Student t distribution, right into the tails (p = 1e-12, df = 1).
 
     In the variable w of `student_t_cdf` it lies between the normal quantile z and z phi(0) / f(0), where f is
     the density, and is searched for there. It is differentiable in p and in df.
@@ -269,9 +269,9 @@ def student_t_icdf(p: Float[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Fl
 
 @jax.jit
 def empirical_crps(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -> Float[Array, "*n"]:
-    """CRPS of the law that is uniform on the values of a sorted table: E|u - Z| - E|Z - Z'| / 2.
+    """CRPS of the distribution that is uniform on the values of a sorted table: E|u - Z| - E|Z - Z'| / 2.
 
-    It takes O(L + n log L) operations: prefix sums of the table, centred first so that float32 suffices.
+    It takes O(L + n log L) operations: prefix sums of the table, centered first so that float32 suffices.
 
     Args:
         u: outcomes, of any shape.
@@ -287,8 +287,8 @@ def empirical_crps(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -> Fl
         [0.5 0.5]
     """
     table = jnp.asarray(table)
-    size, centre = table.shape[0], table.mean()
-    z, v = table - centre, jnp.asarray(u) - centre
+    size, center = table.shape[0], table.mean()
+    z, v = table - center, jnp.asarray(u) - center
     sums = jnp.concatenate([jnp.zeros_like(z[:1]), jnp.cumsum(z)]) / size
     below = jnp.searchsorted(table, u, side="right")
     # Integers are cast first: an int32 over a number is a float32, whatever the dtype of the table.
@@ -301,7 +301,7 @@ def empirical_crps(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -> Fl
 def quantile_crps(
     y: Real[ArrayLike, ""], levels: Real[ArrayLike, " k"], values: Real[ArrayLike, " k"]
 ) -> Float[Array, ""]:
-    """CRPS of the law whose quantile function is piecewise linear through knots and constant beyond them.
+    """CRPS of the distribution whose quantile function is piecewise linear through knots and constant beyond them.
 
     Twice the integral of the pinball loss over the level, exact on every piece. Constant pieces are atoms,
     and so are the two ends (of mass levels[0] and 1 - levels[-1]).
@@ -335,12 +335,12 @@ def mixture_crps(
     crps: Callable[[Array], Array],
     icdf: Callable[[Array], Array],
 ) -> Float[Array, "*n"]:
-    """CRPS of a mixture of m laws of any kind, from their scores and quantile functions.
+    """CRPS of a mixture of m distributions of any kind, from their scores and quantile functions.
 
     sum_i w_i crps_i(y) - 1/2 sum_ij w_i w_j D_ij, where D_ij, the integral of (F_i - F_j)^2, is also
-    E[crps_i(X_j) - crps_j(X_j)] for X_j from law j: a Gauss-Legendre rule of 24 points over its levels
+    E[crps_i(X_j) - crps_j(X_j)] for X_j from distribution j: a Gauss-Legendre rule of 24 points over its levels
     p = v^3 (10 - 15 v + 6 v^2), which crowd at both ends. Of the two orders of a pair the one with the
-    narrower law as X_j is taken: there the other one's score is smooth. The relative error (in float64) is
+    narrower distribution as X_j is taken: there the other one's score is smooth. The relative error (in float64) is
     below 1e-7 for normal members of any scales, below 1e-4 for Student t members down to df = 1.2, and
     within 1e-2 for members with 30 or more atoms or kinks.
 
@@ -366,7 +366,7 @@ def mixture_crps(
     shares = jnp.expand_dims(weights, tuple(range(1, 1 + y.ndim)))
     quartiles = jax.lax.map(lambda level: icdf(jnp.full_like(y, level)), jnp.array([0.25, 0.75], y.dtype))
     spread = quartiles[1] - quartiles[0]
-    order = 1 + jnp.sign(spread[None] - spread[:, None])  # [j, i]: 2 where law j is the narrower one, else 0
+    order = 1 + jnp.sign(spread[None] - spread[:, None])  # [j, i]: 2 where distribution j is the narrower one, else 0
     pairs = 0.5 * order * shares[:, None] * shares[None]
 
     # Recomputed on the way back: what is kept for a gradient does not grow with the number of points.
@@ -446,7 +446,7 @@ def reliability_score(
     crps: Callable[[Array], Array] | None = None,
     unbiased: bool = False,
 ) -> Float[Array, ""]:
-    """How far the distribution of the standardised errors is from the standard normal one.
+    """How far the distribution of the standardized errors is from the standard normal one.
 
     RS = integral of (Phi(t) - C(t))^2 dt / sqrt(2), where C is the empirical cdf of z = errors / std. In closed form,
     with D the mean of |z_i - z_j| over all pairs, RS = (mean CRPS(Phi, z_i) - D / 2) / sqrt(2): half an energy
@@ -458,8 +458,8 @@ def reliability_score(
         std: predicted standard deviations [n], positive, or one number. Where one is 0 and its error is not, the
             score is infinite.
         weights: of the rows [n], not negative; equal where None. No derivative passes through them.
-        crps: of another location-scale family, the CRPS of its standard law at z: a function [n] -> [n]. Then `std`
-            is its scale, and its cdf stands in place of Phi.
+        crps: of another location-scale family, the CRPS of its standard distribution at z: a function [n] -> [n]. Then
+            `std` is its scale, and its cdf stands in place of Phi.
         unbiased: whether D is the mean over pairs of different rows, for minibatches: then the mean over random
             batches is the score of all rows, whatever the size of a batch (the score proper of m rows is larger, of
             calibrated ones by 0.3989 / m in the mean). Calibrated errors have mean 0: it may be negative.
@@ -535,7 +535,7 @@ def accrue_loss(
     weights: Real[ArrayLike, " n"] | None = None,
     unbiased: bool = False,
 ) -> Float[Array, ""]:
-    """ACCRUE's loss: beta times the mean CRPS of normal laws plus 1 - beta times their reliability score.
+    """ACCRUE's loss: beta times the mean CRPS of normal distributions plus 1 - beta times their reliability score.
 
     Args:
         errors: y - mean [n], in units of the target's standard deviation, see `accrue_beta`.
@@ -589,7 +589,7 @@ def _wallace(t: Array, df: Array) -> Array:
 
 
 def _cdf_of_wallace(w: Array, df: Array) -> Array:
-    """The cdf of the Student t law in the variable w: the tail beyond |w|."""
+    """The cdf of the Student t distribution in the variable w: the tail beyond |w|."""
     w, df = jnp.broadcast_arrays(w, df)
     log_peak, area = _tail_of_wallace(jnp.where(w < 0, -w, w), df)
     tail = jnp.exp(log_peak) * area
@@ -619,7 +619,7 @@ def _ratio(function: Callable[[Array], Array], x: Array) -> Array:
 
 
 def _student_t_log_constant(df: Array) -> Array:
-    """The log density at 0 of the standard Student t law."""
+    """The log density at 0 of the standard Student t distribution."""
     return _log_gamma_ratio(df / 2) - 0.5 * jnp.log(math.pi * df)
 
 

@@ -32,7 +32,7 @@ from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process
 from jaxcal.gp.search import jitter_of_try, sparse_start, with_inducing_points
 from jaxcal.optimize import Result, minimize
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 # Gives the rows of a slice, or those of increasing numbers.
 Read = Callable[[slice | Int[np.ndarray, " k"]], Data]
@@ -228,10 +228,10 @@ def as_rows(x: ArrayLike, length: int) -> np.ndarray:
     return x
 
 
-def standardiser(x: np.ndarray, dtype: jnp.dtype) -> Standardiser:
-    """The standardiser of inputs [n, d], read in chunks."""
+def standardizer(x: np.ndarray, dtype: jnp.dtype) -> Standardizer:
+    """The standardizer of inputs [n, d], read in chunks."""
     moments = column_moments(lambda part: x[part], len(x))
-    return Standardiser(*(jnp.asarray(moment, dtype) for moment in moments))
+    return Standardizer(*(jnp.asarray(moment, dtype) for moment in moments))
 
 
 class _Plan(NamedTuple):

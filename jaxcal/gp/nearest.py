@@ -40,7 +40,7 @@ _NEAREST = 50
 _DECIDING, _DESCENTS = 2000, 2
 # The first starts with the noise of the start, or with the best of these fractions of the target's variance.
 _MORE_NOISE = 0.01, 0.1, 0.5
-# So many covariances are held at once where neighbours are looked for.
+# So many covariances are held at once where neighbors are looked for.
 _AT_ONCE = 2**24
 
 
@@ -73,13 +73,13 @@ def factorized_together(points: Points) -> Points:
 
 def predict(kernel: Kernel, given: Nearest, at: Points, points: Points) -> tuple[Array, Array]:
     """Latent means and variances at points; arguments as of `model.predict`, `at` being all rows."""
-    predict_one = lambda point: _predict_one(kernel, given, at, point, _neighbours(kernel, at, point))
+    predict_one = lambda point: _predict_one(kernel, given, at, point, _neighbors(kernel, at, point))
     return lax.map(predict_one, points, batch_size=_batch(given))
 
 
 def leave_one_out(kernel: Kernel, given: Nearest, at: Points, rows: Int[Array, " r"]) -> gp.LeaveOneOut:
     """Errors and variances of some of the rows, each given the rows nearest to it."""
-    return _errors(kernel, given, at, rows, _neighbours_of_rows(kernel, given, at, rows))
+    return _errors(kernel, given, at, rows, _neighbors_of_rows(kernel, given, at, rows))
 
 
 def optimum(first: Found, data: Data, jitter: ArrayLike, options: Options) -> Found:
@@ -92,7 +92,7 @@ def optimum(first: Found, data: Data, jitter: ArrayLike, options: Options) -> Fo
         others = _errors(model.kernel, Nearest.of(model, data, jitter), data.points, rows, near)
         return rows.shape[0] * jnp.log(jnp.mean(scores.normal_crps(others.error, 0.0, jnp.sqrt(others.variance))))
 
-    near_of = lambda model: _neighbours_of_rows(model.kernel, Nearest.of(model, data, jitter), data.points, rows)
+    near_of = lambda model: _neighbors_of_rows(model.kernel, Nearest.of(model, data, jitter), data.points, rows)
     start = _of_the_best_noise(first.model, eqx.Partial(log_crps, near=near_of(first.model)))
     params, fixed = split(start)
     vector, unravel = ravel_pytree(params)
@@ -154,13 +154,13 @@ def _predict_one(kernel: Kernel, given: Nearest, at: Points, point: Points, near
     return mean, given.scale * variance
 
 
-def _neighbours_of_rows(kernel: Kernel, given: Nearest, at: Points, rows: Int[Array, " r"]) -> Int[Array, "r k"]:
+def _neighbors_of_rows(kernel: Kernel, given: Nearest, at: Points, rows: Int[Array, " r"]) -> Int[Array, "r k"]:
     """The numbers of the rows nearest to some of them, without themselves."""
-    find = lambda row: _neighbours(kernel, at, take(at, row), without=row)
+    find = lambda row: _neighbors(kernel, at, take(at, row), without=row)
     return lax.map(find, rows, batch_size=_batch(given))
 
 
-def _neighbours(kernel: Kernel, at: Points, point: Points, without: ArrayLike = -1) -> Int[Array, " k"]:
+def _neighbors(kernel: Kernel, at: Points, point: Points, without: ArrayLike = -1) -> Int[Array, " k"]:
     """The numbers of the rows nearest to a point in the metric of the kernel; one of them may be left out.
 
     The squared distance is the variance of the difference between the process there and here.
@@ -178,5 +178,5 @@ def _as_row(point: Points) -> Points:
 
 
 def _batch(given: Nearest) -> int:
-    """For how many points at once neighbours are looked for."""
+    """For how many points at once neighbors are looked for."""
     return max(1, _AT_ONCE // given.targets.shape[0])

@@ -20,12 +20,12 @@ from jaxcal.functional import kernels
 class NNGP(AbstractKernel):
     """The covariance of the outputs of a random, infinitely wide network with ReLU, as a kernel of gpjax.
 
-    Weights of a layer with m inputs have the law N(0, weight_variance / m), biases N(0, bias_variance). With
+    Weights of a layer with m inputs have the distribution N(0, weight_variance / m), biases N(0, bias_variance). With
     K_0(a, b) = bias_variance + weight_variance a . b / d, and for u, v ~ N(0, K_l) at two points (Lee et al., eq. 5),
 
         K_{l+1} = bias_variance + weight_variance E[relu(u) relu(v)],
 
-    the kernel is K_depth. It is not stationary: inputs should be standardised.
+    the kernel is K_depth. It is not stationary: inputs should be standardized.
 
     Args:
         depth: the number of hidden layers, at least 1.

@@ -1,6 +1,6 @@
 """Lengthscales for sharp quantiles: those whose quantiles lie closest to the mean, level by level.
 
-Capone, Hirche & Pleiss, "Sharp Calibrated Gaussian Processes", NeurIPS 2023. What is minimised is `log_width`, eq. 7.
+Capone, Hirche & Pleiss, "Sharp Calibrated Gaussian Processes", NeurIPS 2023. What is minimized is `log_width`, eq. 7.
 From the middle outwards lengthscales do not grow, so that the variance does not fall: Assumption 4.1, which for the
 squared-exponential kernel is a theorem, since a shorter kernel is a longer one times one of unit diagonal.
 
@@ -87,14 +87,14 @@ class Problem(NamedTuple):
         return self._replace(x=some(self.x), errors=some(self.errors), at=None if self.at is None else some(self.at))
 
     def log_width(self, log_scale: Float[Array, " d"], level: Float[Array, ""]) -> Float[Array, ""]:
-        """What is minimised."""
+        """What is minimized."""
         return log_width(self.variance(log_scale), self.errors, level)
 
 
 def on_line(problem: Problem, log_scale: Float[Array, " d"], levels: tuple[float, ...]) -> Float[Array, "k d"]:
     """The best common multiples of the inverse lengthscales exp(log_scale), in logs, one for every level.
 
-    The same factorisations serve all levels; the sequences that do not fall outwards with the least sum of log widths,
+    The same factorizations serve all levels; the sequences that do not fall outwards with the least sum of log widths,
     of the multiples tried, are exact.
 
     Args:

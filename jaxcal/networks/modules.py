@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 # Of a target with variance 1: no predicted std is below a thousandth of the target's, or a ten thousandth.
-_VARIANCE_FLOOR, _FLOOR_IN_TURNS = 1e-6, 1e-8
+_VARIANCE_FLOOR, _ALTERNATING_FLOOR = 1e-6, 1e-8
 # Of concrete dropout: the rates it starts from, and the temperature of its masks, the paper's.
 _FIRST_RATE, _TEMPERATURE = 0.1, 0.1
 
@@ -88,10 +88,10 @@ class FeedForward(eqx.Module):
 
 
 class NormalNetwork(eqx.Module):
-    """The mean and the variance of a normal law: one network with two outputs, or two networks with one each.
+    """The mean and the variance of a normal distribution: one network with two outputs, or two networks with one each.
 
     The variance is softplus(output) + floor, for targets of variance 1: the floor is 1e-6 where one network learns
-    both, as in deep ensembles, and 1e-8 where two are trained in turns, as in USNRT's code.
+    both, as in deep ensembles, and 1e-8 where two are trained alternately, as in USNRT's code.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -106,7 +106,7 @@ class NormalNetwork(eqx.Module):
     def __call__(self, x: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The mean and the variance at one point."""
         mean, output = jnp.hstack([network(x) for network in self.networks])
-        return mean, as_variance(output, trained_in_turns=len(self.networks) > 1)
+        return mean, as_variance(output, alternating=len(self.networks) > 1)
 
 
 class ConcreteNetwork(eqx.Module):
@@ -146,7 +146,7 @@ class ConcreteNetwork(eqx.Module):
         keys = [None] * len(layers) if key is None else jax.random.split(key, len(layers))
         for layer, activation, logit, layer_key in zip(layers, activations, self.rate_logits, keys, strict=True):
             if layer_key is not None:
-                # log(u / (1 - u)) has the logistic law, which is symmetric.
+                # log(u / (1 - u)) has the logistic distribution, which is symmetric.
                 noise = jax.random.logistic(layer_key, x.shape, x.dtype)
                 x = x * jax.nn.sigmoid((noise - logit) / _TEMPERATURE) / jax.nn.sigmoid(-logit)
             x = activation(layer(x))
@@ -167,9 +167,9 @@ class ConcreteNetwork(eqx.Module):
         return jnp.sum(jnp.square(length_scale) * squares / (2 * kept) - num_inputs * entropy)
 
 
-def as_variance(output: Float[Array, "*n"], *, trained_in_turns: bool) -> Float[Array, "*n"]:
+def as_variance(output: Float[Array, "*n"], *, alternating: bool) -> Float[Array, "*n"]:
     """An output of a network as a variance, as `NormalNetwork` says."""
-    return jax.nn.softplus(output) + (_FLOOR_IN_TURNS if trained_in_turns else _VARIANCE_FLOOR)
+    return jax.nn.softplus(output) + (_ALTERNATING_FLOOR if alternating else _VARIANCE_FLOOR)
 
 
 def _with_keras_start(layers: Sequence[eqx.nn.Linear], key: PRNGKeyArray) -> tuple[eqx.nn.Linear, ...]:

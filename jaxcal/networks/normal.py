@@ -27,7 +27,7 @@ from jaxcal.networks.training import (
     trainer,
 )
 from jaxcal.optimize import Optimum, num_train
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 
 def settle_normal(num_inputs: int, options: TrainingOptions, preset: str | None) -> presets.Settings:
@@ -64,8 +64,8 @@ def train_normal(
     return alternate(data, num_rows, new, new_variance, train, train_key, rounds), rows
 
 
-def as_normal(moments: tuple[Float[Array, " n"], Float[Array, " n"]], y_scaler: Standardiser) -> Normal:
-    """The laws of standardised means and variances, in the unit of the data."""
+def as_normal(moments: tuple[Float[Array, " n"], Float[Array, " n"]], y_scaler: Standardizer) -> Normal:
+    """The distributions of standardized means and variances, in the unit of the data."""
     mean, variance = moments
     return Normal(y_scaler.inverse(mean), y_scaler.scale[None] * jnp.sqrt(variance))
 
@@ -86,7 +86,7 @@ def alternate(
     key: PRNGKeyArray,
     rounds: int,
 ) -> Optimum:
-    """A network for the mean and one for the variance, trained in turns, in every round from new weights.
+    """A network for the mean and one for the variance, trained alternately, in every round from new weights.
 
     `data` are the rows (x, y) to train on, and those to stop by, of which there are `num_rows`. Every training divides
     them anew, so that the variance learns from residuals of rows, too, that the mean was not trained on.
@@ -101,7 +101,7 @@ def alternate(
         parts = divide((x, y - _outputs(mean.params, x)), key=keys[3])
         initial = new_variance("scalar", key=keys[4])
         variance = train(_residual_negative_log_likelihood, initial, *parts, key=keys[5])
-        variances = as_variance(_outputs(variance.params, x), trained_in_turns=True)
+        variances = as_variance(_outputs(variance.params, x), alternating=True)
         optima += [mean, variance]
     mean, variance = optima[-2:]
     # A later result code is a worse one.
@@ -135,7 +135,7 @@ def _weighted_squared_error(network: FeedForward, rows: tuple, key: PRNGKeyArray
 
 def _residual_negative_log_likelihood(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:
     x, residual = rows
-    return -normal_log_prob(residual, 0.0, jnp.sqrt(as_variance(jax.vmap(network)(x), trained_in_turns=True)))
+    return -normal_log_prob(residual, 0.0, jnp.sqrt(as_variance(jax.vmap(network)(x), alternating=True)))
 
 
 @eqx.filter_jit

@@ -16,7 +16,7 @@ from jaxcal import _checks
 from jaxcal.networks.modules import FeedForward
 from jaxcal.networks.presets import Settings
 from jaxcal.optimize import Optimum, Result, num_train, raise_unless_finite, train_minibatches, with_weight_decay
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 XY = tuple[Float[Array, "n d"], Float[Array, " n"]]
 
@@ -118,8 +118,8 @@ class Rows(NamedTuple):
 
     train: XY
     validation: XY
-    x_scaler: Standardiser
-    y_scaler: Standardiser
+    x_scaler: Standardizer
+    y_scaler: Standardizer
 
 
 def as_data(
@@ -132,7 +132,7 @@ def as_data(
     return x, y, num_train(x.shape[0], validation_fraction)
 
 
-def as_inputs(x: ArrayLike, x_scaler: Standardiser) -> Float[Array, "n d"]:
+def as_inputs(x: ArrayLike, x_scaler: Standardizer) -> Float[Array, "n d"]:
     """Checked inputs, that have the columns of the training inputs."""
     x = _checks.as_matrix("x", x)
     _checks.check_columns("x", x, x_scaler.loc.shape[-1], "the network was trained on")
@@ -152,8 +152,8 @@ def split(
     x, y = lax.stop_gradient((x, y))
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
-    x_scaler = Standardiser.of(x)
-    y_scaler = Standardiser.of(y) if scale_target else Standardiser.identity(y)
+    x_scaler = Standardizer.of(x)
+    y_scaler = Standardizer.of(y) if scale_target else Standardizer.identity(y)
     rows = (x_scaler(x), y_scaler(y))
     if key is not None:
         order = jax.random.permutation(key, y.shape[0])

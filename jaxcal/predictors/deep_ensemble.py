@@ -1,4 +1,4 @@
-"""Deep ensembles: several networks of means and variances, each from its own start, and the mixture of their laws.
+"""Deep ensembles: networks of means and variances, each from its own initial weights, and the mixture of them.
 
 Lakshminarayanan, Pritzel & Blundell, "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles",
 NeurIPS 2017, algorithm 1 without its optional step of adversarial training.
@@ -17,7 +17,7 @@ from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord
 from jaxcal.networks.normal import as_normal, settle_normal, train_normal
 from jaxcal.networks.training import as_data, as_inputs
 from jaxcal.optimize import Optimum, over_runs
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 
 @_checks.renamed(validation_share="validation_fraction")
@@ -32,9 +32,9 @@ def fit(
     preset: str | None = None,
     **options: Unpack[TrainingOptions],
 ) -> "DeepEnsemble":
-    """Train `num_members` variance networks, and mix their laws with equal weights.
+    """Train `num_members` variance networks, and mix their distributions with equal weights.
 
-    With m_i(x) and v_i(x) the mean and the variance of member i of M, the law at x is the mixture of the
+    With m_i(x) and v_i(x) the mean and the variance of member i of M, the distribution at x is the mixture of the
     N(m_i(x), v_i(x)), whose moments are (Lakshminarayanan et al. 2017, section 2.4)
 
         mean(x) = avg_i m_i(x),    variance(x) = avg_i (v_i(x) + m_i(x)^2) - mean(x)^2.
@@ -69,8 +69,8 @@ def fit(
         >>> x = np.linspace(-1, 1, 200)
         >>> y = np.sin(3 * x) + 0.1 * np.random.default_rng(0).normal(size=200)
         >>> ensemble = deep_ensemble.fit(x, y, key=jax.random.key(0), max_epochs=100)
-        >>> law = ensemble(np.array([-0.5, 0.5, 6.0]))  # the members agree near the data, and nowhere else
-        >>> law.mean[:2].round(0).tolist(), bool(law.std[2] > 3 * law.std[1])
+        >>> distribution = ensemble(np.array([-0.5, 0.5, 6.0]))  # the members agree near the data, and nowhere else
+        >>> distribution.mean[:2].round(0).tolist(), bool(distribution.std[2] > 3 * distribution.std[1])
         ([-1.0, 1.0], True)
     """
     _checks.check_at_least("num_members", num_members, 1)
@@ -88,14 +88,14 @@ class DeepEnsemble(eqx.Module):
 
     Attributes:
         networks: the weights of the members, stacked: every array has a leading axis [m].
-        x_scaler: the standardisation of the inputs, one for all members.
-        y_scaler: the standardisation of the target.
+        x_scaler: the standardization of the inputs, one for all members.
+        y_scaler: the standardization of the target.
         training: how the training of every member went [m], a `jaxcal.networks.TrainingRecord`.
     """
 
     networks: NormalNetwork
-    x_scaler: Standardiser
-    y_scaler: Standardiser
+    x_scaler: Standardizer
+    y_scaler: Standardizer
     training: TrainingRecord
 
     def __call__(self, x: ArrayLike) -> Mixture:
@@ -112,17 +112,17 @@ class DeepEnsemble(eqx.Module):
 
 @eqx.filter_jit
 def _predict(fitted: DeepEnsemble, x: Float[Array, "n d"]) -> Mixture:
-    law = lambda network: as_normal(jax.vmap(network)(fitted.x_scaler(x)), fitted.y_scaler)
-    return Mixture(eqx.filter_vmap(law)(fitted.networks))
+    distribution = lambda network: as_normal(jax.vmap(network)(fitted.x_scaler(x)), fitted.y_scaler)
+    return Mixture(eqx.filter_vmap(distribution)(fitted.networks))
 
 
 @eqx.filter_jit
 def _train_members(
     train: Partial, x: Float[Array, "n d"], y: Float[Array, " n"], key: PRNGKeyArray, num_members: int
-) -> tuple[Optimum, Standardiser, Standardiser]:
-    """The members, stacked, and the standardisations, which are the same for all."""
+) -> tuple[Optimum, Standardizer, Standardizer]:
+    """The members, stacked, and the standardizations, which are the same for all."""
 
-    def member(key: PRNGKeyArray) -> tuple[Optimum, Standardiser, Standardiser]:
+    def member(key: PRNGKeyArray) -> tuple[Optimum, Standardizer, Standardizer]:
         optimum, rows = train(x, y, key=key)
         return optimum, rows.x_scaler, rows.y_scaler
 

@@ -21,10 +21,10 @@ from jaxcal.functional import safe
 from jaxcal.functional.scores import normal_log_prob
 from jaxcal.networks import ConcreteNetwork, FeedForward, TrainingOptions, TrainingRecord, presets
 from jaxcal.networks.training import XY, as_data, as_inputs, settle, split, squared_error, start, trainer
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 
-@_checks.renamed(validation_share="validation_fraction")
+@_checks.renamed(validation_share="validation_fraction", law="distribution")
 def fit(
     x: ArrayLike,
     y: ArrayLike,
@@ -33,15 +33,15 @@ def fit(
     rate: ArrayLike | str = 0.2,
     length_scale: ArrayLike = 1e-4,
     num_samples: int = 100,
-    law: str = "normal",
+    distribution: str = "normal",
     preset: str | None = None,
     **options: Unpack[TrainingOptions],
 ) -> "Dropout":
     """Train a ReLU network on the mean squared error by Adam, with dropout after every hidden layer.
 
     In training every row of every batch has a mask of its own. A prediction is made of `num_samples` masks, drawn once
-    and the same for all rows: each is a network f_s, and the law at x is the mixture over s of N(f_s(x), noise), or
-    the normal law of its moments (Gal & Ghahramani, section 4),
+    and the same for all rows: each is a network f_s, and the distribution at x is the mixture over s of N(f_s(x),
+    noise), or the normal distribution of its moments (Gal & Ghahramani, section 4),
 
         mean(x) = mean_s f_s(x),    variance(x) = var_s f_s(x) + noise.
 
@@ -58,7 +58,7 @@ def fit(
 
     `preset="crude"` is the setting of Zelikman et al., "CRUDE: Calibrating Regression Uncertainty Distributions
     Empirically", appendix A: three hidden layers of 1024, learning rate 1e-4 and weight decay 0.01 (and rate 0.2).
-    There the passes are all the law, without noise, which makes it overconfident. What the paper does not say
+    There the passes are all the distribution, without noise, which makes it overconfident. What the paper does not say
     (samples, batches, epochs, stopping) stays as here.
 
     `preset="usnrt"` is the setting in which USNRT is measured against dropout (Ma, Yan & Zhang, "Improving Uncertainty
@@ -76,7 +76,8 @@ def fit(
         rate: probability that an activation is dropped, or "concrete" to learn it.
         length_scale: of the prior of the weights N(0, 1 / length_scale^2), where the rates are learned.
         num_samples: how many masks a prediction is made of.
-        law: what is predicted: the "normal" law of the moments, or the "mixture" itself, of [num_samples, n] numbers.
+        distribution: what is predicted: the "normal" distribution of the moments, or the "mixture" itself, of
+            [num_samples, n] numbers.
         preset: None, or "usnrt" or, with a given rate, "crude" for other defaults, as above.
         **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, learning_rate, weight_decay, batch_size,
             max_epochs, patience, validation_fraction and throw.
@@ -92,8 +93,8 @@ def fit(
         >>> from jaxcal.predictors import dropout
         >>> x = np.linspace(-1, 1, 200)
         >>> network = dropout.fit(x, 4 * x + 5, key=jax.random.key(0), max_epochs=100)
-        >>> law = network(np.array([-0.5, 0.5, 10.0]))
-        >>> law.mean[:2].round(0).tolist(), bool(law.std[2] > 3 * law.std[1])
+        >>> distribution = network(np.array([-0.5, 0.5, 10.0]))
+        >>> distribution.mean[:2].round(0).tolist(), bool(distribution.std[2] > 3 * distribution.std[1])
         ([3.0, 7.0], True)
     """
     if isinstance(rate, str):
@@ -102,7 +103,7 @@ def fit(
         _checks.check_fraction("rate", rate)
     _checks.check_positive("length_scale", length_scale)
     _checks.check_at_least("num_samples", num_samples, 2)
-    _checks.check_choice("law", law, ("normal", "mixture"))
+    _checks.check_choice("distribution", distribution, ("normal", "mixture"))
     x = _checks.as_matrix("x", x)
     settings = settle(options, _presets(rate, x.shape[1]), preset)
     x, y, num_train = as_data(x, y, settings.validation_fraction)
@@ -124,7 +125,7 @@ def fit(
     passes = Passes(optimum.params, given_rate, jax.random.bits(mask_key, (num_samples,), "uint32"))
     unexplained = preset is None and given_rate is not None
     noise_std = _noise_std(passes, rows.validation) if unexplained else None
-    return Dropout(passes, noise_std, rows.x_scaler, rows.y_scaler, training, law)
+    return Dropout(passes, noise_std, rows.x_scaler, rows.y_scaler, training, distribution)
 
 
 class Passes(eqx.Module):
@@ -159,19 +160,19 @@ class Dropout(eqx.Module):
         passes: the weights and the masks.
         noise_std: the std of the noise, on the scale of `y_scaler`; None with the preset, and where every pass predicts
             it.
-        x_scaler: the standardisation of the inputs.
-        y_scaler: the standardisation of the target.
+        x_scaler: the standardization of the inputs.
+        y_scaler: the standardization of the target.
         training: how training went, a `jaxcal.networks.TrainingRecord`; its loss is the squared error without dropout,
             of concrete dropout the negative log likelihood.
-        law: what is predicted, "normal" or "mixture".
+        distribution: what is predicted, "normal" or "mixture".
     """
 
     passes: Passes
     noise_std: Float[Array, "*runs"] | None
-    x_scaler: Standardiser
-    y_scaler: Standardiser
+    x_scaler: Standardizer
+    y_scaler: Standardizer
     training: TrainingRecord
-    law: str = eqx.field(static=True)
+    distribution: str = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike) -> Normal | Mixture:
         """The predictions at the rows of x; the same for a row whatever the others are.
@@ -194,7 +195,7 @@ def _predict(fitted: Dropout, x: Float[Array, "n d"]) -> Normal | Mixture:
     elif noise_std is not None:
         noise_std = jnp.broadcast_to(noise_std, samples.shape)
     scaler = fitted.y_scaler
-    if fitted.law == "normal":
+    if fitted.distribution == "normal":
         noise = 0.0 if noise_std is None else jnp.mean(noise_std**2, axis=0)
         std = safe.sqrt(jnp.var(samples, axis=0) + noise)
         return Normal(scaler.inverse(jnp.mean(samples, axis=0)), scaler.scale[None] * std)

@@ -17,7 +17,7 @@ from jaxcal.distributions import StudentT
 from jaxcal.functional.scores import student_t_log_prob
 from jaxcal.networks import FeedForward, TrainingOptions, TrainingRecord, presets
 from jaxcal.networks.training import XY, as_data, as_inputs, settle, split, start, trainer
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 # What nu, alpha - 1 and beta are at least, so that scale and std are finite and no density is infinite.
 _FLOOR = 1e-6
@@ -33,10 +33,10 @@ def fit(
     preset: str | None = None,
     **options: Unpack[TrainingOptions],
 ) -> "Evidential":
-    """Train a ReLU network for the four parameters of a normal-inverse-gamma law by Adam.
+    """Train a ReLU network for the four parameters of a normal-inverse-gamma distribution by Adam.
 
     Where y ~ N(mu, sigma^2), mu ~ N(gamma, sigma^2 / nu) and sigma^2 ~ InverseGamma(alpha, beta), y has the Student t
-    law that is predicted (Amini et al., eq. 7), with the four parameters functions of x,
+    distribution that is predicted (Amini et al., eq. 7), with the four parameters functions of x,
 
         df = 2 alpha,    loc = gamma,    scale^2 = beta (1 + nu) / (nu alpha).
 
@@ -73,8 +73,8 @@ def fit(
         >>> x = np.linspace(-1, 1, 400)
         >>> y = 4 * x + np.where(x < 0, 0.1, 1.0) * np.random.default_rng(0).normal(size=400)
         >>> network = evidential.fit(x, y, key=jax.random.key(0), max_epochs=100)
-        >>> law = network(np.array([-0.5, 0.5]))
-        >>> law.mean.round(0).tolist(), bool(law.scale[1] > 3 * law.scale[0])
+        >>> distribution = network(np.array([-0.5, 0.5]))
+        >>> distribution.mean.round(0).tolist(), bool(distribution.scale[1] > 3 * distribution.scale[0])
         ([-2.0, 2.0], True)
     """
     _checks.check_not_negative("penalty", penalty)
@@ -100,14 +100,14 @@ class Evidential(eqx.Module):
 
     Attributes:
         network: the weights.
-        x_scaler: the standardisation of the inputs.
-        y_scaler: the standardisation of the target.
+        x_scaler: the standardization of the inputs.
+        y_scaler: the standardization of the target.
         training: how training went, a `jaxcal.networks.TrainingRecord`.
     """
 
     network: FeedForward
-    x_scaler: Standardiser
-    y_scaler: Standardiser
+    x_scaler: Standardizer
+    y_scaler: Standardizer
     training: TrainingRecord
 
     def __call__(self, x: ArrayLike) -> StudentT:

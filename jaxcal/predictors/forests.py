@@ -1,9 +1,9 @@
-"""Ensembles of trees with a normal law for every row: natural gradient boosting, random forests and extra trees.
+"""Ensembles of trees with a mean and a std: natural gradient boosting, random forests and extra trees.
 
 Duan, Avati, Ding, Thai, Basu, Ng & Schuler, "NGBoost: Natural Gradient Boosting for Probabilistic Prediction", ICML
-2020, through the authors' package. Random forests and extremely randomised trees (Geurts, Ernst & Wehenkel, Machine
-Learning 63, 2006) are scikit-learn's; their law is that of Meinshausen, "Quantile Regression Forests", JMLR 7 (2006),
-by its first two moments. Both packages are of the extra `forests`.
+2020, through the authors' package. Random forests and extremely randomized trees (Geurts, Ernst & Wehenkel, Machine
+Learning 63, 2006) are scikit-learn's; their distribution is that of Meinshausen, "Quantile Regression Forests", JMLR 7
+(2006), by its first two moments. Both packages are of the extra `forests`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Normal
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 if TYPE_CHECKING:
     from ngboost import NGBRegressor
@@ -51,18 +51,18 @@ def fit(
 ) -> "Forest":
     """Grow trees that give a mean and a std for every row.
 
-    "ngboost" boosts the mean and the log std of a normal law by natural gradients of its log score, with trees of
-    depth 3 for each. As in its paper, the number of trees is chosen by the score of a fifth of the rows, held out at
+    "ngboost" boosts the mean and the log std of a normal distribution by natural gradients of its log score, with trees
+    of depth 3 for each. As in its paper, the number of trees is chosen by the score of a fifth of the rows, held out at
     random, and all rows are then fitted with so many. `preset="crude"` takes the package's defaults, as CRUDE
     (Zelikman, Healy, Zhou & Avati 2020) does: 500 trees, none held out.
 
-    "random_forest" gives the first two moments of a quantile regression forest: the law that draws a tree, and then
+    "random_forest" gives the first two moments of a quantile regression forest: it draws a tree, and then
     one of the bootstrapped training rows in the leaf that x falls into. With m_t and v_t mean and variance of the
     target in that leaf of tree t: mean = avg(m_t), variance = avg(v_t) + avg((m_t - mean)^2). It is 0 where all these
     rows have one target. "extra_trees" gives the same of trees grown on all rows, without a bootstrap, each of whose
     splits is the best of random thresholds, one for every feature it looks at.
 
-    The target is standardised by the rows given here, so y -> a y + b changes the prediction exactly so, up to
+    The target is standardized by the rows given here, so y -> a y + b changes the prediction exactly so, up to
     rounding, which may decide where a tree splits. The trees are those of NumPy packages: neither fit nor prediction
     runs under `jit`, `vmap` or `grad`.
 
@@ -89,8 +89,8 @@ def fit(
         >>> from jaxcal.predictors import forests
         >>> x = np.linspace(-1, 1, 400)
         >>> y = np.sign(x) + np.where(x > 0, 0.5, 0.1) * np.random.default_rng(0).normal(size=400)
-        >>> law = forests.fit(x, y, key=jax.random.key(0), model="random_forest")(np.array([-0.5, 0.5]))
-        >>> law.mean.round().tolist(), bool(law.std[1] > 2 * law.std[0])
+        >>> distribution = forests.fit(x, y, key=jax.random.key(0), model="random_forest")(np.array([-0.5, 0.5]))
+        >>> distribution.mean.round().tolist(), bool(distribution.std[1] > 2 * distribution.std[0])
         ([-1.0, 1.0], True)
     """
     _check_known(x, y)
@@ -107,7 +107,7 @@ def fit(
         raise ValueError(f"max_features must lie above 0 and be at most 1, all features; got {max_features}.")
     _checks.check_positive("learning_rate", learning_rate)
     _checks.check_varies("y is", y)
-    y_scaler = Standardiser.of(y)
+    y_scaler = Standardizer.of(y)
     rows = np.asarray(x, float), np.asarray(y_scaler(y), float)
     seed = int(jax.random.bits(key, dtype="uint32"))
     if model == "ngboost":
@@ -131,14 +131,14 @@ class Forest:
 
     Attributes:
         model: "ngboost", "random_forest" or "extra_trees".
-        trees: an `NGBRegressor`, `RandomForestRegressor` or `ExtraTreesRegressor`, of the standardised target.
-        y_scaler: the standardisation of the target.
+        trees: an `NGBRegressor`, `RandomForestRegressor` or `ExtraTreesRegressor`, of the standardized target.
+        y_scaler: the standardization of the target.
         num_columns: how many columns x has.
     """
 
     model: str
     trees: Any
-    y_scaler: Standardiser
+    y_scaler: Standardizer
     num_columns: int
 
     def __call__(self, x: ArrayLike) -> Normal:
@@ -185,9 +185,9 @@ def _boost(x: np.ndarray, y: np.ndarray, num_trees: int | None, learning_rate: f
 
 
 def _boosted_moments(model: "NGBRegressor", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The means and stds of a boosted normal law."""
-    law = model.pred_dist(x)
-    return law.params["loc"], law.params["scale"]
+    """The means and stds of a boosted normal distribution."""
+    distribution = model.pred_dist(x)
+    return distribution.params["loc"], distribution.params["scale"]
 
 
 def _grow_forest(x: np.ndarray, y: np.ndarray, model: str, **options: Any) -> "ForestRegressor":
@@ -199,7 +199,7 @@ def _grow_forest(x: np.ndarray, y: np.ndarray, model: str, **options: Any) -> "F
 
 
 def _forest_moments(forest: "ForestRegressor", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The means and stds of the law that draws a tree, and then a row of the leaf that x falls into."""
+    """The means and stds of the distribution that draws a tree, and then a row of the leaf that x falls into."""
     leaves = forest.apply(x)
     trees = [estimator.tree_ for estimator in forest.estimators_]
     means = np.stack([tree.value[leaf, 0, 0] for tree, leaf in zip(trees, leaves.T, strict=True)])

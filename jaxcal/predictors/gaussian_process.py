@@ -27,7 +27,7 @@ from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import HoldsProcess, Process
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 _SQUARED_EXPONENTIAL = "squared_exponential"
 # Weight variances and bias variances of RIO, appendix D.1, and the variance of its noise.
@@ -62,11 +62,11 @@ def fit(
     preset: str | None = None,
     throw: bool = True,
 ) -> "GaussianProcess":
-    """Fit a Gaussian process whose hyperparameters maximise the evidence, or its sparse lower bound.
+    """Fit a Gaussian process whose hyperparameters maximize the evidence, or its sparse lower bound.
 
     y = f(x) + noise, with f of the covariance v exp(-sum_j (a_j - b_j)^2 / (2 l_j^2)). The lengthscales l, the variance
     v and the variance of the noise start at the best point of a grid, and end at a maximum above it, if there are
-    several. Inputs and target are standardised by the rows given here, so y -> a y + b changes the prediction exactly
+    several. Inputs and target are standardized by the rows given here, so y -> a y + b changes the prediction exactly
     so, up to rounding; constant columns of x are without effect.
 
     `preset="crude"` repeats CRUDE's setting, that of GPyTorch's examples: the exact process with one lengthscale, by
@@ -78,8 +78,8 @@ def fit(
     `kernel="nngp"` is what a network of two infinitely wide hidden layers of ReLU is before its training (Lee et al.
     2018); with `gp.nngp.NNGP` of any depth. `preset="nngp"` has it as RIO's authors: of 30 weight variances from
     0.1 to 5 and 30 bias variances from 0 to 2 the pair of the greatest evidence, the noise 0.01, the target neither
-    centred nor scaled. The paper does not say what decides between the pairs. Its kernel is a table of 101 x 151 x 131
-    entries, from which it interpolates until a factorisation fails; here the kernel is exact.
+    centered nor scaled. The paper does not say what decides between the pairs. Its kernel is a table of 101 x 151 x 131
+    entries, from which it interpolates until a factorization fails; here the kernel is exact.
 
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`: one run after another on a CPU, all at
     once on an accelerator. No gradient passes through the fit; predictions are differentiable in x.
@@ -94,13 +94,13 @@ def fit(
             inducing points; "nearest" asks at every point the 50 rows nearest to it, with hyperparameters of the least
             leave-one-out CRPS of 2000 rows. "auto" takes the exact one up to 2000 rows, and with the preset always;
             beyond the sparse one or the nearest rows, what has the lower leave-one-out CRPS, and the sparse one where
-            num_inducing, inducing, noise or optimizer ask for it. "stochastic" maximises the sparse one over
+            num_inducing, inducing, noise or optimizer ask for it. "stochastic" maximizes the sparse one over
             minibatches: for x that does not fit in memory, a `numpy.memmap`, of which it holds a chunk of rows at a
             time. It needs a key, and is not for `jit`.
         num_inducing: how many inducing points, at most n (default 800; 400 where the bound is stochastic).
         inducing: "greedy" chooses rows by conditional variance at the start, and of more than 10,000 rows as many
             decide on the hyperparameters; "trained" starts from the first rows, of the stochastic bound from random
-            ones, and optimises them. The default is "greedy", of the stochastic bound "trained".
+            ones, and optimizes them. The default is "greedy", of the stochastic bound "trained".
         ard: True for a lengthscale for every input column, False for one for all, as the preset has it in any case;
             "auto" for what the evidence prefers: each further lengthscale must raise it by log(n) / 2 nats.
         noise: "gaussian"; "student_t", whose degrees of freedom are learned, so that outliers do not decide the fit and
@@ -122,7 +122,7 @@ def fit(
         TypeError: if kernel is neither a name nor a kernel of gpjax.
         ValueError: if x or y is empty, not finite or of the wrong shape; if fewer than two rows are given; if y is
             constant, so that there is nothing to learn; if an option is out of its range, or does not go with another.
-        FloatingPointError: if a covariance cannot be factorised, and `throw`.
+        FloatingPointError: if a covariance cannot be factorized, and `throw`.
 
     Warns:
         UserWarning: if a row is an outlier; if the noise is so small that rounding decides.
@@ -178,8 +178,8 @@ class GaussianProcess(HoldsProcess):
     """
 
     process: Process
-    x_scaler: Standardiser
-    y_scaler: Standardiser
+    x_scaler: Standardizer
+    y_scaler: Standardizer
 
     def __call__(self, x: ArrayLike, *, include_noise: bool = True) -> Normal | StudentT:
         """The distribution of the targets at the rows of x; a StudentT where the noise is one.
@@ -245,7 +245,7 @@ def _setting(
     _checks.check_positive("learning_rate", learning_rate)
     adam = preset == "crude" or optimizer == "adam"
     if bound == "stochastic" and (adam or preset):
-        raise ValueError("bound='stochastic' has an optimiser of its own: neither 'adam' nor a preset goes with it.")
+        raise ValueError("bound='stochastic' has an optimizer of its own: neither 'adam' nor a preset goes with it.")
     if preset and noise != "gaussian":
         raise ValueError(f"preset={preset!r} has Gaussian noise; got noise={noise!r}.")
     if preset and bound == "auto":
@@ -265,7 +265,7 @@ def _setting(
 
 
 class Given(NamedTuple):
-    """What the user gave of the process; None for what is learnt, or the preset's."""
+    """What the user gave of the process; None for what is learned, or the preset's."""
 
     kernel: Kernel | None
     noise_variance: Float[Array, ""] | None
@@ -295,9 +295,9 @@ def _fit(x: Float[Array, "n d"], y: Float[Array, " n"], given: Given, setting: S
     x, y = lax.stop_gradient((x, y))
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
-    x_scaler = Standardiser.of(x)
+    x_scaler = Standardizer.of(x)
     robust = setting.options.noise == "student_t"
-    scaler = Standardiser.identity if setting.preset == "nngp" else Standardiser.robust if robust else Standardiser.of
+    scaler = Standardizer.identity if setting.preset == "nngp" else Standardizer.robust if robust else Standardizer.of
     y_scaler = scaler(y)
     data = _data(x, y, x_scaler, y_scaler)
     process = maximize(eqx.Partial(_starts, given, y_scaler, setting), data, setting.options)
@@ -309,7 +309,7 @@ def _fit_stochastic(x, y, given: Given, setting: Setting, epochs: int, key) -> "
     key = minibatch.check_key(key)
     n = y.shape[0]
     x, on_host = minibatch.as_rows(x, n), np.asarray(y)
-    x_scaler, y_scaler = minibatch.standardiser(x, y.dtype), Standardiser.of(y)
+    x_scaler, y_scaler = minibatch.standardizer(x, y.dtype), Standardizer.of(y)
 
     def read(part) -> Data:
         own_x, own_y = (jnp.asarray(column[part], y.dtype) for column in (x, on_host))
@@ -320,12 +320,12 @@ def _fit_stochastic(x, y, given: Given, setting: Setting, epochs: int, key) -> "
     return GaussianProcess(process, x_scaler, y_scaler)
 
 
-def _data(x: Float[Array, "n d"], y: Float[Array, " n"], x_scaler: Standardiser, y_scaler: Standardiser) -> Data:
+def _data(x: Float[Array, "n d"], y: Float[Array, " n"], x_scaler: Standardizer, y_scaler: Standardizer) -> Data:
     """Rows as the process takes them."""
     return Data(x_scaler(x), y_scaler(y))
 
 
-def _starts(given: Given, y_scaler: Standardiser, setting: Setting, data: Data, noise: Array | None = None) -> Model:
+def _starts(given: Given, y_scaler: Standardizer, setting: Setting, data: Data, noise: Array | None = None) -> Model:
     """Where the optimization may start: a grid of lengthscales and noise; or as the preset has it."""
     if setting.preset == "crude":
         # The softplus of zero, where GPyTorch starts; the noise is kept above 1e-4 by adding it.

@@ -15,7 +15,7 @@ from jaxcal.distributions import Point
 from jaxcal.networks import FeedForward, TrainingOptions, TrainingRecord, presets
 from jaxcal.networks.training import as_data, as_inputs, settle, split, squared_error, start, trainer
 from jaxcal.optimize import keras_rmsprop
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 
 @_checks.renamed(validation_share="validation_fraction")
@@ -82,14 +82,14 @@ class MLP(eqx.Module):
 
     Attributes:
         network: the weights.
-        x_scaler: the standardisation of the inputs.
-        y_scaler: the standardisation of the target.
+        x_scaler: the standardization of the inputs.
+        y_scaler: the standardization of the target.
         training: how training went, a `jaxcal.networks.TrainingRecord`.
     """
 
     network: FeedForward
-    x_scaler: Standardiser
-    y_scaler: Standardiser
+    x_scaler: Standardizer
+    y_scaler: Standardizer
     training: TrainingRecord
 
     def __call__(self, x: ArrayLike) -> Point:

@@ -26,7 +26,7 @@ from jaxcal.functional.scores import normal_log_prob
 from jaxcal.networks import FeedForward, TrainingRecord
 from jaxcal.networks.training import as_inputs
 from jaxcal.optimize import num_train, train_minibatches
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 _HEADS = 8
 # A share of the rows that are drawn for a step is context at most, and all of them are targets.
@@ -72,26 +72,27 @@ def fit(
 ) -> "NeuralProcess":
     """Train an attentive neural process by Adam, on random contexts out of the rows given.
 
-    A context, some rows (x_i, y_i), says what is known of a function. Its summary z, "latent", has a normal law that a
-    network finds from the mean over the context; at a point x, eight heads of attention pick what the rows near it say;
-    from both and x comes the normal law of y. In a step, rows are drawn for each of `batch_size` contexts, a random
-    number of which, 3 to `max_context`, are the context, while all are predicted: the loss is the negative log
-    likelihood, given z from all of the rows, plus the divergence of that z from the one of the context.
+    A context, some rows (x_i, y_i), says what is known of a function. Its summary z, "latent", has a normal
+    distribution that a network finds from the mean over the context; at a point x, eight heads of attention pick what
+    the rows near it say; from both and x comes the normal distribution of y. In a step, rows are drawn for each of
+    `batch_size` contexts, a random number of which, 3 to `max_context`, are the context, while all are predicted: the
+    loss is the negative log likelihood, given z from all of the rows, plus the divergence of that z from the one of the
+    context.
 
     A random fraction of the rows is the validation set: after every hundred steps it is predicted from `max_context`
     others. Training stops when that has not become better `patience` times, and the weights of the best time are kept.
     Predictions are made from all rows, or a thousand random ones.
 
     y of shape [f, n] is a family of f functions: each context is then from one of them, a fraction of the functions
-    is the validation set, and what is learnt is how to go on from the context of another one, which every call must be
+    is the validation set, and what is learned is how to go on from the context of another one, which every call must be
     given.
 
-    Inputs and target are standardised by the rows given here, so y -> a y + b changes the prediction exactly so, up to
+    Inputs and target are standardized by the rows given here, so y -> a y + b changes the prediction exactly so, up to
     rounding.
 
     `preset="paper"` is the setting of RIO's Table 1: learning rate 1e-4, 2000 steps, after which the last weights are
     kept, no std below a tenth of the target's, and predictions from `max_context` rows. There is no validation set and
-    no validation loss: rows that are learnt by heart make it overconfident, if it is trained for longer.
+    no validation loss: rows that are learned by heart make it overconfident, if it is trained for longer.
 
     Works under `jit` and, over keys and over tables of equal size, under `eqx.filter_vmap`. No gradient passes through
     the training; predictions are differentiable in x and in the context.
@@ -101,8 +102,8 @@ def fit(
         y: targets [n], or [f, n] of several functions. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the rows held out, the contexts and the latents.
         max_context: the most rows of a context in training.
-        num_samples: how many values of z, drawn once, a prediction is the mixture of; None for the normal law at its
-            mean.
+        num_samples: how many values of z, drawn once, a prediction is the mixture of; None for the normal distribution
+            at its mean.
         width: units of every hidden layer, and the number of latents; a multiple of 8.
         learning_rate: of Adam (default 1e-3).
         batch_size: contexts a step.
@@ -165,11 +166,11 @@ def fit(
 
 
 class Network(eqx.Module):
-    """What predicts from a context; for one function, in standardised units.
+    """What predicts from a context; for one function, in standardized units.
 
     Attributes:
         latent_encoder: of a row of the context, for the latents.
-        latent_law: the mean and the spread of the latents from the mean over the rows.
+        latent_distribution: the mean and the spread of the latents from the mean over the rows.
         encoder: of a row of the context, for the attention.
         embedding: of inputs, by which a point and the rows of the context are compared.
         attention: which of the encoded rows a point looks at.
@@ -178,7 +179,7 @@ class Network(eqx.Module):
     """
 
     latent_encoder: FeedForward
-    latent_law: FeedForward
+    latent_distribution: FeedForward
     encoder: FeedForward
     embedding: FeedForward
     attention: eqx.nn.MultiheadAttention
@@ -189,7 +190,7 @@ class Network(eqx.Module):
         keys = jax.random.split(key, 6)
         network = partial(FeedForward, dtype=dtype)
         self.latent_encoder = network(in_size + 1, (width,) * 3, width, key=keys[0])
-        self.latent_law = _with_two_outputs(network(width, (width,), 2 * width, key=keys[1]))
+        self.latent_distribution = _with_two_outputs(network(width, (width,), 2 * width, key=keys[1]))
         self.encoder = network(in_size + 1, (width,) * 3, width, key=keys[2])
         self.embedding = network(in_size, (width,), width, key=keys[3])
         self.attention = _attention(width, dtype, key=keys[4])
@@ -199,7 +200,7 @@ class Network(eqx.Module):
     @property
     def num_latents(self) -> int:
         """The length of z."""
-        return self.latent_law.layers[-1].weight.shape[0] // 2
+        return self.latent_distribution.layers[-1].weight.shape[0] // 2
 
     def summary(
         self, x: Float[Array, "c d"], y: Float[Array, " c"], present: Bool[Array, " c"] | None = None
@@ -207,7 +208,7 @@ class Network(eqx.Module):
         """The mean and the std of the latents, given the rows of a context that are present, or all."""
         rows = jax.vmap(self.latent_encoder)(jnp.column_stack([x, y]))
         where = None if present is None else present[:, None]
-        mean, spread = jnp.split(self.latent_law(jnp.mean(rows, axis=0, where=where)), 2)
+        mean, spread = jnp.split(self.latent_distribution(jnp.mean(rows, axis=0, where=where)), 2)
         return mean, _LEAST_LATENT_STD + (_MOST_LATENT_STD - _LEAST_LATENT_STD) * jax.nn.sigmoid(spread)
 
     def seen(
@@ -236,11 +237,11 @@ class NeuralProcess(eqx.Module):
 
     Attributes:
         network: the weights.
-        context: standardised rows (x, y) that predictions are made from where a call gives none; None if it was
+        context: standardized rows (x, y) that predictions are made from where a call gives none; None if it was
             trained on several functions.
-        noise: standard normal values of the latents, one row a member of the mixture; None for the normal law.
-        x_scaler: the standardisation of the inputs.
-        y_scaler: the standardisation of the target.
+        noise: standard normal values of the latents, one row a member of the mixture; None for the normal distribution.
+        x_scaler: the standardization of the inputs.
+        y_scaler: the standardization of the target.
         iterations: how many steps were taken.
         training: how training went, a `jaxcal.networks.TrainingRecord`, whose epochs are of a hundred steps; its loss
             is the negative log likelihood with the latents at their mean.
@@ -249,8 +250,8 @@ class NeuralProcess(eqx.Module):
     network: Network
     context: tuple[Float[Array, "*runs c d"], Float[Array, "*runs c"]] | None
     noise: Float[Array, "*runs samples latents"] | None
-    x_scaler: Standardiser
-    y_scaler: Standardiser
+    x_scaler: Standardizer
+    y_scaler: Standardizer
     iterations: Int[Array, "*runs"]
     training: TrainingRecord
 
@@ -334,8 +335,8 @@ class _Rows(NamedTuple):
     train: tuple[Float[Array, "f n d"], Float[Array, "f n"]]
     validation: _Question | None
     context: tuple[Float[Array, "c d"], Float[Array, " c"]] | None
-    x_scaler: Standardiser
-    y_scaler: Standardiser
+    x_scaler: Standardizer
+    y_scaler: Standardizer
 
 
 @eqx.filter_jit
@@ -344,7 +345,7 @@ def _split(x, y, validation_fraction: float, max_context: int, key: PRNGKeyArray
     x, y = lax.stop_gradient((x, y))
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
-    x_scaler, y_scaler = Standardiser.of(x.reshape(-1, x.shape[2])), Standardiser.of(y.ravel())
+    x_scaler, y_scaler = Standardizer.of(x.reshape(-1, x.shape[2])), Standardizer.of(y.ravel())
     order = jax.random.permutation(key, y.shape[1])
     x, y = jax.vmap(x_scaler)(x)[:, order], jax.vmap(y_scaler)(y)[:, order]
     train, validation = ((x, y), None) if paper else _hold_out(x, y, validation_fraction, max_context)
@@ -459,10 +460,10 @@ def _predict(process: NeuralProcess, x, context_x, context_y) -> Normal | Mixtur
     mean, std = network.summary(context_x, context_y)
     seen = network.seen(points, context_x, context_y)
 
-    def law(latents):
+    def distribution(latents):
         mean, std = network.decode(points, seen, latents)
         return Normal(scaler.inverse(mean), scaler.scale * std)
 
     if process.noise is None:
-        return law(mean)
-    return Mixture(jax.vmap(law)(mean[None] + std[None] * process.noise))
+        return distribution(mean)
+    return Mixture(jax.vmap(distribution)(mean[None] + std[None] * process.noise))

@@ -27,7 +27,7 @@ from jaxcal.networks.normal import alternate, as_normal
 from jaxcal.networks.training import as_data, settle, squared_error, start, trainer
 from jaxcal.optimize import Optimum, num_train, over_runs
 from jaxcal.predictors._tree import Branch, Node, Tree
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 # Section V-A: a tenth of the rows in a leaf, or so many.
 _SHARE_OF_ROWS, _LEAST_ROWS = 10, 1000
@@ -59,19 +59,20 @@ def fit(
     its levels, that leave `min_leaf` rows on either side, the one with the largest |T| of Levene's test between the
     residuals of the sides is found, exactly (eq. 5 and 6; `functional.levene`). Where its p-value is at most
     `significance`, the node is split. In a leaf, a ReLU network for the mean and a tanh network for the variance, 4d
-    and 2d units, are trained in turns, twice, as in `variance_network`'s alternating form (eq. 7). Here d is the number
-    of columns of x. The law of a row is N(m(x), v(x)) by the networks of its leaf; of several members, their mixture.
+    and 2d units, are trained alternately, twice, as in `variance_network`'s alternating form (eq. 7). Here d is the
+    number of columns of x. The distribution of a row is N(m(x), v(x)) by the networks of its leaf; of several members,
+    their mixture.
 
     All networks are trained by Adam, with a random fraction of the rows of a node as the validation set. Their inputs
-    are standardised columns, a categorical one as indicators of its levels.
+    are standardized columns, a categorical one as indicators of its levels.
 
     The least of very many p-values is small where nothing differs, too: the paper's rule, which knows nothing of it,
     splits pure noise four times in five. `correction="miller-siegmund"` is a bound for the largest |T|,
     "permutation" an exact test that permutes the residuals, "none" the paper's rule. Of skewed residuals only the
-    median-centred test holds its level.
+    median-centered test holds its level.
 
     `preset="paper"` takes center="mean" (eq. 5), correction="none" and step=10, as in the paper's experiments; the
-    authors' code centres at the median.
+    authors' code centers at the median.
 
     A tree grows by the values of its rows: the fit does not run under `jit` or `vmap`. Predictions do, and are
     differentiable in x within a leaf.
@@ -111,8 +112,8 @@ def fit(
         >>> tree = usnrt.fit(x, y, key=jax.random.key(0), min_leaf=100, max_epochs=20)
         >>> [line.split()[0] for line in tree.text(["a", "b"]).splitlines()]
         ['400', 'b', 'b']
-        >>> law = tree(np.array([[0.0, -0.5], [0.0, 0.5]]))
-        >>> bool(law.std[1] > 3 * law.std[0])
+        >>> distribution = tree(np.array([[0.0, -0.5], [0.0, 0.5]]))
+        >>> bool(distribution.std[1] > 3 * distribution.std[0])
         True
     """
     if _checks.is_traced(x, y):
@@ -130,7 +131,7 @@ def fit(
         splitting=settings._replace(hidden=default.hidden if split_hidden is None else tuple(split_hidden)),
         leaf=settings,
     )
-    encoder, y_scaler = Encoder.of(x, categorical, unseen), Standardiser.of(y)
+    encoder, y_scaler = Encoder.of(x, categorical, unseen), Standardizer.of(y)
     # Without continuous columns, one that is constant: it has no split.
     ordered = x[:, np.array(encoder.continuous)] if encoder.continuous else jnp.zeros_like(x[:, :1])
     orders = levene.feature_orders(ordered)
@@ -153,7 +154,7 @@ class USNRT(eqx.Module):
 
     Attributes:
         encoder: what makes network inputs of columns.
-        y_scaler: the standardisation of the target.
+        y_scaler: the standardization of the target.
         trees: the trees of the members, padded to a common size [m, nodes].
         networks: the networks of the leaves [m, leaves]; of a tree with fewer leaves, the rest are copies of its first.
         leaf_rmse: the root mean square of the training residuals in every leaf [m, leaves], in the unit of y; NaN where
@@ -162,14 +163,14 @@ class USNRT(eqx.Module):
     """
 
     encoder: Encoder
-    y_scaler: Standardiser
+    y_scaler: Standardizer
     trees: Tree
     networks: NormalNetwork
     leaf_rmse: Float[Array, "m leaves"]
     training: TrainingRecord
 
     def __call__(self, x: ArrayLike) -> Normal | Mixture:
-        """The predictions at the rows of x: normal laws, or of an ensemble mixtures of them.
+        """The predictions at the rows of x: normal distributions, or of an ensemble mixtures of them.
 
         Args:
             x: inputs [n, d]; a vector [n] is one column.
@@ -575,5 +576,7 @@ def _predict(fitted: USNRT, x: Float[Array, "n d"]) -> Normal | Mixture:
         moments, _ = lax.scan(place, (nothing, nothing), (numbers, networks))
         return as_normal(moments, fitted.y_scaler)
 
-    laws = jax.vmap(member)(fitted.trees, networks)
-    return Mixture(laws) if fitted.leaf_rmse.shape[0] > 1 else jax.tree.map(lambda part: part[0], laws)
+    distributions = jax.vmap(member)(fitted.trees, networks)
+    return (
+        Mixture(distributions) if fitted.leaf_rmse.shape[0] > 1 else jax.tree.map(lambda part: part[0], distributions)
+    )

@@ -1,10 +1,10 @@
-"""A network that predicts a normal law, its mean and its variance, with early stopping.
+"""A network that predicts a normal distribution, its mean and its variance, with early stopping.
 
 The joint form, one network with two outputs trained on the likelihood, is that of Nix & Weigend, "Estimating the Mean
 and Variance of the Target Probability Distribution", ICNN 1994. The alternating form has a network for the mean and
-one for the variance, trained in turns. With their presets they are the model of CRUDE that "separately predicts a mean
-and variance" (Zelikman et al., "CRUDE: Calibrating Regression Uncertainty Distributions Empirically", section 5.1), and
-the heteroscedastic neural network that USNRT is measured against (Ma, Yan & Zhang, "Improving Uncertainty
+one for the variance, trained alternately. With their presets they are the model of CRUDE that "separately predicts a
+mean and variance" (Zelikman et al., "CRUDE: Calibrating Regression Uncertainty Distributions Empirically", section
+5.1), and the heteroscedastic neural network that USNRT is measured against (Ma, Yan & Zhang, "Improving Uncertainty
 Quantification of Variance Networks by Tree-Structured Learning", section V-A).
 """
 
@@ -19,7 +19,7 @@ from jaxcal.distributions import Normal
 from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord
 from jaxcal.networks.normal import as_normal, settle_normal, train_normal
 from jaxcal.networks.training import as_data, as_inputs
-from jaxcal.scaling import Standardiser
+from jaxcal.scaling import Standardizer
 
 
 @_checks.renamed(validation_share="validation_fraction")
@@ -33,7 +33,7 @@ def fit(
     preset: str | None = None,
     **options: Unpack[TrainingOptions],
 ) -> "VarianceNetwork":
-    """Train networks for the mean m(x) and the variance v(x) of a normal law by Adam.
+    """Train networks for the mean m(x) and the variance v(x) of a normal distribution by Adam.
 
     The loss of a row is its negative log likelihood (Nix & Weigend, 1994),
 
@@ -78,8 +78,8 @@ def fit(
         >>> x = np.linspace(-1, 1, 400)
         >>> y = 4 * x + np.where(x < 0, 0.1, 1.0) * np.random.default_rng(0).normal(size=400)
         >>> network = variance_network.fit(x, y, key=jax.random.key(0), max_epochs=100)
-        >>> law = network(np.array([-0.5, 0.5]))
-        >>> law.mean.round(0).tolist(), bool(law.std[1] > 3 * law.std[0])
+        >>> distribution = network(np.array([-0.5, 0.5]))
+        >>> distribution.mean.round(0).tolist(), bool(distribution.std[1] > 3 * distribution.std[0])
         ([-2.0, 2.0], True)
     """
     x = _checks.as_matrix("x", x)
@@ -95,14 +95,14 @@ class VarianceNetwork(eqx.Module):
 
     Attributes:
         network: the weights.
-        x_scaler: the standardisation of the inputs.
-        y_scaler: the standardisation of the target.
+        x_scaler: the standardization of the inputs.
+        y_scaler: the standardization of the target.
         training: how training went, a `jaxcal.networks.TrainingRecord`.
     """
 
     network: NormalNetwork
-    x_scaler: Standardiser
-    y_scaler: Standardiser
+    x_scaler: Standardizer
+    y_scaler: Standardizer
     training: TrainingRecord
 
     def __call__(self, x: ArrayLike) -> Normal:

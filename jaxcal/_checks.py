@@ -1,6 +1,6 @@
 """Checks of what users pass in: shapes and dtypes at trace time, values on the host, before any loop.
 
-Values can be looked at only where they are known. Under `jit`, `vmap` or `grad` the arrays are tracers,
+Values can be checked only where they are known. Under `jit`, `vmap` or `grad` the arrays are tracers,
 and the checks of values are skipped; those of shapes never are.
 """
 

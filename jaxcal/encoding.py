@@ -1,4 +1,4 @@
-"""Columns as networks see them: continuous ones standardized, categorical ones as indicators of their levels."""
+"""Columns as inputs of networks: continuous ones standardized, categorical ones as indicators of their levels."""
 
 import equinox as eqx
 import jax

@@ -18,7 +18,7 @@ from jaxcal.functional import quantiles
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """The promise of a conformal central interval, made by `module.guarantee(confidence_level)`.
+    """The coverage guarantee of a conformal central interval, made by `module.guarantee(confidence_level)`.
 
     With tied scores it covers at least as much as is said here.
 
@@ -28,8 +28,8 @@ class Guarantee:
         places: r, how many of the L + 1 places between the sorted scores lie in the interval; L + 1 if it is infinite.
 
     Example:
-        >>> promise = Guarantee.of(0.9, 100, "symmetric")
-        >>> print(promise)
+        >>> guarantee = Guarantee.of(0.9, 100, "symmetric")
+        >>> print(guarantee)
         The 90 % interval covers a new row with probability 90.1 %, if that row is exchangeable with the 100 calibration
         rows. Depending on which 100 these were, it covers between 84.8 % and 94.5 % of all new rows (in 9 of 10 cases).
     """
@@ -40,7 +40,7 @@ class Guarantee:
 
     @classmethod
     def of(cls, confidence_level: float, num_calibration: int, rule: str) -> "Guarantee":
-        """The promise of the central interval that a rule reads from the sorted scores of L rows.
+        """The guarantee of the central interval that a rule reads from the sorted scores of L rows.
 
         Args:
             confidence_level: c, in (0, 1).
@@ -99,10 +99,12 @@ class Guarantee:
         return self.quantile((1 - probability) / 2), self.quantile((1 + probability) / 2)
 
     def __str__(self) -> str:
-        """The promise in plain words."""
+        """The guarantee in plain words."""
         level, rows = f"{100 * self.confidence_level:g} %", self.num_calibration
         if self.places > rows:
-            return f"The {level} interval is infinite: {rows} calibration rows are too few for a promise at this level."
+            return (
+                f"The {level} interval is infinite: {rows} calibration rows are too few for a guarantee at this level."
+            )
         low, high = (f"{100 * end:.1f} %" for end in self.interval())
         return (
             f"The {level} interval covers a new row with probability {100 * self.coverage:.1f} %, if that row is "

@@ -131,7 +131,7 @@ def train_minibatches(
 
     Args:
         loss: `loss(params, rows, key)`, one value a row; `rows` is what `data` is, cut down to a batch. `key`
-            is a new one each batch, and None for the validation loss, where dropout is to be left out.
+            is a new one each batch, and None for the validation loss, which is without dropout.
             A function at module level (or a Module) compiles once; a new lambda compiles anew.
         params: initial parameters; floating-point arrays in it are trained, everything else is kept.
         data: arrays with a common leading axis, the training rows.
@@ -306,7 +306,7 @@ def minimize(
 
     Stops as scipy's L-BFGS-B does by default: when the loss falls by at most `loss_tolerance` of
     max(|old|, |new|, 1), when no entry of the gradient exceeds `gradient_tolerance`, or after `max_iterations`; and
-    earlier, where `gain_tolerance` allows. A step to where the loss is NaN counts as too long; a start there ends the
+    earlier, where `gain_tolerance` allows. Where the loss is NaN the step is shortened; an initial value there ends the
     loop at once.
 
     Meant for use inside a jitted function; see `one_run_at_a_time` for its use under `vmap`.

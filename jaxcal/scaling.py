@@ -1,4 +1,4 @@
-"""The scaling around every fit: whatever the unit of the data, what is fitted sees mean 0 and standard deviation 1."""
+"""The scaling around every fit: whatever the scale of the data, what is fitted has mean 0 and standard deviation 1."""
 
 import equinox as eqx
 import jax.numpy as jnp

@@ -258,7 +258,7 @@ def test_sharp_gp_looks_at_the_rows_that_the_model_was_trained_on(table, file, t
 
 def test_training_rows_go_with_the_methods_that_look_at_them(file):
     assert_refused(calibrate(file, "--method", "sharp-gp"), "--method sharp-gp needs the rows", "--training")
-    assert_refused(calibrate(file, "--training", file), "--method rio does not look at")
+    assert_refused(calibrate(file, "--training", file), "--method rio does not use")
 
 
 def test_a_warning_is_one_line(file):

@@ -1,4 +1,4 @@
-"""Split conformal prediction against NumPy loops, its promise against simulation and the Beta distribution."""
+"""Split conformal prediction against NumPy loops, its guarantee against simulation and the Beta distribution."""
 
 import math
 from fractions import Fraction
@@ -107,11 +107,11 @@ def test_quantiles_that_coincide_are_no_mistake():
     assert fitted.margins.tolist() == [18.0]
 
 
-# ------------------------------------------------------------------ the promise
+# ------------------------------------------------------------------ the guarantee
 
 
 def simulated(score, size, level, runs):
-    """The realised coverage of a normal outcome after each of many calibrations of a wrong model, and its promise."""
+    """The realised coverage of a normal outcome after each of many calibrations of a wrong model, and its guarantee."""
     y = jax.random.normal(jax.random.key(size), (runs, size))
     base = lambda rows: Normal(jnp.full(rows, 0.3), jnp.full(rows, 0.6))
     options = {"confidence_levels": [level]} if score == "quantile" else {}
@@ -123,8 +123,8 @@ def simulated(score, size, level, runs):
         return fitted(None, base(1)).interval(level)
 
     lower, upper = (np.asarray(end)[:, 0] for end in ends(y))
-    promise = conformal.fit(None, base(size), y[0], score=score, **options).guarantee(level)
-    return scipy.stats.norm.cdf(upper) - scipy.stats.norm.cdf(lower), promise
+    guarantee = conformal.fit(None, base(size), y[0], score=score, **options).guarantee(level)
+    return scipy.stats.norm.cdf(upper) - scipy.stats.norm.cdf(lower), guarantee
 
 
 @pytest.mark.parametrize("size", [20, 100])
@@ -132,13 +132,13 @@ def simulated(score, size, level, runs):
 def test_coverage_follows_its_beta_distribution(score, size):
     runs = 10_000
     for level in (0.5, 0.9):
-        coverage, promise = simulated(score, size, level, runs)
-        assert level - 1e-9 <= promise.coverage < level + 2 / size
+        coverage, guarantee = simulated(score, size, level, runs)
+        assert level - 1e-9 <= guarantee.coverage < level + 2 / size
         error = coverage.std() / math.sqrt(runs)
-        assert abs(coverage.mean() - promise.coverage) < 4 * error
-        distribution = scipy.stats.beta(promise.places, size + 1 - promise.places)
+        assert abs(coverage.mean() - guarantee.coverage) < 4 * error
+        distribution = scipy.stats.beta(guarantee.places, size + 1 - guarantee.places)
         assert scipy.stats.kstest(coverage, distribution.cdf).pvalue > 1e-4
-        low, high = promise.interval(0.9)
+        low, high = guarantee.interval(0.9)
         assert abs(np.mean((coverage >= low) & (coverage <= high)) - 0.9) < 4 * math.sqrt(0.09 / runs)
 
 
@@ -156,23 +156,23 @@ def test_ties_only_add_to_the_coverage(score, rng):
 
 
 def test_the_law_of_the_coverage_is_beta():
-    promise = Guarantee.of(0.9, 100, "symmetric")
-    assert (promise.places, promise.coverage) == (91, pytest.approx(91 / 101))
+    guarantee = Guarantee.of(0.9, 100, "symmetric")
+    assert (guarantee.places, guarantee.coverage) == (91, pytest.approx(91 / 101))
     for p in (0.01, 0.5, 0.975):
-        assert promise.quantile(p) == pytest.approx(scipy.stats.beta.ppf(p, 91, 10), rel=1e-9)
-    assert promise.interval(0.8) == (promise.quantile(0.1), pytest.approx(promise.quantile(0.9)))
-    assert "84.8 % and 94.5 %" in str(promise)
+        assert guarantee.quantile(p) == pytest.approx(scipy.stats.beta.ppf(p, 91, 10), rel=1e-9)
+    assert guarantee.interval(0.8) == (guarantee.quantile(0.1), pytest.approx(guarantee.quantile(0.9)))
+    assert "84.8 % and 94.5 %" in str(guarantee)
 
 
 @pytest.mark.parametrize(("rule", "enough"), [("symmetric", 99), ("conformal", 199)])
 def test_an_infinite_interval_covers_all(rule, enough):
-    promise = Guarantee.of(0.99, enough - 1, rule)
-    assert promise.coverage == 1
-    assert promise.interval() == (1, 1)
-    assert str(promise).startswith(f"The 99 % interval is infinite: {enough - 1} calibration rows are too few")
-    promise = Guarantee.of(0.99, enough, rule)
-    assert promise.coverage == pytest.approx(0.99)
-    assert promise.quantile(0.5) < 1
+    guarantee = Guarantee.of(0.99, enough - 1, rule)
+    assert guarantee.coverage == 1
+    assert guarantee.interval() == (1, 1)
+    assert str(guarantee).startswith(f"The 99 % interval is infinite: {enough - 1} calibration rows are too few")
+    guarantee = Guarantee.of(0.99, enough, rule)
+    assert guarantee.coverage == pytest.approx(0.99)
+    assert guarantee.quantile(0.5) < 1
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 999, 1000])

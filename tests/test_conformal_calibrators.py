@@ -293,13 +293,13 @@ NORMAL = Normal(np.zeros(5), np.ones(5))
         ),
         (
             lambda: fit_on(Empirical(np.zeros(5), 1.0, np.arange(-4.0, 5)), rule="linear", score="cdf"),
-            "a density of base at y; 5 rows have not, the first at index 0: score='signed' needs neither",
+            "a density of base at y. 5 rows, the first at index 0, lack one of the two: take score='signed'",
         ),
         (
             lambda: fit_on(
                 StudentT(9.0, MEAN, STD), np.where(np.arange(SIZE) == 3, 1e9, Y), rule="linear", score="cdf"
             ),
-            "score='cdf' needs base.cdf.* between 0 and 1, .*; 1 rows have not, the first at index 3",
+            "score='cdf' needs a base.cdf.* 1 rows, the first at index 3, lack one",
         ),
         (lambda: Empirical(np.zeros(2), 1.0, np.zeros(3), "randomized"), "got rule='randomized' and no tau"),
         (lambda: Empirical(np.zeros(2), 1.0, np.zeros(3), tau=0.5), "got rule='inverse_cdf' and a tau"),

@@ -122,9 +122,9 @@ def test_what_the_ranks_cover():
     # Between the ranks 2 and 20 of 20 lies a new value with probability 18 / 21.
     with pytest.raises(ValueError, match=r"its 90 % interval covers a new row with probability 85\.7 %"):
         crude.fit(None, Normal(mean, std), y).guarantee(0.9)
-    promise = crude.fit(None, Normal(mean, std), y, rank="conformal").guarantee(0.9)
-    assert promise.coverage == pytest.approx(19 / 21)
-    with pytest.raises(ValueError, match="a table of neighbors promises nothing"):
+    guarantee = crude.fit(None, Normal(mean, std), y, rank="conformal").guarantee(0.9)
+    assert guarantee.coverage == pytest.approx(19 / 21)
+    with pytest.raises(ValueError, match="a table of neighbors guarantees nothing"):
         crude.fit(y, Normal(mean, std), y, neighbors=3).guarantee(0.9)
 
 

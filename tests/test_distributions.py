@@ -445,7 +445,7 @@ def test_a_symmetric_interval_is_the_split_conformal_one(rng):
 
 
 @pytest.mark.parametrize(("level", "needed"), [(0.8, 9), (0.9, 19), (0.99, 199)])
-def test_a_table_too_short_for_a_promise_says_so_once(level, needed):
+def test_a_table_too_short_for_a_guarantee_says_so_once(level, needed):
     table = np.arange(1.0, 200.0)
     distributions = {
         "conformal": lambda size: Empirical(LOC, SCALE, table[:size], "conformal"),
@@ -463,7 +463,7 @@ def test_a_table_too_short_for_a_promise_says_so_once(level, needed):
 
 
 @pytest.mark.parametrize(("size", "level"), [(20, 0.9), (20, 0.5), (100, 0.9), (39, 0.95)])
-def test_a_conformal_interval_keeps_its_promise(size, level):
+def test_a_conformal_interval_has_its_coverage(size, level):
     # Between the order statistics of ranks j and k of L lies a new value with probability (k - j) / (L + 1).
     distribution = Empirical(0.0, 1.0, np.arange(1.0, size + 1), "conformal")
     lower, upper = distribution.interval(level)

@@ -61,7 +61,7 @@ def test_the_law_is_the_student_t_of_the_evidence(data):
 
 
 def test_the_loss_is_that_of_the_paper():
-    """Of rows of two kinds, the 400 held out are so many of one and the rest of the other: a whole number."""
+    """Of rows of two kinds, the 400 for validation are so many of one and the rest of the other: a whole number."""
     y = np.arange(ROWS) % 4 == 0
     fitted = fit(np.zeros(ROWS), y, penalty=0.3)
     parameters = gamma, nu, alpha, _ = evidence(fitted, np.zeros(1))

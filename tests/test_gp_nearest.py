@@ -83,7 +83,7 @@ def fitted():
     return gaussian_process.fit(x[:260], y[:260], bound="nearest"), x[260:], y[260:]
 
 
-def test_what_is_promised_is_what_new_rows_get(fitted):
+def test_claimed_coverage_is_what_new_rows_get(fitted):
     process, x, y = fitted
     distribution = process(x)
     assert metrics.rmse(y, distribution) < 0.36

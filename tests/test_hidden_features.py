@@ -1,4 +1,4 @@
-"""A network's hidden layers: what `features` gives, and a process that looks at them in place of the inputs."""
+"""A network's hidden layers: what `features` gives, and a process that depends on them in place of the inputs."""
 
 import logging
 

@@ -173,7 +173,7 @@ def test_starts_that_cannot_be_factorized_are_counted(data):
         ({"kernel": "nngp", "preset": "nngp"}, ValueError, "preset='nngp' has a kernel and a noise of its own"),
         ({"noise_variance": 0.1, "preset": "crude"}, ValueError, "preset='crude' has a kernel and a noise of its own"),
         ({"noise_variance": 0.0}, ValueError, "noise_variance must be positive"),
-        ({"preset": "nngp", "bound": "stochastic"}, ValueError, "neither 'adam' nor a preset goes with it"),
+        ({"preset": "nngp", "bound": "stochastic"}, ValueError, "takes neither optimizer='adam' nor a preset"),
     ],
 )
 def test_bad_options_are_refused(data, change, error, message):

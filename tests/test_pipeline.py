@@ -69,7 +69,7 @@ def test_scores_in_any_unit():
 
 
 def test_scores_of_the_last_step_are_out_of_fold_too(rng):
-    """A last step that remembers what it was fitted to does not look better by it."""
+    """A last step that remembers what it was fitted to is not scored better by it."""
     x, y = line_with_noise(rng, 60)
 
     def fit_last(x, base, y):
@@ -122,8 +122,8 @@ def test_the_guarantee_of_the_split_holds_where_the_predictor_is_chosen(monkeypa
         pipeline = jc.pipeline.fit(x, y, method="split", key=jax.random.key(seed))
         new_x, new_y = line_with_noise(rng, 200)
         covered.append(float(jc.metrics.coverage(new_y, pipeline(new_x))))
-    promised = pipeline.guarantee(0.9).coverage
-    assert abs(np.mean(covered) - promised) < 4 * np.std(covered) / np.sqrt(60)
+    claimed = pipeline.guarantee(0.9).coverage
+    assert abs(np.mean(covered) - claimed) < 4 * np.std(covered) / np.sqrt(60)
 
 
 @pytest.mark.slow

@@ -315,7 +315,7 @@ NAN_AT_3 = np.where(np.arange(60) == 3, np.nan, 1.0)
         ({"y": np.ones(59)}, ValueError, "base.mean has 60 rows where 59 are expected"),
         ({"x": np.ones((59, 2))}, ValueError, "x has 59 rows where 60 are expected"),
         ({"x": np.ones((60, 0))}, ValueError, "no columns"),
-        ({"x": None}, ValueError, "x is None, but the kernel looks at the inputs"),
+        ({"x": None}, ValueError, "x is None, but the kernel depends on the inputs"),
         ({"y": np.ones(0)}, ValueError, "y is empty"),
         (
             {"y": np.ones(1), "base": Point(np.ones(1)), "x": np.ones((1, 1))},

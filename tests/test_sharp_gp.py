@@ -204,7 +204,7 @@ def test_bad_rows(data):
         sharp_gp.fit(x, Point(y), y, **good)
 
 
-# ------------------------------------------------------------------ the promise
+# ------------------------------------------------------------------ the guarantee
 
 
 def coverages(num_sets, **options):

@@ -68,7 +68,7 @@ def test_the_prediction_is_the_forward_pass(form, data):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_loss_is_the_negative_log_likelihood(form):
-    """Of rows of two kinds, the 400 held out are so many of one and the rest of the other: a whole number."""
+    """Of rows of two kinds, the 400 for validation are so many of one and the rest of the other: a whole number."""
     y = np.arange(ROWS) % 4 == 0
     network = fit(np.zeros(ROWS), y, form=form)
     distribution = network(np.zeros(1))

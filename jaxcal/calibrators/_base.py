@@ -25,7 +25,7 @@ class Rows(NamedTuple):
 
 
 def as_rows(x: ArrayLike, base: Distribution, y: ArrayLike) -> Rows:
-    """Checked rows, for methods of the inputs that look at the mean of `base` alone.
+    """Checked rows, for methods of the inputs that use the mean of `base` alone.
 
     Raises:
         TypeError: if `base` is not a Distribution.

@@ -36,7 +36,7 @@ from jaxcal.scaling import Standardizer
 # Section 5.1: the network's layers, the second of symmetric saturating linear functions, and the polynomial's order.
 _HIDDEN, _ACTIVATIONS = (50, 10), (jax.nn.relu, jax.nn.hard_tanh)
 _MAX_ORDER = 10
-# n times the gain of the loss of n rows below which a further order is useless, and left out; two in a row end the
+# n times the gain of the loss of n rows below which a further order is useless, and not taken; two in a row end the
 # search, since odd orders alone, or even ones, may be useless.
 _ORDER_GAIN = 0.1
 _LEAST_ROWS = 10
@@ -81,9 +81,9 @@ def fit(
 
     Args:
         x: inputs [l, d]; a vector [l] is one column.
-        base: the model's predictions [l], of which only the mean is looked at: on rows that it was not trained on.
+        base: the model's predictions [l], of which only the mean is used: on rows that it was not trained on.
         y: targets [l].
-        key: random key of the initial weights and of the rows held out.
+        key: random key of the initial weights and of the validation set.
         model: "network", "polynomial" or a module, as above.
         beta: the weight of the CRPS in [0, 1]; "auto" is equation 12, see `functional.scores.accrue_beta`.
         restarts: number of initializations of the network.
@@ -145,7 +145,7 @@ class ACCRUE(eqx.Module):
         x_scaler: the standardization of the inputs.
         scale: the typical size of the errors, in the unit of y.
         beta: the weight of the CRPS in the loss.
-        loss: the lowest loss of the rows held out, for errors in units of y's standard deviation; after a polynomial
+        loss: the lowest loss of the validation set, for errors in units of y's standard deviation; after a polynomial
             that of all rows.
         steps: how many L-BFGS steps were taken, by the polynomial at its last order.
         result: how they ended, one of `jaxcal.optimize.Result`.
@@ -244,7 +244,7 @@ def _join(rows: Rows, validation: Rows) -> Rows:
             )
         if are_among(validation.x, validation.y, rows.x, rows.y):
             warnings.warn(
-                "all rows of validation are among those that are fitted to: they cannot tell when to stop.",
+                "all rows of validation are among those that are fitted to: they do not show when to stop.",
                 stacklevel=3,
             )
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), rows, validation)

@@ -73,7 +73,7 @@ def fit(
       ceil((L + 1) (1 + c) / 2), each tail by itself.
     - "quantile": the base's own quantiles at (1 -+ c) / 2 are moved apart (or together, not past the median) by the
       score of rank ceil((L + 1) c) of that level. Where the interval of a higher level would leave out some of that of
-      a lower one it is widened, which keeps the promise.
+      a lower one it is widened, which keeps the guarantee.
 
     With a rule, the whole distribution by a score that increases with y:
 
@@ -93,12 +93,12 @@ def fit(
     predictions are differentiable in base.
 
     Args:
-        x: not looked at; None will do.
+        x: not used; may be None.
         base: the model's predictions at x, [L].
         y: targets [L].
         score: one of the four above; None for "scaled" where the base has a std, else "absolute". With a rule "signed",
             the same as None, or "cdf".
-        rule: None for intervals that keep a promise; "randomized" or "linear" for a calibrated distribution.
+        rule: None for intervals with a guarantee; "randomized" or "linear" for a calibrated distribution.
         confidence_levels: the levels c of the intervals of score="quantile" (default 0.5, 0.8, 0.9, 0.95).
         key: random key of the ranks of rule="randomized". See `ConformalCalibrator` for what calls share.
 
@@ -162,13 +162,13 @@ class SplitConformal(eqx.Module):
     out_of_fold: bool = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical:
-        """The distribution whose central intervals keep the promise of `guarantee`.
+        """The distribution whose central intervals have the coverage of `guarantee`.
 
         They are infinite, with a warning that names the rows needed, at levels for which the calibration rows are too
         few.
 
         Args:
-            x: not looked at; None will do.
+            x: not used; may be None.
             base: the model's predictions, [n].
 
         Raises:
@@ -180,7 +180,7 @@ class SplitConformal(eqx.Module):
         return Empirical(base.mean, error_unit(base, self.scaled), self.z, self.rule)
 
     def guarantee(self, confidence_level: float) -> Guarantee:
-        """What the central interval at this level promises.
+        """The coverage guarantee of the central interval at this level.
 
         Raises:
             ValueError: if the confidence level lies outside (0, 1), or the errors are out of fold.
@@ -209,10 +209,10 @@ class ConformalizedQuantiles(eqx.Module):
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Quantiles:
         """The distribution with these intervals at the levels of the fit, the base's median, and lines in between.
 
-        The promise is that of the intervals at these levels alone. The distribution ends at the widest of them.
+        The guarantee is that of the intervals at these levels alone. The distribution ends at the widest of them.
 
         Args:
-            x: not looked at; None will do.
+            x: not used; may be None.
             base: the model's predictions, [n].
 
         Raises:
@@ -223,7 +223,7 @@ class ConformalizedQuantiles(eqx.Module):
         return Quantiles(_levels(self.confidence_levels), _moved_outwards(quantiles, self.margins))
 
     def guarantee(self, confidence_level: float) -> Guarantee:
-        """What the interval at one of the levels of the fit promises.
+        """The coverage guarantee of the interval at one of the levels of the fit.
 
         Raises:
             ValueError: if the confidence level is none of them, or the quantiles are out of fold.
@@ -238,8 +238,8 @@ class ConformalCalibrator(eqx.Module):
 
     The ranks of rule="randomized" are drawn from a seed that was fixed in the fit: a call gives the same distribution
     each time, and so do `jit` and a saved calibrator. Row i of every call has the same tau. The coverage of each row is
-    exact in the mean, whichever call it is in, but the calls share their luck, as do runs that were fitted with one
-    key: fit again with another key for draws that are independent.
+    exact in the mean, whichever call it is in, but the draws of all calls are the same, as are those of runs that were
+    fitted with one key: fit again with another key for independent draws.
 
     Attributes:
         scores: of the calibration rows, in increasing order [L].
@@ -261,7 +261,7 @@ class ConformalCalibrator(eqx.Module):
         probabilities.
 
         Args:
-            x: not looked at; None will do.
+            x: not used; may be None.
             base: the model's predictions, [n].
 
         Raises:
@@ -312,8 +312,8 @@ def _probabilities(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " 
         bad = np.flatnonzero(~((p > 0) & (p < 1) & np.isfinite(base.log_prob(y))))
         if bad.size:
             raise ValueError(
-                "score='cdf' needs base.cdf(y) between 0 and 1, and a density of base at y; "
-                f"{bad.size} rows have not, the first at index {bad[0]}: score='signed' needs neither."
+                f"score='cdf' needs a base.cdf(y) strictly between 0 and 1, and a density of base at y. {bad.size} rows, "
+                f"the first at index {bad[0]}, lack one of the two: take score='signed'."
             )
     return p
 
@@ -351,7 +351,7 @@ def _levels(confidence_levels: tuple[float, ...]) -> np.ndarray:
 
 def _quantiles_of(base: Distribution, confidence_levels: tuple[float, ...], length: int | None = None):
     """The base's quantiles at these levels, finite, [n, 2 k + 1]."""
-    # They may all coincide in a row: its std of 0 is not looked at.
+    # They may all coincide in a row: its std of 0 is not used.
     check_base(Point(base.mean) if isinstance(base, Distribution) else base, length)
     quantiles = base.icdf(_levels(confidence_levels))
     _checks.check_finite("base.icdf(levels)", quantiles)

@@ -53,13 +53,14 @@ def fit(
     predictions are differentiable in base.
 
     Args:
-        x: inputs [L, d]; a vector [L] is one column. They are looked at only with `neighbors`, and may be None else.
+        x: inputs [L, d]; a vector [L] is one column. They are used only with `neighbors`, and may be None else.
         base: the model's predictions at x, [L]; of vectors [L, t] a `MultivariateNormal`.
         y: targets [L], or [L, t].
         rank: which of the sorted z is the quantile at level p. "crude" is Algorithm 1's z[int(p L)], counted from 0:
             a new row lies at or below it with probability (int(p L) + 1) / (L + 1), and in the 90 % interval of 20
-            rows with 85.7 %. "conformal" is the one of rank ceil((L + 1) p), counted from 1, which keeps the promise of
-            `CRUDE.guarantee`; where L is too small for one the quantile is infinite, and a warning names the L needed.
+            rows with 85.7 %. "conformal" is the one of rank ceil((L + 1) p), counted from 1, which keeps the guarantee
+            of `CRUDE.guarantee`; where L is too small for one the quantile is infinite, and a warning names the L
+            needed.
         neighbors: take for each prediction the table of the calibration rows with the nearest inputs, so many of
             them, in place of all: by Euclidean distance, every column standardized by the calibration rows.
 
@@ -67,7 +68,7 @@ def fit(
         TypeError: if base is not a Distribution.
         ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive;
             if there are fewer rows than neighbors, or neighbors are asked for without x, with rank="conformal", whose
-            promise would not hold, or for vectors; if rank="conformal" is asked for vectors, which have no ranks.
+            guarantee would not hold, or for vectors; if rank="conformal" is asked for vectors, which have no ranks.
 
     Warns:
         UserWarning: if y equals base.mean in every row, so that no prediction has a width.
@@ -128,7 +129,7 @@ class CRUDE(eqx.Module):
         there is a table of so many values a row.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column; looked at only with neighbors.
+            x: inputs [n, d]; a vector [n] is one column; used only with neighbors.
             base: the model's predictions at x, [n].
 
         Raises:
@@ -145,10 +146,11 @@ class CRUDE(eqx.Module):
         return Empirical(base.mean, scale, self.neighborhood.tables(self.z, x), self.rank)
 
     def guarantee(self, confidence_level: float) -> Guarantee:
-        """What the central interval at this level promises, with rank="conformal".
+        """The coverage guarantee of the central interval at this level, with rank="conformal".
 
         Raises:
-            ValueError: if the confidence level lies outside (0, 1); if the rank is "crude", which promises nothing; if
+            ValueError: if the confidence level lies outside (0, 1); if the rank is "crude", which guarantees nothing;
+            if
                 the errors are out of fold.
 
         Example:
@@ -162,12 +164,12 @@ class CRUDE(eqx.Module):
         _checks.check_fraction("confidence_level", confidence_level)
         rows = self.z.shape[-1]
         if self.neighborhood is not None:
-            raise ValueError("a table of neighbors promises nothing: without neighbors, rank='conformal' does.")
+            raise ValueError("a table of neighbors guarantees nothing: without neighbors, rank='conformal' does.")
         if self.rank == "crude":
             low, high = (empirical_rank((1 + sign * confidence_level) / 2, rows, "crude") for sign in (-1, 1))
             raise ValueError(
-                f"rank='crude' promises nothing: its {100 * confidence_level:g} % interval covers a new row with "
-                f"probability {100 * float(high - low) / (rows + 1):.1f} %; rank='conformal' keeps a promise."
+                f"rank='crude' guarantees nothing: its {100 * confidence_level:g} % interval covers a new row with "
+                f"probability {100 * float(high - low) / (rows + 1):.1f} %; rank='conformal' has a guarantee."
             )
         check_not_out_of_fold(self.out_of_fold)
         return Guarantee.of(confidence_level, rows, self.rank)
@@ -187,7 +189,7 @@ class VectorCRUDE(eqx.Module):
         """The distribution base.mean + base.factor Z of every row, Z one of the whitened errors.
 
         Args:
-            x: not looked at; may be None.
+            x: not used; may be None.
             base: the model's predictions [n, t].
 
         Raises:
@@ -234,7 +236,7 @@ def _fit_vectors(base: MultivariateNormal, y: ArrayLike) -> VectorCRUDE:
 
 def _neighborhood(x: ArrayLike | None, length: int, number: int, rank: str) -> Neighborhood:
     if rank == "conformal":
-        raise ValueError("neighbors cannot go with rank='conformal': its promise holds for the table of all rows.")
+        raise ValueError("neighbors cannot go with rank='conformal': its guarantee holds for the table of all rows.")
     if x is None:
         raise ValueError("x is None, but neighbors are found by their inputs.")
     _checks.check_at_least("neighbors", number, 1)

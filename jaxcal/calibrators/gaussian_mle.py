@@ -33,7 +33,7 @@ def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, shift: str = "
     passes through the fit; predictions are differentiable in base.
 
     Args:
-        x: not looked at; may be None.
+        x: not used; may be None.
         base: the model's predictions [n] on rows that it was not trained on.
         y: targets [n].
         shift: "constant", in the unit of y; "scaled", in stds; or "none".
@@ -91,7 +91,7 @@ class GaussianMLE(eqx.Module):
         """The shifted and scaled normal distributions.
 
         Args:
-            x: not looked at; may be None.
+            x: not used; may be None.
             base: the model's predictions [n].
 
         Raises:

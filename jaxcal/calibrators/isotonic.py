@@ -41,7 +41,7 @@ def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, tails: str = "
     through the fit; predictions are differentiable in base.
 
     Args:
-        x: not looked at; may be None.
+        x: not used; may be None.
         base: the model's predictions [L] on rows that it was not trained on.
         y: targets [L].
         tails: "support" or "anchored", as above.
@@ -96,7 +96,7 @@ class Isotonic(eqx.Module):
         """The recalibrated distributions.
 
         Args:
-            x: not looked at; may be None.
+            x: not used; may be None.
             base: the model's predictions [n].
 
         Raises:

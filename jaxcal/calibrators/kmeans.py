@@ -26,7 +26,7 @@ def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, nu
 
     Args:
         x: inputs [l, d]; a vector [l] is one column.
-        base: the model's predictions [l], of which only the mean is looked at: on rows that it was not trained on.
+        base: the model's predictions [l], of which only the mean is used: on rows that it was not trained on.
         y: targets [l].
         key: random key of the first centers.
         num_clusters: number of clusters; where there are fewer different rows, as many as these.

@@ -12,9 +12,9 @@ network of that paper, "trained over 200 epochs, with additional pretraining ove
 What these texts leave open, and what is taken here:
 
 - The network. Taken are two hidden layers of 20 units with learned slopes below 0 (PReLU), each of which, as the
-  output, sees the inputs and all layers before it; the nine deciles as features; Adam at 1e-3 with batches of 32 and
-  one level a row and step. Public code of the method has these, other code one hidden layer of ReLU and an L2 penalty;
-  neither is compared with the paper's own text.
+  output, has the inputs and all layers before it as its own; the nine deciles as features; Adam at 1e-3 with batches of
+  32 and one level a row and step. Public code of the method has these, other code one hidden layer of ReLU and an L2
+  penalty; neither is compared with the paper's own text.
 - The pretraining. It seems that the weights come from another data set, of which nothing is said. Here the network
   first learns to repeat the base's own quantiles at random levels, on the distributions of the calibration rows: no
   target is used, and training starts at the recalibrator that changes nothing.
@@ -53,9 +53,9 @@ _HIDDEN = (20, 20)
 _LEVELS = np.array(FINE_LEVELS)
 _DECILES = slice(19, None, 20)
 _MEDIAN = 4
-# The levels that the loss of the rows held out is averaged over: 0.05, 0.1, ..., 0.95.
+# The levels that the loss of the validation set is averaged over: 0.05, 0.1, ..., 0.95.
 _WATCHED = _LEVELS[9::10]
-# Pretraining has nothing to stop by, and looks at so many rows only to tell whether it diverges.
+# Pretraining has nothing to stop by, and uses so many rows only to detect divergence.
 _FEW_ROWS = 64
 # So many rows are predicted at a time: the units of rows x levels then fit into a processor's cache.
 _CHUNK = 64
@@ -105,10 +105,10 @@ def fit(
     No gradient passes through the fit; predictions are differentiable in base.
 
     Args:
-        x: not looked at; may be None.
+        x: not used; may be None.
         base: the model's predictions [l], any distribution with a std, on rows that it was not trained on.
         y: targets [l].
-        key: random key of the weights, the rows held out, the batches and the levels.
+        key: random key of the weights, the validation set, the batches and the levels.
         levels: the levels of the quantiles that are returned [k], strictly increasing in (0, 1) (default 0.005, 0.01,
             ..., 0.995). Beyond the outer two the distribution has atoms.
         learning_rate: of Adam.
@@ -170,7 +170,7 @@ def fit(
 class Recalibrator(eqx.Module):
     """The network: from features of a distribution and the standard normal quantile of a level to a quantile.
 
-    Every layer sees the inputs and all layers before it. Below 0 a unit has a slope of its own, which starts at 0.
+    Every layer takes the inputs and all layers before it. Below 0 a unit has a slope of its own, initially 0.
     """
 
     layers: tuple[FeedForward, ...]
@@ -217,7 +217,7 @@ class NeuralQuantiles(eqx.Module):
         """The recalibrated distributions.
 
         Args:
-            x: not looked at; may be None.
+            x: not used; may be None.
             base: the model's predictions [n].
 
         Raises:

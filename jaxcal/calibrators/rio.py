@@ -143,7 +143,7 @@ def fit(
     once on an accelerator. No gradient passes through the fit; predictions are differentiable in x and base.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column; None where the kernel looks at the output alone.
+        x: inputs [n, d]; a vector [n] is one column; None where the kernel depends on the output alone.
         base: the model's predictions at x, [n] or of several outputs [n, t]; with a std (a Normal, say) or
             without one (a Point).
         y: targets, of the shape of base.mean.
@@ -213,7 +213,7 @@ def fit(
             "base has a std of its own, which the noise follows as far as it helps: leave out noise='input'."
         )
     if x is None and setting.kernel != "output":
-        raise ValueError("x is None, but the kernel looks at the inputs: give x, or take kernel='output'.")
+        raise ValueError("x is None, but the kernel depends on the inputs: give x, or take kernel='output'.")
     given = None if isinstance(kernel, str) else _from_gpjax(kernel)
     _check_spread(base.mean, y, target)
     if bound == "stochastic":
@@ -253,7 +253,7 @@ class RIO(HoldsProcess):
         """The distribution of the targets at the rows of x; RIO, eq. 5 to 7. A StudentT where the noise is one.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column; None where the kernel looks at the output alone.
+            x: inputs [n, d]; a vector [n] is one column; None where the kernel depends on the output alone.
             base: the model's predictions at x; with a std of its own if the one of `fit` had one.
             include_noise: whether the variance is that of a new observation, as in the paper's code, or that of
                 the latent function alone, as its eq. 6 and 7 print it.

@@ -7,7 +7,7 @@ quantiles lie close to the mean (eq. 7, `gp.widths.log_width`), with beta the qu
 (eq. 6, `functional.quantiles.linear_quantile`).
 
 The paper's Theorem 5.4 needs the errors that set beta not to have chosen theta. So theta and beta are chosen by the
-errors of the training rows, each left out in turn, and the calibration rows do the rest; `preset="paper"` chooses them
+errors of the training rows, each by leave-one-out, and the calibration rows do the rest; `preset="paper"` chooses them
 by the calibration rows too, as Algorithm 1 does.
 
 Quantiles of several levels must not cross. From the middle outwards they are nested: no level's quantile is nearer to
@@ -112,7 +112,7 @@ def fit(
 
     Which rows these are is said by `fit_on`:
 
-    - "training": the training rows, each left out of a Gaussian process in turn. The calibration rows then have no part
+    - "training": the training rows, by leave-one-out of a Gaussian process. The calibration rows then have no part
       in the curve that they are scored by, and a new exchangeable row lies at or below the quantile at level
       j / (N + 1) with probability j / (N + 1), whatever the model and the data (more where scores are tied).
     - "calibration": the calibration rows, by which the curve is calibrated, too. The quantiles then are closer to the
@@ -132,7 +132,7 @@ def fit(
 
     Args:
         x: inputs [N, d] of calibration rows, which the model was not trained on; a vector [N] is one column.
-        base: the model's predictions at x, of which the mean is looked at.
+        base: the model's predictions at x, of which the mean is used.
         y: targets [N].
         x_train: inputs [n, d] that the variance is conditioned on: those that the model was trained on.
         y_train: targets [n]; may be None with a kernel and fit_on="calibration".
@@ -180,7 +180,7 @@ def fit(
     if y_train is None:
         if kernel is None or setting.fit_on == "training":
             raise ValueError("y_train may be None only with a kernel and fit_on='calibration'.")
-        y_train = jnp.zeros_like(x_train[:, 0])  # no error of theirs is looked at
+        y_train = jnp.zeros_like(x_train[:, 0])  # no error of theirs is used
     else:
         y_train = _checks.as_vector("y_train", y_train, length=x_train.shape[0])
         _checks.check_varies("y_train is", y_train, jnp.max(jnp.abs(y_train)))

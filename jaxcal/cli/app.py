@@ -164,7 +164,7 @@ def calibrate(
     ] = None,
     calibration: Annotated[Path | None, typer.Option(help="Fit on this file, and on no row of FILE.")] = None,
     training: Annotated[
-        Path | None, typer.Option(help="The rows that the model was trained on, which sharp-gp looks at.")
+        Path | None, typer.Option(help="The rows that the model was trained on, which sharp-gp uses.")
     ] = None,
     quantiles: Annotated[str, typer.Option(help="Levels of the quantiles to write.")] = "0.05,0.5,0.95",
     seed: Annotated[int, typer.Option(help="Of the random share, and of the method.")] = 0,
@@ -356,10 +356,10 @@ def _options(fit: Callable, method: str, x: np.ndarray | None, seed: int) -> dic
 
 
 def _training_rows(fit: Callable, method: str, file: Path | None, columns: _Columns) -> dict[str, Any]:
-    """The rows that the model was trained on, for a method that looks at them."""
+    """The rows that the model was trained on, for a method that uses them."""
     looks = "x_train" in inspect.signature(fit).parameters
     if looks == (file is None):
-        needs = "needs" if looks else "does not look at"
+        needs = "needs" if looks else "does not use"
         raise ValueError(f"--method {method} {needs} the rows that the model was trained on, --training.")
     if file is None:
         return {}

@@ -47,7 +47,7 @@ class Empirical(Distribution):
         z: [L] standardized values, in increasing order, or [n, L], a table for every row.
         rule: how `icdf` reads the table, see `functional.quantiles.empirical_quantile`. Only "inverse_cdf"
             makes it the inverse of `cdf`; "conformal" and "symmetric", which is for tables symmetric about 0, are
-            infinite, with a warning, where the table is too short for a promise. Nothing else depends on these
+            infinite, with a warning, where the table is too short for a guarantee. Nothing else depends on these
             rules. "randomized" reads it by `functional.quantiles.randomized_quantile`.
         tau: [n], or one number for all rows, in [0, 1]; with rule="randomized" only. Drawn from the uniform
             distribution it makes every quantile of an exchangeable value exact in the mean.
@@ -189,7 +189,7 @@ class Empirical(Distribution):
         needed = quantiles.smallest_table(levels[inside].max()) if inside.any() else 0
         if (rows := size // 2 if symmetric else size) < needed:
             warnings.warn(
-                f"{rows} calibration rows are too few for the promise at the level asked for, which needs at least "
+                f"{rows} calibration rows are too few for a guarantee at the level asked for, which needs at least "
                 f"{needed}: the quantile is infinite{' in some rows' if randomized else ''}.",
                 stacklevel=3,
             )

@@ -43,7 +43,7 @@ class Mixture(Distribution):
     def __init__(self, components: Distribution, weights: Real[ArrayLike, "..."] | None = None):
         members, dtype = _stack_of(components)
         if isinstance(components, Empirical) and components.rule in INFINITE_RULES:
-            raise ValueError(f"components must not have rule={components.rule!r}: no promise outlives the mixing.")
+            raise ValueError(f"components must not have rule={components.rule!r}: a mixture has no guarantee.")
         self.components = components
         if weights is None:
             self.weights = jnp.full(members, 1 / members, dtype)

@@ -95,7 +95,7 @@ def best_split(
         residuals: [n].
         min_leaf: the least number of rows on either side, at least 1.
         center: what deviations are taken from, the "mean" or the "median" of the side.
-        step: only splits with min_leaf, min_leaf + step, ... rows on the left are looked at (the paper's short cut).
+        step: only splits with min_leaf, min_leaf + step, ... rows on the left are candidates (the paper's short cut).
         orders: the `feature_orders` of x, if they are known: sorting takes a sixth of the time.
 
     Raises:
@@ -135,7 +135,7 @@ def best_splits(
         num_nodes: k, the number of nodes.
         min_leaf: the least number of rows on either side, at least 1.
         center: what deviations are taken from, the "mean" or the "median" of the side.
-        step: only splits with min_leaf, min_leaf + step, ... rows on the left are looked at.
+        step: only splits with min_leaf, min_leaf + step, ... rows on the left are candidates.
         orders: the `feature_orders` of all of x, if they are known: the same for all levels of a tree.
 
     Returns:
@@ -354,7 +354,7 @@ def permutation_log_p(
         num_nodes: k, the number of nodes.
         num_permutations: the p-value is at least 1 / (1 + num_permutations).
         center: what deviations are taken from, the "mean" or the "median" of the node.
-        step: only splits with min_leaf, min_leaf + step, ... rows on the left are looked at.
+        step: only splits with min_leaf, min_leaf + step, ... rows on the left are candidates.
         orders: the `feature_orders` of x, if they are known.
 
     Returns:

@@ -15,7 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, Real
 from jaxcal import _checks
 
 RULES = ("inverse_cdf", "crude", "conformal", "symmetric")
-# Those that promise coverage to a new exchangeable value, and are infinite where the table is too short for it.
+# Those that guarantee the coverage of a new exchangeable value, and are infinite where the table is too short for it.
 CONFORMAL_RULES = ("conformal", "symmetric")
 
 
@@ -31,7 +31,7 @@ def empirical_quantile(
     - "crude": k = floor(p L) + 1, at most L: the 0-based entry int(p L) of CRUDE's Algorithm 1 (Zelikman et
       al. 2020). One rank above "inverse_cdf" where p L is an integer, else the same.
     - "conformal": k = ceil((L + 1) p), which covers a new exchangeable value with probability k / (L + 1),
-      never less than p. No finite value promises that below rank 1 or above rank L: these are -inf and +inf.
+      never less than p. No finite value guarantees that below rank 1 or above rank L: these are -inf and +inf.
     - "symmetric": for a table of 2 L values -s_(L), ..., -s_(1), s_(1), ..., s_(L), the quantile is
       sign(p - 1/2) s_(k) with the "conformal" rank k = ceil((L + 1) |2 p - 1|) among the s: the central interval
       at level c is -+ s_(ceil((L + 1) c)), the split conformal one. It is 0 at p = 1/2.

@@ -505,7 +505,7 @@ def accrue_beta(errors: Real[ArrayLike, " n"], *, weights: Real[ArrayLike, " n"]
     """The weight beta of ACCRUE's two scores that brings their least values to one size.
 
     beta = m / (c + m), with c = 0.594904 mean |error| the least mean CRPS (at std = |error| / sqrt(log 2), row by row)
-    and m = RS_min + 0.3989: as in the authors' practice, the constant of RS_min is left out, without which beta would
+    and m = RS_min + 0.3989: as in the authors' practice, the constant of RS_min is omitted, without which beta would
     be nearly 0. The CRPS has the unit of the errors and the reliability score none: give the errors in units of
     the target's standard deviation.
 

@@ -161,7 +161,7 @@ def _neighbors_of_rows(kernel: Kernel, given: Nearest, at: Points, rows: Int[Arr
 
 
 def _neighbors(kernel: Kernel, at: Points, point: Points, without: ArrayLike = -1) -> Int[Array, " k"]:
-    """The numbers of the rows nearest to a point in the metric of the kernel; one of them may be left out.
+    """The numbers of the rows nearest to a point in the metric of the kernel; one of them may be excluded.
 
     The squared distance is the variance of the difference between the process there and here.
     """

@@ -31,7 +31,7 @@ class NNGP(AbstractKernel):
         depth: the number of hidden layers, at least 1.
         weight_variance: of the weights into a unit, summed over its inputs; not negative, or a parameter of gpjax.
         bias_variance: likewise, of the bias.
-        active_dims: the columns that are looked at, as of every kernel of gpjax.
+        active_dims: the columns that the kernel depends on, as of every kernel of gpjax.
 
     Raises:
         ValueError: if depth is below 1, or a variance negative.

@@ -18,7 +18,7 @@ TOLERANCE, _SPARSE_TOLERANCE = 0.005, 1.0
 class Options(NamedTuple):
     """How a process is fitted; what decides what is compiled. With a learning rate it is by Adam.
 
-    The bound "better" is "collapsed" or "nearest": what predicts rows better that are left out.
+    The bound "better" is "collapsed" or "nearest": what has the better leave-one-out predictions.
     """
 
     bound: str

@@ -64,7 +64,7 @@ class Problem(NamedTuple):
         x: inputs that the variance is conditioned on.
         noise_ratio: the variance of the noise, that of the process being 1.
         errors: of the rows at `at`, or, where that is None, of the inputs.
-        at: inputs of other rows; None for those of `x`, each left out in turn.
+        at: inputs of other rows; None for those of `x`, each by leave-one-out.
     """
 
     x: Float[Array, "n d"]

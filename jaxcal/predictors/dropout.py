@@ -45,7 +45,7 @@ def fit(
 
         mean(x) = mean_s f_s(x),    variance(x) = var_s f_s(x) + noise.
 
-    The variance of the noise is what the passes leave unexplained on the rows held out: their mean of
+    The variance of the noise is what the passes leave unexplained in the validation set: their mean of
     (y - mean(x))^2 - var_s f_s(x), but not less than 0. It is a little too small, as training stopped by these rows.
 
     The loss of the validation set is that without dropout.

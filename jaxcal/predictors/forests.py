@@ -30,7 +30,7 @@ _BOOSTED_TREES, _FOREST_TREES = 2000, 500
 _FORESTS = {"random_forest": "RandomForestRegressor", "extra_trees": "ExtraTreesRegressor"}
 # NGBoost's default.
 _CRUDE_TREES = 500
-# Boosting stops after so many trees in a row that do not improve the score of the rows held out, a share of all.
+# Boosting stops after so many trees in a row that do not improve the score of the validation set, a fraction of all.
 _PATIENCE, _HELD_OUT = 50, 0.2
 # Fewer rows are not split.
 _LEAST_ROWS = 10
@@ -52,15 +52,15 @@ def fit(
     """Grow trees that give a mean and a std for every row.
 
     "ngboost" boosts the mean and the log std of a normal distribution by natural gradients of its log score, with trees
-    of depth 3 for each. As in its paper, the number of trees is chosen by the score of a fifth of the rows, held out at
-    random, and all rows are then fitted with so many. `preset="crude"` takes the package's defaults, as CRUDE
-    (Zelikman, Healy, Zhou & Avati 2020) does: 500 trees, none held out.
+    of depth 3 for each. As in its paper, the number of trees is chosen by the score of a validation set, a random fifth
+    of the rows, and all rows are then fitted with so many. `preset="crude"` takes the package's defaults, as CRUDE
+    (Zelikman, Healy, Zhou & Avati 2020) does: 500 trees, without a validation set.
 
     "random_forest" gives the first two moments of a quantile regression forest: it draws a tree, and then
     one of the bootstrapped training rows in the leaf that x falls into. With m_t and v_t mean and variance of the
     target in that leaf of tree t: mean = avg(m_t), variance = avg(v_t) + avg((m_t - mean)^2). It is 0 where all these
     rows have one target. "extra_trees" gives the same of trees grown on all rows, without a bootstrap, each of whose
-    splits is the best of random thresholds, one for every feature it looks at.
+    splits is the best of random thresholds, one for every feature it may use.
 
     The target is standardized by the rows given here, so y -> a y + b changes the prediction exactly so, up to
     rounding, which may decide where a tree splits. The trees are those of NumPy packages: neither fit nor prediction
@@ -69,20 +69,20 @@ def fit(
     Args:
         x: inputs [n, d]; a vector [n] is one column.
         y: targets [n].
-        key: random key of the rows held out and of the trees.
+        key: random key of the validation set and of the trees.
         model: "ngboost", "random_forest" or "extra_trees".
         num_trees: how many trees; by default as above, at most 2000, and 500 in a forest.
         learning_rate: of NGBoost.
         min_leaf_rows: of forests, not NGBoost: the least rows in a leaf.
         max_depth: of forests: the most splits on the way to a leaf; any number where None.
-        max_features: of forests: the share of the features, drawn at random, that a split looks at; above 0, at most 1.
+        max_features: of forests: the share of the features, drawn at random, that a split may use; above 0, at most 1.
         preset: None, or "crude" as above.
 
     Raises:
         ImportError: if the packages of the extra are not installed.
         TypeError: if x or y is traced by a transformation of JAX.
         ValueError: if x or y is empty, not finite, of the wrong shape or fewer than ten rows; if y is constant, or
-            would be without the rows held out; if an option is out of its range.
+            would be without the validation set; if an option is out of its range.
 
     Example:
         >>> import jax, numpy as np
@@ -176,7 +176,7 @@ def _boost(x: np.ndarray, y: np.ndarray, num_trees: int | None, learning_rate: f
     if num_trees is None:
         order = np.random.default_rng(seed).permutation(len(y))
         held_out, rest = np.split(order, [int(_HELD_OUT * len(y))])
-        _checks.check_varies("without the rows held out, y is", y[rest])
+        _checks.check_varies("without the validation set, y is", y[rest])
         trial = unfitted(_BOOSTED_TREES).fit(
             x[rest], y[rest], X_val=x[held_out], Y_val=y[held_out], early_stopping_rounds=_PATIENCE
         )

@@ -245,7 +245,7 @@ def _setting(
     _checks.check_positive("learning_rate", learning_rate)
     adam = preset == "crude" or optimizer == "adam"
     if bound == "stochastic" and (adam or preset):
-        raise ValueError("bound='stochastic' has an optimizer of its own: neither 'adam' nor a preset goes with it.")
+        raise ValueError("bound='stochastic' takes neither optimizer='adam' nor a preset.")
     if preset and noise != "gaussian":
         raise ValueError(f"preset={preset!r} has Gaussian noise; got noise={noise!r}.")
     if preset and bound == "auto":

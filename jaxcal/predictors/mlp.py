@@ -104,7 +104,7 @@ class MLP(eqx.Module):
         return Point(_predict(self, as_inputs(x, self.x_scaler)))
 
     def features(self, x: ArrayLike, *, layer: int = -1) -> Float[Array, "n width"]:
-        """The activations of a hidden layer at the rows of x: what a calibrator may look at in place of x.
+        """The activations of a hidden layer at the rows of x: what a calibrator may use in place of x.
 
         Args:
             x: inputs [n, d]; a vector [n] is one column.

@@ -34,7 +34,7 @@ _CONTEXT_SHARE = 0.8
 _LEAST_CONTEXT = 3
 # The std of the latents lies between these.
 _LEAST_LATENT_STD, _MOST_LATENT_STD = 0.1, 1.0
-# So many steps are taken between two looks at the validation rows.
+# So many steps are taken between two checks of the validation loss.
 _STEPS = 100
 # The context that predictions are made from has so many rows at most.
 _MOST_KEPT = 1000
@@ -100,7 +100,7 @@ def fit(
     Args:
         x: inputs [n, d], or [f, n, d] of several functions; a vector [n] is one column.
         y: targets [n], or [f, n] of several functions. A constant target is predicted exactly, with std 0.
-        key: random key of the weights, the rows held out, the contexts and the latents.
+        key: random key of the weights, the validation set, the contexts and the latents.
         max_context: the most rows of a context in training.
         num_samples: how many values of z, drawn once, a prediction is the mixture of; None for the normal distribution
             at its mean.
@@ -173,7 +173,7 @@ class Network(eqx.Module):
         latent_distribution: the mean and the spread of the latents from the mean over the rows.
         encoder: of a row of the context, for the attention.
         embedding: of inputs, by which a point and the rows of the context are compared.
-        attention: which of the encoded rows a point looks at.
+        attention: which of the encoded rows a point attends to.
         decoder: the mean and the spread of the target.
         least_std: of the target.
     """

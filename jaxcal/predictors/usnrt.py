@@ -88,7 +88,7 @@ def fit(
         significance: the p-value up to which a node is split.
         center: what Levene's test takes deviations from, "median" (the default) or "mean".
         correction: "miller-siegmund" (the default), "permutation" or "none".
-        step: only every step-th row of a column's order is looked at as a threshold (default 1).
+        step: only every step-th row of a column's order is a candidate threshold (default 1).
         split_hidden: widths of the hidden layers of the network at a node that is tested (default 8d, 4d).
         preset: None, or "paper" for other defaults of center, correction and step, as above.
         **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, of both networks in a leaf (default 4d,

@@ -51,7 +51,7 @@ def fit(
     decay 0.01. The paper says neither which form, nor anything of batches, epochs and stopping: those stay as here.
     `preset="usnrt"` is the setting of USNRT, section V-A: the alternating form, hidden layers of 8d and 4d units, with
     tanh for ReLU in the variance's network, learning rate 0.01 and batches of 64. The authors' code measures the
-    rows held out after every batch; here they are measured after every epoch.
+    validation loss after every batch; here it is measured after every epoch.
 
     Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. No gradient passes
     through the training; predictions are differentiable in x.

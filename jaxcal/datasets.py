@@ -148,16 +148,17 @@ def load(name: str) -> Dataset:
     )
 
 
-def split(n: int, shares: Sequence[float], *, seed: int) -> tuple[Int[np.ndarray, " part"], ...]:
+@_checks.renamed(shares="fractions")
+def split(n: int, fractions: Sequence[float], *, seed: int) -> tuple[Int[np.ndarray, " part"], ...]:
     """Random disjoint parts of n rows: the row numbers of each.
 
     Args:
         n: number of rows.
-        shares: the share of each part; they sum to 1 or less, and then the other rows are in no part.
+        fractions: the fraction of each part; they sum to 1 or less, and then the other rows are in no part.
         seed: of NumPy's default generator; the same seed gives the same parts.
 
     Raises:
-        ValueError: if a share is not positive, they sum to more than 1, or a part would have no row.
+        ValueError: if a fraction is not positive, they sum to more than 1, or a part would have no row.
 
     Example:
         >>> from jaxcal import datasets
@@ -165,12 +166,12 @@ def split(n: int, shares: Sequence[float], *, seed: int) -> tuple[Int[np.ndarray
         >>> len(train), len(calibration), len(test)
         (60, 20, 20)
     """
-    if not (min(shares, default=0) > 0 and sum(shares) <= 1 + 1e-9):
-        raise ValueError(f"shares must be positive and sum to at most 1; got {tuple(shares)}.")
-    ends = np.rint(np.cumsum(shares) * n).astype(int)
+    if not (min(fractions, default=0) > 0 and sum(fractions) <= 1 + 1e-9):
+        raise ValueError(f"fractions must be positive and sum to at most 1; got {tuple(fractions)}.")
+    ends = np.rint(np.cumsum(fractions) * n).astype(int)
     sizes = np.diff(ends, prepend=0)
     if sizes.min() < 1:
-        raise ValueError(f"shares {tuple(shares)} of {n} rows leave a part empty: sizes {sizes.tolist()}.")
+        raise ValueError(f"fractions {tuple(fractions)} of {n} rows leave a part empty: sizes {sizes.tolist()}.")
     order = np.random.default_rng(seed).permutation(n)
     return tuple(np.split(order, ends)[: len(sizes)])
 

@@ -3,8 +3,8 @@
 Let the calibration rows and a new row be exchangeable. Among the L + 1 places that the score of the new row may take
 between the L sorted scores of the calibration rows, all are equally likely: an interval that contains r of these
 places covers it with probability r / (L + 1). That is an average over calibration sets. Given one set of independent
-rows, the share of all new rows that its interval covers follows a Beta distribution (Vovk 2012, "Conditional validity
-of inductive conformal predictors").
+rows, the fraction of all new rows that its interval covers follows a Beta distribution (Vovk 2012, "Conditional
+validity of inductive conformal predictors").
 """
 
 import dataclasses
@@ -71,8 +71,8 @@ class Guarantee:
     def quantile(self, p: float) -> float:
         """The quantile at level p of the realised coverage, which follows Beta(r, L + 1 - r) from set to set.
 
-        The realised coverage is the share of all new rows that the interval of one calibration set covers. That of an
-        infinite interval is 1.
+        The realised coverage is the fraction of all new rows that the interval of one calibration set covers. That of
+        an infinite interval is 1.
 
         Raises:
             ValueError: if p lies outside (0, 1).

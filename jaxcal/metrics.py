@@ -129,19 +129,19 @@ def pit(y: ArrayLike, distribution: Distribution) -> Float[Array, " n"]:
     return distribution.cdf(_as_targets(y, distribution))
 
 
-def observed_shares(
+def observed_fractions(
     y: ArrayLike, distribution: Distribution, levels: ArrayLike, *, closed: bool = False
 ) -> Float[Array, " k"]:
     """Share of the targets below the predicted quantile of every level: the curve of a reliability diagram.
 
-    The share at level p is mean 1{y < F⁻¹(p)} (CRUDE eq. 11, USNRT eq. 9), with `closed` 1{y <= F⁻¹(p)}
+    The fraction at level p is mean 1{y < F⁻¹(p)} (CRUDE eq. 11, USNRT eq. 9), with `closed` 1{y <= F⁻¹(p)}
     (Sharp-GP eq. 9). Memory stays O(n) for any number of levels.
 
     Args:
         y: targets [n].
         distribution: predictions of n rows.
         levels: probabilities [k] in [0, 1]. At 0 and 1 the quantiles of an unbounded distribution are infinite, so
-            that its shares there are 0 and 1.
+            that its fractions there are 0 and 1.
         closed: whether a target that equals the quantile counts.
 
     Raises:
@@ -150,18 +150,18 @@ def observed_shares(
     Example:
         >>> import numpy as np, jaxcal as jc
         >>> y, levels = np.array([-3.0, -1.0, 1.0, 3.0]), np.array([0.0, 0.1, 0.5, 1.0])
-        >>> print(jc.metrics.observed_shares(y, jc.Normal(np.zeros(4), 1.0), levels))
+        >>> print(jc.metrics.observed_fractions(y, jc.Normal(np.zeros(4), 1.0), levels))
         [0.   0.25 0.5  1.  ]
     """
     y = _as_targets(y, distribution)
     levels = _checks.as_vector("levels", levels)
     if not _checks.is_traced(levels) and ((levels < 0) | (levels > 1)).any():
         raise ValueError(f"levels must lie between 0 and 1; got {np.asarray(levels)}.")
-    return _observed_shares(y, distribution, levels.astype(_dtype(y, distribution)), closed)
+    return _observed_fractions(y, distribution, levels.astype(_dtype(y, distribution)), closed)
 
 
 @eqx.filter_jit
-def _observed_shares(
+def _observed_fractions(
     y: Float[Array, " n"], distribution: Distribution, levels: Float[Array, " k"], closed: bool
 ) -> Float[Array, " k"]:
     is_below = _below_quantile(y, distribution, jnp.less_equal if closed else jnp.less)
@@ -215,7 +215,7 @@ def ece(y: ArrayLike, distribution: Distribution) -> Scalar:
     perfect model: with n rows its mean is about 31/sqrt(n).
     """
     levels = _levels(range(1, 100), y, distribution)
-    return 100 * jnp.mean(jnp.abs(observed_shares(y, distribution, levels) - levels))
+    return 100 * jnp.mean(jnp.abs(observed_fractions(y, distribution, levels) - levels))
 
 
 def tce(y: ArrayLike, distribution: Distribution) -> Scalar:
@@ -233,11 +233,11 @@ def tce(y: ArrayLike, distribution: Distribution) -> Scalar:
 def _shares_between(
     y: Float[Array, " n"], distribution: Distribution, lows: Float[Array, " k"], highs: Float[Array, " k"]
 ) -> Float[Array, " k"]:
-    def share(levels: tuple[Scalar, Scalar]) -> Scalar:
+    def fraction(levels: tuple[Scalar, Scalar]) -> Scalar:
         lower, upper = (distribution.icdf(level) for level in levels)
         return _share((lower < y) & (y < upper), y.dtype)
 
-    return jax.lax.map(share, (lows, highs))
+    return jax.lax.map(fraction, (lows, highs))
 
 
 def calibration_rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
@@ -247,7 +247,7 @@ def calibration_rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
     divided by 100. The end levels add nothing if the distribution is unbounded (Zelikman et al. 2020).
     """
     levels = _levels(range(101), y, distribution)
-    gaps = observed_shares(y, distribution, levels) - levels
+    gaps = observed_fractions(y, distribution, levels) - levels
     return safe.sqrt(jnp.sum(gaps**2) / 100)
 
 
@@ -263,7 +263,7 @@ def calibration_sse(y: ArrayLike, distribution: Distribution, *, num_levels: int
     """
     _checks.check_at_least("num_levels", num_levels, 2)
     levels = jnp.linspace(0, 1, num_levels, dtype=_dtype(y, distribution))
-    return jnp.sum((observed_shares(y, distribution, levels, closed=True) - levels) ** 2)
+    return jnp.sum((observed_fractions(y, distribution, levels, closed=True) - levels) ** 2)
 
 
 def max_calibration_error(y: ArrayLike, distribution: Distribution) -> Scalar:

@@ -24,7 +24,7 @@ keras_rmsprop = partial(optax.rmsprop, decay=0.9, eps=1e-7, eps_in_sqrt=False)
 
 # The weak Wolfe conditions of L-BFGS's line search, and how often it tries; the usual values.
 _SUFFICIENT_DECREASE, _CURVATURE, _LINE_SEARCH_TRIALS = 1e-4, 0.9, 30
-# The share of a quasi-Newton step below which the step counts as cut short.
+# The fraction of a quasi-Newton step below which the step counts as cut short.
 _CUT_SHORT = 1e-3
 # So many steps may gain little without an end: L-BFGS knows little of the loss yet.
 _EARLY_STEPS = 4

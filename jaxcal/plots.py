@@ -50,7 +50,7 @@ def reliability_diagram(
     *,
     ax: "matplotlib.axes.Axes | None" = None,
 ) -> "matplotlib.axes.Axes":
-    """Observed against expected share of the targets below every predicted quantile.
+    """Observed against expected fraction of the targets below every predicted quantile.
 
     A calibrated forecast lies on the diagonal and, 95 % of the time at each level, inside the gray band: the
     central 95 % of Binomial(n, p) / n, which is what n independent rows of a perfectly calibrated forecast
@@ -76,14 +76,14 @@ def reliability_diagram(
     for i, (name, distribution) in enumerate(named.items()):
         ax.plot(
             levels,
-            metrics.observed_shares(y, distribution, levels),
+            metrics.observed_fractions(y, distribution, levels),
             color=_COLOURS[i % len(_COLOURS)],
             linestyle=_LINE_STYLES[i % len(_LINE_STYLES)],
             linewidth=1.2,
             label=f"{name}, ECE {metrics.ece(y, distribution):.1f} %".removeprefix(", "),
         )
     ticks = np.linspace(0, 1, 6)
-    ax.set(xlabel="expected share", ylabel="observed share", xticks=ticks, yticks=ticks)
+    ax.set(xlabel="expected fraction", ylabel="observed fraction", xticks=ticks, yticks=ticks)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     _add_legend(ax, loc="best")
     return ax
@@ -100,7 +100,7 @@ def intervals(
 ) -> "matplotlib.axes.Axes":
     """Predictions with central intervals, rows in the order of the predicted mean, the truth as dots.
 
-    Targets outside the widest interval are crosses. The legend gives the share of **all** rows inside each
+    Targets outside the widest interval are crosses. The legend gives the fraction of **all** rows inside each
     interval; of more than `max_rows` rows, that many are drawn, evenly spaced in the order.
 
     Args:
@@ -128,10 +128,10 @@ def intervals(
     ax = ax or _new_axes(_PAGE_WIDTH, 2.7)
     bottom, top = _limits(targets, mean, *bounds[0])
     for level, (lower, upper), color in zip(levels, bounds, _shades(len(levels)), strict=True):
-        share = metrics.coverage(y, distribution, confidence_level=level)
+        fraction = metrics.coverage(y, distribution, confidence_level=level)
         # An infinite bar would not be drawn at all: cut it at the frame.
         lower, upper = lower.clip(bottom, top), upper.clip(bottom, top)
-        label = f"{100 * level:g} % interval, holds {100 * share:.1f} %"
+        label = f"{100 * level:g} % interval, holds {100 * fraction:.1f} %"
         ax.bar(places, upper - lower, bottom=lower, width=0.84, color=color, linewidth=0, label=label)
     ax.hlines(mean, places - 0.42, places + 0.42, color=_BLUE, linewidth=1, label="predicted mean")
     outside = (targets < bounds[0][0]) | (targets > bounds[0][1])
@@ -153,7 +153,7 @@ def residuals(
     """Standardized residuals (y - mean) / std against the predicted mean, with guides at ±1.96.
 
     If the forecast is normal and calibrated, they scatter about 0 with the same spread everywhere, 5 % of
-    them beyond the guides. The legend gives the share that is.
+    them beyond the guides. The legend gives the fraction that is.
 
     Args:
         y: targets [n].

@@ -71,7 +71,7 @@ def printed_scores(output):
 
 
 def test_calibrate_writes_every_row_and_measures_on_unseen_ones(table, file):
-    result = calibrate(file, "--std", "spread", "--features", "a,b", "--calibration-share", "0.6", "--seed", "3")
+    result = calibrate(file, "--std", "spread", "--features", "a,b", "--calibration-fraction", "0.6", "--seed", "3")
     assert result.exit_code == 0
     written = pl.read_csv(file.with_name("data.calibrated.csv"))
     assert written.columns == [*table.columns, "mean", "std", "q0.05", "q0.5", "q0.95", "used_for_fitting"]
@@ -293,9 +293,9 @@ def assert_refused(result, *parts):
         (["--features", "a,id"], ["column 'id'", "must hold numbers; data row 1 holds 'row 0'"]),
         (["--features", "a,truth"], ["the target 'truth' must not be among the features"]),
         (["--target", "line"], ["must be different columns; got line, line"]),
-        (["--calibration-share", "90"], ["between 0 and 1; got 90: did you mean 0.9?"]),
-        (["--calibration-share", "-1"], ["between 0 and 1; got -1"]),
-        (["--calibration-share", "0.01"], ["40 rows are too few: 0 to fit on and 40 to measure on"]),
+        (["--calibration-fraction", "90"], ["between 0 and 1; got 90: did you mean 0.9?"]),
+        (["--calibration-fraction", "-1"], ["between 0 and 1; got -1"]),
+        (["--calibration-fraction", "0.01"], ["40 rows are too few: 0 to fit on and 40 to measure on"]),
         (["--quantiles", "0.5,5"], ["--quantiles must lie between 0 and 1; got 5: did you mean 0.05?"]),
         (["--quantiles", "all"], ["--quantiles must be numbers", "got 'all'"]),
         (["--method", "rioo"], ["there is no method 'rioo': did you mean 'rio'?"]),
@@ -310,7 +310,7 @@ def test_bad_options(file, options, parts):
 
 
 def test_both_ways_to_say_what_to_fit_on(file, tmp_path):
-    both = ("--calibration", tmp_path / "x.csv", "--calibration-share", "0.5")
+    both = ("--calibration", tmp_path / "x.csv", "--calibration-fraction", "0.5")
     assert_refused(calibrate(file, *both), "exclude each other")
     assert_refused(calibrate(file, "--calibration", file), "no row would be left to measure on")
 

@@ -77,7 +77,7 @@ def test_normal_forecast_against_loops_over_the_papers_formulas(forecast, tolera
     def share(p):
         return sum(y_i < q_i for y_i, q_i in zip(y, quantile(p), strict=True)) / n
 
-    def closed_share(p):
+    def closed_fraction(p):
         return sum(y_i <= q_i for y_i, q_i in zip(y, quantile(p), strict=True)) / n
 
     def inside(t):
@@ -94,7 +94,7 @@ def test_normal_forecast_against_loops_over_the_papers_formulas(forecast, tolera
         metrics.ece: 100 / 99 * sum(abs(share(p) - p) for p in PERCENTS),
         metrics.tce: 100 / 4 * sum(abs(inside(t) - (1 - 2 * t)) for t in (0.05, 0.1, 0.15, 0.2)),
         metrics.calibration_rmse: np.sqrt(sum((share(j / 100) - j / 100) ** 2 for j in range(101)) / 100),
-        metrics.calibration_sse: sum((closed_share(j / 20) - j / 20) ** 2 for j in range(21)),
+        metrics.calibration_sse: sum((closed_fraction(j / 20) - j / 20) ** 2 for j in range(21)),
         metrics.max_calibration_error: 100 * stats.kstest(stats.norm.cdf(y, mean, std), "uniform").statistic,
     }
     for metric, value in expected.items():
@@ -138,7 +138,7 @@ def test_normal_forecast_against_uncertainty_toolbox(forecast, tolerance):
 
     # Its shares are mirrored: of the targets above the quantile of the other side.
     _, shares = toolbox.get_proportion_lists_vectorized(*rows, **by_quantile)
-    np.testing.assert_allclose(metrics.observed_shares(y, distribution, levels), 1 - shares[-2:0:-1], atol=tolerance)
+    np.testing.assert_allclose(metrics.observed_fractions(y, distribution, levels), 1 - shares[-2:0:-1], atol=tolerance)
 
 
 def test_crps_is_twice_the_pinball_loss_over_all_levels(forecast):
@@ -185,12 +185,12 @@ def test_improvement_ratio_counts_ties_as_failures():
 
 
 @pytest.mark.parametrize("name", ["normal", "student", "mixture", "empirical", "crude", "quantiles", "point"])
-def test_observed_shares_follow_the_quantiles_of_every_distribution(rng, name):
+def test_observed_fractions_follow_the_quantiles_of_every_distribution(rng, name):
     distribution = distributions(rng)[name]
     y = np.asarray(distribution.mean) + rng.normal(size=N)
     levels = np.array([0.0, 0.05, 0.1, 0.29, 0.5, 0.57, 0.9, 0.95, 1.0])
     quantiles = np.stack([np.asarray(distribution.icdf(p)) for p in levels])
-    below = metrics.observed_shares(y, distribution, levels)
+    below = metrics.observed_fractions(y, distribution, levels)
     np.testing.assert_allclose(below, np.mean(y < quantiles, axis=1), rtol=1e-6)
 
 
@@ -204,8 +204,8 @@ def test_a_target_on_an_atom_counts_only_where_the_formula_is_closed(rng, distri
         "point": Point(rng.normal(size=N)),
     }[distribution]
     y = np.asarray(distribution.icdf(0.5))
-    assert metrics.observed_shares(y, distribution, np.array([0.5])) == 0
-    assert metrics.observed_shares(y, distribution, np.array([0.5]), closed=True) == 1
+    assert metrics.observed_fractions(y, distribution, np.array([0.5])) == 0
+    assert metrics.observed_fractions(y, distribution, np.array([0.5]), closed=True) == 1
 
 
 def test_ece_of_an_empirical_law_on_its_own_table(rng):
@@ -229,9 +229,9 @@ def test_tce_intervals_are_open(tolerance):
 def test_infinite_end_quantiles_add_nothing(rng, tolerance):
     y = 100 * rng.normal(size=N)  # cdfs round to 0 and 1
     for distribution in (Normal(np.zeros(N), 1.0), Mixture(stacked_normals(np.zeros((2, N)), np.ones((2, N))))):
-        ends = metrics.observed_shares(y, distribution, np.array([0.0, 1.0]))
+        ends = metrics.observed_fractions(y, distribution, np.array([0.0, 1.0]))
         np.testing.assert_array_equal(ends, [0, 1])
-        inner = metrics.observed_shares(y, distribution, PERCENTS) - PERCENTS
+        inner = metrics.observed_fractions(y, distribution, PERCENTS) - PERCENTS
         expected = np.sqrt(np.sum(np.asarray(inner) ** 2) / 100)
         np.testing.assert_allclose(metrics.calibration_rmse(y, distribution), expected, rtol=tolerance)
 
@@ -368,7 +368,7 @@ def test_bad_levels_and_counts_are_quoted():
     with pytest.raises(ValueError, match="levels must lie between 0 and 1; got 5"):
         metrics.pinball(y, distribution, np.array([0.1, 5.0]))
     with pytest.raises(ValueError, match="levels must lie between 0 and 1"):
-        metrics.observed_shares(y, distribution, np.array([-0.1]))
+        metrics.observed_fractions(y, distribution, np.array([-0.1]))
     with pytest.raises(ValueError, match="num_levels must be at least 2; got 1"):
         metrics.calibration_sse(y, distribution, num_levels=1)
     with pytest.raises(ValueError, match="num_bins must be at least 1; got 0"):

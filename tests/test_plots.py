@@ -46,7 +46,7 @@ def test_reliability_diagram(forecast):
     y, distribution = forecast
     ax = plots.reliability_diagram(y, {"wide": Normal(distribution.mean, 3 * distribution.std), "right": distribution})
     levels, shares = curve(ax, "right")
-    np.testing.assert_allclose(shares, metrics.observed_shares(y, distribution, levels))
+    np.testing.assert_allclose(shares, metrics.observed_fractions(y, distribution, levels))
     assert labels(ax)[-1] == f"right, ECE {metrics.ece(y, distribution):.1f} %"
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("expected share", "observed share")
     # Too wide: below the diagonal at low levels, above it at high ones, steep in the middle.

@@ -312,8 +312,8 @@ def _probabilities(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " 
         bad = np.flatnonzero(~((p > 0) & (p < 1) & np.isfinite(base.log_prob(y))))
         if bad.size:
             raise ValueError(
-                f"score='cdf' needs a base.cdf(y) strictly between 0 and 1, and a density of base at y. {bad.size} rows, "
-                f"the first at index {bad[0]}, lack one of the two: take score='signed'."
+                "score='cdf' needs a base.cdf(y) strictly between 0 and 1, and a density of base at y. "
+                f"{bad.size} rows, the first at index {bad[0]}, lack one of the two: take score='signed'."
             )
     return p
 

@@ -2,8 +2,8 @@
 
 Kuleshov, Fenner and Ermon, "Accurate Uncertainties for Deep Learning Using Calibrated Regression", ICML 2018,
 Algorithm 1, for predictions that enter as normal distributions, by their mean and std. The PIT values are Phi(z) with
-z = (y - mean) / std, and the share of them at or below the k-th smallest is k / L: increasing already, so that the
-isotonic regression of the shares on the PIT values interpolates them. The recalibrated distribution of every row is
+z = (y - mean) / std, and the fraction of them at or below the k-th smallest is k / L: increasing already, so that the
+isotonic regression of the fractions on the PIT values interpolates them. The recalibrated distribution of every row is
 then mean + std * Z with one Z for all rows, P(Z <= z_(k)) = k / L.
 
 All of it is worked in z, where nothing saturates: Phi(z) is 1 in double precision from z = 8.3 on.
@@ -114,10 +114,10 @@ class Isotonic(eqx.Module):
 
 
 def _warn_of_extremes(z: np.ndarray) -> None:
-    share = np.mean((z < _SATURATED[0]) | (z > _SATURATED[1]))
-    if share > 0:
+    fraction = np.mean((z < _SATURATED[0]) | (z > _SATURATED[1]))
+    if fraction > 0:
         warnings.warn(
-            f"{100 * share:.2g} % of the PIT values are 0 or 1 in double precision, with |z| up to "
+            f"{100 * fraction:.2g} % of the PIT values are 0 or 1 in double precision, with |z| up to "
             f"{np.abs(z).max():.3g}: the stds of base are far too small there. The distribution is not harmed.",
             stacklevel=3,
         )

@@ -95,7 +95,7 @@ def demo(
         reliability, intervals = _draw(out, data.target_name, data.y, forecasts)
     _say(
         f"\n{intervals}: predictions of rows that the model was fitted without, and their 90 % intervals.\n"
-        f"{reliability}: the share of the targets below each predicted quantile. A calibrated forecast follows the "
+        f"{reliability}: the fraction of the targets below each predicted quantile. A calibrated forecast follows the "
         "diagonal up to chance, the gray band.\n\nNext, on a file of yours:"
     )
     _say_columns(
@@ -159,15 +159,21 @@ def calibrate(
         typer.Option(help="Columns of the inputs, a,b,c.", show_default="all other numeric columns"),
     ] = None,
     method: Annotated[str | None, typer.Option(help="A calibrator of `jaxcal methods`.", show_default="rio")] = None,
-    calibration_share: Annotated[
-        float | None, typer.Option(help="Share of FILE to fit on, drawn at random.", show_default="0.5")
+    calibration_fraction: Annotated[
+        float | None,
+        typer.Option(
+            "--calibration-fraction",
+            "--calibration-share",
+            help="Fraction of FILE to fit on, drawn at random.",
+            show_default="0.5",
+        ),
     ] = None,
     calibration: Annotated[Path | None, typer.Option(help="Fit on this file, and on no row of FILE.")] = None,
     training: Annotated[
         Path | None, typer.Option(help="The rows that the model was trained on, which sharp-gp uses.")
     ] = None,
     quantiles: Annotated[str, typer.Option(help="Levels of the quantiles to write.")] = "0.05,0.5,0.95",
-    seed: Annotated[int, typer.Option(help="Of the random share, and of the method.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random fraction, and of the method.")] = 0,
     prefix: Annotated[str, typer.Option(help="Before the names of the columns written.")] = "",
     out: Annotated[
         Path | None, typer.Option(help="CSV or Parquet.", show_default="FILE with .calibrated in its name")
@@ -186,17 +192,22 @@ def calibrate(
     out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
     _check_output(out, (file, calibration, training))
     _check_names(names, file, table)
-    _check_calibration(calibration, calibration_share, file)
+    _check_calibration(calibration, calibration_fraction, file)
     tables = _Tables(table, file, table if calibration is None else files.read(calibration), calibration or file)
     columns = _Columns.choose(target, prediction, std, features, tables.source, tables.source_file)
 
     if prediction is None:
-        given = {"--std": std, "--method": method, "--calibration-share": calibration_share, "--training": training}
+        given = {
+            "--std": std,
+            "--method": method,
+            "--calibration-fraction": calibration_fraction,
+            "--training": training,
+        }
         if needless := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"{', '.join(needless)} needs a column of predictions, --prediction.")
         predict, fitting = _fit_pipeline(tables, columns, seed)
     else:
-        predict, fitting = _fit_calibrator(tables, columns, method or "rio", calibration_share, training, seed)
+        predict, fitting = _fit_calibrator(tables, columns, method or "rio", calibration_fraction, training, seed)
     with _timed(f"Predict {len(table)} rows"):
         values = _values_to_write(predict(), levels, fitting)
         files.write(table, dict(zip(names, values, strict=True)), out)
@@ -218,14 +229,14 @@ class _Tables:
 
 
 def _fit_calibrator(
-    tables: _Tables, columns: "_Columns", method: str, share: float | None, training: Path | None, seed: int
+    tables: _Tables, columns: "_Columns", method: str, fraction: float | None, training: Path | None, seed: int
 ) -> tuple[Callable[[], Distribution], np.ndarray | None]:
     """A calibrator of a column of predictions: what predicts all rows, and which of them it was fitted to."""
     fit = _find_calibrator(method)
     rows = unseen = _Rows.read(tables.table, columns, tables.file)
     fitting = None
     if tables.are_one:
-        fitting, rest = _split(len(tables.table), share, seed)
+        fitting, rest = _split(len(tables.table), fraction, seed)
         fitted_on, unseen = rows.take(fitting), rows.take(rest)
     else:
         fitted_on = _Rows.read(tables.source, columns, tables.source_file)
@@ -377,27 +388,27 @@ def _parse_levels(text: str) -> list[float]:
     return list(dict.fromkeys(levels))
 
 
-def _split(num_rows: int, share: float | None, seed: int) -> tuple[np.ndarray, ...]:
+def _split(num_rows: int, fraction: float | None, seed: int) -> tuple[np.ndarray, ...]:
     """The numbers of the rows to fit on, and of the others."""
-    share = 0.5 if share is None else share
-    _checks.check_fraction("--calibration-share", share)
-    num_fitting = round(share * num_rows)
+    fraction = 0.5 if fraction is None else fraction
+    _checks.check_fraction("--calibration-fraction", fraction)
+    num_fitting = round(fraction * num_rows)
     if min(num_fitting, num_rows - num_fitting) < 2:
         raise ValueError(
             f"{num_rows} rows are too few: {num_fitting} to fit on and {num_rows - num_fitting} to measure "
             "on, where 2 of each are the least."
         )
-    return datasets.split(num_rows, (share, 1 - share), seed=seed)
+    return datasets.split(num_rows, (fraction, 1 - fraction), seed=seed)
 
 
-def _check_calibration(calibration: Path | None, share: float | None, file: Path) -> None:
+def _check_calibration(calibration: Path | None, fraction: float | None, file: Path) -> None:
     if calibration is None:
         return
-    if share is not None:
-        raise ValueError("--calibration and --calibration-share exclude each other: give one of them.")
+    if fraction is not None:
+        raise ValueError("--calibration and --calibration-fraction exclude each other: give one of them.")
     if calibration.exists() and calibration.samefile(file):
         raise ValueError(
-            f"--calibration is {file} itself, so no row would be left to measure on: use --calibration-share."
+            f"--calibration is {file} itself, so no row would be left to measure on: use --calibration-fraction."
         )
 
 

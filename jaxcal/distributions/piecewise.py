@@ -220,10 +220,10 @@ class ScaledQuantiles(Distribution):
         z = _with_knots(quantiles.interpolate_monotone)(p, levels, q)
         if self.tails == "normal":
             upper = p > self.levels[..., -1:]
-            share = jnp.where(upper, 1 - p, p)
+            fraction = jnp.where(upper, 1 - p, p)
             mass, end = (_pick(upper, pair) for pair in self._ends)
-            beyond, possible = share < mass, share > 0
-            log_level = jnp.log(jnp.where(beyond & possible, share, mass) / mass) + log_ndtr(-end)
+            beyond, possible = fraction < mass, fraction > 0
+            log_level = jnp.log(jnp.where(beyond & possible, fraction, mass) / mass) + log_ndtr(-end)
             # Phi(-x) <= exp(-x^2 / 2) / 2 for x >= 0: the search starts below the answer.
             x = -quantiles.invert_cdf(log_ndtr, log_level, -jnp.sqrt(-2 * log_level), -end)
             x = jnp.where(possible, x, jnp.inf)

@@ -505,7 +505,7 @@ def _streamed_sums_bwd(sums, slopes, perturbed, learned, rows, targets):
 
 
 def _distributed_sums(learned, rows, targets, mesh: Mesh):
-    """As `_streamed_sums`, every device of the mesh summing over its share of the rows."""
+    """As `_streamed_sums`, every device of the mesh summing over its part of the rows."""
     (covariances, whiten, precisions), spread = learned, PartitionSpec(mesh.axis_names)
     arrays, static = eqx.partition(covariances, eqx.is_array)
     # Every device takes the same number of rows.

@@ -163,7 +163,7 @@ def linear_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> 
 def weighted_quantile(
     values: Real[ArrayLike, " m *n"], weights: Real[ArrayLike, " m"], p: Real[ArrayLike, "*#n"]
 ) -> Float[Array, "*n"]:
-    """The smallest of m weighted values at or below which lies a share of at least p, in every column.
+    """The smallest of m weighted values at or below which lies a fraction of at least p, in every column.
 
     Args:
         values: [m, n], in any order.
@@ -179,10 +179,10 @@ def weighted_quantile(
     """
     values, weights = jnp.asarray(values), jnp.asarray(weights)
     order = jnp.argsort(values, axis=0)
-    share = jnp.cumsum(weights[order], axis=0)
+    fraction = jnp.cumsum(weights[order], axis=0)
     # Sums such as 0.1 + 0.2 and levels such as 0.3 differ by rounding only.
-    tolerance = 2 * weights.shape[0] * float(jnp.finfo(share.dtype).eps)
-    reached = share >= jnp.broadcast_to(p, share.shape[1:])[None] - tolerance
+    tolerance = 2 * weights.shape[0] * float(jnp.finfo(fraction.dtype).eps)
+    reached = fraction >= jnp.broadcast_to(p, fraction.shape[1:])[None] - tolerance
     first = jnp.argmax(reached.at[-1].set(True), axis=0, keepdims=True)
     return jnp.take_along_axis(values, jnp.take_along_axis(order, first, axis=0), axis=0)[0]
 
@@ -212,8 +212,8 @@ def interpolate_monotone(
     right = jnp.clip(jnp.searchsorted(xp, x, side="right"), 1, xp.shape[0] - 1)
     start, end = xp[right - 1], xp[right]
     inside = (x > start) & (x < end)
-    share = jnp.where(inside, (x - start) / jnp.where(inside, end - start, 1), 0)
-    return jnp.where(x < end, fp[right - 1] + share * (fp[right] - fp[right - 1]), fp[right])
+    fraction = jnp.where(inside, (x - start) / jnp.where(inside, end - start, 1), 0)
+    return jnp.where(x < end, fp[right - 1] + fraction * (fp[right] - fp[right - 1]), fp[right])
 
 
 def invert_cdf(
@@ -290,8 +290,8 @@ def _chandrupatla(excess: Callable[[Array], Array], lower: Array, upper: Array) 
 
     def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
         count, *old = state
-        a, b, fa, fb, share = old
-        x = a + share * (b - a)
+        a, b, fa, fb, fraction = old
+        x = a + fraction * (b - a)
         fx = excess(x)
         # The new bracket is [x, b]; c is the point that it leaves out.
         same = (fx >= 0) == (fa >= 0)
@@ -300,9 +300,9 @@ def _chandrupatla(excess: Callable[[Array], Array], lower: Array, upper: Array) 
         # Inverse quadratic interpolation where it is safe, else bisection.
         xi, phi = (x - b) / (c - b), (fx - fb) / (fc - fb)
         inverse = fx / (fb - fx) * fc / (fb - fc) + (c - x) / (b - x) * fx / (fc - fx) * fb / (fc - fb)
-        share = jnp.where((phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi), inverse, 0.5)
+        fraction = jnp.where((phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi), inverse, 0.5)
         margin = jnp.minimum(tolerance / jnp.abs(b - x) / 2, 0.5)
-        new = (x, b, fx, fb, jnp.clip(share, margin, 1 - margin))
+        new = (x, b, fx, fb, jnp.clip(fraction, margin, 1 - margin))
         going = is_open(*old[:2])
         return (count + 1, *(jnp.where(going, after, before) for after, before in zip(new, old, strict=True)))
 

@@ -321,11 +321,11 @@ def quantile_crps(
     levels, values = jnp.asarray(levels), jnp.asarray(values)
     p, q = jnp.pad(levels, 1, constant_values=(0, 1)), jnp.pad(values, 1, mode="edge")
     start, rise, first, step = q[:-1] - y, jnp.diff(q), p[:-1], jnp.diff(p)
-    # On a piece q - y = start + rise s and p = first + step s, for s in [0, 1]; q passes y at s = share.
+    # On a piece q - y = start + rise s and p = first + step s, for s in [0, 1]; q passes y at s = fraction.
     inside = (start < 0) & (start + rise > 0)
-    share = jnp.where(inside, -start / jnp.where(inside, rise, 1), start + rise <= 0)
-    below = _integral_of_product(start, rise, first, step, share)
-    above = [_integral_of_product(start, rise, 1 - first, -step, s) for s in (share, 1.0)]
+    fraction = jnp.where(inside, -start / jnp.where(inside, rise, 1), start + rise <= 0)
+    below = _integral_of_product(start, rise, first, step, fraction)
+    above = [_integral_of_product(start, rise, 1 - first, -step, s) for s in (fraction, 1.0)]
     return 2 * (step * (above[1] - above[0] - below)).sum()
 
 
@@ -363,11 +363,11 @@ def mixture_crps(
         >>> print(f"{mixture_crps(jnp.array([0.0]), jnp.array([0.5, 0.5]), crps, icdf)[0]:.3f}")
         0.359
     """
-    shares = jnp.expand_dims(weights, tuple(range(1, 1 + y.ndim)))
+    fractions = jnp.expand_dims(weights, tuple(range(1, 1 + y.ndim)))
     quartiles = jax.lax.map(lambda level: icdf(jnp.full_like(y, level)), jnp.array([0.25, 0.75], y.dtype))
     spread = quartiles[1] - quartiles[0]
     order = 1 + jnp.sign(spread[None] - spread[:, None])  # [j, i]: 2 where distribution j is the narrower one, else 0
-    pairs = 0.5 * order * shares[:, None] * shares[None]
+    pairs = 0.5 * order * fractions[:, None] * fractions[None]
 
     # Recomputed on the way back: what is kept for a gradient does not grow with the number of points.
     @jax.checkpoint
@@ -382,7 +382,7 @@ def mixture_crps(
     levels = jnp.minimum(v**3 * (10 - 15 * v + 6 * v**2), 1 - float(jnp.finfo(y.dtype).epsneg))
     points = (levels, weights * 30 * v**2 * (1 - v) ** 2)
     diversity = jax.lax.scan(add_point, jnp.zeros_like(y), points)[0]
-    return (shares * crps(y)).sum(0) - diversity
+    return (fractions * crps(y)).sum(0) - diversity
 
 
 @jax.jit
@@ -477,13 +477,13 @@ def reliability_score(
     errors, std = jnp.broadcast_arrays(errors, std)
     positive = std > 0
     z = jnp.where(positive, errors / jnp.where(positive, std, 1), 0)
-    shares = jnp.full(z.shape, 1 / z.size, z.dtype) if weights is None else _shares(weights, z.dtype)
+    fractions = jnp.full(z.shape, 1 / z.size, z.dtype) if weights is None else _fractions(weights, z.dtype)
     # Twice the mid-rank, less 1: constant between ties, so that this is the derivative of D / 2, too.
-    rank = jax.lax.stop_gradient(_share_below_less_above(z, shares))
+    rank = jax.lax.stop_gradient(_fraction_below_less_above(z, fractions))
     if unbiased:
-        rank = rank / (1 - jnp.sum(shares**2))
+        rank = rank / (1 - jnp.sum(fractions**2))
     gaps = (normal_crps(z, 0.0, 1.0) if crps is None else crps(z)) - z * rank
-    score = jnp.sum(shares * gaps) / math.sqrt(2)
+    score = jnp.sum(fractions * gaps) / math.sqrt(2)
     return jnp.where(jnp.any(~positive & (errors != 0)), jnp.inf, score)
 
 
@@ -638,20 +638,20 @@ def _log_gamma_ratio(x: Array) -> Array:
 
 def _mean(values: Float[Array, " n"], weights: Real[ArrayLike, " n"] | None) -> Float[Array, ""]:
     """The mean over rows, weighted if there are weights."""
-    return jnp.mean(values) if weights is None else jnp.sum(_shares(weights, values.dtype) * values)
+    return jnp.mean(values) if weights is None else jnp.sum(_fractions(weights, values.dtype) * values)
 
 
-def _shares(weights: Real[ArrayLike, " n"], dtype: DTypeLike) -> Float[Array, " n"]:
+def _fractions(weights: Real[ArrayLike, " n"], dtype: DTypeLike) -> Float[Array, " n"]:
     """The weights, with sum 1 and no derivative."""
     weights = jax.lax.stop_gradient(jnp.asarray(weights, dtype))
     return weights / weights.sum()
 
 
-def _share_below_less_above(z: Float[Array, " n"], shares: Float[Array, " n"]) -> Float[Array, " n"]:
-    """For every value, the share of all that are less, less the share of those that are greater; by one sort."""
+def _fraction_below_less_above(z: Float[Array, " n"], fractions: Float[Array, " n"]) -> Float[Array, " n"]:
+    """For every value, the fraction of all that are less, less the fraction of those that are greater; by one sort."""
     n = z.shape[0]
     ordered, order = jax.lax.sort((z, jnp.arange(n, dtype=jnp.int32)), num_keys=1)
-    upto = jnp.cumsum(shares[order])
+    upto = jnp.cumsum(fractions[order])
     steps = ordered[1:] > ordered[:-1]
     # What comes before a run of ties, held until the next one begins, and what comes up to its end, from behind.
     below = jax.lax.cummax(jnp.concatenate([jnp.zeros(1, z.dtype), jnp.where(steps, upto[:-1], 0)]))

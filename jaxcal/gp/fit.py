@@ -18,7 +18,8 @@ from jaxcal.optimize import Result, first_finite, one_run_at_a_time
 
 # How many amounts of jitter are tried, each a hundred times the one before.
 JITTER_TRIES = 4
-# Where rounding may hide more than this share of the leave-one-out variance, stds are off by more than a few per cent.
+# Where rounding may hide more than this fraction of the leave-one-out variance, stds are off by more than a few per
+# cent.
 _MUCH_ROUNDING = 0.1
 
 
@@ -84,12 +85,12 @@ def warn_of_outliers(process: Process, n: int) -> None:
         )
 
 
-def warn_of_rounding(share: Float[Array, "*runs"]) -> None:
+def warn_of_rounding(fraction: Float[Array, "*runs"]) -> None:
     """Warn if rounding may hide much of the leave-one-out variance; nothing while traced."""
-    if not _checks.is_traced(share) and np.any(np.asarray(share) > _MUCH_ROUNDING):
+    if not _checks.is_traced(fraction) and np.any(np.asarray(fraction) > _MUCH_ROUNDING):
         warnings.warn(
-            f"the uncertainty is hardly greater than what rounding in {share.dtype} hides: stds may be off by factors. "
-            "jax.config.update('jax_enable_x64', True), before anything else, gives them in float64.",
+            f"the uncertainty is hardly greater than what rounding in {fraction.dtype} hides: stds may be off by "
+            "factors. jax.config.update('jax_enable_x64', True), before anything else, gives them in float64.",
             stacklevel=3,
         )
 

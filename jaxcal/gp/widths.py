@@ -26,8 +26,8 @@ from jaxcal.optimize import lowest, minimize, one_run_at_a_time
 # Multiples of the regression's inverse lengthscales that are tried: on a line alone, and as starts of L-BFGS.
 _SMALLEST, _LARGEST = 0.1, 10.0
 _NUM_ON_LINE, _NUM_STARTS = 42, 9
-# How many of the best starts are improved, by how many steps at most, and the gain of a step, as a share of the width,
-# that ends it.
+# How many of the best starts are improved, by how many steps at most, and the gain of a step, as a fraction of the
+# width, that ends it.
 _NUM_IMPROVED, _STEPS, _GAIN = 2, 40, 1e-4
 # Bounds of the inverse lengthscales, in standard deviations of the inputs: beyond them hardly anything changes.
 _LEAST, _GREATEST = math.log(1e-4), math.log(1e2)

@@ -236,12 +236,12 @@ def _squared_error(
 def _evidence_bound(
     network: ConcreteNetwork, rows: XY, key: PRNGKeyArray | None, *, length_scale: Float[Array, ""], num_rows: int
 ) -> Float[Array, " n"]:
-    """The negative log likelihood of every row; in training under dropout, with its share of the divergence."""
+    """The negative log likelihood of every row; in training under dropout, with its part of the divergence."""
     x, y = rows
     if key is None:
-        outputs, share = jax.vmap(network)(x), 0.0
+        outputs, penalty = jax.vmap(network)(x), 0.0
     else:
         outputs = jax.vmap(lambda row, key: network(row, key=key))(x, jax.random.split(key, y.shape[0]))
-        share = network.divergence(length_scale) / num_rows
+        penalty = network.divergence(length_scale) / num_rows
     mean, log_variance = outputs.T
-    return share - normal_log_prob(y, mean, jnp.exp(log_variance / 2))
+    return penalty - normal_log_prob(y, mean, jnp.exp(log_variance / 2))

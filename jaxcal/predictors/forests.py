@@ -75,7 +75,8 @@ def fit(
         learning_rate: of NGBoost.
         min_leaf_rows: of forests, not NGBoost: the least rows in a leaf.
         max_depth: of forests: the most splits on the way to a leaf; any number where None.
-        max_features: of forests: the share of the features, drawn at random, that a split may use; above 0, at most 1.
+        max_features: of forests: the fraction of the features, drawn at random, that a split may use; above 0, at most
+            1.
         preset: None, or "crude" as above.
 
     Raises:

@@ -29,7 +29,7 @@ from jaxcal.optimize import num_train, train_minibatches
 from jaxcal.scaling import Standardizer
 
 _HEADS = 8
-# A share of the rows that are drawn for a step is context at most, and all of them are targets.
+# A fraction of the rows that are drawn for a step is context at most, and all of them are targets.
 _CONTEXT_SHARE = 0.8
 _LEAST_CONTEXT = 3
 # The std of the latents lies between these.

@@ -6,18 +6,6 @@ JOBS ?= 2
 # so a worker.
 PYTEST := NPROC=1 $(BIN)/pytest --numprocesses=$(JOBS) --dist=loadfile
 
-# The examples of the docstrings run in 32 bits, as in a reader's session. Tests that do not depend on the precision run
-# once.
-ANY_PRECISION := test_architecture.py test_cli.py test_cross_validation.py test_datasets.py test_gp_kernels.py test_mesh.py \
-	test_plots.py test_readme.py test_sweep.py test_tables.py test_threads.py
-# Of these methods the battery of test_methods.py is enough in 32 bits, where `make test-slow` runs the rest.
-BATTERY_IN_32_BITS := test_accrue.py test_conformal.py test_conformal_calibrators.py test_crude.py test_deep_ensemble.py \
-	test_dropout.py test_evidential.py test_forests.py test_gaussian_mle.py test_gaussian_process.py \
-	test_gp.py test_gp_fit.py test_gp_minibatch.py test_gp_nearest.py test_gp_noise.py test_hidden_features.py \
-	test_isotonic.py test_minibatch.py test_mlp.py test_multivariate.py \
-	test_neural_process.py test_neural_quantiles.py test_nngp.py test_pipeline.py test_rio.py test_rio_bases.py \
-	test_sharp_gp.py test_usnrt.py test_variance_network.py test_widths.py
-
 .PHONY: setup demo test test-slow check-wheel lint format bench-peers clean
 
 setup: .venv/.ready
@@ -31,15 +19,16 @@ setup: .venv/.ready
 demo: setup
 	$(BIN)/jaxcal demo
 
+# The examples of the docstrings run in 32 bits, as in a reader's session.
 test: setup
 	JAX_ENABLE_X64=1 $(PYTEST) -m "not slow" tests
-	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(addprefix --ignore=tests/,$(ANY_PRECISION) $(BATTERY_IN_32_BITS))
+	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow and not any_precision and not contract_in_32_bits"
 
 # With the emitters that users have: conftest.py sets flags where there are none.
 test-slow: export XLA_FLAGS =
 test-slow: setup
 	JAX_ENABLE_X64=1 $(PYTEST) -m slow
-	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow" $(addprefix tests/,$(BATTERY_IN_32_BITS))
+	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow and contract_in_32_bits" tests
 
 # What is published: it is well formed, and runs the demo alone in an empty environment.
 check-wheel:

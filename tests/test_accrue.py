@@ -11,6 +11,8 @@ import jaxcal as jc
 from jaxcal.functional import scores
 from jaxcal.networks import FeedForward
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 KEY = jax.random.key(0)
 DATA = jc.datasets.heteroscedastic("g", 400, seed=0)

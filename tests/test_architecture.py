@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import jaxcal
+
+pytestmark = pytest.mark.any_precision
 
 PACKAGE = Path(jaxcal.__file__).parent
 # From the bottom up. A module may import those of layers below its own, and of its own where it is listed as free.

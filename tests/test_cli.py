@@ -16,6 +16,8 @@ from jaxcal.cli import app
 from jaxcal.distributions import Normal
 from jaxcal.predictors import gaussian_process
 
+pytestmark = pytest.mark.any_precision
+
 ROWS = 40
 
 

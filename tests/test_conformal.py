@@ -15,6 +15,8 @@ from jaxcal.distributions import Normal, Point, Quantiles
 from jaxcal.functional import quantiles
 from jaxcal.guarantee import Guarantee
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 EXACT = 1e-12 if X64 else 1e-5
 LEVELS = (0.5, 0.8, 0.9, 0.95)

@@ -14,6 +14,8 @@ from jaxcal.calibrators import conformal
 from jaxcal.distributions import Empirical, Mixture, Normal, Point, Quantiles, ScaledQuantiles, StudentT
 from jaxcal.functional import quantiles
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 EXACT = 1e-12 if X64 else 1e-5
 KEY = jax.random.key(5)

@@ -12,6 +12,8 @@ import pytest
 import jaxcal as jc
 from jaxcal.cross_validation import folds_of
 
+pytestmark = pytest.mark.any_precision
+
 KEY = jax.random.key(0)
 X = np.arange(17.0)
 

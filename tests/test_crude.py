@@ -12,6 +12,8 @@ from jaxcal.calibrators import crude
 from jaxcal.distributions import Empirical, Normal, Point
 from jaxcal.multivariate import MultivariateNormal
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 EXACT = 1e-12 if X64 else 1e-5
 

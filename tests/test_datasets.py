@@ -14,6 +14,8 @@ import pytest
 
 from jaxcal import datasets
 
+pytestmark = pytest.mark.any_precision
+
 MIRROR = os.environ.get("JAXCAL_DATA")
 OWN = datasets._OWN
 needs_mirror = pytest.mark.skipif(not MIRROR, reason="JAXCAL_DATA names no mirror of the data sets")

@@ -14,6 +14,8 @@ from jaxcal import Mixture
 from jaxcal.optimize import Result
 from jaxcal.predictors import deep_ensemble, variance_network
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 TOLERANCE = 1e-8 if X64 else 1e-4
 KEY = jax.random.key(0)

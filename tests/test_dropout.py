@@ -17,6 +17,8 @@ from jaxcal.networks import ConcreteNetwork, FeedForward
 from jaxcal.optimize import Result
 from jaxcal.predictors import dropout
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 TOLERANCE = 1e-6 if jax.config.jax_enable_x64 else 1e-4
 KEY = jax.random.key(0)
 # One setting and one size for nearly all tests, so that they share what is compiled.

@@ -15,6 +15,8 @@ from jaxcal import StudentT
 from jaxcal.optimize import Result
 from jaxcal.predictors import evidential
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 TOLERANCE = 1e-8 if X64 else 1e-3
 KEY = jax.random.key(0)

@@ -11,6 +11,8 @@ import pytest
 from jaxcal import metrics
 from jaxcal.predictors import forests
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 pytest.importorskip("sklearn", reason="scikit-learn is of the extra forests")
 KEY = jax.random.key(0)
 

@@ -12,6 +12,8 @@ import scipy.stats
 from jaxcal.calibrators import gaussian_mle
 from jaxcal.distributions import Normal, Point
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 EXACT = 1e-12 if jax.config.jax_enable_x64 else 1e-5
 RNG = np.random.default_rng(5)
 MEAN, STD = RNG.normal(size=60), RNG.uniform(0.2, 3.0, size=60)

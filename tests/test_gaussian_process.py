@@ -12,6 +12,8 @@ from jaxcal import metrics
 from jaxcal.optimize import Result
 from jaxcal.predictors import gaussian_process
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 needs_float64 = pytest.mark.skipif(not X64, reason="the oracle works in float64")
 N, NOISE = 60, 0.2

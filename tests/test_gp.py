@@ -12,7 +12,10 @@ from jaxcal.functional import gp, kernels
 
 NOISE, JITTER = 0.3, 1e-6
 X64 = jax.config.jax_enable_x64
-pytestmark = pytest.mark.filterwarnings("ignore:X is not of type float64", "ignore:y is not of type float64")
+pytestmark = [
+    pytest.mark.contract_in_32_bits,
+    pytest.mark.filterwarnings("ignore:X is not of type float64", "ignore:y is not of type float64"),
+]
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
 from jaxcal.optimize import Result
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 N = 60
 

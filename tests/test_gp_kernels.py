@@ -13,6 +13,8 @@ from jaxcal.functional import kernels
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential, gram
 from jaxcal.gp.nngp import NNGP
 
+pytestmark = pytest.mark.any_precision
+
 X64 = jax.config.jax_enable_x64
 DTYPES = [np.float32, pytest.param(np.float64, marks=pytest.mark.skipif(not X64, reason="float64 is off"))]
 LENGTHSCALES = 10.0 ** np.arange(-12, 13, 1.5)

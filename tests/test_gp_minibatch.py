@@ -16,7 +16,10 @@ from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
 from jaxcal.optimize import Result
 
-pytestmark = pytest.mark.filterwarnings("ignore:X is not of type float64", "ignore:y is not of type float64")
+pytestmark = [
+    pytest.mark.contract_in_32_bits,
+    pytest.mark.filterwarnings("ignore:X is not of type float64", "ignore:y is not of type float64"),
+]
 KEY = jax.random.key(3)
 NOISE, JITTER, PRIOR = 0.3, 1e-5, 1.7
 ROWS, INDUCING = 600, 20

@@ -14,6 +14,8 @@ from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.scaling import Standardizer
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 ROWS = 120
 

@@ -12,6 +12,8 @@ import jaxcal as jc
 from jaxcal.networks import FeedForward
 from jaxcal.predictors import mlp
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 KEY = jax.random.key(0)
 
 

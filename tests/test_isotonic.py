@@ -15,6 +15,8 @@ from sklearn.isotonic import IsotonicRegression
 from jaxcal.calibrators import isotonic
 from jaxcal.distributions import Normal, Point, ScaledQuantiles
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 EXACT = 1e-10 if X64 else 2e-5
 RNG = np.random.default_rng(11)

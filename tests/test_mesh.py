@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.any_precision
+
 COMMON = """
 import json
 import equinox as eqx, jax, jax.numpy as jnp, numpy as np

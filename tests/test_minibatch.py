@@ -10,6 +10,8 @@ import pytest
 
 from jaxcal.optimize import Result, keras_rmsprop, raise_unless_finite, train_minibatches
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 KEY = jax.random.key(0)
 
 

@@ -14,6 +14,8 @@ from jaxcal.optimize import Result
 from jaxcal.predictors import mlp
 from jaxcal.scaling import Standardizer
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 KEY = jax.random.key(0)
 # One small setting for most tests, so that they share what is compiled.
 SMALL: dict[str, Any] = {

@@ -10,6 +10,8 @@ import scipy.stats
 
 from jaxcal.multivariate import MultivariateEmpirical, MultivariateNormal
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 EXACT = 1e-10 if jax.config.jax_enable_x64 else 2e-5
 RNG = np.random.default_rng(7)
 MEAN = RNG.normal(size=(4, 3))

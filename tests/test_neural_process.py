@@ -13,6 +13,8 @@ from jaxcal import Mixture, Normal, metrics
 from jaxcal.optimize import Result
 from jaxcal.predictors import neural_process
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 KEY = jax.random.key(0)
 N = 200

@@ -11,6 +11,8 @@ from jaxcal.calibrators import neural_quantiles
 from jaxcal.distributions import Empirical, Normal, Point, Quantiles
 from jaxcal.optimize import Result
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 KEY = jax.random.key(0)
 LEVELS = np.arange(1, 200) / 200

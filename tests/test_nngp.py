@@ -15,6 +15,8 @@ from jaxcal.gp.nngp import NNGP
 from jaxcal.predictors import gaussian_process
 from jaxcal.scaling import Standardizer
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 WEIGHT, BIAS = 1.7, 0.3
 POINTS = np.array([[1.0, -0.5, 2.0], [0.4, 0.3, -1.0], [-1.0, 0.5, -2.0], [0.0, 0.0, 0.0]])

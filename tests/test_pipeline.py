@@ -10,6 +10,8 @@ import pytest
 import jaxcal as jc
 from jaxcal.guarantee import MeasuredCoverage
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 KEY = jax.random.key(0)
 
 

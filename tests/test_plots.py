@@ -13,6 +13,8 @@ from jaxcal import metrics, plots
 from jaxcal.distributions import Empirical, Normal, Point
 from jaxcal.predictors.usnrt import Branch
 
+pytestmark = pytest.mark.any_precision
+
 N = 60
 
 

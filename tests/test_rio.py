@@ -12,7 +12,10 @@ from jaxcal import Normal, Point, metrics, rio
 from jaxcal.calibrators._base import check_base
 from jaxcal.functional import gp, kernels
 
-pytestmark = pytest.mark.filterwarnings("ignore:X is not of type float64", "ignore:y is not of type float64")
+pytestmark = [
+    pytest.mark.contract_in_32_bits,
+    pytest.mark.filterwarnings("ignore:X is not of type float64", "ignore:y is not of type float64"),
+]
 X64 = jax.config.jax_enable_x64
 # Where there is no noise, 32 bits warn of rounding.
 without_noise = pytest.mark.filterwarnings("ignore:the uncertainty is hardly greater")

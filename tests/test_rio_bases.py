@@ -10,6 +10,8 @@ import pytest
 from jaxcal import Normal, Point, metrics, rio
 from jaxcal.gp import model
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 # Equal numbers of rows and columns everywhere: what is compiled is shared.
 ROWS = 120

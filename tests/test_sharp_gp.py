@@ -14,6 +14,8 @@ import jaxcal as jc
 from jaxcal import Point
 from jaxcal.calibrators import sharp_gp
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 EXACT = 1e-10 if X64 else 1e-4
 KERNEL = sharp_gp.Kernel(np.array([1.0, 1.0]), 0.1)

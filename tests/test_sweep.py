@@ -16,6 +16,8 @@ import pytest
 
 from jaxcal import sweep
 
+pytestmark = pytest.mark.any_precision
+
 JOBS = [{"dataset": "a", "seed": seed} for seed in range(4)]
 SLOW_SWEEP = """
 import os, sys, time

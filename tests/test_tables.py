@@ -8,6 +8,8 @@ from scipy import stats
 
 from benchmarks.tables import _report, _rio_report, _usnrt_report
 
+pytestmark = pytest.mark.any_precision
+
 
 def test_marks_are_those_of_the_paired_tests(rng):
     rio = rng.normal(size=30)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.any_precision
+
 RUNS = """
 import equinox as eqx, numpy as np
 from jaxcal import Point, rio

@@ -8,6 +8,8 @@ import jaxcal as jc
 from jaxcal.networks.presets import Settings
 from jaxcal.optimize import Result
 
+pytestmark = pytest.mark.any_precision
+
 X = np.random.default_rng(0).normal(size=(60, 2))
 Y = X[:, 0] + 0.1 * np.random.default_rng(1).normal(size=60)
 KEY = jax.random.key(0)

@@ -11,6 +11,8 @@ import pytest
 from jaxcal import Mixture, Normal
 from jaxcal.predictors import usnrt
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 KEY = jax.random.key(0)
 FLOAT = np.zeros(0, jnp.result_type(float)).dtype.type
 OPTIONS: dict[str, Any] = {"min_leaf": 60, "max_epochs": 15}

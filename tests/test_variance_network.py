@@ -18,6 +18,8 @@ from jaxcal.networks.normal import alternate
 from jaxcal.optimize import Optimum, Result, train_minibatches, with_weight_decay
 from jaxcal.predictors import variance_network
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 KEY = jax.random.key(0)
 FORMS = ("joint", "alternating")

@@ -9,6 +9,8 @@ import pytest
 
 from jaxcal.gp import widths
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 LEVELS = (0.1, 0.3, 0.7, 0.9)
 

@@ -7,9 +7,19 @@ fitted from somebody's predictions, `fit(x, base, y)`, and called on inputs and 
 from jaxcal import datasets, functional, metrics, networks, optimize, pipeline, plots
 from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, kmeans, neural_quantiles, rio, sharp_gp
 from jaxcal.cross_validation import out_of_fold
-from jaxcal.distributions import Distribution, Empirical, Mixture, Normal, Point, Quantiles, ScaledQuantiles, StudentT
+from jaxcal.distributions import (
+    Distribution,
+    Empirical,
+    Mixture,
+    MultivariateEmpirical,
+    MultivariateNormal,
+    Normal,
+    Point,
+    Quantiles,
+    ScaledQuantiles,
+    StudentT,
+)
 from jaxcal.guarantee import Guarantee
-from jaxcal.multivariate import MultivariateEmpirical, MultivariateNormal
 from jaxcal.predictors import (
     deep_ensemble,
     dropout,

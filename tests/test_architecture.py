@@ -16,8 +16,8 @@ PACKAGE = Path(jaxcal.__file__).parent
 LAYERS = [
     {"_checks"},
     {"functional"},
-    {"distributions", "guarantee", "scaling"},
-    {"multivariate", "metrics", "optimize", "datasets", "encoding"},
+    {"distributions", "guarantee", "preprocessing"},
+    {"metrics", "optimize", "datasets"},
     {"gp", "networks", "cross_validation"},
     {"predictors", "calibrators"},
     {"plots", "pipeline"},

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from jaxcal.calibrators import crude
-from jaxcal.distributions import Empirical, Normal, Point
-from jaxcal.multivariate import MultivariateNormal
+from jaxcal.distributions import Empirical, MultivariateNormal, Normal, Point
 
 pytestmark = pytest.mark.contract_in_32_bits
 

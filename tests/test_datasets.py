@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from jaxcal import datasets
+from jaxcal.datasets import catalog, loader
 
 pytestmark = pytest.mark.any_precision
 
 MIRROR = os.environ.get("JAXCAL_DATA")
-OWN = datasets._OWN
+OWN = loader._OWN
 needs_mirror = pytest.mark.skipif(not MIRROR, reason="JAXCAL_DATA names no mirror of the data sets")
 DOWNLOADABLE = [
     "yacht",
@@ -35,7 +36,7 @@ DOWNLOADABLE = [
 def nowhere(tmp_path, monkeypatch):
     """No mirror, an empty cache, and nothing that comes with the package or the checkout, unless a test sets them."""
     monkeypatch.delenv("JAXCAL_DATA", raising=False)
-    monkeypatch.setattr(datasets, "_OWN", {})
+    monkeypatch.setattr(loader, "_OWN", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -81,12 +82,12 @@ def sha256(path):
 
 
 def set_original(monkeypatch, stem, **changes):
-    changed = replace(datasets._ENTRIES[stem], original=replace(original_of(stem), **changes))
-    monkeypatch.setitem(datasets._ENTRIES, stem, changed)
+    changed = replace(catalog.ENTRIES[stem], original=replace(original_of(stem), **changes))
+    monkeypatch.setitem(catalog.ENTRIES, stem, changed)
 
 
 def original_of(stem):
-    original = datasets._ENTRIES[stem].original
+    original = catalog.ENTRIES[stem].original
     assert original is not None
     return original
 
@@ -269,7 +270,7 @@ def test_pbp_splits(mirror):
 @pytest.fixture
 def sources(monkeypatch):
     """All that this machine has: what comes with the checkout, and the mirror, where there is one."""
-    monkeypatch.setattr(datasets, "_OWN", OWN)
+    monkeypatch.setattr(loader, "_OWN", OWN)
     if MIRROR:
         monkeypatch.setenv("JAXCAL_DATA", MIRROR)
 
@@ -287,12 +288,12 @@ def test_every_set(name, sources):
 
 @pytest.mark.parametrize("name", datasets.names())
 def test_a_set_comes_with_the_checkout_if_its_license_allows_it(name, monkeypatch):
-    monkeypatch.setattr(datasets, "_OWN", {"checkout": OWN["checkout"]})
+    monkeypatch.setattr(loader, "_OWN", {"checkout": OWN["checkout"]})
     assert (datasets.find(name).kind == "checkout") == (datasets.license_of(name) == "CC BY 4.0")
 
 
 def test_the_files_of_the_package_are_those_of_the_checkout(monkeypatch):
-    monkeypatch.setattr(datasets, "_OWN", OWN)
+    monkeypatch.setattr(loader, "_OWN", OWN)
     files = list(OWN["package"].glob("*.npz"))
     assert len(files) == 6
     assert datasets.find("energy_cooling").kind == "package"
@@ -305,7 +306,7 @@ def test_the_page_of_sources_names_every_file():
     page = (OWN["checkout"] / "README.md").read_text(encoding="utf-8")
     for file in OWN["checkout"].glob("*.npz"):
         assert f"`{file.name}`" in page
-    for entry in datasets._ENTRIES.values():
+    for entry in catalog.ENTRIES.values():
         if entry.license:
             assert entry.source.rpartition("doi:")[2] in page
 
@@ -322,7 +323,7 @@ def test_the_set_of_scikit_learn_is_that_of_the_mirror(monkeypatch):
 def test_reading_an_original_gives_the_same_set(name, tmp_path, monkeypatch, sources):
     """The numbers, written as the original's text into the cache, are read back the same."""
     stem = name.removesuffix("_motor").removesuffix("_total")
-    targets = [datasets.load(target) for target in datasets._ENTRIES[stem].targets or (stem,)]
+    targets = [datasets.load(target) for target in catalog.ENTRIES[stem].targets or (stem,)]
     original = original_of(stem)
     file = tmp_path / "cache" / "jaxcal" / original.file
     file.parent.mkdir(parents=True)

@@ -12,7 +12,7 @@ from jaxcal.functional import gp, noise
 from jaxcal.gp import model as models
 from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 pytestmark = pytest.mark.contract_in_32_bits
 

@@ -12,7 +12,7 @@ import pytest
 from jaxcal.networks import FeedForward
 from jaxcal.optimize import Result
 from jaxcal.predictors import mlp
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 pytestmark = pytest.mark.contract_in_32_bits
 

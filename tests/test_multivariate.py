@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxcal.multivariate import MultivariateEmpirical, MultivariateNormal
+from jaxcal.distributions import MultivariateEmpirical, MultivariateNormal
 
 pytestmark = pytest.mark.contract_in_32_bits
 

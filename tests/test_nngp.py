@@ -13,7 +13,7 @@ from jaxcal.functional import kernels
 from jaxcal.gp.kernels import GPJaxKernel
 from jaxcal.gp.nngp import NNGP
 from jaxcal.predictors import gaussian_process
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 pytestmark = pytest.mark.contract_in_32_bits
 

@@ -485,7 +485,7 @@ def bound() -> None:
     from jaxcal.calibrators.rio import IOKernel, Points
     from jaxcal.gp.kernels import SquaredExponential, take
     from jaxcal.gp.model import Data, Model, evidence
-    from jaxcal.scaling import Standardizer
+    from jaxcal.preprocessing import Standardizer
 
     rows = {name: jnp.asarray(values) for name, values in np.load(job()["file"]).items()}
     points = Points(Standardizer.of(rows["x"])(rows["x"]), rows["base"][:, None])

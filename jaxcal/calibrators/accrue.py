@@ -31,7 +31,7 @@ from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.networks import FeedForward
 from jaxcal.optimize import Optimum, Result, minimize, minimize_from_each, num_train
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 # Section 5.1: the network's layers, the second of symmetric saturating linear functions, and the polynomial's order.
 _HIDDEN, _ACTIVATIONS = (50, 10), (jax.nn.relu, jax.nn.hard_tanh)

@@ -122,8 +122,8 @@ def fit(
         >>> lower, upper = fitted(None, Point(1000.0)).interval(0.9)
         >>> print(lower, upper, fitted.guarantee(0.9).coverage)
         [910.] [1090.] 0.9
-        >>> distribution = conformal.fit(None, Point(jnp.zeros(99)), jnp.arange(1.0, 100.0), rule="linear")(None,
-        Point(1000.0))
+        >>> calibrate = conformal.fit(None, Point(jnp.zeros(99)), jnp.arange(1.0, 100.0), rule="linear")
+        >>> distribution = calibrate(None, Point(1000.0))
         >>> print(distribution.icdf(0.905), distribution.cdf(1090.5))
         [1090.5] [0.905]
     """

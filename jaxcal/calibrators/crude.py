@@ -22,11 +22,10 @@ from jaxcal.calibrators._base import (
     standardized_errors,
     warn_without_width,
 )
-from jaxcal.distributions import Distribution, Empirical, Point
+from jaxcal.distributions import Distribution, Empirical, MultivariateEmpirical, MultivariateNormal, Point
 from jaxcal.functional.quantiles import empirical_rank
 from jaxcal.guarantee import Guarantee
-from jaxcal.multivariate import MultivariateEmpirical, MultivariateNormal
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 # So many distances to calibration rows are held in memory at once.
 _DISTANCES_AT_ONCE = 2**22

@@ -16,7 +16,7 @@ from jaxcal import _checks
 from jaxcal.calibrators._base import as_rows, check_base
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional import safe
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 
 def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, num_clusters: int = 5) -> "KMeans":

@@ -46,7 +46,7 @@ from jaxcal.distributions import Distribution, Point, Quantiles
 from jaxcal.functional.scores import pinball
 from jaxcal.networks import FeedForward, TrainingRecord
 from jaxcal.optimize import Optimum, Result, num_train, raise_unless_finite, train_minibatches
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 _HIDDEN = (20, 20)
 # The levels of the returned distribution, and of pretraining.

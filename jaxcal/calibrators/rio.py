@@ -39,7 +39,7 @@ from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import HoldsProcess, Process
 from jaxcal.optimize import Result
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 
 class Points(NamedTuple):

@@ -39,7 +39,7 @@ from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
 from jaxcal.gp.search import greedy_points, jitter_of_try
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 # Levels near the middle need no lengthscales of their own: their quantiles are close to the mean anyway.
 _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)

@@ -10,6 +10,7 @@ from jaxcal.distributions._base import Distribution
 from jaxcal.distributions.concatenated import Concatenated
 from jaxcal.distributions.empirical import Empirical
 from jaxcal.distributions.mixture import Mixture
+from jaxcal.distributions.multivariate import MultivariateEmpirical, MultivariateNormal
 from jaxcal.distributions.parametric import Normal, Point, StudentT
 from jaxcal.distributions.piecewise import Quantiles, ScaledQuantiles
 
@@ -18,6 +19,8 @@ __all__ = [
     "Distribution",
     "Empirical",
     "Mixture",
+    "MultivariateEmpirical",
+    "MultivariateNormal",
     "Normal",
     "Point",
     "Quantiles",

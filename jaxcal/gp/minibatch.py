@@ -32,7 +32,7 @@ from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process
 from jaxcal.gp.search import jitter_of_try, sparse_start, with_inducing_points
 from jaxcal.optimize import Result, minimize
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 # Gives the rows of a slice, or those of increasing numbers.
 Read = Callable[[slice | Int[np.ndarray, " k"]], Data]

@@ -27,7 +27,7 @@ from jaxcal.networks.training import (
     trainer,
 )
 from jaxcal.optimize import Optimum, num_train
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 
 def settle_normal(num_inputs: int, options: TrainingOptions, preset: str | None) -> presets.Settings:

@@ -16,7 +16,7 @@ from jaxcal import _checks
 from jaxcal.networks.modules import FeedForward
 from jaxcal.networks.presets import Settings
 from jaxcal.optimize import Optimum, Result, num_train, raise_unless_finite, train_minibatches, with_weight_decay
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 XY = tuple[Float[Array, "n d"], Float[Array, " n"]]
 

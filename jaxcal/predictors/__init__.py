@@ -7,8 +7,19 @@ from jaxcal.predictors import (
     forests,
     gaussian_process,
     mlp,
+    neural_process,
     usnrt,
     variance_network,
 )
 
-__all__ = ["deep_ensemble", "dropout", "evidential", "forests", "gaussian_process", "mlp", "usnrt", "variance_network"]
+__all__ = [
+    "deep_ensemble",
+    "dropout",
+    "evidential",
+    "forests",
+    "gaussian_process",
+    "mlp",
+    "neural_process",
+    "usnrt",
+    "variance_network",
+]

@@ -17,7 +17,7 @@ from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord
 from jaxcal.networks.normal import as_normal, settle_normal, train_normal
 from jaxcal.networks.training import as_data, as_inputs
 from jaxcal.optimize import Optimum, over_runs
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 
 @_checks.renamed(validation_share="validation_fraction")

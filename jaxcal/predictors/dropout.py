@@ -21,7 +21,7 @@ from jaxcal.functional import safe
 from jaxcal.functional.scores import normal_log_prob
 from jaxcal.networks import ConcreteNetwork, FeedForward, TrainingOptions, TrainingRecord, presets
 from jaxcal.networks.training import XY, as_data, as_inputs, settle, split, squared_error, start, trainer
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 
 @_checks.renamed(validation_share="validation_fraction", law="distribution")

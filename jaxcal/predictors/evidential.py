@@ -17,7 +17,7 @@ from jaxcal.distributions import StudentT
 from jaxcal.functional.scores import student_t_log_prob
 from jaxcal.networks import FeedForward, TrainingOptions, TrainingRecord, presets
 from jaxcal.networks.training import XY, as_data, as_inputs, settle, split, start, trainer
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 # What nu, alpha - 1 and beta are at least, so that scale and std are finite and no density is infinite.
 _FLOOR = 1e-6

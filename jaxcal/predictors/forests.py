@@ -16,7 +16,7 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Normal
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 if TYPE_CHECKING:
     from ngboost import NGBRegressor

@@ -27,7 +27,7 @@ from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import HoldsProcess, Process
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 _SQUARED_EXPONENTIAL = "squared_exponential"
 # Weight variances and bias variances of RIO, appendix D.1, and the variance of its noise.

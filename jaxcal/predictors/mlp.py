@@ -15,7 +15,7 @@ from jaxcal.distributions import Point
 from jaxcal.networks import FeedForward, TrainingOptions, TrainingRecord, presets
 from jaxcal.networks.training import as_data, as_inputs, settle, split, squared_error, start, trainer
 from jaxcal.optimize import keras_rmsprop
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 
 @_checks.renamed(validation_share="validation_fraction")

@@ -26,7 +26,7 @@ from jaxcal.functional.scores import normal_log_prob
 from jaxcal.networks import FeedForward, TrainingRecord
 from jaxcal.networks.training import as_inputs
 from jaxcal.optimize import num_train, train_minibatches
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Standardizer
 
 _HEADS = 8
 # A fraction of the rows that are drawn for a step is context at most, and all of them are targets.

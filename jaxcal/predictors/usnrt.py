@@ -20,14 +20,13 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal
-from jaxcal.encoding import Encoder
 from jaxcal.functional import levene
 from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, presets
 from jaxcal.networks.normal import alternate, as_normal
 from jaxcal.networks.training import as_data, settle, squared_error, start, trainer
 from jaxcal.optimize import Optimum, num_train, over_runs
 from jaxcal.predictors._tree import Branch, Node, Tree
-from jaxcal.scaling import Standardizer
+from jaxcal.preprocessing import Encoder, Standardizer
 
 # Section V-A: a tenth of the rows in a leaf, or so many.
 _SHARE_OF_ROWS, _LEAST_ROWS = 10, 1000

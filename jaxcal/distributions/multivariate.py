@@ -17,7 +17,9 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions import Distribution, Empirical, Normal
+from jaxcal.distributions._base import Distribution
+from jaxcal.distributions.empirical import Empirical
+from jaxcal.distributions.parametric import Normal
 from jaxcal.functional import safe
 
 
@@ -82,8 +84,10 @@ class MultivariateNormal(Multivariate):
 
     Example:
         >>> distribution = MultivariateNormal(jnp.zeros((1, 2)), jnp.array([[[4.0, 2.0], [2.0, 2.0]]]))
-        >>> print(distribution.std[:, 0], distribution.whiten(jnp.array([[2.0, 2.0]])),
-        distribution.marginal(0).cdf(0.0)) [2.] [[1. 1.]] [0.5]
+        >>> print(distribution.std[:, 0], distribution.whiten(jnp.array([[2.0, 2.0]])))
+        [2.] [[1. 1.]]
+        >>> print(distribution.marginal(0).cdf(0.0))
+        [0.5]
     """
 
     mean: Float[Array, "*n t"]
@@ -128,8 +132,8 @@ class MultivariateEmpirical(Multivariate):
         z: [L, t], whitened vectors.
 
     Example:
-        >>> distribution = MultivariateEmpirical(jnp.zeros((1, 2)), 2 * jnp.eye(2)[None], jnp.array([[-1.0, 3.0], [1.0,
-        5.0]]))
+        >>> z = jnp.array([[-1.0, 3.0], [1.0, 5.0]])
+        >>> distribution = MultivariateEmpirical(jnp.zeros((1, 2)), 2 * jnp.eye(2)[None], z)
         >>> print(distribution.mean, distribution.marginal(1).icdf(0.9))
         [[0. 8.]] [10.]
     """

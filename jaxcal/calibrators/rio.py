@@ -64,10 +64,10 @@ class IOKernel(eqx.Module):
         return _sum(part.diagonal(one) for part, one in self._parts(a))
 
     def derivatives(
-        self, a: Points, weights: Float[Array, " n"], slopes: Float[Array, "n n"]
+        self, a: Points, weights: Float[Array, " n"], cotangents: Float[Array, "n n"]
     ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
         """Those of both kernels, the input's first."""
-        sums, products = zip(*(part.derivatives(one, weights, slopes) for part, one in self._parts(a)), strict=True)
+        sums, products = zip(*(part.derivatives(one, weights, cotangents) for part, one in self._parts(a)), strict=True)
         return jnp.concatenate(sums), jnp.concatenate(products, axis=1)
 
     def bounds(self, a: Points, target_variance: Float[Array, ""]) -> tuple["IOKernel", "IOKernel"]:

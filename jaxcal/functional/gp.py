@@ -339,7 +339,7 @@ def sparse_leave_one_out(
 def explained_variance(gram: Float[Array, "n n"], cross: Float[Array, "n m"]) -> Float[Array, " m"]:
     """k'G^-1 k of every column k: by how much n rows lower the variance of m others; `gram` holds the noise.
 
-    With A = G^-1 k and the slope w by the result, the slope by G is -A diag(w) A', and that by k 2 A diag(w): half
+    With A = G^-1 k and the cotangent w of the result, that of G is -A diag(w) A', and that of k 2 A diag(w): half
     of the time of differentiating through the factorization and the two triangular solves.
 
     >>> import jax.numpy as jnp
@@ -355,10 +355,10 @@ def _explained_variance_fwd(gram, cross):
     return jnp.sum(whitened**2, axis=0), (factor, whitened)
 
 
-def _explained_variance_bwd(kept, slope):
+def _explained_variance_bwd(kept, cotangent):
     factor, whitened = kept
     weights = solve_triangular(factor, whitened, lower=True, trans=1)
-    weighted = weights * slope[None]
+    weighted = weights * cotangent[None]
     return -weighted @ weights.T, 2 * weighted
 
 
@@ -369,7 +369,7 @@ explained_variance.defvjp(_explained_variance_fwd, _explained_variance_bwd)
 def leave_one_out_variance(gram: Float[Array, "n n"]) -> Float[Array, " n"]:
     """1 / [G^-1]_ii: the variance of each row's target given those of all others; `gram` holds the noise.
 
-    With P = G^-1 and the slope w by the result, the slope by G is P diag(w / P_ii^2) P.
+    With P = G^-1 and the cotangent w of the result, that of G is P diag(w / P_ii^2) P.
 
     >>> import jax.numpy as jnp
     >>> leave_one_out_variance(2 * jnp.eye(2)).round(3).tolist()
@@ -384,10 +384,10 @@ def _leave_one_out_variance_fwd(gram):
     return variance, (inverse, variance)
 
 
-def _leave_one_out_variance_bwd(kept, slope):
+def _leave_one_out_variance_bwd(kept, cotangent):
     inverse, variance = kept
     precision = _crossproduct(inverse)
-    return ((precision * (slope * variance**2)[None]) @ precision,)
+    return ((precision * (cotangent * variance**2)[None]) @ precision,)
 
 
 leave_one_out_variance.defvjp(_leave_one_out_variance_fwd, _leave_one_out_variance_bwd)
@@ -469,18 +469,22 @@ def _streamed_sums_fwd(perturbed, learned, rows, targets):
 
 
 @_streamed_sums.def_bwd
-def _streamed_sums_bwd(sums, slopes, perturbed, learned, rows, targets):
-    """One more pass over the rows, with the slopes by the sums known: no chunk's covariances are kept.
+def _streamed_sums_bwd(sums, cotangents, perturbed, learned, rows, targets):
+    """One more pass over the rows, with the cotangents of the sums known: no chunk's covariances are kept.
 
-    With G the symmetrized slope by the outer sum and g that by the cross sum, M = L^-T G L^-1 and u = L^-T g, the slope
-    by a row's covariances k is p (M k + u y), and by its precision k'M k / 2 + y u'k. M has large entries that cancel:
-    in float64 that costs five digits of sixteen, in float32 all, so that M k is taken in two products there.
+    With G the symmetrized cotangent of the outer sum and g that of the cross sum, M = L^-T G L^-1 and u = L^-T g, the
+    cotangent of a row's covariances k is p (M k + u y), and that of its precision k'M k / 2 + y u'k. M has large
+    entries that cancel: in float64 that costs five digits of sixteen, in float32 all, so that M k is taken in two
+    products there.
     """
     covariances, whiten, precisions = learned
     outer, cross = sums
-    # A sum that nothing depends on has no slope.
-    slopes = [jnp.zeros_like(total) if slope is None else slope for slope, total in zip(slopes, sums, strict=True)]
-    by_outer, by_cross = slopes[0] + slopes[0].T, slopes[1]
+    # A sum that nothing depends on has no cotangent.
+    cotangents = [
+        jnp.zeros_like(total) if cotangent is None else cotangent
+        for cotangent, total in zip(cotangents, sums, strict=True)
+    ]
+    by_outer, by_cross = cotangents[0] + cotangents[0].T, cotangents[1]
     half, by_row = whiten.T @ by_outer, whiten.T @ by_cross
     by_pair = half @ whiten if whiten.dtype == jnp.float64 else None
     varied, fixed = eqx.partition(covariances, perturbed[0])
@@ -490,11 +494,11 @@ def _streamed_sums_bwd(sums, slopes, perturbed, learned, rows, targets):
         rows, targets, precisions = chunk
         gram, pull = eqx.filter_vjp(lambda varied: eqx.combine(varied, fixed)(rows), varied)
         pairs = half @ (whiten @ gram) if by_pair is None else by_pair @ gram
-        (slope,) = pull((pairs + by_row[:, None] * targets[None]) * precisions[None])
+        (cotangent,) = pull((pairs + by_row[:, None] * targets[None]) * precisions[None])
         by_precision = None
         if perturbed[2]:
             by_precision = jnp.sum(gram * pairs, axis=0) / 2 + targets * (by_row @ gram)
-        return jax.tree.map(jnp.add, total, slope), by_precision
+        return jax.tree.map(jnp.add, total, cotangent), by_precision
 
     nothing = jax.tree.map(jnp.zeros_like, varied)
     by_covariances, by_precision = lax.scan(add, nothing, _chunks((rows, targets, precisions)))
@@ -514,7 +518,7 @@ def _distributed_sums(learned, rows, targets, mesh: Mesh):
         spread_out = jax.tree.map(lambda a: jax.reshard(a, NamedSharding(mesh, spread)), spread_out)
 
     def local(arrays, whiten, rows, targets, precisions):
-        # Every device has its own slope by what all of them share: the transpose of this cast adds these up.
+        # Every device has its own cotangent of what all of them share: the transpose of this cast adds these up.
         arrays, whiten = lax.pcast((arrays, whiten), mesh.axis_names, to="varying")
         sums = _streamed_sums((eqx.combine(arrays, static), whiten, precisions), rows, targets)
         return lax.psum(sums, mesh.axis_names)

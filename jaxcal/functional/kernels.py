@@ -70,7 +70,7 @@ def squared_exponential_derivatives(
     lengthscale: Float[Array, ""] | Float[Array, " d"],
     variance: ArrayLike,
     weights: Float[Array, " n"],
-    slopes: Float[Array, "n n"],
+    cotangents: Float[Array, "n n"],
 ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
     """What a climb needs of the derivatives K_i of K(a, a) by the log variance (first) and the log lengthscale(s).
 
@@ -83,7 +83,7 @@ def squared_exponential_derivatives(
         lengthscale: one for all columns, or one each.
         variance: the covariance of a row with itself.
         weights: w, one for each row.
-        slopes: S, symmetric.
+        cotangents: S, symmetric.
 
     Returns:
         sum(S K_i) for every hyperparameter i, and the columns K_i w.
@@ -96,7 +96,7 @@ def squared_exponential_derivatives(
     """
     covariance = squared_exponential(a, a, lengthscale, variance)
     s = (a - jnp.mean(a, axis=0, keepdims=True)) / jnp.reshape(lengthscale, (1, -1))
-    squares, w, weighted = s * s, weights[:, None], slopes * covariance
+    squares, w, weighted = s * s, weights[:, None], cotangents * covariance
     by_weights, by_rows, by_squares = jnp.split(
         covariance @ jnp.concatenate([w, s * w, squares * w], axis=1), [1, 1 + s.shape[1]], axis=1
     )

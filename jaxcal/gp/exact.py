@@ -172,8 +172,8 @@ def _exact_objective(
             gradient = gradient.at[: len(by_kernel)].add(by_kernel)
             products = products.at[:, : len(by_kernel)].add(columns)
         information = gp.average_information(terms.inverse, products)
-        beyond, slope, bend = penalty(vector, low, high, n)
-        return newton.Local(terms.value - beyond, gradient - slope, information + jnp.diag(bend))
+        beyond, steepness, bend = penalty(vector, low, high, n)
+        return newton.Local(terms.value - beyond, gradient - steepness, information + jnp.diag(bend))
 
     return evaluate
 

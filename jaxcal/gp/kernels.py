@@ -42,11 +42,11 @@ class Kernel(Protocol):
         ...
 
     def derivatives(
-        self, a: Points, weights: Float[Array, " n"], slopes: Float[Array, "n n"]
+        self, a: Points, weights: Float[Array, " n"], cotangents: Float[Array, "n n"]
     ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
-        """sum(slopes K_i) and the columns K_i @ weights, K_i the derivative of `self(a, a)` by the kernel's array i.
+        """sum(cotangents K_i) and the columns K_i @ weights, K_i the derivative of `self(a, a)` by the array i.
 
-        In the order of `ravel_pytree`; slopes are symmetric.
+        In the order of `ravel_pytree`; cotangents are symmetric.
         """
         ...
 
@@ -74,11 +74,11 @@ class SquaredExponential(eqx.Module):
         return jnp.full_like(a[:, 0], jnp.exp(self.log_variance))
 
     def derivatives(
-        self, a: Float[Array, "n d"], weights: Float[Array, " n"], slopes: Float[Array, "n n"]
+        self, a: Float[Array, "n d"], weights: Float[Array, " n"], cotangents: Float[Array, "n n"]
     ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
         """By the log variance and the log lengthscales: `functional.kernels.squared_exponential_derivatives`."""
         scales = jnp.exp(self.log_lengthscale), jnp.exp(self.log_variance)
-        return kernels.squared_exponential_derivatives(a, *scales, weights, slopes)
+        return kernels.squared_exponential_derivatives(a, *scales, weights, cotangents)
 
     def bounds(
         self, a: Float[Array, "n d"], target_variance: Float[Array, ""]
@@ -123,13 +123,13 @@ class GPJaxKernel(eqx.Module):
         return jax.vmap(self.kernel)(a, a)
 
     def derivatives(
-        self, a: Float[Array, "n d"], weights: Float[Array, " n"], slopes: Float[Array, "n n"]
+        self, a: Float[Array, "n d"], weights: Float[Array, " n"], cotangents: Float[Array, "n n"]
     ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
         """By the kernel's arrays, by automatic differentiation."""
         arrays, static = eqx.partition(self, eqx.is_inexact_array)
         vector, unravel = ravel_pytree(arrays)
         covariance = lambda vector: eqx.combine(unravel(vector), static)(a, a)
-        (sums,) = jax.vjp(covariance, vector)[1](slopes)
+        (sums,) = jax.vjp(covariance, vector)[1](cotangents)
         return sums, jax.jacfwd(lambda vector: covariance(vector) @ weights)(vector)
 
     def bounds(self, a: Float[Array, "n d"], target_variance: Float[Array, ""]) -> tuple["GPJaxKernel", "GPJaxKernel"]:

@@ -356,8 +356,8 @@ def _pass_over(
 
     def step(state, rows):
         batch = jax.tree.map(lambda a: a[rows], data)
-        slopes, sites = jax.grad(loss, has_aux=True)(state.params, batch, state.sites, state.whitened_by)
-        updates, optimizer = rates.adam.update(slopes, state.optimizer, state.params)
+        gradients, sites = jax.grad(loss, has_aux=True)(state.params, batch, state.sites, state.whitened_by)
+        updates, optimizer = rates.adam.update(gradients, state.optimizer, state.params)
         return _State(optax.apply_updates(state.params, updates), optimizer, sites, state.params), None
 
     state, _ = lax.scan(step, state, batches)

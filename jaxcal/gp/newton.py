@@ -106,9 +106,9 @@ def ascend(
         # False where the value is not a number.
         taken = first | ((gain > 0) & (ratio > _LEAST_RATIO) & jnp.isfinite(found.gradient).all())
         choose = lambda new, old: jnp.where(taken, new, old)
-        slope = local.gradient - found.gradient
+        change = local.gradient - found.gradient
         place, local = jax.tree.map(choose, (place + move, found), (place, local))
-        corrected = jnp.where(ratio > 1, _corrected(local.information, move, slope), local.information)
+        corrected = jnp.where(ratio > 1, _corrected(local.information, move, change), local.information)
         information = jnp.where(taken, corrected, information)
         factor = jnp.where(ratio > 0.7, 1 / 3, jnp.where(ratio < 0.25, 2.0, 1.0))
         factor = jnp.where(first, 1.0, jnp.where(taken, factor, 5.0)).astype(damping.dtype)
@@ -143,16 +143,16 @@ def gain_ahead(local: Local) -> Float[Array, ""]:
 
 
 def _corrected(
-    information: Float[Array, "p p"], move: Float[Array, " p"], slope: Float[Array, " p"]
+    information: Float[Array, "p p"], move: Float[Array, " p"], change: Float[Array, " p"]
 ) -> Float[Array, "p p"]:
-    """The information with less curvature along the last step, where the gradient's change, `slope`, tells of less.
+    """The information with less curvature along the last step, where the gradient's change tells of less.
 
     Along a ridge the average information may be too great by factors: steps would be too short, and the end too early.
     """
     along = information @ move
     foreseen = move @ along
     usable = foreseen > 0
-    ratio = jnp.clip(jnp.where(usable, move @ slope / jnp.where(usable, foreseen, 1), 1), _LEAST_CURVATURE, 1)
+    ratio = jnp.clip(jnp.where(usable, move @ change / jnp.where(usable, foreseen, 1), 1), _LEAST_CURVATURE, 1)
     return information + (ratio - 1) * jnp.outer(along, along) / jnp.where(usable, foreseen, 1)
 
 

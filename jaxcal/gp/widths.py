@@ -31,7 +31,7 @@ _NUM_ON_LINE, _NUM_STARTS = 42, 9
 _NUM_IMPROVED, _STEPS, _GAIN = 2, 40, 1e-4
 # Bounds of the inverse lengthscales, in standard deviations of the inputs: beyond them hardly anything changes.
 _LEAST, _GREATEST = math.log(1e-4), math.log(1e2)
-# A start is at least so far below the level before it: at the bound itself there is no slope.
+# A start is at least so far below the level before it: at the bound itself the gradient is 0.
 _LEAST_GAP = 1e-3
 
 

@@ -146,7 +146,7 @@ NAN_AT_3 = np.where(np.arange(N) == 3, np.nan, 1.0)
         ({"bound": "svgp"}, "bound must be one of"),
         ({"bound": "stochastic"}, "bound='stochastic' needs a key"),
         ({"bound": "nearest", "optimizer": "adam"}, "bound='nearest' goes without Adam"),
-        ({"bound": "stochastic", "optimizer": "adam"}, "bound='stochastic' has an optimizer of its own"),
+        ({"bound": "stochastic", "optimizer": "adam"}, "bound='stochastic' takes neither"),
         ({"num_inducing": 0}, "num_inducing must be at least 1; got 0"),
         ({"optimizer": "sgd"}, "optimizer must be one of 'lbfgs', 'adam'; got 'sgd'"),
         ({"learning_rate": -1.0}, "learning_rate must be positive; got -1.0"),

@@ -233,13 +233,13 @@ def _train(
         value = validation_loss(params)
         improved = value < state.best_loss
         return _State(
-            params,
-            optimizer_state,
-            _select(improved, params, state.best_params) if restore_best else None,
-            jnp.where(improved, value, state.best_loss),
-            state.epochs + 1,
-            jnp.where(improved, 0, state.stale_epochs + 1),
-            jnp.isfinite(value),
+            params=params,
+            optimizer=optimizer_state,
+            best_params=_select(improved, params, state.best_params) if restore_best else None,
+            best_loss=jnp.where(improved, value, state.best_loss),
+            epochs=state.epochs + 1,
+            stale_epochs=jnp.where(improved, 0, state.stale_epochs + 1),
+            finite=jnp.isfinite(value),
         )
 
     def unfinished(state: _State) -> Bool[Array, ""]:
@@ -247,13 +247,13 @@ def _train(
 
     infinity = jnp.full_like(jax.eval_shape(validation_loss, params), jnp.inf)
     initial = _State(
-        params,
-        optimizer.init(params),
-        params if restore_best else None,
-        infinity,
-        jnp.zeros((), jnp.int32),
-        jnp.zeros((), jnp.int32),
-        jnp.ones((), bool),
+        params=params,
+        optimizer=optimizer.init(params),
+        best_params=params if restore_best else None,
+        best_loss=infinity,
+        epochs=jnp.zeros((), jnp.int32),
+        stale_epochs=jnp.zeros((), jnp.int32),
+        finite=jnp.ones((), bool),
     )
     final = lax.while_loop(unfinished, epoch, initial)
     ended = jnp.where(final.stale_epochs < patience, Result.STEP_LIMIT, Result.CONVERGED)

@@ -298,7 +298,15 @@ def _fit_networks(rows: Rows, start, beta, until, size: int, key: PRNGKeyArray |
     )
     model = eqx.combine(optimum.params, fixed)
     scale = unit * jnp.exp(problem.log_scale)
-    return ACCRUE(model, x_scaler, scale, beta, *optimum[1:])
+    return ACCRUE(
+        model=model,
+        x_scaler=x_scaler,
+        scale=scale,
+        beta=beta,
+        loss=optimum.loss,
+        steps=optimum.steps,
+        result=optimum.result,
+    )
 
 
 @eqx.filter_jit
@@ -329,4 +337,12 @@ def _fit_polynomial(rows: Rows, beta, until) -> ACCRUE:
     nothing = Optimum(constant, jnp.full_like(unit, jnp.inf), jnp.int32(0), jnp.asarray(Result.STEP_LIMIT))
     _, _, optimum = lax.while_loop(unfinished, next_order, (jnp.int32(0), jnp.int32(0), nothing))
     scale = unit * jnp.exp(problem.log_scale)
-    return ACCRUE(Polynomial(optimum.params), x_scaler, scale, beta, *optimum[1:])
+    return ACCRUE(
+        model=Polynomial(optimum.params),
+        x_scaler=x_scaler,
+        scale=scale,
+        beta=beta,
+        loss=optimum.loss,
+        steps=optimum.steps,
+        result=optimum.result,
+    )

@@ -276,7 +276,7 @@ class ConformalCalibrator(eqx.Module):
             loc, scale, table = base.mean, error_unit(base, self.unit == "std"), self.scores
         if self.seed is not None:
             tau = jax.random.uniform(jax.random.key(self.seed), loc.shape, loc.dtype)
-            return Empirical(loc, scale, table, "randomized", tau)
+            return Empirical(loc=loc, scale=scale, z=table, rule="randomized", tau=tau)
         size = self.scores.shape[-1]
         levels = jnp.arange(1, size + 1, dtype=loc.dtype) / (size + 1)
         return Quantiles(levels, table) if self.unit == "cdf" else ScaledQuantiles(loc, scale, levels, table)

@@ -109,7 +109,11 @@ class Isotonic(eqx.Module):
         size = self.z.shape[-1]
         levels = jnp.arange(1, size + 1, dtype=self.z.dtype) / (size + anchored)
         return ScaledQuantiles(
-            base.mean, error_unit(base, self.scaled), levels, self.z, "normal" if anchored else "constant"
+            loc=base.mean,
+            scale=error_unit(base, self.scaled),
+            levels=levels,
+            z=self.z,
+            tails="normal" if anchored else "constant",
         )
 
 

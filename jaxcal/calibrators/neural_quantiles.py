@@ -164,7 +164,7 @@ def fit(
         raise_unless_finite(optimum)
     result = jnp.where(pretrained.result == Result.NOT_FINITE, pretrained.result, optimum.result)
     training = TrainingRecord(epochs=optimum.steps, validation_loss=optimum.loss, result=result)
-    return NeuralQuantiles(optimum.params, rows.scaler, rows.unit, training, levels)
+    return NeuralQuantiles(network=optimum.params, scaler=rows.scaler, unit=rows.unit, training=training, levels=levels)
 
 
 class Recalibrator(eqx.Module):
@@ -292,7 +292,13 @@ def _prepare(quantiles, std, y, key: PRNGKeyArray | None) -> _Rows:
     unit = jnp.where(size > 0, size, spread)
     order = jnp.arange(y.shape[0]) if key is None else jax.random.permutation(key, y.shape[0])
     distances = (quantiles - medians[:, None]) / unit[None, None]
-    return _Rows(scaler(features)[order], distances[order], errors[order] / unit[None], scaler, unit)
+    return _Rows(
+        features=scaler(features)[order],
+        quantiles=distances[order],
+        errors=errors[order] / unit[None],
+        scaler=scaler,
+        unit=unit,
+    )
 
 
 def _features(deciles: Float[Array, "n 9"]) -> Float[Array, "n 9"]:

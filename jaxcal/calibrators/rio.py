@@ -405,7 +405,14 @@ class _Scales(NamedTuple):
 
     def rio(self, process: Process, setting: Setting) -> "RIO":
         """The process with what it needs to predict in the units of y."""
-        return RIO(process, self.x, self.output, self.target, self.base_std, setting.target)
+        return RIO(
+            process=process,
+            x_scaler=self.x,
+            output_scaler=self.output,
+            target_scaler=self.target,
+            base_std=self.base_std,
+            target=setting.target,
+        )
 
 
 def _explained(mean, y, setting: Setting):

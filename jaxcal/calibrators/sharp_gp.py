@@ -267,7 +267,9 @@ def _setting(num_rows, num_train, levels, search, fit_on, num_inducing, num_sear
         _checks.check_at_least("num_inducing", num_inducing, 1)
         num_inducing = min(num_inducing, num_train)
     own, grid = _levels(levels, num_rows)
-    return Setting(own, grid, search, fit_on, num_inducing, num_searched)
+    return Setting(
+        levels=own, grid=grid, search=search, fit_on=fit_on, num_inducing=num_inducing, num_searched=num_searched
+    )
 
 
 def _levels(levels: float | Sequence[float] | None, num_rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

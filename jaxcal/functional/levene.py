@@ -436,7 +436,7 @@ def _layout(nodes: Array | None, n: int, num_nodes: int) -> _Layout:
         size = jnp.zeros(num_nodes + 1, jnp.int32).at[nodes].add(1)
     first = jnp.cumsum(size) - size
     node = jnp.searchsorted(first[1:], places, side="right").astype(jnp.int32)
-    return _Layout(nodes, node, first, size, first[node], (first + size)[node])
+    return _Layout(nodes=nodes, node=node, first=first, size=size, start=first[node], end=(first + size)[node])
 
 
 def _by_node(order: Array, layout: _Layout) -> Array:
@@ -471,7 +471,13 @@ def _rank(residuals: Array, layout: _Layout) -> _Ranked:
     residuals = jnp.where(nodes < layout.first.shape[0] - 1, residuals / jnp.where(units > 0, units, 1)[nodes], 0)
     ordered = residuals[order]
     padding = _wavelet.padded_length(n) - n
-    return _Ranked(layout, residuals, ranks, jnp.pad(ordered, (0, padding)), _wavelet.prefix_sums(ordered))
+    return _Ranked(
+        layout=layout,
+        residuals=residuals,
+        ranks=ranks,
+        ordered=jnp.pad(ordered, (0, padding)),
+        sums=_wavelet.prefix_sums(ordered),
+    )
 
 
 @partial(jax.jit, static_argnames=("num_nodes", "center", "step"))

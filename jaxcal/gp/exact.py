@@ -61,7 +61,7 @@ def exact_optimum(starts: Model, data: Data, jitter: ArrayLike, options: Options
         model, value, steps, converged = _by_column(model, value, steps, converged, data, jitter, options)
     result = jnp.where(converged, Result.CONVERGED, Result.STEP_LIMIT)
     result = jnp.where(jnp.isfinite(value), result, Result.NOT_FINITE)
-    return Found(model, value, steps, result, failed + ends.failed)
+    return Found(model=model, evidence=value, steps=steps, result=result, failed_starts=failed + ends.failed)
 
 
 def _race(

@@ -119,7 +119,15 @@ def ascend(
         mark = jnp.where(checked, local.value, mark)
         # Neither model of the curvature foresees a gain.
         ahead = jnp.maximum(gain_ahead(local), gain_ahead(local._replace(information=information)))
-        return _State(place, local, information, damping, steps + 1, mark, stuck | ridge | (ahead < tolerance))
+        return _State(
+            place=place,
+            local=local,
+            information=information,
+            damping=damping,
+            steps=steps + 1,
+            mark=mark,
+            done=stuck | ridge | (ahead < tolerance),
+        )
 
     def unfinished(state: _State) -> Bool[Array, ""]:
         going_on = ~state.done & (state.steps < max_iterations) & jnp.isfinite(state.local.value)
@@ -128,7 +136,15 @@ def ascend(
     # The first evaluation is a step of no length: the compiled program holds the objective once.
     nothing = Local(*(jnp.zeros(part.shape, part.dtype) for part in jax.eval_shape(evaluate, start)))
     damping = jnp.asarray(_DAMPING, start.dtype)
-    state = _State(start, nothing, nothing.information, damping, jnp.int32(-1), nothing.value, jnp.zeros((), bool))
+    state = _State(
+        place=start,
+        local=nothing,
+        information=nothing.information,
+        damping=damping,
+        steps=jnp.int32(-1),
+        mark=nothing.value,
+        done=jnp.zeros((), bool),
+    )
     end = lax.while_loop(unfinished, step, state)
     return Ascent(end.place, jnp.where(end.steps < 0, jnp.nan, end.local.value), end.steps, end.done)
 

@@ -72,7 +72,13 @@ def optimum_of_some(starts: Model, data: Data, jitter: Float[Array, ""], options
         return best_start(starts, some, jitter)
     if number_of(starts) == 1:
         unknown = jnp.full((), jnp.nan, data.targets.dtype)
-        return Found(one_of(starts), unknown, jnp.int32(0), jnp.int32(Result.STEP_LIMIT), jnp.int32(0))
+        return Found(
+            model=one_of(starts),
+            evidence=unknown,
+            steps=jnp.int32(0),
+            result=jnp.int32(Result.STEP_LIMIT),
+            failed_starts=jnp.int32(0),
+        )
     return exact_optimum(starts, some, jitter, options._replace(tolerance=min(options.tolerance, TOLERANCE)))
 
 
@@ -122,7 +128,13 @@ def best_start(starts: Model, data: Data, jitter: ArrayLike) -> Found:
     is_nan = jnp.isnan(values)
     best = jnp.argmax(jnp.where(is_nan, -jnp.inf, values))
     result = jnp.where(is_nan[best], Result.NOT_FINITE, Result.CONVERGED)
-    return Found(one_of(starts, best), values[best], jnp.int32(0), result, jnp.sum(is_nan, dtype=jnp.int32))
+    return Found(
+        model=one_of(starts, best),
+        evidence=values[best],
+        steps=jnp.int32(0),
+        result=result,
+        failed_starts=jnp.sum(is_nan, dtype=jnp.int32),
+    )
 
 
 def with_inducing_points(model: Model, data: Data, options: Options) -> Model:
@@ -168,7 +180,13 @@ def descend(model: Model, data: Data, jitter: Float[Array, ""], options: Options
     else:
         optimum = _minimize_by_adam(loss, params, options.learning_rate, options.max_iterations)
     result = jnp.where(jnp.isfinite(optimum.loss), optimum.result, Result.NOT_FINITE)
-    return Found(eqx.combine(optimum.params, fixed), -optimum.loss, optimum.steps, result, jnp.int32(0))
+    return Found(
+        model=eqx.combine(optimum.params, fixed),
+        evidence=-optimum.loss,
+        steps=optimum.steps,
+        result=result,
+        failed_starts=jnp.int32(0),
+    )
 
 
 def _minimize_by_adam(

@@ -168,14 +168,14 @@ class Tree(eqx.Module):
             below = zip(tree.children[node].tolist(), sides(node, reach), strict=True) if leaf < 0 else ()
             parts = tuple(branch(child, *side) for child, side in below)
             return Branch(
-                condition,
-                int(tree.num_rows[node]),
-                float(tree.statistic[node]),
-                float(tree.log_p[node]),
-                float(tree.residual_std[node]),
-                leaf,
-                float(rmse[leaf]) if leaf >= 0 else math.nan,
-                parts,
+                condition=condition,
+                num_rows=int(tree.num_rows[node]),
+                statistic=float(tree.statistic[node]),
+                log_p=float(tree.log_p[node]),
+                residual_std=float(tree.residual_std[node]),
+                leaf=leaf,
+                rmse=float(rmse[leaf]) if leaf >= 0 else math.nan,
+                below=parts,
             )
 
         return branch(0, "", {column: np.ones(len(named), bool) for column, named in levels.items()})

@@ -125,7 +125,14 @@ def fit(
     passes = Passes(optimum.params, given_rate, jax.random.bits(mask_key, (num_samples,), "uint32"))
     unexplained = preset is None and given_rate is not None
     noise_std = _noise_std(passes, rows.validation) if unexplained else None
-    return Dropout(passes, noise_std, rows.x_scaler, rows.y_scaler, training, distribution)
+    return Dropout(
+        passes=passes,
+        noise_std=noise_std,
+        x_scaler=rows.x_scaler,
+        y_scaler=rows.y_scaler,
+        training=training,
+        distribution=distribution,
+    )
 
 
 class Passes(eqx.Module):

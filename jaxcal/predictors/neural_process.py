@@ -351,7 +351,7 @@ def _split(x, y, validation_fraction: float, max_context: int, key: PRNGKeyArray
     train, validation = ((x, y), None) if paper else _hold_out(x, y, validation_fraction, max_context)
     most = max_context if paper else _MOST_KEPT
     context = (x[0, :most], y[0, :most]) if y.shape[0] == 1 else None
-    return _Rows(train, validation, context, x_scaler, y_scaler)
+    return _Rows(train=train, validation=validation, context=context, x_scaler=x_scaler, y_scaler=y_scaler)
 
 
 def _hold_out(x: Float[Array, "f n d"], y: Float[Array, "f n"], validation_fraction: float, max_context: int):

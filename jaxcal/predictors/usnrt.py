@@ -134,7 +134,15 @@ def fit(
     # Without continuous columns, one that is constant: it has no split.
     ordered = x[:, np.array(encoder.continuous)] if encoder.continuous else jnp.zeros_like(x[:, :1])
     orders = levene.feature_orders(ordered)
-    problem = _Problem(encoder, np.asarray(x), np.asarray(encoder.codes(x)), encoder(x), y_scaler(y), ordered, orders)
+    problem = _Problem(
+        encoder=encoder,
+        x=np.asarray(x),
+        codes=np.asarray(encoder.codes(x)),
+        inputs=encoder(x),
+        target=y_scaler(y),
+        ordered=ordered,
+        orders=orders,
+    )
     grow_key, leaf_key = jax.random.split(key)
     trees = _grow(problem, search, training, num_members, grow_key)
     optima, rmse = _train_leaves(problem, training, trees, search.min_leaf, leaf_key)
@@ -287,7 +295,9 @@ def _settle(
     if step is None:
         step = 10 if paper else 1
     _checks.check_at_least("step", step, 1)
-    return _Search(min_leaf, math.log(significance), center, correction, step)
+    return _Search(
+        min_leaf=min_leaf, log_significance=math.log(significance), center=center, correction=correction, step=step
+    )
 
 
 def _grow(
@@ -365,11 +375,27 @@ def _best_splits(
     found = []
     for k in range(num_nodes):
         column = problem.encoder.continuous[cuts.feature[k]] if cuts.feature[k] >= 0 else -1
-        candidates = [_Found(float(cuts.statistic[k]), float(log_p[k]), column, float(cuts.threshold[k]), None)]
+        candidates = [
+            _Found(
+                statistic=float(cuts.statistic[k]),
+                log_p=float(log_p[k]),
+                column=column,
+                threshold=float(cuts.threshold[k]),
+                left_levels=None,
+            )
+        ]
         for column, of_nodes in zip(problem.encoder.categorical, subsets, strict=True):
             subset = of_nodes[k]
             size, found_column = float(subset.statistic), column if subset.num_left else -1
-            candidates.append(_Found(size, float(log_p[k]), found_column, np.inf, np.asarray(subset.left)))
+            candidates.append(
+                _Found(
+                    statistic=size,
+                    log_p=float(log_p[k]),
+                    column=found_column,
+                    threshold=np.inf,
+                    left_levels=np.asarray(subset.left),
+                )
+            )
         found.append(max(candidates, key=lambda candidate: candidate.statistic))
     return found
 
@@ -452,11 +478,12 @@ def _split_residuals(
     keys = jax.random.split(train_key, slots)
     parts = _train_splitting(problem.inputs, problem.target, lists, keys, training.splitting)
     parts, lists = jax.tree.map(np.asarray, (parts, lists))
+    all_numbers, counts = (lists.train, lists.validation), (lists.num_train, lists.num_validation)
     whole = np.zeros(problem.target.shape, problem.target.dtype)
     found = []
     for k, node_rows in enumerate(rows):
         # Nodes of several members may share rows; each is read before the next one is written.
-        for part, numbers, count in zip(parts, lists[::2], lists[1::2], strict=True):
+        for part, numbers, count in zip(parts, all_numbers, counts, strict=True):
             whole[numbers[k, : count[k]]] = part[k, : count[k]]
         found.append(whole[node_rows])
     return found

@@ -50,7 +50,7 @@ def test_reliability_diagram(forecast):
     levels, shares = curve(ax, "right")
     np.testing.assert_allclose(shares, metrics.observed_fractions(y, distribution, levels))
     assert labels(ax)[-1] == f"right, ECE {metrics.ece(y, distribution):.1f} %"
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("expected share", "observed share")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("expected fraction", "observed fraction")
     # Too wide: below the diagonal at low levels, above it at high ones, steep in the middle.
     levels, shares = curve(ax, "wide")
     assert shares[20] < levels[20]

@@ -296,17 +296,7 @@ def _fit_networks(rows: Rows, start, beta, until, size: int, key: PRNGKeyArray |
     optimum = minimize_from_each(
         loss(train), params, max_iterations=until[0], validation_loss=loss(held_out), patience=until[1]
     )
-    model = eqx.combine(optimum.params, fixed)
-    scale = unit * jnp.exp(problem.log_scale)
-    return ACCRUE(
-        model=model,
-        x_scaler=x_scaler,
-        scale=scale,
-        beta=beta,
-        loss=optimum.loss,
-        steps=optimum.steps,
-        result=optimum.result,
-    )
+    return _fitted(eqx.combine(optimum.params, fixed), x_scaler, problem, unit, beta, optimum)
 
 
 @eqx.filter_jit
@@ -336,11 +326,22 @@ def _fit_polynomial(rows: Rows, beta, until) -> ACCRUE:
     constant = jnp.where(places == 0, math.log(math.expm1(1)), 0).astype(unit.dtype)
     nothing = Optimum(constant, jnp.full_like(unit, jnp.inf), jnp.int32(0), jnp.asarray(Result.STEP_LIMIT))
     _, _, optimum = lax.while_loop(unfinished, next_order, (jnp.int32(0), jnp.int32(0), nothing))
-    scale = unit * jnp.exp(problem.log_scale)
+    return _fitted(Polynomial(optimum.params), x_scaler, problem, unit, beta, optimum)
+
+
+def _fitted(
+    model: Callable,
+    x_scaler: Standardizer,
+    problem: _Problem,
+    unit: Float[Array, ""],
+    beta: Float[Array, ""],
+    optimum: Optimum,
+) -> ACCRUE:
+    """The fitted model, with the problem's scale in the unit of the target."""
     return ACCRUE(
-        model=Polynomial(optimum.params),
+        model=model,
         x_scaler=x_scaler,
-        scale=scale,
+        scale=unit * jnp.exp(problem.log_scale),
         beta=beta,
         loss=optimum.loss,
         steps=optimum.steps,

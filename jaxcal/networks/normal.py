@@ -26,7 +26,7 @@ from jaxcal.networks.training import (
     start,
     trainer,
 )
-from jaxcal.optimize import Optimum, num_train
+from jaxcal.optimize import Optimum
 from jaxcal.preprocessing import Standardizer
 
 
@@ -51,16 +51,15 @@ def train_normal(
     form = form or ("alternating" if usnrt else "joint")
     _checks.check_choice("form", form, ("joint", "alternating"))
     _checks.check_at_least("rounds", rounds, 1)
-    size = num_train(x.shape[0], settings.validation_fraction)
     split_key, train_key = jax.random.split(key)
-    rows = split(x, y, size, split_key)
+    rows = split(x, y, settings.validation_fraction, split_key)
     train = trainer(settings)
     new = partial(start, x.shape[1], settings.hidden, dtype=rows.train[0].dtype)
     if form == "joint":
         return _joint(rows, new, train, train_key), rows
     new_variance = partial(new, activation=jnp.tanh) if usnrt else new
     data = rows.train, rows.validation
-    num_rows = size, x.shape[0] - size
+    num_rows = rows.train[1].shape[0], rows.validation[1].shape[0]
     return alternate(data, num_rows, new, new_variance, train, train_key, rounds), rows
 
 

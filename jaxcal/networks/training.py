@@ -122,14 +122,12 @@ class Rows(NamedTuple):
     y_scaler: Standardizer
 
 
-def as_data(
-    x: ArrayLike, y: ArrayLike, validation_fraction: float
-) -> tuple[Float[Array, "n d"], Float[Array, " n"], int]:
-    """Checked inputs and targets, and how many of the rows to train on."""
+def as_data(x: ArrayLike, y: ArrayLike) -> XY:
+    """Checked inputs and targets."""
     x = _checks.as_matrix("x", x)
     y = _checks.as_vector("y", y, length=x.shape[0])
     _checks.check_rows("x", x, 2)
-    return x, y, num_train(x.shape[0], validation_fraction)
+    return x, y
 
 
 def as_inputs(x: ArrayLike, x_scaler: Standardizer) -> Float[Array, "n d"]:
@@ -139,16 +137,22 @@ def as_inputs(x: ArrayLike, x_scaler: Standardizer) -> Float[Array, "n d"]:
     return x
 
 
-@eqx.filter_jit
 def split(
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
-    num_train: int,
+    validation_fraction: float,
     key: PRNGKeyArray | None,
     *,
     scale_target: bool = True,
 ) -> Rows:
-    """Standardized rows, of which `num_train` are trained on: a random choice, or, without a key, the first ones."""
+    """Standardized rows, of which a random fraction, or, without a key, the last ones, are the validation set."""
+    return _split(x, y, num_train(x.shape[0], validation_fraction), key, scale_target)
+
+
+@eqx.filter_jit
+def _split(
+    x: Float[Array, "n d"], y: Float[Array, " n"], num_train: int, key: PRNGKeyArray | None, scale_target: bool
+) -> Rows:
     x, y = lax.stop_gradient((x, y))
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)

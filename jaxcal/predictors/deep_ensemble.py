@@ -51,7 +51,7 @@ def fit(
         y: targets [n]. A constant target is predicted exactly, with std 0.
         key: random key of the members.
         num_members: how many networks M.
-        form: "joint" or "alternating"; this and all options but the last are every member's, those of
+        form: "joint" or "alternating"; this and the options below are every member's, those of
             `variance_network.fit`.
         rounds: how often the alternating form trains both networks.
         preset: None, or one of `variance_network.fit`.
@@ -74,10 +74,9 @@ def fit(
         ([-1.0, 1.0], True)
     """
     _checks.check_at_least("num_members", num_members, 1)
-    x = _checks.as_matrix("x", x)
-    settings = settle_normal(x.shape[1], options, preset)
     # Values can be checked here only: under `over_runs` they are traced.
-    x, y, _ = as_data(x, y, settings.validation_fraction)
+    x, y = as_data(x, y)
+    settings = settle_normal(x.shape[1], options, preset)
     train = Partial(train_normal, form=form, rounds=rounds, settings=settings, preset=preset)
     optima, x_scaler, y_scaler = _train_members(train, x, y, key, num_members)
     return DeepEnsemble(optima.params, x_scaler, y_scaler, TrainingRecord.of(optima, throw=settings.throw))

@@ -104,19 +104,18 @@ def fit(
     _checks.check_positive("length_scale", length_scale)
     _checks.check_at_least("num_samples", num_samples, 2)
     _checks.check_choice("distribution", distribution, ("normal", "mixture"))
-    x = _checks.as_matrix("x", x)
+    x, y = as_data(x, y)
     settings = settle(options, _presets(rate, x.shape[1]), preset)
-    x, y, num_train = as_data(x, y, settings.validation_fraction)
     if not settings.hidden:
         raise ValueError("hidden must hold at least one width: dropout follows the hidden layers.")
     init_key, split_key, train_key, mask_key = jax.random.split(key, 4)
-    rows = split(x, y, num_train, split_key)
+    rows = split(x, y, settings.validation_fraction, split_key)
     dtype = rows.train[0].dtype
     new = partial(start, x.shape[1], settings.hidden, key=init_key, dtype=dtype)
     as_constant = lambda value: lax.stop_gradient(jnp.asarray(value, dtype))
     if isinstance(rate, str):
         given_rate, network = None, ConcreteNetwork(new(2))
-        loss = Partial(_evidence_bound, length_scale=as_constant(length_scale), num_rows=num_train)
+        loss = Partial(_evidence_bound, length_scale=as_constant(length_scale), num_rows=rows.train[1].shape[0])
     else:
         given_rate, network = as_constant(rate), new("scalar")
         loss = Partial(_squared_error, rate=given_rate)

@@ -78,11 +78,10 @@ def fit(
         ([-2.0, 2.0], True)
     """
     _checks.check_not_negative("penalty", penalty)
-    x = _checks.as_matrix("x", x)
+    x, y = as_data(x, y)
     settings = settle(options, {None: presets.DEFAULT, "usnrt": presets.usnrt(x.shape[1])}, preset)
-    x, y, num_train = as_data(x, y, settings.validation_fraction)
     init_key, split_key, train_key = jax.random.split(key, 3)
-    rows = split(x, y, num_train, split_key)
+    rows = split(x, y, settings.validation_fraction, split_key)
     dtype = rows.train[0].dtype
     optimum = trainer(settings)(
         Partial(_loss, penalty=jax.lax.stop_gradient(jnp.asarray(penalty, dtype))),

@@ -60,11 +60,11 @@ def fit(
         >>> network(np.array([[-0.5], [0.0], [0.5]])).mean.round(0).tolist()
         [3.0, 5.0, 7.0]
     """
+    x, y = as_data(x, y)
     settings = settle(options, dict.fromkeys((None, "paper"), presets.DEFAULT), preset)
-    x, y, num_train = as_data(x, y, settings.validation_fraction)
     paper = preset == "paper"
     init_key, split_key, train_key = jax.random.split(key, 3)
-    rows = split(x, y, num_train, None if paper else split_key, scale_target=not paper)
+    rows = split(x, y, settings.validation_fraction, None if paper else split_key, scale_target=not paper)
     optimum = trainer(settings, keras_rmsprop)(
         squared_error,
         start(x.shape[1], settings.hidden, "scalar", key=init_key, dtype=rows.train[0].dtype),

@@ -117,11 +117,10 @@ def fit(
     """
     if _checks.is_traced(x, y):
         raise TypeError("a tree grows by the values of x and y: fit does not run under jit, vmap or grad.")
-    x = _checks.as_matrix("x", x)
+    x, y = as_data(x, y)
     default = presets.usnrt(x.shape[1])
     leaf = default._replace(hidden=(4 * x.shape[1], 2 * x.shape[1]), patience=25)
     settings = settle(options, {None: leaf})
-    x, y, _ = as_data(x, y, settings.validation_fraction)
     categorical = _as_columns(categorical, x.shape[1])
     _checks.check_choice("unseen", unseen, ("error", "majority"))
     _checks.check_at_least("num_members", num_members, 1)

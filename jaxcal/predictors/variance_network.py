@@ -82,9 +82,8 @@ def fit(
         >>> distribution.mean.round(0).tolist(), bool(distribution.std[1] > 3 * distribution.std[0])
         ([-2.0, 2.0], True)
     """
-    x = _checks.as_matrix("x", x)
+    x, y = as_data(x, y)
     settings = settle_normal(x.shape[1], options, preset)
-    x, y, _ = as_data(x, y, settings.validation_fraction)
     optimum, rows = train_normal(x, y, key=key, form=form, rounds=rounds, settings=settings, preset=preset)
     training = TrainingRecord.of(optimum, throw=settings.throw)
     return VarianceNetwork(optimum.params, rows.x_scaler, rows.y_scaler, training)

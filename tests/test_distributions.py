@@ -38,7 +38,7 @@ def mixture(member, loc, scale):
 
 
 # Each distribution is a function of the locations and scales of its rows; y -> a y + b makes them a loc + b, a scale.
-LAWS = {
+DISTRIBUTIONS = {
     "point": lambda loc, scale: Point(loc),
     "normal": Normal,
     "student_t": lambda loc, scale: StudentT(DF, loc, scale),
@@ -53,13 +53,13 @@ LAWS = {
 }
 CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails"}
 BY_KNOTS = ("quantiles", "scaled_quantiles", "normal_tails")
-each_distribution = pytest.mark.parametrize("name", LAWS)
+each_distribution = pytest.mark.parametrize("name", DISTRIBUTIONS)
 # What holds for one mixture holds for the other; this one takes seconds to compile.
-each_law_but_one = pytest.mark.parametrize("name", [name for name in LAWS if name != "mixture_of_t"])
+each_law_but_one = pytest.mark.parametrize("name", [name for name in DISTRIBUTIONS if name != "mixture_of_t"])
 
 
 def build(name, dtype=float, shift=0.0, factor=1.0):
-    distribution = LAWS[name](factor * LOC + shift, factor * SCALE)
+    distribution = DISTRIBUTIONS[name](factor * LOC + shift, factor * SCALE)
     return jax.tree.map(lambda leaf: leaf.astype(jnp.zeros(0, dtype).dtype), distribution)
 
 
@@ -360,7 +360,7 @@ def test_quantiles_stay_finite_and_in_order(name):
 
 def test_log_probs_agree_with_scipy():
     u = np.array([0.3, -2.0, 40.0])
-    actual = {name: probe(build(name), LOC + SCALE * u)["log_prob"] + np.log(SCALE) for name in LAWS}
+    actual = {name: probe(build(name), LOC + SCALE * u)["log_prob"] + np.log(SCALE) for name in DISTRIBUTIONS}
     np.testing.assert_allclose(actual["normal"], scipy.stats.norm.logpdf(u), rtol=EXACT)
     np.testing.assert_allclose(actual["student_t"], scipy.stats.t.logpdf(u, DF), rtol=EXACT)
     for name, member in (("mixture", scipy.stats.norm), ("mixture_of_t", scipy.stats.t(4.5))):

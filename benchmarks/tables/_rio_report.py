@@ -255,4 +255,4 @@ def failures(runs: Runs) -> list[str]:
     if not failed:
         return []
     lines = [f"- {r['dataset']}, {r['system']}, setting {r['setting']}, seed {r['seed']}" for r in failed]
-    return ["## Fits that failed (left out of the means and tests)", "\n".join(lines)]
+    return ["## Fits that failed (not in the means and tests)", "\n".join(lines)]

@@ -35,7 +35,7 @@ density of a distribution of quantiles explodes where they touch; the paper does
 coverage* are stretched about their middles until 95 % of the test rows of the run lie inside, one factor a run: what is
 left of the differences in width when nobody covers too little. *Ours* is the paper's algorithm (`preset="paper"`),
 *line* the same with common multiples of the lengthscales. *exact* and *exact ARD* choose lengthscales by the training
-rows, which keeps the promise of coverage; *exact* is jaxcal's default. *RK* is isotonic with normal tails, *RV* the
+rows, which keeps the guarantee of coverage; *exact* is jaxcal's default. *RK* is isotonic with normal tails, *RV* the
 randomized and *RM* the variance-free calibrator of `conformal`, *NN* `neural_quantiles` as in the paper, *B* the base
 itself. The base *evidence* is the Gaussian process of the greatest evidence; *noise 8* one whose noise variance is held
 at 8, about what the published row B shows."""

@@ -70,7 +70,7 @@ PROTOCOLS = {
     "split looked at, corrected for their number. *USNRT uncorrected* has the paper's rule in its place, and the same "
     "random key.",
     "paper": "The target is standardized by all rows before the split, as in the authors' code; categorical columns of "
-    "more than ten levels are left out; USNRT is mean-centered, looks at every tenth row and does not correct for the "
+    "more than ten levels are omitted; USNRT is mean-centered, looks at every tenth row and does not correct for the "
     "number of splits.",
 }
 

@@ -36,8 +36,8 @@ Rows have {NUM_COLUMNS} standard normal columns; the target is the sum of the si
 whose std is 0.3 and the size of the first column together. The base is the Gaussian process of the greatest evidence
 of {NUM_TRAIN} training rows. {TRAINING_SETS} training sets, {CALIBRATIONS} calibration sets of each; coverage is the
 probability that a target is at most the {LEVEL:g}-quantile, in the mean of {NUM_NEW} fresh rows for every set. By the
-promise its mean is {LEVEL:g}, and a share of {BAND:g} of the sets lies in the central band of the Beta distribution,
-which Kolmogorov and Smirnov's test compares with."""
+guarantee its mean is {LEVEL:g}, and a fraction of {BAND:g} of the sets lies in the central band of the Beta
+distribution, which Kolmogorov and Smirnov's test compares with."""
 
 
 def main() -> None:

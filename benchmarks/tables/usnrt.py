@@ -3,7 +3,7 @@
 A job is a data set, a run and a system; 80 % of the rows train, the rest test, drawn as the authors drew
 them. By default (`--protocol clean`) features and target are standardized by the training rows, and USNRT is jaxcal's
 default; with `--protocol paper` the target is standardized by all rows before the split, categorical columns of more
-than ten levels are left out, and USNRT follows the paper's rule, `preset="paper"`. `--protocol stability` is the study
+than ten levels are omitted, and USNRT follows the paper's rule, `preset="paper"`. `--protocol stability` is the study
 of Fig. 1 on one data set: every point of it is a job. Finished jobs are kept in `runs/`; a script that was stopped goes
 on where it was. `--report` makes the tables of `results/` from what is finished, also while another process still runs.
 """

@@ -105,7 +105,7 @@ def fit(
     Raises:
         TypeError: if base is not a Distribution.
         ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive
-            ("quantile" looks at no std); if the score needs a std, or a distribution, and base is a `Point`; if there
+            ("quantile" uses no std); if the score needs a std, or a distribution, and base is a `Point`; if there
             are too few rows for a confidence level; if base.cdf(y) is 0 or 1 or base has no density at y, in a row,
             where that is the score; if there is no key where ranks are drawn.
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxcal import _checks
 from jaxcal.distributions import Distribution, Mixture, Normal, StudentT
-from jaxcal.functional import safe, scores
+from jaxcal.functional import linalg, scores
 
 Scalar = Float[Array, ""]
 
@@ -33,7 +33,7 @@ def rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
         3.536
     """
     y = _as_targets(y, distribution)
-    return safe.root_mean_square(y - distribution.mean)
+    return linalg.root_mean_square(y - distribution.mean)
 
 
 def mae(y: ArrayLike, distribution: Distribution) -> Scalar:
@@ -248,7 +248,7 @@ def calibration_rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
     """
     levels = _levels(range(101), y, distribution)
     gaps = observed_fractions(y, distribution, levels) - levels
-    return safe.sqrt(jnp.sum(gaps**2) / 100)
+    return linalg.sqrt(jnp.sum(gaps**2) / 100)
 
 
 def calibration_sse(y: ArrayLike, distribution: Distribution, *, num_levels: int = 21) -> Scalar:
@@ -303,9 +303,9 @@ def ence(y: ArrayLike, distribution: Distribution, *, num_bins: int = 10) -> Sca
 
     # Both are root means over the same rows of the bin: the counts cancel in the ratio.
     std, errors = distribution.std, y - distribution.mean
-    unit = safe.unit_of(std, errors)
-    root_variance = safe.sqrt(bin_sums((std / unit) ** 2))
-    root_error = safe.sqrt(bin_sums((errors / unit) ** 2))
+    unit = linalg.scale_of(std, errors)
+    root_variance = linalg.sqrt(bin_sums((std / unit) ** 2))
+    root_error = linalg.sqrt(bin_sums((errors / unit) ** 2))
     gap = jnp.abs(root_variance - root_error)
     return jnp.mean(jnp.where(gap == 0, 0, gap / jnp.where(gap == 0, 1, root_variance)))
 
@@ -327,7 +327,7 @@ def mean_width(y: ArrayLike, distribution: Distribution, *, confidence_level: Ar
 def sharpness(y: ArrayLike, distribution: Distribution) -> Scalar:
     """Root of the mean predicted variance, in the unit of y (CRUDE, section 4: Zelikman et al. 2020)."""
     y = _as_targets(y, distribution)
-    return safe.root_mean_square(distribution.std)
+    return linalg.root_mean_square(distribution.std)
 
 
 def mean_std(y: ArrayLike, distribution: Distribution) -> Scalar:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gpjax.objectives import collapsed_elbo, conjugate_mll, elbo
 
-from jaxcal.functional import gp, kernels
+from jaxcal.functional import gp, kernels, linalg, sparse_gp
 
 NOISE, JITTER = 0.3, 1e-6
 X64 = jax.config.jax_enable_x64
@@ -37,8 +37,8 @@ def oracle():
 
 def row_sums(x, z, y, jitter, **options):
     """The inverse factor of the covariance at z, and the sums over the rows x."""
-    whiten = gp.inverse_factor(gp.add_diagonal(kernel(z, z), jnp.asarray(jitter)))
-    return whiten, gp.row_sums(eqx.Partial(kernel, z), whiten, x, jnp.full(len(y), 1.7), y, **options)
+    whiten = linalg.inverse_factor(linalg.add_diagonal(kernel(z, z), jnp.asarray(jitter)))
+    return whiten, sparse_gp.row_sums(eqx.Partial(kernel, z), whiten, x, jnp.full(len(y), 1.7), y, **options)
 
 
 @pytest.fixture
@@ -89,12 +89,12 @@ def test_squared_exponential_far_from_the_origin(problem):
 
 def test_exact_likelihood_and_prediction_are_those_of_gpjax(problem):
     x, _, new, y = problem
-    gram = gp.add_diagonal(kernel(x, x), jnp.asarray(NOISE + JITTER))
+    gram = linalg.add_diagonal(kernel(x, x), jnp.asarray(NOISE + JITTER))
     data = gpx.Dataset(X=x, y=y[:, None])
     tight = tolerance(x, 1e-9, 1e-4)
-    np.testing.assert_allclose(gp.exact_log_likelihood(gram, y), conjugate_mll(oracle(), data), rtol=tight)
+    np.testing.assert_allclose(gp.log_likelihood(gram, y), conjugate_mll(oracle(), data), rtol=tight)
 
-    posterior = gp.exact_posterior(gram, y)
+    posterior = gp.posterior(gram, y)
     mean, variance = predictions(posterior, new, x)
     expected = oracle().condition(data)(new)
     np.testing.assert_allclose(mean, expected.mean, atol=tolerance(x, 1e-9, 1e-4))
@@ -107,10 +107,10 @@ def test_collapsed_bound_and_prediction_are_those_of_gpjax(problem):
     family = gpx.variational_families.CollapsedVariationalGaussian(model=oracle(), inducing_inputs=z)
     data = gpx.Dataset(X=x, y=y[:, None])
     whiten, sums = row_sums(x, z, y, JITTER)
-    bound = gp.collapsed_bound(sums, jnp.asarray(NOISE))
+    bound = sparse_gp.collapsed_bound(sums, jnp.asarray(NOISE))
     np.testing.assert_allclose(bound, collapsed_elbo(family, data), rtol=tolerance(x, 1e-9, 1e-4))
 
-    posterior = gp.sparse_posterior(sums, whiten, jnp.asarray(NOISE))
+    posterior = sparse_gp.posterior(sums, whiten, jnp.asarray(NOISE))
     mean, variance = predictions(posterior, new, z)
     expected = family.condition(data)(new)
     np.testing.assert_allclose(mean, expected.mean, atol=tolerance(x, 1e-6, 1e-3))
@@ -119,11 +119,11 @@ def test_collapsed_bound_and_prediction_are_those_of_gpjax(problem):
 
 def test_collapsed_bound_is_exact_with_every_row_inducing(problem):
     x, z, _, y = problem
-    exact = gp.exact_log_likelihood(gp.add_diagonal(kernel(x, x), jnp.asarray(NOISE)), y)
+    exact = gp.log_likelihood(linalg.add_diagonal(kernel(x, x), jnp.asarray(NOISE)), y)
 
     def bound(points):
         _, sums = row_sums(x, points, y, tolerance(x, 1e-10, 1e-5))
-        return gp.collapsed_bound(sums, jnp.asarray(NOISE))
+        return sparse_gp.collapsed_bound(sums, jnp.asarray(NOISE))
 
     np.testing.assert_allclose(bound(x), exact, rtol=tolerance(x, 1e-7, 1e-3))
     assert bound(z) < exact
@@ -132,9 +132,9 @@ def test_collapsed_bound_is_exact_with_every_row_inducing(problem):
 def test_sparse_prediction_with_precisions_is_the_exact_one_with_every_row_inducing(problem, rng):
     x, _, new, y = problem
     precisions = jnp.asarray(rng.uniform(0.2, 3, size=40))
-    exact = gp.exact_posterior(gp.add_diagonal(kernel(x, x), NOISE / precisions), y)
+    exact = gp.posterior(linalg.add_diagonal(kernel(x, x), NOISE / precisions), y)
     whiten, sums = row_sums(x, x, y, tolerance(x, 1e-10, 1e-5), precisions=precisions)
-    sparse = gp.sparse_posterior(sums, whiten, jnp.asarray(NOISE))
+    sparse = sparse_gp.posterior(sums, whiten, jnp.asarray(NOISE))
     for ours, expected in zip(predictions(sparse, new, x), predictions(exact, new, x), strict=True):
         np.testing.assert_allclose(ours, expected, atol=tolerance(x, 1e-8, 2e-4))
 
@@ -145,7 +145,7 @@ def test_streamed_bound_is_that_of_gpjax_and_of_its_svgp_at_the_optimal_q(stream
     x, z, y, _ = streamed
     data = gpx.Dataset(X=x, y=y[:, None])
     _, sums = row_sums(x, z, y, JITTER)
-    bound = gp.collapsed_bound(sums, jnp.asarray(NOISE))
+    bound = sparse_gp.collapsed_bound(sums, jnp.asarray(NOISE))
     collapsed = gpx.variational_families.CollapsedVariationalGaussian(model=oracle(), inducing_inputs=z)
     expected = eqx.filter_jit(collapsed_elbo)(collapsed, data)
     np.testing.assert_allclose(bound, expected, rtol=1e-11)
@@ -173,11 +173,11 @@ def test_streamed_bound_is_that_of_gpjax_and_of_its_svgp_at_the_optimal_q(stream
 def test_slopes_of_the_streamed_sums_are_those_of_autodiff(streamed, rng, used, learned):
     x, z, y, precisions = streamed
     covariances = Covariances(z, jnp.asarray(0.3), jnp.asarray(0.5))
-    whiten = gp.inverse_factor(gp.add_diagonal(covariances(z), JITTER))
+    whiten = linalg.inverse_factor(linalg.add_diagonal(covariances(z), JITTER))
     slopes = {"outer": jnp.asarray(rng.normal(size=(12, 12))), "cross": jnp.asarray(rng.normal(size=12))}
 
     def streaming(covariances, whiten, precisions):
-        sums = gp.row_sums(covariances, whiten, x, jnp.ones(700), y, precisions)
+        sums = sparse_gp.row_sums(covariances, whiten, x, jnp.ones(700), y, precisions)
         return sum(jnp.sum(slopes[name] * getattr(sums, name)) for name in used)
 
     def plain(covariances, whiten, precisions):
@@ -213,9 +213,11 @@ def test_streamed_bound_with_precisions_and_its_slopes_are_the_textbooks(streame
 
     def bound(inducing, log_lengthscale, log_variance, log_noise, precisions, x, y):
         covariances = Covariances(inducing, log_lengthscale, log_variance)
-        whiten = gp.inverse_factor(gp.add_diagonal(covariances(inducing), JITTER))
+        whiten = linalg.inverse_factor(linalg.add_diagonal(covariances(inducing), JITTER))
         prior = jnp.full_like(y, jnp.exp(log_variance))
-        return gp.collapsed_bound(gp.row_sums(covariances, whiten, x, prior, y, precisions), jnp.exp(log_noise))
+        return sparse_gp.collapsed_bound(
+            sparse_gp.row_sums(covariances, whiten, x, prior, y, precisions), jnp.exp(log_noise)
+        )
 
     # So long a lengthscale that in float32 the order of products decides about one digit or four.
     arguments = z, jnp.asarray(0.8), jnp.asarray(0.5), jnp.log(jnp.asarray(NOISE)), precisions, x, y
@@ -231,13 +233,15 @@ def test_gradient_of_the_exact_likelihood_is_that_of_autodiff(problem):
     x, _, _, y = problem
 
     def gram(log_lengthscale):
-        return gp.add_diagonal(1.7 * kernels.squared_exponential(x, x, jnp.exp(log_lengthscale)), jnp.asarray(NOISE))
+        return linalg.add_diagonal(
+            1.7 * kernels.squared_exponential(x, x, jnp.exp(log_lengthscale)), jnp.asarray(NOISE)
+        )
 
     def plain(log_lengthscale, y):
         return jax.scipy.stats.multivariate_normal.logpdf(y, jnp.zeros(40), gram(log_lengthscale))
 
     def ours(log_lengthscale, y):
-        return gp.exact_log_likelihood(gram(log_lengthscale), y)
+        return gp.log_likelihood(gram(log_lengthscale), y)
 
     at = jnp.asarray(0.2)
     close = tolerance(x, 1e-9, 2e-3)
@@ -265,14 +269,14 @@ def brute_force_greedy(gram, m):
 def test_greedy_rows_are_those_of_largest_conditional_variance(problem):
     x, _, _, _ = problem
     gram = kernel(x, x) + jnp.outer(x[:, 0], x[:, 0])  # rows of different variances
-    rows = gp.greedy_rows(lambda row: gram[row], jnp.diagonal(gram), 9)
+    rows = sparse_gp.greedy_rows(lambda row: gram[row], jnp.diagonal(gram), 9)
     assert rows.tolist() == brute_force_greedy(np.asarray(gram, float), 9)
 
 
 def test_greedy_rows_are_distinct_among_duplicates():
     x = jnp.repeat(jnp.arange(3.0), 4)[:, None]
     gram = kernel(x, x)
-    rows = gp.greedy_rows(lambda row: gram[row], jnp.diagonal(gram), 12)
+    rows = sparse_gp.greedy_rows(lambda row: gram[row], jnp.diagonal(gram), 12)
     assert sorted(rows.tolist()) == list(range(12))
     assert len(set(x[rows[:3], 0].tolist())) == 3
 
@@ -286,8 +290,8 @@ def without(i, *arrays):
 
 def test_rows_left_out_exactly_are_those_of_a_refit(problem):
     x, _, _, y = problem
-    gram = gp.add_diagonal(kernel(x, x), NOISE)
-    found = gp.exact_leave_one_out(gp.exact_posterior(gram, y))
+    gram = linalg.add_diagonal(kernel(x, x), NOISE)
+    found = gp.leave_one_out(gp.posterior(gram, y))
     np.testing.assert_allclose(found.variance, gp.leave_one_out_variance(gram), rtol=1e-9 if X64 else 1e-4)
     for i in (0, 17, 39):
         x_rest, y_rest = without(i, x, y)
@@ -301,13 +305,13 @@ def test_rows_left_out_of_a_sparse_posterior_are_those_of_a_refit(problem):
     x, z, _, y = problem
     noise, jitter = jnp.asarray(NOISE), 1e-4
     whiten, sums = row_sums(x, z, y, jitter)
-    posterior = gp.sparse_posterior(sums, whiten, noise)
+    posterior = sparse_gp.posterior(sums, whiten, noise)
     for i in (0, 17, 39):
         cross, prior = kernel(z, x[i : i + 1])[:, 0], jnp.asarray(1.7)
         x_rest, y_rest = without(i, x, y)
-        refit = gp.sparse_posterior(row_sums(x_rest, z, y_rest, jitter)[1], whiten, noise)
+        refit = sparse_gp.posterior(row_sums(x_rest, z, y_rest, jitter)[1], whiten, noise)
         mean, variance = gp.predict(refit, cross, prior)
-        found = gp.sparse_leave_one_out(posterior, cross, y[i], prior, noise)
+        found = sparse_gp.leave_one_out(posterior, cross, y[i], prior, noise)
         np.testing.assert_allclose(found.error, y[i] - mean, rtol=1e-8 if X64 else 1e-2)
         np.testing.assert_allclose(found.variance, variance + NOISE, rtol=1e-8 if X64 else 1e-3)
 
@@ -315,7 +319,7 @@ def test_rows_left_out_of_a_sparse_posterior_are_those_of_a_refit(problem):
 @pytest.mark.skipif(not X64, reason="compares derivatives to many digits")
 def test_derivatives_in_closed_form_are_those_through_the_factorization(problem, rng):
     x, _, new, _ = problem
-    gram, cross = gp.add_diagonal(kernel(x, x), NOISE), kernel(x, new)
+    gram, cross = linalg.add_diagonal(kernel(x, x), NOISE), kernel(x, new)
     weights = jnp.asarray(rng.normal(size=5)), jnp.asarray(rng.normal(size=40))
     ours = jax.grad(lambda *given: weights[0] @ gp.explained_variance(*given), (0, 1))(gram, cross)
     through = jax.grad(lambda g, k: weights[0] @ jnp.sum(k * jnp.linalg.solve(g, k), axis=0), (0, 1))(gram, cross)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxcal.calibrators.rio import IOKernel, Points
-from jaxcal.functional import gp, kernels
+from jaxcal.functional import gp, kernels, linalg, sparse_gp
 from jaxcal.gp import fit as whole
 from jaxcal.gp import minibatch, model
 from jaxcal.gp.kernels import SquaredExponential
@@ -41,14 +41,16 @@ class Case:
         self.precisions = jnp.asarray(rng.uniform(0.5, 2, size=n))
         self.mean = jnp.asarray(rng.normal(size=m))
         self.root = jnp.tril(jnp.asarray(rng.uniform(0.1, 1, size=(m, m))))
-        self.gram = gp.add_diagonal(kernel(self.z, self.z), jnp.asarray(JITTER))
+        self.gram = linalg.add_diagonal(kernel(self.z, self.z), jnp.asarray(JITTER))
         self.noise = jnp.asarray(NOISE)
 
     def sums(self, rows=slice(None), precisions=None):
         x, y = self.x[rows], self.y[rows]
         precisions = None if precisions is None else precisions[rows]
         covariances = eqx.Partial(kernel, self.z)
-        return gp.row_sums(covariances, gp.inverse_factor(self.gram), x, jnp.full(len(y), PRIOR), y, precisions)
+        return sparse_gp.row_sums(
+            covariances, linalg.inverse_factor(self.gram), x, jnp.full(len(y), PRIOR), y, precisions
+        )
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def test_the_bound_at_any_q_is_that_of_gpjax(case):
     prior = gpx.gps.Prior(mean_function=gpx.mean_functions.Zero(), kernel=rbf, jitter=JITTER)
     oracle = prior * gpx.likelihoods.Gaussian(obs_stddev=np.sqrt(NOISE))
     data = gpx.Dataset(X=case.x, y=case.y[:, None])
-    ours = gp.variational_bound(case.sums(), case.mean, case.root, case.noise)
+    ours = sparse_gp.variational_bound(case.sums(), case.mean, case.root, case.noise)
     whitened = gpx.variational_families.WhitenedVariationalGaussian(oracle, case.z, case.mean[:, None], case.root)
     np.testing.assert_allclose(ours, gpx.objectives.elbo(whitened, data), rtol=tolerance(1e-5, 1e-4))
     # u = L v in plain coordinates.
@@ -87,7 +89,7 @@ def test_the_bound_is_the_expected_likelihood_less_the_divergence(case):
         variance_of_f = PRIOR - a @ a + a @ covariance @ a
         expected -= 0.5 * (np.log(2 * np.pi * variance) + ((y - a @ mean) ** 2 + variance_of_f) / variance)
     divergence = 0.5 * (np.trace(covariance) + mean @ mean - len(mean) - np.linalg.slogdet(covariance)[1])
-    ours = gp.variational_bound(case.sums(precisions=case.precisions), case.mean, case.root, case.noise, 2.0)
+    ours = sparse_gp.variational_bound(case.sums(precisions=case.precisions), case.mean, case.root, case.noise, 2.0)
     np.testing.assert_allclose(ours, 2 * expected - divergence, rtol=tolerance(1e-9, 1e-4))
 
 
@@ -95,14 +97,16 @@ def test_the_bound_is_the_expected_likelihood_less_the_divergence(case):
 def test_the_bound_at_the_optimal_q_is_the_collapsed_one(case, equal_noise):
     sums = case.sums(precisions=None if equal_noise else case.precisions)
     mean, root = minibatch.moments(minibatch.optimal(sums, case.noise))
-    best = gp.collapsed_bound(sums, case.noise)
-    np.testing.assert_allclose(gp.variational_bound(sums, mean, root, case.noise), best, rtol=tolerance(1e-9, 1e-4))
-    assert gp.variational_bound(sums, mean + 0.1, root, case.noise) < best
-    assert gp.variational_bound(sums, mean, 0.9 * root, case.noise) < best
+    best = sparse_gp.collapsed_bound(sums, case.noise)
+    np.testing.assert_allclose(
+        sparse_gp.variational_bound(sums, mean, root, case.noise), best, rtol=tolerance(1e-9, 1e-4)
+    )
+    assert sparse_gp.variational_bound(sums, mean + 0.1, root, case.noise) < best
+    assert sparse_gp.variational_bound(sums, mean, 0.9 * root, case.noise) < best
 
 
 def test_the_bounds_of_equal_minibatches_average_to_that_of_all_rows(case):
-    bound = lambda sums, scale: gp.variational_bound(sums, case.mean, case.root, case.noise, scale)
+    bound = lambda sums, scale: sparse_gp.variational_bound(sums, case.mean, case.root, case.noise, scale)
     batches = [case.sums(slice(i, i + 10), case.precisions) for i in range(0, 40, 10)]
     average = np.mean([float(bound(sums, 4.0)) for sums in batches])
     np.testing.assert_allclose(average, bound(case.sums(precisions=case.precisions), 1.0), rtol=tolerance(1e-9, 1e-4))
@@ -120,7 +124,7 @@ def test_a_natural_step_follows_the_gradient_by_the_expectation_parameters(case)
 
     def bound(first, second):
         root = jnp.linalg.cholesky(second - jnp.outer(first, first))
-        return gp.variational_bound(sums, first, root, case.noise, scale)
+        return sparse_gp.variational_bound(sums, first, root, case.noise, scale)
 
     slopes = jax.grad(bound, (0, 1))(case.mean, covariance + jnp.outer(case.mean, case.mean))
     stepped = minibatch.natural_step(sites, minibatch.optimal(sums, case.noise, scale), size)
@@ -131,10 +135,10 @@ def test_a_natural_step_follows_the_gradient_by_the_expectation_parameters(case)
 
 
 def test_one_whole_natural_step_on_all_rows_is_the_optimal_q(case):
-    sums, whiten = case.sums(precisions=case.precisions), gp.inverse_factor(case.gram)
+    sums, whiten = case.sums(precisions=case.precisions), linalg.inverse_factor(case.gram)
     start = minibatch.Sites(2 * jnp.eye(7), case.mean)
     mean, root = minibatch.moments(minibatch.natural_step(start, minibatch.optimal(sums, case.noise), 1.0))
-    posterior = gp.sparse_posterior(sums, whiten, case.noise)
+    posterior = sparse_gp.posterior(sums, whiten, case.noise)
     close = {"rtol": tolerance(1e-8, 1e-3), "atol": tolerance(1e-8, 1e-3)}
     np.testing.assert_allclose(whiten.T @ mean, posterior.weights, **close)
     unknown = whiten.T @ root
@@ -144,8 +148,10 @@ def test_one_whole_natural_step_on_all_rows_is_the_optimal_q(case):
 def test_transported_sites_are_the_same_likelihood_under_another_prior(case):
     """q(u) = p(u) t(u) / Z with the same t(u): its precision and shift differ from the prior's by the same amount."""
     sites = minibatch.optimal(case.sums(), case.noise)
-    other = gp.add_diagonal(2.5 * kernels.squared_exponential(case.z, case.z, jnp.asarray(0.8)), jnp.asarray(JITTER))
-    moved = minibatch.transported(sites, gp.inverse_factor(case.gram), jnp.linalg.cholesky(other))
+    other = linalg.add_diagonal(
+        2.5 * kernels.squared_exponential(case.z, case.z, jnp.asarray(0.8)), jnp.asarray(JITTER)
+    )
+    moved = minibatch.transported(sites, linalg.inverse_factor(case.gram), jnp.linalg.cholesky(other))
 
     def likelihood(sites, gram):
         mean, root = minibatch.moments(sites)

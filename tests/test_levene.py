@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxcal as jc
-from jaxcal.functional import levene
+from jaxcal.functional import levene, multiplicity
 
 X64 = jax.config.jax_enable_x64
 # Relative errors of T^2 where it is of the order of 1.
@@ -155,7 +155,7 @@ def test_nothing_to_split(center, x, residuals, min_leaf):
     assert not split.exists
     assert (int(split.feature), int(split.num_left), float(split.statistic), float(split.log_p)) == (-1, 0, 0.0, 0.0)
     assert np.isposinf(split.threshold)
-    bound = levene.miller_siegmund(split.statistic, split.num_rows, split.log_num_splits, min_leaf=min_leaf)
+    bound = multiplicity.miller_siegmund(split.statistic, split.num_rows, split.log_num_splits, min_leaf=min_leaf)
     assert float(bound) == 0.0
 
 
@@ -199,21 +199,23 @@ def test_miller_siegmund():
     b, odds = 4.19, 9.0
     path = scipy.stats.norm.pdf(b) * (4 / b + 2 * (b - 1 / b) * np.log(odds))
     many = np.full(9, np.log(1e9))
-    found = np.exp(levene.miller_siegmund(b, 10**7, many, min_leaf=10**6))
+    found = np.exp(multiplicity.miller_siegmund(b, 10**7, many, min_leaf=10**6))
     np.testing.assert_allclose(found, 9 * path, rtol=1e-3)
     # Few splits, or levels without an order: Bonferroni. Features without splits do not count.
     p = 2 * scipy.stats.t.sf(b, 1998)
     mixed = np.array([np.log(2), -np.inf, np.log(511)])
-    found = np.exp(levene.miller_siegmund(b, 2000, mixed, min_leaf=200, ordered=np.array([True, True, False])))
+    found = np.exp(multiplicity.miller_siegmund(b, 2000, mixed, min_leaf=200, ordered=np.array([True, True, False])))
     np.testing.assert_allclose(found, 513 * p, rtol=1e-4)
     # A bound above 1 says nothing.
-    assert float(levene.miller_siegmund(0.5, 2000, many, min_leaf=200)) == 0.0
+    assert float(multiplicity.miller_siegmund(0.5, 2000, many, min_leaf=200)) == 0.0
 
 
 @pytest.mark.slow
 def test_permutations(rng):
     x = rng.normal(size=(60, 2))
-    find = jax.jit(jax.vmap(lambda e, key: levene.permutation_log_p(x, e, key=key, min_leaf=6, num_permutations=19)[0]))
+    find = jax.jit(
+        jax.vmap(lambda e, key: multiplicity.permutation_log_p(x, e, key=key, min_leaf=6, num_permutations=19)[0])
+    )
     keys = jax.random.split(jax.random.key(0), 400)
     noise = find(rng.exponential(size=(400, 60)), keys)
     # By chance p <= q with probability q, here within four standard errors.
@@ -224,7 +226,7 @@ def test_permutations(rng):
     # Two nodes, of which one has a signal and one has no admissible split.
     nodes = np.where(np.arange(60) < 50, 1, 0)
     residuals = rng.normal(size=60) * np.where(x[:, 1] > 0, 9, 1)
-    found = levene.permutation_log_p(
+    found = multiplicity.permutation_log_p(
         x, residuals, nodes, key=jax.random.key(1), num_nodes=2, min_leaf=6, num_permutations=19
     )
     np.testing.assert_allclose(np.exp(found), [1, 0.05], rtol=1e-5)
@@ -315,6 +317,6 @@ def test_pure_noise_is_not_split(distribution):
     splits = 0
     for _ in range(1000):
         split = find(rng.normal(size=(2000, 9)), draw(size=2000))
-        bound = levene.miller_siegmund(split.statistic, 2000, split.log_num_splits, min_leaf=200)
+        bound = multiplicity.miller_siegmund(split.statistic, 2000, split.log_num_splits, min_leaf=200)
         splits += float(bound) <= np.log(0.01)
     assert splits <= 20

@@ -14,7 +14,7 @@ import json
 import equinox as eqx, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcal import Point, rio
-from jaxcal.functional import gp, kernels
+from jaxcal.functional import kernels, linalg, sparse_gp
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
@@ -41,9 +41,9 @@ class Covariances(eqx.Module):
 
 def bound(learned, x, y, mesh):
     covariances, noise, precisions = learned
-    whiten = gp.inverse_factor(gp.add_diagonal(covariances(covariances.inducing), 1e-6))
-    sums = gp.row_sums(covariances, whiten, x, jnp.ones(len(y)), y, precisions, mesh)
-    return gp.collapsed_bound(sums, noise)
+    whiten = linalg.inverse_factor(linalg.add_diagonal(covariances(covariances.inducing), 1e-6))
+    sums = sparse_gp.row_sums(covariances, whiten, x, jnp.ones(len(y)), y, precisions, mesh)
+    return sparse_gp.collapsed_bound(sums, noise)
 
 x, y, precisions = map(jnp.asarray, (rng.normal(size=(701, 2)), rng.normal(size=701), rng.uniform(0.5, 2, 701)))
 learned, noise = Covariances(x[:12], jnp.asarray(0.7)), jnp.asarray(0.3)

@@ -14,7 +14,7 @@ import scipy.special
 import scipy.stats
 import scoringrules
 
-from jaxcal.functional import quantiles, scores
+from jaxcal.functional import normal, quantiles, scores, student_t
 
 X64 = jax.config.jax_enable_x64
 # Relative errors of formulas that are exact but for rounding.
@@ -33,30 +33,30 @@ def integrate(cdf, y, breaks):
 
 
 # Compiled once for all degrees of freedom.
-student_t_cdf_slopes = jax.jit(jax.grad(scores.student_t_cdf, (0, 1)))
-student_t_icdf_slopes = jax.jit(jax.grad(scores.student_t_icdf, (0, 1)))
+student_t_cdf_slopes = jax.jit(jax.grad(student_t.cdf, (0, 1)))
+student_t_icdf_slopes = jax.jit(jax.grad(student_t.icdf, (0, 1)))
 
 
 def test_normal_scores_agree_with_scoringrules_and_scipy():
     mean, std = np.linspace(-1, 1, 7), np.geomspace(1e-3, 1e3, 7)
     expected = scoringrules.crps_normal(Y, mean, std)
-    np.testing.assert_allclose(scores.normal_crps(Y, mean, std), expected, rtol=EXACT)
+    np.testing.assert_allclose(normal.crps(Y, mean, std), expected, rtol=EXACT)
     expected = scipy.stats.norm.logpdf(Y, mean, std)
-    np.testing.assert_allclose(scores.normal_log_prob(Y, mean, std), expected, rtol=EXACT)
+    np.testing.assert_allclose(normal.log_prob(Y, mean, std), expected, rtol=EXACT)
 
 
 def test_normal_scores_far_out_and_at_std_zero():
     z = jnp.array([100.0, 1e15], "float32")
-    np.testing.assert_allclose(scores.normal_log_prob(z, 0.0, 1.0), [-5000.919, -5e29], rtol=1e-5)
-    assert float(scores.normal_log_prob(1.0, 1.0, 0.0)) == -math.inf
+    np.testing.assert_allclose(normal.log_prob(z, 0.0, 1.0), [-5000.919, -5e29], rtol=1e-5)
+    assert float(normal.log_prob(1.0, 1.0, 0.0)) == -math.inf
     y, mean = jnp.array([3.0, 1.0, -2.0]), jnp.ones(3)
-    assert scores.normal_crps(y, mean, jnp.zeros(3)).tolist() == [2.0, 0.0, 3.0]
-    slopes = jax.jit(jax.grad(lambda *args: scores.normal_crps(*args).sum(), (0, 1, 2)))(y, mean, jnp.zeros(3))
+    assert normal.crps(y, mean, jnp.zeros(3)).tolist() == [2.0, 0.0, 3.0]
+    slopes = jax.jit(jax.grad(lambda *args: normal.crps(*args).sum(), (0, 1, 2)))(y, mean, jnp.zeros(3))
     assert slopes[0].tolist() == [1.0, 0.0, -1.0]
     assert slopes[1].tolist() == [-1.0, 0.0, 1.0]
     # The derivatives in std from above: the score is |d| - std / sqrt(pi), or 0.2337 std where d = 0.
     np.testing.assert_allclose(slopes[2], [-0.56419, 0.23369, -0.56419], rtol=1e-4)
-    tiny = jax.grad(scores.normal_crps, 2)(jnp.float32(1), jnp.float32(0), jnp.float32(1e-30))
+    tiny = jax.grad(normal.crps, 2)(jnp.float32(1), jnp.float32(0), jnp.float32(1e-30))
     np.testing.assert_allclose(tiny, -0.56419, rtol=1e-4)
 
 
@@ -95,17 +95,15 @@ def test_student_t_scores_agree_with_scoringrules_and_scipy(df):
     distribution = scipy.stats.t(df, 0.5, 2.0)
     expected = scoringrules.crps_t(Y, df, 0.5, 2.0) if df < 1e5 else scoringrules.crps_normal(Y, 0.5, 2.0)
     rtol = (max(EXACT, 1e-9) if df < 1e5 else 1e-5) * (10 if df < 2 else 1)
-    np.testing.assert_allclose(scores.student_t_crps(Y, df, 0.5, 2.0), expected, rtol=rtol)
-    np.testing.assert_allclose(
-        scores.student_t_log_prob(Y, df, 0.5, 2.0), distribution.logpdf(Y), rtol=max(EXACT, 1e-9)
-    )
+    np.testing.assert_allclose(student_t.crps(Y, df, 0.5, 2.0), expected, rtol=rtol)
+    np.testing.assert_allclose(student_t.log_prob(Y, df, 0.5, 2.0), distribution.logpdf(Y), rtol=max(EXACT, 1e-9))
 
 
 def test_student_t_scores_at_the_limits():
-    assert np.isnan(scores.student_t_crps(0.0, 1.0, 0.0, 1.0))
-    assert scores.student_t_crps(jnp.array([3.0, 1.0]), 3.0, 1.0, 0.0).tolist() == [2.0, 0.0]
-    assert float(scores.student_t_log_prob(1.0, 3.0, 1.0, 0.0)) == -math.inf
-    slopes = jax.jit(jax.grad(lambda *args: scores.student_t_crps(*args).sum(), (0, 1, 2, 3)))(
+    assert np.isnan(student_t.crps(0.0, 1.0, 0.0, 1.0))
+    assert student_t.crps(jnp.array([3.0, 1.0]), 3.0, 1.0, 0.0).tolist() == [2.0, 0.0]
+    assert float(student_t.log_prob(1.0, 3.0, 1.0, 0.0)) == -math.inf
+    slopes = jax.jit(jax.grad(lambda *args: student_t.crps(*args).sum(), (0, 1, 2, 3)))(
         jnp.array([1.0, 1.0, 1.0, 1.0]),
         jnp.array([1.0, 1.5, 3.0, 3.0]),
         jnp.ones(4),
@@ -120,10 +118,8 @@ def test_student_t_cdf_is_right_into_the_tails(df):
     # At df = 1 scipy itself is off in the tails; the closed form is not.
     lower = np.arctan2(1, -t) / np.pi if df == 1 else scipy.stats.t.cdf(t, df)
     resolved = lower > (1e-200 if X64 else 1e-30)
-    np.testing.assert_allclose(
-        np.where(resolved, scores.student_t_cdf(t, df), lower), lower, rtol=1e-12 if X64 else 2e-5
-    )
-    np.testing.assert_allclose(scores.student_t_cdf(-t, df), 1 - lower, rtol=10 * EXACT)
+    np.testing.assert_allclose(np.where(resolved, student_t.cdf(t, df), lower), lower, rtol=1e-12 if X64 else 2e-5)
+    np.testing.assert_allclose(student_t.cdf(-t, df), 1 - lower, rtol=10 * EXACT)
 
 
 @pytest.mark.parametrize("df", [1.0, 2.5, 40.0])
@@ -138,10 +134,10 @@ def test_student_t_cdf_differentiates_in_both_arguments(df):
 @pytest.mark.parametrize("df", [1.0, 2.0, 7.3, 1e6])
 def test_student_t_icdf_reaches_the_tails(df):
     p = np.array([1e-12, 1e-5, 0.1, 0.5, 0.8, 1 - 1e-5, 1 - 1e-12]) if X64 else np.array([1e-12, 0.1, 0.5, 0.99])
-    q = scores.student_t_icdf(p, df)
-    lower = np.where(p < 0.5, scores.student_t_cdf(q, df), scores.student_t_cdf(-q, df))
+    q = student_t.icdf(p, df)
+    lower = np.where(p < 0.5, student_t.cdf(q, df), student_t.cdf(-q, df))
     np.testing.assert_allclose(lower, np.minimum(p, 1 - p), rtol=1e-3 if not X64 else 1e-10)
-    assert scores.student_t_icdf(jnp.array([0.0, 1.0]), df).tolist() == [-math.inf, math.inf]
+    assert student_t.icdf(jnp.array([0.0, 1.0]), df).tolist() == [-math.inf, math.inf]
     in_p, in_df = student_t_icdf_slopes(0.9, df)
     t = scipy.stats.t.ppf(0.9, df)
     np.testing.assert_allclose(in_p, 1 / scipy.stats.t.pdf(t, df), rtol=1e-9 if X64 else 1e-4)
@@ -202,7 +198,7 @@ def test_mixture_crps_agrees_with_the_closed_form(ratio):
     means, stds = np.array([[-1.0], [0.3], [0.6]]) * np.ones(7), np.array([[1.0], [0.5], [1 / ratio]]) * np.ones(7)
 
     def by_quadrature(y, means, stds, weights):
-        crps = lambda y: jax.vmap(scores.normal_crps, (None, 0, 0))(y, means, stds)
+        crps = lambda y: jax.vmap(normal.crps, (None, 0, 0))(y, means, stds)
         return scores.mixture_crps(y, weights, crps, lambda p: means + stds * jax.scipy.special.ndtri(p)[None])
 
     def value_and_slopes(score):
@@ -363,7 +359,7 @@ def test_reliability_score_is_its_integral():
 
 
 def test_reliability_score_of_another_family():
-    crps = lambda z: scores.student_t_crps(z, 4.0, 0.0, 1.0)
+    crps = lambda z: student_t.crps(z, 4.0, 0.0, 1.0)
     actual = scores.reliability_score(ERRORS, STD, crps=crps)
     np.testing.assert_allclose(actual, reliability(ERRORS / STD, scipy.stats.t(4).cdf), rtol=1e-9 if X64 else 1e-4)
 
@@ -392,7 +388,7 @@ def test_accrue_loss_differentiates_as_central_differences_do(beta):
 
 
 def test_derivative_of_the_normal_crps():
-    slope = jax.grad(lambda std: scores.normal_crps(ERRORS, 0.0, std).sum())(STD)
+    slope = jax.grad(lambda std: normal.crps(ERRORS, 0.0, std).sum())(STD)
     expected = math.sqrt(2 / math.pi) * np.exp(-(ERRORS**2) / (2 * STD**2)) - 1 / math.sqrt(math.pi)
     np.testing.assert_allclose(slope, expected, rtol=EXACT, atol=EXACT)
 

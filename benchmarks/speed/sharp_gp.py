@@ -42,7 +42,7 @@ def gradients(repeats: int) -> Iterator[str]:
     import jax
     import jax.numpy as jnp
 
-    from jaxcal.functional import gp, kernels
+    from jaxcal.functional import kernels, linalg
     from jaxcal.gp import widths
 
     rng = np.random.default_rng(0)
@@ -53,7 +53,7 @@ def gradients(repeats: int) -> Iterator[str]:
 
     def by_autodiff(log_scale, level):
         covariance = lambda rows: kernels.squared_exponential(x, rows, jnp.exp(-log_scale))
-        factor = jnp.linalg.cholesky(gp.add_diagonal(covariance(x), NOISE))
+        factor = jnp.linalg.cholesky(linalg.add_diagonal(covariance(x), NOISE))
         known = jax.scipy.linalg.solve_triangular(factor, covariance(at), lower=True)
         return widths.log_width(1 + NOISE - jnp.sum(known**2, axis=0), errors, level)
 

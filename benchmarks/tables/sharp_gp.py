@@ -18,7 +18,7 @@ from jaxtyping import ArrayLike
 
 import jaxcal as jc
 from benchmarks.tables import _jobs, _sharp_gp_report
-from jaxcal.functional import gp, kernels
+from jaxcal.functional import gp, kernels, linalg
 from jaxcal.optimize import minimize
 
 DATASETS = ("boston", "yacht", "auto_mpg", "wine_red", "concrete", "kin8nm")
@@ -150,13 +150,13 @@ def fit_wide(x: jax.Array, y: jax.Array) -> WideProcess:
     """The process of the greatest evidence, given that the variance of its noise is 8."""
 
     def gram(log_lengthscale, log_variance):
-        return gp.add_diagonal(
+        return linalg.add_diagonal(
             kernels.squared_exponential(x, x, jnp.exp(log_lengthscale), jnp.exp(log_variance)), NOISE
         )
 
     start = jnp.full(x.shape[1], jnp.log(x.shape[1]) / 2), jnp.zeros(())
-    found = minimize(lambda params: -gp.exact_log_likelihood(gram(*params), y), start)
-    return WideProcess(x, *found.params, gp.exact_posterior(gram(*found.params), y))
+    found = minimize(lambda params: -gp.log_likelihood(gram(*params), y), start)
+    return WideProcess(x, *found.params, gp.posterior(gram(*found.params), y))
 
 
 @jax.jit

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.tables import _jobs, _report
-from jaxcal.functional import levene
+from jaxcal.functional import levene, multiplicity
 
 ROWS, FEATURES, MIN_LEAF, SIGNIFICANCE = 2000, 9, 200, 0.01
 STEP, RATIO = 10, 1.15
@@ -83,11 +83,11 @@ def log_p(x: jax.Array, residuals: jax.Array, correction: str, center: str, key:
     """Of the best split; without a correction of every tenth row, as in the paper."""
     options = {"min_leaf": MIN_LEAF, "center": center}
     if correction == "permutation":
-        return levene.permutation_log_p(x, residuals, key=key, **options)[0]
+        return multiplicity.permutation_log_p(x, residuals, key=key, **options)[0]
     split = levene.best_split(x, residuals, step=STEP if correction == "none" else 1, **options)
     if correction == "none":
         return split.log_p
-    return levene.miller_siegmund(split.statistic, ROWS, split.log_num_splits, min_leaf=MIN_LEAF)
+    return multiplicity.miller_siegmund(split.statistic, ROWS, split.log_num_splits, min_leaf=MIN_LEAF)
 
 
 def heading(problems: int) -> list[str]:

@@ -17,7 +17,7 @@ from jaxtyping import Array, ArrayLike, Float
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base, error_unit
 from jaxcal.distributions import Distribution, Normal, Point
-from jaxcal.functional import safe
+from jaxcal.functional import linalg
 
 
 def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, shift: str = "constant") -> "GaussianMLE":
@@ -116,5 +116,5 @@ def _fit(mean: Array, std: Array, y: Array, reading: str, scaled: bool) -> Gauss
         "none": jnp.zeros((), residual.dtype),
     }[reading]
     z = (residual - shift * (std if reading == "scaled" else 1)) / std
-    scale = safe.root_mean_square(z)
+    scale = linalg.root_mean_square(z)
     return GaussianMLE(shift, jnp.where(scale > 0, scale, jnp.finfo(scale.dtype).eps), reading, scaled)

@@ -15,7 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from jaxcal import _checks
 from jaxcal.calibrators._base import as_rows, check_base
 from jaxcal.distributions import Distribution, Normal
-from jaxcal.functional import safe
+from jaxcal.functional import linalg
 from jaxcal.preprocessing import Standardizer
 
 
@@ -52,7 +52,7 @@ def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, nu
     x_scaler = Standardizer.of(rows.x)
     centers, labels = _cluster(np.asarray(x_scaler(rows.x)), num_clusters, int(jax.random.bits(key, dtype="uint32")))
     errors = rows.y - rows.mean
-    unit = safe.unit_of(errors)
+    unit = linalg.scale_of(errors)
     squares = jax.ops.segment_sum((errors / unit) ** 2, labels, num_segments=len(centers))
     counts = jnp.bincount(labels, length=len(centers))
     return KMeans(jnp.asarray(centers), unit * jnp.sqrt(squares / counts), x_scaler)

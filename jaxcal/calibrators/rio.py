@@ -1,10 +1,9 @@
 """RIO: a Gaussian process on a model's residuals, with a kernel on the model's input and its output.
 
 Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual Estimation
-with an I/O Kernel", ICLR 2020. Equation 3, the I/O kernel, is `IOKernel`; 4 is
-`functional.gp.exact_log_likelihood`; 5 and 6 are `functional.gp.predict`; section 3.3, the sparse form, is
-`functional.gp.collapsed_bound`; `gp.nearest`, for many rows, is not the paper's. The rows of the paper's Table 1, by
-the arguments of `fit`:
+with an I/O Kernel", ICLR 2020. Equation 3, the I/O kernel, is `IOKernel`; 4 is `functional.gp.log_likelihood`; 5 and 6
+are `functional.gp.predict`; section 3.3, the sparse form, is `functional.sparse_gp.collapsed_bound`; `gp.nearest`, for
+many rows, is not the paper's. The rows of the paper's Table 1, by the arguments of `fit`:
 
 =====  ==========  ==========     ======  ==========  ==========
 row    target      kernel         row     target      kernel
@@ -31,7 +30,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
-from jaxcal.functional import safe
+from jaxcal.functional import linalg
 from jaxcal.gp import initial, minibatch
 from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers, warn_of_rounding
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
@@ -394,7 +393,7 @@ class _Scales(NamedTuple):
             x_scaler,
             scaler(mean),
             (Standardizer.robust if setting.options.noise == "student_t" else scaler)(_explained(mean, y, setting)),
-            None if std is None else safe.root_mean_square(std),
+            None if std is None else linalg.root_mean_square(std),
         )
 
     def data(self, x, mean, std, y, setting: Setting) -> Data:
@@ -435,7 +434,7 @@ def _predict_one(rio: "RIO", x, mean, std, include_noise: bool) -> Normal | Stud
         (latent, scale), df = rio.process(points), None
     explained = rio.target_scaler.inverse(latent)
     center = mean + explained if rio.target == "residual" else explained
-    scale = rio.target_scaler.scale * safe.sqrt(scale)
+    scale = rio.target_scaler.scale * linalg.sqrt(scale)
     return Normal(center, scale) if df is None else StudentT(df, center, scale)
 
 

@@ -24,7 +24,7 @@ from jaxcal.distributions._base import (
     place,
     standardize,
 )
-from jaxcal.functional import quantiles, safe, scores
+from jaxcal.functional import linalg, quantiles, scores
 
 # Those whose quantile is infinite where the table is too short for the level.
 INFINITE_RULES = (*quantiles.CONFORMAL_RULES, "randomized")
@@ -99,8 +99,8 @@ class Empirical(Distribution):
     def std(self) -> Float[Array, "*n"]:
         """The std of the table (with the divisor L), scaled."""
         deviations = self.z - self.z.mean(-1, keepdims=True)
-        unit = safe.unit_of(deviations)
-        return self.scale * (unit * safe.sqrt(self._average((deviations / unit) ** 2)))
+        unit = linalg.scale_of(deviations)
+        return self.scale * (unit * linalg.sqrt(self._average((deviations / unit) ** 2)))
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """k / L for the k values of the table at or below (y - loc) / scale; (k + tau) / (L + 1) where randomized."""

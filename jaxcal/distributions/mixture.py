@@ -15,7 +15,7 @@ from jaxcal import _checks
 from jaxcal.distributions._base import Distribution, check_not_negative, match
 from jaxcal.distributions.empirical import INFINITE_RULES, Empirical
 from jaxcal.distributions.parametric import Normal, Point
-from jaxcal.functional import quantiles, safe, scores
+from jaxcal.functional import linalg, quantiles, scores
 
 T = TypeVar("T")
 
@@ -63,8 +63,8 @@ class Mixture(Distribution):
         """The root of the mean of the members' variances plus the variance of their means."""
         means, stds = self._each(lambda member: (member.mean, member.std))
         deviations = means - self._average(means)[None]
-        unit = safe.unit_of(stds, deviations, axis=0)
-        return unit[0] * safe.sqrt(self._average((stds / unit) ** 2 + (deviations / unit) ** 2))
+        unit = linalg.scale_of(stds, deviations, axis=0)
+        return unit[0] * linalg.sqrt(self._average((stds / unit) ** 2 + (deviations / unit) ** 2))
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The weighted mean of the members' cdfs."""

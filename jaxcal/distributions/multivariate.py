@@ -20,7 +20,7 @@ from jaxcal import _checks
 from jaxcal.distributions._base import Distribution
 from jaxcal.distributions.empirical import Empirical
 from jaxcal.distributions.parametric import Normal
-from jaxcal.functional import safe
+from jaxcal.functional import linalg
 
 
 class Multivariate(eqx.Module):
@@ -46,7 +46,7 @@ class Multivariate(eqx.Module):
     @property
     def std(self) -> Float[Array, "*n t"]:
         """The standard deviations of the components."""
-        return safe.sqrt(jnp.diagonal(self.covariance, axis1=-2, axis2=-1))
+        return linalg.sqrt(jnp.diagonal(self.covariance, axis1=-2, axis2=-1))
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Independent random vectors, of shape `shape` + [n, t]."""

@@ -9,7 +9,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.distributions._base import Distribution, as_rows, check_not_negative, match, place, standardize
-from jaxcal.functional import scores
+from jaxcal.functional import normal, student_t
 
 
 class Point(Distribution):
@@ -80,11 +80,11 @@ class Normal(Distribution):
 
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density, finite far in the tails; -inf where std is 0."""
-        return scores.normal_log_prob(match(y, self.mean), self.mean, self.std)
+        return normal.log_prob(match(y, self.mean), self.mean, self.std)
 
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """The closed form of `functional.scores.normal_crps`."""
-        return scores.normal_crps(match(y, self.mean), self.mean, self.std)
+        """The closed form of `functional.normal.crps`."""
+        return normal.crps(match(y, self.mean), self.mean, self.std)
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values mean + std * z, z standard normal."""
@@ -133,15 +133,15 @@ class StudentT(Distribution):
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """F((y - loc) / scale), to full relative precision in the lower tail."""
-        return scores.student_t_cdf(standardize(match(y, self.loc), self.loc, self.scale), self.df)
+        return student_t.cdf(standardize(match(y, self.loc), self.loc, self.scale), self.df)
 
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density; -inf where scale is 0."""
-        return scores.student_t_log_prob(match(y, self.loc), self.df, self.loc, self.scale)
+        return student_t.log_prob(match(y, self.loc), self.df, self.loc, self.scale)
 
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """The closed form of `functional.scores.student_t_crps`; NaN where df <= 1."""
-        return scores.student_t_crps(match(y, self.loc), self.df, self.loc, self.scale)
+        """The closed form of `functional.student_t.crps`; NaN where df <= 1."""
+        return student_t.crps(match(y, self.loc), self.df, self.loc, self.scale)
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * t, t from the standard distribution."""
@@ -150,4 +150,4 @@ class StudentT(Distribution):
         return place(t, self.loc, self.scale)
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        return place(scores.student_t_icdf(p, self.df), self.loc, self.scale)
+        return place(student_t.icdf(p, self.df), self.loc, self.scale)

@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.distributions._base import Distribution, as_rows, check_increasing, check_not_negative, match, place
-from jaxcal.functional import quantiles, safe, scores
+from jaxcal.functional import linalg, normal, quantiles, scores
 
 
 class Quantiles(Distribution):
@@ -58,9 +58,9 @@ class Quantiles(Distribution):
         """The root of the integral of the squared deviation from the mean over the level."""
         p, q = self._knots
         deviations = q - self.mean[..., None]
-        unit = safe.unit_of(deviations, axis=-1)
+        unit = linalg.scale_of(deviations, axis=-1)
         a, b = deviations[..., :-1] / unit, deviations[..., 1:] / unit
-        return unit[..., 0] * safe.sqrt((jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1))
+        return unit[..., 0] * linalg.sqrt((jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1))
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The largest level whose quantile is at most y."""
@@ -170,7 +170,7 @@ class ScaledQuantiles(Distribution):
         log_density = _with_knots(_log_slope)(u, q, p)
         if self.tails == "normal":
             upper, mass, end, x = self._nearest_end(u)
-            in_tail = jnp.log(mass) + scores.normal_log_prob(x, 0, 1) - log_ndtr(-end)
+            in_tail = jnp.log(mass) + normal.log_prob(x, 0, 1) - log_ndtr(-end)
             log_density = jnp.where(upper | (x > end), in_tail, log_density)
         positive = self.scale > 0
         return jnp.where(positive, log_density - jnp.log(jnp.where(positive, self.scale, 1)), -jnp.inf)
@@ -258,12 +258,12 @@ class ScaledQuantiles(Distribution):
         excess, square = _normal_excess(ends) if self.tails == "normal" else 2 * [jnp.zeros_like(ends)]
         mean = mean + jnp.diff(masses * excess)
         deviations = q - mean[..., None]
-        unit = safe.unit_of(deviations, axis=-1)
+        unit = linalg.scale_of(deviations, axis=-1)
         a, b = deviations[..., :-1] / unit, deviations[..., 1:] / unit
         inside, unit = (jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1), unit[..., 0]
         deviations = ends + jnp.concatenate([mean, -mean], axis=-1)
         beyond = (masses * (2 * deviations * excess + square)).sum(-1, keepdims=True)
-        return mean, unit * safe.sqrt(inside + beyond / unit / unit)
+        return mean, unit * linalg.sqrt(inside + beyond / unit / unit)
 
     def _standardized(self, y: ArrayLike) -> tuple[Array, Array]:
         """y - loc, and that over the scale (or over 1 where it is 0)."""
@@ -317,7 +317,7 @@ def _normal_excess(end: Array) -> tuple[Array, Array]:
     """
     far = end > 5
     near = jnp.where(far, 5, end)
-    mean = jnp.exp(scores.normal_log_prob(near, 0, 1)) / ndtr(-near) - near
+    mean = jnp.exp(normal.log_prob(near, 0, 1)) / ndtr(-near) - near
     end = jnp.where(far, end, 5)
     rest = jax.lax.fori_loop(0, 24, lambda k, rest: (25 - k) / (end + rest), jnp.zeros_like(end))
     return jnp.where(far, 1 / (end + rest), mean), jnp.where(far, rest / (end + rest), 1 - near * mean)

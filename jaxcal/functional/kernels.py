@@ -11,7 +11,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxcal.functional import safe
+from jaxcal.functional.linalg import sqrt
 
 # Rows of at most so many columns are subtracted: that is exact, and as fast as a product of matrices.
 _FEW_COLUMNS = 8
@@ -124,7 +124,7 @@ def relu_covariance(
     >>> round(relu_covariance(jnp.array(3.0), jnp.array(3.0), jnp.array(3.0)).item(), 4)
     1.5
     """
-    size = safe.sqrt(variance) * safe.sqrt(other_variance)
+    size = sqrt(variance) * sqrt(other_variance)
     cosine = covariance / jnp.where(size > 0, size, 1)
     return size * _arc_cosine(jnp.clip(cosine, -1, 1)) / 2
 

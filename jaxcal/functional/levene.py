@@ -4,7 +4,7 @@ Levene, "Robust tests for equality of variances" (1960), compares the mean absol
 means; Brown and Forsythe, JASA 69 (1974), from their medians. Ma, Yan and Zhang, "Improving Uncertainty Quantification
 of Variance Networks by Tree-Structured Learning" (2023), split a node of a tree where the statistic of its residuals
 (their eq. 5, `statistic`) is largest over all features and thresholds (eq. 6, `best_split`). What the largest of many
-statistics may be by chance is answered by `miller_siegmund` and by `permutation_log_p`.
+statistics may be by chance is answered in `multiplicity`.
 
 How all splits of a feature are tested in O(n log n). A group's deviations e - m from its mean m sum to zero, so the
 sum of |e - m| is 2 (m C - S), with C and S the number and the sum of its residuals below m: two queries of a wavelet
@@ -17,17 +17,25 @@ one search: a node's residuals outrank those of the nodes before it, which the q
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Real
 
 from jaxcal import _checks
-from jaxcal.functional import _wavelet, safe
-from jaxcal.functional.scores import student_t_log_sf
+from jaxcal.functional import _wavelet, student_t
+from jaxcal.functional._nodes import (
+    Ranked,
+    admissible_cuts,
+    by_node,
+    centered_deviations,
+    checked,
+    layout_of,
+    rank,
+)
 
 # Up to here all partitions of the levels of a categorical feature are tried: 511 of 10.
 _MAX_ENUMERATED = 10
@@ -109,7 +117,7 @@ def best_split(
         >>> int(split.feature), float(split.threshold), int(split.num_left), f"{split.statistic:.2f}"
         (0, 3.0, 3, '3.39')
     """
-    x, residuals, _, orders = _checked(x, residuals, None, orders, min_leaf, center, step)
+    x, residuals, _, orders = checked(x, residuals, None, orders, min_leaf, center, step)
     split = _search(x, residuals, None, orders, min_leaf, 1, center, step)
     return jax.tree.map(lambda part: part[0], split)
 
@@ -151,7 +159,7 @@ def best_splits(
         >>> print(splits.feature, splits.threshold, splits.num_left, splits.num_rows)
         [0 0] [2. 7.] [2 2] [4 4]
     """
-    x, residuals, nodes, orders = _checked(x, residuals, nodes, orders, min_leaf, center, step)
+    x, residuals, nodes, orders = checked(x, residuals, nodes, orders, min_leaf, center, step)
     _checks.check_at_least("num_nodes", num_nodes, 1)
     return _search(x, residuals, nodes, orders, min_leaf, num_nodes, center, step)
 
@@ -231,7 +239,7 @@ def split_statistics(residuals: Real[ArrayLike, " n"], *, center: str = "median"
     """
     _checks.check_choice("center", center, ("mean", "median"))
     residuals = _checks.as_floats("residuals", residuals)
-    ranked = _rank(residuals, _layout(None, residuals.shape[0], 1))
+    ranked = rank(residuals, layout_of(None, residuals.shape[0], 1))
     return _statistics(ranked.residuals, ranked.ranks, ranked, center)[1 : residuals.shape[0]]
 
 
@@ -278,104 +286,7 @@ def log_p_value(statistic: Real[ArrayLike, "*#k"], num_rows: Real[ArrayLike, "*#
     """
     size = jnp.abs(_checks.as_floats("statistic", statistic))
     df = jnp.maximum(jnp.asarray(num_rows, size.dtype) - 2, 1)
-    return jnp.minimum(math.log(2) + student_t_log_sf(size, df), 0)
-
-
-@jax.jit
-def miller_siegmund(
-    statistic: Real[ArrayLike, "*k"],
-    num_rows: Int[ArrayLike, "*k"],
-    log_num_splits: Real[ArrayLike, "*k d"],
-    *,
-    min_leaf: Int[ArrayLike, "*#k"],
-    ordered: bool | Bool[ArrayLike, " d"] = True,
-) -> Float[Array, "*k"]:
-    """The logarithm of a bound on the probability that the largest |T| of all splits is this large by chance.
-
-    Over the cuts of one ordered feature T is about a Brownian bridge, standardized, and for e = min_leaf / n
-    P(max |T| >= b) is about phi(b) (4 / b + (b - 1 / b) log((1 - e)^2 / e^2)), where b is the normal quantile that
-    corresponds to |T|. By Bonferroni it is at most m times the p-value of the best of m splits, ordered or not. The
-    lesser of the two is summed over the features.
-
-    Args:
-        statistic: the largest |T| of every node.
-        num_rows: n, of every node.
-        log_num_splits: log m of every feature, as `Split` and `Subset` have it.
-        min_leaf: the least number of rows on either side.
-        ordered: whether the splits are cuts of an order, of all features or of each one.
-
-    Source: Miller and Siegmund, Biometrics 38 (1982).
-
-    Example:
-        >>> print(f"{jnp.exp(miller_siegmund(4.19, 2000, jnp.full(9, 7.0), min_leaf=200)):.4f}")
-        0.0105
-    """
-    statistic = _checks.as_floats("statistic", statistic)
-    n = jnp.asarray(num_rows, statistic.dtype)
-    own = jnp.asarray(log_num_splits, statistic.dtype) + log_p_value(statistic, num_rows)[..., None]
-    df = jnp.maximum(n - 2, 1)
-    b = safe.sqrt(df * jnp.log1p(statistic**2 / df)) * (8 * df + 1) / (8 * df + 3)
-    tail = jnp.maximum(b, 1)
-    odds = jnp.maximum(n / min_leaf - 1, 1)
-    log_path = jnp.log(4 / tail + 2 * (tail - 1 / tail) * jnp.log(odds)) - 0.5 * tail**2 - 0.5 * math.log(2 * math.pi)
-    log_path = jnp.where(b > 1, log_path, 0)[..., None]
-    of_features = jnp.where(jnp.isneginf(own), own, jnp.minimum(own, jnp.where(ordered, log_path, jnp.inf)))
-    bound = jnp.minimum(jax.nn.logsumexp(of_features, -1), 0)
-    return jnp.where(jnp.isneginf(own).all(-1), 0, bound)
-
-
-def permutation_log_p(
-    x: ArrayLike,
-    residuals: ArrayLike,
-    nodes: ArrayLike | None = None,
-    *,
-    key: PRNGKeyArray,
-    min_leaf: int,
-    num_nodes: int = 1,
-    num_permutations: int = 199,
-    center: str = "median",
-    step: int = 1,
-    orders: ArrayLike | None = None,
-) -> Float[Array, " k"]:
-    """The logarithm of the p-value of every node's largest |T|, by permutations of its residuals.
-
-    p = (1 + the number of permutations whose largest |T| is no less) / (1 + num_permutations). Here deviations are
-    taken from the center of the node, which a permutation leaves alone: the largest |T| needs prefix sums only. The
-    permutations are powers of one random cycle of the node's n rows, so that one sort serves all of them. The powers of
-    a cycle are a group, and P(p <= q) <= q for residuals that are independent of x and of each other, whatever their
-    distribution; p is at least 1 / n.
-
-    Args:
-        x: features [n, d].
-        residuals: [n].
-        nodes: the node of every row, as for `best_splits`; without, all rows are in one.
-        key: a random key.
-        min_leaf: the least number of rows on either side, at least 1.
-        num_nodes: k, the number of nodes.
-        num_permutations: the p-value is at least 1 / (1 + num_permutations).
-        center: what deviations are taken from, the "mean" or the "median" of the node.
-        step: only splits with min_leaf, min_leaf + step, ... rows on the left are candidates.
-        orders: the `feature_orders` of x, if they are known.
-
-    Returns:
-        one logarithm a node [k]; 0 where no split is admissible.
-
-    Raises:
-        ValueError: if the lengths differ, a value is NaN or infinite, or an option is none of those above.
-
-    Source: Westfall and Young, Resampling-Based Multiple Testing (1993); of subgroups: Hemerik and Goeman, TEST 27
-    (2018).
-
-    Example:
-        >>> x = jnp.arange(100.0)[:, None]
-        >>> residuals = jnp.sin(jnp.arange(100.0)) * jnp.where(jnp.arange(100) < 50, 1, 3)
-        >>> print(jnp.exp(permutation_log_p(x, residuals, key=jax.random.key(0), min_leaf=10)))
-        [0.01]
-    """
-    x, residuals, nodes, orders = _checked(x, residuals, nodes, orders, min_leaf, center, step)
-    _checks.check_at_least("num_nodes", num_nodes, 1)
-    _checks.check_at_least("num_permutations", num_permutations, 1)
-    return _permutation_log_p(key, x, residuals, nodes, orders, min_leaf, num_nodes, num_permutations, center, step)
+    return jnp.minimum(math.log(2) + student_t.log_sf(size, df), 0)
 
 
 class _Side(NamedTuple):
@@ -397,89 +308,6 @@ def _statistic(left: _Side, right: _Side, squares: Array) -> Array:
     return jnp.where(varies, (means[0] - means[1]) / jnp.sqrt(variance), 0)
 
 
-class _Layout(NamedTuple):
-    """Rows node after node; those of no node come last, as if in a node of their own."""
-
-    nodes: Array | None
-    """The node of every row [n], or None where there is one node of all rows."""
-    node: Array
-    """The node at every place [padded]."""
-    first: Array
-    """The first place of every node [k + 1], and how many rows it has."""
-    size: Array
-    start: Array
-    """The first place of the node at every place [padded], and the first place behind it."""
-    end: Array
-
-
-class _Ranked(NamedTuple):
-    """Residuals in two orders: as they came, and in increasing order within their nodes."""
-
-    layout: _Layout
-    residuals: Array
-    """[n], less the median of the node, in units of the mean deviation from it; 0 in no node."""
-    ranks: Array
-    """[n], a permutation."""
-    ordered: Array
-    """[padded], by rank."""
-    sums: Array
-    """[padded], of those with lower ranks."""
-
-
-def _layout(nodes: Array | None, n: int, num_nodes: int) -> _Layout:
-    """Where the rows of every node lie."""
-    places = jnp.arange(_wavelet.padded_length(n), dtype=jnp.int32)
-    if nodes is None:
-        size = jnp.array([n, 0], jnp.int32)
-    else:
-        nodes = jnp.where((nodes >= 0) & (nodes < num_nodes), nodes, num_nodes).astype(jnp.int32)
-        size = jnp.zeros(num_nodes + 1, jnp.int32).at[nodes].add(1)
-    first = jnp.cumsum(size) - size
-    node = jnp.searchsorted(first[1:], places, side="right").astype(jnp.int32)
-    return _Layout(nodes=nodes, node=node, first=first, size=size, start=first[node], end=(first + size)[node])
-
-
-def _by_node(order: Array, layout: _Layout) -> Array:
-    """An order of rows, kept within each node."""
-    if layout.nodes is None:
-        return order
-    bits = (layout.first.shape[0] - 1).bit_length()
-    return order[_wavelet.stable_order(layout.nodes[order].astype(jnp.uint32), bits)]
-
-
-def _nodes_of_rows(layout: _Layout, n: int) -> Array:
-    """The node of every row [n]."""
-    return jnp.zeros(n, jnp.int32) if layout.nodes is None else layout.nodes
-
-
-def _means(values: Array, layout: _Layout) -> Array:
-    """The mean of the values [n] of every node's rows [k + 1]."""
-    nodes = _nodes_of_rows(layout, values.shape[0])
-    sums = jax.ops.segment_sum(values, nodes, layout.size.shape[0])
-    return sums / jnp.maximum(layout.size, 1).astype(values.dtype)
-
-
-def _rank(residuals: Array, layout: _Layout) -> _Ranked:
-    """Rank and standardize the residuals within their nodes: T has no unit."""
-    n, nodes = residuals.shape[0], _nodes_of_rows(layout, residuals.shape[0])
-    order = _by_node(_wavelet.float_order(residuals), layout)
-    ranks = jnp.zeros_like(order).at[order].set(jnp.arange(n, dtype=order.dtype), unique_indices=True)
-    # Prefix sums need it, in float32 above all. A residual as the center leaves nothing of equal ones.
-    centers = residuals[order[jnp.minimum(layout.first + layout.size // 2, n - 1)]]
-    residuals = residuals - centers[nodes]
-    units = _means(jnp.abs(residuals), layout)
-    residuals = jnp.where(nodes < layout.first.shape[0] - 1, residuals / jnp.where(units > 0, units, 1)[nodes], 0)
-    ordered = residuals[order]
-    padding = _wavelet.padded_length(n) - n
-    return _Ranked(
-        layout=layout,
-        residuals=residuals,
-        ranks=ranks,
-        ordered=jnp.pad(ordered, (0, padding)),
-        sums=_wavelet.prefix_sums(ordered),
-    )
-
-
 @partial(jax.jit, static_argnames=("num_nodes", "center", "step"))
 def _search(
     x: Float[Array, "n d"],
@@ -493,15 +321,15 @@ def _search(
 ) -> Split:
     """The best split of every node, one feature after the other."""
     x, residuals = lax.stop_gradient((x, residuals))
-    layout = _layout(nodes, x.shape[0], num_nodes)
-    ranked = _rank(residuals, layout)
+    layout = layout_of(nodes, x.shape[0], num_nodes)
+    ranked = rank(residuals, layout)
 
     def search(feature: tuple[Array, Array]) -> tuple[Array, ...]:
         column, order = feature
-        order = _by_node(order, layout)
+        order = by_node(order, layout)
         column = column[order]
         size = jnp.abs(_statistics(ranked.residuals[order], ranked.ranks[order], ranked, center))
-        admissible = _admissible(column, layout, min_leaf, step)
+        admissible = admissible_cuts(column, layout, min_leaf, step)
         size = jnp.where(admissible, size, -1)
         best = jax.ops.segment_max(size, layout.node, num_nodes + 1, indices_are_sorted=True)
         cuts = jnp.arange(size.shape[0], dtype=jnp.int32)
@@ -528,17 +356,7 @@ def _search(
     )
 
 
-def _admissible(column: Array, layout: _Layout, min_leaf: ArrayLike, step: int) -> Array:
-    """Whether a cut before each place [padded] may split the node there; `column` is in order within the nodes."""
-    cut = jnp.arange(layout.node.shape[0], dtype=jnp.int32)
-    column = jnp.pad(column, (1, cut.shape[0] - column.shape[0]))
-    num_left = cut - layout.start
-    enough = (num_left >= min_leaf) & (layout.end - cut >= min_leaf)
-    visited = (num_left - min_leaf) % step == 0
-    return enough & visited & (layout.node < layout.first.shape[0] - 1) & (column[:-1] < column[1:])
-
-
-def _statistics(residuals: Array, ranks: Array, ranked: _Ranked, center: str) -> Array:
+def _statistics(residuals: Array, ranks: Array, ranked: Ranked, center: str) -> Array:
     """T of every node's rows before each place [padded] against its others; residuals and ranks are in list order."""
     start, end = ranked.layout.start, ranked.layout.end
     cut = jnp.arange(start.shape[0], dtype=jnp.int32)
@@ -561,7 +379,7 @@ def _statistics(residuals: Array, ranks: Array, ranked: _Ranked, center: str) ->
 
 
 def _deviations_from_means(
-    means: tuple[Array, ...], sums: Array, residuals: Array, ranks: Array, ranked: _Ranked
+    means: tuple[Array, ...], sums: Array, residuals: Array, ranks: Array, ranked: Ranked
 ) -> tuple[Array, ...]:
     """The sum of |e - mean| = 2 (mean C - S) on both sides; on the right, C and S are what the left has not."""
     layout = ranked.layout
@@ -572,7 +390,7 @@ def _deviations_from_means(
     return tuple(2 * (m * c - s) for m, c, s in zip(means, count, below, strict=True))
 
 
-def _bound(values: Array, ranked: _Ranked) -> Array:
+def _bound(values: Array, ranked: Ranked) -> Array:
     """The ranks above those of all residuals of the node that are below a value [padded]."""
     start, end = ranked.layout.start, ranked.layout.end
     is_below = lambda place: ranked.ordered[jnp.maximum(place - 1, 0)] < values
@@ -591,7 +409,7 @@ def _last_place(holds: Callable[[Array], Array], start: Array, end: ArrayLike, l
 
 
 def _deviations_from_medians(
-    residuals: Array, ranks: Array, ranked: _Ranked
+    residuals: Array, ranks: Array, ranked: Ranked
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """The medians of both sides, and the sums of |e - median|.
 
@@ -623,71 +441,13 @@ def _even_of_pairs(sizes: Array) -> Array:
     return 2 * jnp.arange(sizes.shape[0] // 2, dtype=jnp.int32) + sizes[::2] % 2
 
 
-@partial(jax.jit, static_argnames=("num_nodes", "num_permutations", "center", "step"))
-def _permutation_log_p(
-    key: PRNGKeyArray,
-    x: Float[Array, "n d"],
-    residuals: Float[Array, " n"],
-    nodes: Int[Array, " n"] | None,
-    orders: Int[Array, "d n"] | None,
-    min_leaf: ArrayLike,
-    num_nodes: int,
-    num_permutations: int,
-    center: str,
-    step: int,
-) -> Float[Array, " k"]:
-    """The rows of a node in random order are a ring, which a power of the cycle turns."""
-    n = x.shape[0]
-    layout = _layout(nodes, n, num_nodes)
-    deviations = _centered_deviations(_rank(residuals, layout).residuals, layout, center)
-    ring_key, turn_key = jax.random.split(key)
-    ring = _by_node(_wavelet.stable_order(jax.random.bits(ring_key, (n,), jnp.uint32), 32), layout)
-    place_in_ring = jnp.zeros_like(ring).at[ring].set(jnp.arange(n, dtype=ring.dtype), unique_indices=True)
-    ring = deviations[ring]
-    # Of as many turns in a row, any one may be that of the residuals as they are; it comes first.
-    number = num_permutations + 1
-    before = jax.random.randint(turn_key, (1, num_nodes + 1), 0, number, jnp.int32)
-    turns = (jnp.arange(number, dtype=jnp.int32)[:, None] + before) % number - before
-    turns = turns % jnp.maximum(layout.size, 1)[None]
-    end = layout.end[:n]
-    cut = jnp.arange(layout.start.shape[0], dtype=jnp.int32)
-    sizes = cut - layout.start, layout.end - cut
-
-    def largest(feature: tuple[Array, Array]) -> Array:
-        column, order = feature
-        order = _by_node(order, layout)
-        admissible = _admissible(column[order], layout, min_leaf, step)
-        # |T| grows with the variance between the sides: here, times the number of rows.
-        scale = jnp.where(admissible, 1 / jnp.maximum(sizes[0], 1).astype(ring.dtype) / jnp.maximum(sizes[1], 1), 0)
-        places = place_in_ring[order]
-
-        def permuted(turn: Array) -> Array:
-            turned = places + turn[layout.node[:n]]
-            turned = jnp.where(turned >= end, turned - layout.size[layout.node[:n]], turned)
-            between = _wavelet.prefix_sums(ring[turned]) ** 2 * scale
-            return jax.ops.segment_max(between, layout.node, num_nodes + 1, indices_are_sorted=True)[:num_nodes]
-
-        return lax.map(permuted, turns)
-
-    orders = feature_orders(x) if orders is None else orders
-    maxima = lax.map(largest, (x.T, orders)).max(0)
-    return jnp.log((maxima >= maxima[0][None]).mean(0, dtype=residuals.dtype))
-
-
-def _centered_deviations(residuals: Array, layout: _Layout, center: str) -> Array:
-    """|e - center of the node| less its mean over the node; the residuals are centered on a median."""
-    nodes = _nodes_of_rows(layout, residuals.shape[0])
-    less_mean = lambda values: values - _means(values, layout)[nodes]
-    return less_mean(jnp.abs(less_mean(residuals) if center == "mean" else residuals))
-
-
 @partial(jax.jit, static_argnames=("num_levels", "center"))
 def _best_of_partitions(
     levels: Int[Array, " n"], residuals: Float[Array, " n"], min_leaf: ArrayLike, num_levels: int, center: str
 ) -> Subset:
     """All partitions at once, from prefix sums over the ranks of the residuals, level by level."""
     counted = (levels >= 0) & (levels < num_levels)
-    ranked = _rank(residuals, _layout(jnp.where(counted, 0, -1), levels.shape[0], 1))
+    ranked = rank(residuals, layout_of(jnp.where(counted, 0, -1), levels.shape[0], 1))
     in_order = jnp.zeros_like(levels).at[ranked.ranks].set(levels)
     is_level = in_order[None] == jnp.arange(num_levels, dtype=levels.dtype)[:, None]
     values = ranked.ordered[: levels.shape[0]]
@@ -737,8 +497,8 @@ def _best_of_cuts(
     """The cuts of the levels in the order of their mean deviations: the splits of a feature that is their place."""
     counted = (levels >= 0) & (levels < num_levels)
     nodes = jnp.where(counted, 0, -1)
-    layout = _layout(nodes, levels.shape[0], 1)
-    deviations = _centered_deviations(_rank(residuals, layout).residuals, layout, center)
+    layout = layout_of(nodes, levels.shape[0], 1)
+    deviations = centered_deviations(rank(residuals, layout).residuals, layout, center)
     bins = jnp.where(counted, levels, num_levels)
     number = jnp.zeros(num_levels + 1, jnp.int32).at[bins].add(1)[:-1]
     total = jax.ops.segment_sum(deviations, bins, num_levels + 1)[:-1]
@@ -765,20 +525,3 @@ def _select_of_levels(counts: Array, is_in: Array, k: Array) -> Array:
     """The k-th smallest rank of the residuals of some levels, by bisection of their prefix counts."""
     is_before = lambda place: jnp.where(is_in, counts[:, place], 0).sum(dtype=k.dtype) <= k
     return _last_place(is_before, jnp.zeros_like(k), counts.shape[1] - 1, counts.shape[1])
-
-
-def _checked(x: Any, residuals: Any, nodes: Any, orders: Any, min_leaf: int, center: str, step: int) -> tuple:
-    """What the searches are given, as arrays."""
-    x = _checks.as_matrix("x", x)
-    residuals = _checks.as_vector("residuals", residuals, length=x.shape[0])
-    _checks.check_choice("center", center, ("mean", "median"))
-    _checks.check_at_least("min_leaf", min_leaf, 1)
-    _checks.check_at_least("step", step, 1)
-    if nodes is not None:
-        nodes = jnp.asarray(nodes)
-        _checks.check_length("nodes", nodes, x.shape[0])
-    if orders is not None:
-        orders = jnp.asarray(orders)
-        if orders.shape != x.T.shape:
-            raise ValueError(f"orders must have shape (d, n) = {x.T.shape}; got {orders.shape}.")
-    return x, residuals, nodes, orders

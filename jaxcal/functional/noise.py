@@ -16,7 +16,7 @@ from jax.scipy.special import digamma, gammaln
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxcal.functional import scores
+from jaxcal.functional import student_t
 
 # The least and the greatest degrees of freedom: below there is no variance, and above no data show the difference.
 LEAST_DF, GREATEST_DF = 2.1, 100.0
@@ -61,7 +61,7 @@ def student_t_df(squares: Float[Array, " n"]) -> Float[Array, ""]:
     """The degrees of freedom under which errors of these expected squares, over the noise variance, are most likely."""
     dfs = jnp.geomspace(LEAST_DF, GREATEST_DF, _NUM_DFS, dtype=squares.dtype)
     one, zeros = jnp.ones_like(squares), jnp.zeros_like(squares)
-    values = jax.vmap(lambda df: jnp.sum(scores.student_t_log_prob(jnp.sqrt(squares), df * one, zeros, one)))(dfs)
+    values = jax.vmap(lambda df: jnp.sum(student_t.log_prob(jnp.sqrt(squares), df * one, zeros, one)))(dfs)
     return dfs[jnp.argmax(values)]
 
 
@@ -116,5 +116,5 @@ def greatest_error(n: int, significance: float = 1e-4) -> Float[Array, ""]:
     >>> round(greatest_error(10).item(), 2)
     2.99
     """
-    t = -scores.student_t_icdf(jnp.asarray(significance / (2 * n)), jnp.asarray(n - 1.0))
+    t = -student_t.icdf(jnp.asarray(significance / (2 * n)), jnp.asarray(n - 1.0))
     return t * jnp.sqrt(n / (n - 1 + t**2))

@@ -320,3 +320,9 @@ def _divide_by_slope(linear: Callable[[Array], Array], values: Array) -> Array:
     """Solve linear(x) = values, elementwise; 0 where the slope is 0."""
     slope = linear(jnp.ones_like(values))
     return jnp.where(slope > 0, values / jnp.where(slope > 0, slope, 1), 0)
+
+
+def unit_gauss_legendre(points: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights on [0, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(points)
+    return (nodes + 1) / 2, weights / 2

@@ -11,71 +11,19 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.scipy.special import ndtr, ndtri
+from jax.scipy.special import ndtri
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Real
 
-from jaxcal.functional import safe
-from jaxcal.functional.quantiles import invert_cdf
+from jaxcal.functional import normal
+from jaxcal.functional.linalg import root_sum_squares
+from jaxcal.functional.normal import SQRT_PI
+from jaxcal.functional.quantiles import unit_gauss_legendre
 
-_SQRT_PI = math.sqrt(math.pi)
-_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-# exp(-z^2 / 2) is 0 in every dtype from here on.
-_FAR = 40.0
 # Of two independent values of N(0, 1/2): half the mean distance.
 _HALF_MEAN_DIFFERENCE = 1 / math.sqrt(2 * math.pi)
 # The least CRPS of a normal distribution around an error of 1, over all stds.
 _LEAST_CRPS = math.erf(math.sqrt(math.log(4)) / 2)
-
-
-@jax.jit
-def normal_crps(
-    y: Real[ArrayLike, "*#n"], mean: Real[ArrayLike, "*#n"], std: Real[ArrayLike, "*#n"]
-) -> Float[Array, "*n"]:
-    """CRPS of a normal distribution: std (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)), z = (y - mean) / std.
-
-    At std = 0 it is |y - mean|, its limit, with finite derivatives.
-
-    Args:
-        y: outcomes [n].
-        mean: means [n].
-        std: standard deviations [n], not negative.
-
-    Returns:
-        the score of every row, in the unit of y.
-
-    Source: Gneiting and Raftery, JASA 102 (2007), section 4.2.
-
-    Example:
-        >>> [f"{score:.3f}" for score in normal_crps(jnp.array([0.0, 2.0]), 0.0, jnp.array([1.0, 0.0]))]
-        ['0.234', '2.000']
-    """
-    return _mean_abs_normal(jnp.subtract(y, mean), std) - jnp.divide(std, _SQRT_PI)
-
-
-@jax.jit
-def normal_log_prob(
-    y: Real[ArrayLike, "*#n"], mean: Real[ArrayLike, "*#n"], std: Real[ArrayLike, "*#n"]
-) -> Float[Array, "*n"]:
-    """Log density of a normal distribution, -z^2 / 2 - log(std) - log(2 pi) / 2; -inf at std = 0, where there is none.
-
-    Args:
-        y: outcomes [n].
-        mean: means [n].
-        std: standard deviations [n], not negative.
-
-    Returns:
-        the log density of every row.
-
-    Example:
-        >>> print(f"{normal_log_prob(100.0, 0.0, 1.0):.1f}")
-        -5000.9
-    """
-    positive = jnp.greater(std, 0)
-    safe = jnp.where(positive, std, 1)
-    z = jnp.subtract(y, mean) / safe
-    return jnp.where(positive, -0.5 * z**2 - jnp.log(safe) - _LOG_SQRT_2PI, -jnp.inf)
 
 
 @jax.jit
@@ -114,157 +62,10 @@ def normal_mixture_crps(
     @jax.checkpoint
     def add_member(total: Array, member: tuple[Array, Array, Array]) -> tuple[Array, None]:
         mean, std, weight = member
-        between = _mean_abs_normal(means - mean[None], _root_sum_squares(stds, std[None]))
-        return total + weight * (_mean_abs_normal(y - mean, std) - 0.5 * (columns * between).sum(0)), None
+        between = normal.mean_abs(means - mean[None], root_sum_squares(stds, std[None]))
+        return total + weight * (normal.mean_abs(y - mean, std) - 0.5 * (columns * between).sum(0)), None
 
     return jax.lax.scan(add_member, jnp.zeros_like(y + means[0]), (means, stds, weights))[0]
-
-
-@jax.jit
-def student_t_log_prob(
-    y: Real[ArrayLike, "*#n"],
-    df: Real[ArrayLike, "*#n"],
-    loc: Real[ArrayLike, "*#n"],
-    scale: Real[ArrayLike, "*#n"],
-) -> Float[Array, "*n"]:
-    """Log density of a Student t distribution with `df` degrees of freedom; -inf at scale = 0, where there is none.
-
-    Args:
-        y: outcomes [n].
-        df: degrees of freedom [n], positive.
-        loc: locations [n].
-        scale: scales [n], not negative (the std is scale sqrt(df / (df - 2))).
-
-    Returns:
-        the log density of every row.
-
-    Example:
-        >>> print(f"{student_t_log_prob(1e6, 1.0, 0.0, 1.0):.3f}")
-        -28.776
-    """
-    df = jnp.asarray(df)
-    positive = jnp.greater(scale, 0)
-    safe = jnp.where(positive, scale, 1)
-    t = jnp.subtract(y, loc) / safe
-    log_density = _student_t_log_constant(df) - 0.5 * (df + 1) / df * _wallace(t, df) ** 2 - jnp.log(safe)
-    return jnp.where(positive, log_density, -jnp.inf)
-
-
-@jax.jit
-def student_t_crps(
-    y: Real[ArrayLike, "*#n"],
-    df: Real[ArrayLike, "*#n"],
-    loc: Real[ArrayLike, "*#n"],
-    scale: Real[ArrayLike, "*#n"],
-) -> Float[Array, "*n"]:
-    """CRPS of a Student t distribution with more than one degree of freedom.
-
-    With t = (y - loc) / scale, it is scale times
-    t (2 F(t) - 1) + 2 f(t) (df + t^2) / (df - 1) - 2 sqrt(df) / (df - 1) B(1/2, df - 1/2) / B(1/2, df/2)^2.
-
-    At scale = 0 it is |y - loc|, its limit, with finite derivatives.
-
-    Args:
-        y: outcomes [n].
-        df: degrees of freedom [n]; NaN is returned where they are 1 or less.
-        loc: locations [n].
-        scale: scales [n], not negative.
-
-    Returns:
-        the score of every row, in the unit of y.
-
-    Source: Jordan, Krueger and Lerch, Journal of Statistical Software 90 (2019), appendix A.
-
-    Example:
-        >>> print(f"{student_t_crps(0.0, 5.0, 0.0, 1.0):.3f}")
-        0.257
-    """
-    has_mean, positive = jnp.greater(df, 1), jnp.greater(scale, 0)
-    df, safe = jnp.where(has_mean, df, 2), jnp.where(positive, scale, 1)
-    distance = jnp.subtract(y, loc)
-    t = distance / safe
-    # f(t) (df + t^2), which is f(0) df (1 + t^2 / df)^(-(df - 1) / 2).
-    peak = jnp.exp(_student_t_log_constant(df) - 0.5 * (df - 1) / df * _wallace(t, df) ** 2) * df
-    spread = jnp.sqrt(df) / _SQRT_PI * jnp.exp(2 * _log_gamma_ratio(df / 2) - _log_gamma_ratio(df - 0.5))
-    score = distance * (2 * student_t_cdf(t, df) - 1) + safe * 2 * (peak - spread) / (df - 1)
-    return jnp.where(has_mean, jnp.where(positive, score, jnp.abs(distance)), jnp.nan)
-
-
-@jax.jit
-def student_t_cdf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array, "*n"]:
-    """The cumulative distribution function of the standard Student t distribution.
-
-    In the variable w = sqrt(df log(1 + t^2 / df)) the density is nearly normal, and a Gauss-Legendre rule of
-    32 points gives the lesser tail to a relative 1e-13 in float64 for df >= 1. Unlike `betainc` it is
-    differentiable in df, and keeps float32's precision up to df = 1e6.
-
-    Args:
-        t: where, of any shape.
-        df: degrees of freedom, positive, in the shape of t or one for all.
-
-    Returns:
-        the probabilities, in the shape of t.
-
-    Source: the variable is that of Wallace, Annals of Mathematical Statistics 30 (1959).
-
-    Example:
-        >>> print(student_t_cdf(jnp.array([-1.0, 0.0, 1.0]), 1.0).round(4))
-        [0.25 0.5  0.75]
-    """
-    df = jnp.asarray(df)
-    return _cdf_of_wallace(_wallace(jnp.asarray(t), df), df)
-
-
-@jax.jit
-def student_t_log_sf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array, "*n"]:
-    """The logarithm of the survival function 1 - F(t) of the standard Student t; right where that underflows.
-
-    By the quadrature of `student_t_cdf`, and differentiable in both arguments.
-
-    Args:
-        t: where, of any shape.
-        df: degrees of freedom, positive, in the shape of t or one for all.
-
-    Returns:
-        the logarithms, in the shape of t.
-
-    Example:
-        >>> print(f"{student_t_log_sf(100.0, 1000.0):.2f}")
-        -1203.27
-    """
-    w, df = jnp.broadcast_arrays(_wallace(jnp.asarray(t), jnp.asarray(df)), df)
-    log_peak, area = _tail_of_wallace(jnp.where(w < 0, -w, w), df)
-    log_tail = log_peak + jnp.log(area)
-    return jnp.where(w < 0, jnp.log1p(-jnp.exp(log_tail)), log_tail)
-
-
-@jax.jit
-def student_t_icdf(p: Float[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array, "*n"]:
-    """The quantile function of the standard Student t distribution, right into the tails (p = 1e-12, df = 1).
-
-    In the variable w of `student_t_cdf` it lies between the normal quantile z and z phi(0) / f(0), where f is
-    the density, and is searched for there. It is differentiable in p and in df.
-
-    Args:
-        p: levels in [0, 1], of any shape.
-        df: degrees of freedom, positive, in the shape of p or one for all.
-
-    Returns:
-        the quantiles, in the shape of p.
-
-    Example:
-        >>> print(student_t_icdf(jnp.array([0.25, 0.5, 0.75]), 1.0).round(4))
-        [-1.  0.  1.]
-    """
-    p, df = jnp.broadcast_arrays(p, df)
-    lower = p <= 0.5
-    tail = jnp.where(lower, p, 1 - p)  # exact, and so the upper tail is as precise as the lower one
-    z = ndtri(tail)
-    far = z * jnp.exp(-_LOG_SQRT_2PI - _student_t_log_constant(df))
-    w = invert_cdf(lambda w: _cdf_of_wallace(w, df), tail, far, z)
-    w = jnp.where(lower, w, -w)
-    largest = math.log(float(jnp.finfo(w.dtype).max)) - 1  # its exponential is finite
-    return w * jnp.sqrt(_ratio(jnp.expm1, jnp.minimum(w**2 / df, largest)))
 
 
 @jax.jit
@@ -358,7 +159,7 @@ def mixture_crps(
 
     Example:
         >>> means = jnp.array([[-1.0], [1.0]])
-        >>> crps = lambda y: normal_crps(y[None], means, 1.0)
+        >>> crps = lambda y: normal.crps(y[None], means, 1.0)
         >>> icdf = lambda p: means + ndtri(p)[None]
         >>> print(f"{mixture_crps(jnp.array([0.0]), jnp.array([0.5, 0.5]), crps, icdf)[0]:.3f}")
         0.359
@@ -378,7 +179,7 @@ def mixture_crps(
         own = jnp.moveaxis(jnp.diagonal(at_members), -1, 0)
         return total + weight * (pairs * (at_members - own[:, None])).sum((0, 1)), None
 
-    v, weights = (jnp.asarray(part, y.dtype) for part in _unit_gauss_legendre(24))
+    v, weights = (jnp.asarray(part, y.dtype) for part in unit_gauss_legendre(24))
     levels = jnp.minimum(v**3 * (10 - 15 * v + 6 * v**2), 1 - float(jnp.finfo(y.dtype).epsneg))
     points = (levels, weights * 30 * v**2 * (1 - v) ** 2)
     diversity = jax.lax.scan(add_point, jnp.zeros_like(y), points)[0]
@@ -482,7 +283,7 @@ def reliability_score(
     rank = jax.lax.stop_gradient(_fraction_below_less_above(z, fractions))
     if unbiased:
         rank = rank / (1 - jnp.sum(fractions**2))
-    gaps = (normal_crps(z, 0.0, 1.0) if crps is None else crps(z)) - z * rank
+    gaps = (normal.crps(z, 0.0, 1.0) if crps is None else crps(z)) - z * rank
     score = jnp.sum(fractions * gaps) / math.sqrt(2)
     return jnp.where(jnp.any(~positive & (errors != 0)), jnp.inf, score)
 
@@ -551,89 +352,13 @@ def accrue_loss(
         >>> print(f"{accrue_loss(errors, 1.0, accrue_beta(errors)):.3f}")
         0.314
     """
-    crps = normal_crps(errors, 0.0, std)
+    crps = normal.crps(errors, 0.0, std)
     return beta * _mean(crps, weights) + (1 - beta) * reliability_score(errors, std, weights=weights, unbiased=unbiased)
-
-
-def _mean_abs_normal(mean: Array, std: ArrayLike) -> Array:
-    """E|X| for X normal: mean (2 Phi(z) - 1) + 2 std phi(z), z = mean / std; |mean| at std = 0."""
-    near = jnp.abs(mean) < jnp.multiply(_FAR, std)
-    z = jnp.where(near, mean / jnp.where(near, std, 1), _FAR * jnp.sign(mean))
-    return mean * (2 * ndtr(z) - 1) + 2 * std * jnp.exp(-0.5 * z**2 - _LOG_SQRT_2PI)
-
-
-def _root_sum_squares(a: Array, b: Array) -> Array:
-    """sqrt(a^2 + b^2) for numbers of any size, with derivatives of 0 where both are 0."""
-    size = jax.lax.stop_gradient(jnp.maximum(jnp.abs(a), jnp.abs(b)))
-    unit = jnp.where(size > 0, size, 1)
-    return unit * safe.sqrt((a / unit) ** 2 + (b / unit) ** 2)
 
 
 def _integral_of_product(a: Array, b: Array, c: Array, d: Array, s: Array | float) -> Array:
     """The integral of (a + b x) (c + d x) over x in [0, s]."""
     return s * (a * c + s * ((a * d + b * c) / 2 + s * b * d / 3))
-
-
-def _unit_gauss_legendre(points: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights on [0, 1]."""
-    nodes, weights = np.polynomial.legendre.leggauss(points)
-    return (nodes + 1) / 2, weights / 2
-
-
-def _wallace(t: Array, df: Array) -> Array:
-    """The variable sign(t) sqrt(df log(1 + t^2 / df)), smooth at t = 0."""
-    root = jnp.sqrt(df)
-    largest = 1e-3 * math.sqrt(float(jnp.finfo(root.dtype).max))  # its square over df is finite
-    ratio = jnp.clip(t, -largest, largest) / root
-    return root * ratio * jnp.sqrt(_ratio(jnp.log1p, ratio**2))
-
-
-def _cdf_of_wallace(w: Array, df: Array) -> Array:
-    """The cdf of the Student t distribution in the variable w: the tail beyond |w|."""
-    w, df = jnp.broadcast_arrays(w, df)
-    log_peak, area = _tail_of_wallace(jnp.where(w < 0, -w, w), df)
-    tail = jnp.exp(log_peak) * area
-    return jnp.where(w < 0, tail, 1 - tail)
-
-
-def _tail_of_wallace(size: Array, df: Array) -> tuple[Array, Array]:
-    """The tail beyond `size` in the variable w, by quadrature: the logarithm of one factor, and the other one."""
-    # From `size` to `size + reach` the integrand falls to the precision of the dtype.
-    fall = -2 * math.log(float(jnp.finfo(size.dtype).eps))
-    reach = fall / (jnp.sqrt(size**2 + fall) + size)
-    points = 32 if fall > 50 else 16
-
-    def term(node: Array, weight: Array) -> Array:
-        r = node * reach
-        slope = jax.lax.rsqrt(_ratio(lambda x: -jnp.expm1(-x), (size + r) ** 2 / df))
-        return weight * jnp.exp(-r * (size + r / 2)) * slope
-
-    nodes, weights = (jnp.asarray(part, size.dtype) for part in _unit_gauss_legendre(points))
-    return _student_t_log_constant(df) - 0.5 * size**2, reach * jax.vmap(term)(nodes, weights).sum(0)
-
-
-def _ratio(function: Callable[[Array], Array], x: Array) -> Array:
-    """function(x) / x for x >= 0 and a function with value 0 and slope 1 at 0."""
-    positive = x > 0
-    return jnp.where(positive, function(x) / jnp.where(positive, x, 1), 1)
-
-
-def _student_t_log_constant(df: Array) -> Array:
-    """The log density at 0 of the standard Student t distribution."""
-    return _log_gamma_ratio(df / 2) - 0.5 * jnp.log(math.pi * df)
-
-
-def _log_gamma_ratio(x: Array) -> Array:
-    """log(Gamma(x + 1/2) / Gamma(x)) without the cancellation of two large log gammas.
-
-    Its asymptotic series at x + 10, where that is right to 1e-13, and ten steps of the recurrence down to x.
-    """
-    shifted = x + 10
-    steps = math.prod((x + j) / (x + (j + 0.5)) for j in range(10))
-    inverse = 1 / shifted
-    square = inverse**2
-    series = -1 / 8 + square * (1 / 192 - square * (1 / 640 - square * (17 / 14336 - square * 31 / 18432)))
-    return jnp.log(steps) + 0.5 * jnp.log(shifted) + inverse * series
 
 
 def _mean(values: Float[Array, " n"], weights: Real[ArrayLike, " n"] | None) -> Float[Array, ""]:
@@ -662,4 +387,4 @@ def _fraction_below_less_above(z: Float[Array, " n"], fractions: Float[Array, " 
 def _mean_density_of_quantiles(num_rows: int) -> Float[Array, ""]:
     """sqrt(2) times the mean of phi(z) over the normal quantiles z at (2 i - 1) / (2 n)."""
     z = ndtri((jnp.arange(num_rows) + 0.5) / num_rows)
-    return jnp.mean(jnp.exp(-0.5 * z**2)) / _SQRT_PI
+    return jnp.mean(jnp.exp(-0.5 * z**2)) / SQRT_PI

@@ -162,7 +162,7 @@ def _exact_objective(
 
     def evaluate(vector: Float[Array, " p"]) -> newton.Local:
         model = model_of(vector)
-        terms = gp.exact_terms(noisy_gram(model, data, jitter), data.targets)
+        terms = gp.likelihood_terms(noisy_gram(model, data, jitter), data.targets)
         by_diagonal = jax.jacfwd(on_diagonal)(vector)
         gradient = jnp.diagonal(terms.by_gram) @ by_diagonal
         products = by_diagonal * terms.weights[:, None]

@@ -1,8 +1,8 @@
 """Sparse Gaussian processes of more rows than fit in memory: read chunk by chunk, fitted by minibatches.
 
 Hensman, Fusi & Lawrence, "Gaussian Processes for Big Data", UAI 2013. The bound of a minibatch is
-`functional.gp.variational_bound` (their eq. 4). q(u) moves by natural gradients (`natural_step`, their eq. 9 to 11),
-the hyperparameters and inducing points by Adam, from where L-BFGS ends on a random sample of the rows. Where the
+`functional.sparse_gp.variational_bound` (their eq. 4). q(u) moves by natural gradients (`natural_step`, their eq. 9 to
+11), the hyperparameters and inducing points by Adam, from where L-BFGS ends on a random sample of the rows. Where the
 hyperparameters move, what the data said about u stays, and q(u) moves along (`transported`): Adam, Chang, Khan & Solin,
 "Dual Parameterization of Sparse Variational Gaussian Processes", NeurIPS 2021. Last, one pass over all rows replaces
 q(u) by the optimal one, so that evidence and posterior are exactly those of the collapsed bound.
@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks
-from jaxcal.functional import gp
+from jaxcal.functional import gp, linalg, sparse_gp
 from jaxcal.gp.fit import JITTER_TRIES
 from jaxcal.gp.kernels import Points
 from jaxcal.gp.model import Data, Model, is_sane, jittered_gram, rounding_of, row_sums, split
@@ -59,15 +59,15 @@ class Sites(NamedTuple):
     shift: Float[Array, " m"]
 
 
-def optimal(sums: gp.RowSums, noise_variance: Float[Array, ""], scale: ArrayLike = 1.0) -> Sites:
-    """The sites under which `gp.variational_bound` of these rows is greatest; arguments as there."""
+def optimal(sums: sparse_gp.RowSums, noise_variance: Float[Array, ""], scale: ArrayLike = 1.0) -> Sites:
+    """The sites under which `sparse_gp.variational_bound` of these rows is greatest; arguments as there."""
     weight = jnp.asarray(scale) / noise_variance
     return Sites(weight * sums.outer, weight * sums.cross)
 
 
 def moments(sites: Sites) -> tuple[Float[Array, " m"], Float[Array, "m m"]]:
     """The mean of q(v), and a triangular square root of its covariance."""
-    inverse = gp.inverse_factor(gp.add_diagonal(sites.precision, 1))
+    inverse = linalg.inverse_factor(linalg.add_diagonal(sites.precision, 1))
     return inverse.T @ (inverse @ sites.shift), inverse.T
 
 
@@ -308,7 +308,7 @@ def _start(
     start = sparse_start(starts, sample, jitter, options)
     params, fixed = split(with_inducing_points(start.model, sample, options))
     optimum = minimize(
-        lambda params: -gp.collapsed_bound(*scaled_sums(eqx.combine(params, fixed))),
+        lambda params: -sparse_gp.collapsed_bound(*scaled_sums(eqx.combine(params, fixed))),
         params,
         max_iterations=options.max_iterations,
         gain_tolerance=options.tolerance,
@@ -347,11 +347,11 @@ def _pass_over(
     def loss(params, batch, sites, whitened_by):
         model = eqx.combine(params, fixed)
         points = lax.stop_gradient(model.inducing)
-        whiten = gp.inverse_factor(gram(whitened_by, points))
+        whiten = linalg.inverse_factor(gram(whitened_by, points))
         sites = transported(sites, whiten, jnp.linalg.cholesky(gram(params, points)))
         sums, prior = _sum_over(model, batch, rates.jitter, mesh)
         noise = model.noise_above(rounding_of(rates.scale * prior))
-        bound = gp.variational_bound(sums, *moments(sites), noise, rates.scale)
+        bound = sparse_gp.variational_bound(sums, *moments(sites), noise, rates.scale)
         return -bound, natural_step(sites, optimal(sums, noise, rates.scale), rates.natural_step)
 
     def step(state, rows):
@@ -375,16 +375,16 @@ def _condition(
 
 
 @eqx.filter_jit
-def _conclude(model: Model, sums: gp.RowSums, prior: Float[Array, ""], jitter: Float[Array, ""]):
+def _conclude(model: Model, sums: sparse_gp.RowSums, prior: Float[Array, ""], jitter: Float[Array, ""]):
     rounding = rounding_of(prior)
     noise = model.noise_above(rounding)
-    whiten = gp.inverse_factor(jittered_gram(model.kernel, _inducing(model), jitter))
-    return gp.collapsed_bound(sums, noise), gp.sparse_posterior(sums, whiten, noise), noise, rounding
+    whiten = linalg.inverse_factor(jittered_gram(model.kernel, _inducing(model), jitter))
+    return sparse_gp.collapsed_bound(sums, noise), sparse_gp.posterior(sums, whiten, noise), noise, rounding
 
 
 def _sum_over(
     model: Model, data: Data, jitter: Float[Array, ""], mesh: Mesh | None
-) -> tuple[gp.RowSums, Float[Array, ""]]:
+) -> tuple[sparse_gp.RowSums, Float[Array, ""]]:
     """What rows add to the sums over all of them, and to that of their prior variances."""
     sums, _ = row_sums(model, data, jitter, mesh)
     return sums, jnp.sum(model.kernel.diagonal(data.points))

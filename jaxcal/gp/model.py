@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
-from jaxcal.functional import gp, noise
+from jaxcal.functional import gp, linalg, noise, sparse_gp
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 
 # Noise below this fraction of the target's variance is taken for none.
@@ -146,10 +146,10 @@ def rounding_of(prior: Float[Array, ""]) -> Float[Array, ""]:
 def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> Float[Array, ""]:
     """The log marginal likelihood of the targets, or with inducing points or Student t noise a lower bound on it."""
     if model.inducing is None:
-        value = gp.exact_log_likelihood(noisy_gram(model, data, jitter), data.targets)
+        value = gp.log_likelihood(noisy_gram(model, data, jitter), data.targets)
     else:
         sums, _ = row_sums(model, data, jitter, mesh)
-        value = gp.collapsed_bound(sums, model.noise_variance(data.points))
+        value = sparse_gp.collapsed_bound(sums, model.noise_variance(data.points))
     if model.student_t is None:
         return value
     return value + noise.student_t_bound(model.student_t.weights, model.student_t.df)
@@ -158,9 +158,9 @@ def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = No
 def posterior(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> gp.Posterior:
     """What the data say at the rows, or at the inducing points."""
     if model.inducing is None:
-        return gp.exact_posterior(noisy_gram(model, data, jitter), data.targets)
+        return gp.posterior(noisy_gram(model, data, jitter), data.targets)
     sums, whiten = row_sums(model, data, jitter, mesh)
-    return gp.sparse_posterior(sums, whiten, model.noise_variance(data.points))
+    return sparse_gp.posterior(sums, whiten, model.noise_variance(data.points))
 
 
 def predict(kernel: Kernel, given: gp.Posterior, at: Points, points: Points) -> tuple[Array, Array]:
@@ -188,13 +188,13 @@ def leave_one_out(model: Model, given: gp.Posterior, data: Data) -> gp.LeaveOneO
         data: the rows.
     """
     if model.inducing is None:
-        return gp.exact_leave_one_out(given)
+        return gp.leave_one_out(given)
     noises = jnp.broadcast_to(row_noise(model, data), data.targets.shape)
 
     def one_row(row):
         point, target, own_noise = row
         cross, prior = _covariances(model.kernel, point, model.inducing)
-        return gp.sparse_leave_one_out(given, cross, target, prior, own_noise)
+        return sparse_gp.leave_one_out(given, cross, target, prior, own_noise)
 
     return lax.map(one_row, (data.points, data.targets, noises), batch_size=_PREDICTED_AT_ONCE)
 
@@ -210,8 +210,8 @@ def row_sums(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = No
     """The sums over the rows that the sparse bound needs, and the inverse factor at the inducing points."""
     kernel, inducing = model.kernel, cast(Points, model.inducing)
     relative = model.relative_noise(data.base_variance, data.relative_noise)
-    whiten = gp.inverse_factor(jittered_gram(kernel, inducing, jitter))
-    sums = gp.row_sums(
+    whiten = linalg.inverse_factor(jittered_gram(kernel, inducing, jitter))
+    sums = sparse_gp.row_sums(
         eqx.Partial(kernel, inducing),
         whiten,
         data.points,

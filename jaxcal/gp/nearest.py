@@ -16,7 +16,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from jaxcal.functional import gp, scores
+from jaxcal.functional import gp, normal
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 from jaxcal.gp.model import (
     Data,
@@ -90,7 +90,7 @@ def optimum(first: Found, data: Data, jitter: ArrayLike, options: Options) -> Fo
     def log_crps(model: Model, near: Int[Array, "r k"]) -> Float[Array, ""]:
         """Of the mean CRPS, times the number of rows: in nats, as a log density."""
         others = _errors(model.kernel, Nearest.of(model, data, jitter), data.points, rows, near)
-        return rows.shape[0] * jnp.log(jnp.mean(scores.normal_crps(others.error, 0.0, jnp.sqrt(others.variance))))
+        return rows.shape[0] * jnp.log(jnp.mean(normal.crps(others.error, 0.0, jnp.sqrt(others.variance))))
 
     near_of = lambda model: _neighbors_of_rows(model.kernel, Nearest.of(model, data, jitter), data.points, rows)
     start = _of_the_best_noise(first.model, eqx.Partial(log_crps, near=near_of(first.model)))

@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxcal.functional import gp, noise, scores
+from jaxcal.functional import gp, noise, normal
 from jaxcal.gp import nearest
 from jaxcal.gp.kernels import Points, scattered, take
 from jaxcal.gp.model import (
@@ -187,7 +187,7 @@ def process_of_nearest(found: Found, data: Data, jitter: Float[Array, ""]) -> Pr
     given = nearest.calibrated(model, data, jitter)
     rows = scattered(data.points)[:_CHECKED]
     others = nearest.leave_one_out(model.kernel, given, data.points, rows)
-    density = data.targets.shape[0] * jnp.mean(scores.normal_log_prob(others.error, 0.0, jnp.sqrt(others.variance)))
+    density = data.targets.shape[0] * jnp.mean(normal.log_prob(others.error, 0.0, jnp.sqrt(others.variance)))
     errors = jnp.abs(others.standardized)
     good = jnp.isfinite(errors).all() & has_sane_variances(model, data)
     return Process(
@@ -228,5 +228,5 @@ def better_of(sparse: Found, by_rows: Found, data: Data, jitter: Float[Array, ""
 
 def _crps(others: gp.LeaveOneOut, process: Process) -> Float[Array, ""]:
     """The mean leave-one-out CRPS; infinite where the fit failed."""
-    score = jnp.mean(scores.normal_crps(others.error, 0.0, jnp.sqrt(others.variance)))
+    score = jnp.mean(normal.crps(others.error, 0.0, jnp.sqrt(others.variance)))
     return jnp.where((process.result == Result.NOT_FINITE) | jnp.isnan(score), jnp.inf, score)

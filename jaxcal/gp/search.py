@@ -15,7 +15,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
-from jaxcal.functional import gp
+from jaxcal.functional import sparse_gp
 from jaxcal.gp.exact import exact_optimum
 from jaxcal.gp.kernels import Kernel, Points, take
 from jaxcal.gp.model import (
@@ -147,9 +147,9 @@ def with_inducing_points(model: Model, data: Data, options: Options) -> Model:
 
 
 def greedy_points(kernel: Kernel, points: Points, num_inducing: int) -> Points:
-    """The points that leave the least variance unexplained, chosen one by one: `gp.greedy_rows`."""
+    """The points that leave the least variance unexplained, chosen one by one: `sparse_gp.greedy_rows`."""
     covariances_with = lambda row: kernel(take(points, row[None]), points)[0]
-    return take(points, gp.greedy_rows(covariances_with, kernel.diagonal(points), num_inducing))
+    return take(points, sparse_gp.greedy_rows(covariances_with, kernel.diagonal(points), num_inducing))
 
 
 def jitter_of_try(step: Int[Array, ""], dtype, bound: str) -> Float[Array, ""]:

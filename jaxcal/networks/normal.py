@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Normal
-from jaxcal.functional.scores import normal_log_prob
+from jaxcal.functional import normal
 from jaxcal.networks import presets
 from jaxcal.networks.modules import FeedForward, NormalNetwork, as_variance
 from jaxcal.networks.training import (
@@ -124,7 +124,7 @@ def _divide(
 def _negative_log_likelihood(network: NormalNetwork, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:
     x, y = rows
     mean, variance = jax.vmap(network)(x)
-    return -normal_log_prob(y, mean, jnp.sqrt(variance))
+    return -normal.log_prob(y, mean, jnp.sqrt(variance))
 
 
 def _weighted_squared_error(network: FeedForward, rows: tuple, key: PRNGKeyArray | None) -> Float[Array, " n"]:
@@ -134,7 +134,7 @@ def _weighted_squared_error(network: FeedForward, rows: tuple, key: PRNGKeyArray
 
 def _residual_negative_log_likelihood(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:
     x, residual = rows
-    return -normal_log_prob(residual, 0.0, jnp.sqrt(as_variance(jax.vmap(network)(x), alternating=True)))
+    return -normal.log_prob(residual, 0.0, jnp.sqrt(as_variance(jax.vmap(network)(x), alternating=True)))
 
 
 @eqx.filter_jit

@@ -17,8 +17,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
 
 from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal, Point
-from jaxcal.functional import safe
-from jaxcal.functional.scores import normal_log_prob
+from jaxcal.functional import linalg, normal
 from jaxcal.networks import ConcreteNetwork, FeedForward, TrainingOptions, TrainingRecord, presets
 from jaxcal.networks.training import XY, as_data, as_inputs, settle, split, squared_error, start, trainer
 from jaxcal.preprocessing import Standardizer
@@ -203,7 +202,7 @@ def _predict(fitted: Dropout, x: Float[Array, "n d"]) -> Normal | Mixture:
     scaler = fitted.y_scaler
     if fitted.distribution == "normal":
         noise = 0.0 if noise_std is None else jnp.mean(noise_std**2, axis=0)
-        std = safe.sqrt(jnp.var(samples, axis=0) + noise)
+        std = linalg.sqrt(jnp.var(samples, axis=0) + noise)
         return Normal(scaler.inverse(jnp.mean(samples, axis=0)), scaler.scale[None] * std)
     means = jax.vmap(scaler.inverse)(samples)
     if noise_std is None:
@@ -226,7 +225,7 @@ def _noise_std(passes: Passes, validation: XY) -> Float[Array, ""]:
     x, y = validation
     samples = passes(x)
     squared_error = (y - jnp.mean(samples, axis=0)) ** 2
-    return safe.sqrt(jnp.maximum(jnp.mean(squared_error - jnp.var(samples, axis=0)), 0))
+    return linalg.sqrt(jnp.maximum(jnp.mean(squared_error - jnp.var(samples, axis=0)), 0))
 
 
 def _squared_error(
@@ -250,4 +249,4 @@ def _evidence_bound(
         outputs = jax.vmap(lambda row, key: network(row, key=key))(x, jax.random.split(key, y.shape[0]))
         penalty = network.divergence(length_scale) / num_rows
     mean, log_variance = outputs.T
-    return penalty - normal_log_prob(y, mean, jnp.exp(log_variance / 2))
+    return penalty - normal.log_prob(y, mean, jnp.exp(log_variance / 2))

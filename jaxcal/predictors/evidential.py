@@ -1,7 +1,7 @@
 """Deep evidential regression: a network that predicts how much evidence there is for a mean and a variance.
 
 Amini, Schwarting, Soleimany & Rus, "Deep Evidential Regression", NeurIPS 2020. Its likelihood (eq. 8) is the Student t
-density, `functional.scores.student_t_log_prob`; its penalty on evidence for wrong predictions is eq. 9.
+density, `functional.student_t.log_prob`; its penalty on evidence for wrong predictions is eq. 9.
 """
 
 from typing import Unpack
@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import StudentT
-from jaxcal.functional.scores import student_t_log_prob
+from jaxcal.functional import student_t
 from jaxcal.networks import FeedForward, TrainingOptions, TrainingRecord, presets
 from jaxcal.networks.training import XY, as_data, as_inputs, settle, split, start, trainer
 from jaxcal.preprocessing import Standardizer
@@ -131,7 +131,7 @@ def _predict(fitted: Evidential, x: Float[Array, "n d"]) -> StudentT:
 def _loss(network: FeedForward, rows: XY, key: PRNGKeyArray | None, *, penalty: Float[Array, ""]) -> Float[Array, " n"]:
     x, y = rows
     gamma, nu, alpha, beta = _evidence(network, x)
-    log_density = student_t_log_prob(y, 2 * alpha, gamma, _scale(nu, alpha, beta))
+    log_density = student_t.log_prob(y, 2 * alpha, gamma, _scale(nu, alpha, beta))
     return penalty * jnp.abs(y - gamma) * (2 * nu + alpha) - log_density
 
 

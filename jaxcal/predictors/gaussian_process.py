@@ -1,12 +1,12 @@
 """A Gaussian process: exact, sparse, or by the nearest rows; with a squared-exponential kernel, or that of a network.
 
 Rasmussen & Williams, "Gaussian Processes for Machine Learning" (2006): eq. 2.25 and 2.26, the prediction, are
-`functional.gp.predict`; 2.30, the evidence, is `functional.gp.exact_log_likelihood`. The sparse form, "SVGP", has the
-optimal q(u) put into its bound (Titsias 2009, eq. 9): `functional.gp.collapsed_bound`. `preset="crude"` is the process
-of CRUDE (Zelikman, Healy, Zhou & Avati, "CRUDE: Calibrating Regression Uncertainty Distributions Empirically", 2020,
-appendix A), and `preset="nngp"` the neural-network Gaussian process of RIO's Table 1 (Qiu, Meyerson & Miikkulainen,
-"Quantifying Point-Prediction Uncertainty in Neural Networks via Residual Estimation with an I/O Kernel", 2020, appendix
-D.1), whose kernel is `gp.nngp.NNGP`.
+`functional.gp.predict`; 2.30, the evidence, is `functional.gp.log_likelihood`. The sparse form, "SVGP", has the
+optimal q(u) put into its bound (Titsias 2009, eq. 9): `functional.sparse_gp.collapsed_bound`. `preset="crude"` is the
+process of CRUDE (Zelikman, Healy, Zhou & Avati, "CRUDE: Calibrating Regression Uncertainty Distributions Empirically",
+2020, appendix A), and `preset="nngp"` the neural-network Gaussian process of RIO's Table 1 (Qiu, Meyerson &
+Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual Estimation with an I/O Kernel",
+2020, appendix D.1), whose kernel is `gp.nngp.NNGP`.
 """
 
 import math
@@ -20,7 +20,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Normal, StudentT
-from jaxcal.functional import safe
+from jaxcal.functional import linalg
 from jaxcal.gp import initial, minibatch
 from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers, warn_of_rounding
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
@@ -344,5 +344,5 @@ def _starts(given: Given, y_scaler: Standardizer, setting: Setting, data: Data, 
 def _predict(process: "GaussianProcess", x: Float[Array, "n d"], include_noise: bool) -> Normal | StudentT:
     points, given = process.x_scaler(x), process.process
     latent, scale, df = given.observed(points) if include_noise else (*given(points), None)
-    center, scale = process.y_scaler.inverse(latent), process.y_scaler.scale * safe.sqrt(scale)
+    center, scale = process.y_scaler.inverse(latent), process.y_scaler.scale * linalg.sqrt(scale)
     return Normal(center, scale) if df is None else StudentT(df, center, scale)

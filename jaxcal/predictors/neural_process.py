@@ -22,7 +22,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal
-from jaxcal.functional.scores import normal_log_prob
+from jaxcal.functional import normal
 from jaxcal.networks import FeedForward, TrainingRecord
 from jaxcal.networks.training import as_inputs
 from jaxcal.optimize import num_train, train_minibatches
@@ -443,14 +443,14 @@ def _negative_elbo(
     (mean, std), (prior_mean, prior_std) = posterior, prior
     ratio = std / prior_std
     divergence = jnp.sum(ratio**2 + ((mean - prior_mean) / prior_std) ** 2 - 1 - 2 * jnp.log(ratio)) / 2
-    return divergence / y.shape[0] - jnp.mean(normal_log_prob(y, *predicted))
+    return divergence / y.shape[0] - jnp.mean(normal.log_prob(y, *predicted))
 
 
 def _answer_loss(network: Network, question: _Question) -> Float[Array, ""]:
     """The mean negative log likelihood of rows that are predicted from a context, at the mean of the latents."""
     latents, _ = network.summary(question.context_x, question.context_y)
     seen = network.seen(question.x, question.context_x, question.context_y)
-    return -jnp.mean(normal_log_prob(question.y, *network.decode(question.x, seen, latents)))
+    return -jnp.mean(normal.log_prob(question.y, *network.decode(question.x, seen, latents)))
 
 
 @eqx.filter_jit

@@ -20,7 +20,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal
-from jaxcal.functional import levene
+from jaxcal.functional import levene, multiplicity
 from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, presets
 from jaxcal.networks.normal import alternate, as_normal
 from jaxcal.networks.training import as_data, settle, squared_error, start, trainer
@@ -449,13 +449,13 @@ def _corrected_log_p(
     largest = np.max([by_cuts, *by_subset], axis=0)
     if search.correction == "none":
         return np.asarray(levene.log_p_value(largest, num_rows))
-    bound = partial(levene.miller_siegmund, num_rows=num_rows, min_leaf=search.min_leaf)
+    bound = partial(multiplicity.miller_siegmund, num_rows=num_rows, min_leaf=search.min_leaf)
     if search.correction == "miller-siegmund":
         counts = np.concatenate([cuts.log_num_splits[:num_nodes], counts.T], axis=1)
         is_ordered = np.arange(counts.shape[1]) < cuts.log_num_splits.shape[1]
         return np.asarray(bound(largest, log_num_splits=counts, ordered=is_ordered))
     options = _cut_options(problem, search)
-    permuted = levene.permutation_log_p(problem.ordered, residuals, nodes, key=key, **options)
+    permuted = multiplicity.permutation_log_p(problem.ordered, residuals, nodes, key=key, **options)
     if not subsets:
         return np.asarray(permuted)[:num_nodes]
     # Bonferroni over the two kinds of columns.

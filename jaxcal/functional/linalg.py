@@ -1,0 +1,105 @@
+"""Linear algebra and norms that stay finite, with the derivatives that a Gaussian process needs.
+
+- `sqrt`, `root_mean_square`, `root_sum_squares`: of numbers whose squares may leave the range of their dtype, with
+  derivatives of 0 where others have none; `scale_of`: what to divide by before squaring.
+- `add_diagonal`, `inverse_factor`, `inverse_triangular`, `crossproduct`, `half_log_det`: of Cholesky factors.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, ArrayLike, Float
+
+# Triangular matrices up to this size are not halved any further.
+_LEAF = 256
+
+
+def sqrt(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The square root, with a derivative of 0 in place of infinity at 0; NaN stays NaN.
+
+    >>> import jax
+    >>> jax.grad(sqrt)(jnp.zeros(())).item()
+    0.0
+    """
+    is_zero = x == 0
+    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, x)))
+
+
+def scale_of(*values: Float[Array, "..."], axis: int | None = None) -> Float[Array, "..."]:
+    """What values are divided by before they are squared: the largest size along an axis, which is kept, or 1 for 0.
+
+    Squares of float32 numbers are finite and not 0 only between 1e-19 and 1e19. No derivative passes.
+
+    >>> scale_of(jnp.array([3.0, -4.0])).item()
+    4.0
+    """
+    sizes = [jnp.max(jnp.abs(each), axis, keepdims=axis is not None) for each in values]
+    size = lax.stop_gradient(jnp.max(jnp.stack(sizes), axis=0))
+    return jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+
+
+def root_mean_square(values: Float[Array, "..."]) -> Float[Array, ""]:
+    """The root of the mean of all squares, of numbers of any size.
+
+    >>> f"{root_mean_square(jnp.full(3, 1e30)):.1e}"
+    '1.0e+30'
+    """
+    scale = scale_of(values)
+    return scale * sqrt(jnp.mean((values / scale) ** 2))
+
+
+def root_sum_squares(a: Array, b: Array) -> Array:
+    """sqrt(a^2 + b^2) for numbers of any size, with derivatives of 0 where both are 0."""
+    size = jax.lax.stop_gradient(jnp.maximum(jnp.abs(a), jnp.abs(b)))
+    scale = jnp.where(size > 0, size, 1)
+    return scale * sqrt((a / scale) ** 2 + (b / scale) ** 2)
+
+
+def add_diagonal(matrix: Float[Array, "n n"], value: ArrayLike) -> Float[Array, "n n"]:
+    """The matrix with `value` added along its diagonal: noise, or jitter; one for all rows, or one each."""
+    return matrix + jnp.reshape(value, (-1, 1)) * jnp.eye(matrix.shape[0], dtype=matrix.dtype)
+
+
+@jax.custom_jvp
+def inverse_factor(gram: Float[Array, "m m"]) -> Float[Array, "m m"]:
+    """L^-1, of the Cholesky factor L of a matrix; its derivative by G is L^-1 -> -phi(L^-1 dG L^-T) L^-1.
+
+    phi takes the lower triangle with half of the diagonal.
+    """
+    return inverse_triangular(jnp.linalg.cholesky(gram))
+
+
+@inverse_factor.defjvp
+def _inverse_factor_jvp(primals, tangents):
+    inverse = inverse_factor(*primals)
+    half = jnp.tril(jnp.ones_like(inverse)) - 0.5 * jnp.eye(inverse.shape[0], dtype=inverse.dtype)
+    return inverse, -(half * (inverse @ tangents[0] @ inverse.T)) @ inverse
+
+
+def inverse_triangular(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """The inverse of a lower triangular matrix: by halves, so that most of the work is products of matrices."""
+    n = factor.shape[0]
+    if n <= _LEAF:
+        return solve_triangular(factor, jnp.eye(n, dtype=factor.dtype), lower=True)
+    half = n // 2
+    first, last = inverse_triangular(factor[:half, :half]), inverse_triangular(factor[half:, half:])
+    corner = -last @ (factor[half:, :half] @ first)
+    return jnp.block([[first, jnp.zeros_like(corner.T)], [corner, last]])
+
+
+def crossproduct(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """X'X of a lower triangular X: by halves, which leaves out two thirds of the products, those with zeros."""
+    n = factor.shape[0]
+    if n <= _LEAF:
+        return factor.T @ factor
+    half = n // 2
+    below, last = factor[half:, :half], factor[half:, half:]
+    corner = last.T @ below
+    return jnp.block([[crossproduct(factor[:half, :half]) + below.T @ below, corner.T], [corner, crossproduct(last)]])
+
+
+def half_log_det(factor: Float[Array, "n n"]) -> Float[Array, ""]:
+    """log|G| / 2 of the Cholesky factor of a matrix G."""
+    # A sum over rows: the gather of a diagonal takes longer to compile.
+    return jnp.sum(jnp.log(jnp.sum(factor * jnp.eye(factor.shape[0], dtype=factor.dtype), axis=1)))

@@ -1,0 +1,170 @@
+"""Corrections for multiplicity: how likely the largest of many Levene statistics is by chance."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
+
+from jaxcal import _checks
+from jaxcal.functional import _wavelet
+from jaxcal.functional._nodes import (
+    admissible_cuts,
+    by_node,
+    centered_deviations,
+    checked,
+    layout_of,
+    rank,
+)
+from jaxcal.functional.levene import feature_orders, log_p_value
+from jaxcal.functional.linalg import sqrt
+
+
+@jax.jit
+def miller_siegmund(
+    statistic: Real[ArrayLike, "*k"],
+    num_rows: Int[ArrayLike, "*k"],
+    log_num_splits: Real[ArrayLike, "*k d"],
+    *,
+    min_leaf: Int[ArrayLike, "*#k"],
+    ordered: bool | Bool[ArrayLike, " d"] = True,
+) -> Float[Array, "*k"]:
+    """The logarithm of a bound on the probability that the largest |T| of all splits is this large by chance.
+
+    Over the cuts of one ordered feature T is about a Brownian bridge, standardized, and for e = min_leaf / n
+    P(max |T| >= b) is about phi(b) (4 / b + (b - 1 / b) log((1 - e)^2 / e^2)), where b is the normal quantile that
+    corresponds to |T|. By Bonferroni it is at most m times the p-value of the best of m splits, ordered or not. The
+    lesser of the two is summed over the features.
+
+    Args:
+        statistic: the largest |T| of every node.
+        num_rows: n, of every node.
+        log_num_splits: log m of every feature, as `Split` and `Subset` have it.
+        min_leaf: the least number of rows on either side.
+        ordered: whether the splits are cuts of an order, of all features or of each one.
+
+    Source: Miller and Siegmund, Biometrics 38 (1982).
+
+    Example:
+        >>> print(f"{jnp.exp(miller_siegmund(4.19, 2000, jnp.full(9, 7.0), min_leaf=200)):.4f}")
+        0.0105
+    """
+    statistic = _checks.as_floats("statistic", statistic)
+    n = jnp.asarray(num_rows, statistic.dtype)
+    own = jnp.asarray(log_num_splits, statistic.dtype) + log_p_value(statistic, num_rows)[..., None]
+    df = jnp.maximum(n - 2, 1)
+    b = sqrt(df * jnp.log1p(statistic**2 / df)) * (8 * df + 1) / (8 * df + 3)
+    tail = jnp.maximum(b, 1)
+    odds = jnp.maximum(n / min_leaf - 1, 1)
+    log_path = jnp.log(4 / tail + 2 * (tail - 1 / tail) * jnp.log(odds)) - 0.5 * tail**2 - 0.5 * math.log(2 * math.pi)
+    log_path = jnp.where(b > 1, log_path, 0)[..., None]
+    of_features = jnp.where(jnp.isneginf(own), own, jnp.minimum(own, jnp.where(ordered, log_path, jnp.inf)))
+    bound = jnp.minimum(jax.nn.logsumexp(of_features, -1), 0)
+    return jnp.where(jnp.isneginf(own).all(-1), 0, bound)
+
+
+def permutation_log_p(
+    x: ArrayLike,
+    residuals: ArrayLike,
+    nodes: ArrayLike | None = None,
+    *,
+    key: PRNGKeyArray,
+    min_leaf: int,
+    num_nodes: int = 1,
+    num_permutations: int = 199,
+    center: str = "median",
+    step: int = 1,
+    orders: ArrayLike | None = None,
+) -> Float[Array, " k"]:
+    """The logarithm of the p-value of every node's largest |T|, by permutations of its residuals.
+
+    p = (1 + the number of permutations whose largest |T| is no less) / (1 + num_permutations). Here deviations are
+    taken from the center of the node, which a permutation leaves alone: the largest |T| needs prefix sums only. The
+    permutations are powers of one random cycle of the node's n rows, so that one sort serves all of them. The powers of
+    a cycle are a group, and P(p <= q) <= q for residuals that are independent of x and of each other, whatever their
+    distribution; p is at least 1 / n.
+
+    Args:
+        x: features [n, d].
+        residuals: [n].
+        nodes: the node of every row, as for `best_splits`; without, all rows are in one.
+        key: a random key.
+        min_leaf: the least number of rows on either side, at least 1.
+        num_nodes: k, the number of nodes.
+        num_permutations: the p-value is at least 1 / (1 + num_permutations).
+        center: what deviations are taken from, the "mean" or the "median" of the node.
+        step: only splits with min_leaf, min_leaf + step, ... rows on the left are candidates.
+        orders: the `feature_orders` of x, if they are known.
+
+    Returns:
+        one logarithm a node [k]; 0 where no split is admissible.
+
+    Raises:
+        ValueError: if the lengths differ, a value is NaN or infinite, or an option is none of those above.
+
+    Source: Westfall and Young, Resampling-Based Multiple Testing (1993); of subgroups: Hemerik and Goeman, TEST 27
+    (2018).
+
+    Example:
+        >>> x = jnp.arange(100.0)[:, None]
+        >>> residuals = jnp.sin(jnp.arange(100.0)) * jnp.where(jnp.arange(100) < 50, 1, 3)
+        >>> print(jnp.exp(permutation_log_p(x, residuals, key=jax.random.key(0), min_leaf=10)))
+        [0.01]
+    """
+    x, residuals, nodes, orders = checked(x, residuals, nodes, orders, min_leaf, center, step)
+    _checks.check_at_least("num_nodes", num_nodes, 1)
+    _checks.check_at_least("num_permutations", num_permutations, 1)
+    return _permutation_log_p(key, x, residuals, nodes, orders, min_leaf, num_nodes, num_permutations, center, step)
+
+
+@partial(jax.jit, static_argnames=("num_nodes", "num_permutations", "center", "step"))
+def _permutation_log_p(
+    key: PRNGKeyArray,
+    x: Float[Array, "n d"],
+    residuals: Float[Array, " n"],
+    nodes: Int[Array, " n"] | None,
+    orders: Int[Array, "d n"] | None,
+    min_leaf: ArrayLike,
+    num_nodes: int,
+    num_permutations: int,
+    center: str,
+    step: int,
+) -> Float[Array, " k"]:
+    """The rows of a node in random order are a ring, which a power of the cycle turns."""
+    n = x.shape[0]
+    layout = layout_of(nodes, n, num_nodes)
+    deviations = centered_deviations(rank(residuals, layout).residuals, layout, center)
+    ring_key, turn_key = jax.random.split(key)
+    ring = by_node(_wavelet.stable_order(jax.random.bits(ring_key, (n,), jnp.uint32), 32), layout)
+    place_in_ring = jnp.zeros_like(ring).at[ring].set(jnp.arange(n, dtype=ring.dtype), unique_indices=True)
+    ring = deviations[ring]
+    # Of as many turns in a row, any one may be that of the residuals as they are; it comes first.
+    number = num_permutations + 1
+    before = jax.random.randint(turn_key, (1, num_nodes + 1), 0, number, jnp.int32)
+    turns = (jnp.arange(number, dtype=jnp.int32)[:, None] + before) % number - before
+    turns = turns % jnp.maximum(layout.size, 1)[None]
+    end = layout.end[:n]
+    cut = jnp.arange(layout.start.shape[0], dtype=jnp.int32)
+    sizes = cut - layout.start, layout.end - cut
+
+    def largest(feature: tuple[Array, Array]) -> Array:
+        column, order = feature
+        order = by_node(order, layout)
+        admissible = admissible_cuts(column[order], layout, min_leaf, step)
+        # |T| grows with the variance between the sides: here, times the number of rows.
+        scale = jnp.where(admissible, 1 / jnp.maximum(sizes[0], 1).astype(ring.dtype) / jnp.maximum(sizes[1], 1), 0)
+        places = place_in_ring[order]
+
+        def permuted(turn: Array) -> Array:
+            turned = places + turn[layout.node[:n]]
+            turned = jnp.where(turned >= end, turned - layout.size[layout.node[:n]], turned)
+            between = _wavelet.prefix_sums(ring[turned]) ** 2 * scale
+            return jax.ops.segment_max(between, layout.node, num_nodes + 1, indices_are_sorted=True)[:num_nodes]
+
+        return lax.map(permuted, turns)
+
+    orders = feature_orders(x) if orders is None else orders
+    maxima = lax.map(largest, (x.T, orders)).max(0)
+    return jnp.log((maxima >= maxima[0][None]).mean(0, dtype=residuals.dtype))

@@ -1,0 +1,310 @@
+"""Sparse Gaussian processes: what all rows say about a few inducing points, as algebra on matrices.
+
+- `row_sums`: the one pass over the rows that `collapsed_bound` and `posterior` need, in chunks, on one device or
+  distributed over many.
+- `collapsed_bound`: the lower bound on log p(y) that is left when the optimal q(u) is put into the sparse variational
+  bound, Titsias (2009), eq. 9. It is what SVGP's bound reaches for a Gaussian likelihood, without its parameters.
+- `variational_bound`: the same bound at any q(u), which may be estimated from a minibatch, Hensman, Fusi & Lawrence
+  (2013), eq. 4.
+- `posterior`: under the optimal q(u), as `gp.predict` takes it; `leave_one_out`: one row given all others.
+- `greedy_rows`: inducing points by conditional variance (pivoted Cholesky), Burt, Rasmussen & van der Wilk (2020).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+
+from jaxcal.functional.gp import LOG_2PI, LeaveOneOut, Posterior, log_det_and_fit
+from jaxcal.functional.linalg import add_diagonal
+
+# Rows whose covariances with the inducing points are held at once: they should fit in a core's cache.
+_CHUNK = 256
+
+
+class RowSums(NamedTuple):
+    """All that n rows say about m inducing points: sums over the rows, each weighted by its precision p.
+
+    Attributes:
+        outer: [m, m], the sum of p a a', with a = L^-1 k, k a row's covariances with the inducing points, K_zz = L L'.
+        cross: [m], the sum of p y a.
+        prior: the sum of p k(x, x).
+        square: the sum of p y^2.
+        log_precision: the sum of log p.
+        num_rows: how many they are.
+    """
+
+    outer: Float[Array, "m m"]
+    cross: Float[Array, " m"]
+    prior: Float[Array, ""]
+    square: Float[Array, ""]
+    log_precision: Float[Array, ""]
+    num_rows: ArrayLike
+
+
+def row_sums(
+    covariances: Callable[[PyTree], Float[Array, "m c"]],
+    whiten: Float[Array, "m m"],
+    rows: PyTree[Float[Array, "n ..."]],
+    prior_variance: Float[Array, " n"],
+    targets: Float[Array, " n"],
+    precisions: Float[Array, " n"] | None = None,
+    mesh: Mesh | None = None,
+) -> RowSums:
+    """The sums that the sparse bound and posterior need of the rows, in one pass over chunks of them.
+
+    O(n m^2) time; beyond the rows themselves O(m chunk) memory, for the derivative too, which passes over the rows
+    once more. Whitened chunk by chunk: sums of k k', whitened afterwards, lose half of the digits.
+
+    Args:
+        covariances: a Module: the covariances of the inducing points with some rows.
+        whiten: L^-1, of the covariance of the inducing points with jitter on its diagonal: `inverse_factor`.
+        rows: what `covariances` takes: arrays with a leading axis of rows.
+        prior_variance: the kernel's value at each row with itself.
+        targets: the rows' targets, of mean zero.
+        precisions: the rows' noise precision relative to that of the noise variance given later; None for equal noise.
+        mesh: devices over whose axes the rows are distributed; None for wherever they are.
+    """
+    n = targets.shape[0]
+    weights = jnp.ones_like(targets) if precisions is None else precisions
+    if mesh is None:
+        outer, cross = _streamed_sums((covariances, whiten, weights), rows, targets)
+    else:
+        outer, cross = _distributed_sums((covariances, whiten, weights), rows, targets, mesh)
+    log_precision = jnp.zeros((), targets.dtype) if precisions is None else jnp.sum(jnp.log(precisions))
+    return RowSums(
+        outer=outer,
+        cross=cross,
+        prior=weights @ prior_variance,
+        square=weights @ targets**2,
+        log_precision=log_precision,
+        num_rows=n,
+    )
+
+
+def collapsed_bound(sums: RowSums, noise_variance: Float[Array, ""]) -> Float[Array, ""]:
+    """log N(y; 0, Q + noise P^-1) - tr(P (K - Q)) / (2 noise), with Q = K_xz K_zz^-1 K_zx and precisions P.
+
+    Titsias (2009), eq. 9: a lower bound on `log_likelihood`, equal to it when the inducing points are
+    the rows.
+
+    Args:
+        sums: what `row_sums` gave.
+        noise_variance: the likelihood's variance, of a row of precision 1.
+    """
+    log_det, explained = log_det_and_fit(_capacity(sums, noise_variance), sums.cross / noise_variance)
+    fit = sums.square / noise_variance / 2 - explained
+    # Rounding must not make the inducing points know more than there is.
+    gap = jnp.maximum(sums.prior - jnp.trace(sums.outer), 0) / noise_variance / 2
+    log_noise = sums.num_rows * (LOG_2PI + jnp.log(noise_variance)) - sums.log_precision
+    return -fit - gap - log_det - log_noise / 2
+
+
+def variational_bound(
+    sums: RowSums,
+    mean: Float[Array, " m"],
+    root: Float[Array, "m m"],
+    noise_variance: Float[Array, ""],
+    scale: Float[Array, ""] | float = 1.0,
+) -> Float[Array, ""]:
+    """scale * sum over rows of E_q log N(y; f(x), noise / p) - KL(q(v) || N(0, I)), with u = L v, q(v) = N(mean, R R').
+
+    Hensman, Fusi & Lawrence (2013), eq. 4, in whitened coordinates. At most `collapsed_bound`, which it equals where
+    q is optimal: R R' = (I + outer / noise)^-1, mean = R R' cross / noise.
+
+    Args:
+        sums: what `row_sums` gave of all rows, or of a minibatch.
+        mean: the mean of q(v).
+        root: R, a triangular square root of its covariance, of a positive diagonal.
+        noise_variance: the likelihood's variance, of a row of precision 1.
+        scale: all rows by those of the minibatch: with it the bound of a random minibatch is unbiased.
+    """
+    fit = sums.square - 2 * mean @ sums.cross + mean @ sums.outer @ mean
+    unknown = sums.prior - jnp.trace(sums.outer) + jnp.sum(root * (sums.outer @ root))
+    log_noise = sums.num_rows * (LOG_2PI + jnp.log(noise_variance)) - sums.log_precision
+    expected = -((fit + unknown) / noise_variance + log_noise) / 2
+    log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(root)))
+    divergence = (mean @ mean + jnp.sum(root * root) - root.shape[0] - log_det) / 2
+    return scale * expected - divergence
+
+
+def posterior(sums: RowSums, whiten: Float[Array, "m m"], noise_variance: Float[Array, ""]) -> Posterior:
+    """The posterior through the inducing points under the optimal q(u), Titsias (2009), eq. 6 and 10.
+
+    Arguments as in `row_sums` and `collapsed_bound`.
+    """
+    capacity = jnp.linalg.cholesky(_capacity(sums, noise_variance))
+    whitened = solve_triangular(capacity, sums.cross, lower=True) / noise_variance
+    widen = solve_triangular(capacity, whiten, lower=True)
+    return Posterior(weights=widen.T @ whitened, shrink=whiten, widen=widen)
+
+
+def leave_one_out(
+    posterior: Posterior,
+    cross: Float[Array, " m"],
+    target: Float[Array, ""],
+    prior_variance: Float[Array, ""],
+    noise_variance: Float[Array, ""],
+) -> LeaveOneOut:
+    """Error and variance of one row given all others, the inducing points staying where they are.
+
+    The row's part in what is known is of rank one: with h = k'S k the variance that the inducing values, of covariance
+    S, leave in its latent value, without it they leave h / (1 - h / noise), and its error is 1 / (1 - h / noise) times
+    as large.
+
+    Args:
+        posterior: what `posterior` gave of all rows, of equal noise.
+        cross: the row's covariances with the inducing points.
+        target: of the row.
+        prior_variance: the row's covariance with itself.
+        noise_variance: the likelihood's variance.
+    """
+    known, unknown = posterior.shrink @ cross, cast(Array, posterior.widen) @ cross
+    spread = unknown @ unknown
+    # Rounding must not take more out than there is.
+    left = jnp.maximum(1 - spread / noise_variance, jnp.finfo(cross.dtype).eps)
+    latent = jnp.maximum(prior_variance - known @ known + spread / left, 0)
+    return LeaveOneOut((target - cross @ posterior.weights) / left, latent + noise_variance)
+
+
+def greedy_rows(
+    covariances_with: Callable[[Int[Array, ""]], Float[Array, " n"]],
+    prior_variance: Float[Array, " n"],
+    num_rows: int,
+) -> Int[Array, " m"]:
+    """Row numbers chosen one by one, each the row whose variance given those before it is the largest.
+
+    Pivoted Cholesky, stopped at `num_rows`: Burt, Rasmussen & van der Wilk (2020), algorithm 1 without its
+    sampling. No row is chosen twice. O(n m^2) time, O(n m) memory.
+
+    Args:
+        covariances_with: gives the covariances of a row, named by its number, with all rows.
+        prior_variance: the kernel's value at each row with itself.
+        num_rows: how many to choose, at most n.
+    """
+    n, dtype = prior_variance.shape[0], prior_variance.dtype
+    negligible = jnp.finfo(dtype).eps * jnp.max(prior_variance)
+
+    def choose(step, state):
+        rows, factor, variance = state
+        row = jnp.argmax(variance)
+        left = variance[row]
+        # Where only duplicates are left nothing is explained any more, and the next rows are as good as any.
+        scale = jnp.where(left > negligible, 1 / jnp.sqrt(jnp.maximum(left, negligible)), 0)
+        column = scale * (covariances_with(row) - factor[:, row] @ factor)
+        variance = (variance - column**2).at[row].set(-jnp.inf)
+        return rows.at[step].set(row), factor.at[step].set(column), variance
+
+    start = (jnp.zeros(num_rows, int), jnp.zeros((num_rows, n), dtype), prior_variance)
+    return lax.fori_loop(0, num_rows, choose, start)[0]
+
+
+def _capacity(sums: RowSums, noise_variance) -> Float[Array, "m m"]:
+    """I + A A' / noise."""
+    return add_diagonal(sums.outer / noise_variance, 1)
+
+
+@eqx.filter_custom_vjp
+def _streamed_sums(learned, rows, targets):
+    """Outer and cross of `RowSums`; `learned` is (covariances, whiten, precisions)."""
+    covariances, whiten, precisions = learned
+
+    def add(sums, chunk):
+        rows, targets, precisions = chunk
+        root = whiten @ covariances(rows)
+        weighted = root * precisions[None]
+        return (sums[0] + weighted @ root.T, sums[1] + weighted @ targets), None
+
+    nothing = jnp.zeros_like(whiten), jnp.zeros_like(whiten[0])
+    return lax.scan(add, nothing, _chunks((rows, targets, precisions)))[0]
+
+
+@_streamed_sums.def_fwd
+def _streamed_sums_fwd(perturbed, learned, rows, targets):
+    del perturbed
+    sums = _streamed_sums(learned, rows, targets)
+    return sums, sums
+
+
+@_streamed_sums.def_bwd
+def _streamed_sums_bwd(sums, cotangents, perturbed, learned, rows, targets):
+    """One more pass over the rows, with the cotangents of the sums known: no chunk's covariances are kept.
+
+    With G the symmetrized cotangent of the outer sum and g that of the cross sum, M = L^-T G L^-1 and u = L^-T g, the
+    cotangent of a row's covariances k is p (M k + u y), and that of its precision k'M k / 2 + y u'k. M has large
+    entries that cancel: in float64 that costs five digits of sixteen, in float32 all, so that M k is taken in two
+    products there.
+    """
+    covariances, whiten, precisions = learned
+    outer, cross = sums
+    # A sum that nothing depends on has no cotangent.
+    cotangents = [
+        jnp.zeros_like(total) if cotangent is None else cotangent
+        for cotangent, total in zip(cotangents, sums, strict=True)
+    ]
+    by_outer, by_cross = cotangents[0] + cotangents[0].T, cotangents[1]
+    half, by_row = whiten.T @ by_outer, whiten.T @ by_cross
+    by_pair = half @ whiten if whiten.dtype == jnp.float64 else None
+    varied, fixed = eqx.partition(covariances, perturbed[0])
+    varied = jax.tree.map(jnp.asarray, varied)  # outside of jit a hyperparameter may be a Python number
+
+    def add(total, chunk):
+        rows, targets, precisions = chunk
+        gram, pull = eqx.filter_vjp(lambda varied: eqx.combine(varied, fixed)(rows), varied)
+        pairs = half @ (whiten @ gram) if by_pair is None else by_pair @ gram
+        (cotangent,) = pull((pairs + by_row[:, None] * targets[None]) * precisions[None])
+        by_precision = None
+        if perturbed[2]:
+            by_precision = jnp.sum(gram * pairs, axis=0) / 2 + targets * (by_row @ gram)
+        return jax.tree.map(jnp.add, total, cotangent), by_precision
+
+    nothing = jax.tree.map(jnp.zeros_like, varied)
+    by_covariances, by_precision = lax.scan(add, nothing, _chunks((rows, targets, precisions)))
+    if by_precision is not None:
+        by_precision = by_precision.reshape(-1)[: precisions.shape[0]]
+    by_root = by_outer @ outer + jnp.outer(by_cross, cross)
+    return by_covariances, solve_triangular(whiten, by_root.T, lower=True).T, by_precision
+
+
+def _distributed_sums(learned, rows, targets, mesh: Mesh):
+    """As `_streamed_sums`, every device of the mesh summing over its part of the rows."""
+    (covariances, whiten, precisions), spread = learned, PartitionSpec(mesh.axis_names)
+    arrays, static = eqx.partition(covariances, eqx.is_array)
+    # Every device takes the same number of rows.
+    spread_out = _padded((rows, targets, precisions), mesh.size)
+    if AxisType.Explicit in mesh.axis_types:  # as `jax.make_mesh` gives them: the rows go where they are told to
+        spread_out = jax.tree.map(lambda a: jax.reshard(a, NamedSharding(mesh, spread)), spread_out)
+
+    def local(arrays, whiten, rows, targets, precisions):
+        # Every device has its own cotangent of what all of them share: the transpose of this cast adds these up.
+        arrays, whiten = lax.pcast((arrays, whiten), mesh.axis_names, to="varying")
+        sums = _streamed_sums((eqx.combine(arrays, static), whiten, precisions), rows, targets)
+        return lax.psum(sums, mesh.axis_names)
+
+    specs = PartitionSpec(), PartitionSpec(), spread, spread, spread
+    distributed = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
+    # Outside of jit shard_map knows no derivative of a function with a rule of its own.
+    return jax.jit(distributed)(arrays, whiten, *spread_out)
+
+
+def _chunks(arrays: PyTree[Array]) -> PyTree[Array]:
+    """Rows as chunks [chunks, rows a chunk, ...], of nearly equal size."""
+    n = jax.tree.leaves(arrays)[0].shape[0]
+    chunks = -(-n // _CHUNK)
+    return jax.tree.map(lambda a: a.reshape(chunks, -1, *a.shape[1:]), _padded(arrays, chunks))
+
+
+def _padded(arrays: tuple[PyTree[Array], Array, Array], multiple: int) -> PyTree[Array]:
+    """(rows, targets, precisions) with the last row repeated at precision zero, up to a multiple of rows."""
+    rows, targets, precisions = arrays
+    missing = -targets.shape[0] % multiple
+    if not missing:
+        return arrays
+    repeat = lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], missing, axis=0)])
+    return jax.tree.map(repeat, rows), repeat(targets), jnp.concatenate([precisions, jnp.zeros(missing, targets.dtype)])

@@ -1,0 +1,218 @@
+"""The Student t distribution: its log density, cdf, survival and quantile function, and its CRPS.
+
+All are differentiable in the degrees of freedom, and right into the tails.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import ndtri
+from jaxtyping import Array, ArrayLike, Float, Real
+
+from jaxcal.functional.normal import LOG_SQRT_2PI, SQRT_PI
+from jaxcal.functional.quantiles import invert_cdf, unit_gauss_legendre
+
+
+@jax.jit
+def log_prob(
+    y: Real[ArrayLike, "*#n"],
+    df: Real[ArrayLike, "*#n"],
+    loc: Real[ArrayLike, "*#n"],
+    scale: Real[ArrayLike, "*#n"],
+) -> Float[Array, "*n"]:
+    """Log density of a Student t distribution with `df` degrees of freedom; -inf at scale = 0, where there is none.
+
+    Args:
+        y: outcomes [n].
+        df: degrees of freedom [n], positive.
+        loc: locations [n].
+        scale: scales [n], not negative (the std is scale sqrt(df / (df - 2))).
+
+    Returns:
+        the log density of every row.
+
+    Example:
+        >>> print(f"{log_prob(1e6, 1.0, 0.0, 1.0):.3f}")
+        -28.776
+    """
+    df = jnp.asarray(df)
+    positive = jnp.greater(scale, 0)
+    safe = jnp.where(positive, scale, 1)
+    t = jnp.subtract(y, loc) / safe
+    log_density = _log_constant(df) - 0.5 * (df + 1) / df * _wallace(t, df) ** 2 - jnp.log(safe)
+    return jnp.where(positive, log_density, -jnp.inf)
+
+
+@jax.jit
+def crps(
+    y: Real[ArrayLike, "*#n"],
+    df: Real[ArrayLike, "*#n"],
+    loc: Real[ArrayLike, "*#n"],
+    scale: Real[ArrayLike, "*#n"],
+) -> Float[Array, "*n"]:
+    """CRPS of a Student t distribution with more than one degree of freedom.
+
+    With t = (y - loc) / scale, it is scale times
+    t (2 F(t) - 1) + 2 f(t) (df + t^2) / (df - 1) - 2 sqrt(df) / (df - 1) B(1/2, df - 1/2) / B(1/2, df/2)^2.
+
+    At scale = 0 it is |y - loc|, its limit, with finite derivatives.
+
+    Args:
+        y: outcomes [n].
+        df: degrees of freedom [n]; NaN is returned where they are 1 or less.
+        loc: locations [n].
+        scale: scales [n], not negative.
+
+    Returns:
+        the score of every row, in the unit of y.
+
+    Source: Jordan, Krueger and Lerch, Journal of Statistical Software 90 (2019), appendix A.
+
+    Example:
+        >>> print(f"{crps(0.0, 5.0, 0.0, 1.0):.3f}")
+        0.257
+    """
+    has_mean, positive = jnp.greater(df, 1), jnp.greater(scale, 0)
+    df, safe = jnp.where(has_mean, df, 2), jnp.where(positive, scale, 1)
+    distance = jnp.subtract(y, loc)
+    t = distance / safe
+    # f(t) (df + t^2), which is f(0) df (1 + t^2 / df)^(-(df - 1) / 2).
+    peak = jnp.exp(_log_constant(df) - 0.5 * (df - 1) / df * _wallace(t, df) ** 2) * df
+    spread = jnp.sqrt(df) / SQRT_PI * jnp.exp(2 * _log_gamma_ratio(df / 2) - _log_gamma_ratio(df - 0.5))
+    score = distance * (2 * cdf(t, df) - 1) + safe * 2 * (peak - spread) / (df - 1)
+    return jnp.where(has_mean, jnp.where(positive, score, jnp.abs(distance)), jnp.nan)
+
+
+@jax.jit
+def cdf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array, "*n"]:
+    """The cumulative distribution function of the standard Student t distribution.
+
+    In the variable w = sqrt(df log(1 + t^2 / df)) the density is nearly normal, and a Gauss-Legendre rule of
+    32 points gives the lesser tail to a relative 1e-13 in float64 for df >= 1. Unlike `betainc` it is
+    differentiable in df, and keeps float32's precision up to df = 1e6.
+
+    Args:
+        t: where, of any shape.
+        df: degrees of freedom, positive, in the shape of t or one for all.
+
+    Returns:
+        the probabilities, in the shape of t.
+
+    Source: the variable is that of Wallace, Annals of Mathematical Statistics 30 (1959).
+
+    Example:
+        >>> print(cdf(jnp.array([-1.0, 0.0, 1.0]), 1.0).round(4))
+        [0.25 0.5  0.75]
+    """
+    df = jnp.asarray(df)
+    return _cdf_of_wallace(_wallace(jnp.asarray(t), df), df)
+
+
+@jax.jit
+def log_sf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array, "*n"]:
+    """The logarithm of the survival function 1 - F(t) of the standard Student t; right where that underflows.
+
+    By the quadrature of `cdf`, and differentiable in both arguments.
+
+    Args:
+        t: where, of any shape.
+        df: degrees of freedom, positive, in the shape of t or one for all.
+
+    Returns:
+        the logarithms, in the shape of t.
+
+    Example:
+        >>> print(f"{log_sf(100.0, 1000.0):.2f}")
+        -1203.27
+    """
+    w, df = jnp.broadcast_arrays(_wallace(jnp.asarray(t), jnp.asarray(df)), df)
+    log_peak, area = _tail_of_wallace(jnp.where(w < 0, -w, w), df)
+    log_tail = log_peak + jnp.log(area)
+    return jnp.where(w < 0, jnp.log1p(-jnp.exp(log_tail)), log_tail)
+
+
+@jax.jit
+def icdf(p: Float[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array, "*n"]:
+    """The quantile function of the standard Student t distribution, right into the tails (p = 1e-12, df = 1).
+
+    In the variable w of `cdf` it lies between the normal quantile z and z phi(0) / f(0), where f is
+    the density, and is searched for there. It is differentiable in p and in df.
+
+    Args:
+        p: levels in [0, 1], of any shape.
+        df: degrees of freedom, positive, in the shape of p or one for all.
+
+    Returns:
+        the quantiles, in the shape of p.
+
+    Example:
+        >>> print(icdf(jnp.array([0.25, 0.5, 0.75]), 1.0).round(4))
+        [-1.  0.  1.]
+    """
+    p, df = jnp.broadcast_arrays(p, df)
+    lower = p <= 0.5
+    tail = jnp.where(lower, p, 1 - p)  # exact, and so the upper tail is as precise as the lower one
+    z = ndtri(tail)
+    far = z * jnp.exp(-LOG_SQRT_2PI - _log_constant(df))
+    w = invert_cdf(lambda w: _cdf_of_wallace(w, df), tail, far, z)
+    w = jnp.where(lower, w, -w)
+    largest = math.log(float(jnp.finfo(w.dtype).max)) - 1  # its exponential is finite
+    return w * jnp.sqrt(_ratio(jnp.expm1, jnp.minimum(w**2 / df, largest)))
+
+
+def _wallace(t: Array, df: Array) -> Array:
+    """The variable sign(t) sqrt(df log(1 + t^2 / df)), smooth at t = 0."""
+    root = jnp.sqrt(df)
+    largest = 1e-3 * math.sqrt(float(jnp.finfo(root.dtype).max))  # its square over df is finite
+    ratio = jnp.clip(t, -largest, largest) / root
+    return root * ratio * jnp.sqrt(_ratio(jnp.log1p, ratio**2))
+
+
+def _cdf_of_wallace(w: Array, df: Array) -> Array:
+    """The cdf of the Student t distribution in the variable w: the tail beyond |w|."""
+    w, df = jnp.broadcast_arrays(w, df)
+    log_peak, area = _tail_of_wallace(jnp.where(w < 0, -w, w), df)
+    tail = jnp.exp(log_peak) * area
+    return jnp.where(w < 0, tail, 1 - tail)
+
+
+def _tail_of_wallace(size: Array, df: Array) -> tuple[Array, Array]:
+    """The tail beyond `size` in the variable w, by quadrature: the logarithm of one factor, and the other one."""
+    # From `size` to `size + reach` the integrand falls to the precision of the dtype.
+    fall = -2 * math.log(float(jnp.finfo(size.dtype).eps))
+    reach = fall / (jnp.sqrt(size**2 + fall) + size)
+    points = 32 if fall > 50 else 16
+
+    def term(node: Array, weight: Array) -> Array:
+        r = node * reach
+        slope = jax.lax.rsqrt(_ratio(lambda x: -jnp.expm1(-x), (size + r) ** 2 / df))
+        return weight * jnp.exp(-r * (size + r / 2)) * slope
+
+    nodes, weights = (jnp.asarray(part, size.dtype) for part in unit_gauss_legendre(points))
+    return _log_constant(df) - 0.5 * size**2, reach * jax.vmap(term)(nodes, weights).sum(0)
+
+
+def _ratio(function: Callable[[Array], Array], x: Array) -> Array:
+    """function(x) / x for x >= 0 and a function with value 0 and slope 1 at 0."""
+    positive = x > 0
+    return jnp.where(positive, function(x) / jnp.where(positive, x, 1), 1)
+
+
+def _log_constant(df: Array) -> Array:
+    """The log density at 0 of the standard Student t distribution."""
+    return _log_gamma_ratio(df / 2) - 0.5 * jnp.log(math.pi * df)
+
+
+def _log_gamma_ratio(x: Array) -> Array:
+    """log(Gamma(x + 1/2) / Gamma(x)) without the cancellation of two large log gammas.
+
+    Its asymptotic series at x + 10, where that is right to 1e-13, and ten steps of the recurrence down to x.
+    """
+    shifted = x + 10
+    steps = math.prod((x + j) / (x + (j + 0.5)) for j in range(10))
+    inverse = 1 / shifted
+    square = inverse**2
+    series = -1 / 8 + square * (1 / 192 - square * (1 / 640 - square * (17 / 14336 - square * 31 / 18432)))
+    return jnp.log(steps) + 0.5 * jnp.log(shifted) + inverse * series

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jax.tree_util import Partial
 from jax.typing import DTypeLike
@@ -25,7 +24,7 @@ from jaxcal.distributions import Mixture, Normal
 from jaxcal.functional import normal
 from jaxcal.networks import FeedForward, TrainingRecord
 from jaxcal.networks.training import as_inputs
-from jaxcal.optimize import num_train, train_minibatches
+from jaxcal.optimize import num_train, train_steps
 from jaxcal.preprocessing import Standardizer
 
 _HEADS = 8
@@ -137,15 +136,14 @@ def fit(
     rows = _split(x, y, validation_fraction, max_context, split_key, paper=preset == "paper")
     network = _start(x.shape[2], width, setting.least_std, rows.train[1].dtype, key=start_key)
     steps = min(_STEPS, setting.max_iterations)
-    optimum = train_minibatches(
-        Partial(_loss, rows=rows.train, sizes=_Sizes.of(rows.train[1].shape[1], max_context)),
+    sizes = _Sizes.of(rows.train[1].shape[1], max_context)
+    optimum = train_steps(
+        Partial(_loss, rows=rows.train, sizes=sizes, batch_size=batch_size),
         network,
-        jnp.arange(steps * batch_size),
-        jnp.arange(batch_size) if rows.validation is None else rows.validation,
+        rows.validation,
         key=train_key,
-        optimizer=optax.adam,
         learning_rate=setting.learning_rate,
-        batch_size=batch_size,
+        num_steps=steps,
         max_epochs=-(-setting.max_iterations // steps),
         patience=setting.max_iterations if preset else patience,
         restore_best=preset is None,
@@ -389,17 +387,25 @@ def _with_two_outputs(network: FeedForward) -> FeedForward:
     return eqx.tree_at(lambda n: n.layers[-1].weight, network, replace_fn=lambda weight: ratio * weight)
 
 
-def _loss(network: Network, batch, key: PRNGKeyArray | None, *, rows: tuple, sizes: _Sizes) -> Float[Array, " batch"]:
-    """For `train_minibatches`: of a new context for every number in the batch; or of the validation set.
+def _loss(
+    network: Network,
+    validation: _Question | None,
+    key: PRNGKeyArray | None,
+    *,
+    rows: tuple,
+    sizes: _Sizes,
+    batch_size: int,
+) -> Float[Array, " batch"]:
+    """For `train_steps`: of so many new contexts; or of the validation set.
 
     Without a validation set, a call without a key is of contexts that are always the same: their loss tells whether
     training has diverged.
     """
-    if isinstance(batch, _Question):
-        return jax.vmap(partial(_answer_loss, network))(batch)
+    if validation is not None:
+        return jax.vmap(partial(_answer_loss, network))(validation)
     draw_key, noise_key = jax.random.split(jax.random.key(0) if key is None else key)
-    noise = jax.random.normal(noise_key, (len(batch), network.num_latents), rows[1].dtype)
-    return jax.vmap(partial(_context_loss, network))(*_draw(rows, sizes, len(batch), draw_key), noise)
+    noise = jax.random.normal(noise_key, (batch_size, network.num_latents), rows[1].dtype)
+    return jax.vmap(partial(_context_loss, network))(*_draw(rows, sizes, batch_size, draw_key), noise)
 
 
 def _draw(rows: tuple, sizes: _Sizes, batch_size: int, key: PRNGKeyArray):

@@ -1,0 +1,23 @@
+"""Minibatch training with early stopping, L-BFGS, and many runs at once: a whole fit is one compiled loop."""
+
+from jaxcal.optimize.batching import first_finite, one_run_at_a_time, over_runs
+from jaxcal.optimize.lbfgs import minimize, minimize_from_each
+from jaxcal.optimize.minibatch import keras_rmsprop, num_train, train_minibatches, train_steps, with_weight_decay
+from jaxcal.optimize.result import Optimum, Result, lowest, raise_unless_finite
+
+__all__ = [
+    "Optimum",
+    "Result",
+    "first_finite",
+    "keras_rmsprop",
+    "lowest",
+    "minimize",
+    "minimize_from_each",
+    "num_train",
+    "one_run_at_a_time",
+    "over_runs",
+    "raise_unless_finite",
+    "train_minibatches",
+    "train_steps",
+    "with_weight_decay",
+]

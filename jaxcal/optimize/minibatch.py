@@ -1,0 +1,294 @@
+"""Training by minibatches with early stopping: all epochs are one compiled loop."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
+
+from jaxcal import _checks
+from jaxcal.optimize.result import Best, Optimum, Result
+
+# Keras's RMSprop: v <- 0.9 v + 0.1 g^2 from v = 0, and w <- w - rate g / (sqrt(v) + 1e-7), with epsilon outside
+# the root, unlike optax's default.
+keras_rmsprop = partial(optax.rmsprop, decay=0.9, eps=1e-7, eps_in_sqrt=False)
+
+
+def num_train(num_rows: int, validation_fraction: float) -> int:
+    """How many rows are trained on: floor(n (1 - fraction)), as Keras has it; the rest are the validation set.
+
+    Raises:
+        ValueError: if the fraction lies outside (0, 1), or leaves no row to train on or none for validation.
+    """
+    _checks.check_fraction("validation_fraction", validation_fraction)
+    # The margin keeps a fraction like 0.9 of 10 rows from falling one short by rounding.
+    size = math.floor(num_rows * (1 - validation_fraction) + 1e-9)
+    if not 0 < size < num_rows:
+        raise ValueError(
+            f"a validation_fraction of {validation_fraction:g} leaves {size} of {num_rows} rows to train on "
+            f"and {num_rows - size} for validation; at least one of each is needed."
+        )
+    return size
+
+
+def with_weight_decay(
+    learning_rate: ArrayLike, *, optimizer: Callable[..., optax.GradientTransformation], weight_decay: ArrayLike
+) -> optax.GradientTransformation:
+    """An optimizer on a loss with the penalty weight_decay |w|^2 / 2, biases included.
+
+    The penalty's gradient, weight_decay w, joins the loss's before the moments, as PyTorch's `Adam(weight_decay=...)`
+    has it; `optax.adamw` adds it to the step.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> optimizer = with_weight_decay(0.1, optimizer=optax.adam, weight_decay=0.01)
+        >>> params = jnp.array([5.0, 0.0, -3.0])
+        >>> updates, _ = optimizer.update(jnp.zeros(3), optimizer.init(params), params)
+        >>> print(updates.round(3))
+        [-0.1 -0.   0.1]
+    """
+    rate = jnp.asarray(learning_rate)
+    return optax.chain(optax.add_decayed_weights(jnp.asarray(weight_decay, rate.dtype)), optimizer(rate))
+
+
+def train_minibatches(
+    loss: Callable[[PyTree, PyTree, PRNGKeyArray | None], Float[Array, " rows"]],
+    params: PyTree,
+    data: PyTree[Array],
+    validation: PyTree[Array],
+    *,
+    key: PRNGKeyArray,
+    optimizer: Callable[..., optax.GradientTransformation] = keras_rmsprop,
+    learning_rate: ArrayLike = 1e-3,
+    batch_size: int = 32,
+    max_epochs: int = 1000,
+    patience: int = 10,
+    restore_best: bool = True,
+    num_rows: tuple[Int[Array, ""], Int[Array, ""]] | None = None,
+) -> Optimum:
+    """Minimize the mean of a loss over rows by minibatches, until the validation loss stops improving.
+
+    The semantics are those of Keras: each epoch takes all rows once, in a new order; the last batch may be
+    smaller, and is averaged over its own rows; the validation loss is measured after each epoch, and training
+    stops once it has not fallen below its minimum for `patience` epochs in a row.
+
+    Safe under `jit` and `vmap` (over keys, folds of equal size, learning rates). No derivative passes: the
+    inputs are held constant, since a loop of unknown length has no reverse mode.
+
+    Args:
+        loss: `loss(params, rows, key)`, one value a row; `rows` is what `data` is, cut down to a batch. `key`
+            is a new one each batch, and None for the validation loss, which is without dropout.
+            A function at module level (or a Module) compiles once; a new lambda compiles anew.
+        params: initial parameters; floating-point arrays in it are trained, everything else is kept.
+        data: arrays with a common leading axis, the training rows.
+        validation: the same for the validation rows.
+        key: random key of the order of the rows and of `loss`.
+        optimizer: a function from the learning rate to an optax optimizer, such as `optax.adam`.
+        learning_rate: its learning rate.
+        batch_size: rows a step; at most all of them.
+        max_epochs: number of epochs to stop at.
+        patience: number of epochs without improvement to stop at.
+        restore_best: whether to return the parameters of the best epoch in place of those of the last one.
+        num_rows: how many of the training and of the validation rows there are, where the arrays have more: those
+            after them take no part, and cost nothing but memory. For problems of several sizes in one compiled
+            program, or one after another in `over_runs`.
+
+    Raises:
+        ValueError: if batch_size, max_epochs or patience is less than 1, or the learning rate not positive.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> def squared_error(slope, rows, key):
+        ...     x, y = rows
+        ...     return (slope * x - y) ** 2
+        >>> x = jnp.linspace(-1, 1, 50)
+        >>> optimum = train_minibatches(
+        ...     squared_error, jnp.zeros(()), (x, 3 * x), (x, 3 * x),
+        ...     key=jax.random.key(0), optimizer=optax.sgd, learning_rate=0.1,
+        ... )
+        >>> round(float(optimum.params), 3)
+        3.0
+    """
+    _checks.check_at_least("batch_size", batch_size, 1)
+    lengths = tuple(jax.tree.leaves(part)[0].shape[0] for part in (data, validation))
+    rows = _Rows(data, validation, lengths if num_rows is None else num_rows)
+    schedule = _Schedule.of(learning_rate, max_epochs, patience)
+    return _train(loss, params, rows, key, optimizer, schedule, min(batch_size, lengths[0]), restore_best)
+
+
+def train_steps(
+    loss: Callable[[PyTree, PyTree, PRNGKeyArray | None], Float[Array, " rows"]],
+    params: PyTree,
+    validation: PyTree[Array],
+    *,
+    key: PRNGKeyArray,
+    num_steps: int,
+    optimizer: Callable[..., optax.GradientTransformation] = optax.adam,
+    learning_rate: ArrayLike = 1e-3,
+    max_epochs: int = 1000,
+    patience: int = 10,
+    restore_best: bool = True,
+) -> Optimum:
+    """As `train_minibatches`, for a loss that draws its own examples; an epoch is a number of steps.
+
+    Args:
+        loss: `loss(params, None, key)`, one value for each example that it draws by the key; and
+            `loss(params, validation, None)`, one value for each row of the validation set.
+        params: as there, and so the rest.
+        validation: arrays with a common leading axis; None where the loss, called without a key, has examples of its
+            own: they tell whether training diverges.
+        key: random key.
+        num_steps: steps in an epoch.
+        optimizer: as there.
+        learning_rate: as there.
+        max_epochs: as there.
+        patience: as there.
+        restore_best: as there.
+
+    Raises:
+        ValueError: if num_steps, max_epochs or patience is less than 1, or the learning rate not positive.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def squared_distance(center, rows, key):
+        ...     drawn = 3 + (jnp.zeros(8) if key is None else jax.random.normal(key, (8,)))
+        ...     return (drawn - center) ** 2
+        >>> optimum = train_steps(
+        ...     squared_distance, jnp.zeros(()), None, key=jax.random.key(0), num_steps=100, learning_rate=0.1
+        ... )
+        >>> round(float(optimum.params), 1)
+        3.0
+    """
+    _checks.check_at_least("num_steps", num_steps, 1)
+    schedule = _Schedule.of(learning_rate, max_epochs, patience)
+    return _train(loss, params, _Rows(None, validation, None), key, optimizer, schedule, num_steps, restore_best)
+
+
+class _Rows(NamedTuple):
+    """What is trained on and validated with, and how many rows of both there are, where they are rows."""
+
+    train: PyTree
+    validation: PyTree
+    numbers: tuple[int | Int[Array, ""], int | Int[Array, ""]] | None
+
+
+class _Schedule(NamedTuple):
+    """How fast and how long to train, as arrays, so that other values do not compile anew."""
+
+    learning_rate: Float[Array, ""]
+    max_epochs: Int[Array, ""]
+    patience: Int[Array, ""]
+
+    @classmethod
+    def of(cls, learning_rate: ArrayLike, max_epochs: int, patience: int) -> "_Schedule":
+        for name, value in (("max_epochs", max_epochs), ("patience", patience)):
+            _checks.check_at_least(name, value, 1)
+        _checks.check_positive("learning_rate", learning_rate)
+        return cls(jnp.asarray(learning_rate), jnp.asarray(max_epochs), jnp.asarray(patience))
+
+
+class _State(NamedTuple):
+    """What the loop over epochs carries."""
+
+    params: PyTree
+    optimizer: PyTree
+    best: Best
+    epochs: Int[Array, ""]
+    finite: Bool[Array, ""]
+
+
+@eqx.filter_jit
+def _train(
+    loss: Callable,
+    params: PyTree,
+    rows: _Rows,
+    key: PRNGKeyArray,
+    optimizer: Callable[..., optax.GradientTransformation],
+    schedule: _Schedule,
+    batch_size: int,
+    restore_best: bool,
+) -> Optimum:
+    """One loop over epochs; `batch_size` is the number of steps in one where the loss draws its own examples."""
+    params, fixed = eqx.partition(params, eqx.is_inexact_array)
+    params, rows, schedule = lax.stop_gradient((params, rows, schedule))
+    descent = optimizer(schedule.learning_rate.astype(jnp.result_type(*jax.tree.leaves(params))))
+
+    def batch_loss(params, batch, included, key):
+        return jnp.mean(loss(eqx.combine(params, fixed), batch, key), where=included)
+
+    def validation_loss(params):
+        values = loss(eqx.combine(params, fixed), rows.validation, None)
+        return jnp.mean(values, where=None if rows.numbers is None else jnp.arange(values.size) < rows.numbers[1])
+
+    def epoch(state: _State) -> _State:
+        own_key = jax.random.fold_in(key, state.epochs)
+        number, batch = _drawn(batch_size, own_key) if rows.numbers is None else _batches(rows, batch_size, own_key)
+
+        def step(i, carry):
+            params, state = carry
+            updates, state = descent.update(jax.grad(batch_loss)(params, *batch(i)), state, params)
+            return optax.apply_updates(params, updates), state
+
+        params, memory = lax.fori_loop(0, number, step, (state.params, state.optimizer))
+        value = validation_loss(params)
+        return _State(
+            params=params,
+            optimizer=memory,
+            best=state.best.after(params, value),
+            epochs=state.epochs + 1,
+            finite=jnp.isfinite(value),
+        )
+
+    def unfinished(state: _State) -> Bool[Array, ""]:
+        return state.finite & (state.epochs < schedule.max_epochs) & (state.best.stale < schedule.patience)
+
+    initial = _State(
+        params=params,
+        optimizer=descent.init(params),
+        best=Best.before(params if restore_best else None, jax.eval_shape(validation_loss, params).dtype),
+        epochs=jnp.zeros((), jnp.int32),
+        finite=jnp.ones((), bool),
+    )
+    final = lax.while_loop(unfinished, epoch, initial)
+    ended = jnp.where(final.best.stale < schedule.patience, Result.STEP_LIMIT, Result.CONVERGED)
+    return Optimum(
+        eqx.combine(final.best.params if restore_best else final.params, fixed),
+        final.best.loss,
+        final.epochs,
+        jnp.where(final.finite, ended, Result.NOT_FINITE),
+    )
+
+
+def _drawn(num_steps: int, key: PRNGKeyArray):
+    """As `_batches`, where the loss draws its own examples: a batch is a key."""
+    keys = jax.random.split(jax.random.split(key)[1], num_steps)
+    return num_steps, lambda i: (None, None, keys[i])
+
+
+def _batches(rows: _Rows, batch_size: int, key: PRNGKeyArray):
+    """How many batches the rows make in a random order, and a function of i that gives the batch i.
+
+    A batch is its rows, which of them to include, since the last one is filled up, and a key.
+    """
+    data, (num_rows, _) = rows.train, cast(tuple, rows.numbers)
+    length = jax.tree.leaves(data)[0].shape[0]
+    most = math.ceil(length / batch_size)
+    order_key, loss_key = jax.random.split(key)
+    order = jax.random.permutation(order_key, length)
+    if not isinstance(num_rows, int):
+        # The rows that there are, in their random order, come first.
+        order = order[jnp.nonzero(order < num_rows, size=length)[0]]
+    order = jnp.resize(order, (most, batch_size))
+    keys = jax.random.split(loss_key, most)
+
+    def batch(i):
+        included = i * batch_size + jnp.arange(batch_size) < num_rows
+        return jax.tree.map(lambda a: a[order[i]], data), included, keys[i]
+
+    return -(-num_rows // batch_size), batch

@@ -1,0 +1,85 @@
+"""What an optimization found, and how it ended."""
+
+import enum
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from jaxcal import _checks
+
+
+class Result(enum.IntEnum):
+    """How an optimization ended: the values that an array of result codes holds."""
+
+    CONVERGED = 0
+    """The stopping rule was met."""
+    STEP_LIMIT = 1
+    """The allowed number of steps or epochs was used up first."""
+    NOT_FINITE = 2
+    """The loss became NaN or infinite, and the loop was left."""
+
+
+class Optimum(NamedTuple):
+    """What an optimization found.
+
+    Attributes:
+        params: the parameters, in the form in which they came.
+        loss: the lowest loss met: of the validation rows where there are any.
+        steps: how many steps or epochs were run.
+        result: one of the values of `Result`.
+    """
+
+    params: PyTree
+    loss: Float[Array, ""]
+    steps: Int[Array, ""]
+    result: Int[Array, ""]
+
+
+def raise_unless_finite(optimum: Optimum) -> None:
+    """Raise FloatingPointError if a loss became NaN or infinite; inside a transformation, do nothing."""
+    if _checks.is_traced(optimum.result):
+        return
+    if np.any(np.asarray(optimum.result) == Result.NOT_FINITE):
+        raise FloatingPointError(
+            f"training diverged: the loss is NaN or infinite after {np.max(optimum.steps)} epochs. "
+            "A lower learning_rate may help; throw=False returns the parameters as they are."
+        )
+
+
+def lowest(optima: Optimum) -> Optimum:
+    """The one of the lowest loss, of those stacked along the leading axis of every array; NaN is the greatest."""
+    best = jnp.argmin(jnp.where(jnp.isnan(optima.loss), jnp.inf, optima.loss))
+    return jax.tree.map(lambda leaf: leaf[best], optima)
+
+
+class Best(NamedTuple):
+    """The best parameters so far, by a validation loss: what early stopping knows.
+
+    Attributes:
+        params: those of the lowest loss; None where nobody asks for them.
+        loss: the lowest loss.
+        stale: for how many steps, or epochs, in a row there was nothing better.
+    """
+
+    params: PyTree
+    loss: Float[Array, ""]
+    stale: Int[Array, ""]
+
+    @classmethod
+    def before(cls, params: PyTree, dtype: jnp.dtype) -> "Best":
+        """Nothing has been compared yet."""
+        return cls(params, jnp.asarray(jnp.inf, dtype), jnp.zeros((), jnp.int32))
+
+    def after(self, params: PyTree, loss: Float[Array, ""]) -> "Best":
+        """What is best once these have been compared, too; NaN is no improvement."""
+        improved = loss < self.loss
+        kept = None if self.params is None else select(improved, params, self.params)
+        return Best(kept, jnp.where(improved, loss, self.loss), jnp.where(improved, 0, self.stale + 1))
+
+
+def select(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+    """One of two pytrees of arrays of the same shapes."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)

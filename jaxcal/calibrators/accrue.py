@@ -23,13 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import Rows, are_among, as_rows, check_base
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
-from jaxcal.networks import FeedForward
+from jaxcal.networks import FeedForward, TrainingRecord
 from jaxcal.optimize import Optimum, Result, minimize, minimize_from_each, num_train
 from jaxcal.preprocessing import Standardizer
 
@@ -147,8 +147,8 @@ class ACCRUE(eqx.Module):
         beta: the weight of the CRPS in the loss.
         loss: the lowest loss of the validation set, for errors in units of y's standard deviation; after a polynomial
             that of all rows.
-        steps: how many L-BFGS steps were taken, by the polynomial at its last order.
-        result: how they ended, one of `jaxcal.optimize.Result`.
+        training: how training went, a `jaxcal.networks.TrainingRecord`, whose epochs are steps of L-BFGS, by the
+            polynomial at its last order.
     """
 
     model: Callable
@@ -156,8 +156,7 @@ class ACCRUE(eqx.Module):
     scale: Float[Array, "*runs"]
     beta: Float[Array, "*runs"]
     loss: Float[Array, "*runs"]
-    steps: Int[Array, "*runs"]
-    result: Int[Array, "*runs"]
+    training: TrainingRecord
 
     def __call__(self, x: ArrayLike, base: Distribution) -> Normal:
         """The distributions N(base.mean, std(x)^2).
@@ -289,14 +288,14 @@ def _fit_networks(rows: Rows, start, beta, until, size: int, key: PRNGKeyArray |
     places = jnp.arange(rows.y.shape[0])
     order = places if key is None else jax.random.permutation(key, places)
     part = lambda chosen: _Problem(problem.x[chosen], problem.errors[chosen], problem.log_scale)
-    train, held_out = part(order[:size]), part(order[size:])
+    train, validation = part(order[:size]), part(order[size:])
     beta = accrue_beta(train.errors) if beta is None else beta.astype(unit.dtype)
     params, fixed = eqx.partition(start, eqx.is_inexact_array)
     loss = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), beta)
     optimum = minimize_from_each(
-        loss(train), params, max_iterations=until[0], validation_loss=loss(held_out), patience=until[1]
+        loss(train), params, max_iterations=until[0], validation_loss=loss(validation), patience=until[1]
     )
-    return _fitted(eqx.combine(optimum.params, fixed), x_scaler, problem, unit, beta, optimum)
+    return _fitted(eqx.combine(optimum.params, fixed), x_scaler, problem, unit, beta, optimum, optimum.loss)
 
 
 @eqx.filter_jit
@@ -326,7 +325,7 @@ def _fit_polynomial(rows: Rows, beta, until) -> ACCRUE:
     constant = jnp.where(places == 0, math.log(math.expm1(1)), 0).astype(unit.dtype)
     nothing = Optimum(constant, jnp.full_like(unit, jnp.inf), jnp.int32(0), jnp.asarray(Result.STEP_LIMIT))
     _, _, optimum = lax.while_loop(unfinished, next_order, (jnp.int32(0), jnp.int32(0), nothing))
-    return _fitted(Polynomial(optimum.params), x_scaler, problem, unit, beta, optimum)
+    return _fitted(Polynomial(optimum.params), x_scaler, problem, unit, beta, optimum, None)
 
 
 def _fitted(
@@ -336,6 +335,7 @@ def _fitted(
     unit: Float[Array, ""],
     beta: Float[Array, ""],
     optimum: Optimum,
+    validation_loss: Float[Array, ""] | None,
 ) -> ACCRUE:
     """The fitted model, with the problem's scale in the unit of the target."""
     return ACCRUE(
@@ -344,6 +344,5 @@ def _fitted(
         scale=unit * jnp.exp(problem.log_scale),
         beta=beta,
         loss=optimum.loss,
-        steps=optimum.steps,
-        result=optimum.result,
+        training=TrainingRecord(epochs=optimum.steps, validation_loss=validation_loss, result=optimum.result),
     )

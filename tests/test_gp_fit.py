@@ -349,7 +349,7 @@ def test_of_many_rows_some_decide_on_the_hyperparameters_and_all_on_the_predicti
 def test_preset_starts_where_the_paper_starts(rows, monkeypatch):
     """All hyperparameters one, the first 50 rows inducing points."""
     given = []
-    monkeypatch.setattr(rio, "maximize", lambda *arguments: given.extend(arguments) or 1 / 0)
+    monkeypatch.setattr(rio, "maximize_evidence", lambda *arguments: given.extend(arguments) or 1 / 0)
     with jax.disable_jit(), pytest.raises(ZeroDivisionError):
         rio.fit(*rows, preset="paper")
     starts, data, options = given

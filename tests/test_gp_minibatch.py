@@ -208,7 +208,7 @@ class Reader:
 def fit(read, inducing="trained", *, key=KEY, epochs=30, batch_size=64, learning_rate=0.05, max_iterations=1):
     """By default with a sample's fit that ends far from the optimum, so that the minibatches have something to do."""
     options = Options("collapsed", inducing, INDUCING, max_iterations)
-    return minibatch.maximize(
+    return minibatch.maximize_bound(
         starts,
         read,
         ROWS,
@@ -231,7 +231,7 @@ def test_it_reaches_the_optimum_of_the_collapsed_bound(fitted, inducing):
     read = Reader(table())
     found = fitted if inducing == "trained" else fit(read, inducing)
     options = Options("collapsed", inducing, INDUCING, 1000)
-    full = eqx.filter_jit(whole.maximize)(lambda data, noise: starts(data), read.all, options)
+    full = eqx.filter_jit(whole.maximize_evidence)(lambda data, noise: starts(data), read.all, options)
     barely = fit(read, inducing, epochs=1, learning_rate=1e-6)
     assert barely.evidence < full.evidence - 0.1 * abs(full.evidence)  # the start is no solution
     assert found.evidence > full.evidence - 0.005 * abs(full.evidence)
@@ -267,7 +267,7 @@ def test_every_epoch_reads_equal_chunks_of_all_rows(monkeypatch):
     monkeypatch.setattr(minibatch, "_SAMPLE_ROWS", 100)
     read = Reader(table()[:-1])
     options = Options("collapsed", "greedy", INDUCING, 1)
-    minibatch.maximize(starts, read, ROWS - 1, options, key=KEY, epochs=4, batch_size=64)
+    minibatch.maximize_bound(starts, read, ROWS - 1, options, key=KEY, epochs=4, batch_size=64)
     sample, *slices = read.asked
     assert len(np.unique(sample)) == 100
     assert (np.diff(sample) > 0).all()

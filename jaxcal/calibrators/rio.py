@@ -32,7 +32,7 @@ from jaxcal.calibrators._base import check_base
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
 from jaxcal.functional import linalg
 from jaxcal.gp import initial, minibatch
-from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers, warn_of_rounding
+from jaxcal.gp.fit import maximize_evidence, raise_unless_factorized, warn_of_outliers, warn_of_rounding
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
@@ -355,7 +355,7 @@ def _fit(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
 def _fit_one(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
     scales = _Scales.of(None if x is None else Standardizer.of(x), mean, std, y, setting)
     data = scales.data(x, mean, std, y, setting)
-    return scales.rio(maximize(eqx.Partial(_starts, given, setting), data, setting.options), setting)
+    return scales.rio(maximize_evidence(eqx.Partial(_starts, given, setting), data, setting.options), setting)
 
 
 def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, epochs: int, key) -> "RIO":
@@ -375,7 +375,7 @@ def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, e
         return scales.data(x, mean, std, own_y, setting)
 
     starts_of = eqx.Partial(_starts, given, setting)
-    return scales.rio(minibatch.maximize(starts_of, read, n, setting.options, key=key, epochs=epochs), setting)
+    return scales.rio(minibatch.maximize_bound(starts_of, read, n, setting.options, key=key, epochs=epochs), setting)
 
 
 class _Scales(NamedTuple):

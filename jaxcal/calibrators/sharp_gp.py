@@ -34,7 +34,7 @@ from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.functional import gp
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
 from jaxcal.gp import initial, model, widths
-from jaxcal.gp.fit import maximize, warn_of_rounding
+from jaxcal.gp.fit import maximize_evidence, warn_of_rounding
 from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
@@ -399,7 +399,7 @@ def _fitted(x: Float[Array, "n d"], targets: Float[Array, " n"]) -> tuple[Float[
     bound = "exact" if targets.shape[0] <= _EXACT_ROWS else "collapsed"
     options = Options.of(targets.shape[0], bound, None, None, _MOST_ITERATIONS, None, ard=True)
     starts_of = lambda data, noise: initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
-    process = maximize(starts_of, data, options)
+    process = maximize_evidence(starts_of, data, options)
     kernel = cast(SquaredExponential, process.model.kernel)
     log_lengthscale = jnp.broadcast_to(kernel.log_lengthscale, x.shape[1:])
     return log_lengthscale, process.noise_variance / jnp.exp(kernel.log_variance)

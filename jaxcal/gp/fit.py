@@ -1,10 +1,10 @@
 """From data to a fitted Gaussian process: the search, the posterior, and the answers to what went wrong."""
 
 import warnings
+from functools import partial
 
-import equinox as eqx
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
 from jaxcal import _checks
 from jaxcal.functional import noise
@@ -23,7 +23,7 @@ JITTER_TRIES = 4
 _MUCH_ROUNDING = 0.1
 
 
-def maximize(starts_of: StartsOf, data: Data, options: Options) -> Process:
+def maximize_evidence(starts_of: StartsOf, data: Data, options: Options) -> Process:
     """The process of the greatest evidence, at the smallest jitter at which evidence and posterior are finite.
 
     Safe under `vmap`: see `optimize.one_run_at_a_time`.
@@ -33,29 +33,12 @@ def maximize(starts_of: StartsOf, data: Data, options: Options) -> Process:
         data: what to explain.
         options: how.
     """
-    rest: list[PyTree] = []
-    arrays, static = eqx.partition((starts_of, data), eqx.is_array)
-
-    def run(arrays):
-        starts_of, data = eqx.combine(arrays, static)
-
-        def attempt(tries):
-            jitter = jitter_of_try(tries, data.targets.dtype, options.bound)
-            is_last = tries == JITTER_TRIES - 1
-            found, other = eqx.partition(_fitted(starts_of, data, jitter, options, is_last), eqx.is_array)
-            rest[:] = [other]
-            return found
-
-        return first_finite(attempt, JITTER_TRIES)
-
-    return eqx.combine(one_run_at_a_time(run)(arrays), rest[0])
+    return one_run_at_a_time(partial(first_finite, _attempt, JITTER_TRIES))(starts_of, data, options)
 
 
-def _fitted(
-    starts_of: StartsOf, data: Data, jitter: Float[Array, ""], options: Options, is_last: Bool[Array, ""]
-) -> Process:
-    """The process by the noise that the options ask for; `is_last` tells that no more jitter will be tried."""
-    starts = starts_of(data, None)
+def _attempt(starts_of: StartsOf, data: Data, options: Options, tries: Int[Array, ""]) -> Process:
+    """The process by the noise that the options ask for, with the jitter after so many tries."""
+    starts, jitter = starts_of(data, None), jitter_of_try(tries, data.targets.dtype, options.bound)
     if options.noise == "student_t":
         return process_of(with_student_t_noise(starts, data, jitter, options), data, jitter, options.mesh)
     if options.bound in ("nearest", "better"):
@@ -63,6 +46,7 @@ def _fitted(
         by_rows = nearest.optimum(first, data, jitter, options)
         if options.bound == "nearest":
             return process_of_nearest(by_rows, data, jitter)
+        is_last = tries == JITTER_TRIES - 1
         return better_of(search(starts, data, jitter, options, first), by_rows, data, jitter, is_last)
     found = search(starts, data, jitter, options)
     if options.noise == "input":

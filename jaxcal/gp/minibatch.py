@@ -88,7 +88,7 @@ def transported(sites: Sites, whiten: Float[Array, "m m"], factor: Float[Array, 
     return Sites(move.T @ sites.precision @ move, move.T @ sites.shift)
 
 
-def maximize(
+def maximize_bound(
     starts: Callable[[Data], Model],
     read: Read,
     n: int,
@@ -101,9 +101,9 @@ def maximize(
 ) -> Process:
     """A process of great collapsed bound.
 
-    What `fit.maximize` does, with a chunk of the rows in memory at a time: O(chunk + m^2) memory whatever n is,
-    and O(n m^2) time an epoch, about that of the collapsed bound with its gradient. It reads while it goes: not for use
-    inside of `jit`.
+    What `fit.maximize_evidence` does, with a chunk of the rows in memory at a time: O(chunk + m^2) memory whatever n
+    is, and O(n m^2) time an epoch, about that of the collapsed bound with its gradient. It reads while it goes: not for
+    use inside of `jit`.
 
     It starts at the greatest exact evidence of some rows of a random sample, and is improved by L-BFGS on the bound of
     that sample, which counts as often as it takes to make up all rows. Then follow the epochs of minibatches: an epoch

@@ -7,18 +7,20 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import PyTree
 
 from jaxcal.optimize.result import Result
 
 
-def first_finite(attempt: Callable[[Int[Array, ""]], PyTree], tries: int) -> PyTree:
-    """The result of attempt(0), or of the first of attempt(1), attempt(2), ... that does not end in NaN.
+def first_finite(attempt: Callable[..., PyTree], tries: int, *args: PyTree) -> PyTree:
+    """The result of attempt(*args, 0), or of the first of attempt(*args, 1), ... that does not end in NaN.
 
     Args:
-        attempt: gives a record of arrays, one of them its `result`, a value of `Result`.
+        attempt: gives a record, one of whose arrays is its `result`, a value of `Result`.
         tries: how often at most.
+        args: of every attempt, before its number.
     """
+    attempt = _ArraysOut(partial(attempt, *args))
 
     def failed(state):
         tried, found = state
@@ -26,13 +28,13 @@ def first_finite(attempt: Callable[[Int[Array, ""]], PyTree], tries: int) -> PyT
 
     def again(state):
         tried, _ = state
-        return tried + 1, attempt(tried)
+        return tried + 1, traced(tried)
 
-    attempt = jax.jit(attempt)  # traced once, not here and in the loop
-    shapes = jax.eval_shape(attempt, jnp.int32(0))
+    traced = jax.jit(attempt)  # once, not here and in the loop
+    shapes = jax.eval_shape(traced, jnp.int32(0))
     nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     nothing = eqx.tree_at(lambda n: n.result, nothing, jnp.full_like(nothing.result, Result.NOT_FINITE))
-    return lax.while_loop(failed, again, (jnp.int32(0), nothing))[1]
+    return attempt.whole(lax.while_loop(failed, again, (jnp.int32(0), nothing))[1])
 
 
 def over_runs(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -49,17 +51,10 @@ def over_runs(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     def mapped(*args: PyTree) -> PyTree:
         arrays, static = eqx.partition(args, eqx.is_array)
-        # What is not an array is the same in every run, so the trace of one run tells it.
-        static_out = []
-
-        def run(arrays):
-            out_arrays, out = eqx.partition(fun(*eqx.combine(arrays, static)), eqx.is_array)
-            static_out.append(out)
-            return out_arrays
-
-        run = jax.jit(run)  # traced once for both
-        out_arrays = lax.platform_dependent(arrays, cpu=partial(lax.map, run), default=jax.vmap(run))
-        return eqx.combine(out_arrays, static_out[0])
+        run = _ArraysOut(fun, static)
+        traced = jax.jit(run)  # once for both
+        each = lambda arrays: lax.map(lambda arrays: traced(*arrays), arrays)
+        return run.whole(lax.platform_dependent(*arrays, cpu=lambda *arrays: each(arrays), default=jax.vmap(traced)))
 
     return mapped
 
@@ -68,10 +63,21 @@ def one_run_at_a_time(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`fun`, with the rule that a `vmap` of it becomes `over_runs`.
 
     XLA's CPU client with a pool of two threads can hang for ever in a batched loop that holds a line search over
-    Cholesky factorizations. With this around the loop, `vmap` is safe on every device. `fun` takes and returns
-    pytrees of arrays.
+    Cholesky factorizations. With this around the loop, `vmap` is safe on every device. Arguments that are not arrays
+    are shared by all runs.
     """
-    safe = jax.custom_batching.custom_vmap(fun)
+
+    def guarded(*args: PyTree) -> PyTree:
+        arrays, static = eqx.partition(args, eqx.is_array)
+        run = _ArraysOut(fun, static)
+        return run.whole(_with_rule(run)(*arrays))
+
+    return guarded
+
+
+def _with_rule(run: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """The rule of `one_run_at_a_time`, for a function of arrays."""
+    safe = jax.custom_batching.custom_vmap(run)
 
     @safe.def_vmap
     def rule(axis_size, in_batched, *args):
@@ -81,8 +87,24 @@ def one_run_at_a_time(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
         out = lax.platform_dependent(
             batched,
             cpu=partial(lax.map, lambda batched: safe(*eqx.combine(batched, shared))),
-            default=jax.vmap(lambda batched: fun(*eqx.combine(batched, shared))),
+            default=jax.vmap(lambda batched: run(*eqx.combine(batched, shared))),
         )
         return out, jax.tree.map(lambda _: True, out)
 
     return safe
+
+
+class _ArraysOut:
+    """A function of arrays alone and to arrays alone; what else it gives, the same in every call, is kept."""
+
+    def __init__(self, fun: Callable[..., PyTree], static: PyTree = None):
+        self.fun, self.static, self.rest = fun, static, None
+
+    def __call__(self, *arrays: PyTree) -> PyTree:
+        args = arrays if self.static is None else eqx.combine(arrays, self.static)
+        out, self.rest = eqx.partition(self.fun(*args), eqx.is_array)
+        return out
+
+    def whole(self, arrays: PyTree) -> PyTree:
+        """What the function gave, with these arrays."""
+        return eqx.combine(arrays, self.rest)

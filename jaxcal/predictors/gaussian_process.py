@@ -22,7 +22,7 @@ from jaxcal import _checks
 from jaxcal.distributions import Normal, StudentT
 from jaxcal.functional import linalg
 from jaxcal.gp import initial, minibatch
-from jaxcal.gp.fit import maximize, raise_unless_factorized, warn_of_outliers, warn_of_rounding
+from jaxcal.gp.fit import maximize_evidence, raise_unless_factorized, warn_of_outliers, warn_of_rounding
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
@@ -300,7 +300,7 @@ def _fit(x: Float[Array, "n d"], y: Float[Array, " n"], given: Given, setting: S
     scaler = Standardizer.identity if setting.preset == "nngp" else Standardizer.robust if robust else Standardizer.of
     y_scaler = scaler(y)
     data = _data(x, y, x_scaler, y_scaler)
-    process = maximize(eqx.Partial(_starts, given, y_scaler, setting), data, setting.options)
+    process = maximize_evidence(eqx.Partial(_starts, given, y_scaler, setting), data, setting.options)
     return GaussianProcess(process, x_scaler, y_scaler)
 
 
@@ -316,7 +316,7 @@ def _fit_stochastic(x, y, given: Given, setting: Setting, epochs: int, key) -> "
         return _data(own_x, own_y, x_scaler, y_scaler)
 
     starts_of = eqx.Partial(_starts, given, y_scaler, setting)
-    process = minibatch.maximize(starts_of, read, n, setting.options, key=key, epochs=epochs)
+    process = minibatch.maximize_bound(starts_of, read, n, setting.options, key=key, epochs=epochs)
     return GaussianProcess(process, x_scaler, y_scaler)
 
 

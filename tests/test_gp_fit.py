@@ -265,7 +265,8 @@ def test_variances_far_beyond_the_targets_are_no_optimum(rows, method):
     ("n", "options"),
     [
         (N, {}),
-        pytest.param(N, {"bound": "collapsed", "num_inducing": 15}, marks=pytest.mark.slow),
+        # With the exact bound's tolerance: the order is not to decide where in the last nat a fit ends.
+        pytest.param(N, {"bound": "collapsed", "num_inducing": 15, "tolerance": 0.005}, marks=pytest.mark.slow),
         pytest.param(300, {"ard": False}, marks=pytest.mark.slow),  # more than the first climbs look at
     ],
     ids=["exact", "collapsed", "many"],

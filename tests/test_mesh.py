@@ -13,7 +13,7 @@ COMMON = """
 import json
 import equinox as eqx, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxcal import Point, rio
+from jaxcal import Point, gaussian_process, rio
 from jaxcal.functional import kernels, linalg, sparse_gp
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -47,20 +47,22 @@ def bound(learned, x, y, mesh):
 
 x, y, precisions = map(jnp.asarray, (rng.normal(size=(701, 2)), rng.normal(size=701), rng.uniform(0.5, 2, 701)))
 learned, noise = Covariances(x[:12], jnp.asarray(0.7)), jnp.asarray(0.3)
-slopes = eqx.filter_jit(jax.value_and_grad(bound))
-alone = slopes((learned, noise, precisions), x, y, None)
+gradients = eqx.filter_jit(jax.value_and_grad(bound))
+alone = gradients((learned, noise, precisions), x, y, None)
 found = {"not jitted": compare(jax.value_and_grad(bound)((learned, noise, precisions), x, y, line), alone)}
 for name, mesh in {"square": square, "typed": typed}.items():
-    found[name] = compare(slopes((learned, noise, precisions), x, y, mesh), alone)
-alone = slopes((learned, noise, precisions[:700]), x[:700], y[:700], None)
+    found[name] = compare(gradients((learned, noise, precisions), x, y, mesh), alone)
+alone = gradients((learned, noise, precisions[:700]), x[:700], y[:700], None)
 there = spread([precisions[:700], x[:700], y[:700]])
-found["spread"] = compare(slopes((learned, noise, there[0]), *there[1:], line), alone)
+found["spread"] = compare(gradients((learned, noise, there[0]), *there[1:], line), alone)
 print(json.dumps(found))
 """
-FITS = """
+ROWS = """
 x = rng.normal(size=(404, 2))
 mean = np.sin(x[:, 0])
 y = mean + 0.3 * np.cos(2 * x[:, 1]) + 0.3 * mean**2 + 0.1 * rng.normal(size=404)
+"""
+RIO = """
 
 def fit(x, mean, y, mesh):
     fit = rio.fit(x, Point(mean), y, bound="collapsed", num_inducing=12, mesh=mesh, **SETTING)
@@ -68,6 +70,14 @@ def fit(x, mean, y, mesh):
     return fit.evidence, distribution.mean, distribution.std
 
 print(json.dumps({"fit": compare(fit(*spread([x, mean, y]), line), fit(x, mean, y, None))}))
+"""
+PROCESS = """
+def fit(x, y, mesh):
+    fit = gaussian_process.fit(x, y, num_inducing=12, mesh=mesh)
+    distribution = fit(x[:48] + 0.1)
+    return fit.evidence, distribution.mean, distribution.std
+
+print(json.dumps({"fit": compare(fit(*spread([x, y]), line), fit(x, y, None))}))
 """
 
 
@@ -85,18 +95,22 @@ def on_four_devices(script):
     return json.loads(out.stdout)
 
 
-def test_bound_and_slopes_of_distributed_rows():
+def test_bound_and_gradients_of_distributed_rows():
     found = on_four_devices(SUMS)
     assert list(found) == ["not jitted", "square", "typed", "spread"]
     for num_devices, num_arrays, difference in found.values():
-        # The bound, and its slopes by inducing points, lengthscale, noise and precisions.
+        # The bound, and its gradients by inducing points, lengthscale, noise and precisions.
         assert (num_devices, num_arrays) == (4, 5)
         assert difference < 1e-11
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", [{"preset": "paper", "kernel": "output"}, {}], ids=["paper", "greedy"])
-def test_fit_of_distributed_rows(setting):
-    ((num_devices, num_arrays, difference),) = on_four_devices(FITS.replace("SETTING", repr(setting))).values()
+@pytest.mark.parametrize(
+    "script",
+    [RIO.replace("**SETTING", "preset='paper', kernel='output'"), RIO.replace("**SETTING", ""), PROCESS],
+    ids=["rio paper", "rio", "gaussian process"],
+)
+def test_fit_of_distributed_rows(script):
+    ((num_devices, num_arrays, difference),) = on_four_devices(ROWS + script).values()
     assert (num_devices, num_arrays) == (4, 3)
     assert difference < 1e-6

@@ -11,6 +11,7 @@ from gpjax.parameters import NonNegativeReal
 
 from jaxcal.functional import kernels
 from jaxcal.gp.kernels import GPJaxKernel
+from jaxcal.gp.model import Data
 from jaxcal.gp.nngp import NNGP
 from jaxcal.predictors import gaussian_process
 from jaxcal.preprocessing import Standardizer
@@ -110,10 +111,9 @@ def relu_gram(x, weight, bias, depth=2):
 
 def test_preset_starts_from_the_grid_of_the_paper(data):
     x, y = map(jnp.asarray, data)
-    scalers = Standardizer.of(x), Standardizer.identity(y)
-    rows, given = gaussian_process._data(x, y, *scalers), gaussian_process.Given(None, None)
-    setting = gaussian_process.Setting("nngp", None)
-    starts = gaussian_process._starts(given, scalers[1], setting, rows)
+    unscaled = Standardizer.identity(y)
+    rows, given = Data(Standardizer.of(x)(x), unscaled(y)), gaussian_process.Given(None, None)
+    starts = gaussian_process._starts(given, unscaled, "nngp", rows)
     is_kernel = lambda node: isinstance(node, NNGP)
     (kernel,) = filter(is_kernel, jax.tree.leaves(starts, is_leaf=is_kernel))
     pairs = np.column_stack([kernel.weight_variance.unwrap(), kernel.bias_variance.unwrap()])

@@ -293,7 +293,7 @@ def test_integers_and_one_column():
 def test_more_inducing_points_than_rows(data):
     x, base, y = data
     with pytest.warns(UserWarning, match="400, but there are 60 rows"):
-        fit = rio.fit(x, base, y, bound="collapsed")
+        fit = rio.fit(x, base, y, bound="collapsed", num_inducing=400)
     assert fit.points.inputs.shape == (60, 2)
 
 

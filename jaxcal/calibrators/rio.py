@@ -17,7 +17,7 @@ R+O    residual    output         Y+O     outcome     output
 import operator
 from collections.abc import Iterable
 from functools import reduce
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -32,7 +32,7 @@ from jaxcal.calibrators._base import check_base
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
 from jaxcal.functional import linalg
 from jaxcal.gp import initial, minibatch
-from jaxcal.gp.fit import maximize_evidence, raise_unless_factorized, warn_of_outliers, warn_of_rounding
+from jaxcal.gp.fit import check_fit, maximize_evidence
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
@@ -205,7 +205,18 @@ def fit(
     _checks.check_rows("y", y, 2)
     check_base(base, y.shape[0], outputs=True)
     setting = _setting(
-        y.shape[0], kernel, target, bound, num_inducing, inducing, ard, noise, max_iterations, tolerance, preset, mesh
+        y.shape[0],
+        kernel,
+        target,
+        preset,
+        bound=bound,
+        num_inducing=num_inducing,
+        inducing=inducing,
+        max_iterations=max_iterations,
+        tolerance=tolerance,
+        ard=ard,
+        noise=noise,
+        mesh=mesh,
     )
     if noise == "input" and _own_std(base) is not None:
         raise ValueError(
@@ -220,10 +231,7 @@ def fit(
     else:
         x = None if setting.kernel == "output" else _checks.as_matrix("x", x, length=y.shape[0])
         rio = _fit(x, base.mean, _own_std(base), y, given, setting)
-    if throw:
-        raise_unless_factorized(rio.result, rio.jitter, y.shape[0])
-    warn_of_outliers(rio.process, y.shape[0])
-    warn_of_rounding(rio.process.rounding_share)
+    check_fit(rio.process, y.shape[0], throw=throw)
     return rio
 
 
@@ -291,30 +299,23 @@ def _own_std(base: Distribution) -> Array | None:
     return None if isinstance(base, Point) else base.std
 
 
-def _setting(
-    n, kernel, target, bound, num_inducing, inducing, ard, noise, max_iterations, tolerance, preset, mesh
-) -> Setting:
-    """The options, checked, with the defaults that depend on each other filled in."""
-    paper = preset == "paper"
-    if isinstance(kernel, str):
-        _checks.check_choice("kernel", kernel, ("io", "input", "output"))
+def _setting(n: int, kernel: str | tuple, target: str, preset: str | None, **asked: Any) -> Setting:
+    """The options, checked, with what the preset and the kernel decide; `asked` goes to `Options.of`."""
+    paper, by_name = preset == "paper", isinstance(kernel, str)
+    depends_on = kernel if isinstance(kernel, str) else _depends_on(kernel)
+    _checks.check_choice("kernel", depends_on, ("io", "input", "output"))
     _checks.check_choice("target", target, ("residual", "outcome"))
     _checks.check_choice("preset", preset, (None, "paper"))
-    if paper:
-        bound = "collapsed" if bound == "auto" else bound
-        if inducing is None:
-            inducing = "trained"
-        num_inducing = 50 if num_inducing is None else num_inducing
-        tolerance = 0.0 if tolerance is None else tolerance
-    if paper and noise != "gaussian":
-        raise ValueError(f"preset='paper' has Gaussian noise; got noise={noise!r}.")
-    if ard is None:
-        ard = False if paper or not isinstance(kernel, str) else "auto"
-    elif ard and not isinstance(kernel, str):
+    if paper and asked["noise"] != "gaussian":
+        raise ValueError(f"preset='paper' has Gaussian noise; got noise={asked['noise']!r}.")
+    if asked["ard"] and not by_name:
         raise ValueError("ard has no effect on kernels of gpjax: give them a lengthscale for every column.")
-    options = Options.of(n, bound, num_inducing, inducing, max_iterations, tolerance, ard, noise, mesh)
-    depends_on = kernel if isinstance(kernel, str) else _depends_on(kernel)
-    return Setting(depends_on, target, paper, options)
+    defaults = {"ard": "auto" if by_name and not paper else False}
+    if paper:
+        defaults |= {"inducing": "trained", "num_inducing": 50, "tolerance": 0.0}
+        asked["bound"] = "collapsed" if asked["bound"] == "auto" else asked["bound"]
+    asked |= {name: default for name, default in defaults.items() if asked[name] is None}
+    return Setting(depends_on, target, paper, Options.of(n, **asked))
 
 
 def _depends_on(kernels: tuple) -> str:
@@ -367,13 +368,8 @@ def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, e
     x = None if setting.kernel == "output" else minibatch.as_rows(x, n)
     x_scaler = None if x is None else minibatch.standardizer(x, y.dtype)
     scales = _Scales.of(x_scaler, mean, std, y, setting)
-    # On the host, where to cut out a part compiles nothing.
-    columns = (x, *jax.tree.map(np.asarray, (mean, std, y)))
-
-    def read(part) -> Data:
-        x, mean, std, own_y = jax.tree.map(lambda column: jnp.asarray(column[part], y.dtype), columns)
-        return scales.data(x, mean, std, own_y, setting)
-
+    data_of = lambda x, mean, std, y: scales.data(x, mean, std, y, setting)
+    read = minibatch.reader(data_of, (x, mean, std, y), y.dtype)
     starts_of = eqx.Partial(_starts, given, setting)
     return scales.rio(minibatch.maximize_bound(starts_of, read, n, setting.options, key=key, epochs=epochs), setting)
 

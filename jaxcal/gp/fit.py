@@ -54,6 +54,14 @@ def _attempt(starts_of: StartsOf, data: Data, options: Options, tries: Int[Array
     return process_of(found, data, jitter, options.mesh)
 
 
+def check_fit(process: Process, n: int, *, throw: bool) -> None:
+    """Raise if there is no fit to n rows, and `throw`; warn of outliers and of rounding. Nothing while traced."""
+    if throw:
+        raise_unless_factorized(process.result, process.jitter, n)
+    warn_of_outliers(process, n)
+    warn_of_rounding(process.rounding_share)
+
+
 def warn_of_outliers(process: Process, n: int) -> None:
     """Warn if an error is greater than any of n normal ones; nothing while traced."""
     if process.greatest_error is None or _checks.is_traced(*process.greatest_error):
@@ -65,7 +73,7 @@ def warn_of_outliers(process: Process, n: int) -> None:
             f"row {rows[worst]} lies {errors[worst]:.1f} standard deviations from what the other rows say: it is an "
             "outlier, or the noise has heavy tails or depends on the inputs. noise='student_t' keeps single rows from "
             "deciding the fit; noise='input' lets the noise differ.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -75,7 +83,7 @@ def warn_of_rounding(fraction: Float[Array, "*runs"]) -> None:
         warnings.warn(
             f"the uncertainty is hardly greater than what rounding in {fraction.dtype} hides: stds may be off by "
             "factors. jax.config.update('jax_enable_x64', True), before anything else, gives them in float64.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -228,6 +228,15 @@ def as_rows(x: ArrayLike, length: int) -> np.ndarray:
     return x
 
 
+def reader(data_of: Callable[..., Data], columns: tuple, dtype: jnp.dtype) -> Read:
+    """What reads some rows of the columns, some of which may be None, and makes data of them.
+
+    The columns are kept on the host, where to cut out a part compiles nothing.
+    """
+    on_host = jax.tree.map(np.asarray, columns)
+    return lambda part: data_of(*jax.tree.map(lambda column: jnp.asarray(column[part], dtype), on_host))
+
+
 def standardizer(x: np.ndarray, dtype: jnp.dtype) -> Standardizer:
     """The standardizer of inputs [n, d], read in chunks."""
     moments = column_moments(lambda part: x[part], len(x))

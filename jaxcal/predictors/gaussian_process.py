@@ -16,13 +16,14 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Normal, StudentT
 from jaxcal.functional import linalg
 from jaxcal.gp import initial, minibatch
-from jaxcal.gp.fit import maximize_evidence, raise_unless_factorized, warn_of_outliers, warn_of_rounding
+from jaxcal.gp.fit import check_fit, maximize_evidence
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
@@ -33,13 +34,6 @@ _SQUARED_EXPONENTIAL = "squared_exponential"
 # Weight variances and bias variances of RIO, appendix D.1, and the variance of its noise.
 _NNGP_VARIANCES = np.linspace(0.1, 5, 30), np.linspace(0, 2, 30)
 _NNGP_NOISE = 0.01
-
-
-class Setting(NamedTuple):
-    """The options of `fit` that decide what is compiled."""
-
-    preset: str | None
-    options: Options
 
 
 def fit(
@@ -60,6 +54,7 @@ def fit(
     tolerance: float | None = None,
     epochs: int = 20,
     preset: str | None = None,
+    mesh: Mesh | None = None,
     throw: bool = True,
 ) -> "GaussianProcess":
     """Fit a Gaussian process whose hyperparameters maximize the evidence, or its sparse lower bound.
@@ -94,7 +89,7 @@ def fit(
             inducing points; "nearest" asks at every point the 50 rows nearest to it, with hyperparameters of the least
             leave-one-out CRPS of 2000 rows. "auto" takes the exact one up to 2000 rows, and with the preset always;
             beyond the sparse one or the nearest rows, what has the lower leave-one-out CRPS, and the sparse one where
-            num_inducing, inducing, noise or optimizer ask for it. "stochastic" maximizes the sparse one over
+            num_inducing, inducing, mesh, noise or optimizer ask for it. "stochastic" maximizes the sparse one over
             minibatches: for x that does not fit in memory, a `numpy.memmap`, of which it holds a chunk of rows at a
             time. It needs a key, and is not for `jit`.
         num_inducing: how many inducing points, at most n (default 800; 400 where the bound is stochastic).
@@ -115,6 +110,7 @@ def fit(
             sparse bound and the nearest rows 1).
         epochs: passes over the rows of the stochastic bound.
         preset: None, "crude" or "nngp" as above: kernel and noise are theirs, too.
+        mesh: devices over all of whose axes the rows of the sparse bound are distributed; None for one device.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
             so in any case.
 
@@ -140,32 +136,30 @@ def fit(
     """
     y = _checks.as_vector("y", y)
     _checks.check_rows("y", y, 2)
-    setting = _setting(
+    options = _options(
         y.shape[0],
-        bound,
-        num_inducing,
-        inducing,
-        ard,
-        noise,
         optimizer,
         learning_rate,
-        max_iterations,
-        tolerance,
         preset,
+        bound=bound,
+        num_inducing=num_inducing,
+        inducing=inducing,
+        max_iterations=max_iterations,
+        tolerance=tolerance,
+        ard=ard,
+        noise=noise,
+        mesh=mesh,
     )
     if noise != "gaussian" and noise_variance is not None:
         raise ValueError(f"noise_variance is that of Gaussian noise; got noise={noise!r}.")
     given = _given(kernel, noise_variance, preset)
     _checks.check_varies("y is", y, jnp.max(jnp.abs(y)))
     if bound == "stochastic":
-        process = _fit_stochastic(x, y, given, setting, epochs, key)
+        fitted = _fit_stochastic(x, y, given, preset, options, epochs, key)
     else:
-        process = _fit(_checks.as_matrix("x", x, length=y.shape[0]), y, given, setting)
-    if throw:
-        raise_unless_factorized(process.result, process.jitter, y.shape[0])
-    warn_of_outliers(process.process, y.shape[0])
-    warn_of_rounding(process.process.rounding_share)
-    return process
+        fitted = _fit(_checks.as_matrix("x", x, length=y.shape[0]), y, given, preset, options)
+    check_fit(fitted.process, y.shape[0], throw=throw)
+    return fitted
 
 
 class GaussianProcess(HoldsProcess):
@@ -236,32 +230,19 @@ class GaussianProcess(HoldsProcess):
         return self.kernel
 
 
-def _setting(
-    n, bound, num_inducing, inducing, ard, noise, optimizer, learning_rate, max_iterations, tolerance, preset
-) -> Setting:
-    """The options, checked, with the defaults that depend on each other filled in."""
+def _options(n: int, optimizer: str, learning_rate: float, preset: str | None, **asked: Any) -> Options:
+    """The options, checked, with what a preset and the optimizer decide; `asked` goes to `Options.of`."""
     _checks.check_choice("optimizer", optimizer, ("lbfgs", "adam"))
     _checks.check_choice("preset", preset, (None, "crude", "nngp"))
     _checks.check_positive("learning_rate", learning_rate)
     adam = preset == "crude" or optimizer == "adam"
-    if bound == "stochastic" and (adam or preset):
+    if asked["bound"] == "stochastic" and (adam or preset):
         raise ValueError("bound='stochastic' takes neither optimizer='adam' nor a preset.")
-    if preset and noise != "gaussian":
-        raise ValueError(f"preset={preset!r} has Gaussian noise; got noise={noise!r}.")
-    if preset and bound == "auto":
-        bound = "exact"
-    options = Options.of(
-        n,
-        bound,
-        num_inducing,
-        inducing,
-        max_iterations,
-        tolerance,
-        ard=False if preset else ard,
-        noise=noise,
-        learning_rate=learning_rate if adam else None,
-    )
-    return Setting(preset, options)
+    if preset and asked["noise"] != "gaussian":
+        raise ValueError(f"preset={preset!r} has Gaussian noise; got noise={asked['noise']!r}.")
+    if preset:
+        asked |= {"ard": False, "bound": "exact" if asked["bound"] == "auto" else asked["bound"]}
+    return Options.of(n, learning_rate=learning_rate if adam else None, **asked)
 
 
 class Given(NamedTuple):
@@ -291,47 +272,38 @@ def _given(kernel: Any, noise_variance: ArrayLike | None, preset: str | None) ->
 
 
 @eqx.filter_jit
-def _fit(x: Float[Array, "n d"], y: Float[Array, " n"], given: Given, setting: Setting) -> "GaussianProcess":
+def _fit(
+    x: Float[Array, "n d"], y: Float[Array, " n"], given: Given, preset: str | None, options: Options
+) -> "GaussianProcess":
     x, y = lax.stop_gradient((x, y))
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
-    x_scaler = Standardizer.of(x)
-    robust = setting.options.noise == "student_t"
-    scaler = Standardizer.identity if setting.preset == "nngp" else Standardizer.robust if robust else Standardizer.of
-    y_scaler = scaler(y)
-    data = _data(x, y, x_scaler, y_scaler)
-    process = maximize_evidence(eqx.Partial(_starts, given, y_scaler, setting), data, setting.options)
+    robust = options.noise == "student_t"
+    scaler = Standardizer.identity if preset == "nngp" else Standardizer.robust if robust else Standardizer.of
+    x_scaler, y_scaler = Standardizer.of(x), scaler(y)
+    starts_of = eqx.Partial(_starts, given, y_scaler, preset)
+    process = maximize_evidence(starts_of, Data(x_scaler(x), y_scaler(y)), options)
     return GaussianProcess(process, x_scaler, y_scaler)
 
 
-def _fit_stochastic(x, y, given: Given, setting: Setting, epochs: int, key) -> "GaussianProcess":
+def _fit_stochastic(x, y, given: Given, preset: str | None, options: Options, epochs: int, key) -> "GaussianProcess":
     """As `_fit`, but x is read part by part."""
     key = minibatch.check_key(key)
-    n = y.shape[0]
-    x, on_host = minibatch.as_rows(x, n), np.asarray(y)
+    x = minibatch.as_rows(x, y.shape[0])
     x_scaler, y_scaler = minibatch.standardizer(x, y.dtype), Standardizer.of(y)
-
-    def read(part) -> Data:
-        own_x, own_y = (jnp.asarray(column[part], y.dtype) for column in (x, on_host))
-        return _data(own_x, own_y, x_scaler, y_scaler)
-
-    starts_of = eqx.Partial(_starts, given, y_scaler, setting)
-    process = minibatch.maximize_bound(starts_of, read, n, setting.options, key=key, epochs=epochs)
+    read = minibatch.reader(lambda x, y: Data(x_scaler(x), y_scaler(y)), (x, y), y.dtype)
+    starts_of = eqx.Partial(_starts, given, y_scaler, preset)
+    process = minibatch.maximize_bound(starts_of, read, y.shape[0], options, key=key, epochs=epochs)
     return GaussianProcess(process, x_scaler, y_scaler)
 
 
-def _data(x: Float[Array, "n d"], y: Float[Array, " n"], x_scaler: Standardizer, y_scaler: Standardizer) -> Data:
-    """Rows as the process takes them."""
-    return Data(x_scaler(x), y_scaler(y))
-
-
-def _starts(given: Given, y_scaler: Standardizer, setting: Setting, data: Data, noise: Array | None = None) -> Model:
-    """Where the optimization may start: a grid of lengthscales and noise; or as the preset has it."""
-    if setting.preset == "crude":
+def _starts(given: Given, y_scaler: Standardizer, preset: str | None, data: Data, noise: Array | None = None) -> Model:
+    """The initial values: a grid of lengthscales and noise; or as the preset has it."""
+    if preset == "crude":
         # The softplus of zero, where GPyTorch starts; the noise is kept above 1e-4 by adding it.
         log = jnp.log(jnp.asarray(math.log(2)))
         return initial.at(data, SquaredExponential(log, log), math.log(2) + 1e-4)
-    if setting.preset == "nngp":
+    if preset == "nngp":
         return initial.nngp_grid(data, _NNGP_VARIANCES, _NNGP_NOISE)
     if given.noise_variance is not None:
         noise = given.noise_variance / y_scaler.scale / y_scaler.scale

@@ -67,11 +67,11 @@ def test_cdf_moments_and_score_are_sums_over_the_table():
         np.testing.assert_allclose(distribution.crps(outcome)[row], score, rtol=10 * EXACT)
 
 
-def test_errors_of_a_point_are_in_the_unit_of_y():
+def test_errors_of_a_point_are_on_the_scale_of_y():
     mean, _, y = rows(30)
     fitted = crude.fit(None, Point(mean), y)
     np.testing.assert_allclose(fitted.z, np.sort(y - mean), rtol=EXACT, atol=EXACT)
-    # A std that comes later has no say.
+    # The stds of new predictions are then not used.
     for base in (Point(mean[:3]), Normal(mean[:3], 5.0)):
         np.testing.assert_allclose(fitted(None, base).mean, mean[:3] + np.mean(y - mean), rtol=EXACT)
 
@@ -111,7 +111,7 @@ def test_a_search_for_neighbors_takes_little_memory():
     assert memory.temp_size_in_bytes < 0.2 * x.dtype.itemsize * rows * size
 
 
-def test_a_model_without_errors_is_told_of():
+def test_a_model_without_errors_gives_a_warning():
     with pytest.warns(UserWarning, match="y equals base.mean in every row"):
         distribution = crude.fit(None, Normal(np.ones(5), 1.0), np.ones(5))(None, Normal(np.ones(2), 1.0))
     assert distribution.std.tolist() == [0.0, 0.0]
@@ -150,7 +150,7 @@ def fit_on(mean=None, std=None, y=None, **options):
         (lambda: fit_on(neighbors=0, x=np.zeros(5)), "neighbors must be at least 1; got 0"),
         (lambda: fit_on(neighbors=6, x=np.zeros(5)), "neighbors is 6, but there are 5 calibration rows"),
         (lambda: fit_on(neighbors=3, x=np.zeros(4)), "x has 4 rows where 5 are expected"),
-        (lambda: fit_on(neighbors=3, x=np.zeros(5), rank="conformal"), "cannot go with rank='conformal'"),
+        (lambda: fit_on(neighbors=3, x=np.zeros(5), rank="conformal"), "neighbors=3 cannot go with rank='conformal'"),
         (
             lambda: fit_on(neighbors=3, x=np.zeros(5))(np.zeros((1, 2)), Normal(0.0, 1.0)),
             "x has 2 columns; the table was fitted on 1",
@@ -189,7 +189,7 @@ def test_errors_of_vectors_are_whitened():
 def test_vectors_have_no_ranks():
     base = MultivariateNormal(np.zeros((3, 2)), np.tile(np.eye(2), (3, 1, 1)))
     for options in ({"rank": "conformal"}, {"neighbors": 2}):
-        with pytest.raises(ValueError, match="of vector targets there is neither"):
+        with pytest.raises(ValueError, match=r"with (rank='conformal'|neighbors=2): vector targets have neither"):
             crude.fit(np.ones(3), base, np.ones((3, 2)), **options)
     with pytest.raises(TypeError, match="MultivariateNormal"):
         crude.fit(None, base, np.ones((3, 2)))(None, Normal(np.zeros(3), 1.0))

@@ -1,4 +1,4 @@
-"""What a calibrator stands on: somebody's predictions, as a Distribution, and what their errors are measured in."""
+"""What calibrators share: checks of the base predictions, their errors, and the table of sorted errors."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,8 +11,9 @@ from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
 from jaxcal.distributions import Distribution, Point
+from jaxcal.guarantee import Guarantee
 
-# The levels of a distribution given by its quantiles, where nobody asks for others. Every twentieth is a decile.
+# The default levels of a distribution that is given by its quantiles. Every twentieth is a decile.
 FINE_LEVELS = tuple(step / 200 for step in range(1, 200))
 
 
@@ -83,36 +84,60 @@ def as_levels(levels: Sequence[float] | np.ndarray) -> tuple[float, ...]:
     return tuple(values.tolist())
 
 
-def error_unit(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
-    """What errors are measured in: the predicted stds [n] where `scaled`, or 1, the unit of y.
+def location_and_scale(base: Distribution, scaled: bool) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+    """Where errors are put back in checked predictions, mean + scale z: the means and the `error_scale`, [n] each.
 
     Raises:
-        ValueError: if `base` is a `Point`, and has no std.
+        TypeError: if `base` is not a Distribution.
+        ValueError: if its mean or std is not finite, or a std not positive; if it is a `Point`, and `scaled`.
+    """
+    check_base(base)
+    return base.mean, error_scale(base, scaled)
+
+
+def error_scale(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
+    """The scale that errors are divided by: the predicted stds [n] where `scaled`, else 1, for errors in those of y.
+
+    Raises:
+        ValueError: if `base` is a `Point`, which has no std, and `scaled`.
     """
     if scaled and isinstance(base, Point):
-        raise ValueError("base is a Point, but errors are measured in predicted stds: it must have a std.")
+        raise ValueError(
+            "base is a Point, but errors are measured in predicted stds: it must have a std. Give one that "
+            "has, such as jaxcal.Normal(mean, std)."
+        )
     return base.std if scaled else jnp.ones_like(base.mean)
 
 
 def standardized_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Float[Array, " l"]:
-    """The errors (y - mean) / unit of every row, as constants: no gradient passes.
+    """The signed errors (y - mean) / scale of every row, as constants: no gradient passes.
 
     Raises:
-        ValueError: if an error is not finite, or as `error_unit` does.
+        ValueError: if an error is not finite, or as `error_scale` does.
     """
-    mean, unit, y = lax.stop_gradient((base.mean, error_unit(base, scaled), y))
-    z = (y - mean) / unit
+    mean, scale, y = lax.stop_gradient((base.mean, error_scale(base, scaled), y))
+    z = (y - mean) / scale
     _checks.check_finite("(y - base.mean) / base.std", z)
     return z
 
 
-def check_not_out_of_fold(out_of_fold: bool) -> None:
-    """Raise ValueError where a coverage guarantee is asked for that errors out of fold do not give."""
+def sorted_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Float[Array, " l"]:
+    """The table that CRUDE, isotonic and conformal calibration read: `standardized_errors` in increasing order."""
+    return jnp.sort(standardized_errors(base, y, scaled))
+
+
+def coverage_guarantee(confidence_level: float, num_calibration: int, rule: str, out_of_fold: bool) -> Guarantee:
+    """The guarantee of a rule for the errors of so many calibration rows.
+
+    Raises:
+        ValueError: if the errors are out of fold, or the confidence level lies outside (0, 1).
+    """
     if out_of_fold:
         raise ValueError(
             "the errors are out of fold: of other models than the one that predicts. No coverage guarantee follows "
             "from them; it does from data points that were set aside, as with jaxcal.pipeline.fit(method='split')."
         )
+    return Guarantee.of(confidence_level, num_calibration, rule)
 
 
 def are_among(x: Array, y: Array, known_x: Array, known_y: Array) -> bool:

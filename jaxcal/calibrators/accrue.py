@@ -159,15 +159,10 @@ class ACCRUE(eqx.Module):
     training: TrainingRecord
 
     def __call__(self, x: ArrayLike, base: Distribution) -> Normal:
-        """The distributions N(base.mean, std(x)^2).
-
-        Args:
-            x: inputs [n, d]; a vector [n] is one column.
-            base: the model's predictions [n].
+        """The distributions N(base.mean, std(x)^2), [n], at inputs x, [n, d] or [n].
 
         Raises:
-            TypeError: if base is not a Distribution.
-            ValueError: if x or base is empty, not finite or of the wrong shape.
+            TypeError, ValueError: as `fit` does for x and base, and as `std` does.
         """
         std = self.std(x)
         check_base(base, std.shape[0])

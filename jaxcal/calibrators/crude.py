@@ -1,10 +1,10 @@
-"""CRUDE: the errors on calibration rows, in units of the predicted std, give every prediction its shape.
+"""CRUDE: the errors on calibration rows, measured in predicted stds, give every prediction its shape.
 
 Zelikman, Healy, Zhou and Avati, "CRUDE: Calibrating Regression Uncertainty Distributions Empirically", 2020. The
 predictive distribution y = mean + std Z, with Z uniform on the sorted z = (y - mean) / std of the calibration rows, is
 `distributions.Empirical`: its cdf, quantiles (equation 3), mean (1, 4) and variance (2, 5). The index of Algorithm 1
-is the rule "crude" of `functional.quantiles.empirical_quantile`. Of vector targets the whitened errors are tabled,
-L^-1 (y - mean) with the Cholesky factor L of the predicted covariance: the predictive distribution is
+is the rule "crude" of `functional.quantiles.empirical_quantile`. For vector targets the table holds the whitened errors
+L^-1 (y - mean), with the Cholesky factor L of the predicted covariance, and the predictive distribution is
 `MultivariateEmpirical`.
 """
 
@@ -17,8 +17,9 @@ from jaxtyping import Array, ArrayLike, Float
 from jaxcal import _checks
 from jaxcal.calibrators._base import (
     check_base,
-    check_not_out_of_fold,
-    error_unit,
+    coverage_guarantee,
+    location_and_scale,
+    sorted_errors,
     standardized_errors,
     warn_without_width,
 )
@@ -27,7 +28,7 @@ from jaxcal.functional.quantiles import empirical_rank
 from jaxcal.guarantee import Guarantee
 from jaxcal.preprocessing import Standardizer
 
-# So many distances to calibration rows are held in memory at once.
+# The largest number of distances to calibration rows that memory holds at once.
 _DISTANCES_AT_ONCE = 2**22
 
 
@@ -42,37 +43,37 @@ def fit(
 ) -> "CRUDE | VectorCRUDE":
     """Sort the standardized errors z = (y - base.mean) / base.std: the table that shapes every prediction.
 
-    On rows that the model behind `base` was not trained on: its errors on training rows are smaller than new ones.
-    `jaxcal.pipeline` has such predictions of all rows, out of fold.
+    The calibration rows must not be those that the model behind `base` was trained on, where its errors are smaller
+    than on new rows. `jaxcal.out_of_fold` predicts every row by a model that was not trained on it.
 
-    A base without a std, a `Point`, has scale 1 in every row: z is the error itself. Errors of vector targets, from the
-    means of a `MultivariateNormal`, are whitened by its covariance, component by component.
+    A base without a std, a `Point`, has scale 1 in every row: z is the error itself. Vector targets take a
+    `MultivariateNormal` as base: its covariance whitens the errors.
 
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. No gradient passes through the fit;
     predictions are differentiable in base.
 
     Args:
-        x: inputs [L, d]; a vector [L] is one column. They are used only with `neighbors`, and may be None else.
-        base: the model's predictions at x, [L]; of vectors [L, t] a `MultivariateNormal`.
+        x: inputs [L, d]; a vector [L] is one column. Only `neighbors` uses them; without it x may be None.
+        base: the model's predictions at x, [L]; for vector targets [L, t] a `MultivariateNormal`.
         y: targets [L], or [L, t].
         rank: which of the sorted z is the quantile at level p. "crude" is Algorithm 1's z[int(p L)], counted from 0:
-            a new row lies at or below it with probability (int(p L) + 1) / (L + 1), and in the 90 % interval of 20
-            rows with 85.7 %. "conformal" is the one of rank ceil((L + 1) p), counted from 1, which keeps the guarantee
-            of `CRUDE.guarantee`; where L is too small for one the quantile is infinite, and a warning names the L
-            needed.
-        neighbors: take for each prediction the table of the calibration rows with the nearest inputs, so many of
-            them, in place of all: by Euclidean distance, every column standardized by the calibration rows.
+            a new row lies at or below it with probability (int(p L) + 1) / (L + 1), and the 90 % interval from 20 rows
+            covers it with probability 85.7 %. "conformal" is the z of rank ceil((L + 1) p), counted from 1: its
+            intervals have the coverage of `CRUDE.guarantee`. Where L is too small for one the quantile is infinite,
+            and a warning names the L needed.
+        neighbors: how many calibration rows form the table of a prediction: those whose inputs are nearest to its own
+            by Euclidean distance, every column standardized by the calibration rows. None for all rows.
 
     Raises:
         TypeError: if base is not a Distribution.
         ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive;
-            if there are fewer rows than neighbors, or neighbors are asked for without x, with rank="conformal", whose
-            guarantee would not hold, or for vectors; if rank="conformal" is asked for vectors, which have no ranks.
+            if there are fewer rows than neighbors; if neighbors come without x, with rank="conformal", whose guarantee
+            would not hold, or with vector targets; if rank="conformal" comes with vector targets, which have no ranks.
 
     Warns:
         UserWarning: if y equals base.mean in every row, so that no prediction has a width.
 
-    Source: Zelikman et al., CRUDE, 2020, Algorithm 1; `neighbors` and vectors are directions named in its section 7.
+    Source: Zelikman et al., CRUDE, 2020, Algorithm 1; its section 7 proposes neighbors and vector targets.
 
     Example:
         >>> import jax.numpy as jnp
@@ -86,17 +87,21 @@ def fit(
     _checks.check_choice("rank", rank, ("crude", "conformal"))
     if isinstance(base, MultivariateNormal):
         if rank == "conformal" or neighbors is not None:
-            raise ValueError("of vector targets there is neither rank='conformal' nor a table of neighbors.")
+            given = f"neighbors={neighbors}" if neighbors is not None else "rank='conformal'"
+            raise ValueError(
+                f"base is a MultivariateNormal, with {given}: vector targets have neither ranks nor tables of "
+                "neighbors. Leave rank and neighbors at their defaults, or calibrate every component by itself."
+            )
         return _fit_vectors(base, y)
     y = _checks.as_vector("y", y)
     check_base(base, y.shape[0])
     neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors, rank)
     scaled = not isinstance(base, Point)
-    z = standardized_errors(base, y, scaled)
+    # A search for neighbors takes the first of equally distant rows: they must not be sorted by their errors.
+    z = (sorted_errors if neighbors is None else standardized_errors)(base, y, scaled)
     warn_without_width(z)
-    # Neighbors are taken from the rows as they came: of equally distant ones the lowest errors must not come first.
     return CRUDE(
-        z=jnp.sort(z) if neighbors is None else z,
+        z=z,
         neighborhood=neighborhood,
         scaled=scaled,
         rank=rank,
@@ -109,8 +114,8 @@ class CRUDE(eqx.Module):
 
     Attributes:
         z: the standardized errors [L], in increasing order; with neighbors in the order of the calibration rows.
-        neighborhood: which errors are taken for a prediction; None for all.
-        scaled: whether errors are measured in predicted stds; else, after a `Point`, in the unit of y.
+        neighborhood: which errors form the table of a prediction; None for all.
+        scaled: whether errors are measured in predicted stds; else, after a `Point`, on the scale of y.
         rank: "crude" or "conformal".
         out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
     """
@@ -124,11 +129,11 @@ class CRUDE(eqx.Module):
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical:
         """The distribution base.mean + base.std * Z of every row.
 
-        Without neighbors the rows share one table: a million predictions cost a million means and stds. With them
-        there is a table of so many values a row.
+        Without neighbors all rows share one table: n predictions take n means and n stds. With k neighbors every row
+        has a table of its own, [n, k].
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column; used only with neighbors.
+            x: inputs [n, d]; a vector [n] is one column. Only neighbors use them; without neighbors x may be None.
             base: the model's predictions at x, [n].
 
         Raises:
@@ -136,21 +141,19 @@ class CRUDE(eqx.Module):
             ValueError: if an argument is not finite, of the wrong shape or length; if a std of base is not positive, or
                 base is a `Point` where errors are measured in predicted stds.
         """
-        check_base(base)
-        scale = error_unit(base, self.scaled)
+        loc, scale = location_and_scale(base, self.scaled)
         if self.neighborhood is None:
-            return Empirical(base.mean, scale, self.z, self.rank)
-        x = _checks.as_matrix("x", x, length=base.mean.shape[0])
+            return Empirical(loc, scale, self.z, self.rank)
+        x = _checks.as_matrix("x", x, length=loc.shape[0])
         _checks.check_columns("x", x, self.neighborhood.inputs.shape[-1], "the table was fitted on")
-        return Empirical(base.mean, scale, self.neighborhood.tables(self.z, x), self.rank)
+        return Empirical(loc, scale, self.neighborhood.tables(self.z, x), self.rank)
 
     def guarantee(self, confidence_level: float) -> Guarantee:
         """The coverage guarantee of the central interval at this level, with rank="conformal".
 
         Raises:
-            ValueError: if the confidence level lies outside (0, 1); if the rank is "crude", which guarantees nothing;
-            if
-                the errors are out of fold.
+            ValueError: if the confidence level lies outside (0, 1); if the rank is "crude" or the table one of
+                neighbors, which guarantee nothing; if the errors are out of fold.
 
         Example:
             >>> import jax.numpy as jnp
@@ -163,23 +166,22 @@ class CRUDE(eqx.Module):
         _checks.check_fraction("confidence_level", confidence_level)
         rows = self.z.shape[-1]
         if self.neighborhood is not None:
-            raise ValueError("a table of neighbors guarantees nothing: without neighbors, rank='conformal' does.")
+            raise ValueError("a table of neighbors guarantees nothing: fit with rank='conformal' and no neighbors.")
         if self.rank == "crude":
             low, high = (empirical_rank((1 + sign * confidence_level) / 2, rows, "crude") for sign in (-1, 1))
             raise ValueError(
                 f"rank='crude' guarantees nothing: its {100 * confidence_level:g} % interval covers a new row with "
-                f"probability {100 * float(high - low) / (rows + 1):.1f} %; rank='conformal' has a guarantee."
+                f"probability {100 * float(high - low) / (rows + 1):.1f} %. Fit with rank='conformal' for a guarantee."
             )
-        check_not_out_of_fold(self.out_of_fold)
-        return Guarantee.of(confidence_level, rows, self.rank)
+        return coverage_guarantee(confidence_level, rows, self.rank, self.out_of_fold)
 
 
 class VectorCRUDE(eqx.Module):
     """A table of whitened errors of vector targets; made by `fit`.
 
     Attributes:
-        z: the whitened errors [L, t], in the order of the calibration rows: those of a row stay together, so that what
-            the predicted covariance does not explain of their dependence is kept.
+        z: the whitened errors [L, t], in the order of the calibration rows. The components of a row stay together,
+            which keeps the dependence between them that the predicted covariance does not explain.
     """
 
     z: Float[Array, "*l t"]
@@ -196,7 +198,10 @@ class VectorCRUDE(eqx.Module):
             ValueError: if it has another number of components.
         """
         if not isinstance(base, MultivariateNormal):
-            raise TypeError(f"base must be a MultivariateNormal, as in the fit; got {type(base).__name__}.")
+            raise TypeError(
+                f"base must be a MultivariateNormal, as it was in the fit; got {type(base).__name__}. "
+                "Fit on scalar predictions to calibrate such."
+            )
         return MultivariateEmpirical(base.mean, base.factor, self.z)
 
 
@@ -206,7 +211,7 @@ class Neighborhood(eqx.Module):
     Attributes:
         inputs: the standardized inputs of the calibration rows [L, d].
         x_scaler: the standardization of the inputs.
-        number: how many rows are taken.
+        number: how many calibration rows form the table of a query.
     """
 
     inputs: Float[Array, "*l d"]
@@ -235,18 +240,21 @@ def _fit_vectors(base: MultivariateNormal, y: ArrayLike) -> VectorCRUDE:
 
 def _neighborhood(x: ArrayLike | None, length: int, number: int, rank: str) -> Neighborhood:
     if rank == "conformal":
-        raise ValueError("neighbors cannot go with rank='conformal': its guarantee holds for the table of all rows.")
+        raise ValueError(
+            f"neighbors={number} cannot go with rank='conformal', whose guarantee is for the table of all rows: "
+            "use rank='crude', or no neighbors."
+        )
     if x is None:
-        raise ValueError("x is None, but neighbors are found by their inputs.")
+        raise ValueError(f"x is None, but neighbors={number} finds neighbors by their inputs: give x.")
     _checks.check_at_least("neighbors", number, 1)
     if number > length:
-        raise ValueError(f"neighbors is {number}, but there are {length} calibration rows.")
+        raise ValueError(f"neighbors is {number}, but there are {length} calibration rows: take at most {length}.")
     x_scaler, inputs = _standardized(_checks.as_matrix("x", x, length=length))
     return Neighborhood(inputs, x_scaler, number)
 
 
 @jax.jit
-def _standardized(x):
+def _standardized(x: Float[Array, "l d"]) -> tuple[Standardizer, Float[Array, "l d"]]:
     x = lax.stop_gradient(x)
     x_scaler = Standardizer.of(x)
     return x_scaler, x_scaler(x)

@@ -2,8 +2,8 @@
 
 The baseline of Levi, Gispan, Giladi and Fetaya, "Evaluating and Calibrating Uncertainty Prediction in Regression
 Tasks", Sensors 22 (2022), who scale all stds by one factor. Zelikman, Healy, Zhou and Avati ("CRUDE: Calibrating
-Regression Uncertainty Distributions Empirically", 2020) compare with it "including shift", which can be read in more
-than one way; `fit` offers every reading.
+Regression Uncertainty Distributions Empirically", 2020) compare with it "including shift". That can be read in more
+than one way: `fit` offers every reading.
 """
 
 import warnings
@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, error_unit
+from jaxcal.calibrators._base import check_base, error_scale, location_and_scale
 from jaxcal.distributions import Distribution, Normal, Point
 from jaxcal.functional import linalg
 
@@ -29,14 +29,14 @@ def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, shift: str = "
     - "scaled": N(mu + a s, (b s)^2), a and b the mean and the std of z (with the divisor n);
     - "none": N(mu, (b s)^2), b^2 = mean(z^2), the std scaling of Levi et al.
 
-    A `Point` has no std: s is 1 in every row. Works under `jit` and, over runs, under `eqx.filter_vmap`. No gradient
-    passes through the fit; predictions are differentiable in base.
+    A `Point` has no std: s is then 1 in every row. Works under `jit` and, over runs, under `eqx.filter_vmap`. No
+    gradient passes through the fit; predictions are differentiable in base.
 
     Args:
         x: not used; may be None.
         base: the model's predictions [n] on rows that it was not trained on.
         y: targets [n].
-        shift: "constant", in the unit of y; "scaled", in stds; or "none".
+        shift: "constant", on the scale of y; "scaled", in stds; or "none".
 
     Raises:
         TypeError: if base is not a Distribution.
@@ -62,11 +62,11 @@ def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, shift: str = "
     check_base(base)
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
     scaled = not isinstance(base, Point)
-    mle = _fit(base.mean, error_unit(base, scaled), y, shift, scaled)
+    mle = _fit(base.mean, error_scale(base, scaled), y, shift, scaled)
     if not _checks.is_traced(mle.scale) and np.any(np.asarray(mle.scale) == jnp.finfo(mle.scale.dtype).eps):
         warnings.warn(
-            "y equals the (shifted) mean of base in every row: the scale would be 0, and is put to "
-            f"{mle.scale.max():.0e}. Were these rows trained on?",
+            f"y equals the (shifted) mean of base in every row: the scale is {mle.scale.max():.0e} in place of 0. "
+            "Was the model trained on these rows? Calibrate on others.",
             stacklevel=2,
         )
     return mle
@@ -79,7 +79,7 @@ class GaussianMLE(eqx.Module):
         shift: a, what is added to the means.
         scale: b, what the stds are multiplied by.
         reading: how a enters, "constant", "scaled" or "none".
-        scaled: whether errors are measured in predicted stds; else, after a `Point`, in the unit of y.
+        scaled: whether errors are measured in predicted stds; else, after a `Point`, on the scale of y.
     """
 
     shift: Float[Array, "*runs"]
@@ -88,24 +88,19 @@ class GaussianMLE(eqx.Module):
     scaled: bool = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Normal:
-        """The shifted and scaled normal distributions.
-
-        Args:
-            x: not used; may be None.
-            base: the model's predictions [n].
+        """The shifted and scaled normal distributions of the predictions `base` [n]; x is not used.
 
         Raises:
-            TypeError: if base is not a Distribution.
-            ValueError: if base is not finite, a std of it is not positive, or it is a `Point` where errors are measured
-                in predicted stds.
+            TypeError, ValueError: as `fit` does for its base; ValueError, too, if base is a `Point` and `scaled`.
         """
-        check_base(base)
-        std = error_unit(base, self.scaled)
-        return Normal(base.mean + self.shift * (std if self.reading == "scaled" else 1), self.scale * std)
+        mean, std = location_and_scale(base, self.scaled)
+        return Normal(mean + self.shift * (std if self.reading == "scaled" else 1), self.scale * std)
 
 
 @eqx.filter_jit
-def _fit(mean: Array, std: Array, y: Array, reading: str, scaled: bool) -> GaussianMLE:
+def _fit(
+    mean: Float[Array, " n"], std: Float[Array, " n"], y: Float[Array, " n"], reading: str, scaled: bool
+) -> GaussianMLE:
     mean, std, y = lax.stop_gradient((mean, std, y))
     residual = y - mean
     # Relative to the least std, no weight overflows.

@@ -6,7 +6,7 @@ z = (y - mean) / std, and the fraction of them at or below the k-th smallest is 
 isotonic regression of the fractions on the PIT values interpolates them. The recalibrated distribution of every row is
 then mean + std * Z with one Z for all rows, P(Z <= z_(k)) = k / L.
 
-All of it is worked in z, where nothing saturates: Phi(z) is 1 in double precision from z = 8.3 on.
+All computations use z, which does not saturate: in double precision Phi(z) is 1 from z = 8.3 on.
 """
 
 import warnings
@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, error_unit, standardized_errors, warn_without_width
+from jaxcal.calibrators._base import check_base, location_and_scale, sorted_errors, warn_without_width
 from jaxcal.distributions import Distribution, Point, ScaledQuantiles
 
 # Beyond these Phi(z) is 0 or 1 in double precision.
@@ -27,18 +27,19 @@ _SATURATED = (-38.47, 8.292)
 def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, tails: str = "support") -> "Isotonic":
     """Recalibrate normal predictions by isotonic regression on their PIT values.
 
-    On rows that the model behind `base` was not trained on: `jaxcal.pipeline` has such predictions of all rows.
+    The calibration rows must not be those that the model behind `base` was trained on. `jaxcal.out_of_fold` predicts
+    every row by a model that was not trained on it.
 
-    Between the sorted z the recalibrated cdf is linear in z. Ties take the largest count, and the cdf jumps there.
-    What lies beyond the least and the greatest z the regression does not say:
+    Between the sorted z the recalibrated cdf is linear in z. Where z are equal it jumps, to the count of all of them.
+    Below the least and above the greatest z the regression says nothing; there are two options:
 
     - "support": levels k / L; the distribution ends at the least and the greatest z, as that of CRUDE does, and an atom
       of mass 1 / L lies at the least;
     - "anchored": levels k / (L + 1); beyond both ends the base's normal tails, scaled to the mass 1 / (L + 1).
 
-    Takes O(L log L). A `Point` has no std: it is taken as 1 in every row, and with "support" its distribution is then
-    that of the residuals. Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. No gradient passes
-    through the fit; predictions are differentiable in base.
+    The cost is O(L log L). A `Point` has no std: 1 is used in every row, and with "support" the result is the
+    distribution of the errors. Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. No gradient
+    passes through the fit; predictions are differentiable in base.
 
     Args:
         x: not used; may be None.
@@ -52,8 +53,8 @@ def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, tails: str = "
             is none of the above.
 
     Warns:
-        UserWarning: if PIT values would be 0 or 1 in double precision, with their fraction (the distribution is not
-            harmed); if y equals base.mean in every row, so that with "support" no prediction has a width.
+        UserWarning: if PIT values are 0 or 1 in double precision, with their fraction (the recalibrated distribution is
+            not affected); if y equals base.mean in every row, so that with "support" no prediction has a width.
 
     Source: Kuleshov et al. 2018, Algorithm 1.
 
@@ -71,21 +72,21 @@ def fit(x: ArrayLike | None, base: Distribution, y: ArrayLike, *, tails: str = "
     check_base(base)
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
     scaled = not isinstance(base, Point)
-    z = standardized_errors(base, y, scaled)
+    z = sorted_errors(base, y, scaled)
     if tails == "support":
         warn_without_width(z)
     if scaled and not _checks.is_traced(z):  # without a std there are no PIT values
         _warn_of_extremes(np.asarray(z))
-    return Isotonic(jnp.sort(z), tails, scaled)
+    return Isotonic(z, tails, scaled)
 
 
 class Isotonic(eqx.Module):
     """Recalibrated normal predictions; made by `fit`.
 
     Attributes:
-        z: the standardized residuals in increasing order [L].
+        z: the standardized errors [L], in increasing order.
         tails: "support" or "anchored".
-        scaled: whether errors are measured in predicted stds; else, after a `Point`, in the unit of y.
+        scaled: whether errors are measured in predicted stds; else, after a `Point`, on the scale of y.
     """
 
     z: Float[Array, "*runs l"]
@@ -93,27 +94,17 @@ class Isotonic(eqx.Module):
     scaled: bool = eqx.field(static=True)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> ScaledQuantiles:
-        """The recalibrated distributions.
-
-        Args:
-            x: not used; may be None.
-            base: the model's predictions [n].
+        """The recalibrated distributions of the predictions `base` [n]; x is not used.
 
         Raises:
-            TypeError: if base is not a Distribution.
-            ValueError: if base is not finite, a std of it is not positive, or it is a `Point` where errors are measured
-                in predicted stds.
+            TypeError, ValueError: as `fit` does for its base; ValueError, too, if base is a `Point` and `scaled`.
         """
-        check_base(base)
+        loc, scale = location_and_scale(base, self.scaled)
         anchored = self.tails == "anchored"
         size = self.z.shape[-1]
         levels = jnp.arange(1, size + 1, dtype=self.z.dtype) / (size + anchored)
         return ScaledQuantiles(
-            loc=base.mean,
-            scale=error_unit(base, self.scaled),
-            levels=levels,
-            z=self.z,
-            tails="normal" if anchored else "constant",
+            loc=loc, scale=scale, levels=levels, z=self.z, tails="normal" if anchored else "constant"
         )
 
 
@@ -122,6 +113,7 @@ def _warn_of_extremes(z: np.ndarray) -> None:
     if fraction > 0:
         warnings.warn(
             f"{100 * fraction:.2g} % of the PIT values are 0 or 1 in double precision, with |z| up to "
-            f"{np.abs(z).max():.3g}: the stds of base are far too small there. The distribution is not harmed.",
+            f"{np.abs(z).max():.3g}: the stds of base are far too small there. The recalibrated distribution is "
+            "not affected.",
             stacklevel=3,
         )

@@ -26,10 +26,10 @@ def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, nu
 
     Args:
         x: inputs [l, d]; a vector [l] is one column.
-        base: the model's predictions [l], of which only the mean is used: on rows that it was not trained on.
+        base: the model's predictions [l] on rows that it was not trained on; only the mean is used.
         y: targets [l].
         key: random key of the first centers.
-        num_clusters: number of clusters; where there are fewer different rows, as many as these.
+        num_clusters: number of clusters; at most as many as there are different rows are made.
 
     Raises:
         TypeError: if base is not a Distribution, or anything is traced.
@@ -48,14 +48,16 @@ def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, nu
     _checks.check_at_least("num_clusters", num_clusters, 1)
     _checks.check_rows("x", rows.x, num_clusters)
     if _checks.is_traced(*rows, key):
-        raise TypeError("k-means clusters are found by scikit-learn: fit runs neither under jit, vmap nor grad.")
+        raise TypeError(
+            "an argument is traced, but scikit-learn needs NumPy arrays: call fit outside jit, vmap and grad."
+        )
     x_scaler = Standardizer.of(rows.x)
     centers, labels = _cluster(np.asarray(x_scaler(rows.x)), num_clusters, int(jax.random.bits(key, dtype="uint32")))
     errors = rows.y - rows.mean
-    unit = linalg.scale_of(errors)
-    squares = jax.ops.segment_sum((errors / unit) ** 2, labels, num_segments=len(centers))
+    scale = linalg.scale_of(errors)
+    squares = jax.ops.segment_sum((errors / scale) ** 2, labels, num_segments=len(centers))
     counts = jnp.bincount(labels, length=len(centers))
-    return KMeans(jnp.asarray(centers), unit * jnp.sqrt(squares / counts), x_scaler)
+    return KMeans(jnp.asarray(centers), scale * jnp.sqrt(squares / counts), x_scaler)
 
 
 class KMeans(eqx.Module):
@@ -72,15 +74,10 @@ class KMeans(eqx.Module):
     x_scaler: Standardizer
 
     def __call__(self, x: ArrayLike, base: Distribution) -> Normal:
-        """The distributions N(base.mean, std^2) with the std of the nearest center.
-
-        Args:
-            x: inputs [n, d]; a vector [n] is one column.
-            base: the model's predictions [n].
+        """The distributions N(base.mean, std^2), [n], with the std of the center that is nearest to x, [n, d] or [n].
 
         Raises:
-            TypeError: if base is not a Distribution.
-            ValueError: if x or base is empty, not finite or of the wrong shape.
+            TypeError, ValueError: as `fit` does for x and base; ValueError, too, if x has another number of columns.
         """
         x = _checks.as_matrix("x", x)
         _checks.check_columns("x", x, self.centers.shape[1], "the clusters are of")

@@ -81,8 +81,8 @@ def test_the_scale_makes_leave_one_out_errors_as_large_as_told(data, model):
 @pytest.fixture(scope="module")
 def fitted():
     """A process by the nearest rows, new rows and their targets."""
-    x, y = rows_of(460)
-    return gaussian_process.fit(x[:260], y[:260], bound="nearest"), x[260:], y[260:]
+    x, y = rows_of(360)
+    return gaussian_process.fit(x[:160], y[:160], bound="nearest"), x[160:], y[160:]
 
 
 def test_claimed_coverage_is_what_new_rows_get(fitted):
@@ -95,7 +95,7 @@ def test_claimed_coverage_is_what_new_rows_get(fitted):
 
 def test_it_is_near_the_exact_process(fitted):
     process, x, _ = fitted
-    x_train, y_train = (part[:260] for part in rows_of(460))
+    x_train, y_train = (part[:160] for part in rows_of(360))
     exact = gaussian_process.fit(x_train, y_train, bound="exact")(x)
     distribution = process(x)
     assert jnp.sqrt(jnp.mean((distribution.mean - exact.mean) ** 2)) < 0.5 * jnp.mean(exact.std)
@@ -111,10 +111,10 @@ def test_the_noise_ratio_is_that_before_the_scale(fitted):
 
 def test_noise_follows_the_std_of_the_base():
     rng = np.random.default_rng(2)
-    x, std = rng.uniform(-2, 2, size=(300, 1)), np.where(np.arange(300) % 2, 0.1, 1.0)
-    y = np.sin(2 * x[:, 0]) + std * rng.normal(size=300)
+    x, std = rng.uniform(-2, 2, size=(160, 1)), np.where(np.arange(160) % 2, 0.1, 1.0)
+    y = np.sin(2 * x[:, 0]) + std * rng.normal(size=160)
     base = lambda part: Normal(np.zeros(len(std[part])), std[part])
-    train, new = slice(250), slice(250, 300)
+    train, new = slice(110), slice(110, 160)
     distribution = rio.fit(x[train], base(train), y[train], kernel="input", bound="nearest")(x[new], base(new))
     assert distribution.std[1::2].max() < 0.3 < distribution.std[::2].min()
 
@@ -127,7 +127,7 @@ def test_predictions_are_differentiable_in_x(fitted):
 
 
 def test_an_outlier_is_told_of():
-    x, y = rows_of(260)
+    x, y = rows_of(160)
     y[17] += 100
     with pytest.warns(UserWarning, match="row 17 lies"):
         gaussian_process.fit(x, y, bound="nearest")
@@ -150,7 +150,9 @@ def test_a_rough_function_asks_the_nearest_rows(monkeypatch):
     new_x, new_y = rows_of(200, noise=0.02, seed=1)
     alone = rio.fit(x, Point(np.zeros(261)), y, kernel="input", ard=False, bound="nearest")
     np.testing.assert_allclose(
-        found(new_x, Point(np.zeros(200))).mean, alone(new_x, Point(np.zeros(200))).mean, atol=1e-6
+        found(new_x, Point(np.zeros(200))).mean,
+        alone(new_x, Point(np.zeros(200))).mean,
+        atol=1e-6 if X64 else 1e-3,
     )
     assert metrics.rmse(new_y, found(new_x, Point(np.zeros(200)))) < 0.2
 
@@ -159,16 +161,13 @@ def test_a_weak_signal_in_many_columns_asks_the_inducing_points(monkeypatch):
     """All rows together tell it; the nearest to a point do not."""
     monkeypatch.setattr(nearest, "_NEAREST", 8)
     rng = np.random.default_rng(0)
-    x, weights = rng.normal(size=(700, 10)), rng.normal(size=10) / 3
-    y = x @ weights + 2 * rng.normal(size=700)
-    found = better(x[:300], Point(np.zeros(300)), y[:300], monkeypatch)
+    x, weights = rng.normal(size=(400, 10)), rng.normal(size=10) / 3
+    y = x @ weights + 2 * rng.normal(size=400)
+    train, new, base = slice(200), slice(200, 400), Point(np.zeros(200))
+    found = better(x[train], base, y[train], monkeypatch)
     assert not found.process.posterior.asks_nearest
-    sparse = rio.fit(
-        x[:300], Point(np.zeros(300)), y[:300], kernel="input", ard=False, bound="collapsed", num_inducing=300
-    )
-    np.testing.assert_allclose(
-        found(x[300:], Point(np.zeros(400))).mean, sparse(x[300:], Point(np.zeros(400))).mean, atol=1e-5
-    )
+    sparse = rio.fit(x[train], base, y[train], kernel="input", ard=False, bound="collapsed", num_inducing=200)
+    np.testing.assert_allclose(found(x[new], base).mean, sparse(x[new], base).mean, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""The coverage of an interval, guaranteed or measured, as an object, and how far chance may move it.
+"""The coverage of an interval, guaranteed or measured, and how much it varies by chance.
 
-Let the calibration rows and a new row be exchangeable. Among the L + 1 places that the score of the new row may take
-between the L sorted scores of the calibration rows, all are equally likely: an interval that contains r of these
-places covers it with probability r / (L + 1). That is an average over calibration sets. Given one set of independent
-rows, the fraction of all new rows that its interval covers follows a Beta distribution (Vovk 2012, "Conditional
-validity of inductive conformal predictors").
+Let the calibration rows and a new row be exchangeable. The L sorted scores of the calibration rows leave L + 1 places
+for the score of the new row, and all are equally likely: an interval that contains r of them covers the new row with
+probability r / (L + 1). That is an average over calibration sets. Of one set of independent rows, the interval covers a
+fraction of all new rows that follows a Beta distribution (Vovk 2012, "Conditional validity of inductive conformal
+predictors").
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from jaxcal.functional import quantiles
 class Guarantee:
     """The coverage guarantee of a conformal central interval, made by `module.guarantee(confidence_level)`.
 
-    With tied scores it covers at least as much as is said here.
+    Its coverage is exact if no two scores are equal; equal scores can only increase it.
 
     Args:
         confidence_level: of the interval, in (0, 1).
@@ -45,8 +45,8 @@ class Guarantee:
         Args:
             confidence_level: c, in (0, 1).
             num_calibration: the number L of calibration rows.
-            rule: as of `functional.quantiles.empirical_quantile`: "symmetric", one rank r = ceil((L + 1) c) of scores
-                of size; or "conformal", the ranks k = ceil((L + 1) (1 + c) / 2) and L + 1 - k of signed scores, so
+            rule: as of `functional.quantiles.empirical_quantile`: "symmetric", one rank r = ceil((L + 1) c) of absolute
+                errors; or "conformal", the ranks k = ceil((L + 1) (1 + c) / 2) and L + 1 - k of signed errors, so
                 that r = 2 k - (L + 1).
 
         Raises:
@@ -69,10 +69,10 @@ class Guarantee:
         return self.places / (self.num_calibration + 1)
 
     def quantile(self, p: float) -> float:
-        """The quantile at level p of the realised coverage, which follows Beta(r, L + 1 - r) from set to set.
+        """The quantile at level p of the realized coverage, which follows Beta(r, L + 1 - r) from set to set.
 
-        The realised coverage is the fraction of all new rows that the interval of one calibration set covers. That of
-        an infinite interval is 1.
+        The realized coverage is the fraction of all new rows that the interval of one calibration set covers. It is 1
+        for an infinite interval.
 
         Raises:
             ValueError: if p lies outside (0, 1).
@@ -86,7 +86,7 @@ class Guarantee:
         return float(betaincinv(self.places, outside, p)) if outside else 1.0
 
     def interval(self, probability: float = 0.9) -> tuple[float, float]:
-        """The central interval that holds the realised coverage with this probability.
+        """The central interval that holds the realized coverage with this probability.
 
         Raises:
             ValueError: if the probability lies outside (0, 1).
@@ -115,12 +115,12 @@ class Guarantee:
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredCoverage:
-    """How many data points an interval covered, where nothing is guaranteed.
+    """How many data points an interval covered, where no coverage is guaranteed.
 
     Args:
         confidence_level: of the interval, in (0, 1).
         num_rows: the number n of data points, each predicted by a model that was fitted without it.
-        num_covered: how many of them lay in their interval.
+        num_covered: how many of the data points lay in their interval.
 
     Example:
         >>> print(MeasuredCoverage(0.9, 300, 262))
@@ -159,7 +159,7 @@ class MeasuredCoverage:
 
 
 def calibrated_band(levels: ArrayLike, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The central 95 % of the coverage that `num_rows` data points of a calibrated forecast show at each level."""
+    """The ends of the central 95 % of the coverage of `num_rows` data points at each level, by calibrated forecasts."""
     from scipy.stats import binom  # comes with jax; slow to import
 
     low, high = (np.asarray(binom.ppf(p, num_rows, levels) / num_rows) for p in (0.025, 0.975))

@@ -31,7 +31,7 @@ def test_it_recovers_a_std_that_varies(fitted):
     assert np.abs(fitted.std(GRID) - (GRID + 1) / 2).mean() < constant / 2
 
 
-def test_the_law_is_normal_around_the_base(fitted):
+def test_the_distribution_is_normal_around_the_base(fitted):
     distribution = fitted(DATA.x[:5], jc.Normal(DATA.mean[:5], 7.0))
     assert isinstance(distribution, jc.Normal)
     np.testing.assert_array_equal(distribution.mean, jnp.asarray(DATA.mean[:5]))
@@ -40,8 +40,8 @@ def test_the_law_is_normal_around_the_base(fitted):
 
 def test_the_polynomial_minimizes_the_loss_of_all_rows():
     fitted = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model="polynomial")
-    unit = DATA.y.std(ddof=1)
-    errors, std = (DATA.y - DATA.mean) / unit, fitted.std(DATA.x) / unit
+    scale = DATA.y.std(ddof=1)
+    errors, std = (DATA.y - DATA.mean) / scale, fitted.std(DATA.x) / scale
     np.testing.assert_allclose(fitted.beta, scores.accrue_beta(errors), rtol=1e-5)
     np.testing.assert_allclose(fitted.loss, scores.accrue_loss(errors, std, fitted.beta), rtol=1e-5)
     for factor in (0.97, 1.03):
@@ -59,41 +59,41 @@ def test_beta_one_is_the_crps_alone():
 class LogLinear(eqx.Module):
     """A model of log std that is linear in the input."""
 
-    slope: jax.Array
+    weight: jax.Array
     intercept: jax.Array
 
     def __call__(self, x):
-        return self.intercept + self.slope * x[0]
+        return self.intercept + self.weight * x[0]
 
 
 @pytest.mark.slow
 def test_any_module_of_log_std():
-    start = LogLinear(jnp.zeros(()), jnp.zeros(()))
-    fitted = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model=start)
+    initial = LogLinear(jnp.zeros(()), jnp.zeros(()))
+    fitted = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model=initial)
     np.testing.assert_allclose(fitted.std(GRID), (GRID + 1) / 2, atol=0.15)
-    assert fitted.model.slope > 0
+    assert fitted.model.weight > 0
 
 
 @pytest.mark.slow
 def test_the_best_restart_is_kept():
-    # The first of the five starts from the weights of the only one.
+    # The first of the five has the same initial weights as the only one.
     losses = [jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, restarts=n).loss for n in (1, 5)]
     assert losses[1] <= losses[0] + 1e-6
 
 
 def test_mean_and_std_train_jointly():
     mean = FeedForward(1, (20,), "scalar", key=KEY, activation=jnp.tanh)
-    start = jc.accrue.fit(DATA.x, jc.Point(np.zeros(400)), DATA.y, key=KEY, model="polynomial")
+    initial = jc.accrue.fit(DATA.x, jc.Point(np.zeros(400)), DATA.y, key=KEY, model="polynomial")
     x, y = jnp.asarray(DATA.x, float), jnp.asarray(DATA.y, float)
-    params, fixed = eqx.partition((mean, start.model), eqx.is_inexact_array)
+    params, fixed = eqx.partition((mean, initial.model), eqx.is_inexact_array)
 
     def parts(params):
         mean, model = eqx.combine(params, fixed)
-        return jax.vmap(mean)(x), eqx.tree_at(lambda fitted: fitted.model, start, model).std(x)
+        return jax.vmap(mean)(x), eqx.tree_at(lambda fitted: fitted.model, initial, model).std(x)
 
     def loss(params):
         mean, std = parts(params)
-        return scores.accrue_loss(y - mean, std, start.beta)
+        return scores.accrue_loss(y - mean, std, initial.beta)
 
     optimizer = optax.adam(0.02)
 
@@ -109,7 +109,7 @@ def test_mean_and_std_train_jointly():
     assert np.abs(std - DATA.std).mean() < 0.2
 
 
-def test_one_error_far_out_leaves_a_std():
+def test_one_outlier_does_not_spoil_the_std():
     y = DATA.y.copy()
     y[17] += 1e6
     for model in ("network", "polynomial"):
@@ -118,7 +118,7 @@ def test_one_error_far_out_leaves_a_std():
         assert (std > 0).all()
 
 
-def test_rows_to_stop_by_are_used_and_tell_of_errors_of_training_rows():
+def test_a_validation_set_is_used_and_errors_of_training_rows_give_a_warning():
     given = [a[:200] for a in (DATA.x, DATA.mean, DATA.y)], [a[200:] for a in (DATA.x, DATA.mean, DATA.y)]
     (x, mean, y), (x_new, mean_new, y_new) = given
     validation = x_new, jc.Point(mean_new), y_new

@@ -103,7 +103,7 @@ def test_crossing_intervals_are_widened_until_they_nest(rng):
     assert crossed
 
 
-def test_quantiles_that_coincide_are_no_mistake():
+def test_quantiles_may_coincide():
     base = Quantiles(np.array([0.05, 0.5, 0.95]), np.zeros((20, 3)))
     fitted = conformal.fit(None, base, np.arange(20.0), score="quantile", confidence_levels=[0.9])
     assert fitted.margins.tolist() == [18.0]
@@ -113,7 +113,7 @@ def test_quantiles_that_coincide_are_no_mistake():
 
 
 def simulated(score, size, level, runs):
-    """The realised coverage of a normal outcome after each of many calibrations of a wrong model, and its guarantee."""
+    """The realized coverage of a normal outcome after each of many calibrations of a wrong model, and its guarantee."""
     y = jax.random.normal(jax.random.key(size), (runs, size))
     base = lambda rows: Normal(jnp.full(rows, 0.3), jnp.full(rows, 0.6))
     options = {"confidence_levels": [level]} if score == "quantile" else {}
@@ -148,16 +148,16 @@ def test_coverage_follows_its_beta_distribution(score, size):
 def test_ties_only_add_to_the_coverage(score, rng):
     # Standard normal outcomes, rounded to whole numbers.
     y = np.round(rng.normal(size=(2000, 39)), 0)
-    shares = np.array([0.3829, 0.2417, 0.0606, 0.0060, 0.0002])  # of 0, +-1, ..., +-4
+    fractions = np.array([0.3829, 0.2417, 0.0606, 0.0060, 0.0002])  # of 0, +-1, ..., +-4
     options = {"confidence_levels": [0.8]} if score == "quantile" else {}
     fit = lambda y: conformal.fit(None, Normal(jnp.zeros(39), 1.0), y, score=score, **options)
     lower, upper = eqx.filter_jit(eqx.filter_vmap(lambda y: fit(y)(None, Normal(jnp.zeros(1), 1.0)).interval(0.8)))(y)
     values = np.arange(-4, 5)
-    covered = ((values[None] >= np.asarray(lower)) & (values[None] <= np.asarray(upper))) @ shares[np.abs(values)]
+    covered = ((values[None] >= np.asarray(lower)) & (values[None] <= np.asarray(upper))) @ fractions[np.abs(values)]
     assert covered.mean() >= 0.8 - 4 * covered.std() / math.sqrt(2000)
 
 
-def test_the_law_of_the_coverage_is_beta():
+def test_the_coverage_follows_a_beta_distribution():
     guarantee = Guarantee.of(0.9, 100, "symmetric")
     assert (guarantee.places, guarantee.coverage) == (91, pytest.approx(91 / 101))
     for p in (0.01, 0.5, 0.975):
@@ -205,12 +205,15 @@ def fit_on(make=Normal, size=60, **options):
         (lambda: fit_on(lambda mean, std: Point(mean), score="scaled"), "base is a Point"),
         (lambda: fit_on()(None, Point(0.0)), "base is a Point"),
         (lambda: fit_on(lambda mean, std: Normal(mean, 0 * std)), "base.std must be positive; 60 values"),
-        (lambda: fit_on(confidence_levels=[0.9]), "go with score='quantile'; score='scaled' answers at any"),
+        (
+            lambda: fit_on(confidence_levels=[0.9]),
+            "go with score='quantile'; score='scaled' answers at any level: drop them",
+        ),
         (lambda: fit_on(score="quantile", confidence_levels=[]), "confidence_levels is empty"),
         (lambda: fit_on(score="quantile", confidence_levels=[0.5, 90.0]), "got 90: did you mean 0.9"),
         (
             lambda: fit_on(score="quantile", confidence_levels=[0.5, 0.99]),
-            "60 rows are too few for confidence level 0.99: at least 99 are needed",
+            "60 rows are too few for confidence level 0.99: at least 99 are needed. Give more rows",
         ),
         (lambda: fit_on(score="quantile", size=18), "level 0.95: at least 19 are needed"),
         (lambda: fit_on(score="quantile").guarantee(0.7), "must be one of 0.5, 0.8, 0.9, 0.95; got 0.7"),

@@ -54,7 +54,7 @@ def distribution_of(name, rule, factor=1.0, shift=0.0, **options):
 
 
 def placed(name, z):
-    """Errors in the unit of the score, in the unit of y, in every new row."""
+    """Errors on the scale of the score, put on the scale of y, in every new row."""
     scale = np.ones(6) if name == "point" else NEW_STD
     return NEW_MEAN[:, None] + scale[:, None] * np.asarray(z)
 
@@ -72,7 +72,7 @@ def errors(name):
 def test_randomized_ranks_are_those_of_exact_arithmetic(size, dtype):
     table, levels = np.arange(1, size + 1, dtype=dtype), [Fraction(i, 1000) for i in range(1001)]
     for tau in (0.0, 0.12345, 0.61803, float(np.nextafter(np.ones((), dtype), 0))):
-        # With tau = 0 only where the rank does not hang on the rounding of p.
+        # With tau = 0 only levels at which rounding p does not change the rank.
         exact = [math.ceil(p * (size + 1) - Fraction(tau)) for p in levels]
         expected = np.where(np.array(exact) < 1, -np.inf, np.where(np.array(exact) > size, np.inf, exact))
         p = np.array([float(level) for level in levels], dtype)
@@ -150,7 +150,7 @@ def test_normal_bases_do_not_saturate():
 # ------------------------------------------------------------------ the distribution
 
 
-def test_a_randomized_law_has_mass_at_infinity():
+def test_a_randomized_distribution_has_mass_at_infinity():
     distribution, z = distribution_of("normal", "randomized"), errors("normal")
     table = Empirical(NEW_MEAN, NEW_STD, z)
     for k in (0, 1, 12, 24):
@@ -242,7 +242,7 @@ def test_randomized_quantiles_cover_exactly():
     coverage = simulated("randomized", 10, p, 3000, 20).mean(1)
     error = coverage.std(0) / math.sqrt(3000)
     assert (abs(coverage.mean(0) - p) < 4 * error).all()
-    # That is no matter of course: rounding the rank would be wrong by many of these errors.
+    # Small enough to find a mistake: rounding the rank would be wrong by many of these errors.
     assert (4 * error < 0.02).all()
 
 
@@ -278,7 +278,7 @@ NORMAL = Normal(np.zeros(5), np.ones(5))
         (lambda: fit_on(NORMAL, rule="modular"), "rule must be one of None, 'randomized', 'linear'; got 'modular'"),
         (lambda: fit_on(NORMAL, rule="linear", score="scaled"), "with rule='linear' score must be .* got 'scaled'"),
         (lambda: fit_on(NORMAL, score="cdf"), "with rule=None score must be one of 'absolute', .* got 'cdf'"),
-        (lambda: fit_on(NORMAL, rule="randomized"), "rule='randomized' needs a key"),
+        (lambda: fit_on(NORMAL, rule="randomized"), "rule='randomized' needs a key: give key="),
         (lambda: fit_on(NORMAL, rule="linear", confidence_levels=[0.9]), "confidence_levels go with score='quantile'"),
         (lambda: fit_on(NORMAL, np.array([0, 1, np.nan, 3, 4]), rule="linear"), "y holds 1 values that are NaN"),
         (lambda: conformal.fit(None, NORMAL, np.zeros(0), rule="linear"), "y is empty"),
@@ -291,7 +291,7 @@ NORMAL = Normal(np.zeros(5), np.ones(5))
         ),
         (
             lambda: conformal.ConformalCalibrator(jnp.array([0.2, 0.7]), None, "cdf")(None, Point(0.0)),
-            "base is a Point: score='cdf' needs distributions that have a density",
+            "base is a Point: score='cdf' needs distributions that have a density. Give such, or use",
         ),
         (
             lambda: fit_on(Empirical(np.zeros(5), 1.0, np.arange(-4.0, 5)), rule="linear", score="cdf"),

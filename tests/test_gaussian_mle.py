@@ -22,8 +22,8 @@ Y = MEAN + 0.7 + 2.5 * STD * RNG.standard_t(4, size=60)
 
 @pytest.mark.parametrize("reading", ["constant", "scaled", "none"])
 def test_no_other_shift_and_scale_are_more_likely(reading):
-    unit = {"constant": np.ones(60), "scaled": STD, "none": np.zeros(60)}[reading]
-    loss = lambda q: -scipy.stats.norm.logpdf(Y, MEAN + q[0] * unit, math.exp(q[1]) * STD).sum()
+    scale = {"constant": np.ones(60), "scaled": STD, "none": np.zeros(60)}[reading]
+    loss = lambda q: -scipy.stats.norm.logpdf(Y, MEAN + q[0] * scale, math.exp(q[1]) * STD).sum()
     best = scipy.optimize.minimize(loss, np.zeros(2), method="BFGS", options={"gtol": 1e-8})
     fitted = gaussian_mle.fit(None, Normal(MEAN, STD), Y, shift=reading)
     np.testing.assert_allclose([fitted.shift, fitted.scale], [best.x[0], math.exp(best.x[1])], rtol=1e-5, atol=1e-5)
@@ -65,7 +65,7 @@ def test_no_weight_overflows():
 
 
 @pytest.mark.parametrize("reading", ["constant", "scaled", "none"])
-def test_targets_equal_to_the_means_leave_a_proper_distribution(reading):
+def test_targets_equal_to_the_means_give_a_proper_distribution(reading):
     base = Normal(MEAN, STD)
     with pytest.warns(UserWarning, match=r"y equals the \(shifted\) mean of base in every row"):
         fitted = gaussian_mle.fit(None, base, base.mean, shift=reading)

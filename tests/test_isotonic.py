@@ -22,7 +22,7 @@ EXACT = 1e-10 if X64 else 2e-5
 RNG = np.random.default_rng(11)
 normal = scipy.stats.norm
 
-# Most distributions here have five knots, six rows and are read at five levels: they share what is compiled.
+# Most distributions here have five knots, six rows and are read at five levels: they use the same compiled code.
 P = np.array([1e-30, 1e-3, 0.35, 0.9, 0.999])
 
 
@@ -46,12 +46,12 @@ def read(distribution, y, p):
 
 
 def test_the_map_is_the_isotonic_regression_of_the_pit_values():
-    # Algorithm 1: the share of PIT values at or below each of them, regressed on it.
+    # Algorithm 1: the fraction of PIT values at or below each of them, regressed on it.
     mean, std, z = RNG.normal(size=80), RNG.uniform(0.5, 2.0, size=80), np.sort(RNG.normal(0.3, 1.7, size=80))
     z[[20, 21, 22]] = z[20]
     pit = normal.cdf(z)
-    shares = (pit[None] <= pit[:, None]).mean(1)
-    regression = IsotonicRegression().fit(pit, shares)
+    fractions = (pit[None] <= pit[:, None]).mean(1)
+    regression = IsotonicRegression().fit(pit, fractions)
     order = RNG.permutation(80)
     fitted = isotonic.fit(None, Normal(mean[order], std[order]), (mean + std * z)[order])
     distribution = fitted(None, Normal(np.zeros(80), np.ones(80)))
@@ -96,7 +96,7 @@ LEVELS = np.array([0.05, 0.2, 0.3, 0.6, 0.8])
 
 
 def log_tails(t, z):
-    """The logs of Phi(t) / Phi(z[0]), and of what is left of 1 above t and z[-1]."""
+    """The logs of Phi(t) / Phi(z[0]) and of (1 - Phi(t)) / (1 - Phi(z[-1]))."""
     return normal.logcdf(t) - normal.logcdf(z[0]), normal.logsf(t) - normal.logsf(z[-1])
 
 
@@ -140,10 +140,10 @@ def test_normal_tails_in_logs(name):
     below, above = log_tails(q, z)
     np.testing.assert_allclose(below[:2], np.log(P[:2] / LEVELS[0]), atol=rounding)
     np.testing.assert_allclose(above[3:], np.log((1 - P[3:]) / (1 - LEVELS[-1])), atol=rounding)
-    # The density is the slope of the mass in the tail: exp(log mass) times the slope of the log.
+    # The density is the derivative of the mass in the tail: exp(log mass) times the derivative of the log.
     for i, side, mass in [(0, 0, LEVELS[0]), (1, 0, LEVELS[0]), (4, 1, 1 - LEVELS[-1]), (5, 1, 1 - LEVELS[-1])]:
-        slope = (log_tails(u[i] + 1e-4, z)[side] - log_tails(u[i] - 1e-4, z)[side]) / 2e-4
-        expected = math.log(mass * abs(slope)) + log_tails(u[i], z)[side]
+        derivative = (log_tails(u[i] + 1e-4, z)[side] - log_tails(u[i] - 1e-4, z)[side]) / 2e-4
+        expected = math.log(mass * abs(derivative)) + log_tails(u[i], z)[side]
         np.testing.assert_allclose(out["log_prob"][i], expected, atol=1e-6 if X64 else rounding)
 
 
@@ -181,7 +181,7 @@ def test_overconfident_models_are_corrected():
         np.testing.assert_allclose(np.mean(coverage), 0.9, atol=0.01)
 
 
-def test_a_saturated_base_is_told_and_does_no_harm():
+def test_a_saturated_base_gives_a_warning_and_does_no_harm():
     y = np.array([0.0, 1.0, 50.0, 2.0, -60.0])
     base, rows = Normal(np.zeros(5), np.ones(5)), Normal(np.zeros(6), np.ones(6))
     for tails, size in (("support", 5), ("anchored", 6)):
@@ -194,7 +194,7 @@ def test_a_saturated_base_is_told_and_does_no_harm():
         assert np.isfinite(out["std"]).all()
 
 
-def test_targets_equal_to_the_means_are_told():
+def test_targets_equal_to_the_means_give_a_warning():
     base = Normal(np.ones(5), np.ones(5))
     with pytest.warns(UserWarning, match=r"y equals base.mean in every row: no prediction has a width"):
         fitted = isotonic.fit(None, base, np.ones(5))

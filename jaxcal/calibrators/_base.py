@@ -127,7 +127,7 @@ def sorted_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Fl
 
 
 def coverage_guarantee(confidence_level: float, num_calibration: int, rule: str, out_of_fold: bool) -> Guarantee:
-    """The guarantee of a rule for the errors of so many calibration rows.
+    """The guarantee that a rule gives for the errors of `num_calibration` rows.
 
     Raises:
         ValueError: if the errors are out of fold, or the confidence level lies outside (0, 1).

@@ -474,9 +474,13 @@ def _called(module: str) -> str:
 
 def _modules(package: str) -> dict[str, str]:
     """The public modules of a package of ours by name, with the first line of each docstring."""
-    modules = sorted((Path(__file__).parents[1] / package).glob("[!_]*.py"))
-    docstrings = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in modules}
-    return {name: docstring.partition("\n")[0] for name, docstring in docstrings.items()}
+    folder = Path(__file__).parents[1] / package
+    files = {file.stem: file for file in folder.glob("[!_]*.py")}
+    files |= {file.parent.name: file for file in folder.glob("[!_]*/__init__.py")}
+    docstrings = {
+        name: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for name, file in files.items()
+    }
+    return {name: docstrings[name].partition("\n")[0] for name in sorted(docstrings)}
 
 
 # What is printed

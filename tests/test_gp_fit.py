@@ -17,7 +17,7 @@ from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
 from jaxcal.optimize import Result
 
-pytestmark = pytest.mark.contract_in_32_bits
+pytestmark = [pytest.mark.contract_in_32_bits, pytest.mark.usefixtures("own_programs")]
 
 X64 = jax.config.jax_enable_x64
 N = 60
@@ -321,7 +321,7 @@ def test_fewer_inducing_points_than_rows_ask_for_the_sparse_bound(rows):
 )
 @pytest.mark.filterwarnings("ignore:num_inducing is")
 def test_bound_that_is_taken(n, given, bound):
-    options = Options.of(n, "auto", given.get("num_inducing"), given.get("inducing"), max_iterations=10, tolerance=None)
+    options = Options.of(n, bound="auto", max_iterations=10, **given)
     assert options.bound == bound
 
 

@@ -18,6 +18,7 @@ from jaxcal.optimize import Result
 
 pytestmark = [
     pytest.mark.contract_in_32_bits,
+    pytest.mark.usefixtures("own_programs"),
     pytest.mark.filterwarnings("ignore:X is not of type float64", "ignore:y is not of type float64"),
 ]
 KEY = jax.random.key(3)
@@ -197,7 +198,9 @@ class Reader:
         self.asked.append(rows)
         columns = np.asarray(self.columns[rows])
         return Data(
-            Points(columns[:, :1], columns[:, 1:2]), columns[:, 3], columns[:, 2] if self.with_variance else None
+            Points(jnp.asarray(columns[:, :1]), jnp.asarray(columns[:, 1:2])),
+            columns[:, 3],
+            columns[:, 2] if self.with_variance else None,
         )
 
     @property

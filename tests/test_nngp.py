@@ -113,7 +113,7 @@ def test_preset_starts_from_the_grid_of_the_paper(data):
     x, y = map(jnp.asarray, data)
     unscaled = Standardizer.identity(y)
     rows, given = Data(Standardizer.of(x)(x), unscaled(y)), gaussian_process.Given(None, None)
-    starts = gaussian_process._starts(given, unscaled, "nngp", rows)
+    starts = gaussian_process._initial_models(given, unscaled, "nngp", rows)
     is_kernel = lambda node: isinstance(node, NNGP)
     (kernel,) = filter(is_kernel, jax.tree.leaves(starts, is_leaf=is_kernel))
     pairs = np.column_stack([kernel.weight_variance.unwrap(), kernel.bias_variance.unwrap()])
@@ -136,7 +136,7 @@ def test_preset_takes_the_pair_of_the_greatest_evidence(data):
     found = [float(part.unwrap()) for part in (fit.kernel.weight_variance, fit.kernel.bias_variance)]
     np.testing.assert_allclose(found, GRID[np.argmax(values)], rtol=1e-8)
     np.testing.assert_allclose(fit.evidence, max(values), rtol=1e-8)
-    assert fit.failed_starts == 0
+    assert fit.failed_initial_values == 0
     assert fit.iterations == 0
 
 
@@ -162,7 +162,7 @@ def test_any_kernel_of_gpjax_and_any_depth(data):
 def test_starts_that_cannot_be_factorized_are_counted(data):
     broken = NNGP(2, NonNegativeReal(jnp.nan))
     fit = gaussian_process.fit(*data, kernel=broken, throw=False)
-    assert fit.failed_starts == 4
+    assert fit.failed_initial_values == 4
     with pytest.raises(FloatingPointError, match="could not be factorized"):
         gaussian_process.fit(*data, kernel=broken)
 

@@ -42,7 +42,7 @@ def fitted(data):
 
 
 def scaled(fit, x, base):
-    """The features as the kernel sees them, [n, d + 1]."""
+    """The features as the kernel takes them, [n, d + 1]."""
     return jnp.column_stack([fit.x_scaler(jnp.asarray(x, float)), fit.output_scaler(base.mean)])
 
 
@@ -78,7 +78,7 @@ def test_bound_and_prediction_are_those_of_gpjax(data, bound):
         evidence = gpx.objectives.conjugate_mll(model, train)
         expected = model.condition(train)(scaled(fit, new_x, new_base))
     else:
-        inducing = jnp.column_stack(fit.points)
+        inducing = jnp.column_stack(jax.tree.leaves(fit.points))
         family = gpx.variational_families.CollapsedVariationalGaussian(model=model, inducing_inputs=inducing)
         evidence = gpx.objectives.collapsed_elbo(family, train)
         expected = family.condition(train)(scaled(fit, new_x, new_base))

@@ -110,30 +110,30 @@ def fitted(rows, side: str) -> dict:
 def reference(x, base, y) -> float:
     """The greatest sane evidence that is climbed to from the random initial values."""
     # The older checkout has no such modules.
-    from jaxcal.calibrators import rio
-    from jaxcal.gp import kernels
+    from jaxcal.calibrators.rio import IOKernel, Points
+    from jaxcal.gp.kernels import SquaredExponential, spacing
+    from jaxcal.gp.model import Data, Model
+    from jaxcal.preprocessing import Standardizer
 
-    x, mean, y = (jnp.asarray(a) for a in (x, base.mean, y))
-    setting = rio._setting(len(y), "io", "residual", "exact", None, None, False, "gaussian", 200, 0.0, None, None)
-    scales = rio._Scales.of(rio.Standardizer.of(x), mean, None, y, setting)
-    data = scales.data(x, mean, None, y, setting)
-    spacings = [jnp.log(kernels.spacing(part)) for part in data.points]
+    x, mean, residuals = (Standardizer.of(a)(a) for a in map(jnp.asarray, (x, base.mean, y - base.mean)))
+    data = Data(Points(x, mean[:, None]), residuals)
+    spacings = [jnp.log(spacing(part)) for part in jax.tree.leaves(data.points)]
     rng = np.random.default_rng(0)
     draw = lambda name: rng.uniform(*np.log(RANGES[name]), size=NUM_STARTS)
-    parts = [kernels.SquaredExponential(draw("variance"), draw("lengthscale") + spacing) for spacing in spacings]
-    starts = rio.Model(rio.IOKernel(*parts), draw("noise"))
-    values = climb(jax.tree.map(jnp.asarray, starts), data)
+    parts = [SquaredExponential(draw("variance"), draw("lengthscale") + spacing) for spacing in spacings]
+    initial = Model(IOKernel(*parts), draw("noise"))
+    values = climb(jax.tree.map(jnp.asarray, initial), data)
     return float(np.nanmax(values))
 
 
 @eqx.filter_jit
-def climb(starts, data):
+def climb(initial, data):
     """The evidence that is reached from every initial value; NaN where it is not sane."""
     from jaxcal.gp import exact
     from jaxcal.gp.model import as_vector, one_of
 
-    model_of = as_vector(one_of(starts))[1]
-    vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(starts)
+    model_of = as_vector(one_of(initial))[1]
+    vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(initial)
     return exact._climb_each(vectors, jnp.full(NUM_STARTS, 200), model_of, data, 0.0, TOLERANCE).values
 
 

@@ -91,7 +91,7 @@ def climbs(num_seeds: int):
     """Every start of the grid climbed alone, and the chosen one."""
     yield "\nStarts: the bound with 100 greedy points from each of the grid's starts alone, and from the chosen one"
     yield f"{'data set':16}{'base':10}{'seed':>5}{'worst':>10}{'median':>10}{'best':>10}{'chosen':>10}{'steps':>7}"
-    options = Options.of(1000, "collapsed", 100, "greedy", 1000, None)
+    options = Options.of(1000, bound="collapsed", num_inducing=100, inducing="greedy", max_iterations=1000)
     climb = eqx.filter_jit(lambda grid, data: fit.maximize_evidence(lambda *_: grid, data, options))
     for name in CLIMBED:
         for base in BASES:
@@ -105,15 +105,15 @@ def climbs(num_seeds: int):
 
 
 def prepared(x, base, y):
-    """The grid of starts of `rio.fit`, and the data as the process sees them."""
-    x_scaler, output_scaler, scaler = (jc.scaling.Standardizer.of(a) for a in (x, base.mean, y - base.mean))
+    """The initial values of `rio.fit`, and the data as the process sees them."""
+    x_scaler, output_scaler, scaler = (jc.preprocessing.Standardizer.of(a) for a in (x, base.mean, y - base.mean))
     points = rio.Points(x_scaler(x), output_scaler(base.mean)[:, None])
     data = model.Data(points, scaler(y - base.mean))
-    return initial.on_grid(data, list(points), lambda kernels: rio.IOKernel(*kernels)), data
+    return initial.on_grid(data, jax.tree.leaves(points), lambda kernels: rio.IOKernel(*kernels)), data
 
 
 def one_by_one(grid: model.Model):
-    """The starts of a grid, each a grid of one."""
+    """The models of a grid, each a grid of one."""
     number = len(grid.log_noise)
     return [jax.tree.map(lambda a, i=i: a[i : i + 1], grid) for i in range(number)]
 

@@ -83,7 +83,7 @@ def write(records: Sequence[dict], table: int, wanted: dict[str, int], folder: P
     records = sorted(records, key=order)
     path = folder / f"rio_table{table}.csv"
     text = markdown(Runs(records), table, wanted)
-    columns = ("dataset", "seed", "setting", "system", *METRICS, *(("failed_starts",) if table == 1 else ()))
+    columns = ("dataset", "seed", "setting", "system", *METRICS, *(("failed_initial_values",) if table == 1 else ()))
     _report.write(path, records, columns, text)
 
 
@@ -119,7 +119,7 @@ def of_rivals(runs: Runs, names: Sequence[str]) -> list[str]:
     records = [record for record in runs.records if record["system"] in RIVALS]
     if not records:
         return []
-    failed = sum(record["failed_starts"] for record in records if "failed_starts" in record)
+    failed = sum(record["failed_initial_values"] for record in records if "failed_initial_values" in record)
     devices = " and ".join(sorted({record["device"] for record in records}))
     listed = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
     return [

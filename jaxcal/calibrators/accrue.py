@@ -265,13 +265,13 @@ class _Problem(NamedTuple):
 
 def _problem(rows: Rows, x_scaler: Standardizer) -> tuple[_Problem, Float[Array, ""]]:
     """The problem, and the standard deviation of the target, in units of which its errors are."""
-    unit = Standardizer.of(rows.y).scale
-    errors = (rows.y - rows.mean) / jnp.where(unit > 0, unit, 1)
+    scale = Standardizer.of(rows.y).scale
+    errors = (rows.y - rows.mean) / jnp.where(scale > 0, scale, 1)
     # By the median: a single error that is far too large must not decide where the search begins.
     sizes = jnp.abs(errors)
     median = jnp.median(sizes)
     typical = jnp.where(median > 0, median / _MEDIAN_SIZE, jnp.sqrt(jnp.mean(sizes**2)))
-    return _Problem(x_scaler(rows.x), errors, jnp.log(typical)), unit
+    return _Problem(x_scaler(rows.x), errors, jnp.log(typical)), scale
 
 
 @eqx.filter_jit
@@ -279,18 +279,25 @@ def _fit_networks(rows: Rows, start, beta, until, size: int, key: PRNGKeyArray |
     """The best of the trained models. `size` rows are trained on: a random choice, or, without a key, the first."""
     rows, start = lax.stop_gradient((rows, start))
     x_scaler = Standardizer.of(rows.x)
-    problem, unit = _problem(rows, x_scaler)
+    problem, scale = _problem(rows, x_scaler)
     places = jnp.arange(rows.y.shape[0])
     order = places if key is None else jax.random.permutation(key, places)
     part = lambda chosen: _Problem(problem.x[chosen], problem.errors[chosen], problem.log_scale)
     train, validation = part(order[:size]), part(order[size:])
-    beta = accrue_beta(train.errors) if beta is None else beta.astype(unit.dtype)
+    beta = accrue_beta(train.errors) if beta is None else beta.astype(scale.dtype)
     params, fixed = eqx.partition(start, eqx.is_inexact_array)
     loss = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), beta)
     optimum = minimize_from_each(
         loss(train), params, max_iterations=until[0], validation_loss=loss(validation), patience=until[1]
     )
-    return _fitted(eqx.combine(optimum.params, fixed), x_scaler, problem, unit, beta, optimum, optimum.loss)
+    return ACCRUE(
+        model=eqx.combine(optimum.params, fixed),
+        x_scaler=x_scaler,
+        scale=scale * jnp.exp(problem.log_scale),
+        beta=beta,
+        loss=optimum.loss,
+        training=TrainingRecord(epochs=optimum.steps, validation_loss=optimum.loss, result=optimum.result),
+    )
 
 
 @eqx.filter_jit
@@ -299,8 +306,8 @@ def _fit_polynomial(rows: Rows, beta, until) -> ACCRUE:
     rows = lax.stop_gradient(rows)
     low, high = rows.x.min(0), rows.x.max(0)
     x_scaler = Standardizer((low + high) / 2, (high - low) / 2)
-    problem, unit = _problem(rows, x_scaler)
-    beta = accrue_beta(problem.errors) if beta is None else beta.astype(unit.dtype)
+    problem, scale = _problem(rows, x_scaler)
+    beta = accrue_beta(problem.errors) if beta is None else beta.astype(scale.dtype)
     places = jnp.arange(_MAX_ORDER + 1)
     loss = lambda coefficients: problem.loss(Polynomial(coefficients), beta)
 
@@ -317,27 +324,14 @@ def _fit_polynomial(rows: Rows, beta, until) -> ACCRUE:
         return (order <= _MAX_ORDER) & (useless < 2)
 
     # softplus(u) = 1: the errors' typical size everywhere.
-    constant = jnp.where(places == 0, math.log(math.expm1(1)), 0).astype(unit.dtype)
-    nothing = Optimum(constant, jnp.full_like(unit, jnp.inf), jnp.int32(0), jnp.asarray(Result.STEP_LIMIT))
+    constant = jnp.where(places == 0, math.log(math.expm1(1)), 0).astype(scale.dtype)
+    nothing = Optimum(constant, jnp.full_like(scale, jnp.inf), jnp.int32(0), jnp.asarray(Result.STEP_LIMIT))
     _, _, optimum = lax.while_loop(unfinished, next_order, (jnp.int32(0), jnp.int32(0), nothing))
-    return _fitted(Polynomial(optimum.params), x_scaler, problem, unit, beta, optimum, None)
-
-
-def _fitted(
-    model: Callable,
-    x_scaler: Standardizer,
-    problem: _Problem,
-    unit: Float[Array, ""],
-    beta: Float[Array, ""],
-    optimum: Optimum,
-    validation_loss: Float[Array, ""] | None,
-) -> ACCRUE:
-    """The fitted model, with the problem's scale in the unit of the target."""
     return ACCRUE(
-        model=model,
+        model=Polynomial(optimum.params),
         x_scaler=x_scaler,
-        scale=unit * jnp.exp(problem.log_scale),
+        scale=scale * jnp.exp(problem.log_scale),
         beta=beta,
         loss=optimum.loss,
-        training=TrainingRecord(epochs=optimum.steps, validation_loss=validation_loss, result=optimum.result),
+        training=TrainingRecord(epochs=optimum.steps, validation_loss=None, result=optimum.result),
     )

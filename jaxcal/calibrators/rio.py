@@ -16,7 +16,7 @@ R+O    residual    output         Y+O     outcome     output
 
 import operator
 from collections.abc import Iterable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple, cast
 
 import equinox as eqx
@@ -41,7 +41,7 @@ from jaxcal.optimize import Result
 from jaxcal.preprocessing import Standardizer
 
 
-class Points(NamedTuple):
+class Points(eqx.Module):
     """Where the kernel is evaluated: what goes into the model and what comes out, or None where it has no part."""
 
     inputs: Float[Array, "n d"] | None
@@ -73,7 +73,7 @@ class IOKernel(eqx.Module):
         """The least and the greatest hyperparameters that make sense for these rows."""
         pairs = [
             (None, None) if part is None or one is None else part.bounds(one, target_variance)
-            for part, one in zip((self.input, self.output), a, strict=True)
+            for part, one in ((self.input, a.inputs), (self.output, a.output))
         ]
         low, high = zip(*pairs, strict=True)
         return IOKernel(*low), IOKernel(*high)
@@ -86,7 +86,8 @@ class IOKernel(eqx.Module):
 
     def _parts(self, *points: Points) -> Iterable[tuple]:
         """The kernels that there are, each with its own part of the points."""
-        return (parts for parts in zip((self.input, self.output), *points, strict=True) if parts[0] is not None)
+        each = [(of.inputs, of.output) for of in points]
+        return (parts for parts in zip((self.input, self.output), *each, strict=True) if parts[0] is not None)
 
 
 def _sum(terms: Iterable[Array]) -> Array:
@@ -147,7 +148,7 @@ def fit(
             without one (a Point).
         y: targets, of the shape of base.mean.
         kernel: "io", "input" or "output" for squared-exponential kernels; or a pair of gpjax kernels (inputs,
-            output), one of which may be None, whose hyperparameters start where they are.
+            output), one of which may be None, with their hyperparameters as initial values.
         target: what the process explains: the "residual", or the "outcome" itself (then the prediction does not
             build on the base's mean).
         bound: "exact" is the full process, O(n^3); "collapsed" the sparse one, O(n m^2) with m inducing points;
@@ -348,15 +349,15 @@ def _fit(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
     arrays = lax.stop_gradient((x, mean, std, y))
     dtype = jnp.result_type(*jax.tree.leaves(arrays))
     x, mean, std, y = jax.tree.map(lambda a: a.astype(dtype), arrays)
-    fit_one = lambda mean, std, y: _fit_one(x, mean, std, y, given, setting)
+    fit_one = partial(_fit_one, given, setting, x)
     # Several outputs are as many independent processes.
     return fit_one(mean, std, y) if y.ndim == 1 else eqx.filter_vmap(fit_one, in_axes=1)(mean, std, y)
 
 
-def _fit_one(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
+def _fit_one(given: IOKernel | None, setting: Setting, x, mean, std, y) -> "RIO":
     scales = _Scales.of(None if x is None else Standardizer.of(x), mean, std, y, setting)
     data = scales.data(x, mean, std, y, setting)
-    return scales.rio(maximize_evidence(eqx.Partial(_starts, given, setting), data, setting.options), setting)
+    return scales.rio(maximize_evidence(eqx.Partial(_initial_models, given, setting), data, setting.options), setting)
 
 
 def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, epochs: int, key) -> "RIO":
@@ -370,8 +371,8 @@ def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, e
     scales = _Scales.of(x_scaler, mean, std, y, setting)
     data_of = lambda x, mean, std, y: scales.data(x, mean, std, y, setting)
     read = minibatch.reader(data_of, (x, mean, std, y), y.dtype)
-    starts_of = eqx.Partial(_starts, given, setting)
-    return scales.rio(minibatch.maximize_bound(starts_of, read, n, setting.options, key=key, epochs=epochs), setting)
+    initial_of = eqx.Partial(_initial_models, given, setting)
+    return scales.rio(minibatch.maximize_bound(initial_of, read, n, setting.options, key=key, epochs=epochs), setting)
 
 
 class _Scales(NamedTuple):
@@ -383,7 +384,7 @@ class _Scales(NamedTuple):
     base_std: Float[Array, ""] | None
 
     @classmethod
-    def of(cls, x_scaler: Standardizer | None, mean, std, y, setting: Setting) -> "_Scales":
+    def of(cls, x_scaler: Standardizer | None, mean: Array, std: Array | None, y: Array, setting: Setting) -> "_Scales":
         scaler = Standardizer.identity if setting.paper else Standardizer.of
         return cls(
             x_scaler,
@@ -392,9 +393,9 @@ class _Scales(NamedTuple):
             None if std is None else linalg.root_mean_square(std),
         )
 
-    def data(self, x, mean, std, y, setting: Setting) -> Data:
+    def data(self, x: Array | None, mean: Array, std: Array | None, y: Array, setting: Setting) -> Data:
         """Rows as the process takes them."""
-        variance = None if std is None else (std / self.base_std) ** 2
+        variance = None if std is None or self.base_std is None else (std / self.base_std) ** 2
         points = _points(x, mean, self.x, self.output, setting.kernel)
         return Data(points, self.target(_explained(mean, y, setting)), variance)
 
@@ -441,15 +442,12 @@ def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
     )
 
 
-def _starts(given: IOKernel | None, setting: Setting, data: Data, noise: Array | None = None) -> Model:
-    """Where the optimization may start: a grid of lengthscales and noise; in the paper one start, of ones.
-
-    A kernel that was given starts where it is.
-    """
+def _initial_models(given: IOKernel | None, setting: Setting, data: Data, noise: Array | None = None) -> Model:
+    """The initial values: a grid of lengthscales and noise; with the preset ones; a kernel that is given as it is."""
 
     def combine(kernels: Iterable[SquaredExponential]) -> IOKernel:
         each = iter(kernels)
-        return IOKernel(*(None if part is None else next(each) for part in data.points))
+        return IOKernel(*(None if part is None else next(each) for part in (data.points.inputs, data.points.output)))
 
     if setting.paper:
         ones = combine([SquaredExponential(jnp.zeros(()), jnp.zeros(()))] * 2)
@@ -457,4 +455,4 @@ def _starts(given: IOKernel | None, setting: Setting, data: Data, noise: Array |
         return initial.at(data, kernel, 1.0)
     if given is not None:
         return initial.at_given(data, given, noise=noise)
-    return initial.on_grid(data, [part for part in data.points if part is not None], combine, noise=noise)
+    return initial.on_grid(data, jax.tree.leaves(data.points), combine, noise=noise)

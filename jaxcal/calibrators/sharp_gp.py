@@ -197,7 +197,7 @@ def fit(
             f"the covariance of {x_train.shape[0]} rows could not be factorized: the noise_ratio of the kernel, "
             f"{np.max(sharp.noise_ratio):.1e}, is too small for {sharp.scores.dtype}. throw=False returns the fit."
         )
-    warn_of_rounding(sharp.rounding_share)
+    warn_of_rounding(sharp.rounding_fraction)
     return sharp
 
 
@@ -209,8 +209,8 @@ class SharpGP(eqx.Module):
         posteriors: for every level, what is known at the conditioning points under its lengthscales.
         points: the conditioning points: training rows, or inducing points.
         noise_ratio: the variance of the noise, that of the process being 1.
-        rounding_share: the variance that rounding may hide, over the median one of the rows at the level where that is
-            least.
+        rounding_fraction: the variance that rounding may hide, over the median one of the rows, at the level where
+            that is least.
         beta: [k], what multiplies the sigma of every level, in the unit of y.
         scores: [N], of the calibration rows, in increasing order.
         x_scaler: standardization of the inputs.
@@ -222,7 +222,7 @@ class SharpGP(eqx.Module):
     posteriors: gp.Posterior
     points: Float[Array, "*runs m d"]
     noise_ratio: Float[Array, "*runs"]
-    rounding_share: Float[Array, "*runs"]
+    rounding_fraction: Float[Array, "*runs"]
     beta: Float[Array, "*runs k"]
     scores: Float[Array, "*runs l"]
     x_scaler: Standardizer
@@ -384,10 +384,18 @@ def _fit(
         return posterior, linear_quantile(jnp.sort(chosen_by / jnp.sqrt(variance)), level), jnp.median(variance)
 
     posteriors, beta, variances = lax.map(calibrate, (log_lengthscales, jnp.asarray(setting.levels, dtype)))
-    levels = setting.levels, setting.grid
-    rounding_share = given.model(log_lengthscale).rounding(given.x) / jnp.min(variances)
+    rounding_fraction = given.model(log_lengthscale).rounding(given.x) / jnp.min(variances)
     sharp = SharpGP(
-        log_lengthscales, posteriors, given.points, given.noise_ratio, rounding_share, beta, errors, x_scaler, *levels
+        log_lengthscales=log_lengthscales,
+        posteriors=posteriors,
+        points=given.points,
+        noise_ratio=given.noise_ratio,
+        rounding_fraction=rounding_fraction,
+        beta=beta,
+        scores=errors,
+        x_scaler=x_scaler,
+        levels=setting.levels,
+        grid=setting.grid,
     )
     score = partial(_score, num_below=widths.num_below(setting.levels))
     return eqx.tree_at(lambda sharp: sharp.scores, sharp, jnp.sort(jax.vmap(score)(_curves(sharp, at), errors)))
@@ -397,9 +405,9 @@ def _fitted(x: Float[Array, "n d"], targets: Float[Array, " n"]) -> tuple[Float[
     """Log lengthscales and noise ratio of the greatest evidence."""
     data = Data(x, targets)
     bound = "exact" if targets.shape[0] <= _EXACT_ROWS else "collapsed"
-    options = Options.of(targets.shape[0], bound, None, None, _MOST_ITERATIONS, None, ard=True)
-    starts_of = lambda data, noise: initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
-    process = maximize_evidence(starts_of, data, options)
+    options = Options.of(targets.shape[0], bound=bound, max_iterations=_MOST_ITERATIONS, ard=True)
+    initial_of = lambda data, noise: initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
+    process = maximize_evidence(initial_of, data, options)
     kernel = cast(SquaredExponential, process.model.kernel)
     log_lengthscale = jnp.broadcast_to(kernel.log_lengthscale, x.shape[1:])
     return log_lengthscale, process.noise_variance / jnp.exp(kernel.log_variance)

@@ -16,6 +16,7 @@ must come with its noise or jitter already on the diagonal (`linalg.add_diagonal
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
@@ -26,7 +27,7 @@ from jaxcal.functional.linalg import crossproduct, half_log_det, inverse_factor,
 LOG_2PI = 1.8378770664093453
 
 
-class Posterior(NamedTuple):
+class Posterior(eqx.Module):
     """A Gaussian process after data, as `predict` needs it.
 
     With k the covariances of a point with the m conditioning points (the training rows, or the inducing points):

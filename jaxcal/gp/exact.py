@@ -42,15 +42,15 @@ _FIRST_LAP, _ALIKE = 8, 0.2
 _SAME = 0.3
 
 
-def exact_optimum(starts: Model, data: Data, jitter: ArrayLike, options: Options) -> Found:
+def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options: Options) -> Found:
     """The hyperparameters of the greatest exact evidence: isotropic ones, then by column where the options ask for it.
 
     Of many rows some decide which two optima are climbed on all.
     """
-    model_of = as_vector(one_of(starts))[1]
-    vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(starts)
+    model_of = as_vector(one_of(initial_models))[1]
+    vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(initial_models)
     failed = jnp.int32(0)
-    if number_of(starts) > 2 and data.targets.shape[0] > _FEW_ROWS:
+    if number_of(initial_models) > 2 and data.targets.shape[0] > _FEW_ROWS:
         ends = _race(vectors, model_of, some_rows(data, _FEW_ROWS), jitter, options)
         failed, vectors = ends.failed, _best_two(ends)
     ends = _race(vectors, model_of, data, jitter, options)
@@ -61,7 +61,7 @@ def exact_optimum(starts: Model, data: Data, jitter: ArrayLike, options: Options
         model, value, steps, converged = _by_column(model, value, steps, converged, data, jitter, options)
     result = jnp.where(converged, Result.CONVERGED, Result.STEP_LIMIT)
     result = jnp.where(jnp.isfinite(value), result, Result.NOT_FINITE)
-    return Found(model=model, evidence=value, steps=steps, result=result, failed_starts=failed + ends.failed)
+    return Found(model=model, evidence=value, steps=steps, result=result, failed_initial_values=failed + ends.failed)
 
 
 def _race(

@@ -10,7 +10,7 @@ from jaxcal import _checks
 from jaxcal.functional import noise
 from jaxcal.gp import nearest
 from jaxcal.gp.model import Data
-from jaxcal.gp.noise import StartsOf, with_input_noise, with_student_t_noise
+from jaxcal.gp.noise import InitialOf, with_input_noise, with_student_t_noise
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, better_of, process_of, process_of_nearest
 from jaxcal.gp.search import jitter_of_try, optimum_of_some, search
@@ -23,34 +23,34 @@ JITTER_TRIES = 4
 _MUCH_ROUNDING = 0.1
 
 
-def maximize_evidence(starts_of: StartsOf, data: Data, options: Options) -> Process:
+def maximize_evidence(initial_of: InitialOf, data: Data, options: Options) -> Process:
     """The process of the greatest evidence, at the smallest jitter at which evidence and posterior are finite.
 
     Safe under `vmap`: see `optimize.one_run_at_a_time`.
 
     Args:
-        starts_of: gives where to start; a pytree where it holds arrays, such as an `eqx.Partial`.
+        initial_of: gives the initial values; a pytree where it holds arrays, such as an `eqx.Partial`.
         data: what to explain.
         options: how.
     """
-    return one_run_at_a_time(partial(first_finite, _attempt, JITTER_TRIES))(starts_of, data, options)
+    return one_run_at_a_time(partial(first_finite, _attempt, JITTER_TRIES))(initial_of, data, options)
 
 
-def _attempt(starts_of: StartsOf, data: Data, options: Options, tries: Int[Array, ""]) -> Process:
+def _attempt(initial_of: InitialOf, data: Data, options: Options, tries: Int[Array, ""]) -> Process:
     """The process by the noise that the options ask for, with the jitter after so many tries."""
-    starts, jitter = starts_of(data, None), jitter_of_try(tries, data.targets.dtype, options.bound)
+    initial_models, jitter = initial_of(data, None), jitter_of_try(tries, data.targets.dtype, options.bound)
     if options.noise == "student_t":
-        return process_of(with_student_t_noise(starts, data, jitter, options), data, jitter, options.mesh)
+        return process_of(with_student_t_noise(initial_models, data, jitter, options), data, jitter, options.mesh)
     if options.bound in ("nearest", "better"):
-        first = optimum_of_some(starts, data, jitter, options)
+        first = optimum_of_some(initial_models, data, jitter, options)
         by_rows = nearest.optimum(first, data, jitter, options)
         if options.bound == "nearest":
             return process_of_nearest(by_rows, data, jitter)
         is_last = tries == JITTER_TRIES - 1
-        return better_of(search(starts, data, jitter, options, first), by_rows, data, jitter, is_last)
-    found = search(starts, data, jitter, options)
+        return better_of(search(initial_models, data, jitter, options, first), by_rows, data, jitter, is_last)
+    found = search(initial_models, data, jitter, options)
     if options.noise == "input":
-        return with_input_noise(found, starts_of, data, jitter, options)
+        return with_input_noise(found, initial_of, data, jitter, options)
     return process_of(found, data, jitter, options.mesh)
 
 
@@ -59,7 +59,7 @@ def check_fit(process: Process, n: int, *, throw: bool) -> None:
     if throw:
         raise_unless_factorized(process.result, process.jitter, n)
     warn_of_outliers(process, n)
-    warn_of_rounding(process.rounding_share)
+    warn_of_rounding(process.rounding_fraction)
 
 
 def warn_of_outliers(process: Process, n: int) -> None:

@@ -17,9 +17,9 @@ from jaxcal.gp.model import Data, Model
 # optima is seldom below the best of many random ones: benchmarks/speed/gp_optima.py.
 _ONE = ((0.25, 0.5), (0.25, 0.03), (1.0, 0.03), (0.04, 0.03))
 _TWO = ((0.25, 0.25, 0.5), (1.0, 1.0, 0.001), (0.25, 0.04, 1e-4), (1.0, 0.06, 0.003))
-# A kernel that is given starts where it is, beside these fractions of noise.
+# A kernel that is given keeps its initial hyperparameters, beside these fractions of noise.
 _NOISES = (0.003, 0.03, 0.3, 0.9)
-# A process whose noise is given starts with at least so much variance of its own.
+# A process whose noise is given has at least so much variance of its own, initially.
 _LEAST_SIGNAL = 0.1
 
 # Makes a kernel of squared exponentials, one for each set of rows that it depends on.
@@ -40,7 +40,7 @@ def on_grid(
     dtype, table = data.targets.dtype, np.array(_ONE if len(parts) == 1 else _TWO)
     spacings = [spacing(part) for part in parts]
 
-    def start(factors, learned_noise):
+    def initial(factors, learned_noise):
         variance = learned_noise if noise is None else noise
         signal = jnp.maximum(1 - variance, _LEAST_SIGNAL) / len(parts)
         kernels = [
@@ -50,11 +50,11 @@ def on_grid(
         return _model(data, combine(kernels), variance, () if noise is None else ("log_noise",))
 
     *factors, noises = jnp.asarray(table.T, dtype)
-    return eqx.filter_vmap(start)(factors, noises)
+    return eqx.filter_vmap(initial)(factors, noises)
 
 
 def at_given(data: Data, kernel: Kernel, *, noise: Float[Array, ""] | None = None) -> Model:
-    """Models with a kernel that starts where it is, and several fractions of noise; arguments as above."""
+    """Models with a kernel as it is given, and several fractions of noise; arguments as above."""
     kernel = _of_dtype(kernel, data.targets.dtype)
     noises = jnp.asarray(_NOISES, data.targets.dtype) if noise is None else jnp.reshape(noise, (1,))
     fixed = () if noise is None else ("log_noise",)
@@ -78,12 +78,12 @@ def nngp_grid(data: Data, variances: Iterable[ArrayLike], noise: ArrayLike) -> M
     # Imported only here: it imports gpjax, which takes longer than all of jaxcal.
     from jaxcal.gp.nngp import NNGP
 
-    def start(weight_variance, bias_variance):
+    def initial(weight_variance, bias_variance):
         kernel = GPJaxKernel(NNGP(2, weight_variance, bias_variance))
         return _model(data, kernel, jnp.asarray(noise, data.targets.dtype), ("kernel", "log_noise"))
 
     grid = jnp.meshgrid(*(jnp.asarray(values, data.targets.dtype) for values in variances), indexing="ij")
-    return eqx.filter_vmap(start)(*map(jnp.ravel, grid))
+    return eqx.filter_vmap(initial)(*map(jnp.ravel, grid))
 
 
 def _model(data: Data, kernel: Kernel, noise: Float[Array, ""], fixed: tuple[str, ...] = ()) -> Model:

@@ -30,7 +30,7 @@ from jaxcal.gp.kernels import Points
 from jaxcal.gp.model import Data, Model, is_sane, jittered_gram, rounding_of, row_sums, split
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process
-from jaxcal.gp.search import jitter_of_try, sparse_start, with_inducing_points
+from jaxcal.gp.search import jitter_of_try, sparse_initial, with_inducing_points
 from jaxcal.optimize import Result, minimize
 from jaxcal.preprocessing import Standardizer
 
@@ -39,7 +39,7 @@ Read = Callable[[slice | Int[np.ndarray, " k"]], Data]
 
 # Rows that are in memory at once.
 _CHUNK_ROWS = 65_536
-# The start is fitted to so many rows.
+# The initial values are fitted to so many rows.
 _SAMPLE_ROWS = 4_096
 # q forgets a row after about so many others.
 _WINDOW_ROWS = 10_240
@@ -89,7 +89,7 @@ def transported(sites: Sites, whiten: Float[Array, "m m"], factor: Float[Array, 
 
 
 def maximize_bound(
-    starts: Callable[[Data], Model],
+    initial_of: Callable[[Data], Model],
     read: Read,
     n: int,
     options: Options,
@@ -114,8 +114,8 @@ def maximize_bound(
     "trained" they are random rows, trained by the minibatches: a better bound for hardly more time.
 
     Args:
-        starts: gives where to start, from a sample of the rows: processes without inducing points, whose arrays have a
-            leading axis of starts.
+        initial_of: gives the initial values, from a sample of the rows: models without inducing points, stacked along
+            a leading axis of their arrays.
         read: gives the rows of a slice, or those of increasing numbers, as the kernel takes them, with targets of mean
             zero: `column_moments` finds what to scale by.
         n: how many rows there are.
@@ -141,7 +141,7 @@ def maximize_bound(
         raise ValueError(f"num_inducing must be at most {num_sampled}; got {options.num_inducing}.")
     rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,), jnp.uint32)))
     sample, plan = _sample(read, n, num_sampled, rng), _Plan.of(n, batch_size, epochs)
-    candidates, dtype = starts(sample), sample.targets.dtype
+    candidates, dtype = initial_of(sample), sample.targets.dtype
 
     def attempt(tries: int) -> Process:
         jitter = jitter_of_try(jnp.int32(tries), dtype, "collapsed")
@@ -154,12 +154,12 @@ def maximize_bound(
             points=_inducing(model),
             posterior=posterior,
             noise_variance=noise,
-            rounding_share=rounding / noise,
+            rounding_fraction=rounding / noise,
             evidence=bound,
             iterations=jnp.asarray(plan.num_steps),
             result=jnp.where(good, Result.STEP_LIMIT, Result.NOT_FINITE),
             jitter=jitter,
-            failed_starts=failed,
+            failed_initial_values=failed,
         )
 
     process = attempt(0)
@@ -301,9 +301,10 @@ class _State(NamedTuple):
 
 @eqx.filter_jit
 def _start(
-    starts: Model, sample: Data, scale: Float[Array, ""], jitter: Float[Array, ""], options: Options
+    initial_models: Model, sample: Data, scale: Float[Array, ""], jitter: Float[Array, ""], options: Options
 ) -> tuple[Model, Sites, Int[Array, ""]]:
-    """The model of a sample's exact evidence, improved by L-BFGS on its bound, its sites, and how many starts failed.
+    """The model of a sample's exact evidence, improved by L-BFGS on its bound; its sites; how many initial values
+    failed.
 
     In the bound the sample counts `scale` times. Counted once, so few rows are often best explained as noise: every row
     pays alike for what the inducing points miss, while what they explain is learned the better, the more rows there
@@ -314,8 +315,8 @@ def _start(
         sums, prior = jax.tree.map(lambda total: scale * total, _sum_over(model, sample, jitter, options.mesh))
         return sums, model.noise_above(rounding_of(prior))
 
-    start = sparse_start(starts, sample, jitter, options)
-    params, fixed = split(with_inducing_points(start.model, sample, options))
+    first = sparse_initial(initial_models, sample, jitter, options)
+    params, fixed = split(with_inducing_points(first.model, sample, options))
     optimum = minimize(
         lambda params: -sparse_gp.collapsed_bound(*scaled_sums(eqx.combine(params, fixed))),
         params,
@@ -323,7 +324,7 @@ def _start(
         gain_tolerance=options.tolerance,
     )
     model = eqx.combine(optimum.params, fixed)
-    return model, optimal(*scaled_sums(model)), start.failed_starts
+    return model, optimal(*scaled_sums(model)), first.failed_initial_values
 
 
 def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates, options: Options, rng) -> Model:

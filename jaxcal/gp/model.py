@@ -262,14 +262,14 @@ class Found(NamedTuple):
         evidence: its log evidence, or the bound on it.
         steps: of the optimizer, from the chosen initial value.
         result: a value of `Result`.
-        failed_starts: how many initial values had no sane evidence.
+        failed_initial_values: how many initial values had no sane evidence.
     """
 
     model: Model
     evidence: Float[Array, ""]
     steps: Int[Array, ""]
     result: Int[Array, ""]
-    failed_starts: Int[Array, ""]
+    failed_initial_values: Int[Array, ""]
 
 
 def without_rows(model: Model) -> Model:

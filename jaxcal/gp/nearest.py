@@ -7,8 +7,6 @@ outliers, nor by rows that are there twice. A common factor of all variances, wh
 squared standardized error of other rows, as of Allison, Stephenson & Samson (2023).
 """
 
-from typing import NamedTuple
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -36,15 +34,15 @@ from jaxcal.optimize import Result, minimize
 # How many rows a prediction asks.
 _NEAREST = 50
 # So many rows decide on the hyperparameters, and as many, others if there are enough, on the scale. The descent is made
-# twice: with the rows that are nearest at the start, and with those that are nearest at the first end.
+# twice: with the rows that are nearest at the initial values, and with those that are nearest at the first end.
 _DECIDING, _DESCENTS = 2000, 2
-# The first starts with the noise of the start, or with the best of these fractions of the target's variance.
+# The first begins with the noise of the initial values, or with the best of these fractions of the target's variance.
 _MORE_NOISE = 0.01, 0.1, 0.5
 # So many covariances are held at once where neighbors are looked for.
 _AT_ONCE = 2**24
 
 
-class Nearest(NamedTuple):
+class Nearest(eqx.Module):
     """What the rows say of which each prediction asks the nearest.
 
     Attributes:
@@ -120,7 +118,7 @@ def calibrated(model: Model, data: Data, jitter: ArrayLike) -> Nearest:
     if "log_noise" in model.fixed:
         return given
     others = leave_one_out(model.kernel, given, data.points, other_rows(data))
-    return given._replace(scale=jnp.mean(others.error**2 / others.variance))
+    return eqx.tree_at(lambda given: given.scale, given, jnp.mean(others.error**2 / others.variance))
 
 
 def other_rows(data: Data) -> Int[Array, " r"]:

@@ -45,7 +45,7 @@ class Ascent(NamedTuple):
 
     Attributes:
         place: [p].
-        value: of the objective there; NaN if it was not finite at the start.
+        value: of the objective there; NaN if it was not finite at the initial values.
         steps: evaluations after the first one.
         converged: whether the gain foreseen is below the tolerance, or rounding hides any gain.
     """
@@ -68,12 +68,12 @@ class _State(NamedTuple):
 
 def ascend(
     evaluate: Callable[[Float[Array, " p"]], Local],
-    start: Float[Array, " p"],
+    initial: Float[Array, " p"],
     *,
     tolerance: float | Float[Array, ""],
     max_iterations: int | Int[Array, ""],
 ) -> Ascent:
-    """Maximize an objective from a start, by steps that never lower it.
+    """Maximize an objective from initial values, by steps that never lower it.
 
     Ends where the quadratic model foresees a gain below `tolerance`, were each hyperparameter to move by at most three;
     where eight steps together have gained less, as on a curved ridge; or where no step however short gains anything, by
@@ -81,7 +81,7 @@ def ascend(
 
     Args:
         evaluate: the objective near a point; not finite where there is none: such a step is too long.
-        start: where to begin.
+        initial: where to begin.
         tolerance: in units of the objective.
         max_iterations: how many steps are tried at most; below 0 nothing is evaluated, and the value is NaN.
 
@@ -134,10 +134,10 @@ def ascend(
         return ((state.steps < 0) & (max_iterations >= 0)) | going_on
 
     # The first evaluation is a step of no length: the compiled program holds the objective once.
-    nothing = Local(*(jnp.zeros(part.shape, part.dtype) for part in jax.eval_shape(evaluate, start)))
-    damping = jnp.asarray(_DAMPING, start.dtype)
+    nothing = Local(*(jnp.zeros(part.shape, part.dtype) for part in jax.eval_shape(evaluate, initial)))
+    damping = jnp.asarray(_DAMPING, initial.dtype)
     state = _State(
-        place=start,
+        place=initial,
         local=nothing,
         information=nothing.information,
         damping=damping,

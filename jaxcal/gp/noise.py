@@ -24,24 +24,24 @@ from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, process_of
 from jaxcal.gp.search import descend, refine, search
 
-# Student t noise: the degrees of freedom of the first precisions, and those that the climb starts from.
+# Student t noise: the degrees of freedom of the first precisions, and those that the climb begins with.
 _FIRST_DF, _CLIMBED_DF = 4.0, 10.0
 # Noise that depends on the inputs: how often the two processes are fitted, and how far the one of the noise is.
 _NOISE_ROUNDS, _NOISE_STEPS, _NOISE_TOLERANCE = 2, 20, 0.1
 
-# Gives where to start, for rows and, where it is known, the variance of their noise: models without inducing points,
-# whose arrays have a leading axis of starts.
-StartsOf = Callable[[Data, Float[Array, ""] | None], Model]
+# Gives the initial values, for rows and, where it is known, the variance of their noise: models without inducing
+# points, stacked along a leading axis of their arrays.
+InitialOf = Callable[[Data, Float[Array, ""] | None], Model]
 
 
-def with_student_t_noise(starts: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
+def with_student_t_noise(initial_models: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
     """The model of the greatest bound under Student t noise: hyperparameters, degrees of freedom and rows' precisions.
 
     The search is that of normal noise with the precisions that the targets alone suggest. From its end all are climbed
     together; alternating between them, the degrees of freedom creep.
     """
     first = noise.student_t_weights(data.targets**2, jnp.asarray(_FIRST_DF, data.targets.dtype))
-    found = search(starts, data._replace(relative_noise=1 / first), jitter, options)
+    found = search(initial_models, data._replace(relative_noise=1 / first), jitter, options)
 
     def squares(model: Model, data: Data) -> Float[Array, " n"]:
         after = posterior(model, data, jitter, options.mesh)
@@ -54,11 +54,11 @@ def with_student_t_noise(starts: Model, data: Data, jitter: Float[Array, ""], op
     last = squares(climbed.model, data)
     model = eqx.tree_at(lambda m: m.student_t, climbed.model, StudentT.of(noise.student_t_df(last), last))
     value = evidence(model, data, jitter, options.mesh)
-    return climbed._replace(model=model, evidence=value, failed_starts=found.failed_starts)
+    return climbed._replace(model=model, evidence=value, failed_initial_values=found.failed_initial_values)
 
 
 def with_input_noise(
-    found: Found, starts_of: StartsOf, data: Data, jitter: Float[Array, ""], options: Options
+    found: Found, initial_of: InitialOf, data: Data, jitter: Float[Array, ""], options: Options
 ) -> Process:
     """The process whose noise follows a second one, of the log of the noise variance, as far as that helps.
 
@@ -81,7 +81,7 @@ def with_input_noise(
         responses = noise.log_noise_responses(errors, relative)
         center = jnp.mean(responses)
         logs = Data(data.points, responses - center)
-        second = search(starts_of(logs, variance), logs, jitter, of_noise)
+        second = search(initial_of(logs, variance), logs, jitter, of_noise)
         after = process_of(second, logs, jitter, options.mesh)
         others = leave_one_out(second.model, cast(gp.Posterior, after.posterior), logs)
         foreseen = jnp.exp(logs.targets - others.error + jnp.maximum(others.variance - variance, 0) / 2)
@@ -96,6 +96,6 @@ def with_input_noise(
     arrays, offset = jax.tree.map(lambda a: a[-1], history)
     better, after = eqx.combine(arrays, rest[0])
     rows = data._replace(base_variance=base_variance)
-    process = process_of(better._replace(failed_starts=found.failed_starts), rows, jitter, options.mesh)
+    process = process_of(better._replace(failed_initial_values=found.failed_initial_values), rows, jitter, options.mesh)
     put = lambda p: (p.log_noise, p.log_noise_offset)
     return eqx.tree_at(put, process, (after, offset), is_leaf=lambda node: node is None)

@@ -1,6 +1,6 @@
 """A Gaussian process after data: what a fit gives and what it predicts; the better of two fits."""
 
-from typing import NamedTuple, cast
+from typing import cast
 
 import equinox as eqx
 import jax
@@ -29,7 +29,7 @@ from jaxcal.optimize import Result
 _CHECKED = 10_000
 
 
-class Either(NamedTuple):
+class Either(eqx.Module):
     """What the data say at the inducing points, and what the rows say: the predictions are those of one of them.
 
     Attributes:
@@ -53,13 +53,13 @@ class Process(eqx.Module):
         points: the conditioning points: the rows, or the inducing points.
         posterior: what the data say at them.
         noise_variance: of the scaled target; the mean one, where rows have their own.
-        rounding_share: the variance that rounding may hide, over the median leave-one-out variance.
+        rounding_fraction: the variance that rounding may hide, over the median leave-one-out variance.
         evidence: log marginal likelihood, or its lower bound, of the scaled target; where predictions ask the nearest
             rows their log density, each given those nearest to it.
         iterations: of the optimizer, from where the search ended.
         result: how the optimization ended, one of `jaxcal.optimize.Result`.
         jitter: what was added to the covariance's diagonal, as a fraction of its mean.
-        failed_starts: how many of the initial values had no finite evidence.
+        failed_initial_values: how many of the initial values had no finite evidence.
         greatest_error: the greatest leave-one-out error over its standard deviation, and the row that has it; None
             where the noise is Student t.
         log_noise: a second process, of the log of the relative noise variance; None where noise does not depend on the
@@ -71,12 +71,12 @@ class Process(eqx.Module):
     points: Points
     posterior: gp.Posterior | nearest.Nearest | Either
     noise_variance: Float[Array, "*runs"]
-    rounding_share: Float[Array, "*runs"]
+    rounding_fraction: Float[Array, "*runs"]
     evidence: Float[Array, "*runs"]
     iterations: Int[Array, "*runs"]
     result: Int[Array, "*runs"]
     jitter: Float[Array, "*runs"]
-    failed_starts: Int[Array, "*runs"]
+    failed_initial_values: Int[Array, "*runs"]
     greatest_error: tuple[Float[Array, "*runs"], Int[Array, "*runs"]] | None = None
     log_noise: "Process | None" = None
     log_noise_offset: Float[Array, "*runs"] | None = None
@@ -171,12 +171,12 @@ def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | 
         points=data.points if model.inducing is None else model.inducing,
         posterior=after,
         noise_variance=model.noise_variance(data.points),
-        rounding_share=model.rounding(data.points) / jnp.median(others.variance),
+        rounding_fraction=model.rounding(data.points) / jnp.median(others.variance),
         evidence=found.evidence,
         iterations=found.steps,
         result=jnp.where(good, found.result, Result.NOT_FINITE),
         jitter=jitter,
-        failed_starts=found.failed_starts,
+        failed_initial_values=found.failed_initial_values,
         greatest_error=greatest,
     )
 
@@ -195,12 +195,12 @@ def process_of_nearest(found: Found, data: Data, jitter: Float[Array, ""]) -> Pr
         points=data.points,
         posterior=given,
         noise_variance=given.scale * model.noise_variance(few),
-        rounding_share=given.scale * model.rounding(few) / jnp.median(others.variance),
+        rounding_fraction=given.scale * model.rounding(few) / jnp.median(others.variance),
         evidence=density,
         iterations=found.steps,
         result=jnp.where(good, found.result, Result.NOT_FINITE),
         jitter=jitter,
-        failed_starts=found.failed_starts,
+        failed_initial_values=found.failed_initial_values,
         greatest_error=(jnp.max(errors), rows[jnp.argmax(errors)]),
     )
 

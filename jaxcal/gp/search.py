@@ -1,6 +1,6 @@
 """The search for hyperparameters: by the exact evidence, or by the sparse bound through inducing points.
 
-The sparse bound starts at the best of several models by the bound itself, and goes on by L-BFGS; by Adam, as GPyTorch's
+The sparse bound begins at the best of several models by the bound itself, and goes on by L-BFGS; by Adam, as GPyTorch's
 examples do, if a learning rate is given. Greedy inducing points are rows chosen by conditional variance under the
 initial kernel; with them, and on one device, a part of the rows decides on the hyperparameters of many.
 """
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, DTypeLike, Float, Int, PyTree
 
 from jaxcal.functional import sparse_gp
 from jaxcal.gp.exact import exact_optimum
@@ -36,9 +36,9 @@ from jaxcal.gp.model import (
 from jaxcal.gp.options import TOLERANCE, Options
 from jaxcal.optimize import Optimum, Result, minimize
 
-# The sparse bound may start from the exact evidence of so many rows.
+# The sparse bound may begin at the exact evidence of so many rows.
 _SUBSET_ROWS = 1000
-# That start and others are compared by the bound of so many rows, with so many inducing points, also at these fractions
+# That model and others are compared by the bound of so many rows, with so many inducing points, also at these fractions
 # of noise.
 _COMPARED_ROWS, _COMPARED_POINTS, _MORE_NOISE = 4000, 100, (0.1, 0.5)
 # Greedy inducing points are chosen among so many rows, which then decide on the hyperparameters.
@@ -47,57 +47,59 @@ _MANY_ROWS = 10_000
 _GPYTORCH_NOISE = 1e-4
 
 
-def search(starts: Model, data: Data, jitter: Float[Array, ""], options: Options, first: Found | None = None) -> Found:
-    """The best hyperparameters that are found from the starts; `first` is what some rows say, where it is known."""
+def search(
+    initial_models: Model, data: Data, jitter: Float[Array, ""], options: Options, first: Found | None = None
+) -> Found:
+    """The best hyperparameters found from the initial values; `first` is what some rows say, where it is known."""
     if options.bound == "exact":
-        if not _has_more_to_learn(starts):
-            return best_start(starts, data, jitter)
+        if not _has_more_to_learn(initial_models):
+            return best_initial(initial_models, data, jitter)
         if options.learning_rate is None:
-            return exact_optimum(starts, data, jitter, options)
-        return descend(one_of(starts), data, jitter, options)
-    start = sparse_start(starts, data, jitter, options, first)
-    model = with_inducing_points(start.model, data, options)
+            return exact_optimum(initial_models, data, jitter, options)
+        return descend(one_of(initial_models), data, jitter, options)
+    best = sparse_initial(initial_models, data, jitter, options, first)
+    model = with_inducing_points(best.model, data, options)
     takes_all = options.mesh is not None or options.inducing == "trained"
     rows = data if takes_all else some_rows(data, _MANY_ROWS)
     found = descend(model, rows, jitter, options)
     if rows is not data:
         found = found._replace(evidence=evidence(found.model, data, jitter))
-    return found._replace(failed_starts=start.failed_starts)
+    return found._replace(failed_initial_values=best.failed_initial_values)
 
 
-def optimum_of_some(starts: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
-    """Where a fit to many rows starts: at the only start, or at the exact optimum of some rows."""
+def optimum_of_some(initial_models: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
+    """Where a fit to many rows begins: at the only initial values, or at the exact optimum of some rows."""
     some = some_rows(data, _SUBSET_ROWS)
-    if not _has_more_to_learn(starts):
-        return best_start(starts, some, jitter)
-    if number_of(starts) == 1:
+    if not _has_more_to_learn(initial_models):
+        return best_initial(initial_models, some, jitter)
+    if number_of(initial_models) == 1:
         unknown = jnp.full((), jnp.nan, data.targets.dtype)
         return Found(
-            model=one_of(starts),
+            model=one_of(initial_models),
             evidence=unknown,
             steps=jnp.int32(0),
             result=jnp.int32(Result.STEP_LIMIT),
-            failed_starts=jnp.int32(0),
+            failed_initial_values=jnp.int32(0),
         )
-    return exact_optimum(starts, some, jitter, options._replace(tolerance=min(options.tolerance, TOLERANCE)))
+    return exact_optimum(initial_models, some, jitter, options._replace(tolerance=min(options.tolerance, TOLERANCE)))
 
 
-def sparse_start(
-    starts: Model, data: Data, jitter: Float[Array, ""], options: Options, first: Found | None = None
+def sparse_initial(
+    initial_models: Model, data: Data, jitter: Float[Array, ""], options: Options, first: Found | None = None
 ) -> Found:
-    """Where the sparse bound starts: at the best by the bound itself of several.
+    """Where the sparse bound begins: at the best by the bound itself of several.
 
-    Those are the starts and the optimum of the exact evidence of some rows, each with its own noise and with more: what
-    few inducing points do not explain is noise to them.
+    Those are the initial values and the optimum of the exact evidence of some rows, each with its own noise and with
+    more: what few inducing points do not explain is noise to them.
     """
-    first = optimum_of_some(starts, data, jitter, options) if first is None else first
-    if number_of(starts) == 1 or not _has_more_to_learn(starts):
+    first = optimum_of_some(initial_models, data, jitter, options) if first is None else first
+    if number_of(initial_models) == 1 or not _has_more_to_learn(initial_models):
         return first
     if options.ard:
-        wide = eqx.filter_vmap(lambda model: model.kernel.by_column(data.points))(starts)
-        starts = eqx.tree_at(lambda m: m.kernel, starts, wide)
+        wide = eqx.filter_vmap(lambda model: model.kernel.by_column(data.points))(initial_models)
+        initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
     join = lambda several, one: jnp.concatenate([several, one[None]]) if eqx.is_array(one) else one
-    candidates = with_more_noise(jax.tree.map(join, starts, first.model), _MORE_NOISE)
+    candidates = with_more_noise(jax.tree.map(join, initial_models, first.model), _MORE_NOISE)
     compared = some_rows(data, _COMPARED_ROWS)
     few_points = options._replace(inducing="greedy", num_inducing=min(options.num_inducing, _COMPARED_POINTS))
     arrays, static = eqx.partition(candidates, eqx.is_array)
@@ -118,22 +120,22 @@ def refine(model: Model, data: Data, jitter: Float[Array, ""], options: Options)
     return exact_optimum(alone(model), data, jitter, options._replace(ard=False))
 
 
-def best_start(starts: Model, data: Data, jitter: ArrayLike) -> Found:
-    """The start of the greatest exact evidence, of those along the leading axis of the arrays.
+def best_initial(initial_models: Model, data: Data, jitter: ArrayLike) -> Found:
+    """The initial values of the greatest exact evidence, of those along the leading axis of the arrays.
 
     One after the other: all at once would hold as many matrices of the rows' covariances.
     """
-    arrays, static = eqx.partition(starts, eqx.is_array)
-    values = lax.map(lambda start: evidence(eqx.combine(start, static), data, jitter), arrays)
+    arrays, static = eqx.partition(initial_models, eqx.is_array)
+    values = lax.map(lambda one: evidence(eqx.combine(one, static), data, jitter), arrays)
     is_nan = jnp.isnan(values)
     best = jnp.argmax(jnp.where(is_nan, -jnp.inf, values))
     result = jnp.where(is_nan[best], Result.NOT_FINITE, Result.CONVERGED)
     return Found(
-        model=one_of(starts, best),
+        model=one_of(initial_models, best),
         evidence=values[best],
         steps=jnp.int32(0),
         result=result,
-        failed_starts=jnp.sum(is_nan, dtype=jnp.int32),
+        failed_initial_values=jnp.sum(is_nan, dtype=jnp.int32),
     )
 
 
@@ -152,10 +154,10 @@ def greedy_points(kernel: Kernel, points: Points, num_inducing: int) -> Points:
     return take(points, sparse_gp.greedy_rows(covariances_with, kernel.diagonal(points), num_inducing))
 
 
-def jitter_of_try(step: Int[Array, ""], dtype, bound: str) -> Float[Array, ""]:
+def jitter_of_try(step: Int[Array, ""], dtype: DTypeLike, bound: str) -> Float[Array, ""]:
     """The fraction of the mean variance that is added to the diagonal: a hundred times more at each step.
 
-    Noise is on the exact process's diagonal already: it starts without.
+    Noise is on the exact process's diagonal already: its first step adds none.
     """
     least = max(1e-8, 10 * float(jnp.finfo(dtype).eps))
     jitter = least * jnp.asarray(100, dtype) ** step
@@ -185,7 +187,7 @@ def descend(model: Model, data: Data, jitter: Float[Array, ""], options: Options
         evidence=-optimum.loss,
         steps=optimum.steps,
         result=result,
-        failed_starts=jnp.int32(0),
+        failed_initial_values=jnp.int32(0),
     )
 
 

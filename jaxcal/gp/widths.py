@@ -23,15 +23,15 @@ from jaxcal.gp.kernels import SquaredExponential, gram
 from jaxcal.gp.search import inverse_softplus
 from jaxcal.optimize import lowest, minimize, one_run_at_a_time
 
-# Multiples of the regression's inverse lengthscales that are tried: on a line alone, and as starts of L-BFGS.
+# Multiples of the regression's inverse lengthscales that are tried: on a line alone, and as initial values of L-BFGS.
 _SMALLEST, _LARGEST = 0.1, 10.0
 _NUM_ON_LINE, _NUM_STARTS = 42, 9
-# How many of the best starts are improved, by how many steps at most, and the gain of a step, as a fraction of the
-# width, that ends it.
+# How many of the best initial values are improved, by how many steps at most, and the gain of a step, as a fraction of
+# the width, that ends it.
 _NUM_IMPROVED, _STEPS, _GAIN = 2, 40, 1e-4
 # Bounds of the inverse lengthscales, in standard deviations of the inputs: beyond them hardly anything changes.
 _LEAST, _GREATEST = math.log(1e-4), math.log(1e2)
-# A start is at least so far below the level before it: at the bound itself the gradient is 0.
+# Initial values are at least so far below the level before it: at the bound itself the gradient is 0.
 _LEAST_GAP = 1e-3
 
 
@@ -135,7 +135,7 @@ def by_column(problem: Problem, log_scale: Float[Array, " d"], levels: tuple[flo
             level, is_outermost = given
             bound = jnp.where(is_outermost, jnp.asarray(_GREATEST, dtype), bound)
             tried = jnp.minimum(log_scale[None] + multiples, bound[None])
-            widths = lax.map(lambda start: problem.log_width(start, level), tried)
+            widths = lax.map(lambda initial: problem.log_width(initial, level), tried)
             best = jnp.argsort(jnp.where(jnp.isnan(widths), jnp.inf, widths))[:_NUM_IMPROVED]
             found = _improved(problem, tried[best], bound, level)
             return found, found
@@ -152,17 +152,17 @@ def num_below(levels: tuple[float, ...]) -> int:
     return sum(level < 0.5 for level in levels)
 
 
-def _improved(problem: Problem, starts: Float[Array, "s d"], bound: Float[Array, " d"], level) -> Float[Array, " d"]:
-    """The best of the minima that L-BFGS reaches from some starts, below a bound."""
+def _improved(problem: Problem, initial: Float[Array, "s d"], bound: Float[Array, " d"], level) -> Float[Array, " d"]:
+    """The best of the minima that L-BFGS reaches from some initial values, below a bound."""
     # Remark 5.3 has the log of the distance from the bound; its softplus is not as flat far from it.
     place = lambda gap: jnp.clip(bound - jax.nn.softplus(gap), _LEAST, _GREATEST)
 
-    def improve(start):
-        gap = inverse_softplus(jnp.maximum(bound - start, _LEAST_GAP))
+    def improve(one):
+        gap = inverse_softplus(jnp.maximum(bound - one, _LEAST_GAP))
         loss = lambda gap: problem.log_width(place(gap), level)
         return minimize(loss, gap, max_iterations=_STEPS, gain_tolerance=_GAIN)
 
-    return place(lowest(lax.map(improve, starts)).params)
+    return place(lowest(lax.map(improve, initial)).params)
 
 
 def _multiples(number: int, dtype) -> Float[Array, " s"]:

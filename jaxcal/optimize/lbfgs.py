@@ -1,6 +1,7 @@
 """L-BFGS with a weak Wolfe line search, as one compiled loop."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,12 +104,12 @@ def minimize(
     return Optimum(unravel(params), value, steps, result)
 
 
-def minimize_from_each(loss: Callable[..., Float[Array, ""]], starts: PyTree, **options) -> Optimum:
-    """The lowest of the minima that `minimize` reaches from several starts, in one `vmap`.
+def minimize_from_each(loss: Callable[..., Float[Array, ""]], initial: PyTree, **options: Any) -> Optimum:
+    """The lowest of the minima that `minimize` reaches from several initial values, in one `vmap`.
 
     Args:
         loss: `loss(params) -> scalar`.
-        starts: where to start, stacked along the leading axis of every array.
+        initial: where to begin, stacked along the leading axis of every array.
         options: those of `minimize`.
 
     Example:
@@ -117,7 +118,7 @@ def minimize_from_each(loss: Callable[..., Float[Array, ""]], starts: PyTree, **
         >>> round(float(optimum.params), 2)
         -1.11
     """
-    optima = jax.vmap(lambda params: minimize(loss, params, **options))(starts)
+    optima = jax.vmap(lambda params: minimize(loss, params, **options))(initial)
     return lowest(optima)
 
 

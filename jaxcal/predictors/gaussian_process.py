@@ -199,9 +199,9 @@ class GaussianProcess(HoldsProcess):
         return kernel.kernel if isinstance(kernel, GPJaxKernel) else kernel
 
     @property
-    def failed_starts(self) -> Int[Array, "*runs"]:
+    def failed_initial_values(self) -> Int[Array, "*runs"]:
         """How many of the initial values, or of the grid of the preset "nngp", had no finite evidence."""
-        return self.process.failed_starts
+        return self.process.failed_initial_values
 
     @property
     def lengthscale(self) -> Float[Array, "*runs d"]:
@@ -281,8 +281,8 @@ def _fit(
     robust = options.noise == "student_t"
     scaler = Standardizer.identity if preset == "nngp" else Standardizer.robust if robust else Standardizer.of
     x_scaler, y_scaler = Standardizer.of(x), scaler(y)
-    starts_of = eqx.Partial(_starts, given, y_scaler, preset)
-    process = maximize_evidence(starts_of, Data(x_scaler(x), y_scaler(y)), options)
+    initial_of = eqx.Partial(_initial_models, given, y_scaler, preset)
+    process = maximize_evidence(initial_of, Data(x_scaler(x), y_scaler(y)), options)
     return GaussianProcess(process, x_scaler, y_scaler)
 
 
@@ -292,15 +292,17 @@ def _fit_stochastic(x, y, given: Given, preset: str | None, options: Options, ep
     x = minibatch.as_rows(x, y.shape[0])
     x_scaler, y_scaler = minibatch.standardizer(x, y.dtype), Standardizer.of(y)
     read = minibatch.reader(lambda x, y: Data(x_scaler(x), y_scaler(y)), (x, y), y.dtype)
-    starts_of = eqx.Partial(_starts, given, y_scaler, preset)
-    process = minibatch.maximize_bound(starts_of, read, y.shape[0], options, key=key, epochs=epochs)
+    initial_of = eqx.Partial(_initial_models, given, y_scaler, preset)
+    process = minibatch.maximize_bound(initial_of, read, y.shape[0], options, key=key, epochs=epochs)
     return GaussianProcess(process, x_scaler, y_scaler)
 
 
-def _starts(given: Given, y_scaler: Standardizer, preset: str | None, data: Data, noise: Array | None = None) -> Model:
+def _initial_models(
+    given: Given, y_scaler: Standardizer, preset: str | None, data: Data, noise: Array | None = None
+) -> Model:
     """The initial values: a grid of lengthscales and noise; or as the preset has it."""
     if preset == "crude":
-        # The softplus of zero, where GPyTorch starts; the noise is kept above 1e-4 by adding it.
+        # The softplus of zero, GPyTorch's initial value; the noise is kept above 1e-4 by adding it.
         log = jnp.log(jnp.asarray(math.log(2)))
         return initial.at(data, SquaredExponential(log, log), math.log(2) + 1e-4)
     if preset == "nngp":

@@ -1,13 +1,17 @@
 """What every test runs under: shapes checked, rank promotion an error, the same random numbers each time."""
 
+import gc
 import os
 from pathlib import Path
 
 # One thread a worker: the tests are many small problems, and the workers share the cores.
 os.environ.setdefault("NPROC", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Workers, files, processes of the tests and later runs read what one of them has compiled.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# Programs that run once are not worth optimizing; in the environment, for the processes of tests, too.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import jax
 import numpy as np
@@ -17,15 +21,28 @@ from jaxtyping import install_import_hook
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Nearly all of the time goes into compiling small programs that run once: less than half as long with XLA's older
 # emitters. A later version may not have them, and an unknown flag ends the process.
-jax.config.update("jax_disable_most_optimizations", True)
 if jax.__version_info__ < (0, 11):
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
 install_import_hook("jaxcal", "beartype.beartype")
 
+from jaxcal import sweep  # noqa: E402 - after the hook
+
+# Traces are many small objects that live long: the collector would go through them again and again.
+gc.set_threshold(50_000, 20, 100)
+
 
 @pytest.fixture(autouse=True, scope="module")
-def programs_of_one_file():
-    """Programs are forgotten after the file: they hold memory maps, and at Linux's limit of 65,530 XLA crashes."""
+def room_to_compile():
+    """Many programs are forgotten after a file: they hold memory maps, and at Linux's limit for them XLA crashes."""
+    yield
+    if sweep._memory_maps_are_half_used():
+        jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def own_programs():
+    """For a file that changes constants of the library, which compiled programs hold: it shares none with others."""
+    jax.clear_caches()
     yield
     jax.clear_caches()
 

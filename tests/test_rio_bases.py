@@ -10,7 +10,7 @@ import pytest
 from jaxcal import Normal, Point, metrics, rio
 from jaxcal.gp import model
 
-pytestmark = pytest.mark.contract_in_32_bits
+pytestmark = [pytest.mark.contract_in_32_bits, pytest.mark.usefixtures("own_programs")]
 
 X64 = jax.config.jax_enable_x64
 # Equal numbers of rows and columns everywhere: what is compiled is shared.

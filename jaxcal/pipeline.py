@@ -34,7 +34,7 @@ from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.guarantee import Guarantee, MeasuredCoverage
 from jaxcal.predictors import gaussian_process, mlp
 
-# The interval of which the coverage is told.
+# The interval of which the coverage is reported.
 _LEVEL = 0.9
 # Without a fifth of few rows errors are larger than those of the final model, and intervals too wide: 2 % of coverage
 # and 8 % of width on 250 to 500 rows (`benchmarks/results/pipelines.md`).

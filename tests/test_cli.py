@@ -131,7 +131,7 @@ def test_without_predictions_a_model_is_chosen_and_fitted(table, file, monkeypat
     missing.drop("line", "spread").write_csv(file, null_value="NA")
     result = run("calibrate", file, "--target", "truth", "--quantiles", "0.05,0.95")
     assert result.exit_code == 0
-    assert "Inputs: a, b. Left out: id (no numbers)." in result.stdout
+    assert "Inputs: a, b. Not used: id (no numbers)." in result.stdout
     assert "No coverage is guaranteed." in result.stdout
     written = pl.read_csv(file.with_name("data.calibrated.csv"), null_values="NA")
     used = written["used_for_fitting"].to_numpy()

@@ -225,21 +225,21 @@ def test_splits_are_disjoint_and_have_their_shares(n):
     assert len(set(rows.tolist())) == len(rows)
     assert rows.min() >= 0
     assert rows.max() < n
-    for part, share in zip(parts, (0.6, 0.2, 0.1), strict=True):
-        assert abs(len(part) - share * n) <= 1
+    for part, fraction in zip(parts, (0.6, 0.2, 0.1), strict=True):
+        assert abs(len(part) - fraction * n) <= 1
 
 
 def test_shares_of_one_use_every_row_and_the_seed_decides():
-    shares = (0.8, 0.1, 0.1)  # which sum to a little less than 1
-    parts = datasets.split(57, shares, seed=0)
+    fractions = (0.8, 0.1, 0.1)  # which sum to a little less than 1
+    parts = datasets.split(57, fractions, seed=0)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(57))
-    np.testing.assert_array_equal(parts[0], datasets.split(57, shares, seed=0)[0])
-    assert not np.array_equal(parts[0], datasets.split(57, shares, seed=1)[0])
+    np.testing.assert_array_equal(parts[0], datasets.split(57, fractions, seed=0)[0])
+    assert not np.array_equal(parts[0], datasets.split(57, fractions, seed=1)[0])
     assert not np.array_equal(parts[0], np.sort(parts[0]))
 
 
 @pytest.mark.parametrize(
-    ("n", "shares", "message"),
+    ("n", "fractions", "message"),
     [
         (10, (0.8, 0.3), "sum to at most 1"),
         (10, (0.8, 0.0), "must be positive"),
@@ -250,9 +250,9 @@ def test_shares_of_one_use_every_row_and_the_seed_decides():
         (0, (0.5, 0.5), "leave a part empty: sizes"),
     ],
 )
-def test_bad_splits(n, shares, message):
+def test_bad_splits(n, fractions, message):
     with pytest.raises(ValueError, match=message):
-        datasets.split(n, shares, seed=0)
+        datasets.split(n, fractions, seed=0)
 
 
 def test_pbp_splits(mirror):

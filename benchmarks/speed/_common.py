@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: what they ran on, timing, and how they tell.
+"""What the scripts of this folder share: what they ran on, timing, and printing.
 
 jax is imported only where a call is timed: peers are measured in processes without it.
 """
@@ -87,10 +87,10 @@ def verdict(reached: bool) -> str:
 
 def tell(lines: Iterable[str], out: Path | None) -> None:
     """Print every line as soon as it is known, and write all of them to a file at the end."""
-    told = []
+    printed = []
     for line in lines:
         print(line, flush=True)
-        told.append(line)
+        printed.append(line)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text("\n".join(told) + "\n", encoding="utf-8")
+        out.write_text("\n".join(printed) + "\n", encoding="utf-8")

@@ -98,8 +98,8 @@ def bound() -> None:
         return value, tape.gradient(value, variables)
 
     def evaluate() -> tuple[float, np.ndarray]:
-        value, slopes = value_and_grad()
-        return float(value), [slope.numpy() for slope in slopes][inducing]
+        value, gradients = value_and_grad()
+        return float(value), [gradient.numpy() for gradient in gradients][inducing]
 
     time_evaluations(evaluate)
 

@@ -2,10 +2,10 @@
 
 The search tests all splits of all features, the loop every tenth place, as the code of USNRT's authors does; the
 residuals are those of a linear fit. At protein (36,584 rows, 9 features) the loop runs in full, at gpu_sgemm (193,280
-rows, 14 features) on a sample of its places, and its time is multiplied by the inverse of their share. A place between
-equal values is no split; how many are is told, and the time is that of all places. Beside them, numpy's argsort of the
-same columns, and the search of one feature from 10^4 to 10^6 rows. With orders: the features are sorted already, as
-they are in all nodes of a tree but the first. To be run on one core, with NPROC=1.
+rows, 14 features) on a sample of its places, and its time is multiplied by the inverse of their fraction. A place
+between equal values is no split; how many are is printed, and the time is that of all places. Beside them, numpy's
+argsort of the same columns, and the search of one feature from 10^4 to 10^6 rows. With orders: the features are sorted
+already, as they are in all nodes of a tree but the first. To be run on one core, with NPROC=1.
 """
 
 import argparse

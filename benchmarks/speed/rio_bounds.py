@@ -1,12 +1,11 @@
-"""What `bound="auto"` takes, and why it starts where it does: `python benchmarks/speed/rio_bounds.py`.
+"""What `bound="auto"` takes, and why from these initial values: `python benchmarks/speed/rio_bounds.py`.
 
 First the bounds: for training sets of growing size, the evidence, the error on test rows and the seconds of the exact
 process and of the sparse bound with 50, 100 and 200 greedy points and with 50 trained ones; "converged" is climbed at
-tolerance 0, the others at the default. Then the starts: every one of the grid that `rio.fit` starts from, climbed alone
-with the 100 greedy points of its own, beside the sparse fit that starts where the best of them leads.
-Base models that explain much (the paper's network, overfitted), little (a linear one) and nothing (a constant) have
-residuals of different kinds. Seconds are processor time of fit and prediction, compilation apart: pin the process to
-one core.
+tolerance 0, the others at the default. Then the initial values: every one of the grid of `rio.fit`, climbed alone with
+the 100 greedy points of its own, beside the sparse fit that begins where the best of them leads. Base models that
+explain much (the paper's network, overfitted), little (a linear one) and nothing (a constant) have residuals of
+different kinds. Seconds are processor time of fit and prediction, compilation apart: pin the process to one core.
 """
 
 import argparse
@@ -88,8 +87,8 @@ def predicted(process: rio.RIO, x, base):
 
 
 def climbs(num_seeds: int):
-    """Every start of the grid climbed alone, and the chosen one."""
-    yield "\nStarts: the bound with 100 greedy points from each of the grid's starts alone, and from the chosen one"
+    """All initial values climbed alone, and the chosen one."""
+    yield "\nInitial values: the bound with 100 greedy points from each of the grid alone, and from the chosen one"
     yield f"{'data set':16}{'base':10}{'seed':>5}{'worst':>10}{'median':>10}{'best':>10}{'chosen':>10}{'steps':>7}"
     options = Options.of(1000, bound="collapsed", num_inducing=100, inducing="greedy", max_iterations=1000)
     climb = eqx.filter_jit(lambda grid, data: fit.maximize_evidence(lambda *_: grid, data, options))
@@ -97,7 +96,7 @@ def climbs(num_seeds: int):
         for base in BASES:
             for seed in range(num_seeds):
                 grid, data = prepared(*split(name, seed, base)[:3])
-                values = [float(climb(start, data).evidence) for start in one_by_one(grid)]
+                values = [float(climb(initial, data).evidence) for initial in one_by_one(grid)]
                 chosen = climb(grid, data)
                 cells = min(values), statistics.median(values), max(values), float(chosen.evidence)
                 steps = f"{int(chosen.iterations):7}"
@@ -105,7 +104,7 @@ def climbs(num_seeds: int):
 
 
 def prepared(x, base, y):
-    """The initial values of `rio.fit`, and the data as the process sees them."""
+    """The initial values of `rio.fit`, and the data as the process takes them."""
     x_scaler, output_scaler, scaler = (jc.preprocessing.Standardizer.of(a) for a in (x, base.mean, y - base.mean))
     points = rio.Points(x_scaler(x), output_scaler(base.mean)[:, None])
     data = model.Data(points, scaler(y - base.mean))

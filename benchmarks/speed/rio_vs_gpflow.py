@@ -5,7 +5,7 @@ same predictions of one network a split (the paper's, trained by jaxcal) and the
 the residuals of the training rows:
 
 - GPflow SVGP, as RIO's authors ran it: squared-exponential kernels of the standardized inputs and of the network's
-  output; residuals and output not scaled; 50 inducing points that start at the first rows and are trained; whitened
+  output; residuals and output not scaled; 50 inducing points initially the first rows, and trained; whitened
   q(u) of mean 0 and covariance I; variances, lengthscales and noise 1; full batch; `gpflow.optimizers.Scipy`
   (L-BFGS-B, compiled), at most 1000 iterations.
 - GPflow SGPR: the same without q(u), a stronger peer.
@@ -224,7 +224,7 @@ def compare_bounds(sides: "Sides", name: str, file: Path, repeats: int) -> Itera
     size = sides.ask(PAPER, task="linear", dataset=name, file=str(file))["size"]
     yield f"{name}, the collapsed bound with its gradient: {size}, {NUM_INDUCING} inducing points, {repeats} times"
     yield f"{'':24}{'all cores, ms':^20}{'one pinned core, ms':^20}"
-    yield f"{'':24}{'median':>10}{'least':>10}{'median':>10}{'least':>10}{'value':>18}{'norm of slope':>18}"
+    yield f"{'':24}{'median':>10}{'least':>10}{'median':>10}{'least':>10}{'value':>18}{'norm of gradient':>18}"
     found = {
         system: [sides.ask(system, core, task="bound", file=str(file), repeats=repeats) for core in (None, cores()[0])]
         for system in (SGPR, PAPER)
@@ -239,11 +239,11 @@ def compare_bounds(sides: "Sides", name: str, file: Path, repeats: int) -> Itera
             f"by the {key}, jaxcal is {times[0]:.1f} times as fast with all cores, {times[1]:.1f} with one, {best:.1f} "
             f"best against best (asked for: {ASKED_OF_BOUND}; {verdict(min(*times, best) >= ASKED_OF_BOUND)})"
         )
-    for key in ("value", "slope"):
+    for key in ("value", "gradient"):
         peer, own = (found[system][0][key] for system in (SGPR, PAPER))
         if abs(own - peer) > AGREEMENT * abs(peer):
             raise SystemExit(f"the {key}s differ: {peer} by GPflow, {own} by jaxcal.")
-    yield f"both values and both slopes (by the inducing points) agree to {AGREEMENT:.0e} of their size"
+    yield f"both values and both gradients (by the inducing points) agree to {AGREEMENT:.0e} of their size"
 
 
 # The processes that do the work
@@ -293,7 +293,7 @@ class Worker:
         alike = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0"}
         single = {} if core is None else dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the process)
-        # A child inherits its parent's cores: no library sees others, even while it is imported.
+        # A child inherits its parent's cores: no library uses others, even while it is imported.
         os.sched_setaffinity(0, cores() if core is None else [core])
         self.process = subprocess.Popen(
             [*command, "--worker", json.dumps(job | {"core": core})],
@@ -357,16 +357,16 @@ def emit(**record: object) -> None:
 
 
 def time_evaluations(evaluate: Callable[[], tuple[float, np.ndarray]]) -> None:
-    """Emit the value, the norm of the slope, and the seconds of one call, without the first two."""
+    """Emit the value, the norm of the gradient, and the seconds of one call, without the first two."""
     evaluate()
-    value, slope = evaluate()
+    value, gradient = evaluate()
     wait_for_start()
     seconds = []
     for _ in range(job()["repeats"]):
         began = time.perf_counter()
         evaluate()
         seconds.append(time.perf_counter() - began)
-    emit(value=value, slope=float(np.linalg.norm(slope)), median=statistics.median(seconds), least=min(seconds))
+    emit(value=value, gradient=float(np.linalg.norm(gradient)), median=statistics.median(seconds), least=min(seconds))
 
 
 # jaxcal's worker; GPflow's is gpflow_worker.py
@@ -477,7 +477,7 @@ def fit(rows: dict[str, np.ndarray], run: int, system: str, max_iterations: int)
 
 
 def bound() -> None:
-    """Seconds of the collapsed bound with its gradient, at the hyperparameters and points that GPflow starts from."""
+    """Seconds of the collapsed bound with its gradient, at GPflow's initial hyperparameters and points."""
     import equinox as eqx
     import jax
     import jax.numpy as jnp
@@ -505,8 +505,8 @@ def bound() -> None:
         return eqx.filter_value_and_grad(evidence)(model, data, jitter, mesh)
 
     def evaluate() -> tuple[float, np.ndarray]:
-        value, slope = jax.block_until_ready(value_and_grad(start, data, jitter))
-        return float(value), np.column_stack(jax.tree.leaves(slope.inducing))
+        value, gradient = jax.block_until_ready(value_and_grad(start, data, jitter))
+        return float(value), np.column_stack(jax.tree.leaves(gradient.inducing))
 
     time_evaluations(evaluate)
 

@@ -1,9 +1,9 @@
 """Sharp calibrated GPs: `NPROC=1 OPENBLAS_NUM_THREADS=1 taskset -c 0 python benchmarks/speed/sharp_gp.py`.
 
 The value and the gradient of eq. 7 at the sizes of concrete (618 training rows, 206 calibration rows, 8 columns), with
-the closed-form derivatives and by differentiating through the factorization, which is the peer; and of the left-out
-form. Then whole fits of all levels on boston, by the line and by columns, chosen by the training rows and by the
-calibration rows. Seconds are the least of several calls, after one that compiles.
+the closed-form derivatives and by differentiating through the factorization, which is the peer; and of the
+leave-one-out form. Then whole fits of all levels on boston, by the line and by columns, chosen by the training rows and
+by the calibration rows. Seconds are the least of several calls, after one that compiles.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def gradients(repeats: int) -> Iterator[str]:
 
     rng = np.random.default_rng(0)
     x, at = (jnp.asarray(rng.normal(size=(rows, NUM_COLUMNS))) for rows in (NUM_TRAIN, NUM_CALIBRATION))
-    errors, left_out_errors = (jnp.asarray(rng.normal(size=rows)) for rows in (NUM_CALIBRATION, NUM_TRAIN))
+    errors, leave_one_out_errors = (jnp.asarray(rng.normal(size=rows)) for rows in (NUM_CALIBRATION, NUM_TRAIN))
     problem = widths.Problem(x, jnp.asarray(NOISE), errors, at)
     start, level = jnp.full(NUM_COLUMNS, -1.0), jnp.asarray(LEVEL)
 
@@ -57,9 +57,9 @@ def gradients(repeats: int) -> Iterator[str]:
         known = jax.scipy.linalg.solve_triangular(factor, covariance(at), lower=True)
         return widths.log_width(1 + NOISE - jnp.sum(known**2, axis=0), errors, level)
 
-    left_out = problem._replace(at=None, errors=left_out_errors)
+    leave_one_out = problem._replace(at=None, errors=leave_one_out_errors)
     seconds = {}
-    for name, loss in (("ours", problem.log_width), ("peer", by_autodiff), ("left out", left_out.log_width)):
+    for name, loss in (("ours", problem.log_width), ("peer", by_autodiff), ("leave-one-out", leave_one_out.log_width)):
         compiled = jax.jit(jax.value_and_grad(loss))
         (value, slope), seconds[name] = fastest(partial(compiled, start, level), repeats)
         if name == "ours":
@@ -72,7 +72,7 @@ def gradients(repeats: int) -> Iterator[str]:
         f"(asked for: at most {1e3 * ASKED_GRADIENT:.0f} ms; {verdict(seconds['ours'] <= ASKED_GRADIENT)}); through "
         f"the factorization {1e3 * seconds['peer']:.1f} ms, {seconds['peer'] / seconds['ours']:.1f} times as long"
     )
-    yield f"by the {NUM_TRAIN} training rows, each left out in turn: {1e3 * seconds['left out']:.1f} ms"
+    yield f"by the {NUM_TRAIN} training rows, by leave-one-out: {1e3 * seconds['leave-one-out']:.1f} ms"
 
 
 def fits(repeats: int) -> Iterator[str]:

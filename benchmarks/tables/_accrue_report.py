@@ -80,10 +80,10 @@ def findings(runs: _report.Runs, names: Sequence[str], published: dict) -> list[
         median = lambda name, method, kind=kind: runs.median(name, kind, method, "calibration_error")
         best = [name for name in names if median(name, "ACCRUE") <= min(median(name, method) for method in METHODS)]
         than_crps = [name for name in names if median(name, "ACCRUE") < median(name, "CRPS")]
-        told = [name for name in than_crps if p_value(runs, name, kind) < _report.SIGNIFICANT]
+        proven = [name for name in than_crps if p_value(runs, name, kind) < _report.SIGNIFICANT]
         lines.append(
             f"Errors {kind}: ACCRUE is better calibrated than CRPS alone on {len(than_crps)} of {len(names)} (the "
-            f"paper: on all), which Wilcoxon's test tells from chance on {len(told)}; the best calibrated of the four "
+            f"paper: on all), significantly by Wilcoxon's test on {len(proven)}; the best calibrated of the four "
             f"on {len(best)} (the paper: on 6 of 8)."
         )
     return lines

@@ -15,7 +15,7 @@ BY = ("dataset", "model", "calibrated_by")
 COLUMNS = ("dataset", "model", "seed", "calibrated_by", *METRICS)
 # How close two means of 20 trials may be and still count as equal: the rounding of the published ones.
 DECIMALS = 3
-# How far apart two sharpnesses must be, as a share, for one to be called sharper.
+# How far apart two sharpnesses must be, as a fraction, for one to be called sharper.
 MARGIN = 0.01
 
 LEGEND = """\
@@ -26,11 +26,11 @@ s)^2), *MLE* the same without shift; the text of the paper names the first, its 
 interpolates the calibration map in z, and ends where the calibration rows do: CRUDE's distribution but for the
 interpolation between its z, so that neither can be much sharper than the other. *Floor* is what CRUDE scores in the
 mean on a model that is perfectly calibrated already, fitted to as many rows and measured on as many. Models have the
-settings of the paper's appendix A; it says nothing about epochs: our networks stop early by a held-out fifth of the
-training rows; the Gaussian process takes 1000 steps of Adam, is sparse (500 inducing points) on the three largest sets,
-and predicts without the noise, as the paper's figures suggest. It does not name its wine (here the red one), the target
-of energy (heating) nor that of parkinsons (the total score, with the motor score among the inputs, which makes its
-21)."""
+settings of the paper's appendix A; it says nothing about epochs: our networks stop early by a validation set, a fifth
+of the training rows; the Gaussian process takes 1000 steps of Adam, is sparse (500 inducing points) on the three
+largest sets, and predicts without the noise, as the paper's figures suggest. It does not name its wine (here the red
+one), the target of energy (heating) nor that of parkinsons (the total score, with the motor score among the inputs,
+which makes its 21)."""
 
 
 def write(records: Sequence[dict], datasets: Sequence[str], models: Sequence[str], path: Path) -> None:
@@ -144,6 +144,6 @@ def perfect_calibration(num_test: int, num_calibration: int, draws: int = 500) -
     found = []
     for _ in range(draws):
         quantiles = np.sort(rng.uniform(size=num_calibration))[ranks]
-        shares = np.searchsorted(np.sort(rng.uniform(size=num_test)), quantiles) / num_test
-        found.append(np.sqrt(np.sum((shares - levels) ** 2) / 100))
+        fractions = np.searchsorted(np.sort(rng.uniform(size=num_test)), quantiles) / num_test
+        found.append(np.sqrt(np.sum((fractions - levels) ** 2) / 100))
     return float(np.mean(found))

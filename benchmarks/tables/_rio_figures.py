@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from benchmarks.tables._rio_report import SETTINGS, Runs
 
-# Okabe and Ito's palette, told apart by color-blind readers.
+# Okabe and Ito's palette, which color-blind readers can distinguish.
 BLUE, RED, GREY = "#0072B2", "#D55E00", "0.55"
 WIDTH = 4.6  # inches: printed at three quarters of that, the letters are still 5 points high
 STYLE = {
@@ -90,7 +90,7 @@ def corrections(records: Sequence[dict], base: str, names: Sequence[str], settin
 
 
 def improvement_ratios(runs: Runs, names: Sequence[str]) -> Figure:
-    """Figure 11: the share of test rows that RIO moved nearer to the truth; a box is over runs."""
+    """Figure 11: the fraction of test rows that RIO moved nearer to the truth; a box is over runs."""
     figure, ax = plt.subplots(figsize=(WIDTH, 0.8 + 0.36 * len(names)), layout="constrained")
     places = np.arange(len(names))
     for setting, color, shift in zip(SETTINGS, (BLUE, RED), (-0.19, 0.19), strict=True):

@@ -38,7 +38,7 @@ default decides by the evidence), *published* the paper's number. † (paired t-
 test): differs from RIO of the same setting at the 5 % level; of five runs or fewer none has a ‡; runs of two machines
 are not compared. Seconds are processor time of fit and prediction, compilation apart; the published ones come from
 another machine. Coverage is that of the central intervals of 95, 90 and 68 %; the residuals are those of rows that the
-base model was trained on. The improvement ratio is the share of test rows whose error became smaller than the base
+base model was trained on. The improvement ratio is the fraction of test rows whose error became smaller than the base
 model's. *≤ published?* compares means, rounded as the published one is."""
 
 
@@ -243,9 +243,9 @@ def other_metrics(runs: Runs, published: dict, name: str, base: str) -> str:
 
 
 def coverages(runs: Runs, name: str, setting: str, system: str) -> str:
-    """Mean shares covered, in per cent."""
-    shares = [100 * runs.values(name, setting, system, f"coverage_{level}") for level in (95, 90, 68)]
-    cells = [_report.mean(share, 1) for share in shares]
+    """Mean fractions covered, in per cent."""
+    fractions = [100 * runs.values(name, setting, system, f"coverage_{level}") for level in (95, 90, 68)]
+    cells = [_report.mean(fraction, 1) for fraction in fractions]
     return MISSING if cells == [MISSING] * 3 else " / ".join(cells)
 
 

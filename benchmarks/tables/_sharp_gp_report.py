@@ -23,7 +23,7 @@ METRICS = {
 PUBLISHED_METRICS = {"ece": "ECE", "std": "STD", "nll": "NLL", "width": "CI95_width"}
 COLUMNS = ("dataset", "base", "seed", "method", *METRICS, "rmse", "num_calibration", "num_test")
 BY = ("dataset", "base", "method")
-# Widths that differ by less, as a share, are called equal.
+# Widths that differ by less, as a fraction, are called equal.
 MARGIN = 0.01
 
 LEGEND = """\
@@ -87,11 +87,11 @@ def findings(runs: _report.Runs, names: Sequence[str], base: str) -> str:
 
 def ratios(runs: _report.Runs, names: Sequence[str], base: str, method: str, metric: str) -> str:
     """By how much a method's mean widths differ from RK's over the data sets."""
-    shares = np.array(
+    fractions = np.array(
         [runs.mean(name, base, method, metric) / runs.mean(name, base, "RK", metric) - 1 for name in names]
     )
-    narrower, wider = (shares < -MARGIN).sum(), (shares > MARGIN).sum()
-    least, median, greatest = 100 * np.quantile(shares, (0, 0.5, 1))
+    narrower, wider = (fractions < -MARGIN).sum(), (fractions > MARGIN).sum()
+    least, median, greatest = 100 * np.quantile(fractions, (0, 0.5, 1))
     return (
         f"{median:+.0f} % in the median, {least:+.0f} to {greatest:+.0f} % (narrower by more than "
         f"{MARGIN:.0%} on {narrower}, wider on {wider} of {len(names)})"

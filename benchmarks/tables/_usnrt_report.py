@@ -61,16 +61,16 @@ as the authors drew them, 80 % to train; a run counts in a table when all system
 Target in standard deviations. *Floor*: the mean error of the true distribution on as many test rows. HNN is
 `variance_network` in its alternating form, MC dropout predicts without noise, as in the paper; all networks train as
 `preset="usnrt"` says, and stop early as jaxcal does, after 25 epochs without improvement (on blog and gpu_sgemm, where
-that takes hours, after ten). The depth, the share of features and the number of trees of forests are chosen in this
+that takes hours, after ten). The depth, the fraction of features and the number of trees of forests are chosen in this
 order, each by the likelihood of a fifth of the training rows, or of 10,000 of them. *diverged*: the training of a run
 ended in NaN."""
 
 PROTOCOLS = {
     "clean": "The target is standardized by the training rows, and USNRT is jaxcal's default: median-centered, every "
-    "split looked at, corrected for their number. *USNRT uncorrected* has the paper's rule in its place, and the same "
+    "split tested, corrected for their number. *USNRT uncorrected* has the paper's rule in its place, and the same "
     "random key.",
     "paper": "The target is standardized by all rows before the split, as in the authors' code; categorical columns of "
-    "more than ten levels are omitted; USNRT is mean-centered, looks at every tenth row and does not correct for the "
+    "more than ten levels are omitted; USNRT is mean-centered, tests every tenth row and does not correct for the "
     "number of splits.",
 }
 
@@ -261,7 +261,7 @@ def floors(num_rows: int) -> dict[str, float]:
     errors = []
     for _ in range(SIMULATIONS):
         transforms = np.sort(rng.uniform(size=num_rows))
-        share = lambda level, transforms=transforms: np.searchsorted(transforms, level) / num_rows
-        inside = share(1 - tails) - share(tails)
-        errors.append([np.abs(share(levels) - levels).mean(), np.abs(inside - (1 - 2 * tails)).mean()])
+        fraction = lambda level, transforms=transforms: np.searchsorted(transforms, level) / num_rows
+        inside = fraction(1 - tails) - fraction(tails)
+        errors.append([np.abs(fraction(levels) - levels).mean(), np.abs(inside - (1 - 2 * tails)).mean()])
     return dict(zip(("ece", "tce"), 100 * np.mean(errors, axis=0), strict=True))

@@ -3,7 +3,7 @@
 A job is a data set and a run: 70 % of the rows train a network for the mean and calibrate it, 30 % measure the result.
 The mean has the architecture and the training of the paper's network for the std: 50 ReLU and 10 symmetric saturating
 linear functions, L-BFGS on the squared error until ten steps gain nothing on a fifth of the rows, the best of five.
-The errors that the calibrations see are in-sample, those of the training rows themselves, which the published figures
+The errors that the calibrations take are in-sample, those of the training rows themselves, which the published figures
 look like, or out of fold, by five networks fitted to four fifths each: the predictions of the test rows are the same.
 The target is divided by its standard deviation over all rows, so that the CRPS is without a unit. Finished jobs are
 kept in `runs/`; a script that was stopped goes on where it was. `--report` makes the table of `results/` from what is
@@ -25,7 +25,7 @@ from jaxcal.preprocessing import Standardizer
 
 DATASETS = ("boston", "concrete", "energy", "kin8nm", "power_plant", "protein", "wine_red", "yacht")
 RUNS, RUNS_OF_LARGE = 50, {"protein": 5}
-SHARES = (0.7, 0.3)
+FRACTIONS = (0.7, 0.3)
 CLUSTERS = range(1, 11)
 HIDDEN, ACTIVATIONS = (50, 10), (jax.nn.relu, jax.nn.hard_tanh)
 RESTARTS, HELD_OUT, PATIENCE = 5, 0.2, 10
@@ -52,7 +52,7 @@ def run_job(dataset: str, seed: int) -> list[dict]:
     jax.config.update("jax_enable_x64", True)
     data = jc.datasets.load("energy_heating" if dataset == "energy" else dataset)
     x, y = data.x, data.y / data.y.std()
-    train, test = jc.datasets.split(len(y), SHARES, seed=seed)
+    train, test = jc.datasets.split(len(y), FRACTIONS, seed=seed)
     key = jax.random.key(seed)
     mean_key, fold_key, fit_key = jax.random.split(key, 3)
     # The networks train in 32 bits; calibrations are fitted and measured in 64.
@@ -96,7 +96,7 @@ def fit_mean(x: jax.Array, y: jax.Array, *, key: jax.Array) -> Mean:
     start_key, order_key = jax.random.split(key)
     x_scaler, y_scaler = Standardizer.of(x), Standardizer.of(y)
     new = lambda key: FeedForward(x.shape[1], HIDDEN, "scalar", key=key, activation=ACTIVATIONS, dtype=x.dtype)
-    starts, fixed = eqx.partition(eqx.filter_vmap(new)(jax.random.split(start_key, RESTARTS)), eqx.is_inexact_array)
+    initial, fixed = eqx.partition(eqx.filter_vmap(new)(jax.random.split(start_key, RESTARTS)), eqx.is_inexact_array)
 
     def loss_of(rows):
         inputs, targets = x_scaler(x[rows]), y_scaler(y[rows])
@@ -104,7 +104,7 @@ def fit_mean(x: jax.Array, y: jax.Array, *, key: jax.Array) -> Mean:
 
     order, size = jax.random.permutation(order_key, len(y)), num_train(len(y), HELD_OUT)
     train, held_out = loss_of(order[:size]), loss_of(order[size:])
-    optimum = minimize_from_each(train, starts, validation_loss=held_out, patience=PATIENCE)
+    optimum = minimize_from_each(train, initial, validation_loss=held_out, patience=PATIENCE)
     return Mean(eqx.combine(optimum.params, fixed), x_scaler, y_scaler)
 
 

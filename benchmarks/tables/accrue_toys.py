@@ -24,7 +24,7 @@ PROBLEMS = {"g": 1.0, "y": 1.0, "w": np.pi}  # where their inputs end
 ROWS, ROWS_5D, NEW_5D = 100, 6600, 1_000_000
 MODELS = {"network": {}, "CRPS alone": {"beta": 1.0}, "polynomial": {"model": "polynomial"}}
 DRAWN = ("network", "polynomial")
-SHARES = np.linspace(0, 1, 201)
+GRID = np.linspace(0, 1, 201)
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
 def true_std(name: str) -> np.ndarray:
     """On the grid."""
-    return jc.datasets.heteroscedastic_moments(name, PROBLEMS[name] * SHARES[:, None])[1]
+    return jc.datasets.heteroscedastic_moments(name, PROBLEMS[name] * GRID[:, None])[1]
 
 
 def recovered(name: str, runs: int) -> dict[str, np.ndarray]:
@@ -55,7 +55,7 @@ def recovered(name: str, runs: int) -> dict[str, np.ndarray]:
     x, y = np.stack([run.x for run in drawn]), np.stack([run.y for run in drawn])
     mean = np.stack([jc.gaussian_process.fit(*rows)(rows[0]).mean for rows in zip(x, y, strict=True)])
     keys = jax.random.split(jax.random.key(0), runs)
-    grid = jnp.asarray(PROBLEMS[name] * SHARES)
+    grid = jnp.asarray(PROBLEMS[name] * GRID)
 
     def std(options: dict):
         fit = lambda x, mean, y, key: jc.accrue.fit(x, jc.Point(mean), y, key=key, **options).std(grid)
@@ -102,7 +102,7 @@ def draw(found: dict[str, dict[str, np.ndarray]]):
         len(found), len(DRAWN), figsize=(WIDTH, 1.6 * len(found)), layout="constrained", sharey="row"
     )
     for row, (name, by_model) in zip(axes, found.items(), strict=True):
-        grid = PROBLEMS[name] * SHARES
+        grid = PROBLEMS[name] * GRID
         for ax, model in zip(row, DRAWN, strict=True):
             mean, deviation = by_model[model].mean(0), by_model[model].std(0, ddof=1)
             for k in (2, 1):

@@ -32,7 +32,7 @@ DATASETS = (
     "airfoil",
     "parkinsons",
 )
-SHARES = (0.5, 0.4, 0.1)
+FRACTIONS = (0.5, 0.4, 0.1)
 TRIALS, TRIALS_OF_LARGE = 20, {"kin8nm": 5, "power_plant": 5, "parkinsons": 5}
 # A thousand steps of Adam on the exact Gaussian process of so many rows would take too long: there it is sparse.
 SPARSE = {"bound": "collapsed", "num_inducing": 500}
@@ -88,7 +88,7 @@ def run_job(dataset: str, model: str, seed: int) -> list[dict]:
     """One split of one data set: a record of the model, and of every calibration of it."""
     jax.config.update("jax_enable_x64", True)
     x, y = load(dataset)
-    train, calibration, test = jc.datasets.split(len(y), SHARES, seed=seed)
+    train, calibration, test = jc.datasets.split(len(y), FRACTIONS, seed=seed)
     fit, precision, options = MODELS[model]
     if model == "Gaussian Process" and dataset in TRIALS_OF_LARGE:
         fit = partial(fit, **SPARSE)

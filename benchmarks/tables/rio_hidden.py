@@ -1,7 +1,7 @@
 """RIO on a network's hidden layers, at the size of RIO's Table 3: `python -m benchmarks.tables.rio_hidden --seeds 3`.
 
-The paper estimates ages from 172,000 photographs with a pretrained DenseNet; its kernel sees a pooled early layer of
-the network in place of the image. Here all is synthetic: inputs are a fixed nonlinear map of a few factors, and the
+The paper estimates ages from 172,000 photographs with a pretrained DenseNet; its kernel depends on a pooled early layer
+of the network in place of the image. Here all is synthetic: inputs are a fixed nonlinear map of a few factors, and the
 network was trained elsewhere. A job is a seed: the network, the rows with an 80/20 split, and RIO and its variants on
 the inputs and on either hidden layer. Seconds are processor time of fit and prediction, without compilation. Finished
 jobs are kept in `runs/`; a script that was stopped goes on where it was.
@@ -30,7 +30,8 @@ LAYERS = {"first hidden": 0, "last hidden": -1}
 VARIANTS = {"RIO": {"kernel": "io"}, "R+I": {"kernel": "input"}, "SVGP": {"kernel": "input", "target": "outcome"}}
 METRICS = ("MAE", "RMSE", "NLPD", *(f"coverage_{level}" for level in LEVELS))
 SHOWN = ("MAE", "RMSE", "NLPD", *(f"{level} %" for level in LEVELS))
-COLUMNS = ("rows", "seed", "system", "sees", *METRICS, "time_s", "evidence", "iterations", "result", "peak_memory_mib")
+OF_FIT = ("time_s", "evidence", "iterations", "result", "peak_memory_mib")
+COLUMNS = ("rows", "seed", "system", "features", *METRICS, *OF_FIT)
 
 LEGEND = """\
 Mean ± standard deviation over seeds, on test rows. **Synthetic**: eight factors pass through a fixed random network of
@@ -42,10 +43,10 @@ error RIO takes away says nothing about photographs. What the table shows is tha
 matrix, what that costs at this size, and how well the intervals hold.
 
 Settings: jaxcal's default with the sparse bound and 100 greedy inducing points, in float64. The paper has 50 trained
-ones; for this experiment it names neither split nor seconds. *Sees* is what the kernel looks at; RIO's sees the
-network's output too. The paper's features are those of an early layer: here, *first hidden*. Columns in % are the
-shares of rows in central intervals. Seconds are processor time on one core, compilation apart; the peak memory is that
-of the whole process, data and compilation included."""
+ones; for this experiment it names neither split nor seconds. *Features* is what the kernel depends on; RIO's depends on
+the network's output too. The paper's features are those of an early layer: here, *first hidden*. Columns in % are the
+fractions of rows in central intervals. Seconds are processor time on one core, compilation apart; the peak memory is
+that of the whole process, data and compilation included."""
 
 
 def main() -> None:
@@ -101,17 +102,17 @@ def run_job(rows: int, seed: int) -> list[dict]:
     errors = lambda base: {name: getattr(jc.metrics, name.lower())(y[test], base) for name in ("MAE", "RMSE")}
 
     records = [
-        {"system": "truth", "sees": "factors", **errors(jc.Point(truth[test]))},
-        {"system": "NN", "sees": "inputs", **errors(before_test), "time_s": seconds},
+        {"system": "truth", "features": "factors", **errors(jc.Point(truth[test]))},
+        {"system": "NN", "features": "inputs", **errors(before_test), "time_s": seconds},
     ]
-    seen = {"inputs": x, **{name: np.asarray(network.features(x, layer=layer)) for name, layer in LAYERS.items()}}
-    variants = [(system, sees, options) for system, options in VARIANTS.items() for sees in seen]
-    for system, sees, options in [*variants, ("R+O", "output", {"kernel": "output"})]:
+    layers = {"inputs": x, **{name: np.asarray(network.features(x, layer=layer)) for name, layer in LAYERS.items()}}
+    variants = [(system, features, options) for system, options in VARIANTS.items() for features in layers]
+    for system, features, options in [*variants, ("R+O", "output", {"kernel": "output"})]:
         fit = partial(jc.rio.fit, **options, bound="collapsed", num_inducing=NUM_INDUCING, throw=False)
-        inputs, inputs_test = (seen[sees][part] if sees in seen else None for part in (train, test))
+        inputs, inputs_test = (layers[features][part] if features in layers else None for part in (train, test))
         call = partial(calibrate, fit, inputs, before, y[train], inputs_test, before_test)
-        (fitted, after), seconds = timed((system, sees), call)
-        record = {"system": system, "sees": sees, **errors(after), "time_s": seconds}
+        (fitted, after), seconds = timed((system, features), call)
+        record = {"system": system, "features": features, **errors(after), "time_s": seconds}
         records.append(record | measure(fitted, after, y[test], before_test))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # counted in KiB on Linux
     return [{"device": machine(), "peak_memory_mib": peak, **record} for record in records]
@@ -136,15 +137,15 @@ def write(records: Sequence[dict], path: Path) -> None:
 
 
 def table(records: Sequence[dict]) -> str:
-    """Every system and what its kernel sees, in the order of a job."""
+    """Every system and what its kernel depends on, in the order of a job."""
     lines = []
-    for system, sees in dict.fromkeys((record["system"], record["sees"]) for record in records):
-        runs = [record for record in records if (record["system"], record["sees"]) == (system, sees)]
+    for system, features in dict.fromkeys((record["system"], record["features"]) for record in records):
+        runs = [record for record in records if (record["system"], record["features"]) == (system, features)]
         values = lambda metric, runs=runs: [float(run.get(metric, np.nan)) for run in runs]
         errors = [_report.mean_and_std(values(metric), 3) for metric in ("MAE", "RMSE", "NLPD")]
         covered = [_report.mean(values(f"coverage_{level}"), 3) for level in LEVELS]
-        lines.append([system, sees, *errors, *covered, _report.mean(values("time_s"))])
-    return _report.markdown_table(["", "sees", *SHOWN, "seconds"], lines)
+        lines.append([system, features, *errors, *covered, _report.mean(values("time_s"))])
+    return _report.markdown_table(["", "features", *SHOWN, "seconds"], lines)
 
 
 def published() -> str:

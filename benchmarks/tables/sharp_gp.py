@@ -23,8 +23,8 @@ from jaxcal.optimize import minimize
 
 DATASETS = ("boston", "yacht", "auto_mpg", "wine_red", "concrete", "kin8nm")
 RUNS, RUNS_OF_LARGE = 100, {"wine_red": 10, "concrete": 10, "kin8nm": 10}
-SHARES = (0.6, 0.2, 0.2)
-# As in the paper: 300 inducing points on the largest set, and a network that sees 500 rows at most.
+FRACTIONS = (0.6, 0.2, 0.2)
+# As in the paper: 300 inducing points on the largest set, and a network trained on 500 rows at most.
 SPARSE, SPARSE_SETS = {"bound": "collapsed", "num_inducing": 300}, ("kin8nm",)
 ROWS_OF_NETWORK = 500
 BASES = ("evidence", "noise 8")
@@ -60,7 +60,7 @@ def run_job(dataset: str, base: str, seed: int) -> list[dict]:
     """A base on one split of one data set: a record for every method."""
     jax.config.update("jax_enable_x64", True)
     data = jc.datasets.load(dataset)
-    parts = jc.datasets.split(len(data.y), SHARES, seed=seed)
+    parts = jc.datasets.split(len(data.y), FRACTIONS, seed=seed)
     x, y = standardized(data.x, parts[0]), standardized(data.y, parts[0])
     train = x[parts[0]], y[parts[0]]
     if base == "evidence":

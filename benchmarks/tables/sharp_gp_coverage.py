@@ -1,8 +1,8 @@
 """How often sharp calibrated quantiles cover, simulated: `python -m benchmarks.tables.sharp_gp_coverage`.
 
-Theorem 5.4 of the paper promises that a new row lies at or below the quantile at level j / (N + 1) with about that
-probability. The share of all new rows that does would follow Beta(j, N + 1 - j) from one calibration set to the next.
-Here 2000 calibration sets of three sizes are drawn, and the 0.9-quantile of each measured at fresh rows: with
+Theorem 5.4 of the paper says that a new row lies at or below the quantile at level j / (N + 1) with about that
+probability. The fraction of all new rows that does would follow Beta(j, N + 1 - j) from one calibration set to the
+next. Here 2000 calibration sets of three sizes are drawn, and the 0.9-quantile of each measured at fresh rows: with
 lengthscales chosen by the training rows, jaxcal's default, and by the calibration rows, the paper's algorithm.
 """
 

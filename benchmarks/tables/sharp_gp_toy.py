@@ -114,7 +114,7 @@ def calibrated(draw: Draw) -> dict[str, Callable]:
         "RK": distribution(jc.isotonic.fit(None, base, y)),
         "RV": distribution(jc.conformal.fit(None, base, y, rule="randomized", key=key)),
         "RM": lambda new: from_mean(None, jc.Point(draw.model(new).mean)),
-        # No other quantiles are looked at.
+        # No other quantiles are used.
         "NN": distribution(jc.neural_quantiles.fit(None, base, y, key=key, preset="paper", levels=ENDS)),
     }
 
@@ -173,7 +173,7 @@ def seen(fresh: Rows, found: dict[str, Found]) -> str:
     lines = []
     for name in [name for name in found if name.startswith("sharp")]:
         ratio, p = np.median(width[name] / width["RK"]), _report.p_values(width[name], width["RK"])[1]
-        verdict = "not told apart" if p > _report.SIGNIFICANT else "narrower" if ratio < 1 else "wider"
+        verdict = "no significant difference" if p > _report.SIGNIFICANT else "narrower" if ratio < 1 else "wider"
         lines.append(
             f"- {METHODS[name]}: {verdict}, {ratio:.2f} times as wide as RK in the median; covers {covers[name]}, "
             f"RK {covers['RK']}."

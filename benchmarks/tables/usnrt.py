@@ -113,7 +113,7 @@ def run_job(protocol: str, dataset: str, seed: int, system: str) -> list[dict]:
 
 
 class Run(NamedTuple):
-    """What all systems are told beside the rows."""
+    """What all systems take beside the rows."""
 
     protocol: str
     key: jax.Array
@@ -175,7 +175,7 @@ def fit_network(fit: Callable, widths: Sequence[int], rows: Rows, at: np.ndarray
 
 
 def fit_forest(model: str, rows: Rows, at: np.ndarray, run: Run):
-    """The predictions of a forest, whose depth, share of features and number of trees are chosen one by one."""
+    """The predictions of a forest, whose depth, fraction of features and number of trees are chosen one by one."""
     x, at = map(np.asarray, with_indicators(rows, at))
     y = rows.y
     order = np.random.default_rng(0).permutation(len(y))[:ROWS_TO_CHOOSE_BY]

@@ -1,7 +1,7 @@
 """How often USNRT's rules split noise that is the same everywhere: `python -m benchmarks.tables.usnrt_false_splits`.
 
 A problem has 2000 rows, nine independent normal features and residuals that know nothing of them; leaves hold 200 rows
-and the significance is 0.01, so a rule that keeps its promise splits one problem of a hundred. The last row is what a
+and the significance is 0.01, so a rule that is right splits one problem of a hundred. The last row is what a
 rule is for: the residuals' std is 1.15 where the first feature is above its mean, and 1 elsewhere.
 """
 
@@ -56,11 +56,11 @@ def main() -> None:
 
 
 def shown(name: str, correction: str, center: str, problems: int) -> str:
-    """The share of problems that are split, ± its standard error."""
+    """The fraction of problems that are split, ± its standard error."""
     problems //= FEWER.get(correction, 1)
     keys = jax.random.split(jax.random.key(0), problems)
-    share = float(jnp.mean(are_split(name, correction, center, keys)))
-    return f"{share:.3f} ± {math.sqrt(share * (1 - share) / problems):.3f}"
+    fraction = float(jnp.mean(are_split(name, correction, center, keys)))
+    return f"{fraction:.3f} ± {math.sqrt(fraction * (1 - fraction) / problems):.3f}"
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -92,11 +92,11 @@ def log_p(x: jax.Array, residuals: jax.Array, correction: str, center: str, key:
 
 def heading(problems: int) -> list[str]:
     about = (
-        f"Shares of problems that are split, ± standard errors, of {problems} problems for each cell, with "
+        f"Fractions of problems that are split, ± standard errors, of {problems} problems for each cell, with "
         f"permutations of {problems // FEWER['permutation']}: {ROWS} rows, {FEATURES} independent features, leaves of "
         f"{MIN_LEAF} rows, significance {SIGNIFICANCE}. The residuals know nothing of the features but in the last "
         f"row, where their std is {RATIO} in place of 1 in one half of one feature. *none* is the paper's rule, which "
-        f"looks at every {STEP}th row: *none, mean* as the paper writes it, *none, median* as its code does. "
+        f"tests every {STEP}th row: *none, mean* as the paper writes it, *none, median* as its code does. "
         "*miller-siegmund, median* is jaxcal's default."
     )
     return ["# False splits of USNRT's rules", _jobs.origin(), about]

@@ -129,9 +129,9 @@ def fit(
         if validation is not None:
             rows = _join(rows, as_rows(*validation))
         split_key, start_key = jax.random.split(key)
-        start = _starts(model, rows.x.shape[1], start_key, restarts, jnp.result_type(*rows))
+        initial = _initial_models(model, rows.x.shape[1], start_key, restarts, jnp.result_type(*rows))
         order_key = split_key if validation is None else None
-        fitted = _fit_networks(rows, start, _as_weight(beta), until, size, order_key)
+        fitted = _fit_networks(rows, initial, _as_weight(beta), until, size, order_key)
     if not _checks.is_traced(fitted.loss) and not np.isfinite(fitted.loss):
         raise FloatingPointError("the loss is NaN or infinite: are some errors larger by many orders of magnitude?")
     return fitted
@@ -210,8 +210,10 @@ def _as_weight(beta: str | ArrayLike) -> Float[Array, ""] | None:
     return weight
 
 
-def _starts(model: str | eqx.Module, in_size: int, key: PRNGKeyArray, restarts: int, dtype: DTypeLike) -> eqx.Module:
-    """A stack of models to start from: networks with random weights, or the given one alone."""
+def _initial_models(
+    model: str | eqx.Module, in_size: int, key: PRNGKeyArray, restarts: int, dtype: DTypeLike
+) -> eqx.Module:
+    """A stack of initial models: networks with random weights, or the given one alone."""
     if not isinstance(model, str):
         return jax.tree.map(lambda leaf: leaf[None] if eqx.is_inexact_array(leaf) else leaf, model)
     _checks.check_choice("model", model, ("network", "polynomial"))
@@ -275,9 +277,9 @@ def _problem(rows: Rows, x_scaler: Standardizer) -> tuple[_Problem, Float[Array,
 
 
 @eqx.filter_jit
-def _fit_networks(rows: Rows, start, beta, until, size: int, key: PRNGKeyArray | None) -> ACCRUE:
+def _fit_networks(rows: Rows, initial, beta, until, size: int, key: PRNGKeyArray | None) -> ACCRUE:
     """The best of the trained models. `size` rows are trained on: a random choice, or, without a key, the first."""
-    rows, start = lax.stop_gradient((rows, start))
+    rows, initial = lax.stop_gradient((rows, initial))
     x_scaler = Standardizer.of(rows.x)
     problem, scale = _problem(rows, x_scaler)
     places = jnp.arange(rows.y.shape[0])
@@ -285,7 +287,7 @@ def _fit_networks(rows: Rows, start, beta, until, size: int, key: PRNGKeyArray |
     part = lambda chosen: _Problem(problem.x[chosen], problem.errors[chosen], problem.log_scale)
     train, validation = part(order[:size]), part(order[size:])
     beta = accrue_beta(train.errors) if beta is None else beta.astype(scale.dtype)
-    params, fixed = eqx.partition(start, eqx.is_inexact_array)
+    params, fixed = eqx.partition(initial, eqx.is_inexact_array)
     loss = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), beta)
     optimum = minimize_from_each(
         loss(train), params, max_iterations=until[0], validation_loss=loss(validation), patience=until[1]

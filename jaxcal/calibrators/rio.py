@@ -136,8 +136,8 @@ def fit(
     y -> a y + b changes the prediction exactly so, up to rounding. A row far
     from what the others say raises a warning.
 
-    `preset="paper"` repeats the published setting: the sparse bound with 50 trained inducing points that start at
-    the first rows, unit initial hyperparameters, and predictions and target not scaled.
+    `preset="paper"` repeats the published setting: the sparse bound with 50 trained inducing points, initially the
+    first rows, unit initial hyperparameters, and predictions and target not scaled.
 
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`: one run after another on a CPU, all at
     once on an accelerator. No gradient passes through the fit; predictions are differentiable in x and base.
@@ -160,10 +160,10 @@ def fit(
             for several outputs.
         num_inducing: how many inducing points, at most n (default 800; 400 where the bound is stochastic; 50 with the
             preset).
-        inducing: "greedy" chooses rows by conditional variance at the start, of a random sample where the bound is
-            stochastic, and of more than 10,000 rows as many decide on the hyperparameters; "trained" starts from the
-            first rows, or random ones where it is, and optimizes them, as the paper does. The default is "greedy", with
-            the preset and the stochastic bound "trained".
+        inducing: "greedy" chooses rows by conditional variance at the initial values, of a random sample where the
+            bound is stochastic, and of more than 10,000 rows as many decide on the hyperparameters; "trained"
+            optimizes the points, initially the first rows, or random ones where the bound is stochastic, as the paper
+            does. The default is "greedy", with the preset and the stochastic bound "trained".
         ard: True for a lengthscale for every input column, False for one for all; "auto" (default) for what the
             evidence prefers: each further lengthscale must raise it by log(n) / 2 nats (Schwarz's criterion). That
             costs one more climb, about half as much again. With the preset and kernels of gpjax False (RIO, appendix

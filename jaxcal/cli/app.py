@@ -305,12 +305,12 @@ class _Columns:
             chosen = [name.strip() for name in features.split(",")]
         if target in chosen:
             raise ValueError(f"the target {target!r} must not be among the features.")
-        left_out = ", ".join(
+        not_used = ", ".join(
             f"{name} ({'not named' if files.is_numeric(dtype) else 'no numbers'})"
             for name, dtype in others.items()
             if name not in chosen
         )
-        _say(f"Inputs: {', '.join(chosen) or 'none'}." + (f" Left out: {left_out}." if left_out else ""))
+        _say(f"Inputs: {', '.join(chosen) or 'none'}." + (f" Not used: {not_used}." if not_used else ""))
         return cls(target, prediction, std, tuple(chosen))
 
 

@@ -42,7 +42,7 @@ def minimize(
 
     Args:
         loss: `loss(params) -> scalar`.
-        params: where to start: a pytree of floating-point arrays.
+        params: initial values: a pytree of floating-point arrays.
         max_iterations: number of steps to stop at.
         loss_tolerance: relative decrease of the loss to stop at.
         gradient_tolerance: largest entry of the gradient to stop at.

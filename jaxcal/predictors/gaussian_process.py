@@ -60,7 +60,7 @@ def fit(
     """Fit a Gaussian process whose hyperparameters maximize the evidence, or its sparse lower bound.
 
     y = f(x) + noise, with f of the covariance v exp(-sum_j (a_j - b_j)^2 / (2 l_j^2)). The lengthscales l, the variance
-    v and the variance of the noise start at the best point of a grid, and end at a maximum above it, if there are
+    v and the variance of the noise begin at the best point of a grid, and end at a maximum above it, if there are
     several. Inputs and target are standardized by the rows given here, so y -> a y + b changes the prediction exactly
     so, up to rounding; constant columns of x are without effect.
 
@@ -82,7 +82,7 @@ def fit(
     Args:
         x: inputs [n, d]; a vector [n] is one column.
         y: targets [n].
-        kernel: "squared_exponential", "nngp", or any kernel of gpjax, whose hyperparameters start where they are.
+        kernel: "squared_exponential", "nngp", or any kernel of gpjax, with its hyperparameters as initial values.
         noise_variance: of the noise, in squared units of y, where it is known; None to learn it.
         key: random key of the order of the rows of the stochastic bound; nothing else is random.
         bound: "exact" is the full process, O(n^3) time and O(n^2) memory; "collapsed" the sparse one, O(n m^2) with m
@@ -93,9 +93,9 @@ def fit(
             minibatches: for x that does not fit in memory, a `numpy.memmap`, of which it holds a chunk of rows at a
             time. It needs a key, and is not for `jit`.
         num_inducing: how many inducing points, at most n (default 800; 400 where the bound is stochastic).
-        inducing: "greedy" chooses rows by conditional variance at the start, and of more than 10,000 rows as many
-            decide on the hyperparameters; "trained" starts from the first rows, of the stochastic bound from random
-            ones, and optimizes them. The default is "greedy", of the stochastic bound "trained".
+        inducing: "greedy" chooses rows by conditional variance at the initial values, and of more than 10,000 rows as
+            many decide on the hyperparameters; "trained" optimizes the points, initially the first rows, or random ones
+            where the bound is stochastic. The default is "greedy", of the stochastic bound "trained".
         ard: True for a lengthscale for every input column, False for one for all, as the preset has it in any case;
             "auto" for what the evidence prefers: each further lengthscale must raise it by log(n) / 2 nats.
         noise: "gaussian"; "student_t", whose degrees of freedom are learned, so that outliers do not decide the fit and

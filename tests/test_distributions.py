@@ -256,7 +256,22 @@ def test_a_level_may_be_a_number_and_so_may_an_outcome(name):
     np.testing.assert_allclose(column, out["icdf"][:, 1:2], rtol=EXACT)
 
 
-@each_law_but_one
+@each_distribution
+@once
+def test_vmap_over_runs_is_traced(name):
+    runs = jax.tree.map(lambda *leaves: jnp.stack(leaves), build(name), build(name))
+    together, alone = jax.eval_shape(jax.vmap(_probe, (0, None, None)), runs, LOC, LEVELS), probe(build(name), LOC)
+    assert {key: value.shape for key, value in together.items()} == {key: (2, *alone[key].shape) for key in alone}
+
+
+@pytest.mark.parametrize(
+    "name",
+    # One in closed form, a table and quantiles in `make test`.
+    [
+        name if name in ("normal", "empirical", "quantiles") else pytest.param(name, marks=pytest.mark.slow)
+        for name in DISTRIBUTIONS
+    ],
+)
 @once
 def test_vmap_over_runs(name):
     runs = [build(name), build(name, shift=0.4, factor=3.0)]

@@ -25,6 +25,7 @@ def problem(rng):
     return x, x[:7] + 0.1, jnp.asarray(rng.normal(size=(5, 3))), jnp.sin(x[:, 0]) + x[:, 1]
 
 
+@jax.jit
 def kernel(a, b):
     return 1.7 * kernels.squared_exponential(a, b, jnp.asarray(1.3))
 
@@ -33,6 +34,11 @@ def oracle():
     rbf = gpx.kernels.RBF(lengthscale=1.3, variance=1.7)
     prior = gpx.gps.Prior(mean_function=gpx.mean_functions.Zero(), kernel=rbf, jitter=JITTER)
     return prior * gpx.likelihoods.Gaussian(obs_stddev=np.sqrt(NOISE))
+
+
+def moments(distribution):
+    """The means and variances of a distribution of gpjax."""
+    return distribution.mean, jnp.diagonal(distribution.covariance())
 
 
 def row_sums(x, z, y, jitter, **options):
@@ -62,6 +68,7 @@ class Covariances(eqx.Module):
         )
 
 
+@jax.jit
 def predictions(posterior, new, conditioning):
     """The latent means and variances at new points."""
     return jax.vmap(lambda k: gp.predict(posterior, k, jnp.asarray(1.7)))(kernel(new, conditioning))
@@ -92,29 +99,32 @@ def test_exact_likelihood_and_prediction_are_those_of_gpjax(problem):
     gram = linalg.add_diagonal(kernel(x, x), jnp.asarray(NOISE + JITTER))
     data = gpx.Dataset(X=x, y=y[:, None])
     tight = tolerance(x, 1e-9, 1e-4)
-    np.testing.assert_allclose(gp.log_likelihood(gram, y), conjugate_mll(oracle(), data), rtol=tight)
+    likelihood = jax.jit(lambda: conjugate_mll(oracle(), data))()
+    np.testing.assert_allclose(jax.jit(gp.log_likelihood)(gram, y), likelihood, rtol=tight)
 
-    posterior = gp.posterior(gram, y)
-    mean, variance = predictions(posterior, new, x)
-    expected = oracle().condition(data)(new)
-    np.testing.assert_allclose(mean, expected.mean, atol=tolerance(x, 1e-9, 1e-4))
+    mean, variance = predictions(jax.jit(gp.posterior)(gram, y), new, x)
+    expected, expected_variance = jax.jit(lambda: moments(oracle().condition(data)(new)))()
+    np.testing.assert_allclose(mean, expected, atol=tolerance(x, 1e-9, 1e-4))
     # gpjax adds its jitter to the predicted variances as well.
-    np.testing.assert_allclose(variance, jnp.diagonal(expected.covariance()) - JITTER, atol=tolerance(x, 1e-9, 1e-4))
+    np.testing.assert_allclose(variance, expected_variance - JITTER, atol=tolerance(x, 1e-9, 1e-4))
 
 
 def test_collapsed_bound_and_prediction_are_those_of_gpjax(problem):
     x, z, new, y = problem
     family = gpx.variational_families.CollapsedVariationalGaussian(model=oracle(), inducing_inputs=z)
     data = gpx.Dataset(X=x, y=y[:, None])
-    whiten, sums = row_sums(x, z, y, JITTER)
-    bound = sparse_gp.collapsed_bound(sums, jnp.asarray(NOISE))
-    np.testing.assert_allclose(bound, collapsed_elbo(family, data), rtol=tolerance(x, 1e-9, 1e-4))
 
-    posterior = sparse_gp.posterior(sums, whiten, jnp.asarray(NOISE))
-    mean, variance = predictions(posterior, new, z)
-    expected = family.condition(data)(new)
-    np.testing.assert_allclose(mean, expected.mean, atol=tolerance(x, 1e-6, 1e-3))
-    np.testing.assert_allclose(variance, jnp.diagonal(expected.covariance()) - JITTER, atol=tolerance(x, 1e-6, 1e-3))
+    @jax.jit
+    def ours():
+        whiten, sums = row_sums(x, z, y, JITTER)
+        posterior = sparse_gp.posterior(sums, whiten, jnp.asarray(NOISE))
+        return sparse_gp.collapsed_bound(sums, jnp.asarray(NOISE)), predictions(posterior, new, z)
+
+    bound, (mean, variance) = ours()
+    np.testing.assert_allclose(bound, jax.jit(lambda: collapsed_elbo(family, data))(), rtol=tolerance(x, 1e-9, 1e-4))
+    expected, expected_variance = jax.jit(lambda: moments(family.condition(data)(new)))()
+    np.testing.assert_allclose(mean, expected, atol=tolerance(x, 1e-6, 1e-3))
+    np.testing.assert_allclose(variance, expected_variance - JITTER, atol=tolerance(x, 1e-6, 1e-3))
 
 
 def test_collapsed_bound_is_exact_with_every_row_inducing(problem):

@@ -102,7 +102,7 @@ def fit_isotonic(x, mean, y):
 
 def fit_neural_quantiles(x, mean, y, **options):
     # What the network learns first are the base's own widths: they must be in the unit of y, as `unit` is.
-    base = base_in_units(x, mean, jnp.mean(jnp.abs(y - mean)))
+    base = base_in_units(x, mean, jnp.nanmean(jnp.abs(y - mean[: len(y)])))
     return neural_quantiles.fit(None, base, y, key=KEY, max_epochs=20, pretraining_epochs=20, **options)
 
 

@@ -12,6 +12,8 @@ from jaxcal import metrics
 from jaxcal.distributions import Empirical, Mixture, Normal, Point, Quantiles, StudentT
 
 PERCENTS = np.arange(1, 100) / 100
+# In 32 bits the examples of the docstrings are enough.
+pytestmark = pytest.mark.contract_in_32_bits
 N = 37  # one number of rows in most tests, so that few shapes are compiled
 
 

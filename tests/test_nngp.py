@@ -24,7 +24,9 @@ POINTS = np.array([[1.0, -0.5, 2.0], [0.4, 0.3, -1.0], [-1.0, 0.5, -2.0], [0.0, 
 
 
 def covariance(depth, points=POINTS):
-    return np.asarray(GPJaxKernel(NNGP(depth, WEIGHT, BIAS))(jnp.asarray(points), jnp.asarray(points)))
+    return np.asarray(
+        jax.jit(GPJaxKernel(NNGP(depth, WEIGHT, BIAS)).__call__)(jnp.asarray(points), jnp.asarray(points))
+    )
 
 
 def layer(rng, inputs, width):
@@ -73,18 +75,20 @@ def test_kernel_is_the_covariance_over_random_networks(rng):
 def test_derivatives_are_finite_and_those_of_differences():
     """Also at equal rows, where the angle between them has no derivative, and at the origin without a bias."""
 
+    @jax.jit
     def total(variances, x):
         kernel = GPJaxKernel(NNGP(2, variances[0], variances[1]))
         return jnp.sum(jnp.sin(kernel(x, x)))
 
     x = jnp.asarray(np.vstack([POINTS, POINTS[:1]]))
-    by_variances, by_inputs = jax.grad(total, argnums=(0, 1))(jnp.array([WEIGHT, BIAS]), x)
+    gradients = jax.jit(jax.grad(total, argnums=(0, 1)))
+    by_variances, by_inputs = gradients(jnp.array([WEIGHT, BIAS]), x)
     assert jnp.all(jnp.isfinite(by_inputs))
     step = 1e-5 if X64 else 1e-2
     for i, shift in enumerate(step * jnp.eye(2)):
         up, down = (total(jnp.array([WEIGHT, BIAS]) + sign * shift, x) for sign in (1, -1))
         np.testing.assert_allclose(by_variances[i], (up - down) / (2 * step), rtol=1e-6 if X64 else 5e-2)
-    assert jnp.all(jnp.isfinite(jax.grad(lambda x: total((WEIGHT, 0.0), x))(x)))
+    assert jnp.all(jnp.isfinite(gradients(jnp.array([WEIGHT, 0.0]), x)[1]))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ x = rng.normal(size=(8, 60, 3))
 mean = np.sin(x[..., 0])
 y = mean + 0.3 * x[..., 1] + 0.1 * rng.normal(size=(8, 60))
 fit = eqx.filter_jit(eqx.filter_vmap(lambda x, mean, y: rio.fit(x, Point(mean), y, **SETTING)))
-print(fit(x, mean, y).result.shape)
 nested = eqx.filter_vmap(fit)
 print(nested(x.reshape(2, 4, 60, 3), mean.reshape(2, 4, 60), y.reshape(2, 4, 60)).result.shape)
 """
@@ -33,4 +32,4 @@ def test_vmap_of_a_fit_ends(setting):
         timeout=240,
         check=True,
     )
-    assert out.stdout.split("\n")[:2] == ["(8,)", "(2, 4)"]
+    assert out.stdout == "(2, 4)\n"

@@ -35,6 +35,7 @@ def rows():
 # The exact evidence
 
 
+@jax.jit
 def noisy(log_hyperparameters, x):
     log_variance, log_lengthscale, log_noise = log_hyperparameters
     return gram(SquaredExponential(log_variance, log_lengthscale), x, jnp.exp(log_noise))
@@ -43,7 +44,10 @@ def noisy(log_hyperparameters, x):
 def test_exact_terms_are_those_of_numpy(rng):
     x, y = jnp.asarray(rng.normal(size=(30, 2))), rng.normal(size=30)
     covariance = noisy(jnp.log(jnp.asarray([1.3, 0.8, 0.2])), x)
-    terms, inverse = gp.likelihood_terms(covariance, jnp.asarray(y)), np.linalg.inv(np.asarray(covariance, float))
+    terms, inverse = (
+        jax.jit(gp.likelihood_terms)(covariance, jnp.asarray(y)),
+        np.linalg.inv(np.asarray(covariance, float)),
+    )
     close = {"rtol": 1e-9 if X64 else 1e-3, "atol": 1e-9 if X64 else 1e-3}
     expected = scipy.stats.multivariate_normal(np.zeros(30), np.asarray(covariance, float)).logpdf(y)
     np.testing.assert_allclose(terms.value, expected, **close)
@@ -56,9 +60,9 @@ def test_exact_terms_are_those_of_numpy(rng):
 def test_slopes_and_average_information_are_written_out(rng):
     x, y = jnp.asarray(rng.normal(size=(30, 2))), jnp.asarray(rng.normal(size=30))
     place = jnp.log(jnp.asarray([1.3, 0.8, 0.2]))
-    terms = gp.likelihood_terms(noisy(place, x), y)
-    derivatives = jnp.moveaxis(jax.jacfwd(lambda place: noisy(place, x))(place), -1, 0)
-    slope = jax.grad(lambda place: gp.log_likelihood(noisy(place, x), y))(place)
+    terms = jax.jit(gp.likelihood_terms)(noisy(place, x), y)
+    derivatives = jnp.moveaxis(jax.jit(jax.jacfwd(lambda place: noisy(place, x)))(place), -1, 0)
+    slope = jax.jit(jax.grad(lambda place: gp.log_likelihood(noisy(place, x), y)))(place)
     close = 1e-9 if X64 else 2e-3
     np.testing.assert_allclose(jnp.sum(derivatives * terms.by_gram[None], axis=(1, 2)), slope, rtol=close)
 

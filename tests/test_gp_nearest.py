@@ -71,12 +71,12 @@ def test_the_nearest_are_those_of_the_least_distance(monkeypatch, data, model):
 
 def test_the_scale_makes_leave_one_out_errors_as_large_as_told(data, model):
     narrow = eqx.tree_at(lambda m: (m.kernel.log_variance, m.log_noise), model, (jnp.log(0.007), jnp.log(0.0005)))
-    given = nearest.calibrated(narrow, data, 0.0)
-    others = nearest.leave_one_out(narrow.kernel, given, data.points, nearest.other_rows(data))
+    given = jax.jit(lambda: nearest.calibrated(narrow, data, 0.0))()
+    others = jax.jit(lambda: nearest.leave_one_out(narrow.kernel, given, data.points, nearest.other_rows(data)))()
     np.testing.assert_allclose(jnp.mean(others.error**2 / others.variance), 1, rtol=1e-3)
     known = eqx.tree_at(lambda m: m.log_noise, narrow, narrow.log_noise)
     known = Model(known.kernel, known.log_noise, fixed=("log_noise",))
-    assert nearest.calibrated(known, data, 0.0).scale == 1
+    assert jax.jit(lambda: nearest.calibrated(known, data, 0.0))().scale == 1
 
 
 @pytest.fixture(scope="module")

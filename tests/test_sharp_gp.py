@@ -214,14 +214,16 @@ def coverages(num_sets, **options):
     rng = np.random.default_rng(11)
     x_train, y_train = draw(rng, 40)
     sets = [np.stack(arrays) for arrays in zip(*(draw(rng, 39) for _ in range(num_sets)), strict=True)]
-    new = rng.normal(size=(4000, 2))
+    # 1024 points of equal probability.
+    along = stats.norm.ppf((np.arange(32) + 0.5) / 32)
+    new = np.stack(np.meshgrid(along, along), axis=-1).reshape(-1, 2)
 
     @eqx.filter_jit
     def covered(x, y):
         fitted = sharp_gp.fit(
             x, Point(jnp.zeros(39)), y, x_train=x_train, y_train=y_train, kernel=KERNEL, levels=0.9, **options
         )
-        quantiles = fitted(new, Point(jnp.zeros(4000))).values[:, 0]
+        quantiles = fitted(new, Point(jnp.zeros(1024))).values[:, 0]
         return jnp.mean(ndtr((quantiles - mean(new)) / std(new)))
 
     return np.array([covered(*rows) for rows in zip(*sets, strict=True)])

@@ -19,17 +19,29 @@ fit = eqx.filter_jit(eqx.filter_vmap(lambda x, mean, y: rio.fit(x, Point(mean), 
 nested = eqx.filter_vmap(fit)
 print(nested(x.reshape(2, 4, 60, 3), mean.reshape(2, 4, 60), y.reshape(2, 4, 60)).result.shape)
 """
+NEAREST = """
+import numpy as np
+from jaxcal import Point, rio
+rng = np.random.default_rng(0)
+x = rng.normal(size=(90, 2))
+y = np.sin(x[:, 0]) + 0.1 * rng.normal(size=90)
+for _ in range(5):
+    fitted = rio.fit(x, Point(0.8 * np.sin(x[:, 0])), y, bound="nearest", throw=False)
+print(fitted.result.shape)
+"""
 COLLAPSED = {"bound": "collapsed", "num_inducing": 10}
 
 
 @pytest.mark.parametrize("setting", [{}, pytest.param(COLLAPSED, marks=pytest.mark.slow)], ids=["exact", "collapsed"])
 def test_vmap_of_a_fit_ends(setting):
-    out = subprocess.run(
-        [sys.executable, "-c", RUNS.replace("SETTING", repr(setting))],
-        env={**os.environ, "NPROC": "2"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
-    assert out.stdout == "(2, 4)\n"
+    assert printed_with_two_threads(RUNS.replace("SETTING", repr(setting))) == "(2, 4)\n"
+
+
+@pytest.mark.slow
+def test_a_fit_with_many_small_factorizations_ends():
+    assert printed_with_two_threads(NEAREST) == "()\n"
+
+
+def printed_with_two_threads(code):
+    command, env = [sys.executable, "-c", code], {**os.environ, "NPROC": "2"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=True).stdout

@@ -29,7 +29,7 @@ from jaxcal.gp.model import (
     with_more_noise,
 )
 from jaxcal.gp.options import Options
-from jaxcal.optimize import Result, minimize
+from jaxcal.optimize import Result, minimize, over_runs
 
 # How many rows a prediction asks.
 _NEAREST = 50
@@ -71,8 +71,8 @@ def factorized_together(points: Points) -> Points:
 
 def predict(kernel: Kernel, given: Nearest, at: Points, points: Points) -> tuple[Array, Array]:
     """Latent means and variances at points; arguments as of `model.predict`, `at` being all rows."""
-    predict_one = lambda point: _predict_one(kernel, given, at, point, _neighbors(kernel, at, point))
-    return lax.map(predict_one, points, batch_size=_batch(given))
+    near = lax.map(lambda point: _neighbors(kernel, at, point), points, batch_size=_batch(given))
+    return over_runs(lambda point, near: _predict_one(kernel, given, at, point, near))(points, near)
 
 
 def leave_one_out(kernel: Kernel, given: Nearest, at: Points, rows: Int[Array, " r"]) -> gp.LeaveOneOut:
@@ -140,7 +140,7 @@ def _errors(
 ) -> gp.LeaveOneOut:
     """Errors and variances of some of the rows, given others."""
     predict_row = lambda row, near: _predict_one(kernel, given, at, take(at, row), near)
-    mean, variance = jax.vmap(predict_row)(rows, near)
+    mean, variance = over_runs(predict_row)(rows, near)
     return gp.LeaveOneOut(given.targets[rows] - mean, variance + given.scale * given.noises[rows])
 
 

@@ -20,7 +20,7 @@ def first_finite(attempt: Callable[..., PyTree], tries: int, *args: PyTree) -> P
         tries: how often at most.
         args: of every attempt, before its number.
     """
-    attempt = _ArraysOut(partial(attempt, *args))
+    run = _ArraysOut(partial(attempt, *args), (None,))
 
     def failed(state):
         tried, found = state
@@ -28,20 +28,21 @@ def first_finite(attempt: Callable[..., PyTree], tries: int, *args: PyTree) -> P
 
     def again(state):
         tried, _ = state
-        return tried + 1, traced(tried)
+        return tried + 1, traced((tried,))
 
-    traced = jax.jit(attempt)  # once, not here and in the loop
-    shapes = jax.eval_shape(traced, jnp.int32(0))
+    traced = jax.jit(run)  # once, not here and in the loop
+    shapes = jax.eval_shape(traced, (jnp.int32(0),))
     nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     nothing = eqx.tree_at(lambda n: n.result, nothing, jnp.full_like(nothing.result, Result.NOT_FINITE))
-    return attempt.whole(lax.while_loop(failed, again, (jnp.int32(0), nothing))[1])
+    return run.whole(lax.while_loop(failed, again, (jnp.int32(0), nothing))[1])
 
 
 def over_runs(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`fun` over the leading axis of its array arguments: one run after another on a CPU, else all in one `vmap`.
 
-    On a CPU a vmap of an optimizer gains nothing: every run waits for the slowest line search. On an accelerator
-    it is what fills the device. Arguments that are not arrays are shared by all runs.
+    On a CPU a vmap of an optimizer gains nothing: every run waits for the slowest line search; and a loop over batched
+    Cholesky factorizations can hang for ever where XLA has two threads. On an accelerator it is what fills the device.
+    It can be differentiated if `fun` can. Arguments that are not arrays are shared by all runs.
 
     Example:
         >>> import jax.numpy as jnp
@@ -53,8 +54,7 @@ def over_runs(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
         arrays, static = eqx.partition(args, eqx.is_array)
         run = _ArraysOut(fun, static)
         traced = jax.jit(run)  # once for both
-        each = lambda arrays: lax.map(lambda arrays: traced(*arrays), arrays)
-        return run.whole(lax.platform_dependent(*arrays, cpu=lambda *arrays: each(arrays), default=jax.vmap(traced)))
+        return run.whole(lax.platform_dependent(arrays, cpu=partial(lax.map, traced), default=jax.vmap(traced)))
 
     return mapped
 
@@ -70,24 +70,23 @@ def one_run_at_a_time(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     def guarded(*args: PyTree) -> PyTree:
         arrays, static = eqx.partition(args, eqx.is_array)
         run = _ArraysOut(fun, static)
-        return run.whole(_with_rule(run)(*arrays))
+        return run.whole(_with_rule(run)(arrays))
 
     return guarded
 
 
 def _with_rule(run: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """The rule of `one_run_at_a_time`, for a function of arrays."""
+    """The rule of `one_run_at_a_time`, for a function of one tuple of arrays."""
     safe = jax.custom_batching.custom_vmap(run)
 
     @safe.def_vmap
-    def rule(axis_size, in_batched, *args):
+    def rule(axis_size, in_batched, arrays):
         del axis_size
-        batched = jax.tree.map(lambda a, b: a if b else None, args, tuple(in_batched))
-        shared = jax.tree.map(lambda a, b: None if b else a, args, tuple(in_batched))
+        batched, shared = eqx.partition(arrays, in_batched[0])
         out = lax.platform_dependent(
             batched,
-            cpu=partial(lax.map, lambda batched: safe(*eqx.combine(batched, shared))),
-            default=jax.vmap(lambda batched: run(*eqx.combine(batched, shared))),
+            cpu=partial(lax.map, lambda batched: safe(eqx.combine(batched, shared))),
+            default=jax.vmap(lambda batched: run(eqx.combine(batched, shared))),
         )
         return out, jax.tree.map(lambda _: True, out)
 
@@ -95,14 +94,13 @@ def _with_rule(run: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 class _ArraysOut:
-    """A function of arrays alone and to arrays alone; what else it gives, the same in every call, is kept."""
+    """A function of one tuple of arrays, and to arrays; what else it gives, the same in every call, is kept."""
 
-    def __init__(self, fun: Callable[..., PyTree], static: PyTree = None):
+    def __init__(self, fun: Callable[..., PyTree], static: PyTree):
         self.fun, self.static, self.rest = fun, static, None
 
-    def __call__(self, *arrays: PyTree) -> PyTree:
-        args = arrays if self.static is None else eqx.combine(arrays, self.static)
-        out, self.rest = eqx.partition(self.fun(*args), eqx.is_array)
+    def __call__(self, arrays: PyTree) -> PyTree:
+        out, self.rest = eqx.partition(self.fun(*eqx.combine(arrays, self.static)), eqx.is_array)
         return out
 
     def whole(self, arrays: PyTree) -> PyTree:

@@ -24,8 +24,9 @@ test: setup
 	JAX_ENABLE_X64=1 $(PYTEST) -m "not slow" tests
 	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow and not any_precision and not contract_in_32_bits"
 
-# With the emitters that users have: conftest.py sets flags where there are none.
+# With the emitters that users have, and their optimizations in the processes of tests: conftest.py sets what is not set.
 test-slow: export XLA_FLAGS =
+test-slow: export JAX_DISABLE_MOST_OPTIMIZATIONS = 0
 test-slow: setup
 	JAX_ENABLE_X64=1 $(PYTEST) -m slow
 	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow and contract_in_32_bits" tests

@@ -10,7 +10,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Workers, files, processes of the tests and later runs read what one of them has compiled.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-# Programs that run once are not worth optimizing; in the environment, for the processes of tests, too.
+# Programs that run once are not worth optimizing, here and in the processes of tests; theirs `make test-slow` optimizes.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import jax
@@ -19,6 +19,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_disable_most_optimizations", True)
 # Nearly all of the time goes into compiling small programs that run once: less than half as long with XLA's older
 # emitters. A later version may not have them, and an unknown flag ends the process.
 if jax.__version_info__ < (0, 11):

@@ -423,6 +423,7 @@ def test_what_does_not_vary_is_exact_or_refused(method, constant):
         np.testing.assert_allclose(distribution.std, 0, atol=1e-12)
 
 
+@once
 @pytest.mark.parametrize("method", params_of(DIVERGING), indirect=True)
 def test_divergence_is_raised_or_reported(method):
     with pytest.raises(FloatingPointError, match=r"NaN or infinite|diverged"):

@@ -10,7 +10,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Workers, files, processes of the tests and later runs read what one of them has compiled.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-# Programs that run once are not worth optimizing, here and in processes of tests; `make test-slow` optimizes the latter.
+# Programs that run once are not worth optimizing, here and in the processes of tests; there `make test-slow` does.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import jax

@@ -38,10 +38,6 @@ def data(rng):
     return x, np.abs(x[:, 0]) + x[:, 1]
 
 
-def leaves(module):
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(module, eqx.is_array))]
-
-
 def test_it_learns_a_function_that_is_not_linear(rng):
     x = rng.uniform(-2, 2, size=(500, 2))
     y = np.abs(x[:, 0]) + x[:, 1] ** 2
@@ -52,38 +48,13 @@ def test_it_learns_a_function_that_is_not_linear(rng):
     np.testing.assert_allclose(network.training.validation_loss, np.mean(errors**2) / y.var(), rtol=1)
 
 
-@pytest.mark.parametrize(("scale", "shift"), [(1e-9, 0.0), (1e9, 1e9), (1e-9, 1e-9), (3.0, 7.0)])
-def test_the_prediction_follows_the_unit_of_the_target(scale, shift, data):
-    x, y = data
-    expected = scale * np.asarray(fit(x, y)(x).mean) + shift
-    np.testing.assert_allclose(fit(x, scale * y + shift)(x).mean, expected, rtol=0, atol=1e-4 * scale)
-
-
 def test_the_prediction_does_not_depend_on_the_unit_of_the_inputs(data):
     x, y = data
     changed = np.array([1e-6, 1e6]) * x + np.array([0.0, 1e6])
     np.testing.assert_allclose(fit(changed, y)(changed).mean, fit(x, y)(x).mean, atol=1e-4)
 
 
-def test_vmap_over_folds_and_keys_equals_the_loop(rng):
-    xs, ys = jnp.asarray(rng.normal(size=(3, 50, 2))), jnp.asarray(rng.normal(size=(3, 50)))
-    keys = jax.random.split(KEY, 3)
-    together = eqx.filter_vmap(lambda x, y, key: fit(x, y, key=key))(xs, ys, keys)
-    predictions = eqx.filter_vmap(lambda network, x: network(x).mean)(together, xs)
-    for i in range(3):
-        alone = fit(xs[i], ys[i], key=keys[i])
-        assert alone.training.epochs == together.training.epochs[i]
-        np.testing.assert_allclose(alone(xs[i]).mean, predictions[i], rtol=1e-3, atol=1e-4)
-    assert not np.allclose(predictions[0], predictions[1])
-
-
-def test_it_works_under_jit(data):
-    x, y = map(jnp.asarray, data)
-    jitted = jax.jit(lambda x, y, key: fit(x, y, key=key)(x).mean)(x, y, KEY)
-    np.testing.assert_allclose(jitted, fit(x, y)(x).mean, rtol=1e-3, atol=1e-4)
-
-
-def test_predictions_are_differentiable_in_x_and_training_is_held_constant(data):
+def test_the_gradient_in_x_is_the_slope_of_the_prediction(data):
     x, y = map(jnp.asarray, data)
     network = fit(x, y)
     gradient = jax.grad(lambda x: network(x).mean.sum())(x)
@@ -91,17 +62,6 @@ def test_predictions_are_differentiable_in_x_and_training_is_held_constant(data)
     step = 1e-3
     secant = (network(x + step).mean - network(x - step).mean) / (2 * step)
     np.testing.assert_allclose(np.median(np.abs(gradient.sum(axis=1) - secant)), 0, atol=1e-2)
-    through = jax.grad(lambda y: fit(x, y)(x[:3]).mean.sum())(y)
-    np.testing.assert_array_equal(through, np.zeros_like(y))
-
-
-def test_saving_and_loading(tmp_path, data):
-    x, y = data
-    network = fit(x, y)
-    eqx.tree_serialise_leaves(tmp_path / "mlp.eqx", network)
-    like = eqx.filter_eval_shape(fit, jnp.asarray(x), jnp.asarray(y))
-    loaded = eqx.tree_deserialise_leaves(tmp_path / "mlp.eqx", like)
-    np.testing.assert_array_equal(loaded(x).mean, network(x).mean)
 
 
 def test_equal_shapes_compile_once(data, caplog):
@@ -148,18 +108,12 @@ def test_the_paper_does_not_scale_the_target(data):
     assert (network.y_scaler.loc, network.y_scaler.scale) == (0, 1)
 
 
-def test_the_held_out_rows_are_drawn_with_the_key(data):
+def test_the_validation_rows_are_drawn_with_the_key(data):
     """An outlier counts among the validation rows for about a fifth of the keys."""
     x, y = data
     y = np.where(np.arange(50) == 49, 1e3, y)
     losses = np.array([fit(x, y, key=key).training.validation_loss for key in jax.random.split(KEY, 20)])
     assert 0 < np.sum(losses > 1) < 20
-
-
-def test_a_constant_target_is_predicted_exactly(data):
-    x, _ = data
-    network = fit(x, np.full(50, 0.1))
-    np.testing.assert_array_equal(network(3 * x).mean, np.full(50, 0.1).astype(network(x).mean.dtype))
 
 
 def test_constant_and_duplicated_columns(data):
@@ -171,25 +125,15 @@ def test_constant_and_duplicated_columns(data):
 
 
 def test_integers_vectors_and_float32(data):
-    x, y = data
     integers = fit(np.arange(50), np.arange(50) ** 2)
     assert integers(np.arange(5)).mean.shape == (5,)
-    single = fit(x.astype(np.float32), y.astype(np.float32))
-    assert single(x.astype(np.float32)).mean.dtype == jnp.float32
-    assert {leaf.dtype for leaf in leaves(single) if leaf.dtype.kind == "f"} == {np.dtype("float32")}
+    single = eqx.filter_eval_shape(fit, *(a.astype(np.float32) for a in data))
+    assert {leaf.dtype for leaf in jax.tree.leaves(single) if leaf.dtype.kind == "f"} == {np.dtype("float32")}
 
 
 def test_two_rows_are_enough():
     network = fit(np.array([[0.0], [1.0]]), np.array([0.0, 1.0]))
     assert np.isfinite(network(np.array([[0.5]])).mean).all()
-
-
-def test_divergence_is_raised_or_reported(data):
-    x, y = data
-    too_large = float(np.finfo(jnp.asarray(y).dtype).max) / 10
-    with pytest.raises(FloatingPointError, match="diverged"):
-        fit(x, y, learning_rate=too_large)
-    assert fit(x, y, learning_rate=too_large, throw=False).training.result == Result.NOT_FINITE
 
 
 @pytest.mark.parametrize(
@@ -221,6 +165,7 @@ def test_bad_data(change, message, data):
         ({"hidden": (8, 0)}, r"hidden must hold widths of at least 1; got \(8, 0\)"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"patience": 0}, "patience must be at least 1"),
+        ({"weight_decay": -0.1}, "weight_decay must not be negative; got -0.1"),
         ({"learning_rate": -1.0}, "learning_rate must be positive; got -1"),
     ],
 )
@@ -240,7 +185,7 @@ def test_bad_inputs_of_the_prediction(data):
         network(np.full((1, 2), np.nan))
 
 
-def test_weights_start_glorot_uniform_and_biases_at_zero():
+def test_initial_weights_are_glorot_uniform_and_biases_zero():
     network = eqx.filter_jit(FeedForward)(100, (200, 50), "scalar", key=KEY)
     for layer, (fan_in, fan_out) in zip(network.layers, [(100, 200), (200, 50), (50, 1)], strict=True):
         limit = np.sqrt(6 / (fan_in + fan_out))

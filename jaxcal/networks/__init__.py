@@ -1,6 +1,7 @@
 """Networks, and how they are trained: options and presets are declared here, once for all methods."""
 
 from jaxcal.networks.modules import ConcreteNetwork, FeedForward, NormalNetwork
+from jaxcal.networks.trained import TrainedNetwork
 from jaxcal.networks.training import TrainingOptions, TrainingRecord
 
-__all__ = ["ConcreteNetwork", "FeedForward", "NormalNetwork", "TrainingOptions", "TrainingRecord"]
+__all__ = ["ConcreteNetwork", "FeedForward", "NormalNetwork", "TrainedNetwork", "TrainingOptions", "TrainingRecord"]

@@ -16,14 +16,14 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 # Of a target with variance 1: no predicted std is below a thousandth of the target's, or a ten thousandth.
 _VARIANCE_FLOOR, _ALTERNATING_FLOOR = 1e-6, 1e-8
-# Of concrete dropout: the rates it starts from, and the temperature of its masks, the paper's.
+# Of concrete dropout: the initial rates, and the temperature of its masks, the paper's.
 _FIRST_RATE, _TEMPERATURE = 0.1, 0.1
 
 
 class FeedForward(eqx.Module):
     """A fully connected network: hidden layers of the given widths, and a linear output.
 
-    Weights are drawn Glorot-uniform and biases start at zero, as in Keras: W ~ U(-l, l) with
+    Initial weights are Glorot-uniform and initial biases zero, as in Keras: W ~ U(-l, l) with
     l = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010, eq. 16).
 
     Args:
@@ -58,7 +58,7 @@ class FeedForward(eqx.Module):
             raise ValueError(f"hidden must hold widths of at least 1; got {tuple(hidden)}.")
         fans = list(zip((in_size, *hidden), (*hidden, out_size), strict=True))
         layers = [eqx.nn.Linear(fan_in, fan_out, dtype=dtype, key=key) for fan_in, fan_out in fans]
-        self.layers = _with_keras_start(layers, key)
+        self.layers = _with_keras_initial_values(layers, key)
         self.activations = (activation,) * len(hidden) if callable(activation) else tuple(activation)
         if len(self.activations) != len(hidden):
             raise ValueError(f"activation has {len(self.activations)} functions for {len(hidden)} hidden layers.")
@@ -131,8 +131,8 @@ class ConcreteNetwork(eqx.Module):
 
     def __init__(self, network: FeedForward):
         self.network = network
-        start = math.log(_FIRST_RATE / (1 - _FIRST_RATE))
-        self.rate_logits = jnp.full(len(network.layers), start, network.layers[0].weight.dtype)
+        logit = math.log(_FIRST_RATE / (1 - _FIRST_RATE))
+        self.rate_logits = jnp.full(len(network.layers), logit, network.layers[0].weight.dtype)
 
     @property
     def rates(self) -> Float[Array, "*runs layers"]:
@@ -172,10 +172,10 @@ def as_variance(output: Float[Array, "*n"], *, alternating: bool) -> Float[Array
     return jax.nn.softplus(output) + (_ALTERNATING_FLOOR if alternating else _VARIANCE_FLOOR)
 
 
-def _with_keras_start(layers: Sequence[eqx.nn.Linear], key: PRNGKeyArray) -> tuple[eqx.nn.Linear, ...]:
+def _with_keras_initial_values(layers: Sequence[eqx.nn.Linear], key: PRNGKeyArray) -> tuple[eqx.nn.Linear, ...]:
     """The layers with Keras's initial values in place of Equinox's."""
 
-    def start(layer: eqx.nn.Linear, draws: Float[Array, " size"]) -> eqx.nn.Linear:
+    def initial(layer: eqx.nn.Linear, draws: Float[Array, " size"]) -> eqx.nn.Linear:
         limit = math.sqrt(6 / sum(layer.weight.shape))
         weight = limit * draws.reshape(layer.weight.shape)
         return eqx.tree_at(lambda l: (l.weight, l.bias), layer, (weight, jnp.zeros_like(weight[:, 0])))
@@ -183,4 +183,4 @@ def _with_keras_start(layers: Sequence[eqx.nn.Linear], key: PRNGKeyArray) -> tup
     # One draw for all layers: compiling a random number generator takes longer than compiling the rest.
     ends = np.cumsum([layer.weight.size for layer in layers])
     draws = jax.random.uniform(key, (ends[-1],), layers[0].weight.dtype, -1, 1)
-    return tuple(map(start, layers, jnp.split(draws, ends[:-1])))
+    return tuple(map(initial, layers, jnp.split(draws, ends[:-1])))

@@ -20,10 +20,10 @@ from jaxcal.networks.training import (
     XY,
     Rows,
     TrainingOptions,
+    initial_network,
     settle,
     split,
     squared_error,
-    start,
     trainer,
 )
 from jaxcal.optimize import Optimum
@@ -54,7 +54,7 @@ def train_normal(
     split_key, train_key = jax.random.split(key)
     rows = split(x, y, settings.validation_fraction, split_key)
     train = trainer(settings)
-    new = partial(start, x.shape[1], settings.hidden, dtype=rows.train[0].dtype)
+    new = partial(initial_network, x.shape[1], settings.hidden, dtype=rows.train[0].dtype)
     if form == "joint":
         return _joint(rows, new, train, train_key), rows
     new_variance = partial(new, activation=jnp.tanh) if usnrt else new

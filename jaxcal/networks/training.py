@@ -1,8 +1,9 @@
 """How networks are trained: the options, the validation set, the optimizer and the record of it."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, ParamSpec, TypedDict, TypeVar
 
 import equinox as eqx
 import jax
@@ -20,8 +21,11 @@ from jaxcal.preprocessing import Standardizer
 
 XY = tuple[Float[Array, "n d"], Float[Array, " n"]]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 # A network with its initial weights, made by one compiled program.
-start = eqx.filter_jit(FeedForward)
+initial_network = eqx.filter_jit(FeedForward)
 
 
 class TrainingOptions(TypedDict, total=False):
@@ -41,6 +45,12 @@ class TrainingOptions(TypedDict, total=False):
         validation_fraction: fraction of the n data points in the validation set, n - floor(n (1 - fraction)) of them
             (default 0.2).
         throw: whether to raise if training diverges (default True); the module's `training.result` says so in any case.
+
+    Raises:
+        TypeError: if there is no such option.
+        ValueError: if an option is out of its range, or there are fewer than two data points: one to train on and one
+            for validation.
+        FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
     """
 
     hidden: Sequence[int] | None
@@ -51,6 +61,19 @@ class TrainingOptions(TypedDict, total=False):
     patience: int | None
     validation_fraction: float | None
     throw: bool | None
+
+
+def takes_training_options(fit: Callable[P, T]) -> Callable[P, T]:
+    """A decorator: `help` shows the options in place of `**options`; their old names are taken, too."""
+    signature = inspect.signature(fit)
+    *parameters, _ = signature.parameters.values()
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in TrainingOptions.__annotations__.items()
+    ]
+    fit = _checks.renamed(validation_share="validation_fraction")(fit)
+    fit.__signature__ = signature.replace(parameters=[*parameters, *options])  # pyright: ignore[reportFunctionMemberAccess]
+    return fit
 
 
 class TrainingRecord(eqx.Module):

@@ -13,14 +13,14 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Mixture
-from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord
+from jaxcal.networks import NormalNetwork, TrainedNetwork, TrainingOptions, TrainingRecord
 from jaxcal.networks.normal import as_normal, settle_normal, train_normal
-from jaxcal.networks.training import as_data, as_inputs
+from jaxcal.networks.training import as_data, takes_training_options
 from jaxcal.optimize import Optimum, over_runs
 from jaxcal.preprocessing import Standardizer
 
 
-@_checks.renamed(validation_share="validation_fraction")
+@takes_training_options
 def fit(
     x: ArrayLike,
     y: ArrayLike,
@@ -39,7 +39,7 @@ def fit(
 
         mean(x) = avg_i m_i(x),    variance(x) = avg_i (v_i(x) + m_i(x)^2) - mean(x)^2.
 
-    Every member has initial weights, held-out rows and batches of its own, and is what `variance_network.fit` gives
+    Every member has initial weights, validation rows and batches of its own, and is what `variance_network.fit` gives
     with its key, one of `jax.random.split(key, num_members)`. The members are trained one after another on a CPU, in
     one `vmap` on an accelerator.
 
@@ -55,13 +55,11 @@ def fit(
             `variance_network.fit`.
         rounds: how often the alternating form trains both networks.
         preset: None, or one of `variance_network.fit`.
-        **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, learning_rate, weight_decay, batch_size,
-            max_epochs, patience, validation_fraction and throw.
+        **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are too few rows to hold some
-            out (two are the least), or an option is out of its range.
-        FloatingPointError: if the loss of a member becomes NaN or infinite, and `throw`.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
+            raised in the training of a member, `jaxcal.networks.TrainingOptions` says.
 
     Example:
         >>> import jax, numpy as np
@@ -79,40 +77,23 @@ def fit(
     settings = settle_normal(x.shape[1], options, preset)
     train = Partial(train_normal, form=form, rounds=rounds, settings=settings, preset=preset)
     optima, x_scaler, y_scaler = _train_members(train, x, y, key, num_members)
-    return DeepEnsemble(optima.params, x_scaler, y_scaler, TrainingRecord.of(optima, throw=settings.throw))
+    training = TrainingRecord.of(optima, throw=settings.throw)
+    return DeepEnsemble(networks=optima.params, x_scaler=x_scaler, y_scaler=y_scaler, training=training)
 
 
-class DeepEnsemble(eqx.Module):
+class DeepEnsemble(TrainedNetwork[Mixture]):
     """Trained networks of means and variances; made by `fit`.
 
     Attributes:
-        networks: the weights of the members, stacked: every array has a leading axis [m].
-        x_scaler: the standardization of the inputs, one for all members.
-        y_scaler: the standardization of the target.
-        training: how the training of every member went [m], a `jaxcal.networks.TrainingRecord`.
+        networks: the weights of the members, stacked: every array has a leading axis [m]. The rest is described by
+            `jaxcal.networks.TrainedNetwork`; of `training`, too, every array has this axis.
     """
 
     networks: NormalNetwork
-    x_scaler: Standardizer
-    y_scaler: Standardizer
-    training: TrainingRecord
 
-    def __call__(self, x: ArrayLike) -> Mixture:
-        """The predictions at the rows of x.
-
-        Args:
-            x: inputs [n, d]; a vector [n] is one column.
-
-        Raises:
-            ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
-        """
-        return _predict(self, as_inputs(x, self.x_scaler))
-
-
-@eqx.filter_jit
-def _predict(fitted: DeepEnsemble, x: Float[Array, "n d"]) -> Mixture:
-    distribution = lambda network: as_normal(jax.vmap(network)(fitted.x_scaler(x)), fitted.y_scaler)
-    return Mixture(eqx.filter_vmap(distribution)(fitted.networks))
+    def _distribution(self, x: Float[Array, "n d"]) -> Mixture:
+        member = lambda network: as_normal(jax.vmap(network)(x), self.y_scaler)
+        return Mixture(eqx.filter_vmap(member)(self.networks))
 
 
 @eqx.filter_jit

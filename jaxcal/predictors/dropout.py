@@ -18,12 +18,21 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
 from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal, Point
 from jaxcal.functional import linalg, normal
-from jaxcal.networks import ConcreteNetwork, FeedForward, TrainingOptions, TrainingRecord, presets
-from jaxcal.networks.training import XY, as_data, as_inputs, settle, split, squared_error, start, trainer
-from jaxcal.preprocessing import Standardizer
+from jaxcal.networks import ConcreteNetwork, FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, presets
+from jaxcal.networks.training import (
+    XY,
+    as_data,
+    initial_network,
+    settle,
+    split,
+    squared_error,
+    takes_training_options,
+    trainer,
+)
 
 
-@_checks.renamed(validation_share="validation_fraction", law="distribution")
+@_checks.renamed(law="distribution")
+@takes_training_options
 def fit(
     x: ArrayLike,
     y: ArrayLike,
@@ -78,14 +87,11 @@ def fit(
         distribution: what is predicted: the "normal" distribution of the moments, or the "mixture" itself, of
             [num_samples, n] numbers.
         preset: None, or "usnrt" or, with a given rate, "crude" for other defaults, as above.
-        **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, learning_rate, weight_decay, batch_size,
-            max_epochs, patience, validation_fraction and throw.
+        **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than two rows for
-            training and validation, or an option is out of its range.
-        TypeError: if there is no such option.
-        FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
+            raised in training, `jaxcal.networks.TrainingOptions` says.
 
     Example:
         >>> import jax, numpy as np
@@ -110,7 +116,7 @@ def fit(
     init_key, split_key, train_key, mask_key = jax.random.split(key, 4)
     rows = split(x, y, settings.validation_fraction, split_key)
     dtype = rows.train[0].dtype
-    new = partial(start, x.shape[1], settings.hidden, key=init_key, dtype=dtype)
+    new = partial(initial_network, x.shape[1], settings.hidden, key=init_key, dtype=dtype)
     as_constant = lambda value: lax.stop_gradient(jnp.asarray(value, dtype))
     if isinstance(rate, str):
         given_rate, network = None, ConcreteNetwork(new(2))
@@ -158,56 +164,38 @@ class Passes(eqx.Module):
         return lax.map(one, self.seeds)
 
 
-class Dropout(eqx.Module):
+class Dropout(TrainedNetwork[Normal | Mixture]):
     """A trained network with its masks; made by `fit`.
 
     Attributes:
         passes: the weights and the masks.
         noise_std: the std of the noise, on the scale of `y_scaler`; None with the preset, and where every pass predicts
             it.
-        x_scaler: the standardization of the inputs.
-        y_scaler: the standardization of the target.
-        training: how training went, a `jaxcal.networks.TrainingRecord`; its loss is the squared error without dropout,
-            of concrete dropout the negative log likelihood.
-        distribution: what is predicted, "normal" or "mixture".
+        distribution: what is predicted, "normal" or "mixture". The rest is described by
+            `jaxcal.networks.TrainedNetwork`. The validation loss is the squared error without dropout, of concrete
+            dropout the negative log likelihood.
     """
 
     passes: Passes
     noise_std: Float[Array, "*runs"] | None
-    x_scaler: Standardizer
-    y_scaler: Standardizer
-    training: TrainingRecord
     distribution: str = eqx.field(static=True)
 
-    def __call__(self, x: ArrayLike) -> Normal | Mixture:
-        """The predictions at the rows of x; the same for a row whatever the others are.
-
-        Args:
-            x: inputs [n, d]; a vector [n] is one column.
-
-        Raises:
-            ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
-        """
-        return _predict(self, as_inputs(x, self.x_scaler))
-
-
-@eqx.filter_jit
-def _predict(fitted: Dropout, x: Float[Array, "n d"]) -> Normal | Mixture:
-    samples, noise_std = fitted.passes(fitted.x_scaler(x)), fitted.noise_std
-    if fitted.passes.rate is None:
-        samples, log_variances = jnp.moveaxis(samples, -1, 0)
-        noise_std = jnp.exp(log_variances / 2)
-    elif noise_std is not None:
-        noise_std = jnp.broadcast_to(noise_std, samples.shape)
-    scaler = fitted.y_scaler
-    if fitted.distribution == "normal":
-        noise = 0.0 if noise_std is None else jnp.mean(noise_std**2, axis=0)
-        std = linalg.sqrt(jnp.var(samples, axis=0) + noise)
-        return Normal(scaler.inverse(jnp.mean(samples, axis=0)), scaler.scale[None] * std)
-    means = jax.vmap(scaler.inverse)(samples)
-    if noise_std is None:
-        return Mixture(jax.vmap(Point)(means))
-    return Mixture(jax.vmap(Normal)(means, scaler.scale * noise_std))
+    def _distribution(self, x: Float[Array, "n d"]) -> Normal | Mixture:
+        samples, noise_std = self.passes(x), self.noise_std
+        if self.passes.rate is None:
+            samples, log_variances = jnp.moveaxis(samples, -1, 0)
+            noise_std = jnp.exp(log_variances / 2)
+        elif noise_std is not None:
+            noise_std = jnp.broadcast_to(noise_std, samples.shape)
+        scaler = self.y_scaler
+        if self.distribution == "normal":
+            noise = 0.0 if noise_std is None else jnp.mean(noise_std**2, axis=0)
+            std = linalg.sqrt(jnp.var(samples, axis=0) + noise)
+            return Normal(scaler.inverse(jnp.mean(samples, axis=0)), scaler.scale[None] * std)
+        means = jax.vmap(scaler.inverse)(samples)
+        if noise_std is None:
+            return Mixture(jax.vmap(Point)(means))
+        return Mixture(jax.vmap(Normal)(means, scaler.scale * noise_std))
 
 
 def _presets(rate: ArrayLike | str, num_inputs: int) -> dict[str | None, presets.Settings]:

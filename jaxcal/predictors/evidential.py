@@ -6,7 +6,6 @@ density, `functional.student_t.log_prob`; its penalty on evidence for wrong pred
 
 from typing import Unpack
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
@@ -15,15 +14,14 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from jaxcal import _checks
 from jaxcal.distributions import StudentT
 from jaxcal.functional import student_t
-from jaxcal.networks import FeedForward, TrainingOptions, TrainingRecord, presets
-from jaxcal.networks.training import XY, as_data, as_inputs, settle, split, start, trainer
-from jaxcal.preprocessing import Standardizer
+from jaxcal.networks import FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, presets
+from jaxcal.networks.training import XY, as_data, initial_network, settle, split, takes_training_options, trainer
 
 # What nu, alpha - 1 and beta are at least, so that scale and std are finite and no density is infinite.
 _FLOOR = 1e-6
 
 
-@_checks.renamed(validation_share="validation_fraction")
+@takes_training_options
 def fit(
     x: ArrayLike,
     y: ArrayLike,
@@ -58,14 +56,11 @@ def fit(
         key: random key of the weights, the validation rows and the batches.
         penalty: the weight lambda of eq. 9, not negative, for a target of variance 1.
         preset: None, or "usnrt" for other defaults of hidden, learning_rate and batch_size, as above.
-        **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, learning_rate, weight_decay, batch_size,
-            max_epochs, patience, validation_fraction and throw.
+        **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than two rows for
-            training and validation, or an option is out of its range.
-        TypeError: if there is no such option.
-        FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
+            raised in training, `jaxcal.networks.TrainingOptions` says.
 
     Example:
         >>> import jax, numpy as np
@@ -85,47 +80,28 @@ def fit(
     dtype = rows.train[0].dtype
     optimum = trainer(settings)(
         Partial(_loss, penalty=jax.lax.stop_gradient(jnp.asarray(penalty, dtype))),
-        start(x.shape[1], settings.hidden, 4, key=init_key, dtype=dtype),
+        initial_network(x.shape[1], settings.hidden, 4, key=init_key, dtype=dtype),
         rows.train,
         rows.validation,
         key=train_key,
     )
     training = TrainingRecord.of(optimum, throw=settings.throw)
-    return Evidential(optimum.params, rows.x_scaler, rows.y_scaler, training)
+    return Evidential(network=optimum.params, x_scaler=rows.x_scaler, y_scaler=rows.y_scaler, training=training)
 
 
-class Evidential(eqx.Module):
+class Evidential(TrainedNetwork[StudentT]):
     """A trained evidential network; made by `fit`.
 
     Attributes:
-        network: the weights.
-        x_scaler: the standardization of the inputs.
-        y_scaler: the standardization of the target.
-        training: how training went, a `jaxcal.networks.TrainingRecord`.
+        network: the weights; and those of `jaxcal.networks.TrainedNetwork`.
     """
 
     network: FeedForward
-    x_scaler: Standardizer
-    y_scaler: Standardizer
-    training: TrainingRecord
 
-    def __call__(self, x: ArrayLike) -> StudentT:
-        """The predictions at the rows of x.
-
-        Args:
-            x: inputs [n, d]; a vector [n] is one column.
-
-        Raises:
-            ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
-        """
-        return _predict(self, as_inputs(x, self.x_scaler))
-
-
-@eqx.filter_jit
-def _predict(fitted: Evidential, x: Float[Array, "n d"]) -> StudentT:
-    gamma, nu, alpha, beta = _evidence(fitted.network, fitted.x_scaler(x))
-    scale = _scale(nu, alpha, beta)
-    return StudentT(2 * alpha, fitted.y_scaler.inverse(gamma), fitted.y_scaler.scale[None] * scale)
+    def _distribution(self, x: Float[Array, "n d"]) -> StudentT:
+        gamma, nu, alpha, beta = _evidence(self.network, x)
+        scale = self.y_scaler.scale[None] * _scale(nu, alpha, beta)
+        return StudentT(2 * alpha, self.y_scaler.inverse(gamma), scale)
 
 
 def _loss(network: FeedForward, rows: XY, key: PRNGKeyArray | None, *, penalty: Float[Array, ""]) -> Float[Array, " n"]:

@@ -10,15 +10,22 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks
 from jaxcal.distributions import Point
-from jaxcal.networks import FeedForward, TrainingOptions, TrainingRecord, presets
-from jaxcal.networks.training import as_data, as_inputs, settle, split, squared_error, start, trainer
+from jaxcal.networks import FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, presets
+from jaxcal.networks.training import (
+    as_data,
+    as_inputs,
+    initial_network,
+    settle,
+    split,
+    squared_error,
+    takes_training_options,
+    trainer,
+)
 from jaxcal.optimize import keras_rmsprop
-from jaxcal.preprocessing import Standardizer
 
 
-@_checks.renamed(validation_share="validation_fraction")
+@takes_training_options
 def fit(
     x: ArrayLike,
     y: ArrayLike,
@@ -43,14 +50,11 @@ def fit(
         y: targets [n]. A constant target is predicted exactly (not with the preset).
         key: random key of the weights, the validation rows and the batches.
         preset: None, or "paper" for the setting described above.
-        **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, learning_rate, weight_decay, batch_size,
-            max_epochs, patience, validation_fraction and throw.
+        **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than two rows for
-            training and validation, or an option is out of its range.
-        TypeError: if there is no such option.
-        FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
+            raised in training, `jaxcal.networks.TrainingOptions` says.
 
     Example:
         >>> import jax, numpy as np
@@ -67,41 +71,24 @@ def fit(
     rows = split(x, y, settings.validation_fraction, None if paper else split_key, scale_target=not paper)
     optimum = trainer(settings, keras_rmsprop)(
         squared_error,
-        start(x.shape[1], settings.hidden, "scalar", key=init_key, dtype=rows.train[0].dtype),
+        initial_network(x.shape[1], settings.hidden, "scalar", key=init_key, dtype=rows.train[0].dtype),
         rows.train,
         rows.validation,
         key=train_key,
         restore_best=not paper,
     )
     training = TrainingRecord.of(optimum, throw=settings.throw)
-    return MLP(optimum.params, rows.x_scaler, rows.y_scaler, training)
+    return MLP(network=optimum.params, x_scaler=rows.x_scaler, y_scaler=rows.y_scaler, training=training)
 
 
-class MLP(eqx.Module):
+class MLP(TrainedNetwork[Point]):
     """A trained point network; made by `fit`.
 
     Attributes:
-        network: the weights.
-        x_scaler: the standardization of the inputs.
-        y_scaler: the standardization of the target.
-        training: how training went, a `jaxcal.networks.TrainingRecord`.
+        network: the weights; and those of `jaxcal.networks.TrainedNetwork`.
     """
 
     network: FeedForward
-    x_scaler: Standardizer
-    y_scaler: Standardizer
-    training: TrainingRecord
-
-    def __call__(self, x: ArrayLike) -> Point:
-        """The predictions at the rows of x.
-
-        Args:
-            x: inputs [n, d]; a vector [n] is one column.
-
-        Raises:
-            ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
-        """
-        return Point(_predict(self, as_inputs(x, self.x_scaler)))
 
     def features(self, x: ArrayLike, *, layer: int = -1) -> Float[Array, "n width"]:
         """The activations of a hidden layer at the rows of x: what a calibrator may use in place of x.
@@ -130,10 +117,8 @@ class MLP(eqx.Module):
             raise ValueError(f"there is no hidden layer {layer}: the network has {num_layers}.")
         return _features(self, as_inputs(x, self.x_scaler), layer)
 
-
-@eqx.filter_jit
-def _predict(mlp: MLP, x: Float[Array, "n d"]) -> Float[Array, " n"]:
-    return mlp.y_scaler.inverse(jax.vmap(mlp.network)(mlp.x_scaler(x)))
+    def _distribution(self, x: Float[Array, "n d"]) -> Point:
+        return Point(self.y_scaler.inverse(jax.vmap(self.network)(x)))
 
 
 @eqx.filter_jit

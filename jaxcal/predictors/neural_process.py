@@ -132,9 +132,9 @@ def fit(
     if width < _HEADS or width % _HEADS:
         raise ValueError(f"width must be a multiple of {_HEADS}, the number of heads; got {width}.")
     x, y = _as_functions(x, y)
-    split_key, start_key, train_key, noise_key = jax.random.split(key, 4)
+    split_key, init_key, train_key, noise_key = jax.random.split(key, 4)
     rows = _split(x, y, validation_fraction, max_context, split_key, paper=preset == "paper")
-    network = _start(x.shape[2], width, setting.least_std, rows.train[1].dtype, key=start_key)
+    network = _initial_network(x.shape[2], width, setting.least_std, rows.train[1].dtype, key=init_key)
     steps = min(_STEPS, setting.max_iterations)
     sizes = _Sizes.of(rows.train[1].shape[1], max_context)
     optimum = train_steps(
@@ -367,12 +367,12 @@ def _hold_out(x: Float[Array, "f n d"], y: Float[Array, "f n"], validation_fract
 
 
 @eqx.filter_jit
-def _start(in_size: int, width: int, least_std: float, dtype: DTypeLike, *, key: PRNGKeyArray) -> Network:
+def _initial_network(in_size: int, width: int, least_std: float, dtype: DTypeLike, *, key: PRNGKeyArray) -> Network:
     return Network(in_size, width, least_std=least_std, dtype=dtype, key=key)
 
 
 def _attention(width: int, dtype: DTypeLike, *, key: PRNGKeyArray) -> eqx.nn.MultiheadAttention:
-    """Attention whose four matrices start with entries from N(0, 1 / width)."""
+    """Attention whose four matrices have initial entries from N(0, 1 / width)."""
     attention = eqx.nn.MultiheadAttention(_HEADS, width, dtype=dtype, key=key)
     weights = jax.random.normal(key, (4, width, width), dtype) / math.sqrt(width)
     projections = lambda a: (a.query_proj.weight, a.key_proj.weight, a.value_proj.weight, a.output_proj.weight)

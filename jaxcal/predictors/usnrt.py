@@ -23,7 +23,7 @@ from jaxcal.distributions import Mixture, Normal
 from jaxcal.functional import levene, multiplicity
 from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, presets
 from jaxcal.networks.normal import alternate, as_normal
-from jaxcal.networks.training import as_data, settle, squared_error, start, trainer
+from jaxcal.networks.training import as_data, initial_network, settle, squared_error, takes_training_options, trainer
 from jaxcal.optimize import Optimum, num_train, over_runs
 from jaxcal.predictors._tree import Branch, Node, Tree
 from jaxcal.preprocessing import Encoder, Standardizer
@@ -33,7 +33,7 @@ _SHARE_OF_ROWS, _LEAST_ROWS = 10, 1000
 _ROUNDS = 2
 
 
-@_checks.renamed(validation_share="validation_fraction")
+@takes_training_options
 def fit(
     x: ArrayLike,
     y: ArrayLike,
@@ -574,7 +574,7 @@ def _train_variance(inputs, target, lists: _Lists, keys, settings: presets.Setti
 
 
 def _new(inputs: Float[Array, "n p"], hidden: tuple[int, ...]):
-    return partial(start, inputs.shape[1], hidden, dtype=inputs.dtype)
+    return partial(initial_network, inputs.shape[1], hidden, dtype=inputs.dtype)
 
 
 def _trainer(lists: _Lists, settings: presets.Settings):

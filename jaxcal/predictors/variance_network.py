@@ -10,19 +10,16 @@ Quantification of Variance Networks by Tree-Structured Learning", section V-A).
 
 from typing import Unpack
 
-import equinox as eqx
 import jax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks
 from jaxcal.distributions import Normal
-from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord
+from jaxcal.networks import NormalNetwork, TrainedNetwork, TrainingOptions, TrainingRecord
 from jaxcal.networks.normal import as_normal, settle_normal, train_normal
-from jaxcal.networks.training import as_data, as_inputs
-from jaxcal.preprocessing import Standardizer
+from jaxcal.networks.training import as_data, takes_training_options
 
 
-@_checks.renamed(validation_share="validation_fraction")
+@takes_training_options
 def fit(
     x: ArrayLike,
     y: ArrayLike,
@@ -63,14 +60,11 @@ def fit(
         form: "joint" (the default) or "alternating".
         rounds: how often the alternating form trains both networks.
         preset: None, or "crude" or "usnrt" for other defaults, as above.
-        **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, learning_rate, weight_decay, batch_size,
-            max_epochs, patience, validation_fraction and throw.
+        **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than two rows for
-            training and validation, or an option is out of its range.
-        TypeError: if there is no such option.
-        FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
+            raised in training, `jaxcal.networks.TrainingOptions` says.
 
     Example:
         >>> import jax, numpy as np
@@ -86,36 +80,17 @@ def fit(
     settings = settle_normal(x.shape[1], options, preset)
     optimum, rows = train_normal(x, y, key=key, form=form, rounds=rounds, settings=settings, preset=preset)
     training = TrainingRecord.of(optimum, throw=settings.throw)
-    return VarianceNetwork(optimum.params, rows.x_scaler, rows.y_scaler, training)
+    return VarianceNetwork(network=optimum.params, x_scaler=rows.x_scaler, y_scaler=rows.y_scaler, training=training)
 
 
-class VarianceNetwork(eqx.Module):
+class VarianceNetwork(TrainedNetwork[Normal]):
     """A trained network of means and variances; made by `fit`.
 
     Attributes:
-        network: the weights.
-        x_scaler: the standardization of the inputs.
-        y_scaler: the standardization of the target.
-        training: how training went, a `jaxcal.networks.TrainingRecord`.
+        network: the weights; and those of `jaxcal.networks.TrainedNetwork`.
     """
 
     network: NormalNetwork
-    x_scaler: Standardizer
-    y_scaler: Standardizer
-    training: TrainingRecord
 
-    def __call__(self, x: ArrayLike) -> Normal:
-        """The predictions at the rows of x.
-
-        Args:
-            x: inputs [n, d]; a vector [n] is one column.
-
-        Raises:
-            ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
-        """
-        return _predict(self, as_inputs(x, self.x_scaler))
-
-
-@eqx.filter_jit
-def _predict(fitted: VarianceNetwork, x: Float[Array, "n d"]) -> Normal:
-    return as_normal(jax.vmap(fitted.network)(fitted.x_scaler(x)), fitted.y_scaler)
+    def _distribution(self, x: Float[Array, "n d"]) -> Normal:
+        return as_normal(jax.vmap(self.network)(x), self.y_scaler)

@@ -1,7 +1,7 @@
 """What is done to columns and targets before every fit.
 
 Whatever the scale of the data, what is fitted has mean 0 and standard deviation 1; categorical columns become
-indicators of their levels.
+indicators of their categories.
 """
 
 import equinox as eqx
@@ -64,14 +64,14 @@ class Encoder(eqx.Module):
 
     Attributes:
         scaler: the standardization of all columns, of which the continuous ones are used.
-        levels: the levels of every categorical column, ascending.
-        majority: the position of the most frequent level of every categorical column.
+        categories: the values of every categorical column, ascending.
+        majority: the position of the most frequent category of every categorical column.
         categorical: which columns are categorical.
-        unseen: what a level that was not there means: an "error", or the "majority" level in its place.
+        unseen: what a category that was not there means: an "error", or the "majority" category in its place.
     """
 
     scaler: Standardizer
-    levels: tuple[Float[Array, " levels"], ...]
+    categories: tuple[Float[Array, " categories"], ...]
     majority: tuple[Int[Array, ""], ...]
     categorical: tuple[int, ...] = eqx.field(static=True)
     unseen: str = eqx.field(static=True)
@@ -80,9 +80,11 @@ class Encoder(eqx.Module):
     def of(cls, x: Float[Array, "n d"], categorical: tuple[int, ...], unseen: str) -> "Encoder":
         """The encoder of the columns of x, whose values must be known."""
         found = [np.unique(np.asarray(x[:, column]), return_counts=True) for column in categorical]
-        levels = tuple(jnp.asarray(values) for values, _ in found)
+        categories = tuple(jnp.asarray(values) for values, _ in found)
         majority = tuple(jnp.asarray(counts.argmax(), jnp.int32) for _, counts in found)
-        return cls(Standardizer.of(x), levels, majority, categorical, unseen)
+        return cls(
+            scaler=Standardizer.of(x), categories=categories, majority=majority, categorical=categorical, unseen=unseen
+        )
 
     @property
     def continuous(self) -> tuple[int, ...]:
@@ -90,32 +92,32 @@ class Encoder(eqx.Module):
         return tuple(column for column in range(self.scaler.loc.shape[-1]) if column not in self.categorical)
 
     def codes(self, x: Float[Array, "n d"]) -> Int[Array, "n d"]:
-        """The position of every value of a categorical column among its levels; 0 in the other columns."""
+        """The position of every value of a categorical column among its categories; 0 in the other columns."""
         codes = jnp.zeros(x.shape, jnp.int32)
-        for column, levels, majority in zip(self.categorical, self.levels, self.majority, strict=True):
+        for column, categories, majority in zip(self.categorical, self.categories, self.majority, strict=True):
             values = x[:, column]
-            position = jnp.clip(jnp.searchsorted(levels, values), 0, levels.shape[0] - 1).astype(jnp.int32)
-            codes = codes.at[:, column].set(jnp.where(levels[position] == values, position, majority))
+            position = jnp.clip(jnp.searchsorted(categories, values), 0, categories.shape[0] - 1).astype(jnp.int32)
+            codes = codes.at[:, column].set(jnp.where(categories[position] == values, position, majority))
         return codes
 
     def __call__(self, x: Float[Array, "n d"]) -> Float[Array, "n p"]:
-        """The inputs of a network: the continuous columns, then an indicator for every level of the others."""
+        """The inputs of a network: the continuous columns, then an indicator for every category of the others."""
         codes = self.codes(x)
         indicators = [
-            jax.nn.one_hot(codes[:, column], levels.shape[0], dtype=x.dtype)
-            for column, levels in zip(self.categorical, self.levels, strict=True)
+            jax.nn.one_hot(codes[:, column], categories.shape[0], dtype=x.dtype)
+            for column, categories in zip(self.categorical, self.categories, strict=True)
         ]
         return jnp.concatenate([self.scaler(x)[:, np.array(self.continuous, int)], *indicators], axis=1)
 
     def check_seen(self, x: Float[Array, "n d"]) -> None:
-        """Raise ValueError if a known value of a categorical column is none of its levels, and that is an error."""
-        if self.unseen != "error" or _checks.is_traced(x, *self.levels):
+        """Raise ValueError if a known value of a categorical column is none of its categories, and that is an error."""
+        if self.unseen != "error" or _checks.is_traced(x, *self.categories):
             return
-        for column, levels in zip(self.categorical, self.levels, strict=True):
+        for column, categories in zip(self.categorical, self.categories, strict=True):
             values = np.asarray(x[:, column])
-            unseen = np.setdiff1d(values, np.asarray(levels))
+            unseen = np.setdiff1d(values, np.asarray(categories))
             if unseen.size:
                 raise ValueError(
-                    f"column {column} of x holds {unseen[0]:g}, which is none of the {levels.shape[0]} levels it was "
-                    "fitted on; unseen='majority' takes the most frequent level in its place."
+                    f"column {column} of x holds {unseen[0]:g}, which is none of the {categories.shape[0]} categories "
+                    "it was fitted on; unseen='majority' takes the most frequent category in its place."
                 )

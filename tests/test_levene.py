@@ -201,7 +201,7 @@ def test_miller_siegmund():
     many = np.full(9, np.log(1e9))
     found = np.exp(multiplicity.miller_siegmund(b, 10**7, many, min_leaf=10**6))
     np.testing.assert_allclose(found, 9 * path, rtol=1e-3)
-    # Few splits, or levels without an order: Bonferroni. Features without splits do not count.
+    # Few splits, or categories: Bonferroni. Features without splits do not count.
     p = 2 * scipy.stats.t.sf(b, 1998)
     mixed = np.array([np.log(2), -np.inf, np.log(511)])
     found = np.exp(multiplicity.miller_siegmund(b, 2000, mixed, min_leaf=200, ordered=np.array([True, True, False])))
@@ -236,23 +236,23 @@ def test_permutations(rng):
 @pytest.mark.parametrize("center", CENTERS)
 def test_best_subset_is_that_of_all_partitions(center, rng):
     for min_leaf in (1, 12):
-        levels = rng.integers(0, 5, 60)
-        levels[levels == 3] = 6  # a level without rows, and one beyond
-        counted = levels < 6
-        residuals = np.round(rng.normal(size=60) * (1 + levels % 3), 1)
+        categories = rng.integers(0, 5, 60)
+        categories[categories == 3] = 6  # a category without rows, and one beyond
+        counted = categories < 6
+        residuals = np.round(rng.normal(size=60) * (1 + categories % 3), 1)
         subset = levene.best_subset(
-            np.where(counted, levels, -1), residuals, num_levels=6, min_leaf=min_leaf, center=center
+            np.where(counted, categories, -1), residuals, num_categories=6, min_leaf=min_leaf, center=center
         )
         sizes = []
         for number in range(1, 4):
             for left in itertools.combinations((1, 2, 4), number):
-                is_left = np.isin(levels[counted], left)
+                is_left = np.isin(categories[counted], left)
                 if min_leaf <= is_left.sum() <= counted.sum() - min_leaf:
                     kept = residuals[counted]
                     sizes.append(abs(plain_statistic(kept[is_left], kept[~is_left], center)))
         np.testing.assert_allclose(subset.statistic, max(sizes), rtol=EXACT)
         np.testing.assert_allclose(np.exp(subset.log_num_splits), len(sizes), rtol=1e-5)
-        is_left = np.asarray(subset.left)[np.where(counted, levels, 0)] & counted
+        is_left = np.asarray(subset.left)[np.where(counted, categories, 0)] & counted
         found = plain_statistic(residuals[is_left], residuals[counted & ~is_left], center)
         np.testing.assert_allclose(subset.statistic, abs(found), rtol=EXACT)
         assert int(subset.num_left) == is_left.sum()
@@ -260,21 +260,21 @@ def test_best_subset_is_that_of_all_partitions(center, rng):
         assert not subset.left[3]
 
 
-def test_cuts_of_many_levels(rng):
-    levels = rng.integers(0, 30, 900)
-    levels[levels == 7] = 8
-    residuals = rng.normal(size=900) * np.where(levels % 2 == 0, 3, 1)
-    subset = levene.best_subset(levels, residuals, num_levels=30, min_leaf=50)
-    expected = np.where(np.isin(np.arange(30), levels), np.arange(30) % 2 == 1, False)
+def test_cuts_of_many_categories(rng):
+    categories = rng.integers(0, 30, 900)
+    categories[categories == 7] = 8
+    residuals = rng.normal(size=900) * np.where(categories % 2 == 0, 3, 1)
+    subset = levene.best_subset(categories, residuals, num_categories=30, min_leaf=50)
+    expected = np.where(np.isin(np.arange(30), categories), np.arange(30) % 2 == 1, False)
     np.testing.assert_array_equal(subset.left, expected)
-    is_left = expected[levels]
+    is_left = expected[categories]
     found = scipy.stats.levene(residuals[is_left], residuals[~is_left])[0]
     np.testing.assert_allclose(subset.statistic**2, found, rtol=10 * EXACT)
     np.testing.assert_allclose(subset.log_num_splits, np.log(2.0**28 - 1), rtol=1e-6)
 
 
 def test_a_fixed_center_needs_the_cuts_of_an_order_only(rng):
-    """What `best_subset` relies on: the variance between two groups of levels is largest at a cut of their means."""
+    """What `best_subset` relies on: the variance between two groups is largest at a cut of their means."""
     for _ in range(50):
         sizes, means = rng.integers(1, 30, 7), rng.exponential(size=7)
         grand = (sizes * means).sum() / sizes.sum()

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy import stats
 
 from jaxcal import metrics, plots
 from jaxcal.distributions import Empirical, Normal, Point
-from jaxcal.predictors.usnrt import Branch
+from jaxcal.predictors._tree import Branch, Node
 
 pytestmark = pytest.mark.any_precision
 
@@ -157,8 +158,12 @@ def test_the_library_imports_without_matplotlib_and_says_what_to_install():
 
 
 def test_tree_shows_every_node():
-    leaf = lambda sign, rows, rmse: Branch(f"a_name_too_lo… {sign} 0.2", rows, np.nan, np.nan, np.nan, 0, rmse, ())
-    root = Branch("", 400, 12.34, -30.0, 1.0, -1, np.nan, (leaf("<=", 240, 0.1), leaf(">", 160, 0.4)))
+    branch = lambda rows, condition, rmse, below: Branch(
+        **vars(Node.new(rows, 1, np.dtype("float32"))), condition=condition, rmse=jnp.asarray(rmse), below=below
+    )
+    leaf = lambda sign, rows, rmse: branch(rows, f"a_name_too_lo… {sign} 0.2", rmse, ())
+    root = branch(400, "", np.nan, (leaf("<=", 240, 0.1), leaf(">", 160, 0.4)))
+    root = root.updated(statistic=12.34, log_p=-30.0, residual_std=1.0)
     asked = []
     fitted = SimpleNamespace(root=lambda names, member: asked.append((names, member)) or root)
     ax = plots.tree(fitted, ["a", "a_name_too_long_to_draw"], member=2)

@@ -19,7 +19,7 @@ OPTIONS: dict[str, Any] = {"min_leaf": 60, "max_epochs": 15}
 
 
 def data(n=600, seed=0):
-    """Noise ten times as large where column 1 is above 0.2, or else in levels 2 and 7 of column 2."""
+    """Noise ten times as large where column 1 is above 0.2, or else in categories 2 and 7 of column 2."""
     rng = np.random.default_rng(seed)
     # Few digits, so that the text tells the thresholds exactly.
     x = np.column_stack([rng.uniform(-1, 1, (n, 2)).round(4), rng.choice([2, 5, 7], n)])
@@ -157,10 +157,10 @@ def test_the_unit_of_the_target_does_not_matter(fitted):
     np.testing.assert_allclose(scaled(X).std, 4 * fitted(X).std, rtol=1e-6 if FLOAT is np.float64 else 0.1)
 
 
-def test_unseen_levels(fitted):
+def test_unseen_categories(fitted):
     new = X[:2].copy()
     new[0, 2] = 3
-    with pytest.raises(ValueError, match="column 2 of x holds 3, which is none of the 3 levels"):
+    with pytest.raises(ValueError, match="column 2 of x holds 3, which is none of the 3 categories"):
         fitted(new)
     tolerant = usnrt.fit(X, Y, key=KEY, categorical=[2], unseen="majority", **OPTIONS)
     levels, counts = np.unique(X[:, 2], return_counts=True)
@@ -172,12 +172,12 @@ def test_unseen_levels(fitted):
 @pytest.mark.slow
 def test_degenerate_columns_and_targets():
     x = X.copy()
-    x[:, 0], x[:, 2] = 3.0, 4.0  # a constant column, and a category of one level
+    x[:, 0], x[:, 2] = 3.0, 4.0  # a constant column, and a column of one category
     tree = usnrt.fit(x, Y, key=KEY, categorical=[2], **OPTIONS)
     assert set(np.asarray(tree.trees.feature).ravel().tolist()) <= {-1, 1}
     assert np.isfinite(tree(x).std).all()
-    only_levels = usnrt.fit(X[:, 2:], Y, key=KEY, categorical=[0], **OPTIONS)
-    assert only_levels.trees.feature[0, 0] == 0
+    only_categories = usnrt.fit(X[:, 2:], Y, key=KEY, categorical=[0], **OPTIONS)
+    assert only_categories.trees.feature[0, 0] == 0
     constant = usnrt.fit(X, np.full_like(Y, 7.0), key=KEY, **OPTIONS)
     np.testing.assert_array_equal(constant(X[:3]).mean, 7.0)
     np.testing.assert_array_equal(constant(X[:3]).std, 0.0)
@@ -211,7 +211,7 @@ def test_wrong_rows_are_quoted(fitted):
         fitted(X[:, :2])
 
 
-def test_levels_that_were_sent_elsewhere_are_not_named_again(fitted):
+def test_categories_that_were_sent_elsewhere_are_not_named_again(fitted):
     def check(branch, levels):
         if "{" in branch.condition:
             named = set(branch.condition.split("{")[1].rstrip("}").split(", "))

@@ -2,9 +2,11 @@
 
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal.functional import _wavelet
@@ -39,21 +41,59 @@ class Ranked(NamedTuple):
     """[padded], of those with lower ranks."""
 
 
-def checked(x: Any, residuals: Any, nodes: Any, orders: Any, min_leaf: int, center: str, step: int) -> tuple:
-    """What the searches are given, as arrays."""
-    x = _checks.as_matrix("x", x)
-    residuals = _checks.as_vector("residuals", residuals, length=x.shape[0])
-    _checks.check_choice("center", center, ("mean", "median"))
-    _checks.check_at_least("min_leaf", min_leaf, 1)
-    _checks.check_at_least("step", step, 1)
-    if nodes is not None:
-        nodes = jnp.asarray(nodes)
-        _checks.check_length("nodes", nodes, x.shape[0])
-    if orders is not None:
-        orders = jnp.asarray(orders)
-        if orders.shape != x.T.shape:
+class Problem(eqx.Module):
+    """Rows in which splits are searched, and which splits are admissible; the attributes are those of `best_splits`."""
+
+    x: Float[Array, "n d"]
+    residuals: Float[Array, " n"]
+    orders: Int[Array, "d n"] | None
+    nodes: Int[Array, " n"] | None
+    min_leaf: Int[Array, ""]
+    num_nodes: int = eqx.field(static=True)
+    center: str = eqx.field(static=True)
+    step: int = eqx.field(static=True)
+
+    @classmethod
+    def of(
+        cls,
+        x: Any,
+        residuals: Any,
+        *,
+        orders: Any = None,
+        nodes: Any = None,
+        min_leaf: int,
+        num_nodes: int = 1,
+        center: str,
+        step: int = 1,
+    ) -> "Problem":
+        """What was given, checked."""
+        x = _checks.as_matrix("x", x)
+        residuals = _checks.as_vector("residuals", residuals, length=x.shape[0])
+        _checks.check_choice("center", center, ("mean", "median"))
+        for name, value in (("min_leaf", min_leaf), ("num_nodes", num_nodes), ("step", step)):
+            _checks.check_at_least(name, value, 1)
+        if nodes is not None:
+            nodes = jnp.asarray(nodes)
+            _checks.check_length("nodes", nodes, x.shape[0])
+        orders = None if orders is None else jnp.asarray(orders)
+        if orders is not None and orders.shape != x.T.shape:
             raise ValueError(f"orders must have shape (d, n) = {x.T.shape}; got {orders.shape}.")
-    return x, residuals, nodes, orders
+        x, residuals = lax.stop_gradient((x, residuals))
+        return cls(
+            x=x,
+            residuals=residuals,
+            orders=orders,
+            nodes=nodes,
+            min_leaf=jnp.asarray(min_leaf),
+            num_nodes=num_nodes,
+            center=center,
+            step=step,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """Where the rows of every node lie."""
+        return layout_of(self.nodes, self.x.shape[0], self.num_nodes)
 
 
 def layout_of(nodes: Array | None, n: int, num_nodes: int) -> Layout:

@@ -28,16 +28,16 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Real
 from jaxcal import _checks
 from jaxcal.functional import _wavelet, student_t
 from jaxcal.functional._nodes import (
+    Problem,
     Ranked,
     admissible_cuts,
     by_node,
     centered_deviations,
-    checked,
     layout_of,
     rank,
 )
 
-# Up to here all partitions of the levels of a categorical feature are tried: 511 of 10.
+# Up to here all partitions of the categories of a feature are tried: 511 of 10.
 _MAX_ENUMERATED = 10
 
 
@@ -67,10 +67,10 @@ class Split(NamedTuple):
 
 
 class Subset(NamedTuple):
-    """The best split of a categorical feature: rows whose level is in `left` go left, and all others right."""
+    """The best split of a categorical feature: rows whose category is in `left` go left, and all others right."""
 
     statistic: Float[Array, ""]
-    left: Bool[Array, " num_levels"]
+    left: Bool[Array, " num_categories"]
     log_p: Float[Array, ""]
     num_left: Int[Array, ""]
     num_rows: Int[Array, ""]
@@ -117,8 +117,7 @@ def best_split(
         >>> int(split.feature), float(split.threshold), int(split.num_left), f"{split.statistic:.2f}"
         (0, 3.0, 3, '3.39')
     """
-    x, residuals, _, orders = checked(x, residuals, None, orders, min_leaf, center, step)
-    split = _search(x, residuals, None, orders, min_leaf, 1, center, step)
+    split = _search(Problem.of(x, residuals, orders=orders, min_leaf=min_leaf, center=center, step=step))
     return jax.tree.map(lambda part: part[0], split)
 
 
@@ -159,58 +158,60 @@ def best_splits(
         >>> print(splits.feature, splits.threshold, splits.num_left, splits.num_rows)
         [0 0] [2. 7.] [2 2] [4 4]
     """
-    x, residuals, nodes, orders = checked(x, residuals, nodes, orders, min_leaf, center, step)
-    _checks.check_at_least("num_nodes", num_nodes, 1)
-    return _search(x, residuals, nodes, orders, min_leaf, num_nodes, center, step)
+    problem = Problem.of(
+        x, residuals, orders=orders, nodes=nodes, min_leaf=min_leaf, num_nodes=num_nodes, center=center, step=step
+    )
+    return _search(problem)
 
 
+@_checks.renamed(levels="categories", num_levels="num_categories")
 def best_subset(
-    levels: ArrayLike,
+    categories: ArrayLike,
     residuals: ArrayLike,
     *,
-    num_levels: int,
+    num_categories: int,
     min_leaf: int,
     center: str = "median",
 ) -> Subset:
-    """The split of a categorical feature's levels in two with the largest |T|.
+    """The split of the categories of a feature in two with the largest |T|.
 
-    Up to 10 levels, all 2^(k-1) - 1 partitions are tried. Beyond, the levels are put in the order of their mean
+    Up to 10 categories, all 2^(k-1) - 1 partitions are tried. Beyond, the categories are put in the order of their mean
     |e - c|, with c the center of all residuals, and the k - 1 cuts of that order are tried. With deviations from a
     fixed c this would lose nothing: |T| grows with the variance between the sides, a convex function of (number, sum
-    of deviations) of the left, whose largest value over all sums of some levels' (number, sum) is at a vertex of their
-    convex hull; and a vertex is made of the levels whose mean deviation is on one side of a threshold. With the sides'
-    own centers it may miss the best partition by little, and so it may if `min_leaf` forbids the best cut.
+    of deviations) of the left, whose largest value over all sums of some categories' (number, sum) is at a vertex of
+    their convex hull; and a vertex is made of the categories whose mean deviation is on one side of a threshold. With
+    the sides' own centers it may miss the best partition by little, and so it may if `min_leaf` forbids the best cut.
 
     Args:
-        levels: [n], 0 to num_levels - 1; a row with any other number is not counted.
+        categories: [n], 0 to num_categories - 1; a row with any other number is not counted.
         residuals: [n].
-        num_levels: k, the number of levels.
+        num_categories: k, the number of categories.
         min_leaf: the least number of rows on either side, at least 1.
         center: what deviations are taken from, the "mean" or the "median" of the side.
 
     Returns:
-        the best partition. Levels without rows are on its right, and so is the first level that has some, up to 10
-        levels; beyond, the left has the levels with the lesser deviations.
+        the best partition. Categories without rows are on its right, and so is, up to 10 categories, the first one that
+        has some; beyond, the left has the categories with the lesser deviations.
 
     Raises:
         ValueError: if the lengths differ, a residual is NaN or infinite, or an option is none of those above.
 
-    Source: Ma, Yan and Zhang (2023), section IV-B; of the order of the levels: Fisher, JASA 53 (1958).
+    Source: Ma, Yan and Zhang (2023), section IV-B; of the order of the categories: Fisher, JASA 53 (1958).
 
     Example:
-        >>> levels = jnp.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
+        >>> categories = jnp.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
         >>> residuals = jnp.array([-1.0, 0.0, 1.2, 5.0, -6.0, 0.0, 1.0, -1.0, 0.1])
-        >>> print(best_subset(levels, residuals, num_levels=3, min_leaf=3).left)
+        >>> print(best_subset(categories, residuals, num_categories=3, min_leaf=3).left)
         [False  True False]
     """
-    levels = jnp.asarray(levels)
-    _checks.check_length("levels", levels, None)
-    residuals = _checks.as_vector("residuals", residuals, length=levels.shape[0])
+    categories = jnp.asarray(categories)
+    _checks.check_length("categories", categories, None)
+    residuals = _checks.as_vector("residuals", residuals, length=categories.shape[0])
     _checks.check_choice("center", center, ("mean", "median"))
-    _checks.check_at_least("num_levels", num_levels, 1)
+    _checks.check_at_least("num_categories", num_categories, 1)
     _checks.check_at_least("min_leaf", min_leaf, 1)
-    search = _best_of_partitions if num_levels <= _MAX_ENUMERATED else _best_of_cuts
-    return search(levels, residuals, min_leaf, num_levels, center)
+    search = _best_of_partitions if num_categories <= _MAX_ENUMERATED else _best_of_cuts
+    return search(categories, residuals, min_leaf, num_categories, center)
 
 
 @jax.jit
@@ -308,28 +309,18 @@ def _statistic(left: _Side, right: _Side, squares: Array) -> Array:
     return jnp.where(varies, (means[0] - means[1]) / jnp.sqrt(variance), 0)
 
 
-@partial(jax.jit, static_argnames=("num_nodes", "center", "step"))
-def _search(
-    x: Float[Array, "n d"],
-    residuals: Float[Array, " n"],
-    nodes: Int[Array, " n"] | None,
-    orders: Int[Array, "d n"] | None,
-    min_leaf: ArrayLike,
-    num_nodes: int,
-    center: str,
-    step: int,
-) -> Split:
+@jax.jit
+def _search(problem: Problem) -> Split:
     """The best split of every node, one feature after the other."""
-    x, residuals = lax.stop_gradient((x, residuals))
-    layout = layout_of(nodes, x.shape[0], num_nodes)
-    ranked = rank(residuals, layout)
+    layout, num_nodes = problem.layout, problem.num_nodes
+    ranked = rank(problem.residuals, layout)
 
     def search(feature: tuple[Array, Array]) -> tuple[Array, ...]:
         column, order = feature
         order = by_node(order, layout)
         column = column[order]
-        size = jnp.abs(_statistics(ranked.residuals[order], ranked.ranks[order], ranked, center))
-        admissible = admissible_cuts(column, layout, min_leaf, step)
+        size = jnp.abs(_statistics(ranked.residuals[order], ranked.ranks[order], ranked, problem.center))
+        admissible = admissible_cuts(column, layout, problem.min_leaf, problem.step)
         size = jnp.where(admissible, size, -1)
         best = jax.ops.segment_max(size, layout.node, num_nodes + 1, indices_are_sorted=True)
         cuts = jnp.arange(size.shape[0], dtype=jnp.int32)
@@ -339,8 +330,8 @@ def _search(
         threshold = column[jnp.clip(cut - 1, 0, column.shape[0] - 1)]
         return tuple(part[:num_nodes] for part in (best, cut - layout.first, threshold, number))
 
-    orders = feature_orders(x) if orders is None else orders
-    best, num_left, threshold, number = lax.map(search, (x.T, orders))
+    orders = feature_orders(problem.x) if problem.orders is None else problem.orders
+    best, num_left, threshold, number = lax.map(search, (problem.x.T, orders))
     feature = best.argmax(0)
     exists = best.max(0) > 0
     chosen = lambda parts, default: jnp.where(exists, jnp.take_along_axis(parts, feature[None], 0)[0], default)
@@ -438,37 +429,38 @@ def _deviations_from_medians(
 
 def _even_of_pairs(sizes: Array) -> Array:
     """Of the cuts 0 and 1, 2 and 3, ... the one with an even size."""
-    return 2 * jnp.arange(sizes.shape[0] // 2, dtype=jnp.int32) + sizes[::2] % 2
+    first = 2 * jnp.arange(sizes.shape[0] // 2, dtype=jnp.int32)
+    return first + sizes[first] % 2
 
 
-@partial(jax.jit, static_argnames=("num_levels", "center"))
+@partial(jax.jit, static_argnames=("num_categories", "center"))
 def _best_of_partitions(
-    levels: Int[Array, " n"], residuals: Float[Array, " n"], min_leaf: ArrayLike, num_levels: int, center: str
+    categories: Int[Array, " n"], residuals: Float[Array, " n"], min_leaf: ArrayLike, num_categories: int, center: str
 ) -> Subset:
-    """All partitions at once, from prefix sums over the ranks of the residuals, level by level."""
-    counted = (levels >= 0) & (levels < num_levels)
-    ranked = rank(residuals, layout_of(jnp.where(counted, 0, -1), levels.shape[0], 1))
-    in_order = jnp.zeros_like(levels).at[ranked.ranks].set(levels)
-    is_level = in_order[None] == jnp.arange(num_levels, dtype=levels.dtype)[:, None]
-    values = ranked.ordered[: levels.shape[0]]
-    counts = jax.vmap(_wavelet.prefix_sums)(is_level.astype(jnp.int32))
-    sums = jax.vmap(_wavelet.prefix_sums)(jnp.where(is_level, values[None], 0))
-    squares = jnp.where(is_level, values[None] ** 2, 0).sum(1)
+    """All partitions at once, from prefix sums over the ranks of the residuals, category by category."""
+    counted = (categories >= 0) & (categories < num_categories)
+    ranked = rank(residuals, layout_of(jnp.where(counted, 0, -1), categories.shape[0], 1))
+    in_order = jnp.zeros_like(categories).at[ranked.ranks].set(categories)
+    is_category = in_order[None] == jnp.arange(num_categories, dtype=categories.dtype)[:, None]
+    values = ranked.ordered[: categories.shape[0]]
+    counts = jax.vmap(_wavelet.prefix_sums)(is_category.astype(jnp.int32))
+    sums = jax.vmap(_wavelet.prefix_sums)(jnp.where(is_category, values[None], 0))
+    squares = jnp.where(is_category, values[None] ** 2, 0).sum(1)
     number = counts[:, -1]
     is_present = number > 0
 
-    masks = (np.arange(2**num_levels)[:, None] >> np.arange(num_levels)[None]) & 1 == 1
+    masks = (np.arange(2**num_categories)[:, None] >> np.arange(num_categories)[None]) & 1 == 1
     # One of each pair of complements, and nothing that is not there.
     distinct = ~(masks & ~is_present[None]).any(1) & ~jnp.asarray(masks)[:, is_present.argmax()]
 
-    def side(is_in: Bool[Array, " num_levels"]) -> _Side:
+    def side(is_in: Bool[Array, " num_categories"]) -> _Side:
         of = lambda table: jnp.where(is_in, table, 0).sum(dtype=table.dtype)
         total, size = of(sums[:, -1]), of(number)
         real_size = jnp.maximum(size, 1).astype(total.dtype)
         if center == "mean":
             middle = total / real_size
         else:
-            upper, lower = (_select_of_levels(counts, is_in, k) for k in (size // 2, (size - 1) // 2))
+            upper, lower = (_select_of_categories(counts, is_in, k) for k in (size // 2, (size - 1) // 2))
             middle = 0.5 * (ranked.ordered[upper] + ranked.ordered[lower])
         bound = jnp.searchsorted(values, middle)
         below = middle * of(counts[:, bound]).astype(total.dtype) - of(sums[:, bound])
@@ -490,22 +482,32 @@ def _best_of_partitions(
     )
 
 
-@partial(jax.jit, static_argnames=("num_levels", "center"))
+@partial(jax.jit, static_argnames=("num_categories", "center"))
 def _best_of_cuts(
-    levels: Int[Array, " n"], residuals: Float[Array, " n"], min_leaf: ArrayLike, num_levels: int, center: str
+    categories: Int[Array, " n"], residuals: Float[Array, " n"], min_leaf: ArrayLike, num_categories: int, center: str
 ) -> Subset:
-    """The cuts of the levels in the order of their mean deviations: the splits of a feature that is their place."""
-    counted = (levels >= 0) & (levels < num_levels)
+    """The cuts of the categories in the order of their mean deviations: the splits of a feature that is their place."""
+    counted = (categories >= 0) & (categories < num_categories)
     nodes = jnp.where(counted, 0, -1)
-    layout = layout_of(nodes, levels.shape[0], 1)
+    layout = layout_of(nodes, categories.shape[0], 1)
     deviations = centered_deviations(rank(residuals, layout).residuals, layout, center)
-    bins = jnp.where(counted, levels, num_levels)
-    number = jnp.zeros(num_levels + 1, jnp.int32).at[bins].add(1)[:-1]
-    total = jax.ops.segment_sum(deviations, bins, num_levels + 1)[:-1]
+    bins = jnp.where(counted, categories, num_categories)
+    number = jnp.zeros(num_categories + 1, jnp.int32).at[bins].add(1)[:-1]
+    total = jax.ops.segment_sum(deviations, bins, num_categories + 1)[:-1]
     means = jnp.where(number > 0, total / jnp.maximum(number, 1), jnp.inf)
     place = jnp.argsort(jnp.argsort(means)).astype(residuals.dtype)
-    split = _search(jnp.pad(place, (0, 1))[bins][:, None], residuals, nodes, None, min_leaf, 1, center, 1)
-    split = jax.tree.map(lambda part: part[0], split)
+    x = jnp.pad(place, (0, 1))[bins][:, None]
+    problem = Problem(
+        x=x,
+        residuals=residuals,
+        orders=None,
+        nodes=nodes,
+        min_leaf=jnp.asarray(min_leaf),
+        num_nodes=1,
+        center=center,
+        step=1,
+    )
+    split = jax.tree.map(lambda part: part[0], _search(problem))
     left = (place <= split.threshold) & (number > 0) & split.exists
     # The order was chosen after seeing the residuals: the best cut stands for all 2^(k - 1) - 1 partitions.
     doublings = jnp.maximum((number > 0).sum() - 1, 0).astype(residuals.dtype)
@@ -521,7 +523,7 @@ def _best_of_cuts(
     )
 
 
-def _select_of_levels(counts: Array, is_in: Array, k: Array) -> Array:
-    """The k-th smallest rank of the residuals of some levels, by bisection of their prefix counts."""
+def _select_of_categories(counts: Array, is_in: Array, k: Array) -> Array:
+    """The k-th smallest rank of the residuals of some categories, by bisection of their prefix counts."""
     is_before = lambda place: jnp.where(is_in, counts[:, place], 0).sum(dtype=k.dtype) <= k
     return _last_place(is_before, jnp.zeros_like(k), counts.shape[1] - 1, counts.shape[1])

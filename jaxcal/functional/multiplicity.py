@@ -11,11 +11,10 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
 from jaxcal import _checks
 from jaxcal.functional import _wavelet
 from jaxcal.functional._nodes import (
+    Problem,
     admissible_cuts,
     by_node,
     centered_deviations,
-    checked,
-    layout_of,
     rank,
 )
 from jaxcal.functional.levene import feature_orders, log_p_value
@@ -113,29 +112,18 @@ def permutation_log_p(
         >>> print(jnp.exp(permutation_log_p(x, residuals, key=jax.random.key(0), min_leaf=10)))
         [0.01]
     """
-    x, residuals, nodes, orders = checked(x, residuals, nodes, orders, min_leaf, center, step)
-    _checks.check_at_least("num_nodes", num_nodes, 1)
     _checks.check_at_least("num_permutations", num_permutations, 1)
-    return _permutation_log_p(key, x, residuals, nodes, orders, min_leaf, num_nodes, num_permutations, center, step)
+    problem = Problem.of(
+        x, residuals, orders=orders, nodes=nodes, min_leaf=min_leaf, num_nodes=num_nodes, center=center, step=step
+    )
+    return _permutation_log_p(key, problem, num_permutations)
 
 
-@partial(jax.jit, static_argnames=("num_nodes", "num_permutations", "center", "step"))
-def _permutation_log_p(
-    key: PRNGKeyArray,
-    x: Float[Array, "n d"],
-    residuals: Float[Array, " n"],
-    nodes: Int[Array, " n"] | None,
-    orders: Int[Array, "d n"] | None,
-    min_leaf: ArrayLike,
-    num_nodes: int,
-    num_permutations: int,
-    center: str,
-    step: int,
-) -> Float[Array, " k"]:
+@partial(jax.jit, static_argnames="num_permutations")
+def _permutation_log_p(key: PRNGKeyArray, problem: Problem, num_permutations: int) -> Float[Array, " k"]:
     """The rows of a node in random order are a ring, which a power of the cycle turns."""
-    n = x.shape[0]
-    layout = layout_of(nodes, n, num_nodes)
-    deviations = centered_deviations(rank(residuals, layout).residuals, layout, center)
+    n, layout, num_nodes = problem.x.shape[0], problem.layout, problem.num_nodes
+    deviations = centered_deviations(rank(problem.residuals, layout).residuals, layout, problem.center)
     ring_key, turn_key = jax.random.split(key)
     ring = by_node(_wavelet.stable_order(jax.random.bits(ring_key, (n,), jnp.uint32), 32), layout)
     place_in_ring = jnp.zeros_like(ring).at[ring].set(jnp.arange(n, dtype=ring.dtype), unique_indices=True)
@@ -152,7 +140,7 @@ def _permutation_log_p(
     def largest(feature: tuple[Array, Array]) -> Array:
         column, order = feature
         order = by_node(order, layout)
-        admissible = admissible_cuts(column[order], layout, min_leaf, step)
+        admissible = admissible_cuts(column[order], layout, problem.min_leaf, problem.step)
         # |T| grows with the variance between the sides: here, times the number of rows.
         scale = jnp.where(admissible, 1 / jnp.maximum(sizes[0], 1).astype(ring.dtype) / jnp.maximum(sizes[1], 1), 0)
         places = place_in_ring[order]
@@ -165,6 +153,6 @@ def _permutation_log_p(
 
         return lax.map(permuted, turns)
 
-    orders = feature_orders(x) if orders is None else orders
-    maxima = lax.map(largest, (x.T, orders)).max(0)
-    return jnp.log((maxima >= maxima[0][None]).mean(0, dtype=residuals.dtype))
+    orders = feature_orders(problem.x) if problem.orders is None else problem.orders
+    maxima = lax.map(largest, (problem.x.T, orders)).max(0)
+    return jnp.log((maxima >= maxima[0][None]).mean(0, dtype=ring.dtype))

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import fields, replace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,51 +13,63 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 
-class Node(NamedTuple):
-    """What is known of one node while a tree grows.
+class Node(eqx.Module):
+    """What is known of a node, or of many that are stacked.
 
     Attributes:
-        rows: the training rows in it.
-        feature: the column it is split on, -1 in a leaf.
-        threshold: the largest value of a continuous column on the left.
-        left_levels: the levels of a categorical column on the left [levels].
-        children: the positions of the two nodes below.
-        statistic: |T| of Levene's test of its best split; NaN where none was looked for.
-        log_p: the logarithm of that split's p-value, corrected.
-        residual_std: of the residuals that were tested; NaN where none were.
+        feature: the column a node is split on, -1 in a leaf.
+        threshold: rows with a value up to it go left.
+        left_categories: rows with one of these categories go left, where the column is categorical.
+        children: the positions of the nodes on the left and on the right.
+        leaf: the number of a leaf, from 0 on; -1 where the node is split.
+        statistic: |T| of Levene's test of the best split; NaN where none was looked for.
+        log_p: the logarithm of its p-value, corrected.
+        num_rows: how many training rows came here.
+        residual_std: the standard deviation of the tested residuals, in the unit of y; NaN where none were.
     """
 
-    rows: np.ndarray
-    feature: int = -1
-    threshold: float = np.inf
-    left_levels: np.ndarray | None = None
-    children: tuple[int, int] = (0, 0)
-    statistic: float = np.nan
-    log_p: float = np.nan
-    residual_std: float = np.nan
+    feature: Int[Array, "*nodes"]
+    threshold: Float[Array, "*nodes"]
+    left_categories: Bool[Array, "*nodes categories"]
+    children: Int[Array, "*nodes 2"]
+    leaf: Int[Array, "*nodes"]
+    statistic: Float[Array, "*nodes"]
+    log_p: Float[Array, "*nodes"]
+    num_rows: Int[Array, "*nodes"]
+    residual_std: Float[Array, "*nodes"]
+
+    @classmethod
+    def new(cls, num_rows: int, num_categories: int, dtype: np.dtype) -> "Node":
+        """A node that has not been tested."""
+        integer, number = (lambda value: jnp.asarray(value, jnp.int32)), (lambda value: jnp.asarray(value, dtype))
+        return cls(
+            feature=integer(-1),
+            threshold=number(np.inf),
+            left_categories=jnp.zeros(num_categories, bool),
+            children=integer([0, 0]),
+            leaf=integer(-1),
+            statistic=number(np.nan),
+            log_p=number(np.nan),
+            num_rows=integer(num_rows),
+            residual_std=number(np.nan),
+        )
+
+    def updated(self, **values: Any) -> "Node":
+        """The node with other values, of the dtypes it has."""
+        return replace(self, **{name: jnp.asarray(value, getattr(self, name).dtype) for name, value in values.items()})
 
 
-class Branch(NamedTuple):
+class Branch(Node):
     """A node of a grown tree as it is shown, with what is below it.
 
     Attributes:
         condition: what leads here from the node above, "age <= 30"; of the root "".
-        num_rows: how many training rows came here.
-        statistic: |T| of Levene's test of the best split; NaN where none was looked for.
-        log_p: the logarithm of its p-value, corrected.
-        residual_std: the standard deviation of the tested residuals, in the unit of y; NaN where none were.
-        leaf: the number of a leaf; -1 where the node is split.
         rmse: the root mean square of a leaf's training residuals, in the unit of y; NaN where the node is split.
-        below: the branches on the left and on the right; none of a leaf.
+        below: the branches on the left and on the right; none of a leaf. The rest is described by `Node`.
     """
 
     condition: str
-    num_rows: int
-    statistic: float
-    log_p: float
-    residual_std: float
-    leaf: int
-    rmse: float
+    rmse: Float[Array, ""]
     below: tuple["Branch", ...]
 
     def leaves(self) -> list["Branch"]:
@@ -81,101 +94,58 @@ class Branch(NamedTuple):
         return "\n".join([line, *(branch.text(indent + "  ") for branch in self.below)])
 
 
-class Tree(eqx.Module):
-    """A grown tree, or several stacked: node 0 is the root, and nodes that are not there are leaves nothing leads to.
-
-    Attributes:
-        feature: the column a node is split on, -1 in a leaf.
-        threshold: rows with a value up to it go left.
-        left_levels: rows with one of these levels go left, where the column is categorical.
-        children: the nodes on the left and on the right.
-        leaf: the number of a leaf, from 0 on.
-        statistic: |T| of Levene's test of the best split; NaN where none was looked for.
-        log_p: the logarithm of its p-value, corrected.
-        num_rows: how many training rows came here.
-        residual_std: the standard deviation of the tested residuals, in the unit of y; NaN where none were.
-    """
-
-    feature: Int[Array, "*members nodes"]
-    threshold: Float[Array, "*members nodes"]
-    left_levels: Bool[Array, "*members nodes levels"]
-    children: Int[Array, "*members nodes 2"]
-    leaf: Int[Array, "*members nodes"]
-    statistic: Float[Array, "*members nodes"]
-    log_p: Float[Array, "*members nodes"]
-    num_rows: Int[Array, "*members nodes"]
-    residual_std: Float[Array, "*members nodes"]
+class Tree(Node):
+    """A grown tree, [nodes] of everything, or several stacked: node 0 is the root; some nodes may be padding."""
 
     @classmethod
-    def of(cls, nodes: Sequence[Node], size: int, num_levels: int, dtype: np.dtype) -> "Tree":
-        """The arrays of grown nodes, padded to `size` nodes, with `num_levels` levels of categorical columns."""
-        padding = [Node(np.empty(0, int))] * (size - len(nodes))
-        nodes = [*nodes, *padding]
-        is_leaf = np.array([node.feature < 0 for node in nodes])
-        left_levels = np.zeros((size, num_levels), bool)
-        for row, node in zip(left_levels, nodes, strict=True):
-            if node.left_levels is not None:
-                row[: len(node.left_levels)] = node.left_levels
-        column = lambda name: jnp.asarray(np.array([getattr(node, name) for node in nodes], dtype))
-        return cls(
-            jnp.array([node.feature for node in nodes], jnp.int32),
-            column("threshold"),
-            jnp.asarray(left_levels),
-            jnp.array([node.children for node in nodes], jnp.int32),
-            jnp.asarray(np.where(is_leaf, np.cumsum(is_leaf) - 1, -1), jnp.int32),
-            column("statistic"),
-            column("log_p"),
-            jnp.array([len(node.rows) for node in nodes], jnp.int32),
-            column("residual_std"),
-        )
+    def of(cls, nodes: Sequence[Node], size: int) -> "Tree":
+        """The tree of grown nodes, its leaves numbered, padded to `size` nodes with leaves that nothing leads to."""
+        padding = Node.new(0, nodes[0].left_categories.shape[0], nodes[0].threshold.dtype)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *nodes, *[padding] * (size - len(nodes)))
+        is_leaf = stacked.feature < 0
+        parts = {field.name: getattr(stacked, field.name) for field in fields(Node)}
+        return cls(**{**parts, "leaf": jnp.where(is_leaf, jnp.cumsum(is_leaf) - 1, -1).astype(jnp.int32)})
 
     def leaf_of(self, x: Float[Array, " d"], codes: Int[Array, " d"], categorical: Bool[Array, " d"]) -> Int[Array, ""]:
-        """The number of the leaf that a point falls into; `codes` has the positions of its levels."""
+        """The number of the leaf that a point falls into; `codes` has the positions of its categories."""
         x = lax.stop_gradient(x)
 
         def below(node):
             feature = self.feature[node]
-            by_level = self.left_levels[node, codes[feature]]
-            left = jnp.where(categorical[feature], by_level, x[feature] <= self.threshold[node])
+            by_category = self.left_categories[node, codes[feature]]
+            left = jnp.where(categorical[feature], by_category, x[feature] <= self.threshold[node])
             return jnp.where(left, self.children[node, 0], self.children[node, 1])
 
         return self.leaf[lax.while_loop(lambda node: self.feature[node] >= 0, below, jnp.int32(0))]
 
-    def branch(self, names: Sequence[str], levels: dict[int, Sequence[str]], leaf_rmse: ArrayLike) -> Branch:
+    def branch(self, names: Sequence[str], categories: dict[int, Sequence[str]], leaf_rmse: ArrayLike) -> Branch:
         """The nodes as they are shown.
 
         Args:
             names: of the columns.
-            levels: of the categorical columns.
+            categories: the names of those of every categorical column.
             leaf_rmse: the root mean square residual of every leaf.
         """
         tree, rmse = jax.tree.map(np.asarray, self), np.asarray(leaf_rmse)
 
         def sides(node: int, reach: dict[int, np.ndarray]) -> Iterator[tuple[str, dict[int, np.ndarray]]]:
-            """What leads to the left and to the right, and the levels of every categorical column that get there."""
+            """What leads to the left and to the right, and the categories of every column that get there."""
             feature = int(tree.feature[node])
             for is_left, sign in ((True, "<="), (False, ">")):
-                if feature not in levels:
+                if feature not in categories:
                     yield f"{names[feature]} {sign} {tree.threshold[node]:.6g}", reach
                 else:
-                    # Beyond the levels of this column, `left_levels` is padding.
-                    there = reach[feature] & (tree.left_levels[node, : len(levels[feature])] == is_left)
-                    listed = ", ".join(np.asarray(levels[feature])[there])
+                    # Beyond the categories of this column, `left_categories` is padding.
+                    there = reach[feature] & (tree.left_categories[node, : len(categories[feature])] == is_left)
+                    listed = ", ".join(np.asarray(categories[feature])[there])
                     yield f"{names[feature]} in {{{listed}}}", {**reach, feature: there}
 
         def branch(node: int, condition: str, reach: dict[int, np.ndarray]) -> Branch:
             leaf = int(tree.leaf[node])
             below = zip(tree.children[node].tolist(), sides(node, reach), strict=True) if leaf < 0 else ()
             parts = tuple(branch(child, *side) for child, side in below)
-            return Branch(
-                condition=condition,
-                num_rows=int(tree.num_rows[node]),
-                statistic=float(tree.statistic[node]),
-                log_p=float(tree.log_p[node]),
-                residual_std=float(tree.residual_std[node]),
-                leaf=leaf,
-                rmse=float(rmse[leaf]) if leaf >= 0 else math.nan,
-                below=parts,
-            )
+            own = {field.name: jnp.asarray(getattr(tree, field.name)[node]) for field in fields(Node)}
+            own_rmse = jnp.asarray(rmse[leaf] if leaf >= 0 else math.nan, rmse.dtype)
+            return Branch(**own, condition=condition, rmse=own_rmse, below=parts)
 
-        return branch(0, "", {column: np.ones(len(named), bool) for column, named in levels.items()})
+        return branch(0, "", {column: np.ones(len(named), bool) for column, named in categories.items()})

@@ -29,7 +29,7 @@ from jaxcal.predictors._tree import Branch, Node, Tree
 from jaxcal.preprocessing import Encoder, Standardizer
 
 # Section V-A: a tenth of the rows in a leaf, or so many.
-_SHARE_OF_ROWS, _LEAST_ROWS = 10, 1000
+_LEAVES, _LEAST_ROWS = 10, 1000
 _ROUNDS = 2
 
 
@@ -55,7 +55,7 @@ def fit(
 
     At a node with at least 2 `min_leaf` rows a ReLU network with hidden layers of 8d and 4d units is trained on the
     squared error. Of all splits of its rows in two, of a continuous column by a threshold or of a categorical one by
-    its levels, that leave `min_leaf` rows on either side, the one with the largest |T| of Levene's test between the
+    its categories, that leave `min_leaf` rows on either side, the one with the largest |T| of Levene's test between the
     residuals of the sides is found, exactly (eq. 5 and 6; `functional.levene`). Where its p-value is at most
     `significance`, the node is split. In a leaf, a ReLU network for the mean and a tanh network for the variance, 4d
     and 2d units, are trained alternately, twice, as in `variance_network`'s alternating form (eq. 7). Here d is the
@@ -63,7 +63,7 @@ def fit(
     their mixture.
 
     All networks are trained by Adam, with a random fraction of the rows of a node as the validation set. Their inputs
-    are standardized columns, a categorical one as indicators of its levels.
+    are standardized columns, a categorical one as indicators of its categories.
 
     The least of very many p-values is small where nothing differs, too: the paper's rule, which knows nothing of it,
     splits pure noise four times in five. `correction="miller-siegmund"` is a bound for the largest |T|,
@@ -80,8 +80,8 @@ def fit(
         x: inputs [n, d]; a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the validation rows, the batches and the permutations.
-        categorical: the positions of the columns of x whose values are levels without an order.
-        unseen: what a level is that was not there in the fit: an "error", or the "majority" level in its place.
+        categorical: the positions of the columns of x whose values have no order.
+        unseen: what a category is that was not there in the fit: an "error", or the "majority" category in its place.
         num_members: how many trees, each with networks of its own.
         min_leaf: the least rows of a leaf; "auto" is a tenth of the rows, or 1000 if that is more.
         significance: the p-value up to which a node is split.
@@ -124,7 +124,15 @@ def fit(
     categorical = _as_columns(categorical, x.shape[1])
     _checks.check_choice("unseen", unseen, ("error", "majority"))
     _checks.check_at_least("num_members", num_members, 1)
-    search = _settle(preset, len(y), min_leaf, significance, center, correction, step)
+    search = _Search.of(
+        preset,
+        len(y),
+        min_leaf=min_leaf,
+        significance=significance,
+        center=center,
+        correction=correction,
+        step=step,
+    )
     training = _Training(
         splitting=settings._replace(hidden=default.hidden if split_hidden is None else tuple(split_hidden)),
         leaf=settings,
@@ -148,7 +156,7 @@ def fit(
     return USNRT(
         encoder=encoder,
         y_scaler=y_scaler,
-        trees=_stack_trees(trees, problem, y_scaler.scale),
+        trees=_stack_trees(trees, y_scaler.scale),
         networks=optima.params,
         leaf_rmse=y_scaler.scale * rmse,
         training=TrainingRecord.of(optima, throw=settings.throw),
@@ -183,7 +191,7 @@ class USNRT(eqx.Module):
 
         Raises:
             ValueError: if x is empty, not finite, or has another number of columns than the training inputs, or a
-                categorical column has an unseen level, where that is an error.
+                categorical column has an unseen category, where that is an error.
         """
         x = _checks.as_matrix("x", x)
         _checks.check_columns("x", x, self.encoder.scaler.loc.shape[-1], "the tree was grown on")
@@ -212,11 +220,11 @@ class USNRT(eqx.Module):
         names = [f"x[{column}]" for column in range(num_columns)] if names is None else names
         if len(names) != num_columns:
             raise ValueError(f"there are {num_columns} columns; got {len(names)} names.")
-        levels = {
-            column: [f"{level:g}" for level in levels.tolist()]
-            for column, levels in zip(self.encoder.categorical, self.encoder.levels, strict=True)
+        categories = {
+            column: [f"{value:g}" for value in values.tolist()]
+            for column, values in zip(self.encoder.categorical, self.encoder.categories, strict=True)
         }
-        return jax.tree.map(lambda part: part[member], self.trees).branch(names, levels, self.leaf_rmse[member])
+        return jax.tree.map(lambda part: part[member], self.trees).branch(names, categories, self.leaf_rmse[member])
 
     def text(self, names: Sequence[str] | None = None, *, member: int = 0) -> str:
         """A member's tree as text, a line for every node; the arguments are those of `root`."""
@@ -231,6 +239,40 @@ class _Search(NamedTuple):
     center: str
     correction: str
     step: int
+
+    @classmethod
+    def of(
+        cls,
+        preset: str | None,
+        num_rows: int,
+        *,
+        min_leaf: int | str,
+        significance: float,
+        center: str | None,
+        correction: str | None,
+        step: int | None,
+    ) -> "_Search":
+        """The options that were given, and those of the preset in place of None."""
+        _checks.check_choice("preset", preset, (None, "paper"))
+        paper = preset == "paper"
+        if isinstance(min_leaf, str):
+            _checks.check_choice("min_leaf", min_leaf, ("auto",))
+            min_leaf = max(num_rows // _LEAVES, _LEAST_ROWS)
+        _checks.check_at_least("min_leaf", min_leaf, 2)
+        _checks.check_fraction("significance", significance)
+        if center is None:
+            center = "mean" if paper else "median"
+        _checks.check_choice("center", center, ("mean", "median"))
+        if correction is None:
+            correction = "none" if paper else "miller-siegmund"
+        _checks.check_choice("correction", correction, ("none", "miller-siegmund", "permutation"))
+        if step is None:
+            step = 10 if paper else 1
+        _checks.check_at_least("step", step, 1)
+        log_significance = math.log(significance)
+        return cls(
+            min_leaf=min_leaf, log_significance=log_significance, center=center, correction=correction, step=step
+        )
 
 
 class _Training(NamedTuple):
@@ -268,49 +310,32 @@ def _as_columns(categorical: Sequence[int], num_columns: int) -> tuple[int, ...]
     return columns
 
 
-def _settle(
-    preset: str | None,
-    num_rows: int,
-    min_leaf: int | str,
-    significance: float,
-    center: str | None,
-    correction: str | None,
-    step: int | None,
-) -> _Search:
-    """The options that were given, and those of the preset in place of None."""
-    _checks.check_choice("preset", preset, (None, "paper"))
-    paper = preset == "paper"
-    if isinstance(min_leaf, str):
-        _checks.check_choice("min_leaf", min_leaf, ("auto",))
-        min_leaf = max(num_rows // _SHARE_OF_ROWS, _LEAST_ROWS)
-    _checks.check_at_least("min_leaf", min_leaf, 2)
-    _checks.check_fraction("significance", significance)
-    if center is None:
-        center = "mean" if paper else "median"
-    _checks.check_choice("center", center, ("mean", "median"))
-    if correction is None:
-        correction = "none" if paper else "miller-siegmund"
-    _checks.check_choice("correction", correction, ("none", "miller-siegmund", "permutation"))
-    if step is None:
-        step = 10 if paper else 1
-    _checks.check_at_least("step", step, 1)
-    return _Search(
-        min_leaf=min_leaf, log_significance=math.log(significance), center=center, correction=correction, step=step
-    )
+class _Growing(NamedTuple):
+    """A tree that grows: its nodes, the root first, and the training rows in each."""
+
+    nodes: list[Node]
+    rows: list[np.ndarray]
+
+    def add(self, rows: np.ndarray, problem: _Problem) -> None:
+        """A new node with these rows."""
+        num_categories = max((part.shape[0] for part in problem.encoder.categories), default=1)
+        self.nodes.append(Node.new(len(rows), num_categories, problem.x.dtype))
+        self.rows.append(rows)
 
 
 def _grow(
     problem: _Problem, search: _Search, training: _Training, num_members: int, key: PRNGKeyArray
-) -> list[list[Node]]:
-    """The nodes of every member's tree, the root first. The networks of a level's nodes are trained at once."""
-    trees = [[Node(np.arange(problem.target.shape[0]))] for _ in range(num_members)]
+) -> list[_Growing]:
+    """Every member's tree. The networks of a level's nodes are trained at once."""
+    trees = [_Growing([], []) for _ in range(num_members)]
+    for tree in trees:
+        tree.add(np.arange(problem.target.shape[0]), problem)
     slots = num_members * _slots(problem, search)
     frontier = [(tree, 0) for tree in trees]
-    while frontier := [(tree, place) for tree, place in frontier if len(tree[place].rows) >= 2 * search.min_leaf]:
+    while frontier := [(tree, place) for tree, place in frontier if len(tree.rows[place]) >= 2 * search.min_leaf]:
         key, train_key, *search_keys = jax.random.split(key, 2 + num_members)
-        residuals = _split_residuals(
-            problem, training, [tree[place].rows for tree, place in frontier], slots, train_key
-        )
+        rows = [tree.rows[place] for tree, place in frontier]
+        residuals = _split_residuals(problem, training, rows, slots, train_key)
         below = []
         for tree, search_key in zip(trees, search_keys, strict=True):
             mine = [(place, part) for (owner, place), part in zip(frontier, residuals, strict=True) if owner is tree]
@@ -321,48 +346,49 @@ def _grow(
 
 
 def _split(
-    problem: _Problem, search: _Search, tree: list[Node], tested: list[tuple[int, np.ndarray]], key: PRNGKeyArray
+    problem: _Problem, search: _Search, tree: _Growing, tested: list[tuple[int, np.ndarray]], key: PRNGKeyArray
 ) -> list[int]:
     """Split the tested nodes of a tree where that is significant; the places of the new nodes."""
     residuals = np.zeros(problem.target.shape, problem.target.dtype)
     nodes = np.full(residuals.shape, -1)
     for number, (place, part) in enumerate(tested):
-        residuals[tree[place].rows], nodes[tree[place].rows] = part, number
+        residuals[tree.rows[place]], nodes[tree.rows[place]] = part, number
     new = []
-    for (place, part), found in zip(tested, _best_splits(problem, search, residuals, nodes, key), strict=True):
-        node = tree[place]._replace(statistic=found.statistic, log_p=found.log_p, residual_std=part.std(ddof=1))
-        if found.column >= 0 and found.log_p <= search.log_significance:
-            left = found.goes_left(problem, node.rows)
-            node = node._replace(
-                feature=found.column,
-                threshold=found.threshold,
-                left_levels=found.left_levels,
-                children=(len(tree), len(tree) + 1),
-            )
-            new += node.children
-            tree += [Node(node.rows[left]), Node(node.rows[~left])]
-        tree[place] = node
+    for (place, part), best in zip(tested, _best_splits(problem, search, residuals, nodes, key), strict=True):
+        node = tree.nodes[place].updated(statistic=best.statistic, log_p=best.log_p, residual_std=part.std(ddof=1))
+        if best.feature >= 0 and best.log_p <= search.log_significance:
+            children = len(tree.nodes), len(tree.nodes) + 1
+            node = node.updated(feature=best.feature, threshold=best.threshold, children=children)
+            if best.left_categories is not None:
+                padding = node.left_categories.shape[0] - len(best.left_categories)
+                node = node.updated(left_categories=np.pad(best.left_categories, (0, padding)))
+            rows = tree.rows[place]
+            left = best.goes_left(problem, rows)
+            for side in (left, ~left):
+                tree.add(rows[side], problem)
+            new += children
+        tree.nodes[place] = node
     return new
 
 
-class _Found(NamedTuple):
-    """The best split of a node: of a continuous column by a threshold, or of a categorical one by its levels."""
+class _Split(NamedTuple):
+    """The best split of a node: of a continuous column by a threshold, or of a categorical one by its categories."""
 
     statistic: float
     log_p: float
-    column: int
+    feature: int
     threshold: float
-    left_levels: np.ndarray | None
+    left_categories: np.ndarray | None
 
     def goes_left(self, problem: _Problem, rows: np.ndarray) -> np.ndarray:
-        if self.left_levels is None:
-            return problem.x[rows, self.column] <= self.threshold
-        return self.left_levels[problem.codes[rows, self.column]]
+        if self.left_categories is None:
+            return problem.x[rows, self.feature] <= self.threshold
+        return self.left_categories[problem.codes[rows, self.feature]]
 
 
 def _best_splits(
     problem: _Problem, search: _Search, residuals: np.ndarray, nodes: np.ndarray, key: PRNGKeyArray
-) -> list[_Found]:
+) -> list[_Split]:
     """The best split of every node over all columns, with its p-value corrected."""
     num_nodes = nodes.max() + 1
     cuts = _best_cuts(problem, search, residuals, nodes)
@@ -371,32 +397,27 @@ def _best_splits(
         for column in range(len(problem.encoder.categorical))
     ]
     log_p = _corrected_log_p(problem, search, residuals, nodes, cuts, subsets, key)
-    found = []
+    best = []
     for k in range(num_nodes):
-        column = problem.encoder.continuous[cuts.feature[k]] if cuts.feature[k] >= 0 else -1
-        candidates = [
-            _Found(
-                statistic=float(cuts.statistic[k]),
-                log_p=float(log_p[k]),
-                column=column,
-                threshold=float(cuts.threshold[k]),
-                left_levels=None,
+        feature = problem.encoder.continuous[cuts.feature[k]] if cuts.feature[k] >= 0 else -1
+        cut = _Split(
+            statistic=float(cuts.statistic[k]),
+            log_p=float(log_p[k]),
+            feature=feature,
+            threshold=float(cuts.threshold[k]),
+            left_categories=None,
+        )
+        by_categories = [
+            cut._replace(
+                statistic=float(of_nodes[k].statistic),
+                feature=column if of_nodes[k].num_left else -1,
+                threshold=np.inf,
+                left_categories=of_nodes[k].left,
             )
+            for column, of_nodes in zip(problem.encoder.categorical, subsets, strict=True)
         ]
-        for column, of_nodes in zip(problem.encoder.categorical, subsets, strict=True):
-            subset = of_nodes[k]
-            size, found_column = float(subset.statistic), column if subset.num_left else -1
-            candidates.append(
-                _Found(
-                    statistic=size,
-                    log_p=float(log_p[k]),
-                    column=found_column,
-                    threshold=np.inf,
-                    left_levels=np.asarray(subset.left),
-                )
-            )
-        found.append(max(candidates, key=lambda candidate: candidate.statistic))
-    return found
+        best.append(max([cut, *by_categories], key=lambda split: split.statistic))
+    return best
 
 
 def _best_cuts(problem: _Problem, search: _Search, residuals: np.ndarray, nodes: np.ndarray) -> levene.Split:
@@ -406,7 +427,7 @@ def _best_cuts(problem: _Problem, search: _Search, residuals: np.ndarray, nodes:
 
 
 def _cut_options(problem: _Problem, search: _Search) -> dict[str, Any]:
-    """What the searches over thresholds are told."""
+    """The options of the searches over thresholds."""
     return {
         "num_nodes": _slots(problem, search),
         "min_leaf": search.min_leaf,
@@ -419,12 +440,12 @@ def _cut_options(problem: _Problem, search: _Search) -> dict[str, Any]:
 def _best_subset(
     problem: _Problem, search: _Search, residuals: np.ndarray, is_in: np.ndarray, position: int
 ) -> levene.Subset:
-    """The best subset of the levels of one categorical column, for the node that some rows are in."""
-    column, levels = problem.encoder.categorical[position], problem.encoder.levels[position]
+    """The best subset of the categories of one column, for the node that some rows are in."""
+    column, categories = problem.encoder.categorical[position], problem.encoder.categories[position]
     subset = levene.best_subset(
         np.where(is_in, problem.codes[:, column], -1),
         residuals,
-        num_levels=levels.shape[0],
+        num_categories=categories.shape[0],
         min_leaf=search.min_leaf,
         center=search.center,
     )
@@ -525,20 +546,18 @@ def _train_splitting(inputs, target, lists: _Lists, keys, settings: presets.Sett
     return over_runs(one)(lists, keys)
 
 
-def _stack_trees(trees: list[list[Node]], problem: _Problem, unit: Float[Array, ""]) -> Tree:
+def _stack_trees(trees: list[_Growing], unit: Float[Array, ""]) -> Tree:
     """The trees of all members as one, the stds of the residuals in the unit of the target."""
-    num_levels = max((levels.shape[0] for levels in problem.encoder.levels), default=1)
-    dtype = np.dtype(problem.x.dtype)
-    stacked = [Tree.of(nodes, max(map(len, trees)), num_levels, dtype) for nodes in trees]
-    tree = jax.tree.map(lambda *parts: jnp.stack(parts), *stacked)
+    size = max(len(tree.nodes) for tree in trees)
+    tree = jax.tree.map(lambda *parts: jnp.stack(parts), *(Tree.of(tree.nodes, size) for tree in trees))
     return eqx.tree_at(lambda tree: tree.residual_std, tree, unit * tree.residual_std)
 
 
 def _train_leaves(
-    problem: _Problem, training: _Training, trees: list[list[Node]], min_leaf: int, key: PRNGKeyArray
+    problem: _Problem, training: _Training, trees: list[_Growing], min_leaf: int, key: PRNGKeyArray
 ) -> tuple[Optimum, Float[Array, "m leaves"]]:
     """The networks of all leaves, stacked [m, leaves], and the root mean squares of their residuals."""
-    leaves = [[node.rows for node in tree if node.feature < 0] for tree in trees]
+    leaves = [[rows for node, rows in zip(*tree, strict=True) if node.feature < 0] for tree in trees]
     list_key, train_key = jax.random.split(key)
     flat = [rows for of_tree in leaves for rows in of_tree]
     # As many as there can be at most.

@@ -103,7 +103,7 @@ def _pinball(y: Float[Array, " n"], distribution: Distribution, levels: Float[Ar
 
 
 def improvement_ratio(y: ArrayLike, before: Distribution, after: Distribution) -> Scalar:
-    """Share of rows whose predicted mean moved nearer to the truth, |y - after| < |y - before|.
+    """Fraction of rows whose predicted mean moved nearer to the truth, |y - after| < |y - before|.
 
     A row whose error did not change counts as not improved, so a correction that leaves all as it was has
     ratio 0 (Qiu, Meyerson and Miikkulainen, ICLR 2020: "Improvement Ratio", the number of successful
@@ -132,7 +132,7 @@ def pit(y: ArrayLike, distribution: Distribution) -> Float[Array, " n"]:
 def observed_fractions(
     y: ArrayLike, distribution: Distribution, levels: ArrayLike, *, closed: bool = False
 ) -> Float[Array, " k"]:
-    """Share of the targets below the predicted quantile of every level: the curve of a reliability diagram.
+    """Fraction of the targets below the predicted quantile of every level: the curve of a reliability diagram.
 
     The fraction at level p is mean 1{y < F⁻¹(p)} (CRUDE eq. 11, USNRT eq. 9), with `closed` 1{y <= F⁻¹(p)}
     (Sharp-GP eq. 9). Memory stays O(n) for any number of levels.
@@ -191,7 +191,7 @@ def _is_continuous_without_closed_quantiles(distribution: Distribution) -> bool:
 
 
 def coverage(y: ArrayLike, distribution: Distribution, *, confidence_level: ArrayLike = 0.9) -> Scalar:
-    """Share of the targets inside the central interval, l <= y <= u; it should equal `confidence_level`.
+    """Fraction of the targets inside the central interval, l <= y <= u; it should equal `confidence_level`.
 
     The interval is closed, as in conformal guarantees. A `Point` covers only what it hits exactly.
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from jaxcal.predictors.usnrt import USNRT
 
-# Okabe and Ito's palette, told apart by color-blind readers; the line styles tell the curves apart in gray.
+# Okabe and Ito's palette, which color-blind readers can distinguish; the line styles distinguish the curves in gray.
 _BLUE, _RED = "#0072B2", "#D55E00"
-_COLOURS = (_BLUE, _RED, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_COLORS = (_BLUE, _RED, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
-_GREY = "0.55"
+_GRAY = "0.55"
 
 # A figure of its own gets these; an `ax` of the caller's keeps the caller's style.
 _STYLE: dict[Any, Any] = {
@@ -72,12 +72,12 @@ def reliability_diagram(
     ax = ax or _new_axes(_COLUMN_WIDTH, _COLUMN_WIDTH)
     levels = np.linspace(0, 1, 101)
     ax.fill_between(levels, *calibrated_band(levels, np.size(y)), color="0.88", linewidth=0, label="calibrated, 95 %")
-    ax.plot((0, 1), (0, 1), color=_GREY, linewidth=0.6)
+    ax.plot((0, 1), (0, 1), color=_GRAY, linewidth=0.6)
     for i, (name, distribution) in enumerate(named.items()):
         ax.plot(
             levels,
             metrics.observed_fractions(y, distribution, levels),
-            color=_COLOURS[i % len(_COLOURS)],
+            color=_COLORS[i % len(_COLORS)],
             linestyle=_LINE_STYLES[i % len(_LINE_STYLES)],
             linewidth=1.2,
             label=f"{name}, ECE {metrics.ece(y, distribution):.1f} %".removeprefix(", "),
@@ -170,9 +170,9 @@ def residuals(
     scores = (np.asarray(_checks.as_vector("y", y, length=len(mean))) - mean) / std
     outside = np.abs(scores) > 1.96
     ax = ax or _new_axes(_COLUMN_WIDTH, 2.5)
-    ax.axhline(0, color=_GREY, linewidth=0.6)
+    ax.axhline(0, color=_GRAY, linewidth=0.6)
     for guide in (-1.96, 1.96):
-        ax.axhline(guide, color=_GREY, linewidth=0.6, linestyle="--")
+        ax.axhline(guide, color=_GRAY, linewidth=0.6, linestyle="--")
     label = f"{100 * outside.mean():.1f} % beyond ±1.96"
     many = len(mean) > 5000  # a vector graphic of that many dots is slow to open
     ax.plot(mean[~outside], scores[~outside], ".", color=_BLUE, markersize=3, rasterized=many)
@@ -219,10 +219,10 @@ def tree(
         heights = [draw(part, level + 1) for part in branch.below]
         height = float(np.mean(heights)) if heights else float(rows[id(branch)])
         end = level if heights else depth
-        ax.plot((level - 1, end), (height, height), color=_GREY, linewidth=0.8)
+        ax.plot((level - 1, end), (height, height), color=_GRAY, linewidth=0.8)
         about = f"{branch.num_rows} rows"
         if heights:
-            ax.plot((end, end), (heights[0], heights[-1]), color=_GREY, linewidth=0.8)
+            ax.plot((end, end), (heights[0], heights[-1]), color=_GRAY, linewidth=0.8)
             about += f", |T| {branch.statistic:.1f}"
         else:
             ax.barh(height, branch.rmse / longest, left=depth + 0.05, height=0.5, color=_BLUE)

@@ -201,7 +201,7 @@ def _start_worker(queue: Any) -> None:
     core = queue.get()
     if core is not None:
         os.sched_setaffinity(0, {core})
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told as well, and ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it as well, and ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -133,6 +133,7 @@ def test_a_validation_set_is_used_and_errors_of_training_rows_give_a_warning():
         jc.accrue.fit(x, jc.Point(mean), y, key=KEY, validation=(x[:50], jc.Point(mean[:50]), y[:50]))
 
 
+@pytest.mark.slow
 def test_recalibration_composes():
     distribution = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model="polynomial", beta=1.0)(DATA.x, BASE)
     recalibrated = jc.isotonic.fit(None, distribution, DATA.y)(None, distribution)

@@ -160,6 +160,7 @@ def test_two_columns_of_one_name_are_refused(file):
     assert_refused(calibrate(file), "more than one column 'truth'")
 
 
+@pytest.mark.slow
 def test_demo_measures_and_draws(rng, tmp_path, monkeypatch):
     mirror, out = tmp_path / "mirror", tmp_path / "pictures" / "here"
     mirror.mkdir()

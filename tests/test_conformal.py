@@ -84,6 +84,7 @@ def test_quantiles_are_conformalized_as_in_a_loop(rows):
     np.testing.assert_allclose(distribution.values[:, 4], new_mean, rtol=EXACT, atol=EXACT)
 
 
+@pytest.mark.slow
 def test_crossing_intervals_are_widened_until_they_nest(rng):
     # The base's wide intervals are far too wide and its narrow ones too narrow: moved, they would cross.
     shape = np.array([-30.0, -20.0, -0.1, 0.0, 0.1, 20.0, 30.0])
@@ -129,7 +130,7 @@ def simulated(score, size, level, runs):
     return scipy.stats.norm.cdf(upper) - scipy.stats.norm.cdf(lower), guarantee
 
 
-@pytest.mark.parametrize("size", [20, 100])
+@pytest.mark.parametrize("size", [20, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("score", ["absolute", "scaled", "signed", "quantile"])
 def test_coverage_follows_its_beta_distribution(score, size):
     runs = 10_000

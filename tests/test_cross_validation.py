@@ -100,6 +100,7 @@ def on_an_accelerator(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
 
+@pytest.mark.slow
 def test_on_an_accelerator_one_vmap_of_the_fits_predicts_the_same(monkeypatch, rng):
     calls = []
 
@@ -127,7 +128,8 @@ def test_on_an_accelerator_a_fit_that_cannot_be_traced_is_done_in_turn(returns, 
     np.testing.assert_array_equal(jc.out_of_fold(fit, x, x**3, key=KEY).mean, in_turn.mean)
 
 
-def test_on_an_accelerator_a_training_that_diverges_is_told(monkeypatch, rng):
+@pytest.mark.slow
+def test_on_an_accelerator_a_training_that_diverges_is_reported(monkeypatch, rng):
     on_an_accelerator(monkeypatch)
     x, y = rng.normal(size=(40, 1)), rng.normal(size=40)
     too_large = float(jnp.finfo(jnp.asarray(y).dtype).max) / 10

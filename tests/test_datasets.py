@@ -219,7 +219,7 @@ def test_a_missing_library_is_named_with_its_extra(name, library, monkeypatch):
 
 
 @pytest.mark.parametrize("n", [10, 308, 1001])
-def test_splits_are_disjoint_and_have_their_shares(n):
+def test_splits_are_disjoint_and_have_their_fractions(n):
     parts = datasets.split(n, (0.6, 0.2, 0.1), seed=3)
     rows = np.concatenate(parts)
     assert len(set(rows.tolist())) == len(rows)
@@ -229,7 +229,7 @@ def test_splits_are_disjoint_and_have_their_shares(n):
         assert abs(len(part) - fraction * n) <= 1
 
 
-def test_shares_of_one_use_every_row_and_the_seed_decides():
+def test_fractions_of_one_use_every_row_and_the_seed_decides():
     fractions = (0.8, 0.1, 0.1)  # which sum to a little less than 1
     parts = datasets.split(57, fractions, seed=0)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(57))

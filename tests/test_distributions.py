@@ -353,7 +353,7 @@ def test_equivariance(name, factor):
 
 
 @each_distribution
-def test_a_law_keeps_its_dtype(name):
+def test_a_distribution_keeps_its_dtype(name):
     distribution = build(name, "float32")
     out = jax.eval_shape(_probe, distribution, LOC, LEVELS)
     out["sample"] = jax.eval_shape(distribution.sample, jax.random.key(0))
@@ -386,7 +386,7 @@ def test_log_probs_agree_with_scipy():
         assert actual[name].tolist() == [-math.inf] * 3
 
 
-def test_log_prob_of_quantiles_is_the_slope_of_the_cdf():
+def test_log_prob_of_quantiles_is_the_derivative_of_the_cdf():
     expected = np.log([0.15 / 1.5, 0.3 / 0.6, 0.3 / 1.6]) - np.log(SCALE)
     for distribution in (build("quantiles"), build("scaled_quantiles")):
         np.testing.assert_allclose(
@@ -676,7 +676,7 @@ def test_a_normal_score_lies_between_zero_and_the_absolute_error(y, mean, std):
     y=FLOATS,
     p=st.lists(st.floats(0, 1, width=32), min_size=3, max_size=3),
 )
-def test_laws_of_tables_and_quantiles_keep_their_order(values, y, p):
+def test_distributions_of_tables_and_quantiles_keep_their_order(values, y, p):
     values, p = np.sort(np.array(values)), np.sort(np.array(p))
     size = np.abs(values).max() + abs(y)
     for distribution in (

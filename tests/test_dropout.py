@@ -115,6 +115,7 @@ def test_the_passes_may_leave_no_noise(data):
     assert np.isfinite(jax.grad(lambda x: fitted(x).std.sum())(jnp.asarray(x))).all()
 
 
+@pytest.mark.slow
 def test_the_preset_is_that_of_crude(data):
     """Its layers, and, with layers of our own, what else it stands for."""
     x, y = data

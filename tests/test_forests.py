@@ -37,7 +37,7 @@ def ngboost():
     return pytest.importorskip("ngboost", reason="NGBoost is of the extra forests")
 
 
-def test_law_of_a_forest_is_that_of_the_rows_in_its_leaves(forest):
+def test_distribution_of_a_forest_is_that_of_the_rows_in_its_leaves(forest):
     distribution = forest(NEW[:20])
     bootstraps = forest.trees.estimators_samples_ if forest.model == "random_forest" else [np.arange(200)] * 40
     for i, point in enumerate(NEW[:20]):

@@ -79,7 +79,7 @@ def test_sparse_is_exact_with_all_rows_as_inducing_points(fitted):
 
 
 @needs_float64
-def test_crude_takes_the_steps_of_adam_from_where_gpytorch_starts():
+def test_crude_takes_the_steps_of_adam_from_the_initial_values_of_gpytorch():
     (x, y), steps = rows(2, 25), 50
     squares = np.sum((standardized(x)[:, None] - standardized(x)[None]) ** 2, axis=2)
 
@@ -114,6 +114,7 @@ def test_adam_comes_to_where_lbfgs_comes():
     np.testing.assert_allclose(adam.evidence, lbfgs.evidence, atol=0.1)
 
 
+@pytest.mark.slow
 def test_a_constant_column_is_without_effect(fitted):
     widened = lambda x: np.column_stack([x, np.full(len(x), 0.1)])
     distribution = gaussian_process.fit(widened(X), Y, tolerance=0.0)(widened(NEW))

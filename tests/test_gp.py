@@ -180,7 +180,7 @@ def test_streamed_bound_is_that_of_gpjax_and_of_its_svgp_at_the_optimal_q(stream
     [(("outer", "cross"), (0, 1, 2)), (("outer",), (0,)), (("cross",), (1,)), (("outer", "cross"), (2,))],
     ids=["all", "covariances", "whiten", "precisions"],
 )
-def test_slopes_of_the_streamed_sums_are_those_of_autodiff(streamed, rng, used, learned):
+def test_gradients_of_the_streamed_sums_are_those_of_autodiff(streamed, rng, used, learned):
     x, z, y, precisions = streamed
     covariances = Covariances(z, jnp.asarray(0.3), jnp.asarray(0.5))
     whiten = linalg.inverse_factor(linalg.add_diagonal(covariances(z), JITTER))
@@ -218,7 +218,7 @@ def textbook_bound(inducing, log_lengthscale, log_variance, log_noise, precision
 
 @pytest.mark.skipif(not X64, reason="the textbook formula needs float64")
 @pytest.mark.parametrize(("dtype", "close"), [(jnp.float64, 1e-10), (jnp.float32, 1e-4)], ids=["float64", "float32"])
-def test_streamed_bound_with_precisions_and_its_slopes_are_the_textbooks(streamed, dtype, close):
+def test_streamed_bound_with_precisions_and_its_gradients_are_the_textbooks(streamed, dtype, close):
     x, z, y, precisions = streamed
 
     def bound(inducing, log_lengthscale, log_variance, log_noise, precisions, x, y):

@@ -57,7 +57,7 @@ def test_exact_terms_are_those_of_numpy(rng):
     np.testing.assert_allclose(terms.by_gram, (np.outer(inverse @ y, inverse @ y) - inverse) / 2, **close)
 
 
-def test_slopes_and_average_information_are_written_out(rng):
+def test_gradients_and_average_information_are_written_out(rng):
     x, y = jnp.asarray(rng.normal(size=(30, 2))), jnp.asarray(rng.normal(size=30))
     place = jnp.log(jnp.asarray([1.3, 0.8, 0.2]))
     terms = jax.jit(gp.likelihood_terms)(noisy(place, x), y)
@@ -171,7 +171,7 @@ def test_a_gradient_that_is_not_a_number_is_no_place_to_be():
     np.testing.assert_allclose(end.place, 0.9, atol=2e-3)
 
 
-def test_a_start_without_a_value_ends_at_once():
+def test_an_initial_value_without_a_loss_ends_at_once():
     nowhere = lambda place: newton.Local(jnp.asarray(jnp.nan), place, jnp.eye(2))
     end = ascend(nowhere, [1.0, 2.0])
     assert np.isnan(end.value)
@@ -265,6 +265,7 @@ def test_variances_far_beyond_the_targets_are_no_optimum(rows, method):
 # The order of rows, and options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "options"),
     [
@@ -329,6 +330,7 @@ def test_bound_that_is_taken(n, given, bound):
     assert options.bound == bound
 
 
+@pytest.mark.slow
 def test_of_many_rows_some_decide_on_the_hyperparameters_and_all_on_the_prediction(rng, monkeypatch):
     monkeypatch.setattr(search, "_MANY_ROWS", 100)
     x = jnp.asarray(rng.uniform(-3, 3, 211))  # a shape of its own: what is compiled here is for this test alone
@@ -359,7 +361,7 @@ def test_of_many_rows_some_decide_on_the_hyperparameters_and_all_on_the_predicti
 # As published
 
 
-def test_preset_starts_where_the_paper_starts(rows, monkeypatch):
+def test_initial_values_of_the_preset_are_those_of_the_paper(rows, monkeypatch):
     """All hyperparameters one, the first 50 rows inducing points."""
     given = []
     monkeypatch.setattr(rio, "maximize_evidence", lambda *arguments: given.extend(arguments) or 1 / 0)

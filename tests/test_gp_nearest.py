@@ -69,7 +69,7 @@ def test_the_nearest_are_those_of_the_least_distance(monkeypatch, data, model):
     np.testing.assert_array_equal(np.sort(found), np.sort(np.argsort(distances)[:, 1:5]))
 
 
-def test_the_scale_makes_leave_one_out_errors_as_large_as_told(data, model):
+def test_the_scale_makes_leave_one_out_errors_as_large_as_predicted(data, model):
     narrow = eqx.tree_at(lambda m: (m.kernel.log_variance, m.log_noise), model, (jnp.log(0.007), jnp.log(0.0005)))
     given = jax.jit(lambda: nearest.calibrated(narrow, data, 0.0))()
     others = jax.jit(lambda: nearest.leave_one_out(narrow.kernel, given, data.points, nearest.other_rows(data)))()
@@ -110,6 +110,7 @@ def test_the_noise_ratio_is_that_before_the_scale(fitted):
     assert process.process.scale != 1
 
 
+@pytest.mark.slow
 def test_noise_follows_the_std_of_the_base():
     rng = np.random.default_rng(2)
     x, std = rng.uniform(-2, 2, size=(160, 1)), np.where(np.arange(160) % 2, 0.1, 1.0)
@@ -127,7 +128,7 @@ def test_predictions_are_differentiable_in_x(fitted):
     assert jnp.abs(slope).max() > 0.1
 
 
-def test_an_outlier_is_told_of():
+def test_an_outlier_is_warned_of():
     x, y = rows_of(160)
     y[17] += 100
     with pytest.warns(UserWarning, match="row 17 lies"):
@@ -144,6 +145,7 @@ def chooses(monkeypatch):
     monkeypatch.setattr(options, "_NUM_INDUCING", 15)
 
 
+@pytest.mark.slow
 def test_a_rough_function_asks_the_nearest_rows(chooses):
     x, y = rows_of(160, noise=0.02)
     found, alone = gaussian_process.fit(x, y), gaussian_process.fit(x, y, bound="nearest")
@@ -154,6 +156,7 @@ def test_a_rough_function_asks_the_nearest_rows(chooses):
     assert metrics.rmse(new_y, found(new_x)) < 0.3
 
 
+@pytest.mark.slow
 def test_a_weak_signal_in_many_columns_asks_the_inducing_points(chooses, monkeypatch):
     """All rows together tell it; the nearest to a point do not."""
     monkeypatch.setattr(nearest, "_NEAREST", 8)

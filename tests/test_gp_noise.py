@@ -166,6 +166,7 @@ def test_student_t_noise_is_normal_where_the_noise_is(rng):
     np.testing.assert_allclose(heavy(x).std, normal(x).std, rtol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:row .* lies")
 def test_noise_that_grows_is_followed(rng):
     std = 0.3 * np.exp(0.6 * np.linspace(-3, 3, ROWS))

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import jaxcal as jc
 from jaxcal.functional import levene, multiplicity
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 # Relative errors of T^2 where it is of the order of 1.
 EXACT = 1e-8 if X64 else 2e-4

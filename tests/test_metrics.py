@@ -210,7 +210,7 @@ def test_a_target_on_an_atom_counts_only_where_the_formula_is_closed(rng, distri
     assert metrics.observed_fractions(y, distribution, np.array([0.5]), closed=True) == 1
 
 
-def test_ece_of_an_empirical_law_on_its_own_table(rng):
+def test_ece_of_an_empirical_distribution_on_its_own_table(rng):
     # y = z_(i): y < z_(ceil(pL)) iff i < ceil(pL), so the strict share is (ceil(pL) - 1) / L.
     table = np.sort(rng.normal(size=50))
     distribution = Empirical(np.zeros(50), np.ones(50), table)
@@ -292,7 +292,7 @@ def test_evaluate_holds_what_each_metric_says_and_jits(forecast, tolerance):
 
 
 @pytest.mark.parametrize("name", ["normal", "student", "mixture", "empirical", "quantiles", "point"])
-def test_evaluate_takes_every_law_without_nan(rng, name):
+def test_evaluate_takes_every_distribution_without_nan(rng, name):
     distribution = distributions(rng)[name]
     y = np.asarray(distribution.mean) + rng.normal(size=N)
     for metric, value in metrics.evaluate(y, distribution).items():

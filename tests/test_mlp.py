@@ -54,7 +54,7 @@ def test_the_prediction_does_not_depend_on_the_unit_of_the_inputs(data):
     np.testing.assert_allclose(fit(changed, y)(changed).mean, fit(x, y)(x).mean, atol=1e-4)
 
 
-def test_the_gradient_in_x_is_the_slope_of_the_prediction(data):
+def test_the_gradient_in_x_is_that_of_the_prediction(data):
     x, y = map(jnp.asarray, data)
     network = fit(x, y)
     gradient = jax.grad(lambda x: network(x).mean.sum())(x)

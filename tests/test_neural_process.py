@@ -164,6 +164,7 @@ def rows_of_preset(x, y, process):
     return np.sort(scaled_back(process.y_scaler, rows.train[1])), rows.validation
 
 
+@pytest.mark.slow
 def test_preset_trains_on_all_rows_without_a_validation_set():
     x, y = table(0)
     process = neural_process.fit(x, y, **PAPER)
@@ -179,7 +180,7 @@ def test_preset_trains_on_all_rows_without_a_validation_set():
     np.testing.assert_allclose(narrowest(x).std, 0.1 * y.std(ddof=1), rtol=1e-4)
 
 
-def test_divergence_of_the_preset_is_told():
+def test_divergence_of_the_preset_is_reported():
     x, y = table(0)
     diverged = neural_process.fit(x, y, **PAPER, learning_rate=1e30, throw=False)
     assert diverged.training.result == Result.NOT_FINITE
@@ -229,7 +230,7 @@ def test_validation_loss_of_a_table_is_of_a_fifth_of_its_rows(fitted):
 
 
 @pytest.mark.slow
-def test_one_member_is_a_normal_law_near_the_mixture(fitted):
+def test_one_member_is_a_normal_distribution_near_the_mixture(fitted):
     x, y = table(1)
     distribution = neural_process.fit(*table(0), **SMALL, num_samples=None)(x)
     assert isinstance(distribution, Normal)

@@ -73,7 +73,7 @@ def test_a_known_miscalibration_is_corrected(overconfident):
     assert np.mean(above / std) > 1.4 * np.mean(below / std)
 
 
-def test_laws_that_differ_are_corrected_differently():
+def test_distributions_that_differ_are_corrected_differently():
     # One std of the errors, which the base knows in half of the rows, and takes for three times as large in the others:
     # no map of its levels alone is right for both.
     std = np.where(np.arange(ROWS) % 2, 1.0, 3.0)
@@ -98,6 +98,7 @@ def test_without_targets_the_base_is_repeated(z):
         assert np.isinf(fitted.training.validation_loss)
 
 
+@pytest.mark.slow
 def test_quantiles_that_cross_are_put_in_order(overconfident):
     # Weights that have learned nothing give curves that go up and down.
     shaken = jax.tree.map(lambda leaf: jnp.sin(1e3 * leaf + 1), overconfident.network)
@@ -140,7 +141,7 @@ def test_widths_that_are_all_the_same_are_no_numbers_to_divide_by():
     np.testing.assert_allclose((after.values - 7) / 1000, before.values, atol=1e-6 if X64 else 0.2)
 
 
-def test_targets_equal_to_the_medians_make_the_law_narrow():
+def test_targets_equal_to_the_medians_make_the_distribution_narrow():
     base = Normal(MEAN, STD)
     distribution = fit(base, MEAN)(None, base)
     assert np.mean(distribution.std) < 0.1 * np.mean(STD)
@@ -174,7 +175,7 @@ def test_the_paper_trains_for_all_its_epochs_on_all_rows():
     np.testing.assert_allclose(loss, fitted.training.validation_loss, rtol=1e-2)
 
 
-def test_divergence_is_told():
+def test_divergence_is_reported():
     base, rate = Normal(MEAN, STD), 1e150 if X64 else 1e30
     with pytest.raises(FloatingPointError, match="training diverged"):
         fit(base, learning_rate=rate)

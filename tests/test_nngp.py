@@ -113,7 +113,7 @@ def relu_gram(x, weight, bias, depth=2):
     return gram
 
 
-def test_preset_starts_from_the_grid_of_the_paper(data):
+def test_initial_values_of_the_preset_are_the_grid_of_the_paper(data):
     x, y = map(jnp.asarray, data)
     unscaled = Standardizer.identity(y)
     rows, given = Data(Standardizer.of(x)(x), unscaled(y)), gaussian_process.Given(None, None)
@@ -144,6 +144,7 @@ def test_preset_takes_the_pair_of_the_greatest_evidence(data):
     assert fit.iterations == 0
 
 
+@pytest.mark.slow
 def test_evidence_grows_from_the_noise_of_the_preset_to_a_learnt_one(data):
     given = gaussian_process.fit(*data, kernel="nngp", noise_variance=0.5, tolerance=0.0)
     learned = gaussian_process.fit(*data, kernel="nngp", tolerance=0.0)
@@ -163,7 +164,8 @@ def test_any_kernel_of_gpjax_and_any_depth(data):
         assert np.corrcoef(distribution.mean, y)[0, 1] > 0.95
 
 
-def test_starts_that_cannot_be_factorized_are_counted(data):
+@pytest.mark.slow
+def test_initial_values_that_cannot_be_factorized_are_counted(data):
     broken = NNGP(2, NonNegativeReal(jnp.nan))
     fit = gaussian_process.fit(*data, kernel=broken, throw=False)
     assert fit.failed_initial_values == 4

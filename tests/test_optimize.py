@@ -8,16 +8,18 @@ import scipy.optimize
 
 from jaxcal.optimize import Optimum, Result, first_finite, minimize, one_run_at_a_time, over_runs
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 
 def rosenbrock(p):
     return jnp.sum(100 * (p["b"] - p["a"] ** 2) ** 2 + (1 - p["a"]) ** 2)
 
 
-START = {"a": jnp.full(3, -1.2), "b": jnp.ones(3)}
+INITIAL = {"a": jnp.full(3, -1.2), "b": jnp.ones(3)}
 
 
 def test_minimum_is_that_of_scipy():
-    optimum = jax.jit(lambda p: minimize(rosenbrock, p))(START)
+    optimum = jax.jit(lambda p: minimize(rosenbrock, p))(INITIAL)
     expected = scipy.optimize.minimize(
         lambda v: float(np.sum(100 * (v[3:] - v[:3] ** 2) ** 2 + (1 - v[:3]) ** 2)),
         np.array([-1.2] * 3 + [1.0] * 3),
@@ -29,10 +31,10 @@ def test_minimum_is_that_of_scipy():
 
 
 def test_stops_at_the_iterations_allowed():
-    optimum = minimize(rosenbrock, START, max_iterations=3)
+    optimum = minimize(rosenbrock, INITIAL, max_iterations=3)
     assert optimum.result == Result.STEP_LIMIT
     assert optimum.steps == 3
-    assert optimum.loss < rosenbrock(START)
+    assert optimum.loss < rosenbrock(INITIAL)
 
 
 def losses_after(start, steps):
@@ -42,14 +44,14 @@ def losses_after(start, steps):
 
 
 def test_slow_steps_end_the_loop_only_where_little_is_left_to_gain():
-    losses = losses_after(START, 15)
+    losses = losses_after(INITIAL, 15)
     gains = -np.diff(losses)
     slow = (gains < 0.1) & (np.arange(len(gains)) >= 4)
     plateau = 2 + int(np.argmax(slow[1:] & slow[:-1]))
     assert losses[plateau] > 0.2  # two slow steps, but the minimum is 0
-    optimum = minimize(rosenbrock, START, gain_tolerance=0.1)
+    optimum = minimize(rosenbrock, INITIAL, gain_tolerance=0.1)
     assert optimum.result == Result.CONVERGED
-    assert plateau < optimum.steps < minimize(rosenbrock, START).steps
+    assert plateau < optimum.steps < minimize(rosenbrock, INITIAL).steps
     assert optimum.loss < 0.1
 
 
@@ -66,7 +68,7 @@ def test_stops_at_once_where_the_gradient_vanishes():
     assert optimum.steps <= 1
 
 
-def test_a_start_at_nan_is_reported():
+def test_an_initial_value_of_nan_is_reported():
     optimum = minimize(lambda p: jnp.log(p), jnp.asarray(-1.0))
     assert optimum.result == Result.NOT_FINITE
     assert optimum.steps == 0

@@ -237,6 +237,7 @@ def test_without_a_predictor_the_best_of_a_list_is_taken(rng, monkeypatch):
         assert "tried as well" in str(pipeline)
 
 
+@pytest.mark.slow
 def test_the_default_list_is_fitted(rng):
     x = rng.uniform(-2, 2, 40)
     pipeline = jc.pipeline.fit(x, np.sin(2 * x) + 0.1 * rng.normal(size=40), folds=2, key=KEY)

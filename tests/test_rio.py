@@ -230,6 +230,7 @@ def test_vmap_gives_what_one_run_at_a_time_gives(data):
         np.testing.assert_allclose(together.mean[run], alone.mean, atol=1e-3 if X64 else 2e-2)
 
 
+@pytest.mark.slow
 def test_vmap_is_one_batch_on_an_accelerator_and_a_loop_on_a_cpu():
     xs, ys = jnp.zeros((8, 60, 3)), jnp.zeros((8, 60))
     traced = jax.jit(jax.vmap(lambda x, mean, y: rio.fit(x, Point(mean), y).evidence)).trace(xs, ys, ys)
@@ -247,6 +248,7 @@ def test_degenerate_columns_are_without_effect(data, fitted):
     assert np.isfinite(fit_isotropic(doubled, base, y)(doubled, base).std).all()
 
 
+@pytest.mark.slow
 @without_noise
 @pytest.mark.parametrize("bound", [pytest.param("exact", marks=pytest.mark.slow), "collapsed"])
 def test_duplicated_rows_and_no_noise(bound):

@@ -173,7 +173,7 @@ def test_several_outputs_as_published(data):
 
 @needs_float64
 @pytest.mark.slow
-def test_starts_find_what_a_fit_finds_that_starts_at_the_truth():
+def test_initial_values_find_what_a_fit_from_the_truth_finds():
     rng = np.random.default_rng(0)
     position = rng.uniform(-2, 2, size=ROWS)
     x, wave = np.column_stack([position, position]), np.sin(12 * position)

@@ -16,6 +16,8 @@ import scoringrules
 
 from jaxcal.functional import normal, quantiles, scores, student_t
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 # Relative errors of formulas that are exact but for rounding.
 EXACT = 1e-11 if X64 else 1e-5

@@ -166,7 +166,7 @@ def test_programs_are_forgotten_before_they_use_up_the_memory_maps(path):
     assert [record["compiled"] for record in sweep.run(compiled_before, jobs, path, workers=1)] == [0, 1, 0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_workers_end_with_the_sweep(tmp_path, number):
     script = tmp_path / "slow.py"
     script.write_text(SLOW_SWEEP)

@@ -83,6 +83,7 @@ def test_leaves_hold_the_rows_that_their_text_says(fitted):
     np.testing.assert_allclose(fitted.heterogeneity[0], np.log(rmse).std(), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_fewer_rows_than_two_leaves_are_one_leaf():
     tree = usnrt.fit(X[:110], Y[:110], key=KEY, **OPTIONS)
     assert tree.leaf_rmse.shape == (1, 1)

@@ -27,7 +27,6 @@ What these texts leave open, and what is taken here:
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -44,7 +43,7 @@ from jaxcal import _checks
 from jaxcal.calibrators._base import FINE_LEVELS, as_levels, check_base
 from jaxcal.distributions import Distribution, Point, Quantiles
 from jaxcal.functional.scores import pinball
-from jaxcal.networks import FeedForward, TrainingRecord
+from jaxcal.networks import FeedForward, TrainingRecord, presets
 from jaxcal.optimize import Optimum, Result, num_train, raise_unless_finite, train_minibatches
 from jaxcal.preprocessing import Standardizer
 
@@ -59,17 +58,6 @@ _WATCHED = _LEVELS[9::10]
 _FEW_ROWS = 64
 # So many rows are predicted at a time: the units of rows x levels then fit into a processor's cache.
 _CHUNK = 64
-
-
-class _Setting(NamedTuple):
-    """What a preset decides."""
-
-    max_epochs: int
-    pretraining_epochs: int
-    validation_fraction: float
-
-
-_PRESETS = {None: _Setting(1000, 500, 0.2), "paper": _Setting(200, 2000, 0.0)}
 
 
 @_checks.renamed(validation_share="validation_fraction")
@@ -140,25 +128,49 @@ def fit(
         >>> bool(lower[0] < -2.5), bool(upper[0] > 2.5)
         (True, True)
     """
-    setting = _settle(preset, max_epochs, pretraining_epochs, validation_fraction)
+    settings = presets.settle(
+        presets.NEURAL_QUANTILES,
+        preset,
+        max_epochs=max_epochs,
+        pretraining_epochs=pretraining_epochs,
+        validation_fraction=validation_fraction,
+    )
+    _checks.check_at_least("max_epochs", settings.max_epochs, 0)
+    _checks.check_at_least("pretraining_epochs", settings.pretraining_epochs, 0)
     _checks.check_at_least("patience", patience, 1)
     levels = as_levels(FINE_LEVELS if levels is None else levels)
     quantiles = _quantiles_of(base, _LEVELS)
     y = _checks.as_vector("y", y, length=quantiles.shape[0])
-    fraction = setting.validation_fraction
+    fraction = settings.validation_fraction
     size = num_train(y.shape[0], fraction) if fraction else y.shape[0]
-    split_key, start_key, pretraining_key, key = jax.random.split(key, 4)
+    split_key, init_key, pretraining_key, key = jax.random.split(key, 4)
     rows = _prepare(quantiles, base.std, y, split_key if fraction else None)
-    network = _start(rows.features.shape[1], key=start_key, dtype=rows.features.dtype)
+    network = _initial_network(rows.features.shape[1], key=init_key, dtype=rows.features.dtype)
 
     train = rows.features[:size], rows.errors[:size]
-    held_out = (rows.features[size:], rows.errors[size:]) if fraction else train
+    validation = (rows.features[size:], rows.errors[size:]) if fraction else train
     own = rows.features, rows.quantiles
     few = jax.tree.map(lambda a: a[:_FEW_ROWS], own)
-    run = partial(_train, learning_rate=learning_rate)
-    pretrained = run(_identity_loss, network, own, few, pretraining_key, setting.pretraining_epochs, None)
-    stop = patience if fraction else None
-    optimum = run(_check_loss, pretrained.params, train, held_out, key, setting.max_epochs, stop)
+    pretrained = _train(
+        _identity_loss,
+        network,
+        own,
+        few,
+        key=pretraining_key,
+        epochs=settings.pretraining_epochs,
+        patience=None,
+        learning_rate=learning_rate,
+    )
+    optimum = _train(
+        _check_loss,
+        pretrained.params,
+        train,
+        validation,
+        key=key,
+        epochs=settings.max_epochs,
+        patience=patience if fraction else None,
+        learning_rate=learning_rate,
+    )
     if throw:
         raise_unless_finite(pretrained)
         raise_unless_finite(optimum)
@@ -236,20 +248,6 @@ def _predict(fitted: NeuralQuantiles, deciles: Float[Array, "n 9"]) -> Quantiles
     return Quantiles(levels, jnp.sort(deciles[:, _MEDIAN, None] + fitted.unit[None, None] * distances, axis=1))
 
 
-def _settle(preset, max_epochs, pretraining_epochs, validation_fraction) -> _Setting:
-    """The options that were given, and those of the preset in place of None."""
-    _checks.check_choice("preset", preset, tuple(_PRESETS))
-    default = _PRESETS[preset]
-    setting = _Setting(
-        default.max_epochs if max_epochs is None else max_epochs,
-        default.pretraining_epochs if pretraining_epochs is None else pretraining_epochs,
-        default.validation_fraction if validation_fraction is None else validation_fraction,
-    )
-    _checks.check_at_least("max_epochs", setting.max_epochs, 0)
-    _checks.check_at_least("pretraining_epochs", setting.pretraining_epochs, 0)
-    return setting
-
-
 def _quantiles_of(base: Distribution, levels: np.ndarray) -> Float[Array, "n k"]:
     """The quantiles of a checked base, finite."""
     check_base(base)
@@ -308,7 +306,7 @@ def _features(deciles: Float[Array, "n 9"]) -> Float[Array, "n 9"]:
 
 
 # A network with its initial weights, made by one compiled program.
-_start = eqx.filter_jit(Recalibrator)
+_initial_network = eqx.filter_jit(Recalibrator)
 
 
 def _train(
@@ -316,10 +314,10 @@ def _train(
     network: Recalibrator,
     data: PyTree,
     validation: PyTree,
+    *,
     key: PRNGKeyArray,
     epochs: int,
     patience: int | None,
-    *,
     learning_rate: ArrayLike,
 ) -> Optimum:
     """Train until the validation loss stops improving; or, without `patience`, for all epochs, to the last weights."""

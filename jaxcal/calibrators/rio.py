@@ -94,7 +94,7 @@ def _sum(terms: Iterable[Array]) -> Array:
     return reduce(operator.add, terms)
 
 
-class Setting(NamedTuple):
+class _Setting(NamedTuple):
     """The options of `fit` that decide what is compiled."""
 
     kernel: str
@@ -300,7 +300,7 @@ def _own_std(base: Distribution) -> Array | None:
     return None if isinstance(base, Point) else base.std
 
 
-def _setting(n: int, kernel: str | tuple, target: str, preset: str | None, **asked: Any) -> Setting:
+def _setting(n: int, kernel: str | tuple, target: str, preset: str | None, **asked: Any) -> _Setting:
     """The options, checked, with what the preset and the kernel decide; `asked` goes to `Options.of`."""
     paper, by_name = preset == "paper", isinstance(kernel, str)
     depends_on = kernel if isinstance(kernel, str) else _depends_on(kernel)
@@ -316,7 +316,7 @@ def _setting(n: int, kernel: str | tuple, target: str, preset: str | None, **ask
         defaults |= {"inducing": "trained", "num_inducing": 50, "tolerance": 0.0}
         asked["bound"] = "collapsed" if asked["bound"] == "auto" else asked["bound"]
     asked |= {name: default for name, default in defaults.items() if asked[name] is None}
-    return Setting(depends_on, target, paper, Options.of(n, **asked))
+    return _Setting(depends_on, target, paper, Options.of(n, **asked))
 
 
 def _depends_on(kernels: tuple) -> str:
@@ -345,7 +345,7 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
 
 
 @eqx.filter_jit
-def _fit(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
+def _fit(x, mean, std, y, given: IOKernel | None, setting: _Setting) -> "RIO":
     arrays = lax.stop_gradient((x, mean, std, y))
     dtype = jnp.result_type(*jax.tree.leaves(arrays))
     x, mean, std, y = jax.tree.map(lambda a: a.astype(dtype), arrays)
@@ -354,13 +354,13 @@ def _fit(x, mean, std, y, given: IOKernel | None, setting: Setting) -> "RIO":
     return fit_one(mean, std, y) if y.ndim == 1 else eqx.filter_vmap(fit_one, in_axes=1)(mean, std, y)
 
 
-def _fit_one(given: IOKernel | None, setting: Setting, x, mean, std, y) -> "RIO":
+def _fit_one(given: IOKernel | None, setting: _Setting, x, mean, std, y) -> "RIO":
     scales = _Scales.of(None if x is None else Standardizer.of(x), mean, std, y, setting)
     data = scales.data(x, mean, std, y, setting)
     return scales.rio(maximize_evidence(eqx.Partial(_initial_models, given, setting), data, setting.options), setting)
 
 
-def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: Setting, epochs: int, key) -> "RIO":
+def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: _Setting, epochs: int, key) -> "RIO":
     """As `_fit`, but x is read part by part."""
     if y.ndim > 1:
         raise ValueError(f"bound='stochastic' fits one output; y has {y.shape[1]}: fit them one by one.")
@@ -384,7 +384,9 @@ class _Scales(NamedTuple):
     base_std: Float[Array, ""] | None
 
     @classmethod
-    def of(cls, x_scaler: Standardizer | None, mean: Array, std: Array | None, y: Array, setting: Setting) -> "_Scales":
+    def of(
+        cls, x_scaler: Standardizer | None, mean: Array, std: Array | None, y: Array, setting: _Setting
+    ) -> "_Scales":
         scaler = Standardizer.identity if setting.paper else Standardizer.of
         return cls(
             x_scaler,
@@ -393,13 +395,13 @@ class _Scales(NamedTuple):
             None if std is None else linalg.root_mean_square(std),
         )
 
-    def data(self, x: Array | None, mean: Array, std: Array | None, y: Array, setting: Setting) -> Data:
+    def data(self, x: Array | None, mean: Array, std: Array | None, y: Array, setting: _Setting) -> Data:
         """Rows as the process takes them."""
         variance = None if std is None or self.base_std is None else (std / self.base_std) ** 2
         points = _points(x, mean, self.x, self.output, setting.kernel)
         return Data(points, self.target(_explained(mean, y, setting)), variance)
 
-    def rio(self, process: Process, setting: Setting) -> "RIO":
+    def rio(self, process: Process, setting: _Setting) -> "RIO":
         """The process with what it needs to predict in the units of y."""
         return RIO(
             process=process,
@@ -411,7 +413,7 @@ class _Scales(NamedTuple):
         )
 
 
-def _explained(mean, y, setting: Setting):
+def _explained(mean, y, setting: _Setting):
     return y - mean if setting.target == "residual" else y
 
 
@@ -442,7 +444,7 @@ def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
     )
 
 
-def _initial_models(given: IOKernel | None, setting: Setting, data: Data, noise: Array | None = None) -> Model:
+def _initial_models(given: IOKernel | None, setting: _Setting, data: Data, noise: Array | None = None) -> Model:
     """The initial values: a grid of lengthscales and noise; with the preset ones; a kernel that is given as it is."""
 
     def combine(kernels: Iterable[SquaredExponential]) -> IOKernel:

@@ -75,7 +75,7 @@ class HasKernel(Protocol):
         ...
 
 
-class Setting(NamedTuple):
+class _Setting(NamedTuple):
     """The options of `fit` that decide what is compiled."""
 
     levels: tuple[float, ...]
@@ -176,7 +176,16 @@ def fit(
     x_train = _checks.as_matrix("x_train", x_train)
     _checks.check_rows("x_train", x_train, 2)
     _checks.check_columns("x", rows.x, x_train.shape[1], "x_train has")
-    setting = _setting(rows.y.shape[0], x_train.shape[0], levels, search, fit_on, num_inducing, num_searched, preset)
+    setting = _setting(
+        rows.y.shape[0],
+        x_train.shape[0],
+        levels=levels,
+        search=search,
+        fit_on=fit_on,
+        num_inducing=num_inducing,
+        num_searched=num_searched,
+        preset=preset,
+    )
     if y_train is None:
         if kernel is None or setting.fit_on == "training":
             raise ValueError("y_train may be None only with a kernel and fit_on='calibration'.")
@@ -252,7 +261,7 @@ class SharpGP(eqx.Module):
         return jnp.exp(self.log_lengthscales) * self.x_scaler.scale[..., None, :]
 
 
-def _setting(num_rows, num_train, levels, search, fit_on, num_inducing, num_searched, preset) -> Setting:
+def _setting(num_rows, num_train, *, levels, search, fit_on, num_inducing, num_searched, preset) -> _Setting:
     """The options, checked, with the defaults that depend on each other filled in."""
     _checks.check_choice("preset", preset, (None, "paper"))
     paper = preset == "paper"
@@ -267,7 +276,7 @@ def _setting(num_rows, num_train, levels, search, fit_on, num_inducing, num_sear
         _checks.check_at_least("num_inducing", num_inducing, 1)
         num_inducing = min(num_inducing, num_train)
     own, grid = _levels(levels, num_rows)
-    return Setting(
+    return _Setting(
         levels=own, grid=grid, search=search, fit_on=fit_on, num_inducing=num_inducing, num_searched=num_searched
     )
 
@@ -355,7 +364,7 @@ class _Given(NamedTuple):
 
 @eqx.filter_jit
 def _fit(
-    rows: Rows, x_train: Float[Array, "n d"], y_train: Float[Array, " n"], kernel: Kernel | None, setting: Setting
+    rows: Rows, x_train: Float[Array, "n d"], y_train: Float[Array, " n"], kernel: Kernel | None, setting: _Setting
 ) -> SharpGP:
     arrays = lax.stop_gradient((rows, x_train, y_train, kernel))
     dtype = jnp.result_type(*jax.tree.leaves(arrays[:3]))

@@ -1,6 +1,6 @@
 """Networks of means and variances, alone or in an ensemble: how they are trained and what they predict.
 
-What is trained, on which loss, is told in `variance_network.fit`.
+`variance_network.fit` describes what is trained, and on which loss.
 """
 
 from collections.abc import Callable

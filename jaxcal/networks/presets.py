@@ -1,8 +1,13 @@
-"""The settings of the training of networks: jaxcal's own, and those of the papers."""
+"""The settings of the training of networks: jaxcal's own, under None, and those of the papers."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from jaxtyping import ArrayLike
+
+from jaxcal import _checks
+
+S = TypeVar("S", "Settings", "NeuralProcess", "NeuralQuantiles")
 
 
 class Settings(NamedTuple):
@@ -18,11 +23,42 @@ class Settings(NamedTuple):
     throw: bool = True
 
 
+class NeuralProcess(NamedTuple):
+    """What a preset of `neural_process.fit` decides."""
+
+    max_iterations: int = 10_000
+    learning_rate: ArrayLike = 1e-3
+    least_std: float = 0.01
+
+
+class NeuralQuantiles(NamedTuple):
+    """What a preset of `neural_quantiles.fit` decides."""
+
+    max_epochs: int = 1000
+    pretraining_epochs: int = 500
+    validation_fraction: float = 0.2
+
+
 DEFAULT = Settings()
 # Zelikman et al., "CRUDE: Calibrating Regression Uncertainty Distributions Empirically", appendix A.
 CRUDE = Settings(hidden=(1024, 1024, 1024), learning_rate=1e-4, weight_decay=0.01)
+# Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual Estimation
+# with an I/O Kernel", appendix D.1, with the least std of the code of Kim et al., "Attentive Neural Processes".
+NEURAL_PROCESS = {None: NeuralProcess(), "paper": NeuralProcess(2000, 1e-4, 0.1)}
+# Capone, Hirche and Pleiss, "Sharp Calibrated Gaussian Processes", section 7.
+NEURAL_QUANTILES = {None: NeuralQuantiles(), "paper": NeuralQuantiles(200, 2000, 0.0)}
 
 
 def usnrt(num_inputs: int) -> Settings:
     """Ma, Yan & Zhang, "Improving Uncertainty Quantification of Variance Networks by Tree-Structured Learning", V-A."""
     return Settings(hidden=(8 * num_inputs, 4 * num_inputs), learning_rate=0.01, batch_size=64)
+
+
+def settle(known: Mapping[str | None, S], preset: str | None, **given: Any) -> S:
+    """The options that were given, and those of the preset in place of None.
+
+    Raises:
+        ValueError: if there is no such preset.
+    """
+    _checks.check_choice("preset", preset, tuple(known))
+    return known[preset]._replace(**{name: value for name, value in given.items() if value is not None})

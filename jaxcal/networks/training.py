@@ -14,6 +14,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal.networks import presets
 from jaxcal.networks.modules import FeedForward
 from jaxcal.networks.presets import Settings
 from jaxcal.optimize import Optimum, Result, num_train, raise_unless_finite, train_minibatches, with_weight_decay
@@ -107,18 +108,16 @@ class TrainingRecord(eqx.Module):
         return self.result == Result.CONVERGED
 
 
-def settle(options: TrainingOptions, presets: Mapping[str | None, Settings], preset: str | None = None) -> Settings:
+def settle(options: TrainingOptions, known: Mapping[str | None, Settings], preset: str | None = None) -> Settings:
     """The options that were given, and those of the preset in place of the others.
 
     Raises:
         TypeError: if there is no such option.
         ValueError: if there is no such preset, or the weight decay is negative.
     """
-    _checks.check_choice("preset", preset, tuple(presets))
     if unknown := sorted({*options} - {*Settings._fields}):
         raise TypeError(f"fit has no option {unknown[0]!r}; those of training are {', '.join(Settings._fields)}.")
-    given = {name: value for name, value in options.items() if value is not None}
-    settings = presets[preset]._replace(**given)
+    settings = presets.settle(known, preset, **options)
     _checks.check_not_negative("weight_decay", settings.weight_decay)
     return settings._replace(hidden=tuple(settings.hidden))
 

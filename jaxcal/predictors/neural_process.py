@@ -22,14 +22,14 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.functional import normal
-from jaxcal.networks import FeedForward, TrainingRecord
+from jaxcal.networks import FeedForward, TrainingRecord, presets
 from jaxcal.networks.training import as_inputs
 from jaxcal.optimize import num_train, train_steps
 from jaxcal.preprocessing import Standardizer
 
 _HEADS = 8
 # A fraction of the rows that are drawn for a step is context at most, and all of them are targets.
-_CONTEXT_SHARE = 0.8
+_CONTEXT_FRACTION = 0.8
 _LEAST_CONTEXT = 3
 # The std of the latents lies between these.
 _LEAST_LATENT_STD, _MOST_LATENT_STD = 0.1, 1.0
@@ -37,19 +37,6 @@ _LEAST_LATENT_STD, _MOST_LATENT_STD = 0.1, 1.0
 _STEPS = 100
 # The context that predictions are made from has so many rows at most.
 _MOST_KEPT = 1000
-
-
-class Setting(NamedTuple):
-    """What a preset decides."""
-
-    max_iterations: int
-    learning_rate: ArrayLike
-    least_std: float
-
-
-# RIO's, with the least std of the code of Kim et al.
-_PAPER = Setting(2000, 1e-4, 0.1)
-_DEFAULT = Setting(10_000, 1e-3, 0.01)
 
 
 @_checks.renamed(validation_share="validation_fraction")
@@ -125,7 +112,11 @@ def fit(
         >>> process(np.array([-0.5, 0.5])).mean.round(0).tolist()
         [3.0, 7.0]
     """
-    setting = _setting(preset, max_iterations, learning_rate)
+    settings = presets.settle(
+        presets.NEURAL_PROCESS, preset, max_iterations=max_iterations, learning_rate=learning_rate
+    )
+    _checks.check_at_least("max_iterations", settings.max_iterations, 1)
+    _checks.check_positive("learning_rate", settings.learning_rate)
     least = {"max_context": max_context, "batch_size": batch_size, "patience": patience}
     for name, value in (least if num_samples is None else {**least, "num_samples": num_samples}).items():
         _checks.check_at_least(name, value, 1)
@@ -134,18 +125,18 @@ def fit(
     x, y = _as_functions(x, y)
     split_key, init_key, train_key, noise_key = jax.random.split(key, 4)
     rows = _split(x, y, validation_fraction, max_context, split_key, paper=preset == "paper")
-    network = _initial_network(x.shape[2], width, setting.least_std, rows.train[1].dtype, key=init_key)
-    steps = min(_STEPS, setting.max_iterations)
+    network = _initial_network(x.shape[2], width, settings.least_std, rows.train[1].dtype, key=init_key)
+    steps = min(_STEPS, settings.max_iterations)
     sizes = _Sizes.of(rows.train[1].shape[1], max_context)
     optimum = train_steps(
         Partial(_loss, rows=rows.train, sizes=sizes, batch_size=batch_size),
         network,
         rows.validation,
         key=train_key,
-        learning_rate=setting.learning_rate,
+        learning_rate=settings.learning_rate,
         num_steps=steps,
-        max_epochs=-(-setting.max_iterations // steps),
-        patience=setting.max_iterations if preset else patience,
+        max_epochs=-(-settings.max_iterations // steps),
+        patience=settings.max_iterations if preset else patience,
         restore_best=preset is None,
     )
     training = TrainingRecord.of(optimum, throw=throw)
@@ -278,17 +269,6 @@ class NeuralProcess(eqx.Module):
         return _predict(self, x, *known)
 
 
-def _setting(preset: str | None, max_iterations: int | None, learning_rate: ArrayLike | None) -> Setting:
-    """The options that were given, and those of the preset in place of None."""
-    _checks.check_choice("preset", preset, (None, "paper"))
-    default = _PAPER if preset == "paper" else _DEFAULT
-    max_iterations = default.max_iterations if max_iterations is None else max_iterations
-    _checks.check_at_least("max_iterations", max_iterations, 1)
-    learning_rate = default.learning_rate if learning_rate is None else learning_rate
-    _checks.check_positive("learning_rate", learning_rate)
-    return default._replace(max_iterations=max_iterations, learning_rate=learning_rate)
-
-
 def _as_functions(x: ArrayLike, y: ArrayLike) -> tuple[Float[Array, "f n d"], Float[Array, "f n"]]:
     """Checked rows of one function or of several."""
     y = _checks.as_floats("y", y)
@@ -314,7 +294,7 @@ class _Sizes(NamedTuple):
 
     @classmethod
     def of(cls, n: int, max_context: int) -> "_Sizes":
-        num_rows = min(n, round(max_context / _CONTEXT_SHARE) + 1)
+        num_rows = min(n, round(max_context / _CONTEXT_FRACTION) + 1)
         return cls(num_rows, min(max_context, num_rows - 1))
 
 
@@ -346,13 +326,13 @@ def _split(x, y, validation_fraction: float, max_context: int, key: PRNGKeyArray
     x_scaler, y_scaler = Standardizer.of(x.reshape(-1, x.shape[2])), Standardizer.of(y.ravel())
     order = jax.random.permutation(key, y.shape[1])
     x, y = jax.vmap(x_scaler)(x)[:, order], jax.vmap(y_scaler)(y)[:, order]
-    train, validation = ((x, y), None) if paper else _hold_out(x, y, validation_fraction, max_context)
+    train, validation = ((x, y), None) if paper else _divide(x, y, validation_fraction, max_context)
     most = max_context if paper else _MOST_KEPT
     context = (x[0, :most], y[0, :most]) if y.shape[0] == 1 else None
     return _Rows(train=train, validation=validation, context=context, x_scaler=x_scaler, y_scaler=y_scaler)
 
 
-def _hold_out(x: Float[Array, "f n d"], y: Float[Array, "f n"], validation_fraction: float, max_context: int):
+def _divide(x: Float[Array, "f n d"], y: Float[Array, "f n"], validation_fraction: float, max_context: int):
     """The rows to train on, and the validation set: other functions, or other rows of the only one."""
     f, n = y.shape
     if f > 1:

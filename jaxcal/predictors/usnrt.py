@@ -494,7 +494,7 @@ def _split_residuals(
 ) -> list[np.ndarray]:
     """The residuals of networks trained on the rows of every node (section IV-B)."""
     list_key, train_key = jax.random.split(key)
-    lists = _hold_out(rows, slots, training.splitting.validation_fraction, problem.target.shape[0], list_key)
+    lists = _divide(rows, slots, training.splitting.validation_fraction, problem.target.shape[0], list_key)
     keys = jax.random.split(train_key, slots)
     parts = _train_splitting(problem.inputs, problem.target, lists, keys, training.splitting)
     parts, lists = jax.tree.map(np.asarray, (parts, lists))
@@ -509,7 +509,7 @@ def _split_residuals(
     return found
 
 
-def _hold_out(rows: list[np.ndarray], slots: int, fraction: float, num_rows: int, key: PRNGKeyArray) -> _Lists:
+def _divide(rows: list[np.ndarray], slots: int, fraction: float, num_rows: int, key: PRNGKeyArray) -> _Lists:
     """The rows of every node in a random order, the first ones to train on and the others to stop by.
 
     So that all levels share a few compiled programs, the lists are as many as `slots`, the last of them without rows,
@@ -562,7 +562,7 @@ def _train_leaves(
     flat = [rows for of_tree in leaves for rows in of_tree]
     # As many as there can be at most.
     slots = len(trees) * max(problem.target.shape[0] // min_leaf, 1)
-    lists = _hold_out(flat, slots, training.leaf.validation_fraction, problem.target.shape[0], list_key)
+    lists = _divide(flat, slots, training.leaf.validation_fraction, problem.target.shape[0], list_key)
     keys = jax.random.split(train_key, slots)
     optima, rmse = _train_variance(problem.inputs, problem.target, lists, keys, training.leaf)
     # Trees with fewer leaves than others are filled up.

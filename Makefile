@@ -1,17 +1,18 @@
 # The commands of the project. Each one sets up what it needs: the only requirements are make and Python 3.11.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 JOBS ?= 2
 # XLA's thread pool and the test workers would fight for the same cores. The tests of a file share compiled functions, and
 # so a worker.
 PYTEST := NPROC=1 $(BIN)/pytest --numprocesses=$(JOBS) --dist=loadfile
 
-.PHONY: setup demo test test-slow check-wheel lint format bench-peers clean
+.PHONY: setup demo test test-slow test-pythons check-wheel lint format bench-peers clean
 
-setup: .venv/.ready
+setup: $(VENV)/.ready
 
-.venv/.ready: pyproject.toml
-	$(PYTHON) -m venv .venv
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
@@ -30,6 +31,16 @@ test-slow: export JAX_DISABLE_MOST_OPTIMIZATIONS = 0
 test-slow: setup
 	JAX_ENABLE_X64=1 $(PYTEST) -m slow
 	JAX_ENABLE_X64=0 $(PYTEST) -m "not slow and contract_in_32_bits" tests
+
+# On every Python that is supported and there, each with an environment of its own.
+test-pythons:
+	@for version in 3.11 3.12 3.13; do \
+		if python$$version --version 2> /dev/null; then \
+			$(MAKE) test PYTHON=python$$version VENV=.venv-$$version || exit 1; \
+		else \
+			echo "Python $$version is not there: skipped"; \
+		fi; \
+	done
 
 # What is published: it is well formed, and runs the demo alone in an empty environment.
 check-wheel:
@@ -59,5 +70,5 @@ bench-peers: .venv-peers/.ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-peers build dist .pytest_cache .ruff_cache .hypothesis .jax_cache jaxcal-demo
+	rm -rf .venv .venv-3.* .venv-peers build dist .pytest_cache .ruff_cache .hypothesis .jax_cache jaxcal-demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

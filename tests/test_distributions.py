@@ -178,6 +178,7 @@ def breaks_of(name, row):
 # ------------------------------------------------------------------ the battery
 
 
+@pytest.mark.contract_in_32_bits
 @each_distribution
 def test_cdf_and_moments_agree_with_the_oracle(name):
     distribution = build(name)
@@ -216,6 +217,7 @@ def test_crps_agrees_with_its_definition(name):
         np.testing.assert_allclose(probe(distribution, y)["crps"], expected, rtol=1e-6 if X64 else 2e-5)
 
 
+@pytest.mark.contract_in_32_bits
 @each_law_but_one
 def test_samples_follow_the_distribution(name):
     distribution = build(name)
@@ -459,6 +461,7 @@ def test_a_symmetric_interval_is_the_split_conformal_one(rng):
     assert distribution.icdf(np.array([0.0, 1.0])).tolist() == [[-math.inf, math.inf]] * 3
 
 
+@pytest.mark.contract_in_32_bits
 @pytest.mark.parametrize(("level", "needed"), [(0.8, 9), (0.9, 19), (0.99, 199)])
 def test_a_table_too_short_for_a_guarantee_says_so_once(level, needed):
     table = np.arange(1.0, 200.0)

@@ -291,7 +291,15 @@ def test_evaluate_holds_what_each_metric_says_and_jits(forecast, tolerance):
     np.testing.assert_allclose(scores["width_90"], metrics.mean_width(y, distribution), rtol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["normal", "student", "mixture", "empirical", "quantiles", "point"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "normal",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("student", "mixture", "quantiles")),
+        "empirical",
+        "point",
+    ],
+)
 def test_evaluate_takes_every_distribution_without_nan(rng, name):
     distribution = distributions(rng)[name]
     y = np.asarray(distribution.mean) + rng.normal(size=N)

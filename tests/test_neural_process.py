@@ -250,6 +250,7 @@ def of_waves():
     return neural_process.fit(*rows, key=KEY, width=32, max_context=10, max_iterations=1000, learning_rate=2e-3)
 
 
+@pytest.mark.slow
 def test_validation_loss_of_a_family_is_of_a_fifth_of_its_functions(of_waves):
     x, y = waves(np.random.default_rng(0), 300, 30)
     train_y, parts = held_out(x[..., None], y, of_waves, 10)
@@ -259,6 +260,7 @@ def test_validation_loss_of_a_family_is_of_a_fifth_of_its_functions(of_waves):
     np.testing.assert_allclose(of_waves.training.validation_loss, np.mean(losses), rtol=1e-8 if X64 else 1e-3)
 
 
+@pytest.mark.slow
 def test_goes_on_from_the_context_of_another_function(of_waves, rng):
     x, y = waves(rng, 30, 40)
     distributions = [of_waves(own_x[10:], context=(own_x[:10], own_y[:10])) for own_x, own_y in zip(x, y, strict=True)]
@@ -271,6 +273,7 @@ def test_goes_on_from_the_context_of_another_function(of_waves, rng):
     assert np.mean(covered) > 0.8
 
 
+@pytest.mark.slow
 def test_the_less_is_known_the_wider(of_waves, rng):
     x, y = waves(rng, 10, 20)
     widths = [

@@ -1,7 +1,7 @@
-"""Two commits beside each other, every method: `NPROC=1 python benchmarks/speed/two_commits.py --before DIR`.
+"""Two commits beside each other, every method: `python benchmarks/speed/two_commits.py --before DIR`.
 
-DIR is a checkout of the older commit. Every method is fitted to the same rows by both, and predicts others. Each commit
-has two processes, in the order before, after, after, before, one after the other on one core. Seconds are the least of
+DIR is a checkout of the older commit. Every method is fitted to the same rows by both, and predicts others. Both commits
+run at once, each in a process on a core of its own; then once more with the cores exchanged. Seconds are the least of
 all calls of a commit but the first ones, which compile. The difference is the largest one between the predictions, in
 units of the older std: of the mean, and of the std. Of Levene's search it is that of |T|.
 """
@@ -21,8 +21,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from _common import fastest, provenance, tell
 
-ORDER = ("before", "after", "after", "before")
-REPEATS = 4
+# Which commit runs on the first core and which on the second one, in each round.
+ROUNDS = ("before", "after"), ("after", "before")
+# Calls are repeated for so many seconds, but so many times at least and at most.
+SECONDS, LEAST, MOST = 2.0, 3, 50
 # Slower than this is said.
 SLOWER = 1.1
 
@@ -30,11 +32,13 @@ SLOWER = 1.1
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="checkout of the commit to compare with")
-    parser.add_argument("--methods", help="names, comma-separated (default: all)")
+    parser.add_argument("--methods", help="names, with semicolons between them (default: all)")
     parser.add_argument("--out", type=Path, help="a file for what is printed")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
+        os.sched_setaffinity(0, {arguments.core})
         work(arguments.methods, arguments.work)
     else:
         tell(compare(arguments), arguments.out)
@@ -43,16 +47,16 @@ def main() -> None:
 def compare(arguments: argparse.Namespace) -> Iterator[str]:
     """The lines, after all processes have ended."""
     yield provenance()
-    here = Path(__file__).resolve().parents[2]
-    sides = {side: [] for side in ORDER}
+    sides = {"before": [], "after": []}
+    cores = sorted(os.sched_getaffinity(0))[:2]
     with TemporaryDirectory() as folder:
-        for number, side in enumerate(ORDER):
-            out = Path(folder) / f"{number}.npz"
-            command = [sys.executable, __file__, "--work", str(out)]
-            command += ["--methods", arguments.methods] if arguments.methods else []
-            code = here if side == "after" else arguments.before.resolve()
-            subprocess.run(command, env={**os.environ, "PYTHONPATH": str(code)}, check=True)
-            sides[side].append(dict(np.load(out)))
+        for order in ROUNDS:
+            outs = [Path(folder) / f"{side}.npz" for side in order]
+            processes = [start(arguments, side, core, out) for side, core, out in zip(order, cores, outs, strict=True)]
+            if any(process.wait() for process in processes):
+                raise SystemExit("a process failed; the reason is above.")
+            for side, out in zip(order, outs, strict=True):
+                sides[side].append(dict(np.load(out)))
     before, after = sides["before"], sides["after"]
     yield f"{'':28}  before, s   after, s   ratio   first call   mean      std"
     names = json.loads(str(before[0]["names"]))
@@ -74,6 +78,15 @@ def compare(arguments: argparse.Namespace) -> Iterator[str]:
     yield f"geometric mean of the ratios {np.exp(np.mean(np.log(ratios))):.3f}, largest {max(ratios):.2f}"
 
 
+def start(arguments: argparse.Namespace, side: str, core: int, out: Path) -> subprocess.Popen:
+    """A process of one commit."""
+    command = [sys.executable, __file__, "--work", str(out), "--core", str(core)]
+    command += ["--methods", arguments.methods] if arguments.methods else []
+    code = Path(__file__).resolve().parents[2] if side == "after" else arguments.before.resolve()
+    one_thread = {"NPROC": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env={**os.environ, **one_thread, "PYTHONPATH": str(code)})
+
+
 def work(methods: str | None, out: Path) -> None:
     """Times and predictions of the commit that is on the path."""
     import jax
@@ -81,13 +94,14 @@ def work(methods: str | None, out: Path) -> None:
     jax.config.update("jax_enable_x64", True)
     warnings.simplefilter("ignore")
     cases = all_cases()
-    names = methods.split(",") if methods else list(cases)
+    names = methods.split(";") if methods else list(cases)
     found = {"names": json.dumps(names)}
     for name in names:
         began = time.perf_counter()
         jax.block_until_ready(cases[name]())
         found[f"{name}.first"] = time.perf_counter() - began
-        (mean, std), seconds = fastest(cases[name], REPEATS)
+        _, seconds = fastest(cases[name], 1)
+        (mean, std), seconds = fastest(cases[name], int(np.clip(SECONDS / seconds, LEAST, MOST)))
         found |= {f"{name}.seconds": seconds, f"{name}.mean": np.asarray(mean), f"{name}.std": np.asarray(std)}
     np.savez(out, **found)
 

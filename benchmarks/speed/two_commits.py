@@ -1,9 +1,9 @@
 """Two commits beside each other, every method: `python benchmarks/speed/two_commits.py --before DIR`.
 
-DIR is a checkout of the older commit. Every method is fitted to the same rows by both, and predicts others. Both commits
-run at once, each in a process on a core of its own; then once more with the cores exchanged. Seconds are the least of
-all calls of a commit but the first ones, which compile. The difference is the largest one between the predictions, in
-units of the older std: of the mean, and of the std. Of Levene's search it is that of |T|.
+DIR is a checkout of the older commit. Every method is fitted to the same rows by both, and predicts others. Both
+commits run at once, each in a process on a core of its own; then once more with the cores exchanged. Seconds are the
+least of all calls of a commit but the first ones, which compile. The difference is the largest one between the
+predictions, in units of the older std: of the mean, and of the std. Of Levene's search it is that of |T|.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from _common import fastest, provenance, tell
@@ -95,7 +96,7 @@ def work(methods: str | None, out: Path) -> None:
     warnings.simplefilter("ignore")
     cases = all_cases()
     names = methods.split(";") if methods else list(cases)
-    found = {"names": json.dumps(names)}
+    found: dict[str, Any] = {"names": json.dumps(names)}
     for name in names:
         began = time.perf_counter()
         jax.block_until_ready(cases[name]())

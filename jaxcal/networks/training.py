@@ -64,17 +64,23 @@ class TrainingOptions(TypedDict, total=False):
     throw: bool | None
 
 
-def takes_training_options(fit: Callable[P, T]) -> Callable[P, T]:
-    """A decorator: `help` shows the options in place of `**options`; their old names are taken, too."""
-    signature = inspect.signature(fit)
-    *parameters, _ = signature.parameters.values()
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in TrainingOptions.__annotations__.items()
-    ]
-    fit = _checks.renamed(validation_share="validation_fraction")(fit)
-    fit.__signature__ = signature.replace(parameters=[*parameters, *options])  # pyright: ignore[reportFunctionMemberAccess]
-    return fit
+def takes_training_options(**old_names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator: `help` shows the options in place of `**options`; their old names, and others, are taken, too."""
+
+    def decorate(fit: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(fit)
+        *parameters, _ = signature.parameters.values()
+        options = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            for name, annotation in TrainingOptions.__annotations__.items()
+        ]
+        fit = _checks.renamed(validation_share="validation_fraction", **old_names)(fit)
+        fit.__signature__ = signature.replace(  # pyright: ignore[reportFunctionMemberAccess]
+            parameters=[*parameters, *options]
+        )
+        return fit
+
+    return decorate
 
 
 class TrainingRecord(eqx.Module):

@@ -20,7 +20,7 @@ from jaxcal.optimize import Optimum, over_runs
 from jaxcal.preprocessing import Standardizer
 
 
-@takes_training_options
+@takes_training_options()
 def fit(
     x: ArrayLike,
     y: ArrayLike,

@@ -31,8 +31,7 @@ from jaxcal.networks.training import (
 )
 
 
-@_checks.renamed(law="distribution")
-@takes_training_options
+@takes_training_options(law="distribution")
 def fit(
     x: ArrayLike,
     y: ArrayLike,

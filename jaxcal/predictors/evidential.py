@@ -21,7 +21,7 @@ from jaxcal.networks.training import XY, as_data, initial_network, settle, split
 _FLOOR = 1e-6
 
 
-@takes_training_options
+@takes_training_options()
 def fit(
     x: ArrayLike,
     y: ArrayLike,

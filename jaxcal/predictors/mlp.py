@@ -25,7 +25,7 @@ from jaxcal.networks.training import (
 from jaxcal.optimize import keras_rmsprop
 
 
-@takes_training_options
+@takes_training_options()
 def fit(
     x: ArrayLike,
     y: ArrayLike,

@@ -33,7 +33,7 @@ _LEAVES, _LEAST_ROWS = 10, 1000
 _ROUNDS = 2
 
 
-@takes_training_options
+@takes_training_options()
 def fit(
     x: ArrayLike,
     y: ArrayLike,

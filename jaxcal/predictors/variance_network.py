@@ -19,7 +19,7 @@ from jaxcal.networks.normal import as_normal, settle_normal, train_normal
 from jaxcal.networks.training import as_data, takes_training_options
 
 
-@takes_training_options
+@takes_training_options()
 def fit(
     x: ArrayLike,
     y: ArrayLike,

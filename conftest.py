@@ -13,28 +13,39 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Programs that run once are not worth optimizing, here and in the processes of tests; there `make test-slow` does.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
-import jax
 import numpy as np
 import pytest
 from jaxtyping import install_import_hook
 
-jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_disable_most_optimizations", True)
-# Nearly all of the time goes into compiling small programs that run once: less than half as long with XLA's older
-# emitters. A later version may not have them, and an unknown flag ends the process.
-if jax.__version_info__ < (0, 11):
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
-install_import_hook("jaxcal", "beartype.beartype")
 
-from jaxcal import sweep  # noqa: E402 - after the hook
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare JAX where tests run: the process that only gives tests to its workers starts without it."""
+    gives_to_workers = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+    if gives_to_workers:
+        return
+    import jax
 
-# Traces are many small objects that live long: the collector would go through them again and again.
-gc.set_threshold(50_000, 20, 100)
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_disable_most_optimizations", True)
+    # Nearly all of the time goes into compiling small programs that run once: less than half as long with XLA's older
+    # emitters. A later version may not have them, and an unknown flag ends the process.
+    if jax.__version_info__ < (0, 11):
+        emitters = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        os.environ.setdefault("XLA_FLAGS", emitters)
+    # Shapes do not depend on the precision: where make runs the tests in both, they are checked in 64 bits.
+    if os.environ.get("JAX_ENABLE_X64") != "0":
+        install_import_hook("jaxcal", "beartype.beartype")
+    # Traces are many small objects that live long: the collector would go through them again and again.
+    gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def room_to_compile():
     """Many programs are forgotten after a file: they hold memory maps, and at Linux's limit for them XLA crashes."""
+    import jax
+
+    from jaxcal import sweep
+
     yield
     if sweep._memory_maps_are_half_used():
         jax.clear_caches()
@@ -43,6 +54,8 @@ def room_to_compile():
 @pytest.fixture(scope="module")
 def own_programs():
     """For a file that changes constants of the library, which compiled programs hold: it shares none with others."""
+    import jax
+
     jax.clear_caches()
     yield
     jax.clear_caches()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import dtypes
@@ -54,6 +55,10 @@ def as_floats(name: str, values: Any) -> Float[Array, "..."]:
         ValueError: if the values are not real numbers.
     """
     try:
+        if type(values) is np.ndarray and values.dtype.kind in "fiub":
+            # A copy, since JAX may share the memory; made by NumPy, since JAX compiles a program for every shape.
+            dtype = dtypes.canonicalize_dtype(values.dtype if values.dtype.kind == "f" else float)
+            return jax.device_put(np.array(values, dtype))
         array = jnp.asarray(values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be an array of real numbers; got {type(values).__name__}.") from error
@@ -85,9 +90,8 @@ def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[Arr
     Raises:
         ValueError: if the shape is not (n, d), n is not `length` (where given), or a value is NaN or infinite.
     """
-    array = as_floats(name, values)
-    if array.ndim == 1:
-        array = array[:, None]
+    is_column = isinstance(values, np.ndarray | jax.Array) and values.ndim == 1
+    array = as_floats(name, values[:, None] if is_column else values)
     if array.ndim != 2:
         raise ValueError(f"{name} must have shape (n, d); got {array.shape}.")
     if array.shape[1] == 0:
@@ -187,13 +191,17 @@ def check_fraction(name: str, value: ArrayLike) -> None:
 def squared(name: str, value: Float[Array, "..."]) -> Float[Array, "..."]:
     """`value` squared; a warning where a known square leaves the range of its dtype."""
     square = value**2
-    if not is_traced(square) and np.any(np.isfinite(value) & (value != 0) & ((square == 0) | np.isinf(square))):
+    if not is_traced(square) and _leaves_the_range(np.asarray(value), np.asarray(square)):
         warnings.warn(
             f"{name} is in squared units and leaves the range of {square.dtype}, as 0 or infinite: take its root, or "
             "another unit.",
             stacklevel=3,
         )
     return square
+
+
+def _leaves_the_range(value: np.ndarray, square: np.ndarray) -> bool:
+    return bool((np.isfinite(value) & (value != 0) & ((square == 0) | np.isinf(square))).any())
 
 
 def is_traced(*arrays: ArrayLike) -> bool:

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Concatenated, Distribution, Normal, Point, StudentT
@@ -139,7 +139,7 @@ def predictions_of_folds(
             if found is not None:
                 return found
         return [
-            fit(x[fold.training], y[fold.training], key=key)(x[fold.held_out])
+            fit(*take_rows(fold.training, x, y), key=key)(*take_rows(fold.held_out, x))
             for fold, key in zip(parts, keys, strict=True)
         ]
 
@@ -159,7 +159,7 @@ def _predictions_of_a_vmap(
         models = eqx.filter_vmap(lambda rows, key: fit(x[rows], y[rows], key=key))(rows, jnp.stack(keys))
         arrays, rest = eqx.partition(models, eqx.is_array)
         model_of = lambda k: eqx.combine(jax.tree.map(lambda leaf: leaf[k], arrays), rest)
-        found = [model_of(k)(x[fold.held_out]) for k, fold in enumerate(parts)]
+        found = [model_of(k)(*take_rows(fold.held_out, x)) for k, fold in enumerate(parts)]
     except (TypeError, IndexError, jax.errors.JaxRuntimeError):  # the first two are those of values in a trace
         return None
     return found if _is_sound(models, found) else None
@@ -199,6 +199,16 @@ def joined(parts: Sequence[Any], rows: Sequence[np.ndarray]) -> Distribution:
     whole = Concatenated(parts, rows)
     kinds = {type(part) for part in parts}
     if len(kinds) == 1 and kinds <= {Point, Normal, StudentT}:  # of which every array has a row each
-        order = np.argsort(np.concatenate(rows))
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)
+        return _beneath_each_other(parts, np.argsort(np.concatenate(rows)))
     return whole
+
+
+@jax.jit
+def take_rows(rows: Int[ArrayLike, " k"], *arrays: Array) -> tuple[Array, ...]:
+    """The rows of these numbers of every array, by one program."""
+    return tuple(array[rows] for array in arrays)
+
+
+@jax.jit
+def _beneath_each_other(parts: Sequence[Distribution], order: Int[Array, " n"]) -> Distribution:
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)

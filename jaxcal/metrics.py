@@ -6,6 +6,8 @@ which should equal its confidence level, and `improvement_ratio`.
 """
 
 from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec
 
 import equinox as eqx
 import jax
@@ -19,12 +21,27 @@ from jaxcal.distributions import Distribution, Mixture, Normal, StudentT
 from jaxcal.functional import linalg, scores
 
 Scalar = Float[Array, ""]
+P = ParamSpec("P")
+
+
+def _metric(
+    formula: Callable[Concatenate[Float[Array, " n"], Distribution, P], Scalar],
+) -> Callable[Concatenate[ArrayLike, Distribution, P], Scalar]:
+    """The metric of a formula: the targets are checked where their values are known, the rest is one program."""
+    compiled = eqx.filter_jit(formula)
+
+    @wraps(formula)
+    def metric(y: ArrayLike, distribution: Distribution, *args: P.args, **options: P.kwargs) -> Scalar:
+        return compiled(_as_targets(y, distribution), distribution, *args, **options)
+
+    return metric
 
 
 # Errors of the mean, and proper scores
 
 
-def rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
+@_metric
+def rmse(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
     """Root mean squared error of the predicted mean, in the unit of y.
 
     Example:
@@ -32,17 +49,17 @@ def rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
         >>> print(f"{jc.metrics.rmse(np.array([3.0, 4.0]), jc.Point(np.zeros(2))):.3f}")
         3.536
     """
-    y = _as_targets(y, distribution)
     return linalg.root_mean_square(y - distribution.mean)
 
 
-def mae(y: ArrayLike, distribution: Distribution) -> Scalar:
+@_metric
+def mae(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
     """Mean absolute error of the predicted mean, in the unit of y."""
-    y = _as_targets(y, distribution)
     return jnp.mean(jnp.abs(y - distribution.mean))
 
 
-def nlpd(y: ArrayLike, distribution: Distribution) -> Scalar:
+@_metric
+def nlpd(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
     """Negative log predictive density, -mean log p(y), in nats.
 
     It is infinite for distributions without a density: `Point`, `Empirical`.
@@ -52,16 +69,15 @@ def nlpd(y: ArrayLike, distribution: Distribution) -> Scalar:
         >>> print(f"{jc.metrics.nlpd(np.zeros(2), jc.Normal(np.zeros(2), 1.0)):.4f}")  # log(2 pi) / 2
         0.9189
     """
-    y = _as_targets(y, distribution)
     return -jnp.mean(distribution.log_prob(y))
 
 
-def crps(y: ArrayLike, distribution: Distribution) -> Scalar:
+@_metric
+def crps(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
     """Continuous ranked probability score, the mean over rows of ∫ (F(t) - 1{t >= y})² dt, in the unit of y.
 
     For a `Point` it is the mean absolute error (Gneiting and Raftery 2007, eq. 20).
     """
-    y = _as_targets(y, distribution)
     return jnp.mean(distribution.crps(y))
 
 
@@ -204,11 +220,16 @@ def coverage(y: ArrayLike, distribution: Distribution, *, confidence_level: Arra
         0.75
     """
     y = _as_targets(y, distribution)
-    lower, upper = distribution.interval(confidence_level)
-    return _share((lower <= y) & (y <= upper), _dtype(y, distribution))
+    return _share_inside(y, *distribution.interval(confidence_level))
 
 
-def ece(y: ArrayLike, distribution: Distribution) -> Scalar:
+@jax.jit
+def _share_inside(y: Float[Array, " n"], lower: Float[Array, " n"], upper: Float[Array, " n"]) -> Scalar:
+    return _share((lower <= y) & (y <= upper), jnp.result_type(y, lower))
+
+
+@_metric
+def ece(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
     """Expected calibration error over 99 levels, in percent: USNRT eq. 9-10.
 
     100/99 sum_k |mean 1{y < F⁻¹(t_k)} - t_k|, t_k = 0.01, ..., 0.99 (Ma, Yan and Zhang). It is not 0 for a
@@ -218,13 +239,13 @@ def ece(y: ArrayLike, distribution: Distribution) -> Scalar:
     return 100 * jnp.mean(jnp.abs(observed_fractions(y, distribution, levels) - levels))
 
 
-def tce(y: ArrayLike, distribution: Distribution) -> Scalar:
+@_metric
+def tce(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
     """Tail-interval calibration error, in percent: USNRT eq. 11-12.
 
     The mean over t = 0.05, 0.1, 0.15, 0.2 of 100 |mean 1{F⁻¹(t) < y < F⁻¹(1 - t)} - (1 - 2t)|, intervals
     open: how far the coverages of the 90, 80, 70 and 60 % intervals are off (Ma, Yan and Zhang).
     """
-    y = _as_targets(y, distribution)
     lows, highs = _levels((5, 10, 15, 20), y, distribution), _levels((95, 90, 85, 80), y, distribution)
     return 100 * jnp.mean(jnp.abs(_shares_between(y, distribution, lows, highs) - (highs - lows)))
 
@@ -240,7 +261,8 @@ def _shares_between(
     return jax.lax.map(fraction, (lows, highs))
 
 
-def calibration_rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
+@_metric
+def calibration_rmse(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
     """Root mean squared distance of the reliability curve from the diagonal, a fraction: CRUDE eq. 11-12.
 
     sqrt(1/100 sum_j (mean 1{y < F⁻¹(p_j)} - p_j)²) over the 101 levels p_j = j/100: as printed, 101 terms are
@@ -251,7 +273,8 @@ def calibration_rmse(y: ArrayLike, distribution: Distribution) -> Scalar:
     return linalg.sqrt(jnp.sum(gaps**2) / 100)
 
 
-def calibration_sse(y: ArrayLike, distribution: Distribution, *, num_levels: int = 21) -> Scalar:
+@_metric
+def calibration_sse(y: Float[Array, " n"], distribution: Distribution, *, num_levels: int = 21) -> Scalar:
     """Sum of squared distances of the reliability curve from the diagonal: Sharp-GP eq. 8-9.
 
     sum_j (p_j - mean 1{y <= F⁻¹(p_j)})² over levels p_j evenly spaced from 0 to 1, both included (Capone,
@@ -266,7 +289,8 @@ def calibration_sse(y: ArrayLike, distribution: Distribution, *, num_levels: int
     return jnp.sum((observed_fractions(y, distribution, levels, closed=True) - levels) ** 2)
 
 
-def max_calibration_error(y: ArrayLike, distribution: Distribution) -> Scalar:
+@_metric
+def max_calibration_error(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
     """Largest distance of the reliability curve from the diagonal, in percent: ACCRUE's "Cal. err.".
 
     100 sup |C(phi) - phi|, where C is the empirical cdf of the PIT values, without binning: both sides of
@@ -280,7 +304,8 @@ def max_calibration_error(y: ArrayLike, distribution: Distribution) -> Scalar:
     return 100 * jnp.maximum(jnp.max(after_jump - values), jnp.max(values - before_jump))
 
 
-def ence(y: ArrayLike, distribution: Distribution, *, num_bins: int = 10) -> Scalar:
+@_metric
+def ence(y: Float[Array, " n"], distribution: Distribution, *, num_bins: int = 10) -> Scalar:
     """Expected normalized calibration error of the predicted standard deviation, a fraction.
 
     The rows are sorted by predicted std into bins of equal size (to one row), and |RMV - RMSE| / RMV is
@@ -291,7 +316,6 @@ def ence(y: ArrayLike, distribution: Distribution, *, num_bins: int = 10) -> Sca
     Raises:
         ValueError: if there is less than one bin.
     """
-    y = _as_targets(y, distribution)
     _checks.check_at_least("num_bins", num_bins, 1)
     num_rows = y.shape[0]
     num_bins = min(num_bins, num_rows)
@@ -320,19 +344,23 @@ def mean_width(y: ArrayLike, distribution: Distribution, *, confidence_level: Ar
         ValueError: if the confidence level lies outside (0, 1).
     """
     y = _as_targets(y, distribution)
-    lower, upper = distribution.interval(confidence_level)
+    return _mean_difference(*distribution.interval(confidence_level))
+
+
+@jax.jit
+def _mean_difference(lower: Float[Array, " n"], upper: Float[Array, " n"]) -> Scalar:
     return jnp.mean(upper - lower)
 
 
-def sharpness(y: ArrayLike, distribution: Distribution) -> Scalar:
+@_metric
+def sharpness(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
     """Root of the mean predicted variance, in the unit of y (CRUDE, section 4: Zelikman et al. 2020)."""
-    y = _as_targets(y, distribution)
     return linalg.root_mean_square(distribution.std)
 
 
-def mean_std(y: ArrayLike, distribution: Distribution) -> Scalar:
+@_metric
+def mean_std(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
     """Mean predicted standard deviation, in the unit of y; USNRT's sharpness (eq. 13) is 100 times this."""
-    y = _as_targets(y, distribution)
     return jnp.mean(distribution.std)
 
 

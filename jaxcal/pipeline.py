@@ -28,6 +28,7 @@ from jaxcal.cross_validation import (
     joined,
     one_warning,
     predictions_of_folds,
+    take_rows,
 )
 from jaxcal.distributions import Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
@@ -114,7 +115,8 @@ def fit(
         rows = np.arange(x.shape[0]) if aside is None else _rest(x.shape[0], aside)
         groups_of_rows = None if labels is None else labels[rows]
         candidates = _candidates()
-        tried = [_fit(x[rows], y[rows], *steps, groups=groups_of_rows, aside=None, **options) for steps in candidates]
+        x_own, y_own = take_rows(rows, x, y)
+        tried = [_fit(x_own, y_own, *steps, groups=groups_of_rows, aside=None, **options) for steps in candidates]
         best = int(np.argmin([pipeline.steps[-1].scores.crps for pipeline in tried]))
         predictor, calibrators = candidates[best]
         others = tuple(pipeline.steps for k, pipeline in enumerate(tried) if k != best)
@@ -266,8 +268,8 @@ def _fit(
     if aside is not None:
         rest, parts = _rest(x.shape[0], aside), aside
         with one_warning("in the fit to the rows that are not set aside, which counts them anew"):
-            chain = fit_rows(x[rest], y[rest], key=chain_key)
-        blocks = [chain(x[part]) for part in parts]
+            chain = fit_rows(*take_rows(rest, x, y), key=chain_key)
+        blocks = [chain(*take_rows(part, x)) for part in parts]
     else:
         folds = _number_of_folds(folds, x.shape[0], x.shape[0] if groups is None else len(np.unique(groups)))
         pieces = folds_of(x.shape[0], folds, groups, order_key)
@@ -281,7 +283,7 @@ def _fit(
     if recalibrate is not None:
         fit_last = partial(_with_key, _checked(recalibrate), key=last_key)
         end = steps[-1]
-        last = fit_last(x[end.rows], end.predictions, end.y)
+        last = fit_last(*take_rows(end.rows, x), end.predictions, end.y)
         recalibrated = _recalibrated(fit_last, x, y, [block[-1] for block in blocks], parts)
         steps.append(step_of(_name_of(recalibrate), recalibrated))
     return Pipeline(chain=chain, last=last, steps=tuple(steps), others=(), method="folds" if aside is None else "split")
@@ -315,7 +317,8 @@ def _recalibrated(
         rows = np.concatenate([other for j, other in enumerate(parts) if j != k])
         ends = np.cumsum([other.mean.shape[0] for other in others])
         places = np.split(np.arange(len(rows)), ends[:-1])
-        found.append(fit_last(x[rows], joined(others, places), y[rows])(x[part], prediction))
+        x_others, y_others = take_rows(rows, x, y)
+        found.append(fit_last(x_others, joined(others, places), y_others)(*take_rows(part, x), prediction))
     return found
 
 
@@ -333,8 +336,8 @@ def _step(
     return Step(
         name=name,
         predictions=marked_out_of_fold(whole) if out_of_fold else whole,
-        y=y[rows],
-        rows=jnp.asarray(rows),
+        y=take_rows(rows, y)[0],
+        rows=jax.device_put(rows),
     )
 
 

@@ -26,6 +26,7 @@ class Standardizer(eqx.Module):
     scale: Float[Array, "*d"]
 
     @classmethod
+    @eqx.filter_jit
     def of(cls, values: Float[Array, " n *d"]) -> "Standardizer":
         """The standardizer of a sample, column by column."""
         # On the range [0, 1] no square over- or underflows, and a constant column is exactly constant.
@@ -35,6 +36,7 @@ class Standardizer(eqx.Module):
         return cls(low + span * jnp.mean(unit, axis=0), span * jnp.std(unit, axis=0, ddof=1))
 
     @classmethod
+    @eqx.filter_jit
     def robust(cls, values: Float[Array, " n *d"]) -> "Standardizer":
         """By the median and the interquartile range, over that of a standard normal sample; as `of` where it is 0."""
         lower, middle, upper = jnp.quantile(values, jnp.asarray([0.25, 0.5, 0.75], values.dtype), axis=0)
@@ -46,10 +48,12 @@ class Standardizer(eqx.Module):
         """The standardizer that changes nothing, for a sample of this shape and dtype."""
         return cls(jnp.zeros_like(like[0]), jnp.ones_like(like[0]))
 
+    @eqx.filter_jit
     def __call__(self, values: Float[Array, " n *d"]) -> Float[Array, " n *d"]:
         """`(values - loc) / scale`, row by row."""
         return (values - self.loc[None]) / _nonzero(self.scale)[None]
 
+    @eqx.filter_jit
     def inverse(self, values: Float[Array, " n *d"]) -> Float[Array, " n *d"]:
         """`loc + scale * values`, row by row."""
         return self.loc[None] + self.scale[None] * values
@@ -100,6 +104,7 @@ class Encoder(eqx.Module):
             codes = codes.at[:, column].set(jnp.where(categories[position] == values, position, majority))
         return codes
 
+    @eqx.filter_jit
     def __call__(self, x: Float[Array, "n d"]) -> Float[Array, "n p"]:
         """The inputs of a network: the continuous columns, then an indicator for every category of the others."""
         codes = self.codes(x)

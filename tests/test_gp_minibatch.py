@@ -128,7 +128,7 @@ def test_a_natural_step_follows_the_gradient_by_the_expectation_parameters(case)
         root = jnp.linalg.cholesky(second - jnp.outer(first, first))
         return sparse_gp.variational_bound(sums, first, root, case.noise, scale)
 
-    slopes = jax.grad(bound, (0, 1))(case.mean, covariance + jnp.outer(case.mean, case.mean))
+    slopes = jax.jit(jax.grad(bound, (0, 1)))(case.mean, covariance + jnp.outer(case.mean, case.mean))
     stepped = minibatch.natural_step(sites, minibatch.optimal(sums, case.noise, scale), size)
     close = {"rtol": tolerance(1e-8, 2e-2), "atol": tolerance(1e-8, 2e-1)}
     np.testing.assert_allclose(stepped.shift - sites.shift, size * slopes[0], **close)

@@ -59,7 +59,7 @@ def negative_elbo(y, predicted, posterior, prior):
 def test_elbo_is_that_of_numerical_integration(num_targets, num_latents, rng):
     pair = lambda size: (rng.normal(size=size), rng.uniform(0.1, 1.0, size=size))
     y, predicted, posterior, prior = rng.normal(size=num_targets), *map(pair, (num_targets, num_latents, num_latents))
-    found = neural_process._negative_elbo(*jax.tree.map(jnp.asarray, (y, predicted, posterior, prior)))
+    found = jax.jit(neural_process._negative_elbo)(y, predicted, posterior, prior)
     np.testing.assert_allclose(found, negative_elbo(y, predicted, posterior, prior), rtol=1e-8 if X64 else 1e-4)
 
 
@@ -98,7 +98,7 @@ def test_loss_of_a_context_is_that_of_its_rows_alone(num_context, rng):
     # Larger weights: the divergence and the attention differ more from those of other rows.
     network = jax.tree.map(lambda leaf: 1.5 * leaf if eqx.is_array(leaf) else leaf, network)
     x, y, noise = rng.normal(size=(9, 2)), rng.normal(size=9), rng.normal(size=16)
-    found = neural_process._context_loss(network, *map(jnp.asarray, (x, y, num_context, noise)))
+    found = eqx.filter_jit(neural_process._context_loss)(network, *map(np.asarray, (x, y, num_context, noise)))
 
     context = x[:num_context], y[:num_context]
     prior, posterior = latents(network, *context), latents(network, x, y)

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -115,10 +116,14 @@ def standardized_errors(base: Distribution, y: Float[Array, " l"], scaled: bool)
     Raises:
         ValueError: if an error is not finite, or as `error_scale` does.
     """
-    mean, scale, y = lax.stop_gradient((base.mean, error_scale(base, scaled), y))
-    z = (y - mean) / scale
+    z = _in_scales(y, base.mean, error_scale(base, scaled))
     _checks.check_finite("(y - base.mean) / base.std", z)
     return z
+
+
+@jax.jit
+def _in_scales(y: Float[Array, " l"], mean: Float[Array, " l"], scale: Float[Array, " l"]) -> Float[Array, " l"]:
+    return lax.stop_gradient((y - mean) / scale)
 
 
 def sorted_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Float[Array, " l"]:
@@ -152,5 +157,5 @@ def are_among(x: Array, y: Array, known_x: Array, known_y: Array) -> bool:
 
 def warn_without_width(z: Float[Array, " l"]) -> None:
     """Warn the caller of a fit whose errors are all zero."""
-    if not _checks.is_traced(z) and not np.any(z):
+    if not _checks.is_traced(z) and not np.asarray(z).any():
         warnings.warn("y equals base.mean in every row: no prediction has a width.", stacklevel=3)

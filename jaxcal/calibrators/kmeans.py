@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import as_rows, check_base
@@ -53,11 +53,7 @@ def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, nu
         )
     x_scaler = Standardizer.of(rows.x)
     centers, labels = _cluster(np.asarray(x_scaler(rows.x)), num_clusters, int(jax.random.bits(key, dtype="uint32")))
-    errors = rows.y - rows.mean
-    scale = linalg.scale_of(errors)
-    squares = jax.ops.segment_sum((errors / scale) ** 2, labels, num_segments=len(centers))
-    counts = jnp.bincount(labels, length=len(centers))
-    return KMeans(jnp.asarray(centers), scale * jnp.sqrt(squares / counts), x_scaler)
+    return KMeans(jax.device_put(centers), _root_mean_squares(rows.y - rows.mean, labels, len(centers)), x_scaler)
 
 
 class KMeans(eqx.Module):
@@ -83,6 +79,14 @@ class KMeans(eqx.Module):
         _checks.check_columns("x", x, self.centers.shape[1], "the clusters are of")
         check_base(base, x.shape[0])
         return Normal(base.mean, _nearest(self, x))
+
+
+@eqx.filter_jit
+def _root_mean_squares(errors: Float[Array, " n"], labels: Int[ArrayLike, " n"], number: int) -> Float[Array, " k"]:
+    """The root mean square of the errors of every label."""
+    scale = linalg.scale_of(errors)
+    squares = jax.ops.segment_sum((errors / scale) ** 2, labels, num_segments=number)
+    return scale * jnp.sqrt(squares / jnp.bincount(labels, length=number))
 
 
 @eqx.filter_jit

@@ -60,6 +60,11 @@ class Distribution(eqx.Module):
         if levels.ndim > 1:
             raise ValueError(f"p must be one level or a vector of levels; got shape {levels.shape}.")
         check_share("p", levels)
+        return self._quantiles(levels)
+
+    @eqx.filter_jit
+    def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The quantiles at checked levels, as one program."""
         rows = self.mean
         at = lambda level: self._icdf(jnp.full(rows.shape, level, rows.dtype))
         return at(levels) if levels.ndim == 0 else jax.vmap(at, out_axes=-1)(levels)
@@ -90,14 +95,25 @@ def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[Array]:
     arrays = {name: _checks.as_floats(name, values) for name, values in parameters.items()}
     vectors = [array for array in arrays.values() if array.ndim] or [a[None] for a in arrays.values()]
     shape, dtype = vectors[0].shape, jnp.result_type(*vectors)
-    # A copy makes a JAX array even of a NumPy array that `vmap` hands through.
-    rows = {name: jnp.array(a if a.ndim else jnp.full(shape, a), dtype) for name, a in arrays.items()}
+    rows = {name: as_parameter(a, dtype) if a.ndim else _repeated(a, shape, dtype) for name, a in arrays.items()}
     if not (outputs and len(shape) == 2 and shape[1] > 1):
         return [_checks.as_vector(name, row, length=shape[0]) for name, row in rows.items()]
     for name, row in rows.items():
         if row.shape != shape:
             raise ValueError(f"{' and '.join(rows)} must have one shape; got {shape} and for {name} {row.shape}.")
     return [_checks.as_matrix(name, row) for name, row in rows.items()]
+
+
+def as_parameter(values: Array, dtype: np.dtype) -> Array:
+    """Checked values as a JAX array of this dtype, even if it is a NumPy array that `vmap` hands through."""
+    return jnp.array(values, dtype) if _checks.is_traced(values) else values.astype(dtype)
+
+
+def _repeated(value: Float[Array, ""], shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """A number in every place; a known one without a program for the shape."""
+    if _checks.is_traced(value):
+        return jnp.full(shape, value, dtype)
+    return jax.device_put(np.full(shape, value, dtype))
 
 
 def match(y: ArrayLike, rows: Array) -> Array:
@@ -137,8 +153,9 @@ def check_share(name: str, values: Array) -> None:
 
 
 def check_not_negative(name: str, values: Array) -> None:
-    if not _checks.is_traced(values) and (values < 0).any():
-        raise ValueError(f"{name} must not be negative; got {values.min():g}.")
+    """Raise ValueError if a known value is negative."""
+    if not _checks.is_traced(values) and (least := np.asarray(values).min()) < 0:
+        raise ValueError(f"{name} must not be negative; got {least:g}.")
 
 
 def check_increasing(name: str, values: Array, *, strictly: bool) -> None:

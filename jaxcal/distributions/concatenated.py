@@ -5,6 +5,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +37,7 @@ class Concatenated(Distribution):
     rows: tuple[Int[Array, "*k"], ...]
 
     def __init__(self, parts: Sequence[Distribution], rows: Sequence[ArrayLike | Sequence[int]]):
-        self.parts, self.rows = tuple(parts), tuple(jnp.asarray(numbers) for numbers in rows)
+        self.parts, self.rows = tuple(parts), tuple(jax.device_put(np.array(numbers)) for numbers in rows)
         sizes = [part.mean.shape[0] for part in self.parts]
         given = [numbers.shape[0] for numbers in self.rows]
         if sizes != given:
@@ -54,14 +55,17 @@ class Concatenated(Distribution):
         """The stds of the parts."""
         return self._join([part.std for part in self.parts])
 
+    @eqx.filter_jit
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Those of the parts."""
         return self._each(lambda part, y: part.cdf(y), y)
 
+    @eqx.filter_jit
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Those of the parts."""
         return self._each(lambda part, y: part.log_prob(y), y)
 
+    @eqx.filter_jit
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Those of the parts."""
         return self._each(lambda part, y: part.crps(y), y)
@@ -89,6 +93,7 @@ class Concatenated(Distribution):
         values = match(values, self.mean)
         return self._join([function(part, values[rows]) for part, rows in zip(self.parts, self.rows, strict=True)])
 
+    @eqx.filter_jit
     def _join(self, values: Sequence[Array], axis: int = 0) -> Array:
         order = jnp.argsort(jnp.concatenate(self.rows))
         return jnp.take(jnp.concatenate(values, axis), order, axis)

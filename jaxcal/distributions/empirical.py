@@ -15,6 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 from jaxcal import _checks
 from jaxcal.distributions._base import (
     Distribution,
+    as_parameter,
     as_rows,
     check_confidence_level,
     check_increasing,
@@ -80,7 +81,7 @@ class Empirical(Distribution):
         self.loc, self.scale = as_rows(loc=loc, scale=scale)
         shared = np.ndim(z) < 2
         table = _checks.as_vector("z", z) if shared else _checks.as_matrix("z", z, length=self.loc.shape[0])
-        self.z = jnp.array(table, self.loc.dtype)
+        self.z = as_parameter(table, self.loc.dtype)
         self.tau = None if tau is None else as_rows(loc=self.loc, tau=tau)[1].astype(self.loc.dtype)
         self.rule = rule
         check_not_negative("scale", self.scale)
@@ -91,27 +92,32 @@ class Empirical(Distribution):
             check_share("tau", self.tau)
 
     @property
+    @eqx.filter_jit
     def mean(self) -> Float[Array, "*n"]:
         """The mean of the table, placed."""
         return self.loc + self.scale * self._average(self.z)
 
     @property
+    @eqx.filter_jit
     def std(self) -> Float[Array, "*n"]:
         """The std of the table (with the divisor L), scaled."""
         deviations = self.z - self.z.mean(-1, keepdims=True)
         unit = linalg.scale_of(deviations)
         return self.scale * (unit * linalg.sqrt(self._average((deviations / unit) ** 2)))
 
+    @eqx.filter_jit
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """k / L for the k values of the table at or below (y - loc) / scale; (k + tau) / (L + 1) where randomized."""
         u = standardize(match(y, self.loc), self.loc, self.scale)
         count = self._read(lambda z, u: jnp.searchsorted(z, u, side="right"), u).astype(u.dtype)
         return count / self.z.shape[-1] if self.tau is None else (count + self.tau) / (self.z.shape[-1] + 1)
 
+    @eqx.filter_jit
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """-inf everywhere: a distribution of atoms has no density."""
         return jnp.full_like(match(y, self.loc), -jnp.inf)
 
+    @eqx.filter_jit
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The scale times `functional.scores.empirical_crps` at (y - loc) / scale."""
         error, positive = match(y, self.loc) - self.loc, self.scale > 0
@@ -145,11 +151,9 @@ class Empirical(Distribution):
             return super().interval(confidence_level)
         check_confidence_level(confidence_level)
         level = (1 + confidence_level) / 2
-        mirrored = eqx.tree_at(
-            lambda distribution: (distribution.loc, distribution.z), self, (-self.loc, -self.z[..., ::-1])
-        )
-        return -mirrored._icdf(jnp.full_like(self.loc, level)), self.icdf(level)
+        return self._mirrored_quantile(level), self.icdf(level)
 
+    @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * z, z drawn from the table."""
         rows = self.loc.shape
@@ -166,6 +170,14 @@ class Empirical(Distribution):
         # An infinite quantile is a refusal, and stays one where the scale is 0.
         infinite = jnp.isinf(z)
         return jnp.where(infinite, z, place(jnp.where(infinite, 0, z), self.loc, self.scale))
+
+    @eqx.filter_jit
+    def _mirrored_quantile(self, level: Float[ArrayLike, ""]) -> Float[Array, "*n"]:
+        """The negative of the quantile of -y: the rank counted from the upper end."""
+        mirrored = eqx.tree_at(
+            lambda distribution: (distribution.loc, distribution.z), self, (-self.loc, -self.z[..., ::-1])
+        )
+        return -mirrored._icdf(jnp.full_like(self.loc, level))
 
     @property
     def _is_shared(self) -> bool:
@@ -199,5 +211,8 @@ def _check_symmetric(name: str, values: Array) -> None:
     """Raise ValueError unless there are 2 L values along the last axis, known ones symmetric about 0."""
     if values.shape[-1] % 2:
         raise ValueError(f"{name} must hold an even number of values, symmetric about 0; got {values.shape[-1]}.")
-    if not _checks.is_traced(values) and (values != -values[..., ::-1]).any():
-        raise ValueError(f"{name} must be symmetric about 0; got values from {values.min():g} to {values.max():g}.")
+    if _checks.is_traced(values):
+        return
+    known = np.asarray(values)
+    if (known != -known[..., ::-1]).any():
+        raise ValueError(f"{name} must be symmetric about 0; got values from {known.min():g} to {known.max():g}.")

@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution, check_not_negative, match
+from jaxcal.distributions._base import Distribution, as_parameter, check_not_negative, match
 from jaxcal.distributions.empirical import INFINITE_RULES, Empirical
 from jaxcal.distributions.parametric import Normal, Point
 from jaxcal.functional import linalg, quantiles, scores
@@ -45,20 +46,20 @@ class Mixture(Distribution):
         if isinstance(components, Empirical) and components.rule in INFINITE_RULES:
             raise ValueError(f"components must not have rule={components.rule!r}: a mixture has no guarantee.")
         self.components = components
-        if weights is None:
-            self.weights = jnp.full(members, 1 / members, dtype)
-        else:
-            self.weights = _checks.as_vector("weights", weights, length=members).astype(dtype)
+        weights = np.full(members, 1 / members) if weights is None else weights
+        self.weights = as_parameter(_checks.as_vector("weights", weights, length=members), dtype)
         check_not_negative("weights", self.weights)
-        if not _checks.is_traced(self.weights) and not abs(self.weights.sum() - 1) < 1e-3:
-            raise ValueError(f"weights must sum to 1; got {self.weights.sum():g}.")
+        if not _checks.is_traced(self.weights) and not abs((total := np.asarray(self.weights).sum()) - 1) < 1e-3:
+            raise ValueError(f"weights must sum to 1; got {total:g}.")
 
     @property
+    @eqx.filter_jit
     def mean(self) -> Float[Array, "*n"]:
         """The weighted mean of the members' means."""
         return self._average(self._each(lambda member: member.mean))
 
     @property
+    @eqx.filter_jit
     def std(self) -> Float[Array, "*n"]:
         """The root of the mean of the members' variances plus the variance of their means."""
         means, stds = self._each(lambda member: (member.mean, member.std))
@@ -66,10 +67,12 @@ class Mixture(Distribution):
         unit = linalg.scale_of(stds, deviations, axis=0)
         return unit[0] * linalg.sqrt(self._average((stds / unit) ** 2 + (deviations / unit) ** 2))
 
+    @eqx.filter_jit
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The weighted mean of the members' cdfs."""
         return self._average(self._each(lambda member: member.cdf(y)))
 
+    @eqx.filter_jit
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log of the weighted mean of the members' densities."""
         logs = self._each(lambda member: member.log_prob(y))
@@ -89,6 +92,7 @@ class Mixture(Distribution):
         icdf = lambda p: self._each(lambda member: member._icdf(p))
         return scores.mixture_crps(y, self.weights, crps, icdf)
 
+    @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The values of members drawn at random."""
         members = self.weights.shape[0]

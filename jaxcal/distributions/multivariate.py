@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution
+from jaxcal.distributions._base import Distribution, as_parameter
 from jaxcal.distributions.empirical import Empirical
 from jaxcal.distributions.parametric import Normal
 from jaxcal.functional import linalg
@@ -190,7 +190,7 @@ def _as_rows(name: str, vectors: Any, matrix_name: str, matrices: Any) -> tuple[
     _checks.as_matrix(name, rows)
     _checks.check_finite(matrix_name, squares)
     dtype = jnp.result_type(rows, squares)
-    return jnp.array(rows, dtype), jnp.array(squares, dtype)
+    return as_parameter(rows, dtype), as_parameter(squares, dtype)
 
 
 def _check_covariance(covariance: np.ndarray) -> None:

@@ -2,8 +2,10 @@
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import ndtr, ndtri
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
@@ -33,14 +35,17 @@ class Point(Distribution):
         """Zeros."""
         return jnp.zeros_like(self.mean)
 
+    @eqx.filter_jit
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """A step from 0 to 1 at the mean."""
         return (match(y, self.mean) >= self.mean).astype(self.mean.dtype)
 
+    @eqx.filter_jit
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """-inf everywhere: there is no density."""
         return jnp.full_like(match(y, self.mean), -jnp.inf)
 
+    @eqx.filter_jit
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The absolute error |y - mean|."""
         return jnp.abs(match(y, self.mean) - self.mean)
@@ -74,18 +79,22 @@ class Normal(Distribution):
         self.mean, self.std = as_rows(outputs=True, mean=mean, std=std)
         check_not_negative("std", self.std)
 
+    @eqx.filter_jit
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Phi((y - mean) / std)."""
         return ndtr(standardize(match(y, self.mean), self.mean, self.std))
 
+    @eqx.filter_jit
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density, finite far in the tails; -inf where std is 0."""
         return normal.log_prob(match(y, self.mean), self.mean, self.std)
 
+    @eqx.filter_jit
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The closed form of `functional.normal.crps`."""
         return normal.crps(match(y, self.mean), self.mean, self.std)
 
+    @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values mean + std * z, z standard normal."""
         z = jax.random.normal(key, shape + self.mean.shape, self.mean.dtype)
@@ -116,33 +125,39 @@ class StudentT(Distribution):
     def __init__(self, df: Real[ArrayLike, "..."], loc: Real[ArrayLike, "..."], scale: Real[ArrayLike, "..."]):
         self.df, self.loc, self.scale = as_rows(df=df, loc=loc, scale=scale)
         check_not_negative("scale", self.scale)
-        if not _checks.is_traced(self.df) and (self.df <= 0).any():
-            raise ValueError(f"df must be positive; got {self.df.min():g}.")
+        if not _checks.is_traced(self.df) and (least := np.asarray(self.df).min()) <= 0:
+            raise ValueError(f"df must be positive; got {least:g}.")
 
     @property
+    @eqx.filter_jit
     def mean(self) -> Float[Array, "*n"]:
         """`loc`; NaN where df <= 1."""
         return jnp.where(self.df > 1, self.loc, jnp.nan)
 
     @property
+    @eqx.filter_jit
     def std(self) -> Float[Array, "*n"]:
         """The scale times sqrt(df / (df - 2)); infinite where df <= 2."""
         finite = self.df > 2
         df = jnp.where(finite, self.df, 3)
         return jnp.where(finite, self.scale * jnp.sqrt(df / (df - 2)), jnp.inf)
 
+    @eqx.filter_jit
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """F((y - loc) / scale), to full relative precision in the lower tail."""
         return student_t.cdf(standardize(match(y, self.loc), self.loc, self.scale), self.df)
 
+    @eqx.filter_jit
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density; -inf where scale is 0."""
         return student_t.log_prob(match(y, self.loc), self.df, self.loc, self.scale)
 
+    @eqx.filter_jit
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The closed form of `functional.student_t.crps`; NaN where df <= 1."""
         return student_t.crps(match(y, self.loc), self.df, self.loc, self.scale)
 
+    @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * t, t from the standard distribution."""
         shape = shape + self.loc.shape

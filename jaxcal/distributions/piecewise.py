@@ -13,7 +13,15 @@ from jax.scipy.special import log_ndtr, ndtr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution, as_rows, check_increasing, check_not_negative, match, place
+from jaxcal.distributions._base import (
+    Distribution,
+    as_parameter,
+    as_rows,
+    check_increasing,
+    check_not_negative,
+    match,
+    place,
+)
 from jaxcal.functional import linalg, normal, quantiles, scores
 
 
@@ -37,8 +45,9 @@ class Quantiles(Distribution):
     values: Float[Array, "*n k"]
 
     def __init__(self, levels: Real[ArrayLike, "..."], values: Real[ArrayLike, "..."]):
-        self.values = jnp.array(_checks.as_matrix("values", values))
-        self.levels = jnp.array(_checks.as_vector("levels", levels), self.values.dtype)
+        matrix = _checks.as_matrix("values", values)
+        self.values = as_parameter(matrix, matrix.dtype)
+        self.levels = as_parameter(_checks.as_vector("levels", levels), matrix.dtype)
         if self.values.shape[1] != self.levels.shape[0]:
             raise ValueError(
                 f"values must have one column a level: got shape {self.values.shape} and {self.levels.shape[0]} levels."
@@ -48,35 +57,39 @@ class Quantiles(Distribution):
         check_increasing("values", self.values, strictly=False)
 
     @property
+    @eqx.filter_jit
     def mean(self) -> Float[Array, "*n"]:
         """The integral of the quantile function over the level."""
-        p, q = self._knots
-        return (jnp.diff(p) * (q[..., :-1] + q[..., 1:]) / 2).sum(-1)
+        return _mean(*self._knots)
 
     @property
+    @eqx.filter_jit
     def std(self) -> Float[Array, "*n"]:
         """The root of the integral of the squared deviation from the mean over the level."""
         p, q = self._knots
         deviations = q - self.mean[..., None]
         unit = linalg.scale_of(deviations, axis=-1)
-        a, b = deviations[..., :-1] / unit, deviations[..., 1:] / unit
-        return unit[..., 0] * linalg.sqrt((jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1))
+        return unit[..., 0] * linalg.sqrt(_mean_square(p, deviations / unit))
 
+    @eqx.filter_jit
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The largest level whose quantile is at most y."""
         p, q = self._knots
         return _with_knots(quantiles.interpolate_monotone)(match(y, q[..., 0]), q, p)
 
+    @eqx.filter_jit
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log of the constant density between two quantiles; -inf outside, where only atoms are."""
         p, q = self._knots
         return _with_knots(_log_slope)(match(y, q[..., 0]), q, p)
 
+    @eqx.filter_jit
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The closed form of `functional.scores.quantile_crps`."""
         levels = jnp.expand_dims(self.levels, -2)
         return _with_knots(scores.quantile_crps)(match(y, self.values[..., 0]), levels, self.values)
 
+    @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels."""
         rows = self.values.shape[:-1]
@@ -132,8 +145,8 @@ class ScaledQuantiles(Distribution):
     ):
         _checks.check_choice("tails", tails, ("constant", "normal"))
         self.loc, self.scale = as_rows(loc=loc, scale=scale)
-        self.z = jnp.array(_checks.as_vector("z", z), self.loc.dtype)
-        self.levels = jnp.array(_checks.as_vector("levels", levels, length=self.z.shape[0]), self.loc.dtype)
+        self.z = as_parameter(_checks.as_vector("z", z), self.loc.dtype)
+        self.levels = as_parameter(_checks.as_vector("levels", levels, length=self.z.shape[0]), self.loc.dtype)
         self.tails = tails
         check_not_negative("scale", self.scale)
         check_increasing("z", self.z, strictly=False)
@@ -143,15 +156,18 @@ class ScaledQuantiles(Distribution):
             _checks.check_fraction("levels", inner if tails == "normal" else inner[inner != 1])
 
     @property
+    @eqx.filter_jit
     def mean(self) -> Float[Array, "*n"]:
         """The mean of Z, placed."""
         return self.loc + self.scale * self._moments[0]
 
     @property
+    @eqx.filter_jit
     def std(self) -> Float[Array, "*n"]:
         """The std of Z, scaled."""
         return self.scale * self._moments[1]
 
+    @eqx.filter_jit
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The largest level whose quantile is at most y; in normal tails by the formula above."""
         error, u = self._standardized(y)
@@ -163,6 +179,7 @@ class ScaledQuantiles(Distribution):
             cdf = jnp.where(upper, 1 - tail, jnp.where(x > end, tail, cdf))
         return jnp.where(self.scale > 0, cdf, (error >= 0).astype(cdf.dtype))
 
+    @eqx.filter_jit
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density, which is constant between two knots; -inf where only atoms are."""
         _, u = self._standardized(y)
@@ -207,6 +224,7 @@ class ScaledQuantiles(Distribution):
             loc, scale = loc[..., None], scale[..., None]
         return place(jnp.broadcast_to(z, jnp.broadcast_shapes(z.shape, loc.shape)), loc, scale)
 
+    @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels."""
         rows, dtype = self.loc.shape, self.loc.dtype
@@ -253,14 +271,18 @@ class ScaledQuantiles(Distribution):
     def _moments(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         """The mean and the std of Z, both [1]."""
         p, q = self._knots
-        mean = (jnp.diff(p) * (q[..., :-1] + q[..., 1:]) / 2).sum(-1)
+        mean = _mean(p, q)
+        if self.tails == "constant":
+            deviations = q - mean[..., None]
+            unit = linalg.scale_of(deviations, axis=-1)
+            return mean, unit[..., 0] * linalg.sqrt(_mean_square(p, deviations / unit))
         masses, ends = self._ends
-        excess, square = _normal_excess(ends) if self.tails == "normal" else 2 * [jnp.zeros_like(ends)]
+        excess, square = _normal_excess(ends)
         mean = mean + jnp.diff(masses * excess)
         deviations = q - mean[..., None]
-        unit = linalg.scale_of(deviations, axis=-1)
-        a, b = deviations[..., :-1] / unit, deviations[..., 1:] / unit
-        inside, unit = (jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1), unit[..., 0]
+        # The std of a normal tail is about 1: smaller deviations do not count, and their squares may be 0.
+        unit = jnp.maximum(linalg.scale_of(deviations, axis=-1), 1)
+        inside, unit = _mean_square(p, deviations / unit), unit[..., 0]
         deviations = ends + jnp.concatenate([mean, -mean], axis=-1)
         beyond = (masses * (2 * deviations * excess + square)).sum(-1, keepdims=True)
         return mean, unit * linalg.sqrt(inside + beyond / unit / unit)
@@ -274,6 +296,17 @@ class ScaledQuantiles(Distribution):
 def _with_knots(function: Callable[[Array, Array, Array], Array]) -> Callable[[Array, Array, Array], Array]:
     """A function of one value and the k knots of one curve, over all rows."""
     return jnp.vectorize(function, signature="(),(k),(k)->()")
+
+
+def _mean(p: Array, q: Array) -> Array:
+    """The integral over the level p of quantiles q that are linear between levels."""
+    return (jnp.diff(p) * (q[..., :-1] + q[..., 1:]) / 2).sum(-1)
+
+
+def _mean_square(p: Array, q: Array) -> Array:
+    """The integral of their square."""
+    a, b = q[..., :-1], q[..., 1:]
+    return (jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1)
 
 
 def _log_slope(x: Array, xp: Array, fp: Array) -> Array:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
+
+T = TypeVar("T", bound="Node")
 
 
 class Node(eqx.Module):
@@ -101,10 +103,11 @@ class Tree(Node):
     def of(cls, nodes: Sequence[Node], size: int) -> "Tree":
         """The tree of grown nodes, its leaves numbered, padded to `size` nodes with leaves that nothing leads to."""
         padding = Node.new(0, nodes[0].left_categories.shape[0], nodes[0].threshold.dtype)
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *nodes, *[padding] * (size - len(nodes)))
-        is_leaf = stacked.feature < 0
+        stacked = stack_on_host([*nodes, *[padding] * (size - len(nodes))])
+        is_leaf = np.asarray(stacked.feature) < 0
         parts = {field.name: getattr(stacked, field.name) for field in fields(Node)}
-        return cls(**{**parts, "leaf": jnp.where(is_leaf, jnp.cumsum(is_leaf) - 1, -1).astype(jnp.int32)})
+        leaf = np.where(is_leaf, np.cumsum(is_leaf) - 1, -1).astype(np.int32)
+        return cls(**{**parts, "leaf": jax.device_put(leaf)})
 
     def leaf_of(self, x: Float[Array, " d"], codes: Int[Array, " d"], categorical: Bool[Array, " d"]) -> Int[Array, ""]:
         """The number of the leaf that a point falls into; `codes` has the positions of its categories."""
@@ -149,3 +152,8 @@ class Tree(Node):
             return Branch(**own, condition=condition, rmse=own_rmse, below=parts)
 
         return branch(0, "", {column: np.ones(len(named), bool) for column, named in categories.items()})
+
+
+def stack_on_host(nodes: Sequence[T]) -> T:
+    """Nodes or trees of known values as one: by NumPy, since there are as many shapes as sizes of trees to compile."""
+    return jax.tree.map(lambda *leaves: jax.device_put(np.stack(leaves)), *nodes)

@@ -25,7 +25,7 @@ from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, pres
 from jaxcal.networks.normal import alternate, as_normal
 from jaxcal.networks.training import as_data, initial_network, settle, squared_error, takes_training_options, trainer
 from jaxcal.optimize import Optimum, num_train, over_runs
-from jaxcal.predictors._tree import Branch, Node, Tree
+from jaxcal.predictors._tree import Branch, Node, Tree, stack_on_host
 from jaxcal.preprocessing import Encoder, Standardizer
 
 # Section V-A: a tenth of the rows in a leaf, or so many.
@@ -528,7 +528,7 @@ def _divide(rows: list[np.ndarray], slots: int, fraction: float, num_rows: int, 
         lists = np.zeros((slots, length), np.int32)
         for padded_numbers, numbers in zip(lists, part, strict=True):
             padded_numbers[: len(numbers)] = numbers
-        padded += [jnp.asarray(lists), jnp.asarray(counts, jnp.int32)]
+        padded += [jax.device_put(lists), jax.device_put(np.array(counts, np.int32))]
     return _Lists(*padded)
 
 
@@ -549,7 +549,7 @@ def _train_splitting(inputs, target, lists: _Lists, keys, settings: presets.Sett
 def _stack_trees(trees: list[_Growing], unit: Float[Array, ""]) -> Tree:
     """The trees of all members as one, the stds of the residuals in the unit of the target."""
     size = max(len(tree.nodes) for tree in trees)
-    tree = jax.tree.map(lambda *parts: jnp.stack(parts), *(Tree.of(tree.nodes, size) for tree in trees))
+    tree = stack_on_host([Tree.of(tree.nodes, size) for tree in trees])
     return eqx.tree_at(lambda tree: tree.residual_std, tree, unit * tree.residual_std)
 
 
@@ -570,6 +570,12 @@ def _train_leaves(
     place = np.arange(counts.max())
     is_there = place < counts[:, None]
     number = (np.cumsum(counts) - counts)[:, None] + np.where(is_there, place, 0)
+    return _by_leaf(optima, rmse, jnp.asarray(number), jnp.asarray(is_there))
+
+
+@eqx.filter_jit
+def _by_leaf(optima: Optimum, rmse: Float[Array, " slots"], number: Int[Array, "m leaves"], is_there):
+    """What every leaf has, [m, leaves]: of those there are, the one of its number."""
     stacked = jax.tree.map(lambda leaf: leaf[number] if eqx.is_array(leaf) else leaf, optima)
     return stacked, jnp.where(is_there, rmse[number], jnp.nan)
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.contract_in_32_bits
 X64 = jax.config.jax_enable_x64
 KEY = jax.random.key(0)
 N = 200
-SMALL = {"key": KEY, "width": 16, "max_iterations": 300, "learning_rate": 3e-3}
+SMALL = {"key": KEY, "width": 16, "batch_size": 8, "max_iterations": 200, "learning_rate": 5e-3}
 
 
 def table(seed, n=N):

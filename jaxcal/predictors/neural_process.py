@@ -108,7 +108,8 @@ def fit(
         >>> import jax, numpy as np
         >>> from jaxcal.predictors import neural_process
         >>> x = np.linspace(-1, 1, 40)
-        >>> process = neural_process.fit(x, 4 * x + 5, key=jax.random.key(0), max_iterations=300)
+        >>> options = {"width": 16, "max_iterations": 60, "learning_rate": 0.01}
+        >>> process = neural_process.fit(x, 4 * x + 5, key=jax.random.key(0), **options)
         >>> process(np.array([-0.5, 0.5])).mean.round(0).tolist()
         [3.0, 7.0]
     """

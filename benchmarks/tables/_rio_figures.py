@@ -11,25 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.tables._rio_report import SETTINGS, Runs
+from jaxcal import plots
 
 # Okabe and Ito's palette, which color-blind readers can distinguish.
 BLUE, RED, GREY = "#0072B2", "#D55E00", "0.55"
 WIDTH = 4.6  # inches: printed at three quarters of that, the letters are still 5 points high
-STYLE = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "savefig.dpi": 300,
-}
+STYLE = {**plots._STYLE, "axes.titlesize": 8, "legend.frameon": False, "savefig.dpi": 300}
 NAMES = {"paper": "paper's setting", "jaxcal": "jaxcal's default"}
 
 

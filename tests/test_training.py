@@ -1,5 +1,7 @@
 """The options of training, declared once for all networks, and the record of it."""
 
+import inspect
+
 import jax
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ def test_every_option_has_a_value_and_a_line_of_text():
     options = jc.networks.TrainingOptions
     assert set(options.__annotations__) == set(Settings._fields)
     for name in Settings._fields:
-        assert f"        {name}: " in (options.__doc__ or "")
+        assert f"    {name}: " in inspect.cleandoc(options.__doc__ or "")
 
 
 def test_none_is_the_default():

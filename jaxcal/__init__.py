@@ -10,6 +10,7 @@ from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import (
     Distribution,
     Empirical,
+    GroupedEmpirical,
     Mixture,
     MultivariateEmpirical,
     MultivariateNormal,
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Distribution",
     "Empirical",
+    "GroupedEmpirical",
     "Guarantee",
     "Mixture",
     "MultivariateEmpirical",

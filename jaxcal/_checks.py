@@ -236,6 +236,6 @@ def _leaves_the_range(value: np.ndarray, square: np.ndarray) -> bool:
     return bool((np.isfinite(value) & (value != 0) & ((square == 0) | np.isinf(square))).any())
 
 
-def is_traced(*arrays: ArrayLike) -> bool:
+def is_traced(*arrays: Any) -> bool:
     """Whether a value is unknown because a transformation is tracing it."""
     return any(isinstance(array, Tracer) for array in arrays)

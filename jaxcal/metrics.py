@@ -362,7 +362,7 @@ def ence(y: Float[Array, " n"], distribution: Distribution, *, num_bins: int = 1
     root_error = linalg.sqrt(bin_sums((errors / unit) ** 2))
     gap = jnp.abs(root_variance - root_error)
     ratios = jnp.where(gap == 0, 0, gap / jnp.where(gap == 0, 1, root_variance))
-    return linalg.weighted_mean(ratios, bin_sums(jnp.ones_like(std)) > 0)
+    return linalg.weighted_mean(ratios, (bin_sums(jnp.ones_like(std)) > 0).astype(std.dtype))
 
 
 # Sharpness

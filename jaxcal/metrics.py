@@ -425,10 +425,10 @@ def evaluate(
 @overload
 def evaluate(
     y: ArrayLike, distribution: Distribution, *, weights: Weights = None, by: ArrayLike | Sequence
-) -> dict[Any, dict[str, Scalar]]: ...
+) -> dict[Any, dict[str, Scalar | int]]: ...
 def evaluate(
     y: ArrayLike, distribution: Distribution, *, weights: Weights = None, by: ArrayLike | Sequence | None = None
-) -> dict[str, Scalar] | dict[Any, dict[str, Scalar]]:
+) -> dict[str, Scalar] | dict[Any, dict[str, Scalar | int]]:
     """Every metric that needs no parameter, by name, with intervals at 90 %, compiled as one function.
 
     Args:

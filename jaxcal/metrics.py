@@ -575,8 +575,8 @@ def worst_slab_coverage(
         >>> x = rng.uniform(-1, 1, 1000)
         >>> y = np.where(x > 0, 2.0, 0.5) * rng.normal(size=1000)
         >>> distribution = jc.Normal(np.zeros(1000), 1.458)  # covers 90 % of all rows
-        >>> print(f"{jc.metrics.worst_slab_coverage(x, y, distribution, key=jax.random.key(0)):.1f}")
-        0.8
+        >>> print(jc.metrics.worst_slab_coverage(x, y, distribution, key=jax.random.key(0)) < 0.85)
+        True
     """
     y = _as_targets(y, distribution)
     x = _checks.as_matrix("x", x, length=y.shape[0])

@@ -367,7 +367,7 @@ def least_mean_of_runs(
     Example:
         >>> mean, start, length = least_mean_of_runs(jnp.array([1.0, 0.0, 1.0, 0.0, 0.0, 1.0]), 3)
         >>> print(f"{mean:.3f}", start, length)
-        0.333 1 3
+        0.250 1 4
     """
     n = values.shape[0]
     sums, starts = jnp.concatenate([jnp.zeros_like(values[:1]), jnp.cumsum(values)]), jnp.arange(n)

@@ -4,12 +4,13 @@ A predictor is fitted from data, `fit(x, y, key=key)`, and called on inputs give
 fitted from somebody's predictions, `fit(x, base, y)`, and called on inputs and predictions gives a better one.
 """
 
-from jaxcal import datasets, functional, metrics, networks, optimize, pipeline, plots
+from jaxcal import datasets, density_ratio, functional, metrics, networks, optimize, pipeline, plots
 from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, kmeans, neural_quantiles, rio, sharp_gp
 from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import (
     Distribution,
     Empirical,
+    GroupedEmpirical,
     Mixture,
     MultivariateEmpirical,
     MultivariateNormal,
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Distribution",
     "Empirical",
+    "GroupedEmpirical",
     "Guarantee",
     "Mixture",
     "MultivariateEmpirical",
@@ -51,6 +53,7 @@ __all__ = [
     "crude",
     "datasets",
     "deep_ensemble",
+    "density_ratio",
     "dropout",
     "evidential",
     "forests",

@@ -101,6 +101,38 @@ def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[Arr
     return array
 
 
+def as_weights(values: Any, length: int) -> Float[Array, " n"] | None:
+    """Weights of rows as a vector [n], or None.
+
+    Raises:
+        ValueError: if the shape is not (n,), or a known one is negative, NaN or infinite, or all are 0.
+    """
+    if values is None:
+        return None
+    weights = as_vector("weights", values, length=length)
+    check_not_negative("weights", weights)
+    if not is_traced(weights) and not np.asarray(weights).any():
+        raise ValueError("weights are all 0: at least one row must count.")
+    return weights
+
+
+def as_labels(name: str, labels: Any, length: int) -> np.ndarray:
+    """Labels of rows, numbers or strings, as a NumPy array [n].
+
+    Raises:
+        TypeError: if they are traced.
+        ValueError: if they are not as many as the rows, or a number is NaN.
+    """
+    if is_traced(labels):
+        raise TypeError(f"{name} is traced, but its values must be known: call this outside jit, vmap and grad.")
+    found = np.asarray(labels)
+    if found.shape != (length,):
+        raise ValueError(f"{name} must have shape ({length},), a label for each row; got {found.shape}.")
+    if found.dtype.kind == "f" and np.isnan(found).any():
+        raise ValueError(f"{name} holds {int(np.isnan(found).sum())} labels that are NaN: give each row a label.")
+    return found
+
+
 def check_finite(name: str, array: ArrayLike) -> None:
     """Raise ValueError if a known value is NaN or infinite; say how many are, and which is the first."""
     if is_traced(array):
@@ -204,6 +236,6 @@ def _leaves_the_range(value: np.ndarray, square: np.ndarray) -> bool:
     return bool((np.isfinite(value) & (value != 0) & ((square == 0) | np.isinf(square))).any())
 
 
-def is_traced(*arrays: ArrayLike) -> bool:
+def is_traced(*arrays: Any) -> bool:
     """Whether a value is unknown because a transformation is tracing it."""
     return any(isinstance(array, Tracer) for array in arrays)

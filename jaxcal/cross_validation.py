@@ -86,12 +86,7 @@ def as_labels(groups: ArrayLike | None, num_rows: int) -> np.ndarray | None:
     Raises:
         ValueError: if they are not as many as the rows.
     """
-    if groups is None:
-        return None
-    labels = np.asarray(groups)
-    if labels.shape != (num_rows,):
-        raise ValueError(f"groups must have shape ({num_rows},), a label for each row; got {labels.shape}.")
-    return labels
+    return None if groups is None else _checks.as_labels("groups", groups, num_rows)
 
 
 def folds_of(num_rows: int, folds: int, groups: np.ndarray | None, key: PRNGKeyArray) -> list[Fold]:

@@ -114,6 +114,44 @@ class Guarantee:
 
 
 @dataclasses.dataclass(frozen=True)
+class WeightedGuarantee:
+    """The coverage guarantee of a conformal interval of weighted calibration rows.
+
+    Args:
+        confidence_level: of the interval, in (0, 1).
+        num_calibration: the number of calibration rows.
+        effective: how many rows of equal weight they are worth, (sum w)^2 / sum w^2.
+
+    Source: Tibshirani, Barber, Candès and Ramdas, Conformal prediction under covariate shift, NeurIPS 2019, theorem 2.
+
+    Example:
+        >>> print(WeightedGuarantee(0.9, 500, 220.4))
+        The 90 % interval covers a new row with probability 90 % or more, if the weights are proportional to the density
+        of the new inputs over that of the 500 calibration inputs, and the targets depend on the inputs as before. The
+        rows are worth 220 of equal weight.
+    """
+
+    confidence_level: float
+    num_calibration: int
+    effective: float
+
+    @property
+    def coverage(self) -> float:
+        """The probability that the interval covers a new row is at least this: the confidence level."""
+        return self.confidence_level
+
+    def __str__(self) -> str:
+        """The guarantee in plain words."""
+        level = f"{100 * self.confidence_level:g} %"
+        return (
+            f"The {level} interval covers a new row with probability {level} or more, if the weights are proportional "
+            f"to the density of the new inputs over that of the {self.num_calibration} calibration inputs, and the "
+            "targets depend on the inputs as before. "
+            f"The rows are worth {self.effective:.0f} of equal weight."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class MeasuredCoverage:
     """How many data points an interval covered, where no coverage is guaranteed.
 

@@ -1,26 +1,30 @@
 """What predictive distributions are worth: proper scores, calibration, sharpness.
 
 Every metric is `metric(y, distribution, ...)`: targets [n] and a `Distribution` of n rows in, one number out.
-All are pure and may be called inside `jit`, and under `vmap` over runs. Lower is better, but for `coverage`,
+`weights` [n] say how much each row counts, in means over rows and in empirical distribution functions; they are not
+negative. All are pure and may be called inside `jit`, and under `vmap` over runs. Lower is better, but for `coverage`,
 which should equal its confidence level, and `improvement_ratio`.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, overload
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.distributions import Distribution, Mixture, Normal, StudentT
 from jaxcal.functional import linalg, scores
+from jaxcal.preprocessing import Standardizer
 
 Scalar = Float[Array, ""]
+Weights = Real[ArrayLike, " n"] | None
 P = ParamSpec("P")
 
 
@@ -32,7 +36,9 @@ def _metric(
 
     @wraps(formula)
     def metric(y: ArrayLike, distribution: Distribution, *args: P.args, **options: P.kwargs) -> Scalar:
-        return compiled(_as_targets(y, distribution), distribution, *args, **options)
+        y = _as_targets(y, distribution)
+        options["weights"] = _checks.as_weights(options.get("weights"), y.shape[0])
+        return compiled(y, distribution, *args, **options)
 
     return metric
 
@@ -41,7 +47,7 @@ def _metric(
 
 
 @_metric
-def rmse(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
+def rmse(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Root mean squared error of the predicted mean, in the unit of y.
 
     Example:
@@ -49,17 +55,17 @@ def rmse(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
         >>> print(f"{jc.metrics.rmse(np.array([3.0, 4.0]), jc.Point(np.zeros(2))):.3f}")
         3.536
     """
-    return linalg.root_mean_square(y - distribution.mean)
+    return linalg.root_mean_square(y - distribution.mean, weights)
 
 
 @_metric
-def mae(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
+def mae(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Mean absolute error of the predicted mean, in the unit of y."""
-    return jnp.mean(jnp.abs(y - distribution.mean))
+    return linalg.weighted_mean(jnp.abs(y - distribution.mean), weights)
 
 
 @_metric
-def nlpd(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
+def nlpd(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Negative log predictive density, -mean log p(y), in nats.
 
     It is infinite for distributions without a density: `Point`, `Empirical`.
@@ -69,19 +75,21 @@ def nlpd(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
         >>> print(f"{jc.metrics.nlpd(np.zeros(2), jc.Normal(np.zeros(2), 1.0)):.4f}")  # log(2 pi) / 2
         0.9189
     """
-    return -jnp.mean(distribution.log_prob(y))
+    return -linalg.weighted_mean(distribution.log_prob(y), weights)
 
 
 @_metric
-def crps(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
+def crps(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Continuous ranked probability score, the mean over rows of ∫ (F(t) - 1{t >= y})² dt, in the unit of y.
 
     For a `Point` it is the mean absolute error (Gneiting and Raftery 2007, eq. 20).
     """
-    return jnp.mean(distribution.crps(y))
+    return linalg.weighted_mean(distribution.crps(y), weights)
 
 
-def interval_score(y: ArrayLike, distribution: Distribution, *, confidence_level: ArrayLike = 0.9) -> Scalar:
+def interval_score(
+    y: ArrayLike, distribution: Distribution, *, confidence_level: ArrayLike = 0.9, weights: Weights = None
+) -> Scalar:
     """Interval score of the central interval [l, u], in the unit of y.
 
     The mean over rows of (u - l) + 2/a max(l - y, 0) + 2/a max(y - u, 0) with a = 1 - confidence_level
@@ -92,10 +100,11 @@ def interval_score(y: ArrayLike, distribution: Distribution, *, confidence_level
     """
     y = _as_targets(y, distribution)
     lower, upper = distribution.interval(confidence_level)
-    return jnp.mean(scores.interval_score(y, lower, upper, confidence_level))
+    weights = _checks.as_weights(weights, y.shape[0])
+    return linalg.weighted_mean(scores.interval_score(y, lower, upper, confidence_level), weights)
 
 
-def pinball(y: ArrayLike, distribution: Distribution, levels: ArrayLike) -> Scalar:
+def pinball(y: ArrayLike, distribution: Distribution, levels: ArrayLike, *, weights: Weights = None) -> Scalar:
     """Pinball loss of the quantiles q_p at one level p or at several, in the unit of y.
 
     The mean over rows and levels of max(p (y - q_p), (p - 1)(y - q_p)) (Koenker and Bassett 1978).
@@ -106,19 +115,20 @@ def pinball(y: ArrayLike, distribution: Distribution, levels: ArrayLike) -> Scal
     y = _as_targets(y, distribution)
     _checks.check_fraction("levels", levels)
     levels = _checks.as_vector("levels", jnp.atleast_1d(_checks.as_floats("levels", levels)))
-    return _pinball(y, distribution, levels.astype(_dtype(y, distribution)))
+    weights = _checks.as_weights(weights, y.shape[0])
+    return _pinball(y, distribution, levels.astype(_dtype(y, distribution)), weights)
 
 
 @eqx.filter_jit
-def _pinball(y: Float[Array, " n"], distribution: Distribution, levels: Float[Array, " k"]) -> Scalar:
+def _pinball(y: Float[Array, " n"], distribution: Distribution, levels: Float[Array, " k"], weights: Weights) -> Scalar:
     def loss(level: Scalar) -> Scalar:
-        return jnp.mean(scores.pinball(y, distribution.icdf(level), level))
+        return linalg.weighted_mean(scores.pinball(y, distribution.icdf(level), level), weights)
 
     # Level by level: the quantiles of a million rows at 99 levels would fill 800 MB.
     return jnp.mean(jax.lax.map(loss, levels))
 
 
-def improvement_ratio(y: ArrayLike, before: Distribution, after: Distribution) -> Scalar:
+def improvement_ratio(y: ArrayLike, before: Distribution, after: Distribution, *, weights: Weights = None) -> Scalar:
     """Fraction of rows whose predicted mean moved nearer to the truth, |y - after| < |y - before|.
 
     A row whose error did not change counts as not improved, so a correction that leaves all as it was has
@@ -134,7 +144,7 @@ def improvement_ratio(y: ArrayLike, before: Distribution, after: Distribution) -
     y = _as_targets(y, before)
     y = _as_targets(y, after)
     improved = jnp.abs(y - after.mean) < jnp.abs(y - before.mean)
-    return _share(improved, _dtype(y, after))
+    return _share(improved, _dtype(y, after), _checks.as_weights(weights, y.shape[0]))
 
 
 # Calibration
@@ -146,7 +156,7 @@ def pit(y: ArrayLike, distribution: Distribution) -> Float[Array, " n"]:
 
 
 def observed_fractions(
-    y: ArrayLike, distribution: Distribution, levels: ArrayLike, *, closed: bool = False
+    y: ArrayLike, distribution: Distribution, levels: ArrayLike, *, closed: bool = False, weights: Weights = None
 ) -> Float[Array, " k"]:
     """Fraction of the targets below the predicted quantile of every level: the curve of a reliability diagram.
 
@@ -159,6 +169,7 @@ def observed_fractions(
         levels: probabilities [k] in [0, 1]. At 0 and 1 the quantiles of an unbounded distribution are infinite, so
             that its fractions there are 0 and 1.
         closed: whether a target that equals the quantile counts.
+        weights: of the rows [n].
 
     Raises:
         ValueError: if a level lies outside [0, 1].
@@ -173,15 +184,16 @@ def observed_fractions(
     levels = _checks.as_vector("levels", levels)
     if not _checks.is_traced(levels) and ((levels < 0) | (levels > 1)).any():
         raise ValueError(f"levels must lie between 0 and 1; got {np.asarray(levels)}.")
-    return _observed_fractions(y, distribution, levels.astype(_dtype(y, distribution)), closed)
+    weights = _checks.as_weights(weights, y.shape[0])
+    return _observed_fractions(y, distribution, levels.astype(_dtype(y, distribution)), closed, weights)
 
 
 @eqx.filter_jit
 def _observed_fractions(
-    y: Float[Array, " n"], distribution: Distribution, levels: Float[Array, " k"], closed: bool
+    y: Float[Array, " n"], distribution: Distribution, levels: Float[Array, " k"], closed: bool, weights: Weights
 ) -> Float[Array, " k"]:
     is_below = _below_quantile(y, distribution, jnp.less_equal if closed else jnp.less)
-    return jax.lax.map(lambda level: _share(is_below(level), levels.dtype), levels)
+    return jax.lax.map(lambda level: _share(is_below(level), levels.dtype, weights), levels)
 
 
 def _below_quantile(
@@ -206,7 +218,9 @@ def _is_continuous_without_closed_quantiles(distribution: Distribution) -> bool:
     return isinstance(distribution, StudentT)
 
 
-def coverage(y: ArrayLike, distribution: Distribution, *, confidence_level: ArrayLike = 0.9) -> Scalar:
+def coverage(
+    y: ArrayLike, distribution: Distribution, *, confidence_level: ArrayLike = 0.9, weights: Weights = None
+) -> Scalar:
     """Fraction of the targets inside the central interval, l <= y <= u; it should equal `confidence_level`.
 
     The interval is closed, as in conformal guarantees. A `Point` covers only what it hits exactly.
@@ -220,61 +234,69 @@ def coverage(y: ArrayLike, distribution: Distribution, *, confidence_level: Arra
         0.75
     """
     y = _as_targets(y, distribution)
-    return _share_inside(y, *distribution.interval(confidence_level))
+    return _share_inside(y, *distribution.interval(confidence_level), weights=_checks.as_weights(weights, y.shape[0]))
 
 
 @jax.jit
-def _share_inside(y: Float[Array, " n"], lower: Float[Array, " n"], upper: Float[Array, " n"]) -> Scalar:
-    return _share((lower <= y) & (y <= upper), jnp.result_type(y, lower))
+def _share_inside(
+    y: Float[Array, " n"], lower: Float[Array, " n"], upper: Float[Array, " n"], weights: Weights
+) -> Scalar:
+    return _share((lower <= y) & (y <= upper), jnp.result_type(y, lower), weights)
 
 
 @_metric
-def ece(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
+def ece(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Expected calibration error over 99 levels, in percent: USNRT eq. 9-10.
 
     100/99 sum_k |mean 1{y < F⁻¹(t_k)} - t_k|, t_k = 0.01, ..., 0.99 (Ma, Yan and Zhang). It is not 0 for a
     perfect model: with n rows its mean is about 31/sqrt(n).
     """
     levels = _levels(range(1, 100), y, distribution)
-    return 100 * jnp.mean(jnp.abs(observed_fractions(y, distribution, levels) - levels))
+    return 100 * jnp.mean(jnp.abs(observed_fractions(y, distribution, levels, weights=weights) - levels))
 
 
 @_metric
-def tce(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
+def tce(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Tail-interval calibration error, in percent: USNRT eq. 11-12.
 
     The mean over t = 0.05, 0.1, 0.15, 0.2 of 100 |mean 1{F⁻¹(t) < y < F⁻¹(1 - t)} - (1 - 2t)|, intervals
     open: how far the coverages of the 90, 80, 70 and 60 % intervals are off (Ma, Yan and Zhang).
     """
     lows, highs = _levels((5, 10, 15, 20), y, distribution), _levels((95, 90, 85, 80), y, distribution)
-    return 100 * jnp.mean(jnp.abs(_shares_between(y, distribution, lows, highs) - (highs - lows)))
+    return 100 * jnp.mean(jnp.abs(_shares_between(y, distribution, lows, highs, weights) - (highs - lows)))
 
 
 @eqx.filter_jit
 def _shares_between(
-    y: Float[Array, " n"], distribution: Distribution, lows: Float[Array, " k"], highs: Float[Array, " k"]
+    y: Float[Array, " n"],
+    distribution: Distribution,
+    lows: Float[Array, " k"],
+    highs: Float[Array, " k"],
+    weights: Weights,
 ) -> Float[Array, " k"]:
     def fraction(levels: tuple[Scalar, Scalar]) -> Scalar:
         lower, upper = (distribution.icdf(level) for level in levels)
-        return _share((lower < y) & (y < upper), y.dtype)
+        return _share((lower < y) & (y < upper), y.dtype, weights)
 
     return jax.lax.map(fraction, (lows, highs))
 
 
 @_metric
-def calibration_rmse(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
+def calibration_rmse(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Root mean squared distance of the reliability curve from the diagonal, a fraction: CRUDE eq. 11-12.
 
     sqrt(1/100 sum_j (mean 1{y < F⁻¹(p_j)} - p_j)²) over the 101 levels p_j = j/100: as printed, 101 terms are
     divided by 100. The end levels add nothing if the distribution is unbounded (Zelikman et al. 2020).
     """
     levels = _levels(range(101), y, distribution)
-    gaps = observed_fractions(y, distribution, levels) - levels
+    gaps = observed_fractions(y, distribution, levels, weights=weights) - levels
     return linalg.sqrt(jnp.sum(gaps**2) / 100)
 
 
 @_metric
-def calibration_sse(y: Float[Array, " n"], distribution: Distribution, *, num_levels: int = 21) -> Scalar:
+def calibration_sse(
+    y: Float[Array, " n"], distribution: Distribution, *, num_levels: int = 21, weights: Weights = None
+) -> Scalar:
     """Sum of squared distances of the reliability curve from the diagonal: Sharp-GP eq. 8-9.
 
     sum_j (p_j - mean 1{y <= F⁻¹(p_j)})² over levels p_j evenly spaced from 0 to 1, both included (Capone,
@@ -286,32 +308,37 @@ def calibration_sse(y: Float[Array, " n"], distribution: Distribution, *, num_le
     """
     _checks.check_at_least("num_levels", num_levels, 2)
     levels = jnp.linspace(0, 1, num_levels, dtype=_dtype(y, distribution))
-    return jnp.sum((observed_fractions(y, distribution, levels, closed=True) - levels) ** 2)
+    return jnp.sum((observed_fractions(y, distribution, levels, closed=True, weights=weights) - levels) ** 2)
 
 
 @_metric
-def max_calibration_error(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
+def max_calibration_error(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Largest distance of the reliability curve from the diagonal, in percent: ACCRUE's "Cal. err.".
 
     100 sup |C(phi) - phi|, where C is the empirical cdf of the PIT values, without binning: both sides of
     every jump count (Camporeale and Carè 2021, sections 3 and 5). It is the Kolmogorov-Smirnov statistic of
     uniformity, and about 83/sqrt(n) for a perfect model.
     """
-    values = jnp.sort(pit(y, distribution))
+    values = pit(y, distribution)
     num_rows = values.shape[0]
-    after_jump = (jnp.arange(1, num_rows + 1) / num_rows).astype(values.dtype)
-    before_jump = (jnp.arange(num_rows) / num_rows).astype(values.dtype)
-    return 100 * jnp.maximum(jnp.max(after_jump - values), jnp.max(values - before_jump))
+    if weights is None:
+        values, steps = jnp.sort(values), jnp.arange(num_rows + 1, dtype=values.dtype) / num_rows
+    else:
+        order = jnp.argsort(values)
+        values, steps = values[order], jnp.cumsum(linalg.fractions_of(weights, values.dtype)[order])
+        steps = jnp.concatenate([jnp.zeros(1, values.dtype), steps])
+    return 100 * jnp.maximum(jnp.max(steps[1:] - values), jnp.max(values - steps[:-1]))
 
 
 @_metric
-def ence(y: Float[Array, " n"], distribution: Distribution, *, num_bins: int = 10) -> Scalar:
+def ence(y: Float[Array, " n"], distribution: Distribution, *, num_bins: int = 10, weights: Weights = None) -> Scalar:
     """Expected normalized calibration error of the predicted standard deviation, a fraction.
 
     The rows are sorted by predicted std into bins of equal size (to one row), and |RMV - RMSE| / RMV is
     averaged over the bins, with RMV the root of the bin's mean predicted variance and RMSE that of its mean
     squared error (Levi et al., Sensors 2022). Rows of equal std keep their order. With fewer rows than bins
-    every row is a bin. A bin that predicts no variance adds infinity, unless it makes no error.
+    every row is a bin. With weights the bins have equal weight, and those without any do not count. A bin that
+    predicts no variance adds infinity, unless it makes no error.
 
     Raises:
         ValueError: if there is less than one bin.
@@ -320,10 +347,13 @@ def ence(y: Float[Array, " n"], distribution: Distribution, *, num_bins: int = 1
     num_rows = y.shape[0]
     num_bins = min(num_bins, num_rows)
     order = jnp.argsort(distribution.std, stable=True)
-    bins = np.arange(num_rows) * num_bins // num_rows
+    bins, counts = np.arange(num_rows) * num_bins // num_rows, jnp.ones(num_rows, y.dtype)
+    if weights is not None:
+        counts = linalg.fractions_of(weights, y.dtype)[order]
+        bins = jnp.clip((jnp.cumsum(counts) - counts) * num_bins, 0, num_bins - 1).astype(jnp.int32)
 
     def bin_sums(values: Float[Array, " n"]) -> Float[Array, " bins"]:
-        return jax.ops.segment_sum(values[order], bins, num_segments=num_bins, indices_are_sorted=True)
+        return jax.ops.segment_sum(counts * values[order], bins, num_segments=num_bins, indices_are_sorted=True)
 
     # Both are root means over the same rows of the bin: the counts cancel in the ratio.
     std, errors = distribution.std, y - distribution.mean
@@ -331,42 +361,45 @@ def ence(y: Float[Array, " n"], distribution: Distribution, *, num_bins: int = 1
     root_variance = linalg.sqrt(bin_sums((std / unit) ** 2))
     root_error = linalg.sqrt(bin_sums((errors / unit) ** 2))
     gap = jnp.abs(root_variance - root_error)
-    return jnp.mean(jnp.where(gap == 0, 0, gap / jnp.where(gap == 0, 1, root_variance)))
+    ratios = jnp.where(gap == 0, 0, gap / jnp.where(gap == 0, 1, root_variance))
+    return linalg.weighted_mean(ratios, (bin_sums(jnp.ones_like(std)) > 0).astype(std.dtype))
 
 
 # Sharpness
 
 
-def mean_width(y: ArrayLike, distribution: Distribution, *, confidence_level: ArrayLike = 0.9) -> Scalar:
+def mean_width(
+    y: ArrayLike, distribution: Distribution, *, confidence_level: ArrayLike = 0.9, weights: Weights = None
+) -> Scalar:
     """Mean width of the central interval, in the unit of y; 0 for a `Point`.
 
     Raises:
         ValueError: if the confidence level lies outside (0, 1).
     """
     y = _as_targets(y, distribution)
-    return _mean_difference(*distribution.interval(confidence_level))
+    return _mean_difference(*distribution.interval(confidence_level), weights=_checks.as_weights(weights, y.shape[0]))
 
 
 @jax.jit
-def _mean_difference(lower: Float[Array, " n"], upper: Float[Array, " n"]) -> Scalar:
-    return jnp.mean(upper - lower)
+def _mean_difference(lower: Float[Array, " n"], upper: Float[Array, " n"], weights: Weights) -> Scalar:
+    return linalg.weighted_mean(upper - lower, weights)
 
 
 @_metric
-def sharpness(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
+def sharpness(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Root of the mean predicted variance, in the unit of y (CRUDE, section 4: Zelikman et al. 2020)."""
-    return linalg.root_mean_square(distribution.std)
+    return linalg.root_mean_square(distribution.std, weights)
 
 
 @_metric
-def mean_std(y: Float[Array, " n"], distribution: Distribution) -> Scalar:
+def mean_std(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Mean predicted standard deviation, in the unit of y; USNRT's sharpness (eq. 13) is 100 times this."""
-    return jnp.mean(distribution.std)
+    return linalg.weighted_mean(distribution.std, weights)
 
 
 # All at once
 
-_METRICS: dict[str, Callable[[ArrayLike, Distribution], Scalar]] = {
+_METRICS: dict[str, Callable[..., Scalar]] = {
     "rmse": rmse,
     "mae": mae,
     "nlpd": nlpd,
@@ -385,15 +418,30 @@ _METRICS: dict[str, Callable[[ArrayLike, Distribution], Scalar]] = {
 }
 
 
-def evaluate(y: ArrayLike, distribution: Distribution) -> dict[str, Scalar]:
+@overload
+def evaluate(
+    y: ArrayLike, distribution: Distribution, *, weights: Weights = None, by: None = None
+) -> dict[str, Scalar]: ...
+@overload
+def evaluate(
+    y: ArrayLike, distribution: Distribution, *, weights: Weights = None, by: ArrayLike | Sequence
+) -> dict[Any, dict[str, Scalar | int]]: ...
+def evaluate(
+    y: ArrayLike, distribution: Distribution, *, weights: Weights = None, by: ArrayLike | Sequence | None = None
+) -> dict[str, Scalar] | dict[Any, dict[str, Scalar | int]]:
     """Every metric that needs no parameter, by name, with intervals at 90 %, compiled as one function.
 
     Args:
         y: targets [n].
         distribution: predictions of n rows.
+        weights: of the rows [n].
+        by: labels of groups [n], numbers or strings: the metrics of every group, by its label, and how many "rows" it
+            has. The cost grows with the number of groups.
 
     Raises:
-        ValueError: if y is not a vector of n finite numbers, or a predicted standard deviation is negative.
+        TypeError: if `by` is traced.
+        ValueError: if y is not a vector of n finite numbers, a predicted standard deviation is negative, a weight is
+            negative or all of a group are 0, or `by` is not of n labels.
 
     Example:
         >>> import numpy as np, jaxcal as jc
@@ -401,16 +449,166 @@ def evaluate(y: ArrayLike, distribution: Distribution) -> dict[str, Scalar]:
         >>> scores = jc.metrics.evaluate(y, jc.Normal(y, 1.0))
         >>> print(scores["rmse"], scores["coverage_90"])
         0.0 1.0
+        >>> print(jc.metrics.evaluate(y, jc.Normal(y + [0, 3], 1.0), by=["left", "right"])["right"]["rmse"])
+        3.0
     """
     y = _as_targets(y, distribution)
     _check_std(distribution)
-    values = _evaluate(y, distribution)
-    return {name: values[name] for name in _METRICS}  # jit sorts the keys of a dict
+    weights = _checks.as_weights(weights, y.shape[0])
+    if by is None:
+        values = _evaluate(y, distribution, weights)
+        return {name: values[name] for name in _METRICS}  # jit sorts the keys of a dict
+    labels, number = _groups(by, weights, y)
+    values = _evaluate_groups(y, distribution, number, weights, len(labels))
+    rows = np.bincount(number).tolist()
+    of_group = lambda k: {name: values[name][k] for name in _METRICS}
+    return {label: {"rows": rows[k], **of_group(k)} for k, label in enumerate(labels)}
 
 
 @eqx.filter_jit
-def _evaluate(y: Float[Array, " n"], distribution: Distribution) -> dict[str, Scalar]:
-    return {name: metric(y, distribution) for name, metric in _METRICS.items()}
+def _evaluate(y: Float[Array, " n"], distribution: Distribution, weights: Weights) -> dict[str, Scalar]:
+    return {name: metric(y, distribution, weights=weights) for name, metric in _METRICS.items()}
+
+
+@eqx.filter_jit
+def _evaluate_groups(
+    y: Float[Array, " n"], distribution: Distribution, number: Int[ArrayLike, " n"], weights: Weights, groups: int
+) -> dict[str, Float[Array, " groups"]]:
+    return _map_groups(lambda weights: _evaluate(y, distribution, weights), number, weights, groups, y.dtype)
+
+
+def worst_group_coverage(
+    y: ArrayLike,
+    distribution: Distribution,
+    by: ArrayLike | Sequence,
+    *,
+    confidence_level: ArrayLike = 0.9,
+    weights: Weights = None,
+) -> Scalar:
+    """The least coverage of the central interval over the groups with these labels.
+
+    Also of exact intervals it is less than the confidence level: it is the least of several random fractions.
+    `evaluate(y, distribution, by=by)` has the coverage at 90 % of every group, and how many rows it has.
+
+    Raises:
+        TypeError, ValueError: as `evaluate` and `coverage` do.
+
+    Example:
+        >>> import numpy as np, jaxcal as jc
+        >>> y, distribution = np.array([0.0, 1.0, 9.0]), jc.Normal(np.zeros(3), 1.0)
+        >>> print(jc.metrics.worst_group_coverage(y, distribution, [0, 1, 1]))
+        0.5
+    """
+    y = _as_targets(y, distribution)
+    weights = _checks.as_weights(weights, y.shape[0])
+    labels, number = _groups(by, weights, y)
+    return _worst_coverage(y, *distribution.interval(confidence_level), number, weights, len(labels))
+
+
+@eqx.filter_jit
+def _worst_coverage(
+    y: Float[Array, " n"],
+    lower: Float[Array, " n"],
+    upper: Float[Array, " n"],
+    number: Int[ArrayLike, " n"],
+    weights: Weights,
+    groups: int,
+) -> Scalar:
+    coverage = lambda weights: _share_inside(y, lower, upper, weights)
+    return _map_groups(coverage, number, weights, groups, y.dtype).min()
+
+
+def _groups(by: ArrayLike | Sequence, weights: Weights, y: Float[Array, " n"]) -> tuple[list, np.ndarray]:
+    """The labels of the groups, and the number of every row's group.
+
+    Raises:
+        ValueError: if the labels are not as many as the rows, or all weights of a group are 0.
+    """
+    labels, number = np.unique(_checks.as_labels("by", by, y.shape[0]), return_inverse=True)
+    if weights is not None and (empty := np.bincount(number, np.asarray(weights)) == 0).any():
+        raise ValueError(f"the weights of group {labels[empty][0]} are all 0: at least one of its rows must count.")
+    return labels.tolist(), number.astype(np.int32)
+
+
+def _map_groups(
+    function: Callable, number: Int[ArrayLike, " n"], weights: Weights, groups: int, dtype: DTypeLike
+) -> Any:
+    """The function of the weights of every group, one group at a time: 0 where a row is of another group."""
+    own = jnp.ones((), dtype) if weights is None else jnp.asarray(weights, dtype)
+    return jax.lax.map(lambda k: function(jnp.where(number == k, own, 0)), jnp.arange(groups, dtype=jnp.int32))
+
+
+def worst_slab_coverage(
+    x: ArrayLike,
+    y: ArrayLike,
+    distribution: Distribution,
+    *,
+    confidence_level: ArrayLike = 0.9,
+    fraction: float = 0.2,
+    num_directions: int = 200,
+    key: PRNGKeyArray,
+) -> Scalar:
+    """The coverage of the central interval over the worst slab of inputs, {x: a <= v'x <= b}, that can be found.
+
+    One half of the rows finds, over random directions v of standardized columns, the slab with at least a `fraction`
+    of the rows whose coverage is the least; the other half measures the coverage there. So an interval that covers
+    equally often everywhere has the coverage of its level in the mean, and one that does not has less.
+
+    Args:
+        x: inputs [n, d]; a vector [n] is one column.
+        y: targets [n].
+        distribution: predictions of n rows.
+        confidence_level: of the interval.
+        fraction: of the rows that a slab holds at least, in (0, 1).
+        num_directions: how many directions are tried; the columns themselves are tried as well.
+        key: random key of the halves and the directions.
+
+    Raises:
+        ValueError: as `coverage` does; if `fraction` is out of its range, or there are fewer than 2 / fraction rows.
+
+    Source: Cauchois, Gupta and Duchi, Knowing what you know, JMLR 22 (2021), section 4; in two halves as by Romano,
+    Sesia and Candès, Classification with valid and adaptive coverage, NeurIPS 2020, section S1.2.
+
+    Example:
+        >>> import jax, numpy as np, jaxcal as jc
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.uniform(-1, 1, 1000)
+        >>> y = np.where(x > 0, 2.0, 0.5) * rng.normal(size=1000)
+        >>> distribution = jc.Normal(np.zeros(1000), 1.458)  # covers 90 % of all rows
+        >>> print(jc.metrics.worst_slab_coverage(x, y, distribution, key=jax.random.key(0)) < 0.85)
+        True
+    """
+    y = _as_targets(y, distribution)
+    x = _checks.as_matrix("x", x, length=y.shape[0])
+    _checks.check_fraction("fraction", fraction)
+    _checks.check_at_least("num_directions", num_directions, 0)
+    _checks.check_rows("y", y, math.ceil(2 / fraction))
+    lower, upper = distribution.interval(confidence_level)
+    return _worst_slab_coverage(x, (lower <= y) & (y <= upper), fraction, num_directions, key)
+
+
+@eqx.filter_jit
+def _worst_slab_coverage(
+    x: Float[Array, "n d"], covered: Bool[Array, " n"], fraction: float, num_directions: int, key: PRNGKeyArray
+) -> Scalar:
+    order_key, key = jax.random.split(key)
+    order = jax.random.permutation(order_key, x.shape[0])
+    x, covered = Standardizer.of(x)(x)[order], covered[order].astype(x.dtype)
+    half = x.shape[0] // 2
+    random = jax.random.normal(key, (num_directions, x.shape[1]), x.dtype)
+    directions = jnp.concatenate([jnp.eye(x.shape[1], dtype=x.dtype), random])
+    shortest = math.ceil(fraction * half)
+
+    def find(direction: Float[Array, " d"]) -> tuple[Scalar, Scalar, Scalar]:
+        places = x[:half] @ direction
+        rows = jnp.argsort(places)
+        least, start, length = scores.least_mean_of_runs(covered[:half][rows], shortest)
+        return least, places[rows[start]], places[rows[start + length - 1]]
+
+    least, low, high = jax.lax.map(find, directions)
+    worst = jnp.argmin(least)
+    places = x[half:] @ directions[worst]
+    return linalg.weighted_mean(covered[half:], ((low[worst] <= places) & (places <= high[worst])).astype(x.dtype))
 
 
 # Helpers
@@ -443,6 +641,8 @@ def _levels(percents: range | tuple[int, ...], y: ArrayLike, distribution: Distr
     return jnp.asarray(np.array(percents) / 100, dtype=_dtype(y, distribution))
 
 
-def _share(rows: Bool[Array, " n"], dtype: DTypeLike) -> Scalar:
+def _share(rows: Bool[Array, " n"], dtype: DTypeLike, weights: Weights = None) -> Scalar:
+    if weights is not None:
+        return linalg.weighted_mean(rows.astype(dtype), weights)
     # Counted in integers: a float32 sum of ones stops growing at 2^24.
     return jnp.count_nonzero(rows).astype(dtype) / rows.size

@@ -17,7 +17,7 @@ LAYERS = [
     {"_checks"},
     {"functional"},
     {"distributions", "guarantee", "preprocessing"},
-    {"metrics", "optimize", "datasets"},
+    {"metrics", "optimize", "datasets", "density_ratio"},
     {"gp", "networks", "cross_validation"},
     {"predictors", "calibrators"},
     {"plots", "pipeline"},

@@ -274,6 +274,110 @@ def test_floors_of_a_calibrated_forecast(rng):
     assert average["calibration_rmse"] < 1 / np.sqrt(6 * n)  # Jensen, for the mean of a root
 
 
+# Rows that count differently, and groups of rows
+
+
+def rows_of(distribution, rows):
+    """Some rows of a normal forecast."""
+    return Normal(np.asarray(distribution.mean)[rows], np.asarray(distribution.std)[rows])
+
+
+def test_whole_weights_are_repeated_rows(forecast, tolerance, rng):
+    y, mean, std = forecast
+    weights = rng.permutation(np.arange(N) % 3)
+    repeated, distribution = np.repeat(np.arange(N), weights), Normal(mean, std)
+    expected = metrics.evaluate(y[repeated], rows_of(distribution, repeated))
+    found = metrics.evaluate(y, distribution, weights=weights)
+    for name in found.keys() - {"ence"}:  # its bins do not divide the weight of a row
+        np.testing.assert_allclose(found[name], expected[name], rtol=10 * tolerance, err_msg=name)
+    parameters = {
+        metrics.pinball: {"levels": np.array([0.1, 0.7])},
+        metrics.observed_fractions: {"levels": np.array([0.1, 0.7]), "closed": True},
+        metrics.coverage: {"confidence_level": 0.6},
+    }
+    for metric, options in parameters.items():
+        np.testing.assert_allclose(
+            metric(y, distribution, **options, weights=weights),
+            metric(y[repeated], rows_of(distribution, repeated), **options),
+            rtol=10 * tolerance,
+        )
+    before = Point(mean + 1)
+    np.testing.assert_allclose(
+        metrics.improvement_ratio(y, before, distribution, weights=weights),
+        metrics.improvement_ratio(y[repeated], Point(mean[repeated] + 1), rows_of(distribution, repeated)),
+        rtol=tolerance,
+    )
+
+
+def test_equal_weights_change_nothing(forecast, tolerance):
+    y, mean, std = forecast
+    plain = metrics.evaluate(y, Normal(mean, std))
+    for name, value in metrics.evaluate(y, Normal(mean, std), weights=np.full(N, 0.3)).items():
+        np.testing.assert_allclose(value, plain[name], rtol=10 * tolerance, err_msg=name)
+
+
+def test_a_row_of_weight_zero_does_not_count(forecast):
+    y, mean, std = forecast
+    weights, far = (np.arange(N) > 0).astype(float), np.where(np.arange(N) > 0, y, 1e30)
+    assert np.isinf(metrics.nlpd(far, Normal(mean, std))) or metrics.nlpd(far, Normal(mean, std)) > 1e20
+    for metric in (metrics.nlpd, metrics.crps, metrics.interval_score):
+        expected = metric(np.where(np.arange(N) > 0, y, 0), Normal(mean, std), weights=weights)
+        np.testing.assert_allclose(metric(far, Normal(mean, std), weights=weights), expected, rtol=1e-6)
+
+
+def test_metrics_of_groups_are_those_of_their_rows(forecast, tolerance):
+    y, mean, std = (part[:36] for part in forecast)
+    labels = np.array(["odd", "even"])[(np.arange(36) % 2 == 0).astype(int)]
+    distribution, weights = Normal(mean, std), np.arange(36) / 7
+    found = metrics.evaluate(y, distribution, by=labels)
+    weighted = metrics.evaluate(y, distribution, by=labels.tolist(), weights=weights)
+    assert found.keys() == weighted.keys() == {"odd", "even"}
+    for label, scores in found.items():
+        rows = np.flatnonzero(labels == label)
+        assert scores.pop("rows") == weighted[label].pop("rows") == len(rows)
+        expected = metrics.evaluate(y[rows], rows_of(distribution, rows))
+        assert list(scores) == list(expected)
+        for name, value in scores.items():
+            np.testing.assert_allclose(value, expected[name], rtol=20 * tolerance, err_msg=name)
+        own = metrics.evaluate(y[rows], rows_of(distribution, rows), weights=weights[rows])
+        for name, value in weighted[label].items():
+            np.testing.assert_allclose(value, own[name], rtol=20 * tolerance, err_msg=name)
+    coverages = [scores["coverage_90"] for scores in found.values()]
+    np.testing.assert_allclose(metrics.worst_group_coverage(y, distribution, labels), min(coverages), rtol=tolerance)
+
+
+def test_wrong_weights_and_labels_are_quoted(forecast):
+    y, mean, std = forecast
+    score = lambda **options: metrics.evaluate(y, Normal(mean, std), **options)
+    with pytest.raises(ValueError, match="weights must not be negative"):
+        score(weights=np.arange(N) - 1.0)
+    with pytest.raises(ValueError, match="weights are all 0"):
+        score(weights=np.zeros(N))
+    with pytest.raises(ValueError, match="weights has 3 rows where 37"):
+        metrics.rmse(y, Normal(mean, std), weights=np.ones(3))
+    with pytest.raises(ValueError, match=r"by must have shape \(37,\), a label for each row; got \(2,\)"):
+        score(by=["a", "b"])
+    with pytest.raises(ValueError, match="weights of group 1 are all 0"):
+        score(by=np.arange(N) % 2, weights=1.0 - np.arange(N) % 2)
+    with pytest.raises(TypeError, match="by is traced"):
+        jax.jit(lambda by: score(by=by))(np.arange(N))
+
+
+def test_the_worst_slab_is_found_and_measured_on_other_rows():
+    """Noise that grows along a direction; an interval of one width covers 90 % on average, and less at its end."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 3))
+    scale = np.exp(x @ [0.6, -0.6, 0.0])
+    y = scale * rng.normal(size=2000)
+    even, narrow = Normal(np.zeros(2000), scale), Normal(np.zeros(2000), np.quantile(np.abs(y), 0.9) / 1.6449)
+    options = {"num_directions": 20, "key": jax.random.key(1)}
+    np.testing.assert_allclose(metrics.worst_slab_coverage(x, y, even, **options), 0.9, atol=0.06)
+    assert metrics.coverage(y, narrow) > 0.89
+    assert metrics.worst_slab_coverage(x, y, narrow, **options) < 0.72
+    with pytest.raises(ValueError, match="at least 10 are needed"):
+        metrics.worst_slab_coverage(x[:8], y[:8], Normal(y[:8], 1.0), **options)
+
+
 # Transformations and dtypes
 
 

@@ -439,3 +439,14 @@ def test_automatic_beta():
     expected = reliability_part / (np.mean(least) + reliability_part)
     np.testing.assert_allclose(scores.accrue_beta(ERRORS), expected, rtol=1e-6 if X64 else 1e-5)
     np.testing.assert_allclose(scores.accrue_beta(-ERRORS), scores.accrue_beta(ERRORS), rtol=EXACT)
+
+
+def test_the_run_of_the_least_mean_is_that_of_all_runs(rng):
+    values = rng.integers(0, 3, size=40).astype(float)
+    for shortest in (1, 7, 25, 40):
+        ends = [(i, j) for i in range(40) for j in range(i + shortest, 41)]
+        expected = min(values[i:j].mean() for i, j in ends)
+        mean, start, length = scores.least_mean_of_runs(jnp.asarray(values), shortest)
+        np.testing.assert_allclose(mean, expected, rtol=1e-5)
+        np.testing.assert_allclose(values[start : start + length].mean(), expected, rtol=1e-5)
+        assert length >= shortest

@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
+from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import (
     check_base,
     coverage_guarantee,
@@ -23,6 +24,7 @@ from jaxcal.calibrators._base import (
     standardized_errors,
     warn_without_width,
 )
+from jaxcal.calibrators._groups import GroupedTables, Labels, Weights
 from jaxcal.distributions import Distribution, Empirical, MultivariateEmpirical, MultivariateNormal, Point
 from jaxcal.functional.quantiles import empirical_rank
 from jaxcal.guarantee import Guarantee
@@ -40,7 +42,9 @@ def fit(
     *,
     rank: str = "crude",
     neighbors: int | None = None,
-) -> "CRUDE | VectorCRUDE":
+    by: Labels | None = None,
+    weights: Weights | None = None,
+) -> "CRUDE | VectorCRUDE | GroupedTables":
     """Sort the standardized errors z = (y - base.mean) / base.std: the table that shapes every prediction.
 
     The calibration rows must not be those that the model behind `base` was trained on, where its errors are smaller
@@ -63,6 +67,9 @@ def fit(
             and a warning names the L needed.
         neighbors: how many calibration rows form the table of a prediction: those whose inputs are nearest to its own
             by Euclidean distance, every column standardized by the calibration rows. None for all rows.
+        by: labels of groups [L], or a function of x that gives them: every group has a table of its own. As of
+            `conformal.fit`, and so are weights.
+        weights: of the rows [L], or a function of x that gives them.
 
     Raises:
         TypeError: if base is not a Distribution.
@@ -95,8 +102,12 @@ def fit(
         return _fit_vectors(base, y)
     y = _checks.as_vector("y", y)
     check_base(base, y.shape[0])
-    neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors, rank)
     scaled = not isinstance(base, Point)
+    if by is not None or weights is not None:
+        if neighbors is not None:
+            raise ValueError(f"neighbors={neighbors} cannot go with by or weights: leave one of them out.")
+        return _groups.fit(x, base, y, by=by, weights=weights, scaled=scaled, rule=rank)
+    neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors, rank)
     # A search for neighbors takes the first of equally distant rows: they must not be sorted by their errors.
     z = (sorted_errors if neighbors is None else standardized_errors)(base, y, scaled)
     warn_without_width(z)

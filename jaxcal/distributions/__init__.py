@@ -9,6 +9,7 @@ over runs or ensemble members gives a valid distribution, whose arrays have furt
 from jaxcal.distributions._base import Distribution
 from jaxcal.distributions.concatenated import Concatenated
 from jaxcal.distributions.empirical import Empirical
+from jaxcal.distributions.grouped import GroupedEmpirical
 from jaxcal.distributions.mixture import Mixture
 from jaxcal.distributions.multivariate import MultivariateEmpirical, MultivariateNormal
 from jaxcal.distributions.parametric import Normal, Point, StudentT
@@ -18,6 +19,7 @@ __all__ = [
     "Concatenated",
     "Distribution",
     "Empirical",
+    "GroupedEmpirical",
     "Mixture",
     "MultivariateEmpirical",
     "MultivariateNormal",

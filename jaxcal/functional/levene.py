@@ -15,7 +15,6 @@ one search: a node's residuals outrank those of the nodes before it, which the q
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -36,6 +35,7 @@ from jaxcal.functional._nodes import (
     layout_of,
     rank,
 )
+from jaxcal.functional.quantiles import last_place
 
 # Up to here all partitions of the categories of a feature are tried: 511 of 10.
 _MAX_ENUMERATED = 10
@@ -385,18 +385,7 @@ def _bound(values: Array, ranked: Ranked) -> Array:
     """The ranks above those of all residuals of the node that are below a value [padded]."""
     start, end = ranked.layout.start, ranked.layout.end
     is_below = lambda place: ranked.ordered[jnp.maximum(place - 1, 0)] < values
-    return _last_place(is_below, start, end, ranked.ordered.shape[0])
-
-
-def _last_place(holds: Callable[[Array], Array], start: Array, end: ArrayLike, length: int) -> Array:
-    """The last places from `start` to `end` at which something holds that holds from the start on: a binary search."""
-
-    def halve(lower: Array, width: Array) -> tuple[Array, None]:
-        probe = jnp.minimum(lower + width, end)
-        return jnp.where(holds(probe), probe, lower), None
-
-    steps = range(length.bit_length() - 1, -1, -1)
-    return lax.scan(halve, start, jnp.array([1 << step for step in steps], jnp.int32))[0]
+    return last_place(is_below, start, end, ranked.ordered.shape[0])
 
 
 def _deviations_from_medians(
@@ -526,4 +515,4 @@ def _best_of_cuts(
 def _select_of_categories(counts: Array, is_in: Array, k: Array) -> Array:
     """The k-th smallest rank of the residuals of some categories, by bisection of their prefix counts."""
     is_before = lambda place: jnp.where(is_in, counts[:, place], 0).sum(dtype=k.dtype) <= k
-    return _last_place(is_before, jnp.zeros_like(k), counts.shape[1] - 1, counts.shape[1])
+    return last_place(is_before, jnp.zeros_like(k), counts.shape[1] - 1, counts.shape[1])

@@ -2,6 +2,7 @@
 
 - `sqrt`, `root_mean_square`, `root_sum_squares`: of numbers whose squares may leave the range of their dtype, with
   derivatives of 0 where others have none; `scale_of`: what to divide by before squaring.
+- `weighted_mean`, `fractions_of`: means over rows that count differently.
 - `add_diagonal`, `inverse_factor`, `inverse_triangular`, `crossproduct`, `half_log_det`: of Cholesky factors.
 """
 
@@ -9,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, ArrayLike, Float
+from jax.typing import DTypeLike
+from jaxtyping import Array, ArrayLike, Float, Real
 
 # Triangular matrices up to this size are not halved any further.
 _LEAF = 256
@@ -39,14 +41,34 @@ def scale_of(*values: Float[Array, "..."], axis: int | None = None) -> Float[Arr
     return jnp.where((size > 0) & jnp.isfinite(size), size, 1)
 
 
-def root_mean_square(values: Float[Array, "..."]) -> Float[Array, ""]:
-    """The root of the mean of all squares, of numbers of any size.
+def root_mean_square(values: Float[Array, "..."], weights: Real[ArrayLike, "..."] | None = None) -> Float[Array, ""]:
+    """The root of the mean of all squares, of numbers of any size; with weights of a weighted mean.
 
     >>> f"{root_mean_square(jnp.full(3, 1e30)):.1e}"
     '1.0e+30'
     """
     scale = scale_of(values)
-    return scale * sqrt(jnp.mean((values / scale) ** 2))
+    return scale * sqrt(weighted_mean((values / scale) ** 2, weights))
+
+
+def weighted_mean(values: Float[Array, "..."], weights: Real[ArrayLike, "..."] | None) -> Float[Array, ""]:
+    """The mean, weighted if there are weights; what has weight 0 does not count, even if it is infinite or NaN.
+
+    No derivative passes through the weights.
+
+    >>> weighted_mean(jnp.array([1.0, 4.0, jnp.inf]), jnp.array([1.0, 2.0, 0.0])).item()
+    3.0
+    """
+    if weights is None:
+        return jnp.mean(values)
+    fractions = fractions_of(weights, values.dtype)
+    return jnp.sum(fractions * jnp.where(fractions > 0, values, 0))
+
+
+def fractions_of(weights: Real[ArrayLike, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
+    """Weights divided by their sum, as constants."""
+    weights = lax.stop_gradient(jnp.asarray(weights, dtype))
+    return weights / weights.sum()
 
 
 def root_sum_squares(a: Array, b: Array) -> Array:

@@ -260,6 +260,29 @@ def invert_cdf(
     return jnp.where(bounded, root, jnp.where(p < 0.5, lower, upper))
 
 
+def last_place(holds: Callable[[Array], Array], start: Array, end: ArrayLike, length: int) -> Array:
+    """The last places from `start` to `end` at which something holds that holds from the start on: a binary search.
+
+    Args:
+        holds: of an array of places, whether it holds there.
+        start: the first places.
+        end: the last ones, of which no two are further apart than `length`.
+        length: a bound.
+
+    Example:
+        >>> table = jnp.array([1.0, 3.0, 3.0, 8.0])
+        >>> print(last_place(lambda place: table[place] <= 3, jnp.array([0, 1]), 3, 4))
+        [2 2]
+    """
+
+    def halve(lower: Array, width: Array) -> tuple[Array, None]:
+        probe = jnp.minimum(lower + width, end)
+        return jnp.where(holds(probe), probe, lower), None
+
+    steps = range(length.bit_length() - 1, -1, -1)
+    return jax.lax.scan(halve, start, jnp.array([1 << step for step in steps], jnp.int32))[0]
+
+
 def _entry(table: Array, rank: Array) -> Array:
     """The values of these ranks, from 1 to L: -inf below and +inf above."""
     size = table.shape[0]

@@ -12,11 +12,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
-from jax.typing import DTypeLike
-from jaxtyping import Array, ArrayLike, Float, Real
+from jaxtyping import Array, ArrayLike, Float, Int, Real
 
 from jaxcal.functional import normal
-from jaxcal.functional.linalg import root_sum_squares
+from jaxcal.functional.linalg import fractions_of, root_sum_squares, weighted_mean
 from jaxcal.functional.normal import SQRT_PI
 from jaxcal.functional.quantiles import unit_gauss_legendre
 
@@ -278,7 +277,7 @@ def reliability_score(
     errors, std = jnp.broadcast_arrays(errors, std)
     positive = std > 0
     z = jnp.where(positive, errors / jnp.where(positive, std, 1), 0)
-    fractions = jnp.full(z.shape, 1 / z.size, z.dtype) if weights is None else _fractions(weights, z.dtype)
+    fractions = jnp.full(z.shape, 1 / z.size, z.dtype) if weights is None else fractions_of(weights, z.dtype)
     # Twice the mid-rank, less 1: constant between ties, so that this is the derivative of D / 2, too.
     rank = jax.lax.stop_gradient(_fraction_below_less_above(z, fractions))
     if unbiased:
@@ -322,7 +321,7 @@ def accrue_beta(errors: Real[ArrayLike, " n"], *, weights: Real[ArrayLike, " n"]
     """
     errors = jnp.asarray(errors)
     sizes = jnp.abs(errors)
-    mean = _mean(sizes, weights)
+    mean = weighted_mean(sizes, weights)
     most = jnp.asarray(_mean_density_of_quantiles(errors.size), mean.dtype)
     return most / (_LEAST_CRPS * mean + most)
 
@@ -353,23 +352,40 @@ def accrue_loss(
         0.314
     """
     crps = normal.crps(errors, 0.0, std)
-    return beta * _mean(crps, weights) + (1 - beta) * reliability_score(errors, std, weights=weights, unbiased=unbiased)
+    score = reliability_score(errors, std, weights=weights, unbiased=unbiased)
+    return beta * weighted_mean(crps, weights) + (1 - beta) * score
+
+
+def least_mean_of_runs(
+    values: Float[Array, " n"], shortest: int
+) -> tuple[Float[Array, ""], Int[Array, ""], Int[Array, ""]]:
+    """The least mean of consecutive values, of at least `shortest` of them: the mean, the first place, the length.
+
+    It takes O(n shortest) operations and O(n) memory: a run of twice the length or more has a half whose mean is not
+    greater.
+
+    Example:
+        >>> mean, start, length = least_mean_of_runs(jnp.array([1.0, 0.0, 1.0, 0.0, 0.0, 1.0]), 3)
+        >>> print(f"{mean:.3f}", start, length)
+        0.250 1 4
+    """
+    n = values.shape[0]
+    sums, starts = jnp.concatenate([jnp.zeros_like(values[:1]), jnp.cumsum(values)]), jnp.arange(n)
+
+    def best_of(length: Int[Array, ""]) -> tuple[Float[Array, ""], Int[Array, ""]]:
+        means = (sums[jnp.minimum(starts + length, n)] - sums[starts]) / length
+        means = jnp.where(starts + length <= n, means, jnp.inf)
+        return means.min(), means.argmin()
+
+    lengths = jnp.arange(shortest, min(2 * shortest, n + 1))
+    means, first = jax.lax.map(best_of, lengths)
+    best = means.argmin()
+    return means[best], first[best], lengths[best]
 
 
 def _integral_of_product(a: Array, b: Array, c: Array, d: Array, s: Array | float) -> Array:
     """The integral of (a + b x) (c + d x) over x in [0, s]."""
     return s * (a * c + s * ((a * d + b * c) / 2 + s * b * d / 3))
-
-
-def _mean(values: Float[Array, " n"], weights: Real[ArrayLike, " n"] | None) -> Float[Array, ""]:
-    """The mean over rows, weighted if there are weights."""
-    return jnp.mean(values) if weights is None else jnp.sum(_fractions(weights, values.dtype) * values)
-
-
-def _fractions(weights: Real[ArrayLike, " n"], dtype: DTypeLike) -> Float[Array, " n"]:
-    """The weights, with sum 1 and no derivative."""
-    weights = jax.lax.stop_gradient(jnp.asarray(weights, dtype))
-    return weights / weights.sum()
 
 
 def _fraction_below_less_above(z: Float[Array, " n"], fractions: Float[Array, " n"]) -> Float[Array, " n"]:

@@ -36,13 +36,16 @@ from typing import Literal, overload
 from jaxtyping import ArrayLike, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal.calibrators import _groups
+from jaxcal.calibrators._base import check_base
+from jaxcal.calibrators._groups import GroupedTables, Labels, Weights
 from jaxcal.calibrators.conformal import distributions, intervals, quantiles
 from jaxcal.calibrators.conformal.distributions import ConformalCalibrator
 from jaxcal.calibrators.conformal.intervals import SplitConformal
 from jaxcal.calibrators.conformal.quantiles import ConformalizedQuantiles
 from jaxcal.distributions import Distribution, Point
 
-__all__ = ["ConformalCalibrator", "ConformalizedQuantiles", "SplitConformal", "fit"]
+__all__ = ["ConformalCalibrator", "ConformalizedQuantiles", "GroupedTables", "SplitConformal", "fit"]
 
 # The scores that each rule takes.
 _SCORES = {
@@ -63,6 +66,19 @@ def fit(
     confidence_levels: None = None,
     key: PRNGKeyArray | None = None,
 ) -> SplitConformal: ...
+@overload
+def fit(
+    x: ArrayLike | None,
+    base: Distribution,
+    y: ArrayLike,
+    *,
+    score: Literal["absolute", "scaled", "signed"] | None = None,
+    rule: None = None,
+    confidence_levels: None = None,
+    key: PRNGKeyArray | None = None,
+    by: Labels | None = None,
+    weights: Weights | None = None,
+) -> SplitConformal | GroupedTables: ...
 @overload
 def fit(
     x: ArrayLike | None,
@@ -94,7 +110,9 @@ def fit(
     rule: str | None = None,
     confidence_levels: Sequence[float] | None = None,
     key: PRNGKeyArray | None = None,
-) -> SplitConformal | ConformalizedQuantiles | ConformalCalibrator:
+    by: Labels | None = None,
+    weights: Weights | None = None,
+) -> SplitConformal | ConformalizedQuantiles | ConformalCalibrator | GroupedTables:
     """Sort the scores of calibration rows, which must not be rows that the model was trained on.
 
     The model that predicts the calibration rows must be the one that will predict new rows: predictions out of fold
@@ -128,8 +146,11 @@ def fit(
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. No gradient passes through the fit;
     predictions are differentiable in base.
 
+    With `by` every group of rows has a table and a guarantee of its own, with `weights` the guarantee is for new rows
+    whose inputs are distributed otherwise than those of the calibration rows.
+
     Args:
-        x: not used; may be None.
+        x: inputs [L, d], for functions of x; else it is not used and may be None.
         base: the model's predictions at x, [L].
         y: targets [L].
         score: without a rule "absolute", "scaled", "signed" or "quantile"; None for "scaled" where the base has a std,
@@ -138,10 +159,14 @@ def fit(
         confidence_levels: the levels c of the intervals of score="quantile" (default 0.5, 0.8, 0.9, 0.95).
         key: random key of the ranks that rule="randomized" draws. `ConformalCalibrator` says which draws are the same
             in all calls.
+        by: labels of groups [L], numbers or strings, or a function of x that gives them; without a rule, and not with
+            score="quantile". Labels that are an array here are given again at the call, `module(x, base, by=labels)`.
+        weights: of the rows [L], not negative, or a function of x that gives them; likewise. For a shift of the inputs
+            they are proportional to the density of the new inputs over that of the calibration inputs.
 
     Returns:
         without a rule a `SplitConformal`, or with score="quantile" a `ConformalizedQuantiles`; with a rule a
-        `ConformalCalibrator`.
+        `ConformalCalibrator`; with `by` or `weights` a `GroupedTables`.
 
     Raises:
         TypeError: if base is not a Distribution.
@@ -174,6 +199,14 @@ def fit(
         score = "signed" if rule else "absolute" if isinstance(base, Point) else "scaled"
     _checks.check_choice(f"with rule={rule!r} score", score, _SCORES[rule])
     y = _checks.as_vector("y", y)
+    if by is not None or weights is not None:
+        if rule is not None or score == "quantile":
+            given = f"rule={rule!r}" if rule else "score='quantile'"
+            raise ValueError(f"by and weights go with 'absolute', 'scaled' and 'signed' errors; got {given}.")
+        check_base(base, y.shape[0])
+        scaled = score == "scaled" or (score == "signed" and not isinstance(base, Point))
+        table_rule = "conformal" if score == "signed" else "symmetric"
+        return _groups.fit(x, base, y, by=by, weights=weights, scaled=scaled, rule=table_rule)
     if score == "quantile":
         return quantiles.fit(base, y, confidence_levels)
     if confidence_levels is not None:

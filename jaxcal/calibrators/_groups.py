@@ -1,0 +1,231 @@
+"""Groups of rows, and weights of rows, of calibrators that are tables of errors.
+
+The errors of each group make a table of their own, so that the coverage holds within every group (Mondrian conformal
+prediction: Vovk, Lindsay, Nouretdinov and Gammerman 2003). With weights w(x), proportional to the density of the new
+inputs over that of the calibration inputs, it holds for the new ones (Tibshirani, Barber, Candès and Ramdas 2019).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from jaxcal import _checks
+from jaxcal.calibrators._base import coverage_guarantee, location_and_scale, standardized_errors
+from jaxcal.distributions import Distribution, GroupedEmpirical
+from jaxcal.functional import tables
+from jaxcal.functional.tables import Tables
+from jaxcal.guarantee import Guarantee, WeightedGuarantee
+
+Labels = ArrayLike | Sequence | Callable
+Weights = ArrayLike | Callable
+
+
+class Groups(eqx.Module):
+    """The labels of groups, and where they come from.
+
+    Attributes:
+        labels: of the groups, in increasing order; one group of all rows where there are none.
+        by: the function of x that gives them, or None where they come with the rows.
+    """
+
+    labels: tuple[Any, ...] = eqx.field(static=True)
+    by: Callable | None = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, x: ArrayLike | None, by: Labels | None, length: int) -> tuple["Groups", np.ndarray]:
+        """The groups of calibration rows, and the number of each row's group [length].
+
+        Raises:
+            ValueError: if there are not as many labels as rows, or `by` is a function and x is None.
+        """
+        if by is None:
+            return cls(labels=(), by=None), np.zeros(length, np.int32)
+        function = by if callable(by) else None
+        labels, number = np.unique(_labels(x, by, length), return_inverse=True)
+        return cls(labels=tuple(labels.tolist()), by=function), number.astype(np.int32)
+
+    def number_of_rows(self, x: ArrayLike | None, by: Labels | None, length: int) -> Int[Array, " n"]:
+        """The number of the group of each new row.
+
+        Raises:
+            ValueError: if labels are missing, are not as many as the rows, or one was in no calibration row.
+        """
+        if not self.labels:
+            if by is not None:
+                raise ValueError("by has no effect: the calibrator was fitted without groups.")
+            return jnp.zeros(length, jnp.int32)
+        by = self.by if by is None else by
+        if by is None:
+            raise ValueError("the calibrator was fitted with labels of groups: give those of these rows, by=labels.")
+        given: Any = by(x) if callable(by) and x is not None else by
+        labels = np.array(self.labels)
+        if _checks.is_traced(given):  # numbers, whose values are not known
+            return jnp.clip(jnp.searchsorted(labels, given), 0, len(labels) - 1).astype(jnp.int32)
+        given = _labels(x, given, length)
+        if (given.dtype.kind in "US") != (labels.dtype.kind in "US"):
+            raise ValueError(f"by holds {given.dtype.name}, but the labels of the fit are {labels.dtype.name}.")
+        place = np.minimum(np.searchsorted(labels, given), len(labels) - 1)
+        if (unseen := labels[place] != given).any():
+            raise ValueError(
+                f"by holds the label {given[unseen][0].item()!r}, which no calibration row has; there are "
+                f"{', '.join(map(repr, self.labels[:10]))}{', ...' if len(self.labels) > 10 else ''}."
+            )
+        return jax.device_put(place.astype(np.int32))
+
+    def number_of(self, label: Any) -> int:
+        """The number of the group with a label.
+
+        Raises:
+            ValueError: if there is no such group.
+        """
+        if not self.labels:
+            return 0
+        _checks.check_choice("group", label, self.labels)
+        return self.labels.index(label)
+
+
+class GroupedTables(eqx.Module):
+    """A table of errors for every group, with weights; made by `conformal.fit` and `crude.fit` with `by` or `weights`.
+
+    Attributes:
+        tables: the errors of every group; with the rule "symmetric" the absolute errors and their negatives.
+        groups: the labels.
+        sizes: how many calibration rows each group has [groups].
+        effective: how many rows of equal weight each group is worth [groups], (sum w)^2 / sum w^2.
+        weights: the function of x that gives the weight of a row; None where they come with the rows.
+        scaled: whether errors are measured in predicted stds, or on the scale of y.
+        rule: how a quantile is read from a table, see `functional.tables.quantile`.
+        weighted: whether the rows have weights.
+        out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
+    """
+
+    tables: Tables
+    groups: Groups
+    sizes: Int[Array, " groups"]
+    effective: Float[Array, " groups"]
+    weights: Callable | None = eqx.field(static=True)
+    scaled: bool = eqx.field(static=True)
+    rule: str = eqx.field(static=True)
+    weighted: bool = eqx.field(static=True)
+    out_of_fold: bool = eqx.field(static=True)
+
+    def __call__(
+        self,
+        x: ArrayLike | None,
+        base: Distribution,
+        *,
+        by: Labels | None = None,
+        weights: Weights | None = None,
+    ) -> GroupedEmpirical:
+        """The distributions base.mean + scale * Z, Z from the table of the row's group.
+
+        Args:
+            x: inputs [n, d]; used by functions of x alone, else it may be None.
+            base: the model's predictions, [n].
+            by: labels of the rows [n], if they were an array in the fit.
+            weights: of the rows [n], if they were an array in the fit.
+
+        Raises:
+            TypeError: if base is not a Distribution.
+            ValueError: if its mean or std is not finite, or a std not positive; if labels or weights are missing, of
+                the wrong length or out of range; if no calibration row has the label of a row.
+        """
+        loc, scale = location_and_scale(base, self.scaled)
+        number = self.groups.number_of_rows(x, by, loc.shape[0])
+        weights = self.weights if weights is None else weights
+        if (weights is not None) != self.weighted:
+            raise ValueError(
+                "the calibrator was fitted with weights: give those of these rows, weights=w."
+                if self.weighted
+                else "weights have no effect: the calibrator was fitted without."
+            )
+        new_weight = None if weights is None else weights_of(x, weights, loc.shape[0])
+        return GroupedEmpirical(loc, scale, number, self.tables, self.rule, new_weight)
+
+    def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee | WeightedGuarantee:
+        """The coverage guarantee of the central interval at this level, in the group with a label.
+
+        Raises:
+            ValueError: if the confidence level lies outside (0, 1), the errors are out of fold, the rule guarantees
+                nothing, or there is no group with the label.
+        """
+        number = self.groups.number_of(group)
+        rows = int(self.sizes[number])
+        guarantee = coverage_guarantee(confidence_level, rows, self.rule, self.out_of_fold)
+        if not self.weighted:
+            return guarantee
+        return WeightedGuarantee(confidence_level, rows, float(self.effective[number]))
+
+
+def fit(
+    x: ArrayLike | None,
+    base: Distribution,
+    y: Float[Array, " l"],
+    *,
+    by: Labels | None,
+    weights: Weights | None,
+    scaled: bool,
+    rule: str,
+) -> GroupedTables:
+    """The tables of checked calibration rows.
+
+    Raises:
+        ValueError: if labels or weights are not as many as the rows, a weight is negative, NaN or infinite, or those of
+            a group are all 0.
+    """
+    groups, number = Groups.of(x, by, y.shape[0])
+    known = None if weights is None else weights_of(x, weights, y.shape[0])
+    errors = standardized_errors(base, y, scaled)
+    if known is not None:
+        counts = np.asarray(known)
+        total = np.bincount(number, counts)
+        if (total == 0).any():
+            label = groups.labels[int(np.argmax(total == 0))] if groups.labels else "of all rows"
+            raise ValueError(f"the weights of group {label!r} are all 0: at least one of its rows must count.")
+        # Of rows of weight 0 no table needs to know.
+        errors, number, known = errors[counts > 0], number[counts > 0], known[counts > 0]
+    count = max(len(groups.labels), 1)
+    symmetric = rule == "symmetric"
+    return GroupedTables(
+        tables=tables.make(jnp.abs(errors) if symmetric else errors, number, count, known, symmetric),
+        groups=groups,
+        sizes=jax.device_put(np.bincount(number, minlength=count)),
+        effective=_effective(number, count, known, errors.dtype),
+        weights=weights if callable(weights) else None,
+        scaled=scaled,
+        rule=rule,
+        weighted=weights is not None,
+        out_of_fold=base.is_out_of_fold,
+    )
+
+
+def weights_of(x: ArrayLike | None, weights: Weights, length: int) -> Float[Array, " n"]:
+    """The weights of rows, given or by a function of x."""
+    if callable(weights):
+        if x is None:
+            raise ValueError("x is None, but weights is a function of x: give x.")
+        weights = weights(x)
+    found = _checks.as_vector("weights", weights, length=length)
+    _checks.check_not_negative("weights", found)
+    return found
+
+
+def _labels(x: ArrayLike | None, by: Labels, length: int) -> np.ndarray:
+    """The labels of rows, given or by a function of x."""
+    if callable(by):
+        if x is None:
+            raise ValueError("x is None, but by is a function of x: give x.")
+        by = by(x)
+    return _checks.as_labels("by", by, length)
+
+
+def _effective(number: np.ndarray, count: int, weights: Float[Array, " l"] | None, dtype: np.dtype) -> Array:
+    """(sum w)^2 / sum w^2 of every group."""
+    known = np.ones(len(number)) if weights is None else np.asarray(weights, float)
+    sums, squares = (np.bincount(number, each, minlength=count) for each in (known, known**2))
+    return jax.device_put(np.array(sums**2 / squares, dtype))

@@ -1,0 +1,106 @@
+"""The density of new inputs over that of others, from inputs alone: the weights of conformal prediction after a shift.
+
+A classifier that gives the probability p(x) that a row is one of the m new ones, and not of the n others, gives the
+ratio of their densities, p(x) / (1 - p(x)) n / m (Sugiyama, Suzuki and Kanamori 2012, section 4). With it as `weights`
+conformal intervals cover new rows whose inputs are distributed otherwise than those of the calibration rows
+(Tibshirani, Barber, Candès and Ramdas, NeurIPS 2019).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from jaxcal import _checks
+
+
+def fit(x: ArrayLike, new_x: ArrayLike, *, classifier: Any = None) -> "DensityRatio":
+    """Fit a classifier that distinguishes the rows new_x from the rows x.
+
+    The others should not be the calibration rows themselves but rows distributed as they are, such as those that the
+    model was trained on: a flexible classifier knows the rows that it was fitted to, and the coverage guarantee is for
+    weights that do not depend on the calibration rows.
+
+    Args:
+        x: inputs [n, d] distributed as those of the calibration rows; a vector [n] is one column.
+        new_x: inputs [m, d] distributed as those to predict.
+        classifier: an object with `fit` and `predict_proba`, as scikit-learn has them, which is cloned; or a function
+            `fit(x, is_new)` whose value maps inputs [k, d] to the probabilities [k] of being new. None for a logistic
+            regression of the standardized columns, whose ratio is the exponential of a linear function.
+
+    Raises:
+        TypeError: if an argument is traced, or the classifier is of neither kind.
+        ValueError: if x or new_x is empty, not finite or of the wrong shape, or they differ in columns.
+        ImportError: if scikit-learn is missing (the extra `sklearn` has it), and the classifier is no function.
+
+    Example:
+        >>> import numpy as np, jaxcal as jc
+        >>> rng = np.random.default_rng(0)
+        >>> x, new_x = rng.normal(0, 1, 2000), rng.normal(1, 1, 2000)
+        >>> ratio = jc.density_ratio.fit(x, new_x)  # it is exp(x - 1/2)
+        >>> print(np.log(ratio(np.array([-0.5, 1.5, 2.5]))).round())
+        [-1.  1.  2.]
+    """
+    x, new_x = _checks.as_matrix("x", x), _checks.as_matrix("new_x", new_x)
+    _checks.check_columns("new_x", new_x, x.shape[1], "x has")
+    if _checks.is_traced(x, new_x):
+        raise TypeError("an argument is traced, but a classifier needs NumPy arrays: call fit outside jit and vmap.")
+    is_new = np.arange(len(x) + len(new_x)) >= len(x)
+    rows = np.concatenate([np.asarray(x), np.asarray(new_x)])
+    return DensityRatio(_fitted(classifier, rows, is_new), len(x) / len(new_x), x.shape[1])
+
+
+class DensityRatio(eqx.Module):
+    """The ratio of two densities of inputs, a function of x; made by `fit`.
+
+    Attributes:
+        probability: the function that gives the probability that a row is new, of NumPy arrays.
+        odds: the number of other rows for each new one in the fit.
+        num_columns: of the inputs.
+    """
+
+    probability: Callable[[np.ndarray], np.ndarray] = eqx.field(static=True)
+    odds: float = eqx.field(static=True)
+    num_columns: int = eqx.field(static=True)
+
+    def __call__(self, x: ArrayLike) -> Float[Array, " n"]:
+        """The ratio at inputs [n, d]; where the classifier is certain, that of the least probability it can tell.
+
+        Raises:
+            TypeError: if x is traced.
+            ValueError: if x has another number of columns, or the classifier gives no probabilities.
+        """
+        x = _checks.as_matrix("x", x)
+        _checks.check_columns("x", x, self.num_columns, "the classifier was fitted on")
+        if _checks.is_traced(x):
+            raise TypeError("x is traced, but a classifier needs NumPy arrays: call it outside jit and vmap.")
+        p = np.asarray(self.probability(np.asarray(x)), float)
+        if p.shape != x.shape[:1] or not ((p >= 0) & (p <= 1)).all():
+            raise ValueError(f"the classifier must give {len(x)} probabilities between 0 and 1; got shape {p.shape}.")
+        least = np.finfo(np.float32).eps
+        p = p.clip(least, 1 - least)
+        return jax.device_put(np.array(self.odds * p / (1 - p), x.dtype))
+
+
+def _fitted(classifier: Any, rows: np.ndarray, is_new: np.ndarray) -> Any:
+    """The probability of being new, by a classifier of any kind."""
+    if classifier is not None and not hasattr(classifier, "predict_proba"):
+        if not callable(classifier):
+            raise TypeError(
+                f"classifier must have fit and predict_proba, or be a function; got {type(classifier).__name__}."
+            )
+        return classifier(rows, is_new)
+    try:
+        from sklearn.base import clone
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+    except ImportError as error:
+        raise ImportError("scikit-learn is not installed: pip install 'jaxcal[sklearn]'.") from error
+    default = make_pipeline(StandardScaler(), LogisticRegression(solver="newton-cholesky"))
+    model: Any = default if classifier is None else clone(classifier)
+    model.fit(rows, is_new)
+    return lambda x: model.predict_proba(x)[:, 1]

@@ -1,0 +1,219 @@
+"""Tables of weighted values, one for every group, behind one another in one array: quantiles, cdfs, scores.
+
+A group's table is its values in increasing order and the sums of their weights. All tables together take O(M) memory
+for M values, however the groups differ in size, and every look-up is a binary search, O(log M), in the table of its
+row's group. With a weight of 1 for every value the quantiles are those of `functional.quantiles.empirical_quantile`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
+
+from jaxcal.functional import linalg
+from jaxcal.functional.quantiles import CONFORMAL_RULES, last_place
+
+
+class Tables(eqx.Module):
+    """The tables of groups 0, 1, ..., made by `make`.
+
+    Attributes:
+        values: of all groups [M], in increasing order within each.
+        upto: the sums of the weights [M] up to each value, within its group.
+        start: where the table of each group begins [groups + 1]; the last one is M.
+        mean: of each table [groups].
+        std: of each table [groups].
+        sums: the sums of weight * (value - mean) up to each value [M], within its group.
+        distance: half the mean distance of two values of a table [groups], E|Z - Z'| / 2.
+    """
+
+    values: Float[Array, " m"]
+    upto: Float[Array, " m"]
+    start: Int[Array, " groups_and_1"]
+    mean: Float[Array, " groups"]
+    std: Float[Array, " groups"]
+    sums: Float[Array, " m"]
+    distance: Float[Array, " groups"]
+
+
+@partial(jax.jit, static_argnames=("number", "symmetric"))
+def make(
+    values: Float[Array, " m"],
+    group: Int[ArrayLike, " m"],
+    number: int,
+    weights: Float[Array, " m"] | None = None,
+    symmetric: bool = False,
+) -> Tables:
+    """The tables of values in any order.
+
+    Args:
+        values: of all groups [M].
+        group: the number of each value's group [M], from 0 to number - 1.
+        number: of groups, each with a value.
+        weights: of the values [M], positive; 1 where None.
+        symmetric: whether each value, not negative, stands for itself and for its negative.
+
+    Example:
+        >>> tables = make(jnp.array([3.0, 1.0, 5.0]), jnp.array([0, 0, 1]), 2)
+        >>> print(tables.values, tables.upto, tables.start)
+        [1. 3. 5.] [1. 2. 1.] [0 2 3]
+    """
+    operands = (jnp.asarray(group, jnp.int32), values) + (() if weights is None else (weights.astype(values.dtype),))
+    group, values, *counts = jax.lax.sort(operands, num_keys=2)
+    start = jnp.searchsorted(group, jnp.arange(number + 1, dtype=jnp.int32)).astype(jnp.int32)
+    if symmetric:
+        values, group, counts, start = _with_negatives(values, group, counts, start)
+    place = jnp.arange(values.shape[0], dtype=jnp.int32)
+    if counts:
+        counts, upto = counts[0], _sums_within(counts[0], place == start[group])
+    else:  # counted in integers, which are exact
+        counts, upto = jnp.ones_like(values), (place - start[group] + 1).astype(values.dtype)
+    total = upto[start[1:] - 1]
+    of_group = partial(jax.ops.segment_sum, segment_ids=group, num_segments=number, indices_are_sorted=True)
+    # Squares of deviations are numbers only in units of the largest one.
+    unit = linalg.scale_of(values)
+    mean = unit * of_group(counts * (values / unit)) / total
+    deviations = values - mean[group]
+    std = unit * linalg.sqrt(of_group(counts * (deviations / unit) ** 2) / total)
+    distance = of_group(counts / total[group] * deviations * ((2 * upto - counts) / total[group] - 1))
+    return Tables(
+        values=values,
+        upto=upto,
+        start=start,
+        mean=mean,
+        std=std,
+        sums=_sums_within(counts * deviations, place == start[group]),
+        distance=distance,
+    )
+
+
+def _with_negatives(
+    values: Float[Array, " m"], group: Int[Array, " m"], counts: Sequence[Array], start: Int[Array, " groups_and_1"]
+) -> tuple[Float[Array, " twice_m"], Int[Array, " twice_m"], list[Array], Int[Array, " groups_and_1"]]:
+    """Sorted tables with the negatives of their values before them, sorted too."""
+    group = jnp.repeat(group, 2)
+    size, first = (start[1:] - start[:-1])[group], start[:-1][group]
+    place = jnp.arange(group.shape[0], dtype=jnp.int32) - 2 * first
+    negative = place < size
+    row = first + jnp.where(negative, size - 1 - place, place - size)
+    return jnp.where(negative, -values[row], values[row]), group, [each[row] for each in counts], 2 * start
+
+
+def cdf(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> Float[Array, " n"]:
+    """The fraction of the weight of each row's table that lies at or below u."""
+    place, total = _places_upto(tables, group, u), _totals(tables, group)
+    return _before(tables.upto, place, tables.start[group]) / total
+
+
+def crps(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> Float[Array, " n"]:
+    """CRPS at u of the distribution of each row's table: E|u - Z| - E|Z - Z'| / 2, by sums up to u.
+
+    Source: Jordan, Krueger and Lerch, Journal of Statistical Software 90 (2019).
+    """
+    start, place, total = tables.start[group], _places_upto(tables, group, u), _totals(tables, group)
+    below, sums = (_before(each, place, start) / total for each in (tables.upto, tables.sums))
+    return (2 * below - 1) * (u - tables.mean[group]) - 2 * sums - tables.distance[group]
+
+
+def quantile(
+    tables: Tables,
+    group: Int[ArrayLike, " n"],
+    p: Float[Array, " n"],
+    rule: str,
+    new_weight: Float[Array, " n"] | None = None,
+) -> Float[Array, " n"]:
+    """The quantile of each row's table at level p, by the rules of `functional.quantiles.empirical_quantile`.
+
+    With weights a rank is a sum of weights: with W the sum of all of a table and w the weight of the new row,
+
+    - "inverse_cdf": the least value up to which the sum is p W or more; "crude": more than p W;
+    - "conformal": the least value up to which the sum is p (W + w) or more, +inf where there is none, -inf at p = 0;
+    - "symmetric": of a table that is symmetric about 0, sign(p - 1/2) s with s the conformal quantile of its positive
+      half at level |2 p - 1|.
+
+    Args:
+        tables: of `make`.
+        group: the number of each row's group.
+        p: levels in [0, 1].
+        rule: one of these.
+        new_weight: w; 1 where None.
+
+    Source: for the conformal rules with weights Tibshirani, Barber, Candès and Ramdas, NeurIPS 2019, corollary 1.
+
+    Example:
+        >>> tables = make(jnp.array([3.0, 1.0, 5.0]), jnp.array([0, 0, 1]), 2)
+        >>> print(quantile(tables, jnp.array([0, 0, 1]), jnp.array([0.5, 0.9, 0.4]), "conformal"))
+        [ 3. inf  5.]
+    """
+    total, start = _totals(tables, group), tables.start[group]
+    size = tables.start[group + 1] - start
+    new = jnp.ones_like(total) if new_weight is None else new_weight
+    half = total / 2 if rule == "symmetric" else jnp.zeros_like(total)
+    level = jnp.abs(2 * p - 1) if rule == "symmetric" else p
+    target = level * (total - half + new if rule in CONFORMAL_RULES else total)
+    tolerance = _tolerance(target, total, size)
+    # The places before which the sum has not yet reached what is wanted.
+    if rule == "crude":
+        is_before = lambda sums: sums <= target + tolerance
+    else:
+        is_before = lambda sums: sums - half < target - tolerance
+    holds = lambda place: is_before(_before(tables.upto, place, start))
+    place = last_place(holds, start, tables.start[group + 1], tables.values.shape[0])
+    beyond = place >= tables.start[group + 1]
+    value = tables.values[jnp.minimum(place, tables.start[group + 1] - 1)]
+    if rule not in CONFORMAL_RULES:
+        return value
+    value = jnp.where(beyond, jnp.inf, value)
+    if rule == "conformal":
+        return jnp.where(target <= tolerance, -jnp.inf, value)
+    return jnp.where(level > 0, jnp.sign(2 * p - 1) * value, 0)
+
+
+def quantile_from_above(
+    tables: Tables, group: Int[ArrayLike, " n"], p: Float[Array, " n"], new_weight: Float[Array, " n"] | None = None
+) -> Float[Array, " n"]:
+    """The negative of the conformal quantile at level p of the negatives of the values.
+
+    It is the greatest value from which on the sum of the weights is p (W + w) or more; -inf where there is none.
+    """
+    total, start = _totals(tables, group), tables.start[group]
+    target = p * (total + (1 if new_weight is None else new_weight))
+    tolerance = _tolerance(target, total, tables.start[group + 1] - start)
+    holds = lambda place: total - _before(tables.upto, place, start) >= target - tolerance
+    place = last_place(holds, start, tables.start[group + 1] - 1, tables.values.shape[0])
+    return jnp.where(total < target - tolerance, -jnp.inf, tables.values[place])
+
+
+def _totals(tables: Tables, group: Int[ArrayLike, " n"]) -> Float[Array, " n"]:
+    return tables.upto[tables.start[group + 1] - 1]
+
+
+def _places_upto(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> Int[Array, " n"]:
+    """The place behind the last value of each row's table that is not above u."""
+    start = tables.start[group]
+    holds = lambda place: (place == start) | (tables.values[jnp.maximum(place - 1, 0)] <= u)
+    return last_place(holds, start, tables.start[group + 1], tables.values.shape[0])
+
+
+def _before(sums: Float[Array, " m"], place: Int[Array, " n"], start: Int[Array, " n"]) -> Float[Array, " n"]:
+    """The sum over the values of a table before a place."""
+    return jnp.where(place > start, sums[jnp.maximum(place - 1, 0)], 0)
+
+
+def _tolerance(target: Float[Array, " n"], total: Float[Array, " n"], size: Int[Array, " n"]) -> Float[Array, " n"]:
+    """By how much a sum and what is wanted may differ by rounding, as for ranks, in units of the mean weight."""
+    eps, mean = float(jnp.finfo(target.dtype).eps), total / size
+    return jnp.minimum(eps * (4 * target + mean * jnp.minimum(size, 1000)), 0.25 * mean)
+
+
+def _sums_within(values: Float[Array, " m"], first: Bool[Array, " m"]) -> Float[Array, " m"]:
+    """Sums up to each value, begun anew where one is the first of its table."""
+
+    def add(left, right):
+        (sums, _), (values, anew) = left, right
+        return jnp.where(anew, values, sums + values), left[1] | anew
+
+    return jax.lax.associative_scan(add, (values, first))[0]

@@ -1,0 +1,247 @@
+"""Groups and weights of calibration rows: tables against loops, coverage within groups and after a shift of inputs."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcal import Empirical, GroupedEmpirical, Normal, Point
+from jaxcal.calibrators import conformal, crude
+from jaxcal.functional import tables
+
+pytestmark = pytest.mark.contract_in_32_bits
+
+X64 = jax.config.jax_enable_x64
+EXACT = 1e-10 if X64 else 3e-5
+# 23 values of three groups, one of which has a single value; two are equal.
+NUMBER = np.array([0] * 9 + [1] * 13 + [2])
+VALUES = np.round(np.random.default_rng(0).normal(size=23), 2)
+VALUES[3] = VALUES[5]
+WEIGHTS = np.random.default_rng(1).integers(1, 4, 23) / 4
+ROWS = np.array([0, 1, 2, 1, 0])
+U = np.array([-0.3, 0.4, 0.1, -5.0, VALUES[3]])
+LEVELS = (0.0, 0.1, 0.29, 0.5, 0.6, 0.9, 1.0)
+
+
+def of_group(k, weighted=False):
+    """The sorted values of a group and their weights."""
+    mine = np.equal(NUMBER, k)
+    order = np.argsort(VALUES[mine], kind="stable")
+    return VALUES[mine][order], (WEIGHTS[mine] if weighted else np.ones(mine.sum()))[order]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["equal", "weighted"])
+def table(request):
+    """The tables of rows in another order, and whether they are weighted."""
+    order = np.random.default_rng(2).permutation(23)
+    weights = WEIGHTS[order] if request.param else None
+    return tables.make(jnp.asarray(VALUES[order]), NUMBER[order], 3, weights), request.param
+
+
+def test_tables_are_those_of_the_groups(table):
+    found, weighted = table
+    for k in range(3):
+        values, weights = of_group(k, weighted)
+        mine = slice(int(found.start[k]), int(found.start[k + 1]))
+        np.testing.assert_allclose(found.values[mine], values, rtol=EXACT)
+        np.testing.assert_allclose(found.upto[mine][-1], weights.sum(), rtol=EXACT)
+        mean = np.average(values, weights=weights)
+        np.testing.assert_allclose(found.mean[k], mean, atol=EXACT)
+        np.testing.assert_allclose(found.std[k] ** 2, np.average((values - mean) ** 2, weights=weights), atol=EXACT)
+
+
+def test_cdf_and_score_are_those_of_loops(table):
+    found, weighted = table
+    cdf, crps = jax.jit(lambda u: (tables.cdf(found, ROWS, u), tables.crps(found, ROWS, u)))(jnp.asarray(U))
+    for row, (k, u) in enumerate(zip(ROWS, U, strict=True)):
+        values, weights = of_group(k, weighted)
+        p = weights / weights.sum()
+        np.testing.assert_allclose(cdf[row], p[values <= u + 1e-9].sum(), rtol=EXACT)
+        pairs = np.abs(values[:, None] - values) * p[:, None] * p
+        np.testing.assert_allclose(crps[row], p @ np.abs(values - u) - pairs.sum() / 2, rtol=10 * EXACT)
+
+
+def quantile_by_loop(values, weights, p, rule, new):
+    """The definitions, with sums that are exact numbers."""
+    upto, total = np.cumsum(weights), weights.sum()
+    if rule == "conformal":
+        target = np.round(p * (total + new), 9)
+        return -np.inf if target == 0 else np.append(values, np.inf)[np.searchsorted(upto, target)]
+    target = np.round(p * total, 9)
+    place = np.searchsorted(upto, target, side="right" if rule == "crude" else "left")
+    return values[min(place, len(values) - 1)]
+
+
+@pytest.mark.parametrize("rule", ["inverse_cdf", "crude", "conformal"])
+def test_quantiles_are_those_of_loops(table, rule):
+    found, weighted = table
+    new = np.array([0.5, 1.0, 2.0, 1.5, 0.0])
+    read = jax.jit(lambda p, new: tables.quantile(found, ROWS, p, rule, new))
+    for level in LEVELS:
+        expected = [quantile_by_loop(*of_group(k, weighted), level, rule, w) for k, w in zip(ROWS, new, strict=True)]
+        np.testing.assert_allclose(read(jnp.full(5, level), jnp.asarray(new)), expected, rtol=EXACT)
+
+
+def test_quantiles_from_above_are_those_of_the_negatives(table):
+    found, weighted = table
+    negatives = tables.make(jnp.asarray(-VALUES), NUMBER, 3, WEIGHTS if weighted else None)
+    both = jax.jit(
+        lambda p: (tables.quantile_from_above(found, ROWS, p), -tables.quantile(negatives, ROWS, p, "conformal"))
+    )
+    for level in LEVELS[1:]:
+        np.testing.assert_allclose(*both(jnp.full(5, level)), rtol=EXACT)
+
+
+@pytest.mark.parametrize("rule", ["inverse_cdf", "crude", "conformal", "symmetric"])
+@pytest.mark.filterwarnings("ignore:.*quantile is infinite", "ignore:.*too few for a guarantee")
+def test_a_table_of_each_group_is_an_empirical_distribution(rule):
+    loc, scale, y = np.array([0.0, 1.0, -2.0]), np.array([1.0, 0.5, 0.0]), np.array([0.1, 0.9, -1.0])
+    values, number = VALUES[:22], NUMBER[:22]
+    if rule == "symmetric":
+        values, number = np.concatenate([values, -values]), np.concatenate([number, number])
+    for k in range(2):
+        alone = Empirical(loc, scale, np.sort(values[number == k]), rule)
+        made = tables.make(jnp.asarray(values), number, 2)
+        grouped = GroupedEmpirical(alone.loc, alone.scale, jnp.full(3, k), made, rule)
+        pairs = [(getattr(alone, name), getattr(grouped, name)) for name in ("mean", "std")]
+        pairs += [(getattr(alone, name)(y), getattr(grouped, name)(y)) for name in ("cdf", "crps", "log_prob")]
+        pairs += [(alone.icdf(np.array(LEVELS)), grouped.icdf(np.array(LEVELS)))]
+        pairs += list(zip(alone.interval(0.8), grouped.interval(0.8), strict=True))
+        for expected, found in pairs:
+            np.testing.assert_allclose(found, expected, rtol=EXACT, atol=EXACT)
+
+
+def test_samples_follow_the_weights():
+    made = tables.make(jnp.asarray([1.0, 2.0, 7.0]), np.array([0, 0, 1]), 2, jnp.asarray([1.0, 3.0, 1.0]))
+    distribution = GroupedEmpirical(jnp.zeros(2), jnp.ones(2), jnp.asarray([0, 1]), made, "inverse_cdf")
+    drawn = np.asarray(distribution.sample(jax.random.key(0), (4000,)))
+    np.testing.assert_allclose(np.mean(drawn[:, 0] == 2), 0.75, atol=0.03)
+    assert (drawn[:, 1] == 7).all()
+
+
+# Calibrators
+
+
+def rows_of(n, seed):
+    """Inputs, predictions, targets: the noise is three times as large in group "loud"."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-1, 1, size=(n, 2))
+    labels = np.where(x[:, 0] > 0, "loud", "quiet")
+    y = x[:, 1] + np.where(x[:, 0] > 0, 1.5, 0.5) * rng.normal(size=n)
+    return x, Point(x[:, 1]), y, labels
+
+
+@pytest.mark.parametrize("score", ["absolute", "signed"])
+def test_each_group_is_calibrated_by_its_own_rows(score):
+    x, base, y, labels = rows_of(200, 0)
+    fitted = conformal.fit(x, base, y, score=score, by=labels)
+    new_x, new_base, _, new_labels = rows_of(50, 1)
+    distribution = fitted(new_x, new_base, by=new_labels)
+    for label in ("loud", "quiet"):
+        own, new = labels == label, new_labels == label
+        alone = conformal.fit(None, Point(base.mean[own]), y[own], score=score)
+        expected = alone(None, Point(new_base.mean[new])).interval(0.9)
+        for end, expected_end in zip(distribution.interval(0.9), expected, strict=True):
+            np.testing.assert_allclose(end[new], expected_end, rtol=EXACT, atol=EXACT)
+        assert fitted.guarantee(0.9, label) == alone.guarantee(0.9)
+
+
+def test_labels_may_come_from_a_function_of_x():
+    x, base, y, labels = rows_of(100, 0)
+    by = lambda x: x[:, 0] > 0
+    fitted = conformal.fit(x, base, y, by=by)
+    given = conformal.fit(x, base, y, by=labels)
+    np.testing.assert_array_equal(fitted(x, base).icdf(0.9), given(None, base, by=labels).icdf(0.9))
+    of_call = eqx.filter_jit(lambda x, base: fitted(x, base).icdf(0.9))
+    np.testing.assert_allclose(of_call(jnp.asarray(x), base), fitted(x, base).icdf(0.9), rtol=EXACT)
+
+
+@pytest.mark.parametrize("rank", ["crude", "conformal"])
+def test_crude_has_a_table_for_each_group(rank):
+    x, base, y, labels = rows_of(200, 0)
+    base = Normal(base.mean, 1 + x[:, 1] ** 2)
+    fitted = crude.fit(x, base, y, rank=rank, by=labels)
+    own = labels == "loud"
+    alone = crude.fit(None, Normal(base.mean[own], base.std[own]), y[own], rank=rank)
+    expected = alone(None, Normal(base.mean[own], base.std[own])).interval(0.8)
+    for end, expected_end in zip(fitted(x, base, by=labels).interval(0.8), expected, strict=True):
+        np.testing.assert_allclose(end[own], expected_end, rtol=EXACT, atol=EXACT)
+
+
+def test_whole_weights_are_repeated_calibration_rows():
+    x, base, y, labels = rows_of(60, 0)
+    weights = np.arange(60) % 3
+    repeated = np.repeat(np.arange(60), weights)
+    fitted = conformal.fit(x, base, y, weights=weights, by=labels, score="signed")
+    again = conformal.fit(x, Point(base.mean[repeated]), y[repeated], by=labels[repeated], score="signed")
+    distribution = fitted(x, base, by=labels, weights=np.ones(60))
+    for end, expected in zip(distribution.interval(0.8), again(x, base, by=labels).interval(0.8), strict=True):
+        np.testing.assert_allclose(end, expected, rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*quantile is infinite")
+def test_weights_keep_the_coverage_where_inputs_are_shifted():
+    """Inputs of mean 0 and, where it is asked, of mean 1; noise that grows with x: Tibshirani et al., section 2."""
+    rng = np.random.default_rng(0)
+    covered = {"plain": [], "weighted": []}
+    ratio = lambda x: jnp.exp(x[:, 0] - 0.5)
+    for _ in range(300):
+        x, new_x = rng.normal(size=(200, 1)), rng.normal(1, 1, size=(50, 1))
+        y, new_y = (np.exp(each[:, 0] / 2) * rng.normal(size=len(each)) for each in (x, new_x))
+        for name, weights in (("plain", None), ("weighted", ratio)):
+            fitted = conformal.fit(x, Point(np.zeros(200)), y, weights=weights)
+            lower, upper = fitted(new_x, Point(np.zeros(50))).interval(0.9)
+            covered[name].append(np.mean((lower <= new_y) & (new_y <= upper)))
+    assert np.mean(covered["plain"]) < 0.86
+    assert abs(np.mean(covered["weighted"]) - 0.9) < 0.015
+
+
+def test_the_guarantee_of_weights_says_what_it_rests_on():
+    x, base, y, _ = rows_of(100, 0)
+    fitted = conformal.fit(x, base, y, weights=lambda x: jnp.exp(x[:, 0]))
+    guarantee = fitted.guarantee(0.9)
+    weights = np.exp(x[:, 0])
+    assert guarantee.effective == pytest.approx(weights.sum() ** 2 / (weights**2).sum(), rel=1e-5)
+    assert "density of the new inputs" in str(guarantee)
+
+
+def test_what_is_missing_or_unknown_is_quoted():
+    x, base, y, labels = rows_of(100, 0)
+    fitted = conformal.fit(x, base, y, by=labels)
+    with pytest.raises(ValueError, match="give those of these rows, by=labels"):
+        fitted(x, base)
+    with pytest.raises(
+        ValueError, match="by holds the label 'new', which no calibration row has; there are 'loud', 'quiet'"
+    ):
+        fitted(x, base, by=["new"] * 100)
+    with pytest.raises(ValueError, match="the labels of the fit are"):
+        fitted(x, base, by=np.arange(100))
+    with pytest.raises(ValueError, match="group must be one of 'loud', 'quiet'; got None"):
+        fitted.guarantee(0.9)
+    with pytest.raises(ValueError, match="weights have no effect"):
+        fitted(x, base, by=labels, weights=np.ones(100))
+    with pytest.raises(ValueError, match="x is None, but by is a function of x"):
+        conformal.fit(None, base, y, by=lambda x: x[:, 0] > 0)
+    with pytest.raises(ValueError, match="the weights of group 'loud' are all 0"):
+        conformal.fit(x, base, y, by=labels, weights=(labels == "quiet").astype(float))
+    with pytest.raises(ValueError, match="by and weights go with"):
+        conformal.fit(x, base, y, by=labels, rule="linear")
+    weighted = conformal.fit(x, base, y, weights=np.ones(100))
+    with pytest.raises(ValueError, match="fitted with weights: give those of these rows"):
+        weighted(x, base)
+    small = conformal.fit(x[:12], Point(base.mean[:12]), y[:12], by=labels[:12])
+    with pytest.warns(UserWarning, match="in 12 rows the quantile is infinite"):
+        small(x[:12], Point(base.mean[:12]), by=labels[:12]).interval(0.99)
+
+
+def test_many_groups_cost_no_more_than_their_rows():
+    rng = np.random.default_rng(0)
+    number = rng.integers(0, 1000, 20_000)
+    base = Point(np.zeros(20_000))
+    fitted = conformal.fit(None, base, rng.normal(size=20_000), by=number)
+    sizes = jax.tree.map(lambda leaf: leaf.size, eqx.filter(fitted, eqx.is_array))
+    assert max(jax.tree.leaves(sizes)) <= 40_000
+    upper = np.asarray(fitted(None, base, by=number).icdf(0.8))
+    assert np.unique(upper).size > 900

@@ -3,7 +3,6 @@
 # pyright: reportIncompatibleVariableOverride=false
 
 import math
-import warnings
 from collections.abc import Callable
 
 import equinox as eqx
@@ -24,6 +23,7 @@ from jaxcal.distributions._base import (
     match,
     place,
     standardize,
+    warn_if_too_few,
 )
 from jaxcal.functional import linalg, quantiles, scores
 
@@ -196,15 +196,9 @@ class Empirical(Distribution):
 
     def _warn_if_infinite(self, p: np.ndarray) -> None:
         symmetric, randomized, size = self.rule == "symmetric", self.rule == "randomized", self.z.shape[-1]
-        levels = np.atleast_1d(np.abs(2 * p - 1) if symmetric else np.maximum(p, 1 - p) if randomized else p)
-        inside = (levels > 0) & (levels < 1)
-        needed = quantiles.smallest_table(levels[inside].max()) if inside.any() else 0
-        if (rows := size // 2 if symmetric else size) < needed:
-            warnings.warn(
-                f"{rows} calibration rows are too few for a guarantee at the level asked for, which needs at least "
-                f"{needed}: the quantile is infinite{' in some rows' if randomized else ''}.",
-                stacklevel=3,
-            )
+        levels = np.abs(2 * p - 1) if symmetric else np.maximum(p, 1 - p) if randomized else p
+        rows, where = size // 2 if symmetric else size, " in some rows" if randomized else ""
+        warn_if_too_few(rows, np.atleast_1d(levels), where)
 
 
 def _check_symmetric(name: str, values: Array) -> None:

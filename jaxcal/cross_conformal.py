@@ -192,7 +192,8 @@ def fit_bootstrap(
     weights = out_of_bag_weights(in_bag)
     parts = [Fold(sample, np.arange(num_rows)) for sample in samples]
     about = "in a fit to a bootstrap sample, which counts its rows anew"
-    models, predictions = models_of_folds(fit_model, x, y, parts, jax.random.split(fits_key, number), about=about)
+    keys = list(jax.random.split(fits_key, number))
+    models, predictions = models_of_folds(fit_model, x, y, parts, keys, about=about)
     predictions = [as_distribution(each) for each in predictions]
     scaled = _is_scaled(score, predictions[0])
     weights = jax.device_put(weights.astype(predictions[0].mean.dtype))

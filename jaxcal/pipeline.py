@@ -346,7 +346,7 @@ def _fit_cv_plus(
 class _End(eqx.Module):
     """What is predicted after the last step of a chain."""
 
-    chain: Chain
+    chain: Callable[[Any], list[Distribution]]
 
     def __call__(self, x: Float[Array, "n d"]) -> Distribution:
         return self.chain(x)[-1]

@@ -2,6 +2,7 @@
 
 import abc
 import warnings
+from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -11,6 +12,9 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.functional import quantiles
+
+
+D = TypeVar("D", bound="Distribution")
 
 
 class Distribution(eqx.Module):
@@ -81,7 +85,7 @@ class Distribution(eqx.Module):
         return self.icdf((1 - confidence_level) / 2), self.icdf((1 + confidence_level) / 2)
 
 
-def marked_out_of_fold(distribution: Distribution) -> Distribution:
+def marked_out_of_fold(distribution: D) -> D:
     """The same predictions, known as out of fold."""
     marked = jax.tree.map(lambda leaf: leaf, distribution)
     # Classes make themselves from their parameters, of which this is none: set as their own __init__ would.

@@ -241,8 +241,9 @@ class Forest:
         return x
 
     def _in_units_of_y(self, mean: np.ndarray, std: np.ndarray, dtype: DTypeLike) -> Normal:
-        mean, std = jnp.asarray(mean, dtype), jnp.asarray(std, dtype)
-        return Normal(self.y_scaler.inverse(mean).astype(dtype), (self.y_scaler.scale * std).astype(dtype))
+        standardized_mean, standardized_std = jnp.asarray(mean, dtype), jnp.asarray(std, dtype)
+        std_of_y = self.y_scaler.scale * standardized_std
+        return Normal(self.y_scaler.inverse(standardized_mean).astype(dtype), std_of_y.astype(dtype))
 
 
 def _boost(x: np.ndarray, y: np.ndarray, num_trees: int | None, learning_rate: float, seed: int) -> "NGBRegressor":

@@ -13,7 +13,6 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 from jaxcal import _checks
 from jaxcal.functional import quantiles
 
-
 D = TypeVar("D", bound="Distribution")
 
 

@@ -28,7 +28,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, standardized_errors
+from jaxcal.calibrators._base import check_base, error_scale, standardized_errors
 from jaxcal.cross_validation import (
     Fold,
     as_distribution,
@@ -102,14 +102,22 @@ def fit(
     x, y = _constants(x, y)
     labels = as_labels(groups, x.shape[0])
     _checks.check_at_least("folds", folds, 2)
-    order_key, *keys = jax.random.split(key, folds + 1)
-    parts = (
-        equal_folds_of(x.shape[0], folds, order_key)
-        if labels is None
-        else folds_of(x.shape[0], folds, labels, order_key)
-    )
+    with jax.ensure_compile_time_eval():  # a known key gives known folds, also where the fit is traced
+        order_key, *keys = jax.random.split(key, folds + 1)
+    parts = folds_for(x.shape[0], folds, labels, order_key)
     models, predictions = models_of_folds(fit_model, x, y, parts, keys)
     return of_folds(models, predictions, parts, x, y, score=score, has_groups=labels is not None)
+
+
+def folds_for(num_rows: int, folds: int, groups: np.ndarray | None, key: PRNGKeyArray) -> list[Fold]:
+    """Folds of equal size, which the guarantee needs; or of whole groups.
+
+    Raises:
+        ValueError: if there are fewer rows or groups than folds, or folds is less than 2.
+    """
+    if groups is None:
+        return equal_folds_of(num_rows, folds, key)
+    return folds_of(num_rows, folds, groups, key)
 
 
 def of_folds(
@@ -183,7 +191,8 @@ def fit_bootstrap(
     x, y = _constants(x, y)
     num_rows = x.shape[0]
     _checks.check_at_least("num_models", num_models, 1)
-    samples_key, fits_key = jax.random.split(key)
+    with jax.ensure_compile_time_eval():  # a known key gives known samples, also where the fit is traced
+        samples_key, fits_key = jax.random.split(key)
     rng = _numpy_generator(samples_key)
     number = _number_of_models(rng, math.ceil(num_models / _fraction_without(num_rows)), num_rows)
     samples = rng.integers(num_rows, size=(number, num_rows))
@@ -391,6 +400,8 @@ def _constants(x: ArrayLike, y: ArrayLike) -> tuple[Float[Array, "n d"], Float[A
 
 def _is_scaled(score: str | None, base: Distribution) -> bool:
     _checks.check_choice("score", score, (None, "absolute", "scaled"))
+    if score == "scaled":
+        error_scale(base, scaled=True)  # raises where there is no std
     return score == "scaled" or (score is None and not isinstance(base, Point))
 
 

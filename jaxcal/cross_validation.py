@@ -131,7 +131,7 @@ def equal_folds_of(num_rows: int, folds: int, key: PRNGKeyArray) -> list[Fold]:
 
 def _random_order(num_rows: int, folds: int, key: PRNGKeyArray) -> np.ndarray:
     _checks.check_at_least("folds", folds, 2)
-    with jax.ensure_compile_time_eval():  # a known key gives known folds, also where a fit is traced
+    with jax.ensure_compile_time_eval():
         return np.asarray(jax.random.permutation(key, num_rows))
 
 

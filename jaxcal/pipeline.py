@@ -25,7 +25,6 @@ from jaxcal.cross_conformal import JackknifePlus
 from jaxcal.cross_validation import (
     as_distribution,
     as_labels,
-    equal_folds_of,
     folds_of,
     joined,
     models_of_folds,
@@ -326,9 +325,7 @@ def _fit_cv_plus(
     num_rows = x.shape[0]
     folds = _number_of_folds(folds, num_rows, num_rows if groups is None else len(np.unique(groups)))
     order_key, folds_key = jax.random.split(key)
-    pieces = (
-        equal_folds_of(num_rows, folds, order_key) if groups is None else folds_of(num_rows, folds, groups, order_key)
-    )
+    pieces = cross_conformal.folds_for(num_rows, folds, groups, order_key)
     fit_rows = partial(fit_chain, predictor, calibrators)
     chains, blocks = models_of_folds(fit_rows, x, y, pieces, list(jax.random.split(folds_key, folds)))
     ends, parts = [block[-1] for block in blocks], [piece.held_out for piece in pieces]

@@ -334,7 +334,7 @@ def test_the_guarantee_in_words():
     infinite = WorstCaseGuarantee(0.99, 50, 10)
     assert "infinite: 50 calibration rows are too few" in str(infinite)
     assert infinite.coverage == 1
-    for level, rows, folds, message in [(90, 100, 10, "did you mean 0.9"), (0.9, 103, 10, "a multiple of num_folds")]:
+    for level, rows, folds, message in [(90.0, 100, 10, "did you mean 0.9"), (0.9, 103, 10, "a multiple of num_folds")]:
         with pytest.raises(ValueError, match=message):
             WorstCaseGuarantee(level, rows, folds)
 

@@ -71,7 +71,7 @@ def slope_by_hand(x, y):
 
 
 @FEW_ROWS
-@pytest.mark.parametrize(("num_models", "num_errors"), [(2, 6), (5, 5), (3, 39), (10, 100)])
+@pytest.mark.parametrize(("num_models", "num_errors"), [(5, 5), (3, 39), (10, 100)])
 @pytest.mark.parametrize("ties", [False, True])
 def test_intervals_are_those_of_a_loop(num_models, num_errors, ties, rng):
     predictions, stds = 3 * rng.normal(size=(4, num_models)), rng.uniform(0.5, 2, size=(4, num_models))
@@ -102,7 +102,7 @@ def test_quantiles_are_the_ends_of_the_intervals_and_increase(rng):
     assert (formula > np.asarray(distribution.icdf(0.45))).any()  # a = 0.9, rank 18.9: they do cross
 
 
-@pytest.mark.parametrize(("level", "needed"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.99, 99)])
+@pytest.mark.parametrize(("level", "needed"), [(0.5, 1), (0.9, 9), (0.99, 99)])
 def test_too_few_errors_for_a_level_give_infinite_ends_and_one_warning(level, needed):
     with_errors = lambda number: CrossConformal(np.zeros((2, 1)), np.ones((1, number)), np.arange(1.0, number + 1))
     assert np.isfinite(with_errors(needed).interval(level)).all()
@@ -117,14 +117,10 @@ def test_too_few_errors_for_a_level_give_infinite_ends_and_one_warning(level, ne
 
 
 def test_rows_in_batches_are_the_same(monkeypatch, rng):
-    distribution = CrossConformal(rng.normal(size=(7, 3)), np.repeat(np.eye(3), 4, axis=1), rng.uniform(size=12))
-    everything = lambda distribution: (distribution.std, distribution.crps(0.3), distribution.icdf(0.8))
-    at_once = everything(distribution)
-    monkeypatch.setattr("jaxcal.distributions.cross_conformal._CENTERS_AT_ONCE", 24)
-    jax.clear_caches()
-    for part, whole in zip(everything(distribution), at_once, strict=True):
-        np.testing.assert_allclose(part, whole, rtol=EXACT)
-    jax.clear_caches()
+    monkeypatch.setattr("jaxcal.distributions.cross_conformal._CENTERS_AT_ONCE", 22)
+    predictions, errors = rng.normal(size=(7, 1)), rng.uniform(size=11)  # shapes of no other test: nothing is compiled
+    distribution = CrossConformal(predictions, np.ones((1, 11)), errors)
+    assert_intervals(distribution, np.tile(predictions, 11), np.tile(errors, (7, 1)), LEVELS[2:4])
 
 
 @pytest.mark.parametrize(
@@ -161,7 +157,7 @@ def test_folds_of_equal_size():
 
 
 @FEW_ROWS
-@pytest.mark.parametrize("folds", [3, 4, 13])
+@pytest.mark.parametrize("folds", [4, 13])
 def test_cv_plus_is_the_loop_over_its_models(folds):
     """Which rows a model was fitted to is known from what it was given."""
     x, y = line_with_noise(13)
@@ -279,20 +275,33 @@ def test_models_that_read_values_are_called_one_after_another():
     np.testing.assert_allclose(careful(x).predictions, plain(x).predictions, rtol=EXACT)
 
 
-def test_a_predictor_of_jaxcal_under_jit_and_vmap(rng):
+@jax.jit
+@jax.vmap
+def ends_and_gradient(x, fitted):
+    width = lambda x: jnp.subtract(*fitted(x).interval(0.8)[::-1])
+    return fitted(x).interval(0.8), jax.grad(lambda x: width(x).sum())(x)
+
+
+def test_the_call_under_jit_vmap_and_grad():
     x, y = line_with_noise(30)
-    fit = partial(jc.variance_network.fit, hidden=(4,), max_epochs=3)
-    fitted = cross_conformal.fit(fit, x, y, key=KEY, folds=3)
+    fitted = cross_conformal.fit(lambda x, y, *, key: fit_line(x, y, key=key), x, y, key=KEY, folds=6)
+    ends, gradient = ends_and_gradient(jnp.stack([x, x[::-1]]), jax.tree.map(lambda a: jnp.stack([a, a]), fitted))
+    np.testing.assert_allclose(jnp.stack(ends, axis=1)[0], fitted(x).interval(0.8), rtol=EXACT, atol=EXACT)
+    np.testing.assert_allclose(jnp.stack(ends, axis=1)[1], fitted(x[::-1]).interval(0.8), rtol=EXACT, atol=EXACT)
+    # The ends move with x by the slopes of two of the models.
+    slopes = np.asarray(fitted.models.model.slope)
+    between = np.min(np.abs(np.asarray(gradient)[0, :, :1] - np.subtract.outer(slopes, slopes).ravel()), axis=1)
+    np.testing.assert_allclose(between, 0, atol=1e-6)
+    assert not gradient[:, :, 1].any()
+
+
+@pytest.mark.slow
+def test_a_predictor_of_jaxcal():
+    x, y = line_with_noise(200)
+    fitted = cross_conformal.fit(partial(jc.variance_network.fit, max_epochs=50), x[:100], y[:100], key=KEY, folds=5)
     assert isinstance(fitted.models, cross_conformal._Stack)
     assert fitted(x).stds is not None
-    ends = jnp.stack(fitted(x).interval(0.8))
-    compiled = eqx.filter_jit(lambda fitted, x: jnp.stack(fitted(x).interval(0.8)))
-    np.testing.assert_allclose(compiled(fitted, x), ends, rtol=1e-5)
-    over_batches = jax.vmap(lambda x: jnp.stack(fitted(x).interval(0.8)))(jnp.stack([x, x[::-1]]))
-    np.testing.assert_allclose(over_batches, np.stack([ends, ends[:, ::-1]]), rtol=1e-4, atol=1e-5)
-    gradient = jax.grad(lambda x: sum(end.sum() for end in fitted(x).interval(0.8)))(jnp.asarray(x))
-    assert np.isfinite(gradient).all()
-    assert gradient.any()
+    assert 0.8 < jc.metrics.coverage(y[100:], fitted(x[100:])) < 0.98
 
 
 @pytest.mark.parametrize(
@@ -361,16 +370,14 @@ class Mean:
         return np.full(len(x), self.mean)
 
 
-@pytest.mark.parametrize(
-    "predictor", [Mean(), lambda x, y: fit_line(x, y, key=None), lambda x, y, *, key: fit_normal(x, y, key=key)]
-)
+@pytest.mark.parametrize("predictor", [Mean(), lambda x, y: fit_line(x, y, key=None), fit_normal])
 def test_pipelines_of_objects_modules_and_functions(predictor):
-    x, y = line_with_noise(50)
-    pipeline = jc.pipeline.fit(x, y, predictor=predictor, method="cv+", key=KEY)
+    x, y = line_with_noise(40)
+    pipeline = jc.pipeline.fit(x, y, predictor=predictor, method="cv+", folds=5, key=KEY)
     assert isinstance(pipeline(x), CrossConformal)
     assert [step.name for step in pipeline.steps][-1] == "cv+"
-    assert pipeline.guarantee(0.9) == WorstCaseGuarantee(0.9, 50, 10)
-    assert str(pipeline).splitlines()[-1].startswith("50 data points, out of fold")
+    assert pipeline.guarantee(0.9) == WorstCaseGuarantee(0.9, 40, 5)
+    assert str(pipeline).splitlines()[-1].startswith("40 data points, out of fold")
     # The scores are those of the same models: the errors of the first step are the calibration errors.
     first = pipeline.steps[0]
     errors = np.abs(np.asarray(first.y - first.predictions.mean)) / (
@@ -398,11 +405,12 @@ def test_calibrators_are_fitted_without_each_fold_too():
 
 
 def test_a_pipeline_with_groups_reports_what_was_measured():
-    x, y = line_with_noise(60)
-    fit = partial(jc.pipeline.fit, x, y, predictor=lambda x, y: fit_line(x, y, key=None), method="cv+", key=KEY)
-    pipeline = fit(groups=np.repeat(np.arange(12), 5), folds=4)
+    x, y = line_with_noise(40)
+    predictor = lambda x, y: fit_line(x, y, key=None)
+    groups = np.repeat(np.arange(8), 5)
+    pipeline = jc.pipeline.fit(x, y, predictor=predictor, method="cv+", key=KEY, groups=groups, folds=4)
     assert isinstance(pipeline.guarantee(0.9), MeasuredCoverage)
-    assert pipeline.guarantee(0.9).num_rows == 60
+    assert pipeline.guarantee(0.9).num_rows == 40
 
 
 @pytest.mark.parametrize("options", [{"predictor": None}, {"recalibrate": None}, {"recalibrate": jc.crude.fit}])
@@ -448,7 +456,7 @@ def test_cv_plus_covers_where_errors_out_of_fold_do_not(rng):
 @pytest.mark.parametrize("columns", [1, 15])
 def test_coverage_by_simulation(rows, columns, rng):
     """The jackknife+, and CV+ of 3 folds: never below the guarantee, and a line's coverage is that of its rank."""
-    runs, slopes = 2000, rng.normal(size=columns)
+    runs, slopes = (500 if rows == 99 else 2000), rng.normal(size=columns)
     x, x_new = rng.normal(size=(runs, rows, columns)), rng.normal(size=(runs, columns))
     y, y_new = x @ slopes + rng.normal(size=(runs, rows)), x_new @ slopes + rng.normal(size=runs)
     for folds in (3, rows):
@@ -478,7 +486,7 @@ def test_coverage_after_bootstrap_by_simulation():
     covered = []
     for seed in range(150):
         x, y = line_with_noise(80, seed)
-        fitted = cross_conformal.fit_bootstrap(fit_line, x[:40], y[:40], key=jax.random.key(seed), num_models=20)
+        fitted = cross_conformal.fit_bootstrap(fit_line, x[:40], y[:40], key=jax.random.key(seed), num_models=40)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the number of models compiles anew
             covered.append(float(jc.metrics.coverage(y[40:], fitted(x[40:]))))

@@ -156,7 +156,7 @@ def warn_if_too_few(rows: int, levels: np.ndarray, where: str = "") -> None:
         warnings.warn(
             f"{rows} calibration rows are too few for a guarantee at the level asked for, which needs at least "
             f"{needed}: the quantile is infinite{where}.",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

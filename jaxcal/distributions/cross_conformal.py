@@ -142,9 +142,10 @@ class CrossConformal(Distribution):
         outside: the quantiles at (1 -+ confidence_level) / 2.
         """
         check_confidence_level(confidence_level)
-        # Without `icdf` at one of the ends: one warning is enough.
-        lower = self._quantiles(_checks.as_floats("confidence_level", (1 - confidence_level) / 2))
-        return lower, self.icdf((1 + confidence_level) / 2)
+        ends = self._both(jnp.asarray([(1 - confidence_level) / 2, (1 + confidence_level) / 2]))
+        if not _checks.is_traced(confidence_level):
+            warn_if_too_few(self.errors.shape[-1], np.atleast_1d(confidence_level))
+        return ends
 
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
@@ -153,6 +154,12 @@ class CrossConformal(Distribution):
         drawn = jax.random.randint(key, (*rows, math.prod(shape)), 0, 2 * self.errors.shape[-1])
         values = self._each_row(lambda centers, widths, index: _table(centers, widths)[index], drawn)
         return jnp.moveaxis(values, -1, 0).reshape(shape + rows)
+
+    @eqx.filter_jit
+    def _both(self, levels: Float[Array, " 2"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+        """The quantiles at two levels, for which a row is sorted once."""
+        ends = self._quantiles(levels)
+        return ends[..., 0], ends[..., 1]
 
     @eqx.filter_jit
     def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:

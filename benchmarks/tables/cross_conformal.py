@@ -18,7 +18,7 @@ from benchmarks.tables import _jobs, _report
 from benchmarks.tables.sharp_gp_coverage import truth
 
 RESULT = Path(__file__).parents[1] / "results" / "cross_conformal.md"
-NUM_ROWS, NUM_NEW, LEVEL, RUNS = 100, 1000, 0.9, 60
+NUM_ROWS, NUM_NEW, LEVEL, RUNS = 100, 500, 0.9, 40
 FOLDS, SPLIT, MODELS, NEIGHBORS = 10, 0.25, 50, 5
 
 LEGEND = f"""\
@@ -51,7 +51,7 @@ class NearestRows(eqx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The prediction of every row."""
-        distances = jnp.sum((x[:, None] - self.x[None]) ** 2, axis=2)
+        distances = jnp.sum(self.x**2, axis=1)[None] - 2 * x @ self.x.T  # but for what all rows share
         return self.y[jax.lax.top_k(-distances, NEIGHBORS)[1]].mean(axis=1)
 
 

@@ -4,7 +4,17 @@ A predictor is fitted from data, `fit(x, y, key=key)`, and called on inputs give
 fitted from somebody's predictions, `fit(x, base, y)`, and called on inputs and predictions gives a better one.
 """
 
-from jaxcal import datasets, density_ratio, functional, metrics, networks, optimize, pipeline, plots
+from jaxcal import (
+    cross_conformal,
+    datasets,
+    density_ratio,
+    functional,
+    metrics,
+    networks,
+    optimize,
+    pipeline,
+    plots,
+)
 from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, kmeans, neural_quantiles, rio, sharp_gp
 from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import (
@@ -50,6 +60,7 @@ __all__ = [
     "StudentT",
     "accrue",
     "conformal",
+    "cross_conformal",
     "crude",
     "datasets",
     "deep_ensemble",

@@ -16,6 +16,9 @@ from jaxcal.distributions import Concatenated, Distribution, Normal, Point, Stud
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.optimize import Result
 
+# What a warning of one of several fits is about.
+WITHOUT_A_FOLD = "in a fit without a fold, which counts its rows anew"
+
 
 def out_of_fold(
     fit: Callable,
@@ -95,17 +98,60 @@ def folds_of(num_rows: int, folds: int, groups: np.ndarray | None, key: PRNGKeyA
     Raises:
         ValueError: if there are fewer rows or groups than folds, or folds is less than 2.
     """
-    _checks.check_at_least("folds", folds, 2)
-    order = np.asarray(jax.random.permutation(key, num_rows))
+    order = _random_order(num_rows, folds, key)
     if groups is None:
-        if num_rows < folds:
-            raise ValueError(f"x has {num_rows} rows; at least {folds} are needed for {folds} folds.")
+        _check_enough(num_rows, folds)
         parts = np.array_split(order, folds)
         at_most = num_rows - len(parts[0])
     else:
         parts, at_most = _parts_of_groups(groups, folds, order), num_rows
     rest = lambda k: np.concatenate(parts[:k] + parts[k + 1 :])
     return [Fold(rest(k)[:at_most], part) for k, part in enumerate(parts)]
+
+
+def equal_folds_of(num_rows: int, folds: int, key: PRNGKeyArray) -> list[Fold]:
+    """Folds at random, all of n // folds rows. The rest, fewer rows than folds, is in the training part of each.
+
+    Raises:
+        ValueError: if there are fewer rows than folds, or folds is less than 2.
+    """
+    order = _random_order(num_rows, folds, key)
+    _check_enough(num_rows, folds)
+    size = num_rows // folds
+    return [
+        Fold(np.delete(order, slice(start, start + size)), order[start : start + size])
+        for start in range(0, size * folds, size)
+    ]
+
+
+def _random_order(num_rows: int, folds: int, key: PRNGKeyArray) -> np.ndarray:
+    _checks.check_at_least("folds", folds, 2)
+    with jax.ensure_compile_time_eval():
+        return np.asarray(jax.random.permutation(key, num_rows))
+
+
+def _check_enough(num_rows: int, folds: int) -> None:
+    if num_rows < folds:
+        raise ValueError(f"x has {num_rows} rows; at least {folds} are needed for {folds} folds.")
+
+
+def out_of_bag_weights(in_bag: np.ndarray) -> np.ndarray:
+    """For every row equal weights, with sum 1, of the models whose samples it is not in.
+
+    Args:
+        in_bag: [m, n] whether row i is in the sample of model k.
+
+    Raises:
+        ValueError: if there is a row that is in all samples.
+    """
+    without = ~in_bag
+    numbers = without.sum(axis=0)
+    if not numbers.all():
+        row = int(numbers.argmin())
+        raise ValueError(
+            f"row {row} is in the bootstrap samples of all {len(in_bag)} models: none was fitted without it. Fit more."
+        )
+    return without / numbers
 
 
 def _parts_of_groups(groups: np.ndarray, folds: int, order: np.ndarray) -> list[np.ndarray]:
@@ -128,20 +174,42 @@ def predictions_of_folds(
 
     On an accelerator the models are fitted in one `vmap`, where that can be done.
     """
-    with one_warning("in a fit without a fold, which counts its rows anew"):
-        if jax.default_backend() != "cpu":
-            found = _predictions_of_a_vmap(fit, x, y, parts, keys)
-            if found is not None:
-                return found
-        return [
-            fit(*take_rows(fold.training, x, y), key=key)(*take_rows(fold.held_out, x))
-            for fold, key in zip(parts, keys, strict=True)
-        ]
+    with one_warning(WITHOUT_A_FOLD):
+        return [predicted for _, predicted in _fitted_to_folds(fit, x, y, parts, keys)]
 
 
-def _predictions_of_a_vmap(
+def models_of_folds(
+    fit: Callable,
+    x: Array,
+    y: Array,
+    parts: Sequence[Fold],
+    keys: Sequence[PRNGKeyArray],
+    *,
+    about: str = WITHOUT_A_FOLD,
+) -> tuple[list[Callable], list[Any]]:
+    """The models of `predictions_of_folds`, which it does not keep, and these predictions; warnings name `about`."""
+    with one_warning(about):
+        models, predictions = zip(*_fitted_to_folds(fit, x, y, parts, keys), strict=True)
+    return list(models), list(predictions)
+
+
+def _fitted_to_folds(
     fit: Callable, x: Array, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
-) -> list[Any] | None:
+) -> Iterator[tuple[Callable, Any]]:
+    """A model for each fold, and what it predicts of it."""
+    if jax.default_backend() != "cpu":
+        found = _of_a_vmap(fit, x, y, parts, keys)
+        if found is not None:
+            yield from found
+            return
+    for fold, key in zip(parts, keys, strict=True):
+        model = fit(*take_rows(fold.training, x, y), key=key)
+        yield model, model(*take_rows(fold.held_out, x))
+
+
+def _of_a_vmap(
+    fit: Callable, x: Array, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
+) -> list[tuple[Callable, Any]] | None:
     """The same from one `vmap` of the fits; None where it must be done in turn.
 
     That is where training parts differ in size, `fit` reads values or memory does not suffice; and where something went
@@ -151,13 +219,14 @@ def _predictions_of_a_vmap(
         return None
     rows = jnp.asarray(np.stack([fold.training for fold in parts]))
     try:
-        models = eqx.filter_vmap(lambda rows, key: fit(x[rows], y[rows], key=key))(rows, jnp.stack(keys))
-        arrays, rest = eqx.partition(models, eqx.is_array)
+        stacked = eqx.filter_vmap(lambda rows, key: fit(x[rows], y[rows], key=key))(rows, jnp.stack(keys))
+        arrays, rest = eqx.partition(stacked, eqx.is_array)
         model_of = lambda k: eqx.combine(jax.tree.map(lambda leaf: leaf[k], arrays), rest)
-        found = [model_of(k)(*take_rows(fold.held_out, x)) for k, fold in enumerate(parts)]
+        models = [model_of(k) for k in range(len(parts))]
+        found = [model(*take_rows(fold.held_out, x)) for model, fold in zip(models, parts, strict=True)]
     except (TypeError, IndexError, jax.errors.JaxRuntimeError):  # the first two are those of values in a trace
         return None
-    return found if _is_sound(models, found) else None
+    return list(zip(models, found, strict=True)) if _is_sound(stacked, found) else None
 
 
 def _is_sound(models: Any, predictions: Any) -> bool:

@@ -114,6 +114,89 @@ class Guarantee:
 
 
 @dataclasses.dataclass(frozen=True)
+class WorstCaseGuarantee:
+    """The coverage that CV+, the jackknife+ and the jackknife+-after-bootstrap guarantee, whatever model and data are.
+
+    With a = 1 - confidence_level, the central interval covers a new exchangeable row with probability at least 1 - 2 a,
+    if the models were fitted without a row each (jackknife+) or to bootstrap samples, whose number follows a binomial
+    distribution. If they were fitted without one of K folds of n / K rows each (CV+), it is at least
+    1 - 2 a - min(2 (1 - 1 / K) / (n / K + 1), (1 - K / n) / (K + 1)). This holds on average over calibration sets.
+
+    Args:
+        confidence_level: of the interval, in (0, 1).
+        num_calibration: the number n of calibration rows.
+        num_folds: the number K of folds, of equal size; n for the jackknife+. None for bootstrap samples.
+
+    Raises:
+        ValueError: if the confidence level lies outside (0, 1), or the folds cannot have equal size.
+
+    Source: Barber, Candes, Ramdas and Tibshirani, Predictive inference with the jackknife+, Annals of Statistics 49
+    (2021), Theorems 1 and 4; Kim, Xu and Barber, Predictive inference is free with the jackknife+-after-bootstrap,
+    NeurIPS 2020, Theorem 1.
+
+    Example:
+        >>> print(WorstCaseGuarantee(0.9, 1000, 10))
+        The 90 % interval covers a new row with probability 78.2 % at least, whatever the model and the data, if that
+        row is exchangeable with the 1000 calibration rows. It is about 90 % where models that were fitted without
+        different rows predict nearly the same.
+    """
+
+    confidence_level: float
+    num_calibration: int
+    num_folds: int | None = None
+
+    def __post_init__(self):
+        """Check the level and the sizes."""
+        _checks.check_fraction("confidence_level", self.confidence_level)
+        if self.num_folds is not None and self.num_calibration % self.num_folds:
+            raise ValueError(
+                f"num_calibration must be a multiple of num_folds; got {self.num_calibration} and {self.num_folds}."
+            )
+
+    @property
+    def is_infinite(self) -> bool:
+        """Whether there are too few calibration rows for a finite interval."""
+        rank = quantiles.empirical_rank(self.confidence_level, self.num_calibration, "conformal")
+        return int(rank) > self.num_calibration
+
+    @property
+    def coverage(self) -> float:
+        """The least probability that the interval covers a new row; 0 where nothing is guaranteed.
+
+        Example:
+            >>> found = [WorstCaseGuarantee(0.9, 100, folds).coverage for folds in (5, 10, 100)]
+            >>> print(" ".join(f"{coverage:.3f}" for coverage in found))
+            0.724 0.718 0.800
+        """
+        if self.is_infinite:
+            return 1.0
+        return max(0.0, 2 * self.confidence_level - 1 - self._excess)
+
+    @property
+    def _excess(self) -> float:
+        """By how much the miscoverage of folds may exceed 2 a."""
+        if self.num_folds is None:
+            return 0.0
+        folds, fold_size = self.num_folds, self.num_calibration / self.num_folds
+        return min(2 * (1 - 1 / folds) / (fold_size + 1), (1 - 1 / fold_size) / (folds + 1))
+
+    def __str__(self) -> str:
+        """The guarantee in plain words."""
+        level, rows = f"{100 * self.confidence_level:g} %", self.num_calibration
+        if self.is_infinite:
+            return (
+                f"The {level} interval is infinite: {rows} calibration rows are too few for a guarantee at this level."
+            )
+        typical = f"It is about {level} where models that were fitted without different rows predict nearly the same."
+        if not self.coverage:
+            return f"In the worst case no coverage of the {level} interval is guaranteed. {typical}"
+        return (
+            f"The {level} interval covers a new row with probability {100 * self.coverage:.1f} % at least, whatever "
+            f"the model and the data, if that row is exchangeable with the {rows} calibration rows. {typical}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class WeightedGuarantee:
     """The coverage guarantee of a conformal interval of weighted calibration rows.
 

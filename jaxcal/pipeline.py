@@ -3,7 +3,7 @@
 The errors of a model on the data points that it was fitted to are too small, and so are intervals that rest on them.
 Here predictor and calibrators are fitted together without each fold in turn, and predict it; by these errors the last
 step recalibrates predictor and calibrators fitted to all data points. Or a fraction is set aside for it: then the last
-step's guarantee holds.
+step's guarantee holds. Or the models of the folds predict new rows, too: then the guarantee of CV+ holds.
 """
 
 import copy
@@ -19,20 +19,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks, metrics
+from jaxcal import _checks, cross_conformal, metrics
 from jaxcal.calibrators import conformal, rio
+from jaxcal.cross_conformal import JackknifePlus
 from jaxcal.cross_validation import (
     as_distribution,
     as_labels,
     folds_of,
     joined,
+    models_of_folds,
     one_warning,
     predictions_of_folds,
     take_rows,
 )
 from jaxcal.distributions import Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
-from jaxcal.guarantee import Guarantee, MeasuredCoverage
+from jaxcal.guarantee import Guarantee, MeasuredCoverage, WorstCaseGuarantee
 from jaxcal.predictors import gaussian_process, mlp
 
 # The interval of which the coverage is reported.
@@ -73,18 +75,23 @@ def fit(
             `functools.partial(jc.crude.fit, rank="conformal")` has the sharper distributions.
         method: where these errors come from. "folds": predictor and calibrators are fitted without each fold in turn,
             and then to all rows. "split": a fraction of the rows is set aside for the last step; the guarantee of the
-            last step holds, if it gives one.
+            last step holds, if it gives one. "cv+": predictor and calibrators are fitted without each fold, and kept:
+            the intervals are those of CV+ (`jaxcal.cross_conformal`), with its guarantee. A predictor must be given,
+            and `recalibrate` left as it is: CV+ is the last step.
         folds: number of folds; with "split" the scores after the last step are measured by so many. None: 10 of at
-            most 1,000 rows, where the errors of models fitted to fewer rows are too large, and 5 of more.
+            most 1,000 rows, where the errors of models fitted to fewer rows are too large, and 5 of more. With "cv+"
+            all have the same size; the rest, fewer rows than folds, is in the training rows of each.
         fraction: with "split", of the rows that are set aside; of fewer than 9 no interval of 90 % can be
             guaranteed, and it is infinite.
-        groups: labels [n]: rows of one group stay in one fold, or on one side of the split.
+        groups: labels [n]: rows of one group stay in one fold, or on one side of the split. CV+ then guarantees
+            nothing.
         key: random key.
 
     Raises:
         TypeError: if a step is neither a function nor, as predictor, an object with fit and predict.
         ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer rows or groups than folds, or
-            there are calibrators without a predictor.
+            there are calibrators without a predictor; if method="cv+" comes without a predictor, or with
+            `recalibrate`.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc
@@ -102,10 +109,14 @@ def fit(
     """
     x = _checks.as_matrix("x", x)
     y = _checks.as_vector("y", y, length=x.shape[0])
-    _checks.check_choice("method", method, ("folds", "split"))
+    _checks.check_choice("method", method, ("folds", "split", "cv+"))
     if predictor is None and calibrators:
         raise ValueError("calibrators without a predictor: give both, or neither.")
     labels = as_labels(groups, x.shape[0])
+    if method == "cv+":
+        if predictor is None or recalibrate is not conformal.fit:
+            raise ValueError(_OF_CV_PLUS)
+        return _fit_cv_plus(x, y, predictor, calibrators, folds=folds, groups=labels, key=key)
     aside_key, key = jax.random.split(key)
     aside = _set_aside(x.shape[0], fraction, folds, labels, aside_key) if method == "split" else None
     options = {"recalibrate": recalibrate, "folds": folds, "key": key}
@@ -130,14 +141,16 @@ class Pipeline(eqx.Module):
     """A predictor, calibrators and a last step; made by `fit`. `print(pipeline)` is a table of their scores.
 
     Attributes:
-        chain: predictor and calibrators, fitted to all rows, or to those that were not set aside.
-        last: the last step; None where there is none.
-        steps: what the predictor alone, each calibrator and the last step predict of rows they were not fitted to.
+        chain: predictor and calibrators, fitted to all rows, or to those that were not set aside; with "cv+" all those
+            that were fitted without a fold, as a `jaxcal.cross_conformal.JackknifePlus`.
+        last: the last step; None where there is none, and with "cv+", whose `chain` does it.
+        steps: what the predictor alone, each calibrator and the last step predict of rows they were not fitted to. That
+            of "cv+" is what conformal calibration by the errors of the other folds makes of the predictions of a fold.
         others: the steps of the other pipelines that were tried, where the predictor was chosen.
-        method: "folds" or "split".
+        method: "folds", "split" or "cv+".
     """
 
-    chain: "Chain"
+    chain: "Chain | JackknifePlus"
     last: Callable | None
     steps: tuple["Step", ...]
     others: tuple[tuple["Step", ...], ...]
@@ -146,6 +159,8 @@ class Pipeline(eqx.Module):
     def __call__(self, x: ArrayLike) -> Distribution:
         """The predictive distribution of every row of x [n, d]."""
         x = _checks.as_matrix("x", x)
+        if isinstance(self.chain, JackknifePlus):
+            return self.chain(x)
         prediction = self.chain(x)[-1]
         return prediction if self.last is None else self.last(x, prediction)
 
@@ -154,16 +169,19 @@ class Pipeline(eqx.Module):
         """What the whole pipeline predicts of the rows in `steps[-1].rows`, fitted without them."""
         return self.steps[-1].predictions
 
-    def guarantee(self, confidence_level: float) -> Guarantee | MeasuredCoverage:
+    def guarantee(self, confidence_level: float) -> Guarantee | WorstCaseGuarantee | MeasuredCoverage:
         """What is known of the coverage of the central interval at this level; `print` tells it in words.
 
-        With "split" it is the guarantee of the last step, if it gives one. With "folds" there is no guarantee: the
-        model that predicts has made none of the errors by which it was recalibrated. Then it is what was measured.
+        With "split" it is the guarantee of the last step, if it gives one, with "cv+" that of CV+, if there are no
+        groups. With "folds" there is no guarantee: the model that predicts has made none of the errors by which it was
+        recalibrated. Then it is what was measured.
 
         Raises:
             ValueError: if the confidence level lies outside (0, 1).
         """
         _checks.check_fraction("confidence_level", confidence_level)
+        if isinstance(self.chain, JackknifePlus) and not self.chain.has_groups:
+            return self.chain.guarantee(confidence_level)
         guarantee = getattr(self.last, "guarantee", None)
         if self.method == "split" and guarantee is not None:
             return guarantee(confidence_level)
@@ -171,7 +189,7 @@ class Pipeline(eqx.Module):
 
     def __str__(self) -> str:
         """A table of the steps and their scores."""
-        how = "out of fold" if self.method == "folds" else "set aside"
+        how = "set aside" if self.method == "split" else "out of fold"
         about = f"{len(self.steps[-1].y)} data points, {how}; mean ± standard error."
         lines = [_HEADER, *map(str, self.steps), about]
         for steps in self.others:
@@ -244,6 +262,10 @@ class Step(eqx.Module):
         return f"{self.name:30}" + "".join(f"{cell:>20}" for cell in cells) + f"{coverage:>26}"
 
 
+_OF_CV_PLUS = (
+    "method='cv+' needs a predictor, and no recalibrate: its guarantee is for the models of the folds themselves, with "
+    "their absolute errors, and not for a predictor that is chosen by these errors."
+)
 _HEADER = f"{'':30}{'CRPS':>20}{'RMSE':>20}{'90 % interval covers':>26}"
 
 
@@ -287,6 +309,44 @@ def _fit(
         recalibrated = _recalibrated(fit_last, x, y, [block[-1] for block in blocks], parts)
         steps.append(step_of(_name_of(recalibrate), recalibrated))
     return Pipeline(chain=chain, last=last, steps=tuple(steps), others=(), method="folds" if aside is None else "split")
+
+
+def _fit_cv_plus(
+    x: Float[Array, "n d"],
+    y: Float[Array, " n"],
+    predictor: Any,
+    calibrators: Sequence[Callable],
+    *,
+    folds: int | None,
+    groups: np.ndarray | None,
+    key: PRNGKeyArray,
+) -> Pipeline:
+    """The pipeline whose models of the folds predict; they give its scores, too."""
+    num_rows = x.shape[0]
+    folds = _number_of_folds(folds, num_rows, num_rows if groups is None else len(np.unique(groups)))
+    order_key, folds_key = jax.random.split(key)
+    pieces = cross_conformal.folds_for(num_rows, folds, groups, order_key)
+    fit_rows = partial(fit_chain, predictor, calibrators)
+    chains, blocks = models_of_folds(fit_rows, x, y, pieces, list(jax.random.split(folds_key, folds)))
+    ends, parts = [block[-1] for block in blocks], [piece.held_out for piece in pieces]
+    ends_of_chains = [_End(chain) for chain in chains]
+    models = cross_conformal.of_folds(ends_of_chains, ends, pieces, x, y, score=None, has_groups=groups is not None)
+    by_step = [*zip(*blocks, strict=True), _recalibrated(conformal.fit, x, y, ends, parts)]
+    names = [*(_name_of(step) for step in (predictor, *calibrators)), "cv+"]
+    steps = [
+        _step(name, predictions, y=y, parts=parts, out_of_fold=True)
+        for name, predictions in zip(names, by_step, strict=True)
+    ]
+    return Pipeline(chain=models, last=None, steps=tuple(steps), others=(), method="cv+")
+
+
+class _End(eqx.Module):
+    """What is predicted after the last step of a chain."""
+
+    chain: Callable[[Any], list[Distribution]]
+
+    def __call__(self, x: Float[Array, "n d"]) -> Distribution:
+        return self.chain(x)[-1]
 
 
 def fit_chain(

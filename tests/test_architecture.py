@@ -20,6 +20,7 @@ LAYERS = [
     {"metrics", "optimize", "datasets", "density_ratio"},
     {"gp", "networks", "cross_validation"},
     {"predictors", "calibrators"},
+    {"cross_conformal"},
     {"plots", "pipeline"},
     {"__init__"},
     {"cli", "sweep"},

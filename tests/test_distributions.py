@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxcal.distributions import Empirical, Mixture, Normal, Point, Quantiles, ScaledQuantiles, StudentT
+from jaxcal.distributions import CrossConformal, Empirical, Mixture, Normal, Point, Quantiles, ScaledQuantiles, StudentT
 
 X64 = jax.config.jax_enable_x64
 # What does not depend on the precision runs in 64 bits only.
@@ -29,6 +29,10 @@ TABLES = np.stack([TABLE, TABLE[::-1] ** 2 - 3, 0.1 * TABLE])
 TABLES.sort(axis=1)
 KNOTS, SHAPE = np.array([0.05, 0.2, 0.5, 0.6, 0.9]), np.array([-2.0, -0.5, 0.1, 0.1, 1.7])
 STEPS = np.array([-2.0, -0.5, 0.1, 0.4, 1.7])
+# Two models, the rows that each was fitted without, and the mean of both.
+MODELS, FITTED_WITHOUT = np.array([-0.3, 0.4]), np.array([[1, 1, 1, 0, 0, 0, 0.5], [0, 0, 0, 1, 1, 1, 0.5]])
+SIZES = np.array([0.2, 1.1, 2.5, 0.7, 0.7, 1.6, 0.0])
+CENTERS = MODELS @ FITTED_WITHOUT
 
 
 def mixture(member, loc, scale):
@@ -47,6 +51,9 @@ DISTRIBUTIONS = {
     "mixture_of_t": functools.partial(mixture, lambda loc, scale: StudentT(4.5, loc, scale)),
     "empirical": lambda loc, scale: Empirical(loc, scale, TABLE),
     "own_tables": lambda loc, scale: Empirical(loc, scale, TABLES),
+    "cross_conformal": lambda loc, scale: CrossConformal(
+        loc[:, None] + scale[:, None] * MODELS, FITTED_WITHOUT, SIZES, np.repeat(scale[:, None], 2, 1)
+    ),
     "quantiles": lambda loc, scale: Quantiles(KNOTS, loc[:, None] + scale[:, None] * SHAPE),
     "scaled_quantiles": lambda loc, scale: ScaledQuantiles(loc, scale, KNOTS, SHAPE),
     "normal_tails": lambda loc, scale: ScaledQuantiles(loc, scale, KNOTS, STEPS, "normal"),
@@ -54,6 +61,8 @@ DISTRIBUTIONS = {
 CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails"}
 BY_KNOTS = ("quantiles", "scaled_quantiles", "normal_tails")
 each_distribution = pytest.mark.parametrize("name", DISTRIBUTIONS)
+# The quantiles of "cross_conformal" are conformal ones: infinite at the ends, and not quite those of its table.
+each_with_an_inverse = pytest.mark.parametrize("name", [name for name in DISTRIBUTIONS if name != "cross_conformal"])
 # What holds for one mixture holds for the other; this one takes seconds to compile.
 each_law_but_one = pytest.mark.parametrize("name", [name for name in DISTRIBUTIONS if name != "mixture_of_t"])
 
@@ -98,6 +107,10 @@ def slopes(inputs):
     return rows.sum() + distribution.icdf(p).sum()
 
 
+def atoms_of_models():
+    return np.sort([*(CENTERS - SIZES), *(CENTERS + SIZES)])
+
+
 def standard_cdf(name, row, u):
     """The cdf of a row at location 0 and scale 1, by scipy and NumPy."""
     match name:
@@ -109,6 +122,8 @@ def standard_cdf(name, row, u):
             return scipy.stats.t.cdf(u, DF[row])
         case "empirical":
             return np.searchsorted(TABLE, u, side="right") / len(TABLE)
+        case "cross_conformal":
+            return np.searchsorted(atoms_of_models(), u, side="right") / 14
         case "own_tables":
             return np.searchsorted(TABLES[row], u, side="right") / len(TABLE)
         case "normal_tails":
@@ -153,6 +168,7 @@ def standard_moments(name):
         "student_t": (0.0, np.sqrt(DF / (DF - 2))),
         "empirical": (TABLE.mean(), TABLE.std()),
         "own_tables": (TABLES.mean(1), TABLES.std(1)),
+        "cross_conformal": (CENTERS.mean(), atoms_of_models().std()),
         **dict.fromkeys(BY_KNOTS, (q.mean(), q.std())),
     }[name]
 
@@ -170,7 +186,7 @@ def integrate_crps(cdf, y, breaks, scale):
 
 
 def breaks_of(name, row):
-    tables = {"empirical": TABLE, "own_tables": TABLES[row]}
+    tables = {"empirical": TABLE, "own_tables": TABLES[row], "cross_conformal": atoms_of_models()}
     shape = {**tables, "normal_tails": STEPS, "point": [0.0], **dict.fromkeys(BY_KNOTS[:2], SHAPE)}
     return LOC[row] + SCALE[row] * np.asarray(shape.get(name, OFFSETS))
 
@@ -194,7 +210,7 @@ def test_cdf_and_moments_agree_with_the_oracle(name):
     np.testing.assert_allclose(out["variance"], (SCALE * std) ** 2, **tolerance)
 
 
-@each_distribution
+@each_with_an_inverse
 def test_icdf_inverts_cdf(name):
     distribution = build(name)
     q = probe(distribution, LOC)["icdf"]
@@ -363,7 +379,7 @@ def test_a_distribution_keeps_its_dtype(name):
     assert {key: value.dtype for key, value in out.items()} == dict.fromkeys(out, jnp.float32)
 
 
-@each_distribution
+@each_with_an_inverse
 def test_quantiles_stay_finite_and_in_order(name):
     p = np.array([0.0, 1e-12, 1e-4, 0.9, 1 - 1e-6, 1.0])
     q = np.asarray(probe(build(name), LOC, p)["icdf"])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcal import metrics
+from jaxcal import conformal, cross_conformal, metrics
 from jaxcal.predictors import forests
 
 pytestmark = pytest.mark.contract_in_32_bits
@@ -51,6 +51,80 @@ def test_distribution_of_a_forest_is_that_of_the_rows_in_its_leaves(forest):
         std = np.sqrt(np.average((targets - mean) ** 2, weights=weights))
         np.testing.assert_allclose(distribution.mean[i], mean, rtol=1e-5)
         np.testing.assert_allclose(distribution.std[i], std, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def bagged():
+    return forests.fit(X, Y, key=KEY, model="random_forest", num_trees=60)
+
+
+def trees_without_each_row(bagged):
+    """[T, n] by hand."""
+    return np.array([~np.isin(np.arange(200), sample) for sample in bagged.trees.estimators_samples_])
+
+
+def test_out_of_bag_predictions_are_those_of_the_trees_grown_without_a_row(bagged):
+    distribution, without = bagged.out_of_bag(X), trees_without_each_row(bagged)
+    np.testing.assert_array_equal(bagged.in_bag(X, Y), ~without)
+    means = np.asarray(bagged.tree_means(X))
+    np.testing.assert_allclose(means.mean(axis=1), bagged(X).mean, rtol=1e-5)
+    for row in range(0, 200, 17):
+        targets, weights = [], []
+        for k in np.flatnonzero(without[:, row]):
+            tree, sample = bagged.trees.estimators_[k], bagged.trees.estimators_samples_[k]
+            together = sample[tree.apply(X[sample]) == tree.apply(X[row : row + 1])]
+            np.testing.assert_allclose(means[row, k], Y[together].mean(), rtol=1e-5)
+            targets.append(Y[together])
+            weights.append(np.full(len(together), 1 / len(together)))
+        targets, weights = np.concatenate(targets), np.concatenate(weights)
+        mean = np.average(targets, weights=weights)
+        np.testing.assert_allclose(distribution.mean[row], mean, rtol=1e-5)
+        std = np.sqrt(np.average((targets - mean) ** 2, weights=weights))
+        np.testing.assert_allclose(distribution.std[row], std, rtol=1e-5)
+
+
+def test_out_of_bag_errors_are_honest_and_guarantee_nothing_of_the_whole_forest(bagged):
+    own, new = (metrics.rmse(y, bagged(x)) for x, y in ((X, Y), (NEW, NEW_Y)))
+    out_of_bag = metrics.rmse(Y, bagged.out_of_bag(X))
+    assert own < 0.85 * new
+    assert 0.85 * new < out_of_bag < 1.2 * new
+    calibrated = conformal.fit(None, bagged.out_of_bag(X), Y)
+    assert 0.8 < metrics.coverage(NEW_Y, calibrated(None, bagged(NEW))) < 0.97
+    with pytest.raises(ValueError, match="out of fold"):
+        calibrated.guarantee(0.9)
+
+
+def test_jackknife_plus_after_bootstrap_of_a_forest_is_a_loop_over_its_trees(bagged):
+    fitted = cross_conformal.of_forest(bagged, X, Y, key=KEY)
+    number = fitted.weights.shape[0]
+    assert 5 < number < 40  # of 60, 37 % in the mean
+    without = trees_without_each_row(bagged)[:number]
+    at_rows, at_new = (np.stack([t.predict(x) for t in bagged.trees.estimators_[:number]]) for x in (X, NEW[:5]))
+    in_units = lambda means: float(bagged.y_scaler.loc) + float(bagged.y_scaler.scale) * means
+    errors = np.array([abs(Y[i] - in_units(at_rows[without[:, i], i]).mean()) for i in range(200)])
+    lower, upper = fitted(NEW[:5]).interval(0.9)
+    for row in range(5):
+        centers = np.array([in_units(at_new[without[:, i], row]).mean() for i in range(200)])
+        # Ranks floor(0.1 * 201) and ceil(0.9 * 201).
+        np.testing.assert_allclose(lower[row], np.sort(centers - errors)[20 - 1], rtol=1e-4)
+        np.testing.assert_allclose(upper[row], np.sort(centers + errors)[181 - 1], rtol=1e-4)
+    assert fitted.guarantee(0.9).coverage == pytest.approx(0.8)
+    assert 0.85 < metrics.coverage(NEW_Y, fitted(NEW)) < 0.97
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted))(NEW).mean, fitted(NEW).mean)
+
+
+def test_out_of_bag_needs_the_rows_of_the_fit_and_a_bootstrap(bagged):
+    fit = lambda model, trees: forests.fit(X, Y, key=KEY, model=model, num_trees=trees)
+    with pytest.raises(ValueError, match="x must be the inputs that the forest was fitted to, in the same order"):
+        bagged.out_of_bag(X[::-1])
+    with pytest.raises(ValueError, match="x has 199 rows where 200 are expected"):
+        bagged.out_of_bag(X[1:])
+    with pytest.raises(ValueError, match="y must be the targets that the forest was fitted to"):
+        cross_conformal.of_forest(bagged, X, Y[::-1], key=KEY)
+    with pytest.raises(ValueError, match="model is 'extra_trees', whose trees are not grown on bootstrap samples"):
+        fit("extra_trees", 3).out_of_bag(X)
+    with pytest.raises(ValueError, match=r"row \d+ is in the bootstrap samples of all 3 models"):
+        fit("random_forest", 3).out_of_bag(X)
 
 
 def test_forest_learns_mean_and_spread(forest):

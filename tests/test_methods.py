@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcal import Distribution, Normal, Point, mlp, rio
+from jaxcal import Distribution, Normal, Point, cross_conformal, mlp, rio
 from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, kmeans, neural_quantiles, sharp_gp
 from jaxcal.optimize import Result
 from jaxcal.predictors import (
@@ -121,6 +121,30 @@ def fit_sharp_gp(x, mean, y, **options):
     return sharp_gp.fit(rest(x), Point(rest(mean)), rest(y), **options)
 
 
+class Plane(eqx.Module):
+    """Least squares, as a module of arrays."""
+
+    center: jax.Array
+    weights: jax.Array
+
+    def __call__(self, x):
+        return self.center + x @ self.weights
+
+
+@jax.jit
+def fit_plane(x, y, *, key):
+    center = y.mean()
+    return Plane(center, jnp.linalg.solve(x.T @ x, x.T @ (y - center)))
+
+
+def fit_cross_conformal(x, mean, y, **options):
+    return cross_conformal.fit(fit_plane, x, y, key=KEY, folds=5, **options)
+
+
+def fit_cross_conformal_bootstrap(x, mean, y, **options):
+    return cross_conformal.fit_bootstrap(fit_plane, x, y, key=KEY, num_models=20, **options)
+
+
 def base_with_std(x, mean):
     return Normal(mean, 1 + jnp.asarray(x)[:, 0] ** 2)
 
@@ -154,6 +178,8 @@ METHODS = {
     "usnrt": (fit_usnrt, call_mlp),
     "random-forest": (partial(fit_forest, model="random_forest"), call_mlp),
     "ngboost": (fit_forest, call_mlp),
+    "cross-conformal": (fit_cross_conformal, call_mlp),
+    "cross-conformal-bootstrap": (fit_cross_conformal_bootstrap, call_mlp),
     "rio": (fit_rio, call_rio),
     "rio-nearest": (partial(fit_rio, bound="nearest", ard=False), call_rio),
     "rio-collapsed": (partial(fit_rio, bound="collapsed", num_inducing=10), call_rio),
@@ -192,6 +218,7 @@ TOLERANCE = {
     "accrue": 1e-4 if X64 else 2e-2,
     **dict.fromkeys(["crude", "crude-neighbors", "conformal", "conformal-quantile"], 1e-12 if X64 else 1e-5),
     **dict.fromkeys(["conformal-randomized", "conformal-linear"], 1e-12 if X64 else 1e-5),
+    **dict.fromkeys(["cross-conformal", "cross-conformal-bootstrap"], 1e-12 if X64 else 1e-5),
     "gaussian-mle": 1e-12 if X64 else 1e-5,
     "isotonic": 1e-12 if X64 else 1e-5,
     "kmeans": 1e-12 if X64 else 1e-5,
@@ -217,7 +244,7 @@ BY_BASE_ALONE = {
 # A constant target, or a constant error of the base: who predicts it exactly, and who has nothing to learn from.
 NETWORKS = ("mlp", "variance-network", "deep-ensemble", "dropout", "concrete-dropout", "evidential", "neural-process")
 EXACT = {
-    "target": {*NETWORKS, "usnrt"},
+    "target": {*NETWORKS, "usnrt", "cross-conformal", "cross-conformal-bootstrap"},
     "error": {"gaussian-mle", "isotonic", "conformal-linear"},
 }
 REFUSED = {
@@ -230,6 +257,7 @@ TOO_LARGE = float(jnp.finfo(jnp.zeros(0).dtype).max) / 10
 DIVERGING = {name: {"learning_rate": TOO_LARGE} for name in (*NETWORKS, "usnrt", "neural-quantiles")}
 # Slower forms of the method before them, and networks whose own tests say most of this.
 SLOW = {
+    "cross-conformal-bootstrap",
     "nngp",
     "neural-process",
     "rio-nearest",
@@ -243,7 +271,17 @@ SLOW = {
     "deep-ensemble",
 }
 # Those that nothing random, and no rank that counts from one side, decides.
-SIGNLESS = ("gaussian-process", "nngp", "rio", "rio-nearest", "rio-collapsed", "accrue", "conformal", "gaussian-mle")
+SIGNLESS = (
+    "cross-conformal",
+    "gaussian-process",
+    "nngp",
+    "rio",
+    "rio-nearest",
+    "rio-collapsed",
+    "accrue",
+    "conformal",
+    "gaussian-mle",
+)
 
 
 def params_of(names):

@@ -8,6 +8,7 @@ over runs or ensemble members gives a valid distribution, whose arrays have furt
 
 from jaxcal.distributions._base import Distribution
 from jaxcal.distributions.concatenated import Concatenated
+from jaxcal.distributions.cross_conformal import CrossConformal
 from jaxcal.distributions.empirical import Empirical
 from jaxcal.distributions.grouped import GroupedEmpirical
 from jaxcal.distributions.mixture import Mixture
@@ -17,6 +18,7 @@ from jaxcal.distributions.piecewise import Quantiles, ScaledQuantiles
 
 __all__ = [
     "Concatenated",
+    "CrossConformal",
     "Distribution",
     "Empirical",
     "GroupedEmpirical",

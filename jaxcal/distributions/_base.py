@@ -1,6 +1,8 @@
 """The interface of all predictive distributions, and what they share: parameters as rows, and their checks."""
 
 import abc
+import warnings
+from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -9,6 +11,9 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
+from jaxcal.functional import quantiles
+
+D = TypeVar("D", bound="Distribution")
 
 
 class Distribution(eqx.Module):
@@ -79,7 +84,7 @@ class Distribution(eqx.Module):
         return self.icdf((1 - confidence_level) / 2), self.icdf((1 + confidence_level) / 2)
 
 
-def marked_out_of_fold(distribution: Distribution) -> Distribution:
+def marked_out_of_fold(distribution: D) -> D:
     """The same predictions, known as out of fold."""
     marked = jax.tree.map(lambda leaf: leaf, distribution)
     # Classes make themselves from their parameters, of which this is none: set as their own __init__ would.
@@ -141,6 +146,18 @@ def check_confidence_level(confidence_level: ArrayLike) -> None:
     if np.ndim(confidence_level):
         raise ValueError(f"confidence_level must be one number; got shape {np.shape(confidence_level)}.")
     _checks.check_fraction("confidence_level", confidence_level)
+
+
+def warn_if_too_few(rows: int, levels: np.ndarray, where: str = "") -> None:
+    """Warn the caller of a distribution's method: so few calibration rows guarantee no finite quantile at a level."""
+    inside = levels[(levels > 0) & (levels < 1)]
+    needed = quantiles.smallest_table(inside.max()) if inside.size else 0
+    if rows < needed:
+        warnings.warn(
+            f"{rows} calibration rows are too few for a guarantee at the level asked for, which needs at least "
+            f"{needed}: the quantile is infinite{where}.",
+            stacklevel=3,
+        )
 
 
 def check_share(name: str, values: Array) -> None:

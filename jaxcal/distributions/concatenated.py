@@ -37,12 +37,13 @@ class Concatenated(Distribution):
     rows: tuple[Int[Array, "*k"], ...]
 
     def __init__(self, parts: Sequence[Distribution], rows: Sequence[ArrayLike | Sequence[int]]):
-        self.parts, self.rows = tuple(parts), tuple(jax.device_put(np.array(numbers)) for numbers in rows)
+        numbers = [np.array(each) for each in rows]
+        self.parts, self.rows = tuple(parts), tuple(map(jax.device_put, numbers))
         sizes = [part.mean.shape[0] for part in self.parts]
-        given = [numbers.shape[0] for numbers in self.rows]
+        given = [each.shape[0] for each in numbers]
         if sizes != given:
             raise ValueError(f"the parts predict {sizes} rows, where {given} are expected.")
-        if not np.array_equal(np.sort(np.concatenate(self.rows)), np.arange(sum(sizes))):
+        if not np.array_equal(np.sort(np.concatenate(numbers)), np.arange(sum(sizes))):
             raise ValueError(f"rows must hold each of the numbers 0 to {sum(sizes) - 1} once.")
 
     @property

@@ -3,7 +3,6 @@
 # pyright: reportIncompatibleVariableOverride=false
 
 import math
-import warnings
 from collections.abc import Callable
 
 import equinox as eqx
@@ -24,6 +23,7 @@ from jaxcal.distributions._base import (
     match,
     place,
     standardize,
+    warn_if_too_few,
 )
 from jaxcal.functional import linalg, quantiles, scores
 
@@ -137,7 +137,7 @@ class Empirical(Distribution):
         """
         values = super().icdf(p)
         if self.rule in INFINITE_RULES and not _checks.is_traced(p):
-            self._warn_if_infinite(np.asarray(p))
+            warn_if_too_few(*self._needed_of_the_table(np.asarray(p)))
         return values
 
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
@@ -194,17 +194,12 @@ class Empirical(Distribution):
         """The mean over the table; of a shared one with an axis of length 1 for the rows."""
         return values.mean(-1, keepdims=self._is_shared)
 
-    def _warn_if_infinite(self, p: np.ndarray) -> None:
+    def _needed_of_the_table(self, p: np.ndarray) -> tuple[int, np.ndarray, str]:
+        """The number of calibration rows, the levels at which these must guarantee a coverage, and of which rows."""
         symmetric, randomized, size = self.rule == "symmetric", self.rule == "randomized", self.z.shape[-1]
-        levels = np.atleast_1d(np.abs(2 * p - 1) if symmetric else np.maximum(p, 1 - p) if randomized else p)
-        inside = (levels > 0) & (levels < 1)
-        needed = quantiles.smallest_table(levels[inside].max()) if inside.any() else 0
-        if (rows := size // 2 if symmetric else size) < needed:
-            warnings.warn(
-                f"{rows} calibration rows are too few for a guarantee at the level asked for, which needs at least "
-                f"{needed}: the quantile is infinite{' in some rows' if randomized else ''}.",
-                stacklevel=3,
-            )
+        levels = np.abs(2 * p - 1) if symmetric else np.maximum(p, 1 - p) if randomized else p
+        rows, where = size // 2 if symmetric else size, " in some rows" if randomized else ""
+        return rows, np.atleast_1d(levels), where
 
 
 def _check_symmetric(name: str, values: Array) -> None:

@@ -116,6 +116,48 @@ def randomized_quantile(
     return _entry(table, below + (jnp.asarray(tau) < position - below))
 
 
+@jax.jit
+def jackknife_plus_quantile(
+    centers: Float[ArrayLike, " l"], widths: Float[ArrayLike, " l"], p: Real[ArrayLike, "*k"]
+) -> Float[Array, "*k"]:
+    """The quantile at level p whose central intervals are those of the jackknife+ and of CV+, of one prediction.
+
+    Calibration row i has an error R_i of the model that was fitted without it; centers c_i are what these models
+    predict of the new row, widths w_i are R_i in its units. With k = ceil((L + 1) |2 p - 1|) the quantile is the k-th
+    smallest of the c_i + w_i for p > 1/2, and the k-th largest of the c_i - w_i for p < 1/2. So the central interval
+    at level 1 - a goes from rank floor(a (L + 1)) to rank ceil((1 - a) (L + 1)). No finite value does at rank L + 1:
+    these are -inf and +inf.
+
+    At low confidence levels these ends may cross. Then they, and the quantile at p = 1/2, are the median of the
+    centers: a quantile above 1/2 is at least that median, one below at most. So quantiles increase with p, and
+    intervals can only become wider.
+
+    Args:
+        centers: [L], in any order.
+        widths: [L], not negative.
+        p: levels in [0, 1], of any shape.
+
+    Returns:
+        the quantiles, in the shape of p.
+
+    Source: Barber, Candes, Ramdas and Tibshirani, Predictive inference with the jackknife+, Annals of Statistics 49
+    (2021): the intervals of its Theorems 1 and 4.
+
+    Example:
+        >>> centers, widths = jnp.array([0.0, 1.0, 0.0, 2.0]), jnp.array([1.0, 3.0, 2.0, 4.0])
+        >>> print(jackknife_plus_quantile(centers, widths, jnp.array([0.2, 0.5, 0.8])))
+        [-2.   0.5  4. ]
+    """
+    centers, widths, p = jnp.asarray(centers), jnp.asarray(widths), _checks.as_floats("p", p)
+    level, last = jnp.abs(2 * p - 1), centers.shape[0] - 1
+    ordered = jnp.sort(centers)
+    median = (ordered[last // 2] + ordered[(last + 1) // 2]) / 2
+    # At level 0 the conformal quantile is -inf.
+    above = jnp.maximum(empirical_quantile(jnp.sort(centers + widths), level, "conformal"), median)
+    below = jnp.minimum(-empirical_quantile(jnp.sort(widths - centers), level, "conformal"), median)
+    return jnp.where(p < 0.5, below, above)
+
+
 def smallest_table(p: float | np.floating) -> int:
     """The length L from which on the "conformal" quantile at level p < 1 is finite: ceil(p / (1 - p)).
 

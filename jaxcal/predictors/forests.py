@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, PRNGKeyArray
+from jax.typing import DTypeLike
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal.cross_validation import out_of_bag_weights
 from jaxcal.distributions import Normal
+from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.preprocessing import Standardizer
 
 if TYPE_CHECKING:
@@ -152,12 +155,95 @@ class Forest:
             TypeError: if x is traced by a transformation of JAX.
             ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
         """
+        x = self._checked(x)
+        moments = _boosted_moments if self.model == "ngboost" else _forest_moments
+        return self._in_units_of_y(*moments(self.trees, np.asarray(x, float)), x.dtype)
+
+    def out_of_bag(self, x: ArrayLike) -> Normal:
+        """The predictions of the rows that a random forest was fitted to, each by the trees grown without it.
+
+        Their errors are about those of new rows, and are marked as `Distribution.is_out_of_fold`: a calibrator fitted
+        to them corrects the whole forest, without a guarantee. `jaxcal.cross_conformal.of_forest` has one.
+
+        Args:
+            x: the inputs that the forest was fitted to, in the same order.
+
+        Raises:
+            TypeError: if x is traced by a transformation of JAX.
+            ValueError: if the model is none of "random_forest"; if x is not what the forest was fitted to; if a row is
+                in the samples of all trees.
+
+        Example:
+            >>> import jax, numpy as np
+            >>> from jaxcal.predictors import forests
+            >>> x, key = np.linspace(-1, 1, 100), jax.random.key(0)
+            >>> y = x + np.random.default_rng(0).normal(size=100)
+            >>> forest = forests.fit(x, y, key=key, model="random_forest", num_trees=100)
+            >>> bool(np.std(y - forest(x).mean) < np.std(y - forest.out_of_bag(x).mean))
+            True
+        """
+        weights = out_of_bag_weights(self.in_bag(x))
+        x = self._checked(x)
+        mean, std = _moments_of_leaves(*_leaves(self.trees, np.asarray(x, float)), weights)
+        return marked_out_of_fold(self._in_units_of_y(mean, std, x.dtype))
+
+    def in_bag(self, x: ArrayLike, y: ArrayLike | None = None) -> np.ndarray:
+        """Which rows a tree of a random forest was grown on: [T, n], of the rows that the forest was fitted to.
+
+        Args:
+            x: the inputs that the forest was fitted to, in the same order.
+            y: their targets; None where they are not to be checked.
+
+        Raises:
+            TypeError: if x or y is traced by a transformation of JAX.
+            ValueError: if the model is none of "random_forest"; if the forest was not fitted to x, or y.
+        """
+        if self.model != "random_forest":
+            raise ValueError(
+                f"model is {self.model!r}, whose trees are not grown on bootstrap samples: no row is out of bag. Fit "
+                "with model='random_forest'."
+            )
+        x = np.asarray(self._checked(x), float)
+        trees = [estimator.tree_ for estimator in self.trees.estimators_]
+        rows = int(trees[0].weighted_n_node_samples[0])
+        _checks.check_length("x", x, rows)
+        counts = np.stack([np.bincount(sample, minlength=rows) for sample in self.trees.estimators_samples_])
+        targets = None
+        if y is not None:
+            _check_known(y)
+            targets = np.asarray(self.y_scaler(_checks.as_vector("y", y, length=rows)), float)
+        for tree, leaf, count in zip(trees, self.trees.apply(x).T, counts, strict=True):
+            _check_grown_on(tree, leaf, count, targets)
+        return counts > 0
+
+    def tree_means(self, x: ArrayLike, number: int | None = None) -> Float[Array, "n t"]:
+        """What each tree of a forest predicts at the rows of x, or each of the first ones, in the unit of y.
+
+        Args:
+            x: inputs [n, d]; a vector [n] is one column.
+            number: of trees; None for all.
+
+        Raises:
+            TypeError: if x is traced by a transformation of JAX.
+            ValueError: if the model is "ngboost", which has no such trees; if x is empty, not finite, or has another
+                number of columns than the training inputs.
+        """
+        _checks.check_choice("model", self.model, tuple(_FORESTS))
+        x = self._checked(x)
+        means, _ = _leaves(self.trees, np.asarray(x, float), number)
+        loc, scale = float(self.y_scaler.loc), float(self.y_scaler.scale)
+        return jax.device_put((loc + scale * means.T).astype(x.dtype))
+
+    def _checked(self, x: ArrayLike) -> Float[Array, "n d"]:
         _check_known(x)
         x = _checks.as_matrix("x", x)
         _checks.check_columns("x", x, self.num_columns, "the trees were grown on")
-        moments = _boosted_moments if self.model == "ngboost" else _forest_moments
-        mean, std = (jnp.asarray(moment, x.dtype) for moment in moments(self.trees, np.asarray(x, float)))
-        return Normal(self.y_scaler.inverse(mean).astype(x.dtype), (self.y_scaler.scale * std).astype(x.dtype))
+        return x
+
+    def _in_units_of_y(self, mean: np.ndarray, std: np.ndarray, dtype: DTypeLike) -> Normal:
+        standardized_mean, standardized_std = jnp.asarray(mean, dtype), jnp.asarray(std, dtype)
+        std_of_y = self.y_scaler.scale * standardized_std
+        return Normal(self.y_scaler.inverse(standardized_mean).astype(dtype), std_of_y.astype(dtype))
 
 
 def _boost(x: np.ndarray, y: np.ndarray, num_trees: int | None, learning_rate: float, seed: int) -> "NGBRegressor":
@@ -201,12 +287,37 @@ def _grow_forest(x: np.ndarray, y: np.ndarray, model: str, **options: Any) -> "F
 
 def _forest_moments(forest: "ForestRegressor", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The means and stds of the distribution that draws a tree, and then a row of the leaf that x falls into."""
-    leaves = forest.apply(x)
-    trees = [estimator.tree_ for estimator in forest.estimators_]
-    means = np.stack([tree.value[leaf, 0, 0] for tree, leaf in zip(trees, leaves.T, strict=True)])
+    means, variances = _leaves(forest, x)
+    return _moments_of_leaves(means, variances, np.full((len(means), 1), 1 / len(means)))
+
+
+def _leaves(forest: "ForestRegressor", x: np.ndarray, number: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance [T, n] of the target in the leaves that the rows fall into, of all trees or the first."""
+    trees = [estimator.tree_ for estimator in forest.estimators_[:number]]
+    leaves = forest.apply(x).T[:number]
+    means = np.stack([tree.value[leaf, 0, 0] for tree, leaf in zip(trees, leaves, strict=True)])
     # The impurity of a leaf is the variance of its rows: up to rounding, which takes it below 0 where all are alike.
-    variances = np.stack([tree.impurity[leaf].clip(0) for tree, leaf in zip(trees, leaves.T, strict=True)])
-    return means.mean(axis=0), np.sqrt(variances.mean(axis=0) + means.var(axis=0))
+    variances = np.stack([tree.impurity[leaf].clip(0) for tree, leaf in zip(trees, leaves, strict=True)])
+    return means, variances
+
+
+def _moments_of_leaves(means: np.ndarray, variances: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and the std of every row, of trees with weights [T, n] that sum to 1."""
+    mean = (weights * means).sum(axis=0)
+    return mean, np.sqrt((weights * (variances + (means - mean) ** 2)).sum(axis=0))
+
+
+def _check_grown_on(tree: Any, leaf: np.ndarray, count: np.ndarray, targets: np.ndarray | None) -> None:
+    """Raise ValueError unless a tree was grown on rows that fall into these leaves, each so many times."""
+    is_leaf = tree.children_left < 0
+    in_leaf = np.bincount(leaf, weights=count, minlength=tree.node_count)[is_leaf]
+    if not np.array_equal(in_leaf, tree.weighted_n_node_samples[is_leaf]):
+        raise ValueError("x must be the inputs that the forest was fitted to, in the same order; other rows came.")
+    if targets is None:
+        return
+    means = np.bincount(leaf, weights=count * targets, minlength=tree.node_count)[is_leaf] / in_leaf
+    if not np.allclose(means, tree.value[is_leaf, 0, 0], atol=1e-4):
+        raise ValueError("y must be the targets that the forest was fitted to, in the same order; others came.")
 
 
 def _check_known(*arrays: ArrayLike) -> None:

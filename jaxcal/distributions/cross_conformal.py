@@ -1,0 +1,203 @@
+"""Predictions of a new row by models that were each fitted without other calibration rows: `CrossConformal`."""
+# Equinox lets a property stand for an abstract variable; the type checker does not know that.
+# pyright: reportIncompatibleVariableOverride=false
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
+
+from jaxcal import _checks
+from jaxcal.distributions._base import (
+    Distribution,
+    as_parameter,
+    check_confidence_level,
+    check_not_negative,
+    match,
+    warn_if_too_few,
+)
+from jaxcal.functional import linalg, quantiles, scores
+
+# The largest number of centers that memory holds at once.
+_CENTERS_AT_ONCE = 2**22
+
+
+class CrossConformal(Distribution):
+    """Predictions whose central intervals are those of CV+, the jackknife+ or the jackknife+-after-bootstrap.
+
+    Calibration row i has an error R_i of the models that were fitted without it, and these predict a new row x by
+    their average, the center c_i(x) = sum_k predictions_k(x) weights_ki. The 2 L values c_i(x) -+ R_i, or
+    c_i(x) -+ s_i(x) R_i with the average s_i(x) of the models' stds, are equally likely: mean, std, cdf, score and
+    samples are those of this table. Quantiles are those of `functional.quantiles.jackknife_plus_quantile`: they read
+    the values c_i - R_i below the median and c_i + R_i above it, at ranks that guarantee a coverage. So `icdf` is not
+    quite the inverse of `cdf`.
+
+    No [n, L] array is made where n and L are large: rows come in batches.
+
+    Args:
+        predictions: [n, K] the predictions of K models.
+        weights: [K, L] for each calibration row the weights of the models that were fitted without it; not negative,
+            with sum 1.
+        errors: [L] the absolute errors of the calibration rows, in units of `stds` where these are given.
+        stds: [n, K] the models' stds; None for errors on the scale of y.
+
+    Raises:
+        ValueError: if an argument is empty, not finite, of the wrong shape or negative, or weights do not sum to 1.
+
+    Source: Barber, Candes, Ramdas and Tibshirani, Annals of Statistics 49 (2021); Kim, Xu and Barber, NeurIPS 2020.
+
+    Example:
+        >>> weights = jnp.array([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]])  # two folds of two rows
+        >>> distribution = CrossConformal(jnp.array([[0.0, 1.0]]), weights, jnp.array([1.0, 2.0, 3.0, 4.0]))
+        >>> lower, upper = distribution.interval(0.6)  # the second smallest and the third largest of four
+        >>> print(lower, upper)
+        [-2.] [4.]
+    """
+
+    predictions: Float[Array, "*n_k"]
+    weights: Float[Array, "*k_l"]
+    errors: Float[Array, "*l"]
+    stds: Float[Array, "*n_k"] | None
+
+    def __init__(
+        self,
+        predictions: Real[ArrayLike, "..."],
+        weights: Real[ArrayLike, "..."],
+        errors: Real[ArrayLike, "..."],
+        stds: Real[ArrayLike, "..."] | None = None,
+    ):
+        self.predictions = _checks.as_matrix("predictions", predictions)
+        dtype, (rows, models) = self.predictions.dtype, self.predictions.shape
+        self.errors = as_parameter(_checks.as_vector("errors", errors), dtype)
+        self.weights = as_parameter(_checks.as_matrix("weights", weights, length=models), dtype)
+        _checks.check_columns("weights", self.weights, self.errors.shape[0], "the errors are")
+        self.stds = None if stds is None else as_parameter(_checks.as_matrix("stds", stds, length=rows), dtype)
+        if self.stds is not None:
+            _checks.check_columns("stds", self.stds, models, "predictions has")
+            check_not_negative("stds", self.stds)
+        check_not_negative("errors", self.errors)
+        check_not_negative("weights", self.weights)
+        _check_sums("weights", self.weights)
+
+    @property
+    @eqx.filter_jit
+    def mean(self) -> Float[Array, "*n"]:
+        """The mean of the centers."""
+        return _dot(self.predictions, self.weights.mean(-1)[..., None])[..., 0]
+
+    @property
+    @eqx.filter_jit
+    def std(self) -> Float[Array, "*n"]:
+        """The std of the table."""
+
+        def std(centers: Array, widths: Array) -> Array:
+            deviations = centers - centers.mean()
+            unit = linalg.scale_of(deviations, widths)
+            return unit * linalg.sqrt(jnp.mean((deviations / unit) ** 2 + (widths / unit) ** 2))
+
+        return self._each_row(std)
+
+    @eqx.filter_jit
+    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The fraction of the table at or below y."""
+        fraction = lambda centers, widths, y: jnp.mean(_table(centers, widths) <= y, dtype=y.dtype)
+        return self._each_row(fraction, match(y, self.mean))
+
+    @eqx.filter_jit
+    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """-inf everywhere: a distribution of atoms has no density."""
+        return jnp.full_like(match(y, self.mean), -jnp.inf)
+
+    @eqx.filter_jit
+    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """`functional.scores.empirical_crps` of the table."""
+        crps = lambda centers, widths, y: scores.empirical_crps(y, jnp.sort(_table(centers, widths)))
+        return self._each_row(crps, match(y, self.mean))
+
+    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
+        """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.
+
+        Raises:
+            ValueError: if p has more than one axis, or a known level lies outside [0, 1].
+
+        Warns:
+            UserWarning: if there are too few calibration rows for a known level strictly between 0 and 1, whose
+                quantile is then infinite.
+        """
+        values = super().icdf(p)
+        if not _checks.is_traced(p):
+            warn_if_too_few(self.errors.shape[-1], np.atleast_1d(np.abs(2 * np.asarray(p) - 1)))
+        return values
+
+    def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+        """The ends (lower, upper) of the central interval, which has the coverage of `guarantee`.
+
+        With a = 1 - confidence_level these are the floor(a (L + 1))-th smallest of the centers minus errors, and the
+        ceil((1 - a) (L + 1))-th smallest of the centers plus errors, or the median of the centers where that lies
+        outside: the quantiles at (1 -+ confidence_level) / 2.
+        """
+        check_confidence_level(confidence_level)
+        ends = self._both(jnp.asarray([(1 - confidence_level) / 2, (1 + confidence_level) / 2]))
+        if not _checks.is_traced(confidence_level):
+            warn_if_too_few(self.errors.shape[-1], np.atleast_1d(confidence_level))
+        return ends
+
+    @eqx.filter_jit
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+        """Values drawn from the table."""
+        rows = self.mean.shape
+        drawn = jax.random.randint(key, (*rows, math.prod(shape)), 0, 2 * self.errors.shape[-1])
+        values = self._each_row(lambda centers, widths, index: _table(centers, widths)[index], drawn)
+        return jnp.moveaxis(values, -1, 0).reshape(shape + rows)
+
+    @eqx.filter_jit
+    def _both(self, levels: Float[Array, " 2"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+        """The quantiles at two levels, for which a row is sorted once."""
+        ends = self._quantiles(levels)
+        return ends[..., 0], ends[..., 1]
+
+    @eqx.filter_jit
+    def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+        return self._each_row(lambda centers, widths: quantiles.jackknife_plus_quantile(centers, widths, levels))
+
+    @eqx.filter_jit
+    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        return self._each_row(quantiles.jackknife_plus_quantile, p)
+
+    def _each_row(self, function: Callable[..., Array], *values: Array) -> Array:
+        """The function of the centers [L] and the widths [L] of a row, and of its values, for every row."""
+        if self.predictions.ndim > 2:  # leading axes, of runs
+            return jax.vmap(lambda run, *values: run._each_row(function, *values))(self, *values)
+
+        def row(inputs: tuple[Array, Array | None, tuple[Array, ...]]) -> Array:
+            predictions, stds, values = inputs
+            centers = _dot(predictions, self.weights)
+            widths = self.errors if stds is None else self.errors * _dot(stds, self.weights)
+            return function(centers, widths, *values)
+
+        at_once = max(1, _CENTERS_AT_ONCE // self.errors.shape[0])
+        return lax.map(row, (self.predictions, self.stds, values), batch_size=at_once)
+
+
+def _table(centers: Float[Array, " l"], widths: Float[Array, " l"]) -> Float[Array, " m"]:
+    return jnp.concatenate([centers - widths, centers + widths])
+
+
+def _dot(a: Float[Array, "..."], b: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The product of matrices in the full precision of their dtype, which is not the default of a GPU."""
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def _check_sums(name: str, weights: Float[Array, "k l"]) -> None:
+    """Raise ValueError unless known weights sum to 1 in every column."""
+    if _checks.is_traced(weights):
+        return
+    sums = np.asarray(weights).sum(axis=0)
+    wrong = np.flatnonzero(~(np.abs(sums - 1) < 1e-3))
+    if wrong.size:
+        raise ValueError(f"{name} must sum to 1 in every column; got {sums[wrong[0]]:g} in column {wrong[0]}.")

@@ -4,7 +4,7 @@ A predictor is fitted from data, `fit(x, y, key=key)`, and called on inputs give
 fitted from somebody's predictions, `fit(x, base, y)`, and called on inputs and predictions gives a better one.
 """
 
-from jaxcal import datasets, functional, metrics, networks, optimize, pipeline, plots
+from jaxcal import datasets, functional, metrics, networks, online, optimize, pipeline, plots
 from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, kmeans, neural_quantiles, rio, sharp_gp
 from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import (
@@ -64,6 +64,7 @@ __all__ = [
     "networks",
     "neural_process",
     "neural_quantiles",
+    "online",
     "optimize",
     "out_of_fold",
     "pipeline",

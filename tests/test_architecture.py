@@ -20,7 +20,7 @@ LAYERS = [
     {"metrics", "optimize", "datasets"},
     {"gp", "networks", "cross_validation"},
     {"predictors", "calibrators"},
-    {"plots", "pipeline"},
+    {"online", "plots", "pipeline"},
     {"__init__"},
     {"cli", "sweep"},
     {"__main__"},

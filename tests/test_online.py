@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from jax import lax
+from test_methods import compilations
 
 from jaxcal import online
 from jaxcal.calibrators import conformal
@@ -331,7 +332,7 @@ def test_steps_scans_runs_and_batches_are_the_same(method, rows):
     assert np.isfinite(both).any()
 
 
-@pytest.mark.parametrize("method", INITS)
+@pytest.mark.parametrize("method", ["aci", "pid", pytest.param("dtaci", marks=pytest.mark.slow)])
 def test_gradients_and_dtype(method, rows):
     mean, std, y = (part.astype(np.float32) for part in rows)
     state = INITS[method](Normal(mean[:CALIBRATION], std[:CALIBRATION]), y[:CALIBRATION])
@@ -348,6 +349,14 @@ def test_gradients_and_dtype(method, rows):
     after, ends = online.run(state, Normal(mean[CALIBRATION:], std[CALIBRATION:]), y[CALIBRATION:])
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((after, ends)) if jnp.issubdtype(leaf.dtype, jnp.floating)}
     assert dtypes == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("method", INITS)
+def test_a_second_start_and_run_compile_nothing(method, rows):
+    run_on(INITS[method], rows, "scaled")
+    with compilations() as compiled:
+        run_on(INITS[method], [part + 1 for part in rows], "scaled", confidence_level=0.8)
+    assert not compiled
 
 
 def test_a_run_takes_any_base(rows):

@@ -469,7 +469,8 @@ def monitor(
 
     The first rows calibrate two intervals of the rows after them: the fixed one of split conformal prediction, and one
     that adapts after every row (adaptive conformal inference). A conformal test martingale tests whether the errors
-    change. The command may be repeated whenever rows have come: false alarms do not become more likely.
+    change. The command may be repeated whenever rows were added: as long as targets become known in the order of the
+    rows, that makes no false alarm more likely.
     """
     _checks.check_at_least("--calibration-rows", calibration_rows, 1)
     for name, value in (("--confidence-level", confidence_level), ("--significance", significance)):

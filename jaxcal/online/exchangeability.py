@@ -58,8 +58,8 @@ def check_errors(
 
     Raises:
         TypeError: if a base is not a Distribution, or an array is traced: the result is known on the host only.
-        ValueError: if an argument is empty, not finite or of the wrong shape, or a base is a `Point` where scores are
-            measured in predicted stds.
+        ValueError: if an argument is empty, not finite or of the wrong shape; if a base is a `Point` where scores are
+            measured in predicted stds; if base is out of fold.
 
     Source: Vovk, Nouretdinov and Gammerman, ICML 2003; Vovk et al., COPA 2021.
 
@@ -76,6 +76,11 @@ def check_errors(
         calibrate with recent rows.
     """
     _checks.check_fraction("significance", significance)
+    if getattr(base, "is_out_of_fold", False):
+        raise ValueError(
+            "the calibration rows are predicted out of fold: by other models than the one that predicts new rows, so "
+            "that the errors of the two differ anyway. Give predictions of rows that were set aside."
+        )
     errors, scaled = signed_errors(base, y, score)
     new_errors, _ = signed_errors(new_base, new_y, "scaled" if scaled else "absolute")
     if _checks.is_traced(errors, new_errors):
@@ -153,9 +158,10 @@ def _log_values(
 
 
 def exponential(log_value: float) -> str:
-    """A text of exp(log_value) with two digits, however large it is."""
+    """A text of exp(log_value), however large it is."""
     if log_value < math.log(1000):
-        return f"{math.exp(log_value):.2g}"
+        value = math.exp(log_value)
+        return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
     exponent, rest = divmod(log_value / math.log(10), 1)
     return f"{10**rest:.1f}e+{exponent:02.0f}"
 

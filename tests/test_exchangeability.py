@@ -224,6 +224,9 @@ def test_mistakes_in_checks_of_errors(rng):
         check_errors(y, y, significance=5.0)
     with pytest.raises(ValueError, match="base is a Point"):
         jc.online.check_errors(Normal(y, 1.0), y, Point(y), y, key=KEY)
+    after_a_bet, _ = martingales.step(martingales.jumper(), 0.1)
+    with pytest.raises(ValueError, match="must not have made a bet yet"):
+        check_errors(y, y, martingale=after_a_bet)
     with pytest.raises(ValueError, match="out of fold"):
         jc.online.check_errors(marked_out_of_fold(Point(y)), y, Point(y), y, key=KEY)
     with pytest.raises(TypeError, match="outside jit"):

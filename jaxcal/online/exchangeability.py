@@ -59,7 +59,7 @@ def check_errors(
     Raises:
         TypeError: if a base is not a Distribution, or an array is traced: the result is known on the host only.
         ValueError: if an argument is empty, not finite or of the wrong shape; if a base is a `Point` where scores are
-            measured in predicted stds; if base is out of fold.
+            measured in predicted stds; if base is out of fold; if the martingale has made a bet.
 
     Source: Vovk, Nouretdinov and Gammerman, ICML 2003; Vovk et al., COPA 2021.
 
@@ -85,7 +85,13 @@ def check_errors(
     new_errors, _ = signed_errors(new_base, new_y, "scaled" if scaled else "absolute")
     if _checks.is_traced(errors, new_errors):
         raise TypeError("check_errors needs values: it runs outside jit, vmap and grad.")
-    log_values = _log_values(errors, new_errors, martingale or martingales.jumper(), key)
+    martingale = martingales.jumper() if martingale is None else martingale
+    capitals = np.exp(np.asarray(martingale.log_capitals, float))
+    if not np.allclose(capitals, 1 / len(capitals), rtol=1e-3):
+        raise ValueError(
+            f"martingale must not have made a bet yet: its capitals are {capitals.round(3)}, not all equal."
+        )
+    log_values = _log_values(errors, new_errors, martingale, key)
     return ErrorCheck(errors.shape[0], np.asarray(log_values), float(significance))
 
 

@@ -32,7 +32,7 @@ def p_values(scores: Real[ArrayLike, " n"], tau: Real[ArrayLike, " n"]) -> Float
     Returns:
         the p-values [n], in the dtype of the scores.
 
-    Source: Vovk, Nouretdinov and Gammerman, ICML 2003, section 2.
+    Source: Vovk, Nouretdinov and Gammerman, Testing exchangeability on-line, ICML 2003.
 
     Example:
         >>> print(p_values(jnp.array([3.0, 1.0, 2.0, 2.0]), jnp.full(4, 0.5)))
@@ -70,7 +70,7 @@ def log_bets(bet: str, parameters: Float[Array, " k"], p: Float[Array, ""]) -> F
         parameters: a, of k strategies.
         p: one p-value, in (0, 1].
 
-    Source: "power": Vovk, Nouretdinov and Gammerman, ICML 2003, section 3; "linear": Vovk, Petej, Nouretdinov,
+    Source: "power": Vovk, Nouretdinov and Gammerman, ICML 2003; "linear": Vovk, Petej, Nouretdinov,
     Ahlberg, Carlsson and Gammerman, COPA 2021.
 
     Example:

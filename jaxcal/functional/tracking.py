@@ -19,7 +19,7 @@ def aggregation_rates(confidence_level: Float[ArrayLike, ""], number: int, horiz
         number: k, of step sizes.
         horizon: I, the number of rows over which the weights should be good.
 
-    Source: Gibbs and Candès, JMLR 25 (2024), section 3.
+    Source: Gibbs and Candès, JMLR 25 (2024). With c = 0.9, k = 8 and I = 500 these are the constants of their code.
 
     Example:
         >>> eta, sigma = aggregation_rates(0.9, 8, 500)
@@ -69,7 +69,7 @@ def saturated_integral(
         gain: K, positive, in the unit of the scores.
         saturation: C, positive.
 
-    Source: Angelopoulos, Candès and Tibshirani, NeurIPS 2023, section 2.2; with t + 1 for t, as in their code.
+    Source: Angelopoulos, Candès and Tibshirani, NeurIPS 2023; with t + 1 for t, as in their code.
 
     Example:
         >>> print(saturated_integral(0.0, 10, 1.0, 1.0), saturated_integral(9.0, 10, 1.0, 1.0))

@@ -68,7 +68,7 @@ def mixture(bet: str = "power", num_strategies: int = 20) -> "Martingale":
     Raises:
         ValueError: if an option is not allowed.
 
-    Source: Vovk, Nouretdinov and Gammerman, ICML 2003, section 3: the simple mixture, with a sum for the integral.
+    Source: Vovk, Nouretdinov and Gammerman, ICML 2003: the simple mixture, with a sum for the integral.
 
     Example:
         >>> martingale, log_value = step(mixture(num_strategies=1), 0.25)

@@ -65,7 +65,7 @@ def init(
         ValueError: if y or base is empty, not finite, of the wrong shape or length; if a std is not positive; if an
             option is not allowed; if all calibration scores are 0 and no gain is given.
 
-    Source: section 2 of the paper: eq. 5, and the bound of proposition 2.
+    Source: section 2 of the paper; the bound follows from its proposition on error integration.
 
     Example:
         >>> import jax.numpy as jnp, jaxcal as jc

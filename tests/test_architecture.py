@@ -21,7 +21,7 @@ LAYERS = [
     {"gp", "networks", "cross_validation"},
     {"predictors", "calibrators"},
     {"cross_conformal"},
-    {"plots", "pipeline"},
+    {"online", "plots", "pipeline"},
     {"__init__"},
     {"cli", "sweep"},
     {"__main__"},

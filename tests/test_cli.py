@@ -160,6 +160,54 @@ def test_two_columns_of_one_name_are_refused(file):
     assert_refused(calibrate(file), "more than one column 'truth'")
 
 
+def monitor(file, *options):
+    return run("monitor", file, "--target", "truth", "--prediction", "line", *options)
+
+
+@pytest.fixture
+def stream(rng, tmp_path):
+    """Predictions of rows in the order of time, whose noise doubles; the last five targets are not known yet."""
+    line, std = rng.normal(size=605), np.where(np.arange(605) < 300, 1.0, 2.0)
+    truth = line + std * rng.normal(size=605)
+    table = pl.DataFrame({"line": line, "truth": truth, "spread": np.full(605, 0.5)})
+    table = table.with_columns(truth=pl.when(pl.int_range(605) < 600).then("truth"))
+    path = tmp_path / "stream.csv"
+    table.write_csv(path)
+    return path, line[:600], truth[:600]
+
+
+def test_monitor_measures_and_tests(stream):
+    file, line, truth = stream
+    result = monitor(file, "--calibration-rows", "200", "--confidence-level", "0.8", "--std", "spread")
+    assert result.exit_code == 0, result.output
+    assert "The 80 % interval covers a new row with probability 80.1 %" in result.stdout
+    rows = printed_scores(result.stdout)
+    assert list(rows) == [*(f"{start} to {start + 39}" for start in range(1, 400, 40)), "all"]
+    fixed = sorted(abs(truth[:200] - line[:200]))[161 - 1]  # ceil(201 * 0.8) = 161
+    covered = abs(truth[200:] - line[200:]) <= fixed
+    assert rows["all"][0] == f"{100 * covered.mean():.1f} %"
+    assert rows["41 to 80"][0] == f"{100 * covered[40:80].mean():.1f} %"
+    assert abs(float(rows["all"][1].rstrip(" %")) - 80) < 4
+    text = " ".join(result.stdout.split())
+    assert "The errors of 400 new rows were tested for exchangeability with those of 200 calibration rows" in text
+    assert "it is rejected" in text
+    assert "of the 5 rows whose target is not known yet: the prediction plus or minus" in text
+    assert text.endswith("times spread.")
+
+
+def test_monitor_of_a_short_file_names_what_is_needed(stream):
+    file, *_ = stream
+    assert_refused(
+        monitor(file, "--calibration-rows", "600"), "has 600 rows whose target is known", "--calibration-rows"
+    )
+    assert_refused(monitor(file, "--confidence-level", "90"), "--confidence-level", "did you mean 0.9?")
+    assert_refused(monitor(file, "--calibration-rows", "0"), "--calibration-rows must be at least 1")
+    assert_refused(monitor(file, "--std", "line"), "must be different columns")
+    result = monitor(file, "--calibration-rows", "5")
+    assert result.exit_code == 0
+    assert "Warning: 5 calibration rows are too few" in result.stderr
+
+
 @pytest.mark.slow
 def test_demo_measures_and_draws(rng, tmp_path, monkeypatch):
     mirror, out = tmp_path / "mirror", tmp_path / "pictures" / "here"

@@ -5,6 +5,7 @@ from jaxcal.functional import (
     kernels,
     levene,
     linalg,
+    martingales,
     multiplicity,
     noise,
     normal,
@@ -12,6 +13,7 @@ from jaxcal.functional import (
     scores,
     sparse_gp,
     student_t,
+    tracking,
 )
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "kernels",
     "levene",
     "linalg",
+    "martingales",
     "multiplicity",
     "noise",
     "normal",
@@ -26,4 +29,5 @@ __all__ = [
     "scores",
     "sparse_gp",
     "student_t",
+    "tracking",
 ]

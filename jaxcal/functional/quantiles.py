@@ -229,6 +229,30 @@ def weighted_quantile(
     return jnp.take_along_axis(values, jnp.take_along_axis(order, first, axis=0), axis=0)[0]
 
 
+def replace_in_sorted(
+    table: Float[Array, " l"], old: Float[ArrayLike, ""], new: Float[ArrayLike, ""]
+) -> Float[Array, " l"]:
+    """A sorted table with one of its values replaced by another one, sorted again in O(L).
+
+    Args:
+        table: [L] values in increasing order.
+        old: a value of the table.
+        new: what takes its place.
+
+    Example:
+        >>> print(replace_in_sorted(jnp.array([1.0, 2.0, 4.0, 8.0]), 2.0, 5.0))
+        [1. 4. 5. 8.]
+    """
+    old, new = jnp.asarray(old, table.dtype), jnp.asarray(new, table.dtype)
+    places = jnp.arange(table.shape[0])
+    gap = jnp.sum(table < old)
+    place = jnp.sum(table < new) - (old < new)
+    down, up = jnp.roll(table, -1), jnp.roll(table, 1)
+    moved = jnp.where((gap <= places) & (places < place), down, table)
+    moved = jnp.where((place < places) & (places <= gap), up, moved)
+    return jnp.where(places == place, new, moved)
+
+
 def interpolate_monotone(
     x: Real[ArrayLike, "*n"], xp: Real[ArrayLike, " k"], fp: Real[ArrayLike, " k"]
 ) -> Float[Array, "*n"]:

@@ -1,0 +1,30 @@
+"""Rows that come one after another: intervals that follow a change, and tests of whether there is one.
+
+Online calibrators are states, which are never changed but replaced. They are made from calibration rows, give the
+interval of the next row, and take its target when it is known:
+
+    state = jc.online.adaptive.init(base, y)           # ACI; init_aggregated for DtACI; pid.init for PID control
+    lower, upper = state.interval(new_base)            # of rows whose targets are not known yet
+    state, (lower, upper) = jc.online.step(state, row_base, row_y)    # one row, for lax.scan
+    state, (lower, upper) = jc.online.run(state, new_base, new_y)     # many rows
+
+`check_errors` and `check_inputs` test whether new rows are exchangeable with the calibration rows, which is what the
+coverage guarantees of `conformal` rest on.
+"""
+
+from jaxcal.online import adaptive, martingales, pid
+from jaxcal.online._base import OnlineIntervals, run, step
+from jaxcal.online.exchangeability import ErrorCheck, InputCheck, check_errors, check_inputs
+
+__all__ = [
+    "ErrorCheck",
+    "InputCheck",
+    "OnlineIntervals",
+    "adaptive",
+    "check_errors",
+    "check_inputs",
+    "martingales",
+    "pid",
+    "run",
+    "step",
+]

@@ -1,0 +1,368 @@
+"""Is a coverage guarantee still true? Tests of whether new rows are exchangeable with the calibration rows.
+
+With targets, `check_errors`: a conformal test martingale over the scores of the new rows in the order of time.
+Without, `check_inputs`: whether a classifier can separate the new inputs from those of the calibration rows. Both
+return what was tested and found, and `print` says it in words.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal.cross_validation import as_labels
+from jaxcal.distributions import Distribution
+from jaxcal.functional.martingales import p_values
+from jaxcal.online import martingales
+from jaxcal.online._base import signed_errors
+
+# With targets
+
+
+def check_errors(
+    base: Distribution,
+    y: ArrayLike,
+    new_base: Distribution,
+    new_y: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    score: str | None = None,
+    martingale: martingales.Martingale | None = None,
+    significance: float = 0.01,
+) -> "ErrorCheck":
+    """Test whether the scores of new rows are exchangeable with those of the calibration rows, and with each other.
+
+    Each new score gets a smoothed conformal p-value among the calibration scores and the new ones before it. A test
+    martingale bets on them. Its largest value is at least 1 / a with a probability of at most a, if all rows are
+    exchangeable: so the test may be repeated whenever rows have come, with the same key.
+
+    Args:
+        base: the model's predictions of the calibration rows, [L].
+        y: their targets [L].
+        new_base: its predictions of the new rows, [n].
+        new_y: their targets [n], in the order of time.
+        key: random key of the taus by which equal scores are ranked.
+        score: "absolute", |y - mean|, or "scaled", |y - mean| / std; None for "scaled" where the base has a std.
+        martingale: of `online.martingales`, before its first bet; None for `martingales.jumper()`.
+        significance: a, the probability of a false alarm, in (0, 1).
+
+    Returns:
+        what was found; `print` says it in words.
+
+    Raises:
+        TypeError: if a base is not a Distribution, or an array is traced: the result is known on the host only.
+        ValueError: if an argument is empty, not finite or of the wrong shape; if a base is a `Point` where scores are
+            measured in predicted stds; if base is out of fold; if the martingale has made a bet.
+
+    Source: Vovk, Nouretdinov and Gammerman, ICML 2003; Vovk et al., COPA 2021.
+
+    Example:
+        >>> import jax, numpy as np, jaxcal as jc
+        >>> noise = np.random.default_rng(0).normal(size=600)
+        >>> noise[400:] *= 2
+        >>> zeros = lambda rows: jc.Point(np.zeros(rows))
+        >>> found = check_errors(zeros(300), noise[:300], zeros(300), noise[300:], key=jax.random.key(0))
+        >>> print(found)
+        The errors of 300 new rows were tested for exchangeability with those of 300 calibration rows: it is rejected.
+        The test martingale, which starts at 1, reached 100 after new row 142 and at most 3.1e+07; of exchangeable rows
+        it reaches 100 with a probability of at most 1 %. The premise of a coverage guarantee is false for these rows:
+        calibrate with recent rows.
+    """
+    _checks.check_fraction("significance", significance)
+    if getattr(base, "is_out_of_fold", False):
+        raise ValueError(
+            "the calibration rows are predicted out of fold: by other models than the one that predicts new rows, so "
+            "that the errors of the two differ anyway. Give predictions of rows that were set aside."
+        )
+    errors, scaled = signed_errors(base, y, score)
+    new_errors, _ = signed_errors(new_base, new_y, "scaled" if scaled else "absolute")
+    if _checks.is_traced(errors, new_errors):
+        raise TypeError("check_errors needs values: it runs outside jit, vmap and grad.")
+    martingale = martingales.jumper() if martingale is None else martingale
+    capitals = np.exp(np.asarray(martingale.log_capitals, float))
+    if not np.allclose(capitals, 1 / len(capitals), rtol=1e-3):
+        raise ValueError(
+            f"martingale must not have made a bet yet: its capitals are {capitals.round(3)}, not all equal."
+        )
+    log_values = _log_values(errors, new_errors, martingale, key)
+    return ErrorCheck(errors.shape[0], np.asarray(log_values), float(significance))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ErrorCheck:
+    """What `check_errors` found.
+
+    Args:
+        num_calibration: the number of calibration rows.
+        log_martingale: the logarithm of the martingale's value after each new row [n].
+        significance: a, the probability of a false alarm.
+    """
+
+    num_calibration: int
+    log_martingale: np.ndarray
+    significance: float
+
+    @property
+    def log_max(self) -> float:
+        """The logarithm of the martingale's largest value, at least 0: it starts at 1."""
+        return max(0.0, float(self.log_martingale.max()))
+
+    @property
+    def p_value(self) -> float:
+        """An upper bound on the probability of so large a value, 1 / max M, if all rows are exchangeable."""
+        return math.exp(-self.log_max)
+
+    @property
+    def alarm(self) -> bool:
+        """Whether exchangeability is rejected: the martingale has reached 1 / a."""
+        return self.first_alarm is not None
+
+    @property
+    def first_alarm(self) -> int | None:
+        """The number of the first new row, from 0, after which the martingale was at least 1 / a; None if none was."""
+        reached = self.log_martingale >= -math.log(self.significance)
+        return int(reached.argmax()) if reached.any() else None
+
+    def __str__(self) -> str:
+        """What was tested and found, in plain words."""
+        rows, largest = len(self.log_martingale), exponential(self.log_max)
+        tested = (
+            f"The errors of {rows} new rows were tested for exchangeability with those of {self.num_calibration} "
+            "calibration rows"
+        )
+        threshold = f"{1 / self.significance:g}"
+        if self.first_alarm is None:
+            return (
+                f"{tested}: no evidence against it. The test martingale, which starts at 1, reached {largest} and not "
+                f"{threshold}. This does not prove that coverage guarantees hold: a small change needs more rows to be "
+                "found."
+            )
+        return (
+            f"{tested}: it is rejected. The test martingale, which starts at 1, reached {threshold} after new row "
+            f"{self.first_alarm + 1} and at most {largest}; of exchangeable rows it reaches {threshold} with a "
+            f"probability of at most {100 * self.significance:g} %. The premise of a coverage guarantee is false for "
+            "these rows: calibrate with recent rows."
+        )
+
+
+@eqx.filter_jit
+def _log_values(
+    errors: Float[Array, " l"], new: Float[Array, " n"], martingale: martingales.Martingale, key: PRNGKeyArray
+) -> Float[Array, " n"]:
+    scores = jnp.abs(jnp.concatenate([errors, new.astype(errors.dtype)]))
+    # Of a row the same tau, however many rows follow.
+    tau_of = lambda row: 1 - jax.random.uniform(jax.random.fold_in(key, row), (), scores.dtype)
+    taus = jax.vmap(tau_of)(jnp.arange(scores.shape[0]))
+    return lax.scan(martingales.step, martingale, p_values(scores, taus)[errors.shape[0] :])[1]
+
+
+def exponential(log_value: float) -> str:
+    """A text of exp(log_value), however large it is."""
+    if log_value < math.log(1000):
+        value = math.exp(log_value)
+        return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+    exponent, rest = divmod(log_value / math.log(10), 1)
+    return f"{10**rest:.1f}e+{exponent:02.0f}"
+
+
+# Without targets
+
+
+def check_inputs(
+    x: ArrayLike,
+    new_x: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    classifier: Any = None,
+    groups: ArrayLike | None = None,
+    new_groups: ArrayLike | None = None,
+    folds: int = 5,
+    significance: float = 0.01,
+) -> "InputCheck":
+    """Test by a classifier whether new inputs are exchangeable with those of the calibration rows.
+
+    All rows are divided into folds at random. Each fold but the first is scored by a classifier that was fitted to the
+    folds before it. Over these folds the AUC is the fraction of pairs of a new row and a calibration row, of one fold,
+    in which the new row has the higher score; equal scores are ordered at random.
+
+    If the rows are exchangeable, all orders of the labels in a fold are equally likely, whatever the classifier before
+    it has learned. So the Mann-Whitney statistics of the folds are independent, with known mean and variance, and the
+    p-value is that of their sum under the normal distribution. (In ordinary cross-validation each fold trains the
+    classifiers of the others, and its statistics are not independent.)
+
+    Copies of a row, and rows of one group, are no independent evidence. They stay in one fold, where a classifier that
+    was trained on the others cannot recognize them, and the variance is at least that of independent groups.
+
+    Args:
+        x: inputs of the calibration rows [L, d]; a vector [L] is one column.
+        new_x: inputs of the new rows [n, d].
+        key: random key of the folds, of the order of equal scores, and of the default classifier.
+        classifier: any of scikit-learn, with `decision_function` or `predict_proba`; None for extremely randomized
+            trees.
+        groups: labels [L] of rows that depend on each other, such as those of one patient. None takes rows with the
+            same inputs as a group, unless less than half of the rows differ: then the inputs have few values, and
+            every row is a group of its own.
+        new_groups: likewise of the new rows [n]; given with `groups`, or not at all.
+        folds: their number.
+        significance: the probability of a false alarm, in (0, 1).
+
+    Returns:
+        what was found; `print` says it in words.
+
+    Raises:
+        ImportError: if scikit-learn is not installed.
+        TypeError: if x or new_x is traced.
+        ValueError: if x or new_x is empty, not finite or of the wrong shape; if there are fewer rows or groups of
+            either kind than 2 * folds; if only one of `groups` and `new_groups` is given.
+
+    Source: Lopez-Paz and Oquab, Revisiting classifier two-sample tests, ICLR 2017, on classifiers as two-sample tests;
+    Mann and Whitney, Annals of Mathematical Statistics 18 (1947), on the mean and the variance.
+
+    Example:
+        >>> import jax, numpy as np, jaxcal as jc
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> x = np.random.default_rng(0).normal(size=(600, 2))
+        >>> print(check_inputs(x[:300], x[300:] + [0.5, 0], classifier=GaussianNB(), key=jax.random.key(0)))
+        The inputs of 300 new rows were tested for exchangeability with those of 300 calibration rows: it is rejected. A
+        classifier of new rows and calibration rows has an AUC of 0.611 out of fold, where 0.5 is chance (p = 1.5e-05).
+        The premise of a coverage guarantee is false for these rows: calibrate with recent rows, or with weights.
+    """
+    if _checks.is_traced(x, new_x):
+        raise TypeError("check_inputs needs values: it runs outside jit, vmap and grad.")
+    _checks.check_fraction("significance", significance)
+    _checks.check_at_least("folds", folds, 2)
+    x, new_x = _checks.as_matrix("x", x), _checks.as_matrix("new_x", new_x)
+    _checks.check_columns("new_x", new_x, x.shape[1], "the calibration rows have")
+    rows, is_new = np.concatenate([x, new_x]), np.repeat([False, True], [len(x), len(new_x)])
+    groups = _groups(rows, is_new, groups, new_groups)
+    for name, kind in (("x", ~is_new), ("new_x", is_new)):
+        number = len(np.unique(groups[kind]))
+        if number < 2 * folds:
+            raise ValueError(f"{name} has {number} groups of rows; {2 * folds} are needed for {folds} folds.")
+    seed = int(jax.random.bits(key, dtype="uint32"))
+    rng = np.random.default_rng(seed)
+    fold_of = (rng.permutation(groups.max() + 1) * folds // (groups.max() + 1))[groups]
+    wins = pairs = excess = variance = group_variance = 0.0
+    for fold in range(1, folds):
+        training, held_out = fold_of < fold, fold_of == fold
+        scores = _scores(classifier, seed, rows[training], is_new[training], rows[held_out])
+        found = _rank_statistic(scores, is_new[held_out], groups[held_out], rng)
+        wins, pairs = wins + found.wins, pairs + found.pairs
+        excess, variance = excess + found.excess, variance + found.variance
+        group_variance += found.group_variance
+    z = excess / math.sqrt(max(variance, group_variance)) if variance else 0.0
+    return InputCheck(
+        auc=wins / pairs if pairs else 0.5,
+        p_value=math.erfc(z / math.sqrt(2)) / 2,
+        num_calibration=len(x),
+        num_new=len(new_x),
+        significance=float(significance),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class InputCheck:
+    """What `check_inputs` found.
+
+    Args:
+        auc: the area under the curve of the classifier, out of fold: 0.5 by chance, 1 if it recognizes every new row.
+        p_value: the probability of so large an AUC if the rows are exchangeable.
+        num_calibration: the number of calibration rows.
+        num_new: the number of new rows.
+        significance: the probability of a false alarm.
+    """
+
+    auc: float
+    p_value: float
+    num_calibration: int
+    num_new: int
+    significance: float
+
+    @property
+    def alarm(self) -> bool:
+        """Whether exchangeability is rejected: the p-value is at most the significance."""
+        return self.p_value <= self.significance
+
+    def __str__(self) -> str:
+        """What was tested and found, in plain words."""
+        tested = (
+            f"The inputs of {self.num_new} new rows were tested for exchangeability with those of "
+            f"{self.num_calibration} calibration rows"
+        )
+        found = (
+            f"A classifier of new rows and calibration rows has an AUC of {self.auc:.3f} out of fold, where 0.5 is "
+            f"chance (p = {self.p_value:.2g})."
+        )
+        if self.alarm:
+            return (
+                f"{tested}: it is rejected. {found} The premise of a coverage guarantee is false for these rows: "
+                "calibrate with recent rows, or with weights."
+            )
+        return f"{tested}: no evidence against it. {found} The targets were not tested: the errors may have changed."
+
+
+class _RankStatistic(NamedTuple):
+    """Of one fold: the pairs that the new row wins, all pairs, and the rank sum's excess over its mean.
+
+    The variance of the excess is that of independent rows, and that of independent groups.
+    """
+
+    wins: float
+    pairs: float
+    excess: float
+    variance: float
+    group_variance: float
+
+
+def _rank_statistic(
+    scores: np.ndarray, is_new: np.ndarray, groups: np.ndarray, rng: np.random.Generator
+) -> _RankStatistic:
+    """The Mann-Whitney statistic of new rows against the others, equal scores in random order."""
+    size, number = len(scores), int(is_new.sum())
+    pairs = float(number * (size - number))
+    if not pairs:
+        return _RankStatistic(0.0, 0.0, 0.0, 0.0, 0.0)
+    ranks = np.empty(size)
+    ranks[np.lexsort((rng.random(size), scores))] = np.arange(size)
+    centered = ranks - (size - 1) / 2
+    # The excess is a sum over rows, so that groups add squares of their sums.
+    parts = (is_new - number / size) * centered
+    of_groups = np.bincount(groups, weights=parts)
+    excess = float(parts.sum())
+    return _RankStatistic(excess + pairs / 2, pairs, excess, pairs * (size + 1) / 12, float((of_groups**2).sum()))
+
+
+def _groups(rows: np.ndarray, is_new: np.ndarray, groups: ArrayLike | None, new_groups: ArrayLike | None) -> np.ndarray:
+    """The number of the group of every row, from 0."""
+    if (groups is None) != (new_groups is None):
+        raise ValueError("groups and new_groups go together: give both, or none.")
+    old, new = as_labels(groups, int((~is_new).sum())), as_labels(new_groups, int(is_new.sum()))
+    if old is not None and new is not None:
+        return np.unique(np.concatenate([old, new]), return_inverse=True)[1].ravel()
+    copies = np.unique(rows, axis=0, return_inverse=True)[1].ravel()
+    return copies if copies.max() + 1 >= len(rows) / 2 else np.arange(len(rows))
+
+
+def _scores(classifier: Any, seed: int, x: np.ndarray, is_new: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """What a classifier that is fitted to rows gives to others: higher for new ones. Zeros if all are of one kind."""
+    try:
+        from sklearn.base import clone
+        from sklearn.ensemble import ExtraTreesClassifier
+    except ImportError as error:
+        raise ImportError("scikit-learn is not installed: pip install 'jaxcal[sklearn]'.") from error
+    if is_new.all() or not is_new.any():
+        return np.zeros(len(held_out))
+    if classifier is None:
+        classifier = ExtraTreesClassifier(100, min_samples_leaf=5, random_state=seed)
+    fresh: Any = clone(classifier)
+    fitted = fresh.fit(x, is_new)
+    if hasattr(fitted, "decision_function"):
+        return fitted.decision_function(held_out)
+    return fitted.predict_proba(held_out)[:, 1]

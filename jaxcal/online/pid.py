@@ -1,0 +1,176 @@
+"""Conformal PID control: the threshold of the scores itself is controlled, by the misses so far.
+
+The interval of row t holds the y whose score is at most s_t = q_t + r_t(x_t) + g_t:
+
+- P, quantile tracking: q_{t+1} = q_t + eta_t (err_t - a), with a = 1 - confidence_level, err_t = 1 for a miss, else 0,
+  and eta_t a fraction of the largest of the last W scores.
+- I, error integration: x_t is the number of misses less a t, and r_t `functional.tracking.saturated_integral`. Where
+  misses become too many it is infinite, where they become too few -infinite.
+- D, scorecasting: g_t is a forecast of the score from the last W scores, by a function that the user gives.
+
+Source: Angelopoulos, Candès and Tibshirani, Conformal PID control for time series prediction, NeurIPS 2023.
+"""
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
+
+from jaxcal import _checks
+from jaxcal.distributions import Distribution
+from jaxcal.distributions._base import check_confidence_level
+from jaxcal.functional import quantiles, tracking
+from jaxcal.online._base import OnlineIntervals, as_array, calibration_scores, pushed
+
+
+def init(
+    base: Distribution,
+    y: ArrayLike,
+    *,
+    confidence_level: ArrayLike = 0.9,
+    learning_rate: ArrayLike = 0.1,
+    gain: ArrayLike | None = None,
+    saturation: ArrayLike = 2 / math.pi,
+    scorecaster: Callable[[Float[Array, " w"]], Float[Array, ""]] | None = None,
+    score: str | None = None,
+    window: int | None = None,
+) -> "ControlledIntervals":
+    """The state of conformal PID control after calibration rows, which must not be rows that the model was trained on.
+
+    Of every sequence of T >= 3 rows, whatever it is and whatever P and D do, the number that the intervals miss differs
+    from (1 - confidence_level) T by at most C (pi / 2) (T + 1) / log(T + 1) + 1, with C the saturation.
+
+    Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`.
+
+    Args:
+        base: the model's predictions of the calibration rows, [L].
+        y: their targets [L], in the order of time.
+        confidence_level: that the intervals should cover with in the long run, in (0, 1).
+        learning_rate: eta_t as a fraction of the largest of the last W scores, positive.
+        gain: K of the integral, in the unit of the scores, positive; None for the largest calibration score.
+        saturation: C of the integral, positive. A smaller one has a tighter bound, and intervals that vary more.
+        scorecaster: gives g from the last W scores [W], the oldest first; a function of JAX. None for g = 0.
+        score: "absolute", |y - mean|, or "scaled", |y - mean| / std; None for "scaled" where the base has a std.
+        window: W, how many of the last scores are kept; None for all L. New rows replace the oldest.
+
+    Returns:
+        a state for `jaxcal.online.step` and `jaxcal.online.run`.
+
+    Raises:
+        TypeError: if base is not a Distribution.
+        ValueError: if y or base is empty, not finite, of the wrong shape or length; if a std is not positive; if an
+            option is not allowed; if all calibration scores are 0 and no gain is given.
+
+    Source: section 2 of the paper; the bound follows from its proposition on error integration.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxcal as jc
+        >>> state = init(jc.Point(jnp.zeros(99)), jnp.arange(1.0, 100.0), confidence_level=0.9)
+        >>> print(*state.interval(jc.Point(1000.0)))
+        [910.] [1090.]
+    """
+    check_confidence_level(confidence_level)
+    options = {"learning_rate": learning_rate, "saturation": saturation}
+    for name, value in (options if gain is None else options | {"gain": gain}).items():
+        _checks.check_positive(name, value)
+    recent, scaled = calibration_scores(base, y, score, window)
+    if gain is None and not _checks.is_traced(recent) and not np.asarray(recent).any():
+        raise ValueError("y equals base.mean in every row: the gain of the integral is not known. Give one, gain=1.0.")
+    return _controlled(
+        recent,
+        level=as_array(confidence_level, recent.dtype),
+        learning_rate=as_array(learning_rate, recent.dtype),
+        gain=None if gain is None else as_array(gain, recent.dtype),
+        saturation=as_array(saturation, recent.dtype),
+        scorecaster=scorecaster,
+        scaled=scaled,
+    )
+
+
+class ControlledIntervals(OnlineIntervals):
+    """The state of conformal PID control; made by `init`.
+
+    Attributes:
+        recent: the scores of the last W rows [W], the oldest first.
+        tracked: q, the part of the threshold that quantile tracking moves.
+        num_rows: t, of the rows since the calibration.
+        num_missed: how many of them the intervals missed.
+        confidence_level: of the long run.
+        learning_rate: eta as a fraction of the largest of the last W scores.
+        gain: K of the integral.
+        saturation: C of the integral.
+        scorecaster: gives g from the last scores; None for g = 0.
+        scaled: whether scores are |y - mean| / std, or |y - mean|.
+    """
+
+    recent: Float[Array, "*w"]
+    tracked: Float[Array, "*runs"]
+    num_rows: Int[Array, "*runs"]
+    num_missed: Int[Array, "*runs"]
+    confidence_level: Float[Array, "*runs"]
+    learning_rate: Float[Array, "*runs"]
+    gain: Float[Array, "*runs"]
+    saturation: Float[Array, "*runs"]
+    scorecaster: Callable[[Float[Array, " w"]], Float[Array, ""]] | None = eqx.field(static=True)
+    scaled: bool = eqx.field(static=True)
+
+    def threshold(self) -> Float[Array, ""]:
+        """The sum of the three parts, q + r + g."""
+        dtype = self.tracked.dtype
+        excess = self.num_missed.astype(dtype) - (1 - self.confidence_level) * self.num_rows.astype(dtype)
+        integral = tracking.saturated_integral(excess, self.num_rows, self.gain, self.saturation)
+        return self.tracked + integral + _forecast(self.scorecaster, self.recent)
+
+    def updated(self, score: Float[Array, ""], missed: Bool[Array, ""]) -> "ControlledIntervals":
+        """After a row: the oldest score replaced, q moved, and the row counted."""
+        finite = jnp.where(jnp.isfinite(self.recent), self.recent, 0)
+        error = missed.astype(self.tracked.dtype) - (1 - self.confidence_level)
+        return eqx.tree_at(
+            lambda state: (state.recent, state.tracked, state.num_rows, state.num_missed),
+            self,
+            (
+                pushed(self.recent, score),
+                self.tracked + self.learning_rate * finite.max() * error,
+                self.num_rows + 1,
+                self.num_missed + missed,
+            ),
+        )
+
+
+@eqx.filter_jit
+def _controlled(
+    recent: Float[Array, " w"],
+    *,
+    level: Float[Array, ""],
+    learning_rate: Float[Array, ""],
+    gain: Float[Array, ""] | None,
+    saturation: Float[Array, ""],
+    scorecaster: Callable | None,
+    scaled: bool,
+) -> ControlledIntervals:
+    largest = recent.max()
+    # The conformal quantile, where the rows are enough for it.
+    quantile = jnp.minimum(quantiles.empirical_quantile(jnp.sort(recent), level, "conformal"), largest)
+    return ControlledIntervals(
+        recent=recent,
+        tracked=quantile - _forecast(scorecaster, recent),
+        num_rows=jnp.zeros((), int),
+        num_missed=jnp.zeros((), int),
+        confidence_level=level,
+        learning_rate=learning_rate,
+        gain=largest if gain is None else gain,
+        saturation=saturation,
+        scorecaster=scorecaster,
+        scaled=scaled,
+    )
+
+
+def _forecast(scorecaster: Callable | None, recent: Float[Array, " w"]) -> Float[Array, ""]:
+    if scorecaster is None:
+        return jnp.zeros((), recent.dtype)
+    forecast = scorecaster(jax.lax.stop_gradient(recent))
+    return jnp.asarray(forecast, recent.dtype)

@@ -112,6 +112,26 @@ def test_calibrate_writes_every_row_and_measures_on_unseen_ones(table, file):
     assert "Measured on 16 rows not used for fitting." in result.stdout
 
 
+def test_groups_are_calibrated_by_their_own_rows(table, file):
+    table.with_columns(site=pl.Series(["north", "south"] * (ROWS // 2)), weight=pl.lit(2.0)).write_csv(file)
+    options = ("--method", "split-conformal", "--by", "site", "--quantiles", "0.1,0.9", "--features", "a,b")
+    result = calibrate(file, *options)
+    assert result.exit_code == 0
+    assert "north: The 90 % interval covers a new row" in result.stdout
+    written = pl.read_csv(file.with_name("data.calibrated.csv"))
+    width = (written["q0.9"] - written["q0.1"]).to_numpy()
+    error = (table["truth"] - table["line"]).abs().to_numpy()
+    for site in ("north", "south"):
+        mine = (written["site"] == site).to_numpy()
+        used = np.sort(error[mine & written["used_for_fitting"].to_numpy()])
+        rank = int(np.ceil(0.8 * (len(used) + 1) - 1e-9))
+        np.testing.assert_allclose(width[mine], 2 * used[rank - 1], rtol=1e-9)
+    assert calibrate(file, "--method", "crude", "--weights", "weight", "--std", "spread").exit_code == 0
+    result = calibrate(file, "--method", "rio", "--by", "site")
+    assert result.exit_code == 2
+    assert "--method rio does not use --by" in result.stderr
+
+
 def test_calibrate_from_another_file_onto_rows_without_a_truth(table, file, tmp_path):
     new, out = tmp_path / "new.parquet", tmp_path / "out.parquet"
     table.drop("truth").write_parquet(new)

@@ -58,6 +58,9 @@ def _complain(kind: str, message: object) -> None:
     typer.echo(f"{kind}: {' '.join(str(message).split())}", err=True)
 
 
+# Of more groups the guarantees are not printed.
+_GROUPS_NAMED = 10
+
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -161,6 +164,13 @@ def calibrate(
         typer.Option(help="Columns of the inputs, a,b,c.", show_default="all other numeric columns"),
     ] = None,
     method: Annotated[str | None, typer.Option(help="A calibrator of `jaxcal methods`.", show_default="rio")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(help="Column of labels: each group is calibrated by its own rows (split-conformal, crude)."),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Column of weights, such as density ratios (split-conformal, crude).")
+    ] = None,
     calibration_fraction: Annotated[
         float | None,
         typer.Option(
@@ -196,12 +206,15 @@ def calibrate(
     _check_names(names, file, table)
     _check_calibration(calibration, calibration_fraction, file)
     tables = _Tables(table, file, table if calibration is None else files.read(calibration), calibration or file)
-    columns = _Columns.choose(target, prediction, std, features, tables.source, tables.source_file)
+    roles = {"target": target, "prediction": prediction, "std": std, "by": by, "weights": weights}
+    columns = _Columns.choose(roles, features, tables.source, tables.source_file)
 
     if prediction is None:
         given = {
             "--std": std,
             "--method": method,
+            "--by": by,
+            "--weights": weights,
             "--calibration-fraction": calibration_fraction,
             "--training": training,
         }
@@ -243,16 +256,30 @@ def _fit_calibrator(
     else:
         fitted_on = _Rows.read(tables.source, columns, tables.source_file)
     options = _options(fit, method, fitted_on.x, seed) | _training_rows(fit, method, training, columns)
+    if needless := [f"--{name}" for name in rows.counts if name not in inspect.signature(fit).parameters]:
+        raise ValueError(f"--method {method} does not use {', '.join(needless)}: split-conformal and crude do.")
     with _timed(f"Fit {method} to {len(fitted_on.mean)} rows"):
-        calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **options)
+        calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **fitted_on.counts, **options)
     if method == "split-conformal":
-        _say(str(calibrator.guarantee(0.9)))
+        _say_guarantees(calibrator, fitted_on.counts.get("by"))
     if unseen.y is None:
         _say(f"No scores: {tables.file} has no column {columns.target!r} to measure against.")
     else:
-        forecasts = {"before": unseen.base, "after": calibrator(unseen.x, unseen.base)}
+        forecasts = {"before": unseen.base, "after": calibrator(unseen.x, unseen.base, **unseen.counts)}
         _print_scores(unseen.y, forecasts, f"Measured on {len(unseen.y)} rows not used for fitting.")
-    return lambda: calibrator(rows.x, rows.base), fitting
+    return lambda: calibrator(rows.x, rows.base, **rows.counts), fitting
+
+
+def _say_guarantees(calibrator: Any, labels: np.ndarray | None) -> None:
+    """The guarantee of the 90 % interval, for each of at most ten groups."""
+    if labels is None:
+        _say(str(calibrator.guarantee(0.9)))
+        return
+    groups = np.unique(labels).tolist()
+    for label in groups[:_GROUPS_NAMED]:
+        _say(f"{label}: {calibrator.guarantee(0.9, label)}")
+    if len(groups) > _GROUPS_NAMED:
+        _say(f"... and {len(groups) - _GROUPS_NAMED} groups more.")
 
 
 def _fit_pipeline(
@@ -283,20 +310,16 @@ class _Columns:
     target: str
     prediction: str | None
     std: str | None
-    features: tuple[str, ...]
+    by: str | None = None
+    weights: str | None = None
+    features: tuple[str, ...] = ()
 
     @classmethod
     def choose(
-        cls,
-        target: str,
-        prediction: str | None,
-        std: str | None,
-        features: str | None,
-        table: "polars.DataFrame",
-        file: Path,
+        cls, roles: dict[str, str | None], features: str | None, table: "polars.DataFrame", file: Path
     ) -> "_Columns":
         """The columns asked for, the features by default all other numeric ones of the table to fit on; tell which."""
-        named = _check_named(target, prediction, std, table, file)
+        named, target = _check_named(roles, table, file), roles["target"]
         others = {name: dtype for name, dtype in table.schema.items() if name not in named}
         chosen = [name for name, dtype in others.items() if files.is_numeric(dtype)]
         if features is not None:
@@ -309,16 +332,14 @@ class _Columns:
             if name not in chosen
         )
         _say(f"Inputs: {', '.join(chosen) or 'none'}." + (f" Not used: {not_used}." if not_used else ""))
-        return cls(target, prediction, std, tuple(chosen))
+        return cls(**roles, features=tuple(chosen))  # pyright: ignore[reportArgumentType]
 
 
-def _check_named(
-    target: str, prediction: str | None, std: str | None, table: "polars.DataFrame", file: Path
-) -> list[str]:
+def _check_named(roles: dict[str, str | None], table: "polars.DataFrame", file: Path) -> list[str]:
     """The names of the columns that were given, if they are different and there."""
-    named = [name for name in (target, prediction, std) if name is not None]
+    named = [name for name in roles.values() if name is not None]
     if len(set(named)) < len(named):
-        raise ValueError(f"target, prediction and std must be different columns; got {', '.join(named)}.")
+        raise ValueError(f"{', '.join(roles)} must be different columns; got {', '.join(named)}.")
     for column in named:
         files.check_column(table, column, file)
     return named
@@ -332,6 +353,7 @@ class _Rows:
     mean: np.ndarray
     std: np.ndarray | None
     y: np.ndarray | None
+    counts: dict[str, np.ndarray]  # labels of groups, `by`, and `weights`, where there are any
 
     @classmethod
     def read(cls, table: "polars.DataFrame", columns: _Columns, file: Path, *, may_be_missing: bool = False) -> "_Rows":
@@ -349,11 +371,17 @@ class _Rows:
                 f"the first in data row {np.argmax(std <= 0) + 1}."
             )
         y = files.numbers(table, columns.target, file) if columns.target in table.columns else None
-        return cls(x, mean, std, y)
+        counts = {}
+        if columns.by is not None:
+            counts["by"] = files.labels(table, columns.by, file)
+        if columns.weights is not None:
+            counts["weights"] = files.numbers(table, columns.weights, file)
+        return cls(x, mean, std, y, counts)
 
     def take(self, rows: np.ndarray) -> "_Rows":
         pick = lambda values: None if values is None else values[rows]
-        return _Rows(pick(self.x), self.mean[rows], pick(self.std), pick(self.y))
+        counts = {name: values[rows] for name, values in self.counts.items()}
+        return _Rows(pick(self.x), self.mean[rows], pick(self.std), pick(self.y), counts)
 
     @property
     def base(self) -> Distribution:
@@ -476,7 +504,8 @@ def monitor(
     for name, value in (("--confidence-level", confidence_level), ("--significance", significance)):
         _checks.check_fraction(name, value)
     table = files.read(file)
-    _check_named(target, prediction, std, table, file)
+    roles = {"target": target, "prediction": prediction, "std": std}
+    _check_named(roles, table, file)
     y = files.numbers(table, target, file, may_be_missing=True)
     known = np.flatnonzero(np.isfinite(y))
     if len(known) <= calibration_rows:
@@ -484,7 +513,7 @@ def monitor(
             f"{file} has {len(known)} rows whose target is known; more than the {calibration_rows} calibration rows "
             "are needed: give fewer by --calibration-rows."
         )
-    rows = _Rows.read(table.drop(target), _Columns(target, prediction, std, ()), file)
+    rows = _Rows.read(table.drop(target), _Columns(target, prediction, std), file)
     first, new = known[:calibration_rows], known[calibration_rows:]
     base, new_base = rows.take(first).base, rows.take(new).base
     fixed = conformal.fit(None, base, y[first])

@@ -101,6 +101,22 @@ def numbers(table: "polars.DataFrame", column: str, file: Path, *, may_be_missin
     return numbers
 
 
+def labels(table: "polars.DataFrame", column: str, file: Path) -> np.ndarray:
+    """The values of a column, whatever they are, as labels of groups.
+
+    Raises:
+        ValueError: if there is no such column, or a value is missing.
+    """
+    check_column(table, column, file)
+    missing = table[column].is_null().to_numpy()
+    if missing.any():
+        raise ValueError(
+            f"column {column!r} of {file} holds {missing.sum()} labels that are missing, the first in data row "
+            f"{missing.argmax() + 1}."
+        )
+    return np.array(table[column].to_list())
+
+
 def matrix(table: "polars.DataFrame", columns: Sequence[str], file: Path) -> np.ndarray:
     """Columns of finite numbers side by side, [n, d].
 

@@ -16,6 +16,7 @@ from jaxcal.distributions import (
     Normal,
     Point,
     Quantiles,
+    Recalibrated,
     ScaledQuantiles,
     StudentT,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Normal",
     "Point",
     "Quantiles",
+    "Recalibrated",
     "ScaledQuantiles",
     "StudentT",
     "accrue",

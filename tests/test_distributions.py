@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxcal.distributions import Empirical, Mixture, Normal, Point, Quantiles, ScaledQuantiles, StudentT
+from jaxcal.distributions import (
+    Empirical,
+    Mixture,
+    Normal,
+    Point,
+    Quantiles,
+    Recalibrated,
+    ScaledQuantiles,
+    StudentT,
+)
+from jaxcal.functional import smoothing
 
 X64 = jax.config.jax_enable_x64
 # What does not depend on the precision runs in 64 bits only.
@@ -29,6 +39,8 @@ TABLES = np.stack([TABLE, TABLE[::-1] ** 2 - 3, 0.1 * TABLE])
 TABLES.sort(axis=1)
 KNOTS, SHAPE = np.array([0.05, 0.2, 0.5, 0.6, 0.9]), np.array([-2.0, -0.5, 0.1, 0.1, 1.7])
 STEPS = np.array([-2.0, -0.5, 0.1, 0.4, 1.7])
+# Of nine calibration rows of a base that is recalibrated: enough for intervals of 80 %.
+PROBABILITIES = np.array([0.05, 0.12, 0.3, 0.4, 0.42, 0.6, 0.75, 0.9, 0.94])
 
 
 def mixture(member, loc, scale):
@@ -50,8 +62,11 @@ DISTRIBUTIONS = {
     "quantiles": lambda loc, scale: Quantiles(KNOTS, loc[:, None] + scale[:, None] * SHAPE),
     "scaled_quantiles": lambda loc, scale: ScaledQuantiles(loc, scale, KNOTS, SHAPE),
     "normal_tails": lambda loc, scale: ScaledQuantiles(loc, scale, KNOTS, STEPS, "normal"),
+    "recalibrated": lambda loc, scale: Recalibrated(StudentT(DF, loc, scale), PROBABILITIES),
 }
-CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails"}
+CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails", "recalibrated"}
+# Of a smoothed version is the density of these.
+SMOOTHED = {"recalibrated"}
 BY_KNOTS = ("quantiles", "scaled_quantiles", "normal_tails")
 each_distribution = pytest.mark.parametrize("name", DISTRIBUTIONS)
 # What holds for one mixture holds for the other; this one takes seconds to compile.
@@ -107,6 +122,8 @@ def standard_cdf(name, row, u):
             return scipy.stats.norm.cdf(u)
         case "student_t":
             return scipy.stats.t.cdf(u, DF[row])
+        case "recalibrated":
+            return np.interp(scipy.stats.t.cdf(u, DF[row]), [0, *PROBABILITIES, 1], np.arange(11) / 10)
         case "empirical":
             return np.searchsorted(TABLE, u, side="right") / len(TABLE)
         case "own_tables":
@@ -142,6 +159,10 @@ def standard_moments(name):
         mean = WEIGHTS @ OFFSETS
         return mean, math.sqrt(WEIGHTS @ (stds**2 + (OFFSETS - mean) ** 2))
     p = (np.arange(10**6) + 0.5) / 10**6
+    if name == "recalibrated":
+        levels = np.interp(p, np.arange(11) / 10, [0, *PROBABILITIES, 1])
+        q = scipy.stats.t.ppf(levels[:, None], DF)
+        return q.mean(0), q.std(0)
     q = np.interp(p, KNOTS, STEPS if name == "normal_tails" else SHAPE)
     if name == "normal_tails":
         below, above = p < KNOTS[0], p > KNOTS[-1]
@@ -172,6 +193,7 @@ def integrate_crps(cdf, y, breaks, scale):
 def breaks_of(name, row):
     tables = {"empirical": TABLE, "own_tables": TABLES[row]}
     shape = {**tables, "normal_tails": STEPS, "point": [0.0], **dict.fromkeys(BY_KNOTS[:2], SHAPE)}
+    shape["recalibrated"] = scipy.stats.t.ppf(PROBABILITIES, DF[row])
     return LOC[row] + SCALE[row] * np.asarray(shape.get(name, OFFSETS))
 
 
@@ -188,7 +210,7 @@ def test_cdf_and_moments_agree_with_the_oracle(name):
         expected = [standard_cdf(name, row, np.array(u)) for row in range(3)]
         np.testing.assert_allclose(out["cdf"], expected, rtol=EXACT, atol=1e-12 if X64 else 1e-6)
     mean, std = standard_moments(name)
-    tolerance = {"rtol": EXACT, "atol": EXACT} if name not in BY_KNOTS else {"rtol": 1e-5, "atol": 1e-5}
+    tolerance = dict.fromkeys(["rtol", "atol"], 1e-3 if name in SMOOTHED else 1e-5 if name in BY_KNOTS else EXACT)
     np.testing.assert_allclose(out["mean"], LOC + SCALE * mean, **tolerance)
     np.testing.assert_allclose(out["std"], SCALE * std, **tolerance)
     np.testing.assert_allclose(out["variance"], (SCALE * std) ** 2, **tolerance)
@@ -214,7 +236,8 @@ def test_crps_agrees_with_its_definition(name):
             integrate_crps(functools.partial(oracle_cdf, name, row), y[row], breaks_of(name, row), SCALE[row])
             for row in range(3)
         ]
-        np.testing.assert_allclose(probe(distribution, y)["crps"], expected, rtol=1e-6 if X64 else 2e-5)
+        rtol = 1e-4 if name in SMOOTHED else 1e-6 if X64 else 2e-5
+        np.testing.assert_allclose(probe(distribution, y)["crps"], expected, rtol=rtol)
 
 
 @pytest.mark.contract_in_32_bits
@@ -303,7 +326,7 @@ def test_gradients_are_finite(name):
         assert np.isfinite(leaf).all()
 
 
-@pytest.mark.parametrize("name", [*sorted(CONTINUOUS), "quantiles"])
+@pytest.mark.parametrize("name", [*sorted(CONTINUOUS - SMOOTHED), "quantiles"])
 def test_icdf_has_exact_derivatives(name):
     distribution = build(name)
     # Moving a row moves its quantiles: the derivatives in all the locations add up to one.
@@ -386,6 +409,14 @@ def test_log_probs_agree_with_scipy():
         np.testing.assert_allclose(actual[name], np.logaddexp(*logs), rtol=EXACT)
     for name in ("point", "mixture_of_points", "empirical"):
         assert actual[name].tolist() == [-math.inf] * 3
+    for row in range(3):  # the base's, and the log of the density of its probabilities between those of some ranks
+        ranks = np.concatenate([[0], smoothing.bin_ranks(9), [10]])
+        p, ends = scipy.stats.t.cdf(u[row], DF[row]), np.array([0, *PROBABILITIES, 1])[ranks]
+        j = np.searchsorted(ends, p, side="right") - 1 if p < 1 else -2
+        ratio = math.log((ranks[j + 1] - ranks[j]) / 10 / (ends[j + 1] - ends[j]))
+        np.testing.assert_allclose(
+            actual["recalibrated"][row], scipy.stats.t.logpdf(u[row], DF[row]) + ratio, rtol=10 * EXACT
+        )
 
 
 def test_log_prob_of_quantiles_is_the_derivative_of_the_cdf():
@@ -402,6 +433,7 @@ def test_rows_without_a_spread_are_points():
     y, loc, zero = np.array([-1.0, 2.0, 2.5]), np.full(3, 2.0), np.zeros(3)
     levels, pair = np.array([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]), np.full((2, 3), 2.0)
     distributions = [
+        Recalibrated(StudentT(5.0, loc, zero), PROBABILITIES),
         Point(loc),
         Normal(loc, zero),
         StudentT(5.0, loc, zero),
@@ -439,9 +471,9 @@ def test_rules_of_an_empirical_distribution(rule):
         k = {
             "inverse_cdf": math.ceil(round(p * size, 9)),
             "crude": min(math.floor(round(p * size, 9)) + 1, size),
-            "conformal": math.ceil(round(p * (size + 1), 9)),
+            "conformal": (math.floor if p < 0.5 else math.ceil)(round(p * (size + 1), 9)),
         }[rule]
-        z = TABLE[k - 1] if 1 <= k <= size else math.inf
+        z = TABLE[k - 1] if 1 <= k <= size else -math.inf if k < 1 else math.inf
         np.testing.assert_allclose(distribution.icdf(p), LOC + SCALE * z, rtol=EXACT)
     assert np.isinf(distribution.icdf(0.0)).all() == (rule == "conformal")
     # An end that the table cannot vouch for is infinite, even where the scale is 0.
@@ -476,8 +508,10 @@ def test_a_table_too_short_for_a_guarantee_says_so_once(level, needed):
         assert len(caught) == 1
         assert np.isneginf(lower).all()
         assert np.isposinf(upper).all()
-    # The lower tail alone needs rows by the symmetric rule only.
-    assert np.isfinite(distributions["conformal"](1).icdf(1 - level)).all()
+        # Either end alone needs as many.
+        for p in (round((1 - level) / 2, 9), (1 + level) / 2):
+            with pytest.warns(UserWarning, match=f"at least {fewest}"):
+                assert np.isinf(distributions[rule](fewest - 1).icdf(p)).all()
 
 
 @pytest.mark.parametrize(("size", "level"), [(20, 0.9), (20, 0.5), (100, 0.9), (39, 0.95)])
@@ -617,6 +651,9 @@ def test_several_outputs_are_as_many_columns(rng):
             lambda: Quantiles(np.array([0.5, 0.5]), np.zeros((2, 2))),
             "levels must be strictly increasing; got 0.5",
         ),
+        (lambda: Recalibrated(LOC, PROBABILITIES), "base must be a Distribution; got ndarray"),
+        (lambda: Recalibrated(build("normal"), KNOTS[::-1]), "u must be in increasing order; got 0.9 before 0.6"),
+        (lambda: Recalibrated(build("normal"), np.array([0.5, 1.0])), "u must lie between 0 and 1; got 1"),
         (lambda: ScaledQuantiles(LOC, 1.0, KNOTS, SHAPE[:4]), "levels has 5 rows where 4 are expected"),
         (
             lambda: ScaledQuantiles(LOC, 1.0, np.array([0.5, 1.0]), np.zeros(2), "normal"),

@@ -1,6 +1,7 @@
 """The interface of all predictive distributions, and what they share: parameters as rows, and their checks."""
 
 import abc
+import warnings
 
 import equinox as eqx
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
+from jaxcal.functional import quantiles
 
 
 class Distribution(eqx.Module):
@@ -141,6 +143,20 @@ def check_confidence_level(confidence_level: ArrayLike) -> None:
     if np.ndim(confidence_level):
         raise ValueError(f"confidence_level must be one number; got shape {np.shape(confidence_level)}.")
     _checks.check_fraction("confidence_level", confidence_level)
+
+
+def warn_beyond_sample(p: ArrayLike, size: int, what: str) -> None:
+    """Warn of known levels in (0, 1) beyond size / (size + 1) on either side, which a sample does not reach."""
+    if _checks.is_traced(p):
+        return
+    levels = np.atleast_1d(np.asarray(p, float))
+    levels = np.maximum(levels, 1 - levels)[(levels > 0) & (levels < 1)]
+    needed = quantiles.smallest_table(levels.max()) if levels.size else 0
+    if size < needed:
+        warnings.warn(
+            f"{size} calibration rows are too few for the level asked for, which needs at least {needed}: {what}.",
+            stacklevel=3,
+        )
 
 
 def check_share(name: str, values: Array) -> None:

@@ -48,8 +48,9 @@ class Empirical(Distribution):
         z: [L] standardized values, in increasing order, or [n, L], a table for every row.
         rule: how `icdf` reads the table, see `functional.quantiles.empirical_quantile`. Only "inverse_cdf"
             makes it the inverse of `cdf`; "conformal" and "symmetric", which is for tables symmetric about 0, are
-            infinite, with a warning, where the table is too short for a guarantee. Nothing else depends on these
-            rules. "randomized" reads it by `functional.quantiles.randomized_quantile`.
+            infinite, with a warning, where the table is too short for a guarantee. "conformal" rounds ranks away from
+            the median: ceil((L + 1) p), below the median floor((L + 1) p). Nothing else depends on these rules.
+            "randomized" reads it by `functional.quantiles.randomized_quantile`.
         tau: [n], or one number for all rows, in [0, 1]; with rule="randomized" only. Drawn from the uniform
             distribution it makes every quantile of an exchangeable value exact in the mean.
 
@@ -141,7 +142,7 @@ class Empirical(Distribution):
         return values
 
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-        """The ends (lower, upper) of the central interval.
+        """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2.
 
         With rule="conformal" and "symmetric" it holds a new exchangeable value with probability at least
         `confidence_level`. Both ends are rounded outwards: where "conformal" takes the rank k at the upper end, it
@@ -151,7 +152,7 @@ class Empirical(Distribution):
             return super().interval(confidence_level)
         check_confidence_level(confidence_level)
         level = (1 + confidence_level) / 2
-        return self._mirrored_quantile(level), self.icdf(level)
+        return self._quantiles(jnp.asarray(1 - level)), self.icdf(level)
 
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
@@ -163,21 +164,15 @@ class Empirical(Distribution):
 
     @eqx.filter_jit
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        if self.tau is None:
+        if self.rule == "conformal":
+            z = self._read(quantiles.outward_quantile, p)
+        elif self.tau is None:
             z = self._read(lambda z, p: quantiles.empirical_quantile(z, p, self.rule), p)
         else:
             z = self._read(quantiles.randomized_quantile, p, self.tau)
         # An infinite quantile is a refusal, and stays one where the scale is 0.
         infinite = jnp.isinf(z)
         return jnp.where(infinite, z, place(jnp.where(infinite, 0, z), self.loc, self.scale))
-
-    @eqx.filter_jit
-    def _mirrored_quantile(self, level: Float[ArrayLike, ""]) -> Float[Array, "*n"]:
-        """The negative of the quantile of -y: the rank counted from the upper end."""
-        mirrored = eqx.tree_at(
-            lambda distribution: (distribution.loc, distribution.z), self, (-self.loc, -self.z[..., ::-1])
-        )
-        return -mirrored._icdf(jnp.full_like(self.loc, level))
 
     @property
     def _is_shared(self) -> bool:
@@ -196,12 +191,12 @@ class Empirical(Distribution):
 
     def _warn_if_infinite(self, p: np.ndarray) -> None:
         symmetric, randomized, size = self.rule == "symmetric", self.rule == "randomized", self.z.shape[-1]
-        levels = np.atleast_1d(np.abs(2 * p - 1) if symmetric else np.maximum(p, 1 - p) if randomized else p)
+        levels = np.atleast_1d(np.abs(2 * p - 1) if symmetric else np.maximum(p, 1 - p))
         inside = (levels > 0) & (levels < 1)
         needed = quantiles.smallest_table(levels[inside].max()) if inside.any() else 0
         if (rows := size // 2 if symmetric else size) < needed:
             warnings.warn(
-                f"{rows} calibration rows are too few for a guarantee at the level asked for, which needs at least "
+                f"a table of {rows} calibration rows is too short for the level asked for, which needs at least "
                 f"{needed}: the quantile is infinite{' in some rows' if randomized else ''}.",
                 stacklevel=3,
             )

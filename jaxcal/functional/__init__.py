@@ -10,6 +10,7 @@ from jaxcal.functional import (
     normal,
     quantiles,
     scores,
+    smoothing,
     sparse_gp,
     student_t,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "normal",
     "quantiles",
     "scores",
+    "smoothing",
     "sparse_gp",
     "student_t",
 ]

@@ -62,7 +62,7 @@ DISTRIBUTIONS = {
     "quantiles": lambda loc, scale: Quantiles(KNOTS, loc[:, None] + scale[:, None] * SHAPE),
     "scaled_quantiles": lambda loc, scale: ScaledQuantiles(loc, scale, KNOTS, SHAPE),
     "normal_tails": lambda loc, scale: ScaledQuantiles(loc, scale, KNOTS, STEPS, "normal"),
-    "recalibrated": lambda loc, scale: Recalibrated(StudentT(DF, loc, scale), PROBABILITIES),
+    "recalibrated": lambda loc, scale: Recalibrated(Normal(loc, scale), PROBABILITIES),
 }
 CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails", "recalibrated"}
 # Of a smoothed version is the density of these.
@@ -123,7 +123,7 @@ def standard_cdf(name, row, u):
         case "student_t":
             return scipy.stats.t.cdf(u, DF[row])
         case "recalibrated":
-            return np.interp(scipy.stats.t.cdf(u, DF[row]), [0, *PROBABILITIES, 1], np.arange(11) / 10)
+            return np.interp(scipy.stats.norm.cdf(u), [0, *PROBABILITIES, 1], np.arange(11) / 10)
         case "empirical":
             return np.searchsorted(TABLE, u, side="right") / len(TABLE)
         case "own_tables":
@@ -161,8 +161,8 @@ def standard_moments(name):
     p = (np.arange(10**6) + 0.5) / 10**6
     if name == "recalibrated":
         levels = np.interp(p, np.arange(11) / 10, [0, *PROBABILITIES, 1])
-        q = scipy.stats.t.ppf(levels[:, None], DF)
-        return q.mean(0), q.std(0)
+        q = scipy.stats.norm.ppf(levels)
+        return q.mean(), q.std()
     q = np.interp(p, KNOTS, STEPS if name == "normal_tails" else SHAPE)
     if name == "normal_tails":
         below, above = p < KNOTS[0], p > KNOTS[-1]
@@ -193,7 +193,7 @@ def integrate_crps(cdf, y, breaks, scale):
 def breaks_of(name, row):
     tables = {"empirical": TABLE, "own_tables": TABLES[row]}
     shape = {**tables, "normal_tails": STEPS, "point": [0.0], **dict.fromkeys(BY_KNOTS[:2], SHAPE)}
-    shape["recalibrated"] = scipy.stats.t.ppf(PROBABILITIES, DF[row])
+    shape["recalibrated"] = scipy.stats.norm.ppf(PROBABILITIES)
     return LOC[row] + SCALE[row] * np.asarray(shape.get(name, OFFSETS))
 
 
@@ -210,7 +210,7 @@ def test_cdf_and_moments_agree_with_the_oracle(name):
         expected = [standard_cdf(name, row, np.array(u)) for row in range(3)]
         np.testing.assert_allclose(out["cdf"], expected, rtol=EXACT, atol=1e-12 if X64 else 1e-6)
     mean, std = standard_moments(name)
-    tolerance = dict.fromkeys(["rtol", "atol"], 1e-3 if name in SMOOTHED else 1e-5 if name in BY_KNOTS else EXACT)
+    tolerance = dict.fromkeys(["rtol", "atol"], 1e-4 if name in SMOOTHED else 1e-5 if name in BY_KNOTS else EXACT)
     np.testing.assert_allclose(out["mean"], LOC + SCALE * mean, **tolerance)
     np.testing.assert_allclose(out["std"], SCALE * std, **tolerance)
     np.testing.assert_allclose(out["variance"], (SCALE * std) ** 2, **tolerance)
@@ -236,7 +236,7 @@ def test_crps_agrees_with_its_definition(name):
             integrate_crps(functools.partial(oracle_cdf, name, row), y[row], breaks_of(name, row), SCALE[row])
             for row in range(3)
         ]
-        rtol = 1e-4 if name in SMOOTHED else 1e-6 if X64 else 2e-5
+        rtol = 2e-4 if name in SMOOTHED else 1e-6 if X64 else 2e-5
         np.testing.assert_allclose(probe(distribution, y)["crps"], expected, rtol=rtol)
 
 
@@ -411,11 +411,11 @@ def test_log_probs_agree_with_scipy():
         assert actual[name].tolist() == [-math.inf] * 3
     for row in range(3):  # the base's, and the log of the density of its probabilities between those of some ranks
         ranks = np.concatenate([[0], smoothing.bin_ranks(9), [10]])
-        p, ends = scipy.stats.t.cdf(u[row], DF[row]), np.array([0, *PROBABILITIES, 1])[ranks]
+        p, ends = scipy.stats.norm.cdf(u[row]), np.array([0, *PROBABILITIES, 1])[ranks]
         j = np.searchsorted(ends, p, side="right") - 1 if p < 1 else -2
         ratio = math.log((ranks[j + 1] - ranks[j]) / 10 / (ends[j + 1] - ends[j]))
         np.testing.assert_allclose(
-            actual["recalibrated"][row], scipy.stats.t.logpdf(u[row], DF[row]) + ratio, rtol=10 * EXACT
+            actual["recalibrated"][row], scipy.stats.norm.logpdf(u[row]) + ratio, rtol=10 * EXACT
         )
 
 
@@ -433,7 +433,7 @@ def test_rows_without_a_spread_are_points():
     y, loc, zero = np.array([-1.0, 2.0, 2.5]), np.full(3, 2.0), np.zeros(3)
     levels, pair = np.array([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]), np.full((2, 3), 2.0)
     distributions = [
-        Recalibrated(StudentT(5.0, loc, zero), PROBABILITIES),
+        Recalibrated(Normal(loc, zero), PROBABILITIES),
         Point(loc),
         Normal(loc, zero),
         StudentT(5.0, loc, zero),
@@ -462,7 +462,7 @@ def test_student_t_without_moments():
     np.testing.assert_allclose(distribution.icdf(0.9), scipy.stats.t.ppf(0.9, [0.8, 1.5, 3.0], 1, 2), rtol=EXACT)
 
 
-@pytest.mark.filterwarnings("ignore:7 calibration rows are too few")
+@pytest.mark.filterwarnings("ignore:a table of 7 calibration rows is too short")
 @pytest.mark.parametrize("rule", ["inverse_cdf", "crude", "conformal"])
 def test_rules_of_an_empirical_distribution(rule):
     distribution = Empirical(LOC, SCALE, TABLE, rule)
@@ -475,7 +475,7 @@ def test_rules_of_an_empirical_distribution(rule):
         }[rule]
         z = TABLE[k - 1] if 1 <= k <= size else -math.inf if k < 1 else math.inf
         np.testing.assert_allclose(distribution.icdf(p), LOC + SCALE * z, rtol=EXACT)
-    assert np.isinf(distribution.icdf(0.0)).all() == (rule == "conformal")
+    assert np.isneginf(distribution.icdf(0.0)).all() == (rule == "conformal")
     # An end that the table cannot vouch for is infinite, even where the scale is 0.
     lower, upper = Empirical(LOC, 0.0, TABLE, rule).interval(0.9)
     assert np.isinf(lower).all() == np.isinf(upper).all() == (rule == "conformal")
@@ -651,7 +651,6 @@ def test_several_outputs_are_as_many_columns(rng):
             lambda: Quantiles(np.array([0.5, 0.5]), np.zeros((2, 2))),
             "levels must be strictly increasing; got 0.5",
         ),
-        (lambda: Recalibrated(LOC, PROBABILITIES), "base must be a Distribution; got ndarray"),
         (lambda: Recalibrated(build("normal"), KNOTS[::-1]), "u must be in increasing order; got 0.9 before 0.6"),
         (lambda: Recalibrated(build("normal"), np.array([0.5, 1.0])), "u must lie between 0 and 1; got 1"),
         (lambda: ScaledQuantiles(LOC, 1.0, KNOTS, SHAPE[:4]), "levels has 5 rows where 4 are expected"),

@@ -23,9 +23,8 @@ from jaxcal.distributions._base import (
 from jaxcal.functional import linalg, smoothing
 from jaxcal.functional.quantiles import interpolate_monotone, unit_gauss_legendre
 
-# The points of a quadrature over the level. The error of the moments of a base with more than 3 degrees of freedom is
-# below 1e-4 of the std.
-_POINTS = 64
+# A quadrature over the level has so many pieces at most, and so many points in each of the outer two.
+_PIECES, _POINTS_OF_A_TAIL = 96, 24
 _BEYOND = "the quantile lies beyond all their values, in the tail of the base, and may cover less than its level"
 
 
@@ -36,7 +35,8 @@ class Recalibrated(Distribution):
     and R(1) = 1. So every row keeps the shape of its base, and beyond the calibration rows its tails. A new
     exchangeable row lies below the quantile at level j / (L + 1) with just that probability.
 
-    Memory is O(n + L). Mean, std and CRPS are integrals over the level by quadrature.
+    Memory is O(n + L). Mean, std and CRPS are integrals over the level by quadrature, with a relative error of about
+    1e-4; of 1e-3 where the base's std is half of what it should be.
 
     Args:
         base: the distributions of the rows, [n], which must have a density everywhere.
@@ -53,8 +53,6 @@ class Recalibrated(Distribution):
     u: Float[Array, "*l"]
 
     def __init__(self, base: Distribution, u: Real[ArrayLike, "..."]):
-        if not isinstance(base, Distribution):
-            raise ValueError(f"base must be a Distribution; got {type(base).__name__}.")
         self.base = base
         self.u = as_parameter(_checks.as_vector("u", u), base.mean.dtype)
         _checks.check_fraction("u", self.u)
@@ -65,9 +63,7 @@ class Recalibrated(Distribution):
     def mean(self) -> Float[Array, "*n"]:
         """The integral of the quantile function over the level; not finite where that of the base is not."""
         base = self.base.mean
-        zero, one = jnp.zeros_like(base), jnp.ones_like(base)
-        mean = self._between(zero, one, lambda p, q: q - base)
-        return jnp.where(jnp.isfinite(base), base + mean, base)
+        return jnp.where(jnp.isfinite(base), base + self._expectation(lambda p, q: q - base), base)
 
     @property
     @eqx.filter_jit
@@ -76,8 +72,7 @@ class Recalibrated(Distribution):
         mean, unit = self.mean, self.base.std
         finite = jnp.isfinite(unit) & (unit > 0)
         divisor = jnp.where(finite, unit, 1)
-        zero, one = jnp.zeros_like(mean), jnp.ones_like(mean)
-        square = self._between(zero, one, lambda p, q: ((q - mean) / divisor) ** 2)
+        square = self._expectation(lambda p, q: ((q - mean) / divisor) ** 2)
         return jnp.where(finite, divisor * linalg.sqrt(square), unit)
 
     @eqx.filter_jit
@@ -99,12 +94,9 @@ class Recalibrated(Distribution):
 
     @eqx.filter_jit
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """Twice the integral of the pinball loss over the level, below and above cdf(y), by quadrature."""
+        """Twice the integral of the pinball loss over the level, by quadrature."""
         y = match(y, self.base.mean)
-        level = self.cdf(y)
-        below = self._between(jnp.zeros_like(level), level, lambda p, q: p * (y - q))
-        above = self._between(level, jnp.ones_like(level), lambda p, q: (1 - p) * (q - y))
-        return 2 * (below + above)
+        return 2 * self._expectation(lambda p, q: jnp.maximum(q - y, 0) - p * (q - y))
 
     def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
         """The base's quantiles at the levels that R maps to p: [n] for one level, [n, k] for k levels.
@@ -155,26 +147,34 @@ class Recalibrated(Distribution):
         u = jnp.pad(self.u, ends, constant_values=(0, 1))
         return u, jnp.broadcast_to(levels, u.shape)
 
-    def _between(
-        self, start: Float[Array, "*n"], end: Float[Array, "*n"], integrand: Callable[[Array, Array], Array]
-    ) -> Float[Array, "*n"]:
-        """The integral over the levels p in [start, end] of a function of p and the quantile; for all rows at once.
-
-        A Gauss-Legendre rule in v, with p = v^3 (10 - 15 v + 6 v^2) of the way: points crowd at both ends.
-        """
-        info = jnp.finfo(start.dtype)
-        v, weights = unit_gauss_legendre(_POINTS)
-        way, slope = v**3 * (10 - 15 * v + 6 * v**2), 30 * v**2 * (1 - v) ** 2
-        points = np.stack([way, weights * slope], axis=1)
+    def _expectation(self, function: Callable[[Array, Array], Array]) -> Float[Array, "*n"]:
+        """The integral over the level p of a function of p and the quantiles of all rows at p, by quadrature."""
+        nodes, weights = _quadrature(self.u.shape[-1])
+        dtype, info = self.u.dtype, jnp.finfo(self.u.dtype)
+        # Rounding must not put a level at 1, where a quantile may be infinite.
+        points = np.stack([np.clip(nodes, float(info.tiny), 1 - float(info.epsneg)), weights], axis=1)
 
         @jax.checkpoint
         def add_point(total: Array, point: Array) -> tuple[Array, None]:
-            # Rounding must not put it at 0 or 1, where a quantile may be infinite.
-            level = jnp.clip(start + (end - start) * point[0], float(info.tiny), 1 - float(info.epsneg))
-            return total + point[1] * integrand(level, self._icdf(level)), None
+            level = jnp.full_like(total, point[0])
+            return total + point[1] * function(level, self._icdf(level)), None
 
-        total = jax.lax.scan(add_point, jnp.zeros_like(start), jnp.asarray(points, start.dtype))[0]
-        return (end - start) * total
+        return jax.lax.scan(add_point, jnp.zeros_like(self.base.mean), jnp.asarray(points, dtype))[0]
+
+
+def _quadrature(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of an integral over the level, of a function that is smooth between levels k / (size + 1).
+
+    Gauss-Legendre rules on the pieces between these levels, or between some of many. On both outer pieces, whose
+    quantiles go to infinity, the points crowd at the end.
+    """
+    ends = np.unique(np.linspace(0, size + 1, min(size + 1, _PIECES) + 1).round()) / (size + 1)
+    v, inner_weights = unit_gauss_legendre(max(2, 2 * _PIECES // len(ends)))
+    start, width = ends[1:-2, None], np.diff(ends)[1:-1, None]
+    nodes, weights = (start + width * v).ravel(), (width * inner_weights).ravel()
+    v, outer_weights = unit_gauss_legendre(_POINTS_OF_A_TAIL)
+    tail, tail_weights = ends[1] * v**3, ends[1] * 3 * v**2 * outer_weights
+    return np.concatenate([tail, nodes, 1 - tail]), np.concatenate([tail_weights, weights, tail_weights])
 
 
 def _on_one_axis(function: Callable[[Array, Array, Array], Array]) -> Callable[[Array, Array, Array], Array]:

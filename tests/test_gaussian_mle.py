@@ -2,6 +2,7 @@
 
 import math
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,6 +88,8 @@ def test_the_shift_is_taken_where_it_predicts_rows_better_that_were_not_used(mov
     assert best == expected
     base = Normal(mean, std)
     chosen, asked = (gaussian_mle.fit(None, base, y, **options) for options in ({}, {"shift": best}))
+    if best == "none":  # the choice costs a degree of freedom
+        asked = eqx.tree_at(lambda mle: (mle.df, mle.scale), asked, (jnp.array(11.0), asked.scale * math.sqrt(12 / 11)))
     assert float(chosen.shift != 0) == (best == "constant")
     for name in ("shift", "scale", "shift_std", "df"):
         np.testing.assert_allclose(getattr(chosen, name), getattr(asked, name), rtol=10 * EXACT, atol=EXACT)
@@ -109,8 +112,8 @@ def test_intervals_of_few_normal_rows_cover_what_they_claim(size, reading):
     p = np.asarray(jax.jit(jax.vmap(one))(x, std, y))
     for level in (0.5, 0.9):
         covered = np.mean(np.abs(2 * p - 1) < level)
-        # A shift that is chosen by the rows costs a little.
-        slack = 0.02 if reading == "auto" else 0
+        # A shift that is chosen by the rows changes it a little.
+        slack = 0.01 if reading == "auto" else 0
         assert abs(covered - level) < 4 * math.sqrt(level * (1 - level) / runs) + slack
 
 
@@ -125,12 +128,12 @@ def test_points_have_the_mean_and_the_std_of_their_residuals():
 def test_the_least_numbers_of_rows():
     of = lambda rows, **options: gaussian_mle.fit(None, Point(np.zeros(rows)), np.arange(1.0, 1 + rows), **options)
     with pytest.raises(ValueError, match="leave 1 degrees of freedom to the scale; at least 2 are needed"):
-        of(1)
+        of(2)
     with pytest.raises(ValueError, match="leave 1 degrees"):
-        of(2, shift="constant")
+        of(1, shift="none")
     with pytest.warns(UserWarning, match="leave 2 degrees of freedom .* the std is infinite"):
-        assert np.isinf(of(2)(None, Point(0.0)).std).all()
-    assert np.isfinite(of(3)(None, Point(0.0)).std).all()
+        assert np.isinf(of(3)(None, Point(0.0)).std).all()
+    assert np.isfinite(of(4)(None, Point(0.0)).std).all()
     assert of(1, preset="paper", shift="none").scale == 1
 
 

@@ -109,6 +109,32 @@ def test_mean_and_std_train_jointly():
     assert np.abs(std - DATA.std).mean() < 0.2
 
 
+def test_a_std_that_is_right_but_for_its_scale_is_only_scaled():
+    # A std that jumps up and down, which no polynomial follows.
+    rng = np.random.default_rng(4)
+    std = np.where(np.arange(300) % 7 < 3, 0.2, 2.0)
+    x, y = rng.uniform(size=300), std * rng.standard_t(3, size=300) / np.sqrt(3)
+    base, new = jc.Normal(np.zeros(300), std / 3), jc.Normal(np.zeros(2), np.array([0.1, 1.0]))
+    fit = lambda relative: jc.accrue.fit(x, base, y, key=KEY, model="polynomial", relative=relative)
+    fitted = fit(True)
+    factors = np.asarray(fitted.std(np.array([0.2, 0.8])))
+    assert (abs(factors / 3 - 0.8) < 0.3).all()  # of t3 errors the CRPS wants three quarters of the std
+    np.testing.assert_allclose(fitted(np.array([0.2, 0.8]), new).std, factors * new.std, rtol=1e-6)
+    own, plain = (jc.metrics.nlpd(y, module(x, base)) for module in (fitted, fit(False)))
+    assert own < plain - 0.3
+    with pytest.raises(ValueError, match="base is a Point, but errors are measured in predicted stds"):
+        fitted(x, jc.Point(np.zeros(300)))
+    with pytest.raises(ValueError, match="base is a Point, but errors are measured in predicted stds"):
+        jc.accrue.fit(x, jc.Point(np.zeros(300)), y, key=KEY, relative=True)
+
+
+def test_a_factor_on_a_constant_std_is_the_std():
+    base = jc.Normal(DATA.mean, 5.0)
+    fits = [jc.accrue.fit(DATA.x, base, DATA.y, key=KEY, model="polynomial", relative=value) for value in (True, False)]
+    stds = [fitted(DATA.x, base).std for fitted in fits]
+    np.testing.assert_allclose(*stds, rtol=1e-4 if X64 else 5e-2)
+
+
 def test_inputs_of_any_unit_give_the_same_std():
     plain, moved = (
         jc.accrue.fit(a * DATA.x + b, BASE, DATA.y, key=KEY, restarts=2) for a, b in ((1.0, 0.0), (1e4, 3e4))

@@ -87,8 +87,9 @@ def fit(
         key: random key of the initial weights and of the validation set.
         model: "network", "polynomial" or a module, as above.
         beta: the weight of the CRPS in [0, 1]; "auto" is equation 12, see `functional.scores.accrue_beta`.
-        relative: whether the model is of the factor that base.std is multiplied by, in place of the std: a base that
-            knows where its errors are large has then only its scale corrected.
+        relative: whether the model is of the factor that base.std is multiplied by, in place of the std: of a base that
+            knows where its errors are large only the scale is then corrected. Without it base.std has no part in the
+            result.
         restarts: number of initializations of the network.
         validation_fraction: fraction of the rows in the validation set.
         validation: other rows (x, base, y) as the validation set, in place of a fraction of these.

@@ -172,7 +172,7 @@ def test_default_intervals_cover_what_they_claim():
     # From 20 rows, or by 20 neighbors, Algorithm 1 covers 18 / 21 = 86 %.
     for coverage, error in (covered(20, 2000), covered(40, 2000, neighbors=20)):
         assert abs(coverage - 19 / 21) < error < 0.03
-    with pytest.warns(UserWarning, match="9 calibration rows is too short for the level .* at least 19"):
+    with pytest.warns(UserWarning, match="9 calibration rows are too few for the level .* at least 19"):
         assert np.isinf(crude.fit(None, Point(np.zeros(9)), rows(9)[2])(None, Point(0.0)).interval(0.9)).all()
 
 

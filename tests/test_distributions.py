@@ -462,7 +462,7 @@ def test_student_t_without_moments():
     np.testing.assert_allclose(distribution.icdf(0.9), scipy.stats.t.ppf(0.9, [0.8, 1.5, 3.0], 1, 2), rtol=EXACT)
 
 
-@pytest.mark.filterwarnings("ignore:a table of 7 calibration rows is too short")
+@pytest.mark.filterwarnings("ignore:7 calibration rows are too few")
 @pytest.mark.parametrize("rule", ["inverse_cdf", "crude", "conformal"])
 def test_rules_of_an_empirical_distribution(rule):
     distribution = Empirical(LOC, SCALE, TABLE, rule)

@@ -196,8 +196,8 @@ class Empirical(Distribution):
         needed = quantiles.smallest_table(levels[inside].max()) if inside.any() else 0
         if (rows := size // 2 if symmetric else size) < needed:
             warnings.warn(
-                f"a table of {rows} calibration rows is too short for the level asked for, which needs at least "
-                f"{needed}: the quantile is infinite{' in some rows' if randomized else ''}.",
+                f"{rows} calibration rows are too few for the level asked for, which needs at least {needed}: the "
+                f"quantile is infinite{' in some rows' if randomized else ''}.",
                 stacklevel=3,
             )
 

@@ -462,6 +462,18 @@ def test_student_t_without_moments():
     np.testing.assert_allclose(distribution.icdf(0.9), scipy.stats.t.ppf(0.9, [0.8, 1.5, 3.0], 1, 2), rtol=EXACT)
 
 
+def test_student_t_quantiles_of_equal_degrees_of_freedom():
+    distribution = StudentT(5.0, LOC, SCALE)
+    expected = scipy.stats.t.ppf(LEVELS, 5, LOC[:, None], SCALE[:, None])
+    np.testing.assert_allclose(distribution.icdf(LEVELS), expected, rtol=EXACT)
+    np.testing.assert_allclose(distribution.icdf(0.1), expected[:, 1], rtol=EXACT)
+    # Under jit, too, where the degrees of freedom are known, and where they are not.
+    np.testing.assert_allclose(jax.jit(lambda p: distribution.icdf(p))(LEVELS), expected, rtol=EXACT)
+    in_df = jax.jit(jax.grad(lambda df: StudentT(df, LOC, SCALE).icdf(0.9).sum()))(jnp.full(3, 5.0))
+    step = (scipy.stats.t.ppf(0.9, 5.001) - scipy.stats.t.ppf(0.9, 4.999)) / 0.002
+    np.testing.assert_allclose(in_df, SCALE * step, rtol=1e-3)
+
+
 @pytest.mark.filterwarnings("ignore:7 calibration rows are too few")
 @pytest.mark.parametrize("rule", ["inverse_cdf", "crude", "conformal"])
 def test_rules_of_an_empirical_distribution(rule):

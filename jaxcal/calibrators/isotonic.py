@@ -83,7 +83,7 @@ def fit(
         base: the model's predictions [L] on rows that it was not trained on.
         y: targets [L].
         score: "signed" or "cdf", as above. None is "cdf" for bases of a density everywhere that is not normal, as
-            `StudentT` and a `Mixture` of normals, but for those of which a base.cdf(y) is 0 or 1, else "signed".
+            `StudentT` and a `Mixture` of normals, if no tails are given and no base.cdf(y) is 0 or 1; else "signed".
         tails: with score="signed" one of the above; None is "fitted".
 
     Raises:

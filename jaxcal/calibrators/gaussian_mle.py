@@ -43,7 +43,7 @@ def fit(
       with n - 1 degrees of freedom in either case, since the choice costs one.
 
     For independent normal errors every interval covers a new row with exactly its level, on average over calibration
-    sets; with "auto" those of 90 % cover 89.2 to 90.7 %, from four rows on, whatever the shift.
+    sets; with "auto" to within 1 %.
 
     `preset="paper"` takes the estimates for the truth: N(mu + a, (b s)^2), N(mu + a s, (b s)^2) or N(mu, (b s)^2), with
     the divisor n in b^2.

@@ -39,6 +39,8 @@ TABLES = np.stack([TABLE, TABLE[::-1] ** 2 - 3, 0.1 * TABLE])
 TABLES.sort(axis=1)
 KNOTS, SHAPE = np.array([0.05, 0.2, 0.5, 0.6, 0.9]), np.array([-2.0, -0.5, 0.1, 0.1, 1.7])
 STEPS = np.array([-2.0, -0.5, 0.1, 0.4, 1.7])
+# A sample of nine values.
+SAMPLE, STEPS_OF_SAMPLE = np.array([-2.0, -1.1, -0.9, -0.3, 0.0, 0.2, 0.7, 1.3, 2.1]), np.arange(1, 10) / 10
 # Of nine calibration rows of a base that is recalibrated: enough for intervals of 80 %.
 PROBABILITIES = np.array([0.05, 0.12, 0.3, 0.4, 0.42, 0.6, 0.75, 0.9, 0.94])
 
@@ -62,11 +64,12 @@ DISTRIBUTIONS = {
     "quantiles": lambda loc, scale: Quantiles(KNOTS, loc[:, None] + scale[:, None] * SHAPE),
     "scaled_quantiles": lambda loc, scale: ScaledQuantiles(loc, scale, KNOTS, SHAPE),
     "normal_tails": lambda loc, scale: ScaledQuantiles(loc, scale, KNOTS, STEPS, "normal"),
+    "of_a_sample": lambda loc, scale: ScaledQuantiles(loc, scale, STEPS_OF_SAMPLE, SAMPLE, from_sample=True),
     "recalibrated": lambda loc, scale: Recalibrated(Normal(loc, scale), PROBABILITIES),
 }
 CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails", "recalibrated"}
 # Of a smoothed version is the density of these.
-SMOOTHED = {"recalibrated"}
+SMOOTHED = {"of_a_sample", "recalibrated"}
 BY_KNOTS = ("quantiles", "scaled_quantiles", "normal_tails")
 each_distribution = pytest.mark.parametrize("name", DISTRIBUTIONS)
 # What holds for one mixture holds for the other; this one takes seconds to compile.
@@ -122,6 +125,9 @@ def standard_cdf(name, row, u):
             return scipy.stats.norm.cdf(u)
         case "student_t":
             return scipy.stats.t.cdf(u, DF[row])
+        case "of_a_sample":
+            inside = np.interp(np.nextafter(u, np.inf), SAMPLE, STEPS_OF_SAMPLE)
+            return np.where(u < SAMPLE[0], 0.0, np.where(u >= SAMPLE[-1], 1.0, inside))
         case "recalibrated":
             return np.interp(scipy.stats.norm.cdf(u), [0, *PROBABILITIES, 1], np.arange(11) / 10)
         case "empirical":
@@ -159,6 +165,9 @@ def standard_moments(name):
         mean = WEIGHTS @ OFFSETS
         return mean, math.sqrt(WEIGHTS @ (stds**2 + (OFFSETS - mean) ** 2))
     p = (np.arange(10**6) + 0.5) / 10**6
+    if name == "of_a_sample":
+        q = np.interp(p, STEPS_OF_SAMPLE, SAMPLE)
+        return q.mean(), q.std()
     if name == "recalibrated":
         levels = np.interp(p, np.arange(11) / 10, [0, *PROBABILITIES, 1])
         q = scipy.stats.norm.ppf(levels)
@@ -193,6 +202,7 @@ def integrate_crps(cdf, y, breaks, scale):
 def breaks_of(name, row):
     tables = {"empirical": TABLE, "own_tables": TABLES[row]}
     shape = {**tables, "normal_tails": STEPS, "point": [0.0], **dict.fromkeys(BY_KNOTS[:2], SHAPE)}
+    shape["of_a_sample"] = SAMPLE
     shape["recalibrated"] = scipy.stats.norm.ppf(PROBABILITIES)
     return LOC[row] + SCALE[row] * np.asarray(shape.get(name, OFFSETS))
 
@@ -210,7 +220,9 @@ def test_cdf_and_moments_agree_with_the_oracle(name):
         expected = [standard_cdf(name, row, np.array(u)) for row in range(3)]
         np.testing.assert_allclose(out["cdf"], expected, rtol=EXACT, atol=1e-12 if X64 else 1e-6)
     mean, std = standard_moments(name)
-    tolerance = dict.fromkeys(["rtol", "atol"], 1e-4 if name in SMOOTHED else 1e-5 if name in BY_KNOTS else EXACT)
+    tolerance = dict.fromkeys(
+        ["rtol", "atol"], 1e-4 if name == "recalibrated" else 1e-5 if name in (*BY_KNOTS, "of_a_sample") else EXACT
+    )
     np.testing.assert_allclose(out["mean"], LOC + SCALE * mean, **tolerance)
     np.testing.assert_allclose(out["std"], SCALE * std, **tolerance)
     np.testing.assert_allclose(out["variance"], (SCALE * std) ** 2, **tolerance)
@@ -236,7 +248,7 @@ def test_crps_agrees_with_its_definition(name):
             integrate_crps(functools.partial(oracle_cdf, name, row), y[row], breaks_of(name, row), SCALE[row])
             for row in range(3)
         ]
-        rtol = 2e-4 if name in SMOOTHED else 1e-6 if X64 else 2e-5
+        rtol = 2e-4 if name == "recalibrated" else 1e-6 if X64 else 2e-5
         np.testing.assert_allclose(probe(distribution, y)["crps"], expected, rtol=rtol)
 
 

@@ -28,6 +28,7 @@ from jaxcal.distributions import (
     Normal,
     Point,
     Quantiles,
+    Recalibrated,
     ScaledQuantiles,
     StudentT,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "Normal",
     "Point",
     "Quantiles",
+    "Recalibrated",
     "ScaledQuantiles",
     "StudentT",
     "accrue",

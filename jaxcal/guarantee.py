@@ -26,6 +26,8 @@ class Guarantee:
         confidence_level: of the interval, in (0, 1).
         num_calibration: the number L of calibration rows.
         places: r, how many of the L + 1 places between the sorted scores lie in the interval; L + 1 if it is infinite.
+        widened_to: how many of the calibration rows the interval covers, if it is widened to contain intervals of lower
+            levels; r of them it covers without that.
 
     Example:
         >>> guarantee = Guarantee.of(0.9, 100, "symmetric")
@@ -37,6 +39,7 @@ class Guarantee:
     confidence_level: float
     num_calibration: int
     places: int
+    widened_to: int | None = None
 
     @classmethod
     def of(cls, confidence_level: float, num_calibration: int, rule: str) -> "Guarantee":
@@ -65,7 +68,10 @@ class Guarantee:
 
     @property
     def coverage(self) -> float:
-        """The probability r / (L + 1) that the interval covers a new row: at least the confidence level."""
+        """The probability r / (L + 1) that the interval covers a new row: at least the confidence level.
+
+        An interval that is widened to contain others covers more.
+        """
         return self.places / (self.num_calibration + 1)
 
     def quantile(self, p: float) -> float:
@@ -106,6 +112,13 @@ class Guarantee:
                 f"The {level} interval is infinite: {rows} calibration rows are too few for a guarantee at this level."
             )
         low, high = (f"{100 * end:.1f} %" for end in self.interval())
+        if self.widened_to is not None:
+            nested = f"{100 * self.widened_to / (rows + 1):.1f} %"
+            return (
+                f"The {level} interval covers a new row with probability {nested}, estimated by the {self.widened_to} "
+                f"of {rows} calibration rows that it covers: it is widened to contain the intervals of lower levels. "
+                f"{100 * self.coverage:.1f} % at least are guaranteed, if that row is exchangeable with these."
+            )
         return (
             f"The {level} interval covers a new row with probability {100 * self.coverage:.1f} %, if that row is "
             f"exchangeable with the {rows} calibration rows. Depending on which {rows} these were, it covers between "

@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions import Distribution, Mixture, Normal, StudentT
+from jaxcal.distributions import Distribution, Mixture, Normal, Recalibrated, StudentT
 from jaxcal.functional import linalg, scores
 from jaxcal.preprocessing import Standardizer
 
@@ -68,7 +68,10 @@ def mae(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights =
 def nlpd(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Negative log predictive density, -mean log p(y), in nats.
 
-    It is infinite for distributions without a density: `Point`, `Empirical`.
+    It is infinite for distributions without a density: `Point`, and `Empirical`, which `crude`, `conformal` without a
+    rule and its rule="randomized" give; a `Mixture` of these; and for `Quantiles`, and `ScaledQuantiles` with constant
+    tails that are not of a sample, where a target lies beyond the outermost quantiles. Of `isotonic` and `conformal`
+    with rule="linear" the density is that of a smoothed version (`log_prob` of `ScaledQuantiles`, `Recalibrated`).
 
     Example:
         >>> import numpy as np, jaxcal as jc
@@ -215,6 +218,8 @@ def _below_quantile(
 def _is_continuous_without_closed_quantiles(distribution: Distribution) -> bool:
     if isinstance(distribution, Mixture):
         return isinstance(distribution.components, Normal | StudentT)
+    if isinstance(distribution, Recalibrated):
+        return _is_continuous_without_closed_quantiles(distribution.base)
     return isinstance(distribution, StudentT)
 
 

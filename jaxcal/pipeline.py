@@ -71,8 +71,8 @@ def fit(
         calibrators: fit functions `fit(x, base, y)`, such as `jc.rio.fit`, in their order; each is fitted to what the
             steps before predict of the rows they were fitted to.
         recalibrate: the last step, a fit function as these, of errors that are honest; None for no such step. The
-            default leaves the mean as it is, with intervals around it; where errors are skewed,
-            `functools.partial(jc.crude.fit, rank="conformal")` has the sharper distributions.
+            default leaves the mean as it is, with intervals around it; where errors are skewed, `jc.crude.fit` has the
+            sharper distributions.
         method: where these errors come from. "folds": predictor and calibrators are fitted without each fold in turn,
             and then to all rows. "split": a fraction of the rows is set aside for the last step; the guarantee of the
             last step holds, if it gives one. "cv+": predictor and calibrators are fitted without each fold, and kept:

@@ -109,6 +109,39 @@ def test_mean_and_std_train_jointly():
     assert np.abs(std - DATA.std).mean() < 0.2
 
 
+def test_a_std_that_is_right_but_for_its_scale_is_only_scaled():
+    # A std that jumps up and down, which no polynomial follows.
+    rng = np.random.default_rng(4)
+    std = np.where(np.arange(300) % 7 < 3, 0.2, 2.0)
+    x, y = rng.uniform(size=300), std * rng.standard_t(3, size=300) / np.sqrt(3)
+    base, new = jc.Normal(np.zeros(300), std / 3), jc.Normal(np.zeros(2), np.array([0.1, 1.0]))
+    fit = lambda relative: jc.accrue.fit(x, base, y, key=KEY, model="polynomial", relative=relative)
+    fitted = fit(True)
+    factors = np.asarray(fitted.std(np.array([0.2, 0.8])))
+    assert (abs(factors / 3 - 0.8) < 0.3).all()  # of t3 errors the CRPS wants three quarters of the std
+    np.testing.assert_allclose(fitted(np.array([0.2, 0.8]), new).std, factors * new.std, rtol=1e-6)
+    own, plain = (jc.metrics.nlpd(y, module(x, base)) for module in (fitted, fit(False)))
+    assert own < plain - 0.3
+    with pytest.raises(ValueError, match="base is a Point, but errors are measured in predicted stds"):
+        fitted(x, jc.Point(np.zeros(300)))
+    with pytest.raises(ValueError, match="base is a Point, but errors are measured in predicted stds"):
+        jc.accrue.fit(x, jc.Point(np.zeros(300)), y, key=KEY, relative=True)
+
+
+def test_a_factor_on_a_constant_std_is_the_std():
+    base = jc.Normal(DATA.mean, 5.0)
+    fits = [jc.accrue.fit(DATA.x, base, DATA.y, key=KEY, model="polynomial", relative=value) for value in (True, False)]
+    stds = [fitted(DATA.x, base).std for fitted in fits]
+    np.testing.assert_allclose(*stds, rtol=1e-4 if X64 else 5e-2)
+
+
+def test_inputs_of_any_unit_give_the_same_std():
+    plain, moved = (
+        jc.accrue.fit(a * DATA.x + b, BASE, DATA.y, key=KEY, restarts=2) for a, b in ((1.0, 0.0), (1e4, 3e4))
+    )
+    np.testing.assert_allclose(moved.std(1e4 * GRID + 3e4), plain.std(GRID), rtol=1e-3 if X64 else 0.1)
+
+
 def test_one_outlier_does_not_spoil_the_std():
     y = DATA.y.copy()
     y[17] += 1e6
@@ -190,6 +223,28 @@ def test_clusters_have_the_error_of_their_rows(rng):
 def test_fewer_different_rows_than_clusters():
     x, y = np.repeat([1.0, 2.0], 5), np.repeat([1.0, -3.0], 5)
     fitted = jc.kmeans.fit(x, jc.Point(np.zeros(10)), y, key=KEY, num_clusters=4)
+    np.testing.assert_allclose(fitted(x, jc.Point(np.zeros(10))).std, np.abs(y), rtol=1e-6)
+
+
+def test_columns_of_any_unit_make_the_same_clusters():
+    # The second column decides the error; in its own unit it is too small to be noticed beside the first.
+    rng = np.random.default_rng(0)
+    label = np.arange(80) % 2
+    x = np.column_stack([rng.normal(size=80), 3.0 * label])
+    y = (1 + 4 * label) * rng.normal(size=80)
+    fit = lambda x: jc.kmeans.fit(x, jc.Point(np.zeros(80)), y, key=KEY, num_clusters=2)
+    for unit in (np.ones(2), np.array([1e4, 1e-3])):
+        fitted = fit(unit * x + 5)
+        expected = [np.sqrt(np.mean(y[label == k] ** 2)) for k in range(2)]
+        np.testing.assert_allclose(
+            fitted(unit * np.array([[0.0, 0.0], [0.0, 3.0]]) + 5, jc.Point(np.zeros(2))).std, expected, rtol=1e-5
+        )
+
+
+def test_a_cluster_without_errors_gives_a_warning():
+    x, y = np.repeat([1.0, 5.0], 5), np.repeat([0.0, -3.0], 5)
+    with pytest.warns(UserWarning, match="y equals base.mean in every row of 1 of 2 clusters: their std is 0"):
+        fitted = jc.kmeans.fit(x, jc.Point(np.zeros(10)), y, key=KEY, num_clusters=2)
     np.testing.assert_allclose(fitted(x, jc.Point(np.zeros(10))).std, np.abs(y), rtol=1e-6)
 
 

@@ -104,6 +104,35 @@ def test_crossing_intervals_are_widened_until_they_nest(rng):
     assert crossed
 
 
+def test_a_widened_interval_tells_what_it_covers():
+    # Wide scores and narrow ones that have little to do with each other: the wide interval does not contain the other.
+    rng, rows, runs = np.random.default_rng(8), 99, 30
+    levels, counted, covered = (0.79, 0.8), [], []
+    knots = np.array([0.1, 0.105, 0.5, 0.895, 0.9])
+
+    def base_of(size):
+        # The interval at 79 % has its width from one column, that at 80 % from another.
+        narrow, wide = rng.uniform(0.2, 3, size=size), rng.uniform(0, 0.5, size=size)
+        return Quantiles(knots, np.stack([-narrow - wide, -narrow, 0 * narrow, narrow, narrow + wide], 1))
+
+    for _ in range(runs):
+        base, y = base_of(rows), rng.normal(size=rows)
+        fitted = conformal.fit(None, base, y, score="quantile", confidence_levels=levels)
+        new, y_new = base_of(2000), rng.normal(size=2000)
+        distribution = fitted(None, new)
+        inside = (distribution.values[:, 0] <= y_new) & (y_new <= distribution.values[:, -1])
+        guarantee = fitted.guarantee(0.8)
+        lower, upper = fitted(None, base).values[:, 0], fitted(None, base).values[:, -1]
+        held = int(((lower <= y + 1e-5) & (y - 1e-5 <= upper)).sum())
+        assert (guarantee.widened_to or guarantee.places) == held >= guarantee.places
+        counted.append(held / (rows + 1))
+        covered.append(np.mean(inside))
+    error = np.std(np.subtract(counted, covered)) / math.sqrt(runs)
+    assert abs(np.mean(counted) - np.mean(covered)) < 4 * error + 0.005
+    assert np.mean(covered) > 0.81 > fitted.guarantee(0.79).coverage
+    assert fitted.guarantee(0.79).widened_to is None
+
+
 def test_quantiles_may_coincide():
     base = Quantiles(np.array([0.05, 0.5, 0.95]), np.zeros((20, 3)))
     fitted = conformal.fit(None, base, np.arange(20.0), score="quantile", confidence_levels=[0.9])

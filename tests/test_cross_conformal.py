@@ -108,7 +108,7 @@ def test_too_few_errors_for_a_level_give_infinite_ends_and_one_warning(level, ne
     assert np.isfinite(with_errors(needed).interval(level)).all()
     if needed == 1:
         return
-    text = f"{needed - 1} calibration rows are too few for a guarantee at the level asked for, which needs at least"
+    text = f"{needed - 1} calibration rows are too few for the level asked for, which needs at least"
     with pytest.warns(UserWarning, match=f"{text} {needed}: the quantile is infinite") as caught:
         lower, upper = with_errors(needed - 1).interval(level)
     assert len(caught) == 1

@@ -42,6 +42,27 @@ def test_a_group_stays_in_one_fold():
         assert 5 <= len(fold.held_out) <= 7
 
 
+def test_folds_are_random_and_the_fits_have_keys_of_their_own():
+    """Rows in the order of time, as many files have them, do not fall into the folds in that order."""
+    seen = []
+
+    def fit(x, y, *, key):
+        seen.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
+        return lambda x: x[:, 0]
+
+    x = np.arange(60.0)
+    jc.out_of_fold(fit, x, x, key=KEY, folds=5)
+    assert len(set(seen)) == 5
+    parts = [fold.held_out for fold in folds_of(60, 5, None, KEY)]
+    # Of neighbors in one fold there are 55 without a random order, and about 11 with it.
+    fold_of = np.zeros(60, int)
+    for number, part in enumerate(parts):
+        fold_of[part] = number
+    assert np.sum(fold_of[1:] == fold_of[:-1]) < 25
+    others = [fold.held_out for fold in folds_of(60, 5, None, jax.random.key(1))]
+    assert any(set(a) != set(b) for a, b in zip(parts, others, strict=True))
+
+
 def test_rows_that_share_a_table_keep_that_of_their_fold():
     def fit(x, y, *, key):
         return lambda new: jc.Empirical(new[:, 0], 1.0, jnp.sort(y))

@@ -3,13 +3,15 @@
 import functools
 import math
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 from jaxcal.calibrators import crude
-from jaxcal.distributions import Empirical, MultivariateNormal, Normal, Point
+from jaxcal.distributions import Empirical, MultivariateNormal, Normal, Point, StudentT
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -38,10 +40,11 @@ def algorithm_1(calibration, queries, p):
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])
-def test_quantiles_are_those_of_algorithm_1(size):
+@pytest.mark.parametrize("options", [{"preset": "paper"}, {"rank": "crude"}], ids=["preset", "rank"])
+def test_quantiles_are_those_of_algorithm_1(size, options):
     mean, std, y = rows(size)
     new = rows(5, seed=1)
-    distribution = crude.fit(None, Normal(mean, std), y)(None, Normal(*new[:2]))
+    distribution = crude.fit(None, Normal(mean, std), y, **options)(None, Normal(*new[:2]))
     # Unsorted levels stay in their order; 0.29 x 100, 0.57 x 100 and 0.58 x 100 are no integers in binary.
     levels = np.array([0.95, 0.05, 0.29, 0.5, 0.57, 0.58, 0.01, 1.0, 0.0])
     expected = np.transpose([algorithm_1((mean, std, y), new, p) for p in levels])
@@ -94,7 +97,7 @@ def test_tables_of_neighbors(neighbors, rng):
             distribution.z[row], np.sort((y - mean)[nearest] / std[nearest]), rtol=EXACT, atol=EXACT
         )
     assert isinstance(distribution, Empirical)
-    assert distribution.interval(0.8)[0].shape == (6,)
+    assert distribution.icdf(0.5).shape == (6,)
 
 
 def test_neighbors_in_discrete_inputs_are_not_those_with_the_lowest_errors():
@@ -122,17 +125,71 @@ def test_what_the_ranks_cover():
     mean, std, y = rows(20)
     # Between the ranks 2 and 20 of 20 lies a new value with probability 18 / 21.
     with pytest.raises(ValueError, match=r"its 90 % interval covers a new row with probability 85\.7 %"):
-        crude.fit(None, Normal(mean, std), y).guarantee(0.9)
-    guarantee = crude.fit(None, Normal(mean, std), y, rank="conformal").guarantee(0.9)
+        crude.fit(None, Normal(mean, std), y, preset="paper").guarantee(0.9)
+    guarantee = crude.fit(None, Normal(mean, std), y).guarantee(0.9)
     assert guarantee.coverage == pytest.approx(19 / 21)
     with pytest.raises(ValueError, match="a table of neighbors guarantees nothing"):
         crude.fit(y, Normal(mean, std), y, neighbors=3).guarantee(0.9)
 
 
-def fit_on(mean=None, std=None, y=None, **options):
+def of_shape(mean, std):
+    """Student t distributions with these means and stds, of other degrees of freedom in every row."""
+    df = 3 + 4 * std
+    return StudentT(df, mean, std * np.sqrt((df - 2) / df))
+
+
+def test_the_ranks_of_probabilities_keep_the_shape_of_every_row():
+    mean, std, y = rows(39)
+    new_mean, new_std, _ = rows(5, seed=1)
+    fitted = crude.fit(None, of_shape(mean, std), y, score="cdf")
+    distribution = fitted(None, of_shape(new_mean, new_std))
+    t_of = lambda mean, std: scipy.stats.t(3 + 4 * std, mean, std * np.sqrt((1 + 4 * std) / (3 + 4 * std)))
+    u = np.sort(t_of(mean, std).cdf(y))
+    for level, rank in ((0.05, 2), (0.5, 20), (0.95, 38)):
+        expected = t_of(new_mean, new_std).ppf(u[rank - 1])
+        np.testing.assert_allclose(
+            distribution.icdf(level), expected, rtol=1e-8 if X64 else 1e-3, atol=1e-4 * (not X64)
+        )
+    assert fitted.guarantee(0.9).coverage == pytest.approx(36 / 40)
+    # Of a normal base the ranks of the errors are the same.
+    assert eqx.tree_equal(*(crude.fit(None, Normal(mean, std), y, score=score) for score in ("signed", "cdf")))
+
+
+def covered(size, runs, level=0.9, **options):
+    """How often normal outcomes lie in the intervals of so many calibrations of a right model."""
+
+    def one(y, x):
+        base = lambda n: Normal(jnp.zeros(n), jnp.ones(n))
+        lower, upper = crude.fit(x, base(size), y, **options)(jnp.full((1, 1), 0.5), base(1)).interval(level)
+        return lower[0], upper[0]
+
+    rng = np.random.default_rng(size)
+    lower, upper = jax.jit(jax.vmap(one))(rng.normal(size=(runs, size)), rng.uniform(size=(runs, size, 1)))
+    return np.mean(scipy.stats.norm.cdf(upper) - scipy.stats.norm.cdf(lower)), 4 * 0.3 / math.sqrt(runs)
+
+
+def test_default_intervals_cover_what_they_claim():
+    # From 20 rows, or by 20 neighbors, Algorithm 1 covers 18 / 21 = 86 %.
+    for coverage, error in (covered(20, 2000), covered(40, 2000, neighbors=20)):
+        assert abs(coverage - 19 / 21) < error < 0.03
+    with pytest.warns(UserWarning, match="9 calibration rows are too few for the level .* at least 19"):
+        assert np.isinf(crude.fit(None, Point(np.zeros(9)), rows(9)[2])(None, Point(0.0)).interval(0.9)).all()
+
+
+def test_an_interval_is_a_pair_of_quantiles():
+    # Of 30 rows neither 31 x 0.05 nor 31 x 0.95 is a rank.
+    distribution = crude.fit(None, Point(np.zeros(30)), np.arange(30.0))(None, Point(0.0))
+    for level in (0.5, 0.8, 0.9):
+        ends = np.concatenate(distribution.interval(level))
+        np.testing.assert_array_equal(ends, distribution.icdf(np.array([(1 - level) / 2, (1 + level) / 2]))[0])
+    np.testing.assert_array_equal(ends, [0.0, 29.0])
+
+
+def fit_on(mean=None, std=None, y=None, base=Normal, **options):
     defaults = rows(5)
     mean, std, y = (own if given is None else given for given, own in zip((mean, std, y), defaults, strict=True))
-    return crude.fit(options.pop("x", None), Normal(mean, std), y, **options)
+    base = of_shape if base is StudentT else base
+    return crude.fit(options.pop("x", None), base(mean, std), y, **options)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +199,7 @@ def fit_on(mean=None, std=None, y=None, **options):
         (lambda: fit_on(std=np.array([1, -1, 1, 1, 1])), "std must not be negative; got -1"),
         (lambda: fit_on(std=np.array([1, 1, np.nan, 1, 1])), "std holds 1 values that are NaN"),
         (lambda: fit_on(y=np.zeros(4)), "base.mean has 5 rows where 4 are expected"),
-        (lambda: fit_on(rank="inverse_cdf"), "rank must be one of 'crude', 'conformal'; got 'inverse_cdf'"),
+        (lambda: fit_on(rank="inverse_cdf"), "rank must be one of None, 'crude', 'conformal'; got 'inverse_cdf'"),
         (lambda: fit_on(std=np.full(5, 1e-38), y=np.full(5, 1e20)), r"\(y - base.mean\) / base.std holds .* infinite")
         if not X64
         else (lambda: fit_on(std=np.full(5, 1e-300), y=np.full(5, 1e20)), r"\(y - base.mean\) / base.std holds"),
@@ -150,7 +207,18 @@ def fit_on(mean=None, std=None, y=None, **options):
         (lambda: fit_on(neighbors=0, x=np.zeros(5)), "neighbors must be at least 1; got 0"),
         (lambda: fit_on(neighbors=6, x=np.zeros(5)), "neighbors is 6, but there are 5 calibration rows"),
         (lambda: fit_on(neighbors=3, x=np.zeros(4)), "x has 4 rows where 5 are expected"),
-        (lambda: fit_on(neighbors=3, x=np.zeros(5), rank="conformal"), "neighbors=3 cannot go with rank='conformal'"),
+        (
+            lambda: fit_on(neighbors=3, x=np.zeros(5), score="cdf", base=StudentT),
+            "neighbors=3 cannot go with score='cdf'",
+        ),
+        (lambda: fit_on(preset="crude"), "preset must be one of None, 'paper'; got 'crude'"),
+        (lambda: fit_on(preset="paper", rank="conformal"), "preset='paper' is rank='crude'; got rank='conformal'"),
+        (lambda: fit_on(score="absolute"), "score must be one of 'signed', 'cdf'; got 'absolute'"),
+        (lambda: crude.fit(None, Point(np.zeros(5)), np.ones(5), score="cdf"), "base is a Point: score='cdf' needs"),
+        (
+            lambda: fit_on(y=np.full(5, 1e30), score="cdf", base=StudentT),
+            "score='cdf' needs a base.cdf.* 5 rows, the first at index 0, lack one",
+        ),
         (
             lambda: fit_on(neighbors=3, x=np.zeros(5))(np.zeros((1, 2)), Normal(0.0, 1.0)),
             "x has 2 columns; the table was fitted on 1",

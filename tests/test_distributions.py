@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxcal.distributions import CrossConformal, Empirical, Mixture, Normal, Point, Quantiles, ScaledQuantiles, StudentT
+from jaxcal.distributions import (
+    CrossConformal,
+    Empirical,
+    Mixture,
+    Normal,
+    Point,
+    Quantiles,
+    Recalibrated,
+    ScaledQuantiles,
+    StudentT,
+)
+from jaxcal.functional import smoothing
 
 X64 = jax.config.jax_enable_x64
 # What does not depend on the precision runs in 64 bits only.
@@ -33,6 +44,10 @@ STEPS = np.array([-2.0, -0.5, 0.1, 0.4, 1.7])
 MODELS, FITTED_WITHOUT = np.array([-0.3, 0.4]), np.array([[1, 1, 1, 0, 0, 0, 0.5], [0, 0, 0, 1, 1, 1, 0.5]])
 SIZES = np.array([0.2, 1.1, 2.5, 0.7, 0.7, 1.6, 0.0])
 CENTERS = MODELS @ FITTED_WITHOUT
+# A sample of nine values.
+SAMPLE, STEPS_OF_SAMPLE = np.array([-2.0, -1.1, -0.9, -0.3, 0.0, 0.2, 0.7, 1.3, 2.1]), np.arange(1, 10) / 10
+# Of nine calibration rows of a base that is recalibrated: enough for intervals of 80 %.
+PROBABILITIES = np.array([0.05, 0.12, 0.3, 0.4, 0.42, 0.6, 0.75, 0.9, 0.94])
 
 
 def mixture(member, loc, scale):
@@ -57,8 +72,12 @@ DISTRIBUTIONS = {
     "quantiles": lambda loc, scale: Quantiles(KNOTS, loc[:, None] + scale[:, None] * SHAPE),
     "scaled_quantiles": lambda loc, scale: ScaledQuantiles(loc, scale, KNOTS, SHAPE),
     "normal_tails": lambda loc, scale: ScaledQuantiles(loc, scale, KNOTS, STEPS, "normal"),
+    "of_a_sample": lambda loc, scale: ScaledQuantiles(loc, scale, STEPS_OF_SAMPLE, SAMPLE, from_sample=True),
+    "recalibrated": lambda loc, scale: Recalibrated(Normal(loc, scale), PROBABILITIES),
 }
-CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails"}
+CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails", "recalibrated"}
+# Of a smoothed version is the density of these.
+SMOOTHED = {"of_a_sample", "recalibrated"}
 BY_KNOTS = ("quantiles", "scaled_quantiles", "normal_tails")
 each_distribution = pytest.mark.parametrize("name", DISTRIBUTIONS)
 # The quantiles of "cross_conformal" are conformal ones: infinite at the ends, and not quite those of its table.
@@ -120,6 +139,11 @@ def standard_cdf(name, row, u):
             return scipy.stats.norm.cdf(u)
         case "student_t":
             return scipy.stats.t.cdf(u, DF[row])
+        case "of_a_sample":
+            inside = np.interp(np.nextafter(u, np.inf), SAMPLE, STEPS_OF_SAMPLE)
+            return np.where(u < SAMPLE[0], 0.0, np.where(u >= SAMPLE[-1], 1.0, inside))
+        case "recalibrated":
+            return np.interp(scipy.stats.norm.cdf(u), [0, *PROBABILITIES, 1], np.arange(11) / 10)
         case "empirical":
             return np.searchsorted(TABLE, u, side="right") / len(TABLE)
         case "cross_conformal":
@@ -157,6 +181,13 @@ def standard_moments(name):
         mean = WEIGHTS @ OFFSETS
         return mean, math.sqrt(WEIGHTS @ (stds**2 + (OFFSETS - mean) ** 2))
     p = (np.arange(10**6) + 0.5) / 10**6
+    if name == "of_a_sample":
+        q = np.interp(p, STEPS_OF_SAMPLE, SAMPLE)
+        return q.mean(), q.std()
+    if name == "recalibrated":
+        levels = np.interp(p, np.arange(11) / 10, [0, *PROBABILITIES, 1])
+        q = scipy.stats.norm.ppf(levels)
+        return q.mean(), q.std()
     q = np.interp(p, KNOTS, STEPS if name == "normal_tails" else SHAPE)
     if name == "normal_tails":
         below, above = p < KNOTS[0], p > KNOTS[-1]
@@ -188,6 +219,8 @@ def integrate_crps(cdf, y, breaks, scale):
 def breaks_of(name, row):
     tables = {"empirical": TABLE, "own_tables": TABLES[row], "cross_conformal": atoms_of_models()}
     shape = {**tables, "normal_tails": STEPS, "point": [0.0], **dict.fromkeys(BY_KNOTS[:2], SHAPE)}
+    shape["of_a_sample"] = SAMPLE
+    shape["recalibrated"] = scipy.stats.norm.ppf(PROBABILITIES)
     return LOC[row] + SCALE[row] * np.asarray(shape.get(name, OFFSETS))
 
 
@@ -204,7 +237,9 @@ def test_cdf_and_moments_agree_with_the_oracle(name):
         expected = [standard_cdf(name, row, np.array(u)) for row in range(3)]
         np.testing.assert_allclose(out["cdf"], expected, rtol=EXACT, atol=1e-12 if X64 else 1e-6)
     mean, std = standard_moments(name)
-    tolerance = {"rtol": EXACT, "atol": EXACT} if name not in BY_KNOTS else {"rtol": 1e-5, "atol": 1e-5}
+    tolerance = dict.fromkeys(
+        ["rtol", "atol"], 1e-4 if name == "recalibrated" else 1e-5 if name in (*BY_KNOTS, "of_a_sample") else EXACT
+    )
     np.testing.assert_allclose(out["mean"], LOC + SCALE * mean, **tolerance)
     np.testing.assert_allclose(out["std"], SCALE * std, **tolerance)
     np.testing.assert_allclose(out["variance"], (SCALE * std) ** 2, **tolerance)
@@ -230,7 +265,8 @@ def test_crps_agrees_with_its_definition(name):
             integrate_crps(functools.partial(oracle_cdf, name, row), y[row], breaks_of(name, row), SCALE[row])
             for row in range(3)
         ]
-        np.testing.assert_allclose(probe(distribution, y)["crps"], expected, rtol=1e-6 if X64 else 2e-5)
+        rtol = 2e-4 if name == "recalibrated" else 1e-6 if X64 else 2e-5
+        np.testing.assert_allclose(probe(distribution, y)["crps"], expected, rtol=rtol)
 
 
 @pytest.mark.contract_in_32_bits
@@ -319,7 +355,7 @@ def test_gradients_are_finite(name):
         assert np.isfinite(leaf).all()
 
 
-@pytest.mark.parametrize("name", [*sorted(CONTINUOUS), "quantiles"])
+@pytest.mark.parametrize("name", [*sorted(CONTINUOUS - SMOOTHED), "quantiles"])
 def test_icdf_has_exact_derivatives(name):
     distribution = build(name)
     # Moving a row moves its quantiles: the derivatives in all the locations add up to one.
@@ -402,6 +438,14 @@ def test_log_probs_agree_with_scipy():
         np.testing.assert_allclose(actual[name], np.logaddexp(*logs), rtol=EXACT)
     for name in ("point", "mixture_of_points", "empirical"):
         assert actual[name].tolist() == [-math.inf] * 3
+    for row in range(3):  # the base's, and the log of the density of its probabilities between those of some ranks
+        ranks = np.concatenate([[0], smoothing.bin_ranks(9), [10]])
+        p, ends = scipy.stats.norm.cdf(u[row]), np.array([0, *PROBABILITIES, 1])[ranks]
+        j = np.searchsorted(ends, p, side="right") - 1 if p < 1 else -2
+        ratio = math.log((ranks[j + 1] - ranks[j]) / 10 / (ends[j + 1] - ends[j]))
+        np.testing.assert_allclose(
+            actual["recalibrated"][row], scipy.stats.norm.logpdf(u[row]) + ratio, rtol=10 * EXACT
+        )
 
 
 def test_log_prob_of_quantiles_is_the_derivative_of_the_cdf():
@@ -418,6 +462,7 @@ def test_rows_without_a_spread_are_points():
     y, loc, zero = np.array([-1.0, 2.0, 2.5]), np.full(3, 2.0), np.zeros(3)
     levels, pair = np.array([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]), np.full((2, 3), 2.0)
     distributions = [
+        Recalibrated(Normal(loc, zero), PROBABILITIES),
         Point(loc),
         Normal(loc, zero),
         StudentT(5.0, loc, zero),
@@ -446,6 +491,18 @@ def test_student_t_without_moments():
     np.testing.assert_allclose(distribution.icdf(0.9), scipy.stats.t.ppf(0.9, [0.8, 1.5, 3.0], 1, 2), rtol=EXACT)
 
 
+def test_student_t_quantiles_of_equal_degrees_of_freedom():
+    distribution = StudentT(5.0, LOC, SCALE)
+    expected = scipy.stats.t.ppf(LEVELS, 5, LOC[:, None], SCALE[:, None])
+    np.testing.assert_allclose(distribution.icdf(LEVELS), expected, rtol=EXACT)
+    np.testing.assert_allclose(distribution.icdf(0.1), expected[:, 1], rtol=EXACT)
+    # Under jit, too, where the degrees of freedom are known, and where they are not.
+    np.testing.assert_allclose(jax.jit(lambda p: distribution.icdf(p))(LEVELS), expected, rtol=EXACT)
+    in_df = jax.jit(jax.grad(lambda df: StudentT(df, LOC, SCALE).icdf(0.9).sum()))(jnp.full(3, 5.0))
+    step = (scipy.stats.t.ppf(0.9, 5.001) - scipy.stats.t.ppf(0.9, 4.999)) / 0.002
+    np.testing.assert_allclose(in_df, SCALE * step, rtol=1e-3)
+
+
 @pytest.mark.filterwarnings("ignore:7 calibration rows are too few")
 @pytest.mark.parametrize("rule", ["inverse_cdf", "crude", "conformal"])
 def test_rules_of_an_empirical_distribution(rule):
@@ -455,11 +512,11 @@ def test_rules_of_an_empirical_distribution(rule):
         k = {
             "inverse_cdf": math.ceil(round(p * size, 9)),
             "crude": min(math.floor(round(p * size, 9)) + 1, size),
-            "conformal": math.ceil(round(p * (size + 1), 9)),
+            "conformal": (math.floor if p < 0.5 else math.ceil)(round(p * (size + 1), 9)),
         }[rule]
-        z = TABLE[k - 1] if 1 <= k <= size else math.inf
+        z = TABLE[k - 1] if 1 <= k <= size else -math.inf if k < 1 else math.inf
         np.testing.assert_allclose(distribution.icdf(p), LOC + SCALE * z, rtol=EXACT)
-    assert np.isinf(distribution.icdf(0.0)).all() == (rule == "conformal")
+    assert np.isneginf(distribution.icdf(0.0)).all() == (rule == "conformal")
     # An end that the table cannot vouch for is infinite, even where the scale is 0.
     lower, upper = Empirical(LOC, 0.0, TABLE, rule).interval(0.9)
     assert np.isinf(lower).all() == np.isinf(upper).all() == (rule == "conformal")
@@ -492,8 +549,10 @@ def test_a_table_too_short_for_a_guarantee_says_so_once(level, needed):
         assert len(caught) == 1
         assert np.isneginf(lower).all()
         assert np.isposinf(upper).all()
-    # The lower tail alone needs rows by the symmetric rule only.
-    assert np.isfinite(distributions["conformal"](1).icdf(1 - level)).all()
+        # Either end alone needs as many.
+        for p in (round((1 - level) / 2, 9), (1 + level) / 2):
+            with pytest.warns(UserWarning, match=f"at least {fewest}"):
+                assert np.isinf(distributions[rule](fewest - 1).icdf(p)).all()
 
 
 @pytest.mark.parametrize(("size", "level"), [(20, 0.9), (20, 0.5), (100, 0.9), (39, 0.95)])
@@ -633,6 +692,8 @@ def test_several_outputs_are_as_many_columns(rng):
             lambda: Quantiles(np.array([0.5, 0.5]), np.zeros((2, 2))),
             "levels must be strictly increasing; got 0.5",
         ),
+        (lambda: Recalibrated(build("normal"), KNOTS[::-1]), "u must be in increasing order; got 0.9 before 0.6"),
+        (lambda: Recalibrated(build("normal"), np.array([0.5, 1.0])), "u must lie between 0 and 1; got 1"),
         (lambda: ScaledQuantiles(LOC, 1.0, KNOTS, SHAPE[:4]), "levels has 5 rows where 4 are expected"),
         (
             lambda: ScaledQuantiles(LOC, 1.0, np.array([0.5, 1.0]), np.zeros(2), "normal"),

@@ -12,8 +12,17 @@ import scipy.integrate
 import scipy.stats
 from sklearn.isotonic import IsotonicRegression
 
-from jaxcal.calibrators import isotonic
-from jaxcal.distributions import Normal, Point, ScaledQuantiles
+from jaxcal.calibrators import conformal, isotonic
+from jaxcal.distributions import (
+    Concatenated,
+    Mixture,
+    Normal,
+    Point,
+    Recalibrated,
+    ScaledQuantiles,
+    StudentT,
+)
+from jaxcal.functional import smoothing
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -53,7 +62,7 @@ def test_the_map_is_the_isotonic_regression_of_the_pit_values():
     fractions = (pit[None] <= pit[:, None]).mean(1)
     regression = IsotonicRegression().fit(pit, fractions)
     order = RNG.permutation(80)
-    fitted = isotonic.fit(None, Normal(mean[order], std[order]), (mean + std * z)[order])
+    fitted = isotonic.fit(None, Normal(mean[order], std[order]), (mean + std * z)[order], tails="support")
     distribution = fitted(None, Normal(np.zeros(80), np.ones(80)))
     # A little beyond the knots, so that rounding does not decide on which side of a tie they lie.
     np.testing.assert_allclose(distribution.cdf(z + 1e-5), regression.predict(pit), atol=1e-3)
@@ -63,7 +72,7 @@ def test_the_map_is_the_isotonic_regression_of_the_pit_values():
 
 
 def test_ties_make_the_cdf_jump_to_the_largest_count():
-    fitted = isotonic.fit(None, Point(np.zeros(5)), np.array([1.0, 3.0, 3.0, 2.0, 5.0]))
+    fitted = isotonic.fit(None, Point(np.zeros(5)), np.array([1.0, 3.0, 3.0, 2.0, 5.0]), tails="support")
     out = read(fitted(None, Point(np.zeros(6))), np.array([0.9, 1.0, 1.5, 2.9999, 3.0, 5.0]), np.arange(1, 6) / 5)
     np.testing.assert_allclose(out["cdf"], [0, 0.2, 0.3, 0.6, 0.8, 1], atol=1e-4)
     np.testing.assert_allclose(out["icdf"][0], [1, 2, 3, 3, 5], rtol=EXACT)
@@ -73,7 +82,7 @@ def test_levels_and_tails():
     mean, std = RNG.normal(size=6), RNG.uniform(0.5, 2.0, size=6)
     z = np.array([-1.2, -0.3, 0.1, 0.8, 2.0])
     outs = {}
-    for tails in ("support", "anchored"):
+    for tails in ("support", "anchored", "fitted"):
         fitted = isotonic.fit(None, Normal(mean[:5], std[:5]), mean[:5] + std[:5] * z, tails=tails)
         outs[tails] = read(fitted(None, Normal(mean, std)), mean + std * 2.5, np.array([0.0, 0.1, 0.2, 0.9, 1.0]))
     place = lambda z: mean[:, None] + std[:, None] * np.asarray(z)
@@ -83,6 +92,12 @@ def test_levels_and_tails():
     q = [normal.ppf(0.1 * 6 * normal.cdf(-1.2)), -1.2 + 0.9 * 0.2, normal.isf(0.1 * 6 * normal.sf(2.0))]
     np.testing.assert_allclose(outs["anchored"]["icdf"][:, 1:4], place(q), rtol=EXACT, atol=EXACT)
     assert np.isinf(outs["anchored"]["icdf"][:, [0, 4]]).all()
+    # The same in units in which the mean of z is 0 and its std 1.
+    center, spread = z.mean(), z.std()
+    upper = center + spread * normal.isf(0.1 * 6 * normal.sf((2.0 - center) / spread))
+    lower = center + spread * normal.ppf(0.1 * 6 * normal.cdf((-1.2 - center) / spread))
+    q = [lower, -1.2 + 0.9 * 0.2, upper]
+    np.testing.assert_allclose(outs["fitted"]["icdf"][:, 1:4], place(q), rtol=10 * EXACT, atol=EXACT)
 
 
 # Around 0; far out on both sides; all on one side of 0, with one of the tails bent around it; all tied.
@@ -175,7 +190,7 @@ def test_overconfident_models_are_corrected():
         lower, upper = distribution.interval(0.9)
         return distribution.std[0], jnp.mean((new >= lower) & (new <= upper))
 
-    for tails, expected in (("support", 2.98), ("anchored", 3.04)):
+    for tails, expected in (("support", 2.98), ("anchored", 3.04), ("fitted", 3.06)):
         std, coverage = jax.jit(jax.vmap(functools.partial(simulate, tails)))(y, new)
         np.testing.assert_allclose(np.mean(std), expected, atol=0.02)
         np.testing.assert_allclose(np.mean(coverage), 0.9, atol=0.01)
@@ -184,7 +199,7 @@ def test_overconfident_models_are_corrected():
 def test_a_saturated_base_gives_a_warning_and_does_no_harm():
     y = np.array([0.0, 1.0, 50.0, 2.0, -60.0])
     base, rows = Normal(np.zeros(5), np.ones(5)), Normal(np.zeros(6), np.ones(6))
-    for tails, size in (("support", 5), ("anchored", 6)):
+    for tails, size in (("support", 5), ("anchored", 6), ("fitted", 6)):
         with pytest.warns(UserWarning, match=r"40 % of the PIT values are 0 or 1 in double precision, .* up to 60"):
             fitted = isotonic.fit(None, base, y, tails=tails)
         out = read(fitted(None, rows), np.append(y, 0.0), P)
@@ -206,10 +221,13 @@ def test_targets_equal_to_the_means_give_a_warning():
 def test_one_row_is_enough():
     base = Normal(np.zeros(1), np.full(1, 2.0))
     distributions = {
-        tails: isotonic.fit(None, base, np.array([3.0]), tails=tails)(None, base) for tails in ("support", "anchored")
+        tails: isotonic.fit(None, base, np.array([3.0]), tails=tails)(None, base)
+        for tails in ("support", "anchored", "fitted")
     }
-    assert distributions["support"].icdf(0.7).tolist() == [3.0]
-    assert distributions["support"].std.tolist() == [0.0]
+    for tails in ("support", "fitted"):
+        with pytest.warns(UserWarning, match="1 calibration rows are too few"):
+            assert distributions[tails].icdf(0.7).tolist() == [3.0]
+        assert distributions[tails].std.tolist() == [0.0]
     # Half of a normal distribution below z = 1.5, half of one above it.
     cdf = jax.jit(lambda distribution, y: distribution.cdf(y))
     np.testing.assert_allclose(cdf(distributions["anchored"], 3.0), [0.5], rtol=EXACT)
@@ -221,7 +239,14 @@ def test_one_row_is_enough():
 @pytest.mark.parametrize(
     ("std", "y", "options", "message"),
     [
-        (np.ones(3), np.zeros(3), {"tails": "normal"}, "tails must be one of 'support', 'anchored'; got 'normal'"),
+        (np.ones(3), np.zeros(3), {"tails": "normal"}, "tails must be one of .*'support'; got 'normal'"),
+        (np.ones(3), np.zeros(3), {"score": "scaled"}, "score must be one of None, 'signed', 'cdf'; got 'scaled'"),
+        (
+            np.ones(3),
+            np.zeros(3),
+            {"score": "cdf", "tails": "support"},
+            "has the tails of the base; got tails='support'",
+        ),
         (np.ones(3), np.zeros(2), {}, "y has 2 rows where 3 are expected"),
         (np.array([1.0, 0.0, 1.0]), np.zeros(3), {}, "base.std must be positive; .* index 1"),
     ],
@@ -229,6 +254,160 @@ def test_one_row_is_enough():
 def test_mistakes_are_named(std, y, options, message):
     with pytest.raises(ValueError, match=message):
         isotonic.fit(None, Normal(np.zeros(3), std), y, **options)
+
+
+# Small samples, densities and bases that are not normal
+
+
+def test_levels_that_the_rows_do_not_reach_come_with_a_warning():
+    y = np.random.default_rng(3).normal(size=18)
+    for tails, what in ((None, "in a normal tail"), ("support", "the outermost of their values")):
+        distribution = isotonic.fit(None, Point(np.zeros(18)), y, tails=tails)(None, Point(np.zeros(6)))
+        with pytest.warns(
+            UserWarning, match=f"18 calibration rows are too few .* needs at least 19: .* {what}"
+        ) as caught:
+            distribution.interval(0.9)
+        assert len(caught) == 1
+        distribution.interval(0.89)
+    t = StudentT(5.0, np.zeros(18), 1.0)
+    with pytest.warns(UserWarning, match=r"18 calibration rows .* at least 19: .* in the tail of the base"):
+        isotonic.fit(None, t, y)(None, t).interval(0.9)
+
+
+def test_no_interval_covers_less_than_it_claims_where_rows_reach_it():
+    # The paper's levels: 85 % from 19 rows.
+    y = np.random.default_rng(4).normal(size=(2000, 19))
+
+    def coverage(tails):
+        fit = lambda y: isotonic.fit(None, Normal(jnp.zeros(19), jnp.full(19, 0.4)), y, tails=tails)
+        read = lambda y: fit(y)(None, Normal(jnp.zeros(1), jnp.full(1, 0.4))).interval(0.9)
+        lower, upper = jax.jit(jax.vmap(read))(y)
+        return np.mean(normal.cdf(upper) - normal.cdf(lower))
+
+    assert abs(coverage(None) - 0.9) < 0.01
+    assert coverage("support") < 0.87
+
+
+@pytest.mark.parametrize("calibrate", [isotonic.fit, functools.partial(conformal.fit, rule="linear")])
+def test_the_density_is_consistent(calibrate):
+    # A density that is constant between all neighbors is 0.42 nats too low at any size.
+    rng = np.random.default_rng(5)
+    values = rng.normal(size=1000)
+
+    def log_density(y):
+        base = lambda n: Normal(jnp.zeros(n), jnp.full(n, 2.0))
+        return calibrate(None, base(y.shape[0]), y)(None, base(1000)).log_prob(values).mean()
+
+    losses = []
+    for size in (100, 1000):
+        found = jax.jit(jax.vmap(log_density))(rng.normal(size=(40, size)))
+        losses.append(normal.logpdf(values).mean() - np.mean(found))
+    assert losses[1] < 0.02
+    assert losses[1] < losses[0] < 0.1
+
+
+def test_the_density_is_that_of_the_bins_and_has_mass_one():
+    for size in (2, 9, 40):
+        z = np.sort(RNG.standard_t(3, size=size))
+        ranks = np.concatenate([[0], smoothing.bin_ranks(size), [size + 1]])
+        ends = np.concatenate([[-np.inf], z[ranks[1:-1] - 1], [np.inf]])
+        # The logistic distribution of the sample's quartiles, as its quantiles at levels k / (L + 1) are.
+        q = np.interp(np.array([0.25, 0.5, 0.75]) * (size + 1), np.arange(1, size + 1), z)
+        shape = scipy.stats.logistic(q[1], (q[2] - q[0]) / math.log(9))
+        for u in (z[0] - 3.0, z[0] + 1e-3, np.median(z) + 0.011, z[-1] + 2.0):
+            j = np.searchsorted(ends, u, side="right") - 1
+            mass = (ranks[j + 1] - ranks[j]) / (size + 1)
+            expected = math.log(mass / (shape.cdf(ends[j + 1]) - shape.cdf(ends[j]))) + shape.logpdf(u)
+            np.testing.assert_allclose(smoothing.sample_log_density(u, z), expected, rtol=1e-6 if X64 else 1e-3)
+    p, u = np.array([1e-9, 0.03, 0.4, 0.9, 1 - 1e-6]), np.sort(RNG.uniform(size=40) ** 2)
+    ranks = np.concatenate([[0], smoothing.bin_ranks(40), [41]])
+    ends = np.concatenate([[0], u[ranks[1:-1] - 1], [1]])
+    j = np.searchsorted(ends, p, side="right") - 1
+    expected = np.log((ranks[j + 1] - ranks[j]) / 41 / (ends[j + 1] - ends[j]))
+    np.testing.assert_allclose(smoothing.map_log_slope(p, u), expected, rtol=1e-6 if X64 else 1e-3)
+
+
+def test_the_density_of_an_outlier_is_finite():
+    z = np.sort(RNG.normal(size=50))
+    for table in (z, np.append(z[:-1], 1e6), np.append(np.zeros(40), z[:10] + 5).copy()):
+        density = smoothing.sample_log_density(np.array([-1e8, 0.3, 1e8]), np.sort(table))
+        assert np.isfinite(density).all()
+    assert np.isneginf(smoothing.sample_log_density(np.array([1.0, 2.0]), np.ones(9))).all()
+    slope = jax.grad(lambda table: smoothing.sample_log_density(jnp.array([0.1, 9.0]), table).sum())
+    for table in (z, np.ones(9), np.append(np.zeros(40), z[40:])):
+        assert np.isfinite(slope(jnp.sort(jnp.asarray(table)))).all()
+
+
+def shaped(rows, factor=1.0):
+    """Student t distributions of different degrees of freedom, whose scales are off by a factor."""
+    df = np.where(np.arange(rows) % 2, 2.5, 30.0)
+    return StudentT(df, np.zeros(rows), np.full(rows, factor)), df
+
+
+def test_a_base_that_is_not_normal_keeps_the_shape_of_every_row():
+    base, df = shaped(600, factor=2.0)
+    y = scipy.stats.t(df).rvs(random_state=np.random.default_rng(6))
+    fitted = isotonic.fit(None, base, y)
+    assert fitted.by_cdf
+    new, df = shaped(2)
+    new = StudentT(new.df, new.loc + 1, 2 * new.scale)
+    distribution = fitted(None, new)
+    assert isinstance(distribution, Recalibrated)
+    # Linear in probabilities between those of the calibration rows.
+    u = np.sort(scipy.stats.t(shaped(600)[1], 0, 2).cdf(y))
+    for level in (0.01, 0.333, 0.9, 0.9995):
+        level_of_base = np.interp(level * 601, np.arange(602), np.concatenate([[0], u, [1]]))
+        if level > 600 / 601:
+            with pytest.warns(UserWarning, match="too few"):
+                q = distribution.icdf(level)
+        else:
+            q = distribution.icdf(level)
+        np.testing.assert_allclose(q, 1 + 2 * scipy.stats.t(df).ppf(level_of_base), rtol=1e-6 if X64 else 1e-2)
+    # By mean and std both rows would be as wide in the middle: here each is as wide as it is.
+    lower, upper = distribution.interval(0.98)
+    np.testing.assert_allclose((upper - lower) / 2, scipy.stats.t(df).ppf(0.99), rtol=0.25)
+    by_std = isotonic.fit(None, base, y, score="signed")(None, new)
+    assert isinstance(by_std, ScaledQuantiles)
+
+
+def test_a_map_of_probabilities_under_jit_vmap_and_gradients():
+    base, df = shaped(30)
+    y = np.stack([scipy.stats.t(df).rvs(random_state=seed) for seed in (1, 2)])
+
+    def ends(loc, y):
+        fitted = isotonic.fit(None, base, y)
+        return fitted(None, StudentT(4.0, loc, 1.0)).interval(0.8)[1]
+
+    loc = jnp.array([0.0, 1.0])
+    together = jax.jit(jax.vmap(ends, (None, 0)))(loc, y)
+    for run in range(2):
+        np.testing.assert_allclose(together[run], ends(loc, y[run]), rtol=1e-8 if X64 else 1e-3)
+    # The ends move with the base, and no gradient passes through the fit.
+    in_loc, in_y = jax.jit(jax.grad(lambda loc, y: ends(loc, y).sum(), (0, 1)))(loc, jnp.asarray(y[0]))
+    np.testing.assert_allclose(in_loc, np.ones(2), rtol=1e-6 if X64 else 1e-3)
+    assert not in_y.any()
+
+
+def test_which_bases_are_recalibrated_by_their_probabilities():
+    y = np.random.default_rng(7).normal(size=20)
+    pair = np.zeros((2, 20)), np.full((2, 20), 1.5)
+    mixture = Mixture(jax.vmap(Normal)(*pair))
+    t, plain = StudentT(5.0, np.zeros(20), 1.0), Normal(np.zeros(20), 1.0)
+    for base, by_cdf in ((t, True), (mixture, True), (plain, False), (Point(np.zeros(20)), False)):
+        assert isotonic.fit(None, base, y).by_cdf == by_cdf
+        assert not isotonic.fit(None, base, y, score="signed").by_cdf
+    parts = [[t, mixture], [t, plain]]
+    for (first, second), by_cdf in zip(parts, (True, False), strict=True):
+        joined = Concatenated([first, second], [np.arange(20), np.arange(20, 40)])
+        assert isotonic.fit(None, joined, np.concatenate([y, y])).by_cdf == by_cdf
+    # A saturated base falls back on means and stds, and says so; asked for by name it is refused.
+    far = np.where(np.arange(20) == 3, 50.0, y)
+    with pytest.warns(UserWarning, match="5 % of the PIT values are 0 or 1 in this precision: .* without their shapes"):
+        assert not isotonic.fit(None, mixture, far).by_cdf
+    with pytest.raises(ValueError, match=r"score='cdf' needs a base.cdf.* 1 rows, the first at index 3"):
+        isotonic.fit(None, mixture, far, score="cdf")
+    with pytest.raises(ValueError, match="base is a Point: score='cdf' needs"):
+        isotonic.fit(None, t, y)(None, Point(np.zeros(20)))
 
 
 def test_a_base_must_keep_its_kind():

@@ -395,6 +395,25 @@ def test_derivative_of_the_normal_crps():
     np.testing.assert_allclose(slope, expected, rtol=EXACT, atol=EXACT)
 
 
+@pytest.mark.parametrize("weights", [-np.arange(7.0), np.zeros(7), np.append(np.ones(6), np.nan)])
+def test_weights_that_make_no_sense_are_refused(weights):
+    for score in (
+        lambda: scores.reliability_score(ERRORS, STD, weights=weights),
+        lambda: scores.accrue_beta(ERRORS, weights=weights),
+        lambda: scores.accrue_loss(ERRORS, STD, 0.5, weights=weights),
+    ):
+        with pytest.raises(ValueError, match="weights must not be negative, and not all zero; got"):
+            score()
+
+
+def test_conformal_ranks_are_rounded_away_from_the_median():
+    for size in (1, 9, 30, 100):
+        steps = np.arange(1, 1000)
+        exact = [(math.floor if i < 500 else math.ceil)(Fraction(int(i), 1000) * (size + 1)) for i in steps]
+        expected = [-math.inf if rank < 1 else math.inf if rank > size else rank for rank in exact]
+        np.testing.assert_array_equal(quantiles.outward_quantile(np.arange(1.0, size + 1), steps / 1000), expected)
+
+
 def test_weights_are_repetitions():
     weights = np.array([1, 3, 2, 1, 4, 1, 2])
     repeated = [np.repeat(a, weights) for a in (ERRORS, STD)]

@@ -113,7 +113,7 @@ def calibrated(rows: tuple, at: tuple, truth: np.ndarray, key: jax.Array) -> Map
     x, own, y = rows
     crps = jc.accrue.fit(x, own, y, key=key, beta=1.0)
     accrue = jc.accrue.fit(x, own, y, key=key)
-    recalibrated = jc.isotonic.fit(None, accrue(x, own), y)
+    recalibrated = jc.isotonic.fit(None, accrue(x, own), y, tails="support")
     # As in the paper the number of clusters is the one that serves the test rows best: an advantage.
     clusters = [jc.kmeans.fit(x, own, y, key=key, num_clusters=k)(*at) for k in CLUSTERS]
     errors = [float(jc.metrics.max_calibration_error(truth, distribution)) for distribution in clusters]

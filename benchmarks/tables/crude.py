@@ -54,10 +54,10 @@ MODELS = {
     "Gaussian Process": Model(partial(jc.gaussian_process.fit, preset="crude"), np.float64, {"include_noise": False}),
 }
 CALIBRATIONS = {
-    "MLE, shift": partial(jc.gaussian_mle.fit, shift="constant"),
-    "MLE": partial(jc.gaussian_mle.fit, shift="none"),
-    "Kule.": jc.isotonic.fit,
-    "CRUDE": jc.crude.fit,
+    "MLE, shift": partial(jc.gaussian_mle.fit, shift="constant", preset="paper"),
+    "MLE": partial(jc.gaussian_mle.fit, shift="none", preset="paper"),
+    "Kule.": partial(jc.isotonic.fit, score="signed", tails="support"),
+    "CRUDE": partial(jc.crude.fit, preset="paper"),
 }
 METRICS = {
     "calibration": jc.metrics.calibration_rmse,

@@ -21,10 +21,10 @@ COORDINATES = ("x1", "y1", "x2", "y2")
 QUANTITIES = ("mean", "std", "truth")
 BOXES = 5000
 CALIBRATIONS = {
-    "Gauss., shift": partial(jc.gaussian_mle.fit, shift="constant"),
-    "Gauss.": partial(jc.gaussian_mle.fit, shift="none"),
-    "Kule.": jc.isotonic.fit,
-    "CRUDE": jc.crude.fit,
+    "Gauss., shift": partial(jc.gaussian_mle.fit, shift="constant", preset="paper"),
+    "Gauss.": partial(jc.gaussian_mle.fit, shift="none", preset="paper"),
+    "Kule.": partial(jc.isotonic.fit, score="signed", tails="support"),
+    "CRUDE": partial(jc.crude.fit, preset="paper"),
 }
 METRICS = {"sharpness": jc.metrics.sharpness, "calibration": jc.metrics.calibration_rmse}
 

@@ -34,7 +34,7 @@ CHAINS = {"alone": (), "rio": (jc.rio.fit,)}
 LAST = {
     "none": None,
     "crude": partial(jc.crude.fit, rank="conformal"),
-    "gaussian_mle": jc.gaussian_mle.fit,
+    "gaussian_mle": partial(jc.gaussian_mle.fit, preset="paper"),
     "conformal": jc.conformal.fit,
 }
 METRICS = ("rmse", "crps", "coverage_90", "width_90")

@@ -111,7 +111,7 @@ def calibrated(draw: Draw) -> dict[str, Callable]:
         "sharp, paper": sharp(preset="paper"),
         "sharp, ends": sharp(levels=ENDS),
         "sharp, paper, ends": sharp(preset="paper", levels=ENDS),
-        "RK": distribution(jc.isotonic.fit(None, base, y)),
+        "RK": distribution(jc.isotonic.fit(None, base, y, tails="support")),
         "RV": distribution(jc.conformal.fit(None, base, y, rule="randomized", key=key)),
         "RM": lambda new: from_mean(None, jc.Point(draw.model(new).mean)),
         # No other quantiles are used.

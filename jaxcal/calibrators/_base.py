@@ -131,6 +131,58 @@ def sorted_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Fl
     return jnp.sort(standardized_errors(base, y, scaled))
 
 
+@jax.jit
+def levels_of_sample(z: Float[Array, "*runs l"]) -> Float[Array, " l"]:
+    """The levels k / (L + 1) at which L sorted values cover a new exchangeable one."""
+    size = z.shape[-1]
+    return jnp.arange(1, size + 1, dtype=z.dtype) / (size + 1)
+
+
+def probabilities(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l"]:
+    """The probabilities base.cdf(y) of every row, as constants: no gradient passes.
+
+    Raises:
+        ValueError: if base is a `Point`; if one of them is 0 or 1, or base has no density at its y.
+    """
+    check_not_point(base)
+    base, y = lax.stop_gradient((base, y))
+    p = base.cdf(y)
+    bad = rows_without_probability(base, y, p)
+    if bad.size:
+        raise ValueError(
+            "score='cdf' needs a base.cdf(y) strictly between 0 and 1, and a density of base at y. "
+            f"{bad.size} rows, the first at index {bad[0]}, lack one of the two: take score='signed'."
+        )
+    return p
+
+
+def rows_without_probability(base: Distribution, y: Float[Array, " l"], p: Float[Array, " l"]) -> np.ndarray:
+    """The numbers of the rows whose known probability p is 0 or 1, or where base has no density at y."""
+    if _checks.is_traced(p):
+        return np.zeros(0, int)
+    known, density = np.asarray(p), np.asarray(base.log_prob(y))
+    return np.flatnonzero(~((known > 0) & (known < 1) & np.isfinite(density)))
+
+
+def quantiles_at(base: Distribution, p: Float[Array, " l"]) -> Float[Array, "n l"]:
+    """The base's quantiles at these increasing levels, in every row.
+
+    Raises:
+        ValueError: if base is a `Point`.
+    """
+    check_not_point(base)
+    # Rounding in the search for a quantile must not put two of them out of order.
+    return lax.cummax(base.icdf(p), axis=1)
+
+
+def check_not_point(base: Distribution) -> None:
+    """Raise ValueError if base is a `Point`, which has no probabilities strictly between 0 and 1."""
+    if isinstance(base, Point):
+        raise ValueError(
+            "base is a Point: score='cdf' needs distributions that have a density. Give such, or use score='signed'."
+        )
+
+
 def coverage_guarantee(confidence_level: float, num_calibration: int, rule: str, out_of_fold: bool) -> Guarantee:
     """The guarantee that a rule gives for the errors of `num_calibration` rows.
 

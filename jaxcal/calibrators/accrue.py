@@ -26,7 +26,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import Rows, are_among, as_rows, check_base
+from jaxcal.calibrators._base import are_among, as_rows, check_base, error_scale
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.networks import FeedForward, TrainingRecord
@@ -55,6 +55,7 @@ def fit(
     key: PRNGKeyArray,
     model: str | eqx.Module = "network",
     beta: str | ArrayLike = "auto",
+    relative: bool = False,
     restarts: int = 5,
     validation_fraction: float = 0.5,
     validation: tuple[ArrayLike, Distribution, ArrayLike] | None = None,
@@ -81,11 +82,14 @@ def fit(
 
     Args:
         x: inputs [l, d]; a vector [l] is one column.
-        base: the model's predictions [l], of which only the mean is used: on rows that it was not trained on.
+        base: the model's predictions [l] on rows that it was not trained on; without `relative` only the mean is used.
         y: targets [l].
         key: random key of the initial weights and of the validation set.
         model: "network", "polynomial" or a module, as above.
         beta: the weight of the CRPS in [0, 1]; "auto" is equation 12, see `functional.scores.accrue_beta`.
+        relative: whether the model is of the factor that base.std is multiplied by, in place of the std: of a base that
+            knows where its errors are large only the scale is then corrected. Without it base.std has no part in the
+            result.
         restarts: number of initializations of the network.
         validation_fraction: fraction of the rows in the validation set.
         validation: other rows (x, base, y) as the validation set, in place of a fraction of these.
@@ -95,7 +99,8 @@ def fit(
     Raises:
         TypeError: if base is not a Distribution.
         ValueError: if x, y or base is not finite or of the wrong shape, there are fewer than 10 rows, y is constant,
-            y equals base.mean in every row, the polynomial gets more than one column, or an option is out of its range.
+            y equals base.mean in every row, the polynomial gets more than one column, an option is out of its range, or
+            base is a `Point`, which has no std, and `relative`.
         FloatingPointError: if the loss becomes NaN or infinite.
 
     Warns:
@@ -113,7 +118,7 @@ def fit(
         >>> distribution.mean.tolist(), bool(distribution.std[1] > 4 * distribution.std[0])
         ([5.0, 5.0], True)
     """
-    rows = as_rows(x, base, y)
+    rows = _as_rows(x, base, y, relative)
     _checks.check_rows("x", rows.x, _LEAST_ROWS)
     for name, value in (("restarts", restarts), ("max_iterations", max_iterations), ("patience", patience)):
         _checks.check_at_least(name, value, 1)
@@ -123,15 +128,15 @@ def fit(
     until = jnp.asarray(max_iterations), jnp.asarray(patience)
     if model == "polynomial":
         _check_polynomial(rows, validation)
-        fitted = _fit_polynomial(rows, _as_weight(beta), until)
+        fitted = _fit_polynomial(rows, _as_weight(beta), until, relative)
     else:
         size = num_train(rows.y.shape[0], validation_fraction) if validation is None else rows.y.shape[0]
         if validation is not None:
-            rows = _join(rows, as_rows(*validation))
+            rows = _join(rows, _as_rows(*validation, relative))
         split_key, start_key = jax.random.split(key)
         initial = _initial_models(model, rows.x.shape[1], start_key, restarts, jnp.result_type(*rows))
         order_key = split_key if validation is None else None
-        fitted = _fit_networks(rows, initial, _as_weight(beta), until, size, order_key)
+        fitted = _fit_networks(rows, initial, _as_weight(beta), until, size, order_key, relative)
     if not _checks.is_traced(fitted.loss) and not np.isfinite(fitted.loss):
         raise FloatingPointError("the loss is NaN or infinite: are some errors larger by many orders of magnitude?")
     return fitted
@@ -143,7 +148,7 @@ class ACCRUE(eqx.Module):
     Attributes:
         model: maps one standardized input [d] to log std, in units of `scale`.
         x_scaler: the standardization of the inputs.
-        scale: the typical size of the errors, in the unit of y.
+        scale: the typical size of the errors, in the unit of y; with `relative` in predicted stds.
         beta: the weight of the CRPS in the loss.
         loss: the lowest loss of the validation set, for errors in units of y's standard deviation; after a polynomial
             that of all rows.
@@ -157,19 +162,22 @@ class ACCRUE(eqx.Module):
     beta: Float[Array, "*runs"]
     loss: Float[Array, "*runs"]
     training: TrainingRecord
+    relative: bool = eqx.field(static=True, default=False)
 
     def __call__(self, x: ArrayLike, base: Distribution) -> Normal:
         """The distributions N(base.mean, std(x)^2), [n], at inputs x, [n, d] or [n].
+
+        With `relative` the std is std(x) base.std.
 
         Raises:
             TypeError, ValueError: as `fit` does for x and base, and as `std` does.
         """
         std = self.std(x)
         check_base(base, std.shape[0])
-        return Normal(base.mean, std)
+        return Normal(base.mean, std * error_scale(base, True) if self.relative else std)
 
     def std(self, x: ArrayLike) -> Float[Array, " n"]:
-        """The standard deviations [n] at the rows of x, in the unit of y.
+        """The standard deviations [n] at the rows of x, in the unit of y; with `relative` over those of the base.
 
         Raises:
             ValueError: if x is empty, not finite, or has another number of columns than those fitted on.
@@ -226,7 +234,21 @@ def _new_networks(in_size: int, key: PRNGKeyArray, restarts: int, dtype: DTypeLi
     return eqx.filter_vmap(new)(jax.random.split(key, restarts))
 
 
-def _join(rows: Rows, validation: Rows) -> Rows:
+class _Rows(NamedTuple):
+    """Inputs, the model's means, targets, and the std that is learned is over `unit`, in the unit of y."""
+
+    x: Float[Array, "n d"]
+    mean: Float[Array, " n"]
+    y: Float[Array, " n"]
+    unit: Float[Array, " n"]
+
+
+def _as_rows(x: ArrayLike, base: Distribution, y: ArrayLike, relative: bool) -> _Rows:
+    """Checked rows."""
+    return _Rows(*as_rows(x, base, y), error_scale(base, relative))
+
+
+def _join(rows: _Rows, validation: _Rows) -> _Rows:
     """The rows, with those of the validation after them; a warning where the errors are of different size."""
     _checks.check_columns("validation's x", validation.x, rows.x.shape[1], "the rows to fit to have")
     if not _checks.is_traced(*rows, *validation):
@@ -246,7 +268,7 @@ def _join(rows: Rows, validation: Rows) -> Rows:
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), rows, validation)
 
 
-def _check_polynomial(rows: Rows, validation: tuple | None) -> None:
+def _check_polynomial(rows: _Rows, validation: tuple | None) -> None:
     if rows.x.shape[1] > 1:
         raise ValueError(f"model='polynomial' is for one input; x has {rows.x.shape[1]} columns: use model='network'.")
     if validation is not None:
@@ -258,33 +280,36 @@ class _Problem(NamedTuple):
 
     x: Float[Array, "n d"]
     errors: Float[Array, " n"]
-    log_scale: Float[Array, ""]
+    log_scale: Float[Array, " n"]
 
     def loss(self, model: Callable, beta: Float[Array, ""]) -> Float[Array, ""]:
         """ACCRUE's loss of a model of log std, in units of the errors' typical size."""
         return accrue_loss(self.errors, jnp.exp(self.log_scale + jax.vmap(model)(self.x)), beta)
 
 
-def _problem(rows: Rows, x_scaler: Standardizer) -> tuple[_Problem, Float[Array, ""]]:
-    """The problem, and the standard deviation of the target, in units of which its errors are."""
+def _problem(rows: _Rows, x_scaler: Standardizer, relative: bool) -> tuple[_Problem, Float[Array, ""]]:
+    """The problem, and the errors' typical size in units of `rows.unit`."""
     scale = Standardizer.of(rows.y).scale
-    errors = (rows.y - rows.mean) / jnp.where(scale > 0, scale, 1)
+    scale = jnp.where(scale > 0, scale, 1)
+    errors = (rows.y - rows.mean) / scale
+    unit = rows.unit / scale if relative else rows.unit
     # By the median: a single error that is far too large must not decide where the search begins.
-    sizes = jnp.abs(errors)
+    sizes = jnp.abs(errors) / unit
     median = jnp.median(sizes)
     typical = jnp.where(median > 0, median / _MEDIAN_SIZE, jnp.sqrt(jnp.mean(sizes**2)))
-    return _Problem(x_scaler(rows.x), errors, jnp.log(typical)), scale
+    problem = _Problem(x_scaler(rows.x), errors, jnp.log(typical) + jnp.log(unit))
+    return problem, typical if relative else scale * typical
 
 
 @eqx.filter_jit
-def _fit_networks(rows: Rows, initial, beta, until, size: int, key: PRNGKeyArray | None) -> ACCRUE:
+def _fit_networks(rows: _Rows, initial, beta, until, size: int, key: PRNGKeyArray | None, relative: bool) -> ACCRUE:
     """The best of the trained models. `size` rows are trained on: a random choice, or, without a key, the first."""
     rows, initial = lax.stop_gradient((rows, initial))
     x_scaler = Standardizer.of(rows.x)
-    problem, scale = _problem(rows, x_scaler)
+    problem, scale = _problem(rows, x_scaler, relative)
     places = jnp.arange(rows.y.shape[0])
     order = places if key is None else jax.random.permutation(key, places)
-    part = lambda chosen: _Problem(problem.x[chosen], problem.errors[chosen], problem.log_scale)
+    part = lambda chosen: _Problem(problem.x[chosen], problem.errors[chosen], problem.log_scale[chosen])
     train, validation = part(order[:size]), part(order[size:])
     beta = accrue_beta(train.errors) if beta is None else beta.astype(scale.dtype)
     params, fixed = eqx.partition(initial, eqx.is_inexact_array)
@@ -295,20 +320,21 @@ def _fit_networks(rows: Rows, initial, beta, until, size: int, key: PRNGKeyArray
     return ACCRUE(
         model=eqx.combine(optimum.params, fixed),
         x_scaler=x_scaler,
-        scale=scale * jnp.exp(problem.log_scale),
+        scale=scale,
         beta=beta,
         loss=optimum.loss,
         training=TrainingRecord(epochs=optimum.steps, validation_loss=optimum.loss, result=optimum.result),
+        relative=relative,
     )
 
 
 @eqx.filter_jit
-def _fit_polynomial(rows: Rows, beta, until) -> ACCRUE:
+def _fit_polynomial(rows: _Rows, beta, until, relative: bool) -> ACCRUE:
     """Algorithm 1, with a softplus around the polynomial, on the whole range of x mapped to [-1, 1]."""
     rows = lax.stop_gradient(rows)
     low, high = rows.x.min(0), rows.x.max(0)
     x_scaler = Standardizer((low + high) / 2, (high - low) / 2)
-    problem, scale = _problem(rows, x_scaler)
+    problem, scale = _problem(rows, x_scaler, relative)
     beta = accrue_beta(problem.errors) if beta is None else beta.astype(scale.dtype)
     places = jnp.arange(_MAX_ORDER + 1)
     loss = lambda coefficients: problem.loss(Polynomial(coefficients), beta)
@@ -332,8 +358,9 @@ def _fit_polynomial(rows: Rows, beta, until) -> ACCRUE:
     return ACCRUE(
         model=Polynomial(optimum.params),
         x_scaler=x_scaler,
-        scale=scale * jnp.exp(problem.log_scale),
+        scale=scale,
         beta=beta,
         loss=optimum.loss,
         training=TrainingRecord(epochs=optimum.steps, validation_loss=None, result=optimum.result),
+        relative=relative,
     )

@@ -2,10 +2,10 @@
 
 Zelikman, Healy, Zhou and Avati, "CRUDE: Calibrating Regression Uncertainty Distributions Empirically", 2020. The
 predictive distribution y = mean + std Z, with Z uniform on the sorted z = (y - mean) / std of the calibration rows, is
-`distributions.Empirical`: its cdf, quantiles (equation 3), mean (1, 4) and variance (2, 5). The index of Algorithm 1
-is the rule "crude" of `functional.quantiles.empirical_quantile`. For vector targets the table holds the whitened errors
-L^-1 (y - mean), with the Cholesky factor L of the predicted covariance, and the predictive distribution is
-`MultivariateEmpirical`.
+`distributions.Empirical`: its cdf, quantiles (equation 3), mean (1, 4) and variance (2, 5). The index of Algorithm 1 is
+the rule "crude" of `functional.quantiles.empirical_quantile`; the default is "conformal", whose intervals cover what
+they claim. For vector targets the table holds the whitened errors L^-1 (y - mean), with the Cholesky factor L of the
+predicted covariance, and the predictive distribution is `MultivariateEmpirical`.
 """
 
 import equinox as eqx
@@ -20,12 +20,14 @@ from jaxcal.calibrators._base import (
     check_base,
     coverage_guarantee,
     location_and_scale,
+    probabilities,
+    quantiles_at,
     sorted_errors,
     standardized_errors,
     warn_without_width,
 )
 from jaxcal.calibrators._groups import GroupedTables, Labels, Weights
-from jaxcal.distributions import Distribution, Empirical, MultivariateEmpirical, MultivariateNormal, Point
+from jaxcal.distributions import Distribution, Empirical, MultivariateEmpirical, MultivariateNormal, Normal, Point
 from jaxcal.functional.quantiles import empirical_rank
 from jaxcal.guarantee import Guarantee
 from jaxcal.preprocessing import Standardizer
@@ -40,10 +42,12 @@ def fit(
     base: Distribution | MultivariateNormal,
     y: ArrayLike,
     *,
-    rank: str = "crude",
+    rank: str | None = None,
+    score: str = "signed",
     neighbors: int | None = None,
     by: Labels | None = None,
     weights: Weights | None = None,
+    preset: str | None = None,
 ) -> "CRUDE | VectorCRUDE | GroupedTables":
     """Sort the standardized errors z = (y - base.mean) / base.std: the table that shapes every prediction.
 
@@ -60,22 +64,29 @@ def fit(
         x: inputs [L, d]; a vector [L] is one column. Only `neighbors` uses them; without it x may be None.
         base: the model's predictions at x, [L]; for vector targets [L, t] a `MultivariateNormal`.
         y: targets [L], or [L, t].
-        rank: which of the sorted z is the quantile at level p. "crude" is Algorithm 1's z[int(p L)], counted from 0:
-            a new row lies at or below it with probability (int(p L) + 1) / (L + 1), and the 90 % interval from 20 rows
-            covers it with probability 85.7 %. "conformal" is the z of rank ceil((L + 1) p), counted from 1: its
-            intervals have the coverage of `CRUDE.guarantee`. Where L is too small for one the quantile is infinite,
-            and a warning names the L needed.
+        rank: which of the sorted z is the quantile at level p. "conformal", for which None stands, is the z of rank
+            ceil((L + 1) p), counted from 1, below the median that of rank floor((L + 1) p): its intervals have the
+            coverage of `CRUDE.guarantee`. Where L is too small for one the quantile is infinite, and a warning names
+            the L needed. "crude" is Algorithm 1's z[int(p L)], counted from 0: a new row lies at or below it with
+            probability (int(p L) + 1) / (L + 1), and the 90 % interval from 20 rows covers it with probability 85.7 %.
+        score: what is sorted. "signed" is z. "cdf" is base.cdf(y), for bases whose distributions differ in shape from
+            row to row: the quantile at level p is the base's own quantile at the value of that rank. Each predicted row
+            then takes L quantiles of the base. Of a normal base it means "signed", which gives the same ranks.
         neighbors: how many calibration rows form the table of a prediction: those whose inputs are nearest to its own
-            by Euclidean distance, every column standardized by the calibration rows. None for all rows.
+            by Euclidean distance, every column standardized by the calibration rows. None for all rows. Of k neighbors
+            the ranks are those of a table of length k. Their intervals cover what they claim if z does not depend on
+            the inputs; else about that, the nearer the neighbors the better.
         by: labels of groups [L], or a function of x that gives them: every group has a table of its own. As of
             `conformal.fit`, and so are weights.
         weights: of the rows [L], or a function of x that gives them.
+        preset: None, or "paper", which is rank="crude".
 
     Raises:
         TypeError: if base is not a Distribution.
         ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive;
-            if there are fewer rows than neighbors; if neighbors come without x, with rank="conformal", whose guarantee
-            would not hold, or with vector targets; if rank="conformal" comes with vector targets, which have no ranks.
+            if there are fewer rows than neighbors; if neighbors come without x, with score="cdf" or with vector
+            targets; if a rank or score="cdf" comes with vector targets, which have no ranks; if score="cdf" comes with
+            a `Point`, or in some row base.cdf(y) is 0 or 1; if preset="paper" comes with another rank.
 
     Warns:
         UserWarning: if y equals base.mean in every row, so that no prediction has a width.
@@ -88,33 +99,46 @@ def fit(
         >>> from jaxcal.calibrators import crude
         >>> base = Normal(jnp.zeros(4), jnp.array([1.0, 2.0, 1.0, 2.0]))
         >>> fitted = crude.fit(None, base, jnp.array([3.0, -2.0, 0.0, 1.0]))
-        >>> print(fitted.z, fitted(None, Normal(5.0, 2.0)).icdf(0.75))
+        >>> print(fitted.z, fitted(None, Normal(5.0, 2.0)).icdf(0.8))
         [-1.   0.   0.5  3. ] [11.]
     """
-    _checks.check_choice("rank", rank, ("crude", "conformal"))
+    _checks.check_choice("preset", preset, (None, "paper"))
+    _checks.check_choice("rank", rank, (None, "crude", "conformal"))
+    _checks.check_choice("score", score, ("signed", "cdf"))
+    if preset and rank == "conformal":
+        raise ValueError("preset='paper' is rank='crude'; got rank='conformal'.")
     if isinstance(base, MultivariateNormal):
-        if rank == "conformal" or neighbors is not None:
-            given = f"neighbors={neighbors}" if neighbors is not None else "rank='conformal'"
-            raise ValueError(
-                f"base is a MultivariateNormal, with {given}: vector targets have neither ranks nor tables of "
-                "neighbors. Leave rank and neighbors at their defaults, or calibrate every component by itself."
-            )
+        given = {"rank": rank, "score": "cdf" if score == "cdf" else None, "neighbors": neighbors}
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(
+                    f"base is a MultivariateNormal, with {name}={value!r}: vector targets have neither ranks nor "
+                    "tables of neighbors. Leave the options at their defaults, or calibrate every component by itself."
+                )
         return _fit_vectors(base, y)
     y = _checks.as_vector("y", y)
     check_base(base, y.shape[0])
-    scaled = not isinstance(base, Point)
+    by_cdf, scaled = score == "cdf" and not isinstance(base, Normal), not isinstance(base, Point)
+    if by_cdf and neighbors is not None:
+        raise ValueError(f"neighbors={neighbors} cannot go with score='cdf': use score='signed', or no neighbors.")
+    rank = rank or ("crude" if preset else "conformal")
     if by is not None or weights is not None:
-        if neighbors is not None:
-            raise ValueError(f"neighbors={neighbors} cannot go with by or weights: leave one of them out.")
+        if neighbors is not None or by_cdf:
+            given = "score='cdf'" if by_cdf else f"neighbors={neighbors}"
+            raise ValueError(f"{given} cannot go with by or weights: leave one of them out.")
         return _groups.fit(x, base, y, by=by, weights=weights, scaled=scaled, rule=rank)
-    neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors, rank)
-    # A search for neighbors takes the first of equally distant rows: they must not be sorted by their errors.
-    z = (sorted_errors if neighbors is None else standardized_errors)(base, y, scaled)
-    warn_without_width(z)
+    neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors)
+    if by_cdf:
+        z = jnp.sort(probabilities(base, y))
+    else:
+        # A search for neighbors takes the first of equally distant rows: they must not be sorted by their errors.
+        z = (sorted_errors if neighbors is None else standardized_errors)(base, y, scaled)
+        warn_without_width(z)
     return CRUDE(
         z=z,
         neighborhood=neighborhood,
         scaled=scaled,
+        by_cdf=by_cdf,
         rank=rank,
         out_of_fold=base.is_out_of_fold,
     )
@@ -124,9 +148,11 @@ class CRUDE(eqx.Module):
     """A table of standardized errors; made by `fit`.
 
     Attributes:
-        z: the standardized errors [L], in increasing order; with neighbors in the order of the calibration rows.
+        z: the standardized errors [L], or the probabilities base.cdf(y), in increasing order; with neighbors in the
+            order of the calibration rows.
         neighborhood: which errors form the table of a prediction; None for all.
         scaled: whether errors are measured in predicted stds; else, after a `Point`, on the scale of y.
+        by_cdf: whether z are probabilities base.cdf(y) in place of errors.
         rank: "crude" or "conformal".
         out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
     """
@@ -136,12 +162,13 @@ class CRUDE(eqx.Module):
     scaled: bool = eqx.field(static=True)
     rank: str = eqx.field(static=True)
     out_of_fold: bool = eqx.field(static=True)
+    by_cdf: bool = eqx.field(static=True, default=False)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical:
         """The distribution base.mean + base.std * Z of every row.
 
         Without neighbors all rows share one table: n predictions take n means and n stds. With k neighbors every row
-        has a table of its own, [n, k].
+        has a table of its own, [n, k], and with score="cdf" as well, [n, L].
 
         Args:
             x: inputs [n, d]; a vector [n] is one column. Only neighbors use them; without neighbors x may be None.
@@ -152,6 +179,9 @@ class CRUDE(eqx.Module):
             ValueError: if an argument is not finite, of the wrong shape or length; if a std of base is not positive, or
                 base is a `Point` where errors are measured in predicted stds.
         """
+        if self.by_cdf:
+            check_base(base)
+            return Empirical(jnp.zeros_like(base.mean), 1.0, quantiles_at(base, self.z), self.rank)
         loc, scale = location_and_scale(base, self.scaled)
         if self.neighborhood is None:
             return Empirical(loc, scale, self.z, self.rank)
@@ -160,7 +190,7 @@ class CRUDE(eqx.Module):
         return Empirical(loc, scale, self.neighborhood.tables(self.z, x), self.rank)
 
     def guarantee(self, confidence_level: float) -> Guarantee:
-        """The coverage guarantee of the central interval at this level, with rank="conformal".
+        """The coverage guarantee of the central interval at this level.
 
         Raises:
             ValueError: if the confidence level lies outside (0, 1); if the rank is "crude" or the table one of
@@ -170,14 +200,17 @@ class CRUDE(eqx.Module):
             >>> import jax.numpy as jnp
             >>> from jaxcal import Point
             >>> from jaxcal.calibrators import crude
-            >>> fitted = crude.fit(None, Point(jnp.zeros(99)), jnp.arange(99.0), rank="conformal")
+            >>> fitted = crude.fit(None, Point(jnp.zeros(99)), jnp.arange(99.0))
             >>> print(fitted.guarantee(0.9).coverage)
             0.9
         """
         _checks.check_fraction("confidence_level", confidence_level)
         rows = self.z.shape[-1]
         if self.neighborhood is not None:
-            raise ValueError("a table of neighbors guarantees nothing: fit with rank='conformal' and no neighbors.")
+            raise ValueError(
+                "a table of neighbors guarantees nothing: its intervals cover about what they claim. Fit without "
+                "neighbors for a guarantee."
+            )
         if self.rank == "crude":
             low, high = (empirical_rank((1 + sign * confidence_level) / 2, rows, "crude") for sign in (-1, 1))
             raise ValueError(
@@ -249,12 +282,7 @@ def _fit_vectors(base: MultivariateNormal, y: ArrayLike) -> VectorCRUDE:
     return VectorCRUDE(z)
 
 
-def _neighborhood(x: ArrayLike | None, length: int, number: int, rank: str) -> Neighborhood:
-    if rank == "conformal":
-        raise ValueError(
-            f"neighbors={number} cannot go with rank='conformal', whose guarantee is for the table of all rows: "
-            "use rank='crude', or no neighbors."
-        )
+def _neighborhood(x: ArrayLike | None, length: int, number: int) -> Neighborhood:
     if x is None:
         raise ValueError(f"x is None, but neighbors={number} finds neighbors by their inputs: give x.")
     _checks.check_at_least("neighbors", number, 1)

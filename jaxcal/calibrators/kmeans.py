@@ -37,6 +37,9 @@ def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, nu
             the number of rows.
         ImportError: if scikit-learn is missing (the extra `forests` has it).
 
+    Warns:
+        UserWarning: if y equals base.mean in every row of a cluster, whose std is then 0.
+
     Example:
         >>> import jax, numpy as np, jaxcal as jc
         >>> x, y = np.array([0.0, 0.1, 5.0, 5.1]), np.array([1.0, -1.0, 3.0, -3.0])
@@ -53,7 +56,14 @@ def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, nu
         )
     x_scaler = Standardizer.of(rows.x)
     centers, labels = _cluster(np.asarray(x_scaler(rows.x)), num_clusters, int(jax.random.bits(key, dtype="uint32")))
-    return KMeans(jax.device_put(centers), _root_mean_squares(rows.y - rows.mean, labels, len(centers)), x_scaler)
+    std = _root_mean_squares(rows.y - rows.mean, labels, len(centers))
+    if empty := int((np.asarray(std) == 0).sum()):
+        warnings.warn(
+            f"y equals base.mean in every row of {empty} of {len(centers)} clusters: their std is 0, and no prediction "
+            "there has a width. Was the model trained on these rows? Give others, or fewer clusters.",
+            stacklevel=2,
+        )
+    return KMeans(jax.device_put(centers), std, x_scaler)
 
 
 class KMeans(eqx.Module):

@@ -15,6 +15,7 @@ from jaxcal.distributions.mixture import Mixture
 from jaxcal.distributions.multivariate import MultivariateEmpirical, MultivariateNormal
 from jaxcal.distributions.parametric import Normal, Point, StudentT
 from jaxcal.distributions.piecewise import Quantiles, ScaledQuantiles
+from jaxcal.distributions.recalibrated import Recalibrated
 
 __all__ = [
     "Concatenated",
@@ -28,6 +29,7 @@ __all__ = [
     "Normal",
     "Point",
     "Quantiles",
+    "Recalibrated",
     "ScaledQuantiles",
     "StudentT",
 ]

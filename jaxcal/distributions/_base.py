@@ -109,6 +109,11 @@ def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[Array]:
     return [_checks.as_matrix(name, row) for name, row in rows.items()]
 
 
+def outer_levels(p: ArrayLike) -> ArrayLike:
+    """max(p, 1 - p) of known levels, which the table of a quantile must reach."""
+    return p if _checks.is_traced(p) else np.maximum(p, 1 - np.asarray(p))
+
+
 def as_parameter(values: Array, dtype: np.dtype) -> Array:
     """Checked values as a JAX array of this dtype, even if it is a NumPy array that `vmap` hands through."""
     return jnp.array(values, dtype) if _checks.is_traced(values) else values.astype(dtype)
@@ -148,14 +153,16 @@ def check_confidence_level(confidence_level: ArrayLike) -> None:
     _checks.check_fraction("confidence_level", confidence_level)
 
 
-def warn_if_too_few(rows: int, levels: np.ndarray, where: str = "") -> None:
-    """Warn the caller of a distribution's method: so few calibration rows guarantee no finite quantile at a level."""
-    inside = levels[(levels > 0) & (levels < 1)]
+def warn_if_too_few(rows: int, levels: ArrayLike, what: str = "the quantile is infinite") -> None:
+    """Warn the caller of a distribution's method of known levels that so few calibration rows do not reach."""
+    if _checks.is_traced(levels):
+        return
+    known = np.atleast_1d(np.asarray(levels, float))
+    inside = known[(known > 0) & (known < 1)]
     needed = quantiles.smallest_table(inside.max()) if inside.size else 0
     if rows < needed:
         warnings.warn(
-            f"{rows} calibration rows are too few for a guarantee at the level asked for, which needs at least "
-            f"{needed}: the quantile is infinite{where}.",
+            f"{rows} calibration rows are too few for the level asked for, which needs at least {needed}: {what}.",
             stacklevel=3,
         )
 

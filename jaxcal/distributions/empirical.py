@@ -21,6 +21,7 @@ from jaxcal.distributions._base import (
     check_not_negative,
     check_share,
     match,
+    outer_levels,
     place,
     standardize,
     warn_if_too_few,
@@ -48,8 +49,9 @@ class Empirical(Distribution):
         z: [L] standardized values, in increasing order, or [n, L], a table for every row.
         rule: how `icdf` reads the table, see `functional.quantiles.empirical_quantile`. Only "inverse_cdf"
             makes it the inverse of `cdf`; "conformal" and "symmetric", which is for tables symmetric about 0, are
-            infinite, with a warning, where the table is too short for a guarantee. Nothing else depends on these
-            rules. "randomized" reads it by `functional.quantiles.randomized_quantile`.
+            infinite, with a warning, where the table is too short for a guarantee. "conformal" rounds ranks away from
+            the median: ceil((L + 1) p), below the median floor((L + 1) p). Nothing else depends on these rules.
+            "randomized" reads it by `functional.quantiles.randomized_quantile`.
         tau: [n], or one number for all rows, in [0, 1]; with rule="randomized" only. Drawn from the uniform
             distribution it makes every quantile of an exchangeable value exact in the mean.
 
@@ -141,7 +143,7 @@ class Empirical(Distribution):
         return values
 
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-        """The ends (lower, upper) of the central interval.
+        """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2.
 
         With rule="conformal" and "symmetric" it holds a new exchangeable value with probability at least
         `confidence_level`. Both ends are rounded outwards: where "conformal" takes the rank k at the upper end, it
@@ -151,7 +153,7 @@ class Empirical(Distribution):
             return super().interval(confidence_level)
         check_confidence_level(confidence_level)
         level = (1 + confidence_level) / 2
-        return self._mirrored_quantile(level), self.icdf(level)
+        return self._quantiles(jnp.asarray(1 - level)), self.icdf(level)
 
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
@@ -163,21 +165,15 @@ class Empirical(Distribution):
 
     @eqx.filter_jit
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        if self.tau is None:
+        if self.rule == "conformal":
+            z = self._read(quantiles.outward_quantile, p)
+        elif self.tau is None:
             z = self._read(lambda z, p: quantiles.empirical_quantile(z, p, self.rule), p)
         else:
             z = self._read(quantiles.randomized_quantile, p, self.tau)
         # An infinite quantile is a refusal, and stays one where the scale is 0.
         infinite = jnp.isinf(z)
         return jnp.where(infinite, z, place(jnp.where(infinite, 0, z), self.loc, self.scale))
-
-    @eqx.filter_jit
-    def _mirrored_quantile(self, level: Float[ArrayLike, ""]) -> Float[Array, "*n"]:
-        """The negative of the quantile of -y: the rank counted from the upper end."""
-        mirrored = eqx.tree_at(
-            lambda distribution: (distribution.loc, distribution.z), self, (-self.loc, -self.z[..., ::-1])
-        )
-        return -mirrored._icdf(jnp.full_like(self.loc, level))
 
     @property
     def _is_shared(self) -> bool:
@@ -197,9 +193,9 @@ class Empirical(Distribution):
     def _needed_of_the_table(self, p: np.ndarray) -> tuple[int, np.ndarray, str]:
         """The number of calibration rows, the levels at which these must guarantee a coverage, and of which rows."""
         symmetric, randomized, size = self.rule == "symmetric", self.rule == "randomized", self.z.shape[-1]
-        levels = np.abs(2 * p - 1) if symmetric else np.maximum(p, 1 - p) if randomized else p
-        rows, where = size // 2 if symmetric else size, " in some rows" if randomized else ""
-        return rows, np.atleast_1d(levels), where
+        levels = np.abs(2 * p - 1) if symmetric else outer_levels(p)
+        where = "the quantile is infinite" + (" in some rows" if randomized else "")
+        return size // 2 if symmetric else size, np.asarray(levels), where
 
 
 def _check_symmetric(name: str, values: Array) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution, check_confidence_level, match, place, standardize
+from jaxcal.distributions._base import Distribution, match, place, standardize
 from jaxcal.functional import quantiles, tables
 from jaxcal.functional.tables import Tables
 
@@ -111,14 +111,6 @@ class GroupedEmpirical(Distribution):
                 )
         return values
 
-    def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-        """The ends (lower, upper) of the central interval, both rounded outwards, as those of `Empirical`."""
-        if self.rule != "conformal":
-            return super().interval(confidence_level)
-        check_confidence_level(confidence_level)
-        level = (1 + confidence_level) / 2
-        return self._quantile_from_above(jnp.asarray(level, self.loc.dtype)), self.icdf(level)
-
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * z, z drawn from the table by weight."""
@@ -130,14 +122,7 @@ class GroupedEmpirical(Distribution):
         return place(jax.vmap(draw)(levels).reshape(shape + rows), self.loc, self.scale)
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        return self._placed(tables.quantile(self.tables, self.group, p, self.rule, self.new_weight))
-
-    @eqx.filter_jit
-    def _quantile_from_above(self, level: Float[Array, ""]) -> Float[Array, "*n"]:
-        levels = jnp.full_like(self.loc, level)
-        return self._placed(tables.quantile_from_above(self.tables, self.group, levels, self.new_weight))
-
-    def _placed(self, z: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        z = tables.quantile(self.tables, self.group, p, self.rule, self.new_weight)
         # An infinite quantile is a refusal, and stays one where the scale is 0.
         infinite = jnp.isinf(z)
         return jnp.where(infinite, z, place(jnp.where(infinite, 0, z), self.loc, self.scale))

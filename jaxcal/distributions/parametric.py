@@ -157,6 +157,21 @@ class StudentT(Distribution):
         """The closed form of `functional.student_t.crps`; NaN where df <= 1."""
         return student_t.crps(match(y, self.loc), self.df, self.loc, self.scale)
 
+    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
+        """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.
+
+        Each takes a search. Where the degrees of freedom are known, and the same for all rows, one search does for all.
+
+        Raises:
+            ValueError: if p has more than one axis, or a known level lies outside [0, 1].
+        """
+        if self.df.ndim != 1 or _checks.is_traced(self.df) or np.ptp(known := np.asarray(self.df)) > 0:
+            return super().icdf(p)
+        df = known[:1]
+        t = Distribution.icdf(StudentT(df, np.zeros_like(df), np.ones_like(df)), p)
+        loc, scale = (self.loc, self.scale) if t.ndim == 1 else (self.loc[:, None], self.scale[:, None])
+        return place(jnp.broadcast_to(t, jnp.broadcast_shapes(t.shape, loc.shape)), loc, scale)
+
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * t, t from the standard distribution."""

@@ -17,12 +17,21 @@ from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
     as_rows,
+    check_confidence_level,
     check_increasing,
     check_not_negative,
     match,
+    outer_levels,
     place,
+    warn_if_too_few,
 )
-from jaxcal.functional import linalg, normal, quantiles, scores
+from jaxcal.functional import linalg, normal, quantiles, scores, smoothing
+
+# What a quantile is beyond the outermost values of a sample, by the tails.
+_BEYOND = {
+    "constant": "the quantile is the outermost of their values, and covers less than its level",
+    "normal": "the quantile lies beyond all their values, in a normal tail, and may cover less than its level",
+}
 
 
 class Quantiles(Distribution):
@@ -116,12 +125,17 @@ class ScaledQuantiles(Distribution):
     this distribution; the cdf and the score cost O(log L) a row, and no [n, L] array is ever made. A row with scale 0
     is a point.
 
+    Where z is a sorted sample, the density between each two knots would be no estimate of that of the sample's
+    distribution: with `from_sample` the log density is that of a smoothed version, and quantiles at levels that so few
+    values do not reach come with a warning. All else is as without it.
+
     Args:
         loc: [n], or one number for all rows.
         scale: [n], or one number for all rows; not negative.
         levels: [L], in increasing order in (0, 1); the last may be 1 where the tails are constant.
         z: [L], the quantiles of Z at these levels, in increasing order.
         tails: "constant" or "normal".
+        from_sample: whether z are the sorted values of a sample.
 
     Example:
         >>> distribution = ScaledQuantiles(jnp.array([0.0, 10.0]), 2.0, jnp.array([0.25, 0.75]), jnp.array([-1.0, 1.0]))
@@ -134,6 +148,7 @@ class ScaledQuantiles(Distribution):
     levels: Float[Array, "*l"]
     z: Float[Array, "*l"]
     tails: str = eqx.field(static=True)
+    from_sample: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -142,12 +157,14 @@ class ScaledQuantiles(Distribution):
         levels: Real[ArrayLike, "..."],
         z: Real[ArrayLike, "..."],
         tails: str = "constant",
+        *,
+        from_sample: bool = False,
     ):
         _checks.check_choice("tails", tails, ("constant", "normal"))
         self.loc, self.scale = as_rows(loc=loc, scale=scale)
         self.z = as_parameter(_checks.as_vector("z", z), self.loc.dtype)
         self.levels = as_parameter(_checks.as_vector("levels", levels, length=self.z.shape[0]), self.loc.dtype)
-        self.tails = tails
+        self.tails, self.from_sample = tails, from_sample
         check_not_negative("scale", self.scale)
         check_increasing("z", self.z, strictly=False)
         check_increasing("levels", self.levels, strictly=False)
@@ -181,14 +198,21 @@ class ScaledQuantiles(Distribution):
 
     @eqx.filter_jit
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """The log density, which is constant between two knots; -inf where only atoms are."""
+        """The log density, which is constant between two knots; -inf where only atoms are.
+
+        With `from_sample` it is that of a smoothed version, `functional.smoothing.sample_log_density`, finite
+        everywhere: the cdf and the quantiles are not the integral of this density, though near it.
+        """
         _, u = self._standardized(y)
-        p, q = self._knots
-        log_density = _with_knots(_log_slope)(u, q, p)
-        if self.tails == "normal":
-            upper, mass, end, x = self._nearest_end(u)
-            in_tail = jnp.log(mass) + normal.log_prob(x, 0, 1) - log_ndtr(-end)
-            log_density = jnp.where(upper | (x > end), in_tail, log_density)
+        if self.from_sample:
+            log_density = jnp.vectorize(smoothing.sample_log_density, signature="(n),(l)->(n)")(u, self.z)
+        else:
+            p, q = self._knots
+            log_density = _with_knots(_log_slope)(u, q, p)
+            if self.tails == "normal":
+                upper, mass, end, x = self._nearest_end(u)
+                in_tail = jnp.log(mass) + normal.log_prob(x, 0, 1) - log_ndtr(-end)
+                log_density = jnp.where(upper | (x > end), in_tail, log_density)
         positive = self.scale > 0
         return jnp.where(positive, log_density - jnp.log(jnp.where(positive, self.scale, 1)), -jnp.inf)
 
@@ -214,7 +238,30 @@ class ScaledQuantiles(Distribution):
 
         Raises:
             ValueError: if p has more than one axis, or a known level lies outside [0, 1].
+
+        Warns:
+            UserWarning: with `from_sample`, if the sample is too small for a known level strictly between 0 and 1.
         """
+        values = self._placed_quantiles(p)
+        if self.from_sample:
+            warn_if_too_few(self.z.shape[-1], outer_levels(p), _BEYOND[self.tails])
+        return values
+
+    def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+        """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2.
+
+        Raises:
+            ValueError: if `confidence_level` is not one number between 0 and 1.
+
+        Warns:
+            UserWarning: as `icdf` does.
+        """
+        check_confidence_level(confidence_level)
+        upper = self.icdf((1 + confidence_level) / 2)
+        return self._placed_quantiles((1 - confidence_level) / 2), upper
+
+    def _placed_quantiles(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
+        """The quantiles of Z, placed in every row."""
         loc, scale = self.loc, self.scale
         standard = jnp.zeros_like(loc[..., :1]), jnp.ones_like(scale[..., :1])
         z = Distribution.icdf(

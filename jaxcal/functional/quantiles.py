@@ -86,6 +86,31 @@ def empirical_rank(p: Real[ArrayLike, "*n"], size: int, rule: str = "inverse_cdf
 
 
 @jax.jit
+def outward_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> Float[Array, "*n"]:
+    """The "conformal" quantile of a sorted table, with ranks rounded away from the median.
+
+    From the median on it is that of rank ceil((L + 1) p), below that of rank floor((L + 1) p): the quantiles at
+    (1 -+ c) / 2 have the ranks L + 1 - k and k, and hold a new exchangeable value with probability at least c.
+
+    Args:
+        table: [L] values in increasing order.
+        p: levels in [0, 1], of any shape.
+
+    Returns:
+        the quantiles, in the shape of p; -inf at rank 0, +inf at rank L + 1.
+
+    Example:
+        >>> print(outward_quantile(jnp.arange(1.0, 31.0), jnp.array([0.05, 0.95])))
+        [ 1. 30.]
+    """
+    table, p = jnp.asarray(table), _checks.as_floats("p", p)
+    size = table.shape[0]
+    lower = p < 0.5
+    rank = empirical_rank(jnp.where(lower, 1 - p, p), size, "conformal")
+    return _entry(table, jnp.where(lower, size + 1 - rank, rank))
+
+
+@jax.jit
 def randomized_quantile(
     table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"], tau: Real[ArrayLike, "*n"]
 ) -> Float[Array, "*n"]:

@@ -7,17 +7,23 @@ better), except the log densities. The continuous ranked probability score, CRPS
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import ndtri
 from jaxtyping import Array, ArrayLike, Float, Int, Real
 
+from jaxcal import _checks
 from jaxcal.functional import normal
 from jaxcal.functional.linalg import fractions_of, root_sum_squares, weighted_mean
 from jaxcal.functional.normal import SQRT_PI
 from jaxcal.functional.quantiles import unit_gauss_legendre
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Of two independent values of N(0, 1/2): half the mean distance.
 _HALF_MEAN_DIFFERENCE = 1 / math.sqrt(2 * math.pi)
@@ -237,6 +243,24 @@ def interval_score(
     return jnp.subtract(upper, lower) + 2 / (1 - confidence_level) * miss
 
 
+def _checks_weights(compiled: Callable[P, T]) -> Callable[P, T]:
+    """The function, after its keyword `weights` is checked where the values are known."""
+
+    @wraps(compiled)
+    def checked(*args: P.args, **options: P.kwargs) -> T:
+        weights: Any = options.get("weights")
+        if weights is not None and not _checks.is_traced(weights):
+            known = np.asarray(weights)
+            if not (np.isfinite(known) & (known >= 0)).all() or not known.any():
+                raise ValueError(
+                    f"weights must not be negative, and not all zero; got {known.min():g} to {known.max():g}."
+                )
+        return compiled(*args, **options)
+
+    return checked
+
+
+@_checks_weights
 @partial(jax.jit, static_argnames=("crps", "unbiased"))
 def reliability_score(
     errors: Real[ArrayLike, " n"],
@@ -257,7 +281,7 @@ def reliability_score(
         errors: y - mean [n].
         std: predicted standard deviations [n], positive, or one number. Where one is 0 and its error is not, the
             score is infinite.
-        weights: of the rows [n], not negative; equal where None. No derivative passes through them.
+        weights: of the rows [n], not negative and not all zero; equal where None. No derivative passes through them.
         crps: of another location-scale family, the CRPS of its standard distribution at z: a function [n] -> [n]. Then
             `std` is its scale, and its cdf stands in place of Phi.
         unbiased: whether D is the mean over pairs of different rows, for minibatches: then the mean over random
@@ -266,6 +290,9 @@ def reliability_score(
 
     Returns:
         the score, without a unit.
+
+    Raises:
+        ValueError: if a known weight is negative, or all are zero.
 
     Source: Camporeale and Carè (2021), eq. 6 and 8; the form by pairs: Székely and Rizzo (2005).
 
@@ -300,6 +327,7 @@ def min_reliability_score(num_rows: int) -> Float[Array, ""]:
     return _mean_density_of_quantiles(num_rows) - _HALF_MEAN_DIFFERENCE
 
 
+@_checks_weights
 @jax.jit
 def accrue_beta(errors: Real[ArrayLike, " n"], *, weights: Real[ArrayLike, " n"] | None = None) -> Float[Array, ""]:
     """The weight beta of ACCRUE's two scores that brings their least values to one size.
@@ -311,7 +339,7 @@ def accrue_beta(errors: Real[ArrayLike, " n"], *, weights: Real[ArrayLike, " n"]
 
     Args:
         errors: y - mean [n].
-        weights: of the rows [n], not negative; equal where None.
+        weights: of the rows [n], not negative and not all zero; equal where None.
 
     Source: Camporeale and Carè (2021), eq. 12 and 13; the paper prints the factor 0.5887, and errors with their sign.
 
@@ -326,6 +354,7 @@ def accrue_beta(errors: Real[ArrayLike, " n"], *, weights: Real[ArrayLike, " n"]
     return most / (_LEAST_CRPS * mean + most)
 
 
+@_checks_weights
 @partial(jax.jit, static_argnames="unbiased")
 def accrue_loss(
     errors: Real[ArrayLike, " n"],
@@ -341,7 +370,7 @@ def accrue_loss(
         errors: y - mean [n], in units of the target's standard deviation, see `accrue_beta`.
         std: standard deviations [n] in the same unit, positive, or one number.
         beta: the weight of accuracy, in [0, 1]; 1 is the CRPS alone.
-        weights: of the rows [n], not negative; equal where None.
+        weights: of the rows [n], not negative and not all zero; equal where None.
         unbiased: for minibatches, see `reliability_score`.
 
     Source: Camporeale and Carè (2021), eq. 11.

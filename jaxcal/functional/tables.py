@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal.functional import linalg
-from jaxcal.functional.quantiles import CONFORMAL_RULES, last_place
+from jaxcal.functional.quantiles import last_place
 
 
 class Tables(eqx.Module):
@@ -130,7 +130,9 @@ def quantile(
     With weights a rank is a sum of weights: with W the sum of all of a table and w the weight of the new row,
 
     - "inverse_cdf": the least value up to which the sum is p W or more; "crude": more than p W;
-    - "conformal": the least value up to which the sum is p (W + w) or more, +inf where there is none, -inf at p = 0;
+    - "conformal": from p = 1/2 on the least value up to which the sum is p (W + w) or more, +inf where there is none;
+      below it the greatest value from which on the sum is (1 - p) (W + w) or more, -inf where there is none, as of
+      `functional.quantiles.outward_quantile`;
     - "symmetric": of a table that is symmetric about 0, sign(p - 1/2) s with s the conformal quantile of its positive
       half at level |2 p - 1|.
 
@@ -148,42 +150,47 @@ def quantile(
         >>> print(quantile(tables, jnp.array([0, 0, 1]), jnp.array([0.5, 0.9, 0.4]), "conformal"))
         [ 3. inf  5.]
     """
-    total, start = _totals(tables, group), tables.start[group]
-    size = tables.start[group + 1] - start
-    new = jnp.ones_like(total) if new_weight is None else new_weight
-    half = total / 2 if rule == "symmetric" else jnp.zeros_like(total)
-    level = jnp.abs(2 * p - 1) if rule == "symmetric" else p
-    target = level * (total - half + new if rule in CONFORMAL_RULES else total)
-    tolerance = _tolerance(target, total, size)
-    # The places before which the sum has not yet reached what is wanted.
-    if rule == "crude":
-        is_before = lambda sums: sums <= target + tolerance
-    else:
-        is_before = lambda sums: sums - half < target - tolerance
-    holds = lambda place: is_before(_before(tables.upto, place, start))
-    place = last_place(holds, start, tables.start[group + 1], tables.values.shape[0])
-    beyond = place >= tables.start[group + 1]
-    value = tables.values[jnp.minimum(place, tables.start[group + 1] - 1)]
-    if rule not in CONFORMAL_RULES:
-        return value
-    value = jnp.where(beyond, jnp.inf, value)
+    new = jnp.ones_like(p) if new_weight is None else new_weight
     if rule == "conformal":
-        return jnp.where(target <= tolerance, -jnp.inf, value)
-    return jnp.where(level > 0, jnp.sign(2 * p - 1) * value, 0)
+        above = _reaching(tables, group, jnp.maximum(p, 1 - p), new, jnp.zeros_like(p))
+        below = _reached_from_above(tables, group, jnp.maximum(p, 1 - p), new)
+        return jnp.where(p < 0.5, below, above)
+    if rule == "symmetric":
+        level = jnp.abs(2 * p - 1)
+        size = _reaching(tables, group, level, new, _totals(tables, group) / 2)
+        return jnp.where(level > 0, jnp.sign(2 * p - 1) * size, 0)
+    start, end, total = tables.start[group], tables.start[group + 1], _totals(tables, group)
+    target, tolerance = p * total, _tolerance(p * total, total, end - start)
+    is_before = (lambda sums: sums <= target + tolerance) if rule == "crude" else lambda sums: sums < target - tolerance
+    place = last_place(lambda place: is_before(_before(tables.upto, place, start)), start, end, tables.values.shape[0])
+    return tables.values[jnp.minimum(place, end - 1)]
 
 
-def quantile_from_above(
-    tables: Tables, group: Int[ArrayLike, " n"], p: Float[Array, " n"], new_weight: Float[Array, " n"] | None = None
+def _reaching(
+    tables: Tables,
+    group: Int[ArrayLike, " n"],
+    p: Float[Array, " n"],
+    new: Float[Array, " n"],
+    skipped: Float[Array, " n"],
 ) -> Float[Array, " n"]:
-    """The negative of the conformal quantile at level p of the negatives of the values.
+    """The least value up to which the sum of the weights, but for what is skipped, is p (W + w); +inf if there is none."""
+    start, end, total = tables.start[group], tables.start[group + 1], _totals(tables, group)
+    target = p * (total - skipped + new)
+    tolerance = _tolerance(target, total, end - start)
+    holds = lambda place: _before(tables.upto, place, start) - skipped < target - tolerance
+    place = last_place(holds, start, end, tables.values.shape[0])
+    return jnp.where(place >= end, jnp.inf, tables.values[jnp.minimum(place, end - 1)])
 
-    It is the greatest value from which on the sum of the weights is p (W + w) or more; -inf where there is none.
-    """
-    total, start = _totals(tables, group), tables.start[group]
-    target = p * (total + (1 if new_weight is None else new_weight))
-    tolerance = _tolerance(target, total, tables.start[group + 1] - start)
+
+def _reached_from_above(
+    tables: Tables, group: Int[ArrayLike, " n"], p: Float[Array, " n"], new: Float[Array, " n"]
+) -> Float[Array, " n"]:
+    """The greatest value from which on the sum of the weights is p (W + w); -inf if there is none."""
+    start, end, total = tables.start[group], tables.start[group + 1], _totals(tables, group)
+    target = p * (total + new)
+    tolerance = _tolerance(target, total, end - start)
     holds = lambda place: total - _before(tables.upto, place, start) >= target - tolerance
-    place = last_place(holds, start, tables.start[group + 1] - 1, tables.values.shape[0])
+    place = last_place(holds, start, end - 1, tables.values.shape[0])
     return jnp.where(total < target - tolerance, -jnp.inf, tables.values[place])
 
 

@@ -136,10 +136,13 @@ def fit(
       calibration sets. At the ranks 0 and L + 1 it is infinite.
     - rule="linear": no random draws. The quantile at level p = j / (L + 1) covers with probability p on average over
       calibration sets; from one calibration set to another its coverage follows Beta(j, L + 1 - j). Between two such
-      levels the coverage lies between theirs. Beyond the outermost levels the quantile is constant.
+      levels the coverage lies between theirs. Beyond the outermost levels the quantile is constant, with "cdf" in the
+      base's tails: it may cover less than its level, and a warning names the rows needed. The density is that of a
+      smoothed version.
     - score="cdf": base.cdf(y), for bases whose distributions differ in shape from row to row. Rows of a normal base
       differ in mean and std only: "cdf" then means "signed", which gives the same ranks and does not saturate. With
-      any other base each predicted row needs L quantiles of the base.
+      any other base rule="randomized" takes L quantiles of the base for each predicted row; rule="linear" maps its
+      probabilities, on straight lines between the sorted ones, and keeps the shape of every row.
 
     These coverages are exact if no two scores are equal; equal scores can only increase them.
 

@@ -3,13 +3,18 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
 
-from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, location_and_scale, sorted_errors
-from jaxcal.distributions import Distribution, Empirical, Normal, Point, Quantiles, ScaledQuantiles
+from jaxcal.calibrators._base import (
+    check_base,
+    check_not_point,
+    levels_of_sample,
+    location_and_scale,
+    probabilities,
+    quantiles_at,
+    sorted_errors,
+)
+from jaxcal.distributions import Distribution, Empirical, Normal, Point, Recalibrated, ScaledQuantiles
 
 
 def fit(
@@ -23,7 +28,7 @@ def fit(
             raise ValueError("rule='randomized' needs a key: give key=jax.random.key(0), say.")
         seed = jax.random.bits(key, (), "uint32")
     if score == "cdf" and not isinstance(base, Normal):
-        return ConformalCalibrator(jnp.sort(_probabilities(base, y)), seed, "cdf")
+        return ConformalCalibrator(jnp.sort(probabilities(base, y)), seed, "cdf")
     scaled = not isinstance(base, Point)
     return ConformalCalibrator(sorted_errors(base, y, scaled), seed, "std" if scaled else "y")
 
@@ -47,14 +52,15 @@ class ConformalCalibrator(eqx.Module):
     seed: UInt32[Array, "*runs"] | None
     scale: str = eqx.field(static=True)
 
-    def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical | ScaledQuantiles | Quantiles:
+    def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical | ScaledQuantiles | Recalibrated:
         """The calibrated distributions.
 
         With rule="randomized" they are `Empirical`, with mass at -inf and +inf: their mean, std and score are those of
         the finite values. With rule="linear" they are `ScaledQuantiles`, with atoms of mass 1 / (L + 1) at both ends,
-        and all methods are exact. Scores that are probabilities, scale "cdf", give every row a table of its own,
-        [n, L], the quantiles of the base at these probabilities: `Empirical` of this table, or `Quantiles`, linear
-        between its values.
+        and all methods but the density, that of a smoothed version, are exact. Of scores that are probabilities, scale
+        "cdf", rule="linear" makes `Recalibrated`, whose probabilities are linear in those of the base, with the base's
+        own tails; rule="randomized" gives every row a table of its own, [n, L], the quantiles of the base at these
+        probabilities.
 
         Args:
             x: not used; may be None.
@@ -65,44 +71,15 @@ class ConformalCalibrator(eqx.Module):
             ValueError: if its mean or std is not finite, or a std not positive; if it is a `Point` where the scores
                 need more.
         """
-        by_cdf = self.scale == "cdf"
-        if by_cdf:
+        if self.scale == "cdf":
             check_base(base)
-            loc, scale, table = jnp.zeros_like(base.mean), 1.0, _quantiles_at(base, self.scores)
+            check_not_point(base)
+            if self.seed is None:
+                return Recalibrated(base, self.scores)
+            loc, scale, table = jnp.zeros_like(base.mean), 1.0, quantiles_at(base, self.scores)
         else:
             (loc, scale), table = location_and_scale(base, self.scale == "std"), self.scores
-        if self.seed is not None:
-            tau = jax.random.uniform(jax.random.key(self.seed), loc.shape, loc.dtype)
-            return Empirical(loc=loc, scale=scale, z=table, rule="randomized", tau=tau)
-        size = self.scores.shape[-1]
-        levels = jnp.arange(1, size + 1, dtype=loc.dtype) / (size + 1)
-        return Quantiles(levels, table) if by_cdf else ScaledQuantiles(loc, scale, levels, table)
-
-
-def _probabilities(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l"]:
-    """base.cdf(y) of every row, as constants."""
-    _check_not_point(base)
-    base, y = lax.stop_gradient((base, y))
-    p = base.cdf(y)
-    if not _checks.is_traced(p):
-        bad = np.flatnonzero(~((p > 0) & (p < 1) & np.isfinite(base.log_prob(y))))
-        if bad.size:
-            raise ValueError(
-                "score='cdf' needs a base.cdf(y) strictly between 0 and 1, and a density of base at y. "
-                f"{bad.size} rows, the first at index {bad[0]}, lack one of the two: take score='signed'."
-            )
-    return p
-
-
-def _quantiles_at(base: Distribution, p: Float[Array, " l"]) -> Float[Array, "n l"]:
-    """The base's quantiles at these increasing levels."""
-    _check_not_point(base)
-    # Rounding in the search for a quantile must not put two of them out of order.
-    return lax.cummax(base.icdf(p), axis=1)
-
-
-def _check_not_point(base: Distribution) -> None:
-    if isinstance(base, Point):
-        raise ValueError(
-            "base is a Point: score='cdf' needs distributions that have a density. Give such, or use score='signed'."
-        )
+        if self.seed is None:
+            return ScaledQuantiles(loc, scale, levels_of_sample(table), table, from_sample=True)
+        tau = jax.random.uniform(jax.random.key(self.seed), loc.shape, loc.dtype)
+        return Empirical(loc=loc, scale=scale, z=table, rule="randomized", tau=tau)

@@ -1,5 +1,6 @@
 """Conformalized quantile regression: a base's own intervals at given levels, moved until they cover."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import equinox as eqx
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base, coverage_guarantee
@@ -32,9 +33,13 @@ def fit(
             f"{rows} rows are too few for confidence level {levels[-1]:g}: at least {needed} are needed. "
             "Give more rows, or lower confidence_levels."
         )
-    margins = _margins(_quantiles_of(base, levels, rows), y, np.array(levels))
+    margins, num_covered = _margins(_quantiles_of(base, levels, rows), y, np.array(levels))
     return ConformalizedQuantiles(
-        margins=margins, confidence_levels=levels, num_calibration=rows, out_of_fold=base.is_out_of_fold
+        margins=margins,
+        num_covered=num_covered,
+        confidence_levels=levels,
+        num_calibration=rows,
+        out_of_fold=base.is_out_of_fold,
     )
 
 
@@ -44,12 +49,15 @@ class ConformalizedQuantiles(eqx.Module):
     Attributes:
         margins: by how much the interval of each level grows at either end, [k], on the scale of y; negative where it
             shrinks.
+        num_covered: how many calibration rows lie in the interval of each level, [k], after it is widened to contain
+            those of lower levels.
         confidence_levels: the levels, in increasing order.
         num_calibration: the number of calibration rows.
         out_of_fold: whether the quantiles are those of `jaxcal.out_of_fold`.
     """
 
     margins: Float[Array, "*k"]
+    num_covered: Int[Array, "*k"]
     confidence_levels: tuple[float, ...] = eqx.field(static=True)
     num_calibration: int = eqx.field(static=True)
     out_of_fold: bool = eqx.field(static=True)
@@ -73,11 +81,18 @@ class ConformalizedQuantiles(eqx.Module):
     def guarantee(self, confidence_level: float) -> Guarantee:
         """The coverage guarantee of the interval at one of the levels of the fit.
 
+        An interval that is widened to contain those of lower levels covers more: the guarantee tells how many
+        calibration rows it covers.
+
         Raises:
             ValueError: if the confidence level is none of them, or the quantiles are out of fold.
         """
         _checks.check_choice("confidence_level", confidence_level, self.confidence_levels)
-        return coverage_guarantee(confidence_level, self.num_calibration, "symmetric", self.out_of_fold)
+        guarantee = coverage_guarantee(confidence_level, self.num_calibration, "symmetric", self.out_of_fold)
+        if self.num_covered.ndim > 1:  # of several runs
+            return guarantee
+        number = int(self.num_covered[self.confidence_levels.index(confidence_level)])
+        return dataclasses.replace(guarantee, widened_to=number) if number > guarantee.places else guarantee
 
 
 def _levels(confidence_levels: tuple[float, ...]) -> np.ndarray:
@@ -100,15 +115,20 @@ def _quantiles_of(
 @jax.jit
 def _margins(
     quantiles: Float[Array, "l q"], y: Float[Array, " l"], confidence_levels: Float[ArrayLike, " k"]
-) -> Float[Array, " k"]:
-    """The score of rank ceil((L + 1) c) of every level."""
+) -> tuple[Float[Array, " k"], Int[Array, " k"]]:
+    """The score of rank ceil((L + 1) c) of every level, and how many rows the intervals then cover."""
     quantiles, y = lax.stop_gradient((quantiles, y))
     middle = quantiles.shape[1] // 2
     lower, upper = quantiles[:, :middle][:, ::-1], quantiles[:, middle + 1 :]
-    errors = jnp.sort(jnp.maximum(lower - y[:, None], y[:, None] - upper), axis=0)
-    return jax.vmap(lambda table, level: empirical_quantile(table, level, "conformal"), (1, 0))(
-        errors, confidence_levels
+    errors = jnp.maximum(lower - y[:, None], y[:, None] - upper)
+    margins = jax.vmap(lambda table, level: empirical_quantile(table, level, "conformal"), (1, 0))(
+        jnp.sort(errors, axis=0), confidence_levels
     )
+    moved = _moved_outwards(quantiles, margins)
+    inside = (moved[:, :middle][:, ::-1] <= y[:, None]) & (y[:, None] <= moved[:, middle + 1 :])
+    # A row at an end of an interval lies in it, whatever rounding makes of the end.
+    inside |= lax.cummax((errors <= margins[None]).astype(int), axis=1) > 0
+    return margins, jnp.count_nonzero(inside, axis=0)
 
 
 @jax.jit

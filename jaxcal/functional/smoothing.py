@@ -1,0 +1,112 @@
+"""The density of a distribution that is known by the sorted values of a sample.
+
+A density that is constant between neighboring order statistics is not consistent: the probability between two of n
+values is about exponential with mean 1 / n, so that the log density of a new value is too low by E[T log T] = 0.42 nats
+in the mean, T exponential with mean 1, whatever n is. Here the bins hold about n^(2/3) values each, and fewer at both
+ends. That is consistent, and there are tails beyond the sample.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Real
+
+from jaxcal.functional import linalg
+from jaxcal.functional.quantiles import linear_quantile
+
+# The quartiles of the standard logistic distribution are -+ log 3, its std is pi / sqrt(3).
+_LOGISTIC_QUARTILE, _LOGISTIC_STD = float(np.log(3)), float(np.pi / np.sqrt(3))
+
+
+def bin_ranks(size: int) -> np.ndarray:
+    """The ranks of the order statistics of a sample at which the bins of its density end.
+
+    They are 1, 2, 4, 8, ... from either end, and in between about `size`^(2/3) apart: many enough for a shape, few
+    enough for their counts to be certain, and fine where a tail thins out.
+
+    Example:
+        >>> print(bin_ranks(100))
+        [  1   2   4   8  16  39  62  85  93  97  99 100]
+    """
+    largest = max(size ** (2 / 3), 1)
+    ends = 2 ** np.arange(1 + int(np.log2(largest)))
+    ends = ends[ends <= size // 2]
+    low, high = (int(ends[-1]), size + 1 - int(ends[-1])) if ends.size else (0, size + 1)
+    middle = np.linspace(low, high, max(round((high - low) / largest), 1) + 1).round().astype(int)[1:-1]
+    return np.unique(np.concatenate([ends, middle, size + 1 - ends]))
+
+
+@jax.jit
+def sample_log_density(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -> Float[Array, "*n"]:
+    """The log density at u of the distribution that a sorted sample comes from.
+
+    It has the mass (r' - r) / (L + 1) between order statistics of ranks r and r' of `bin_ranks`, and 1 / (L + 1) beyond
+    both ends. Within a bin it has the shape of the logistic distribution with the sample's median and quartiles. So its
+    tails fall exponentially, and it is finite everywhere. For normal values it is within 0.06 nats of the truth in the
+    mean at L = 100, and within 0.011 at L = 1000. The mass on values that occur more often has no density. It is -inf
+    where all values are equal.
+
+    Args:
+        u: where, of any shape.
+        table: [L] values in increasing order.
+
+    Returns:
+        the log densities, in the shape of u.
+
+    Example:
+        >>> from jax.scipy.special import ndtri
+        >>> table = ndtri(jnp.arange(1, 1000) / 1000)
+        >>> at_0, at_2 = sample_log_density(jnp.array([0.0, 2.0]), table)
+        >>> print(f"{at_0:.2f}, {at_2:.2f}")  # of the normal distribution -0.92, -2.92
+        -0.92, -2.91
+    """
+    u, table = jnp.asarray(u), jnp.asarray(table)
+    size, ranks = table.shape[0], bin_ranks(table.shape[0])
+    first, loc, last = linear_quantile(table, jnp.array([0.25, 0.5, 0.75], table.dtype))
+    quartiles, std = (last - first) / 2, linalg.root_mean_square(table - loc)
+    # Where half of the values are equal, by the others.
+    scale = jnp.where(quartiles > 0, quartiles / _LOGISTIC_QUARTILE, std / _LOGISTIC_STD)
+    spread = scale > 0
+    unit = jnp.where(spread, scale, 1)
+    x, ends = (u - loc) / unit, (table[ranks - 1] - loc) / unit
+    mass = np.diff(np.concatenate([[0], ranks, [size + 1]])) / (size + 1)
+    log_ratio = jnp.log(jnp.asarray(mass, table.dtype)) - _log_logistic_masses(ends)
+    log_shape = jax.nn.log_sigmoid(x) + jax.nn.log_sigmoid(-x)
+    return jnp.where(spread, log_shape + log_ratio[jnp.searchsorted(ends, x, side="right")] - jnp.log(unit), -jnp.inf)
+
+
+@jax.jit
+def map_log_slope(p: Float[ArrayLike, "*n"], table: Float[ArrayLike, " l"]) -> Float[Array, "*n"]:
+    """The log density at p of probabilities in (0, 1) of which a sorted sample is known.
+
+    It is constant between order statistics of the ranks of `bin_ranks`, with the masses of `sample_log_density`. Of L
+    uniform values it is within 0.011 nats of the truth in the mean at L = 1000.
+
+    Args:
+        p: where, of any shape.
+        table: [L] values in (0, 1), in increasing order.
+
+    Returns:
+        the log densities, in the shape of p.
+
+    Example:
+        >>> uniform = jnp.arange(1, 200) / 200
+        >>> print(jnp.exp(map_log_slope(jnp.array([0.1, 0.9]), uniform)).round(2))
+        [1. 1.]
+    """
+    p, table = jnp.asarray(p), jnp.asarray(table)
+    size, ranks = table.shape[0], bin_ranks(table.shape[0])
+    ends = table[ranks - 1]
+    widths = jnp.diff(ends, prepend=0, append=1)
+    mass = np.diff(np.concatenate([[0], ranks, [size + 1]])) / (size + 1)
+    log_slope = jnp.log(jnp.asarray(mass, table.dtype)) - jnp.log(jnp.where(widths > 0, widths, 1))
+    return log_slope[jnp.searchsorted(ends, p, side="right")]
+
+
+def _log_logistic_masses(ends: Float[Array, " m"]) -> Float[Array, " m_plus_1"]:
+    """The logs of the standard logistic masses below, between and above increasing ends; 0 for an empty bin."""
+    low, high = ends[:-1], ends[1:]
+    wide = high > low
+    between = jax.nn.log_sigmoid(high) + jax.nn.log_sigmoid(-low) + jnp.log(-jnp.expm1(jnp.where(wide, low - high, -1)))
+    below, above = jax.nn.log_sigmoid(ends[:1]), jax.nn.log_sigmoid(-ends[-1:])
+    return jnp.concatenate([below, jnp.where(wide, between, 0), above])

@@ -29,10 +29,14 @@ for _ in range(5):
     fitted = rio.fit(x, Point(0.8 * np.sin(x[:, 0])), y, bound="nearest", throw=False)
 print(fitted.result.shape)
 """
-COLLAPSED = {"bound": "collapsed", "num_inducing": 10}
+SETTINGS = {"exact": {"ard": False}, "default": {}, "collapsed": {"bound": "collapsed", "num_inducing": 10}}
 
 
-@pytest.mark.parametrize("setting", [{}, pytest.param(COLLAPSED, marks=pytest.mark.slow)], ids=["exact", "collapsed"])
+@pytest.mark.parametrize(
+    "setting",
+    [SETTINGS["exact"], *(pytest.param(SETTINGS[name], marks=pytest.mark.slow) for name in ("default", "collapsed"))],
+    ids=SETTINGS,
+)
 def test_vmap_of_a_fit_ends(setting):
     assert printed_with_two_threads(RUNS.replace("SETTING", repr(setting))) == "(2, 4)\n"
 

@@ -147,7 +147,7 @@ def quantile(
 
     Example:
         >>> tables = make(jnp.array([3.0, 1.0, 5.0]), jnp.array([0, 0, 1]), 2)
-        >>> print(quantile(tables, jnp.array([0, 0, 1]), jnp.array([0.5, 0.9, 0.4]), "conformal"))
+        >>> print(quantile(tables, jnp.array([0, 0, 1]), jnp.array([0.6, 0.9, 0.5]), "conformal"))
         [ 3. inf  5.]
     """
     new = jnp.ones_like(p) if new_weight is None else new_weight
@@ -173,7 +173,7 @@ def _reaching(
     new: Float[Array, " n"],
     skipped: Float[Array, " n"],
 ) -> Float[Array, " n"]:
-    """The least value up to which the sum of the weights, but for what is skipped, is p (W + w); +inf if there is none."""
+    """The least value up to which the sum of the weights, without the skipped, is p (W + w); +inf if there is none."""
     start, end, total = tables.start[group], tables.start[group + 1], _totals(tables, group)
     target = p * (total - skipped + new)
     tolerance = _tolerance(target, total, end - start)

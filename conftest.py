@@ -41,10 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First the files that forget all programs, while there are few; then the longest, so that workers end together."""
+    """First the files that forget all programs, while there are few.
+
+    Then, so that workers end together, those of a few long tests, and of the others those with many tests.
+    """
     sizes = collections.Counter(item.path for item in items)
     shares_programs = lambda item: "own_programs" not in getattr(item, "fixturenames", ())
-    items.sort(key=lambda item: (shares_programs(item), -sizes[item.path], item.path))
+    items.sort(key=lambda item: (shares_programs(item), sizes[item.path] > 4, -sizes[item.path], item.path))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -355,7 +355,9 @@ def ence(y: Float[Array, " n"], distribution: Distribution, *, num_bins: int = 1
     bins, counts = np.arange(num_rows) * num_bins // num_rows, jnp.ones(num_rows, y.dtype)
     if weights is not None:
         counts = linalg.fractions_of(weights, y.dtype)[order]
-        bins = jnp.clip((jnp.cumsum(counts) - counts) * num_bins, 0, num_bins - 1).astype(jnp.int32)
+        # What rounding puts just below the edge of a bin lies on it.
+        before = num_bins * (jnp.cumsum(counts) - counts + num_rows * jnp.finfo(y.dtype).eps)
+        bins = jnp.clip(before, 0, num_bins - 1).astype(jnp.int32)
 
     def bin_sums(values: Float[Array, " n"]) -> Float[Array, " bins"]:
         return jax.ops.segment_sum(counts * values[order], bins, num_segments=num_bins, indices_are_sorted=True)

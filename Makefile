@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 # XLA's thread pool and the test workers would fight for the same cores. The tests of a file share compiled functions, and
 # so a worker.
-PYTEST := NPROC=1 $(BIN)/pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
+PYTEST := NPROC=1 $(BIN)/pytest --numprocesses=$(JOBS) --dist=loadfile
 
 .PHONY: setup demo test test-slow test-pythons check-wheel lint format bench-peers clean
 

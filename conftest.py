@@ -1,6 +1,5 @@
 """What every test runs under: shapes checked, rank promotion an error, the same random numbers each time."""
 
-import collections
 import gc
 import os
 from pathlib import Path
@@ -38,16 +37,6 @@ def pytest_configure(config: pytest.Config) -> None:
         install_import_hook("jaxcal", "beartype.beartype")
     # Traces are many small objects that live long: the collector would go through them again and again.
     gc.set_threshold(50_000, 20, 100)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First the files that forget all programs, while there are few.
-
-    Then, so that workers end together, those of a few long tests, and of the others those with many tests.
-    """
-    sizes = collections.Counter(item.path for item in items)
-    shares_programs = lambda item: "own_programs" not in getattr(item, "fixturenames", ())
-    items.sort(key=lambda item: (shares_programs(item), sizes[item.path] > 4, -sizes[item.path], item.path))
 
 
 @pytest.fixture(autouse=True, scope="module")

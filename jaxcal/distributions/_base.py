@@ -60,12 +60,18 @@ class Distribution(eqx.Module):
 
         Raises:
             ValueError: if p has more than one axis, or a known level lies outside [0, 1].
+
+        Warns:
+            UserWarning: if the table or the sample behind the distribution is too small for a known level strictly
+                between 0 and 1; it says what the quantile is then.
         """
         levels = _checks.as_floats("p", p)
         if levels.ndim > 1:
             raise ValueError(f"p must be one level or a vector of levels; got shape {levels.shape}.")
         check_share("p", levels)
-        return self._quantiles(levels)
+        values = self._quantiles(levels)
+        self._warn_of_levels(p, values)
+        return values
 
     @eqx.filter_jit
     def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -79,9 +85,18 @@ class Distribution(eqx.Module):
 
         Raises:
             ValueError: if `confidence_level` is not one number between 0 and 1.
+
+        Warns:
+            UserWarning: as `icdf` does, once.
         """
         check_confidence_level(confidence_level)
-        return self.icdf((1 - confidence_level) / 2), self.icdf((1 + confidence_level) / 2)
+        level = (1 + confidence_level) / 2
+        lower, upper = (self._quantiles(jnp.asarray(p)) for p in ((1 - confidence_level) / 2, level))
+        self._warn_of_levels(level, upper)  # once for both ends
+        return lower, upper
+
+    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
+        """Warn the caller of `icdf` or `interval` of known levels that the distribution does not reach."""
 
 
 def marked_out_of_fold(distribution: D) -> D:
@@ -154,7 +169,7 @@ def check_confidence_level(confidence_level: ArrayLike) -> None:
 
 
 def warn_if_too_few(rows: int, levels: ArrayLike, what: str = "the quantile is infinite") -> None:
-    """Warn the caller of a distribution's method of known levels that so few calibration rows do not reach."""
+    """Warn of known levels that so few calibration rows do not reach: within `Distribution._warn_of_levels`."""
     if _checks.is_traced(levels):
         return
     known = np.atleast_1d(np.asarray(levels, float))
@@ -163,7 +178,7 @@ def warn_if_too_few(rows: int, levels: ArrayLike, what: str = "the quantile is i
     if rows < needed:
         warnings.warn(
             f"{rows} calibration rows are too few for the level asked for, which needs at least {needed}: {what}.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -119,21 +119,6 @@ class CrossConformal(Distribution):
         crps = lambda centers, widths, y: scores.empirical_crps(y, jnp.sort(_table(centers, widths)))
         return self._each_row(crps, match(y, self.mean))
 
-    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
-        """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.
-
-        Raises:
-            ValueError: if p has more than one axis, or a known level lies outside [0, 1].
-
-        Warns:
-            UserWarning: if there are too few calibration rows for a known level strictly between 0 and 1, whose
-                quantile is then infinite.
-        """
-        values = super().icdf(p)
-        if not _checks.is_traced(p):
-            warn_if_too_few(self.errors.shape[-1], np.atleast_1d(np.abs(2 * np.asarray(p) - 1)))
-        return values
-
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
         """The ends (lower, upper) of the central interval, which has the coverage of `guarantee`.
 
@@ -142,10 +127,14 @@ class CrossConformal(Distribution):
         outside: the quantiles at (1 -+ confidence_level) / 2.
         """
         check_confidence_level(confidence_level)
-        ends = self._both(jnp.asarray([(1 - confidence_level) / 2, (1 + confidence_level) / 2]))
-        if not _checks.is_traced(confidence_level):
-            warn_if_too_few(self.errors.shape[-1], np.atleast_1d(confidence_level))
+        level = (1 + confidence_level) / 2
+        ends = self._both(jnp.asarray([(1 - confidence_level) / 2, level]))
+        self._warn_of_levels(level, ends[1])
         return ends
+
+    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
+        if not _checks.is_traced(p):
+            warn_if_too_few(self.errors.shape[-1], np.abs(2 * np.asarray(p) - 1))
 
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:

@@ -127,21 +127,6 @@ class Empirical(Distribution):
         score = self._read(lambda z, u: scores.empirical_crps(u, z), u)
         return jnp.where(positive, self.scale * score, jnp.abs(error))
 
-    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
-        """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.
-
-        Raises:
-            ValueError: if p has more than one axis, or a known level lies outside [0, 1].
-
-        Warns:
-            UserWarning: if the table is too short for a known level strictly between 0 and 1, whose quantile is then
-                infinite.
-        """
-        values = super().icdf(p)
-        if self.rule in INFINITE_RULES and not _checks.is_traced(p):
-            warn_if_too_few(*self._needed_of_the_table(np.asarray(p)))
-        return values
-
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
         """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2.
 
@@ -153,7 +138,10 @@ class Empirical(Distribution):
             return super().interval(confidence_level)
         check_confidence_level(confidence_level)
         level = (1 + confidence_level) / 2
-        return self._quantiles(jnp.asarray(1 - level)), self.icdf(level)
+        # Of ranks that mirror each other: the upper level is then exactly 1 less the lower one.
+        lower, upper = (self._quantiles(jnp.asarray(p)) for p in (1 - level, level))
+        self._warn_of_levels(level, upper)
+        return lower, upper
 
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
@@ -190,12 +178,13 @@ class Empirical(Distribution):
         """The mean over the table; of a shared one with an axis of length 1 for the rows."""
         return values.mean(-1, keepdims=self._is_shared)
 
-    def _needed_of_the_table(self, p: np.ndarray) -> tuple[int, np.ndarray, str]:
-        """The number of calibration rows, the levels at which these must guarantee a coverage, and of which rows."""
-        symmetric, randomized, size = self.rule == "symmetric", self.rule == "randomized", self.z.shape[-1]
-        levels = np.abs(2 * p - 1) if symmetric else outer_levels(p)
-        where = "the quantile is infinite" + (" in some rows" if randomized else "")
-        return size // 2 if symmetric else size, np.asarray(levels), where
+    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
+        if self.rule not in INFINITE_RULES or _checks.is_traced(p):
+            return
+        symmetric, size = self.rule == "symmetric", self.z.shape[-1]
+        levels = np.abs(2 * np.asarray(p) - 1) if symmetric else outer_levels(p)
+        where = " in some rows" if self.rule == "randomized" else ""
+        warn_if_too_few(size // 2 if symmetric else size, levels, f"the quantile is infinite{where}")
 
 
 def _check_symmetric(name: str, values: Array) -> None:

@@ -88,28 +88,18 @@ class GroupedEmpirical(Distribution):
         score = tables.crps(self.tables, self.group, error / jnp.where(positive, self.scale, 1))
         return jnp.where(positive, self.scale * score, jnp.abs(error))
 
-    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
-        """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.
-
-        Raises:
-            ValueError: if p has more than one axis, or a known level lies outside [0, 1].
-
-        Warns:
-            UserWarning: if the table of a row is too short for a known level strictly between 0 and 1, so that its
-                quantile is infinite.
-        """
-        values = super().icdf(p)
-        if self.rule in quantiles.CONFORMAL_RULES and not _checks.is_traced(p, values):
-            inside = np.broadcast_to((np.asarray(p) > 0) & (np.asarray(p) < 1), values.shape)
-            infinite = np.isinf(np.asarray(values)) & inside
-            if infinite.any():
-                rows = int(infinite.reshape(len(infinite), -1).any(axis=1).sum())
-                warnings.warn(
-                    f"in {rows} rows the quantile is infinite: their groups have too few calibration rows for a "
-                    "guarantee at the level asked for.",
-                    stacklevel=2,
-                )
-        return values
+    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
+        if self.rule not in quantiles.CONFORMAL_RULES or _checks.is_traced(p, values):
+            return
+        inside = (np.asarray(p) > 0) & (np.asarray(p) < 1)
+        infinite = np.isinf(np.asarray(values)) & inside
+        if infinite.any():
+            rows = int(infinite.reshape(len(infinite), -1).any(axis=1).sum())
+            warnings.warn(
+                f"in {rows} rows the quantile is infinite: their groups have too few calibration rows for a "
+                "guarantee at the level asked for.",
+                stacklevel=3,
+            )
 
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:

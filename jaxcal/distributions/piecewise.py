@@ -17,7 +17,6 @@ from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
     as_rows,
-    check_confidence_level,
     check_increasing,
     check_not_negative,
     match,
@@ -233,40 +232,17 @@ class ScaledQuantiles(Distribution):
             score = score + inside - 2 * (beyond_end - _normal_tail(x, end, mass) * _normal_excess(x)[0])
         return jnp.where(self.scale > 0, self.scale * score, jnp.abs(error))
 
-    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
-        """The quantiles at levels p in [0, 1], [n] for one level, [n, k] for k levels: those of Z, placed in every row.
-
-        Raises:
-            ValueError: if p has more than one axis, or a known level lies outside [0, 1].
-
-        Warns:
-            UserWarning: with `from_sample`, if the sample is too small for a known level strictly between 0 and 1.
-        """
-        values = self._placed_quantiles(p)
+    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
         if self.from_sample:
             warn_if_too_few(self.z.shape[-1], outer_levels(p), _BEYOND[self.tails])
-        return values
 
-    def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-        """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2.
-
-        Raises:
-            ValueError: if `confidence_level` is not one number between 0 and 1.
-
-        Warns:
-            UserWarning: as `icdf` does.
-        """
-        check_confidence_level(confidence_level)
-        upper = self.icdf((1 + confidence_level) / 2)
-        return self._placed_quantiles((1 - confidence_level) / 2), upper
-
-    def _placed_quantiles(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
-        """The quantiles of Z, placed in every row."""
+    @eqx.filter_jit
+    def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The quantiles of Z at checked levels, placed in every row."""
         loc, scale = self.loc, self.scale
         standard = jnp.zeros_like(loc[..., :1]), jnp.ones_like(scale[..., :1])
-        z = Distribution.icdf(
-            eqx.tree_at(lambda distribution: (distribution.loc, distribution.scale), self, standard), p
-        )
+        of_z = eqx.tree_at(lambda distribution: (distribution.loc, distribution.scale), self, standard)
+        z = Distribution._quantiles(of_z, levels)
         if z.ndim > loc.ndim:
             loc, scale = loc[..., None], scale[..., None]
         return place(jnp.broadcast_to(z, jnp.broadcast_shapes(z.shape, loc.shape)), loc, scale)

@@ -15,7 +15,6 @@ from jaxcal import _checks
 from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
-    check_confidence_level,
     check_increasing,
     match,
     outer_levels,
@@ -99,31 +98,8 @@ class Recalibrated(Distribution):
         y = match(y, self.base.mean)
         return 2 * self._expectation(lambda p, q: jnp.maximum(q - y, 0) - p * (q - y))
 
-    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
-        """The base's quantiles at the levels that R maps to p: [n] for one level, [n, k] for k levels.
-
-        Raises:
-            ValueError: if p has more than one axis, or a known level lies outside [0, 1].
-
-        Warns:
-            UserWarning: if there are too few calibration rows for a known level strictly between 0 and 1.
-        """
-        values = super().icdf(p)
+    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
         warn_if_too_few(self.u.shape[-1], outer_levels(p), _BEYOND)
-        return values
-
-    def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-        """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2.
-
-        Raises:
-            ValueError: if `confidence_level` is not one number between 0 and 1.
-
-        Warns:
-            UserWarning: as `icdf` does.
-        """
-        check_confidence_level(confidence_level)
-        upper = self.icdf((1 + confidence_level) / 2)
-        return super().icdf((1 - confidence_level) / 2), upper
 
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:

@@ -116,6 +116,20 @@ def as_weights(values: Any, length: int) -> Float[Array, " n"] | None:
     return weights
 
 
+def check_weights_of_groups(labels: np.ndarray, number: np.ndarray, weights: ArrayLike) -> None:
+    """Raise ValueError if the known weights of all rows of a group are 0.
+
+    Args:
+        labels: of the groups.
+        number: the number of each row's group [n].
+        weights: of the rows [n].
+    """
+    total = np.bincount(number, np.asarray(weights), minlength=len(labels))
+    if (total == 0).any():
+        label = labels[total == 0][0].item()
+        raise ValueError(f"the weights of group {label!r} are all 0: at least one of its rows must count.")
+
+
 def as_labels(name: str, labels: Any, length: int) -> np.ndarray:
     """Labels of rows, numbers or strings, as a NumPy array [n].
 

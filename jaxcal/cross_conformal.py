@@ -28,7 +28,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, error_scale, standardized_errors
+from jaxcal.calibrators._base import check_base, error_scale, is_scaled, standardized_errors
 from jaxcal.cross_validation import (
     Fold,
     as_distribution,
@@ -399,10 +399,10 @@ def _constants(x: ArrayLike, y: ArrayLike) -> tuple[Float[Array, "n d"], Float[A
 
 
 def _is_scaled(score: str | None, base: Distribution) -> bool:
-    _checks.check_choice("score", score, (None, "absolute", "scaled"))
-    if score == "scaled":
-        error_scale(base, scaled=True)  # raises where there is no std
-    return score == "scaled" or (score is None and not isinstance(base, Point))
+    scaled = is_scaled(score, base)
+    if scaled:
+        error_scale(base, scaled)  # raises where there is no std
+    return scaled
 
 
 def _absolute_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Float[Array, " l"]:

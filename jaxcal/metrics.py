@@ -532,8 +532,8 @@ def _groups(by: ArrayLike | Sequence, weights: Weights, y: Float[Array, " n"]) -
         ValueError: if the labels are not as many as the rows, or all weights of a group are 0.
     """
     labels, number = np.unique(_checks.as_labels("by", by, y.shape[0]), return_inverse=True)
-    if weights is not None and (empty := np.bincount(number, np.asarray(weights)) == 0).any():
-        raise ValueError(f"the weights of group {labels[empty][0]} are all 0: at least one of its rows must count.")
+    if weights is not None:
+        _checks.check_weights_of_groups(labels, number, weights)
     return labels.tolist(), number.astype(np.int32)
 
 

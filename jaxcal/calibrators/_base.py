@@ -96,6 +96,16 @@ def location_and_scale(base: Distribution, scaled: bool) -> tuple[Float[Array, "
     return base.mean, error_scale(base, scaled)
 
 
+def is_scaled(score: str | None, base: Distribution) -> bool:
+    """Whether errors are measured in predicted stds: as the score says, or, where it is None, if base has a std.
+
+    Raises:
+        ValueError: if the score is none of None, "absolute" and "scaled".
+    """
+    _checks.check_choice("score", score, (None, "absolute", "scaled"))
+    return score == "scaled" or (score is None and not isinstance(base, Point))
+
+
 def error_scale(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
     """The scale that errors are divided by: the predicted stds [n] where `scaled`, else 1, for errors in those of y.
 

@@ -46,7 +46,7 @@ class Groups(eqx.Module):
         if by is None:
             return cls(labels=(), by=None), np.zeros(length, np.int32)
         function = by if callable(by) else None
-        labels, number = np.unique(_labels(x, by, length), return_inverse=True)
+        labels, number = np.unique(_checks.as_labels("by", _at(x, by, "by"), length), return_inverse=True)
         return cls(labels=tuple(labels.tolist()), by=function), number.astype(np.int32)
 
     def number_of_rows(self, x: ArrayLike | None, by: Labels | None, length: int) -> Int[Array, " n"]:
@@ -62,11 +62,10 @@ class Groups(eqx.Module):
         by = self.by if by is None else by
         if by is None:
             raise ValueError("the calibrator was fitted with labels of groups: give those of these rows, by=labels.")
-        given: Any = by(x) if callable(by) and x is not None else by
-        labels = np.array(self.labels)
+        given, labels = _at(x, by, "by"), np.array(self.labels)
         if _checks.is_traced(given):  # numbers, whose values are not known
             return jnp.clip(jnp.searchsorted(labels, given), 0, len(labels) - 1).astype(jnp.int32)
-        given = _labels(x, given, length)
+        given = _checks.as_labels("by", given, length)
         if (given.dtype.kind in "US") != (labels.dtype.kind in "US"):
             raise ValueError(f"by holds {given.dtype.name}, but the labels of the fit are {labels.dtype.name}.")
         place = np.minimum(np.searchsorted(labels, given), len(labels) - 1)
@@ -144,7 +143,10 @@ class GroupedTables(eqx.Module):
                 if self.weighted
                 else "weights have no effect: the calibrator was fitted without."
             )
-        new_weight = None if weights is None else weights_of(x, weights, loc.shape[0])
+        new_weight = None
+        if weights is not None:  # of new rows all may be 0
+            new_weight = _checks.as_vector("weights", _at(x, weights, "weights"), length=loc.shape[0])
+            _checks.check_not_negative("weights", new_weight)
         return GroupedEmpirical(loc, scale, number, self.tables, self.rule, new_weight)
 
     def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee | WeightedGuarantee:
@@ -179,16 +181,14 @@ def fit(
             a group are all 0.
     """
     groups, number = Groups.of(x, by, y.shape[0])
-    known = None if weights is None else weights_of(x, weights, y.shape[0])
+    known = None if weights is None else _checks.as_weights(_at(x, weights, "weights"), y.shape[0])
     errors = standardized_errors(base, y, scaled)
     if known is not None:
         counts = np.asarray(known)
-        total = np.bincount(number, counts)
-        if (total == 0).any():
-            label = groups.labels[int(np.argmax(total == 0))] if groups.labels else "of all rows"
-            raise ValueError(f"the weights of group {label!r} are all 0: at least one of its rows must count.")
-        # Of rows of weight 0 no table needs to know.
-        errors, number, known = errors[counts > 0], number[counts > 0], known[counts > 0]
+        if groups.labels:
+            _checks.check_weights_of_groups(np.array(groups.labels), number, counts)
+        if not counts.all():  # of rows of weight 0 no table needs to know
+            errors, number, known = errors[counts > 0], number[counts > 0], known[counts > 0]
     count = max(len(groups.labels), 1)
     symmetric = rule == "symmetric"
     return GroupedTables(
@@ -204,24 +204,13 @@ def fit(
     )
 
 
-def weights_of(x: ArrayLike | None, weights: Weights, length: int) -> Float[Array, " n"]:
-    """The weights of rows, given or by a function of x."""
-    if callable(weights):
-        if x is None:
-            raise ValueError("x is None, but weights is a function of x: give x.")
-        weights = weights(x)
-    found = _checks.as_vector("weights", weights, length=length)
-    _checks.check_not_negative("weights", found)
-    return found
-
-
-def _labels(x: ArrayLike | None, by: Labels, length: int) -> np.ndarray:
-    """The labels of rows, given or by a function of x."""
-    if callable(by):
-        if x is None:
-            raise ValueError("x is None, but by is a function of x: give x.")
-        by = by(x)
-    return _checks.as_labels("by", by, length)
+def _at(x: ArrayLike | None, values: Labels | Weights, name: str) -> Any:
+    """Labels or weights that are given, or those of a function of x."""
+    if not callable(values):
+        return values
+    if x is None:
+        raise ValueError(f"x is None, but {name} is a function of x: give x.")
+    return values(x)
 
 
 def _effective(number: np.ndarray, count: int, weights: Float[Array, " l"] | None, dtype: np.dtype) -> Array:

@@ -10,10 +10,8 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Real
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, location_and_scale, standardized_errors
-from jaxcal.distributions import Distribution, Point
-
-SCORES = (None, "absolute", "scaled")
+from jaxcal.calibrators._base import check_base, is_scaled, location_and_scale, standardized_errors
+from jaxcal.distributions import Distribution
 
 
 class OnlineIntervals(eqx.Module):
@@ -146,10 +144,9 @@ def calibration_scores(
 
 def signed_errors(base: Distribution, y: ArrayLike, score: str | None) -> tuple[Float[Array, " l"], bool]:
     """The errors of checked rows in the unit that the score asks for, and whether that is the predicted std."""
-    _checks.check_choice("score", score, SCORES)
     y = _checks.as_vector("y", y)
     check_base(base, y.shape[0])
-    scaled = score == "scaled" or (score is None and not isinstance(base, Point))
+    scaled = is_scaled(score, base)
     return standardized_errors(base, y, scaled), scaled
 
 

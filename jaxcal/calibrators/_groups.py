@@ -24,7 +24,7 @@ from jaxcal.functional.tables import Tables
 from jaxcal.guarantee import Guarantee, WeightedGuarantee
 from jaxcal.labels import StdBins
 
-Labels = ArrayLike | Sequence | Callable
+Labels = ArrayLike | Sequence | Callable | eqx.Module
 Weights = ArrayLike | Callable
 
 
@@ -42,7 +42,7 @@ class Groups(eqx.Module):
 
     Attributes:
         labels: of the groups, in increasing order; one group of all rows where there are none.
-        by: the function that gives them, of x or, as `labels.StdBins`, of the base; None where they come with the rows.
+        by: the module that gives them, of x or, as `labels.StdBins`, of the base; None where they come with the rows.
     """
 
     labels: tuple[Any, ...] = eqx.field(static=True)
@@ -58,8 +58,8 @@ class Groups(eqx.Module):
         if by is None:
             return cls(labels=(), by=None), np.zeros(length, np.int32)
         labels, number = np.unique(_checks.as_labels("by", _at(x, base, by, "by"), length), return_inverse=True)
-        function = (by if isinstance(by, eqx.Module) else _Function(by)) if callable(by) else None
-        return cls(labels=tuple(labels.tolist()), by=function), number.astype(np.int32)
+        module = by if isinstance(by, eqx.Module) else _Function(by) if callable(by) else None
+        return cls(labels=tuple(labels.tolist()), by=module), number.astype(np.int32)
 
     def number_of_rows(
         self, x: ArrayLike | None, base: Distribution, by: Labels | None, length: int

@@ -64,7 +64,7 @@ class _Density(eqx.Module):
     """Bins of all groups, each with a logistic shape, as of `functional.smoothing.sample_log_density`.
 
     Attributes:
-        ends: where the bins of all groups end [B], in logistic units of the group.
+        ends: where the bins of all groups end [B], in logistic units of the group; and padding.
         first: where the ends of each group begin [groups + 1].
         log_ratio: the log of the weight between each end and the one before it [B], less that of the logistic mass
             there.
@@ -103,6 +103,8 @@ def make(
     ranks = [_bin_ranks(int(size)) for size in sizes]
     first = np.concatenate([[0], np.cumsum([len(each) for each in ranks])])
     at_ends = np.concatenate(ranks) - 1 + np.repeat(start[:-1], np.diff(first))
+    # To a power of 2, so that groups of other sizes do not take another program: ends that no group has.
+    at_ends = np.pad(at_ends, (0, (1 << int(len(at_ends) - 1).bit_length()) - len(at_ends)), mode="edge")
     whole = lambda numbers: jax.device_put(numbers.astype(np.int32))
     return _make(values, whole(np.asarray(group)), weights, whole(start), whole(at_ends), whole(first))
 

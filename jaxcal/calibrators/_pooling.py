@@ -35,11 +35,12 @@ def best(
     to_all = tables.crps(every, nobody, errors) + every.distance[0]
     size = sizes.astype(errors.dtype)
     between = jax.ops.segment_sum(to_all, number, count) / size
-    n, others = size[number], jnp.maximum(size[number] - 1, 1)
-    pairs_own = (n**2 * own.distance[number] - n * to_own) / others**2
-    pairs_all = (total**2 * every.distance[0] - total * to_all) / (total - 1) ** 2
-    pairs_between = (n * total * between[number] - total * to_all - n * to_own) / (others * (total - 1))
-    to_own, to_all = n * to_own / others, total * to_all / (total - 1)
+    n = size[number]
+    less_own, less_all = n / jnp.maximum(n - 1, 1), total / (total - 1)
+    pairs_own = (own.distance[number] - to_own / n) * less_own**2
+    pairs_all = (every.distance[0] - to_all / total) * less_all**2
+    pairs_between = (between[number] - to_all / n - to_own / total) * less_own * less_all
+    to_own, to_all = to_own * less_own, to_all * less_all
 
     def score(k: Float[Array, ""]) -> Float[Array, ""]:
         part = k / (k + n - 1)

@@ -139,9 +139,10 @@ def _make(
     width, rise, before = step(z), step(middle), lambda each: each - step(each)
     rest = total[group] - middle
     powers = lambda f: jnp.stack([jnp.ones_like(f), (before(f) + f) / 2, _mean_square(before(f), f)], axis=1)
-    upto = jax.vmap(sums_within, (1, None), 1)
-    # From each value on: of the steps behind it.
+    # From each value on: of the steps behind it, from the last value backwards.
     behind = jnp.where(is_last[:, None], 0, jnp.roll(width[:, None] * powers(rest), -1, axis=0))
+    steps = jnp.stack([width[:, None] * powers(middle), behind[::-1]])
+    below, above = jax.vmap(sums_within)(steps, jnp.stack([is_first, is_last[::-1]]))
     levels = Levels(z, middle, start, total)
     return LinearTables(
         values=z,
@@ -150,8 +151,8 @@ def _make(
         total=total,
         center=center,
         spread=spread,
-        below=upto(width[:, None] * powers(middle), is_first),
-        above=upto(behind[::-1], is_last[::-1])[::-1],
+        below=below,
+        above=above[::-1],
         moments=of_group(rise[:, None] * powers(z)[:, 1:]),
         density=_density(levels, spread, group, at_ends, first),
     )

@@ -216,8 +216,8 @@ def _tolerance(target: Float[Array, " n"], total: Float[Array, " n"], size: Int[
     return jnp.minimum(eps * (4 * target + mean * jnp.minimum(size, 1000)), 0.25 * mean)
 
 
-def sums_within(values: Float[Array, " m"], first: Bool[Array, " m"]) -> Float[Array, " m"]:
-    """Sums up to each value, begun anew where one is the first of its table.
+def sums_within(values: Float[Array, "m *k"], first: Bool[Array, " m"]) -> Float[Array, "m *k"]:
+    """Sums up to each value, or row of values, begun anew where one is the first of its table.
 
     Example:
         >>> print(sums_within(jnp.array([1.0, 2.0, 4.0]), jnp.array([True, False, True])))
@@ -228,4 +228,4 @@ def sums_within(values: Float[Array, " m"], first: Bool[Array, " m"]) -> Float[A
         (sums, _), (values, anew) = left, right
         return jnp.where(anew, values, sums + values), left[1] | anew
 
-    return jax.lax.associative_scan(add, (values, first))[0]
+    return jax.lax.associative_scan(add, (values, first.reshape(first.shape + (1,) * (values.ndim - 1))))[0]

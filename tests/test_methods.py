@@ -241,14 +241,15 @@ NEEDS_VALUES = {
     "usnrt": {"fit": "a tree grows by the values of x and y"},
     "kmeans": {"fit": "scikit-learn needs NumPy arrays"},
     **dict.fromkeys(FORESTS, dict.fromkeys(["fit", "predict"], "neither fit nor prediction runs")),
-    **dict.fromkeys(["isotonic-groups", "crude-pooled"], {"fit": "by is traced, but its values must be known"}),
+    "isotonic-groups": {"vmap": "by is traced, but its values must be known"},
+    "crude-pooled": {"vmap": "by is traced, but its values must be known"},
 }
 # Trees grow to sizes that depend on the values: only a fit to the same ones compiles nothing.
 SHAPES_BY_VALUES = {"usnrt"}
-# What these predict depends on the inputs through the base alone.
+# What these predict depends on the inputs through the base alone, or by a function that takes any.
 BY_BASE_ALONE = {
     *("crude", "conformal", "conformal-quantile", "conformal-randomized", "conformal-linear"),
-    *("gaussian-mle", "isotonic", "neural-quantiles"),
+    *("gaussian-mle", "isotonic", "neural-quantiles", "crude-weights", "crude-pooled", "isotonic-groups"),
 }
 # A constant target, or a constant error of the base: who predicts it exactly, and who has nothing to learn from.
 NETWORKS = ("mlp", "variance-network", "deep-ensemble", "dropout", "concrete-dropout", "evidential", "neural-process")
@@ -257,7 +258,7 @@ EXACT = {
     "error": {"gaussian-mle", "isotonic", "conformal-linear"},
 }
 REFUSED = {
-    "target": {"gaussian-process", "nngp", "accrue", "sharp-gp", "sharp-gp-paper", *FORESTS},
+    "target": {"gaussian-process", "nngp", "accrue", "accrue-relative", "sharp-gp", "sharp-gp-paper", *FORESTS},
     "error": {"rio", "rio-nearest", "rio-collapsed"},
 }
 # What makes a training diverge. The fits of Gaussian processes end without a covariance in tests of their own
@@ -363,7 +364,7 @@ def test_vmap_over_runs_keeps_the_dtype(method):
     """Known from the traces alone."""
     runs = [np.stack([a, a]).astype(np.float32) for a in (X, MEAN, Y)]
     predict = lambda x, mean, y: method.call(method.fit(x, mean, y), x, mean)
-    with method.traces("fit"):
+    with method.traces("fit", "vmap"):
         distribution = eqx.filter_eval_shape(eqx.filter_vmap(predict), *runs)
         moments = lambda distribution: (distribution.mean, distribution.std)
         for moment in eqx.filter_eval_shape(eqx.filter_vmap(moments), distribution):
@@ -385,7 +386,7 @@ def test_a_method_that_needs_values_keeps_the_dtype(method):
 def test_vmap_over_runs_predicts_what_a_loop_does(method):
     other = X[::-1], MEAN[::-1] + 1, 2 * Y[::-1]
     runs = [jnp.stack(pair) for pair in zip((X, MEAN, Y), other, strict=True)]
-    with method.traces("fit"):
+    with method.traces("fit", "vmap"):
         modules = eqx.filter_vmap(method.fit)(*runs)
         means = eqx.filter_vmap(lambda *run: method.call(*run).mean)(modules, *runs[:2])
         np.testing.assert_allclose(means[0], method.mean(), atol=method.tolerance)

@@ -216,7 +216,7 @@ def _tolerance(target: Float[Array, " n"], total: Float[Array, " n"], size: Int[
     return jnp.minimum(eps * (4 * target + mean * jnp.minimum(size, 1000)), 0.25 * mean)
 
 
-def sums_within(values: Float[Array, "m *k"], first: Bool[Array, " m"]) -> Float[Array, "m *k"]:
+def sums_within(values: Float[Array, "m ..."], first: Bool[Array, " m"]) -> Float[Array, "m ..."]:
     """Sums up to each value, or row of values, begun anew where one is the first of its table.
 
     Example:

@@ -19,7 +19,17 @@ RESULT = Path(__file__).parents[1] / "results" / "groups.md"
 SIZES, BINS, NUM_NEW = (60, 200, 1000, 10_000), (4, 20), 4000
 RUNS = {60: 100, 200: 100, 1000: 40, 10_000: 10}
 DATASETS = (
-    *("yacht", "auto_mpg", "energy", "concrete", "airfoil", "wine_red", "wine_white", "parkinsons", "power_plant"),
+    *(
+        "yacht",
+        "auto_mpg",
+        "energy_heating",
+        "concrete",
+        "airfoil",
+        "wine_red",
+        "wine_white",
+        "parkinsons_total",
+        "power_plant",
+    ),
     *("protein", "appliances", "beijing_pm25", "tetuan"),
 )
 SPLITS, MOST_ROWS = 10, 8000

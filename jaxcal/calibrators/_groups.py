@@ -58,7 +58,7 @@ class Groups(eqx.Module):
         if not self.labels:
             if by is not None:
                 raise ValueError("by has no effect: the calibrator was fitted without groups.")
-            return jnp.zeros(length, jnp.int32)
+            return jax.device_put(np.zeros(length, np.int32))
         by = self.by if by is None else by
         if by is None:
             raise ValueError("the calibrator was fitted with labels of groups: give those of these rows, by=labels.")
@@ -181,12 +181,10 @@ def fit(
             a group are all 0.
     """
     groups, number = Groups.of(x, by, y.shape[0])
-    known = None if weights is None else _checks.as_weights(_at(x, weights, "weights"), y.shape[0])
+    known = weights_of(x, weights, groups, number)
     errors = standardized_errors(base, y, scaled)
     if known is not None:
         counts = np.asarray(known)
-        if groups.labels:
-            _checks.check_weights_of_groups(np.array(groups.labels), number, counts)
         if not counts.all():  # of rows of weight 0 no table needs to know
             errors, number, known = errors[counts > 0], number[counts > 0], known[counts > 0]
     count = max(len(groups.labels), 1)
@@ -202,6 +200,23 @@ def fit(
         weighted=weights is not None,
         out_of_fold=base.is_out_of_fold,
     )
+
+
+def weights_of(
+    x: ArrayLike | None, weights: Weights | None, groups: Groups, number: np.ndarray
+) -> Float[Array, " l"] | None:
+    """The weights of calibration rows, or None.
+
+    Raises:
+        ValueError: if they are not as many as the rows; if one is negative, NaN or infinite, or those of a group are
+            all 0; if they are a function of x, and x is None.
+    """
+    if weights is None:
+        return None
+    known = _checks.as_weights(_at(x, weights, "weights"), len(number))
+    if groups.labels and not _checks.is_traced(known):
+        _checks.check_weights_of_groups(np.array(groups.labels), number, np.asarray(known))
+    return known
 
 
 def _at(x: ArrayLike | None, values: Labels | Weights, name: str) -> Any:

@@ -67,8 +67,10 @@ def fit(
     number of rows, (sum w)^2 / sum(w^2). A row of weight 2 counts as much as two rows, but as evidence of the
     uncertainty of a and b it is one. So weights that are all equal are as none, whatever their size, and a row of
     weight 0 does not count. With w(x) the density of new inputs over that of the calibration inputs, a and b are those
-    of the new rows, also where the errors depend on x otherwise than base says. The intervals then cover about what
-    they claim: of normal errors to within 1 % from 20 rows on, and more than they claim with fewer.
+    of the new rows, also where the errors depend on x otherwise than base says. Of independent normal errors the
+    intervals then cover about what they claim: from ten effective rows on to within 1.5 %, with fewer more (93 % in
+    place of 90 % with five). Where the scale of z depends on x they cover less with few rows (86 % with ten effective
+    rows, 89 % with 80).
 
     `preset="paper"` takes the estimates for the truth: N(mu + a, (b s)^2), N(mu + a s, (b s)^2) or N(mu, (b s)^2), with
     the divisor n in b^2.
@@ -130,7 +132,9 @@ def fit(
     if not preset and counts is None:
         _check_degrees_of_freedom(sizes - (shift != "none"), sizes, groups)
     scaled = not isinstance(base, Point)
-    rows = _Rows(base.mean, error_scale(base, scaled), y, counts)
+    # Weights of 1 go through the same program as others: equal ones, of any size, change no bit.
+    w = jax.device_put(np.ones(y.shape, y.dtype)) if counts is None else counts
+    rows = _Rows(base.mean, error_scale(base, scaled), y, w)
     fitted = _fit(rows, groups, number if groups.labels else None, shift, scaled, plug_in=preset == "paper")
     if counts is not None and fitted.df is not None and not _checks.is_traced(fitted.df):
         _check_degrees_of_freedom(np.atleast_1d(fitted.df), sizes, groups)
@@ -236,7 +240,7 @@ class _Rows(NamedTuple):
     mean: Float[Array, " n"]
     std: Float[Array, " n"]
     y: Float[Array, " n"]
-    weights: Float[Array, " n"] | None
+    weights: Float[Array, " n"]
 
 
 class _Regression(NamedTuple):
@@ -299,9 +303,9 @@ def _regression(
     of_row = lambda values: values if number is None else values[number]
     largest = lambda values: _max(values, number, num_groups)
     z = (rows.y - rows.mean) / rows.std
-    w = jnp.ones_like(z)
-    if rows.weights is not None:
-        w = rows.weights.astype(z.dtype) / of_row(largest(rows.weights.astype(z.dtype)))
+    w = rows.weights.astype(z.dtype)
+    greatest = of_row(largest(w))
+    w = jnp.where(w == greatest, 1, w / greatest)  # a compiled quotient of equal numbers need not be 1
     counts = w > 0
     size = largest(jnp.where(counts, jnp.abs(z), 0))
     size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
@@ -345,25 +349,26 @@ def _log_score(rows: _Regression, slope: Float[Array, " groups"] | None) -> Floa
     """The weighted sum of the log densities of all z, each predicted from the others of its group; with a slope, or 0.
 
     With h = w u^2 / sum(w u^2), residuals e = z - slope u and R = sum w e^2, the error of a row that is predicted
-    without it is e / (1 - h), and the weighted sum of squares of the others R - w e^2 / (1 - h).
+    without it is e / (1 - h), and the weighted sum of squares of the others R - w e^2 / (1 - h). The others count as
+    one effective row less than all.
     """
     info = jnp.finfo(rows.z.dtype)
     wu = rows.w * rows.u
-    products = rows.sum(wu * rows.u)
-    rest = 1 if slope is None else jnp.maximum(1 - wu * rows.u / rows.of_row(products), info.eps)
+    products = rows.of_row(rows.sum(wu * rows.u))
+    rest = 1 if slope is None else jnp.maximum(1 - wu * rows.u / products, info.eps)
     residual = rows.z if slope is None else rows.z - rows.of_row(slope) * rows.u
     squares = rows.w * residual**2
     # The floor keeps the scale of residuals that are all 0 above 0.
-    total = rows.of_row(jnp.maximum(rows.sum(squares), info.tiny / info.eps))
+    total = rows.of_row(jnp.maximum(rows.sum(squares), info.tiny / info.eps**2))
     others = jnp.maximum(total - squares / rest, info.eps * total)
     weight = jnp.maximum(rows.of_row(rows.sum(rows.w)) - rows.w, info.eps)
-    effective = weight / ((rows.of_row(rows.sum(rows.w**2)) - rows.w**2) / weight)
-    df = effective - (slope is not None)
-    known = df >= 1
-    df = jnp.where(known, df, 1)
-    spread = jnp.ones_like(rows.z)
+    effective = rows.effective_rows() - 1
+    df = jnp.maximum(effective - (slope is not None), 1)
+    variance = others / weight * rows.of_row(effective / df)
     if slope is not None:  # the shift of the others is uncertain
-        left = rows.of_row(rows.sum(wu**2)) - wu**2
-        spread = linalg.root_sum_squares(spread, rows.u * linalg.sqrt(left) / (rows.of_row(products) * rest))
-    log_density = student_t.log_prob(residual / rest, df, 0.0, jnp.sqrt(others / weight * effective / df) * spread)
-    return rows.sum(jnp.where(rows.w > 0, rows.w * jnp.where(known, log_density, -jnp.inf), 0))
+        variance = variance * (1 + rows.u**2 * (rows.of_row(rows.sum(wu**2)) - wu**2) / (products * rest) ** 2)
+    peak = student_t.log_prob(jnp.zeros_like(df), df, 0.0, 1.0)
+    far = jnp.log1p((residual / rest) ** 2 / (variance * rows.of_row(df)))
+    log_density = rows.of_row(peak) - 0.5 * jnp.log(variance) - 0.5 * rows.of_row(df + 1) * far
+    score = rows.sum(jnp.where(rows.w > 0, rows.w * log_density, 0))
+    return jnp.where(effective - (slope is not None) >= 1, score, -jnp.inf)

@@ -76,6 +76,11 @@ class Groups(eqx.Module):
             )
         return jax.device_put(place.astype(np.int32))
 
+    def check_weights(self, number: np.ndarray, weights: Float[Array, " l"] | None) -> None:
+        """Raise ValueError if the known weights of all rows of a group are 0."""
+        if self.labels and weights is not None and not _checks.is_traced(weights):
+            _checks.check_weights_of_groups(np.array(self.labels), number, np.asarray(weights))
+
     def number_of(self, label: Any) -> int:
         """The number of the group with a label.
 
@@ -181,7 +186,8 @@ def fit(
             a group are all 0.
     """
     groups, number = Groups.of(x, by, y.shape[0])
-    known = weights_of(x, weights, groups, number)
+    known = weights_of(x, weights, y.shape[0])
+    groups.check_weights(number, known)
     errors = standardized_errors(base, y, scaled)
     if known is not None:
         counts = np.asarray(known)
@@ -202,21 +208,14 @@ def fit(
     )
 
 
-def weights_of(
-    x: ArrayLike | None, weights: Weights | None, groups: Groups, number: np.ndarray
-) -> Float[Array, " l"] | None:
+def weights_of(x: ArrayLike | None, weights: Weights | None, length: int) -> Float[Array, " l"] | None:
     """The weights of calibration rows, or None.
 
     Raises:
-        ValueError: if they are not as many as the rows; if one is negative, NaN or infinite, or those of a group are
-            all 0; if they are a function of x, and x is None.
+        ValueError: if they are not as many as the rows; if one is negative, NaN or infinite, or all are 0; if they are
+            a function of x, and x is None.
     """
-    if weights is None:
-        return None
-    known = _checks.as_weights(_at(x, weights, "weights"), len(number))
-    if groups.labels and not _checks.is_traced(known):
-        _checks.check_weights_of_groups(np.array(groups.labels), number, np.asarray(known))
-    return known
+    return None if weights is None else _checks.as_weights(_at(x, weights, "weights"), length)
 
 
 def _at(x: ArrayLike | None, values: Labels | Weights, name: str) -> Any:

@@ -127,7 +127,8 @@ def fit(
     check_base(base)
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
     groups, number = Groups.of(x, by, y.shape[0])
-    counts = _groups.weights_of(x, weights, groups, number)
+    counts = _groups.weights_of(x, weights, y.shape[0])
+    groups.check_weights(number, counts)
     sizes = np.bincount(number)
     if not preset and counts is None:
         _check_degrees_of_freedom(sizes - (shift != "none"), sizes, groups)

@@ -82,8 +82,9 @@ def fit(
     With weights the mean CRPS is weighted, of the rows trained on and of the validation set, and the reliability score
     compares Phi with the weighted empirical cdf of the errors. A row of weight 2 counts as two rows, one of weight 0
     not at all, and weights that are all equal are as none. With w(x) the density of new inputs over that of the
-    calibration inputs, both scores are estimates of those of the new rows. How long a polynomial may become is decided
-    by the effective number of rows, (sum w)^2 / sum(w^2).
+    calibration inputs, both scores are estimates of those of the new rows; a std that can follow the errors everywhere
+    gains little by it. How long a polynomial may become is decided by the effective number of rows,
+    (sum w)^2 / sum(w^2).
 
     Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`. No gradient passes through
     the fit; predictions are differentiable in x and base, and `functional.scores.accrue_loss` is a loss to train mean

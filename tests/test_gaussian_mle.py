@@ -214,27 +214,41 @@ def test_groups_that_are_too_small_are_named():
         gaussian_mle.fit(None, Point(np.zeros(60)), np.maximum(np.arange(60) - 4.0, 0), by=["few"] * 5 + ["many"] * 55)
 
 
-def coverage_after_a_shift_of_inputs(size, spread, weighted, runs):
-    """Of 90 % intervals: calibration inputs N(0, 1), new ones N(1, 1), errors of std exp(spread x)."""
+def probabilities_after_a_shift_of_inputs(size, spread, weighted, runs, reading=None):
+    """F(y) of new rows: calibration inputs N(0, 1), new ones N(1, 1), errors of std exp(spread x)."""
     x = np.random.default_rng(4).normal(size=(runs, size + 1)) + np.eye(size + 1)[-1]
     y = np.exp(spread * x) * np.random.default_rng(5).normal(size=x.shape)
 
     def one(x, y):
         weights = jnp.exp(x[:-1]) if weighted else None
-        fitted = gaussian_mle.fit(None, Point(jnp.zeros(size)), y[:-1], weights=weights)
+        fitted = gaussian_mle.fit(None, Point(jnp.zeros(size)), y[:-1], shift=reading, weights=weights)
         return fitted(None, Point(jnp.zeros(1))).cdf(y[-1:])[0]
 
-    return np.mean(np.abs(2 * np.asarray(jax.jit(jax.vmap(one))(x, y)) - 1) < 0.9)
+    return np.asarray(jax.jit(jax.vmap(one))(x, y))
+
+
+def coverage(p, level):
+    return np.mean(np.abs(2 * p - 1) < level)
 
 
 def test_weights_make_intervals_cover_rows_with_shifted_inputs():
     error = 3 * math.sqrt(0.09 / 2000)
-    assert abs(coverage_after_a_shift_of_inputs(40, 0.0, True, 2000) - 0.9) < error + 0.01
-    assert (
-        coverage_after_a_shift_of_inputs(40, 0.4, False, 2000)
-        < 0.85
-        < coverage_after_a_shift_of_inputs(40, 0.4, True, 2000)
-    )
+    known = probabilities_after_a_shift_of_inputs(40, 0.0, True, 2000)
+    assert abs(coverage(known, 0.9) - 0.9) < error + 0.01
+    ignored, weighted = (probabilities_after_a_shift_of_inputs(40, 0.4, use, 2000) for use in (False, True))
+    assert coverage(ignored, 0.9) < 0.85 < coverage(weighted, 0.9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reading", ["constant", "none", "auto"])
+@pytest.mark.parametrize("size", [9, 19, 99, 999])
+def test_weighted_intervals_cover_about_what_they_claim(size, reading):
+    # Effective rows: 5, 10, 41, 370.
+    runs = 20000 if size < 999 else 4000
+    p = probabilities_after_a_shift_of_inputs(size, 0.0, True, runs, reading)
+    for level in (0.5, 0.8, 0.9, 0.99):
+        error = 4 * math.sqrt(level * (1 - level) / runs)
+        assert -error - 0.005 < coverage(p, level) - level < error + (0.04 if size == 9 else 0.015)
 
 
 @pytest.mark.parametrize("size", [5, 9])

@@ -140,6 +140,8 @@ def as_labels(name: str, labels: Any, length: int) -> np.ndarray:
     if is_traced(labels):
         raise TypeError(f"{name} is traced, but its values must be known: call this outside jit, vmap and grad.")
     found = np.asarray(labels)
+    if found.dtype == object and all(isinstance(label, str) for label in found):  # as data frames have them
+        found = found.astype(str)
     if found.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), a label for each row; got {found.shape}.")
     if found.dtype.kind == "f" and np.isnan(found).any():

@@ -27,13 +27,19 @@ class Standardizer(eqx.Module):
 
     @classmethod
     @eqx.filter_jit
-    def of(cls, values: Float[Array, " n *d"]) -> "Standardizer":
-        """The standardizer of a sample, column by column."""
+    def of(cls, values: Float[Array, " n *d"], weights: Float[Array, " n"] | None = None) -> "Standardizer":
+        """The standardizer of a sample, column by column; with positive weights of the rows of a weighted one."""
         # On the range [0, 1] no square over- or underflows, and a constant column is exactly constant.
         low = jnp.min(values, axis=0)
         span = jnp.max(values, axis=0) - low
         unit = (values - low[None]) / _nonzero(span)[None]
-        return cls(low + span * jnp.mean(unit, axis=0), span * jnp.std(unit, axis=0, ddof=1))
+        if weights is None:
+            return cls(low + span * jnp.mean(unit, axis=0), span * jnp.std(unit, axis=0, ddof=1))
+        fractions = (weights / weights.sum()).astype(values.dtype)
+        mean = jnp.tensordot(fractions, unit, 1)
+        # The divisor n - 1 of n rows of equal weight.
+        variance = jnp.tensordot(fractions, (unit - mean[None]) ** 2, 1) / (1 - jnp.sum(fractions**2))
+        return cls(low + span * mean, span * jnp.sqrt(variance))
 
     @classmethod
     @eqx.filter_jit

@@ -175,6 +175,52 @@ def test_recalibration_composes():
     )
 
 
+def test_weights_that_are_equal_or_zero_are_none():
+    rest = np.arange(400) % 8 != 3
+    fit = lambda rows, **options: jc.accrue.fit(
+        DATA.x[rows], jc.Point(DATA.mean[rows]), DATA.y[rows], key=KEY, model="polynomial", **options
+    )
+    for weights in (np.full(400, 0.3), lambda x: np.full(len(x), 3)):
+        equal, none = (fit(np.arange(400), weights=w).std(GRID) for w in (weights, None))
+        np.testing.assert_array_equal(equal, none)
+    np.testing.assert_array_equal(fit(np.arange(400), weights=2.0 * rest).std(GRID), fit(rest).std(GRID))
+
+
+def test_whole_weights_count_as_repeated_rows():
+    times = 1 + np.arange(400) % 2 * (DATA.x[:, 0] > 0.5)
+    rows = np.repeat(np.arange(400), times)
+    options = {"key": KEY, "model": "polynomial", "beta": 0.5}
+    weighted = jc.accrue.fit(DATA.x, BASE, DATA.y, weights=7 * times, **options)
+    repeated = jc.accrue.fit(DATA.x[rows], jc.Point(DATA.mean[rows]), DATA.y[rows], **options)
+    np.testing.assert_allclose(weighted.std(GRID), repeated.std(GRID), rtol=1e-3 if X64 else 2e-2)
+    # The divisor n - 1 of the targets' variance is that of the effective rows.
+    np.testing.assert_allclose(weighted.loss, repeated.loss, rtol=3e-3)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_the_loss_of_the_validation_set_is_weighted(relative):
+    weights, base = np.exp(2 * DATA.x[:, 0]), jc.Normal(DATA.mean, 0.5 + DATA.x[:, 0] ** 2)
+    part = lambda rows: (DATA.x[rows], jc.Normal(base.mean[rows], base.std[rows]), DATA.y[rows])
+    first, last = np.arange(200), np.arange(200, 400)
+    fitted = jc.accrue.fit(
+        *part(first),
+        key=KEY,
+        restarts=2,
+        relative=relative,
+        weights=weights[first],
+        validation=(*part(last), 5 * weights[last]),
+    )
+    each = np.concatenate([w / w.mean() for w in (weights[first], weights[last])])
+    scale = np.sqrt(np.cov(DATA.y, aweights=each))
+    errors, std = (DATA.y - DATA.mean) / scale, fitted(DATA.x, base).std / scale
+    beta = scores.accrue_beta(errors[first], weights=weights[first])
+    np.testing.assert_allclose(fitted.beta, beta, rtol=1e-5)
+    loss = scores.accrue_loss(errors[last], std[last], beta, weights=weights[last])
+    np.testing.assert_allclose(fitted.loss, loss, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"give both, validation=\(x, base, y, weights\)"):
+        jc.accrue.fit(*part(first), key=KEY, weights=weights[first], validation=part(last))
+
+
 SMALL = DATA.x[:12], DATA.mean[:12], DATA.y[:12]
 
 
@@ -246,6 +292,29 @@ def test_a_cluster_without_errors_gives_a_warning():
     with pytest.warns(UserWarning, match="y equals base.mean in every row of 1 of 2 clusters: their std is 0"):
         fitted = jc.kmeans.fit(x, jc.Point(np.zeros(10)), y, key=KEY, num_clusters=2)
     np.testing.assert_allclose(fitted(x, jc.Point(np.zeros(10))).std, np.abs(y), rtol=1e-6)
+
+
+def test_weights_of_clusters():
+    # Three clusters that are far from each other, whatever the weights.
+    rng = np.random.default_rng(1)
+    label = np.arange(60) % 3
+    x, y, times = 10.0 * label + rng.normal(size=60), (1 + label) * rng.normal(size=60), rng.integers(0, 4, size=60)
+    rows = np.repeat(np.arange(60), times)
+    fit = lambda rows, **options: jc.kmeans.fit(
+        x[rows], jc.Point(np.zeros(len(rows))), y[rows], key=KEY, num_clusters=3, **options
+    )
+    predict = lambda fitted: np.asarray(fitted(10.0 * np.arange(3), jc.Point(np.zeros(3))).std)
+    weighted = fit(np.arange(60), weights=times)
+    expected = [np.sqrt(np.average(y[label == k] ** 2, weights=times[label == k])) for k in range(3)]
+    np.testing.assert_allclose(predict(weighted), expected, rtol=1e-5)
+    np.testing.assert_allclose(predict(fit(rows)), expected, rtol=1e-5)
+    centers = [np.sort(f.x_scaler.inverse(f.centers)[:, 0]) for f in (weighted, fit(rows))]
+    np.testing.assert_allclose(*centers, rtol=1e-5, atol=1e-5)
+    counted = np.flatnonzero(times)
+    same = fit(np.arange(60), weights=0.1 * (times > 0)), fit(counted)
+    np.testing.assert_array_equal(*map(predict, same))
+    with pytest.raises(ValueError, match="weights must not be negative"):
+        fit(np.arange(60), weights=times - 1)
 
 
 def test_clusters_are_not_traced():

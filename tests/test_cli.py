@@ -128,7 +128,25 @@ def test_groups_are_calibrated_by_their_own_rows(table, file):
         np.testing.assert_allclose(width[mine], 2 * used[rank - 1], rtol=1e-9)
     result = calibrate(file, "--method", "rio", "--by", "site")
     assert result.exit_code == 2
-    assert "--method rio does not use --by" in result.stderr
+    assert "--method rio does not use --by: " in result.stderr
+    assert "split-conformal" in result.stderr
+
+
+def test_weights_of_a_fit_are_not_asked_for_in_other_rows(table, file, tmp_path):
+    """And labels are."""
+    new, weights, site = tmp_path / "new.csv", table["a"].exp(), pl.Series(["north", "south"] * (ROWS // 2))
+    table.with_columns(weight=weights, site=site).write_csv(file)
+    table.with_columns(site=site).write_csv(new)
+    options = ("--calibration", file, "--weights", "weight", "--by", "site", "--features", "a,b")
+    result = calibrate(new, "--method", "gaussian-mle", *options)
+    assert result.exit_code == 0, result.output
+    mean, truth = table["line"].to_numpy(), table["truth"].to_numpy()
+    fitted = jaxcal.gaussian_mle.fit(None, jaxcal.Point(mean), truth, by=site.to_numpy(), weights=weights.to_numpy())
+    written = pl.read_csv(new.with_name("new.calibrated.csv"))
+    expected = fitted(None, jaxcal.Point(mean), by=site.to_numpy()).std
+    np.testing.assert_allclose(written["std"].to_numpy(), expected, rtol=1e-4)
+    for method, missing in (("split-conformal", "weight"), ("crude", "weight")):
+        assert_refused(calibrate(new, "--method", method, *options), missing)
 
 
 def test_calibrate_from_another_file_onto_rows_without_a_truth(table, file, tmp_path):

@@ -92,6 +92,10 @@ def fit_gaussian_mle(x, mean, y):
     return gaussian_mle.fit(x, Point(mean), y)
 
 
+def fit_gaussian_mle_weighted(x, mean, y):
+    return gaussian_mle.fit(x, Point(mean), y, weights=lambda x: 1 + jnp.abs(x[:, 0]))
+
+
 def fit_kmeans(x, mean, y):
     return kmeans.fit(x, Point(mean), y, key=KEY)
 
@@ -198,6 +202,7 @@ METHODS = {
     "conformal-randomized": (partial(fit_on_std, conformal.fit, rule="randomized", key=KEY), call_on_std),
     "conformal-linear": (lambda x, mean, y: conformal.fit(x, Point(mean), y, rule="linear"), call_rio),
     "gaussian-mle": (fit_gaussian_mle, call_rio),
+    "gaussian-mle-weighted": (fit_gaussian_mle_weighted, call_rio),
     "isotonic": (fit_isotonic, call_rio),
     "kmeans": (fit_kmeans, call_rio),
     "neural-quantiles": (fit_neural_quantiles, call_neural_quantiles),
@@ -227,7 +232,7 @@ TOLERANCE = {
     **dict.fromkeys(["conformal-randomized", "conformal-linear"], 1e-12 if X64 else 1e-5),
     **dict.fromkeys(["crude-weights", "crude-pooled", "isotonic-groups"], 1e-12 if X64 else 1e-5),
     **dict.fromkeys(["cross-conformal", "cross-conformal-bootstrap"], 1e-12 if X64 else 1e-5),
-    "gaussian-mle": 1e-12 if X64 else 1e-5,
+    **dict.fromkeys(["gaussian-mle", "gaussian-mle-weighted"], 1e-12 if X64 else 1e-5),
     "isotonic": 1e-12 if X64 else 1e-5,
     "kmeans": 1e-12 if X64 else 1e-5,
     "sharp-gp": 1e-8 if X64 else 2e-2,
@@ -249,13 +254,14 @@ SHAPES_BY_VALUES = {"usnrt"}
 # What these predict depends on the inputs through the base alone, or by a function that takes any.
 BY_BASE_ALONE = {
     *("crude", "conformal", "conformal-quantile", "conformal-randomized", "conformal-linear"),
-    *("gaussian-mle", "isotonic", "neural-quantiles", "crude-weights", "crude-pooled", "isotonic-groups"),
+    *("gaussian-mle", "gaussian-mle-weighted", "isotonic", "neural-quantiles"),
+    *("crude-weights", "crude-pooled", "isotonic-groups"),
 }
 # A constant target, or a constant error of the base: who predicts it exactly, and who has nothing to learn from.
 NETWORKS = ("mlp", "variance-network", "deep-ensemble", "dropout", "concrete-dropout", "evidential", "neural-process")
 EXACT = {
     "target": {*NETWORKS, "usnrt", "cross-conformal", "cross-conformal-bootstrap"},
-    "error": {"gaussian-mle", "isotonic", "conformal-linear"},
+    "error": {"gaussian-mle", "gaussian-mle-weighted", "isotonic", "conformal-linear"},
 }
 REFUSED = {
     "target": {"gaussian-process", "nngp", "accrue", "accrue-relative", "sharp-gp", "sharp-gp-paper", *FORESTS},

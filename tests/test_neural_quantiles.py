@@ -161,16 +161,28 @@ def test_many_keys_at_once_and_each_key_its_own_result():
     assert eqx.tree_equal(first, again)
 
 
+def test_rows_of_little_weight_are_little_learned_from(overconfident):
+    # Errors of two sizes, of which the base says nothing.
+    rare = np.arange(ROWS) % 2 == 0
+    base, y = Normal(np.zeros(ROWS), STD), np.where(rare, 4, 1) * STD * np.random.default_rng(1).normal(size=ROWS)
+    distribution = fit(base, y, weights=np.where(rare, 1e-3, 5.0))(None, base)
+    half_widths = (at(distribution, 0.9) - at(distribution, 0.1)) / STD / 2
+    np.testing.assert_allclose(np.median(half_widths), scipy.stats.norm.ppf(0.9), rtol=0.2)
+    equal = fit(Normal(MEAN, STD / 2), weights=np.full(ROWS, 0.1))
+    assert eqx.tree_equal(equal, overconfident)
+
+
 @pytest.mark.slow
-def test_the_paper_trains_for_all_its_epochs_on_all_rows():
+@pytest.mark.parametrize("weights", [None, 1 + STD**2], ids=["equal", "weighted"])
+def test_the_paper_trains_for_all_its_epochs_on_all_rows(weights):
     base = Normal(MEAN, STD / 2)
-    fitted = fit(base, preset="paper", pretraining_epochs=5)
+    fitted = fit(base, preset="paper", pretraining_epochs=5, weights=weights)
     assert int(fitted.training.epochs) == 200
     assert int(fitted.training.result) == Result.STEP_LIMIT
     # 0.05, 0.1, ..., 0.95, of the rows that it was trained on.
     watched = np.asarray(fitted(None, base).values)[:, 9::10]
     errors, levels = (Y[:, None] - watched) / float(fitted.unit), LEVELS[9::10]
-    loss = np.mean(np.maximum(levels * errors, (levels - 1) * errors))
+    loss = np.average(np.maximum(levels * errors, (levels - 1) * errors).mean(1), weights=weights)
     # But for quantiles that cross.
     np.testing.assert_allclose(loss, fitted.training.validation_loss, rtol=1e-2)
 
@@ -203,6 +215,8 @@ def test_divergence_is_reported():
         (Normal(MEAN, STD), Y, {"patience": 0}, "patience must be at least 1; got 0"),
         (Normal(MEAN, STD), Y, {"learning_rate": 0.0}, "learning_rate must be positive; got 0"),
         (Normal(MEAN, STD), Y, {"validation_fraction": 1.0}, "validation_fraction must lie between 0 and 1; got 1"),
+        (Normal(MEAN, STD), Y, {"weights": -STD}, "weights must not be negative"),
+        (Normal(MEAN, STD), Y, {"weights": lambda x: x}, "x is None, but weights is a function of x"),
         (Normal(MEAN, STD), Y, {"preset": "usnrt"}, "preset must be one of None, 'paper'; got 'usnrt'"),
     ],
 )

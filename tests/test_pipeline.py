@@ -39,6 +39,15 @@ def fitted():
     return x, y, jc.pipeline.fit(x, y, predictor=fit_line, calibrators=[jc.gaussian_mle.fit], key=KEY)
 
 
+def test_groups_and_weights_of_a_calibrator_may_be_functions_of_x(fitted):
+    x, y, _ = fitted
+    calibrator = partial(jc.gaussian_mle.fit, by=lambda x: x[:, 0] > 0, weights=lambda x: 2 + x[:, 0])
+    pipeline = jc.pipeline.fit(x, y, predictor=fit_line, calibrators=[calibrator], recalibrate=None, key=KEY)
+    x_new = np.array([-0.5, -0.2, 0.3])
+    std = np.asarray(pipeline(x_new).std)
+    assert std[0] == std[1] != std[2]
+
+
 def test_the_intervals_of_a_model_that_overfits_cover_new_rows(rng):
     x, y = line_with_noise(rng, ROWS)
     alone = remember(x[:, None], y, key=KEY)

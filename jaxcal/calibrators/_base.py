@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from jaxtyping import Array, ArrayLike, Float
 from jaxcal import _checks
 from jaxcal.distributions import Distribution, Point
 from jaxcal.guarantee import Guarantee
+
+R = TypeVar("R", bound=tuple)
 
 # The default levels of a distribution that is given by its quantiles. Every twentieth is a decile.
 FINE_LEVELS = tuple(step / 200 for step in range(1, 200))
@@ -37,6 +39,24 @@ def as_rows(x: ArrayLike, base: Distribution, y: ArrayLike) -> Rows:
     y = _checks.as_vector("y", y, length=x.shape[0])
     check_base(base, y.shape[0])
     return Rows(x, base.mean, y)
+
+
+def rows_that_count(rows: R, weights: Float[Array, " n"] | None) -> tuple[R, Float[Array, " m"] | None]:
+    """The rows and their weights, without those whose known weight is 0; known weights that are equal are none.
+
+    So a row of weight 0 has no part in anything, and equal weights, of whatever size, change no bit of a fit.
+
+    Args:
+        rows: arrays with a leading axis of rows.
+        weights: checked weights of the rows.
+    """
+    if weights is None or _checks.is_traced(weights):
+        return rows, weights
+    known = np.asarray(weights)
+    if not known.all():
+        take = lambda a: a[known > 0] if _checks.is_traced(a) else jax.device_put(np.asarray(a)[known > 0])
+        rows, known = jax.tree.map(take, rows), known[known > 0]
+    return rows, None if (known == known[0]).all() else jax.device_put(known)
 
 
 def check_base(base: object, length: int | None = None, *, outputs: bool = False) -> None:

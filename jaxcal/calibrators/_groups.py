@@ -57,7 +57,7 @@ class Groups(eqx.Module):
         """
         if by is None:
             return cls(labels=(), by=None), np.zeros(length, np.int32)
-        labels, number = np.unique(_checks.as_labels("by", _at(x, base, by, "by"), length), return_inverse=True)
+        labels, number = np.unique(_checks.as_labels("by", _labels(x, base, by), length), return_inverse=True)
         module = by if isinstance(by, eqx.Module) else _Function(by) if callable(by) else None
         return cls(labels=tuple(labels.tolist()), by=module), number.astype(np.int32)
 
@@ -72,11 +72,11 @@ class Groups(eqx.Module):
         if not self.labels:
             if by is not None:
                 raise ValueError("by has no effect: the calibrator was fitted without groups.")
-            return jnp.zeros(length, jnp.int32)
+            return jax.device_put(np.zeros(length, np.int32))
         by = self.by if by is None else by
         if by is None:
             raise ValueError("the calibrator was fitted with labels of groups: give those of these rows, by=labels.")
-        given, labels = _at(x, base, by, "by"), np.array(self.labels)
+        given, labels = _labels(x, base, by), np.array(self.labels)
         if _checks.is_traced(given):  # numbers, whose values are not known
             return jnp.clip(jnp.searchsorted(labels, given), 0, len(labels) - 1).astype(jnp.int32)
         given = _checks.as_labels("by", given, length)
@@ -89,6 +89,11 @@ class Groups(eqx.Module):
                 f"{', '.join(map(repr, self.labels[:10]))}{', ...' if len(self.labels) > 10 else ''}."
             )
         return jax.device_put(place.astype(np.int32))
+
+    def check_weights(self, number: np.ndarray, weights: Float[Array, " l"] | None) -> None:
+        """Raise ValueError if the known weights of all rows of a group are 0."""
+        if self.labels and weights is not None and not _checks.is_traced(weights):
+            _checks.check_weights_of_groups(np.array(self.labels), number, np.asarray(weights))
 
     def number_of(self, label: Any) -> int:
         """The number of the group with a label.
@@ -165,7 +170,7 @@ class GroupedTables(eqx.Module):
         # A pooled table is worth a number of rows, and a new row is worth one.
         new_weight = None if self.pooling is None else jnp.ones_like(loc)
         if weights is not None:  # of new rows all may be 0
-            new_weight = _checks.as_vector("weights", _at(x, base, weights, "weights"), length=loc.shape[0])
+            new_weight = _checks.as_vector("weights", _of_x(x, weights, "weights"), length=loc.shape[0])
             _checks.check_not_negative("weights", new_weight)
         if isinstance(self.tables, LinearTables):
             return GroupedQuantiles(loc, scale, number, self.tables, self.tails, new_weight)
@@ -222,12 +227,11 @@ def fit(
     if partial_pooling and (by is None or weights is not None or y.shape[0] < 2):
         raise ValueError("partial_pooling goes with labels of groups, by, without weights, from two rows on.")
     groups, number = Groups.of(x, base, by, y.shape[0])
-    known = None if weights is None else _checks.as_weights(_at(x, base, weights, "weights"), y.shape[0])
+    known = weights_of(x, weights, y.shape[0])
+    groups.check_weights(number, known)
     errors = standardized_errors(base, y, scaled)
     if known is not None and not _checks.is_traced(known):
         counts = np.asarray(known)
-        if groups.labels:
-            _checks.check_weights_of_groups(np.array(groups.labels), number, counts)
         if not counts.all():  # of rows of weight 0 no table needs to know
             errors, number, known = errors[counts > 0], number[counts > 0], known[counts > 0]
     count = max(len(groups.labels), 1)
@@ -254,12 +258,25 @@ def fit(
     )
 
 
-def _at(x: ArrayLike | None, base: Distribution, values: Labels | Weights, name: str) -> Any:
-    """Labels or weights that are given, or those of a function of x or of the base."""
+def weights_of(x: ArrayLike | None, weights: Weights | None, length: int) -> Float[Array, " l"] | None:
+    """The weights of calibration rows, or None.
+
+    Raises:
+        ValueError: if they are not as many as the rows; if one is negative, NaN or infinite, or all are 0; if they are
+            a function of x, and x is None.
+    """
+    return None if weights is None else _checks.as_weights(_of_x(x, weights, "weights"), length)
+
+
+def _labels(x: ArrayLike | None, base: Distribution, by: Labels) -> Any:
+    """Labels that are given, or those of a function of x or of the base."""
+    return by(base) if isinstance(by, StdBins) else _of_x(x, by, "by")
+
+
+def _of_x(x: ArrayLike | None, values: Labels | Weights, name: str) -> Any:
+    """Labels or weights that are given, or those of a function of x."""
     if not callable(values):
         return values
-    if isinstance(values, StdBins):
-        return values(base)
     if x is None:
         raise ValueError(f"x is None, but {name} is a function of x: give x.")
     return values(x)

@@ -23,10 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import are_among, as_rows, check_base, error_scale
+from jaxcal.calibrators import _groups
+from jaxcal.calibrators._base import are_among, as_rows, check_base, error_scale, rows_that_count
+from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.networks import FeedForward, TrainingRecord
@@ -58,7 +60,8 @@ def fit(
     relative: bool = False,
     restarts: int = 5,
     validation_fraction: float = 0.5,
-    validation: tuple[ArrayLike, Distribution, ArrayLike] | None = None,
+    validation: tuple | None = None,
+    weights: Weights | None = None,
     max_iterations: int = 500,
     patience: int = 10,
 ) -> "ACCRUE":
@@ -76,6 +79,13 @@ def fit(
     - an Equinox module that maps one standardized input [d] to log std, as a scalar, in units of the errors' typical
       size. It is trained as the network is, from its own weights, once.
 
+    With weights the mean CRPS is weighted, of the rows trained on and of the validation set, and the reliability score
+    compares Phi with the weighted empirical cdf of the errors. A row of weight 2 counts as two rows, one of weight 0
+    not at all, and weights that are all equal are as none. With w(x) the density of new inputs over that of the
+    calibration inputs, both scores are estimates of those of the new rows; a std that can follow the errors everywhere
+    gains little by it. How long a polynomial may become is decided by the effective number of rows,
+    (sum w)^2 / sum(w^2).
+
     Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`. No gradient passes through
     the fit; predictions are differentiable in x and base, and `functional.scores.accrue_loss` is a loss to train mean
     and std jointly.
@@ -92,7 +102,10 @@ def fit(
             result.
         restarts: number of initializations of the network.
         validation_fraction: fraction of the rows in the validation set.
-        validation: other rows (x, base, y) as the validation set, in place of a fraction of these.
+        validation: other rows (x, base, y) as the validation set, in place of a fraction of these. Where the weights of
+            these are an array, those of the other rows are a fourth part, (x, base, y, weights).
+        weights: of the rows [l], not negative, or a function of x that gives them; equal where None. The call needs
+            none.
         max_iterations: number of L-BFGS steps to stop at.
         patience: steps without improvement to stop at.
 
@@ -100,7 +113,8 @@ def fit(
         TypeError: if base is not a Distribution.
         ValueError: if x, y or base is not finite or of the wrong shape, there are fewer than 10 rows, y is constant,
             y equals base.mean in every row, the polynomial gets more than one column, an option is out of its range, or
-            base is a `Point`, which has no std, and `relative`.
+            base is a `Point`, which has no std, and `relative`; if weights are not as many as the rows, one is
+            negative, NaN or infinite, or all are 0, or of the rows and those of `validation` only one part has weights.
         FloatingPointError: if the loss becomes NaN or infinite.
 
     Warns:
@@ -118,12 +132,12 @@ def fit(
         >>> distribution.mean.tolist(), bool(distribution.std[1] > 4 * distribution.std[0])
         ([5.0, 5.0], True)
     """
-    rows = _as_rows(x, base, y, relative)
+    rows = _as_rows(x, base, y, weights, relative)
     _checks.check_rows("x", rows.x, _LEAST_ROWS)
     for name, value in (("restarts", restarts), ("max_iterations", max_iterations), ("patience", patience)):
         _checks.check_at_least(name, value, 1)
     _checks.check_varies("y is", rows.y)
-    if not _checks.is_traced(*rows) and np.array_equal(rows.y, rows.mean):
+    if not _checks.is_traced(rows.y, rows.mean) and np.array_equal(rows.y, rows.mean):
         raise ValueError("y equals base.mean in every row: there is no std to learn.")
     until = jnp.asarray(max_iterations), jnp.asarray(patience)
     if model == "polynomial":
@@ -132,9 +146,9 @@ def fit(
     else:
         size = num_train(rows.y.shape[0], validation_fraction) if validation is None else rows.y.shape[0]
         if validation is not None:
-            rows = _join(rows, _as_rows(*validation, relative))
+            rows = _join(rows, _validation_rows(validation, weights, relative))
         split_key, start_key = jax.random.split(key)
-        initial = _initial_models(model, rows.x.shape[1], start_key, restarts, jnp.result_type(*rows))
+        initial = _initial_models(model, rows.x.shape[1], start_key, restarts, jnp.result_type(*rows[:4]))
         order_key = split_key if validation is None else None
         fitted = _fit_networks(rows, initial, _as_weight(beta), until, size, order_key, relative)
     if not _checks.is_traced(fitted.loss) and not np.isfinite(fitted.loss):
@@ -235,17 +249,32 @@ def _new_networks(in_size: int, key: PRNGKeyArray, restarts: int, dtype: DTypeLi
 
 
 class _Rows(NamedTuple):
-    """Inputs, the model's means, targets, and the std that is learned is over `unit`, in the unit of y."""
+    """Inputs, the model's means, targets, weights, and the std that is learned is over `unit`, in the unit of y."""
 
     x: Float[Array, "n d"]
     mean: Float[Array, " n"]
     y: Float[Array, " n"]
     unit: Float[Array, " n"]
+    weights: Float[Array, " n"] | None
 
 
-def _as_rows(x: ArrayLike, base: Distribution, y: ArrayLike, relative: bool) -> _Rows:
-    """Checked rows."""
-    return _Rows(*as_rows(x, base, y), error_scale(base, relative))
+def _as_rows(x: ArrayLike, base: Distribution, y: ArrayLike, weights: Weights | None, relative: bool) -> _Rows:
+    """Checked rows, those that count."""
+    rows = _Rows(*as_rows(x, base, y), unit=error_scale(base, relative), weights=None)
+    rows, counts = rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
+    return rows._replace(weights=counts)
+
+
+def _validation_rows(validation: tuple, weights: Weights | None, relative: bool) -> _Rows:
+    """Checked rows of the validation set, with weights if the others have weights."""
+    x, base, y, *given = validation
+    own = given[0] if given else weights if callable(weights) else None
+    if (weights is None) != (own is None):
+        raise ValueError(
+            "the rows, or those of validation, have weights, and the others have none: give both, "
+            "validation=(x, base, y, weights), or a function of x."
+        )
+    return _as_rows(x, base, y, own, relative)
 
 
 def _join(rows: _Rows, validation: _Rows) -> _Rows:
@@ -265,6 +294,10 @@ def _join(rows: _Rows, validation: _Rows) -> _Rows:
                 "all rows of validation are among those that are fitted to: they do not show when to stop.",
                 stacklevel=3,
             )
+    if rows.weights is not None or validation.weights is not None:
+        # Of mean 1 in both parts, whatever their size.
+        of = lambda part: jnp.ones_like(part.y) if part.weights is None else part.weights / part.weights.mean()
+        rows, validation = (part._replace(weights=of(part)) for part in (rows, validation))
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), rows, validation)
 
 
@@ -281,15 +314,25 @@ class _Problem(NamedTuple):
     x: Float[Array, "n d"]
     errors: Float[Array, " n"]
     log_scale: Float[Array, " n"]
+    weights: Float[Array, " n"] | None
 
     def loss(self, model: Callable, beta: Float[Array, ""]) -> Float[Array, ""]:
         """ACCRUE's loss of a model of log std, in units of the errors' typical size."""
-        return accrue_loss(self.errors, jnp.exp(self.log_scale + jax.vmap(model)(self.x)), beta)
+        std = jnp.exp(self.log_scale + jax.vmap(model)(self.x))
+        return accrue_loss(self.errors, std, beta, weights=self.weights)
+
+    def beta(self, given: Float[Array, ""] | None) -> Float[Array, ""]:
+        """The weight of the CRPS: the one given, or that of equation 12."""
+        return accrue_beta(self.errors, weights=self.weights) if given is None else given.astype(self.errors.dtype)
+
+    def part(self, chosen: Int[Array, " m"]) -> "_Problem":
+        """Some of the rows."""
+        return jax.tree.map(lambda a: a[chosen], self)
 
 
 def _problem(rows: _Rows, x_scaler: Standardizer, relative: bool) -> tuple[_Problem, Float[Array, ""]]:
     """The problem, and the errors' typical size in units of `rows.unit`."""
-    scale = Standardizer.of(rows.y).scale
+    scale = Standardizer.of(rows.y, rows.weights).scale
     scale = jnp.where(scale > 0, scale, 1)
     errors = (rows.y - rows.mean) / scale
     unit = rows.unit / scale if relative else rows.unit
@@ -297,7 +340,7 @@ def _problem(rows: _Rows, x_scaler: Standardizer, relative: bool) -> tuple[_Prob
     sizes = jnp.abs(errors) / unit
     median = jnp.median(sizes)
     typical = jnp.where(median > 0, median / _MEDIAN_SIZE, jnp.sqrt(jnp.mean(sizes**2)))
-    problem = _Problem(x_scaler(rows.x), errors, jnp.log(typical) + jnp.log(unit))
+    problem = _Problem(x_scaler(rows.x), errors, jnp.log(typical) + jnp.log(unit), rows.weights)
     return problem, typical if relative else scale * typical
 
 
@@ -309,9 +352,8 @@ def _fit_networks(rows: _Rows, initial, beta, until, size: int, key: PRNGKeyArra
     problem, scale = _problem(rows, x_scaler, relative)
     places = jnp.arange(rows.y.shape[0])
     order = places if key is None else jax.random.permutation(key, places)
-    part = lambda chosen: _Problem(problem.x[chosen], problem.errors[chosen], problem.log_scale[chosen])
-    train, validation = part(order[:size]), part(order[size:])
-    beta = accrue_beta(train.errors) if beta is None else beta.astype(scale.dtype)
+    train, validation = problem.part(order[:size]), problem.part(order[size:])
+    beta = train.beta(beta)
     params, fixed = eqx.partition(initial, eqx.is_inexact_array)
     loss = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), beta)
     optimum = minimize_from_each(
@@ -335,7 +377,8 @@ def _fit_polynomial(rows: _Rows, beta, until, relative: bool) -> ACCRUE:
     low, high = rows.x.min(0), rows.x.max(0)
     x_scaler = Standardizer((low + high) / 2, (high - low) / 2)
     problem, scale = _problem(rows, x_scaler, relative)
-    beta = accrue_beta(problem.errors) if beta is None else beta.astype(scale.dtype)
+    beta = problem.beta(beta)
+    num_rows = rows.y.shape[0] if rows.weights is None else rows.weights.sum() ** 2 / jnp.sum(rows.weights**2)
     places = jnp.arange(_MAX_ORDER + 1)
     loss = lambda coefficients: problem.loss(Polynomial(coefficients), beta)
 
@@ -344,7 +387,7 @@ def _fit_polynomial(rows: _Rows, beta, until, relative: bool) -> ACCRUE:
         # Coefficients of higher orders have no part in the loss, and no gradient.
         masked = lambda coefficients: loss(jnp.where(places <= order, coefficients, 0))
         new = minimize(masked, best.params, max_iterations=until[0])
-        gains = best.loss - new.loss >= _ORDER_GAIN / rows.y.shape[0]
+        gains = best.loss - new.loss >= _ORDER_GAIN / num_rows
         return order + 1, jnp.where(gains, 0, useless + 1), jax.tree.map(partial(jnp.where, gains), new, best)
 
     def unfinished(state):

@@ -7,27 +7,42 @@ than one way: `fit` offers every reading.
 
 The estimated scale and shift are uncertain. A normal distribution that takes them for the truth is too narrow: from
 five rows its 90 % intervals cover 75 %. With z = (y - mean) / std the shift is a linear regression of z through the
-origin, on w = 1 / std ("constant") or w = 1 ("scaled"): a new row follows a Student t distribution, as in any linear
+origin, on u = 1 / std ("constant") or u = 1 ("scaled"): a new row follows a Student t distribution, as in any linear
 regression.
+
+Every group of rows may have a shift and a scale of its own, and rows may count differently.
 """
 
-import math
 import warnings
+from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
+from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import check_base, error_scale, location_and_scale
+from jaxcal.calibrators._groups import Groups, Labels, Weights
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
 from jaxcal.functional import linalg, student_t
 
+# What sums over groups are added up from, so that float32 sums of many rows stay exact enough.
+_PARTS = 32
+
 
 def fit(
-    x: ArrayLike | None, base: Distribution, y: ArrayLike, *, shift: str | None = None, preset: str | None = None
+    x: ArrayLike | None,
+    base: Distribution,
+    y: ArrayLike,
+    *,
+    shift: str | None = None,
+    by: Labels | None = None,
+    weights: Weights | None = None,
+    preset: str | None = None,
 ) -> "GaussianMLE":
     """Find the shift a and the scale b under which normal predictions make the targets most likely.
 
@@ -45,6 +60,18 @@ def fit(
     For independent normal errors every interval covers a new row with exactly its level, on average over calibration
     sets; with "auto" to within 1 %.
 
+    With `by` all of this holds in every group by itself: it has its own a and b, n is the number of its rows, and
+    "auto" decides for each.
+
+    With `weights` w the log likelihood is sum(w log p): the sums and means above are weighted, and n is the effective
+    number of rows, (sum w)^2 / sum(w^2). A row of weight 2 counts as much as two rows, but as evidence of the
+    uncertainty of a and b it is one. So weights that are all equal are as none, whatever their size, and a row of
+    weight 0 does not count. With w(x) the density of new inputs over that of the calibration inputs, a and b are those
+    of the new rows, also where the errors depend on x otherwise than base says. Of independent normal errors the
+    intervals then cover about what they claim: from ten effective rows on to within 1.5 %, with fewer more (93 % in
+    place of 90 % with five). Where the scale of z depends on x they cover less with few rows (86 % with ten effective
+    rows, 89 % with 80).
+
     `preset="paper"` takes the estimates for the truth: N(mu + a, (b s)^2), N(mu + a s, (b s)^2) or N(mu, (b s)^2), with
     the divisor n in b^2.
 
@@ -52,25 +79,32 @@ def fit(
     gradient passes through the fit; predictions are differentiable in base.
 
     Args:
-        x: not used; may be None.
+        x: inputs [n, d]; used by functions of x alone, else it may be None.
         base: the model's predictions [n] on rows that it was not trained on.
         y: targets [n].
         shift: "constant", on the scale of y; "scaled", in stds; "none"; or "auto". None is "auto", and with the preset
             "constant".
+        by: labels of groups [n], numbers or strings, or a function of x that gives them. Labels that are an array are
+            given again in the call.
+        weights: of the rows [n], not negative, or a function of x that gives them; equal where None. The call needs
+            none.
         preset: None, or "paper" as above.
 
     Raises:
-        TypeError: if base is not a Distribution.
+        TypeError: if base is not a Distribution, or labels are traced.
         ValueError: if y or base is empty, not finite or of the wrong shape, a std of base is not positive, `shift` or
-            `preset` is none of the above, or there are fewer than two degrees of freedom, without which there is no
-            mean; with the preset one row is enough, and there is no "auto".
+            `preset` is none of the above, or a group, or all rows, leave fewer than two degrees of freedom, without
+            which there is no mean; with the preset one row is enough, and there is no "auto". If labels or weights are
+            not as many as the rows, or a weight is negative, NaN or infinite, or all of a group are 0.
 
     Warns:
-        UserWarning: if y equals the shifted mean in every row. The scale is then the machine epsilon in place of 0. If
-            there are two degrees of freedom, with which the std is infinite.
+        UserWarning: if y equals the shifted mean in every row, or every row of a group. The scale is then the machine
+            epsilon in place of 0. If there are two degrees of freedom, with which the std is infinite.
 
     Source: Levi et al. 2022 (std scaling) for "none"; the others solve the likelihood equations with a shift. The
-    distribution of a new row: Seber and Lee, Linear Regression Analysis, 2003, section 5.3.
+    distribution of a new row: Seber and Lee, Linear Regression Analysis, 2003, section 5.3. The effective number of
+    rows: Kish, Survey Sampling, 1965, section 11.7. Likelihoods weighted by ratios of densities: Shimodaira, Journal of
+    Statistical Planning and Inference 90 (2000).
 
     Example:
         >>> import numpy as np
@@ -82,6 +116,9 @@ def fit(
         [6.29 6.29 6.29 6.29]
         >>> print(gaussian_mle.fit(None, base, y, shift="constant")(None, base).interval(0.9)[1].round(2))
         [9.08 9.08 9.08 9.08]
+        >>> fitted = gaussian_mle.fit(None, base, y, by=["a", "a", "b", "b"], preset="paper", shift="none")
+        >>> print(fitted.scale.round(2), fitted(None, base, by=["b", "b", "b", "a"]).std.round(2))
+        [3.61 3.61] [3.61 3.61 3.61 3.61]
     """
     _checks.check_choice("preset", preset, (None, "paper"))
     readings = ("constant", "scaled", "none") if preset else ("auto", "constant", "scaled", "none")
@@ -89,27 +126,32 @@ def fit(
     shift = shift or readings[0]
     check_base(base)
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
-    if not preset:
-        _check_degrees_of_freedom(y.shape[0] - (shift != "none"))
+    groups, number = Groups.of(x, base, by, y.shape[0])
+    counts = _groups.weights_of(x, weights, y.shape[0])
+    groups.check_weights(number, counts)
+    sizes = np.bincount(number)
+    if not preset and counts is None:
+        _check_degrees_of_freedom(sizes - (shift != "none"), sizes, groups)
     scaled = not isinstance(base, Point)
-    fitted = _fit(base.mean, error_scale(base, scaled), y, shift, scaled, plug_in=preset == "paper")
-    if not _checks.is_traced(fitted.scale) and np.any(np.asarray(fitted.scale) == jnp.finfo(fitted.scale.dtype).eps):
-        warnings.warn(
-            f"y equals the (shifted) mean of base in every row: the scale is {fitted.scale.max():.0e} in place of 0. "
-            "Was the model trained on these rows? Calibrate on others.",
-            stacklevel=2,
-        )
+    # Weights of 1 go through the same program as others: equal ones, of any size, change no bit.
+    w = jax.device_put(np.ones(y.shape, y.dtype)) if counts is None else counts
+    rows = _Rows(base.mean, error_scale(base, scaled), y, w)
+    fitted = _fit(rows, groups, number if groups.labels else None, shift, scaled, plug_in=preset == "paper")
+    if counts is not None and fitted.df is not None and not _checks.is_traced(fitted.df):
+        _check_degrees_of_freedom(np.atleast_1d(fitted.df), sizes, groups)
+    _warn_without_width(fitted)
     return fitted
 
 
 class GaussianMLE(eqx.Module):
-    """A shift and a scale of normal predictions; made by `fit`.
+    """A shift and a scale of normal predictions, of all rows or of every group; made by `fit`.
 
     Attributes:
-        shift: a, what is added to the means.
+        shift: a, what is added to the means; with groups [groups], in the order of their labels, as all arrays.
         scale: b, what the stds are multiplied by.
-        shift_std: the std of the shift over that of a row's z, 1 / sqrt(sum of w^2); 0 without a shift.
+        shift_std: the std of the shift over that of a row's z, sqrt(sum of w^2 u^2) / sum of w u^2; 0 without a shift.
         df: the degrees of freedom; None with preset="paper", after which predictions are normal.
+        groups: the labels.
         reading: how a enters, "constant", "scaled" or "none"; "auto" is "constant" where a is not 0.
         scaled: whether errors are measured in predicted stds; else, after a `Point`, on the scale of y.
     """
@@ -118,98 +160,216 @@ class GaussianMLE(eqx.Module):
     scale: Float[Array, "*runs"]
     shift_std: Float[Array, "*runs"]
     df: Float[Array, "*runs"] | None
+    groups: Groups
     reading: str = eqx.field(static=True)
     scaled: bool = eqx.field(static=True)
 
-    def __call__(self, x: ArrayLike | None, base: Distribution) -> StudentT | Normal:
-        """The Student t distributions of the predictions `base` [n]; x is not used.
+    def __call__(self, x: ArrayLike | None, base: Distribution, *, by: Labels | None = None) -> StudentT | Normal:
+        """The Student t distributions of the predictions `base` [n]; with preset="paper" they are normal.
 
-        With preset="paper" they are normal.
+        Args:
+            x: inputs [n, d]; used by a function of x that gives groups alone, else it may be None.
+            base: the model's predictions, [n].
+            by: labels of the rows [n], if they were an array in the fit.
 
         Raises:
-            TypeError, ValueError: as `fit` does for its base; ValueError, too, if base is a `Point` and `scaled`.
+            TypeError, ValueError: as `fit` does for its base; ValueError, too, if base is a `Point` and `scaled`; if
+                labels are missing, not as many as the rows, or one was in no calibration row.
         """
         mean, std = location_and_scale(base, self.scaled)
-        loc, scale = _moved(self, mean, std)
-        return Normal(loc, scale) if self.df is None else StudentT(self.df, loc, scale)
+        number = self.groups.number_of_rows(x, base, by, mean.shape[0])
+        loc, scale, df = _moved(self, mean, std, number)
+        return Normal(loc, scale) if df is None else StudentT(df, loc, scale)
 
 
 @eqx.filter_jit
 def _moved(
-    fitted: GaussianMLE, mean: Float[Array, "*n"], std: Float[Array, "*n"]
-) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-    """Where the distributions lie, and their scales."""
+    fitted: GaussianMLE, mean: Float[Array, " n"], std: Float[Array, " n"], number: Int[Array, " n"]
+) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, "*n"] | None]:
+    """Where the distributions lie, their scales, and their degrees of freedom."""
+    of_row = (lambda values: values[number]) if fitted.groups.labels else lambda values: values
+    shift, scale = of_row(fitted.shift), of_row(fitted.scale)
     unit = std if fitted.reading == "scaled" else jnp.ones_like(std)
-    spread = std if fitted.df is None else linalg.root_sum_squares(std, fitted.shift_std * unit)
-    return mean + fitted.shift * unit, fitted.scale * spread
+    if fitted.df is None:
+        return mean + shift * unit, scale * std, None
+    spread = linalg.root_sum_squares(std, of_row(fitted.shift_std) * unit)
+    return mean + shift * unit, scale * spread, of_row(fitted.df)
 
 
-def _check_degrees_of_freedom(number: int) -> None:
-    """Raise ValueError where a Student t distribution has no mean; warn where it has no finite std."""
-    if number < 2:
+def _check_degrees_of_freedom(df: np.ndarray, sizes: np.ndarray, groups: Groups) -> None:
+    """Raise ValueError where a Student t distribution has no mean; warn where it has no finite std.
+
+    Args:
+        df: the degrees of freedom of every group; without groups of all rows, [1].
+        sizes: how many rows each group has.
+        groups: the labels.
+    """
+    worst = int(np.argmin(df))
+    if df[worst] > 2:
+        return
+    of_group, more = (f" of group {groups.labels[worst]!r}", ", or fewer groups") if groups.labels else ("", "")
+    leave = f"the {sizes[worst]} rows{of_group} leave {df[worst]:.3g} degrees of freedom to the scale"
+    if df[worst] < 2:
         raise ValueError(
-            f"the rows leave {number} degrees of freedom to the scale; at least 2 are needed, and 3 for a finite std: "
-            "give more rows."
+            f"{leave}; at least 2 are needed, and 3 for a finite std: {2 - df[worst]:.3g} more rows of equal weight "
+            f"are needed. Give more rows{more}."
         )
-    if number == 2:
+    warnings.warn(
+        f"{leave}: the intervals cover what they claim, but the std is infinite. Give more rows{more}.", stacklevel=3
+    )
+
+
+def _warn_without_width(fitted: GaussianMLE) -> None:
+    """Warn the caller of a fit where the machine epsilon stands for a scale of 0."""
+    if _checks.is_traced(fitted.scale):
+        return
+    scale = np.atleast_1d(fitted.scale)
+    flat = np.flatnonzero(scale == np.finfo(scale.dtype).eps)
+    if flat.size:
+        labels = fitted.groups.labels
+        of_group = f" of {flat.size} groups, the first of them {labels[flat[0]]!r}" if labels else ""
         warnings.warn(
-            "the rows leave 2 degrees of freedom to the scale: the intervals cover what they claim, but the std is "
-            "infinite. Give more rows.",
+            f"y equals the (shifted) mean of base in every row{of_group}: the scale is {scale[flat[0]]:.0e} in place "
+            "of 0. Was the model trained on these rows? Calibrate on others.",
             stacklevel=3,
         )
 
 
+class _Rows(NamedTuple):
+    """The calibration rows."""
+
+    mean: Float[Array, " n"]
+    std: Float[Array, " n"]
+    y: Float[Array, " n"]
+    weights: Float[Array, " n"]
+
+
+class _Regression(NamedTuple):
+    """Errors z, what they are regressed on, u, and the weights, all of at most 1; 0 in rows of weight 0.
+
+    Without groups, `number` is None, and what a group has has shape [1].
+    """
+
+    z: Float[Array, " n"]
+    u: Float[Array, " n"]
+    w: Float[Array, " n"]
+    number: Int[ArrayLike, " n"] | None
+    num_groups: int
+
+    def sum(self, values: Float[Array, " n"]) -> Float[Array, " groups"]:
+        """The sum over the rows of every group."""
+        return _sum(values, self.number, self.num_groups)
+
+    def of_row(self, values: Float[Array, " groups"]) -> Float[Array, "*n"]:
+        """What the group of every row has."""
+        return values if self.number is None else values[self.number]
+
+    def slope(self) -> Float[Array, " groups"]:
+        """The slope of the weighted regression."""
+        return self.sum(self.w * self.u * self.z) / self.sum(self.w * self.u**2)
+
+    def slope_std(self) -> Float[Array, " groups"]:
+        """The std of the slope over that of a row's z."""
+        return jnp.sqrt(self.sum((self.w * self.u) ** 2)) / self.sum(self.w * self.u**2)
+
+    def effective_rows(self) -> Float[Array, " groups"]:
+        """(sum w)^2 / sum w^2; exactly the number of rows where all weights are 1."""
+        total = self.sum(self.w)
+        return total / (self.sum(self.w**2) / total)
+
+    def root_mean_square(self, slope: Float[Array, " groups"]) -> Float[Array, " groups"]:
+        """That of the residuals."""
+        squares = (self.z - self.of_row(slope) * self.u) ** 2
+        return jnp.sqrt(self.sum(self.w * squares) / self.sum(self.w))
+
+
+def _sum(values: Float[Array, " n"], number: Int[ArrayLike, " n"] | None, num_groups: int) -> Float[Array, " groups"]:
+    if number is None:
+        return jnp.sum(values, keepdims=True)
+    part = jnp.arange(values.shape[0], dtype=jnp.int32) % _PARTS
+    parts = jax.ops.segment_sum(values, jnp.asarray(number) * _PARTS + part, num_segments=num_groups * _PARTS)
+    return parts.reshape(num_groups, _PARTS).sum(1)
+
+
+def _max(values: Float[Array, " n"], number: Int[ArrayLike, " n"] | None, num_groups: int) -> Float[Array, " groups"]:
+    if number is None:
+        return jnp.max(values, keepdims=True)
+    return jax.ops.segment_max(values, number, num_segments=num_groups)
+
+
+def _regression(
+    rows: _Rows, number: Int[ArrayLike, " n"] | None, num_groups: int, reading: str
+) -> tuple[_Regression, Float[Array, " groups"], Float[Array, " groups"]]:
+    """The rows in units of which no square overflows; the unit of the errors z, and that of the shift over it."""
+    of_row = lambda values: values if number is None else values[number]
+    largest = lambda values: _max(values, number, num_groups)
+    z = (rows.y - rows.mean) / rows.std
+    w = rows.weights.astype(z.dtype)
+    greatest = of_row(largest(w))
+    w = jnp.where(w == greatest, 1, w / greatest)  # a compiled quotient of equal numbers need not be 1
+    counts = w > 0
+    size = largest(jnp.where(counts, jnp.abs(z), 0))
+    size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+    unit = jnp.ones_like(size) if reading == "scaled" else -largest(jnp.where(counts, -rows.std, -jnp.inf))
+    u = jnp.ones_like(z) if reading == "scaled" else of_row(unit) / rows.std
+    z, u = (jnp.where(counts, values, 0) for values in (z / of_row(size), u))
+    return _Regression(z, u, w, number, num_groups), size, unit
+
+
 @eqx.filter_jit
 def _fit(
-    mean: Float[Array, " n"], std: Float[Array, " n"], y: Float[Array, " n"], reading: str, scaled: bool, plug_in: bool
+    rows: _Rows, groups: Groups, number: Int[ArrayLike, " n"] | None, reading: str, scaled: bool, plug_in: bool
 ) -> GaussianMLE:
-    mean, std, y = lax.stop_gradient((mean, std, y))
-    least = std.min()
-    z = (y - mean) / std
-    # Relative to the least std, no square of w overflows.
-    w = jnp.ones_like(z) if reading == "scaled" else least / std
-    unit = jnp.ones_like(least) if reading == "scaled" else least
-    total = jnp.sum(w**2)
-    slope = jnp.sum(w * z) / total  # of the regression of z on w; the shift is that times `unit`
+    num_groups = max(len(groups.labels), 1)
+    number = None if number is None else jnp.asarray(number)
+    regression, size, unit = _regression(lax.stop_gradient(rows), number, num_groups, reading)
+    slope = regression.slope()
     if reading == "none":
-        used = jnp.zeros((), bool)
+        used = jnp.zeros_like(slope, bool)
     elif reading == "auto":
-        size = linalg.scale_of(z)
-        used = _log_score(z / size, w, total, slope / size) > _log_score(z / size, None, total, slope / size)
+        used = _log_score(regression, slope) > _log_score(regression, None)
     else:
-        used = jnp.ones((), bool)
+        used = jnp.ones_like(slope, bool)
     slope = jnp.where(used, slope, 0)
-    df = z.shape[0] - (reading != "none")
-    scale = linalg.root_mean_square(z - slope * w) * (1 if plug_in else math.sqrt(z.shape[0] / df))
+    effective = regression.effective_rows()
+    df = effective - (reading != "none")
+    scale = size * regression.root_mean_square(slope) * (1 if plug_in else jnp.sqrt(effective / df))
+    all_rows = (lambda values: values[0]) if number is None else lambda values: values
     return GaussianMLE(
-        shift=slope * unit,
-        scale=jnp.where(scale > 0, scale, jnp.finfo(scale.dtype).eps),
-        shift_std=jnp.where(used, unit / jnp.sqrt(total), 0),
-        df=None if plug_in else jnp.asarray(df, z.dtype),
+        shift=all_rows(slope * size * unit),
+        scale=all_rows(jnp.where(scale > 0, scale, jnp.finfo(scale.dtype).eps)),
+        shift_std=all_rows(jnp.where(used, unit * regression.slope_std(), 0)),
+        df=None if plug_in else all_rows(df),
+        groups=groups,
         reading="constant" if reading == "auto" else reading,
         scaled=scaled,
     )
 
 
-def _log_score(
-    z: Float[Array, " n"], w: Float[Array, " n"] | None, total: Float[Array, ""], slope: Float[Array, ""]
-) -> Float[Array, ""]:
-    """The sum of the log densities of all z, each predicted from the others, less a constant: with a shift, or without.
+def _log_score(rows: _Regression, slope: Float[Array, " groups"] | None) -> Float[Array, " groups"]:
+    """The weighted sum of the log densities of all z, each predicted from the others of its group; with a slope, or 0.
 
-    With h = w^2 / sum(w^2), residuals e = z - slope w, q = e^2 / (1 - h) and R = sum e^2 the sum of squares without a
-    row is R - q. So the log density of a row by its Student t distribution, of df degrees of freedom, is
-
-        log t_df(0) + log(df (1 - h)) / 2 - (df + 1) / 2 log R + df / 2 log(R - q).
+    With h = w u^2 / sum(w u^2), residuals e = z - slope u and R = sum w e^2, the error of a row that is predicted
+    without it is e / (1 - h), and the weighted sum of squares of the others R - w e^2 / (1 - h). The others count as
+    one effective row less than all.
     """
-    leverage = jnp.zeros_like(z) if w is None else w**2 / total
-    squares = (z if w is None else z - slope * w) ** 2
-    df = z.shape[0] - (1 if w is None else 2)
-    if df < 1:
-        return jnp.array(-jnp.inf, z.dtype)
-    info = jnp.finfo(z.dtype)
-    rest = jnp.maximum(1 - leverage, info.eps)
-    all_rows = jnp.maximum(squares.sum(), info.tiny)
-    others = jnp.maximum(all_rows - squares / rest, info.eps * all_rows)
-    peak = student_t.log_prob(0.0, jnp.asarray(df, z.dtype), 0.0, 1.0)
-    log_density = peak + 0.5 * jnp.log(df * rest) - 0.5 * (df + 1) * jnp.log(all_rows) + 0.5 * df * jnp.log(others)
-    return log_density.sum()
+    info = jnp.finfo(rows.z.dtype)
+    wu = rows.w * rows.u
+    products = rows.of_row(rows.sum(wu * rows.u))
+    rest = 1 if slope is None else jnp.maximum(1 - wu * rows.u / products, info.eps)
+    residual = rows.z if slope is None else rows.z - rows.of_row(slope) * rows.u
+    squares = rows.w * residual**2
+    # The floor keeps the scale of residuals that are all 0 above 0.
+    total = rows.of_row(jnp.maximum(rows.sum(squares), info.tiny / info.eps**2))
+    others = jnp.maximum(total - squares / rest, info.eps * total)
+    weight = jnp.maximum(rows.of_row(rows.sum(rows.w)) - rows.w, info.eps)
+    effective = rows.effective_rows() - 1
+    df = jnp.maximum(effective - (slope is not None), 1)
+    variance = others / weight * rows.of_row(effective / df)
+    if slope is not None:  # the shift of the others is uncertain
+        variance = variance * (1 + rows.u**2 * (rows.of_row(rows.sum(wu**2)) - wu**2) / (products * rest) ** 2)
+    peak = student_t.log_prob(jnp.zeros_like(df), df, 0.0, 1.0)
+    far = jnp.log1p((residual / rest) ** 2 / (variance * rows.of_row(df)))
+    log_density = rows.of_row(peak) - 0.5 * jnp.log(variance) - 0.5 * rows.of_row(df + 1) * far
+    score = rows.sum(jnp.where(rows.w > 0, rows.w * log_density, 0))
+    return jnp.where(effective - (slope is not None) >= 1, score, -jnp.inf)

@@ -13,14 +13,28 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import as_rows, check_base
+from jaxcal.calibrators import _groups
+from jaxcal.calibrators._base import as_rows, check_base, rows_that_count
+from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional import linalg
 from jaxcal.preprocessing import Standardizer
 
 
-def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, num_clusters: int = 5) -> "KMeans":
+def fit(
+    x: ArrayLike,
+    base: Distribution,
+    y: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    num_clusters: int = 5,
+    weights: Weights | None = None,
+) -> "KMeans":
     """Cluster the standardized inputs by scikit-learn's k-means, and measure the errors in every cluster.
+
+    With weights the standardization of the inputs, the centers and the mean squared errors are weighted: a row of
+    weight 2 counts as two rows, one of weight 0 not at all, and weights that are all equal are as none. With w(x) the
+    density of new inputs over that of the calibration inputs, they are those of the new rows.
 
     scikit-learn works on NumPy arrays: not under `jit` or `vmap`.
 
@@ -30,11 +44,14 @@ def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, nu
         y: targets [l].
         key: random key of the first centers.
         num_clusters: number of clusters; at most as many as there are different rows are made.
+        weights: of the rows [l], not negative, or a function of x that gives them; equal where None. The call needs
+            none.
 
     Raises:
         TypeError: if base is not a Distribution, or anything is traced.
         ValueError: if x, y or base is empty, not finite or of the wrong shape, or num_clusters is less than 1 or above
-            the number of rows.
+            the number of rows; if weights are not as many as the rows, one is negative, NaN or infinite, or all are 0.
+            Rows of weight 0 are not counted.
         ImportError: if scikit-learn is missing (the extra `forests` has it).
 
     Warns:
@@ -48,15 +65,18 @@ def fit(x: ArrayLike, base: Distribution, y: ArrayLike, *, key: PRNGKeyArray, nu
         [1. 3.]
     """
     rows = as_rows(x, base, y)
+    rows, counts = rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
     _checks.check_at_least("num_clusters", num_clusters, 1)
     _checks.check_rows("x", rows.x, num_clusters)
-    if _checks.is_traced(*rows, key):
+    if _checks.is_traced(*rows, counts, key):
         raise TypeError(
             "an argument is traced, but scikit-learn needs NumPy arrays: call fit outside jit, vmap and grad."
         )
-    x_scaler = Standardizer.of(rows.x)
-    centers, labels = _cluster(np.asarray(x_scaler(rows.x)), num_clusters, int(jax.random.bits(key, dtype="uint32")))
-    std = _root_mean_squares(rows.y - rows.mean, labels, len(centers))
+    x_scaler = Standardizer.of(rows.x, counts)
+    seed = int(jax.random.bits(key, dtype="uint32"))
+    points, known = np.asarray(x_scaler(rows.x)), None if counts is None else np.asarray(counts)
+    centers, labels = _cluster(points, num_clusters, seed, known)
+    std = _root_mean_squares(rows.y - rows.mean, labels, len(centers), counts)
     if empty := int((np.asarray(std) == 0).sum()):
         warnings.warn(
             f"y equals base.mean in every row of {empty} of {len(centers)} clusters: their std is 0, and no prediction "
@@ -92,11 +112,14 @@ class KMeans(eqx.Module):
 
 
 @eqx.filter_jit
-def _root_mean_squares(errors: Float[Array, " n"], labels: Int[ArrayLike, " n"], number: int) -> Float[Array, " k"]:
+def _root_mean_squares(
+    errors: Float[Array, " n"], labels: Int[ArrayLike, " n"], number: int, weights: Float[Array, " n"] | None
+) -> Float[Array, " k"]:
     """The root mean square of the errors of every label."""
     scale = linalg.scale_of(errors)
-    squares = jax.ops.segment_sum((errors / scale) ** 2, labels, num_segments=number)
-    return scale * jnp.sqrt(squares / jnp.bincount(labels, length=number))
+    w = jnp.ones_like(errors) if weights is None else weights / weights.max()
+    squares, counts = (jax.ops.segment_sum(w * a, labels, number) for a in ((errors / scale) ** 2, jnp.ones_like(w)))
+    return scale * jnp.sqrt(squares / counts)
 
 
 @eqx.filter_jit
@@ -105,7 +128,7 @@ def _nearest(fitted: KMeans, x: Float[Array, "n d"]) -> Float[Array, " n"]:
     return jax.vmap(lambda row: fitted.cluster_std[jnp.argmin(distances(row))])(fitted.x_scaler(x))
 
 
-def _cluster(x: np.ndarray, number: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _cluster(x: np.ndarray, number: int, seed: int, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Centers and, for every row, which is its own; without centers that no row is nearest to."""
     try:
         from sklearn.cluster import KMeans as Clusters
@@ -115,5 +138,5 @@ def _cluster(x: np.ndarray, number: int, seed: int) -> tuple[np.ndarray, np.ndar
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # of fewer different rows than clusters
         clusters = Clusters(number, random_state=seed)
-        used, labels = np.unique(clusters.fit_predict(x), return_inverse=True)
+        used, labels = np.unique(clusters.fit_predict(x, sample_weight=weights), return_inverse=True)
     return clusters.cluster_centers_[used].astype(x.dtype), labels

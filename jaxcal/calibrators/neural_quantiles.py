@@ -40,7 +40,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import FINE_LEVELS, as_levels, check_base
+from jaxcal.calibrators import _groups
+from jaxcal.calibrators._base import FINE_LEVELS, as_levels, check_base, rows_that_count
+from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Point, Quantiles
 from jaxcal.functional.scores import pinball
 from jaxcal.networks import FeedForward, TrainingRecord, presets
@@ -73,6 +75,7 @@ def fit(
     patience: int = 20,
     pretraining_epochs: int | None = None,
     validation_fraction: float | None = None,
+    weights: Weights | None = None,
     preset: str | None = None,
     throw: bool = True,
 ) -> "NeuralQuantiles":
@@ -88,12 +91,17 @@ def fit(
     rows after 2000 of pretraining, and the last weights. Where the base is already calibrated this learns noise, and
     the intervals become too narrow.
 
+    With weights the pinball losses of the rows trained on, and of the validation set, are weighted. A row of weight 2
+    counts as two rows, one of weight 0 not at all, and weights that are all equal are as none. With w(x) the density of
+    new inputs over that of the calibration inputs, the losses are estimates of those of the new rows. A weight that is
+    many times the mean makes steps as many times as noisy.
+
     Features and errors are in units of the rows given here, so that y -> a y + b (a > 0) changes the predictions
     exactly so, up to rounding. Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`.
     No gradient passes through the fit; predictions are differentiable in base.
 
     Args:
-        x: not used; may be None.
+        x: inputs [l, d]; used by a function of x that gives weights alone, else it may be None.
         base: the model's predictions [l], any distribution with a std, on rows that it was not trained on.
         y: targets [l].
         key: random key of the weights, the validation set, the batches and the levels.
@@ -106,6 +114,8 @@ def fit(
         pretraining_epochs: number of epochs on the base's own quantiles (default 500; 2000 with the preset).
         validation_fraction: fraction of the rows in the validation set, l - floor(l (1 - fraction)) of them (default
             0.2; 0 with the preset). With 0 all rows are trained on for all epochs, and the last weights are kept.
+        weights: of the rows [l], not negative, or a function of x that gives them; equal where None. The call needs
+            none.
         preset: None, or "paper" as above.
         throw: whether to raise if training diverges; the module's `training.result` says so in any case.
 
@@ -113,7 +123,8 @@ def fit(
         TypeError: if base is not a Distribution.
         ValueError: if y or base is empty, not finite or of the wrong shape, base is a `Point` or a std of it is not
             positive, a quantile of base at a level from 0.005 to 0.995 is infinite, there are too few rows to hold some
-            out (two are the least), or an option is out of its range.
+            out (two are the least), or an option is out of its range; if weights are not as many as the rows, one is
+            negative, NaN or infinite, or all are 0. Rows of weight 0 are not counted.
         FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
 
     Source: Kuleshov and Deshpande (2022), and what the head of this file takes where it leaves a choice.
@@ -141,14 +152,16 @@ def fit(
     levels = as_levels(FINE_LEVELS if levels is None else levels)
     quantiles = _quantiles_of(base, _LEVELS)
     y = _checks.as_vector("y", y, length=quantiles.shape[0])
-    fraction = settings.validation_fraction
-    size = num_train(y.shape[0], fraction) if fraction else y.shape[0]
+    given, counts = rows_that_count((quantiles, base.std, y), _groups.weights_of(x, weights, y.shape[0]))
+    fraction, num_rows = settings.validation_fraction, given[-1].shape[0]
+    size = num_train(num_rows, fraction) if fraction else num_rows
     split_key, init_key, pretraining_key, key = jax.random.split(key, 4)
-    rows = _prepare(quantiles, base.std, y, split_key if fraction else None)
+    rows = _prepare(*given, counts, size, split_key if fraction else None)
     network = _initial_network(rows.features.shape[1], key=init_key, dtype=rows.features.dtype)
 
-    train = rows.features[:size], rows.errors[:size]
-    validation = (rows.features[size:], rows.errors[size:]) if fraction else train
+    learned = rows.features, rows.errors, rows.weights
+    train = jax.tree.map(lambda a: a[:size], learned)
+    validation = jax.tree.map(lambda a: a[size:], learned) if fraction else train
     own = rows.features, rows.quantiles
     few = jax.tree.map(lambda a: a[:_FEW_ROWS], own)
     pretrained = _train(
@@ -270,13 +283,14 @@ class _Rows(NamedTuple):
     features: Float[Array, "l 9"]
     quantiles: Float[Array, "l k"]
     errors: Float[Array, " l"]
+    weights: Float[Array, " l"] | None
     scaler: Standardizer
     unit: Float[Array, ""]
 
 
 @eqx.filter_jit
-def _prepare(quantiles, std, y, key: PRNGKeyArray | None) -> _Rows:
-    """The rows, with a key in a random order."""
+def _prepare(quantiles, std, y, weights, trained: int, key: PRNGKeyArray | None) -> _Rows:
+    """The rows, with a key in a random order; the weights of those trained on, and of the others, have mean 1."""
     dtype = jnp.result_type(quantiles, y)
     quantiles, std, y = (a.astype(dtype) for a in lax.stop_gradient((quantiles, std, y)))
     features = _features(quantiles[:, _DECILES])
@@ -289,11 +303,16 @@ def _prepare(quantiles, std, y, key: PRNGKeyArray | None) -> _Rows:
     size = jnp.mean(jnp.abs(errors))
     unit = jnp.where(size > 0, size, spread)
     order = jnp.arange(y.shape[0]) if key is None else jax.random.permutation(key, y.shape[0])
+    if weights is not None:
+        weights = lax.stop_gradient(weights.astype(dtype))[order]
+        parts = (weights[:trained], weights[trained:]) if trained < y.shape[0] else (weights,)
+        weights = jnp.concatenate([part / part.mean() for part in parts])
     distances = (quantiles - medians[:, None]) / unit[None, None]
     return _Rows(
         features=scaler(features)[order],
         quantiles=distances[order],
         errors=errors[order] / unit[None],
+        weights=weights,
         scaler=scaler,
         unit=unit,
     )
@@ -339,15 +358,16 @@ def _train(
 
 
 def _check_loss(network: Recalibrator, rows: PyTree, key: PRNGKeyArray | None) -> Float[Array, " n"]:
-    """The pinball loss at one random level a row; without a key its mean over fixed ones."""
-    features, errors = rows
+    """The weighted pinball loss at one random level a row; without a key its mean over fixed ones."""
+    features, errors, weights = rows
+    counted = lambda losses: losses if weights is None else weights * losses
     if key is None:
         levels = jnp.asarray(_WATCHED, errors.dtype)
         at = lambda level: pinball(errors, _at(network, features, jnp.full_like(errors, ndtri(level))), level)
-        return jnp.mean(jax.vmap(at)(levels), axis=0)
+        return counted(jnp.mean(jax.vmap(at)(levels), axis=0))
     # The standard normal quantile of a uniform level, which is never infinite.
     z = jax.random.normal(key, errors.shape, errors.dtype)
-    return pinball(errors, _at(network, features, z), ndtr(z))
+    return counted(pinball(errors, _at(network, features, z), ndtr(z)))
 
 
 def _identity_loss(network: Recalibrator, rows: PyTree, key: PRNGKeyArray | None) -> Float[Array, " n"]:

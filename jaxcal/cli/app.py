@@ -166,10 +166,10 @@ def calibrate(
     method: Annotated[str | None, typer.Option(help="A calibrator of `jaxcal methods`.", show_default="rio")] = None,
     by: Annotated[
         str | None,
-        typer.Option(help="Column of labels: each group is calibrated by its own rows (split-conformal, crude)."),
+        typer.Option(help="Column of labels: each group is calibrated by its own rows, if the method can."),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="Column of weights, such as density ratios (split-conformal, crude).")
+        str | None, typer.Option(help="Column of weights, such as density ratios, if the method can use them.")
     ] = None,
     calibration_fraction: Annotated[
         float | None,
@@ -256,18 +256,30 @@ def _fit_calibrator(
     else:
         fitted_on = _Rows.read(tables.source, columns, tables.source_file)
     options = _options(fit, method, fitted_on.x, seed) | _training_rows(fit, method, training, columns)
-    if needless := [f"--{name}" for name in rows.counts if name not in inspect.signature(fit).parameters]:
-        raise ValueError(f"--method {method} does not use {', '.join(needless)}: split-conformal and crude do.")
+    for name in fitted_on.counts:
+        if name not in inspect.signature(fit).parameters:
+            raise ValueError(f"--method {method} does not use --{name}: {_listed(_methods_with(name))} do.")
     with _timed(f"Fit {method} to {len(fitted_on.mean)} rows"):
         calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **fitted_on.counts, **options)
+    predict = _prediction(calibrator, tables, columns, list(fitted_on.counts))
     if method == "split-conformal":
         _say_guarantees(calibrator, fitted_on.counts.get("by"))
     if unseen.y is None:
         _say(f"No scores: {tables.file} has no column {columns.target!r} to measure against.")
     else:
-        forecasts = {"before": unseen.base, "after": calibrator(unseen.x, unseen.base, **unseen.counts)}
+        forecasts = {"before": unseen.base, "after": predict(unseen)}
         _print_scores(unseen.y, forecasts, f"Measured on {len(unseen.y)} rows not used for fitting.")
-    return lambda: calibrator(rows.x, rows.base, **rows.counts), fitting
+    return lambda: predict(rows), fitting
+
+
+def _prediction(
+    calibrator: Any, tables: _Tables, columns: "_Columns", counted: list[str]
+) -> Callable[["_Rows"], Distribution]:
+    """What predicts rows, by the labels and weights that the call takes of those of the fit."""
+    taken = [name for name in counted if name in inspect.signature(type(calibrator).__call__).parameters]
+    for name in taken:
+        files.check_column(tables.table, getattr(columns, name), tables.file)
+    return lambda rows: calibrator(rows.x, rows.base, **{name: rows.counts[name] for name in taken})
 
 
 def _say_guarantees(calibrator: Any, labels: np.ndarray | None) -> None:
@@ -277,7 +289,10 @@ def _say_guarantees(calibrator: Any, labels: np.ndarray | None) -> None:
         return
     groups = np.unique(labels).tolist()
     for label in groups[:_GROUPS_NAMED]:
-        _say(f"{label}: {calibrator.guarantee(0.9, label)}")
+        try:
+            _say(f"{label}: {calibrator.guarantee(0.9, label)}")
+        except ValueError as too_few_rows:
+            _say(f"{label}: {too_few_rows}")
     if len(groups) > _GROUPS_NAMED:
         _say(f"... and {len(groups) - _GROUPS_NAMED} groups more.")
 
@@ -371,11 +386,11 @@ class _Rows:
                 f"the first in data row {np.argmax(std <= 0) + 1}."
             )
         y = files.numbers(table, columns.target, file) if columns.target in table.columns else None
-        counts = {}
-        if columns.by is not None:
-            counts["by"] = files.labels(table, columns.by, file)
-        if columns.weights is not None:
-            counts["weights"] = files.numbers(table, columns.weights, file)
+        readers = {"by": (columns.by, files.labels), "weights": (columns.weights, files.numbers)}
+        # Rows to predict may come without: not every method asks for those of new rows.
+        counts = {
+            name: read(table, column, file) for name, (column, read) in readers.items() if column in table.columns
+        }
         return cls(x, mean, std, y, counts)
 
     def take(self, rows: np.ndarray) -> "_Rows":
@@ -393,6 +408,16 @@ def _find_calibrator(method: str) -> Callable:
     if method not in methods:
         raise ValueError(f"there is no method {method!r}: {files.suggest(method, list(methods))}")
     return importlib.import_module(f"jaxcal.calibrators.{methods[method]}").fit
+
+
+def _methods_with(option: str) -> list[str]:
+    """The methods whose fit has an option."""
+    methods = {_called(module): _find_calibrator(_called(module)) for module in _modules("calibrators")}
+    return [method for method, fit in methods.items() if option in inspect.signature(fit).parameters]
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _options(fit: Callable, method: str, x: np.ndarray | None, seed: int) -> dict[str, Any]:

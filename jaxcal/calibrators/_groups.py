@@ -1,4 +1,4 @@
-"""Groups of rows, and weights of rows, of calibrators that are tables of errors.
+"""Groups of rows, and weights of rows: of calibration rows, and of those that are predicted.
 
 The errors of each group make a table of their own, so that the coverage holds within every group (Mondrian conformal
 prediction: Vovk, Lindsay, Nouretdinov and Gammerman 2003). With weights w(x), proportional to the density of the new
@@ -6,7 +6,7 @@ inputs over that of the calibration inputs, it holds for the new ones (Tibshiran
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,12 +15,9 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal.calibrators import _pooling
-from jaxcal.calibrators._base import coverage_guarantee, error_scale, location_and_scale, standardized_errors
-from jaxcal.distributions import Distribution, GroupedEmpirical, GroupedQuantiles
-from jaxcal.functional import linear_tables, quantiles, tables
-from jaxcal.functional.linear_tables import LinearTables
-from jaxcal.functional.tables import Tables
+from jaxcal.calibrators._base import coverage_guarantee
+from jaxcal.distributions import Distribution
+from jaxcal.functional.quantiles import smallest_table
 from jaxcal.guarantee import Guarantee, WeightedGuarantee
 from jaxcal.labels import StdBins
 
@@ -95,6 +92,11 @@ class Groups(eqx.Module):
         if self.labels and weights is not None and not _checks.is_traced(weights):
             _checks.check_weights_of_groups(np.array(self.labels), number, np.asarray(weights))
 
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return max(len(self.labels), 1)
+
     def number_of(self, label: Any) -> int:
         """The number of the group with a label.
 
@@ -107,59 +109,57 @@ class Groups(eqx.Module):
         return self.labels.index(label)
 
 
-class GroupedTables(eqx.Module):
-    """A table of errors for every group, with weights; made by fits with `by` or `weights`.
+class CalibrationGroups(eqx.Module):
+    """What is known of calibration rows beside their errors: their groups, their weights, and how many there are.
 
     Attributes:
-        tables: the errors of every group; with the rule "symmetric" the absolute errors and their negatives.
         groups: the labels.
         sizes: how many calibration rows each group has [groups].
-        effective: how many rows of equal weight the table of each group is worth [groups], (sum w)^2 / sum w^2.
-        pooling: how many rows of a group those of all groups count for, in the table of each; None without partial
-            pooling.
+        effective: how many rows of equal weight they are worth [groups], (sum w)^2 / sum w^2.
         weights: the function of x that gives the weight of a row; None where they come with the rows.
-        scaled: whether errors are measured in predicted stds, or on the scale of y.
-        rule: how a quantile is read from a table, see `functional.tables.quantile`; or "linear", between its values.
-        tails: with the rule "linear" beyond the values, see `GroupedQuantiles`.
         weighted: whether the rows have weights.
-        out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
     """
 
-    tables: Tables | LinearTables
     groups: Groups
     sizes: Int[Array, " groups"]
     effective: Float[Array, " groups"]
-    pooling: Float[Array, ""] | None
     weights: Callable | None = eqx.field(static=True)
-    scaled: bool = eqx.field(static=True)
-    rule: str = eqx.field(static=True)
-    tails: str = eqx.field(static=True)
     weighted: bool = eqx.field(static=True)
-    out_of_fold: bool = eqx.field(static=True)
 
-    def __call__(
-        self,
-        x: ArrayLike | None,
-        base: Distribution,
-        *,
-        by: Labels | None = None,
-        weights: Weights | None = None,
-    ) -> GroupedEmpirical | GroupedQuantiles:
-        """The distributions base.mean + scale * Z, Z from the table of the row's group.
-
-        Args:
-            x: inputs [n, d]; used by functions of x alone, else it may be None.
-            base: the model's predictions, [n].
-            by: labels of the rows [n], if they were an array in the fit.
-            weights: of the rows [n], if they were an array in the fit.
+    @classmethod
+    def of(
+        cls, x: ArrayLike | None, base: Distribution, by: Labels | None, weights: Weights | None, dtype: np.dtype
+    ) -> tuple["CalibrationGroups", "Rows"]:
+        """Those of calibration rows, and what each row has.
 
         Raises:
-            TypeError: if base is not a Distribution.
-            ValueError: if its mean or std is not finite, or a std not positive; if labels or weights are missing, of
-                the wrong length or out of range; if no calibration row has the label of a row.
+            ValueError: if labels or weights are not as many as the rows; if a weight is negative, NaN or infinite, or
+                those of a group are all 0.
         """
-        loc, scale = location_and_scale(base, self.scaled)
-        number = self.groups.number_of_rows(x, base, by, loc.shape[0])
+        length = base.mean.shape[0]
+        groups, number = Groups.of(x, base, by, length)
+        known = weights_of(x, weights, length)
+        groups.check_weights(number, known)
+        kept = None
+        if known is not None and not _checks.is_traced(known) and not (counts := np.asarray(known) > 0).all():
+            kept = np.flatnonzero(counts)
+            number, known = number[kept], known[kept]
+        sizes = np.bincount(number, minlength=groups.count)
+        effective = _effective(number, sizes, known, dtype)
+        found = cls(groups, jax.device_put(sizes), effective, weights if callable(weights) else None, known is not None)
+        return found, Rows(number, known, kept)
+
+    def of_new(
+        self, x: ArrayLike | None, base: Distribution, by: Labels | None, weights: Weights | None
+    ) -> tuple[Int[Array, " n"], Float[Array, " n"] | None]:
+        """The number of the group of each new row, and its weight, if the calibration rows have weights.
+
+        Raises:
+            ValueError: if labels or weights are missing or have no effect, are of the wrong length or out of range; if
+                no calibration row has the label of a row.
+        """
+        length = base.mean.shape[0]
+        number = self.groups.number_of_rows(x, base, by, length)
         weights = self.weights if weights is None else weights
         if (weights is not None) != self.weighted:
             raise ValueError(
@@ -167,36 +167,26 @@ class GroupedTables(eqx.Module):
                 if self.weighted
                 else "weights have no effect: the calibrator was fitted without."
             )
-        # A pooled table is worth a number of rows, and a new row is worth one.
-        new_weight = None if self.pooling is None else jnp.ones_like(loc)
-        if weights is not None:  # of new rows all may be 0
-            new_weight = _checks.as_vector("weights", _of_x(x, weights, "weights"), length=loc.shape[0])
-            _checks.check_not_negative("weights", new_weight)
-        if isinstance(self.tables, LinearTables):
-            return GroupedQuantiles(loc, scale, number, self.tables, self.tails, new_weight)
-        return GroupedEmpirical(loc, scale, number, self.tables, self.rule, new_weight)
+        if weights is None:
+            return number, None
+        new_weight = _checks.as_vector("weights", values_at(x, weights, "weights"), length=length)
+        _checks.check_not_negative("weights", new_weight)  # all may be 0
+        return number, new_weight
 
-    def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee | WeightedGuarantee:
-        """The coverage guarantee of the central interval at this level, in the group with a label.
+    def guarantee(
+        self, confidence_level: float, group: Any, rule: str, out_of_fold: bool
+    ) -> Guarantee | WeightedGuarantee:
+        """That of the interval which a rule reads from the table of the group with a label.
 
         Raises:
-            ValueError: if the confidence level lies outside (0, 1), the errors are out of fold, the rule or a pooled
-                table guarantees nothing, there is no group with the label, or it has too few rows for the level.
+            ValueError: if the confidence level lies outside (0, 1), the errors are out of fold, there is no group with
+                the label, or it has too few rows for the level.
         """
-        _checks.check_fraction("confidence_level", confidence_level)
-        if self.pooling is not None:
-            raise ValueError("partially pooled tables guarantee nothing: fit without partial_pooling for a guarantee.")
-        if self.rule not in quantiles.CONFORMAL_RULES:
-            raise ValueError(
-                f"tables read by the rule {self.rule!r} guarantee nothing: use conformal.fit without a rule."
-            )
         number = self.groups.number_of(group)
         rows = int(self.sizes[number])
-        guarantee = coverage_guarantee(confidence_level, rows, self.rule, self.out_of_fold)
+        guarantee = coverage_guarantee(confidence_level, rows, rule, out_of_fold)
         if self.groups.labels and guarantee.places > rows:
-            needed = quantiles.smallest_table(
-                confidence_level if self.rule == "symmetric" else (1 + confidence_level) / 2
-            )
+            needed = smallest_table(confidence_level if rule == "symmetric" else (1 + confidence_level) / 2)
             raise ValueError(
                 f"group {group!r} has {rows} calibration rows, too few for level {confidence_level:g}, which needs at "
                 f"least {needed}. Give more rows, a lower level, or put it together with another group."
@@ -206,56 +196,18 @@ class GroupedTables(eqx.Module):
         return WeightedGuarantee(confidence_level, rows, float(self.effective[number]))
 
 
-def fit(
-    x: ArrayLike | None,
-    base: Distribution,
-    y: Float[Array, " l"],
-    *,
-    by: Labels | None,
-    weights: Weights | None,
-    scaled: bool,
-    rule: str,
-    tails: str = "constant",
-    partial_pooling: bool = False,
-) -> GroupedTables:
-    """The tables of checked calibration rows.
+class Rows(NamedTuple):
+    """What each calibration row has that counts.
 
-    Raises:
-        ValueError: if labels or weights are not as many as the rows, a weight is negative, NaN or infinite, or those of
-            a group are all 0; if `partial_pooling` comes without groups, with weights, or with a single row.
+    Attributes:
+        number: of its group.
+        weights: None where there are none.
+        kept: which rows these are; None for all. Those of weight 0 no table needs to know.
     """
-    if partial_pooling and (by is None or weights is not None or y.shape[0] < 2):
-        raise ValueError("partial_pooling goes with labels of groups, by, without weights, from two rows on.")
-    groups, number = Groups.of(x, base, by, y.shape[0])
-    known = weights_of(x, weights, y.shape[0])
-    groups.check_weights(number, known)
-    errors = standardized_errors(base, y, scaled)
-    if known is not None and not _checks.is_traced(known):
-        counts = np.asarray(known)
-        if not counts.all():  # of rows of weight 0 no table needs to know
-            errors, number, known = errors[counts > 0], number[counts > 0], known[counts > 0]
-    count = max(len(groups.labels), 1)
-    sizes, pooling = np.bincount(number, minlength=count), None
-    effective = _effective(number, sizes, known, errors.dtype)
-    values, of_values = jnp.abs(errors) if rule == "symmetric" else errors, number
-    if partial_pooling:
-        pooling = _pooling.best(errors, jax.device_put(number), jax.device_put(sizes), error_scale(base, scaled))
-        values, of_values, known, effective = _pooling.pooled(errors, number, sizes, pooling)
-    return GroupedTables(
-        tables=linear_tables.make(values, of_values, np.bincount(of_values, minlength=count), known)
-        if rule == "linear"
-        else tables.make(values, of_values, count, known, rule == "symmetric"),
-        groups=groups,
-        sizes=jax.device_put(sizes),
-        effective=effective,
-        pooling=pooling,
-        weights=weights if callable(weights) else None,
-        scaled=scaled,
-        rule=rule,
-        tails=tails,
-        weighted=weights is not None,
-        out_of_fold=base.is_out_of_fold,
-    )
+
+    number: Int[np.ndarray, " l"]
+    weights: Float[Array, " l"] | None
+    kept: Int[np.ndarray, " l"] | None
 
 
 def weights_of(x: ArrayLike | None, weights: Weights | None, length: int) -> Float[Array, " l"] | None:
@@ -265,15 +217,15 @@ def weights_of(x: ArrayLike | None, weights: Weights | None, length: int) -> Flo
         ValueError: if they are not as many as the rows; if one is negative, NaN or infinite, or all are 0; if they are
             a function of x, and x is None.
     """
-    return None if weights is None else _checks.as_weights(_of_x(x, weights, "weights"), length)
+    return None if weights is None else _checks.as_weights(values_at(x, weights, "weights"), length)
 
 
 def _labels(x: ArrayLike | None, base: Distribution, by: Labels) -> Any:
     """Labels that are given, or those of a function of x or of the base."""
-    return by(base) if isinstance(by, StdBins) else _of_x(x, by, "by")
+    return by(base) if isinstance(by, StdBins) else values_at(x, by, "by")
 
 
-def _of_x(x: ArrayLike | None, values: Labels | Weights, name: str) -> Any:
+def values_at(x: ArrayLike | None, values: Labels | Weights, name: str) -> Any:
     """Labels or weights that are given, or those of a function of x."""
     if not callable(values):
         return values

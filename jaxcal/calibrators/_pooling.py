@@ -53,21 +53,19 @@ def best(
 
 
 def pooled(
-    errors: Float[Array, " l"], number: np.ndarray, sizes: np.ndarray, pooling: Float[Array, ""]
-) -> tuple[Float[Array, " m"], np.ndarray, Float[Array, " m"], Float[Array, " groups"]]:
+    errors: Float[Array, " l"], number: np.ndarray, sizes: Int[Array, " groups"], pooling: Float[Array, ""]
+) -> tuple[Float[Array, " m"], np.ndarray, Float[Array, " m"]]:
     """The errors of each group and, after them, those of all rows for each group; their groups, and their weights.
 
     The weights of a table add up to the number of rows of equal weight that it is worth. Of many rows, evenly spaced
     order statistics stand for all.
     """
-    total, count = len(number), len(sizes)
+    total, count = len(number), sizes.shape[0]
     kept = min(total, max(_POOLED_AT_LEAST, _POOLED_VALUES // count))
     chosen = ((np.arange(kept) + 0.5) * total / kept).astype(np.int32)
     groups = np.concatenate([number, np.repeat(np.arange(count, dtype=np.int32), kept)])
-    values, weights, worth = _weights(
-        errors, jax.device_put(number), jax.device_put(sizes), pooling, jax.device_put(chosen)
-    )
-    return values, groups, weights, worth
+    values, weights = _weights(errors, jax.device_put(number), sizes, pooling, jax.device_put(chosen))
+    return values, groups, weights
 
 
 @jax.jit
@@ -77,7 +75,7 @@ def _weights(
     sizes: Int[Array, " groups"],
     pooling: Float[Array, ""],
     chosen: Int[Array, " kept"],
-) -> tuple[Float[Array, " m"], Float[Array, " m"], Float[Array, " groups"]]:
+) -> tuple[Float[Array, " m"], Float[Array, " m"]]:
     count, total, kept = sizes.shape[0], errors.shape[0], chosen.shape[0]
     size = sizes.astype(errors.dtype)
     part = pooling / (pooling + size)
@@ -85,4 +83,4 @@ def _weights(
     worth = 1 / (size * (own + other) ** 2 + (total - size) * other**2)
     values = jnp.concatenate([errors, jnp.tile(jnp.sort(errors)[chosen], count)])
     weights = jnp.concatenate([(own * worth)[number], jnp.repeat(part / kept * worth, kept)])
-    return values, weights, worth
+    return values, weights

@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators import _groups
+from jaxcal.calibrators import _grouped_tables
 from jaxcal.calibrators._base import (
     check_base,
     coverage_guarantee,
@@ -26,7 +26,8 @@ from jaxcal.calibrators._base import (
     standardized_errors,
     warn_without_width,
 )
-from jaxcal.calibrators._groups import GroupedTables, Labels, Weights
+from jaxcal.calibrators._grouped_tables import GroupedTables
+from jaxcal.calibrators._groups import Labels, Weights
 from jaxcal.distributions import Distribution, Empirical, MultivariateEmpirical, MultivariateNormal, Normal, Point
 from jaxcal.functional.quantiles import empirical_rank
 from jaxcal.guarantee import Guarantee
@@ -130,7 +131,7 @@ def fit(
         if neighbors is not None or by_cdf:
             given = "score='cdf'" if by_cdf else f"neighbors={neighbors}"
             raise ValueError(f"{given} cannot go with by or weights: leave one of them out.")
-        return _groups.fit(
+        return _grouped_tables.fit(
             x, base, y, by=by, weights=weights, scaled=scaled, rule=rank, partial_pooling=partial_pooling
         )
     neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors)

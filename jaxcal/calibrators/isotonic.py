@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators import _groups
+from jaxcal.calibrators import _grouped_tables
 from jaxcal.calibrators._base import (
     check_base,
     check_not_point,
@@ -34,7 +34,8 @@ from jaxcal.calibrators._base import (
     sorted_errors,
     warn_without_width,
 )
-from jaxcal.calibrators._groups import GroupedTables, Labels, Weights
+from jaxcal.calibrators._grouped_tables import GroupedTables
+from jaxcal.calibrators._groups import Labels, Weights
 from jaxcal.distributions import (
     Concatenated,
     Distribution,
@@ -136,7 +137,7 @@ def fit(
         if score == "cdf" or tails not in (None, "fitted"):
             given = "score='cdf'" if score == "cdf" else f"tails={tails!r}"
             raise ValueError(f"by and weights go with score='signed' and tails='fitted'; got {given}.")
-        return _groups.fit(
+        return _grouped_tables.fit(
             x,
             base,
             y,

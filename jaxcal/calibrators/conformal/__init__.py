@@ -36,9 +36,10 @@ from typing import Literal, overload
 from jaxtyping import ArrayLike, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.calibrators import _groups
+from jaxcal.calibrators import _grouped_tables
 from jaxcal.calibrators._base import check_base
-from jaxcal.calibrators._groups import GroupedTables, Labels, Weights
+from jaxcal.calibrators._grouped_tables import GroupedTables
+from jaxcal.calibrators._groups import Labels, Weights
 from jaxcal.calibrators.conformal import distributions, intervals, quantiles
 from jaxcal.calibrators.conformal.distributions import ConformalCalibrator
 from jaxcal.calibrators.conformal.intervals import SplitConformal
@@ -211,7 +212,7 @@ def fit(
         check_base(base, y.shape[0])
         scaled = score == "scaled" or (score == "signed" and not isinstance(base, Point))
         table_rule = rule or ("conformal" if score == "signed" else "symmetric")
-        return _groups.fit(x, base, y, by=by, weights=weights, scaled=scaled, rule=table_rule)
+        return _grouped_tables.fit(x, base, y, by=by, weights=weights, scaled=scaled, rule=table_rule)
     if score == "quantile":
         return quantiles.fit(base, y, confidence_levels)
     if confidence_levels is not None:

@@ -46,7 +46,7 @@ class Groups(eqx.Module):
         if by is None:
             return cls(labels=(), by=None), np.zeros(length, np.int32)
         function = by if callable(by) else None
-        labels, number = np.unique(_checks.as_labels("by", _at(x, by, "by"), length), return_inverse=True)
+        labels, number = np.unique(_checks.as_labels("by", values_at(x, by, "by"), length), return_inverse=True)
         return cls(labels=tuple(labels.tolist()), by=function), number.astype(np.int32)
 
     def number_of_rows(self, x: ArrayLike | None, by: Labels | None, length: int) -> Int[Array, " n"]:
@@ -62,7 +62,7 @@ class Groups(eqx.Module):
         by = self.by if by is None else by
         if by is None:
             raise ValueError("the calibrator was fitted with labels of groups: give those of these rows, by=labels.")
-        given, labels = _at(x, by, "by"), np.array(self.labels)
+        given, labels = values_at(x, by, "by"), np.array(self.labels)
         if _checks.is_traced(given):  # numbers, whose values are not known
             return jnp.clip(jnp.searchsorted(labels, given), 0, len(labels) - 1).astype(jnp.int32)
         given = _checks.as_labels("by", given, length)
@@ -145,7 +145,7 @@ class GroupedTables(eqx.Module):
             )
         new_weight = None
         if weights is not None:  # of new rows all may be 0
-            new_weight = _checks.as_vector("weights", _at(x, weights, "weights"), length=loc.shape[0])
+            new_weight = _checks.as_vector("weights", values_at(x, weights, "weights"), length=loc.shape[0])
             _checks.check_not_negative("weights", new_weight)
         return GroupedEmpirical(loc, scale, number, self.tables, self.rule, new_weight)
 
@@ -181,7 +181,7 @@ def fit(
             a group are all 0.
     """
     groups, number = Groups.of(x, by, y.shape[0])
-    known = None if weights is None else _checks.as_weights(_at(x, weights, "weights"), y.shape[0])
+    known = None if weights is None else _checks.as_weights(values_at(x, weights, "weights"), y.shape[0])
     errors = standardized_errors(base, y, scaled)
     if known is not None:
         counts = np.asarray(known)
@@ -204,8 +204,12 @@ def fit(
     )
 
 
-def _at(x: ArrayLike | None, values: Labels | Weights, name: str) -> Any:
-    """Labels or weights that are given, or those of a function of x."""
+def values_at(x: ArrayLike | None, values: Labels | Weights, name: str) -> Any:
+    """Labels, weights or features that are given, or those of a function of x.
+
+    Raises:
+        ValueError: if they are a function of x, and x is None.
+    """
     if not callable(values):
         return values
     if x is None:

@@ -157,7 +157,8 @@ class Directions(eqx.Module):
         center, std, size = values.mean(axis=0), values.std(axis=0), np.abs(values).max(axis=0)
         scale = np.where(std > tolerance * size, std, np.where(size > 0, size, 1))
         _, spread, axes = np.linalg.svd((values - center) / scale / np.sqrt(len(values)), full_matrices=False)
-        varies = spread > tolerance * max(1.0, spread[0])
+        # Standardized features are rounded as the features are, which may be far from 0.
+        varies = spread > tolerance * max(1.0, spread[0], (size / scale).max())
         put = lambda array: jax.device_put(np.array(array, dtype))
         return cls(center=put(center), scale=put(scale), axes=put(axes[varies].T), spread=put(spread[varies]))
 
@@ -175,7 +176,7 @@ def _independent(directions: Directions, features: Float[Array, "n D"]) -> tuple
     rest = jnp.abs(standard - dot(along, directions.axes.T)).max(axis=1)
     size = 1 + jnp.abs(standard).max(axis=1) + jnp.abs(directions.center / directions.scale).max()
     within = rest <= 1e4 * jnp.finfo(features.dtype).eps * size
-    independent = jnp.concatenate([jnp.ones_like(along[:, :1]), along / directions.spread[None]], axis=1)
+    independent = jnp.concatenate([jnp.ones_like(standard[:, :1]), along / directions.spread[None]], axis=1)
     return independent, within
 
 
@@ -208,8 +209,9 @@ class Regressions(NamedTuple):
         for level in levels:
             vertices.append(quantile_regression.solve(features, moved, level, basis))
             basis = np.asarray(vertices[-1].basis)
-        arrays = features, scores, moved.astype(dtype), unit, np.array(levels, dtype)
-        return cls(*jax.device_put(arrays), _stacked(vertices))
+        put = jax.device_put
+        in_dtype = put(np.array(levels, dtype))
+        return cls(put(features), put(scores), put(moved.astype(dtype)), put(unit), in_dtype, _stacked(vertices))
 
 
 def _stacked(trees: list[T]) -> T:

@@ -129,8 +129,7 @@ def independent_rows(features: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " d"
     """
     from scipy.linalg import qr  # comes with jax; slow to import
 
-    _, _, order = qr(features.astype(float).T, mode="economic", pivoting=True)
-    return order[: features.shape[1]]
+    return qr(features.astype(float).T, mode="economic", pivoting=True)[-1][: features.shape[1]]
 
 
 @jax.jit

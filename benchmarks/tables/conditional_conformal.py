@@ -64,7 +64,7 @@ def features_of(x: jax.Array) -> jax.Array:
     return jnp.stack([left, top, left & top, x[:, 1]], axis=1)
 
 
-def side_of(x: jax.Array) -> jax.Array:
+def side_of(x: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
     return x[:, 0] <= 0.2
 
 

@@ -17,7 +17,18 @@ from jaxcal import (
     pipeline,
     plots,
 )
-from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, kmeans, neural_quantiles, rio, sharp_gp
+from jaxcal.calibrators import (
+    accrue,
+    conditional_conformal,
+    conformal,
+    crude,
+    gaussian_mle,
+    isotonic,
+    kmeans,
+    neural_quantiles,
+    rio,
+    sharp_gp,
+)
 from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import (
     Distribution,
@@ -28,6 +39,7 @@ from jaxcal.distributions import (
     MultivariateEmpirical,
     MultivariateNormal,
     Normal,
+    PartialQuantiles,
     Point,
     Quantiles,
     Recalibrated,
@@ -59,12 +71,14 @@ __all__ = [
     "MultivariateEmpirical",
     "MultivariateNormal",
     "Normal",
+    "PartialQuantiles",
     "Point",
     "Quantiles",
     "Recalibrated",
     "ScaledQuantiles",
     "StudentT",
     "accrue",
+    "conditional_conformal",
     "conformal",
     "cross_conformal",
     "crude",

@@ -248,6 +248,79 @@ class WeightedGuarantee:
 
 
 @dataclasses.dataclass(frozen=True)
+class ConditionalGuarantee:
+    """The coverage guarantee of a conformal interval that knows features of the inputs.
+
+    Let f be a function of the inputs that is a linear combination of the features, and nowhere negative. On average
+    over calibration sets, E[f(x) 1{y in the interval}] >= c E[f(x)] for a new exchangeable row. So the interval covers
+    with probability c at least in every group whose indicator is such an f, and for new inputs whose density is f times
+    that of the calibration inputs. If no two scores are equal, randomized intervals cover with probability c exactly,
+    but for what it adds to widen some of them.
+
+    Args:
+        confidence_level: c, in (0, 1).
+        num_calibration: the number n of calibration rows.
+        num_features: the number d of independent features, the constant among them.
+        randomized: whether the interval is randomized.
+        tails: how many regressions the interval is made of, 1, or 2 of signed errors.
+
+    Source: Gibbs, Cherian and Candès, Conformal prediction with conditional guarantees, JRSSB 87 (2025), theorem 2
+    and section 4.
+
+    Example:
+        >>> print(ConditionalGuarantee(0.9, 500, 4))
+        The 90 % interval covers a new row with probability 90 % or more in every group of rows whose indicator is a
+        combination of the 4 features, and in all, if that row is exchangeable with the 500 calibration rows. Likewise
+        where inputs are distributed otherwise, if their density over that of the calibration inputs is a combination of
+        the features, and the targets depend on the inputs as before.
+    """
+
+    confidence_level: float
+    num_calibration: int
+    num_features: int
+    randomized: bool = False
+    tails: int = 1
+
+    @property
+    def coverage(self) -> float:
+        """The probability that the interval covers a new row is at least this: the confidence level."""
+        return self.confidence_level
+
+    def most(self, share: float = 1.0) -> float:
+        """The largest probability that an interval covers in a group with this share of all rows.
+
+        It is c + d / ((n + 1) share) if no two scores are equal: that many rows at most may lie on the regression. Of
+        two tails it is c + 2 d / ((n + 1) share). Intervals that are widened to contain those of lower levels, or not
+        to be empty, may cover more.
+
+        Raises:
+            ValueError: if the share is not in (0, 1].
+
+        Example:
+            >>> print(round(ConditionalGuarantee(0.9, 399, 4).most(share=0.2), 3))
+            0.95
+        """
+        if not 0 < share <= 1:
+            raise ValueError(f"share must lie in (0, 1]; got {share:g}.")
+        if self.randomized:
+            return self.confidence_level
+        excess = self.tails * self.num_features / ((self.num_calibration + 1) * share)
+        return min(1.0, self.confidence_level + excess)
+
+    def __str__(self) -> str:
+        """The guarantee in plain words."""
+        level = f"{100 * self.confidence_level:g} %"
+        features = f"the {self.num_features} features" if self.num_features > 1 else "the constant"
+        return (
+            f"The {level} interval covers a new row with probability {level}{'' if self.randomized else ' or more'} in "
+            f"every group of rows whose indicator is a combination of {features}, and in all, if that row is "
+            f"exchangeable with the {self.num_calibration} calibration rows. Likewise where inputs are distributed "
+            "otherwise, if their density over that of the calibration inputs is a combination of the features, and the "
+            "targets depend on the inputs as before."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class MeasuredCoverage:
     """How many data points an interval covered, where no coverage is guaranteed.
 

@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 
 from jaxcal import Distribution, Normal, Point, cross_conformal, mlp, rio
-from jaxcal.calibrators import accrue, conformal, crude, gaussian_mle, isotonic, kmeans, neural_quantiles, sharp_gp
+from jaxcal.calibrators import (
+    accrue,
+    conditional_conformal,
+    conformal,
+    crude,
+    gaussian_mle,
+    isotonic,
+    kmeans,
+    neural_quantiles,
+    sharp_gp,
+)
 from jaxcal.optimize import Result
 from jaxcal.predictors import (
     deep_ensemble,
@@ -125,6 +135,10 @@ def fit_sharp_gp(x, mean, y, **options):
     return sharp_gp.fit(rest(x), Point(rest(mean)), rest(y), **options)
 
 
+def fit_conditional_conformal(x, mean, y, **options):
+    return fit_on_std(conditional_conformal.fit, x, mean, y, features=jnp.asarray, **options)
+
+
 class Plane(eqx.Module):
     """Least squares, as a module of arrays."""
 
@@ -198,6 +212,7 @@ METHODS = {
         call_on_std,
     ),
     "conformal": (partial(fit_on_std, conformal.fit), call_on_std),
+    "conditional-conformal": (fit_conditional_conformal, call_on_std),
     "conformal-quantile": (lambda x, mean, y: conformal.fit(x, Point(mean), y, score="quantile"), call_rio),
     "conformal-randomized": (partial(fit_on_std, conformal.fit, rule="randomized", key=KEY), call_on_std),
     "conformal-linear": (lambda x, mean, y: conformal.fit(x, Point(mean), y, rule="linear"), call_rio),
@@ -231,6 +246,7 @@ TOLERANCE = {
     **dict.fromkeys(["crude", "crude-neighbors", "conformal", "conformal-quantile"], 1e-12 if X64 else 1e-5),
     **dict.fromkeys(["conformal-randomized", "conformal-linear"], 1e-12 if X64 else 1e-5),
     **dict.fromkeys(["crude-weights", "crude-pooled", "isotonic-groups"], 1e-12 if X64 else 1e-5),
+    "conditional-conformal": 1e-10 if X64 else 1e-4,
     **dict.fromkeys(["cross-conformal", "cross-conformal-bootstrap"], 1e-12 if X64 else 1e-5),
     **dict.fromkeys(["gaussian-mle", "gaussian-mle-weighted"], 1e-12 if X64 else 1e-5),
     "isotonic": 1e-12 if X64 else 1e-5,
@@ -245,6 +261,7 @@ FORESTS = "random-forest", "ngboost"
 NEEDS_VALUES = {
     "usnrt": {"fit": "a tree grows by the values of x and y"},
     "kmeans": {"fit": "scikit-learn needs NumPy arrays"},
+    "conditional-conformal": {"fit": "a regression runs by its values"},
     **dict.fromkeys(FORESTS, dict.fromkeys(["fit", "predict"], "neither fit nor prediction runs")),
     "isotonic-groups": {"vmap": "by is traced, but its values must be known"},
     "crude-pooled": {"vmap": "by is traced, but its values must be known"},
@@ -299,6 +316,7 @@ SIGNLESS = (
     "rio-collapsed",
     "accrue",
     "conformal",
+    "conditional-conformal",
     "gaussian-mle",
 )
 
@@ -380,7 +398,11 @@ def test_vmap_over_runs_keeps_the_dtype(method):
 
 # USNRT's fit in another precision is compiled anew.
 @once
-@pytest.mark.parametrize("method", [pytest.param("usnrt", marks=pytest.mark.slow), *FORESTS, "kmeans"], indirect=True)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param("usnrt", marks=pytest.mark.slow), *FORESTS, "kmeans", "conditional-conformal"],
+    indirect=True,
+)
 def test_a_method_that_needs_values_keeps_the_dtype(method):
     x, mean, y = (a.astype(np.float32) for a in (X, MEAN, Y))
     distribution = method.call(method.fit(x, mean, y), x, mean)

@@ -219,12 +219,17 @@ def coverage_guarantee(confidence_level: float, num_calibration: int, rule: str,
     Raises:
         ValueError: if the errors are out of fold, or the confidence level lies outside (0, 1).
     """
+    check_not_out_of_fold(out_of_fold)
+    return Guarantee.of(confidence_level, num_calibration, rule)
+
+
+def check_not_out_of_fold(out_of_fold: bool) -> None:
+    """Raise ValueError if the errors are out of fold, and guarantee nothing."""
     if out_of_fold:
         raise ValueError(
             "the errors are out of fold: of other models than the one that predicts. No coverage guarantee follows "
             "from them; it does from data points that were set aside, as with jaxcal.pipeline.fit(method='split')."
         )
-    return Guarantee.of(confidence_level, num_calibration, rule)
 
 
 def are_among(x: Array, y: Array, known_x: Array, known_y: Array) -> bool:

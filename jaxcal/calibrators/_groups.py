@@ -226,7 +226,11 @@ def _labels(x: ArrayLike | None, base: Distribution, by: Labels) -> Any:
 
 
 def values_at(x: ArrayLike | None, values: Labels | Weights, name: str) -> Any:
-    """Labels or weights that are given, or those of a function of x."""
+    """Labels, weights or features that are given, or those of a function of x.
+
+    Raises:
+        ValueError: if they are a function of x, and x is None.
+    """
     if not callable(values):
         return values
     if x is None:

@@ -1,0 +1,365 @@
+"""Conformal intervals that cover in every one of several groups that overlap, and after shifts along given functions.
+
+Split conformal prediction covers on average over all rows. Here the user gives features of the inputs: indicators of
+groups, which may overlap, or any functions along which the distribution of the inputs may shift. The quantile of the
+scores becomes a linear function of the features, the regression of the calibration rows and the new one. Its coverage
+holds for each non-negative combination of the features at once (`guarantee.ConditionalGuarantee`).
+
+With the constant alone this is split conformal prediction, with indicators of disjoint groups a table for each group,
+as `conformal.fit(by=...)` has it. The constant is always among the features, so that the interval covers on average
+over all rows as well.
+
+Source: Gibbs, Cherian and Candès, Conformal prediction with conditional guarantees, JRSSB 87 (2025).
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray, UInt32
+
+from jaxcal import _checks
+from jaxcal.calibrators._base import (
+    check_base,
+    check_not_out_of_fold,
+    location_and_scale,
+    standardized_errors,
+)
+from jaxcal.calibrators._groups import values_at
+from jaxcal.distributions import Distribution, PartialQuantiles, Point
+from jaxcal.functional import quantile_regression
+from jaxcal.functional.quantile_regression import FAILED, INFINITE, MINUS_INFINITE, Vertex
+from jaxcal.functional.quantiles import smallest_table
+from jaxcal.guarantee import ConditionalGuarantee
+
+Features = ArrayLike | Callable
+T = TypeVar("T")
+
+_CONFIDENCE_LEVELS = (0.5, 0.8, 0.9, 0.95)
+_SCORES = (None, "absolute", "scaled", "signed")
+
+
+def fit(
+    x: ArrayLike | None,
+    base: Distribution,
+    y: ArrayLike,
+    *,
+    features: Features,
+    score: str | None = None,
+    confidence_levels: Sequence[float] | None = None,
+    key: PRNGKeyArray | None = None,
+) -> "ConditionalConformal":
+    """Solve the quantile regression of the scores of calibration rows, on which the model must not have been trained.
+
+    A new row is added to the regression with a score as large as can be: its interval ends where its score would lie
+    above the regression of all n + 1 rows.
+
+    - score="absolute", "scaled": the interval at level c is mean -+ s, or mean -+ s std, with the cutoff s of the
+      regression at level c.
+    - score="signed": its ends are mean + z std, or mean + z, with the cutoffs of two regressions, of the signed errors
+      and of their negatives, at level (1 + c) / 2. Each tail has a guarantee of its own.
+
+    Intervals are nested: one that does not contain those of all lower levels is widened until it does. One that would
+    be empty, as of a negative cutoff of absolute errors, is widened to a point, or to what lies between its ends. That
+    can only increase the coverage.
+
+    With a key the cutoff is randomized, and covers with probability exactly c, but for what widening adds. Without, it
+    covers a little more: see `ConditionalGuarantee.most`.
+
+    The number of features should be small beside that of the rows of each group, or intervals become wide, and infinite
+    where few calibration rows resemble a new one. The fit needs values: it does not run under `jit` or `vmap`; a call
+    does. In 32 bits the ends may be off by about 1e-5 of the size of the errors.
+
+    Args:
+        x: inputs [n, ...], for features that are a function of x; else it is not used and may be None.
+        base: the model's predictions at x, [n].
+        y: targets [n].
+        features: an array [n, d], or a function of x that gives it. A constant is added; features may depend on each
+            other, as indicators of all groups do. Features that are an array here are given again at the call,
+            `module(x, base, features=array)`.
+        score: "absolute", "scaled" or "signed"; None for "scaled" where the base has a std, else "absolute". Signed
+            errors are in predicted stds where the base has them.
+        confidence_levels: the levels c of the intervals (default 0.5, 0.8, 0.9, 0.95).
+        key: random key, for randomized intervals. The draw belongs to the position of a row: row i has the same in all
+            calls.
+
+    Raises:
+        TypeError: if base is not a Distribution, or anything is traced.
+        ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive;
+            if the score needs a std and base is a `Point`; if without a key there are too few rows for a level.
+
+    Source: Gibbs, Cherian and Candès, Conformal prediction with conditional guarantees, JRSSB 87 (2025).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxcal import Point
+        >>> from jaxcal.calibrators import conditional_conformal
+        >>> x = jnp.linspace(-1, 1, 400)[:, None]
+        >>> y = jnp.where(x[:, 0] > 0, 2.0, 1.0) * jnp.sin(jnp.arange(400.0))
+        >>> features = lambda x: jnp.stack([x[:, 0] > 0, x[:, 0] > 0.5], axis=1)  # the second group lies in the first
+        >>> fitted = conditional_conformal.fit(x, Point(jnp.zeros(400)), y, features=features)
+        >>> lower, upper = fitted(jnp.array([[-0.5], [0.7]]), Point(jnp.zeros(2))).interval(0.9)
+        >>> print(upper.round(1), fitted.guarantee(0.9).coverage)
+        [1. 2.] 0.9
+    """
+    _checks.check_choice("score", score, _SCORES)
+    y = _checks.as_vector("y", y)
+    rows = y.shape[0]
+    check_base(base, rows)
+    levels = _checked_levels(confidence_levels, rows, randomized=key is not None)
+    scaled = score == "scaled" or (score in (None, "signed") and not isinstance(base, Point))
+    errors = standardized_errors(base, y, scaled)
+    given = _checks.as_matrix("features", values_at(x, features, "features"), length=rows)
+    if _checks.is_traced(errors, given):
+        raise TypeError("an argument is traced, but a regression runs by its values: call fit outside jit and vmap.")
+    directions = Directions.of(np.asarray(given))
+    independent, known = np.asarray(directions(given)[0]), np.asarray(errors)
+    if score == "signed":
+        tails = [Regressions.of(independent, each, [(1 + c) / 2 for c in levels]) for each in (known, -known)]
+    else:
+        tails = [Regressions.of(independent, np.abs(known), levels)]
+    return ConditionalConformal(
+        directions=directions,
+        regressions=_stacked(tails),
+        seed=None if key is None else jax.random.bits(key, (), "uint32"),
+        features=features if callable(features) else None,
+        confidence_levels=levels,
+        scaled=scaled,
+        out_of_fold=base.is_out_of_fold,
+    )
+
+
+class Directions(eqx.Module):
+    """What turns features [n, D] into d independent ones of mean square 1, the first of which is the constant.
+
+    Attributes:
+        center: the means of the features [D].
+        scale: their stds [D].
+        axes: the directions in which standardized features vary [D, d - 1], of length 1.
+        spread: their std in each of these [d - 1].
+    """
+
+    center: Float[Array, "*D"]
+    scale: Float[Array, "*D"]
+    axes: Float[Array, "*D_r"]
+    spread: Float[Array, "*r"]
+
+    @classmethod
+    def of(cls, features: Float[np.ndarray, "n D"]) -> "Directions":
+        """Those of calibration rows."""
+        dtype, values = features.dtype, features.astype(float)
+        tolerance = 100 * np.finfo(dtype).eps
+        center, std, size = values.mean(axis=0), values.std(axis=0), np.abs(values).max(axis=0)
+        scale = np.where(std > tolerance * size, std, np.where(size > 0, size, 1))
+        _, spread, axes = np.linalg.svd((values - center) / scale / np.sqrt(len(values)), full_matrices=False)
+        # Standardized features are rounded as the features are, which may be far from 0.
+        varies = spread > tolerance * max(1.0, spread[0], (size / scale).max())
+        put = lambda array: jax.device_put(np.array(array, dtype))
+        return cls(center=put(center), scale=put(scale), axes=put(axes[varies].T), spread=put(spread[varies]))
+
+    def __call__(self, features: Float[Array, "n D"]) -> tuple[Float[Array, "n d"], Bool[Array, " n"]]:
+        """The independent features of rows, and which rows have no part in other directions."""
+        return _independent(self, features)
+
+
+@jax.jit
+def _independent(directions: Directions, features: Float[Array, "n D"]) -> tuple[Array, Array]:
+    """Directions.__call__ as one program."""
+    dot = lambda a, b: jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+    standard = (features - directions.center[None]) / directions.scale[None]
+    along = dot(standard, directions.axes)
+    rest = jnp.abs(standard - dot(along, directions.axes.T)).max(axis=1)
+    size = 1 + jnp.abs(standard).max(axis=1) + jnp.abs(directions.center / directions.scale).max()
+    within = rest <= 1e4 * jnp.finfo(features.dtype).eps * size
+    independent = jnp.concatenate([jnp.ones_like(standard[:, :1]), along / directions.spread[None]], axis=1)
+    return independent, within
+
+
+class Regressions(NamedTuple):
+    """The regressions of the scores of one tail, at all levels.
+
+    Attributes:
+        features: independent ones [n, d].
+        scores: in units of their std [n].
+        moved: the scores, of which no two are equal [n].
+        unit: their std.
+        levels: of the regressions [k].
+        vertices: where they end, [k, ...] each.
+    """
+
+    features: Float[Array, "..."]
+    scores: Float[Array, "..."]
+    moved: Float[Array, "..."]
+    unit: Float[Array, "..."]
+    levels: Float[Array, "..."]
+    vertices: Vertex
+
+    @classmethod
+    def of(cls, features: np.ndarray, scores: np.ndarray, levels: Sequence[float]) -> "Regressions":
+        """Solved on the host, each from where the one before it ended."""
+        dtype, unit = scores.dtype, _unit(scores)
+        scores = scores / unit
+        moved = quantile_regression.separated(scores)
+        basis, vertices = quantile_regression.independent_rows(features), []
+        for level in levels:
+            vertices.append(quantile_regression.solve(features, moved, level, basis))
+            basis = np.asarray(vertices[-1].basis)
+        put = jax.device_put
+        in_dtype = put(np.array(levels, dtype))
+        return cls(put(features), put(scores), put(moved.astype(dtype)), put(unit), in_dtype, _stacked(vertices))
+
+
+def _stacked(trees: list[T]) -> T:
+    """Trees of equal shapes as one, with a leading axis; on the host, which compiles nothing."""
+    return jax.tree.map(lambda *each: jax.device_put(np.stack(each)), *trees)
+
+
+def _unit(scores: np.ndarray) -> np.ndarray:
+    """The std of scores whose squares may leave the range of their dtype; of equal ones their size, or 1."""
+    size = np.abs(scores).max() or np.ones((), scores.dtype)
+    std = (scores / size).std()
+    return np.array(size * (std if std > np.finfo(scores.dtype).eps else 1), scores.dtype)
+
+
+class ConditionalConformal(eqx.Module):
+    """Quantile regressions of scores on features; made by `conditional_conformal.fit`.
+
+    Attributes:
+        directions: of the features.
+        regressions: of the scores, with a leading axis: of length 1, or 2 for the upper and the lower tail.
+        seed: of the draws of randomized intervals, else None. Unlike a key it can be saved.
+        features: the function of x that gives the features, or None where they come with the rows.
+        confidence_levels: of the intervals, in increasing order.
+        scaled: whether errors are measured in predicted stds, or on the scale of y.
+        out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
+    """
+
+    directions: Directions
+    regressions: Regressions
+    seed: UInt32[Array, "*runs"] | None
+    features: Callable | None = eqx.field(static=True)
+    confidence_levels: tuple[float, ...] = eqx.field(static=True)
+    scaled: bool = eqx.field(static=True)
+    out_of_fold: bool = eqx.field(static=True)
+
+    def __call__(
+        self, x: ArrayLike | None, base: Distribution, *, features: Features | None = None
+    ) -> PartialQuantiles:
+        """The distributions with these intervals at the levels of the fit, and lines in between.
+
+        The guarantee is that of the intervals at these levels alone. The distribution ends at the widest of them. An
+        interval is infinite where too few calibration rows resemble the new one in their features, or none has features
+        of its kind; mean, std, cdf and score then take the last finite cutoff.
+
+        Args:
+            x: inputs, for features that are a function of x; else it may be None.
+            base: the model's predictions, [n].
+            features: of the rows [n, d], if they were an array in the fit.
+
+        Raises:
+            TypeError: if base is not a Distribution.
+            ValueError: if its mean or std is not finite, or a std not positive; if it is a `Point` where errors are
+                measured in predicted stds; if features are missing, not finite or of the wrong shape.
+
+        Warns:
+            UserWarning: if the cutoff of a row could not be computed in the precision in use: its interval is infinite.
+        """
+        loc, scale = location_and_scale(base, self.scaled)
+        features = self.features if features is None else features
+        if features is None:
+            raise ValueError("the calibrator was fitted with an array of features: give features=those of these rows.")
+        given = _checks.as_matrix("features", values_at(x, features, "features"), length=loc.shape[0])
+        _checks.check_columns("features", given, self.directions.center.shape[0], "the calibrator was fitted with")
+        levels = _levels(self.confidence_levels)
+        values, lowest, highest, failed = _quantiles(self, loc, scale, given.astype(loc.dtype), levels)
+        if not _checks.is_traced(failed) and (count := int(np.asarray(failed).sum())):
+            warnings.warn(
+                f"in {count} rows the interval is infinite: the regression could not be solved in {loc.dtype}. Rescale "
+                "the features, or take 64 bits: jax.config.update('jax_enable_x64', True).",
+                stacklevel=2,
+            )
+        return PartialQuantiles(levels, values, lowest, highest)
+
+    def guarantee(self, confidence_level: float) -> ConditionalGuarantee:
+        """The coverage guarantee of the interval at one of the levels of the fit.
+
+        Raises:
+            ValueError: if the confidence level is none of them, or the errors are out of fold.
+        """
+        _checks.check_choice("confidence_level", confidence_level, self.confidence_levels)
+        check_not_out_of_fold(self.out_of_fold)
+        tails, rows, count = self.regressions.features.shape[-3:]
+        return ConditionalGuarantee(confidence_level, rows, count, self.seed is not None, tails)
+
+
+def _checked_levels(wanted: Sequence[float] | None, rows: int, *, randomized: bool) -> tuple[float, ...]:
+    """The confidence levels in increasing order."""
+    levels = tuple(sorted({float(level) for level in (_CONFIDENCE_LEVELS if wanted is None else wanted)}))
+    _checks.check_length("confidence_levels", np.array(levels), None)
+    _checks.check_fraction("confidence_levels", np.array(levels))
+    if not randomized and rows < (needed := smallest_table(levels[-1])):
+        raise ValueError(
+            f"{rows} rows are too few for confidence level {levels[-1]:g}: at least {needed} are needed. "
+            "Give more rows, or lower confidence_levels."
+        )
+    return levels
+
+
+def _levels(confidence_levels: tuple[float, ...]) -> np.ndarray:
+    """The levels of the ends of the intervals, in increasing order."""
+    central = np.array(confidence_levels)
+    return np.concatenate([(1 - central[::-1]) / 2, (1 + central) / 2])
+
+
+@eqx.filter_jit
+def _quantiles(
+    module: ConditionalConformal, loc: Array, scale: Array, features: Array, levels: Float[ArrayLike, " q"]
+) -> tuple[Array, Array, Array, Array]:
+    """The quantiles [n, 2 k], finite; the levels between which they are known [n, 2]; the rows without a solution."""
+    independent, within = module.directions(features)
+    signed, count = module.regressions.features.shape[0] == 2, len(module.confidence_levels)
+    draw = None
+    if module.seed is not None:
+        draw = jax.random.uniform(jax.random.key(module.seed), loc.shape, loc.dtype)
+    values, outcome = _cutoffs(module.regressions, independent, draw)
+    if not signed:  # a negative cutoff, and one of -inf, is an empty interval
+        values = jnp.where(outcome == MINUS_INFINITE, 0, jnp.maximum(values, 0))
+        values, outcome = jnp.concatenate([values, values]), jnp.concatenate([outcome, outcome])
+    # Ends of an interval that has none in between change places.
+    inner = -values[1, 0] > values[0, 0]
+    values = values.at[:, 0].set(jnp.where(inner[None], -values[::-1, 0], values[:, 0]))
+    upper, lower = lax.cummax(values, axis=1)
+    quantiles = jnp.concatenate([-lower[::-1], upper]) * scale[None] + loc[None]
+    unknown = (outcome == INFINITE) | (outcome == FAILED) | ~within[None, None]
+    known = jnp.cumsum(unknown, axis=1) == 0  # [2, k, n]
+    last = known.sum(axis=1)
+    levels = jnp.asarray(levels, loc.dtype)
+    reach = lambda ends, last, limit: jnp.where(last == count, limit, jnp.append(0.5, ends)[last]).astype(loc.dtype)
+    highest = reach(levels[count:], last[0], 1.0)
+    lowest = reach(levels[:count][::-1], last[1], 0.0)
+    return quantiles.T, lowest, highest, (outcome == FAILED).any(axis=(0, 1))
+
+
+def _cutoffs(regressions: Regressions, new: Array, draw: Array | None) -> tuple[Array, Array]:
+    """The cutoffs in units of the errors and their outcomes, [tails, k, n] each."""
+
+    def of_level(regression: Regressions, draw: Array | None, level: Array, vertex: Vertex) -> tuple[Array, Array]:
+        dual = jnp.broadcast_to(level, new.shape[:1]) if draw is None else level - 1 + draw
+        fit = (regression.features, regression.scores, regression.moved)
+        found = quantile_regression.cutoffs(*fit, vertex, level, new, dual)
+        return found.value * regression.unit, found.outcome
+
+    def of_tail(regression: Regressions, draw: Array | None) -> tuple[Array, Array]:
+        each = (regression.levels, regression.vertices)
+        return lax.map(lambda at: of_level(regression, draw, *at), each)
+
+    if draw is None:
+        return lax.map(lambda regression: of_tail(regression, None), regressions)
+    # One draw moves both ends of an interval in one direction, so that they do not cross.
+    draws = jnp.stack([draw, 1 - draw])[: regressions.features.shape[0]]
+    return lax.map(lambda both: of_tail(*both), (regressions, draws))

@@ -1,0 +1,289 @@
+"""Linear quantile regression, exactly, and what it becomes when one more row is given whose score is not known.
+
+The regression at level c of scores S_i on features phi_i minimizes sum_i rho(S_i - phi_i'b) with the pinball loss
+rho(u) = max(c u, (c - 1) u). A linear function of the features interpolates d rows, the basis; a row above it has the
+dual c, one below it c - 1, and those of the basis lie in between, so that sum_i eta_i phi_i = 0.
+
+A new row with features phi and dual t demands sum_i eta_i phi_i + t phi = 0, and the minimum of
+sum_i rho(S_i - phi_i'b) - t phi'b. As t goes from 0 to its end the basis changes a few times: `cutoffs` follows that
+path. `solve`, on the host and in 64 bits, finds where it starts.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, Int
+
+# How a path ended: at its end; with a cutoff of +inf or -inf; without a solution that could be verified.
+SOLVED, INFINITE, MINUS_INFINITE, FAILED = range(4)
+# How many entries [rows, n] the paths hold at once: so many stay in a processor's cache.
+_AT_ONCE = 2**16
+
+
+class Vertex(NamedTuple):
+    """Where a regression, or a path, stands.
+
+    Attributes:
+        basis: the numbers of the d rows that are interpolated [d].
+        inverse: the inverse of their features [d, d].
+        duals: their duals eta [d], each between c - 1 and c.
+        side: of every row [n]: 1 above, where its dual is c, -1 below, where it is c - 1, and 0 in the basis.
+    """
+
+    basis: Int[Array, "..."]
+    inverse: Float[Array, "..."]
+    duals: Float[Array, "..."]
+    side: Int[Array, "..."]
+
+
+class Cutoffs(NamedTuple):
+    """The values of the regression at new rows.
+
+    Attributes:
+        value: [m], finite; where the cutoff is not, the last finite one of the path.
+        outcome: [m], `SOLVED`, `INFINITE`, `MINUS_INFINITE` or `FAILED`.
+    """
+
+    value: Float[Array, " m"]
+    outcome: Int[Array, " m"]
+
+
+def separated(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Values of std 1 moved apart where they are equal, in 64 bits: so that no path goes in circles.
+
+    They move by up to eps^(2/3) of their own dtype. What is optimal for these is optimal for the values as well, and
+    cutoffs are computed from the values.
+    """
+    step = np.finfo(values.dtype).eps ** (2 / 3)
+    return values.astype(float) + step * np.random.default_rng(0).uniform(size=len(values))
+
+
+def solve(
+    features: Float[np.ndarray, "n d"], scores: Float[np.ndarray, " n"], level: float, start: Int[np.ndarray, " d"]
+) -> Vertex:
+    """The regression at one level: from vertex to vertex downhill, each time as far as the loss decreases.
+
+    It computes in 64 bits, on the host.
+
+    Args:
+        features: [n, d], of full rank.
+        scores: [n], of which no two are equal where the features are: see `separated`.
+        level: c, in (0, 1).
+        start: d rows whose features are independent, such as `independent_rows`, or the basis at another level.
+
+    Returns:
+        the optimum, in the dtype of the features.
+
+    Raises:
+        FloatingPointError: if rounding leaves no way down.
+
+    Source: Barrodale and Roberts, SIAM Journal on Numerical Analysis 10 (1973); Koenker and d'Orey, Applied Statistics
+    36 (1987).
+
+    Example:
+        >>> features, scores = np.ones((5, 1)), np.array([3.0, 1.0, 4.0, 1.5, 9.0])
+        >>> vertex = solve(features, scores, 0.7, np.array([0]))
+        >>> print(scores[vertex.basis], vertex.duals, vertex.side)
+        [4.] [0.2] [-1 -1  0 -1  1]
+    """
+    dtype, basis = features.dtype, np.array(start)
+    features, scores = features.astype(float), scores.astype(float)
+    for _ in range(100 + 20 * features.shape[1] + len(scores)):
+        inverse = np.linalg.inv(features[basis])
+        residuals = scores - features @ (inverse @ scores[basis])
+        side = np.where(residuals > 0, 1, -1)
+        side[basis] = 0
+        duals = -(np.where(side > 0, level, np.where(side < 0, level - 1, 0)) @ features) @ inverse
+        excess = np.maximum(duals - level, level - 1 - duals)
+        leaving = int(np.argmax(excess))
+        if excess[leaving] <= 1e-9:
+            duals = np.clip(duals, level - 1, level)
+            found = basis.astype(np.int32), inverse.astype(dtype), duals.astype(dtype), side.astype(np.int8)
+            return Vertex(*map(jax.device_put, found))
+        basis[leaving] = _downhill(features, residuals, side, inverse[:, leaving], duals[leaving], level)
+    raise FloatingPointError("the quantile regression found no optimum: the features are close to dependent.")
+
+
+def _downhill(
+    features: np.ndarray, residuals: np.ndarray, side: np.ndarray, column: np.ndarray, dual: float, level: float
+) -> int:
+    """The row that is interpolated where the loss is least as another row leaves the basis, upwards or downwards."""
+    upwards = dual > level
+    speed = features @ (-column if upwards else column)
+    met = np.flatnonzero(side * speed > 1e-10)
+    order = met[np.argsort(residuals[met] / speed[met], kind="stable")]
+    slope = np.cumsum(np.abs(speed[order])) - (dual - level if upwards else level - 1 - dual)
+    return int(order[min(np.searchsorted(slope, 0), len(order) - 1)])
+
+
+def independent_rows(features: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " d"]:
+    """d rows whose features are far from dependent: those that a QR decomposition with pivots takes first.
+
+    Example:
+        >>> print(independent_rows(np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])))
+        [1 2]
+    """
+    from scipy.linalg import qr  # comes with jax; slow to import
+
+    return qr(features.astype(float).T, mode="economic", pivoting=True)[-1][: features.shape[1]]
+
+
+@jax.jit
+def cutoffs(
+    features: Float[Array, "n d"],
+    scores: Float[Array, " n"],
+    moved: Float[Array, " n"],
+    vertex: Vertex,
+    level: Float[ArrayLike, ""],
+    new: Float[Array, "m d"],
+    dual: Float[Array, " m"],
+) -> Cutoffs:
+    """phi'b(t) at each new row, for the regression in which this row has the dual t.
+
+    With t = c this is the largest score that the new row may have without lying above the regression of all n + 1
+    rows. Where several numbers are, it is the least. Where the path meets no further row the cutoff is infinite: so few
+    rows resemble the new one. The derivative in phi is b(t).
+
+    Every vertex at which a path ends is checked: the sides of all rows, and the sum of the duals. Cutoffs are rounded
+    upwards, so that a score that equals one is not left out.
+
+    Args:
+        features: of the n rows [n, d]; best if their mean square is 1 and they are uncorrelated.
+        scores: [n], of std 1 or so.
+        moved: [n], the scores as `solve` had them.
+        vertex: what `solve` found, in the dtype of the features.
+        level: c.
+        new: features of m new rows [m, d].
+        dual: t of the new rows [m], from c - 1 to c.
+
+    Source: Gibbs, Cherian and Candes, Conformal prediction with conditional guarantees, JRSSB 87 (2025), section 4.
+
+    Example:
+        >>> features, scores = np.ones((9, 1)), np.arange(1.0, 10.0)
+        >>> vertex = solve(features, scores, 0.8, np.array([0]))
+        >>> rows = [jnp.asarray(each) for each in (features, scores, scores)]
+        >>> found = cutoffs(*rows, vertex, 0.8, jnp.ones((1, 1)), jnp.array([0.8]))
+        >>> print(found.value.round(5))  # the rank is ceil(10 x 0.8)
+        [8.]
+    """
+    find = partial(_cutoff, features, scores, moved, vertex, jnp.asarray(level, new.dtype))
+    count = new.shape[0]
+    at_once = min(count, max(1, _AT_ONCE // features.shape[0]))
+    batches = -(-count // at_once)
+    fill = batches * at_once - count
+    new = jnp.pad(new, ((0, fill), (0, 0)), mode="edge").reshape(batches, at_once, -1)
+    dual = jnp.pad(dual, (0, fill), mode="edge").reshape(batches, at_once)
+    found = lax.map(lambda batch: jax.vmap(find)(*batch), (new, dual))
+    return jax.tree.map(lambda values: values.reshape(-1)[:count], found)
+
+
+def _cutoff(
+    features: Array, scores: Array, moved: Array, vertex: Vertex, level: Array, new: Array, dual: Array
+) -> Cutoffs:
+    """Of one new row."""
+    fixed = lax.stop_gradient(new)
+    end, left, failed = _follow(features, moved, vertex, level, jnp.sign(dual) * fixed, jnp.abs(dual))
+    infinite = (left > 0) & ~failed
+    reached = dual - jnp.sign(dual) * left
+    matrix, known = features[end.basis], jnp.stack([scores[end.basis], moved[end.basis]], axis=1)
+    coefficients = jnp.linalg.solve(matrix, known)
+    ok = _is_optimal(features, moved, vertex, end, level, coefficients[:, 1], reached * fixed)
+    # Sums of d products round by less than this.
+    rounding = 4 * known.shape[0] * jnp.finfo(new.dtype).eps * (jnp.abs(fixed @ end.inverse) @ jnp.abs(known[:, 0]))
+    value = _dot(new, lax.stop_gradient(coefficients[:, 0])) + lax.stop_gradient(rounding)
+    known_end = jnp.where(ok & ~failed, SOLVED, FAILED)
+    outcome = jnp.where(infinite, jnp.where(dual > 0, INFINITE, MINUS_INFINITE), known_end)
+    finite = jnp.isfinite(value)
+    return Cutoffs(jnp.where(finite, value, 0), jnp.where(finite, outcome, FAILED))
+
+
+def _is_optimal(
+    features: Array, moved: Array, start: Vertex, end: Vertex, level: Array, coefficients: Array, pull: Array
+) -> Array:
+    """Whether every row is on its side, and the duals are within their bounds and sum up as they must."""
+    tolerance = 10 * float(jnp.finfo(features.dtype).eps) ** (2 / 3)
+    residuals = moved - _dot(features, coefficients)
+    sides = end.side * residuals >= -tolerance * (1 + jnp.abs(moved))
+    # The change of the duals since the start: a sum of few terms, which rounds less than that of all.
+    change = _duals(end, level) - _duals(start, level)
+    sums = jnp.abs(_dot(change, features) + pull) <= tolerance * (1 + _dot(jnp.abs(change), jnp.abs(features)))
+    inside = (end.duals >= level - 1 - tolerance) & (end.duals <= level + tolerance)
+    return sides.all() & sums.all() & inside.all()
+
+
+def _duals(vertex: Vertex, level: Array) -> Array:
+    """The duals of all rows [n]."""
+    outside = jnp.where(vertex.side > 0, level, level - 1)
+    return outside.at[vertex.basis].set(vertex.duals)
+
+
+class _State(NamedTuple):
+    """On the way of a path."""
+
+    at: Vertex
+    residuals: Array
+    left: Array
+    steps: Array
+    going: Array
+
+
+def _follow(
+    features: Array, moved: Array, start: Vertex, level: Array, direction: Array, length: Array
+) -> tuple[Vertex, Array, Array]:
+    """The vertex at the end of a path; what is left of its length, 0 unless it is unbounded; whether it had no end."""
+    most = 100 + 20 * features.shape[1]
+    residuals = moved - _dot(features, _dot(start.inverse, moved[start.basis]))
+    state = _State(start, residuals, length, jnp.zeros((), int), jnp.ones((), bool))
+    step = partial(_step, features, level, direction)
+    state = lax.while_loop(lambda state: state.going & (state.steps < most), step, state)
+    return state.at, state.left, state.going
+
+
+def _step(features: Array, level: Array, direction: Array, state: _State) -> _State:
+    """The duals move until one of the basis is at a bound; then its row leaves, and the next that is met enters."""
+    eps = float(jnp.finfo(features.dtype).eps)
+    at, left = state.at, state.left
+    rates = -_dot(direction, at.inverse)
+    room = jnp.maximum(jnp.where(rates > 0, level - at.duals, at.duals - (level - 1)), 0)
+    moving = jnp.abs(rates) > eps ** (2 / 3)
+    times = jnp.where(moving, room / jnp.where(moving, jnp.abs(rates), 1), jnp.inf)
+    leaving = jnp.argmin(times)
+    # A change right at the end is left out: of the numbers that may be the cutoff it is the least.
+    arrives = times[leaving] >= left - eps ** (2 / 3)
+    time = jnp.minimum(times[leaving], left)
+    duals, left = at.duals + time * rates, jnp.where(arrives, 0, left - time)
+
+    upwards = jnp.where(rates[leaving] > 0, 1, -1)
+    column = at.inverse[:, leaving]
+    speed = _dot(features, -upwards * column)
+    meets = at.side * speed > eps ** (2 / 3)
+    distance = jnp.where(meets, jnp.maximum(state.residuals / jnp.where(meets, speed, 1), 0), jnp.inf)
+    entering = jnp.argmin(distance)
+    changes = ~arrives & meets.any()
+    new = _exchanged(at._replace(duals=duals), features, level, leaving, entering, upwards)
+    residuals = (state.residuals - distance[entering] * speed).at[entering].set(0)
+    vertex = jax.tree.map(partial(jnp.where, changes), new, at._replace(duals=duals))
+    residuals = jnp.where(changes, residuals, state.residuals)
+    return _State(vertex, residuals, left, state.steps + 1, changes)
+
+
+def _exchanged(at: Vertex, features: Array, level: Array, leaving: Array, entering: Array, upwards: Array) -> Vertex:
+    """The vertex with another row in the basis; its inverse by the formula of Sherman and Morrison."""
+    row, column = _dot(features[entering], at.inverse), at.inverse[:, leaving]
+    others = row.at[leaving].add(-1)
+    dual = jnp.where(at.side[entering] > 0, level, level - 1)
+    return Vertex(
+        basis=at.basis.at[leaving].set(entering.astype(at.basis.dtype)),
+        inverse=at.inverse - column[:, None] * (others / row[leaving])[None],
+        duals=at.duals.at[leaving].set(dual),
+        side=at.side.at[at.basis[leaving]].set(upwards.astype(at.side.dtype)).at[entering].set(0),
+    )
+
+
+def _dot(a: Array, b: Array) -> Array:
+    """The product in the full precision of the dtype, which is not the default of a GPU."""
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)

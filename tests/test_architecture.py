@@ -17,7 +17,7 @@ LAYERS = [
     {"_checks"},
     {"functional"},
     {"distributions", "guarantee", "preprocessing"},
-    {"metrics", "optimize", "datasets", "density_ratio"},
+    {"metrics", "optimize", "datasets", "density_ratio", "labels"},
     {"gp", "networks", "cross_validation"},
     {"predictors", "calibrators"},
     {"cross_conformal"},

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from jaxcal import Empirical, GroupedEmpirical, Normal, Point
-from jaxcal.calibrators import conformal, crude
+from jaxcal.calibrators import _pooling, conformal, crude, isotonic
 from jaxcal.functional import tables
+from jaxcal.labels import ColumnBins, StdBins
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -218,13 +219,19 @@ def test_what_is_missing_or_unknown_is_quoted():
     with pytest.raises(ValueError, match="the weights of group 'loud' are all 0"):
         conformal.fit(x, base, y, by=labels, weights=(labels == "quiet").astype(float))
     with pytest.raises(ValueError, match="by and weights go with"):
-        conformal.fit(x, base, y, by=labels, rule="linear")
+        conformal.fit(x, base, y, by=labels, rule="randomized", key=jax.random.key(0))
+    with pytest.raises(ValueError, match="partial_pooling goes with labels of groups"):
+        crude.fit(x, base, y, partial_pooling=True)
+    with pytest.raises(ValueError, match="tables read by the rule 'linear' guarantee nothing"):
+        isotonic.fit(x, base, y, by=labels).guarantee(0.9, "loud")
     weighted = conformal.fit(x, base, y, weights=np.ones(100))
     with pytest.raises(ValueError, match="fitted with weights: give those of these rows"):
         weighted(x, base)
     small = conformal.fit(x[:12], Point(base.mean[:12]), y[:12], by=labels[:12])
-    with pytest.warns(UserWarning, match="in 12 rows the quantile is infinite"):
+    with pytest.warns(UserWarning, match="in 12 rows the quantile is infinite.*the smallest has [1-6]"):
         small(x[:12], Point(base.mean[:12]), by=labels[:12]).interval(0.99)
+    with pytest.raises(ValueError, match=r"group 'loud' has [0-9]+ calibration rows, too few .* at least 99"):
+        small.guarantee(0.99, "loud")
 
 
 def test_many_groups_cost_no_more_than_their_rows():
@@ -236,3 +243,123 @@ def test_many_groups_cost_no_more_than_their_rows():
     assert max(jax.tree.leaves(sizes)) <= 40_000
     upper = np.asarray(fitted(None, base, by=number).icdf(0.8))
     assert np.unique(upper).size > 900
+
+
+@pytest.fixture(scope="module")
+def linear():
+    """An isotonic calibrator of two groups, and its distributions of new rows."""
+    x, base, y, labels = rows_of(60, 0)
+    base = Normal(base.mean, 1 + x[:, 1] ** 2)
+    y = np.round(y, 1)  # some errors are equal
+    fitted = isotonic.fit(x, base, y, by=labels)
+    return fitted, x, base, y, labels, fitted(x, base, by=labels)
+
+
+def test_each_group_is_recalibrated_by_its_own_rows(linear):
+    _, _, base, y, labels, distribution = linear
+    for label in ("loud", "quiet"):
+        own = labels == label
+        mine = Normal(base.mean[own], base.std[own])
+        alone = isotonic.fit(None, mine, y[own])(None, mine)
+        new = np.linspace(-6, 6, 60)
+        for method in ("cdf", "crps"):
+            expected = getattr(alone, method)(new[own])
+            np.testing.assert_allclose(getattr(distribution, method)(new)[own], expected, rtol=100 * EXACT, atol=EXACT)
+        for name in ("mean", "std"):
+            np.testing.assert_allclose(getattr(distribution, name)[own], getattr(alone, name), rtol=100 * EXACT)
+        levels = np.array([0.001, 0.2, 0.5, 0.77, 0.999])
+        with pytest.warns(UserWarning, match="calibration rows"):
+            expected = alone.icdf(levels)
+        with pytest.warns(UserWarning, match="the group has too few calibration rows"):
+            np.testing.assert_allclose(distribution.icdf(levels)[own], expected, rtol=1000 * EXACT, atol=30 * EXACT)
+        # The quartiles that the bins of the density have their shape by differ a little.
+        np.testing.assert_allclose(distribution.log_prob(new)[own], alone.log_prob(new[own]), atol=0.25)
+
+
+def test_whole_weights_are_repeated_rows_of_a_linear_cdf():
+    x, base, y, _ = rows_of(30, 0)
+    weights = 1 + np.arange(30) % 3
+    repeated = np.repeat(np.arange(30), weights)
+    fitted = isotonic.fit(x, base, y, weights=weights)(x, base, weights=np.ones(30))
+    z = y - np.asarray(base.mean)
+    order = np.argsort(z)
+    middle = np.cumsum(weights[order]) - weights[order] / 2
+    levels = (middle + 0.5) / (weights.sum() + 1)
+    np.testing.assert_allclose(fitted.icdf(0.4), base.mean + np.interp(0.4, levels, z[order]), rtol=EXACT, atol=EXACT)
+    # The mean of the values at equally many levels for each of the repeated rows.
+    again = isotonic.fit(x, Point(base.mean[repeated]), y[repeated])(x, base)
+    np.testing.assert_allclose(fitted.mean, again.mean, atol=0.02)
+    np.testing.assert_allclose(fitted.std, again.std, rtol=0.03)
+
+
+def test_the_density_integrates_to_one_and_the_score_is_an_integral_of_the_cdf(linear):
+    distribution = linear[-1]
+    u = np.linspace(-60, 60, 200_001)
+    of_grid = eqx.tree_at(
+        lambda d: (d.loc, d.scale, d.group),
+        distribution,
+        (jnp.full(u.shape, distribution.loc[0]), jnp.full(u.shape, distribution.scale[0]), jnp.zeros(u.shape, int)),
+    )
+    assert np.trapezoid(np.exp(np.asarray(of_grid.log_prob(u), float)), u) == pytest.approx(1, abs=2e-3)
+    of_group = eqx.tree_at(lambda d: d.group, distribution, jnp.zeros_like(distribution.group))
+    cdf = np.asarray(of_grid.cdf(u), float)
+    for y in (-3.0, 0.21, 9.0):
+        expected = np.trapezoid((cdf - (u >= y)) ** 2, u)
+        assert float(of_group.crps(y)[0]) == pytest.approx(expected, rel=2e-3)
+
+
+def test_the_best_pooling_is_that_of_leaving_rows_out():
+    rng = np.random.default_rng(0)
+    sizes = np.array([1, 4, 9])
+    number = np.repeat(np.arange(3, dtype=np.int32), sizes)
+    errors, scale = rng.normal(size=14) + number, rng.uniform(1, 2, 14)
+    mean_distance = lambda a, p, b, q: (p[:, None] * q[None] * np.abs(a[:, None] - b[None])).sum()
+
+    def score(k):
+        total = 0
+        for i in range(14):
+            others = np.arange(14) != i
+            own, every = errors[others & (number == number[i])], errors[others]
+            part = k / (k + len(own))
+            z = np.concatenate([own, every])
+            p = np.concatenate(
+                [np.full(len(own), (1 - part) / max(len(own), 1)), np.full(len(every), part / len(every))]
+            )
+            total += scale[i] * (p @ np.abs(z - errors[i]) - mean_distance(z, p, z, p) / 2)
+        return total
+
+    best = min(_pooling.COUNTS, key=score)
+    found = _pooling.best(jnp.asarray(errors), jnp.asarray(number), jnp.asarray(sizes), jnp.asarray(scale))
+    assert float(found) == best
+
+
+def test_partial_pooling_lies_between_the_table_of_a_group_and_that_of_all_rows():
+    x, base, y, labels = rows_of(40, 0)
+    distribution = crude.fit(x, base, y, by=labels, partial_pooling=True)(x, base, by=labels)
+    own = crude.fit(x, base, y, by=labels)(x, base, by=labels)
+    every = crude.fit(x, base, y)(x, base)
+    low, high = np.minimum(own.std, every.std), np.maximum(own.std, every.std)
+    assert ((low < distribution.std) & (distribution.std < high)).all()
+    with pytest.raises(ValueError, match="partially pooled tables guarantee nothing"):
+        crude.fit(x, base, y, by=labels, partial_pooling=True).guarantee(0.9, "loud")
+    smooth = isotonic.fit(x, base, y, by=labels, partial_pooling=True)(x, base, by=labels)
+    assert (smooth.std > distribution.std).all()  # by its tails
+    np.testing.assert_allclose(smooth.mean, distribution.mean, atol=0.1)
+
+
+def test_labels_by_bins_of_a_column_and_of_the_predicted_std():
+    x, base, y, _ = rows_of(100, 0)
+    base = Normal(base.mean, 1 + x[:, 1] ** 2)
+    by = ColumnBins.of(x, column=1, number=4)
+    assert np.bincount(by(x)).tolist() == [25, 25, 25, 25]
+    fitted = conformal.fit(x, base, y, by=by)
+    given = conformal.fit(None, base, y, by=np.asarray(by(x)))(None, base, by=np.asarray(by(x)))
+    upper = eqx.filter_jit(lambda fitted, x, base: fitted(x, base).icdf(0.8))(fitted, jnp.asarray(x), base)
+    np.testing.assert_allclose(upper, given.icdf(0.8), rtol=EXACT)
+    by = StdBins.of(base, number=2)
+    assert (np.asarray(by(base)) == (base.std > np.median(base.std))).all()
+    halves = conformal.fit(None, base, y, by=by)
+    assert halves.guarantee(0.9, 1).num_calibration == 50
+    assert np.unique(np.asarray(halves(None, base).icdf(0.9) - base.mean) / np.asarray(base.std)).size >= 2
+    with pytest.raises(ValueError, match="column must be one of 0 to 1; got 2"):
+        ColumnBins.of(x, column=2)

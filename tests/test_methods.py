@@ -188,8 +188,15 @@ METHODS = {
     "rio-nearest": (partial(fit_rio, bound="nearest", ard=False), call_rio),
     "rio-collapsed": (partial(fit_rio, bound="collapsed", num_inducing=10), call_rio),
     "accrue": (fit_accrue, call_rio),
+    "accrue-relative": (partial(fit_on_std, accrue.fit, relative=True, key=KEY, restarts=2), call_on_std),
     "crude": (partial(fit_on_std, crude.fit), call_on_std),
     "crude-neighbors": (partial(fit_on_std, crude.fit, neighbors=15), call_on_std),
+    "crude-weights": (partial(fit_on_std, crude.fit, weights=lambda x: 1 + x[:, 0] ** 2), call_on_std),
+    "isotonic-groups": (partial(fit_on_std, isotonic.fit, by=lambda x: x[:, 0] > 0), call_on_std),
+    "crude-pooled": (
+        partial(fit_on_std, crude.fit, by=lambda x: x[:, 0] > 0, partial_pooling=True),
+        call_on_std,
+    ),
     "conformal": (partial(fit_on_std, conformal.fit), call_on_std),
     "conformal-quantile": (lambda x, mean, y: conformal.fit(x, Point(mean), y, score="quantile"), call_rio),
     "conformal-randomized": (partial(fit_on_std, conformal.fit, rule="randomized", key=KEY), call_on_std),
@@ -220,9 +227,10 @@ TOLERANCE = {
     "rio": 1e-4 if X64 else 2e-2,
     "rio-nearest": 1e-3 if X64 else 5e-2,
     "rio-collapsed": 1e-4 if X64 else 2e-2,
-    "accrue": 1e-4 if X64 else 2e-2,
+    **dict.fromkeys(["accrue", "accrue-relative"], 1e-4 if X64 else 2e-2),
     **dict.fromkeys(["crude", "crude-neighbors", "conformal", "conformal-quantile"], 1e-12 if X64 else 1e-5),
     **dict.fromkeys(["conformal-randomized", "conformal-linear"], 1e-12 if X64 else 1e-5),
+    **dict.fromkeys(["crude-weights", "crude-pooled", "isotonic-groups"], 1e-12 if X64 else 1e-5),
     **dict.fromkeys(["cross-conformal", "cross-conformal-bootstrap"], 1e-12 if X64 else 1e-5),
     **dict.fromkeys(["gaussian-mle", "gaussian-mle-weighted"], 1e-12 if X64 else 1e-5),
     "isotonic": 1e-12 if X64 else 1e-5,
@@ -238,13 +246,23 @@ NEEDS_VALUES = {
     "usnrt": {"fit": "a tree grows by the values of x and y"},
     "kmeans": {"fit": "scikit-learn needs NumPy arrays"},
     **dict.fromkeys(FORESTS, dict.fromkeys(["fit", "predict"], "neither fit nor prediction runs")),
+    "isotonic-groups": {"vmap": "by is traced, but its values must be known"},
+    "crude-pooled": {"vmap": "by is traced, but its values must be known"},
 }
 # Trees grow to sizes that depend on the values: only a fit to the same ones compiles nothing.
 SHAPES_BY_VALUES = {"usnrt"}
-# What these predict depends on the inputs through the base alone.
+# What these predict depends on the inputs through the base alone, or by a function that takes any.
 BY_BASE_ALONE = {
     *("crude", "conformal", "conformal-quantile", "conformal-randomized", "conformal-linear"),
-    *("gaussian-mle", "gaussian-mle-weighted", "isotonic", "neural-quantiles"),
+    *(
+        "gaussian-mle",
+        "gaussian-mle-weighted",
+        "isotonic",
+        "neural-quantiles",
+        "crude-weights",
+        "crude-pooled",
+        "isotonic-groups",
+    ),
 }
 # A constant target, or a constant error of the base: who predicts it exactly, and who has nothing to learn from.
 NETWORKS = ("mlp", "variance-network", "deep-ensemble", "dropout", "concrete-dropout", "evidential", "neural-process")
@@ -253,7 +271,7 @@ EXACT = {
     "error": {"gaussian-mle", "gaussian-mle-weighted", "isotonic", "conformal-linear"},
 }
 REFUSED = {
-    "target": {"gaussian-process", "nngp", "accrue", "sharp-gp", "sharp-gp-paper", *FORESTS},
+    "target": {"gaussian-process", "nngp", "accrue", "accrue-relative", "sharp-gp", "sharp-gp-paper", *FORESTS},
     "error": {"rio", "rio-nearest", "rio-collapsed"},
 }
 # What makes a training diverge. The fits of Gaussian processes end without a covariance in tests of their own
@@ -269,6 +287,9 @@ SLOW = {
     "rio-collapsed",
     "sharp-gp-paper",
     "crude-neighbors",
+    "crude-weights",
+    "crude-pooled",
+    "accrue-relative",
     "conformal-randomized",
     "conformal-linear",
     "concrete-dropout",
@@ -356,7 +377,7 @@ def test_vmap_over_runs_keeps_the_dtype(method):
     """Known from the traces alone."""
     runs = [np.stack([a, a]).astype(np.float32) for a in (X, MEAN, Y)]
     predict = lambda x, mean, y: method.call(method.fit(x, mean, y), x, mean)
-    with method.traces("fit"):
+    with method.traces("fit", "vmap"):
         distribution = eqx.filter_eval_shape(eqx.filter_vmap(predict), *runs)
         moments = lambda distribution: (distribution.mean, distribution.std)
         for moment in eqx.filter_eval_shape(eqx.filter_vmap(moments), distribution):
@@ -378,7 +399,7 @@ def test_a_method_that_needs_values_keeps_the_dtype(method):
 def test_vmap_over_runs_predicts_what_a_loop_does(method):
     other = X[::-1], MEAN[::-1] + 1, 2 * Y[::-1]
     runs = [jnp.stack(pair) for pair in zip((X, MEAN, Y), other, strict=True)]
-    with method.traces("fit"):
+    with method.traces("fit", "vmap"):
         modules = eqx.filter_vmap(method.fit)(*runs)
         means = eqx.filter_vmap(lambda *run: method.call(*run).mean)(modules, *runs[:2])
         np.testing.assert_allclose(means[0], method.mean(), atol=method.tolerance)

@@ -261,7 +261,7 @@ class _Rows(NamedTuple):
 def _as_rows(x: ArrayLike, base: Distribution, y: ArrayLike, weights: Weights | None, relative: bool) -> _Rows:
     """Checked rows, those that count."""
     rows = _Rows(*as_rows(x, base, y), unit=error_scale(base, relative), weights=None)
-    rows, counts = rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
+    rows, counts = rows_that_count(rows, _groups.weights_of(x, base, weights, rows.y.shape[0]))
     return rows._replace(weights=counts)
 
 

@@ -84,8 +84,8 @@ def fit(
         y: targets [n].
         shift: "constant", on the scale of y; "scaled", in stds; "none"; or "auto". None is "auto", and with the preset
             "constant".
-        by: labels of groups [n], numbers or strings, or a function of x that gives them. Labels that are an array are
-            given again in the call.
+        by: labels of groups [n], numbers or strings, a function of x that gives them, or `jaxcal.labels.StdBins` of the
+            predicted std. Labels that are an array are given again in the call.
         weights: of the rows [n], not negative, or a function of x that gives them; equal where None. The call needs
             none.
         preset: None, or "paper" as above.
@@ -126,8 +126,8 @@ def fit(
     shift = shift or readings[0]
     check_base(base)
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
-    groups, number = Groups.of(x, by, y.shape[0])
-    counts = _groups.weights_of(x, weights, y.shape[0])
+    groups, number = Groups.of(x, base, by, y.shape[0])
+    counts = _groups.weights_of(x, base, weights, y.shape[0])
     groups.check_weights(number, counts)
     sizes = np.bincount(number)
     if not preset and counts is None:
@@ -177,7 +177,7 @@ class GaussianMLE(eqx.Module):
                 labels are missing, not as many as the rows, or one was in no calibration row.
         """
         mean, std = location_and_scale(base, self.scaled)
-        number = self.groups.number_of_rows(x, by, mean.shape[0])
+        number = self.groups.number_of_rows(x, base, by, mean.shape[0])
         loc, scale, df = _moved(self, mean, std, number)
         return Normal(loc, scale) if df is None else StudentT(df, loc, scale)
 

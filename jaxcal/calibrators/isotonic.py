@@ -23,6 +23,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
+from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import (
     check_base,
     check_not_point,
@@ -33,6 +34,7 @@ from jaxcal.calibrators._base import (
     sorted_errors,
     warn_without_width,
 )
+from jaxcal.calibrators._groups import GroupedTables, Labels, Weights
 from jaxcal.distributions import (
     Concatenated,
     Distribution,
@@ -50,8 +52,16 @@ _SATURATED = (-38.47, 8.292)
 
 
 def fit(
-    x: ArrayLike | None, base: Distribution, y: ArrayLike, *, score: str | None = None, tails: str | None = None
-) -> "Isotonic":
+    x: ArrayLike | None,
+    base: Distribution,
+    y: ArrayLike,
+    *,
+    score: str | None = None,
+    tails: str | None = None,
+    by: Labels | None = None,
+    weights: Weights | None = None,
+    partial_pooling: bool = False,
+) -> "Isotonic | GroupedTables":
     """Recalibrate predictions by isotonic regression on their PIT values.
 
     The calibration rows must not be those that the model behind `base` was trained on. `jaxcal.out_of_fold` predicts
@@ -79,18 +89,26 @@ def fit(
     predictions are differentiable in base.
 
     Args:
-        x: not used; may be None.
+        x: inputs [L, d], for functions of x; else it is not used and may be None.
         base: the model's predictions [L] on rows that it was not trained on.
         y: targets [L].
         score: "signed" or "cdf", as above. None is "cdf" for bases of a density everywhere that is not normal, as
-            `StudentT` and a `Mixture` of normals, if no tails are given and no base.cdf(y) is 0 or 1; else "signed".
-        tails: with score="signed" one of the above; None is "fitted".
+            `StudentT` and a `Mixture` of normals, if no tails, `by` or weights are given and no base.cdf(y) is 0 or 1;
+            else "signed".
+        tails: with score="signed" one of the above; None is "fitted", the only one with `by` or weights.
+        by: labels of groups [L], or a function of x that gives them: every group is recalibrated by itself. As of
+            `conformal.fit`, and so are weights.
+        weights: of the rows [L], or a function of x that gives them: the k-th smallest z has the level
+            (m_k + w / 2) / (W + w), m_k the sum of the weights below it and half its own, W that of all, w the weight
+            of the new row.
+        partial_pooling: as of `crude.fit`.
 
     Raises:
         TypeError: if base is not a Distribution.
         ValueError: if y or base is empty, not finite or of the wrong shape, a std of base is not positive, `score` or
-            `tails` is none of the above; if tails come with score="cdf"; if with score="cdf" base is a `Point`, some
-            base.cdf(y) is 0 or 1, or base has no density at y.
+            `tails` is none of the above; if tails, `by` or weights come with score="cdf"; if other tails than "fitted"
+            come with `by` or weights; if partial_pooling comes without `by`, or with weights; if with score="cdf" base
+            is a `Point`, some base.cdf(y) is 0 or 1, or base has no density at y.
 
     Warns:
         UserWarning: if PIT values are 0 or 1 in double precision, with their fraction (the recalibrated distribution is
@@ -114,6 +132,21 @@ def fit(
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
     if score == "cdf" and tails is not None:
         raise ValueError(f"score='cdf' has the tails of the base; got tails={tails!r}: drop one of the two.")
+    if by is not None or weights is not None or partial_pooling:
+        if score == "cdf" or tails not in (None, "fitted"):
+            given = "score='cdf'" if score == "cdf" else f"tails={tails!r}"
+            raise ValueError(f"by and weights go with score='signed' and tails='fitted'; got {given}.")
+        return _groups.fit(
+            x,
+            base,
+            y,
+            by=by,
+            weights=weights,
+            scaled=not isinstance(base, Point),
+            rule="linear",
+            tails="normal",
+            partial_pooling=partial_pooling,
+        )
     if score == "cdf" and not isinstance(base, Normal):
         return Isotonic(jnp.sort(probabilities(base, y)), "fitted", scaled=True, by_cdf=True)
     if score is None and tails is None and _has_own_shape(base):

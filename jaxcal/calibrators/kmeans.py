@@ -65,7 +65,7 @@ def fit(
         [1. 3.]
     """
     rows = as_rows(x, base, y)
-    rows, counts = rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
+    rows, counts = rows_that_count(rows, _groups.weights_of(x, base, weights, rows.y.shape[0]))
     _checks.check_at_least("num_clusters", num_clusters, 1)
     _checks.check_rows("x", rows.x, num_clusters)
     if _checks.is_traced(*rows, counts, key):

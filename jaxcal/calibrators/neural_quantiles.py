@@ -152,7 +152,7 @@ def fit(
     levels = as_levels(FINE_LEVELS if levels is None else levels)
     quantiles = _quantiles_of(base, _LEVELS)
     y = _checks.as_vector("y", y, length=quantiles.shape[0])
-    given, counts = rows_that_count((quantiles, base.std, y), _groups.weights_of(x, weights, y.shape[0]))
+    given, counts = rows_that_count((quantiles, base.std, y), _groups.weights_of(x, base, weights, y.shape[0]))
     fraction, num_rows = settings.validation_fraction, given[-1].shape[0]
     size = num_train(num_rows, fraction) if fraction else num_rows
     split_key, init_key, pretraining_key, key = jax.random.split(key, 4)

@@ -9,7 +9,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import log_ndtr, ndtr
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
@@ -24,7 +23,7 @@ from jaxcal.distributions._base import (
     place,
     warn_if_too_few,
 )
-from jaxcal.functional import linalg, normal, quantiles, scores, smoothing
+from jaxcal.functional import linalg, normal_tail, quantiles, scores, smoothing
 
 # What a quantile is beyond the outermost values of a sample, by the tails.
 _BEYOND = {
@@ -191,7 +190,7 @@ class ScaledQuantiles(Distribution):
         cdf = _with_knots(quantiles.interpolate_monotone)(u, q, p)
         if self.tails == "normal":
             upper, mass, end, x = self._nearest_end(u)
-            tail = _normal_tail(x, end, mass)
+            tail = mass * normal_tail.survival(x, end)
             cdf = jnp.where(upper, 1 - tail, jnp.where(x > end, tail, cdf))
         return jnp.where(self.scale > 0, cdf, (error >= 0).astype(cdf.dtype))
 
@@ -210,7 +209,7 @@ class ScaledQuantiles(Distribution):
             log_density = _with_knots(_log_slope)(u, q, p)
             if self.tails == "normal":
                 upper, mass, end, x = self._nearest_end(u)
-                in_tail = jnp.log(mass) + normal.log_prob(x, 0, 1) - log_ndtr(-end)
+                in_tail = jnp.log(mass) + normal_tail.log_prob(x, end)
                 log_density = jnp.where(upper | (x > end), in_tail, log_density)
         positive = self.scale > 0
         return jnp.where(positive, log_density - jnp.log(jnp.where(positive, self.scale, 1)), -jnp.inf)
@@ -227,9 +226,9 @@ class ScaledQuantiles(Distribution):
         score = _with_knots(_linear_crps)(jnp.clip(u, q[..., 0], q[..., -1]), q, p) + x - end
         if self.tails == "normal":
             masses, ends = self._ends
-            inside = (masses**2 * _normal_tail_score(ends)).sum(-1, keepdims=True)
-            beyond_end = _pick(upper, masses * _normal_excess(ends)[0])
-            score = score + inside - 2 * (beyond_end - _normal_tail(x, end, mass) * _normal_excess(x)[0])
+            inside = (masses**2 * normal_tail.square_of_survival(ends)).sum(-1, keepdims=True)
+            beyond_end = _pick(upper, masses * normal_tail.excess(ends)[0])
+            score = score + inside - 2 * (beyond_end - mass * normal_tail.survival(x, end) * normal_tail.excess(x)[0])
         return jnp.where(self.scale > 0, self.scale * score, jnp.abs(error))
 
     def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
@@ -264,9 +263,7 @@ class ScaledQuantiles(Distribution):
             fraction = jnp.where(upper, 1 - p, p)
             mass, end = (_pick(upper, pair) for pair in self._ends)
             beyond, possible = fraction < mass, fraction > 0
-            log_level = jnp.log(jnp.where(beyond & possible, fraction, mass) / mass) + log_ndtr(-end)
-            # Phi(-x) <= exp(-x^2 / 2) / 2 for x >= 0: the search starts below the answer.
-            x = -quantiles.invert_cdf(log_ndtr, log_level, -jnp.sqrt(-2 * log_level), -end)
+            x = normal_tail.quantile(jnp.where(beyond & possible, fraction, mass) / mass, end)
             x = jnp.where(possible, x, jnp.inf)
             z = jnp.where(beyond, jnp.where(upper, x, -x), z)
         return place(z, self.loc, self.scale)
@@ -300,7 +297,7 @@ class ScaledQuantiles(Distribution):
             unit = linalg.scale_of(deviations, axis=-1)
             return mean, unit[..., 0] * linalg.sqrt(_mean_square(p, deviations / unit))
         masses, ends = self._ends
-        excess, square = _normal_excess(ends)
+        excess, square = normal_tail.excess(ends)
         mean = mean + jnp.diff(masses * excess)
         deviations = q - mean[..., None]
         # The std of a normal tail is about 1: smaller deviations do not count, and their squares may be 0.
@@ -358,35 +355,3 @@ def _linear_crps(u: Array, q: Array, p: Array) -> Array:
 def _pick(upper: Array, pair: Array) -> Array:
     """The second of a pair for the rows where `upper`, the first for the others."""
     return jnp.where(upper, pair[..., 1:], pair[..., :1])
-
-
-def _normal_tail(x: Array, end: Array, mass: Array) -> Array:
-    """The mass beyond x >= end of an upper normal tail with `mass` beyond its end."""
-    return mass * jnp.exp(jnp.minimum(log_ndtr(-x) - log_ndtr(-end), 0))
-
-
-def _normal_excess(end: Array) -> tuple[Array, Array]:
-    """The mean and the mean square of N - end, given that the standard normal N exceeds it.
-
-    The mean is phi(end) / Phi(-end) - end, the mean square 1 - end * mean; far out, where these cancel, both by the
-    continued fraction of Mills' ratio.
-    """
-    far = end > 5
-    near = jnp.where(far, 5, end)
-    mean = jnp.exp(normal.log_prob(near, 0, 1)) / ndtr(-near) - near
-    end = jnp.where(far, end, 5)
-    rest = jax.lax.fori_loop(0, 24, lambda k, rest: (25 - k) / (end + rest), jnp.zeros_like(end))
-    return jnp.where(far, 1 / (end + rest), mean), jnp.where(far, rest / (end + rest), 1 - near * mean)
-
-
-def _normal_tail_score(end: Array) -> Array:
-    """The integral over t >= end of P(N > t | N > end)^2, N standard normal.
-
-    With t = -end and h = phi(t) / Phi(t) it is t + 2 h - Phi(sqrt(2) t) / (sqrt(pi) Phi(t)^2). For end > 0 the same in
-    the mean excesses e over end and e' over sqrt(2) end, so that nothing cancels.
-    """
-    root = math.sqrt(2)
-    t, outer = jnp.maximum(-end, 0), jnp.maximum(end, 0)
-    e, e_root = _normal_excess(end)[0], _normal_excess(root * outer)[0]
-    inner = 2 * e - t - ndtr(root * t) / (math.sqrt(math.pi) * ndtr(t) ** 2)
-    return jnp.where(end > 0, (outer * e_root + 2 * e * e_root - root * e**2) / (root * outer + e_root), inner)

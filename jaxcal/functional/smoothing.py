@@ -15,7 +15,7 @@ from jaxcal.functional import linalg
 from jaxcal.functional.quantiles import linear_quantile
 
 # The quartiles of the standard logistic distribution are -+ log 3, its std is pi / sqrt(3).
-_LOGISTIC_QUARTILE, _LOGISTIC_STD = float(np.log(3)), float(np.pi / np.sqrt(3))
+LOGISTIC_QUARTILE, LOGISTIC_STD = float(np.log(3)), float(np.pi / np.sqrt(3))
 
 
 def bin_ranks(size: int) -> np.ndarray:
@@ -65,7 +65,7 @@ def sample_log_density(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -
     first, loc, last = linear_quantile(table, jnp.array([0.25, 0.5, 0.75], table.dtype))
     quartiles, std = (last - first) / 2, linalg.root_mean_square(table - loc)
     # Where half of the values are equal, by the others.
-    scale = jnp.where(quartiles > 0, quartiles / _LOGISTIC_QUARTILE, std / _LOGISTIC_STD)
+    scale = jnp.where(quartiles > 0, quartiles / LOGISTIC_QUARTILE, std / LOGISTIC_STD)
     spread = scale > 0
     unit = jnp.where(spread, scale, 1)
     x, ends = (u - loc) / unit, (table[ranks - 1] - loc) / unit
@@ -107,6 +107,16 @@ def _log_logistic_masses(ends: Float[Array, " m"]) -> Float[Array, " m_plus_1"]:
     """The logs of the standard logistic masses below, between and above increasing ends; 0 for an empty bin."""
     low, high = ends[:-1], ends[1:]
     wide = high > low
-    between = jax.nn.log_sigmoid(high) + jax.nn.log_sigmoid(-low) + jnp.log(-jnp.expm1(jnp.where(wide, low - high, -1)))
+    between = log_logistic_mass(low, jnp.where(wide, high, low + 1))
     below, above = jax.nn.log_sigmoid(ends[:1]), jax.nn.log_sigmoid(-ends[-1:])
     return jnp.concatenate([below, jnp.where(wide, between, 0), above])
+
+
+def log_logistic_mass(low: Float[Array, "*n"], high: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """The log of the mass of the standard logistic distribution between low and high > low.
+
+    Example:
+        >>> print(f"{jnp.exp(log_logistic_mass(jnp.array(-1.0), jnp.array(1.0))):.4f}")
+        0.4621
+    """
+    return jax.nn.log_sigmoid(high) + jax.nn.log_sigmoid(-low) + jnp.log(-jnp.expm1(low - high))

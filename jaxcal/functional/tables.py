@@ -68,7 +68,7 @@ def make(
         values, group, counts, start = _with_negatives(values, group, counts, start)
     place = jnp.arange(values.shape[0], dtype=jnp.int32)
     if counts:
-        counts, upto = counts[0], _sums_within(counts[0], place == start[group])
+        counts, upto = counts[0], sums_within(counts[0], place == start[group])
     else:  # counted in integers, which are exact
         counts, upto = jnp.ones_like(values), (place - start[group] + 1).astype(values.dtype)
     total = upto[start[1:] - 1]
@@ -85,7 +85,7 @@ def make(
         start=start,
         mean=mean,
         std=std,
-        sums=_sums_within(counts * deviations, place == start[group]),
+        sums=sums_within(counts * deviations, place == start[group]),
         distance=distance,
     )
 
@@ -104,7 +104,7 @@ def _with_negatives(
 
 def cdf(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> Float[Array, " n"]:
     """The fraction of the weight of each row's table that lies at or below u."""
-    place, total = _places_upto(tables, group, u), _totals(tables, group)
+    place, total = places_upto(tables, group, u), _totals(tables, group)
     return _before(tables.upto, place, tables.start[group]) / total
 
 
@@ -113,7 +113,7 @@ def crps(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> 
 
     Source: Jordan, Krueger and Lerch, Journal of Statistical Software 90 (2019).
     """
-    start, place, total = tables.start[group], _places_upto(tables, group, u), _totals(tables, group)
+    start, place, total = tables.start[group], places_upto(tables, group, u), _totals(tables, group)
     below, sums = (_before(each, place, start) / total for each in (tables.upto, tables.sums))
     return (2 * below - 1) * (u - tables.mean[group]) - 2 * sums - tables.distance[group]
 
@@ -198,7 +198,7 @@ def _totals(tables: Tables, group: Int[ArrayLike, " n"]) -> Float[Array, " n"]:
     return tables.upto[tables.start[group + 1] - 1]
 
 
-def _places_upto(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> Int[Array, " n"]:
+def places_upto(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> Int[Array, " n"]:
     """The place behind the last value of each row's table that is not above u."""
     start = tables.start[group]
     holds = lambda place: (place == start) | (tables.values[jnp.maximum(place - 1, 0)] <= u)
@@ -216,11 +216,16 @@ def _tolerance(target: Float[Array, " n"], total: Float[Array, " n"], size: Int[
     return jnp.minimum(eps * (4 * target + mean * jnp.minimum(size, 1000)), 0.25 * mean)
 
 
-def _sums_within(values: Float[Array, " m"], first: Bool[Array, " m"]) -> Float[Array, " m"]:
-    """Sums up to each value, begun anew where one is the first of its table."""
+def sums_within(values: Float[Array, "m ..."], first: Bool[Array, " m"]) -> Float[Array, "m ..."]:
+    """Sums up to each value, or row of values, begun anew where one is the first of its table.
+
+    Example:
+        >>> print(sums_within(jnp.array([1.0, 2.0, 4.0]), jnp.array([True, False, True])))
+        [1. 3. 4.]
+    """
 
     def add(left, right):
         (sums, _), (values, anew) = left, right
         return jnp.where(anew, values, sums + values), left[1] | anew
 
-    return jax.lax.associative_scan(add, (values, first))[0]
+    return jax.lax.associative_scan(add, (values, first.reshape(first.shape + (1,) * (values.ndim - 1))))[0]

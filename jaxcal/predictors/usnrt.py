@@ -193,10 +193,20 @@ class USNRT(eqx.Module):
             ValueError: if x is empty, not finite, or has another number of columns than the training inputs, or a
                 categorical column has an unseen category, where that is an error.
         """
-        x = _checks.as_matrix("x", x)
-        _checks.check_columns("x", x, self.encoder.scaler.loc.shape[-1], "the tree was grown on")
-        self.encoder.check_seen(x)
-        return _predict(self, x)
+        return _predict(self, self._checked(x))
+
+    def leaves(self, x: ArrayLike, *, member: int = 0) -> Int[Array, " n"]:
+        """The number of the leaf of a member's tree that each row of x falls into: groups for `by=fitted.leaves`.
+
+        Args:
+            x: inputs [n, d]; a vector [n] is one column.
+            member: which one.
+
+        Raises:
+            ValueError: as the call does; if there is no such member.
+        """
+        _checks.check_choice("member", member, tuple(range(self.leaf_rmse.shape[0])))
+        return _leaves(self, jax.tree.map(lambda part: part[member], self.trees), self._checked(x))
 
     @property
     def heterogeneity(self) -> Float[Array, " m"]:
@@ -229,6 +239,12 @@ class USNRT(eqx.Module):
     def text(self, names: Sequence[str] | None = None, *, member: int = 0) -> str:
         """A member's tree as text, a line for every node; the arguments are those of `root`."""
         return self.root(names, member=member).text()
+
+    def _checked(self, x: ArrayLike) -> Float[Array, "n d"]:
+        x = _checks.as_matrix("x", x)
+        _checks.check_columns("x", x, self.encoder.scaler.loc.shape[-1], "the tree was grown on")
+        self.encoder.check_seen(x)
+        return x
 
 
 class _Search(NamedTuple):
@@ -608,13 +624,20 @@ def _trainer(lists: _Lists, settings: presets.Settings):
 
 
 @eqx.filter_jit
-def _predict(fitted: USNRT, x: Float[Array, "n d"]) -> Normal | Mixture:
-    inputs, codes = fitted.encoder(x), fitted.encoder.codes(x)
+def _leaves(fitted: USNRT, tree: Tree, x: Float[Array, "n d"]) -> Int[Array, " n"]:
+    """The number of the leaf of one tree that each row falls into."""
+    codes = fitted.encoder.codes(x)
     is_categorical = jnp.isin(jnp.arange(x.shape[1]), jnp.array(fitted.encoder.categorical, int))
+    return jax.vmap(lambda row, codes: tree.leaf_of(row, codes, is_categorical))(x, codes)
+
+
+@eqx.filter_jit
+def _predict(fitted: USNRT, x: Float[Array, "n d"]) -> Normal | Mixture:
+    inputs = fitted.encoder(x)
     networks, fixed = eqx.partition(fitted.networks, eqx.is_array)
 
     def member(tree: Tree, networks) -> Normal:
-        leaf = jax.vmap(lambda row, codes: tree.leaf_of(row, codes, is_categorical))(x, codes)
+        leaf = _leaves(fitted, tree, x)
 
         def place(moments, part):
             number, network = part

@@ -162,8 +162,10 @@ def fit(
         confidence_levels: the levels c of the intervals of score="quantile" (default 0.5, 0.8, 0.9, 0.95).
         key: random key of the ranks that rule="randomized" draws. `ConformalCalibrator` says which draws are the same
             in all calls.
-        by: labels of groups [L], numbers or strings, or a function of x that gives them; without a rule, and not with
-            score="quantile". Labels that are an array here are given again at the call, `module(x, base, by=labels)`.
+        by: labels of groups [L], numbers or strings, or a function of x that gives them, such as those of
+            `jaxcal.labels` and `usnrt.USNRT.leaves`; without a rule or with rule="linear", and not with
+            score="quantile" or "cdf". Labels that are an array here are given again at the call, `module(x, base,
+            by=labels)`.
         weights: of the rows [L], not negative, or a function of x that gives them; likewise. For a shift of the inputs
             they are proportional to the density of the new inputs over that of the calibration inputs.
 
@@ -203,12 +205,12 @@ def fit(
     _checks.check_choice(f"with rule={rule!r} score", score, _SCORES[rule])
     y = _checks.as_vector("y", y)
     if by is not None or weights is not None:
-        if rule is not None or score == "quantile":
-            given = f"rule={rule!r}" if rule else "score='quantile'"
+        if rule == "randomized" or score in ("quantile", "cdf"):
+            given = f"rule={rule!r}" if rule == "randomized" else f"score={score!r}"
             raise ValueError(f"by and weights go with 'absolute', 'scaled' and 'signed' errors; got {given}.")
         check_base(base, y.shape[0])
         scaled = score == "scaled" or (score == "signed" and not isinstance(base, Point))
-        table_rule = "conformal" if score == "signed" else "symmetric"
+        table_rule = rule or ("conformal" if score == "signed" else "symmetric")
         return _groups.fit(x, base, y, by=by, weights=weights, scaled=scaled, rule=table_rule)
     if score == "quantile":
         return quantiles.fit(base, y, confidence_levels)

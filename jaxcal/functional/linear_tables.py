@@ -1,0 +1,372 @@
+"""Tables of weighted values, one for every group, as distributions whose cdfs are linear between the values.
+
+A table's k-th value of L has the level (m_k + w / 2) / (W + w): m_k is the sum of the weights below it and half its
+own, W the sum of all, w the weight of a new row. With weights of 1 it is k / (L + 1), with which it covers a new
+exchangeable row. Beyond the outermost values are atoms at them, or tails of a normal distribution with the table's mean
+and std, scaled to the mass that is left.
+
+All tables together take O(M) memory for M values, and every look-up is a binary search, O(log M). Tables are kept in
+units in which their mean is 0 and their std 1.
+"""
+
+from functools import lru_cache, partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
+
+from jaxcal.functional import linalg, normal_tail, smoothing
+from jaxcal.functional.quantiles import last_place
+from jaxcal.functional.tables import sums_within
+
+TAILS = ("constant", "normal")
+
+
+class Levels(eqx.Module):
+    """The values of groups 0, 1, ..., and their levels.
+
+    Attributes:
+        values: of all groups [M], in increasing order within each, in units of the group.
+        middle: the sum of the weights [M] below each value and half its own, within its group.
+        start: where the table of each group begins [groups + 1]; the last one is M.
+        total: the sum of the weights of each group [groups].
+    """
+
+    values: Float[Array, " m"]
+    middle: Float[Array, " m"]
+    start: Int[Array, " groups_and_1"]
+    total: Float[Array, " groups"]
+
+
+class LinearTables(Levels):
+    """`Levels` and what is summed up in advance, made by `make`.
+
+    Attributes:
+        center: the mean of each group [groups], the zero of its unit.
+        spread: the std of each group [groups], its unit.
+        below: the integrals of 1, middle and middle^2 up to each value [M, 3], within its group.
+        above: the integrals of 1, total - middle and its square from each value on [M, 3].
+        moments: the integrals of value and value^2 over middle [groups, 2].
+        density: the bins of the densities.
+    """
+
+    center: Float[Array, " groups"]
+    spread: Float[Array, " groups"]
+    below: Float[Array, "m 3"]
+    above: Float[Array, "m 3"]
+    moments: Float[Array, "groups 2"]
+    density: "_Density"
+
+
+class _Density(eqx.Module):
+    """Bins of all groups, each with a logistic shape, as of `functional.smoothing.sample_log_density`.
+
+    Attributes:
+        ends: where the bins of all groups end [B], in logistic units of the group; and padding.
+        first: where the ends of each group begin [groups + 1].
+        log_ratio: the log of the weight between each end and the one before it [B], less that of the logistic mass
+            there.
+        center: the medians [groups].
+        unit: the logistic scales [groups], on the scale of `values`; 0 where all values are equal.
+    """
+
+    ends: Float[Array, " b"]
+    first: Int[Array, " groups_and_1"]
+    log_ratio: Float[Array, " b"]
+    center: Float[Array, " groups"]
+    unit: Float[Array, " groups"]
+
+
+def make(
+    values: Float[Array, " m"],
+    group: Int[ArrayLike, " m"],
+    sizes: Int[np.ndarray, " groups"],
+    weights: Float[Array, " m"] | None = None,
+) -> LinearTables:
+    """The tables of values in any order.
+
+    Args:
+        values: of all groups [M].
+        group: the number of each value's group [M].
+        sizes: how many values each group has [groups], at least one; known numbers.
+        weights: of the values [M], positive; 1 where None.
+
+    Example:
+        >>> import numpy as np
+        >>> tables = make(jnp.array([3.0, 1.0, 5.0]), jnp.array([0, 0, 1]), np.array([2, 1]))
+        >>> print(tables.middle, tables.start, tables.center)
+        [0.5 1.5 0.5] [0 2 3] [2. 5.]
+    """
+    start = np.concatenate([[0], np.cumsum(sizes)])
+    ranks = [_bin_ranks(int(size)) for size in sizes]
+    first = np.concatenate([[0], np.cumsum([len(each) for each in ranks])])
+    at_ends = np.concatenate(ranks) - 1 + np.repeat(start[:-1], np.diff(first))
+    # To a power of 2, so that groups of other sizes do not take another program: ends that no group has.
+    at_ends = np.pad(at_ends, (0, (1 << int(len(at_ends) - 1).bit_length()) - len(at_ends)), mode="edge")
+    whole = lambda numbers: jax.device_put(numbers.astype(np.int32))
+    return _make(values, whole(np.asarray(group)), weights, whole(start), whole(at_ends), whole(first))
+
+
+_bin_ranks = lru_cache(smoothing.bin_ranks)
+
+
+@jax.jit
+def _make(
+    values: Float[Array, " m"],
+    group: Int[Array, " m"],
+    weights: Float[Array, " m"] | None,
+    start: Int[Array, " groups_and_1"],
+    at_ends: Int[Array, " b"],
+    first: Int[Array, " groups_and_1"],
+) -> LinearTables:
+    number = start.shape[0] - 1
+    weights = jnp.ones_like(values) if weights is None else weights.astype(values.dtype)
+    group, values, weights = jax.lax.sort((group, values, weights), num_keys=2)
+    place = jnp.arange(values.shape[0], dtype=jnp.int32)
+    is_first, is_last = place == start[group], place == start[group + 1] - 1
+    of_group = partial(jax.ops.segment_sum, segment_ids=group, num_segments=number, indices_are_sorted=True)
+    total = of_group(weights)
+    center = of_group(weights * values) / total
+    deviations = values - center[group]
+    unit = linalg.scale_of(deviations)
+    spread = unit * linalg.sqrt(of_group(weights * (deviations / unit) ** 2) / total)
+    z = deviations / jnp.where(spread > 0, spread, 1)[group]
+    middle = sums_within(weights, is_first) - weights / 2
+    # What lies between each value and the one before it; nothing before the first.
+    step = lambda each: jnp.where(is_first, 0, jnp.diff(each, prepend=each[:1]))
+    width, rise, before = step(z), step(middle), lambda each: each - step(each)
+    rest = total[group] - middle
+    powers = lambda f: jnp.stack([jnp.ones_like(f), (before(f) + f) / 2, _mean_square(before(f), f)], axis=1)
+    # From each value on: of the steps behind it, from the last value backwards.
+    behind = jnp.where(is_last[:, None], 0, jnp.roll(width[:, None] * powers(rest), -1, axis=0))
+    steps = jnp.stack([width[:, None] * powers(middle), behind[::-1]])
+    below, above = jax.vmap(sums_within)(steps, jnp.stack([is_first, is_last[::-1]]))
+    levels = Levels(z, middle, start, total)
+    return LinearTables(
+        values=z,
+        middle=middle,
+        start=start,
+        total=total,
+        center=center,
+        spread=spread,
+        below=below,
+        above=above[::-1],
+        moments=of_group(rise[:, None] * powers(z)[:, 1:]),
+        density=_density(levels, spread, group, at_ends, first),
+    )
+
+
+def _density(
+    levels: Levels,
+    spread: Float[Array, " groups"],
+    group: Int[Array, " m"],
+    at_ends: Int[Array, " b"],
+    first: Int[Array, " groups_and_1"],
+) -> _Density:
+    """The bins that end at these places."""
+    numbers = jnp.arange(spread.shape[0], dtype=jnp.int32)
+    low, center, high = (quantile(levels, numbers, jnp.full_like(spread, p)) for p in (0.25, 0.5, 0.75))
+    # Where half of the values are equal, by the others.
+    std = jnp.where(spread > 0, linalg.root_sum_squares(jnp.ones_like(center), center), 0)
+    unit = jnp.where(high > low, (high - low) / (2 * smoothing.LOGISTIC_QUARTILE), std / smoothing.LOGISTIC_STD)
+    group = group[at_ends]
+    ends = (levels.values[at_ends] - center[group]) / jnp.where(unit > 0, unit, 1)[group]
+    middle = levels.middle[at_ends]
+    before = jnp.maximum(jnp.arange(at_ends.shape[0]) - 1, 0)
+    inside = (jnp.arange(at_ends.shape[0]) > first[group]) & (ends > ends[before])
+    mass = jnp.where(inside, middle - middle[before], 1)
+    log_logistic = smoothing.log_logistic_mass(jnp.where(inside, ends[before], -1), jnp.where(inside, ends, 1))
+    return _Density(ends, first, jnp.where(inside, jnp.log(mass) - log_logistic, 0), center, unit)
+
+
+def cdf(
+    tables: LinearTables,
+    group: Int[ArrayLike, " n"],
+    u: Float[Array, " n"],
+    new_weight: Float[Array, " n"] | None = None,
+    tails: str = "constant",
+) -> Float[Array, " n"]:
+    """The level of u, in units of its group, in each row's table.
+
+    Args:
+        tables: of `make`.
+        group: the number of each row's group.
+        u: values [n].
+        new_weight: w; the mean of the group's weights where None.
+        tails: "constant" or "normal".
+
+    Example:
+        >>> import numpy as np
+        >>> tables = make(jnp.array([-1.0, 1.0]), jnp.array([0, 0]), np.array([2]))
+        >>> print(cdf(tables, jnp.array([0, 0]), jnp.array([0.0, -2.0])))
+        [0.5 0. ]
+    """
+    half, whole = _new(tables, group, new_weight)
+    start, end = tables.start[group], tables.start[group + 1]
+    after = _count(tables.values, start, end, u) + start
+    level = (_between(u, after, start, end, tables.values, tables.middle) + half) / whole
+    is_below, is_above = after == start, after == end
+    if tails == "constant":
+        return jnp.where(is_below, 0, jnp.where(is_above, 1, level))
+    upper, mass, bound, x = _nearest_end(tables, group, u, half, whole)
+    tail = mass * normal_tail.survival(x, bound)
+    return jnp.where(is_below, tail, jnp.where(is_above & upper, 1 - tail, level))
+
+
+def quantile(
+    tables: Levels,
+    group: Int[ArrayLike, " n"],
+    p: Float[Array, " n"],
+    new_weight: Float[Array, " n"] | None = None,
+    tails: str = "constant",
+) -> Float[Array, " n"]:
+    """The quantile of each row's table at levels p in [0, 1], in units of its group; the arguments are those of `cdf`.
+
+    Example:
+        >>> import numpy as np
+        >>> tables = make(jnp.array([-1.0, 1.0]), jnp.array([0, 0]), np.array([2]))
+        >>> print(quantile(tables, jnp.array([0, 0]), jnp.array([0.5, 0.9])))
+        [0. 1.]
+    """
+    half, whole = _new(tables, group, new_weight)
+    start, end = tables.start[group], tables.start[group + 1]
+    target = p * whole - half
+    after = _count(tables.middle, start, end, target) + start
+    z = _between(target, after, start, end, tables.middle, tables.values)
+    if tails == "constant":
+        return z
+    upper = p > 0.5
+    fraction = jnp.where(upper, 1 - p, p)
+    mass, bound = _end(tables, group, upper, half, whole)
+    beyond, possible = (after == start) | (after == end), fraction > 0
+    x = normal_tail.quantile(jnp.where(beyond & possible, jnp.minimum(fraction / mass, 1), 1), bound)
+    x = jnp.where(possible, x, jnp.inf)
+    return jnp.where(beyond, jnp.where(upper, x, -x), z)
+
+
+def mean_and_std(
+    tables: LinearTables,
+    group: Int[ArrayLike, " n"],
+    new_weight: Float[Array, " n"] | None = None,
+    tails: str = "constant",
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """The mean and the std of each row's table, in units of its group; the arguments are those of `cdf`."""
+    half, whole = _new(tables, group, new_weight)
+    mean, square = (tables.moments[group, k] / whole for k in range(2))
+    for upper in (False, True):
+        mass, bound = _end(tables, group, jnp.full(whole.shape, upper), half, whole)
+        excess, excess_square = (jnp.zeros_like(bound),) * 2 if tails == "constant" else normal_tail.excess(bound)
+        mean = mean + (1 if upper else -1) * mass * (bound + excess)
+        square = square + mass * (bound**2 + 2 * bound * excess + excess_square)
+    return mean, linalg.sqrt(jnp.maximum(square - mean**2, 0))
+
+
+def crps(
+    tables: LinearTables,
+    group: Int[ArrayLike, " n"],
+    u: Float[Array, " n"],
+    new_weight: Float[Array, " n"] | None = None,
+    tails: str = "constant",
+) -> Float[Array, " n"]:
+    """CRPS of each row's table at u, in units of its group; the arguments are those of `cdf`.
+
+    It is the integral of cdf^2 up to u and of (1 - cdf)^2 from u on, by sums of these between the values.
+    """
+    half, whole = _new(tables, group, new_weight)
+    start, end = tables.start[group], tables.start[group + 1]
+    inner = jnp.clip(u, tables.values[start], tables.values[end - 1])
+    after = _count(tables.values, start, end, inner) + start
+    left = jnp.maximum(after - 1, start)
+    powers = jnp.stack([half**2, 2 * half, jnp.ones_like(half)], axis=1) / (whole**2)[:, None]
+    between = ((tables.below[left] + tables.above[left]) * powers).sum(1)
+    levels = (_between(inner, after, start, end, tables.values, tables.middle) + half, tables.middle[left] + half)
+    score = between + (inner - tables.values[left]) * (sum(levels) / whole - 1)
+    _, mass, bound, x = _nearest_end(tables, group, u, half, whole)
+    score = score + x - bound
+    if tails == "constant":
+        return score
+    ends = [_end(tables, group, jnp.full(whole.shape, side), half, whole) for side in (False, True)]
+    inside = sum(mass**2 * normal_tail.square_of_survival(bound) for mass, bound in ends)
+    beyond = mass * (normal_tail.excess(bound)[0] - normal_tail.survival(x, bound) * normal_tail.excess(x)[0])
+    return score + inside - 2 * beyond
+
+
+def log_density(
+    tables: LinearTables,
+    group: Int[ArrayLike, " n"],
+    u: Float[Array, " n"],
+    new_weight: Float[Array, " n"] | None = None,
+) -> Float[Array, " n"]:
+    """The log density of each row's table at u, in units of its group, of a smoothed version.
+
+    It is that of `functional.smoothing.sample_log_density`, for every group and with weights: finite everywhere, and
+    -inf where all values of a table are equal.
+    """
+    half, whole = _new(tables, group, new_weight)
+    bins = tables.density
+    start, end, unit = bins.first[group], bins.first[group + 1], bins.unit[group]
+    x = (u - bins.center[group]) / jnp.where(unit > 0, unit, 1)
+    after = _count(bins.ends, start, end, x) + start
+    mass, _ = _end(tables, group, after == end, half, whole)
+    outermost = jnp.where(after == end, -bins.ends[end - 1], bins.ends[start])
+    in_tail = jnp.log(mass * whole) - jax.nn.log_sigmoid(outermost)
+    inside = (after > start) & (after < end)
+    ratio = jnp.where(inside, bins.log_ratio[jnp.minimum(after, end - 1)], in_tail) - jnp.log(whole)
+    log_density = jax.nn.log_sigmoid(x) + jax.nn.log_sigmoid(-x) + ratio - jnp.log(jnp.where(unit > 0, unit, 1))
+    return jnp.where(unit > 0, log_density, -jnp.inf)
+
+
+def _new(
+    tables: Levels, group: Int[ArrayLike, " n"], new_weight: Float[Array, " n"] | None
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """w / 2 and W + w of every row."""
+    total = tables.total[group]
+    new = total / (tables.start[group + 1] - tables.start[group]) if new_weight is None else new_weight
+    return new / 2, total + new
+
+
+def _count(keys: Float[Array, " m"], start: Int[Array, " n"], end: Int[Array, " n"], u: Array) -> Int[Array, " n"]:
+    """How many of the keys of each row's table, in increasing order, are not above u."""
+    holds = lambda place: (place == start) | (keys[jnp.maximum(place - 1, 0)] <= u)
+    return last_place(holds, start, end, keys.shape[0]) - start
+
+
+def _between(
+    u: Float[Array, " n"],
+    after: Int[Array, " n"],
+    start: Int[Array, " n"],
+    end: Int[Array, " n"],
+    keys: Float[Array, " m"],
+    answers: Float[Array, " m"],
+) -> Float[Array, " n"]:
+    """The answer at u, linear between the places before and at `after`; beyond the outermost keys that of these."""
+    right = jnp.clip(after, start, end - 1)
+    left = jnp.clip(after - 1, start, end - 1)
+    width = keys[right] - keys[left]
+    part = jnp.clip((u - keys[left]) / jnp.where(width > 0, width, 1), 0, 1)
+    return answers[left] + jnp.where(width > 0, part, 0) * (answers[right] - answers[left])
+
+
+def _end(
+    tables: Levels, group: Int[ArrayLike, " n"], upper: Bool[Array, " n"], half: Array, whole: Array
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """The mass beyond the upper or the lower outermost value of each row's table, and where it is, seen outwards."""
+    first, last = tables.start[group], tables.start[group + 1] - 1
+    outside = jnp.where(upper, tables.total[group] - tables.middle[last], tables.middle[first])
+    return (outside + half) / whole, jnp.where(upper, tables.values[last], -tables.values[first])
+
+
+def _nearest_end(
+    tables: Levels, group: Int[ArrayLike, " n"], u: Float[Array, " n"], half: Array, whole: Array
+) -> tuple[Array, ...]:
+    """Whether u is at or beyond the upper end, the mass and the end on its side, and u seen outwards, if beyond."""
+    upper = u >= tables.values[tables.start[group + 1] - 1]
+    mass, end = _end(tables, group, upper, half, whole)
+    return upper, mass, end, jnp.maximum(jnp.where(upper, u, -u), end)
+
+
+def _mean_square(a: Array, b: Array) -> Array:
+    """The mean of the squares of what is linear from a to b."""
+    return (a * a + a * b + b * b) / 3

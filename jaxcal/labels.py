@@ -1,0 +1,98 @@
+"""Labels of groups: bins of a column of x, and bins of the predicted std, for `by` in a fit.
+
+`by` may be any function of x; these are two that are often wanted. The leaves of a tree are another one,
+`usnrt.USNRT.leaves`. A coverage guarantee for each group takes labels that do not depend on the calibration rows: take
+the edges of the bins from other rows, such as those that the model was trained on. From the calibration rows themselves
+they change the coverage by less than one row's worth for each edge.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from jaxcal import _checks
+from jaxcal.distributions import Distribution
+
+
+class ColumnBins(eqx.Module):
+    """The number of the bin that a column of x lies in: a function of x.
+
+    Attributes:
+        column: the number of the column.
+        edges: between the bins, in increasing order. A value at an edge lies in the bin below it.
+
+    Example:
+        >>> x = np.arange(8.0)[:, None] * np.array([[1.0, 10.0]])
+        >>> by = ColumnBins.of(x, column=1, number=4)
+        >>> print(by(x))
+        [0 0 1 1 2 2 3 3]
+    """
+
+    column: int = eqx.field(static=True)
+    edges: Float[Array, " b"]
+
+    @classmethod
+    def of(cls, x: ArrayLike, *, column: int = 0, number: int = 4) -> "ColumnBins":
+        """Bins that hold about equally many of the rows of x; fewer than `number` where many values are equal.
+
+        Args:
+            x: inputs [n, d]; a vector [n] is one column.
+            column: the number of the column, from 0 on.
+            number: of bins, 2 or more.
+
+        Raises:
+            ValueError: if x is empty, not finite or of the wrong shape, there is no such column, or `number` is below
+                2.
+        """
+        x = _checks.as_matrix("x", x)
+        if not 0 <= column < x.shape[1]:
+            raise ValueError(f"column must be one of 0 to {x.shape[1] - 1}; got {column}.")
+        return cls(column, _edges(x[:, column], number))
+
+    def __call__(self, x: ArrayLike) -> Int[Array, " n"]:
+        """The numbers of the bins of the rows of x, from 0 on."""
+        return _bins(self.edges, _checks.as_matrix("x", x)[:, self.column])
+
+
+class StdBins(eqx.Module):
+    """The number of the bin that the predicted std of a row lies in: a function of the base's predictions.
+
+    Attributes:
+        edges: between the bins, in increasing order. A std at an edge lies in the bin below it.
+
+    Example:
+        >>> from jaxcal import Normal
+        >>> base = Normal(np.zeros(4), np.array([1.0, 2.0, 3.0, 4.0]))
+        >>> print(StdBins.of(base, number=2)(base))
+        [0 0 1 1]
+    """
+
+    edges: Float[Array, " b"]
+
+    @classmethod
+    def of(cls, base: Distribution, *, number: int = 4) -> "StdBins":
+        """Bins that hold about equally many of the rows of `base`; fewer than `number` where many stds are equal.
+
+        Raises:
+            ValueError: if `number` is below 2.
+        """
+        return cls(_edges(base.std, number))
+
+    def __call__(self, base: Distribution) -> Int[Array, " n"]:
+        """The numbers of the bins of the rows of `base`, from 0 on."""
+        return _bins(self.edges, base.std)
+
+
+def _edges(values: ArrayLike, number: int) -> Float[Array, " b"]:
+    """The values below the quantiles of levels k / number."""
+    _checks.check_at_least("number", number, 2)
+    values = np.sort(np.asarray(values))
+    edges = np.unique(values[np.arange(1, number) * len(values) // number - 1])
+    return jax.device_put(edges[edges < values[-1]])
+
+
+@jax.jit
+def _bins(edges: Float[Array, " b"], values: Float[Array, " n"]) -> Int[Array, " n"]:
+    return jnp.searchsorted(edges, values, side="left")

@@ -12,6 +12,7 @@ import scipy.stats
 
 from jaxcal.calibrators import gaussian_mle
 from jaxcal.distributions import Normal, Point
+from jaxcal.labels import StdBins
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -180,6 +181,11 @@ def test_groups_and_weights_may_be_functions_of_x():
         fitted(None, base)
     with pytest.raises(ValueError, match="by holds the label 2, which no calibration row has"):
         given(None, base, by=np.full(60, 2))
+    bins = StdBins.of(base, number=2)
+    of_std = gaussian_mle.fit(None, base, Y, by=bins)
+    np.testing.assert_array_equal(
+        of_std(None, base).loc, gaussian_mle.fit(x, base, Y, by=bins(base))(x, base, by=bins(base)).loc
+    )
     # Data frames hold strings as objects.
     named = gaussian_mle.fit(None, base, Y, by=LABELS.astype(object))
     np.testing.assert_array_equal(named(None, base, by=LABELS.astype(object)).loc, named(None, base, by=LABELS).loc)

@@ -84,8 +84,8 @@ def fit(
         y: targets [n].
         shift: "constant", on the scale of y; "scaled", in stds; "none"; or "auto". None is "auto", and with the preset
             "constant".
-        by: labels of groups [n], numbers or strings, or a function of x that gives them. Labels that are an array are
-            given again in the call.
+        by: labels of groups [n], numbers or strings, a function of x that gives them, or `jaxcal.labels.StdBins` of the
+            predicted std. Labels that are an array are given again in the call.
         weights: of the rows [n], not negative, or a function of x that gives them; equal where None. The call needs
             none.
         preset: None, or "paper" as above.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtr, ndtri
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.distributions._base import Distribution, as_rows, check_not_negative, match, place, standardize
@@ -157,21 +157,6 @@ class StudentT(Distribution):
         """The closed form of `functional.student_t.crps`; NaN where df <= 1."""
         return student_t.crps(match(y, self.loc), self.df, self.loc, self.scale)
 
-    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
-        """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.
-
-        Each takes a search. Where the degrees of freedom are known, and the same for all rows, one search does for all.
-
-        Raises:
-            ValueError: if p has more than one axis, or a known level lies outside [0, 1].
-        """
-        if self.df.ndim != 1 or _checks.is_traced(self.df) or np.ptp(known := np.asarray(self.df)) > 0:
-            return super().icdf(p)
-        df = known[:1]
-        t = Distribution.icdf(StudentT(df, np.zeros_like(df), np.ones_like(df)), p)
-        loc, scale = (self.loc, self.scale) if t.ndim == 1 else (self.loc[:, None], self.scale[:, None])
-        return place(jnp.broadcast_to(t, jnp.broadcast_shapes(t.shape, loc.shape)), loc, scale)
-
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * t, t from the standard distribution."""
@@ -179,5 +164,24 @@ class StudentT(Distribution):
         t = jax.random.t(key, jnp.broadcast_to(self.df, shape), shape, self.loc.dtype)
         return place(t, self.loc, self.scale)
 
+    def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The quantiles at checked levels: each takes a search, rows of the same known degrees of freedom share it."""
+        if self.df.ndim != 1 or _checks.is_traced(self.df):
+            return super()._quantiles(levels)
+        distinct, row = np.unique(np.asarray(self.df), return_inverse=True)
+        if 2 * len(distinct) > len(row):
+            return super()._quantiles(levels)
+        t = Distribution._quantiles(StudentT(distinct, np.zeros_like(distinct), np.ones_like(distinct)), levels)
+        return _placed(t, jax.device_put(row.astype(np.int32)), self.loc, self.scale)
+
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         return place(student_t.icdf(p, self.df), self.loc, self.scale)
+
+
+@jax.jit
+def _placed(
+    t: Float[Array, "k ..."], row: Int[Array, " n"], loc: Float[Array, " n"], scale: Float[Array, " n"]
+) -> Float[Array, "n ..."]:
+    """The values of every row's number, placed."""
+    values = t[row]
+    return place(values, loc, scale) if values.ndim == 1 else place(values, loc[:, None], scale[:, None])

@@ -161,6 +161,32 @@ def test_crude_has_a_table_for_each_group(rank):
         np.testing.assert_allclose(end[own], expected_end, rtol=EXACT, atol=EXACT)
 
 
+def test_quantiles_of_a_base_move_by_the_scores_of_their_group():
+    x, base, y, labels = rows_of(100, 0)
+    base, levels = Normal(base.mean, 1 + x[:, 1] ** 2), (0.3, 0.8)
+    fitted = conformal.fit(x, base, y, score="quantile", confidence_levels=levels, by=labels)
+    distribution = fitted(None, base, by=labels)
+    own = labels == "loud"
+    mine = Normal(base.mean[own], base.std[own])
+    alone = conformal.fit(None, mine, y[own], score="quantile", confidence_levels=levels)
+    for level in levels:
+        for end, expected in zip(distribution.interval(level), alone(None, mine).interval(level), strict=True):
+            np.testing.assert_allclose(end[own], expected, rtol=EXACT, atol=EXACT)
+    assert fitted.guarantee(0.8, "loud").places == alone.guarantee(0.8).places
+    with pytest.raises(ValueError, match=r"group 'quiet' has [0-9]+ rows, too few for confidence level 0.99"):
+        conformal.fit(x, base, y, score="quantile", confidence_levels=[0.99], by=labels)
+    # A row of weight 0 does not count; one that outweighs the calibration rows has no finite interval.
+    counts = own.astype(float)
+    weighted = conformal.fit(x, base, y, score="quantile", confidence_levels=levels, weights=counts)
+    distribution = weighted(None, mine, weights=np.ones(own.sum()))
+    np.testing.assert_allclose(distribution.interval(0.8)[1], alone(None, mine).interval(0.8)[1], rtol=EXACT)
+    heavy = weighted(None, mine, weights=np.full(own.sum(), 50.0))
+    with pytest.warns(UserWarning, match="the quantile is infinite"):
+        assert np.isposinf(heavy.interval(0.8)[1]).all()
+    assert np.isfinite(heavy.interval(0.3)[1]).all()
+    assert np.isfinite(heavy.std).all()
+
+
 def test_whole_weights_are_repeated_calibration_rows():
     x, base, y, labels = rows_of(60, 0)
     weights = np.arange(60) % 3

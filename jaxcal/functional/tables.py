@@ -152,12 +152,12 @@ def quantile(
     """
     new = jnp.ones_like(p) if new_weight is None else new_weight
     if rule == "conformal":
-        above = _reaching(tables, group, jnp.maximum(p, 1 - p), new, jnp.zeros_like(p))
+        above = reaching(tables, group, jnp.maximum(p, 1 - p), new, jnp.zeros_like(p))
         below = _reached_from_above(tables, group, jnp.maximum(p, 1 - p), new)
         return jnp.where(p < 0.5, below, above)
     if rule == "symmetric":
         level = jnp.abs(2 * p - 1)
-        size = _reaching(tables, group, level, new, _totals(tables, group) / 2)
+        size = reaching(tables, group, level, new, _totals(tables, group) / 2)
         return jnp.where(level > 0, jnp.sign(2 * p - 1) * size, 0)
     start, end, total = tables.start[group], tables.start[group + 1], _totals(tables, group)
     target, tolerance = p * total, _tolerance(p * total, total, end - start)
@@ -166,14 +166,27 @@ def quantile(
     return tables.values[jnp.minimum(place, end - 1)]
 
 
-def _reaching(
+def reaching(
     tables: Tables,
     group: Int[ArrayLike, " n"],
     p: Float[Array, " n"],
     new: Float[Array, " n"],
     skipped: Float[Array, " n"],
 ) -> Float[Array, " n"]:
-    """The least value up to which the sum of the weights, without the skipped, is p (W + w); +inf if there is none."""
+    """The least value up to which the sum of the weights, without the skipped, is p (W + w); +inf if there is none.
+
+    Args:
+        tables: of `make`.
+        group: the number of each row's group.
+        p: levels in [0, 1].
+        new: w.
+        skipped: sums of weights at the beginning of the tables that do not count.
+
+    Example:
+        >>> tables = make(jnp.array([3.0, 1.0, 5.0]), jnp.array([0, 0, 1]), 2)
+        >>> print(reaching(tables, jnp.array([0, 0]), jnp.array([0.3, 0.6]), jnp.ones(2), jnp.zeros(2)))
+        [1. 3.]
+    """
     start, end, total = tables.start[group], tables.start[group + 1], _totals(tables, group)
     target = p * (total - skipped + new)
     tolerance = _tolerance(target, total, end - start)

@@ -43,10 +43,17 @@ from jaxcal.calibrators._groups import Labels, Weights
 from jaxcal.calibrators.conformal import distributions, intervals, quantiles
 from jaxcal.calibrators.conformal.distributions import ConformalCalibrator
 from jaxcal.calibrators.conformal.intervals import SplitConformal
-from jaxcal.calibrators.conformal.quantiles import ConformalizedQuantiles
+from jaxcal.calibrators.conformal.quantiles import ConformalizedQuantiles, GroupedConformalizedQuantiles
 from jaxcal.distributions import Distribution, Point
 
-__all__ = ["ConformalCalibrator", "ConformalizedQuantiles", "GroupedTables", "SplitConformal", "fit"]
+__all__ = [
+    "ConformalCalibrator",
+    "ConformalizedQuantiles",
+    "GroupedConformalizedQuantiles",
+    "GroupedTables",
+    "SplitConformal",
+    "fit",
+]
 
 # The scores that each rule takes.
 _SCORES = {
@@ -97,6 +104,19 @@ def fit(
     base: Distribution,
     y: ArrayLike,
     *,
+    score: Literal["quantile"],
+    rule: None = None,
+    confidence_levels: Sequence[float] | None = None,
+    key: PRNGKeyArray | None = None,
+    by: Labels | None = None,
+    weights: Weights | None = None,
+) -> ConformalizedQuantiles | GroupedConformalizedQuantiles: ...
+@overload
+def fit(
+    x: ArrayLike | None,
+    base: Distribution,
+    y: ArrayLike,
+    *,
     score: Literal["signed", "cdf"] | None = None,
     rule: Literal["randomized", "linear"],
     confidence_levels: None = None,
@@ -113,7 +133,7 @@ def fit(
     key: PRNGKeyArray | None = None,
     by: Labels | None = None,
     weights: Weights | None = None,
-) -> SplitConformal | ConformalizedQuantiles | ConformalCalibrator | GroupedTables:
+) -> SplitConformal | ConformalizedQuantiles | ConformalCalibrator | GroupedTables | GroupedConformalizedQuantiles:
     """Sort the scores of calibration rows, which must not be rows that the model was trained on.
 
     The model that predicts the calibration rows must be the one that will predict new rows: predictions out of fold
@@ -164,15 +184,15 @@ def fit(
         key: random key of the ranks that rule="randomized" draws. `ConformalCalibrator` says which draws are the same
             in all calls.
         by: labels of groups [L], numbers or strings, or a function of x that gives them, such as those of
-            `jaxcal.labels` and `usnrt.USNRT.leaves`; without a rule or with rule="linear", and not with
-            score="quantile" or "cdf". Labels that are an array here are given again at the call, `module(x, base,
-            by=labels)`.
+            `jaxcal.labels` and `usnrt.USNRT.leaves`; not with rule="randomized" or score="cdf". Labels that are an
+            array here are given again at the call, `module(x, base, by=labels)`.
         weights: of the rows [L], not negative, or a function of x that gives them; likewise. For a shift of the inputs
             they are proportional to the density of the new inputs over that of the calibration inputs.
 
     Returns:
         without a rule a `SplitConformal`, or with score="quantile" a `ConformalizedQuantiles`; with a rule a
-        `ConformalCalibrator`; with `by` or `weights` a `GroupedTables`.
+        `ConformalCalibrator`; with `by` or `weights` a `GroupedTables`, or with score="quantile" a
+        `GroupedConformalizedQuantiles`.
 
     Raises:
         TypeError: if base is not a Distribution.
@@ -206,9 +226,11 @@ def fit(
     _checks.check_choice(f"with rule={rule!r} score", score, _SCORES[rule])
     y = _checks.as_vector("y", y)
     if by is not None or weights is not None:
-        if rule == "randomized" or score in ("quantile", "cdf"):
+        if rule == "randomized" or score == "cdf":
             given = f"rule={rule!r}" if rule == "randomized" else f"score={score!r}"
-            raise ValueError(f"by and weights go with 'absolute', 'scaled' and 'signed' errors; got {given}.")
+            raise ValueError(f"by and weights go with all but rule='randomized' and score='cdf'; got {given}.")
+        if score == "quantile":
+            return quantiles.fit_groups(x, base, y, confidence_levels, by, weights)
         check_base(base, y.shape[0])
         scaled = score == "scaled" or (score == "signed" and not isinstance(base, Point))
         table_rule = rule or ("conformal" if score == "signed" else "symmetric")

@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,9 +14,12 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base, coverage_guarantee
-from jaxcal.distributions import Distribution, Point, Quantiles
+from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights
+from jaxcal.distributions import Distribution, PartialQuantiles, Point, Quantiles
+from jaxcal.functional import tables
 from jaxcal.functional.quantiles import empirical_quantile, smallest_table
-from jaxcal.guarantee import Guarantee
+from jaxcal.functional.tables import Tables
+from jaxcal.guarantee import Guarantee, WeightedGuarantee
 
 _CONFIDENCE_LEVELS = (0.5, 0.8, 0.9, 0.95)
 
@@ -23,11 +28,7 @@ def fit(
     base: Distribution, y: Float[Array, " l"], confidence_levels: Sequence[float] | None
 ) -> "ConformalizedQuantiles":
     """`conformal.fit` with score="quantile", of checked targets."""
-    wanted = _CONFIDENCE_LEVELS if confidence_levels is None else confidence_levels
-    levels = tuple(sorted({float(level) for level in wanted}))
-    rows = y.shape[0]
-    _checks.check_length("confidence_levels", np.array(levels), None)
-    _checks.check_fraction("confidence_levels", np.array(levels))
+    levels, rows = _as_levels(confidence_levels), y.shape[0]
     if rows < (needed := smallest_table(levels[-1])):
         raise ValueError(
             f"{rows} rows are too few for confidence level {levels[-1]:g}: at least {needed} are needed. "
@@ -41,6 +42,38 @@ def fit(
         num_calibration=rows,
         out_of_fold=base.is_out_of_fold,
     )
+
+
+def fit_groups(
+    x: ArrayLike | None,
+    base: Distribution,
+    y: Float[Array, " l"],
+    confidence_levels: Sequence[float] | None,
+    by: Labels | None,
+    weights: Weights | None,
+) -> "GroupedConformalizedQuantiles":
+    """`conformal.fit` with score="quantile" and groups or weights, of checked targets."""
+    levels = _as_levels(confidence_levels)
+    errors = _errors(_quantiles_of(base, levels, y.shape[0]), y)
+    rows, (number, known, kept) = CalibrationGroups.of(x, base, by, weights, y.dtype)
+    sizes, needed = np.bincount(number, minlength=rows.groups.count), smallest_table(levels[-1])
+    if known is None and sizes.min() < needed:
+        raise ValueError(
+            f"group {rows.groups.labels[sizes.argmin()]!r} has {sizes.min()} rows, too few for confidence level "
+            f"{levels[-1]:g}: at least {needed} are needed. Give more rows, or lower confidence_levels, or put it "
+            "together with another group."
+        )
+    made = _tables_of_levels(errors if kept is None else errors[kept], number, rows.groups.count, known)
+    return GroupedConformalizedQuantiles(made, rows, levels, base.is_out_of_fold)
+
+
+def _as_levels(confidence_levels: Sequence[float] | None) -> tuple[float, ...]:
+    """Checked levels, in increasing order."""
+    wanted = _CONFIDENCE_LEVELS if confidence_levels is None else confidence_levels
+    levels = tuple(sorted({float(level) for level in wanted}))
+    _checks.check_length("confidence_levels", np.array(levels), None)
+    _checks.check_fraction("confidence_levels", np.array(levels))
+    return levels
 
 
 class ConformalizedQuantiles(eqx.Module):
@@ -95,6 +128,62 @@ class ConformalizedQuantiles(eqx.Module):
         return dataclasses.replace(guarantee, widened_to=number) if number > guarantee.places else guarantee
 
 
+class GroupedConformalizedQuantiles(eqx.Module):
+    """The scores of every level and group; made by `conformal.fit` with score="quantile" and `by` or `weights`.
+
+    Attributes:
+        tables: the scores of every level, [k] leading.
+        rows: the groups and weights of the calibration rows.
+        confidence_levels: the levels, in increasing order.
+        out_of_fold: whether the quantiles are those of `jaxcal.out_of_fold`.
+    """
+
+    tables: Tables
+    rows: CalibrationGroups
+    confidence_levels: tuple[float, ...] = eqx.field(static=True)
+    out_of_fold: bool = eqx.field(static=True)
+
+    def __call__(
+        self, x: ArrayLike | None, base: Distribution, *, by: Labels | None = None, weights: Weights | None = None
+    ) -> Quantiles | PartialQuantiles:
+        """The distributions that `ConformalizedQuantiles` gives, each by the scores of the row's group.
+
+        With weights an interval is infinite, with a warning, where the weight of a row is too large beside those of the
+        calibration rows.
+
+        Args:
+            x: inputs [n, d]; used by functions of x alone, else it may be None.
+            base: the model's predictions, [n].
+            by: labels of the rows [n], if they were an array in the fit.
+            weights: of the rows [n], if they were an array in the fit.
+
+        Raises:
+            TypeError: if base is not a Distribution.
+            ValueError: if its mean, or a quantile that is needed, is not finite; if labels or weights are missing, of
+                the wrong length or out of range; if no calibration row has the label of a row.
+        """
+        values = _quantiles_of(base, self.confidence_levels)
+        number, new_weight = self.rows.of_new(x, base, by, weights)
+        central = np.array(self.confidence_levels)
+        values, reach = _moved_by_tables(values, self.tables, number, central, new_weight)
+        levels = _levels(self.confidence_levels)
+        if not self.rows.weighted:
+            return Quantiles(levels, values)
+        return PartialQuantiles(levels, values, (1 - reach) / 2, (1 + reach) / 2)
+
+    def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee | WeightedGuarantee:
+        """The coverage guarantee of the interval at one of the levels of the fit, in the group with a label.
+
+        An interval that is widened to contain those of lower levels covers more.
+
+        Raises:
+            ValueError: if the confidence level is none of them, the quantiles are out of fold, or there is no group
+                with the label.
+        """
+        _checks.check_choice("confidence_level", confidence_level, self.confidence_levels)
+        return self.rows.guarantee(confidence_level, group, "symmetric", self.out_of_fold)
+
+
 def _levels(confidence_levels: tuple[float, ...]) -> np.ndarray:
     """The levels of the quantiles, in increasing order: those of the lower ends, the median, those of the upper."""
     central = np.array(confidence_levels)
@@ -118,9 +207,7 @@ def _margins(
 ) -> tuple[Float[Array, " k"], Int[Array, " k"]]:
     """The score of rank ceil((L + 1) c) of every level, and how many rows the intervals then cover."""
     quantiles, y = lax.stop_gradient((quantiles, y))
-    middle = quantiles.shape[1] // 2
-    lower, upper = quantiles[:, :middle][:, ::-1], quantiles[:, middle + 1 :]
-    errors = jnp.maximum(lower - y[:, None], y[:, None] - upper)
+    errors, middle = _errors(quantiles, y), quantiles.shape[1] // 2
     margins = jax.vmap(lambda table, level: empirical_quantile(table, level, "conformal"), (1, 0))(
         jnp.sort(errors, axis=0), confidence_levels
     )
@@ -132,11 +219,50 @@ def _margins(
 
 
 @jax.jit
-def _moved_outwards(quantiles: Float[Array, "n q"], margins: Float[Array, " k"]) -> Float[Array, "n q"]:
+def _errors(quantiles: Float[Array, "l q"], y: Float[Array, " l"]) -> Float[Array, "l k"]:
+    """How far each y lies outside the interval of every level; negative inside."""
+    quantiles, y = lax.stop_gradient((quantiles, y))
+    middle = quantiles.shape[1] // 2
+    lower, upper = quantiles[:, :middle][:, ::-1], quantiles[:, middle + 1 :]
+    return jnp.maximum(lower - y[:, None], y[:, None] - upper)
+
+
+@partial(jax.jit, static_argnames="count")
+def _tables_of_levels(
+    errors: Float[Array, "l k"], number: Int[ArrayLike, " l"], count: int, weights: Float[Array, " l"] | None
+) -> Tables:
+    return jax.vmap(lambda errors: tables.make(errors, number, count, weights), 1)(errors)
+
+
+@jax.jit
+def _moved_by_tables(
+    quantiles: Float[Array, "n q"],
+    of_levels: Tables,
+    number: Int[Array, " n"],
+    confidence_levels: Float[ArrayLike, " k"],
+    new_weight: Float[Array, " n"] | None,
+) -> tuple[Float[Array, "n q"], Float[Array, " n"]]:
+    """The quantiles moved by the margins of each row's group, and the highest level whose margin is finite, or 0.
+
+    Beyond it the margin of that level stands for the infinite ones.
+    """
+    new = jnp.ones(number.shape, quantiles.dtype) if new_weight is None else new_weight.astype(quantiles.dtype)
+    levels = jnp.asarray(confidence_levels, quantiles.dtype)
+    of_level = lambda table, c: tables.reaching(table, number, jnp.full_like(new, c), new, jnp.zeros_like(new))
+    margins = jax.vmap(of_level, out_axes=1)(of_levels, levels)
+    count = jnp.isfinite(margins).sum(1)  # the margins of lower levels are finite where that of a higher one is
+    last = jnp.take_along_axis(margins, jnp.maximum(count - 1, 0)[:, None], axis=1)
+    margins = jnp.where(jnp.isfinite(margins), margins, jnp.where(count[:, None] > 0, last, 0))
+    reach = jnp.where(count > 0, levels[jnp.maximum(count - 1, 0)], 0)
+    return _moved_outwards(quantiles, margins), reach
+
+
+@jax.jit
+def _moved_outwards(quantiles: Float[Array, "n q"], margins: Float[Array, "... k"]) -> Float[Array, "n q"]:
     """The quantiles moved by their margins; each interval is widened to contain the narrower ones and the median."""
-    middle = margins.shape[0]
-    margins = margins.astype(quantiles.dtype)
-    moved = quantiles + jnp.concatenate([-margins[::-1], jnp.zeros_like(margins[:1]), margins])[None]
+    middle = margins.shape[-1]
+    margins = jnp.atleast_2d(margins).astype(quantiles.dtype)
+    moved = quantiles + jnp.concatenate([-margins[:, ::-1], jnp.zeros_like(margins[:, :1]), margins], axis=1)
     lower = lax.cummin(moved[:, : middle + 1], axis=1, reverse=True)
     upper = lax.cummax(moved[:, middle:], axis=1)
     return jnp.concatenate([lower, upper[:, 1:]], axis=1)

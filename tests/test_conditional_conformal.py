@@ -202,6 +202,20 @@ def test_intervals_are_infinite_where_too_few_rows_resemble_the_new_one():
 
 
 @once
+def test_a_randomized_interval_of_a_group_without_rows_is_infinite_as_often_as_its_level():
+    """Else it is empty, a point: any score has the dual 0 there."""
+    indicators = np.column_stack([np.arange(60) % 2, np.zeros(60)])
+    fitted = conditional_conformal.fit(
+        None, BASE, Y, features=indicators, confidence_levels=LEVELS, key=jax.random.key(0)
+    )
+    distribution = fitted(None, Point(np.zeros(2000)), features=np.ones((2000, 2)))
+    for level, reached in zip(LEVELS, (0.5, 0.75, 0.9), strict=True):
+        infinite = np.asarray(distribution.highest) <= reached
+        assert abs(infinite.mean() - level) < 4 * np.sqrt(level * (1 - level) / 2000)
+    assert (np.asarray(distribution.finite.values)[np.asarray(distribution.highest) == 1] == 0).all()
+
+
+@once
 def test_intervals_are_nested():
     x = np.random.default_rng(0).normal(size=(60, 3))
     fitted = conditional_conformal.fit(None, BASE, Y, features=x, score="signed", confidence_levels=(0.5, 0.55, 0.6))

@@ -326,7 +326,7 @@ def _quantiles(
     draw = None
     if module.seed is not None:
         draw = jax.random.uniform(jax.random.key(module.seed), loc.shape, loc.dtype)
-    values, outcome = _cutoffs(module.regressions, independent, draw)
+    values, outcome = _cutoffs(module.regressions, independent, within, draw)
     if not signed:  # a negative cutoff, and one of -inf, is an empty interval
         values = jnp.where(outcome == MINUS_INFINITE, 0, jnp.maximum(values, 0))
         values, outcome = jnp.concatenate([values, values]), jnp.concatenate([outcome, outcome])
@@ -335,7 +335,7 @@ def _quantiles(
     values = values.at[:, 0].set(jnp.where(inner[None], -values[::-1, 0], values[:, 0]))
     upper, lower = lax.cummax(values, axis=1)
     quantiles = jnp.concatenate([-lower[::-1], upper]) * scale[None] + loc[None]
-    unknown = (outcome == INFINITE) | (outcome == FAILED) | ~within[None, None]
+    unknown = (outcome == INFINITE) | (outcome == FAILED)
     known = jnp.cumsum(unknown, axis=1) == 0  # [2, k, n]
     last = known.sum(axis=1)
     levels = jnp.asarray(levels, loc.dtype)
@@ -345,14 +345,16 @@ def _quantiles(
     return quantiles.T, lowest, highest, (outcome == FAILED).any(axis=(0, 1))
 
 
-def _cutoffs(regressions: Regressions, new: Array, draw: Array | None) -> tuple[Array, Array]:
+def _cutoffs(regressions: Regressions, new: Array, within: Array, draw: Array | None) -> tuple[Array, Array]:
     """The cutoffs in units of the errors and their outcomes, [tails, k, n] each."""
 
     def of_level(regression: Regressions, draw: Array | None, level: Array, vertex: Vertex) -> tuple[Array, Array]:
         dual = jnp.broadcast_to(level, new.shape[:1]) if draw is None else level - 1 + draw
         fit = (regression.features, regression.scores, regression.moved)
         found = quantile_regression.cutoffs(*fit, vertex, level, new, dual)
-        return found.value * regression.unit, found.outcome
+        # A row with a feature that no calibration row has takes no dual but 0: its cutoff is on the side of its end.
+        outcome = jnp.where(within, found.outcome, jnp.where(dual > 0, INFINITE, MINUS_INFINITE))
+        return found.value * regression.unit, outcome
 
     def of_tail(regression: Regressions, draw: Array | None) -> tuple[Array, Array]:
         each = (regression.levels, regression.vertices)

@@ -274,6 +274,8 @@ def test_what_is_missing_or_wrong_is_quoted(fitted):
     with pytest.raises(TypeError, match="an argument is traced, but a regression runs by its values"):
         jax.jit(lambda y: fit(X, BASE, y, features=X, confidence_levels=LEVELS))(Y)
     by_array = fit(None, BASE, Y, features=X, confidence_levels=LEVELS)
+    by_inputs = fit(X, BASE, Y, confidence_levels=LEVELS)  # the features are the columns of x
+    np.testing.assert_array_equal(by_inputs(X_NEW, BASE_NEW).mean, by_array(None, BASE_NEW, features=X_NEW).mean)
     with pytest.raises(ValueError, match="fitted with an array of features: give features=those of these rows"):
         by_array(X_NEW, BASE_NEW)
     with pytest.raises(ValueError, match="features has 1 columns; the calibrator was fitted with 2"):

@@ -49,7 +49,7 @@ def fit(
     base: Distribution,
     y: ArrayLike,
     *,
-    features: Features,
+    features: Features | None = None,
     score: str | None = None,
     confidence_levels: Sequence[float] | None = None,
     key: PRNGKeyArray | None = None,
@@ -76,12 +76,12 @@ def fit(
     does. In 32 bits the ends may be off by about 1e-5 of the size of the errors.
 
     Args:
-        x: inputs [n, ...], for features that are a function of x; else it is not used and may be None.
+        x: inputs [n, ...], for features that are x or a function of x; else it is not used and may be None.
         base: the model's predictions at x, [n].
         y: targets [n].
-        features: an array [n, d], or a function of x that gives it. A constant is added; features may depend on each
-            other, as indicators of all groups do. Features that are an array here are given again at the call,
-            `module(x, base, features=array)`.
+        features: an array [n, d], or a function of x that gives it; None for the columns of x. A constant is added;
+            features may depend on each other, as indicators of all groups do. Features that are an array here are given
+            again at the call, `module(x, base, features=array)`.
         score: "absolute", "scaled" or "signed"; None for "scaled" where the base has a std, else "absolute". Signed
             errors are in predicted stds where the base has them.
         confidence_levels: the levels c of the intervals (default 0.5, 0.8, 0.9, 0.95).
@@ -114,6 +114,7 @@ def fit(
     levels = _checked_levels(confidence_levels, rows, randomized=key is not None)
     scaled = score == "scaled" or (score in (None, "signed") and not isinstance(base, Point))
     errors = standardized_errors(base, y, scaled)
+    features = _inputs if features is None else features
     given = _checks.as_matrix("features", values_at(x, features, "features"), length=rows)
     if _checks.is_traced(errors, given):
         raise TypeError("an argument is traced, but a regression runs by its values: call fit outside jit and vmap.")
@@ -132,6 +133,11 @@ def fit(
         scaled=scaled,
         out_of_fold=base.is_out_of_fold,
     )
+
+
+def _inputs(x: ArrayLike) -> ArrayLike:
+    """The features where none are given."""
+    return x
 
 
 class Directions(eqx.Module):

@@ -262,7 +262,7 @@ def _fit_calibrator(
     with _timed(f"Fit {method} to {len(fitted_on.mean)} rows"):
         calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **fitted_on.counts, **options)
     predict = _prediction(calibrator, tables, columns, list(fitted_on.counts))
-    if method == "split-conformal":
+    if method in ("split-conformal", "conditional-conformal"):
         _say_guarantees(calibrator, fitted_on.counts.get("by"))
     if unseen.y is None:
         _say(f"No scores: {tables.file} has no column {columns.target!r} to measure against.")
@@ -421,11 +421,12 @@ def _listed(names: list[str]) -> str:
 
 
 def _options(fit: Callable, method: str, x: np.ndarray | None, seed: int) -> dict[str, Any]:
-    """What a method needs beside the data: a key if it is random, a kernel on the output if there are no inputs."""
+    """What a method needs beside the data: a key if it asks for one, a kernel on the output if there are no inputs."""
     wanted = inspect.signature(fit).parameters
     if x is None and NoneType not in get_args(wanted["x"].annotation):
         raise ValueError(f"--method {method} needs columns of inputs, --features: there is no other numeric column.")
-    options = {"key": jax.random.key(seed)} if "key" in wanted else {}
+    asks = "key" in wanted and wanted["key"].default is inspect.Parameter.empty
+    options = {"key": jax.random.key(seed)} if asks else {}
     return options | ({"kernel": "output"} if x is None and "kernel" in wanted else {})
 
 

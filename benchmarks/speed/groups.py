@@ -1,8 +1,9 @@
 """Many rows in many groups, beside crepes: `python benchmarks/speed/groups.py`.
 
 crepes is a dependency of the extra `benchmarks`. A million rows with a thousand labels are fitted, and the 90 %
-intervals of as many new rows predicted, by every calibrator with `by` and by crepes with the labels as bins. Seconds are the processor's, as other processes may share the cores: cold those of the first call, which
-compiles, warm the least of several others. All in float64, from NumPy arrays.
+intervals of as many new rows predicted, by every calibrator with `by`, and by crepes with the labels as bins. Seconds
+are the processor's, as other processes may share the cores: cold those of the first call, which compiles, warm the
+least of several others. All in float64, from NumPy arrays.
 """
 
 import argparse

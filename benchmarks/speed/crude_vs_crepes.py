@@ -3,9 +3,9 @@
 crepes is a dependency of the extra `benchmarks`. Both are fitted to the same residuals and standard deviations and give
 the same quantiles of the same new rows, in float64, on all cores that there are. crepes' "higher" percentile p of L
 sorted scores is the entry number ceil(p (L + 1)), its "lower" one the entry number floor(p (L + 1)): jaxcal's ranks
-above and below the median. So all quantiles are compared by value. crepes is measured at fewer rows than jaxcal alone, since its time grows faster than their number. Seconds
-are the least of several calls, after one that compiles; memory is the process's largest resident set after jaxcal's
-calls at the most rows.
+above and below the median. So all quantiles are compared by value. crepes is measured at fewer rows than jaxcal alone,
+since its time grows faster than their number. Seconds are the least of several calls, after one that compiles; memory
+is the process's largest resident set after jaxcal's calls at the most rows.
 """
 
 import argparse

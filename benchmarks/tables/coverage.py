@@ -2,8 +2,8 @@
 
 Every method of intervals but the conditional and the online ones, which have scripts of their own, from 9 to 999
 calibration rows. Coverage is a probability, by the cdf of the truth, averaged over runs; most methods calibrate all
-runs of a size under one `vmap`. It takes about ten minutes on one core, most of them for models that are fitted anew. A new method is an entry of METHODS. The second
-table is what densities from few rows are worth.
+runs of a size in one call. It takes about ten minutes on one core, most of them for models that are fitted anew. A new
+method is an entry of METHODS. The second table is what densities from few rows are worth.
 """
 
 import warnings

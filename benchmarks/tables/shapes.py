@@ -24,10 +24,11 @@ SPLITS, FRACTIONS, MOST = 5, (0.5, 0.25, 0.25), (700, 400, 400)
 MEMBERS, EPOCHS, RESTARTS = 3, 200, 3
 
 LEGEND = f"""\
-**Shapes.** {ROWS} calibration rows, {NEW} new ones, {RUNS} runs; the base has the truth's shapes, {TOO_WIDE:g} times as
-wide. *Student t*: 3 and 30 degrees of freedom in turn. *Mixture*: one or two modes in turn. Mean ± standard error over
-runs of what is lost beside the truth, in nats of the log density (NLPD), and in % of the truth's CRPS. – without a
-density."""
+**Shapes.** {ROWS} calibration rows, {NEW} new ones, {RUNS} runs; the base's scales are {TOO_WIDE:g} times the truth's.
+*Student t*: 3 and 30 degrees of freedom in turn. *Mixture*: of two normal distributions, the same one or 3 stds to
+either side, in turn; the means are right. *Mixture, scaled*: the means are {TOO_WIDE:g} times as far out, too, so that
+every row is the truth scaled. Mean ± standard error over runs of what is lost beside the truth, in nats of the log
+density (NLPD), and in % of the truth's CRPS. – without a density."""
 
 LEGEND_OF_STDS = f"""\
 **Stds.** ACCRUE from calibration rows, by the inputs alone and as a factor of the predicted std (*relative*), beside
@@ -64,14 +65,21 @@ def student_t(rng: np.random.Generator, size: int, wide: float) -> tuple[jc.Dist
     return jc.StudentT(df, np.zeros(size), wide), rng.standard_t(df)
 
 
-def mixture(rng: np.random.Generator, size: int, wide: float) -> tuple[jc.Distribution, np.ndarray]:
-    """Distributions of that scale, and targets of the true ones."""
+def mixture(
+    rng: np.random.Generator, size: int, wide: float, modes_move: bool = False
+) -> tuple[jc.Distribution, np.ndarray]:
+    """The same; in place or as far out as the scale says, the modes."""
     far = np.where(np.arange(size) % 2, 3.0, 0.0)
-    components = jax.vmap(jc.Normal)(wide * np.stack([-far, far]), np.full((2, size), wide))
+    means = np.stack([-far, far]) * (wide if modes_move else 1)
+    components = jax.vmap(jc.Normal)(means, np.full((2, size), wide))
     return jc.Mixture(components), rng.choice([-1, 1], size) * far + rng.normal(size=size)
 
 
-BASES = {"Student t": student_t, "mixture": mixture}
+BASES: dict[str, Callable] = {
+    "Student t": student_t,
+    "mixture": mixture,
+    "mixture, scaled": partial(mixture, modes_move=True),
+}
 
 
 def table_of_shapes() -> str:
@@ -134,8 +142,8 @@ def of_data(name: str, seed: int) -> tuple:
     parts = jc.datasets.split(len(data.y), FRACTIONS, seed=seed)
     train, calibration, test = (part[:most] for part, most in zip(parts, MOST, strict=True))
     x, y = data.x, data.y / data.y.std()
-    options = {"num_members": MEMBERS, "max_epochs": EPOCHS}
-    model = jc.deep_ensemble.fit(x[train], y[train], key=jax.random.key(seed), **options)
+    key = jax.random.key(seed)
+    model = jc.deep_ensemble.fit(x[train], y[train], key=key, num_members=MEMBERS, max_epochs=EPOCHS)
 
     def rows(part: np.ndarray) -> tuple:
         predicted = model(x[part])

@@ -73,7 +73,8 @@ def findings(runs: _report.Runs, cells: Sequence[tuple[str, str]]) -> str:
     lines = [
         f"CRUDE's calibration is the best or within one standard error of the best in {unpaired['CRUDE']} of "
         f"{len(cells)} cells. That distinguishes little. By the same test the others are: {listed(unpaired)}.",
-        f"With the standard errors of differences in pairs CRUDE passes in {paired['CRUDE']}. The others: {listed(paired)}.",
+        f"With the standard errors of differences in pairs CRUDE passes in {paired['CRUDE']}. The others: "
+        f"{listed(paired)}.",
         *(compared(runs, cells, other) for other in CALIBRATIONS[1:-1]),
     ]
     return "\n".join(f"- {line}" for line in lines)

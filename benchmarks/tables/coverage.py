@@ -40,7 +40,7 @@ Coverage in %, its mean ± standard error over {RUNS[9]} calibration sets of up 
 {RUNS[999]} of 999; {FEWER_RUNS[9]}, {FEWER_RUNS[99]} and {FEWER_RUNS[999]} of the methods that fit a model, or a
 classifier, in every run. *Stated* is what documentation or guarantee says of it; – where they say nothing. **!** marks
 a mean more than {ERRORS} standard errors off. inf: the interval is infinite in every run, as no finite one covers as
-often, or the fit refuses the level; (inf 20 %) in so many of the runs.
+often, or the fit refuses the level; (inf 20 %): at least one end is, for so many of the new rows.
 
 - *wrong base*: the noise is a gamma distribution's, its std exp(x) with x uniform on [0, 1]; the base is normal, with
   mean 0.3 and std 1 + x.
@@ -443,7 +443,7 @@ def is_as_stated(mean: float, error: float, band: tuple[float, float]) -> bool:
 
 
 def cell(mean: float, error: float, infinite: float, holds: bool) -> str:
-    if infinite == 1:
+    if infinite == 1 and mean == 1:
         return "inf"
     shown = f"{100 * mean:.1f} ± {100 * error:.1f}" + ("" if holds else " **!**")
     return shown + (f" (inf {100 * infinite:.0f} %)" if infinite else "")

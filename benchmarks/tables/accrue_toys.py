@@ -4,10 +4,11 @@ G, Y and W: 100 rows a run, the mean by a Gaussian process fitted to all of them
 polynomial, over 100 runs; the figures show the mean of the found stds with one and two standard deviations, the table
 the mean absolute error of the std on a grid. 5D: 3300 rows to train on and as many to stop by, around a mean that is
 known, and the density of the true std given the found one over a million new points. All runs of a problem are one
-`vmap`.
+`vmap`. Every run is a row of `results/accrue_toys.csv`, of which the table is made.
 """
 
 import argparse
+import datetime
 from pathlib import Path
 
 import equinox as eqx
@@ -25,6 +26,7 @@ ROWS, ROWS_5D, NEW_5D = 100, 6600, 1_000_000
 MODELS = {"network": {}, "CRPS alone": {"beta": 1.0}, "polynomial": {"model": "polynomial"}}
 DRAWN = ("network", "polynomial")
 GRID = np.linspace(0, 1, 201)
+COLUMNS = ("problem", "seed", "rows", "mean_std", "best_constant", *MODELS, "correlation")
 
 
 def main() -> None:
@@ -34,13 +36,15 @@ def main() -> None:
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     found = {name: recovered(name, arguments.runs) for name in PROBLEMS}
+    true, std = five_dimensions()
     (arguments.out / "figures").mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE):
         save(draw(found), str(arguments.out / "figures" / "accrue_toys.png"))
-        true, std = five_dimensions()
         save(draw_density(true, std), str(arguments.out / "figures" / "accrue_5d.png"))
-    text = "\n\n".join([*heading(arguments.runs), table(found), of_five_dimensions(true, std)])
-    (arguments.out / "accrue_toys.md").write_text(text + "\n", encoding="utf-8")
+    records = [record for name, by_model in found.items() for record in records_of(name, by_model)]
+    records.append(record_of_five_dimensions(true, std))
+    text = "\n\n".join([*heading(records), table(records), of_five_dimensions(records[-1])]) + "\n"
+    _report.write(arguments.out / "accrue_toys.csv", records, COLUMNS, text)
     print(text)
 
 
@@ -72,27 +76,62 @@ def five_dimensions() -> tuple[np.ndarray, np.ndarray]:
     return new.std, np.asarray(fitted.std(new.x))
 
 
-def heading(runs: int) -> list[str]:
-    return ["# ACCRUE: problems whose noise is known", f"- {runs} runs of {ROWS} rows\n- {_jobs.origin()}"]
+def records_of(name: str, by_model: dict[str, np.ndarray]) -> list[dict]:
+    """The mean absolute error of the std by every model, and by the best constant: a record of each run."""
+    true = true_std(name)
+    errors = {model: np.abs(std - true[None]).mean(axis=1).tolist() for model, std in by_model.items()}
+    common = {"problem": name.upper(), "rows": ROWS, "mean_std": float(true.mean()), "best_constant": of_constant(true)}
+    runs = zip(*errors.values(), strict=True)
+    return [stamp(common | {"seed": seed} | dict(zip(errors, run, strict=True))) for seed, run in enumerate(runs)]
 
 
-def table(found: dict[str, dict[str, np.ndarray]]) -> str:
+def record_of_five_dimensions(true: np.ndarray, std: np.ndarray) -> dict:
+    """The one run of 5D."""
+    return stamp(
+        {
+            "problem": "5D",
+            "seed": 0,
+            "rows": ROWS_5D,
+            "mean_std": float(true.mean()),
+            "best_constant": of_constant(true),
+            "network": float(np.abs(std - true).mean()),
+            "correlation": float(np.corrcoef(true, std)[0, 1]),
+        }
+    )
+
+
+def of_constant(true: np.ndarray) -> float:
+    """The mean absolute error of the best constant std."""
+    return float(np.abs(true - np.median(true)).mean())
+
+
+def stamp(record: dict) -> dict:
+    """A record, and what it was made with."""
+    made = jc.__version__, jax.__version__, _jobs.machine(), datetime.date.today().isoformat()
+    return record | dict(zip(_report.PROVENANCE, made, strict=True))
+
+
+def heading(records: list[dict]) -> list[str]:
+    runs = len({record["seed"] for record in records})
+    origin = _report.list_of_origins(records)
+    return ["# ACCRUE: problems whose noise is known", f"- {runs} runs of {ROWS} rows\n{origin}"]
+
+
+def table(records: list[dict]) -> str:
     """The mean absolute error of the std, ± its standard error over runs; that of the best constant besides."""
-    rows = []
-    for name, by_model in found.items():
-        true = true_std(name)
-        constant = np.abs(true - np.median(true)).mean()
-        errors = [np.abs(std - true[None]).mean(1) for std in by_model.values()]
-        cells = [f"{e.mean():.3f} ± {e.std(ddof=1) / np.sqrt(len(e)):.3f}" for e in errors]
-        rows.append([name.upper(), f"{true.mean():.2f}", f"{constant:.3f}", *cells])
+    runs, rows = _report.Runs(records, ("problem",)), []
+    for name in map(str.upper, PROBLEMS):
+        errors = [runs.values(name, model) for model in MODELS]
+        cells = [f"{error.mean():.3f} ± {_report.standard_error(error):.3f}" for error in errors]
+        known = f"{runs.mean(name, 'mean_std'):.2f}", f"{runs.mean(name, 'best_constant'):.3f}"
+        rows.append([name, *known, *cells])
     return _report.markdown_table(["problem", "mean std", "best constant", *MODELS], rows)
 
 
-def of_five_dimensions(true: np.ndarray, std: np.ndarray) -> str:
-    constant = np.abs(true - np.median(true)).mean()
+def of_five_dimensions(record: dict) -> str:
     return (
-        f"5D, {ROWS_5D} rows: mean absolute error of the std {np.abs(std - true).mean():.3f}, of the best constant "
-        f"{constant:.3f}; correlation of found and true std {np.corrcoef(true, std)[0, 1]:.3f}."
+        f"5D, {ROWS_5D} rows: mean absolute error of the std {record['network']:.3f}, of the best constant "
+        f"{record['best_constant']:.3f}; correlation of found and true std {record['correlation']:.3f}."
     )
 
 

@@ -2,10 +2,9 @@
 
 Three models of simulated rows, each with the 90 % intervals of split conformal prediction, of errors out of fold around
 the model of all rows, and of CV+, the jackknife+ and the jackknife+-after-bootstrap. Every interval is measured at
-fresh rows. It takes about two minutes on one core.
+fresh rows. It takes about two minutes on one core. Other numbers of rows and levels are in `coverage`.
 """
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import numpy as np
 import jaxcal as jc
 from benchmarks.tables import _jobs, _report
 from benchmarks.tables.sharp_gp_coverage import truth
-from jaxcal.functional.quantiles import empirical_rank
 
 RESULT = Path(__file__).parents[1] / "results" / "cross_conformal.md"
 NUM_ROWS, NUM_NEW, LEVEL, RUNS = 100, 500, 0.9, 40
@@ -33,12 +31,6 @@ width is the mean one, over that of the true distribution. "guaranteed" is the l
 guarantees, on average over runs. "split" sets {100 * SPLIT:g} % of the rows aside. "out of fold" has the errors of
 {FOLDS} folds around the model that is fitted to all rows, which has made none of them. The jackknife+-after-bootstrap
 has {MODELS} models in the mean."""
-
-SMALL_SIZES, SMALL_FOLDS, LEVELS, SMALL_RUNS = (9, 19, 99), 3, (0.5, 0.8, 0.9, 0.99), 100
-SMALL_LEGEND = f"""\
-**Few rows, and other levels**: least squares in 2 columns, {SMALL_RUNS} runs. Coverage in per cent, its mean ± standard
-error; in brackets the rank of the ends over the number of errors and one, about which it lies if all models predict
-nearly the same. Where there are too few errors intervals are infinite."""
 
 
 class Plane(eqx.Module):
@@ -127,9 +119,6 @@ def main() -> None:
     rows = [row for problem in PROBLEMS for row in rows_of(problem)]
     header = ["model", "method", "guaranteed", "coverage", "width"]
     parts = ["# How often CV+ and its kin cover", f"- {_jobs.origin()}", LEGEND, _report.markdown_table(header, rows)]
-    header = ["rows", "method", *(f"{100 * level:g} %" for level in LEVELS)]
-    rows = [row_of(size, folds) for size in SMALL_SIZES for folds in (SMALL_FOLDS, size)]
-    parts += [SMALL_LEGEND, _report.markdown_table(header, rows)]
     RESULT.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print(RESULT.read_text(encoding="utf-8"))
 
@@ -150,26 +139,6 @@ def rows_of(problem: str) -> list[list[str]]:
             covered, width = (lower <= y_new) & (y_new <= upper), (upper - lower).mean()
             found[name].append((100 * covered.mean(), width / (true_upper - true_lower).mean(), least(module)))
     return [[problem, name, *cells(np.array(values))] for name, values in found.items()]
-
-
-def row_of(size: int, folds: int) -> list[str]:
-    """The coverage of one size at all levels: of CV+, or with a fold for each row of the jackknife+."""
-    errors = folds * (size // folds)
-    found = []
-    for seed in range(SMALL_RUNS):
-        rng = np.random.default_rng(seed)
-        (x, distribution), (x_new, new) = linear(rng, 2, size), linear(rng, 2, NUM_NEW)
-        y, y_new = (each.mean + each.std * rng.normal(size=len(each.mean)) for each in (distribution, new))
-        predicted = jc.cross_conformal.fit(fit_plane, x, y, key=jax.random.key(seed), folds=folds)(x_new)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of infinite intervals, which the table has
-            found.append([jc.metrics.coverage(y_new, predicted, confidence_level=level) for level in LEVELS])
-    cells = []
-    for level, covered in zip(LEVELS, 100 * np.array(found).T, strict=True):
-        rank = int(empirical_rank(level, errors, "conformal"))
-        measured = f"{covered.mean():.1f} ± {_report.standard_error(covered):.1f} ({100 * rank / (errors + 1):.1f})"
-        cells.append(measured if rank <= errors else "infinite")
-    return [str(size), "jackknife+" if folds == size else f"CV+, {folds} folds", *cells]
 
 
 def least(module: Callable) -> float:

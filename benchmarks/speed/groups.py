@@ -21,7 +21,8 @@ def calibrators() -> dict[str, Callable]:
     """What is fitted, by name."""
     import jaxcal as jc
 
-    return {"conformal": jc.conformal.fit, "crude": jc.crude.fit}
+    fits = (jc.conformal.fit, jc.crude.fit, jc.isotonic.fit, jc.gaussian_mle.fit)
+    return dict(zip(("conformal", "crude", "isotonic", "gaussian_mle"), fits, strict=True))
 
 
 def main() -> None:

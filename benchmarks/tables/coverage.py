@@ -46,7 +46,8 @@ often, or the fit refuses the level; (inf 20 %): at least one end is, for so man
   mean 0.3 and std 1 + x.
 - *right base*: the targets' own distribution, standard normal or of Student t with 5 degrees of freedom.
 - *groups*: as many rows in each of {NUM_GROUPS} groups, one of them normal and two skewed, to either side; their stds
-  are 1, 0.5 and 2, those of the base 1. "worst" is the group of the least coverage, "all" their mean.
+  are 1, 0.5 and 2, those of the base 1; *normal groups*: all three are normal. "worst" is the group of the least
+  coverage, "all" their mean. "pooled" is with `partial_pooling`.
 - *shift*: the one column is standard normal in the calibration rows, and normal with mean {SHIFT:g} in the new ones;
   the std of the noise is exp(x / 4). The ratio of densities is known, or `density_ratio.fit`'s from
   {NUM_UNLABELLED} other rows of each kind.
@@ -160,6 +161,16 @@ def labels(size: int) -> np.ndarray:
 
 
 GROUPS = Problem(draw_groups, NORMAL.base, groups_cdf, np.arange(NUM_GROUPS)[:, None])
+STDS = np.array([1.0, 0.5, 2.0])
+
+
+def draw_normal_groups(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    runs, size = shape
+    number = np.tile(labels(size), (runs, 1))
+    return number, STDS[number] * rng.normal(size=number.shape)
+
+
+NORMAL_GROUPS = GROUPS._replace(draw=draw_normal_groups, cdf=lambda y: special.ndtr(y / STDS[:, None]))
 
 
 # The simulations
@@ -223,6 +234,19 @@ def by_groups(fit: Callable) -> Callable:
         return [forecast.interval(level) for level in LEVELS]
 
     return intervals
+
+
+def quantile_by_groups(x, base, y, new_x, new_base, key):
+    """A fit for each level, from the groups; a level that it refuses has an infinite interval."""
+    by, infinite = labels(y.shape[0] // NUM_GROUPS), jnp.full(NUM_GROUPS, jnp.inf)
+    found = []
+    for level in LEVELS:
+        if y.shape[0] // NUM_GROUPS < jc.functional.quantiles.smallest_table(level):
+            found.append((-infinite, infinite))
+        else:
+            fitted = jc.conformal.fit(None, base, y, score="quantile", confidence_levels=[level], by=by)
+            found.append(fitted(None, new_base, by=np.arange(NUM_GROUPS)).interval(level))
+    return found
 
 
 def shifted(fit: Callable, weights: str | None) -> Callable[[int], Coverage]:
@@ -324,6 +348,7 @@ def two_parts(name: str, simulate: Callable, band: bands.Band, band_of_all: band
 
 conformal: Callable = jc.conformal.fit
 crude, gaussian_mle, isotonic = jc.crude.fit, jc.gaussian_mle.fit, jc.isotonic.fit
+POOLED = partial(crude, partial_pooling=True)
 NEAREST = tuple(size for size in SIZES if size >= NEIGHBORS)
 SCORES = {"absolute": bands.symmetric, "scaled": bands.symmetric, "signed": bands.two_tails}
 METHODS: dict[str, Method] = {
@@ -367,11 +392,23 @@ METHODS: dict[str, Method] = {
     ),
     **two_parts("conformal, groups, without by", split(GROUPS, of(conformal)), bands.nothing, bands.nothing),
     **two_parts("conformal by groups", split(GROUPS, by_groups(conformal)), bands.symmetric, bands.symmetric),
+    **two_parts(
+        'conformal by groups, score="quantile"', split(GROUPS, quantile_by_groups), bands.symmetric, bands.symmetric
+    ),
     **two_parts("crude by groups", split(GROUPS, by_groups(crude)), bands.two_tails, bands.two_tails),
+    **two_parts("crude by groups, pooled", split(GROUPS, by_groups(POOLED)), bands.nothing, bands.nothing),
+    **two_parts("isotonic by groups", split(GROUPS, by_groups(isotonic)), bands.lines, bands.lines),
+    **two_parts(
+        "gaussian_mle by normal groups",
+        split(NORMAL_GROUPS, by_groups(gaussian_mle)),
+        bands.within_one_percent,
+        bands.within_one_percent,
+    ),
     "conformal, shift, without weights": Method(shifted(conformal, None), bands.nothing),
     "conformal, shift, known weights": Method(shifted(conformal, "known"), bands.at_least),
     "conformal, shift, estimated weights": Method(shifted(conformal, "estimated"), bands.nothing),
     "crude, shift, known weights": Method(shifted(crude, "known"), bands.at_least),
+    "isotonic, shift, known weights": Method(shifted(isotonic, "known"), bands.nothing),
     "CV+, least squares": Method(crossed(cv_plus), bands.worst_case(errors_of_folds, CV_FOLDS.__getitem__)),
     "jackknife+, least squares": Method(
         crossed(jackknife_plus), bands.worst_case(lambda size: size, lambda size: size)

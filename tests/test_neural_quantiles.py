@@ -161,6 +161,7 @@ def test_many_keys_at_once_and_each_key_its_own_result():
     assert eqx.tree_equal(first, again)
 
 
+@pytest.mark.slow
 def test_rows_of_little_weight_are_little_learned_from(overconfident):
     # Errors of two sizes, of which the base says nothing.
     rare = np.arange(ROWS) % 2 == 0

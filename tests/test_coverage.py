@@ -48,7 +48,7 @@ def test_a_mean_out_of_its_band_is_named():
 def few_runs(monkeypatch):
     """As many as a minute has room for."""
     for size in coverage.RUNS:
-        monkeypatch.setitem(coverage.RUNS, size, 1000)
+        monkeypatch.setitem(coverage.RUNS, size, 500)
     for size in coverage.FEWER_RUNS:
         monkeypatch.setitem(coverage.FEWER_RUNS, size, 30)
 

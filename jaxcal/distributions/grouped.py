@@ -221,6 +221,21 @@ class GroupedQuantiles(Distribution):
             )
 
     @eqx.filter_jit
+    def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The quantiles at checked levels: rows without weights of their own share the search of their group."""
+        number = self.tables.total.shape[0]
+        if self.new_weight is not None or number > self.loc.shape[0]:
+            return super()._quantiles(levels)
+        groups = jnp.arange(number, dtype=jnp.int32)
+        at = lambda p: linear_tables.quantile(
+            self.tables, groups, jnp.full(number, p, self.loc.dtype), None, self.tails
+        )
+        loc, scale = self._units
+        if levels.ndim == 0:
+            return place(at(levels)[self.group], loc, scale)
+        return place(jax.vmap(at, out_axes=-1)(levels)[self.group], loc[:, None], scale[:, None])
+
+    @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels."""
         rows = self.loc.shape

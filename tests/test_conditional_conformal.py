@@ -12,6 +12,8 @@ from jaxcal.calibrators import conditional_conformal, conformal
 from jaxcal.functional import quantile_regression
 from jaxcal.guarantee import ConditionalGuarantee
 
+pytestmark = pytest.mark.contract_in_32_bits
+
 X64 = jax.config.jax_enable_x64
 # What does not depend on the precision runs in 64 bits only.
 once = pytest.mark.skipif(not X64, reason="does not depend on the precision")

@@ -79,7 +79,14 @@ CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails", 
 # Of a smoothed version is the density of these.
 SMOOTHED = {"of_a_sample", "recalibrated"}
 BY_KNOTS = ("quantiles", "scaled_quantiles", "normal_tails")
-each_distribution = pytest.mark.parametrize("name", DISTRIBUTIONS)
+each_distribution = pytest.mark.parametrize(
+    "name",
+    [
+        # Its parts are in the tests as well; it takes seconds to compile.
+        pytest.param(name, marks=pytest.mark.slow) if name == "mixture_of_t" else name
+        for name in DISTRIBUTIONS
+    ],
+)
 # The quantiles of "cross_conformal" are conformal ones: infinite at the ends, and not quite those of its table.
 each_with_an_inverse = pytest.mark.parametrize(
     "name",
@@ -91,7 +98,15 @@ each_with_an_inverse = pytest.mark.parametrize(
     ],
 )
 # What holds for one mixture holds for the other; this one takes seconds to compile.
-each_law_but_one = pytest.mark.parametrize("name", [name for name in DISTRIBUTIONS if name != "mixture_of_t"])
+each_law_but_one = pytest.mark.parametrize(
+    "name",
+    [
+        # Its own test (test_isotonic) has gradients, too.
+        pytest.param(name, marks=pytest.mark.slow) if name == "recalibrated" else name
+        for name in DISTRIBUTIONS
+        if name != "mixture_of_t"
+    ],
+)
 
 
 def build(name, dtype=float, shift=0.0, factor=1.0):
@@ -253,6 +268,7 @@ def test_cdf_and_moments_agree_with_the_oracle(name):
     np.testing.assert_allclose(out["variance"], (SCALE * std) ** 2, **tolerance)
 
 
+@pytest.mark.contract_in_32_bits
 @each_with_an_inverse
 def test_icdf_inverts_cdf(name):
     distribution = build(name)
@@ -355,6 +371,7 @@ def test_vmap_over_runs(name):
             np.testing.assert_allclose(value, expected[key], rtol=EXACT, atol=EXACT, err_msg=key)
 
 
+@pytest.mark.contract_in_32_bits
 @each_law_but_one
 def test_gradients_are_finite(name):
     # The second row is a tie with its location.
@@ -579,6 +596,7 @@ def test_an_interval_under_jit_reads_the_same_ranks():
         assert (float(lower[0]), float(upper[0])) == (round(100 * (1 - level)), round(100 * (1 + level)))
 
 
+@pytest.mark.slow
 @once
 def test_large_tables_cost_little_memory():
     rows, size = 5000, 5000

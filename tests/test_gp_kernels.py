@@ -91,6 +91,7 @@ def check_covariance(covariance, diagonal, eps):
     assert np.linalg.eigvalsh(covariance)[0] > -10 * len(diagonal) * eps * diagonal.max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_covariances_of_any_lengthscale_are_those_of_a_process(name, dtype, rng):

@@ -86,6 +86,7 @@ def fitted():
     return gaussian_process.fit(x[:160], y[:160], bound="nearest"), x[160:], y[160:]
 
 
+@pytest.mark.slow
 def test_claimed_coverage_is_what_new_rows_get(fitted):
     process, x, y = fitted
     distribution = process(x)
@@ -128,6 +129,7 @@ def test_predictions_are_differentiable_in_x(fitted):
     assert jnp.abs(slope).max() > 0.1
 
 
+@pytest.mark.slow
 def test_an_outlier_is_warned_of():
     x, y = rows_of(160)
     y[17] += 100

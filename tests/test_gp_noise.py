@@ -179,6 +179,7 @@ def test_noise_that_grows_is_followed(rng):
     assert score(found) < score(constant(x)) - 0.2
 
 
+@pytest.mark.slow
 def test_noise_that_does_not_depend_on_the_inputs_stays_constant(rng):
     x, _, y = rows(rng, 0.3)
     fit, constant = gaussian_process.fit(x, y, noise="input"), gaussian_process.fit(x, y)

@@ -300,6 +300,8 @@ SLOW = {
     "crude-weights",
     "crude-pooled",
     "accrue-relative",
+    "gaussian-mle-weighted",
+    "conditional-conformal",
     "conformal-randomized",
     "conformal-linear",
     "concrete-dropout",
@@ -398,11 +400,7 @@ def test_vmap_over_runs_keeps_the_dtype(method):
 
 # USNRT's fit in another precision is compiled anew.
 @once
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param("usnrt", marks=pytest.mark.slow), *FORESTS, "kmeans", "conditional-conformal"],
-    indirect=True,
-)
+@pytest.mark.parametrize("method", [pytest.param("usnrt", marks=pytest.mark.slow), *FORESTS, "kmeans"], indirect=True)
 def test_a_method_that_needs_values_keeps_the_dtype(method):
     x, mean, y = (a.astype(np.float32) for a in (X, MEAN, Y))
     distribution = method.call(method.fit(x, mean, y), x, mean)

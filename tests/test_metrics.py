@@ -452,6 +452,7 @@ def test_a_missing_prediction_is_not_scored_as_perfect():
     assert np.isnan(scores["ence"])
 
 
+@pytest.mark.slow
 def test_memory_of_many_levels_stays_linear_in_the_rows():
     n = 1_000_000
     row = jax.ShapeDtypeStruct((n,), jnp.float32)

@@ -180,6 +180,7 @@ def test_preset_trains_on_all_rows_without_a_validation_set():
     np.testing.assert_allclose(narrowest(x).std, 0.1 * y.std(ddof=1), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_divergence_of_the_preset_is_reported():
     x, y = table(0)
     diverged = neural_process.fit(x, y, **PAPER, learning_rate=1e30, throw=False)

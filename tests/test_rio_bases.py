@@ -54,6 +54,7 @@ def nlpd(fit, base, x, y):
     return float(-jnp.mean(fit(x, base).log_prob(y)))
 
 
+@pytest.mark.slow
 @has_outliers
 def test_noise_follows_a_std_that_is_right(data, fitted):
     (x, base, y), (new_x, new_base, new_y) = data

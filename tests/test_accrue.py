@@ -151,6 +151,7 @@ def test_one_outlier_does_not_spoil_the_std():
         assert (std > 0).all()
 
 
+@pytest.mark.slow
 def test_a_validation_set_is_used_and_errors_of_training_rows_give_a_warning():
     given = [a[:200] for a in (DATA.x, DATA.mean, DATA.y)], [a[200:] for a in (DATA.x, DATA.mean, DATA.y)]
     (x, mean, y), (x_new, mean_new, y_new) = given

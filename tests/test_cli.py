@@ -132,6 +132,7 @@ def test_groups_are_calibrated_by_their_own_rows(table, file):
     assert "split-conformal" in result.stderr
 
 
+@pytest.mark.slow
 def test_weights_of_a_fit_are_not_asked_for_in_other_rows(table, file, tmp_path):
     """And labels are."""
     new, weights, site = tmp_path / "new.csv", table["a"].exp(), pl.Series(["north", "south"] * (ROWS // 2))

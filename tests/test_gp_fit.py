@@ -234,7 +234,7 @@ def test_the_least_noise_of_all_rows_decides_what_makes_sense(rng):
     assert not models.is_sane(follows, gp.greatest_log_likelihood(30, jnp.min(noise)) + 1, data)
 
 
-@pytest.mark.parametrize("method", ["rio", "gaussian_process"])
+@pytest.mark.parametrize("method", ["rio", pytest.param("gaussian_process", marks=pytest.mark.slow)])
 def test_an_evidence_out_of_rounding_is_no_optimum(rows, method, monkeypatch):
     """The old code took any evidence that was finite; here one that is a thousand nats too great."""
     plain = gp.likelihood_terms

@@ -83,7 +83,9 @@ def test_distributions_that_differ_are_corrected_differently():
     np.testing.assert_allclose([widths[0], widths[1]], 2 * scipy.stats.norm.ppf(0.9), rtol=0.2)
 
 
-@pytest.mark.parametrize("z", [scipy.stats.norm.ppf(LEVELS), scipy.stats.gamma(2.0).ppf(LEVELS)])
+@pytest.mark.parametrize(
+    "z", [pytest.param(scipy.stats.norm.ppf(LEVELS), marks=pytest.mark.slow), scipy.stats.gamma(2.0).ppf(LEVELS)]
+)
 def test_without_targets_the_base_is_repeated(z):
     distribution = lambda mean, std: Quantiles(LEVELS, mean[:, None] + std[:, None] * z)
     mean, std, _ = skewed(1)

@@ -173,6 +173,7 @@ def test_sparse_bounds_approach_the_exact_evidence_from_below(data, setting):
         np.testing.assert_allclose(sparse.evidence, exact.evidence, atol=2.5)
 
 
+@pytest.mark.slow
 def test_ard_finds_the_column_that_matters(rng):
     x = rng.normal(size=(80, 3))
     base, y = Point(np.zeros(80)), np.sin(2 * x[:, 1]) + 0.05 * rng.normal(size=80)

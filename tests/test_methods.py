@@ -324,7 +324,9 @@ SIGNLESS = (
 
 
 def params_of(names):
-    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
+    """Trees compute in a precision of their own: once is enough."""
+    marks = dict.fromkeys(FORESTS, once) | dict.fromkeys(SLOW, pytest.mark.slow)
+    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 
 class Method(NamedTuple):

@@ -12,10 +12,13 @@ from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
 from jaxcal.distributions import Distribution, Point
+from jaxcal.functional.quantiles import smallest_table
 from jaxcal.guarantee import Guarantee
 
 R = TypeVar("R", bound=tuple)
 
+# The default levels of intervals that a fit makes.
+_CONFIDENCE_LEVELS = (0.5, 0.8, 0.9, 0.95)
 # The default levels of a distribution that is given by its quantiles. Every twentieth is a decile.
 FINE_LEVELS = tuple(step / 200 for step in range(1, 200))
 
@@ -103,6 +106,27 @@ def as_levels(levels: Sequence[float] | np.ndarray) -> tuple[float, ...]:
     if np.any(np.diff(values) <= 0):
         raise ValueError(f"levels must be strictly increasing; got {levels}.")
     return tuple(values.tolist())
+
+
+def as_confidence_levels(wanted: Sequence[float] | None) -> tuple[float, ...]:
+    """Checked levels of intervals in increasing order, each once; 0.5, 0.8, 0.9 and 0.95 where None.
+
+    Raises:
+        ValueError: if there are none, or one lies outside (0, 1).
+    """
+    levels = tuple(sorted({float(level) for level in (_CONFIDENCE_LEVELS if wanted is None else wanted)}))
+    _checks.check_length("confidence_levels", np.array(levels), None)
+    _checks.check_fraction("confidence_levels", np.array(levels))
+    return levels
+
+
+def check_rows_reach(rows: int, confidence_level: float) -> None:
+    """Raise ValueError if the interval at this level, of so many absolute errors, is infinite."""
+    if rows < (needed := smallest_table(confidence_level)):
+        raise ValueError(
+            f"{rows} rows are too few for confidence level {confidence_level:g}: at least {needed} are needed. "
+            "Give more rows, or lower confidence_levels."
+        )
 
 
 def location_and_scale(base: Distribution, scaled: bool) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:

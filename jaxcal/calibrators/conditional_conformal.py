@@ -25,8 +25,10 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray, UInt32
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import (
+    as_confidence_levels,
     check_base,
     check_not_out_of_fold,
+    check_rows_reach,
     location_and_scale,
     standardized_errors,
 )
@@ -34,13 +36,11 @@ from jaxcal.calibrators._groups import values_at
 from jaxcal.distributions import Distribution, PartialQuantiles, Point
 from jaxcal.functional import quantile_regression
 from jaxcal.functional.quantile_regression import FAILED, INFINITE, MINUS_INFINITE, Vertex
-from jaxcal.functional.quantiles import smallest_table
 from jaxcal.guarantee import ConditionalGuarantee
 
 Features = ArrayLike | Callable
 T = TypeVar("T")
 
-_CONFIDENCE_LEVELS = (0.5, 0.8, 0.9, 0.95)
 _SCORES = (None, "absolute", "scaled", "signed")
 
 
@@ -111,7 +111,9 @@ def fit(
     y = _checks.as_vector("y", y)
     rows = y.shape[0]
     check_base(base, rows)
-    levels = _checked_levels(confidence_levels, rows, randomized=key is not None)
+    levels = as_confidence_levels(confidence_levels)
+    if key is None:
+        check_rows_reach(rows, levels[-1])
     scaled = score == "scaled" or (score in (None, "signed") and not isinstance(base, Point))
     errors = standardized_errors(base, y, scaled)
     features = _inputs if features is None else features
@@ -301,19 +303,6 @@ class ConditionalConformal(eqx.Module):
         check_not_out_of_fold(self.out_of_fold)
         tails, rows, count = self.regressions.features.shape[-3:]
         return ConditionalGuarantee(confidence_level, rows, count, self.seed is not None, tails)
-
-
-def _checked_levels(wanted: Sequence[float] | None, rows: int, *, randomized: bool) -> tuple[float, ...]:
-    """The confidence levels in increasing order."""
-    levels = tuple(sorted({float(level) for level in (_CONFIDENCE_LEVELS if wanted is None else wanted)}))
-    _checks.check_length("confidence_levels", np.array(levels), None)
-    _checks.check_fraction("confidence_levels", np.array(levels))
-    if not randomized and rows < (needed := smallest_table(levels[-1])):
-        raise ValueError(
-            f"{rows} rows are too few for confidence level {levels[-1]:g}: at least {needed} are needed. "
-            "Give more rows, or lower confidence_levels."
-        )
-    return levels
 
 
 def _levels(confidence_levels: tuple[float, ...]) -> np.ndarray:

@@ -320,7 +320,7 @@ def _regression(
 def _fit(
     rows: _Rows, groups: Groups, number: Int[ArrayLike, " n"] | None, reading: str, scaled: bool, plug_in: bool
 ) -> GaussianMLE:
-    num_groups = max(len(groups.labels), 1)
+    num_groups = groups.count
     number = None if number is None else jnp.asarray(number)
     regression, size, unit = _regression(lax.stop_gradient(rows), number, num_groups, reading)
     slope = regression.slope()

@@ -1,7 +1,9 @@
 """The interface of all predictive distributions, and what they share: parameters as rows, and their checks."""
 
 import abc
+import math
 import warnings
+from collections.abc import Callable
 from typing import TypeVar
 
 import equinox as eqx
@@ -159,6 +161,22 @@ def place(z: Array, loc: Array, scale: Array) -> Array:
     """Values loc + scale * z for z [..., n]; loc where the scale is 0, even if z is infinite."""
     loc, scale = jnp.broadcast_to(loc, z.shape), jnp.broadcast_to(scale, z.shape)
     return loc + scale * jnp.where((scale == 0) & jnp.isinf(z), 0, z)
+
+
+def place_levels(z: Array, loc: Array, scale: Array) -> Array:
+    """Quantiles z of one level, or of k levels along a further last axis, placed in every row."""
+    if z.ndim > loc.ndim:
+        loc, scale = loc[..., None], scale[..., None]
+    return place(jnp.broadcast_to(z, jnp.broadcast_shapes(z.shape, loc.shape)), loc, scale)
+
+
+def sample_by_inversion(
+    icdf: Callable[[Array], Array], key: PRNGKeyArray, shape: tuple[int, ...], rows: tuple[int, ...], dtype: np.dtype
+) -> Float[Array, "..."]:
+    """The quantiles of rows at uniformly random levels, of shape `shape` + `rows`."""
+    levels = jax.random.uniform(key, (math.prod(shape), *rows), dtype)
+    # In the middles of the cells that random numbers come from: never 0, where a quantile may be infinite.
+    return jax.vmap(icdf)(levels + float(jnp.finfo(dtype).epsneg)).reshape(shape + rows)
 
 
 def check_confidence_level(confidence_level: ArrayLike) -> None:

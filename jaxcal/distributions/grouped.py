@@ -2,7 +2,6 @@
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
-import math
 import warnings
 
 import equinox as eqx
@@ -12,7 +11,15 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution, match, outer_levels, place, standardize
+from jaxcal.distributions._base import (
+    Distribution,
+    match,
+    outer_levels,
+    place,
+    place_levels,
+    sample_by_inversion,
+    standardize,
+)
 from jaxcal.functional import linear_tables, quantiles, tables
 from jaxcal.functional.linear_tables import LinearTables
 from jaxcal.functional.tables import Tables
@@ -107,12 +114,9 @@ class GroupedEmpirical(Distribution):
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * z, z drawn from the table by weight."""
-        rows = self.loc.shape
-        # In the middles of the cells that random numbers come from: never 0.
-        epsilon = float(jnp.finfo(self.loc.dtype).epsneg)
-        levels = jax.random.uniform(key, (math.prod(shape), *rows), self.loc.dtype) + epsilon
-        draw = lambda levels: tables.quantile(self.tables, self.group, levels, "inverse_cdf")
-        return place(jax.vmap(draw)(levels).reshape(shape + rows), self.loc, self.scale)
+        z = lambda levels: tables.quantile(self.tables, self.group, levels, "inverse_cdf")
+        drawn = lambda levels: place(z(levels), self.loc, self.scale)
+        return sample_by_inversion(drawn, key, shape, self.loc.shape, self.loc.dtype)
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         z = tables.quantile(self.tables, self.group, p, self.rule, self.new_weight)
@@ -230,19 +234,13 @@ class GroupedQuantiles(Distribution):
         at = lambda p: linear_tables.quantile(
             self.tables, groups, jnp.full(number, p, self.loc.dtype), None, self.tails
         )
-        loc, scale = self._units
-        if levels.ndim == 0:
-            return place(at(levels)[self.group], loc, scale)
-        return place(jax.vmap(at, out_axes=-1)(levels)[self.group], loc[:, None], scale[:, None])
+        z = at(levels) if levels.ndim == 0 else jax.vmap(at, out_axes=-1)(levels)
+        return place_levels(z[self.group], *self._units)
 
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels."""
-        rows = self.loc.shape
-        # In the middles of the cells that random numbers come from: never 0.
-        levels = jax.random.uniform(key, (math.prod(shape), *rows), self.loc.dtype)
-        levels = levels + float(jnp.finfo(self.loc.dtype).epsneg)
-        return jax.vmap(self._icdf)(levels).reshape(shape + rows)
+        return sample_by_inversion(self._icdf, key, shape, self.loc.shape, self.loc.dtype)
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         return place(linear_tables.quantile(self.tables, self.group, p, self.new_weight, self.tails), *self._units)

@@ -10,7 +10,15 @@ from jax.scipy.special import ndtr, ndtri
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution, as_rows, check_not_negative, match, place, standardize
+from jaxcal.distributions._base import (
+    Distribution,
+    as_rows,
+    check_not_negative,
+    match,
+    place,
+    place_levels,
+    standardize,
+)
 from jaxcal.functional import normal, student_t
 
 
@@ -183,5 +191,4 @@ def _placed(
     t: Float[Array, "k ..."], row: Int[Array, " n"], loc: Float[Array, " n"], scale: Float[Array, " n"]
 ) -> Float[Array, "n ..."]:
     """The values of every row's number, placed."""
-    values = t[row]
-    return place(values, loc, scale) if values.ndim == 1 else place(values, loc[:, None], scale[:, None])
+    return place_levels(t[row], loc, scale)

@@ -21,6 +21,8 @@ from jaxcal.distributions._base import (
     match,
     outer_levels,
     place,
+    place_levels,
+    sample_by_inversion,
     warn_if_too_few,
 )
 from jaxcal.functional import linalg, normal_tail, quantiles, scores, smoothing
@@ -238,21 +240,14 @@ class ScaledQuantiles(Distribution):
     @eqx.filter_jit
     def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
         """The quantiles of Z at checked levels, placed in every row."""
-        loc, scale = self.loc, self.scale
-        standard = jnp.zeros_like(loc[..., :1]), jnp.ones_like(scale[..., :1])
+        standard = jnp.zeros_like(self.loc[..., :1]), jnp.ones_like(self.scale[..., :1])
         of_z = eqx.tree_at(lambda distribution: (distribution.loc, distribution.scale), self, standard)
-        z = Distribution._quantiles(of_z, levels)
-        if z.ndim > loc.ndim:
-            loc, scale = loc[..., None], scale[..., None]
-        return place(jnp.broadcast_to(z, jnp.broadcast_shapes(z.shape, loc.shape)), loc, scale)
+        return place_levels(Distribution._quantiles(of_z, levels), self.loc, self.scale)
 
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels."""
-        rows, dtype = self.loc.shape, self.loc.dtype
-        levels = jax.random.uniform(key, (math.prod(shape), *rows), dtype)
-        # In the middles of the cells that random numbers come from: never 0, where a quantile may be infinite.
-        return jax.vmap(self._icdf)(levels + float(jnp.finfo(dtype).epsneg)).reshape(shape + rows)
+        return sample_by_inversion(self._icdf, key, shape, self.loc.shape, self.loc.dtype)
 
     @eqx.filter_jit
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:

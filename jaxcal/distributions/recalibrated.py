@@ -2,7 +2,6 @@
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
-import math
 from collections.abc import Callable
 
 import equinox as eqx
@@ -18,6 +17,7 @@ from jaxcal.distributions._base import (
     check_increasing,
     match,
     outer_levels,
+    sample_by_inversion,
     warn_if_too_few,
 )
 from jaxcal.functional import linalg, smoothing
@@ -104,10 +104,7 @@ class Recalibrated(Distribution):
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels."""
-        rows, dtype = self.base.mean.shape, self.u.dtype
-        levels = jax.random.uniform(key, (math.prod(shape), *rows), dtype)
-        # In the middles of the cells that random numbers come from: never 0, where a quantile may be infinite.
-        return jax.vmap(self._icdf)(levels + float(jnp.finfo(dtype).epsneg)).reshape(shape + rows)
+        return sample_by_inversion(self._icdf, key, shape, self.base.mean.shape, self.u.dtype)
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         u, levels = self._knots

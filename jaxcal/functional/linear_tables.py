@@ -18,8 +18,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal.functional import linalg, normal_tail, smoothing
-from jaxcal.functional.quantiles import last_place
-from jaxcal.functional.tables import sums_within
+from jaxcal.functional.tables import moments, places_upto, sums_within
 
 TAILS = ("constant", "normal")
 
@@ -128,10 +127,7 @@ def _make(
     is_first, is_last = place == start[group], place == start[group + 1] - 1
     of_group = partial(jax.ops.segment_sum, segment_ids=group, num_segments=number, indices_are_sorted=True)
     total = of_group(weights)
-    center = of_group(weights * values) / total
-    deviations = values - center[group]
-    unit = linalg.scale_of(deviations)
-    spread = unit * linalg.sqrt(of_group(weights * (deviations / unit) ** 2) / total)
+    center, deviations, spread = moments(values, weights, group, total)
     z = deviations / jnp.where(spread > 0, spread, 1)[group]
     middle = sums_within(weights, is_first) - weights / 2
     # What lies between each value and the one before it; nothing before the first.
@@ -205,7 +201,7 @@ def cdf(
     """
     half, whole = _new(tables, group, new_weight)
     start, end = tables.start[group], tables.start[group + 1]
-    after = _count(tables.values, start, end, u) + start
+    after = places_upto(tables.values, start, end, u)
     level = (_between(u, after, start, end, tables.values, tables.middle) + half) / whole
     is_below, is_above = after == start, after == end
     if tails == "constant":
@@ -233,7 +229,7 @@ def quantile(
     half, whole = _new(tables, group, new_weight)
     start, end = tables.start[group], tables.start[group + 1]
     target = p * whole - half
-    after = _count(tables.middle, start, end, target) + start
+    after = places_upto(tables.middle, start, end, target)
     z = _between(target, after, start, end, tables.middle, tables.values)
     if tails == "constant":
         return z
@@ -277,7 +273,7 @@ def crps(
     half, whole = _new(tables, group, new_weight)
     start, end = tables.start[group], tables.start[group + 1]
     inner = jnp.clip(u, tables.values[start], tables.values[end - 1])
-    after = _count(tables.values, start, end, inner) + start
+    after = places_upto(tables.values, start, end, inner)
     left = jnp.maximum(after - 1, start)
     powers = jnp.stack([half**2, 2 * half, jnp.ones_like(half)], axis=1) / (whole**2)[:, None]
     between = ((tables.below[left] + tables.above[left]) * powers).sum(1)
@@ -308,7 +304,7 @@ def log_density(
     bins = tables.density
     start, end, unit = bins.first[group], bins.first[group + 1], bins.unit[group]
     x = (u - bins.center[group]) / jnp.where(unit > 0, unit, 1)
-    after = _count(bins.ends, start, end, x) + start
+    after = places_upto(bins.ends, start, end, x)
     mass, _ = _end(tables, group, after == end, half, whole)
     outermost = jnp.where(after == end, -bins.ends[end - 1], bins.ends[start])
     in_tail = jnp.log(mass * whole) - jax.nn.log_sigmoid(outermost)
@@ -325,12 +321,6 @@ def _new(
     total = tables.total[group]
     new = total / (tables.start[group + 1] - tables.start[group]) if new_weight is None else new_weight
     return new / 2, total + new
-
-
-def _count(keys: Float[Array, " m"], start: Int[Array, " n"], end: Int[Array, " n"], u: Array) -> Int[Array, " n"]:
-    """How many of the keys of each row's table, in increasing order, are not above u."""
-    holds = lambda place: (place == start) | (keys[jnp.maximum(place - 1, 0)] <= u)
-    return last_place(holds, start, end, keys.shape[0]) - start
 
 
 def _between(

@@ -149,7 +149,7 @@ def cutoffs(
     rows resemble the new one. The derivative in phi is b(t).
 
     Every vertex at which a path ends is checked: the sides of all rows, and the sum of the duals. Cutoffs are rounded
-    upwards, so that a score that equals one is not left out.
+    upwards, so that a score that equals one lies inside.
 
     Args:
         features: of the n rows [n, d]; best if their mean square is 1 and they are uncorrelated.
@@ -252,7 +252,7 @@ def _step(features: Array, level: Array, direction: Array, state: _State) -> _St
     moving = jnp.abs(rates) > eps ** (2 / 3)
     times = jnp.where(moving, room / jnp.where(moving, jnp.abs(rates), 1), jnp.inf)
     leaving = jnp.argmin(times)
-    # A change right at the end is left out: of the numbers that may be the cutoff it is the least.
+    # No change right at the end: of the numbers that may be the cutoff it is the least.
     arrives = times[leaving] >= left - eps ** (2 / 3)
     time = jnp.minimum(times[leaving], left)
     duals, left = at.duals + time * rates, jnp.where(arrives, 0, left - time)

@@ -73,13 +73,9 @@ def make(
     else:  # counted in integers, which are exact
         counts, upto = jnp.ones_like(values), (place - start[group] + 1).astype(values.dtype)
     total = upto[start[1:] - 1]
-    of_group = partial(jax.ops.segment_sum, segment_ids=group, num_segments=number, indices_are_sorted=True)
-    # Squares of deviations are numbers only in units of the largest one.
-    unit = linalg.scale_of(values)
-    mean = unit * of_group(counts * (values / unit)) / total
-    deviations = values - mean[group]
-    std = unit * linalg.sqrt(of_group(counts * (deviations / unit) ** 2) / total)
-    distance = of_group(counts / total[group] * deviations * ((2 * upto - counts) / total[group] - 1))
+    mean, deviations, std = moments(values, counts, group, total)
+    parts = counts / total[group] * deviations * ((2 * upto - counts) / total[group] - 1)
+    distance = jax.ops.segment_sum(parts, group, number, indices_are_sorted=True)
     return Tables(
         values=values,
         upto=upto,
@@ -105,8 +101,9 @@ def _with_negatives(
 
 def cdf(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> Float[Array, " n"]:
     """The fraction of the weight of each row's table that lies at or below u."""
-    place, total = places_upto(tables, group, u), _totals(tables, group)
-    return _before(tables.upto, place, tables.start[group]) / total
+    start, total = tables.start[group], _totals(tables, group)
+    place = places_upto(tables.values, start, tables.start[group + 1], u)
+    return _before(tables.upto, place, start) / total
 
 
 def crps(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> Float[Array, " n"]:
@@ -114,7 +111,8 @@ def crps(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> 
 
     Source: Jordan, Krueger and Lerch, Journal of Statistical Software 90 (2019).
     """
-    start, place, total = tables.start[group], places_upto(tables, group, u), _totals(tables, group)
+    start, total = tables.start[group], _totals(tables, group)
+    place = places_upto(tables.values, start, tables.start[group + 1], u)
     below, sums = (_before(each, place, start) / total for each in (tables.upto, tables.sums))
     return (2 * below - 1) * (u - tables.mean[group]) - 2 * sums - tables.distance[group]
 
@@ -212,11 +210,40 @@ def _totals(tables: Tables, group: Int[ArrayLike, " n"]) -> Float[Array, " n"]:
     return tables.upto[tables.start[group + 1] - 1]
 
 
-def places_upto(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> Int[Array, " n"]:
-    """The place behind the last value of each row's table that is not above u."""
-    start = tables.start[group]
-    holds = lambda place: (place == start) | (tables.values[jnp.maximum(place - 1, 0)] <= u)
-    return last_place(holds, start, tables.start[group + 1], tables.values.shape[0])
+def places_upto(
+    keys: Float[Array, " m"], start: Int[Array, " n"], end: Int[Array, " n"], u: Float[Array, " n"]
+) -> Int[Array, " n"]:
+    """The place behind the last key not above u, from each `start` to each `end`, between which keys increase.
+
+    Example:
+        >>> print(places_upto(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 2]), jnp.array([2, 3]), jnp.array([1.5, 1.0])))
+        [1 2]
+    """
+    holds = lambda place: (place == start) | (keys[jnp.maximum(place - 1, 0)] <= u)
+    return last_place(holds, start, end, keys.shape[0])
+
+
+def moments(
+    values: Float[Array, " m"], weights: Float[Array, " m"], group: Int[Array, " m"], total: Float[Array, " groups"]
+) -> tuple[Float[Array, " groups"], Float[Array, " m"], Float[Array, " groups"]]:
+    """The weighted mean of each group, the deviations of all values from it, and the std of each group.
+
+    Args:
+        values: of all groups, those of a group together.
+        weights: of the values.
+        group: the number of each value's group, not decreasing.
+        total: the sum of the weights of each group.
+
+    Example:
+        >>> print(*moments(jnp.array([3.0, 1.0]), jnp.ones(2), jnp.array([0, 0]), jnp.array([2.0])))
+        [2.] [ 1. -1.] [1.]
+    """
+    of_group = partial(jax.ops.segment_sum, segment_ids=group, num_segments=total.shape[0], indices_are_sorted=True)
+    # Squares of deviations are numbers only in units of the largest one.
+    unit = linalg.scale_of(values)
+    mean = unit * of_group(weights * (values / unit)) / total
+    deviations = values - mean[group]
+    return mean, deviations, unit * linalg.sqrt(of_group(weights * (deviations / unit) ** 2) / total)
 
 
 def _before(sums: Float[Array, " m"], place: Int[Array, " n"], start: Int[Array, " n"]) -> Float[Array, " n"]:

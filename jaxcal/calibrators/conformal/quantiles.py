@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, coverage_guarantee
+from jaxcal.calibrators._base import as_confidence_levels, check_base, check_rows_reach, coverage_guarantee
 from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights
 from jaxcal.distributions import Distribution, PartialQuantiles, Point, Quantiles
 from jaxcal.functional import tables
@@ -21,19 +21,13 @@ from jaxcal.functional.quantiles import empirical_quantile, smallest_table
 from jaxcal.functional.tables import Tables
 from jaxcal.guarantee import Guarantee, WeightedGuarantee
 
-_CONFIDENCE_LEVELS = (0.5, 0.8, 0.9, 0.95)
-
 
 def fit(
     base: Distribution, y: Float[Array, " l"], confidence_levels: Sequence[float] | None
 ) -> "ConformalizedQuantiles":
     """`conformal.fit` with score="quantile", of checked targets."""
-    levels, rows = _as_levels(confidence_levels), y.shape[0]
-    if rows < (needed := smallest_table(levels[-1])):
-        raise ValueError(
-            f"{rows} rows are too few for confidence level {levels[-1]:g}: at least {needed} are needed. "
-            "Give more rows, or lower confidence_levels."
-        )
+    levels, rows = as_confidence_levels(confidence_levels), y.shape[0]
+    check_rows_reach(rows, levels[-1])
     margins, num_covered = _margins(_quantiles_of(base, levels, rows), y, np.array(levels))
     return ConformalizedQuantiles(
         margins=margins,
@@ -53,7 +47,7 @@ def fit_groups(
     weights: Weights | None,
 ) -> "GroupedConformalizedQuantiles":
     """`conformal.fit` with score="quantile" and groups or weights, of checked targets."""
-    levels = _as_levels(confidence_levels)
+    levels = as_confidence_levels(confidence_levels)
     errors = _errors(_quantiles_of(base, levels, y.shape[0]), y)
     rows, (number, known, kept) = CalibrationGroups.of(x, base, by, weights, y.dtype)
     sizes, needed = np.bincount(number, minlength=rows.groups.count), smallest_table(levels[-1])
@@ -65,15 +59,6 @@ def fit_groups(
         )
     made = _tables_of_levels(errors if kept is None else errors[kept], number, rows.groups.count, known)
     return GroupedConformalizedQuantiles(made, rows, levels, base.is_out_of_fold)
-
-
-def _as_levels(confidence_levels: Sequence[float] | None) -> tuple[float, ...]:
-    """Checked levels, in increasing order."""
-    wanted = _CONFIDENCE_LEVELS if confidence_levels is None else confidence_levels
-    levels = tuple(sorted({float(level) for level in wanted}))
-    _checks.check_length("confidence_levels", np.array(levels), None)
-    _checks.check_fraction("confidence_levels", np.array(levels))
-    return levels
 
 
 class ConformalizedQuantiles(eqx.Module):

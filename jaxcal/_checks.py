@@ -7,9 +7,10 @@ and the checks of values are skipped; those of shapes never are.
 import operator
 import warnings
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import partial, wraps
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -255,3 +256,28 @@ def _leaves_the_range(value: np.ndarray, square: np.ndarray) -> bool:
 def is_traced(*arrays: Any) -> bool:
     """Whether a value is unknown because a transformation is tracing it."""
     return any(isinstance(array, Tracer) for array in arrays)
+
+
+def without_derivative(tree: T, what: str, instead: str) -> T:
+    """The arrays as they are; TypeError where a derivative by them is asked for.
+
+    Args:
+        tree: arrays, and what else there is.
+        what: has no derivative: "mlp.fit".
+        instead: what to do, a clause: "give steps= for ...".
+    """
+    refuse = lambda leaf: _identity(what, instead, leaf) if eqx.is_inexact_array(leaf) else leaf
+    return jax.tree.map(refuse, tree)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _identity(what: str, instead: str, array: Array) -> Array:
+    return array
+
+
+@_identity.defjvp
+def _no_derivative(what: str, instead: str, primals: tuple, tangents: tuple) -> NoReturn:
+    raise TypeError(
+        f"no derivative passes through {what}: {instead}, or hold what it is fitted to constant, "
+        "jax.lax.stop_gradient(...)."
+    )

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxcal import _checks
+from jaxcal.functional import linalg
 
 # The interquartile range of the standard normal distribution.
 _NORMAL_RANGE = 1.3489795
@@ -34,12 +35,13 @@ class Standardizer(eqx.Module):
         span = jnp.max(values, axis=0) - low
         unit = (values - low[None]) / _nonzero(span)[None]
         if weights is None:
-            return cls(low + span * jnp.mean(unit, axis=0), span * jnp.std(unit, axis=0, ddof=1))
+            # The derivative of the root is 0 where a column is constant.
+            return cls(low + span * jnp.mean(unit, axis=0), span * linalg.sqrt(jnp.var(unit, axis=0, ddof=1)))
         fractions = (weights / weights.sum()).astype(values.dtype)
         mean = jnp.tensordot(fractions, unit, 1)
         # The divisor n - 1 of n rows of equal weight.
         variance = jnp.tensordot(fractions, (unit - mean[None]) ** 2, 1) / (1 - jnp.sum(fractions**2))
-        return cls(low + span * mean, span * jnp.sqrt(variance))
+        return cls(low + span * mean, span * linalg.sqrt(variance))
 
     @classmethod
     @eqx.filter_jit

@@ -23,7 +23,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
@@ -120,6 +119,7 @@ def fit(
     epochs: int = 20,
     preset: str | None = None,
     mesh: Mesh | None = None,
+    differentiable: bool = False,
     key: PRNGKeyArray | None = None,
     throw: bool = True,
 ) -> "RIO":
@@ -140,7 +140,8 @@ def fit(
     first rows, unit initial hyperparameters, and predictions and target not scaled.
 
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`: one run after another on a CPU, all at
-    once on an accelerator. No gradient passes through the fit; predictions are differentiable in x and base.
+    once on an accelerator. Predictions are differentiable in x and base, with `differentiable=True` in the rows fitted
+    to, too.
 
     Args:
         x: inputs [n, d]; a vector [n] is one column; None where the kernel depends on the output alone.
@@ -178,6 +179,10 @@ def fit(
         epochs: passes over the rows of the stochastic bound.
         preset: None, or "paper" as above.
         mesh: devices over all of whose axes the rows of the sparse bound are distributed; None for one device.
+        differentiable: whether derivatives pass through the fit, by the implicit function theorem at the optimum, which
+            is then found to the last digits. They are NaN where it is none, and `result` is not CONVERGED; which rows
+            are inducing points, or nearest, stays. For Gaussian noise on one device, not for the stochastic bound. A
+            fit takes up to twice as long.
         key: random key of the order of the rows of the stochastic bound.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
             so in any case.
@@ -218,6 +223,7 @@ def fit(
         ard=ard,
         noise=noise,
         mesh=mesh,
+        differentiable=differentiable,
     )
     if noise == "input" and _own_std(base) is not None:
         raise ValueError(
@@ -346,7 +352,9 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
 
 @eqx.filter_jit
 def _fit(x, mean, std, y, given: IOKernel | None, setting: _Setting) -> "RIO":
-    arrays = lax.stop_gradient((x, mean, std, y))
+    arrays = x, mean, std, y
+    if not setting.options.differentiable:
+        arrays = _checks.without_derivative(arrays, "rio.fit", "give differentiable=True")
     dtype = jnp.result_type(*jax.tree.leaves(arrays))
     x, mean, std, y = jax.tree.map(lambda a: a.astype(dtype), arrays)
     fit_one = partial(_fit_one, given, setting, x)

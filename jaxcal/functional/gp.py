@@ -252,10 +252,10 @@ def log_det_and_fit(
 def _log_det_and_fit_jvp(primals, tangents):
     gram, targets = primals
     gram_dot, targets_dot = tangents
-    factor = jnp.linalg.cholesky(gram)
-    inverse = inverse_triangular(factor)
+    # Its own derivative, of which second derivatives are made, is products of matrices.
+    inverse = inverse_factor(gram)
     whitened = inverse @ targets
     weights = inverse.T @ whitened
     by_log_det = jnp.sum(crossproduct(inverse) * gram_dot) / 2
     by_fit = weights @ targets_dot - jnp.sum(jnp.outer(weights, weights) * gram_dot) / 2
-    return (half_log_det(factor), whitened @ whitened / 2), (by_log_det, by_fit)
+    return (-half_log_det(inverse), whitened @ whitened / 2), (by_log_det, by_fit)

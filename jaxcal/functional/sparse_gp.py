@@ -74,9 +74,9 @@ def row_sums(
     n = targets.shape[0]
     weights = jnp.ones_like(targets) if precisions is None else precisions
     if mesh is None:
-        outer, cross = _streamed_sums((covariances, whiten, weights), rows, targets)
+        outer, cross = _streamed_sums((covariances, whiten, rows, targets, weights))
     else:
-        outer, cross = _distributed_sums((covariances, whiten, weights), rows, targets, mesh)
+        outer, cross = _distributed_sums(covariances, whiten, rows, targets, weights, mesh)
     log_precision = jnp.zeros((), targets.dtype) if precisions is None else jnp.sum(jnp.log(precisions))
     return RowSums(
         outer=outer,
@@ -211,9 +211,13 @@ def _capacity(sums: RowSums, noise_variance) -> Float[Array, "m m"]:
 
 
 @eqx.filter_custom_vjp
-def _streamed_sums(learned, rows, targets):
-    """Outer and cross of `RowSums`; `learned` is (covariances, whiten, precisions)."""
-    covariances, whiten, precisions = learned
+def _streamed_sums(given):
+    """Outer and cross of `RowSums`; `given` is (covariances, whiten, rows, targets, precisions)."""
+    return _sums(given)
+
+
+def _sums(given):
+    covariances, whiten, *of_rows = given
 
     def add(sums, chunk):
         rows, targets, precisions = chunk
@@ -222,26 +226,27 @@ def _streamed_sums(learned, rows, targets):
         return (sums[0] + weighted @ root.T, sums[1] + weighted @ targets), None
 
     nothing = jnp.zeros_like(whiten), jnp.zeros_like(whiten[0])
-    return lax.scan(add, nothing, _chunks((rows, targets, precisions)))[0]
+    return lax.scan(add, nothing, _chunks(tuple(of_rows)))[0]
 
 
 @_streamed_sums.def_fwd
-def _streamed_sums_fwd(perturbed, learned, rows, targets):
+def _streamed_sums_fwd(perturbed, given):
     del perturbed
-    sums = _streamed_sums(learned, rows, targets)
+    # Not the function itself: so the derivative has derivatives of its own.
+    sums = _sums(given)
     return sums, sums
 
 
 @_streamed_sums.def_bwd
-def _streamed_sums_bwd(sums, cotangents, perturbed, learned, rows, targets):
+def _streamed_sums_bwd(sums, cotangents, perturbed, given):
     """One more pass over the rows, with the cotangents of the sums known: no chunk's covariances are kept.
 
     With G the symmetrized cotangent of the outer sum and g that of the cross sum, M = L^-T G L^-1 and u = L^-T g, the
-    cotangent of a row's covariances k is p (M k + u y), and that of its precision k'M k / 2 + y u'k. M has large
-    entries that cancel: in float64 that costs five digits of sixteen, in float32 all, so that M k is taken in two
-    products there.
+    cotangent of a row's covariances k is p (M k + u y), that of its precision k'M k / 2 + y u'k, and that of its target
+    p u'k. M has large entries that cancel: in float64 that costs five digits of sixteen, in float32 all, so that M k is
+    taken in two products there.
     """
-    covariances, whiten, precisions = learned
+    covariances, whiten, *of_rows = given
     outer, cross = sums
     # A sum that nothing depends on has no cotangent.
     cotangents = [
@@ -256,25 +261,27 @@ def _streamed_sums_bwd(sums, cotangents, perturbed, learned, rows, targets):
 
     def add(total, chunk):
         rows, targets, precisions = chunk
-        gram, pull = eqx.filter_vjp(lambda varied: eqx.combine(varied, fixed)(rows), varied)
+        moved, still = eqx.partition(rows, perturbed[2])
+        at = lambda varied, moved: eqx.combine(varied, fixed)(eqx.combine(moved, still))
+        gram, pull = eqx.filter_vjp(at, varied, moved)
         pairs = half @ (whiten @ gram) if by_pair is None else by_pair @ gram
-        (cotangent,) = pull((pairs + by_row[:, None] * targets[None]) * precisions[None])
-        by_precision = None
-        if perturbed[2]:
-            by_precision = jnp.sum(gram * pairs, axis=0) / 2 + targets * (by_row @ gram)
-        return jax.tree.map(jnp.add, total, cotangent), by_precision
+        cotangent, by_place = pull((pairs + by_row[:, None] * targets[None]) * precisions[None])
+        along = by_row @ gram if perturbed[3] or perturbed[4] else None
+        by_target = precisions * along if perturbed[3] else None
+        by_precision = jnp.sum(gram * pairs, axis=0) / 2 + targets * along if perturbed[4] else None
+        return jax.tree.map(jnp.add, total, cotangent), (by_place, by_target, by_precision)
 
     nothing = jax.tree.map(jnp.zeros_like, varied)
-    by_covariances, by_precision = lax.scan(add, nothing, _chunks((rows, targets, precisions)))
-    if by_precision is not None:
-        by_precision = by_precision.reshape(-1)[: precisions.shape[0]]
+    by_covariances, by_rows = lax.scan(add, nothing, _chunks(tuple(of_rows)))
+    n = of_rows[1].shape[0]
+    by_rows = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:n], by_rows)
     by_root = by_outer @ outer + jnp.outer(by_cross, cross)
-    return by_covariances, solve_triangular(whiten, by_root.T, lower=True).T, by_precision
+    return by_covariances, solve_triangular(whiten, by_root.T, lower=True).T, *by_rows
 
 
-def _distributed_sums(learned, rows, targets, mesh: Mesh):
+def _distributed_sums(covariances, whiten, rows, targets, precisions, mesh: Mesh):
     """As `_streamed_sums`, every device of the mesh summing over its part of the rows."""
-    (covariances, whiten, precisions), spread = learned, PartitionSpec(mesh.axis_names)
+    spread = PartitionSpec(mesh.axis_names)
     arrays, static = eqx.partition(covariances, eqx.is_array)
     # Every device takes the same number of rows.
     spread_out = _padded((rows, targets, precisions), mesh.size)
@@ -286,7 +293,7 @@ def _distributed_sums(learned, rows, targets, mesh: Mesh):
     def local(arrays, whiten, rows, targets, precisions):
         # Every device has its own cotangent of what all of them share: the transpose of this cast adds these up.
         arrays, whiten = lax.pcast((arrays, whiten), mesh.axis_names, to="varying")
-        sums = _streamed_sums((eqx.combine(arrays, static), whiten, precisions), rows, targets)
+        sums = _streamed_sums((eqx.combine(arrays, static), whiten, rows, targets, precisions))
         return lax.psum(sums, mesh.axis_names)
 
     specs = PartitionSpec(), PartitionSpec(), spread, spread, spread

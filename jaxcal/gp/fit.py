@@ -9,12 +9,13 @@ from jaxtyping import Array, Float, Int
 from jaxcal import _checks
 from jaxcal.functional import noise
 from jaxcal.gp import nearest
+from jaxcal.gp.implicit import with_derivatives
 from jaxcal.gp.model import Data
 from jaxcal.gp.noise import InitialOf, with_input_noise, with_student_t_noise
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, better_of, process_of, process_of_nearest
 from jaxcal.gp.search import jitter_of_try, optimum_of_some, search
-from jaxcal.optimize import Result, first_finite, one_run_at_a_time
+from jaxcal.optimize import Result, as_constants, first_finite, one_run_at_a_time
 
 # How many amounts of jitter are tried, each a hundred times the one before.
 JITTER_TRIES = 4
@@ -33,7 +34,11 @@ def maximize_evidence(initial_of: InitialOf, data: Data, options: Options) -> Pr
         data: what to explain.
         options: how.
     """
-    return one_run_at_a_time(partial(first_finite, _attempt, JITTER_TRIES))(initial_of, data, options)
+    search_all = one_run_at_a_time(partial(first_finite, _attempt, JITTER_TRIES))
+    if not options.differentiable:
+        return search_all(initial_of, data, options)
+    process = search_all(*as_constants((initial_of, data)), options)
+    return with_derivatives(process, initial_of, data, options)
 
 
 def _attempt(initial_of: InitialOf, data: Data, options: Options, tries: Int[Array, ""]) -> Process:

@@ -82,16 +82,12 @@ def leave_one_out(kernel: Kernel, given: Nearest, at: Points, rows: Int[Array, "
 
 def optimum(first: Found, data: Data, jitter: ArrayLike, options: Options) -> Found:
     """The hyperparameters of the least leave-one-out CRPS that are descended to from what some rows say."""
-    rows = scattered(data.points)[:_DECIDING]
+    rows = deciding_rows(data)
     low, high = bounds(first.model, data)
 
-    def log_crps(model: Model, near: Int[Array, "r k"]) -> Float[Array, ""]:
-        """Of the mean CRPS, times the number of rows: in nats, as a log density."""
-        others = _errors(model.kernel, Nearest.of(model, data, jitter), data.points, rows, near)
-        return rows.shape[0] * jnp.log(jnp.mean(normal.crps(others.error, 0.0, jnp.sqrt(others.variance))))
-
-    near_of = lambda model: _neighbors_of_rows(model.kernel, Nearest.of(model, data, jitter), data.points, rows)
-    start = _of_the_best_noise(first.model, eqx.Partial(log_crps, near=near_of(first.model)))
+    near_of = lambda model: neighbors(model, data, jitter, rows)
+    loss_of = lambda model, near: log_crps(model, data, jitter, rows, near)
+    start = _of_the_best_noise(first.model, eqx.Partial(loss_of, near=near_of(first.model)))
     params, fixed = split(start)
     vector, unravel = ravel_pytree(params)
     model_of = lambda vector: eqx.combine(unravel(vector), fixed)
@@ -101,7 +97,7 @@ def optimum(first: Found, data: Data, jitter: ArrayLike, options: Options) -> Fo
 
         def loss(vector):
             model = model_of(vector)
-            return penalty(as_vector(model)[0], low, high, rows.shape[0])[0] + log_crps(model, near)
+            return penalty(as_vector(model)[0], low, high, rows.shape[0])[0] + loss_of(model, near)
 
         if not vector.size:
             return vector, (jnp.int32(0), jnp.int32(Result.CONVERGED))
@@ -112,6 +108,19 @@ def optimum(first: Found, data: Data, jitter: ArrayLike, options: Options) -> Fo
     return first._replace(model=model_of(vector), steps=jnp.sum(steps), result=results[-1])
 
 
+def log_crps(
+    model: Model, data: Data, jitter: ArrayLike, rows: Int[Array, " r"], near: Int[Array, "r k"]
+) -> Float[Array, ""]:
+    """Of the mean leave-one-out CRPS of some rows, times their number: in nats, as a log density."""
+    others = _errors(model.kernel, Nearest.of(model, data, jitter), data.points, rows, near)
+    return rows.shape[0] * jnp.log(jnp.mean(normal.crps(others.error, 0.0, jnp.sqrt(others.variance))))
+
+
+def neighbors(model: Model, data: Data, jitter: ArrayLike, rows: Int[Array, " r"]) -> Int[Array, "r k"]:
+    """The numbers of the rows nearest to some of them, without themselves, under a model."""
+    return _neighbors_of_rows(model.kernel, Nearest.of(model, data, jitter), data.points, rows)
+
+
 def calibrated(model: Model, data: Data, jitter: ArrayLike) -> Nearest:
     """What the rows say, with the scale that their leave-one-out errors ask for; 1 where the noise is known."""
     given = Nearest.of(model, data, jitter)
@@ -119,6 +128,11 @@ def calibrated(model: Model, data: Data, jitter: ArrayLike) -> Nearest:
         return given
     others = leave_one_out(model.kernel, given, data.points, other_rows(data))
     return eqx.tree_at(lambda given: given.scale, given, jnp.mean(others.error**2 / others.variance))
+
+
+def deciding_rows(data: Data) -> Int[Array, " r"]:
+    """The numbers of the rows that decide on the hyperparameters."""
+    return scattered(data.points)[:_DECIDING]
 
 
 def other_rows(data: Data) -> Int[Array, " r"]:

@@ -30,6 +30,7 @@ class Options(NamedTuple):
     noise: str = "gaussian"
     mesh: Mesh | None = None
     learning_rate: float | None = None
+    differentiable: bool = False
 
     @classmethod
     def of(
@@ -45,6 +46,7 @@ class Options(NamedTuple):
         noise: str = "gaussian",
         mesh: Mesh | None = None,
         learning_rate: float | None = None,
+        differentiable: bool = False,
     ) -> "Options":
         """What the user of a method asked for n rows, checked, with the defaults in place of None."""
         _checks.check_choice("bound", bound, ("auto", "exact", "nearest", "collapsed", "stochastic"))
@@ -56,6 +58,11 @@ class Options(NamedTuple):
             raise ValueError("bound='nearest' goes without Adam and without a preset.")
         if noise != "gaussian" and (bound in ("nearest", "stochastic") or learning_rate is not None):
             raise ValueError(f"noise={noise!r} is for the exact and the collapsed bound, without Adam or a preset.")
+        if differentiable and (noise != "gaussian" or bound == "stochastic" or mesh or learning_rate is not None):
+            raise ValueError(
+                "differentiable=True needs an optimum: it goes with noise='gaussian' on one device, without "
+                "bound='stochastic', Adam and the presets that take Adam."
+            )
         _checks.check_at_least("max_iterations", max_iterations, 1)
         sparse = {"num_inducing": num_inducing, "inducing": inducing, "mesh": mesh}
         wants_sparse = [name for name, value in sparse.items() if value is not None]
@@ -88,4 +95,5 @@ class Options(NamedTuple):
             noise=noise,
             mesh=mesh,
             learning_rate=learning_rate,
+            differentiable=differentiable,
         )

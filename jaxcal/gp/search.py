@@ -59,12 +59,17 @@ def search(
         return descend(one_of(initial_models), data, jitter, options)
     best = sparse_initial(initial_models, data, jitter, options, first)
     model = with_inducing_points(best.model, data, options)
-    takes_all = options.mesh is not None or options.inducing == "trained"
-    rows = data if takes_all else some_rows(data, _MANY_ROWS)
+    rows = rows_that_decide(data, options)
     found = descend(model, rows, jitter, options)
     if rows is not data:
         found = found._replace(evidence=evidence(found.model, data, jitter))
     return found._replace(failed_initial_values=best.failed_initial_values)
+
+
+def rows_that_decide(data: Data, options: Options) -> Data:
+    """The rows that decide on the hyperparameters by the sparse bound: a part of many, with greedy inducing points."""
+    takes_all = options.mesh is not None or options.inducing == "trained"
+    return data if takes_all else some_rows(data, _MANY_ROWS)
 
 
 def optimum_of_some(initial_models: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:

@@ -1,6 +1,7 @@
 """Minibatch training with early stopping, L-BFGS, and many runs at once: a whole fit is one compiled loop."""
 
 from jaxcal.optimize.batching import first_finite, one_run_at_a_time, over_runs
+from jaxcal.optimize.implicit import Stationary, as_constants, at_optimum, polish
 from jaxcal.optimize.lbfgs import minimize, minimize_from_each
 from jaxcal.optimize.minibatch import keras_rmsprop, num_train, train_minibatches, train_steps, with_weight_decay
 from jaxcal.optimize.result import Optimum, Result, lowest, raise_unless_finite
@@ -8,6 +9,9 @@ from jaxcal.optimize.result import Optimum, Result, lowest, raise_unless_finite
 __all__ = [
     "Optimum",
     "Result",
+    "Stationary",
+    "as_constants",
+    "at_optimum",
     "first_finite",
     "keras_rmsprop",
     "lowest",
@@ -16,6 +20,7 @@ __all__ = [
     "num_train",
     "one_run_at_a_time",
     "over_runs",
+    "polish",
     "raise_unless_finite",
     "train_minibatches",
     "train_steps",

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
@@ -55,6 +54,7 @@ def fit(
     epochs: int = 20,
     preset: str | None = None,
     mesh: Mesh | None = None,
+    differentiable: bool = False,
     throw: bool = True,
 ) -> "GaussianProcess":
     """Fit a Gaussian process whose hyperparameters maximize the evidence, or its sparse lower bound.
@@ -77,7 +77,8 @@ def fit(
     entries, from which it interpolates until a factorization fails; here the kernel is exact.
 
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`: one run after another on a CPU, all at
-    once on an accelerator. No gradient passes through the fit; predictions are differentiable in x.
+    once on an accelerator. Predictions are differentiable in x, with `differentiable=True` also in the rows that are
+    fitted to.
 
     Args:
         x: inputs [n, d]; a vector [n] is one column.
@@ -111,6 +112,8 @@ def fit(
         epochs: passes over the rows of the stochastic bound.
         preset: None, "crude" or "nngp" as above: kernel and noise are theirs, too.
         mesh: devices over all of whose axes the rows of the sparse bound are distributed; None for one device.
+        differentiable: whether derivatives by x, y and noise_variance pass through the fit, as of `rio.fit`. Those by
+            the initial values of a kernel are 0.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
             so in any case.
 
@@ -149,6 +152,7 @@ def fit(
         ard=ard,
         noise=noise,
         mesh=mesh,
+        differentiable=differentiable,
     )
     if noise != "gaussian" and noise_variance is not None:
         raise ValueError(f"noise_variance is that of Gaussian noise; got noise={noise!r}.")
@@ -275,7 +279,8 @@ def _given(kernel: Any, noise_variance: ArrayLike | None, preset: str | None) ->
 def _fit(
     x: Float[Array, "n d"], y: Float[Array, " n"], given: Given, preset: str | None, options: Options
 ) -> "GaussianProcess":
-    x, y = lax.stop_gradient((x, y))
+    if not options.differentiable:
+        x, y, given = _checks.without_derivative((x, y, given), "gaussian_process.fit", "give differentiable=True")
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
     robust = options.noise == "student_t"

@@ -1,0 +1,132 @@
+"""An optimum as a function of what it depends on: its derivatives by the implicit function theorem.
+
+Where the gradient g of a loss is 0, and its Hessian H is positive definite, the optimum moves by -H^-1 dg when what the
+loss depends on moves. That is true of the optimum itself, not of where an optimizer stops short of it: the last digits
+are taken first. A direction along which the loss hardly bends, as of a hyperparameter on its way to where it has no
+effect, has no optimum to speak of; in it the place is held.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float
+
+from jaxcal.optimize.result import select
+
+# So many Newton steps are made at most with one Hessian, cut to no less than this fraction, and so many Hessians taken.
+_STEPS, _SHORTEST, _HESSIANS = 10, 0.01, 5
+
+T = TypeVar("T")
+Loss = Callable[[Float[Array, " p"]], Float[Array, ""]]
+Gradient = Callable[[Float[Array, " p"]], Float[Array, " p"]]
+
+
+class Stationary(NamedTuple):
+    """Where a loss is least.
+
+    Attributes:
+        place: [p].
+        is_optimum: whether the loss can hardly fall any further, and nowhere bends downwards.
+    """
+
+    place: Float[Array, " p"]
+    is_optimum: Bool[Array, ""]
+
+
+def polish(loss: Loss, near: Float[Array, " p"], least_curvature: ArrayLike) -> Stationary:
+    """The optimum next to a place, to the last digits, by Newton steps.
+
+    Meant for use inside of `one_run_at_a_time`, as `minimize`.
+
+    Args:
+        loss: what is least there.
+        near: where an optimizer with a tight tolerance has stopped.
+        least_curvature: of the loss, below which a direction is held.
+
+    Example:
+        >>> found = polish(lambda p: jnp.sum((p - 3) ** 4 + (p - 3) ** 2), jnp.array([3.1]), 1e-8)
+        >>> found.place.round(4).item(), found.is_optimum.item()
+        (3.0, True)
+    """
+    gradient, enough = jax.grad(loss), jnp.sqrt(jnp.finfo(near.dtype).eps)
+
+    def improve(state):
+        place, _, hessians = state
+        hessian = _hessian(gradient, place)
+        bent = _bent(hessian, least_curvature)
+        # Half of g'H^-1 g is the fall of the loss that the quadratic model foresees.
+        fall = lambda slope: slope @ _solve(hessian, bent, slope) / 2
+
+        def step(state):
+            place, slope, foreseen, length, steps = state
+            new = place - length * _solve(hessian, bent, slope)
+            new_slope = gradient(new)
+            better = fall(new_slope) < foreseen
+            chosen = select(better, (new, new_slope, fall(new_slope)), (place, slope, foreseen))
+            return *chosen, jnp.where(better, jnp.minimum(2 * length, 1), length / 4), steps + 1
+
+        slope, one = gradient(place), jnp.ones_like(place[0])
+        start = place, slope, fall(slope), one, jnp.int32(0)
+        going_on = lambda state: (state[-2] > _SHORTEST) & (state[-1] < _STEPS)
+        place, _, foreseen, *_ = lax.while_loop(going_on, step, start)
+        downwards = jnp.linalg.eigvalsh(hessian)[0] < -jnp.asarray(least_curvature)
+        return place, ~downwards & (foreseen >= 0) & (foreseen < enough), hessians + 1
+
+    unfinished = lambda state: ~state[1] & (state[2] < _HESSIANS)
+    place, is_optimum, _ = lax.while_loop(unfinished, improve, (near, jnp.zeros((), bool), jnp.int32(0)))
+    return Stationary(place, is_optimum)
+
+
+def at_optimum(loss: Loss, found: Stationary, least_curvature: ArrayLike) -> Float[Array, " p"]:
+    """The place of an optimum, with its derivatives in all that the loss depends on; NaN where it is none.
+
+    The place itself is a constant: what found it needs no derivative.
+
+    Args:
+        loss: what is least there; it closes over what it depends on.
+        found: what `polish` gave.
+        least_curvature: as of `polish`.
+
+    Example:
+        >>> loss = lambda p, a: jnp.sum((p**2 - a) ** 2)
+        >>> root = lambda a: at_optimum(lambda p: loss(p, a), polish(lambda p: loss(p, 4.0), jnp.ones(1), 0.0), 0.0)
+        >>> print(jax.jacobian(root)(4.0).round(3))
+        [0.25]
+    """
+    place, is_optimum = lax.stop_gradient(found)
+
+    def solve(pushforward: Gradient, slope: Float[Array, " p"]) -> Float[Array, " p"]:
+        hessian = lax.map(pushforward, jnp.eye(place.size, dtype=place.dtype))
+        return _solve(hessian, _bent(hessian, least_curvature), slope) * jnp.where(is_optimum, 1, jnp.nan)
+
+    return lax.custom_root(jax.grad(loss), place, lambda _, place: place, solve)
+
+
+def as_constants(tree: T) -> T:
+    """A pytree with its arrays held constant: no derivative passes. What else it holds stays."""
+    return jax.tree.map(lambda leaf: lax.stop_gradient(leaf) if eqx.is_inexact_array(leaf) else leaf, tree)
+
+
+def _hessian(gradient: Gradient, place: Float[Array, " p"]) -> Float[Array, "p p"]:
+    """Column by column: all at once would hold as many of the matrices that the gradient is made of."""
+    pushforward = jax.linearize(gradient, place)[1]
+    hessian = lax.map(pushforward, jnp.eye(place.size, dtype=place.dtype))
+    return (hessian + hessian.T) / 2
+
+
+def _bent(hessian: Float[Array, "p p"], least_curvature: ArrayLike) -> Float[Array, "p p"]:
+    """The projection to the directions in which the loss bends upwards."""
+    hessian = lax.stop_gradient(hessian)
+    curvatures, directions = jnp.linalg.eigh((hessian + hessian.T) / 2)
+    kept = directions * (curvatures > jnp.asarray(least_curvature))[None]
+    return kept @ kept.T
+
+
+def _solve(hessian: Float[Array, "p p"], bent: Float[Array, "p p"], slope: Float[Array, " p"]) -> Float[Array, " p"]:
+    """H^-1 slope in these directions, and 0 in the others."""
+    others = jnp.eye(slope.size, dtype=slope.dtype) - bent
+    return bent @ jnp.linalg.solve(bent @ hessian @ bent + others, bent @ slope)

@@ -17,17 +17,20 @@ from jaxtyping import Array, Float, Int
 
 from jaxcal.functional import gp
 from jaxcal.gp import nearest
+from jaxcal.gp.exact import exact_optimum
 from jaxcal.gp.kernels import Points, take
-from jaxcal.gp.model import Data, Found, Model, as_vector, bounds, evidence, one_of, penalty, split
+from jaxcal.gp.model import Data, Found, Model, alone, as_vector, bounds, evidence, one_of, penalty, split
 from jaxcal.gp.noise import InitialOf
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Either, Process, process_of, process_of_nearest
-from jaxcal.gp.search import rows_that_decide
-from jaxcal.optimize import Result, Stationary, as_constants, at_optimum, one_run_at_a_time, polish
+from jaxcal.gp.search import descend, rows_that_decide
+from jaxcal.optimize import Result, Stationary, as_constants, at_optimum, minimize, one_run_at_a_time, polish
 
 # A direction in which the log evidence bends by less, in nats for a step of one in a log hyperparameter, has no optimum
 # to speak of: a hyperparameter is on its way to where it has no effect.
-_LEAST_CURVATURE = 1e-5
+_LEAST_CURVATURE = 1e-4
+# The gain, in nats, below which the climb to the optimum ends; Newton steps take the rest.
+_TOLERANCE = 1e-8
 
 
 def with_derivatives(process: Process, initial_of: InitialOf, data: Data, options: Options) -> Process:
@@ -60,27 +63,31 @@ def with_derivatives(process: Process, initial_of: InitialOf, data: Data, option
 
 def _through_points(process: Process, initial_of: InitialOf, data: Data, options: Options) -> Process:
     """The process at the optimum of the evidence, or of its sparse bound."""
-    is_sparse, trained = options.bound != "exact", options.inducing == "trained"
-    rows = None
+    is_sparse, rows = options.bound != "exact", None
+    trained, tight = is_sparse and options.inducing == "trained", options._replace(tolerance=_TOLERANCE, ard=False)
     if is_sparse and not trained:
         rows = _numbers(process.points, as_constants(data.points))
 
     def problem(data: Data) -> _Problem:
-        inducing = process.points if rows is None else take(data.points, rows)
-        model = _with_what_is_given(process.model, initial_of, data)
+        model, some = _with_what_is_given(process.model, initial_of, data), data
         if is_sparse:
+            some = rows_that_decide(data, options)
+            inducing = process.points if rows is None else take(data.points, rows)
             model = eqx.tree_at(lambda m: m.inducing, model, inducing, is_leaf=lambda node: node is None)
-        some = rows_that_decide(data, options) if is_sparse else data
-        return _Problem.of(model, some, lambda model: -evidence(model, some, process.jitter), is_sparse and trained)
+        return _Problem.of(model, some, lambda model: -evidence(model, some, process.jitter), trained)
 
-    model, result = _optimum(problem, data, process)
+    def climb(problem: _Problem) -> Float[Array, " p"]:
+        if is_sparse:
+            return problem.vector_of(descend(problem.model, problem.data, process.jitter, tight).model)
+        return problem.vector_of(exact_optimum(alone(problem.model), problem.data, process.jitter, tight).model)
+
+    model, result = _optimum(problem, climb, data, process)
     value = evidence(model, data, process.jitter)
     return process_of(_found(process, model, value, result), data, process.jitter, None)
 
 
 def _by_rows(process: Process, initial_of: InitialOf, data: Data, options: Options) -> Process:
     """The process at the optimum of the leave-one-out CRPS, each row given those nearest to it."""
-    del options
     held = as_constants(data)
     rows = nearest.deciding_rows(held)
     near = nearest.neighbors(process.model, held, process.jitter, rows)
@@ -90,7 +97,12 @@ def _by_rows(process: Process, initial_of: InitialOf, data: Data, options: Optio
         loss = lambda model: nearest.log_crps(model, data, process.jitter, rows, near)
         return _Problem.of(model, data, loss, False, rows.shape[0])
 
-    model, result = _optimum(problem, data, process)
+    def climb(problem: _Problem) -> Float[Array, " p"]:
+        start = problem.vector_of(problem.model)
+        steps = options.max_iterations
+        return minimize(problem.loss, start, max_iterations=steps, gain_tolerance=_TOLERANCE).params
+
+    model, result = _optimum(problem, climb, data, process)
     return process_of_nearest(_found(process, model, process.evidence, result), data, process.jitter)
 
 
@@ -98,12 +110,16 @@ class _Problem(NamedTuple):
     """What is minimized.
 
     Attributes:
-        vector: what is learned of the model.
+        model: near the optimum.
+        data: the rows that decide.
+        vector_of: what is learned of a model.
         model_of: the model of such a vector.
         loss: of the vector, with what is beyond the bounds.
     """
 
-    vector: Float[Array, " p"]
+    model: Model
+    data: Data
+    vector_of: Callable[[Model], Float[Array, " p"]]
     model_of: Callable[[Float[Array, " p"]], Model]
     loss: Callable[[Float[Array, " p"]], Float[Array, ""]]
 
@@ -111,33 +127,40 @@ class _Problem(NamedTuple):
     def of(
         cls, model: Model, data: Data, loss: Callable[[Model], Array], with_inducing: bool, n: int | None = None
     ) -> "_Problem":
-        """The problem of a model near its optimum; `n` rows, or all, weigh what is beyond the bounds."""
+        """The problem of a model; `n` rows, or all, weigh what is beyond the bounds."""
         low, high = bounds(model, data)
         params, fixed = split(model, with_inducing=with_inducing)
-        vector, unravel = ravel_pytree(params)
+        unravel = ravel_pytree(params)[1]
         model_of = lambda vector: eqx.combine(unravel(vector), fixed)
 
         def total(vector: Float[Array, " p"]) -> Float[Array, ""]:
             model = model_of(vector)
             return penalty(as_vector(model)[0], low, high, n or data.targets.shape[0])[0] + loss(model)
 
-        return cls(vector, model_of, total)
+        vector_of = lambda model: ravel_pytree(split(model, with_inducing=with_inducing)[0])[0]
+        return cls(model=model, data=data, vector_of=vector_of, model_of=model_of, loss=total)
 
 
-def _optimum(problem: Callable[[Data], _Problem], data: Data, process: Process) -> tuple[Model, Int[Array, ""]]:
+def _optimum(
+    problem: Callable[[Data], _Problem],
+    climb: Callable[[_Problem], Float[Array, " p"]],
+    data: Data,
+    process: Process,
+) -> tuple[Model, Int[Array, ""]]:
     """The model at the optimum, and how the search for it ended."""
     of_data = problem(data)
-    if not of_data.vector.size:
-        return of_data.model_of(of_data.vector), process.result
+    start = of_data.vector_of(of_data.model)
+    if not start.size:
+        return of_data.model, process.result
     converged = process.result == Result.CONVERGED
 
-    def last_digits(data: Data) -> Stationary:
+    def last_digits(data: Data, start: Float[Array, " p"]) -> Stationary:
         held = problem(data)
-        found = polish(held.loss, held.vector, _LEAST_CURVATURE)
-        place = jnp.where(converged & found.is_optimum, found.place, held.vector)
-        return Stationary(place, converged & found.is_optimum)
+        found = polish(held.loss, climb(held), _LEAST_CURVATURE)
+        is_optimum = converged & found.is_optimum
+        return Stationary(jnp.where(is_optimum, found.place, start), is_optimum)
 
-    found = one_run_at_a_time(last_digits)(as_constants(data))
+    found = one_run_at_a_time(last_digits)(*as_constants((data, start)))
     vector = at_optimum(of_data.loss, found, _LEAST_CURVATURE)
     result = jnp.where(converged & ~found.is_optimum, Result.STEP_LIMIT, process.result)
     return of_data.model_of(vector), result

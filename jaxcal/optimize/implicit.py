@@ -15,13 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from jaxcal.optimize.lbfgs import minimize
 from jaxcal.optimize.result import select
 
-# From where an optimizer has stopped so many steps of L-BFGS are made at most, down to gradients of this size. Then so
-# many Newton steps with one Hessian, and so many Hessians are taken.
-_DESCENT, _GRADIENT = 200, 1e-7
-_STEPS, _HESSIANS = 10, 3
+# So many Newton steps are made at most with one Hessian, and so many Hessians are taken.
+_STEPS, _HESSIANS = 10, 5
 
 T = TypeVar("T")
 Loss = Callable[[Float[Array, " p"]], Float[Array, ""]]
@@ -41,13 +38,13 @@ class Stationary(NamedTuple):
 
 
 def polish(loss: Loss, near: Float[Array, " p"], least_curvature: ArrayLike) -> Stationary:
-    """The optimum next to a place, to the last digits: by L-BFGS, and then by Newton steps.
+    """The optimum next to a place, to the last digits, by Newton steps.
 
     Meant for use inside of `one_run_at_a_time`, as `minimize`.
 
     Args:
         loss: what is least there.
-        near: where an optimizer has stopped.
+        near: where an optimizer with a tight tolerance has stopped.
         least_curvature: of the loss, below which a direction is held.
 
     Example:
@@ -56,7 +53,6 @@ def polish(loss: Loss, near: Float[Array, " p"], least_curvature: ArrayLike) -> 
         (3.0, True)
     """
     gradient, enough = jax.grad(loss), jnp.sqrt(jnp.finfo(near.dtype).eps)
-    near = minimize(loss, near, max_iterations=_DESCENT, loss_tolerance=0.0, gradient_tolerance=_GRADIENT).params
 
     def improve(state):
         place, _, hessians = state

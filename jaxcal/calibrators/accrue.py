@@ -32,7 +32,18 @@ from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.networks import FeedForward, TrainingRecord
-from jaxcal.optimize import Optimum, Result, minimize, minimize_from_each, num_train
+from jaxcal.optimize import (
+    Optimum,
+    Result,
+    Stationary,
+    as_constants,
+    at_optimum,
+    minimize,
+    minimize_from_each,
+    num_train,
+    one_run_at_a_time,
+    polish,
+)
 from jaxcal.preprocessing import Standardizer
 
 # Section 5.1: the network's layers, the second of symmetric saturating linear functions, and the polynomial's order.
@@ -44,6 +55,9 @@ _ORDER_GAIN = 0.1
 _LEAST_ROWS = 10
 # The median of |z| for standard normal z.
 _MEDIAN_SIZE = 0.6745
+# Where the climb to the last digits ends, beside at the limit of steps. A direction in which the loss bends by less has no
+# optimum to speak of: a coefficient on its way to where the std is 0.
+_TO_THE_END, _LEAST_CURVATURE = {"loss_tolerance": 1e-14, "gradient_tolerance": 1e-8}, 1e-7
 # How many times the errors fitted to those of the validation rows may be without a warning.
 _TOO_LARGE = 1.5
 
@@ -64,6 +78,7 @@ def fit(
     weights: Weights | None = None,
     max_iterations: int = 500,
     patience: int = 10,
+    differentiable: bool = False,
 ) -> "ACCRUE":
     """Fit a std as a function of the inputs to the errors y - base.mean.
 
@@ -142,7 +157,9 @@ def fit(
     until = jnp.asarray(max_iterations), jnp.asarray(patience)
     if model == "polynomial":
         _check_polynomial(rows, validation)
-        fitted = _fit_polynomial(rows, _as_weight(beta), until, relative)
+        fitted = _fit_polynomial(rows, _as_weight(beta), until, relative, differentiable)
+    elif differentiable:
+        raise ValueError(f"differentiable=True is for model='polynomial'; got model={model!r}.")
     else:
         size = num_train(rows.y.shape[0], validation_fraction) if validation is None else rows.y.shape[0]
         if validation is not None:
@@ -371,33 +388,17 @@ def _fit_networks(rows: _Rows, initial, beta, until, size: int, key: PRNGKeyArra
 
 
 @eqx.filter_jit
-def _fit_polynomial(rows: _Rows, beta, until, relative: bool) -> ACCRUE:
+def _fit_polynomial(rows: _Rows, beta, until, relative: bool, differentiable: bool) -> ACCRUE:
     """Algorithm 1, with a softplus around the polynomial, on the whole range of x mapped to [-1, 1]."""
-    rows = lax.stop_gradient(rows)
+    if not differentiable:
+        rows, beta = _checks.without_derivative((rows, beta), "accrue.fit", "give differentiable=True")
     low, high = rows.x.min(0), rows.x.max(0)
     x_scaler = Standardizer((low + high) / 2, (high - low) / 2)
     problem, scale = _problem(rows, x_scaler, relative)
     beta = problem.beta(beta)
-    num_rows = rows.y.shape[0] if rows.weights is None else rows.weights.sum() ** 2 / jnp.sum(rows.weights**2)
-    places = jnp.arange(_MAX_ORDER + 1)
-    loss = lambda coefficients: problem.loss(Polynomial(coefficients), beta)
-
-    def next_order(state):
-        order, useless, best = state
-        # Coefficients of higher orders have no part in the loss, and no gradient.
-        masked = lambda coefficients: loss(jnp.where(places <= order, coefficients, 0))
-        new = minimize(masked, best.params, max_iterations=until[0])
-        gains = best.loss - new.loss >= _ORDER_GAIN / num_rows
-        return order + 1, jnp.where(gains, 0, useless + 1), jax.tree.map(partial(jnp.where, gains), new, best)
-
-    def unfinished(state):
-        order, useless, _ = state
-        return (order <= _MAX_ORDER) & (useless < 2)
-
-    # softplus(u) = 1: the errors' typical size everywhere.
-    constant = jnp.where(places == 0, math.log(math.expm1(1)), 0).astype(scale.dtype)
-    nothing = Optimum(constant, jnp.full_like(scale, jnp.inf), jnp.int32(0), jnp.asarray(Result.STEP_LIMIT))
-    _, _, optimum = lax.while_loop(unfinished, next_order, (jnp.int32(0), jnp.int32(0), nothing))
+    order, optimum = _by_order(*as_constants((problem, beta)), until)
+    if differentiable:
+        optimum = _with_derivatives(problem, beta, order, optimum, until)
     return ACCRUE(
         model=Polynomial(optimum.params),
         x_scaler=x_scaler,
@@ -407,3 +408,57 @@ def _fit_polynomial(rows: _Rows, beta, until, relative: bool) -> ACCRUE:
         training=TrainingRecord(epochs=optimum.steps, validation_loss=None, result=optimum.result),
         relative=relative,
     )
+
+
+def _by_order(problem: _Problem, beta: Float[Array, ""], until) -> tuple[Int[Array, ""], Optimum]:
+    """The last useful order, and its solution."""
+    weights = problem.weights
+    num_rows = problem.errors.shape[0] if weights is None else weights.sum() ** 2 / jnp.sum(weights**2)
+
+    def next_order(state):
+        order, useless, chosen, best = state
+        new = minimize(_loss_of_order(problem, beta, order), best.params, max_iterations=until[0])
+        gains = best.loss - new.loss >= _ORDER_GAIN / num_rows
+        chosen, best = jax.tree.map(partial(jnp.where, gains), (order, new), (chosen, best))
+        return order + 1, jnp.where(gains, 0, useless + 1), chosen, best
+
+    def unfinished(state):
+        order, useless, *_ = state
+        return (order <= _MAX_ORDER) & (useless < 2)
+
+    # softplus(u) = 1: the errors' typical size everywhere.
+    constant = jnp.where(_places() == 0, math.log(math.expm1(1)), 0).astype(problem.errors.dtype)
+    infinite = jnp.asarray(jnp.inf, problem.errors.dtype)
+    nothing = Optimum(constant, infinite, jnp.int32(0), jnp.asarray(Result.STEP_LIMIT))
+    none = jnp.int32(0)
+    return lax.while_loop(unfinished, next_order, (none, none, none, nothing))[2:]
+
+
+def _with_derivatives(
+    problem: _Problem, beta: Float[Array, ""], order: Int[Array, ""], optimum: Optimum, until
+) -> Optimum:
+    """The optimum of an order as a function of the problem; its derivatives are NaN where it is none."""
+
+    def last_digits(problem, beta, order, optimum, steps) -> Stationary:
+        loss = _loss_of_order(problem, beta, order)
+        near = minimize(loss, optimum.params, max_iterations=steps, **_TO_THE_END).params
+        found = polish(loss, near, _LEAST_CURVATURE)
+        is_optimum = found.is_optimum & (optimum.result == Result.CONVERGED)
+        return Stationary(jnp.where(is_optimum, found.place, optimum.params), is_optimum)
+
+    found = one_run_at_a_time(last_digits)(*as_constants((problem, beta, order, optimum, until[0])))
+    loss = _loss_of_order(problem, beta, order)
+    place = at_optimum(loss, found, _LEAST_CURVATURE)
+    missed = (optimum.result == Result.CONVERGED) & ~found.is_optimum
+    return optimum._replace(
+        params=place, loss=loss(place), result=jnp.where(missed, Result.STEP_LIMIT, optimum.result)
+    )
+
+
+def _loss_of_order(problem: _Problem, beta: Float[Array, ""], order: Int[Array, ""]) -> Callable:
+    """The loss of the coefficients. Those of higher orders have no part in it, and no gradient."""
+    return lambda coefficients: problem.loss(Polynomial(jnp.where(_places() <= order, coefficients, 0)), beta)
+
+
+def _places() -> Int[Array, " k"]:
+    return jnp.arange(_MAX_ORDER + 1)

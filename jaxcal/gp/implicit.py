@@ -6,6 +6,7 @@ points or neighbors stays; inducing points that are rows move with them.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, cast
 
 import equinox as eqx
@@ -23,14 +24,14 @@ from jaxcal.gp.model import Data, Found, Model, alone, as_vector, bounds, eviden
 from jaxcal.gp.noise import InitialOf
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Either, Process, process_of, process_of_nearest
-from jaxcal.gp.search import descend, rows_that_decide
+from jaxcal.gp.search import rows_that_decide
 from jaxcal.optimize import Result, Stationary, as_constants, at_optimum, minimize, one_run_at_a_time, polish
 
 # A direction in which the log evidence bends by less, in nats for a step of one in a log hyperparameter, has no optimum
 # to speak of: a hyperparameter is on its way to where it has no effect.
 _LEAST_CURVATURE = 1e-4
-# The gain, in nats, below which the climb to the optimum ends; Newton steps take the rest.
-_TOLERANCE = 1e-8
+# Where climbs to the optimum end, by the gain in nats, or by L-BFGS's own rules; Newton steps take the rest.
+_TOLERANCE, _TO_THE_END = 1e-8, {"loss_tolerance": 1e-13, "gradient_tolerance": 1e-6}
 
 
 def with_derivatives(process: Process, initial_of: InitialOf, data: Data, options: Options) -> Process:
@@ -64,7 +65,7 @@ def with_derivatives(process: Process, initial_of: InitialOf, data: Data, option
 def _through_points(process: Process, initial_of: InitialOf, data: Data, options: Options) -> Process:
     """The process at the optimum of the evidence, or of its sparse bound."""
     is_sparse, rows = options.bound != "exact", None
-    trained, tight = is_sparse and options.inducing == "trained", options._replace(tolerance=_TOLERANCE, ard=False)
+    trained = is_sparse and options.inducing == "trained"
     if is_sparse and not trained:
         rows = _numbers(process.points, as_constants(data.points))
 
@@ -78,7 +79,8 @@ def _through_points(process: Process, initial_of: InitialOf, data: Data, options
 
     def climb(problem: _Problem) -> Float[Array, " p"]:
         if is_sparse:
-            return problem.vector_of(descend(problem.model, problem.data, process.jitter, tight).model)
+            return _descend(problem, options)
+        tight = options._replace(tolerance=_TOLERANCE, ard=False)
         return problem.vector_of(exact_optimum(alone(problem.model), problem.data, process.jitter, tight).model)
 
     model, result = _optimum(problem, climb, data, process)
@@ -97,12 +99,7 @@ def _by_rows(process: Process, initial_of: InitialOf, data: Data, options: Optio
         loss = lambda model: nearest.log_crps(model, data, process.jitter, rows, near)
         return _Problem.of(model, data, loss, False, rows.shape[0])
 
-    def climb(problem: _Problem) -> Float[Array, " p"]:
-        start = problem.vector_of(problem.model)
-        steps = options.max_iterations
-        return minimize(problem.loss, start, max_iterations=steps, gain_tolerance=_TOLERANCE).params
-
-    model, result = _optimum(problem, climb, data, process)
+    model, result = _optimum(problem, partial(_descend, options=options), data, process)
     return process_of_nearest(_found(process, model, process.evidence, result), data, process.jitter)
 
 
@@ -164,6 +161,12 @@ def _optimum(
     vector = at_optimum(of_data.loss, found, _LEAST_CURVATURE)
     result = jnp.where(converged & ~found.is_optimum, Result.STEP_LIMIT, process.result)
     return of_data.model_of(vector), result
+
+
+def _descend(problem: _Problem, options: Options) -> Float[Array, " p"]:
+    """The vector of the least loss near that of the model, by L-BFGS."""
+    start = problem.vector_of(problem.model)
+    return minimize(problem.loss, start, max_iterations=options.max_iterations, **_TO_THE_END).params
 
 
 def _with_what_is_given(model: Model, initial_of: InitialOf, data: Data) -> Model:

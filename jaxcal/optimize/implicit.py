@@ -17,8 +17,8 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxcal.optimize.result import select
 
-# So many Newton steps are made at most with one Hessian, and so many Hessians are taken.
-_STEPS, _HESSIANS = 10, 5
+# So many Newton steps are made at most with one Hessian, cut to no less than this fraction, and so many Hessians taken.
+_STEPS, _SHORTEST, _HESSIANS = 10, 0.01, 5
 
 T = TypeVar("T")
 Loss = Callable[[Float[Array, " p"]], Float[Array, ""]]
@@ -62,16 +62,17 @@ def polish(loss: Loss, near: Float[Array, " p"], least_curvature: ArrayLike) -> 
         fall = lambda slope: slope @ _solve(hessian, bent, slope) / 2
 
         def step(state):
-            place, slope, foreseen, steps, _ = state
-            new = place - _solve(hessian, bent, slope)
+            place, slope, foreseen, length, steps = state
+            new = place - length * _solve(hessian, bent, slope)
             new_slope = gradient(new)
             better = fall(new_slope) < foreseen
             chosen = select(better, (new, new_slope, fall(new_slope)), (place, slope, foreseen))
-            return *chosen, steps + 1, better
+            return *chosen, jnp.where(better, jnp.minimum(2 * length, 1), length / 4), steps + 1
 
-        slope = gradient(place)
-        start = place, slope, fall(slope), jnp.int32(0), jnp.ones((), bool)
-        place, _, foreseen, *_ = lax.while_loop(lambda state: state[-1] & (state[-2] < _STEPS), step, start)
+        slope, one = gradient(place), jnp.ones_like(place[0])
+        start = place, slope, fall(slope), one, jnp.int32(0)
+        going_on = lambda state: (state[-2] > _SHORTEST) & (state[-1] < _STEPS)
+        place, _, foreseen, *_ = lax.while_loop(going_on, step, start)
         downwards = jnp.linalg.eigvalsh(hessian)[0] < -jnp.asarray(least_curvature)
         return place, ~downwards & (foreseen >= 0) & (foreseen < enough), hessians + 1
 

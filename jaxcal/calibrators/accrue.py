@@ -55,9 +55,9 @@ _ORDER_GAIN = 0.1
 _LEAST_ROWS = 10
 # The median of |z| for standard normal z.
 _MEDIAN_SIZE = 0.6745
-# Where the climb to the last digits ends, beside at the limit of steps. A direction in which the loss bends by less has no
-# optimum to speak of: a coefficient on its way to where the std is 0.
-_TO_THE_END, _LEAST_CURVATURE = {"loss_tolerance": 1e-14, "gradient_tolerance": 1e-8}, 1e-7
+# Where L-BFGS leaves the last digits to Newton steps. A direction in which the loss bends by less has no optimum to
+# speak of: a coefficient of a higher order, or one on its way to where the std is 0.
+_TO_THE_END, _LEAST_CURVATURE = {"loss_tolerance": 1e-13, "gradient_tolerance": 1e-9}, 1e-6
 # How many times the errors fitted to those of the validation rows may be without a warning.
 _TOO_LARGE = 1.5
 
@@ -101,9 +101,9 @@ def fit(
     gains little by it. How long a polynomial may become is decided by the effective number of rows,
     (sum w)^2 / sum(w^2).
 
-    Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`. No gradient passes through
-    the fit; predictions are differentiable in x and base, and `functional.scores.accrue_loss` is a loss to train mean
-    and std jointly.
+    Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`. Predictions are
+    differentiable in x and base, with `differentiable=True` in the rows fitted to, their weights and beta, too;
+    `functional.scores.accrue_loss` is a loss to train mean and std jointly.
 
     Args:
         x: inputs [l, d]; a vector [l] is one column.
@@ -123,9 +123,12 @@ def fit(
             none.
         max_iterations: number of L-BFGS steps to stop at.
         patience: steps without improvement to stop at.
+        differentiable: whether derivatives pass through the fit of the polynomial, as of `rio.fit`: by the implicit
+            function theorem at the optimum, which is then found to the last digits. They are NaN where it is none, and
+            the result of `training` is not CONVERGED; the order stays, and the order of the standardized errors, too.
 
     Raises:
-        TypeError: if base is not a Distribution.
+        TypeError: if base is not a Distribution; if a derivative through the fit is asked for without `differentiable`.
         ValueError: if x, y or base is not finite or of the wrong shape, there are fewer than 10 rows, y is constant,
             y equals base.mean in every row, the polynomial gets more than one column, an option is out of its range, or
             base is a `Point`, which has no std, and `relative`; if weights are not as many as the rows, one is
@@ -159,7 +162,7 @@ def fit(
         _check_polynomial(rows, validation)
         fitted = _fit_polynomial(rows, _as_weight(beta), until, relative, differentiable)
     elif differentiable:
-        raise ValueError(f"differentiable=True is for model='polynomial'; got model={model!r}.")
+        raise ValueError("differentiable=True is for model='polynomial'; a network's training has no derivative.")
     else:
         size = num_train(rows.y.shape[0], validation_fraction) if validation is None else rows.y.shape[0]
         if validation is not None:
@@ -450,9 +453,7 @@ def _with_derivatives(
     loss = _loss_of_order(problem, beta, order)
     place = at_optimum(loss, found, _LEAST_CURVATURE)
     missed = (optimum.result == Result.CONVERGED) & ~found.is_optimum
-    return optimum._replace(
-        params=place, loss=loss(place), result=jnp.where(missed, Result.STEP_LIMIT, optimum.result)
-    )
+    return optimum._replace(params=place, loss=loss(place), result=jnp.where(missed, Result.STEP_LIMIT, optimum.result))
 
 
 def _loss_of_order(problem: _Problem, beta: Float[Array, ""], order: Int[Array, ""]) -> Callable:

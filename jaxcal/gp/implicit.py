@@ -157,7 +157,9 @@ def _optimum(
         is_optimum = converged & found.is_optimum
         return Stationary(jnp.where(is_optimum, found.place, start), is_optimum)
 
-    found = one_run_at_a_time(last_digits)(*as_constants((data, start)))
+    # What it closes over are arguments, too: `one_run_at_a_time` must know of all that differs from run to run.
+    last_digits = eqx.filter_closure_convert(last_digits, data, start)
+    found = one_run_at_a_time(lambda run, *args: run(*args))(*as_constants((last_digits, data, start)))
     vector = at_optimum(of_data.loss, found, _LEAST_CURVATURE)
     result = jnp.where(converged & ~found.is_optimum, Result.STEP_LIMIT, process.result)
     return of_data.model_of(vector), result

@@ -125,7 +125,9 @@ def fit(
         patience: steps without improvement to stop at.
         differentiable: whether derivatives pass through the fit of the polynomial, as of `rio.fit`: by the implicit
             function theorem at the optimum, which is then found to the last digits. They are NaN where it is none, and
-            the result of `training` is not CONVERGED; the order stays, and the order of the standardized errors, too.
+            the result of `training` is not CONVERGED; the order stays. With beta below 1 the loss has kinks where two
+            standardized errors change places, the closer the more rows there are: derivatives are those between them,
+            and differences over wider steps can be quite others. With beta=1 there are none.
 
     Raises:
         TypeError: if base is not a Distribution; if a derivative through the fit is asked for without `differentiable`.

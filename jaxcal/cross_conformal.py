@@ -24,7 +24,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
@@ -62,8 +61,8 @@ def fit(
     All folds have n // folds rows, as the guarantee needs it. The rest, fewer rows than folds, is in the training rows
     of each model, and has no error. `jaxcal.pipeline.fit(method="cv+")` takes calibrators, and scores every step.
 
-    Works under `jit` and, over runs of equal size, under `eqx.filter_vmap` where `fit_model` does. No gradient passes
-    through the fit; predictions are differentiable in x where the models are.
+    Works under `jit` and, over runs of equal size, under `eqx.filter_vmap` where `fit_model` does. Fit and predictions
+    are differentiable in all x and y where `fit_model` and the models are.
 
     Args:
         fit_model: `fit_model(x, y, key=key)` gives a function of inputs whose value is a Distribution or an array of
@@ -99,7 +98,8 @@ def fit(
         >>> fitted.guarantee(0.9).coverage
         0.8
     """
-    x, y = _constants(x, y)
+    x = _checks.as_matrix("x", x)
+    y = _checks.as_vector("y", y, length=x.shape[0])
     labels = as_labels(groups, x.shape[0])
     _checks.check_at_least("folds", folds, 2)
     with jax.ensure_compile_time_eval():  # a known key gives known folds, also where the fit is traced
@@ -188,7 +188,8 @@ def fit_bootstrap(
         >>> print(f"{fitted.guarantee(0.9).coverage:.2f} for {len(fitted.errors)} errors")
         0.80 for 50 errors
     """
-    x, y = _constants(x, y)
+    x = _checks.as_matrix("x", x)
+    y = _checks.as_vector("y", y, length=x.shape[0])
     num_rows = x.shape[0]
     _checks.check_at_least("num_models", num_models, 1)
     with jax.ensure_compile_time_eval():  # a known key gives known samples, also where the fit is traced
@@ -389,13 +390,6 @@ def _columns(vectors: Sequence[Float[Array, " n"]]) -> Float[Array, "n k"]:
 
 
 # The errors
-
-
-def _constants(x: ArrayLike, y: ArrayLike) -> tuple[Float[Array, "n d"], Float[Array, " n"]]:
-    """Checked rows, through which no gradient passes."""
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
-    return lax.stop_gradient((x, y)) if _checks.is_traced(x, y) else (x, y)
 
 
 def _is_scaled(score: str | None, base: Distribution) -> bool:

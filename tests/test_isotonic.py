@@ -382,10 +382,10 @@ def test_a_map_of_probabilities_under_jit_vmap_and_gradients():
     together = jax.jit(jax.vmap(ends, (None, 0)))(loc, y)
     for run in range(2):
         np.testing.assert_allclose(together[run], ends(loc, y[run]), rtol=1e-8 if X64 else 1e-3)
-    # The ends move with the base, and no gradient passes through the fit.
+    # The ends move with the base, and with the calibration rows next to them.
     in_loc, in_y = jax.jit(jax.grad(lambda loc, y: ends(loc, y).sum(), (0, 1)))(loc, jnp.asarray(y[0]))
     np.testing.assert_allclose(in_loc, np.ones(2), rtol=1e-6 if X64 else 1e-3)
-    assert not in_y.any()
+    assert 0 < np.count_nonzero(in_y) <= 2
 
 
 def test_which_bases_are_recalibrated_by_their_probabilities():

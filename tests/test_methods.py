@@ -268,6 +268,14 @@ NEEDS_VALUES = {
 }
 # Trees grow to sizes that depend on the values: only a fit to the same ones compiles nothing.
 SHAPES_BY_VALUES = {"usnrt"}
+# Tables and closed forms, through whose fits derivatives pass. Those of optima are tested with `differentiable=True` in
+# test_derivatives.py; the others say that they have none.
+DIFFERENTIABLE = {
+    *("crude", "crude-neighbors", "crude-weights", "crude-pooled", "conformal", "conformal-quantile"),
+    *("conformal-randomized", "conformal-linear", "isotonic", "isotonic-groups"),
+    *("gaussian-mle", "gaussian-mle-weighted", "cross-conformal", "cross-conformal-bootstrap"),
+}
+NO_DERIVATIVE = "no derivative passes through"
 # What these predict depends on the inputs through the base alone, or by a function that takes any.
 BY_BASE_ALONE = {
     *("crude", "conformal", "conformal-quantile", "conformal-randomized", "conformal-linear"),
@@ -375,16 +383,42 @@ def test_rows_are_predicted_independently(method):
 
 
 @once
-def test_jit_of_the_fit_and_the_prediction_and_no_gradient_through_the_fit(method):
-    @eqx.filter_jit
-    def mean_and_gradient(y):
-        mean, pull = jax.vjp(lambda y: method.call(method.fit(X, MEAN, y), X, MEAN).mean, y)
-        return mean, pull(jnp.ones_like(mean))[0]
-
+def test_jit_of_the_fit_and_the_prediction(method):
     with method.traces("fit"):
-        mean, gradient = mean_and_gradient(jnp.asarray(Y))
+        mean = jax.jit(lambda y: method.call(method.fit(X, MEAN, y), X, MEAN).mean)(jnp.asarray(Y))
         np.testing.assert_allclose(mean, method.mean(), atol=method.tolerance)
-        assert not gradient.any()
+
+
+def reading(method, x, mean, y):
+    """Means, stds and quantiles of what is predicted at a few rows, as one number."""
+    distribution = method.call(method.fit(x, mean, y), X[:5], MEAN[:5])
+    parts = distribution.mean, distribution.std, distribution.icdf(jnp.array([0.1, 0.4, 0.9]))
+    return sum(jnp.sum(jnp.cos(jnp.arange(1.0, 1 + part.size)).reshape(part.shape) * part) for part in parts)
+
+
+@once
+@pytest.mark.parametrize("method", params_of(sorted(DIFFERENTIABLE)), indirect=True)
+def test_derivatives_through_the_fit_are_those_of_differences(method):
+    # Functions of x that give groups need a known x.
+    fixed = [X] if "vmap" in NEEDS_VALUES.get(method.name, {}) else []
+    rows = [jnp.asarray(rows) for rows in (X, MEAN, Y)][len(fixed) :]
+    value = lambda *rows: reading(method, *fixed, *rows)
+    value_and_gradients = jax.jit(jax.value_and_grad(value, tuple(range(len(rows)))))
+    gradients, step = value_and_gradients(*rows)[1], 1e-5
+    for argument, gradient in enumerate(gradients):
+        direction = RNG.normal(size=gradient.shape)
+        moved = ([a + s * direction if i == argument else a for i, a in enumerate(rows)] for s in (step, -step))
+        ahead, behind = (value_and_gradients(*each)[0] for each in moved)
+        slope = jnp.sum(gradient * direction)
+        np.testing.assert_allclose((ahead - behind) / (2 * step), slope, rtol=1e-4, atol=1e-7)
+
+
+@once
+@pytest.mark.parametrize("method", params_of(sorted(set(METHODS) - DIFFERENTIABLE)), indirect=True)
+def test_a_fit_without_a_derivative_says_so(method):
+    reason = NEEDS_VALUES.get(method.name, {}).get("fit", NO_DERIVATIVE)
+    with pytest.raises(TypeError, match=reason):
+        jax.make_jaxpr(jax.grad(lambda y: reading(method, X, MEAN, y)))(jnp.asarray(Y))
 
 
 @once

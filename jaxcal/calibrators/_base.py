@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal import _checks
 from jaxcal.distributions import Distribution, Point
-from jaxcal.functional.quantiles import smallest_table
+from jaxcal.functional import linalg
+from jaxcal.functional.quantiles import smallest_table, smoothed_table
 from jaxcal.guarantee import Guarantee
 
 R = TypeVar("R", bound=tuple)
@@ -165,7 +166,7 @@ def error_scale(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
 
 
 def standardized_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Float[Array, " l"]:
-    """The signed errors (y - mean) / scale of every row, as constants: no gradient passes.
+    """The signed errors (y - mean) / scale of every row.
 
     Raises:
         ValueError: if an error is not finite, or as `error_scale` does.
@@ -177,7 +178,7 @@ def standardized_errors(base: Distribution, y: Float[Array, " l"], scaled: bool)
 
 @jax.jit
 def _in_scales(y: Float[Array, " l"], mean: Float[Array, " l"], scale: Float[Array, " l"]) -> Float[Array, " l"]:
-    return lax.stop_gradient((y - mean) / scale)
+    return (y - mean) / scale
 
 
 def sorted_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Float[Array, " l"]:
@@ -193,16 +194,14 @@ def levels_of_sample(z: Float[Array, "*runs l"]) -> Float[Array, " l"]:
 
 
 def probabilities(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l"]:
-    """The probabilities base.cdf(y) of every row, as constants: no gradient passes.
+    """The probabilities base.cdf(y) of every row.
 
     Raises:
         ValueError: if base is a `Point`; if one of them is 0 or 1, or base has no density at its y.
     """
     check_not_point(base)
-    base, y = lax.stop_gradient((base, y))
     p = base.cdf(y)
-    bad = rows_without_probability(base, y, p)
-    if bad.size:
+    if (bad := rows_without_probability(base, y, p)).size:
         raise ValueError(
             "score='cdf' needs a base.cdf(y) strictly between 0 and 1, and a density of base at y. "
             f"{bad.size} rows, the first at index {bad[0]}, lack one of the two: take score='signed'."
@@ -212,6 +211,7 @@ def probabilities(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l
 
 def rows_without_probability(base: Distribution, y: Float[Array, " l"], p: Float[Array, " l"]) -> np.ndarray:
     """The numbers of the rows whose known probability p is 0 or 1, or where base has no density at y."""
+    base, y, p = lax.stop_gradient((base, y, p))  # under an eager jax.grad the values are known
     if _checks.is_traced(p):
         return np.zeros(0, int)
     known, density = np.asarray(p), np.asarray(base.log_prob(y))
@@ -225,8 +225,9 @@ def quantiles_at(base: Distribution, p: Float[Array, " l"]) -> Float[Array, "n l
         ValueError: if base is a `Point`.
     """
     check_not_point(base)
+    quantiles = base.icdf(p)
     # Rounding in the search for a quantile must not put two of them out of order.
-    return lax.cummax(base.icdf(p), axis=1)
+    return linalg.snapped(quantiles, lax.cummax(lax.stop_gradient(quantiles), axis=1))
 
 
 def check_not_point(base: Distribution) -> None:
@@ -245,6 +246,34 @@ def coverage_guarantee(confidence_level: float, num_calibration: int, rule: str,
     """
     check_not_out_of_fold(out_of_fold)
     return Guarantee.of(confidence_level, num_calibration, rule)
+
+
+def check_smoothing(smoothing: float | None, **others: object) -> None:
+    """Raise ValueError unless smoothing is None, or lies in (0, 1/2] and comes without the others, which are None."""
+    if smoothing is None:
+        return
+    if not 0 < smoothing <= 0.5:
+        raise ValueError(f"smoothing must lie between 0 and 1/2; got {smoothing:g}.")
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"smoothing={smoothing:g} is for one table of all rows: it cannot go with {name}. Leave one of them "
+                "out."
+            )
+
+
+def smoothed(table: Float[Array, " l"], smoothing: Real[ArrayLike, ""] | None) -> Float[Array, " l"]:
+    """The sorted table, smoothed where that is asked for."""
+    return table if smoothing is None else smoothed_table(table, smoothing)
+
+
+def check_not_smoothed(smoothed: bool) -> None:
+    """Raise ValueError if the table is smoothed, and guarantees nothing."""
+    if smoothed:
+        raise ValueError(
+            "the table is smoothed: its values are no scores of calibration rows, so that no coverage guarantee "
+            "follows from their ranks. Fit without smoothing for a guarantee."
+        )
 
 
 def check_not_out_of_fold(out_of_fold: bool) -> None:

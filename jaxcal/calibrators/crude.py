@@ -18,10 +18,13 @@ from jaxcal import _checks
 from jaxcal.calibrators import _grouped_tables
 from jaxcal.calibrators._base import (
     check_base,
+    check_not_smoothed,
+    check_smoothing,
     coverage_guarantee,
     location_and_scale,
     probabilities,
     quantiles_at,
+    smoothed,
     sorted_errors,
     standardized_errors,
     warn_without_width,
@@ -49,6 +52,7 @@ def fit(
     by: Labels | None = None,
     weights: Weights | None = None,
     partial_pooling: bool = False,
+    smoothing: float | None = None,
     preset: str | None = None,
 ) -> "CRUDE | VectorCRUDE | GroupedTables":
     """Sort the standardized errors z = (y - base.mean) / base.std: the table that shapes every prediction.
@@ -59,8 +63,8 @@ def fit(
     A base without a std, a `Point`, has scale 1 in every row: z is the error itself. Vector targets take a
     `MultivariateNormal` as base: its covariance whitens the errors.
 
-    Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. No gradient passes through the fit;
-    predictions are differentiable in base.
+    Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. Fit and predictions are differentiable in
+    base, y and weights; the derivative of a rank, and of which rows are neighbors, is 0.
 
     Args:
         x: inputs [L, d]; a vector [L] is one column. Only `neighbors` uses them; without it x may be None.
@@ -83,6 +87,9 @@ def fit(
         weights: of the rows [L], or a function of x that gives them.
         partial_pooling: whether the table of a group takes in those of all rows, for as many rows of the group as makes
             the CRPS by leave-one-out least: for groups of few rows. It guarantees no coverage.
+        smoothing: None, or the half width in (0, 1/2] of a window of ranks: each of the sorted z becomes the mean
+            of those within floor(smoothing L) ranks, `functional.quantiles.smoothed_table`. The derivative of a
+            quantile then depends on many rows, as training through the calibration wants. It guarantees no coverage.
         preset: None, or "paper", which is rank="crude".
 
     Raises:
@@ -91,12 +98,14 @@ def fit(
             if there are fewer rows than neighbors; if neighbors come without x, with score="cdf" or with vector
             targets; if a rank or score="cdf" comes with vector targets, which have no ranks; if score="cdf" comes with
             a `Point`, or in some row base.cdf(y) is 0 or 1; if preset="paper" comes with another rank; if
-            partial_pooling comes without `by`, or with weights.
+            partial_pooling comes without `by`, or with weights; if smoothing is not in (0, 1/2], or comes with
+            neighbors, `by`, weights or vector targets.
 
     Warns:
         UserWarning: if y equals base.mean in every row, so that no prediction has a width.
 
-    Source: Zelikman et al., CRUDE, 2020, Algorithm 1; its section 7 proposes neighbors and vector targets.
+    Source: Zelikman et al., CRUDE, 2020, Algorithm 1; its section 7 proposes neighbors and vector targets. For
+    smoothing Stutz, Dvijotham, Cemgil and Doucet, ICLR 2022.
 
     Example:
         >>> import jax.numpy as jnp
@@ -113,7 +122,8 @@ def fit(
     if preset and rank == "conformal":
         raise ValueError("preset='paper' is rank='crude'; got rank='conformal'.")
     if isinstance(base, MultivariateNormal):
-        given = {"rank": rank, "score": "cdf" if score == "cdf" else None, "neighbors": neighbors}
+        score_given = "cdf" if score == "cdf" else None
+        given = {"rank": rank, "score": score_given, "neighbors": neighbors, "smoothing": smoothing}
         for name, value in given.items():
             if value is not None:
                 raise ValueError(
@@ -121,6 +131,7 @@ def fit(
                     "tables of neighbors. Leave the options at their defaults, or calibrate every component by itself."
                 )
         return _fit_vectors(base, y)
+    check_smoothing(smoothing, neighbors=neighbors, by=by, weights=weights)
     y = _checks.as_vector("y", y)
     check_base(base, y.shape[0])
     by_cdf, scaled = score == "cdf" and not isinstance(base, Normal), not isinstance(base, Point)
@@ -142,12 +153,13 @@ def fit(
         z = (sorted_errors if neighbors is None else standardized_errors)(base, y, scaled)
         warn_without_width(z)
     return CRUDE(
-        z=z,
+        z=smoothed(z, smoothing),
         neighborhood=neighborhood,
         scaled=scaled,
         by_cdf=by_cdf,
         rank=rank,
         out_of_fold=base.is_out_of_fold,
+        smoothed=smoothing is not None,
     )
 
 
@@ -162,6 +174,7 @@ class CRUDE(eqx.Module):
         by_cdf: whether z are probabilities base.cdf(y) in place of errors.
         rank: "crude" or "conformal".
         out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
+        smoothed: whether z are means over neighboring ranks.
     """
 
     z: Float[Array, "*l"]
@@ -170,6 +183,7 @@ class CRUDE(eqx.Module):
     rank: str = eqx.field(static=True)
     out_of_fold: bool = eqx.field(static=True)
     by_cdf: bool = eqx.field(static=True, default=False)
+    smoothed: bool = eqx.field(static=True, default=False)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical:
         """The distribution base.mean + base.std * Z of every row.
@@ -201,7 +215,7 @@ class CRUDE(eqx.Module):
 
         Raises:
             ValueError: if the confidence level lies outside (0, 1); if the rank is "crude" or the table one of
-                neighbors, which guarantee nothing; if the errors are out of fold.
+                neighbors or smoothed, which guarantee nothing; if the errors are out of fold.
 
         Example:
             >>> import jax.numpy as jnp
@@ -212,6 +226,7 @@ class CRUDE(eqx.Module):
             0.9
         """
         _checks.check_fraction("confidence_level", confidence_level)
+        check_not_smoothed(self.smoothed)
         rows = self.z.shape[-1]
         if self.neighborhood is not None:
             raise ValueError(
@@ -284,7 +299,7 @@ class Neighborhood(eqx.Module):
 
 def _fit_vectors(base: MultivariateNormal, y: ArrayLike) -> VectorCRUDE:
     y = _checks.as_matrix("y", y, length=base.mean.shape[0])
-    z = lax.stop_gradient(base.whiten(y))
+    z = base.whiten(y)
     _checks.check_finite("the whitened errors", z)
     return VectorCRUDE(z)
 

@@ -75,8 +75,8 @@ def fit(
     `preset="paper"` takes the estimates for the truth: N(mu + a, (b s)^2), N(mu + a s, (b s)^2) or N(mu, (b s)^2), with
     the divisor n in b^2.
 
-    A `Point` has no std: s is then 1 in every row. Works under `jit` and, over runs, under `eqx.filter_vmap`. No
-    gradient passes through the fit; predictions are differentiable in base.
+    A `Point` has no std: s is then 1 in every row. Works under `jit` and, over runs, under `eqx.filter_vmap`. Fit and
+    predictions are differentiable in base, y and weights; the choice of "auto" has derivative 0.
 
     Args:
         x: inputs [n, d]; used by functions of x alone, else it may be None.
@@ -245,7 +245,9 @@ class _Rows(NamedTuple):
 
 
 class _Regression(NamedTuple):
-    """Errors z, what they are regressed on, u, and the weights, all of at most 1; 0 in rows of weight 0.
+    """Errors z, what they are regressed on, u, and the weights, all of at most 1 in rows that count.
+
+    In rows of weight 0 they are finite: the derivative by such a weight needs them.
 
     Without groups, `number` is None, and what a group has has shape [1].
     """
@@ -280,7 +282,7 @@ class _Regression(NamedTuple):
     def root_mean_square(self, slope: Float[Array, " groups"]) -> Float[Array, " groups"]:
         """That of the residuals."""
         squares = (self.z - self.of_row(slope) * self.u) ** 2
-        return jnp.sqrt(self.sum(self.w * squares) / self.sum(self.w))
+        return linalg.sqrt(self.sum(self.w * squares) / self.sum(self.w))
 
 
 def _sum(values: Float[Array, " n"], number: Int[ArrayLike, " n"] | None, num_groups: int) -> Float[Array, " groups"]:
@@ -300,19 +302,24 @@ def _max(values: Float[Array, " n"], number: Int[ArrayLike, " n"] | None, num_gr
 def _regression(
     rows: _Rows, number: Int[ArrayLike, " n"] | None, num_groups: int, reading: str
 ) -> tuple[_Regression, Float[Array, " groups"], Float[Array, " groups"]]:
-    """The rows in units of which no square overflows; the unit of the errors z, and that of the shift over it."""
+    """The rows in units of which no square overflows; the unit of the errors z, and that of the shift over it.
+
+    What is fitted does not depend on the units: they are constants.
+    """
     of_row = lambda values: values if number is None else values[number]
-    largest = lambda values: _max(values, number, num_groups)
+    largest = lambda values: _max(lax.stop_gradient(values), number, num_groups)
     z = (rows.y - rows.mean) / rows.std
     w = rows.weights.astype(z.dtype)
     greatest = of_row(largest(w))
-    w = jnp.where(w == greatest, 1, w / greatest)  # a compiled quotient of equal numbers need not be 1
+    ratio = w / greatest
+    w = linalg.snapped(ratio, jnp.where(w == greatest, 1, ratio))  # a compiled quotient of equal numbers need not be 1
     counts = w > 0
     size = largest(jnp.where(counts, jnp.abs(z), 0))
     size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
     unit = jnp.ones_like(size) if reading == "scaled" else -largest(jnp.where(counts, -rows.std, -jnp.inf))
     u = jnp.ones_like(z) if reading == "scaled" else of_row(unit) / rows.std
-    z, u = (jnp.where(counts, values, 0) for values in (z / of_row(size), u))
+    bound = float(jnp.finfo(z.dtype).max) ** 0.25
+    z, u = (jnp.where(counts | (jnp.abs(values) < bound), values, 0) for values in (z / of_row(size), u))
     return _Regression(z, u, w, number, num_groups), size, unit
 
 
@@ -322,7 +329,7 @@ def _fit(
 ) -> GaussianMLE:
     num_groups = groups.count
     number = None if number is None else jnp.asarray(number)
-    regression, size, unit = _regression(lax.stop_gradient(rows), number, num_groups, reading)
+    regression, size, unit = _regression(rows, number, num_groups, reading)
     slope = regression.slope()
     if reading == "none":
         used = jnp.zeros_like(slope, bool)

@@ -19,7 +19,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal import _checks
@@ -27,10 +26,12 @@ from jaxcal.calibrators import _grouped_tables
 from jaxcal.calibrators._base import (
     check_base,
     check_not_point,
+    check_smoothing,
     levels_of_sample,
     location_and_scale,
     probabilities,
     rows_without_probability,
+    smoothed,
     sorted_errors,
     warn_without_width,
 )
@@ -62,6 +63,7 @@ def fit(
     by: Labels | None = None,
     weights: Weights | None = None,
     partial_pooling: bool = False,
+    smoothing: float | None = None,
 ) -> "Isotonic | GroupedTables":
     """Recalibrate predictions by isotonic regression on their PIT values.
 
@@ -86,8 +88,8 @@ def fit(
     names the rows needed.
 
     The cost is O(L log L). A `Point` has no std: 1 is used in every row, and the result is the distribution of the
-    errors. Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. No gradient passes through the fit;
-    predictions are differentiable in base.
+    errors. Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. Fit and predictions are
+    differentiable in base, y and weights; the derivative of a rank is 0.
 
     Args:
         x: inputs [L, d], for functions of x; else it is not used and may be None.
@@ -103,13 +105,15 @@ def fit(
             (m_k + w / 2) / (W + w), m_k the sum of the weights below it and half its own, W that of all, w the weight
             of the new row.
         partial_pooling: as of `crude.fit`.
+        smoothing: likewise, of the sorted z or base.cdf(y).
 
     Raises:
         TypeError: if base is not a Distribution.
         ValueError: if y or base is empty, not finite or of the wrong shape, a std of base is not positive, `score` or
             `tails` is none of the above; if tails, `by` or weights come with score="cdf"; if other tails than "fitted"
             come with `by` or weights; if partial_pooling comes without `by`, or with weights; if with score="cdf" base
-            is a `Point`, some base.cdf(y) is 0 or 1, or base has no density at y.
+            is a `Point`, some base.cdf(y) is 0 or 1, or base has no density at y; if smoothing is not in (0, 1/2], or
+            comes with `by` or weights.
 
     Warns:
         UserWarning: if PIT values are 0 or 1 in double precision, with their fraction (the recalibrated distribution is
@@ -129,6 +133,7 @@ def fit(
     """
     _checks.check_choice("score", score, (None, "signed", "cdf"))
     _checks.check_choice("tails", tails, (None, "fitted", "anchored", "support"))
+    check_smoothing(smoothing, by=by, weights=weights)
     check_base(base)
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
     if score == "cdf" and tails is not None:
@@ -149,11 +154,11 @@ def fit(
             partial_pooling=partial_pooling,
         )
     if score == "cdf" and not isinstance(base, Normal):
-        return Isotonic(jnp.sort(probabilities(base, y)), "fitted", scaled=True, by_cdf=True)
+        return Isotonic(smoothed(jnp.sort(probabilities(base, y)), smoothing), "fitted", scaled=True, by_cdf=True)
     if score is None and tails is None and _has_own_shape(base):
-        p = lax.stop_gradient(base.cdf(y))
+        p = base.cdf(y)
         if not (bad := rows_without_probability(base, y, p)).size:
-            return Isotonic(jnp.sort(p), "fitted", scaled=True, by_cdf=True)
+            return Isotonic(smoothed(jnp.sort(p), smoothing), "fitted", scaled=True, by_cdf=True)
         warnings.warn(
             f"{100 * bad.size / p.shape[0]:.2g} % of the PIT values are 0 or 1 in this precision: the predictions are "
             "recalibrated by their means and stds, without their shapes (score='signed').",
@@ -164,7 +169,7 @@ def fit(
     warn_without_width(z)
     if isinstance(base, Normal) and not _checks.is_traced(z):  # what Phi says of z are PIT values
         _warn_of_extremes(np.asarray(z))
-    return Isotonic(z, tails or "fitted", scaled)
+    return Isotonic(smoothed(z, smoothing), tails or "fitted", scaled)
 
 
 class Isotonic(eqx.Module):

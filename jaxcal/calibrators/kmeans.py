@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
@@ -36,7 +37,8 @@ def fit(
     weight 2 counts as two rows, one of weight 0 not at all, and weights that are all equal are as none. With w(x) the
     density of new inputs over that of the calibration inputs, they are those of the new rows.
 
-    scikit-learn works on NumPy arrays: not under `jit` or `vmap`.
+    scikit-learn works on NumPy arrays: not under `jit`, nor under `vmap` over x or weights. The stds are differentiable
+    in base, y and weights; which rows form a cluster has derivative 0.
 
     Args:
         x: inputs [l, d]; a vector [l] is one column.
@@ -48,7 +50,7 @@ def fit(
             none.
 
     Raises:
-        TypeError: if base is not a Distribution, or anything is traced.
+        TypeError: if base is not a Distribution; if x, weights or key is traced, other than by an eager `jax.grad`.
         ValueError: if x, y or base is empty, not finite or of the wrong shape, or num_clusters is less than 1 or above
             the number of rows; if weights are not as many as the rows, one is negative, NaN or infinite, or all are 0.
             Rows of weight 0 are not counted.
@@ -66,24 +68,26 @@ def fit(
     """
     rows = as_rows(x, base, y)
     rows, counts = rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
+    inputs, known = lax.stop_gradient((rows.x, counts))  # under an eager jax.grad they are known
+    (counted,), known = rows_that_count((inputs,), known)
     _checks.check_at_least("num_clusters", num_clusters, 1)
-    _checks.check_rows("x", rows.x, num_clusters)
-    if _checks.is_traced(*rows, counts, key):
+    _checks.check_rows("x", counted, num_clusters)
+    x_scaler = Standardizer.of(counted, known)
+    points = x_scaler(counted)
+    if _checks.is_traced(points, known, key):
         raise TypeError(
-            "an argument is traced, but scikit-learn needs NumPy arrays: call fit outside jit, vmap and grad."
+            "x, weights or key is traced, but scikit-learn needs NumPy arrays: call fit outside jit and vmap."
         )
-    x_scaler = Standardizer.of(rows.x, counts)
     seed = int(jax.random.bits(key, dtype="uint32"))
-    points, known = np.asarray(x_scaler(rows.x)), None if counts is None else np.asarray(counts)
-    centers, labels = _cluster(points, num_clusters, seed, known)
-    std = _root_mean_squares(rows.y - rows.mean, labels, len(centers), counts)
-    if empty := int((np.asarray(std) == 0).sum()):
+    centers = _cluster(np.asarray(points), num_clusters, seed, None if known is None else np.asarray(known))
+    std = _root_mean_squares(rows.y - rows.mean, _nearest(centers, x_scaler(inputs)), len(centers), counts)
+    if not _checks.is_traced(std) and (empty := int((np.asarray(std) == 0).sum())):
         warnings.warn(
             f"y equals base.mean in every row of {empty} of {len(centers)} clusters: their std is 0, and no prediction "
             "there has a width. Was the model trained on these rows? Give others, or fewer clusters.",
             stacklevel=2,
         )
-    return KMeans(jax.device_put(centers), std, x_scaler)
+    return KMeans(centers, std, x_scaler)
 
 
 class KMeans(eqx.Module):
@@ -108,28 +112,34 @@ class KMeans(eqx.Module):
         x = _checks.as_matrix("x", x)
         _checks.check_columns("x", x, self.centers.shape[1], "the clusters are of")
         check_base(base, x.shape[0])
-        return Normal(base.mean, _nearest(self, x))
+        return Normal(base.mean, _std_of_nearest(self, x))
 
 
 @eqx.filter_jit
 def _root_mean_squares(
-    errors: Float[Array, " n"], labels: Int[ArrayLike, " n"], number: int, weights: Float[Array, " n"] | None
+    errors: Float[Array, " n"], labels: Int[Array, " n"], number: int, weights: Float[Array, " n"] | None
 ) -> Float[Array, " k"]:
     """The root mean square of the errors of every label."""
     scale = linalg.scale_of(errors)
     w = jnp.ones_like(errors) if weights is None else weights / weights.max()
     squares, counts = (jax.ops.segment_sum(w * a, labels, number) for a in ((errors / scale) ** 2, jnp.ones_like(w)))
-    return scale * jnp.sqrt(squares / counts)
+    return scale * linalg.sqrt(squares / counts)
 
 
 @eqx.filter_jit
-def _nearest(fitted: KMeans, x: Float[Array, "n d"]) -> Float[Array, " n"]:
-    distances = lambda row: jnp.sum((fitted.centers - row[None]) ** 2, axis=1)
-    return jax.vmap(lambda row: fitted.cluster_std[jnp.argmin(distances(row))])(fitted.x_scaler(x))
+def _std_of_nearest(fitted: KMeans, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    return fitted.cluster_std[_nearest(fitted.centers, fitted.x_scaler(x))]
 
 
-def _cluster(x: np.ndarray, number: int, seed: int, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Centers and, for every row, which is its own; without centers that no row is nearest to."""
+@jax.jit
+def _nearest(centers: Float[Array, "k d"], points: Float[Array, "n d"]) -> Int[Array, " n"]:
+    """The number of the center that is nearest to each point."""
+    distances = lambda point: jnp.sum((centers - point[None]) ** 2, axis=1)
+    return jax.vmap(lambda point: jnp.argmin(distances(point)))(points)
+
+
+def _cluster(x: np.ndarray, number: int, seed: int, weights: np.ndarray | None) -> Float[Array, "k d"]:
+    """Centers, without those that no row is nearest to."""
     try:
         from sklearn.cluster import KMeans as Clusters
         from sklearn.exceptions import ConvergenceWarning
@@ -138,5 +148,5 @@ def _cluster(x: np.ndarray, number: int, seed: int, weights: np.ndarray | None) 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # of fewer different rows than clusters
         clusters = Clusters(number, random_state=seed)
-        used, labels = np.unique(clusters.fit_predict(x, sample_weight=weights), return_inverse=True)
-    return clusters.cluster_centers_[used].astype(x.dtype), labels
+        used = np.unique(clusters.fit_predict(x, sample_weight=weights))
+    return jax.device_put(clusters.cluster_centers_[used].astype(x.dtype))

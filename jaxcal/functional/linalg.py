@@ -2,6 +2,7 @@
 
 - `sqrt`, `root_mean_square`, `root_sum_squares`: of numbers whose squares may leave the range of their dtype, with
   derivatives of 0 where others have none; `scale_of`: what to divide by before squaring.
+- `snapped`: a value without its rounding, with the derivative that it had.
 - `weighted_mean`, `fractions_of`: means over rows that count differently.
 - `add_diagonal`, `inverse_factor`, `inverse_triangular`, `crossproduct`, `half_log_det`: of Cholesky factors.
 """
@@ -39,6 +40,22 @@ def scale_of(*values: Float[Array, "..."], axis: int | None = None) -> Float[Arr
     sizes = [jnp.max(jnp.abs(each), axis, keepdims=axis is not None) for each in values]
     size = lax.stop_gradient(jnp.max(jnp.stack(sizes), axis=0))
     return jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+
+
+@jax.custom_jvp
+def snapped(x: Float[Array, "..."], value: Float[Array, "..."]) -> Float[Array, "..."]:
+    """`value` in place of x, from which it differs by rounding only; the derivative is that of x.
+
+    >>> x, bounded = jnp.array(1.0), lambda x: snapped(x, jnp.minimum(x, 1))
+    >>> print(bounded(x), jax.grad(bounded)(x), jax.grad(lambda x: jnp.minimum(x, 1))(x))
+    1.0 1.0 0.5
+    """
+    return value
+
+
+@snapped.defjvp
+def _snapped_jvp(primals, tangents):
+    return snapped(*primals), tangents[0]
 
 
 def root_mean_square(values: Float[Array, "..."], weights: Real[ArrayLike, "..."] | None = None) -> Float[Array, ""]:

@@ -237,7 +237,8 @@ def quantile(
     fraction = jnp.where(upper, 1 - p, p)
     mass, bound = _end(tables, group, upper, half, whole)
     beyond, possible = (after == start) | (after == end), fraction > 0
-    x = normal_tail.quantile(jnp.where(beyond & possible, jnp.minimum(fraction / mass, 1), 1), bound)
+    part = fraction / mass
+    x = normal_tail.quantile(jnp.where(beyond & possible, linalg.snapped(part, jnp.minimum(part, 1)), 1), bound)
     x = jnp.where(possible, x, jnp.inf)
     return jnp.where(beyond, jnp.where(upper, x, -x), z)
 
@@ -335,8 +336,9 @@ def _between(
     right = jnp.clip(after, start, end - 1)
     left = jnp.clip(after - 1, start, end - 1)
     width = keys[right] - keys[left]
-    part = jnp.clip((u - keys[left]) / jnp.where(width > 0, width, 1), 0, 1)
-    return answers[left] + jnp.where(width > 0, part, 0) * (answers[right] - answers[left])
+    part = (u - keys[left]) / jnp.where(width > 0, width, 1)
+    part = jnp.where(width > 0, linalg.snapped(part, jnp.clip(part, 0, 1)), 0)
+    return answers[left] + part * (answers[right] - answers[left])
 
 
 def _end(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.scipy.special import log_ndtr, ndtr
 from jaxtyping import Array, Float
 
-from jaxcal.functional import normal
+from jaxcal.functional import linalg, normal
 from jaxcal.functional.quantiles import invert_cdf
 
 
@@ -22,7 +22,8 @@ def survival(x: Float[Array, "*n"], end: Float[Array, "*n"]) -> Float[Array, "*n
         >>> print(f"{survival(jnp.array(1.0), jnp.array(0.0)):.4f}")
         0.3173
     """
-    return jnp.exp(jnp.minimum(log_ndtr(-x) - log_ndtr(-end), 0))
+    log_survival = log_ndtr(-x) - log_ndtr(-end)
+    return jnp.exp(linalg.snapped(log_survival, jnp.minimum(log_survival, 0)))
 
 
 def quantile(fraction: Float[Array, "*n"], end: Float[Array, "*n"]) -> Float[Array, "*n"]:
@@ -63,7 +64,7 @@ def square_of_survival(end: Float[Array, "*n"]) -> Float[Array, "*n"]:
     the mean excesses e over end and e' over sqrt(2) end, so that nothing cancels.
     """
     root = math.sqrt(2)
-    t, outer = jnp.maximum(-end, 0), jnp.maximum(end, 0)
+    t, outer = jnp.where(end > 0, 0, -end), jnp.where(end > 0, end, 0)
     e, e_root = excess(end)[0], excess(root * outer)[0]
     inner = 2 * e - t - ndtr(root * t) / (math.sqrt(math.pi) * ndtr(t) ** 2)
     return jnp.where(end > 0, (outer * e_root + 2 * e * e_root - root * e**2) / (root * outer + e_root), inner)

@@ -30,8 +30,9 @@ from jaxcal.optimize import Result, Stationary, as_constants, at_optimum, minimi
 # A direction in which the log evidence bends by less, in nats for a step of one in a log hyperparameter, has no optimum
 # to speak of: a hyperparameter is on its way to where it has no effect.
 _LEAST_CURVATURE = 1e-4
-# Where climbs to the optimum end, by the gain in nats, or by L-BFGS's own rules; Newton steps take the rest.
-_TOLERANCE, _TO_THE_END = 1e-8, {"loss_tolerance": 1e-13, "gradient_tolerance": 1e-6}
+# Where the climb to the optimum ends, by the gain in nats; of L-BFGS by that of the loss, relative, and by the gradient.
+# Newton steps take the rest.
+_TOLERANCE, _TO_THE_END = 1e-8, (1e-13, 1e-6)
 
 
 def with_derivatives(process: Process, initial_of: InitialOf, data: Data, options: Options) -> Process:
@@ -46,8 +47,8 @@ def with_derivatives(process: Process, initial_of: InitialOf, data: Data, option
     process = as_constants(process)
     given = process.posterior
     if not isinstance(given, Either):
-        by_rows = isinstance(given, nearest.Nearest)
-        return (_by_rows if by_rows else _through_points)(process, initial_of, data, options)
+        with_derivatives_of = _by_rows if isinstance(given, nearest.Nearest) else _through_points
+        return with_derivatives_of(process, initial_of, data, options)
 
     def through_points() -> Process:
         after = _through_points(process, initial_of, data, options)
@@ -168,7 +169,14 @@ def _optimum(
 def _descend(problem: _Problem, options: Options) -> Float[Array, " p"]:
     """The vector of the least loss near that of the model, by L-BFGS."""
     start = problem.vector_of(problem.model)
-    return minimize(problem.loss, start, max_iterations=options.max_iterations, **_TO_THE_END).params
+    loss_tolerance, gradient_tolerance = _TO_THE_END
+    return minimize(
+        problem.loss,
+        start,
+        max_iterations=options.max_iterations,
+        loss_tolerance=loss_tolerance,
+        gradient_tolerance=gradient_tolerance,
+    ).params
 
 
 def _with_what_is_given(model: Model, initial_of: InitialOf, data: Data) -> Model:

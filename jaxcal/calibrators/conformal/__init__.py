@@ -37,7 +37,7 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators import _grouped_tables
-from jaxcal.calibrators._base import check_base
+from jaxcal.calibrators._base import check_base, check_smoothing
 from jaxcal.calibrators._grouped_tables import GroupedTables
 from jaxcal.calibrators._groups import Labels, Weights
 from jaxcal.calibrators.conformal import distributions, intervals, quantiles
@@ -73,6 +73,7 @@ def fit(
     rule: None = None,
     confidence_levels: None = None,
     key: PRNGKeyArray | None = None,
+    smoothing: float | None = None,
 ) -> SplitConformal: ...
 @overload
 def fit(
@@ -97,6 +98,7 @@ def fit(
     rule: None = None,
     confidence_levels: Sequence[float] | None = None,
     key: PRNGKeyArray | None = None,
+    smoothing: float | None = None,
 ) -> ConformalizedQuantiles: ...
 @overload
 def fit(
@@ -121,6 +123,7 @@ def fit(
     rule: Literal["randomized", "linear"],
     confidence_levels: None = None,
     key: PRNGKeyArray | None = None,
+    smoothing: float | None = None,
 ) -> ConformalCalibrator: ...
 def fit(
     x: ArrayLike | None,
@@ -133,6 +136,7 @@ def fit(
     key: PRNGKeyArray | None = None,
     by: Labels | None = None,
     weights: Weights | None = None,
+    smoothing: float | None = None,
 ) -> SplitConformal | ConformalizedQuantiles | ConformalCalibrator | GroupedTables | GroupedConformalizedQuantiles:
     """Sort the scores of calibration rows, which must not be rows that the model was trained on.
 
@@ -167,8 +171,8 @@ def fit(
 
     These coverages are exact if no two scores are equal; equal scores can only increase them.
 
-    Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. No gradient passes through the fit;
-    predictions are differentiable in base.
+    Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. Fit and predictions are differentiable in
+    base, y and weights; the derivative of a rank is 0.
 
     With `by` every group of rows has a table and a guarantee of its own, with `weights` the guarantee is for new rows
     whose inputs are distributed otherwise than those of the calibration rows.
@@ -188,6 +192,9 @@ def fit(
             array here are given again at the call, `module(x, base, by=labels)`.
         weights: of the rows [L], not negative, or a function of x that gives them; likewise. For a shift of the inputs
             they are proportional to the density of the new inputs over that of the calibration inputs.
+        smoothing: None, or the half width in (0, 1/2] of a window of ranks: each of the sorted scores becomes the mean
+            of those within floor(smoothing L) ranks, `functional.quantiles.smoothed_table`. The derivative of a
+            quantile then depends on many rows, as training through the calibration wants. It guarantees no coverage.
 
     Returns:
         without a rule a `SplitConformal`, or with score="quantile" a `ConformalizedQuantiles`; with a rule a
@@ -199,12 +206,14 @@ def fit(
         ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive
             ("quantile" uses no std); if the score needs a std, or a distribution, and base is a `Point`; if there
             are too few rows for a confidence level; if with score="cdf" in some row base.cdf(y) is 0 or 1, or base
-            has no density at y; if rule="randomized" comes without a key.
+            has no density at y; if rule="randomized" comes without a key; if smoothing is not in (0, 1/2], or comes
+            with `by` or weights.
 
     Source: Papadopoulos, Proedrou, Vovk and Gammerman, ECML 2002; Lei, G'Sell, Rinaldo, Tibshirani and Wasserman,
     JASA 113 (2018); Linusson, Johansson and Lofstrom, PAKDD 2014; Romano, Patterson and Candes, NeurIPS 2019; Vovk,
     Petej, Toccaceli, Gammerman, Ahlberg and Carlsson, Conformal calibrators, COPA 2020; Marx, Zhao, Neiswanger and
-    Ermon, Modular conformal calibration, ICML 2022.
+    Ermon, Modular conformal calibration, ICML 2022. For smoothing Stutz, Dvijotham, Cemgil and Doucet, Learning
+    Optimal Conformal Classifiers, ICLR 2022.
 
     Example:
         >>> import jax.numpy as jnp
@@ -224,6 +233,7 @@ def fit(
     if score is None:
         score = "signed" if rule else "absolute" if isinstance(base, Point) else "scaled"
     _checks.check_choice(f"with rule={rule!r} score", score, _SCORES[rule])
+    check_smoothing(smoothing, by=by, weights=weights)
     y = _checks.as_vector("y", y)
     if by is not None or weights is not None:
         if rule == "randomized" or score == "cdf":
@@ -236,9 +246,11 @@ def fit(
         table_rule = rule or ("conformal" if score == "signed" else "symmetric")
         return _grouped_tables.fit(x, base, y, by=by, weights=weights, scaled=scaled, rule=table_rule)
     if score == "quantile":
-        return quantiles.fit(base, y, confidence_levels)
+        return quantiles.fit(base, y, confidence_levels, smoothing)
     if confidence_levels is not None:
         raise ValueError(
             f"confidence_levels go with score='quantile'; score={score!r} answers at any level: drop them."
         )
-    return intervals.fit(base, y, score) if rule is None else distributions.fit(base, y, score, rule, key)
+    if rule is None:
+        return intervals.fit(base, y, score, smoothing)
+    return distributions.fit(base, y, score, rule, key, smoothing)

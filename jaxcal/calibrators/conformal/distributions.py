@@ -12,13 +12,19 @@ from jaxcal.calibrators._base import (
     location_and_scale,
     probabilities,
     quantiles_at,
+    smoothed,
     sorted_errors,
 )
 from jaxcal.distributions import Distribution, Empirical, Normal, Point, Recalibrated, ScaledQuantiles
 
 
 def fit(
-    base: Distribution, y: Float[Array, " l"], score: str, rule: str, key: PRNGKeyArray | None
+    base: Distribution,
+    y: Float[Array, " l"],
+    score: str,
+    rule: str,
+    key: PRNGKeyArray | None,
+    smoothing: float | None,
 ) -> "ConformalCalibrator":
     """`conformal.fit` with a rule, of checked targets."""
     check_base(base, y.shape[0])
@@ -28,9 +34,9 @@ def fit(
             raise ValueError("rule='randomized' needs a key: give key=jax.random.key(0), say.")
         seed = jax.random.bits(key, (), "uint32")
     if score == "cdf" and not isinstance(base, Normal):
-        return ConformalCalibrator(jnp.sort(probabilities(base, y)), seed, "cdf")
+        return ConformalCalibrator(smoothed(jnp.sort(probabilities(base, y)), smoothing), seed, "cdf")
     scaled = not isinstance(base, Point)
-    return ConformalCalibrator(sorted_errors(base, y, scaled), seed, "std" if scaled else "y")
+    return ConformalCalibrator(smoothed(sorted_errors(base, y, scaled), smoothing), seed, "std" if scaled else "y")
 
 
 class ConformalCalibrator(eqx.Module):

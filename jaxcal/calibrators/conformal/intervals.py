@@ -3,12 +3,14 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal.calibrators._base import (
     check_base,
+    check_not_smoothed,
     coverage_guarantee,
     location_and_scale,
+    smoothed,
     sorted_errors,
     standardized_errors,
 )
@@ -16,14 +18,22 @@ from jaxcal.distributions import Distribution, Empirical, Point
 from jaxcal.guarantee import Guarantee
 
 
-def fit(base: Distribution, y: Float[Array, " l"], score: str) -> "SplitConformal":
+def fit(base: Distribution, y: Float[Array, " l"], score: str, smoothing: float | None) -> "SplitConformal":
     """`conformal.fit` with score "absolute", "scaled" or "signed", of checked targets."""
     check_base(base, y.shape[0])
     signed = score == "signed"
     scaled = score == "scaled" or (signed and not isinstance(base, Point))
-    table = sorted_errors(base, y, scaled) if signed else _symmetric(standardized_errors(base, y, scaled))
-    rule = "conformal" if signed else "symmetric"
-    return SplitConformal(z=table, scaled=scaled, rule=rule, out_of_fold=base.is_out_of_fold)
+    if signed:
+        table = smoothed(sorted_errors(base, y, scaled), smoothing)
+    else:
+        table = _symmetric(standardized_errors(base, y, scaled), smoothing)
+    return SplitConformal(
+        z=table,
+        scaled=scaled,
+        rule="conformal" if signed else "symmetric",
+        out_of_fold=base.is_out_of_fold,
+        smoothed=smoothing is not None,
+    )
 
 
 class SplitConformal(eqx.Module):
@@ -34,12 +44,14 @@ class SplitConformal(eqx.Module):
         scaled: whether errors are measured in predicted stds, or on the scale of y.
         rule: how a quantile is read from the table: "conformal" from signed errors, "symmetric" from absolute errors.
         out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
+        smoothed: whether the errors are means over neighboring ranks.
     """
 
     z: Float[Array, "*l"]
     scaled: bool = eqx.field(static=True)
     rule: str = eqx.field(static=True)
     out_of_fold: bool = eqx.field(static=True)
+    smoothed: bool = eqx.field(static=True, default=False)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical:
         """The distributions whose central intervals have the coverage of `guarantee`.
@@ -63,14 +75,15 @@ class SplitConformal(eqx.Module):
         """The coverage guarantee of the central interval at this level.
 
         Raises:
-            ValueError: if the confidence level lies outside (0, 1), or the errors are out of fold.
+            ValueError: if the confidence level lies outside (0, 1), or the errors are out of fold or smoothed.
         """
+        check_not_smoothed(self.smoothed)
         rows = self.z.shape[-1] // (2 if self.rule == "symmetric" else 1)
         return coverage_guarantee(confidence_level, rows, self.rule, self.out_of_fold)
 
 
 @jax.jit
-def _symmetric(errors: Float[Array, " l"]) -> Float[Array, " m"]:
-    """The sorted absolute errors, after their negatives."""
-    sizes = jnp.sort(jnp.abs(errors))
+def _symmetric(errors: Float[Array, " l"], smoothing: Real[ArrayLike, ""] | None) -> Float[Array, " m"]:
+    """The sorted absolute errors, smoothed if that is asked for, after their negatives."""
+    sizes = smoothed(jnp.sort(jnp.abs(errors)), smoothing)
     return jnp.concatenate([-sizes[::-1], sizes])

@@ -10,10 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int, Real
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import as_confidence_levels, check_base, check_rows_reach, coverage_guarantee
+from jaxcal.calibrators._base import (
+    as_confidence_levels,
+    check_base,
+    check_not_smoothed,
+    check_rows_reach,
+    coverage_guarantee,
+    smoothed,
+)
 from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights
 from jaxcal.distributions import Distribution, PartialQuantiles, Point, Quantiles
 from jaxcal.functional import tables
@@ -23,18 +30,22 @@ from jaxcal.guarantee import Guarantee, WeightedGuarantee
 
 
 def fit(
-    base: Distribution, y: Float[Array, " l"], confidence_levels: Sequence[float] | None
+    base: Distribution,
+    y: Float[Array, " l"],
+    confidence_levels: Sequence[float] | None,
+    smoothing: float | None,
 ) -> "ConformalizedQuantiles":
     """`conformal.fit` with score="quantile", of checked targets."""
     levels, rows = as_confidence_levels(confidence_levels), y.shape[0]
     check_rows_reach(rows, levels[-1])
-    margins, num_covered = _margins(_quantiles_of(base, levels, rows), y, np.array(levels))
+    margins, num_covered = _margins(_quantiles_of(base, levels, rows), y, np.array(levels), smoothing)
     return ConformalizedQuantiles(
         margins=margins,
         num_covered=num_covered,
         confidence_levels=levels,
         num_calibration=rows,
         out_of_fold=base.is_out_of_fold,
+        smoothed=smoothing is not None,
     )
 
 
@@ -72,6 +83,7 @@ class ConformalizedQuantiles(eqx.Module):
         confidence_levels: the levels, in increasing order.
         num_calibration: the number of calibration rows.
         out_of_fold: whether the quantiles are those of `jaxcal.out_of_fold`.
+        smoothed: whether the margins are means over neighboring ranks.
     """
 
     margins: Float[Array, "*k"]
@@ -79,6 +91,7 @@ class ConformalizedQuantiles(eqx.Module):
     confidence_levels: tuple[float, ...] = eqx.field(static=True)
     num_calibration: int = eqx.field(static=True)
     out_of_fold: bool = eqx.field(static=True)
+    smoothed: bool = eqx.field(static=True, default=False)
 
     def __call__(self, x: ArrayLike | None, base: Distribution) -> Quantiles:
         """The distributions with these intervals at the levels of the fit, the base's median, and lines in between.
@@ -103,9 +116,10 @@ class ConformalizedQuantiles(eqx.Module):
         calibration rows it covers.
 
         Raises:
-            ValueError: if the confidence level is none of them, or the quantiles are out of fold.
+            ValueError: if the confidence level is none of them, or the quantiles are out of fold or smoothed.
         """
         _checks.check_choice("confidence_level", confidence_level, self.confidence_levels)
+        check_not_smoothed(self.smoothed)
         guarantee = coverage_guarantee(confidence_level, self.num_calibration, "symmetric", self.out_of_fold)
         if self.num_covered.ndim > 1:  # of several runs
             return guarantee
@@ -188,14 +202,15 @@ def _quantiles_of(
 
 @jax.jit
 def _margins(
-    quantiles: Float[Array, "l q"], y: Float[Array, " l"], confidence_levels: Float[ArrayLike, " k"]
+    quantiles: Float[Array, "l q"],
+    y: Float[Array, " l"],
+    confidence_levels: Float[ArrayLike, " k"],
+    smoothing: Real[ArrayLike, ""] | None,
 ) -> tuple[Float[Array, " k"], Int[Array, " k"]]:
     """The score of rank ceil((L + 1) c) of every level, and how many rows the intervals then cover."""
-    quantiles, y = lax.stop_gradient((quantiles, y))
     errors, middle = _errors(quantiles, y), quantiles.shape[1] // 2
-    margins = jax.vmap(lambda table, level: empirical_quantile(table, level, "conformal"), (1, 0))(
-        jnp.sort(errors, axis=0), confidence_levels
-    )
+    margin = lambda table, level: empirical_quantile(smoothed(table, smoothing), level, "conformal")
+    margins = jax.vmap(margin, (1, 0))(jnp.sort(errors, axis=0), confidence_levels)
     moved = _moved_outwards(quantiles, margins)
     inside = (moved[:, :middle][:, ::-1] <= y[:, None]) & (y[:, None] <= moved[:, middle + 1 :])
     # A row at an end of an interval lies in it, whatever rounding makes of the end.
@@ -206,7 +221,6 @@ def _margins(
 @jax.jit
 def _errors(quantiles: Float[Array, "l q"], y: Float[Array, " l"]) -> Float[Array, "l k"]:
     """How far each y lies outside the interval of every level; negative inside."""
-    quantiles, y = lax.stop_gradient((quantiles, y))
     middle = quantiles.shape[1] // 2
     lower, upper = quantiles[:, :middle][:, ::-1], quantiles[:, middle + 1 :]
     return jnp.maximum(lower - y[:, None], y[:, None] - upper)

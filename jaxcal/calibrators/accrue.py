@@ -55,9 +55,11 @@ _ORDER_GAIN = 0.1
 _LEAST_ROWS = 10
 # The median of |z| for standard normal z.
 _MEDIAN_SIZE = 0.6745
-# Where L-BFGS leaves the last digits to Newton steps. A direction in which the loss bends by less has no optimum to
-# speak of: a coefficient of a higher order, or one on its way to where the std is 0.
-_TO_THE_END, _LEAST_CURVATURE = {"loss_tolerance": 1e-13, "gradient_tolerance": 1e-9}, 1e-6
+# Where L-BFGS leaves the last digits to Newton steps.
+_LOSS_TOLERANCE, _GRADIENT_TOLERANCE = 1e-13, 1e-9
+# A direction in which the loss bends by less has no optimum to speak of: a coefficient of a higher order, or one on its
+# way to where the std is 0.
+_LEAST_CURVATURE = 1e-6
 # How many times the errors fitted to those of the validation rows may be without a warning.
 _TOO_LARGE = 1.5
 
@@ -446,8 +448,14 @@ def _with_derivatives(
 
     def last_digits(problem, beta, order, optimum, steps) -> Stationary:
         loss = _loss_of_order(problem, beta, order)
-        near = minimize(loss, optimum.params, max_iterations=steps, **_TO_THE_END).params
-        found = polish(loss, near, _LEAST_CURVATURE)
+        near = minimize(
+            loss,
+            optimum.params,
+            max_iterations=steps,
+            loss_tolerance=_LOSS_TOLERANCE,
+            gradient_tolerance=_GRADIENT_TOLERANCE,
+        )
+        found = polish(loss, near.params, _LEAST_CURVATURE)
         is_optimum = found.is_optimum & (optimum.result == Result.CONVERGED)
         return Stationary(jnp.where(is_optimum, found.place, optimum.params), is_optimum)
 

@@ -30,8 +30,8 @@ from jaxcal.optimize import Result, Stationary, as_constants, at_optimum, minimi
 # A direction in which the log evidence bends by less, in nats for a step of one in a log hyperparameter, has no optimum
 # to speak of: a hyperparameter is on its way to where it has no effect.
 _LEAST_CURVATURE = 1e-4
-# Where the climb to the optimum ends, by the gain in nats; of L-BFGS by that of the loss, relative, and by the gradient.
-# Newton steps take the rest.
+# Where the climb to the optimum ends, by the gain in nats; that of L-BFGS by the relative gain of the loss, and by the
+# gradient. Newton steps take the rest.
 _TOLERANCE, _TO_THE_END = 1e-8, (1e-13, 1e-6)
 
 

@@ -167,6 +167,37 @@ def test_few_rows_carry_few_levels(data):
         fit(data, levels=(0.5, 0.99))
 
 
+def upper_end(x, mean_of_x, y, x_train, y_train, lengthscale=None, noise_ratio=None, **options):
+    """Of intervals at three rows, as a function of all that is fitted to."""
+    kernel = None if lengthscale is None else sharp_gp.Kernel(lengthscale, noise_ratio)
+    fitted = sharp_gp.fit(
+        x, Point(mean_of_x), y, x_train=x_train, y_train=y_train, kernel=kernel, levels=(0.2, 0.8), **options
+    )
+    return (fitted(x_train[:3] + 0.1, Point(jnp.zeros(3))).values @ jnp.arange(1.0, 1 + len(fitted.grid))).sum()
+
+
+@pytest.mark.skipif(not X64, reason="differences need float64")
+@pytest.mark.parametrize("given", [True, pytest.param(False, marks=SLOW)])
+def test_the_fit_moves_with_its_rows_and_its_kernel(data, given):
+    (x_train, y_train), (x, y), _ = data
+    args = x[:20], mean(x[:20]), y[:20], x_train[:30], y_train[:30], *(map(np.asarray, KERNEL) if given else ())
+    of_args = jax.jit(jax.value_and_grad(partial(upper_end, differentiable=True), argnums=tuple(range(len(args)))))
+    rng = np.random.default_rng(0)
+    for number, derivative in enumerate(of_args(*args)[1]):
+        step = 1e-6 * rng.normal(size=args[number].shape)
+        up, down = (of_args(*args[:number], args[number] + sign * step, *args[number + 1 :])[0] for sign in (1, -1))
+        np.testing.assert_allclose(jnp.sum(derivative * step), (up - down) / 2, rtol=1e-4)
+
+
+@pytest.mark.any_precision
+def test_no_derivative_passes_unless_asked_for(data):
+    (x_train, y_train), (x, y), _ = data
+    args = x, mean(x), y, x_train, y_train, *map(jnp.asarray, KERNEL)
+    for number in range(len(args)):
+        with pytest.raises(TypeError, match=r"through sharp_gp\.fit: give differentiable=True"):
+            jax.grad(upper_end, argnums=number)(*args)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -176,6 +207,7 @@ def test_few_rows_carry_few_levels(data):
         ({"search": "grid"}, "search must be"),
         ({"fit_on": "test"}, "fit_on must be"),
         ({"preset": "capone"}, "preset must be"),
+        ({"preset": "paper", "differentiable": True}, "the search by column has no derivative"),
         ({"num_inducing": 0}, "num_inducing must be"),
         ({"num_searched": 1}, "num_searched must be"),
         ({"y_train": None}, "y_train may be None only"),

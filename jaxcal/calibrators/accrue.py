@@ -32,7 +32,18 @@ from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.networks import FeedForward, TrainingRecord
-from jaxcal.optimize import Optimum, Result, minimize, minimize_from_each, num_train
+from jaxcal.optimize import (
+    Optimum,
+    Result,
+    Stationary,
+    as_constants,
+    at_optimum,
+    minimize,
+    minimize_from_each,
+    num_train,
+    one_run_at_a_time,
+    polish,
+)
 from jaxcal.preprocessing import Standardizer
 
 # Section 5.1: the network's layers, the second of symmetric saturating linear functions, and the polynomial's order.
@@ -44,6 +55,11 @@ _ORDER_GAIN = 0.1
 _LEAST_ROWS = 10
 # The median of |z| for standard normal z.
 _MEDIAN_SIZE = 0.6745
+# Where L-BFGS leaves the last digits to Newton steps.
+_LOSS_TOLERANCE, _GRADIENT_TOLERANCE = 1e-13, 1e-9
+# A direction in which the loss bends by less has no optimum to speak of: a coefficient of a higher order, or one on its
+# way to where the std is 0.
+_LEAST_CURVATURE = 1e-6
 # How many times the errors fitted to those of the validation rows may be without a warning.
 _TOO_LARGE = 1.5
 
@@ -64,6 +80,7 @@ def fit(
     weights: Weights | None = None,
     max_iterations: int = 500,
     patience: int = 10,
+    differentiable: bool = False,
 ) -> "ACCRUE":
     """Fit a std as a function of the inputs to the errors y - base.mean.
 
@@ -86,9 +103,9 @@ def fit(
     gains little by it. How long a polynomial may become is decided by the effective number of rows,
     (sum w)^2 / sum(w^2).
 
-    Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`. No gradient passes through
-    the fit; predictions are differentiable in x and base, and `functional.scores.accrue_loss` is a loss to train mean
-    and std jointly.
+    Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`. Predictions are
+    differentiable in x and base, with `differentiable=True` in the rows fitted to, their weights and beta, too;
+    `functional.scores.accrue_loss` is a loss to train mean and std jointly.
 
     Args:
         x: inputs [l, d]; a vector [l] is one column.
@@ -108,9 +125,14 @@ def fit(
             none.
         max_iterations: number of L-BFGS steps to stop at.
         patience: steps without improvement to stop at.
+        differentiable: whether derivatives pass through the fit of the polynomial, as of `rio.fit`: by the implicit
+            function theorem at the optimum, which is then found to the last digits. They are NaN where it is none, and
+            the result of `training` is not CONVERGED; the order stays. With beta below 1 the loss has kinks where two
+            standardized errors change places, the closer the more rows there are: derivatives are those between them,
+            and differences over wider steps can be quite others. With beta=1 there are none.
 
     Raises:
-        TypeError: if base is not a Distribution.
+        TypeError: if base is not a Distribution; if a derivative through the fit is asked for without `differentiable`.
         ValueError: if x, y or base is not finite or of the wrong shape, there are fewer than 10 rows, y is constant,
             y equals base.mean in every row, the polynomial gets more than one column, an option is out of its range, or
             base is a `Point`, which has no std, and `relative`; if weights are not as many as the rows, one is
@@ -142,7 +164,9 @@ def fit(
     until = jnp.asarray(max_iterations), jnp.asarray(patience)
     if model == "polynomial":
         _check_polynomial(rows, validation)
-        fitted = _fit_polynomial(rows, _as_weight(beta), until, relative)
+        fitted = _fit_polynomial(rows, _as_weight(beta), until, relative, differentiable)
+    elif differentiable:
+        raise ValueError("differentiable=True is for model='polynomial'; a network's training has no derivative.")
     else:
         size = num_train(rows.y.shape[0], validation_fraction) if validation is None else rows.y.shape[0]
         if validation is not None:
@@ -371,33 +395,17 @@ def _fit_networks(rows: _Rows, initial, beta, until, size: int, key: PRNGKeyArra
 
 
 @eqx.filter_jit
-def _fit_polynomial(rows: _Rows, beta, until, relative: bool) -> ACCRUE:
+def _fit_polynomial(rows: _Rows, beta, until, relative: bool, differentiable: bool) -> ACCRUE:
     """Algorithm 1, with a softplus around the polynomial, on the whole range of x mapped to [-1, 1]."""
-    rows = lax.stop_gradient(rows)
+    if not differentiable:
+        rows, beta = _checks.without_derivative((rows, beta), "accrue.fit", "give differentiable=True")
     low, high = rows.x.min(0), rows.x.max(0)
     x_scaler = Standardizer((low + high) / 2, (high - low) / 2)
     problem, scale = _problem(rows, x_scaler, relative)
     beta = problem.beta(beta)
-    num_rows = rows.y.shape[0] if rows.weights is None else rows.weights.sum() ** 2 / jnp.sum(rows.weights**2)
-    places = jnp.arange(_MAX_ORDER + 1)
-    loss = lambda coefficients: problem.loss(Polynomial(coefficients), beta)
-
-    def next_order(state):
-        order, useless, best = state
-        # Coefficients of higher orders have no part in the loss, and no gradient.
-        masked = lambda coefficients: loss(jnp.where(places <= order, coefficients, 0))
-        new = minimize(masked, best.params, max_iterations=until[0])
-        gains = best.loss - new.loss >= _ORDER_GAIN / num_rows
-        return order + 1, jnp.where(gains, 0, useless + 1), jax.tree.map(partial(jnp.where, gains), new, best)
-
-    def unfinished(state):
-        order, useless, _ = state
-        return (order <= _MAX_ORDER) & (useless < 2)
-
-    # softplus(u) = 1: the errors' typical size everywhere.
-    constant = jnp.where(places == 0, math.log(math.expm1(1)), 0).astype(scale.dtype)
-    nothing = Optimum(constant, jnp.full_like(scale, jnp.inf), jnp.int32(0), jnp.asarray(Result.STEP_LIMIT))
-    _, _, optimum = lax.while_loop(unfinished, next_order, (jnp.int32(0), jnp.int32(0), nothing))
+    order, optimum = _by_order(*as_constants((problem, beta)), until)
+    if differentiable:
+        optimum = _with_derivatives(problem, beta, order, optimum, until)
     return ACCRUE(
         model=Polynomial(optimum.params),
         x_scaler=x_scaler,
@@ -407,3 +415,61 @@ def _fit_polynomial(rows: _Rows, beta, until, relative: bool) -> ACCRUE:
         training=TrainingRecord(epochs=optimum.steps, validation_loss=None, result=optimum.result),
         relative=relative,
     )
+
+
+def _by_order(problem: _Problem, beta: Float[Array, ""], until) -> tuple[Int[Array, ""], Optimum]:
+    """The last useful order, and its solution."""
+    weights = problem.weights
+    num_rows = problem.errors.shape[0] if weights is None else weights.sum() ** 2 / jnp.sum(weights**2)
+
+    def next_order(state):
+        order, useless, chosen, best = state
+        new = minimize(_loss_of_order(problem, beta, order), best.params, max_iterations=until[0])
+        gains = best.loss - new.loss >= _ORDER_GAIN / num_rows
+        chosen, best = jax.tree.map(partial(jnp.where, gains), (order, new), (chosen, best))
+        return order + 1, jnp.where(gains, 0, useless + 1), chosen, best
+
+    def unfinished(state):
+        order, useless, *_ = state
+        return (order <= _MAX_ORDER) & (useless < 2)
+
+    # softplus(u) = 1: the errors' typical size everywhere.
+    constant = jnp.where(_places() == 0, math.log(math.expm1(1)), 0).astype(problem.errors.dtype)
+    infinite = jnp.asarray(jnp.inf, problem.errors.dtype)
+    nothing = Optimum(constant, infinite, jnp.int32(0), jnp.asarray(Result.STEP_LIMIT))
+    none = jnp.int32(0)
+    return lax.while_loop(unfinished, next_order, (none, none, none, nothing))[2:]
+
+
+def _with_derivatives(
+    problem: _Problem, beta: Float[Array, ""], order: Int[Array, ""], optimum: Optimum, until
+) -> Optimum:
+    """The optimum of an order as a function of the problem; its derivatives are NaN where it is none."""
+
+    def last_digits(problem, beta, order, optimum, steps) -> Stationary:
+        loss = _loss_of_order(problem, beta, order)
+        near = minimize(
+            loss,
+            optimum.params,
+            max_iterations=steps,
+            loss_tolerance=_LOSS_TOLERANCE,
+            gradient_tolerance=_GRADIENT_TOLERANCE,
+        )
+        found = polish(loss, near.params, _LEAST_CURVATURE)
+        is_optimum = found.is_optimum & (optimum.result == Result.CONVERGED)
+        return Stationary(jnp.where(is_optimum, found.place, optimum.params), is_optimum)
+
+    found = one_run_at_a_time(last_digits)(*as_constants((problem, beta, order, optimum, until[0])))
+    loss = _loss_of_order(problem, beta, order)
+    place = at_optimum(loss, found, _LEAST_CURVATURE)
+    missed = (optimum.result == Result.CONVERGED) & ~found.is_optimum
+    return optimum._replace(params=place, loss=loss(place), result=jnp.where(missed, Result.STEP_LIMIT, optimum.result))
+
+
+def _loss_of_order(problem: _Problem, beta: Float[Array, ""], order: Int[Array, ""]) -> Callable:
+    """The loss of the coefficients. Those of higher orders have no part in it, and no gradient."""
+    return lambda coefficients: problem.loss(Polynomial(jnp.where(_places() <= order, coefficients, 0)), beta)
+
+
+def _places() -> Int[Array, " k"]:
+    return jnp.arange(_MAX_ORDER + 1)

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import FINE_LEVELS, Rows, are_among, as_levels, as_rows, check_base, warn_without_width
@@ -39,6 +39,7 @@ from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
 from jaxcal.gp.search import greedy_points, jitter_of_try
+from jaxcal.optimize import Result
 from jaxcal.preprocessing import Standardizer
 
 # Levels near the middle need no lengthscales of their own: their quantiles are close to the mean anyway.
@@ -84,6 +85,7 @@ class _Setting(NamedTuple):
     fit_on: str
     num_inducing: int | None
     num_searched: int
+    differentiable: bool
 
 
 def fit(
@@ -100,6 +102,7 @@ def fit(
     num_inducing: int | None = None,
     num_searched: int = 1000,
     preset: str | None = None,
+    differentiable: bool = False,
     throw: bool = True,
 ) -> "SharpGP":
     """Choose the lengthscales of every level, and calibrate their quantiles.
@@ -127,8 +130,8 @@ def fit(
 
     Up to 2000 training rows the variance is exact, and the fitted module holds a matrix of these rows for every level;
     beyond, it is that of Titsias' approximation with inducing points, chosen among the rows by conditional variance.
-    Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. No gradient passes through the fit;
-    predictions are differentiable in x and base.
+    Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. Predictions are differentiable in x and
+    base, with `differentiable=True` in the rows that are fitted to and in the kernel, too.
 
     Args:
         x: inputs [N, d] of calibration rows, which the model was not trained on; a vector [N] is one column.
@@ -147,10 +150,13 @@ def fit(
         num_searched: by how many of the training and of the calibration rows, at equal distances in their order, the
             lengthscales are chosen at most; beta is set by all of them (section 6 of the paper).
         preset: None, or "paper" as above.
+        differentiable: whether derivatives pass through the fit, with search="line": which multiples are chosen, and
+            which rows are inducing points, stays. Where no kernel is given, its hyperparameters have theirs by the
+            implicit function theorem, as in `rio.fit`: they are NaN where `result` is not CONVERGED.
         throw: whether to raise if a covariance cannot be factorized; else the distribution is NaN.
 
     Raises:
-        TypeError: if base is not a Distribution.
+        TypeError: if base is not a Distribution; if a derivative through the fit is asked for without `differentiable`.
         ValueError: if an argument is empty, not finite or of the wrong shape; if there are fewer than two training
             rows; if levels do not increase, lie outside (0, 1) or need more calibration rows than there are; if y_train
             is constant, or is needed and not given; if an option is out of its range.
@@ -185,6 +191,7 @@ def fit(
         num_inducing=num_inducing,
         num_searched=num_searched,
         preset=preset,
+        differentiable=differentiable,
     )
     if y_train is None:
         if kernel is None or setting.fit_on == "training":
@@ -223,6 +230,8 @@ class SharpGP(eqx.Module):
         beta: [k], what multiplies the sigma of every level, in the unit of y.
         scores: [N], of the calibration rows, in increasing order.
         x_scaler: standardization of the inputs.
+        result: how the search for the regression's hyperparameters ended, one of `jaxcal.optimize.Result`; CONVERGED
+            where the kernel was given.
         levels: the k levels that have lengthscales of their own.
         grid: the levels of the distribution.
     """
@@ -235,6 +244,7 @@ class SharpGP(eqx.Module):
     beta: Float[Array, "*runs k"]
     scores: Float[Array, "*runs l"]
     x_scaler: Standardizer
+    result: Int[Array, "*runs"]
     levels: tuple[float, ...] = eqx.field(static=True)
     grid: tuple[float, ...] = eqx.field(static=True)
 
@@ -261,7 +271,9 @@ class SharpGP(eqx.Module):
         return jnp.exp(self.log_lengthscales) * self.x_scaler.scale[..., None, :]
 
 
-def _setting(num_rows, num_train, *, levels, search, fit_on, num_inducing, num_searched, preset) -> _Setting:
+def _setting(
+    num_rows, num_train, *, levels, search, fit_on, num_inducing, num_searched, preset, differentiable
+) -> _Setting:
     """The options, checked, with the defaults that depend on each other filled in."""
     _checks.check_choice("preset", preset, (None, "paper"))
     paper = preset == "paper"
@@ -270,6 +282,9 @@ def _setting(num_rows, num_train, *, levels, search, fit_on, num_inducing, num_s
     _checks.check_choice("search", search, ("ard", "line"))
     _checks.check_choice("fit_on", fit_on, ("training", "calibration"))
     _checks.check_at_least("num_searched", num_searched, 2)
+    if differentiable and search == "ard":
+        # Its objective has kinks, where two errors change places, and mostly it ends at one of them.
+        raise ValueError("differentiable=True goes with search='line': the search by column has no derivative.")
     if num_inducing is None and num_train > _EXACT_ROWS:
         num_inducing = _NUM_INDUCING
     if num_inducing is not None:
@@ -277,7 +292,13 @@ def _setting(num_rows, num_train, *, levels, search, fit_on, num_inducing, num_s
         num_inducing = min(num_inducing, num_train)
     own, grid = _levels(levels, num_rows)
     return _Setting(
-        levels=own, grid=grid, search=search, fit_on=fit_on, num_inducing=num_inducing, num_searched=num_searched
+        levels=own,
+        grid=grid,
+        search=search,
+        fit_on=fit_on,
+        num_inducing=num_inducing,
+        num_searched=num_searched,
+        differentiable=differentiable,
     )
 
 
@@ -366,12 +387,15 @@ class _Given(NamedTuple):
 def _fit(
     rows: Rows, x_train: Float[Array, "n d"], y_train: Float[Array, " n"], kernel: Kernel | None, setting: _Setting
 ) -> SharpGP:
-    arrays = lax.stop_gradient((rows, x_train, y_train, kernel))
+    arrays = rows, x_train, y_train, kernel
+    if not setting.differentiable:
+        arrays = _checks.without_derivative(arrays, "sharp_gp.fit", "give differentiable=True")
     dtype = jnp.result_type(*jax.tree.leaves(arrays[:3]))
     rows, x_train, y_train, kernel = jax.tree.map(lambda a: jnp.asarray(a, dtype), arrays)
     x_scaler, y_scaler = Standardizer.of(x_train), Standardizer.of(y_train)
     x, targets = x_scaler(x_train), y_scaler(y_train)
-    log_lengthscale, noise_ratio = _fitted(x, targets) if kernel is None else _scaled(kernel, x_scaler)
+    found = _fitted(x, targets, setting.differentiable) if kernel is None else _scaled(kernel, x_scaler)
+    log_lengthscale, noise_ratio, result = found
     given = _conditioned(x, targets, log_lengthscale, noise_ratio, setting.num_inducing)
 
     errors, at = rows.y - rows.mean, x_scaler(rows.x)
@@ -403,6 +427,7 @@ def _fit(
         beta=beta,
         scores=errors,
         x_scaler=x_scaler,
+        result=result,
         levels=setting.levels,
         grid=setting.grid,
     )
@@ -410,23 +435,33 @@ def _fit(
     return eqx.tree_at(lambda sharp: sharp.scores, sharp, jnp.sort(jax.vmap(score)(_curves(sharp, at), errors)))
 
 
-def _fitted(x: Float[Array, "n d"], targets: Float[Array, " n"]) -> tuple[Float[Array, " d"], Float[Array, ""]]:
-    """Log lengthscales and noise ratio of the greatest evidence."""
+class _Hyperparameters(NamedTuple):
+    """Those of the regression, in scaled units."""
+
+    log_lengthscale: Float[Array, " d"]
+    noise_ratio: Float[Array, ""]
+    result: Int[Array, ""]
+
+
+def _fitted(x: Float[Array, "n d"], targets: Float[Array, " n"], differentiable: bool) -> _Hyperparameters:
+    """Those of the greatest evidence."""
     data = Data(x, targets)
     bound = "exact" if targets.shape[0] <= _EXACT_ROWS else "collapsed"
-    options = Options.of(targets.shape[0], bound=bound, max_iterations=_MOST_ITERATIONS, ard=True)
+    options = Options.of(
+        targets.shape[0], bound=bound, max_iterations=_MOST_ITERATIONS, ard=True, differentiable=differentiable
+    )
     initial_of = lambda data, noise: initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
     process = maximize_evidence(initial_of, data, options)
     kernel = cast(SquaredExponential, process.model.kernel)
     log_lengthscale = jnp.broadcast_to(kernel.log_lengthscale, x.shape[1:])
-    return log_lengthscale, process.noise_variance / jnp.exp(kernel.log_variance)
+    return _Hyperparameters(log_lengthscale, process.noise_variance / jnp.exp(kernel.log_variance), process.result)
 
 
-def _scaled(kernel: Kernel, x_scaler: Standardizer) -> tuple[Float[Array, " d"], Float[Array, ""]]:
-    """Log lengthscales in scaled units, and noise ratio; in constant columns rows do not differ, whatever the scale."""
+def _scaled(kernel: Kernel, x_scaler: Standardizer) -> _Hyperparameters:
+    """Those of a kernel; in constant columns rows do not differ, whatever the scale."""
     has_scale = x_scaler.scale > 0
     ratio = jnp.where(has_scale, kernel.lengthscale, 1) / jnp.where(has_scale, x_scaler.scale, 1)
-    return jnp.log(ratio), jnp.asarray(kernel.noise_ratio)
+    return _Hyperparameters(jnp.log(ratio), jnp.asarray(kernel.noise_ratio), jnp.int32(Result.CONVERGED))
 
 
 def _conditioned(x, targets, log_lengthscale, noise_ratio, num_inducing: int | None) -> _Given:
@@ -481,7 +516,7 @@ def _score(curve: Float[Array, " c"], error: Float[Array, ""], num_below: int) -
     end, place, unit = _end(curve, error, num_below)
     beyond = jnp.abs(error) - jnp.abs(end)
     inside = interpolate_monotone(error, curve, places)
-    return jnp.where(beyond > 0, place + jnp.sign(error) * beyond / unit, inside)
+    return jnp.where(beyond > 0, place + jnp.sign(error) * beyond / jnp.where(beyond > 0, unit, 1), inside)
 
 
 def _error(curve: Float[Array, " c"], score: Float[Array, ""], num_below: int) -> Float[Array, ""]:

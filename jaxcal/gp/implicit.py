@@ -30,8 +30,8 @@ from jaxcal.optimize import Result, Stationary, as_constants, at_optimum, minimi
 # A direction in which the log evidence bends by less, in nats for a step of one in a log hyperparameter, has no optimum
 # to speak of: a hyperparameter is on its way to where it has no effect.
 _LEAST_CURVATURE = 1e-4
-# Where the climb to the optimum ends, by the gain in nats; that of L-BFGS by the relative gain and by the gradient.
-# Newton steps take the rest.
+# Where the climb to the optimum ends, by the gain in nats; that of L-BFGS by the relative gain of the loss, and by the
+# gradient. Newton steps take the rest.
 _TOLERANCE, _TO_THE_END = 1e-8, (1e-13, 1e-6)
 
 
@@ -70,7 +70,7 @@ def _through_points(process: Process, initial_of: InitialOf, data: Data, options
     if is_sparse and not trained:
         rows = _numbers(process.points, as_constants(data.points))
 
-    def problem(initial_of: InitialOf, data: Data) -> _Problem:
+    def problem(data: Data) -> _Problem:
         model, some = _with_what_is_given(process.model, initial_of, data), data
         if is_sparse:
             some = rows_that_decide(data, options)
@@ -84,7 +84,7 @@ def _through_points(process: Process, initial_of: InitialOf, data: Data, options
         tight = options._replace(tolerance=_TOLERANCE, ard=False)
         return problem.vector_of(exact_optimum(alone(problem.model), problem.data, process.jitter, tight).model)
 
-    model, result = _optimum(problem, climb, initial_of, data, process)
+    model, result = _optimum(problem, climb, data, process)
     value = evidence(model, data, process.jitter)
     return process_of(_found(process, model, value, result), data, process.jitter, None)
 
@@ -95,12 +95,12 @@ def _by_rows(process: Process, initial_of: InitialOf, data: Data, options: Optio
     rows = nearest.deciding_rows(held)
     near = nearest.neighbors(process.model, held, process.jitter, rows)
 
-    def problem(initial_of: InitialOf, data: Data) -> _Problem:
+    def problem(data: Data) -> _Problem:
         model = _with_what_is_given(process.model, initial_of, data)
         loss = lambda model: nearest.log_crps(model, data, process.jitter, rows, near)
         return _Problem.of(model, data, loss, False, rows.shape[0])
 
-    model, result = _optimum(problem, partial(_descend, options=options), initial_of, data, process)
+    model, result = _optimum(problem, partial(_descend, options=options), data, process)
     return process_of_nearest(_found(process, model, process.evidence, result), data, process.jitter)
 
 
@@ -140,26 +140,27 @@ class _Problem(NamedTuple):
 
 
 def _optimum(
-    problem: Callable[[InitialOf, Data], _Problem],
+    problem: Callable[[Data], _Problem],
     climb: Callable[[_Problem], Float[Array, " p"]],
-    initial_of: InitialOf,
     data: Data,
     process: Process,
 ) -> tuple[Model, Int[Array, ""]]:
     """The model at the optimum, and how the search for it ended."""
-    of_data = problem(initial_of, data)
+    of_data = problem(data)
     start = of_data.vector_of(of_data.model)
     if not start.size:
         return of_data.model, process.result
     converged = process.result == Result.CONVERGED
 
-    def last_digits(initial_of: InitialOf, data: Data, start: Float[Array, " p"]) -> Stationary:
-        held = problem(initial_of, data)
+    def last_digits(data: Data, start: Float[Array, " p"]) -> Stationary:
+        held = problem(data)
         found = polish(held.loss, climb(held), _LEAST_CURVATURE)
         is_optimum = converged & found.is_optimum
         return Stationary(jnp.where(is_optimum, found.place, start), is_optimum)
 
-    found = one_run_at_a_time(last_digits)(*as_constants((initial_of, data, start)))
+    # What it closes over are arguments, too: `one_run_at_a_time` must know of all that differs from run to run.
+    last_digits = eqx.filter_closure_convert(last_digits, data, start)
+    found = one_run_at_a_time(lambda run, *args: run(*args))(*as_constants((last_digits, data, start)))
     vector = at_optimum(of_data.loss, found, _LEAST_CURVATURE)
     result = jnp.where(converged & ~found.is_optimum, Result.STEP_LIMIT, process.result)
     return of_data.model_of(vector), result

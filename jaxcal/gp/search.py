@@ -34,7 +34,7 @@ from jaxcal.gp.model import (
     with_more_noise,
 )
 from jaxcal.gp.options import TOLERANCE, Options
-from jaxcal.optimize import Optimum, Result, minimize
+from jaxcal.optimize import Optimum, Result, as_constants, minimize
 
 # The sparse bound may begin at the exact evidence of so many rows.
 _SUBSET_ROWS = 1000
@@ -154,9 +154,13 @@ def with_inducing_points(model: Model, data: Data, options: Options) -> Model:
 
 
 def greedy_points(kernel: Kernel, points: Points, num_inducing: int) -> Points:
-    """The points that leave the least variance unexplained, chosen one by one: `sparse_gp.greedy_rows`."""
-    covariances_with = lambda row: kernel(take(points, row[None]), points)[0]
-    return take(points, sparse_gp.greedy_rows(covariances_with, kernel.diagonal(points), num_inducing))
+    """The points that leave the least variance unexplained, chosen one by one: `sparse_gp.greedy_rows`.
+
+    Derivatives pass to the points, but not through the choice.
+    """
+    kernel, held = as_constants((kernel, points))
+    covariances_with = lambda row: kernel(take(held, row[None]), held)[0]
+    return take(points, sparse_gp.greedy_rows(covariances_with, kernel.diagonal(held), num_inducing))
 
 
 def jitter_of_try(step: Int[Array, ""], dtype: DTypeLike, bound: str) -> Float[Array, ""]:

@@ -21,7 +21,7 @@ from jaxcal.functional import gp
 from jaxcal.functional.quantiles import linear_quantile
 from jaxcal.gp.kernels import SquaredExponential, gram
 from jaxcal.gp.search import inverse_softplus
-from jaxcal.optimize import lowest, minimize, one_run_at_a_time
+from jaxcal.optimize import as_constants, lowest, minimize, one_run_at_a_time
 
 # Multiples of the regression's inverse lengthscales that are tried: on a line alone, and as initial values of L-BFGS.
 _SMALLEST, _LARGEST = 0.1, 10.0
@@ -95,7 +95,7 @@ def on_line(problem: Problem, log_scale: Float[Array, " d"], levels: tuple[float
     """The best common multiples of the inverse lengthscales exp(log_scale), in logs, one for every level.
 
     The same factorizations serve all levels; the sequences that do not fall outwards with the least sum of log widths,
-    of the multiples tried, are exact.
+    of the multiples tried, are exact. Derivatives pass to the lengthscales, but not through the choice.
 
     Args:
         problem: what they are chosen by.
@@ -103,10 +103,11 @@ def on_line(problem: Problem, log_scale: Float[Array, " d"], levels: tuple[float
         levels: in increasing order; those below 1/2 are one side, the others the other one.
     """
     multiples = _multiples(_NUM_ON_LINE, log_scale.dtype)
+    held, held_scale = as_constants((problem, log_scale))
 
     def widths_of(multiple):
-        variance = problem.variance(log_scale + multiple)
-        return jax.vmap(lambda level: log_width(variance, problem.errors, level))(jnp.asarray(levels, variance.dtype))
+        variance = held.variance(held_scale + multiple)
+        return jax.vmap(lambda level: log_width(variance, held.errors, level))(jnp.asarray(levels, variance.dtype))
 
     widths = lax.map(widths_of, multiples).T
     widths = jnp.where(jnp.isnan(widths), jnp.inf, widths)

@@ -104,7 +104,7 @@ def fit(
     (sum w)^2 / sum(w^2).
 
     Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`. Predictions are
-    differentiable in x and base, with `differentiable=True` in the rows fitted to, their weights and beta, too;
+    differentiable in x and base, with `differentiable=True` in the rows fitted to and their weights, too;
     `functional.scores.accrue_loss` is a loss to train mean and std jointly.
 
     Args:
@@ -127,9 +127,9 @@ def fit(
         patience: steps without improvement to stop at.
         differentiable: whether derivatives pass through the fit of the polynomial, as of `rio.fit`: by the implicit
             function theorem at the optimum, which is then found to the last digits. They are NaN where it is none, and
-            the result of `training` is not CONVERGED; the order stays. With beta below 1 the loss has kinks where two
-            standardized errors change places, the closer the more rows there are: derivatives are those between them,
-            and differences over wider steps can be quite others. With beta=1 there are none.
+            the result of `training` is not CONVERGED; the order stays. It goes with beta=1 alone: the reliability score
+            has a kink wherever two standardized errors change places, and derivatives between them say nothing of how
+            the std moves over wider steps.
 
     Raises:
         TypeError: if base is not a Distribution; if a derivative through the fit is asked for without `differentiable`.
@@ -164,6 +164,8 @@ def fit(
     until = jnp.asarray(max_iterations), jnp.asarray(patience)
     if model == "polynomial":
         _check_polynomial(rows, validation)
+        if differentiable and (isinstance(beta, str) or _checks.is_traced(beta) or beta != 1):
+            raise ValueError("differentiable=True goes with beta=1 alone: the reliability score has kinks.")
         fitted = _fit_polynomial(rows, _as_weight(beta), until, relative, differentiable)
     elif differentiable:
         raise ValueError("differentiable=True is for model='polynomial'; a network's training has no derivative.")

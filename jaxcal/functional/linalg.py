@@ -71,7 +71,7 @@ def root_mean_square(values: Float[Array, "..."], weights: Real[ArrayLike, "..."
 def weighted_mean(values: Float[Array, "..."], weights: Real[ArrayLike, "..."] | None) -> Float[Array, ""]:
     """The mean, weighted if there are weights; what has weight 0 does not count, even if it is infinite or NaN.
 
-    No derivative passes through the weights.
+    What is not finite counts as 0 in the derivative by a weight of 0.
 
     >>> weighted_mean(jnp.array([1.0, 4.0, jnp.inf]), jnp.array([1.0, 2.0, 0.0])).item()
     3.0
@@ -79,12 +79,13 @@ def weighted_mean(values: Float[Array, "..."], weights: Real[ArrayLike, "..."] |
     if weights is None:
         return jnp.mean(values)
     fractions = fractions_of(weights, values.dtype)
-    return jnp.sum(fractions * jnp.where(fractions > 0, values, 0))
+    # A value of weight 0 has a part in the derivative by the weight.
+    return jnp.sum(fractions * jnp.where((fractions > 0) | jnp.isfinite(values), values, 0))
 
 
 def fractions_of(weights: Real[ArrayLike, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
-    """Weights divided by their sum, as constants."""
-    weights = lax.stop_gradient(jnp.asarray(weights, dtype))
+    """Weights divided by their sum."""
+    weights = jnp.asarray(weights, dtype)
     return weights / weights.sum()
 
 

@@ -275,13 +275,14 @@ def reliability_score(
     RS = integral of (Phi(t) - C(t))^2 dt / sqrt(2), where C is the empirical cdf of z = errors / std. In closed form,
     with D the mean of |z_i - z_j| over all pairs, RS = (mean CRPS(Phi, z_i) - D / 2) / sqrt(2): half an energy
     distance, whose second term takes one sort. It is never negative; of n errors that are calibrated its mean is
-    0.3989 / n. Ties need no care, in the value nor in the derivative, which is that of central differences.
+    0.3989 / n. Ties need no care, in the value nor in the derivative, which is that of central differences. A second
+    derivative is that between ties: the first one jumps where two standardized errors change places.
 
     Args:
         errors: y - mean [n].
         std: predicted standard deviations [n], positive, or one number. Where one is 0 and its error is not, the
             score is infinite.
-        weights: of the rows [n], not negative and not all zero; equal where None. No derivative passes through them.
+        weights: of the rows [n], not negative and not all zero; equal where None.
         crps: of another location-scale family, the CRPS of its standard distribution at z: a function [n] -> [n]. Then
             `std` is its scale, and its cdf stands in place of Phi.
         unbiased: whether D is the mean over pairs of different rows, for minibatches: then the mean over random
@@ -305,8 +306,8 @@ def reliability_score(
     positive = std > 0
     z = jnp.where(positive, errors / jnp.where(positive, std, 1), 0)
     fractions = jnp.full(z.shape, 1 / z.size, z.dtype) if weights is None else fractions_of(weights, z.dtype)
-    # Twice the mid-rank, less 1: constant between ties, so that this is the derivative of D / 2, too.
-    rank = jax.lax.stop_gradient(_fraction_below_less_above(z, fractions))
+    # Twice the mid-rank, less 1: constant in z between ties, so that this is the derivative of D / 2 by z, too.
+    rank = _fraction_below_less_above(jax.lax.stop_gradient(z), fractions)
     if unbiased:
         rank = rank / (1 - jnp.sum(fractions**2))
     gaps = (normal.crps(z, 0.0, 1.0) if crps is None else crps(z)) - z * rank
@@ -419,14 +420,14 @@ def _integral_of_product(a: Array, b: Array, c: Array, d: Array, s: Array | floa
 
 def _fraction_below_less_above(z: Float[Array, " n"], fractions: Float[Array, " n"]) -> Float[Array, " n"]:
     """For every value, the fraction of all that are less, less the fraction of those that are greater; by one sort."""
-    n = z.shape[0]
-    ordered, order = jax.lax.sort((z, jnp.arange(n, dtype=jnp.int32)), num_keys=1)
-    upto = jnp.cumsum(fractions[order])
+    n, places = z.shape[0], jnp.arange(z.shape[0], dtype=jnp.int32)
+    ordered, order = jax.lax.sort((z, places), num_keys=1)
+    upto = jnp.concatenate([jnp.zeros_like(z[:1]), jnp.cumsum(fractions[order])])
+    # Where the run of ties of each value begins, and where the next one does.
     steps = ordered[1:] > ordered[:-1]
-    # What comes before a run of ties, held until the next one begins, and what comes up to its end, from behind.
-    below = jax.lax.cummax(jnp.concatenate([jnp.zeros(1, z.dtype), jnp.where(steps, upto[:-1], 0)]))
-    to_end = jax.lax.cummin(jnp.concatenate([jnp.where(steps, upto[:-1], jnp.inf), upto[-1:]]), reverse=True)
-    return jnp.zeros_like(z).at[order].set(below + to_end - upto[-1], unique_indices=True)
+    first = jax.lax.cummax(jnp.concatenate([places[:1], jnp.where(steps, places[1:], 0)]))
+    after = jax.lax.cummin(jnp.concatenate([jnp.where(steps, places[1:], n), places[:1] + n]), reverse=True)
+    return jnp.zeros_like(z).at[order].set(upto[first] + upto[after] - upto[-1], unique_indices=True)
 
 
 def _mean_density_of_quantiles(num_rows: int) -> Float[Array, ""]:

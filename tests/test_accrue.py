@@ -238,7 +238,7 @@ SMALL = DATA.x[:12], DATA.mean[:12], DATA.y[:12]
         ({"mean": np.append(SMALL[1][:11], np.inf)}, "mean holds 1 values"),
         ({"x": DATA.x[:11]}, "y has 12 rows where 11 are expected"),
         ({"x": np.ones((12, 2)), "model": "polynomial"}, "x has 2 columns: use model='network'"),
-        ({"differentiable": True}, "for model='polynomial'; a network's training has no derivative"),
+        ({"differentiable": True}, "for model='polynomial': give steps="),
         ({"model": "forest"}, "model must be one of 'network', 'polynomial'; got 'forest'"),
         ({"beta": 1.5}, "beta must be 'auto' or one number between 0 and 1; got 1.5"),
         ({"beta": "automatic"}, "beta must be one of 'auto'"),

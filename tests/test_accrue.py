@@ -245,6 +245,7 @@ SMALL = DATA.x[:12], DATA.mean[:12], DATA.y[:12]
         ({"restarts": 0}, "restarts must be at least 1"),
         ({"validation_fraction": 0.99}, "leaves 0 of 12 rows to train on"),
         ({"model": "polynomial", "validation": (SMALL[0], BASE, SMALL[2])}, "takes no validation"),
+        ({"model": "polynomial", "steps": 3}, "fitted to its optimum, and takes no steps"),
     ],
 )
 def test_mistakes_are_named(change, message):

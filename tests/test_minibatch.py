@@ -8,7 +8,14 @@ import numpy as np
 import optax
 import pytest
 
-from jaxcal.optimize import Result, keras_rmsprop, raise_unless_finite, train_minibatches
+from jaxcal.optimize import (
+    Result,
+    adam,
+    keras_rmsprop,
+    raise_unless_finite,
+    train_full_batch,
+    train_minibatches,
+)
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -218,10 +225,49 @@ def test_the_dtype_is_that_of_the_parameters(dtype, rng):
     assert optimum.loss.dtype == dtype
 
 
-def test_gradients_stop_at_the_inputs(rng):
+def test_a_derivative_through_a_training_until_it_stops_is_refused(rng):
     x, y = jnp.asarray(rng.normal(size=(6, 2))), jnp.asarray(rng.normal(size=6))
     run = lambda y: train_minibatches(linear_loss, jnp.zeros(2), (x, y), (x, y), key=KEY, max_epochs=3).loss
-    np.testing.assert_array_equal(jax.grad(run)(y), np.zeros(6))
+    with pytest.raises(TypeError, match=r"through optimize\.train_minibatches: take optimize\.train_full_batch"):
+        jax.make_jaxpr(jax.grad(run))(y)
+
+
+def test_full_batches_are_the_steps_of_keras(rng):
+    x, y = rng.normal(size=(7, 3)), rng.normal(size=7)
+    w, v = np.zeros(3), np.zeros(3)
+    for _ in range(9):
+        w, v = keras_step(w, v, x, y)
+    ours = train_full_batch(linear_loss, jnp.zeros(3), (jnp.asarray(x), jnp.asarray(y)), key=KEY, num_steps=9)
+    np.testing.assert_allclose(ours.params, w, rtol=1e-4)
+    np.testing.assert_allclose(ours.loss, np.mean((x @ w - y) ** 2), rtol=1e-4)
+    assert (ours.steps, ours.result) == (9, Result.STEP_LIMIT)
+
+
+@pytest.mark.parametrize("optimizer", [keras_rmsprop, adam])
+def test_steps_without_a_gradient_have_derivatives(optimizer):
+    """The second weight has no part in the loss."""
+
+    def params(target, rate):
+        loss = lambda w, rows, key: (w[0] - rows) ** 2
+        options = {"num_steps": 3, "optimizer": optimizer, "learning_rate": rate}
+        return train_full_batch(loss, jnp.ones(2), target[None], key=KEY, **options).params
+
+    for found in jax.jit(jax.jacrev(params, (0, 1)))(jnp.asarray(3.0), jnp.asarray(0.1)):
+        assert jnp.isfinite(found).all()
+        assert found[0] != 0
+        assert found[1] == 0
+
+
+def test_derivatives_keep_the_parameters_of_every_step_and_not_its_activations():
+    rows = jnp.ones((5000, 2)), jnp.ones(5000)
+
+    def bytes_of(num_steps):
+        run = lambda rate: train_full_batch(
+            linear_loss, jnp.zeros(2), rows, key=KEY, num_steps=num_steps, learning_rate=rate
+        ).params.sum()
+        return jax.jit(jax.grad(run)).lower(0.1).compile().memory_analysis().temp_size_in_bytes
+
+    assert (bytes_of(24) - bytes_of(8)) / 16 < 100
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,11 @@ def fit(**options):
 
 
 def test_every_option_has_a_value_and_a_line_of_text():
-    options = jc.networks.TrainingOptions
-    assert set(options.__annotations__) == set(Settings._fields)
+    options, steps = jc.networks.TrainingOptions, jc.networks.StepOptions
+    assert tuple(steps.__annotations__) == Settings._fields
+    text = inspect.cleandoc(options.__doc__ or "") + inspect.cleandoc(steps.__doc__ or "")
     for name in Settings._fields:
-        assert f"    {name}: " in inspect.cleandoc(options.__doc__ or "")
+        assert f"    {name}: " in text
 
 
 def test_none_is_the_default():

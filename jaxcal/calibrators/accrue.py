@@ -172,7 +172,6 @@ def fit(
     rows = _as_rows(x, base, y, weights, relative)
     _checks.check_rows("x", rows.x, _LEAST_ROWS)
     settings = _settle(
-        model,
         steps,
         learning_rate,
         restarts=restarts,
@@ -186,7 +185,7 @@ def fit(
         raise ValueError("y equals base.mean in every row: there is no std to learn.")
     until = jnp.asarray(settings.max_iterations), jnp.asarray(settings.patience)
     if model == "polynomial":
-        _check_polynomial(rows, validation)
+        _check_polynomial(rows, validation, steps)
         if differentiable and (isinstance(beta, str) or _checks.is_traced(beta) or beta != 1):
             raise ValueError("differentiable=True goes with beta=1 alone: the reliability score has kinks.")
         fitted = _fit_polynomial(rows, _as_weight(beta), until, relative, differentiable)
@@ -274,15 +273,10 @@ def _predict(fitted: ACCRUE, x: Float[Array, "n d"]) -> Float[Array, " n"]:
 
 
 def _settle(
-    model: str | eqx.Module,
-    steps: int | None,
-    learning_rate: ArrayLike | None,
-    validation: tuple | None,
-    **given: Any,
+    steps: int | None, learning_rate: ArrayLike | None, validation: tuple | None, **given: Any
 ) -> presets.ACCRUE:
     """The options of training that were given, which must go with each other, and the defaults of the others."""
-    polynomial = "polynomial" if model == "polynomial" else None
-    check_steps(steps, model=polynomial, validation=validation, **given)
+    check_steps(steps, validation=validation, **given)
     if steps is None and learning_rate is not None:
         raise ValueError("learning_rate is that of steps, and L-BFGS has none: give steps, too, or leave it out.")
     settings = presets.settle({None: presets.ACCRUE()}, None, learning_rate=learning_rate, **given)
@@ -370,11 +364,13 @@ def _join(rows: _Rows, validation: _Rows) -> _Rows:
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), rows, validation)
 
 
-def _check_polynomial(rows: _Rows, validation: tuple | None) -> None:
+def _check_polynomial(rows: _Rows, validation: tuple | None, steps: int | None) -> None:
     if rows.x.shape[1] > 1:
         raise ValueError(f"model='polynomial' is for one input; x has {rows.x.shape[1]} columns: use model='network'.")
     if validation is not None:
         raise ValueError("model='polynomial' is fitted to all rows, and takes no validation.")
+    if steps is not None:
+        raise ValueError("model='polynomial' is fitted to its optimum, and takes no steps.")
 
 
 class _Problem(NamedTuple):

@@ -83,9 +83,11 @@ class StepOptions(TrainingOptions, total=False):
     With `steps` the method's optimizer takes so many steps from the `initial` network, every one of them on all data
     points: there is no validation set, and nothing to stop by. What is trained is then a function of x and y, of the
     initial weights, of `learning_rate` and of `weight_decay`, and has derivatives in them, for a training inside of
-    another optimization. They are those of the steps that were taken, not of an optimum. The weights of every step are
-    kept for them, its activations computed anew. Weights that have no gradient, as those of a unit that is never
-    active, have finite derivatives. Another number of steps compiles anew.
+    another optimization. They are those of the steps that were taken, not of an optimum. The reverse mode keeps the
+    weights of every step, and computes its activations anew. Another number of steps compiles anew.
+
+    RMSprop and Adam divide a gradient by its own size: a derivative is large where a gradient is nearly 0. It is
+    finite where a weight has none at all, as those of a unit that is never active.
 
     Attributes:
         steps: number of steps; None (the default) for a training that the validation set stops.
@@ -97,6 +99,16 @@ class StepOptions(TrainingOptions, total=False):
         ValueError: if steps is negative; if an option is given, too, that has no part in steps: batch_size, max_epochs,
             patience, validation_fraction, and hidden beside `initial`; if `initial` is given without steps, or has
             another number of inputs or outputs.
+
+    Example:
+        >>> import equinox as eqx, jax, jax.numpy as jnp, jaxcal as jc
+        >>> x, key = jnp.linspace(-1, 1, 20), jax.random.key(0)
+        >>> def error(learning_rate):
+        ...     options = {"hidden": (8,), "steps": 5, "learning_rate": learning_rate}
+        ...     network = jc.mlp.fit(x[::2], jnp.sin(x[::2]), key=key, **options)
+        ...     return jnp.mean((network(x).mean - jnp.sin(x)) ** 2)
+        >>> bool(jax.grad(error)(0.01) < 0)  # faster would have been better
+        True
     """
 
     steps: int | None

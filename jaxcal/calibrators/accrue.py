@@ -15,7 +15,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -31,11 +31,13 @@ from jaxcal.calibrators._base import are_among, as_rows, check_base, error_scale
 from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
-from jaxcal.networks import FeedForward, TrainingRecord
+from jaxcal.networks import FeedForward, TrainingRecord, presets
+from jaxcal.networks.training import GIVE_STEPS, check_steps
 from jaxcal.optimize import (
     Optimum,
     Result,
     Stationary,
+    adam,
     as_constants,
     at_optimum,
     minimize,
@@ -43,6 +45,7 @@ from jaxcal.optimize import (
     num_train,
     one_run_at_a_time,
     polish,
+    train_full_batch,
 )
 from jaxcal.preprocessing import Standardizer
 
@@ -74,12 +77,14 @@ def fit(
     model: str | eqx.Module = "network",
     beta: str | ArrayLike = "auto",
     relative: bool = False,
-    restarts: int = 5,
-    validation_fraction: float = 0.5,
+    restarts: int | None = None,
+    validation_fraction: float | None = None,
     validation: tuple | None = None,
     weights: Weights | None = None,
-    max_iterations: int = 500,
-    patience: int = 10,
+    max_iterations: int | None = None,
+    patience: int | None = None,
+    steps: int | None = None,
+    learning_rate: ArrayLike | None = None,
     differentiable: bool = False,
 ) -> "ACCRUE":
     """Fit a std as a function of the inputs to the errors y - base.mean.
@@ -104,8 +109,12 @@ def fit(
     (sum w)^2 / sum(w^2).
 
     Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`. Predictions are
-    differentiable in x and base, with `differentiable=True` in the rows fitted to, their weights and beta, too;
-    `functional.scores.accrue_loss` is a loss to train mean and std jointly.
+    differentiable in x and base, with `differentiable=True` and a polynomial in the rows fitted to and their weights,
+    too; `functional.scores.accrue_loss` is a loss to train mean and std jointly.
+
+    With `steps` a network or module takes so many steps on all rows, and derivatives pass through them, in x, base, y,
+    weights, beta, the module's own weights and the learning rate. They are steps of Adam, since L-BFGS compares to
+    find the length of its own. Any other derivative through the fit is refused.
 
     Args:
         x: inputs [l, d]; a vector [l] is one column.
@@ -117,26 +126,32 @@ def fit(
         relative: whether the model is of the factor that base.std is multiplied by, in place of the std: of a base that
             knows where its errors are large only the scale is then corrected. Without it base.std has no part in the
             result.
-        restarts: number of initializations of the network.
-        validation_fraction: fraction of the rows in the validation set.
+        restarts: number of initializations of the network (default 5; one where it takes steps).
+        validation_fraction: fraction of the rows in the validation set (default 0.5).
         validation: other rows (x, base, y) as the validation set, in place of a fraction of these. Where the weights of
             these are an array, those of the other rows are a fourth part, (x, base, y, weights).
         weights: of the rows [l], not negative, or a function of x that gives them; equal where None. The call needs
             none.
-        max_iterations: number of L-BFGS steps to stop at.
-        patience: steps without improvement to stop at.
+        max_iterations: number of L-BFGS steps to stop at (default 500).
+        patience: steps without improvement to stop at (default 10).
+        steps: number of full-batch steps, as `jaxcal.networks.StepOptions` describes them, in place of restarts, a
+            validation set, max_iterations and patience; None for a training that the validation set stops.
+        learning_rate: of Adam in these steps (default 0.01).
         differentiable: whether derivatives pass through the fit of the polynomial, as of `rio.fit`: by the implicit
             function theorem at the optimum, which is then found to the last digits. They are NaN where it is none, and
-            the result of `training` is not CONVERGED; the order stays. With beta below 1 the loss has kinks where two
-            standardized errors change places, the closer the more rows there are: derivatives are those between them,
-            and differences over wider steps can be quite others. With beta=1 there are none.
+            the result of `training` is not CONVERGED; the order stays. It goes with beta=1 alone: the reliability score
+            has a kink wherever two standardized errors change places, and derivatives between them say nothing of how
+            the std moves over wider steps.
 
     Raises:
-        TypeError: if base is not a Distribution; if a derivative through the fit is asked for without `differentiable`.
+        TypeError: if base is not a Distribution; if a derivative through the fit is asked for without `differentiable`
+            or `steps`.
         ValueError: if x, y or base is not finite or of the wrong shape, there are fewer than 10 rows, y is constant,
             y equals base.mean in every row, the polynomial gets more than one column, an option is out of its range, or
             base is a `Point`, which has no std, and `relative`; if weights are not as many as the rows, one is
-            negative, NaN or infinite, or all are 0, or of the rows and those of `validation` only one part has weights.
+            negative, NaN or infinite, or all are 0, or of the rows and those of `validation` only one part has weights;
+            if steps are negative, or given to a polynomial or with an option that has no part in them; if a learning
+            rate is given without steps, or is not positive.
         FloatingPointError: if the loss becomes NaN or infinite.
 
     Warns:
@@ -156,23 +171,36 @@ def fit(
     """
     rows = _as_rows(x, base, y, weights, relative)
     _checks.check_rows("x", rows.x, _LEAST_ROWS)
-    for name, value in (("restarts", restarts), ("max_iterations", max_iterations), ("patience", patience)):
-        _checks.check_at_least(name, value, 1)
+    settings = _settle(
+        model,
+        steps,
+        learning_rate,
+        restarts=restarts,
+        validation_fraction=validation_fraction,
+        validation=validation,
+        max_iterations=max_iterations,
+        patience=patience,
+    )
     _checks.check_varies("y is", rows.y)
     if not _checks.is_traced(rows.y, rows.mean) and np.array_equal(rows.y, rows.mean):
         raise ValueError("y equals base.mean in every row: there is no std to learn.")
-    until = jnp.asarray(max_iterations), jnp.asarray(patience)
+    until = jnp.asarray(settings.max_iterations), jnp.asarray(settings.patience)
     if model == "polynomial":
         _check_polynomial(rows, validation)
+        if differentiable and (isinstance(beta, str) or _checks.is_traced(beta) or beta != 1):
+            raise ValueError("differentiable=True goes with beta=1 alone: the reliability score has kinks.")
         fitted = _fit_polynomial(rows, _as_weight(beta), until, relative, differentiable)
     elif differentiable:
-        raise ValueError("differentiable=True is for model='polynomial'; a network's training has no derivative.")
+        raise ValueError("differentiable=True is for model='polynomial': give steps= for a network.")
+    elif steps is not None:
+        rate, initial = jnp.asarray(settings.learning_rate), _initial_models(model, rows, key, 1)
+        fitted = _fit_by_steps(rows, initial, _as_weight(beta), rate, steps, key, relative)
     else:
-        size = num_train(rows.y.shape[0], validation_fraction) if validation is None else rows.y.shape[0]
+        size = num_train(rows.y.shape[0], settings.validation_fraction) if validation is None else rows.y.shape[0]
         if validation is not None:
             rows = _join(rows, _validation_rows(validation, weights, relative))
         split_key, start_key = jax.random.split(key)
-        initial = _initial_models(model, rows.x.shape[1], start_key, restarts, jnp.result_type(*rows[:4]))
+        initial = _initial_models(model, rows, start_key, settings.restarts)
         order_key = split_key if validation is None else None
         fitted = _fit_networks(rows, initial, _as_weight(beta), until, size, order_key, relative)
     if not _checks.is_traced(fitted.loss) and not np.isfinite(fitted.loss):
@@ -188,10 +216,10 @@ class ACCRUE(eqx.Module):
         x_scaler: the standardization of the inputs.
         scale: the typical size of the errors, in the unit of y; with `relative` in predicted stds.
         beta: the weight of the CRPS in the loss.
-        loss: the lowest loss of the validation set, for errors in units of y's standard deviation; after a polynomial
-            that of all rows.
-        training: how training went, a `jaxcal.networks.TrainingRecord`, whose epochs are steps of L-BFGS, by the
-            polynomial at its last order.
+        loss: the lowest loss of the validation set, for errors in units of y's standard deviation; of a polynomial, or
+            after `steps`, that of all rows.
+        training: how training went, a `jaxcal.networks.TrainingRecord`, whose epochs are steps, by the polynomial at
+            its last order.
     """
 
     model: Callable
@@ -245,6 +273,25 @@ def _predict(fitted: ACCRUE, x: Float[Array, "n d"]) -> Float[Array, " n"]:
     return fitted.scale[None] * jnp.exp(jax.vmap(fitted.model)(fitted.x_scaler(x)))
 
 
+def _settle(
+    model: str | eqx.Module,
+    steps: int | None,
+    learning_rate: ArrayLike | None,
+    validation: tuple | None,
+    **given: Any,
+) -> presets.ACCRUE:
+    """The options of training that were given, which must go with each other, and the defaults of the others."""
+    polynomial = "polynomial" if model == "polynomial" else None
+    check_steps(steps, model=polynomial, validation=validation, **given)
+    if steps is None and learning_rate is not None:
+        raise ValueError("learning_rate is that of steps, and L-BFGS has none: give steps, too, or leave it out.")
+    settings = presets.settle({None: presets.ACCRUE()}, None, learning_rate=learning_rate, **given)
+    for name in ("restarts", "max_iterations", "patience"):
+        _checks.check_at_least(name, getattr(settings, name), 1)
+    _checks.check_positive("learning_rate", settings.learning_rate)
+    return settings
+
+
 def _as_weight(beta: str | ArrayLike) -> Float[Array, ""] | None:
     """The weight of the CRPS, or None where it is for equation 12 to say."""
     if isinstance(beta, str):
@@ -256,14 +303,12 @@ def _as_weight(beta: str | ArrayLike) -> Float[Array, ""] | None:
     return weight
 
 
-def _initial_models(
-    model: str | eqx.Module, in_size: int, key: PRNGKeyArray, restarts: int, dtype: DTypeLike
-) -> eqx.Module:
+def _initial_models(model: str | eqx.Module, rows: "_Rows", key: PRNGKeyArray, restarts: int) -> eqx.Module:
     """A stack of initial models: networks with random weights, or the given one alone."""
     if not isinstance(model, str):
         return jax.tree.map(lambda leaf: leaf[None] if eqx.is_inexact_array(leaf) else leaf, model)
     _checks.check_choice("model", model, ("network", "polynomial"))
-    return _new_networks(in_size, key, restarts, dtype)
+    return _new_networks(rows.x.shape[1], key, restarts, jnp.result_type(*rows[:4]))
 
 
 @eqx.filter_jit
@@ -371,7 +416,7 @@ def _problem(rows: _Rows, x_scaler: Standardizer, relative: bool) -> tuple[_Prob
 @eqx.filter_jit
 def _fit_networks(rows: _Rows, initial, beta, until, size: int, key: PRNGKeyArray | None, relative: bool) -> ACCRUE:
     """The best of the trained models. `size` rows are trained on: a random choice, or, without a key, the first."""
-    rows, initial = lax.stop_gradient((rows, initial))
+    rows, initial, beta = _checks.without_derivative((rows, initial, beta), "accrue.fit", GIVE_STEPS)
     x_scaler = Standardizer.of(rows.x)
     problem, scale = _problem(rows, x_scaler, relative)
     places = jnp.arange(rows.y.shape[0])
@@ -392,6 +437,41 @@ def _fit_networks(rows: _Rows, initial, beta, until, size: int, key: PRNGKeyArra
         training=TrainingRecord(epochs=optimum.steps, validation_loss=optimum.loss, result=optimum.result),
         relative=relative,
     )
+
+
+@eqx.filter_jit
+def _fit_by_steps(rows: _Rows, initial, beta, learning_rate, steps: int, key: PRNGKeyArray, relative: bool) -> ACCRUE:
+    """The only one of the initial models, after so many steps on all rows."""
+    model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_inexact_array(leaf) else leaf, initial)
+    x_scaler = Standardizer.of(rows.x)
+    problem, scale = _problem(rows, x_scaler, relative)
+    beta = problem.beta(beta)
+    optimum = train_full_batch(
+        _loss_of_all,
+        model,
+        (problem, beta),
+        key=key,
+        num_steps=steps,
+        optimizer=adam,
+        learning_rate=learning_rate,
+    )
+    return ACCRUE(
+        model=optimum.params,
+        x_scaler=x_scaler,
+        scale=scale,
+        beta=beta,
+        loss=optimum.loss,
+        training=TrainingRecord(epochs=optimum.steps, validation_loss=None, result=optimum.result),
+        relative=relative,
+    )
+
+
+def _loss_of_all(
+    model: Callable, rows: tuple[_Problem, Float[Array, ""]], key: PRNGKeyArray | None
+) -> Float[Array, ""]:
+    """For `train_full_batch`."""
+    problem, beta = rows
+    return problem.loss(model, beta)
 
 
 @eqx.filter_jit

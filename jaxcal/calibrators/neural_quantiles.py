@@ -27,13 +27,13 @@ What these texts leave open, and what is taken here:
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 from jax.scipy.special import ndtr, ndtri
 from jax.typing import DTypeLike
@@ -46,7 +46,16 @@ from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Point, Quantiles
 from jaxcal.functional.scores import pinball
 from jaxcal.networks import FeedForward, TrainingRecord, presets
-from jaxcal.optimize import Optimum, Result, num_train, raise_unless_finite, train_minibatches
+from jaxcal.networks.training import GIVE_STEPS, check_steps, starting_network
+from jaxcal.optimize import (
+    Optimum,
+    Result,
+    adam,
+    num_train,
+    raise_unless_finite,
+    train_full_batch,
+    train_minibatches,
+)
 from jaxcal.preprocessing import Standardizer
 
 _HIDDEN = (20, 20)
@@ -72,11 +81,13 @@ def fit(
     levels: Sequence[float] | None = None,
     learning_rate: ArrayLike = 1e-3,
     max_epochs: int | None = None,
-    patience: int = 20,
+    patience: int | None = None,
     pretraining_epochs: int | None = None,
     validation_fraction: float | None = None,
     weights: Weights | None = None,
     preset: str | None = None,
+    steps: int | None = None,
+    initial: "Recalibrator | None" = None,
     throw: bool = True,
 ) -> "NeuralQuantiles":
     """Train a network that returns the quantile at a level from the base's deciles, by the pinball loss.
@@ -98,7 +109,13 @@ def fit(
 
     Features and errors are in units of the rows given here, so that y -> a y + b (a > 0) changes the predictions
     exactly so, up to rounding. Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`.
-    No gradient passes through the fit; predictions are differentiable in base.
+    Predictions are differentiable in base.
+
+    With `steps` Adam, the optimizer of the training, takes so many steps on all rows, each at a new random level a row,
+    and derivatives pass through them, in base, y, weights, the initial network and the learning rate. The pinball loss
+    knows of y on which side of a quantile it lies: the derivative in y is that of the unit alone. There is no
+    pretraining: a network that repeats the base's quantiles, to start from, is the `network` of a fit with
+    `max_epochs=0`. A derivative through a training without `steps` is refused.
 
     Args:
         x: inputs [l, d]; used by a function of x that gives weights alone, else it may be None.
@@ -110,21 +127,25 @@ def fit(
         learning_rate: of Adam.
         max_epochs: number of epochs to stop at (default 1000; 200 with the preset). With 0 the base's quantiles are
             repeated.
-        patience: epochs without improvement to stop at.
+        patience: epochs without improvement to stop at (default 20).
         pretraining_epochs: number of epochs on the base's own quantiles (default 500; 2000 with the preset).
         validation_fraction: fraction of the rows in the validation set, l - floor(l (1 - fraction)) of them (default
             0.2; 0 with the preset). With 0 all rows are trained on for all epochs, and the last weights are kept.
         weights: of the rows [l], not negative, or a function of x that gives them; equal where None. The call needs
             none.
         preset: None, or "paper" as above.
+        steps: number of full-batch steps, as `jaxcal.networks.StepOptions` describes them, in place of epochs,
+            patience, pretraining, validation set and preset; None for a training that the validation set stops.
+        initial: the network that the steps start from; one with random weights where None.
         throw: whether to raise if training diverges; the module's `training.result` says so in any case.
 
     Raises:
-        TypeError: if base is not a Distribution.
+        TypeError: if base is not a Distribution, or a derivative through a training without steps is asked for.
         ValueError: if y or base is empty, not finite or of the wrong shape, base is a `Point` or a std of it is not
             positive, a quantile of base at a level from 0.005 to 0.995 is infinite, there are too few rows to hold some
             out (two are the least), or an option is out of its range; if weights are not as many as the rows, one is
-            negative, NaN or infinite, or all are 0. Rows of weight 0 are not counted.
+            negative, NaN or infinite, or all are 0. Rows of weight 0 are not counted. What else is raised of steps,
+            `jaxcal.networks.StepOptions` says.
         FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
 
     Source: Kuleshov and Deshpande (2022), and what the head of this file takes where it leaves a choice.
@@ -139,56 +160,42 @@ def fit(
         >>> bool(lower[0] < -2.5), bool(upper[0] > 2.5)
         (True, True)
     """
-    settings = presets.settle(
-        presets.NEURAL_QUANTILES,
-        preset,
-        max_epochs=max_epochs,
-        pretraining_epochs=pretraining_epochs,
-        validation_fraction=validation_fraction,
-    )
+    given = {
+        "max_epochs": max_epochs,
+        "patience": patience,
+        "pretraining_epochs": pretraining_epochs,
+        "validation_fraction": validation_fraction,
+    }
+    settings = presets.settle(presets.NEURAL_QUANTILES, preset, **given)
+    check_steps(steps, initial, preset=preset, **given)
     _checks.check_at_least("max_epochs", settings.max_epochs, 0)
     _checks.check_at_least("pretraining_epochs", settings.pretraining_epochs, 0)
-    _checks.check_at_least("patience", patience, 1)
+    _checks.check_at_least("patience", settings.patience, 1)
     levels = as_levels(FINE_LEVELS if levels is None else levels)
     quantiles = _quantiles_of(base, _LEVELS)
     y = _checks.as_vector("y", y, length=quantiles.shape[0])
-    given, counts = rows_that_count((quantiles, base.std, y), _groups.weights_of(x, weights, y.shape[0]))
-    fraction, num_rows = settings.validation_fraction, given[-1].shape[0]
-    size = num_train(num_rows, fraction) if fraction else num_rows
+    (quantiles, std, y), counts = rows_that_count((quantiles, base.std, y), _groups.weights_of(x, weights, y.shape[0]))
+    fraction = settings.validation_fraction if steps is None else 0.0
+    size = num_train(y.shape[0], fraction) if fraction else y.shape[0]
     split_key, init_key, pretraining_key, key = jax.random.split(key, 4)
-    rows = _prepare(*given, counts, size, split_key if fraction else None)
-    network = _initial_network(rows.features.shape[1], key=init_key, dtype=rows.features.dtype)
-
-    learned = rows.features, rows.errors, rows.weights
-    train = jax.tree.map(lambda a: a[:size], learned)
-    validation = jax.tree.map(lambda a: a[size:], learned) if fraction else train
-    own = rows.features, rows.quantiles
-    few = jax.tree.map(lambda a: a[:_FEW_ROWS], own)
-    pretrained = _train(
-        _identity_loss,
-        network,
-        own,
-        few,
-        key=pretraining_key,
-        epochs=settings.pretraining_epochs,
-        patience=None,
-        learning_rate=learning_rate,
-    )
-    optimum = _train(
-        _check_loss,
-        pretrained.params,
-        train,
-        validation,
-        key=key,
-        epochs=settings.max_epochs,
-        patience=patience if fraction else None,
-        learning_rate=learning_rate,
-    )
+    rows = _prepare(quantiles, std, y, counts, size, split_key if fraction else None)
+    new = partial(_initial_network, rows.features.shape[1], key=init_key, dtype=rows.features.dtype)
+    if steps is None:
+        network = new()
+        optimum = _pretrain_and_train(rows, network, (pretraining_key, key), size, settings, learning_rate, throw)
+    else:
+        optimum = train_full_batch(
+            _check_loss,
+            starting_network(initial, new),
+            (rows.features, rows.errors, rows.weights),
+            key=key,
+            num_steps=steps,
+            optimizer=adam,
+            learning_rate=learning_rate,
+        )
     if throw:
-        raise_unless_finite(pretrained)
         raise_unless_finite(optimum)
-    result = jnp.where(pretrained.result == Result.NOT_FINITE, pretrained.result, optimum.result)
-    training = TrainingRecord(epochs=optimum.steps, validation_loss=optimum.loss, result=result)
+    training = TrainingRecord(epochs=optimum.steps, validation_loss=optimum.loss, result=optimum.result)
     return NeuralQuantiles(network=optimum.params, scaler=rows.scaler, unit=rows.unit, training=training, levels=levels)
 
 
@@ -292,7 +299,7 @@ class _Rows(NamedTuple):
 def _prepare(quantiles, std, y, weights, trained: int, key: PRNGKeyArray | None) -> _Rows:
     """The rows, with a key in a random order; the weights of those trained on, and of the others, have mean 1."""
     dtype = jnp.result_type(quantiles, y)
-    quantiles, std, y = (a.astype(dtype) for a in lax.stop_gradient((quantiles, std, y)))
+    quantiles, std, y = (a.astype(dtype) for a in (quantiles, std, y))
     features = _features(quantiles[:, _DECILES])
     medians = features[:, _MEDIAN]
     spread = jnp.mean(std)
@@ -304,7 +311,7 @@ def _prepare(quantiles, std, y, weights, trained: int, key: PRNGKeyArray | None)
     unit = jnp.where(size > 0, size, spread)
     order = jnp.arange(y.shape[0]) if key is None else jax.random.permutation(key, y.shape[0])
     if weights is not None:
-        weights = lax.stop_gradient(weights.astype(dtype))[order]
+        weights = weights.astype(dtype)[order]
         parts = (weights[:trained], weights[trained:]) if trained < y.shape[0] else (weights,)
         weights = jnp.concatenate([part / part.mean() for part in parts])
     distances = (quantiles - medians[:, None]) / unit[None, None]
@@ -328,6 +335,46 @@ def _features(deciles: Float[Array, "n 9"]) -> Float[Array, "n 9"]:
 _initial_network = eqx.filter_jit(Recalibrator)
 
 
+def _pretrain_and_train(
+    rows: _Rows,
+    network: Recalibrator,
+    keys: tuple[PRNGKeyArray, PRNGKeyArray],
+    size: int,
+    settings: presets.NeuralQuantiles,
+    learning_rate: ArrayLike,
+    throw: bool,
+) -> Optimum:
+    """Trained on the base's own quantiles, and then on the first rows, so many; the others are the validation set."""
+    own, learned = (rows.features, rows.quantiles), (rows.features, rows.errors, rows.weights)
+    few = jax.tree.map(lambda a: a[:_FEW_ROWS], own)
+    train, rest = (jax.tree.map(lambda a, part=part: a[part], learned) for part in (slice(size), slice(size, None)))
+    is_validated = size < rows.errors.shape[0]
+    pretrained = _train(
+        _identity_loss,
+        network,
+        own,
+        few,
+        key=keys[0],
+        epochs=settings.pretraining_epochs,
+        patience=None,
+        learning_rate=learning_rate,
+    )
+    if throw:
+        raise_unless_finite(pretrained)
+    optimum = _train(
+        _check_loss,
+        pretrained.params,
+        train,
+        rest if is_validated else train,
+        key=keys[1],
+        epochs=settings.max_epochs,
+        patience=settings.patience if is_validated else None,
+        learning_rate=learning_rate,
+    )
+    diverged = pretrained.result == Result.NOT_FINITE
+    return optimum._replace(result=jnp.where(diverged, pretrained.result, optimum.result))
+
+
 def _train(
     loss: Callable,
     network: Recalibrator,
@@ -349,11 +396,13 @@ def _train(
         data,
         validation,
         key=key,
-        optimizer=optax.adam,
+        optimizer=adam,
         learning_rate=learning_rate,
         max_epochs=epochs,
         patience=epochs + 1 if patience is None else patience,
         restore_best=patience is not None,
+        what="neural_quantiles.fit",
+        instead=GIVE_STEPS,
     )
 
 

@@ -2,6 +2,14 @@
 
 from jaxcal.networks.modules import ConcreteNetwork, FeedForward, NormalNetwork
 from jaxcal.networks.trained import TrainedNetwork
-from jaxcal.networks.training import TrainingOptions, TrainingRecord
+from jaxcal.networks.training import StepOptions, TrainingOptions, TrainingRecord
 
-__all__ = ["ConcreteNetwork", "FeedForward", "NormalNetwork", "TrainedNetwork", "TrainingOptions", "TrainingRecord"]
+__all__ = [
+    "ConcreteNetwork",
+    "FeedForward",
+    "NormalNetwork",
+    "StepOptions",
+    "TrainedNetwork",
+    "TrainingOptions",
+    "TrainingRecord",
+]

@@ -24,16 +24,19 @@ from jaxcal.networks.training import (
     settle,
     split,
     squared_error,
+    starting_network,
     trainer,
 )
 from jaxcal.optimize import Optimum
 from jaxcal.preprocessing import Standardizer
 
 
-def settle_normal(num_inputs: int, options: TrainingOptions, preset: str | None) -> presets.Settings:
+def settle_normal(
+    num_inputs: int, options: TrainingOptions, preset: str | None, declared: type = TrainingOptions
+) -> presets.Settings:
     """The settings of networks of means and variances."""
     known = {None: presets.DEFAULT, "crude": presets.CRUDE, "usnrt": presets.usnrt(num_inputs)}
-    return settle(options, known, preset)
+    return settle(options, known, preset, declared)
 
 
 def train_normal(
@@ -45,18 +48,25 @@ def train_normal(
     rounds: int,
     settings: presets.Settings,
     preset: str | None,
+    what: str,
+    instead: str,
 ) -> tuple[Optimum, Rows]:
-    """The networks, trained, and the rows they were trained on; the options are those of `variance_network.fit`."""
+    """The networks, trained, and the rows they were trained on; the options are those of `variance_network.fit`.
+
+    What is said where a derivative is asked for, `training.trainer` describes.
+    """
     usnrt = preset == "usnrt"
     form = form or ("alternating" if usnrt else "joint")
     _checks.check_choice("form", form, ("joint", "alternating"))
     _checks.check_at_least("rounds", rounds, 1)
+    if settings.steps is not None and form != "joint":
+        raise ValueError(f"steps={settings.steps} are those of one network: give form='joint'; got {form!r}.")
     split_key, train_key = jax.random.split(key)
-    rows = split(x, y, settings.validation_fraction, split_key)
-    train = trainer(settings)
+    rows = split(x, y, settings, split_key)
+    train = trainer(settings, what=what, instead=instead)
     new = partial(initial_network, x.shape[1], settings.hidden, dtype=rows.train[0].dtype)
     if form == "joint":
-        return _joint(rows, new, train, train_key), rows
+        return _joint(rows, settings.initial, new, train, train_key), rows
     new_variance = partial(new, activation=jnp.tanh) if usnrt else new
     data = rows.train, rows.validation
     num_rows = rows.train[1].shape[0], rows.validation[1].shape[0]
@@ -69,10 +79,16 @@ def as_normal(moments: tuple[Float[Array, " n"], Float[Array, " n"]], y_scaler: 
     return Normal(y_scaler.inverse(mean), y_scaler.scale[None] * jnp.sqrt(variance))
 
 
-def _joint(rows: Rows, new: Callable[..., FeedForward], train: Callable[..., Optimum], key: PRNGKeyArray) -> Optimum:
+def _joint(
+    rows: Rows,
+    initial: eqx.Module | None,
+    new: Callable[..., FeedForward],
+    train: Callable[..., Optimum],
+    key: PRNGKeyArray,
+) -> Optimum:
     """One network with two outputs, trained on the likelihood."""
     init_key, train_key = jax.random.split(key)
-    network = NormalNetwork((new(2, key=init_key),))
+    network = starting_network(initial, lambda: NormalNetwork((new(2, key=init_key),)))
     return train(_negative_log_likelihood, network, rows.train, rows.validation, key=train_key)
 
 

@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
+import equinox as eqx
 from jaxtyping import ArrayLike
 
 from jaxcal import _checks
 
-S = TypeVar("S", "Settings", "NeuralProcess", "NeuralQuantiles")
+S = TypeVar("S", "Settings", "NeuralProcess", "NeuralQuantiles", "ACCRUE")
 
 
 class Settings(NamedTuple):
-    """Every option of `training.TrainingOptions`, with a value."""
+    """Every option of `training.StepOptions`, with a value."""
 
     hidden: tuple[int, ...] = (64, 64)
     learning_rate: ArrayLike = 1e-3
@@ -21,6 +22,8 @@ class Settings(NamedTuple):
     patience: int = 10
     validation_fraction: float = 0.2
     throw: bool = True
+    steps: int | None = None
+    initial: eqx.Module | None = None
 
 
 class NeuralProcess(NamedTuple):
@@ -37,6 +40,17 @@ class NeuralQuantiles(NamedTuple):
     max_epochs: int = 1000
     pretraining_epochs: int = 500
     validation_fraction: float = 0.2
+    patience: int = 20
+
+
+class ACCRUE(NamedTuple):
+    """How the network of `accrue.fit` is trained."""
+
+    restarts: int = 5
+    validation_fraction: float = 0.5
+    max_iterations: int = 500
+    patience: int = 10
+    learning_rate: ArrayLike = 0.01
 
 
 DEFAULT = Settings()

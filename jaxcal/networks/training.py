@@ -9,7 +9,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
@@ -17,13 +16,27 @@ from jaxcal import _checks
 from jaxcal.networks import presets
 from jaxcal.networks.modules import FeedForward
 from jaxcal.networks.presets import Settings
-from jaxcal.optimize import Optimum, Result, num_train, raise_unless_finite, train_minibatches, with_weight_decay
+from jaxcal.optimize import (
+    Optimum,
+    Result,
+    adam,
+    num_train,
+    raise_unless_finite,
+    train_full_batch,
+    train_minibatches,
+    with_weight_decay,
+)
 from jaxcal.preprocessing import Standardizer
 
 XY = tuple[Float[Array, "n d"], Float[Array, " n"]]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+N = TypeVar("N", bound=eqx.Module)
+
+# What to do where a derivative of a training until it stops is asked for, of a method that takes steps and of others.
+GIVE_STEPS = "give steps= for so many full-batch steps, which have derivatives"
+TAKE_ANOTHER = "take mlp.fit or variance_network.fit with steps= for so many full-batch steps, which have derivatives"
 
 # A network with its initial weights, made by one compiled program.
 initial_network = eqx.filter_jit(FeedForward)
@@ -34,7 +47,7 @@ class TrainingOptions(TypedDict, total=False):
 
     Inputs and target are standardized by the data given, so y -> a y + b changes the prediction exactly so, up to
     rounding. A random fraction of the data is the validation set: training stops when its loss has not improved for
-    `patience` epochs, and the weights of the best epoch are kept.
+    `patience` epochs, and the weights of the best epoch are kept. No derivative passes through such a training.
 
     Attributes:
         hidden: widths of the hidden layers (default 64, 64).
@@ -48,7 +61,7 @@ class TrainingOptions(TypedDict, total=False):
         throw: whether to raise if training diverges (default True); the module's `training.result` says so in any case.
 
     Raises:
-        TypeError: if there is no such option.
+        TypeError: if there is no such option, or a derivative through the training is asked for.
         ValueError: if an option is out of its range, or there are fewer than two data points: one to train on and one
             for validation.
         FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
@@ -64,7 +77,35 @@ class TrainingOptions(TypedDict, total=False):
     throw: bool | None
 
 
-def takes_training_options(**old_names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+class StepOptions(TrainingOptions, total=False):
+    """The options of a fit that derivatives can pass through: those of `TrainingOptions`, and a number of steps.
+
+    With `steps` the method's optimizer takes so many steps from the `initial` network, every one of them on all data
+    points: there is no validation set, and nothing to stop by. What is trained is then a function of x and y, of the
+    initial weights, of `learning_rate` and of `weight_decay`, and has derivatives in them, for a training inside of
+    another optimization. They are those of the steps that were taken, not of an optimum. The weights of every step are
+    kept for them, its activations computed anew. Weights that have no gradient, as those of a unit that is never
+    active, have finite derivatives. Another number of steps compiles anew.
+
+    Attributes:
+        steps: number of steps; None (the default) for a training that the validation set stops.
+        initial: the network to start from, such as the `network` of a module that was fitted before, for standardized
+            inputs and targets; where None one with random weights.
+
+    Raises:
+        TypeError: if `initial` is no such network.
+        ValueError: if steps is negative; if an option is given, too, that has no part in steps: batch_size, max_epochs,
+            patience, validation_fraction, and hidden beside `initial`; if `initial` is given without steps, or has
+            another number of inputs or outputs.
+    """
+
+    steps: int | None
+    initial: eqx.Module | None
+
+
+def takes_training_options(
+    declared: type = TrainingOptions, /, **old_names: str
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator: `help` shows the options in place of `**options`; their old names, and others, are taken, too."""
 
     def decorate(fit: Callable[P, T]) -> Callable[P, T]:
@@ -72,7 +113,7 @@ def takes_training_options(**old_names: str) -> Callable[[Callable[P, T]], Calla
         *parameters, _ = signature.parameters.values()
         options = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            for name, annotation in TrainingOptions.__annotations__.items()
+            for name, annotation in declared.__annotations__.items()
         ]
         fit = _checks.renamed(validation_share="validation_fraction", **old_names)(fit)
         fit.__signature__ = signature.replace(  # pyright: ignore[reportFunctionMemberAccess]
@@ -87,7 +128,7 @@ class TrainingRecord(eqx.Module):
     """How the training of a network went.
 
     Attributes:
-        epochs: how many epochs were run; of several trainings, all together.
+        epochs: how many epochs were run; of several trainings, all together. A full-batch step is one.
         validation_loss: the lowest mean loss of the validation set, for a standardized target; of several trainings,
             that of the last. None where there was no validation set.
         result: how it ended, one of `jaxcal.optimize.Result`; of several trainings, the worst.
@@ -98,15 +139,16 @@ class TrainingRecord(eqx.Module):
     result: Int[Array, "*runs"]
 
     @classmethod
-    def of(cls, optimum: Optimum, *, throw: bool) -> "TrainingRecord":
-        """The record of a training.
+    def of(cls, optimum: Optimum, *, throw: bool, validated: bool = True) -> "TrainingRecord":
+        """The record of a training, with a validation set or without.
 
         Raises:
             FloatingPointError: if the loss became NaN or infinite, and `throw`.
         """
         if throw:
             raise_unless_finite(optimum)
-        return cls(epochs=optimum.steps, validation_loss=optimum.loss, result=optimum.result)
+        loss = optimum.loss if validated else None
+        return cls(epochs=optimum.steps, validation_loss=loss, result=optimum.result)
 
     @property
     def converged(self) -> Bool[Array, "*runs"]:
@@ -114,35 +156,113 @@ class TrainingRecord(eqx.Module):
         return self.result == Result.CONVERGED
 
 
-def settle(options: TrainingOptions, known: Mapping[str | None, Settings], preset: str | None = None) -> Settings:
+def settle(
+    options: TrainingOptions,
+    known: Mapping[str | None, Settings],
+    preset: str | None = None,
+    declared: type = TrainingOptions,
+) -> Settings:
     """The options that were given, and those of the preset in place of the others.
 
     Raises:
         TypeError: if there is no such option.
-        ValueError: if there is no such preset, or the weight decay is negative.
+        ValueError: if there is no such preset, the weight decay is negative, or as `check_steps`.
     """
-    if unknown := sorted({*options} - {*Settings._fields}):
-        raise TypeError(f"fit has no option {unknown[0]!r}; those of training are {', '.join(Settings._fields)}.")
+    if unknown := sorted({*options} - {*declared.__annotations__}):
+        raise TypeError(
+            f"fit has no option {unknown[0]!r}; those of training are {', '.join(declared.__annotations__)}."
+        )
     settings = presets.settle(known, preset, **options)
     _checks.check_not_negative("weight_decay", settings.weight_decay)
+    without = ("batch_size", "max_epochs", "patience", "validation_fraction")
+    check_steps(settings.steps, settings.initial, **{name: options.get(name) for name in without})
+    if settings.initial is not None and options.get("hidden") is not None:
+        raise ValueError("initial has hidden layers of its own: leave hidden out.")
     return settings._replace(hidden=tuple(settings.hidden))
 
 
-def trainer(settings: Settings, optimizer: Callable[..., optax.GradientTransformation] = optax.adam) -> Callable:
-    """`train_minibatches` as the settings have it."""
-    weight_decay = jnp.asarray(settings.weight_decay)
+def check_steps(steps: int | None, initial: eqx.Module | None = None, **others: object) -> None:
+    """Raise ValueError unless steps is None, as is then `initial`, or a number that comes without the others."""
+    if steps is None:
+        if initial is not None:
+            raise ValueError("initial is what differentiable steps start from: give steps, too.")
+        return
+    _checks.check_at_least("steps", steps, 0)
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"steps={steps} is a training on all rows that nothing stops: it cannot go with {name}. Leave one of "
+                "them out."
+            )
+
+
+def starting_network(initial: N | None, new: Callable[[], N]) -> N:
+    """The network to start from: the given one, which may differ from a new one by its hidden layers, or a new one.
+
+    Raises:
+        TypeError: if the given one is of another kind.
+        ValueError: if it has another number of inputs or outputs.
+    """
+    network = new()
+    if initial is None:
+        return network
+    if not isinstance(initial, type(network)):
+        raise TypeError(
+            f"initial must be a {type(network).__name__}, as the network of a fitted module is; "
+            f"got {type(initial).__name__}."
+        )
+    if _ends(initial) != _ends(network):
+        raise ValueError(
+            "initial must map {} inputs to {} outputs; it maps {} to {}.".format(*_ends(network), *_ends(initial))
+        )
+    return initial
+
+
+def _ends(network: eqx.Module) -> tuple[int | str, int | str]:
+    """How many inputs and outputs a network has."""
+    is_layer = lambda node: isinstance(node, eqx.nn.Linear)
+    layers = [node for node in jax.tree.leaves(network, is_leaf=is_layer) if is_layer(node)]
+    return layers[0].in_features, layers[-1].out_features
+
+
+def trainer(
+    settings: Settings,
+    optimizer: Callable[..., optax.GradientTransformation] = adam,
+    *,
+    what: str,
+    instead: str,
+    restore_best: bool = True,
+) -> Callable[..., Optimum]:
+    """`train_minibatches` as the settings have it, or `train_full_batch`, to which validation rows mean nothing.
+
+    Args:
+        settings: of the training.
+        optimizer: a function from the learning rate.
+        what: the fit that asks, and
+        instead: what to do where a derivative of it is asked for, see there.
+        restore_best: see there.
+    """
+    descent = Partial(with_weight_decay, optimizer=optimizer, weight_decay=jnp.asarray(settings.weight_decay))
+    if settings.steps is not None:
+        take = partial(
+            train_full_batch, num_steps=settings.steps, optimizer=descent, learning_rate=settings.learning_rate
+        )
+        return lambda loss, params, data, validation, *, key: take(loss, params, data, key=key)
     return partial(
         train_minibatches,
-        optimizer=Partial(with_weight_decay, optimizer=optimizer, weight_decay=weight_decay),
+        optimizer=descent,
         learning_rate=settings.learning_rate,
         batch_size=settings.batch_size,
         max_epochs=settings.max_epochs,
         patience=settings.patience,
+        restore_best=restore_best,
+        what=what,
+        instead=instead,
     )
 
 
 class Rows(NamedTuple):
-    """Rows (x, y) to train on and of the validation set, and the standardization they went through."""
+    """Rows (x, y) to train on and of the validation set, which may be none, and their standardization."""
 
     train: XY
     validation: XY
@@ -168,20 +288,24 @@ def as_inputs(x: ArrayLike, x_scaler: Standardizer) -> Float[Array, "n d"]:
 def split(
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
-    validation_fraction: float,
+    settings: Settings,
     key: PRNGKeyArray | None,
     *,
     scale_target: bool = True,
 ) -> Rows:
-    """Standardized rows, of which a random fraction, or, without a key, the last ones, are the validation set."""
-    return _split(x, y, num_train(x.shape[0], validation_fraction), key, scale_target)
+    """Standardized rows, of which a random fraction, or, without a key, the last ones, are the validation set.
+
+    With steps all of them are trained on.
+    """
+    if settings.steps is not None:
+        return _split(x, y, x.shape[0], None, scale_target)
+    return _split(x, y, num_train(x.shape[0], settings.validation_fraction), key, scale_target)
 
 
 @eqx.filter_jit
 def _split(
     x: Float[Array, "n d"], y: Float[Array, " n"], num_train: int, key: PRNGKeyArray | None, scale_target: bool
 ) -> Rows:
-    x, y = lax.stop_gradient((x, y))
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
     x_scaler = Standardizer.of(x)

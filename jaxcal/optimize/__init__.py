@@ -3,13 +3,22 @@
 from jaxcal.optimize.batching import first_finite, one_run_at_a_time, over_runs
 from jaxcal.optimize.implicit import Stationary, as_constants, at_optimum, polish
 from jaxcal.optimize.lbfgs import minimize, minimize_from_each
-from jaxcal.optimize.minibatch import keras_rmsprop, num_train, train_minibatches, train_steps, with_weight_decay
+from jaxcal.optimize.minibatch import (
+    adam,
+    keras_rmsprop,
+    num_train,
+    train_full_batch,
+    train_minibatches,
+    train_steps,
+    with_weight_decay,
+)
 from jaxcal.optimize.result import Optimum, Result, lowest, raise_unless_finite
 
 __all__ = [
     "Optimum",
     "Result",
     "Stationary",
+    "adam",
     "as_constants",
     "at_optimum",
     "first_finite",
@@ -22,6 +31,7 @@ __all__ = [
     "over_runs",
     "polish",
     "raise_unless_finite",
+    "train_full_batch",
     "train_minibatches",
     "train_steps",
     "with_weight_decay",

@@ -1,4 +1,4 @@
-"""Training by minibatches with early stopping: all epochs are one compiled loop."""
+"""Training by minibatches with early stopping, or by a fixed number of full-batch steps: one compiled loop."""
 
 import math
 from collections.abc import Callable
@@ -13,11 +13,38 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks
+from jaxcal.functional import linalg
 from jaxcal.optimize.result import Best, Optimum, Result
 
-# Keras's RMSprop: v <- 0.9 v + 0.1 g^2 from v = 0, and w <- w - rate g / (sqrt(v) + 1e-7), with epsilon outside
-# the root, unlike optax's default.
-keras_rmsprop = partial(optax.rmsprop, decay=0.9, eps=1e-7, eps_in_sqrt=False)
+# Keras's RMSprop: the decay of the mean square, and the epsilon outside of its root.
+_DECAY, _EPSILON = 0.9, 1e-7
+# What to do where a derivative of training until it stops is asked for.
+_INSTEAD = "take optimize.train_full_batch"
+
+
+def keras_rmsprop(learning_rate: ArrayLike) -> optax.GradientTransformation:
+    """Keras's RMSprop: v <- 0.9 v + 0.1 g^2 from v = 0, and w <- w - rate g / (sqrt(v) + 1e-7).
+
+    Epsilon stands outside of the root, unlike in optax's default, and the step has a derivative where v is 0, as of the
+    weights of a unit that is never active.
+    """
+
+    def scale(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        state = jax.tree.map(lambda g, v: (1 - _DECAY) * g**2 + _DECAY * v, updates, state)
+        return jax.tree.map(lambda g, v: 1 / (linalg.sqrt(v) + _EPSILON) * g, updates, state), state
+
+    zeros = lambda params: jax.tree.map(jnp.zeros_like, params)
+    scale_by_rms = optax.GradientTransformation(zeros, scale)
+    return optax.chain(scale_by_rms, optax.scale_by_learning_rate(jnp.asarray(learning_rate)))
+
+
+def adam(learning_rate: ArrayLike) -> optax.GradientTransformation:
+    """Adam, whose step has a derivative where the second moment is 0, as of the weights of a unit that is never active.
+
+    For that the smallest positive number is added to the moment, which changes no step.
+    """
+    rate = jnp.asarray(learning_rate)
+    return optax.adam(rate, eps_root=float(jnp.finfo(rate.dtype).tiny))
 
 
 def num_train(num_rows: int, validation_fraction: float) -> int:
@@ -71,6 +98,8 @@ def train_minibatches(
     patience: int = 10,
     restore_best: bool = True,
     num_rows: tuple[Int[Array, ""], Int[Array, ""]] | None = None,
+    what: str = "optimize.train_minibatches",
+    instead: str = _INSTEAD,
 ) -> Optimum:
     """Minimize the mean of a loss over rows by minibatches, until the validation loss stops improving.
 
@@ -78,8 +107,8 @@ def train_minibatches(
     smaller, and is averaged over its own rows; the validation loss is measured after each epoch, and training
     stops once it has not fallen below its minimum for `patience` epochs in a row.
 
-    Safe under `jit` and `vmap` (over keys, folds of equal size, learning rates). No derivative passes: the
-    inputs are held constant, since a loop of unknown length has no reverse mode.
+    Safe under `jit` and `vmap` (over keys, folds of equal size, learning rates). No derivative passes, since a loop of
+    unknown length has no reverse mode: `train_full_batch` is what can be differentiated.
 
     Args:
         loss: `loss(params, rows, key)`, one value a row; `rows` is what `data` is, cut down to a batch. `key`
@@ -98,8 +127,11 @@ def train_minibatches(
         num_rows: how many of the training and of the validation rows there are, where the arrays have more: those
             after them take no part, and cost nothing but memory. For problems of several sizes in one compiled
             program, or one after another in `over_runs`.
+        what: the fit that this is part of, for the error where a derivative is asked for.
+        instead: what to do then, a clause.
 
     Raises:
+        TypeError: if a derivative is asked for.
         ValueError: if batch_size, max_epochs or patience is less than 1, or the learning rate not positive.
 
     Example:
@@ -118,8 +150,8 @@ def train_minibatches(
     _checks.check_at_least("batch_size", batch_size, 1)
     lengths = tuple(jax.tree.leaves(part)[0].shape[0] for part in (data, validation))
     rows = _Rows(data, validation, lengths if num_rows is None else num_rows)
-    schedule = _Schedule.of(learning_rate, max_epochs, patience)
-    return _train(loss, params, rows, key, optimizer, schedule, min(batch_size, lengths[0]), restore_best)
+    problem = _Problem(loss, params, rows, optimizer, _Schedule.of(learning_rate, max_epochs, patience))
+    return _train(problem, key, min(batch_size, lengths[0]), restore_best, what, instead)
 
 
 def train_steps(
@@ -134,6 +166,8 @@ def train_steps(
     max_epochs: int = 1000,
     patience: int = 10,
     restore_best: bool = True,
+    what: str = "optimize.train_steps",
+    instead: str = _INSTEAD,
 ) -> Optimum:
     """As `train_minibatches`, for a loss that draws its own examples; an epoch is a number of steps.
 
@@ -150,8 +184,11 @@ def train_steps(
         max_epochs: as there.
         patience: as there.
         restore_best: as there.
+        what: as there.
+        instead: as there.
 
     Raises:
+        TypeError: if a derivative is asked for.
         ValueError: if num_steps, max_epochs or patience is less than 1, or the learning rate not positive.
 
     Example:
@@ -167,7 +204,63 @@ def train_steps(
     """
     _checks.check_at_least("num_steps", num_steps, 1)
     schedule = _Schedule.of(learning_rate, max_epochs, patience)
-    return _train(loss, params, _Rows(None, validation, None), key, optimizer, schedule, num_steps, restore_best)
+    problem = _Problem(loss, params, _Rows(None, validation, None), optimizer, schedule)
+    return _train(problem, key, num_steps, restore_best, what, instead)
+
+
+def train_full_batch(
+    loss: Callable[[PyTree, PyTree, PRNGKeyArray | None], Float[Array, "*rows"]],
+    params: PyTree,
+    data: PyTree,
+    *,
+    key: PRNGKeyArray,
+    num_steps: int,
+    optimizer: Callable[..., optax.GradientTransformation] = keras_rmsprop,
+    learning_rate: ArrayLike = 1e-3,
+) -> Optimum:
+    """Take a fixed number of steps on the mean of a loss over all rows; derivatives pass.
+
+    There is no validation set and no early stopping, so that the parameters found are a function of the initial ones,
+    of the data, of the learning rate and of what the loss and the optimizer hold, in all of which it has derivatives:
+    those of the steps as they were taken. The reverse mode keeps the parameters and the moments of every step, and
+    computes the rest of a step anew.
+
+    Works under `jit` and `vmap`. Another number of steps compiles anew.
+
+    Args:
+        loss: `loss(params, data, key)`, one value a row, or one of all rows; `key` is a new one each step, and None for
+            the loss that is returned. It compiles as that of `train_minibatches`.
+        params: initial parameters; floating-point arrays in it are trained, everything else is kept.
+        data: all rows.
+        key: random key of `loss`.
+        num_steps: how many steps; with none the parameters are the initial ones.
+        optimizer: a function from the learning rate to an optax optimizer. `keras_rmsprop` and `adam` have derivatives
+            where a gradient is 0 in every step, which `optax.rmsprop` and `optax.adam` have not.
+        learning_rate: its learning rate.
+
+    Returns:
+        The last parameters, and their loss; the result is `STEP_LIMIT`, or `NOT_FINITE`.
+
+    Raises:
+        ValueError: if num_steps is negative, or the learning rate not positive.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> def squared_error(slope, rows, key):
+        ...     x, y = rows
+        ...     return (slope * x - y) ** 2
+        >>> x = jnp.array([-1.0, 1.0])
+        >>> def slope(y, learning_rate):
+        ...     options = {"optimizer": optax.sgd, "learning_rate": learning_rate, "num_steps": 2}
+        ...     return train_full_batch(squared_error, jnp.zeros(()), (x, y), key=jax.random.key(0), **options).params
+        >>> slope(3 * x, 0.25).item()  # 3 (1 - (1 - 2 rate)^2)
+        2.25
+        >>> jax.grad(slope, 1)(3 * x, 0.25).item()  # 12 (1 - 2 rate)
+        6.0
+    """
+    _checks.check_at_least("num_steps", num_steps, 0)
+    _checks.check_positive("learning_rate", learning_rate)
+    return _take_steps(loss, params, data, key, optimizer, jnp.asarray(learning_rate), num_steps)
 
 
 class _Rows(NamedTuple):
@@ -193,6 +286,16 @@ class _Schedule(NamedTuple):
         return cls(jnp.asarray(learning_rate), jnp.asarray(max_epochs), jnp.asarray(patience))
 
 
+class _Problem(NamedTuple):
+    """Everything that a derivative could be asked by."""
+
+    loss: Callable
+    params: PyTree
+    rows: _Rows
+    optimizer: Callable[..., optax.GradientTransformation]
+    schedule: _Schedule
+
+
 class _State(NamedTuple):
     """What the loop over epochs carries."""
 
@@ -205,18 +308,11 @@ class _State(NamedTuple):
 
 @eqx.filter_jit
 def _train(
-    loss: Callable,
-    params: PyTree,
-    rows: _Rows,
-    key: PRNGKeyArray,
-    optimizer: Callable[..., optax.GradientTransformation],
-    schedule: _Schedule,
-    batch_size: int,
-    restore_best: bool,
+    problem: _Problem, key: PRNGKeyArray, batch_size: int, restore_best: bool, what: str, instead: str
 ) -> Optimum:
     """One loop over epochs; `batch_size` is the number of steps in one where the loss draws its own examples."""
+    loss, params, rows, optimizer, schedule = _checks.without_derivative(problem, what, instead)
     params, fixed = eqx.partition(params, eqx.is_inexact_array)
-    params, rows, schedule = lax.stop_gradient((params, rows, schedule))
     descent = optimizer(schedule.learning_rate.astype(jnp.result_type(*jax.tree.leaves(params))))
 
     def batch_loss(params, batch, included, key):
@@ -292,3 +388,30 @@ def _batches(rows: _Rows, batch_size: int, key: PRNGKeyArray):
         return jax.tree.map(lambda a: a[order[i]], data), included, keys[i]
 
     return -(-num_rows // batch_size), batch
+
+
+@eqx.filter_jit
+def _take_steps(
+    loss: Callable,
+    params: PyTree,
+    data: PyTree,
+    key: PRNGKeyArray,
+    optimizer: Callable[..., optax.GradientTransformation],
+    learning_rate: Float[Array, ""],
+    num_steps: int,
+) -> Optimum:
+    params, fixed = eqx.partition(params, eqx.is_inexact_array)
+    descent = optimizer(learning_rate.astype(jnp.result_type(*jax.tree.leaves(params))))
+    mean_loss = lambda params, key: jnp.mean(loss(eqx.combine(params, fixed), data, key))
+
+    # The activations of one step are in memory at a time, in derivatives, too.
+    @partial(jax.checkpoint, prevent_cse=False)
+    def step(carry, key):
+        params, memory = carry
+        updates, memory = descent.update(jax.grad(mean_loss)(params, key), memory, params)
+        return (optax.apply_updates(params, updates), memory), None
+
+    (params, _), _ = lax.scan(step, (params, descent.init(params)), jax.random.split(key, num_steps))
+    value = mean_loss(params, None)
+    result = jnp.where(jnp.isfinite(value), Result.STEP_LIMIT, Result.NOT_FINITE)
+    return Optimum(eqx.combine(params, fixed), value, jnp.asarray(num_steps, jnp.int32), result)

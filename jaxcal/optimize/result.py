@@ -27,7 +27,7 @@ class Optimum(NamedTuple):
 
     Attributes:
         params: the parameters, in the form in which they came.
-        loss: the lowest loss met: of the validation rows where there are any.
+        loss: the lowest loss met: of the validation rows where there are any. After a fixed number of steps the last.
         steps: how many steps or epochs were run.
         result: one of the values of `Result`.
     """

@@ -15,7 +15,7 @@ from jaxcal import _checks
 from jaxcal.distributions import Mixture
 from jaxcal.networks import NormalNetwork, TrainedNetwork, TrainingOptions, TrainingRecord
 from jaxcal.networks.normal import as_normal, settle_normal, train_normal
-from jaxcal.networks.training import as_data, takes_training_options
+from jaxcal.networks.training import TAKE_ANOTHER, as_data, takes_training_options
 from jaxcal.optimize import Optimum, over_runs
 from jaxcal.preprocessing import Standardizer
 
@@ -43,8 +43,8 @@ def fit(
     with its key, one of `jax.random.split(key, num_members)`. The members are trained one after another on a CPU, in
     one `vmap` on an accelerator.
 
-    Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. No gradient passes
-    through the training; predictions are differentiable in x.
+    Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. Predictions are
+    differentiable in x; a derivative through the training is refused.
 
     Args:
         x: inputs [n, d]; a vector [n] is one column.
@@ -75,7 +75,15 @@ def fit(
     # Values can be checked here only: under `over_runs` they are traced.
     x, y = as_data(x, y)
     settings = settle_normal(x.shape[1], options, preset)
-    train = Partial(train_normal, form=form, rounds=rounds, settings=settings, preset=preset)
+    train = Partial(
+        train_normal,
+        form=form,
+        rounds=rounds,
+        settings=settings,
+        preset=preset,
+        what="deep_ensemble.fit",
+        instead=TAKE_ANOTHER,
+    )
     optima, x_scaler, y_scaler = _train_members(train, x, y, key, num_members)
     training = TrainingRecord.of(optima, throw=settings.throw)
     return DeepEnsemble(networks=optima.params, x_scaler=x_scaler, y_scaler=y_scaler, training=training)

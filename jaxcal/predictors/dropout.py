@@ -20,6 +20,7 @@ from jaxcal.distributions import Mixture, Normal, Point
 from jaxcal.functional import linalg, normal
 from jaxcal.networks import ConcreteNetwork, FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, presets
 from jaxcal.networks.training import (
+    TAKE_ANOTHER,
     XY,
     as_data,
     initial_network,
@@ -73,8 +74,8 @@ def fit(
     size 64 and three hidden layers of 8d, 16d and 4d units, again without noise (and rate 0.5), or, where the rates are
     learned, two of 8d and 4d (and 1000 samples in both).
 
-    Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. No gradient passes
-    through the training; predictions are differentiable in x.
+    Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. Predictions are
+    differentiable in x; a derivative through the training is refused.
 
     Args:
         x: inputs [n, d]; a vector [n] is one column.
@@ -113,17 +114,17 @@ def fit(
     if not settings.hidden:
         raise ValueError("hidden must hold at least one width: dropout follows the hidden layers.")
     init_key, split_key, train_key, mask_key = jax.random.split(key, 4)
-    rows = split(x, y, settings.validation_fraction, split_key)
+    rows = split(x, y, settings, split_key)
     dtype = rows.train[0].dtype
     new = partial(initial_network, x.shape[1], settings.hidden, key=init_key, dtype=dtype)
-    as_constant = lambda value: lax.stop_gradient(jnp.asarray(value, dtype))
     if isinstance(rate, str):
         given_rate, network = None, ConcreteNetwork(new(2))
-        loss = Partial(_evidence_bound, length_scale=as_constant(length_scale), num_rows=rows.train[1].shape[0])
+        loss = Partial(_evidence_bound, length_scale=jnp.asarray(length_scale, dtype), num_rows=rows.train[1].shape[0])
     else:
-        given_rate, network = as_constant(rate), new("scalar")
+        given_rate, network = jnp.asarray(rate, dtype), new("scalar")
         loss = Partial(_squared_error, rate=given_rate)
-    optimum = trainer(settings)(loss, network, rows.train, rows.validation, key=train_key)
+    train = trainer(settings, what="dropout.fit", instead=TAKE_ANOTHER)
+    optimum = train(loss, network, rows.train, rows.validation, key=train_key)
     training = TrainingRecord.of(optimum, throw=settings.throw)
     passes = Passes(optimum.params, given_rate, jax.random.bits(mask_key, (num_samples,), "uint32"))
     unexplained = preset is None and given_rate is not None

@@ -15,7 +15,16 @@ from jaxcal import _checks
 from jaxcal.distributions import StudentT
 from jaxcal.functional import student_t
 from jaxcal.networks import FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, presets
-from jaxcal.networks.training import XY, as_data, initial_network, settle, split, takes_training_options, trainer
+from jaxcal.networks.training import (
+    TAKE_ANOTHER,
+    XY,
+    as_data,
+    initial_network,
+    settle,
+    split,
+    takes_training_options,
+    trainer,
+)
 
 # What nu, alpha - 1 and beta are at least, so that scale and std are finite and no density is infinite.
 _FLOOR = 1e-6
@@ -47,8 +56,8 @@ def fit(
     Quantification of Variance Networks by Tree-Structured Learning", sections V-A and VI-A): hidden layers of 8d and 4d
     units, learning rate 0.01 and batches of 64.
 
-    Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. No gradient passes
-    through the training; predictions are differentiable in x.
+    Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. Predictions are
+    differentiable in x; a derivative through the training is refused.
 
     Args:
         x: inputs [n, d]; a vector [n] is one column.
@@ -76,10 +85,10 @@ def fit(
     x, y = as_data(x, y)
     settings = settle(options, {None: presets.DEFAULT, "usnrt": presets.usnrt(x.shape[1])}, preset)
     init_key, split_key, train_key = jax.random.split(key, 3)
-    rows = split(x, y, settings.validation_fraction, split_key)
+    rows = split(x, y, settings, split_key)
     dtype = rows.train[0].dtype
-    optimum = trainer(settings)(
-        Partial(_loss, penalty=jax.lax.stop_gradient(jnp.asarray(penalty, dtype))),
+    optimum = trainer(settings, what="evidential.fit", instead=TAKE_ANOTHER)(
+        Partial(_loss, penalty=jnp.asarray(penalty, dtype)),
         initial_network(x.shape[1], settings.hidden, 4, key=init_key, dtype=dtype),
         rows.train,
         rows.validation,

@@ -4,6 +4,7 @@ The setting is that of RIO (Qiu, Meyerson and Miikkulainen, "Quantifying Point-P
 Neural Networks via Residual Estimation with an I/O Kernel", ICLR 2020, appendix D.1).
 """
 
+from functools import partial
 from typing import Unpack
 
 import equinox as eqx
@@ -11,28 +12,31 @@ import jax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal.distributions import Point
-from jaxcal.networks import FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, presets
+from jaxcal.networks import FeedForward, StepOptions, TrainedNetwork, TrainingRecord, presets
 from jaxcal.networks.training import (
+    GIVE_STEPS,
     as_data,
     as_inputs,
+    check_steps,
     initial_network,
     settle,
     split,
     squared_error,
+    starting_network,
     takes_training_options,
     trainer,
 )
 from jaxcal.optimize import keras_rmsprop
 
 
-@takes_training_options()
+@takes_training_options(StepOptions)
 def fit(
     x: ArrayLike,
     y: ArrayLike,
     *,
     key: PRNGKeyArray,
     preset: str | None = None,
-    **options: Unpack[TrainingOptions],
+    **options: Unpack[StepOptions],
 ) -> "MLP":
     """Train a ReLU network on the mean squared error by RMSprop, with Keras's defaults.
 
@@ -42,19 +46,21 @@ def fit(
     - the validation rows are the last ones in the order given: the rows must come shuffled, as the paper's;
     - the weights of the last epoch are kept, `patience` epochs after the best one.
 
-    Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. No gradient passes
-    through the training; predictions are differentiable in x.
+    Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. Predictions are
+    differentiable in x. So is a training by `steps`, of RMSprop as the other, in x, y, the initial weights, the
+    learning rate and the weight decay; a derivative through a training without `steps` is refused.
 
     Args:
         x: inputs [n, d]; a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly (not with the preset).
         key: random key of the weights, the validation rows and the batches.
         preset: None, or "paper" for the setting described above.
-        **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
+        **options: of the training, as `jaxcal.networks.TrainingOptions` and, of steps, `jaxcal.networks.StepOptions`
+            describe them.
 
     Raises:
         ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
-            raised in training, `jaxcal.networks.TrainingOptions` says.
+            raised in training, `jaxcal.networks.TrainingOptions` and `jaxcal.networks.StepOptions` say.
 
     Example:
         >>> import jax, numpy as np
@@ -65,19 +71,16 @@ def fit(
         [3.0, 5.0, 7.0]
     """
     x, y = as_data(x, y)
-    settings = settle(options, dict.fromkeys((None, "paper"), presets.DEFAULT), preset)
+    settings = settle(options, dict.fromkeys((None, "paper"), presets.DEFAULT), preset, StepOptions)
+    check_steps(settings.steps, preset=preset)
     paper = preset == "paper"
     init_key, split_key, train_key = jax.random.split(key, 3)
-    rows = split(x, y, settings.validation_fraction, None if paper else split_key, scale_target=not paper)
-    optimum = trainer(settings, keras_rmsprop)(
-        squared_error,
-        initial_network(x.shape[1], settings.hidden, "scalar", key=init_key, dtype=rows.train[0].dtype),
-        rows.train,
-        rows.validation,
-        key=train_key,
-        restore_best=not paper,
-    )
-    training = TrainingRecord.of(optimum, throw=settings.throw)
+    rows = split(x, y, settings, None if paper else split_key, scale_target=not paper)
+    new = partial(initial_network, x.shape[1], settings.hidden, "scalar", key=init_key, dtype=rows.train[0].dtype)
+    train = trainer(settings, keras_rmsprop, what="mlp.fit", instead=GIVE_STEPS, restore_best=not paper)
+    network = starting_network(settings.initial, new)
+    optimum = train(squared_error, network, rows.train, rows.validation, key=train_key)
+    training = TrainingRecord.of(optimum, throw=settings.throw, validated=settings.steps is None)
     return MLP(network=optimum.params, x_scaler=rows.x_scaler, y_scaler=rows.y_scaler, training=training)
 
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.tree_util import Partial
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
@@ -23,7 +22,7 @@ from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.functional import normal
 from jaxcal.networks import FeedForward, TrainingRecord, presets
-from jaxcal.networks.training import as_inputs
+from jaxcal.networks.training import TAKE_ANOTHER, as_inputs
 from jaxcal.optimize import num_train, train_steps
 from jaxcal.preprocessing import Standardizer
 
@@ -80,8 +79,8 @@ def fit(
     kept, no std below a tenth of the target's, and predictions from `max_context` rows. There is no validation set and
     no validation loss: rows that are learned by heart make it overconfident, if it is trained for longer.
 
-    Works under `jit` and, over keys and over tables of equal size, under `eqx.filter_vmap`. No gradient passes through
-    the training; predictions are differentiable in x and in the context.
+    Works under `jit` and, over keys and over tables of equal size, under `eqx.filter_vmap`. Predictions are
+    differentiable in x and in the context; a derivative through the training is refused.
 
     Args:
         x: inputs [n, d], or [f, n, d] of several functions; a vector [n] is one column.
@@ -139,10 +138,10 @@ def fit(
         max_epochs=-(-settings.max_iterations // steps),
         patience=settings.max_iterations if preset else patience,
         restore_best=preset is None,
+        what="neural_process.fit",
+        instead=TAKE_ANOTHER,
     )
-    training = TrainingRecord.of(optimum, throw=throw)
-    if rows.validation is None:
-        training = eqx.tree_at(lambda record: record.validation_loss, training, None)
+    training = TrainingRecord.of(optimum, throw=throw, validated=rows.validation is not None)
     noise = None if num_samples is None else jax.random.normal(noise_key, (num_samples, width), rows.train[1].dtype)
     return NeuralProcess(
         network=optimum.params,
@@ -321,7 +320,6 @@ class _Rows(NamedTuple):
 @eqx.filter_jit
 def _split(x, y, validation_fraction: float, max_context: int, key: PRNGKeyArray, *, paper: bool) -> _Rows:
     """The rows in random order; the preset trains on all of them."""
-    x, y = lax.stop_gradient((x, y))
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
     x_scaler, y_scaler = Standardizer.of(x.reshape(-1, x.shape[2])), Standardizer.of(y.ravel())

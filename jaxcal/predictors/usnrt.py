@@ -23,7 +23,15 @@ from jaxcal.distributions import Mixture, Normal
 from jaxcal.functional import levene, multiplicity
 from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, presets
 from jaxcal.networks.normal import alternate, as_normal
-from jaxcal.networks.training import as_data, initial_network, settle, squared_error, takes_training_options, trainer
+from jaxcal.networks.training import (
+    TAKE_ANOTHER,
+    as_data,
+    initial_network,
+    settle,
+    squared_error,
+    takes_training_options,
+    trainer,
+)
 from jaxcal.optimize import Optimum, num_train, over_runs
 from jaxcal.predictors._tree import Branch, Node, Tree, stack_on_host
 from jaxcal.preprocessing import Encoder, Standardizer
@@ -620,7 +628,8 @@ def _new(inputs: Float[Array, "n p"], hidden: tuple[int, ...]):
 
 def _trainer(lists: _Lists, settings: presets.Settings):
     """How all these networks are trained, on the rows that there are."""
-    return partial(trainer(settings), num_rows=(lists.num_train, lists.num_validation))
+    train = trainer(settings, what="usnrt.fit", instead=TAKE_ANOTHER)
+    return partial(train, num_rows=(lists.num_train, lists.num_validation))
 
 
 @eqx.filter_jit

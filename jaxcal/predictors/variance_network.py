@@ -14,12 +14,12 @@ import jax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal.distributions import Normal
-from jaxcal.networks import NormalNetwork, TrainedNetwork, TrainingOptions, TrainingRecord
+from jaxcal.networks import NormalNetwork, StepOptions, TrainedNetwork, TrainingRecord
 from jaxcal.networks.normal import as_normal, settle_normal, train_normal
-from jaxcal.networks.training import as_data, takes_training_options
+from jaxcal.networks.training import GIVE_STEPS, as_data, takes_training_options
 
 
-@takes_training_options()
+@takes_training_options(StepOptions)
 def fit(
     x: ArrayLike,
     y: ArrayLike,
@@ -28,7 +28,7 @@ def fit(
     form: str | None = None,
     rounds: int = 2,
     preset: str | None = None,
-    **options: Unpack[TrainingOptions],
+    **options: Unpack[StepOptions],
 ) -> "VarianceNetwork":
     """Train networks for the mean m(x) and the variance v(x) of a normal distribution by Adam.
 
@@ -50,8 +50,9 @@ def fit(
     tanh for ReLU in the variance's network, learning rate 0.01 and batches of 64. The authors' code measures the
     validation loss after every batch; here it is measured after every epoch.
 
-    Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. No gradient passes
-    through the training; predictions are differentiable in x.
+    Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. Predictions are
+    differentiable in x. So is a training of the joint form by `steps`, of Adam as the other, in x, y, the initial
+    weights, the learning rate and the weight decay; a derivative through a training without `steps` is refused.
 
     Args:
         x: inputs [n, d]; a vector [n] is one column.
@@ -60,11 +61,12 @@ def fit(
         form: "joint" (the default) or "alternating".
         rounds: how often the alternating form trains both networks.
         preset: None, or "crude" or "usnrt" for other defaults, as above.
-        **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
+        **options: of the training, as `jaxcal.networks.TrainingOptions` and, of steps, `jaxcal.networks.StepOptions`
+            describe them.
 
     Raises:
         ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
-            raised in training, `jaxcal.networks.TrainingOptions` says.
+            raised in training, `jaxcal.networks.TrainingOptions` and `jaxcal.networks.StepOptions` say.
 
     Example:
         >>> import jax, numpy as np
@@ -77,9 +79,19 @@ def fit(
         ([-2.0, 2.0], True)
     """
     x, y = as_data(x, y)
-    settings = settle_normal(x.shape[1], options, preset)
-    optimum, rows = train_normal(x, y, key=key, form=form, rounds=rounds, settings=settings, preset=preset)
-    training = TrainingRecord.of(optimum, throw=settings.throw)
+    settings = settle_normal(x.shape[1], options, preset, StepOptions)
+    optimum, rows = train_normal(
+        x,
+        y,
+        key=key,
+        form=form,
+        rounds=rounds,
+        settings=settings,
+        preset=preset,
+        what="variance_network.fit",
+        instead=GIVE_STEPS,
+    )
+    training = TrainingRecord.of(optimum, throw=settings.throw, validated=settings.steps is None)
     return VarianceNetwork(network=optimum.params, x_scaler=rows.x_scaler, y_scaler=rows.y_scaler, training=training)
 
 

@@ -1,0 +1,105 @@
+"""What a derivative through a fit costs: `python benchmarks/speed/derivatives.py`.
+
+Seconds of a fit with the means and stds of 20 rows, of the fit that can be differentiated, and of that with the
+gradient in all rows; the ratios of both to the first. Simulated rows, the least of some calls.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _common import provenance, tell
+
+import jaxcal as jc
+
+NEW = 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=3, help="the least time of so many is printed")
+    parser.add_argument("--out", type=Path, help="file that gets a copy of what is printed")
+    arguments = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    tell(lines(arguments.calls), arguments.out)
+
+
+def lines(calls: int) -> Iterator[str]:
+    yield provenance()
+    yield f"\n{'':36}{'rows':>8}{'fit':>10}{'with':>10}{'gradient':>10}{'ratios':>14}"
+    for (name, rows), (fit, takes_option) in CASES.items():
+        data = simulated(rows)
+        plain, able = (partial(fit, **option) for option in ({}, {"differentiable": True} if takes_option else {}))
+        first, second, third = (
+            seconds(jax.jit(run), data, calls)
+            for run in (reading(plain), reading(able), jax.value_and_grad(reading(able), (0, 1, 2, 3)))
+        )
+        ratios = f"{second / first:8.2f}{third / first:6.2f}"
+        yield f"{name:36}{rows:8}{first:10.4f}{second:10.4f}{third:10.4f}{ratios:>14}"
+
+
+def simulated(rows: int) -> tuple[jax.Array, ...]:
+    """Inputs, means, stds and targets."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 4))
+    mean, std = np.sin(x[:, 0]), np.exp(0.2 * x[:, 1])
+    y = mean + 0.5 * mean**2 + 0.3 * x[:, 1] * x[:, 0] + 0.2 * std * rng.normal(size=rows)
+    return tuple(map(jnp.asarray, (x, mean, std, y)))
+
+
+def reading(fit: Callable) -> Callable[..., jax.Array]:
+    """The sum of means and stds of a few rows, as a function of the calibration rows."""
+
+    def total(x: jax.Array, mean: jax.Array, std: jax.Array, y: jax.Array) -> jax.Array:
+        fitted, base = fit(x, jc.Normal(mean, std), y), jc.Normal(mean[:NEW], std[:NEW])
+        distribution = fitted(x[:NEW], base)
+        return jnp.sum(distribution.mean + distribution.std)
+
+    return total
+
+
+def seconds(run: Callable, data: tuple, calls: int) -> float:
+    """The least time of a call, after the first one."""
+    jax.block_until_ready(run(*data))
+    times = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        jax.block_until_ready(run(*data))
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def one_column(fit: Callable) -> Callable:
+    """A fit to the first column of the inputs alone."""
+
+    def fit_column(x, base, y, **options):
+        fitted = fit(x[:, 0], base, y, **options)
+        return lambda x, base: fitted(x[:, 0], base)
+
+    return fit_column
+
+
+polynomial = one_column(partial(jc.accrue.fit, model="polynomial", beta=1, key=jax.random.key(0)))
+# What is fitted, to how many rows, and whether it has the option.
+CASES = {
+    ("crude", 10_000): (jc.crude.fit, False),
+    ("crude", 1_000_000): (jc.crude.fit, False),
+    ("conformal", 10_000): (jc.conformal.fit, False),
+    ("conformal, linear", 10_000): (partial(jc.conformal.fit, rule="linear"), False),
+    ("isotonic", 10_000): (jc.isotonic.fit, False),
+    ("gaussian_mle", 10_000): (jc.gaussian_mle.fit, False),
+    ("rio, exact", 200): (jc.rio.fit, True),
+    ("rio, exact", 500): (jc.rio.fit, True),
+    ("rio, 100 inducing points", 1000): (partial(jc.rio.fit, bound="collapsed", num_inducing=100), True),
+    ("rio, nearest rows", 500): (partial(jc.rio.fit, bound="nearest"), True),
+    ("accrue, polynomial", 1000): (polynomial, True),
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ import pytest
 import jaxcal as jc
 from jaxcal.functional import scores
 from jaxcal.networks import FeedForward
+from jaxcal.optimize import Result
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -274,6 +275,29 @@ def test_the_polynomial_moves_with_its_rows():
         step = 1e-5 * rng.normal(size=FEW[number].shape)
         up, down = (std(*FEW[:number], FEW[number] + sign * step, *FEW[number + 1 :])[0] for sign in (1, -1))
         np.testing.assert_allclose(jnp.sum(derivative * step), (up - down) / 2, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not X64, reason="takes an optimum to the last digits")
+def test_where_the_steps_are_cut_short_the_derivative_is_nan():
+    def fit(y):
+        options = {"key": KEY, "model": "polynomial", "max_iterations": 1, "differentiable": True}
+        fitted = jc.accrue.fit(FEW[0], jc.Point(FEW[1]), y, **options)
+        return fitted.std(FEW[0]).sum(), fitted.training.result
+
+    (value, result), derivative = jax.jit(jax.value_and_grad(fit, has_aux=True))(FEW[2])
+    assert np.isfinite(value)
+    assert result == Result.STEP_LIMIT
+    assert np.isnan(derivative).all()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not X64, reason="takes an optimum to the last digits")
+def test_derivatives_of_many_runs():
+    derivative = jax.grad(partial(std_of_polynomial, differentiable=True), argnums=2)
+    y = np.stack([FEW[2], FEW[2][::-1]])
+    runs = jax.jit(jax.vmap(derivative, in_axes=(None, None, 0, None)))(*FEW[:2], y, FEW[3])
+    np.testing.assert_allclose(runs, [derivative(*FEW[:2], one, FEW[3]) for one in y], rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.any_precision

@@ -389,6 +389,28 @@ def test_accrue_loss_differentiates_as_central_differences_do(beta):
     assert slopes[1][1] == slopes[1][2]
 
 
+@pytest.mark.skipif(not X64, reason="differences need 64 bits")
+def test_derivatives_in_weights_and_second_derivatives():
+    def loss(errors, std, weights):
+        unbiased = scores.reliability_score(errors, std, weights=weights, unbiased=True)
+        return scores.accrue_loss(errors, std, 0.3, weights=weights) + unbiased
+
+    loss, slopes = jax.jit(loss), jax.jit(jax.grad(loss, (0, 1, 2)))
+    weights, step = np.array([1.0, 3.0, 2.0, 1.5, 4.0, 0.5, 2.0]), 1e-6 * np.eye(7)
+    differences = [(loss(ERRORS, STD, weights + d) - loss(ERRORS, STD, weights - d)) / 2e-6 for d in step]
+    np.testing.assert_allclose(slopes(ERRORS, STD, weights)[2], differences, atol=1e-8)
+    # From a weight of 0 upwards, of a tie and of another value.
+    for number in (1, 3):
+        absent = np.where(np.arange(7) == number, 0, weights)
+        difference = (loss(ERRORS, STD, absent + step[number]) - loss(ERRORS, STD, absent)) / 1e-6
+        np.testing.assert_allclose(slopes(ERRORS, STD, absent)[2][number], difference, atol=1e-6)
+    # Between ties.
+    apart = ERRORS + np.arange(7) / 100
+    hessian = jax.jit(jax.jacfwd(lambda std: slopes(apart, std, weights)))(STD)
+    differences = [np.subtract(slopes(apart, STD + d, weights), slopes(apart, STD - d, weights)) / 2e-6 for d in step]
+    np.testing.assert_allclose(np.stack(hessian), np.stack(differences, axis=-1), atol=1e-7)
+
+
 def test_derivative_of_the_normal_crps():
     slope = jax.grad(lambda std: normal.crps(ERRORS, 0.0, std).sum())(STD)
     expected = math.sqrt(2 / math.pi) * np.exp(-(ERRORS**2) / (2 * STD**2)) - 1 / math.sqrt(math.pi)

@@ -13,6 +13,7 @@ from scipy import stats
 import jaxcal as jc
 from jaxcal import Point
 from jaxcal.calibrators import sharp_gp
+from jaxcal.optimize import Result
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -187,6 +188,22 @@ def test_the_fit_moves_with_its_rows_and_its_kernel(data, given):
         step = 1e-6 * rng.normal(size=args[number].shape)
         up, down = (of_args(*args[:number], args[number] + sign * step, *args[number + 1 :])[0] for sign in (1, -1))
         np.testing.assert_allclose(jnp.sum(derivative * step), (up - down) / 2, rtol=1e-4)
+
+
+@SLOW
+@pytest.mark.skipif(not X64, reason="takes an optimum to the last digits")
+def test_derivatives_of_many_runs_and_of_a_search_cut_short(data, monkeypatch, own_programs):
+    (x_train, y_train), (x, y), _ = data
+    args, both = (x[:20], mean(x[:20]), y[:20], x_train[:30]), np.stack([y_train[:30], y_train[:30] ** 2])
+    derivative = jax.grad(partial(upper_end, differentiable=True), argnums=4)
+    runs = jax.jit(jax.vmap(lambda y_train: derivative(*args, y_train)))(both)
+    np.testing.assert_allclose(runs, [derivative(*args, one) for one in both], rtol=1e-6, atol=1e-9)
+
+    monkeypatch.setattr(sharp_gp, "_MOST_ITERATIONS", 1)
+    jax.clear_caches()
+    assert np.isnan(derivative(*args, y_train[:30])).any()
+    fitted = sharp_gp.fit(*args[:1], Point(args[1]), args[2], x_train=args[3], y_train=y_train[:30])
+    assert fitted.result == Result.STEP_LIMIT
 
 
 @pytest.mark.any_precision

@@ -61,8 +61,8 @@ _MEDIAN_SIZE = 0.6745
 # Where L-BFGS leaves the last digits to Newton steps.
 _LOSS_TOLERANCE, _GRADIENT_TOLERANCE = 1e-13, 1e-9
 # A direction in which the loss bends by less has no optimum to speak of: a coefficient of a higher order, or one on its
-# way to where the std is 0.
-_LEAST_CURVATURE = 1e-6
+# way to where the std is 0. An error that is 10^4 times too large leaves 7e-7.
+_LEAST_CURVATURE = 1e-7
 # How many times the errors fitted to those of the validation rows may be without a warning.
 _TOO_LARGE = 1.5
 
@@ -479,9 +479,9 @@ def _fit_polynomial(rows: _Rows, beta, until, relative: bool, differentiable: bo
     x_scaler = Standardizer((low + high) / 2, (high - low) / 2)
     problem, scale = _problem(rows, x_scaler, relative)
     beta = problem.beta(beta)
-    order, optimum = _by_order(*as_constants((problem, beta)), until)
+    order, optimum = _by_order(*as_constants((problem, beta)), until[0])
     if differentiable:
-        optimum = _with_derivatives(problem, beta, order, optimum, until)
+        optimum = _with_derivatives(problem, beta, order, optimum, until[0])
     return ACCRUE(
         model=Polynomial(optimum.params),
         x_scaler=x_scaler,
@@ -493,14 +493,16 @@ def _fit_polynomial(rows: _Rows, beta, until, relative: bool, differentiable: bo
     )
 
 
-def _by_order(problem: _Problem, beta: Float[Array, ""], until) -> tuple[Int[Array, ""], Optimum]:
+def _by_order(
+    problem: _Problem, beta: Float[Array, ""], max_iterations: Int[Array, ""]
+) -> tuple[Int[Array, ""], Optimum]:
     """The last useful order, and its solution."""
     weights = problem.weights
     num_rows = problem.errors.shape[0] if weights is None else weights.sum() ** 2 / jnp.sum(weights**2)
 
     def next_order(state):
         order, useless, chosen, best = state
-        new = minimize(_loss_of_order(problem, beta, order), best.params, max_iterations=until[0])
+        new = minimize(_loss_of_order(problem, beta, order), best.params, max_iterations=max_iterations)
         gains = best.loss - new.loss >= _ORDER_GAIN / num_rows
         chosen, best = jax.tree.map(partial(jnp.where, gains), (order, new), (chosen, best))
         return order + 1, jnp.where(gains, 0, useless + 1), chosen, best
@@ -511,14 +513,13 @@ def _by_order(problem: _Problem, beta: Float[Array, ""], until) -> tuple[Int[Arr
 
     # softplus(u) = 1: the errors' typical size everywhere.
     constant = jnp.where(_places() == 0, math.log(math.expm1(1)), 0).astype(problem.errors.dtype)
-    infinite = jnp.asarray(jnp.inf, problem.errors.dtype)
-    nothing = Optimum(constant, infinite, jnp.int32(0), jnp.asarray(Result.STEP_LIMIT))
-    none = jnp.int32(0)
-    return lax.while_loop(unfinished, next_order, (none, none, none, nothing))[2:]
+    infinite, zero = jnp.asarray(jnp.inf, problem.errors.dtype), jnp.int32(0)
+    nothing = Optimum(constant, infinite, zero, jnp.asarray(Result.STEP_LIMIT))
+    return lax.while_loop(unfinished, next_order, (zero, zero, zero, nothing))[2:]
 
 
 def _with_derivatives(
-    problem: _Problem, beta: Float[Array, ""], order: Int[Array, ""], optimum: Optimum, until
+    problem: _Problem, beta: Float[Array, ""], order: Int[Array, ""], optimum: Optimum, max_iterations: Int[Array, ""]
 ) -> Optimum:
     """The optimum of an order as a function of the problem; its derivatives are NaN where it is none."""
 
@@ -535,7 +536,7 @@ def _with_derivatives(
         is_optimum = found.is_optimum & (optimum.result == Result.CONVERGED)
         return Stationary(jnp.where(is_optimum, found.place, optimum.params), is_optimum)
 
-    found = one_run_at_a_time(last_digits)(*as_constants((problem, beta, order, optimum, until[0])))
+    found = one_run_at_a_time(last_digits)(*as_constants((problem, beta, order, optimum, max_iterations)))
     loss = _loss_of_order(problem, beta, order)
     place = at_optimum(loss, found, _LEAST_CURVATURE)
     missed = (optimum.result == Result.CONVERGED) & ~found.is_optimum

@@ -92,8 +92,8 @@ def at_optimum(loss: Loss, found: Stationary, least_curvature: ArrayLike) -> Flo
         least_curvature: as of `polish`.
 
     Example:
-        >>> loss = lambda p, a: jnp.sum((p**2 - a) ** 2)
-        >>> root = lambda a: at_optimum(lambda p: loss(p, a), polish(lambda p: loss(p, 4.0), jnp.ones(1), 0.0), 0.0)
+        >>> loss, near = lambda p, a: jnp.sum((p**2 - a) ** 2), jnp.full(1, 1.9)
+        >>> root = lambda a: at_optimum(lambda p: loss(p, a), polish(lambda p: loss(p, 4.0), near, 0.0), 0.0)
         >>> print(jax.jacobian(root)(4.0).round(3))
         [0.25]
     """

@@ -247,8 +247,8 @@ def smoothed_table(table: Float[ArrayLike, " l"], fraction: Real[ArrayLike, ""])
     ICLR 2022.
 
     Example:
-        >>> print(smoothed_table(jnp.array([0.0, 1.0, 5.0, 6.0, 8.0]), 0.2))
-        [0. 2. 4. 6.33333333 8.]
+        >>> print(smoothed_table(jnp.array([0.0, 1.0, 5.0, 6.0, 8.0]), 0.2).round(2))
+        [0.   2.   4.   6.33 8.  ]
     """
     table = jnp.asarray(table)
     size = table.shape[0]

@@ -172,9 +172,9 @@ def _density(
     middle = levels.middle[at_ends]
     before = jnp.maximum(jnp.arange(at_ends.shape[0]) - 1, 0)
     inside = (jnp.arange(at_ends.shape[0]) > first[group]) & (ends > ends[before])
-    mass = jnp.where(inside, middle - middle[before], 1)
+    log_mass = _log(jnp.where(inside, middle - middle[before], 1))
     log_logistic = smoothing.log_logistic_mass(jnp.where(inside, ends[before], -1), jnp.where(inside, ends, 1))
-    return _Density(ends, first, jnp.where(inside, jnp.log(mass) - log_logistic, 0), center, unit)
+    return _Density(ends, first, jnp.where(inside, log_mass - log_logistic, 0), center, unit)
 
 
 def cdf(
@@ -237,7 +237,7 @@ def quantile(
     fraction = jnp.where(upper, 1 - p, p)
     mass, bound = _end(tables, group, upper, half, whole)
     beyond, possible = (after == start) | (after == end), fraction > 0
-    part = fraction / mass
+    part = fraction / jnp.where(mass > 0, mass, 1)
     x = normal_tail.quantile(jnp.where(beyond & possible, linalg.snapped(part, jnp.minimum(part, 1)), 1), bound)
     x = jnp.where(possible, x, jnp.inf)
     return jnp.where(beyond, jnp.where(upper, x, -x), z)
@@ -308,7 +308,7 @@ def log_density(
     after = places_upto(bins.ends, start, end, x)
     mass, _ = _end(tables, group, after == end, half, whole)
     outermost = jnp.where(after == end, -bins.ends[end - 1], bins.ends[start])
-    in_tail = jnp.log(mass * whole) - jax.nn.log_sigmoid(outermost)
+    in_tail = _log(mass * whole) - jax.nn.log_sigmoid(outermost)
     inside = (after > start) & (after < end)
     ratio = jnp.where(inside, bins.log_ratio[jnp.minimum(after, end - 1)], in_tail) - jnp.log(whole)
     log_density = jax.nn.log_sigmoid(x) + jax.nn.log_sigmoid(-x) + ratio - jnp.log(jnp.where(unit > 0, unit, 1))
@@ -357,6 +357,11 @@ def _nearest_end(
     upper = u >= tables.values[tables.start[group + 1] - 1]
     mass, end = _end(tables, group, upper, half, whole)
     return upper, mass, end, jnp.maximum(jnp.where(upper, u, -u), end)
+
+
+def _log(mass: Array) -> Array:
+    """The logarithm; -inf, with a derivative of 0, where the rows have weight 0."""
+    return jnp.where(mass > 0, jnp.log(jnp.where(mass > 0, mass, 1)), -jnp.inf)
 
 
 def _mean_square(a: Array, b: Array) -> Array:

@@ -10,7 +10,8 @@ import pytest
 import jaxcal as jc
 from jaxcal import Normal, Point, gaussian_process, rio
 from jaxcal.calibrators import conformal, crude, gaussian_mle, isotonic, kmeans
-from jaxcal.functional.quantiles import smoothed_table
+from jaxcal.functional import normal_tail
+from jaxcal.functional.quantiles import interpolate_monotone, smoothed_table
 from jaxcal.optimize import Result
 
 X64 = jax.config.jax_enable_x64
@@ -70,7 +71,9 @@ def test_gaussian_mle_in_weights(shift):
         fitted = gaussian_mle.fit(None, Normal(mean, std), y, weights=weights, shift=shift)
         return reading(fitted(None, Normal(mean[:5], std[:5])))
 
-    check(value, (MEAN, STD, Y, WEIGHTS))
+    # Equal weights are each the greatest, and rows of weight 0 do not count: both have derivatives all the same.
+    for weights in (WEIGHTS, np.ones(40), WEIGHTS * (np.arange(40) % 4 > 0)):
+        check(value, (MEAN, STD, Y, weights))
 
 
 @pytest.mark.parametrize(
@@ -119,16 +122,97 @@ def test_stds_of_clusters_eagerly():
 
 
 def test_ties_and_errors_of_zero_have_finite_derivatives():
-    y = MEAN + np.where(np.arange(40) < 20, 0.0, 1.0)
-
     @jax.jit
     def gradients(y):
         fits = crude.fit, conformal.fit, isotonic.fit, gaussian_mle.fit, partial(crude.fit, smoothing=0.1)
         value = lambda y, fit: reading(fit(None, Point(jnp.asarray(MEAN)), y)(None, Point(jnp.asarray(MEAN[:5]))))
         return [jax.grad(partial(value, fit=fit))(y) for fit in fits]
 
-    for gradient in gradients(jnp.asarray(y)):
+    for error in (np.where(np.arange(40) < 20, 0.0, 1.0), np.zeros(40)):
+        for gradient in gradients(jnp.asarray(MEAN + error)):
+            assert np.isfinite(gradient).all()
+
+
+def test_weights_of_zero_have_finite_derivatives():
+    fits = crude.fit, conformal.fit, isotonic.fit
+    base, new = Normal(MEAN, STD), Normal(MEAN[:5], STD[:5])
+
+    @jax.jit
+    def gradients(weights):
+        value = lambda weights, fit: reading(fit(None, base, Y, weights=weights)(None, new, weights=weights[:5]))
+        return [jax.grad(partial(value, fit=fit))(weights) for fit in fits]
+
+    outermost = np.argsort((Y - MEAN) / STD)[[0, 1, 2, -1]]
+    weights = np.where(np.isin(np.arange(40), [*range(5), *outermost]), 0.0, WEIGHTS)
+    for gradient in gradients(jnp.asarray(weights)):
         assert np.isfinite(gradient).all()
+
+
+@pytest.mark.filterwarnings("ignore:8 calibration rows are too few")
+def test_an_infinite_quantile_has_derivative_0():
+    def quantiles(y):
+        base, new, group = Point(MEAN[:8]), Point(MEAN[:1]), np.zeros(1)
+        tables = [fit(None, base, y)(None, new) for fit in (crude.fit, conformal.fit)]
+        grouped = crude.fit(None, base, y, by=np.zeros(8))(None, new, by=group)
+        return jnp.stack([distribution.icdf(0.99)[0] for distribution in (*tables, grouped)])
+
+    value, derivative = jax.jit(lambda y: (quantiles(y), jax.jacrev(quantiles)(y)))(jnp.asarray(Y[:8]))
+    assert np.isinf(value).all()
+    assert not derivative.any()
+
+
+def test_crps_of_the_calibration_rows_themselves():
+    """Each lies on a value of its own table, the outermost ones where the tails begin."""
+
+    def value(mean, std, y):
+        base = Normal(mean, std)
+        fits = crude.fit, isotonic.fit, partial(conformal.fit, rule="linear")
+        return sum(jnp.mean(fit(None, base, y)(None, base).crps(y)) for fit in fits)
+
+    check(value, (MEAN, STD, Y))
+
+
+def test_second_derivatives_vmap_and_32_bits():
+    def value(y, dtype=jnp.float64):
+        mean, std = MEAN.astype(dtype), STD.astype(dtype)
+        fitted = conformal.fit(None, Normal(mean, std), y, rule="linear")
+        distribution = fitted(None, Normal(mean[:5], std[:5]))
+        return jnp.sum(distribution.std * distribution.crps(jnp.ones(5, dtype)))
+
+    gradient, y = jax.jit(jax.grad(value)), jnp.asarray(Y)
+    direction = jnp.cos(jnp.arange(40.0))
+    curvature = jax.jit(lambda y: jax.jvp(jax.grad(value), (y,), (direction,))[1])(y)
+    difference = (gradient(y + 1e-5 * direction) - gradient(y - 1e-5 * direction)) / 2e-5
+    np.testing.assert_allclose(curvature, difference, rtol=1e-5, atol=1e-7)
+    both = jax.jit(jax.vmap(jax.grad(value)))(jnp.stack([y, 2 * y]))
+    np.testing.assert_allclose(both, jnp.stack([gradient(y), gradient(2 * y)]), rtol=1e-10, atol=1e-12)
+    short = jax.jit(jax.grad(partial(value, dtype=jnp.float32)))(y.astype(jnp.float32))
+    assert short.dtype == jnp.float32
+    np.testing.assert_allclose(short, gradient(y), rtol=1e-3, atol=1e-5)
+
+
+def test_derivatives_at_the_ends_of_tails_and_at_knots():
+    at = jnp.array(0.7)
+    hazard = jnp.exp(normal_tail.log_prob(at, at))
+    np.testing.assert_allclose(jax.grad(normal_tail.survival)(at, at), -hazard, rtol=1e-12)
+    square, step = normal_tail.square_of_survival, 1e-5
+    difference = (square(jnp.array(step)) - square(jnp.array(-step))) / (2 * step)
+    np.testing.assert_allclose(jax.grad(square)(jnp.array(0.0)), difference, rtol=1e-6)
+    curve = partial(interpolate_monotone, xp=jnp.array([0.0, 1.0, 3.0]), fp=jnp.array([0.0, 1.0, 2.0]))
+    np.testing.assert_array_equal(jax.vmap(jax.grad(curve))(jnp.array([0.0, 1.0, 3.0])), [1.0, 0.5, 0.0])
+
+
+def test_under_an_eager_gradient_isotonic_decides_as_it_does_without():
+    y = np.append(Y[:-1], 1e200)
+
+    def mean(y):
+        fitted = isotonic.fit(None, jc.StudentT(jnp.full(40, 5.0), MEAN, STD), y)
+        assert not fitted.by_cdf
+        return fitted(None, Normal(MEAN[:1], STD[:1])).mean[0]
+
+    for run in (mean, jax.grad(mean)):
+        with pytest.warns(UserWarning, match="PIT values are 0 or 1"):
+            assert np.isfinite(run(jnp.asarray(y))).all()
 
 
 def test_smoothed_table_is_the_mean_of_windows_that_shrink_towards_the_ends():
@@ -139,6 +223,23 @@ def test_smoothed_table_is_the_mean_of_windows_that_shrink_towards_the_ends():
     np.testing.assert_allclose(smoothed, expected, rtol=1e-12)
     line = jnp.linspace(-3, 5, 23)
     np.testing.assert_allclose(smoothed_table(line, 0.5), line, rtol=1e-12)
+    # In 32 bits, far from 0 and of many ties: still in order, and between the ends.
+    many = np.sort(RNG.integers(5, size=2000) + 1000).astype(np.float32)
+    smoothed = np.asarray(smoothed_table(many, 0.01))
+    assert smoothed.dtype == np.float32
+    assert (np.diff(smoothed) >= 0).all()
+    assert (smoothed[0], smoothed[-1]) == (many[0], many[-1])
+    expected = np.convolve(many.astype(float), np.full(41, 1 / 41), "valid")
+    np.testing.assert_allclose(smoothed[20:-20], expected, rtol=3e-7)
+
+
+def test_smoothing_spreads_the_derivative_over_the_window():
+    table = jnp.asarray(np.sort(RNG.normal(size=23)))
+    by_values = jax.jacobian(smoothed_table)(table, 0.2)
+    np.testing.assert_allclose(by_values[11], np.where(np.abs(np.arange(23) - 11) <= 4, 1 / 9, 0), atol=1e-12)
+    np.testing.assert_allclose(by_values[2], np.where(np.arange(23) <= 4, 1 / 5, 0), atol=1e-12)
+    # Where floating point says 28.999999999999996 the window is of 29 ranks.
+    np.testing.assert_allclose(jax.jacobian(smoothed_table)(jnp.arange(100.0), 0.29)[50].max(), 1 / 59)
 
 
 @pytest.mark.parametrize("fit", [crude.fit, conformal.fit, partial(conformal.fit, score="quantile")])
@@ -150,6 +251,15 @@ def test_a_smoothed_table_guarantees_nothing(fit):
         fit(None, Normal(MEAN, STD), Y, smoothing=0.6)
     with pytest.raises(ValueError, match="cannot go with weights"):
         fit(None, Normal(MEAN, STD), Y, smoothing=0.1, weights=WEIGHTS)
+
+
+def test_smoothing_is_for_one_table_of_numbers():
+    with pytest.raises(ValueError, match="cannot go with neighbors"):
+        crude.fit(X, Normal(MEAN, STD), Y, smoothing=0.1, neighbors=5)
+    with pytest.raises(ValueError, match=r"with smoothing=0\.1: vector targets"):
+        crude.fit(None, jc.MultivariateNormal(X, np.broadcast_to(np.eye(2), (40, 2, 2))), X, smoothing=0.1)
+    with pytest.raises(ValueError, match="cannot go with by"):
+        isotonic.fit(None, Normal(MEAN, STD), Y, smoothing=0.1, by=np.arange(40) % 2)
 
 
 def rio_value(x, mean, y, **options):

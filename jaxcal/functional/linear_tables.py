@@ -237,7 +237,7 @@ def quantile(
     fraction = jnp.where(upper, 1 - p, p)
     mass, bound = _end(tables, group, upper, half, whole)
     beyond, possible = (after == start) | (after == end), fraction > 0
-    part = fraction / jnp.where(mass > 0, mass, 1)
+    part = jnp.where(mass > 0, fraction / jnp.where(mass > 0, mass, 1), 1)
     x = normal_tail.quantile(jnp.where(beyond & possible, linalg.snapped(part, jnp.minimum(part, 1)), 1), bound)
     x = jnp.where(possible, x, jnp.inf)
     return jnp.where(beyond, jnp.where(upper, x, -x), z)

@@ -36,15 +36,12 @@ from jaxcal.networks.training import GIVE_STEPS, check_steps
 from jaxcal.optimize import (
     Optimum,
     Result,
-    Stationary,
     adam,
     as_constants,
-    at_optimum,
+    as_function,
     minimize,
     minimize_from_each,
     num_train,
-    one_run_at_a_time,
-    polish,
     train_full_batch,
 )
 from jaxcal.preprocessing import Standardizer
@@ -424,15 +421,8 @@ def _fit_networks(rows: _Rows, initial, beta, until, size: int, key: PRNGKeyArra
     optimum = minimize_from_each(
         loss(train), params, max_iterations=until[0], validation_loss=loss(validation), patience=until[1]
     )
-    return ACCRUE(
-        model=eqx.combine(optimum.params, fixed),
-        x_scaler=x_scaler,
-        scale=scale,
-        beta=beta,
-        loss=optimum.loss,
-        training=TrainingRecord(epochs=optimum.steps, validation_loss=optimum.loss, result=optimum.result),
-        relative=relative,
-    )
+    model = eqx.combine(optimum.params, fixed)
+    return _fitted(model, x_scaler, scale, beta, optimum, relative, validated=True)
 
 
 @eqx.filter_jit
@@ -451,13 +441,18 @@ def _fit_by_steps(rows: _Rows, initial, beta, learning_rate, steps: int, key: PR
         optimizer=adam,
         learning_rate=learning_rate,
     )
+    return _fitted(optimum.params, x_scaler, scale, beta, optimum, relative, validated=False)
+
+
+def _fitted(model: Callable, x_scaler, scale, beta, optimum: Optimum, relative: bool, *, validated: bool) -> ACCRUE:
+    """The module of a model, and of the optimum that it comes from, by a validation set or without."""
     return ACCRUE(
-        model=optimum.params,
+        model=model,
         x_scaler=x_scaler,
         scale=scale,
         beta=beta,
         loss=optimum.loss,
-        training=TrainingRecord(epochs=optimum.steps, validation_loss=None, result=optimum.result),
+        training=TrainingRecord.of(optimum, throw=False, validated=validated),
         relative=relative,
     )
 
@@ -482,15 +477,7 @@ def _fit_polynomial(rows: _Rows, beta, until, relative: bool, differentiable: bo
     order, optimum = _by_order(*as_constants((problem, beta)), until[0])
     if differentiable:
         optimum = _with_derivatives(problem, beta, order, optimum, until[0])
-    return ACCRUE(
-        model=Polynomial(optimum.params),
-        x_scaler=x_scaler,
-        scale=scale,
-        beta=beta,
-        loss=optimum.loss,
-        training=TrainingRecord(epochs=optimum.steps, validation_loss=None, result=optimum.result),
-        relative=relative,
-    )
+    return _fitted(Polynomial(optimum.params), x_scaler, scale, beta, optimum, relative, validated=False)
 
 
 def _by_order(
@@ -523,24 +510,19 @@ def _with_derivatives(
 ) -> Optimum:
     """The optimum of an order as a function of the problem; its derivatives are NaN where it is none."""
 
-    def last_digits(problem, beta, order, optimum, steps) -> Stationary:
-        loss = _loss_of_order(problem, beta, order)
-        near = minimize(
-            loss,
+    def near_of(problem: _Problem, beta: Float[Array, ""]) -> Float[Array, " k"]:
+        return minimize(
+            _loss_of_order(problem, beta, order),
             optimum.params,
-            max_iterations=steps,
+            max_iterations=max_iterations,
             loss_tolerance=_LOSS_TOLERANCE,
             gradient_tolerance=_GRADIENT_TOLERANCE,
-        )
-        found = polish(loss, near.params, _LEAST_CURVATURE)
-        is_optimum = found.is_optimum & (optimum.result == Result.CONVERGED)
-        return Stationary(jnp.where(is_optimum, found.place, optimum.params), is_optimum)
+        ).params
 
-    found = one_run_at_a_time(last_digits)(*as_constants((problem, beta, order, optimum, max_iterations)))
-    loss = _loss_of_order(problem, beta, order)
-    place = at_optimum(loss, found, _LEAST_CURVATURE)
-    missed = (optimum.result == Result.CONVERGED) & ~found.is_optimum
-    return optimum._replace(params=place, loss=loss(place), result=jnp.where(missed, Result.STEP_LIMIT, optimum.result))
+    loss_of = lambda problem, beta: _loss_of_order(problem, beta, order)
+    args = problem, beta
+    place, result = as_function(loss_of, near_of, args, optimum.params, optimum.result, _LEAST_CURVATURE)
+    return optimum._replace(params=place, loss=loss_of(*args)(place), result=result)
 
 
 def _loss_of_order(problem: _Problem, beta: Float[Array, ""], order: Int[Array, ""]) -> Callable:

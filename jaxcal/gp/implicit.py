@@ -13,19 +13,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 
 from jaxcal.functional import gp
 from jaxcal.gp import nearest
 from jaxcal.gp.exact import exact_optimum
 from jaxcal.gp.kernels import Points, take
-from jaxcal.gp.model import Data, Found, Model, alone, as_vector, bounds, evidence, one_of, penalty, split
+from jaxcal.gp.model import Data, Found, Model, alone, as_vector, cost_beyond_bounds, evidence, one_of
 from jaxcal.gp.noise import InitialOf
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Either, Process, process_of, process_of_nearest
 from jaxcal.gp.search import rows_that_decide
-from jaxcal.optimize import Result, Stationary, as_constants, at_optimum, minimize, one_run_at_a_time, polish
+from jaxcal.optimize import as_constants, as_function, minimize
 
 # A direction in which the log evidence bends by less, in nats for a step of one in a log hyperparameter, has no optimum
 # to speak of: a hyperparameter is on its way to where it has no effect.
@@ -76,7 +75,7 @@ def _through_points(process: Process, initial_of: InitialOf, data: Data, options
             some = rows_that_decide(data, options)
             inducing = process.points if rows is None else take(data.points, rows)
             model = eqx.tree_at(lambda m: m.inducing, model, inducing, is_leaf=lambda node: node is None)
-        return _Problem.of(model, some, lambda model: -evidence(model, some, process.jitter), trained)
+        return _Problem.of(model, some, lambda model: -evidence(model, some, process.jitter), trained=trained)
 
     def climb(problem: _Problem) -> Float[Array, " p"]:
         if is_sparse:
@@ -98,7 +97,7 @@ def _by_rows(process: Process, initial_of: InitialOf, data: Data, options: Optio
     def problem(data: Data) -> _Problem:
         model = _with_what_is_given(process.model, initial_of, data)
         loss = lambda model: nearest.log_crps(model, data, process.jitter, rows, near)
-        return _Problem.of(model, data, loss, False, rows.shape[0])
+        return _Problem.of(model, data, loss, n=rows.shape[0])
 
     model, result = _optimum(problem, partial(_descend, options=options), data, process)
     return process_of_nearest(_found(process, model, process.evidence, result), data, process.jitter)
@@ -123,19 +122,16 @@ class _Problem(NamedTuple):
 
     @classmethod
     def of(
-        cls, model: Model, data: Data, loss: Callable[[Model], Array], with_inducing: bool, n: int | None = None
+        cls, model: Model, data: Data, loss: Callable[[Model], Array], *, trained: bool = False, n: int | None = None
     ) -> "_Problem":
-        """The problem of a model; `n` rows, or all, weigh what is beyond the bounds."""
-        low, high = bounds(model, data)
-        params, fixed = split(model, with_inducing=with_inducing)
-        unravel = ravel_pytree(params)[1]
-        model_of = lambda vector: eqx.combine(unravel(vector), fixed)
+        """The problem of a model, and of its inducing points if they are trained; `n` as of `cost_beyond_bounds`."""
+        model_of, cost = as_vector(model, with_inducing=trained)[1], cost_beyond_bounds(model, data, n)
 
         def total(vector: Float[Array, " p"]) -> Float[Array, ""]:
             model = model_of(vector)
-            return penalty(as_vector(model)[0], low, high, n or data.targets.shape[0])[0] + loss(model)
+            return cost(model) + loss(model)
 
-        vector_of = lambda model: ravel_pytree(split(model, with_inducing=with_inducing)[0])[0]
+        vector_of = lambda model: as_vector(model, with_inducing=trained)[0]
         return cls(model=model, data=data, vector_of=vector_of, model_of=model_of, loss=total)
 
 
@@ -150,19 +146,14 @@ def _optimum(
     start = of_data.vector_of(of_data.model)
     if not start.size:
         return of_data.model, process.result
-    converged = process.result == Result.CONVERGED
-
-    def last_digits(data: Data, start: Float[Array, " p"]) -> Stationary:
-        held = problem(data)
-        found = polish(held.loss, climb(held), _LEAST_CURVATURE)
-        is_optimum = converged & found.is_optimum
-        return Stationary(jnp.where(is_optimum, found.place, start), is_optimum)
-
-    # What it closes over are arguments, too: `one_run_at_a_time` must know of all that differs from run to run.
-    last_digits = eqx.filter_closure_convert(last_digits, data, start)
-    found = one_run_at_a_time(lambda run, *args: run(*args))(*as_constants((last_digits, data, start)))
-    vector = at_optimum(of_data.loss, found, _LEAST_CURVATURE)
-    result = jnp.where(converged & ~found.is_optimum, Result.STEP_LIMIT, process.result)
+    vector, result = as_function(
+        lambda data: problem(data).loss,
+        lambda data: climb(problem(data)),
+        (data,),
+        start,
+        process.result,
+        _LEAST_CURVATURE,
+    )
     return of_data.model_of(vector), result
 
 

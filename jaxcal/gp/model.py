@@ -299,9 +299,11 @@ def some_rows(data: Data, number: int) -> Data:
     return take(data, scattered(data.points)[:number])
 
 
-def as_vector(model: Model) -> tuple[Float[Array, " p"], Callable[[Float[Array, " p"]], Model]]:
-    """What is learned of a model but for inducing points, as a vector, and the model of such a vector."""
-    params, fixed = split(model)
+def as_vector(
+    model: Model, *, with_inducing: bool = False
+) -> tuple[Float[Array, " p"], Callable[[Float[Array, " p"]], Model]]:
+    """What is learned of a model, with or without inducing points, as a vector, and the model of such a vector."""
+    params, fixed = split(model, with_inducing=with_inducing)
     vector, unravel = ravel_pytree(params)
     return vector, lambda vector: eqx.combine(unravel(vector), fixed)
 
@@ -321,6 +323,13 @@ def penalty(
     """
     beyond = jnp.maximum(vector - high, 0) - jnp.maximum(low - vector, 0)
     return n * beyond @ beyond, 2 * n * beyond, jnp.where(beyond != 0, 2 * n, jnp.zeros_like(beyond))
+
+
+def cost_beyond_bounds(model: Model, data: Data, n: int | None = None) -> Callable[[Model], Float[Array, ""]]:
+    """The penalty as a function of models, by the bounds of one of them; `n` rows, or all, weigh it."""
+    low, high = bounds(model, data)
+    weight = data.targets.shape[0] if n is None else n
+    return lambda other: penalty(as_vector(other)[0], low, high, weight)[0]
 
 
 def with_more_noise(models: Model, variances: tuple[float, ...]) -> Model:

@@ -11,7 +11,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal.functional import gp, normal
@@ -22,10 +21,8 @@ from jaxcal.gp.model import (
     Model,
     alone,
     as_vector,
-    bounds,
+    cost_beyond_bounds,
     one_of,
-    penalty,
-    split,
     with_more_noise,
 )
 from jaxcal.gp.options import Options
@@ -83,21 +80,18 @@ def leave_one_out(kernel: Kernel, given: Nearest, at: Points, rows: Int[Array, "
 def optimum(first: Found, data: Data, jitter: ArrayLike, options: Options) -> Found:
     """The hyperparameters of the least leave-one-out CRPS that are descended to from what some rows say."""
     rows = deciding_rows(data)
-    low, high = bounds(first.model, data)
-
+    cost = cost_beyond_bounds(first.model, data, rows.shape[0])
     near_of = lambda model: neighbors(model, data, jitter, rows)
     loss_of = lambda model, near: log_crps(model, data, jitter, rows, near)
     start = _of_the_best_noise(first.model, eqx.Partial(loss_of, near=near_of(first.model)))
-    params, fixed = split(start)
-    vector, unravel = ravel_pytree(params)
-    model_of = lambda vector: eqx.combine(unravel(vector), fixed)
+    vector, model_of = as_vector(start)
 
     def descend(vector, _):
         near = near_of(model_of(vector))
 
         def loss(vector):
             model = model_of(vector)
-            return penalty(as_vector(model)[0], low, high, rows.shape[0])[0] + loss_of(model, near)
+            return cost(model) + loss_of(model, near)
 
         if not vector.size:
             return vector, (jnp.int32(0), jnp.int32(Result.CONVERGED))

@@ -23,12 +23,10 @@ from jaxcal.gp.model import (
     Found,
     Model,
     alone,
-    as_vector,
-    bounds,
+    cost_beyond_bounds,
     evidence,
     number_of,
     one_of,
-    penalty,
     some_rows,
     split,
     with_more_noise,
@@ -176,12 +174,11 @@ def jitter_of_try(step: Int[Array, ""], dtype: DTypeLike, bound: str) -> Float[A
 def descend(model: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
     """The model of the greatest evidence near this one, by L-BFGS or Adam; trained inducing points move."""
     params, fixed = split(model, with_inducing=options.inducing == "trained" and options.bound != "exact")
-    low, high = bounds(model, data)
+    cost = cost_beyond_bounds(model, data)
 
     def loss(params: PyTree) -> Float[Array, ""]:
         model = eqx.combine(params, fixed)
-        beyond = penalty(as_vector(model)[0], low, high, data.targets.shape[0])[0]
-        return beyond - evidence(model, data, jitter, options.mesh)
+        return cost(model) - evidence(model, data, jitter, options.mesh)
 
     if not jax.tree.leaves(params):
         value = loss(params)

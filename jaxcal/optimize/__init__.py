@@ -1,7 +1,7 @@
 """Minibatch training with early stopping, L-BFGS, and many runs at once: a whole fit is one compiled loop."""
 
 from jaxcal.optimize.batching import first_finite, one_run_at_a_time, over_runs
-from jaxcal.optimize.implicit import Stationary, as_constants, at_optimum, polish
+from jaxcal.optimize.implicit import as_constants, as_function
 from jaxcal.optimize.lbfgs import minimize, minimize_from_each
 from jaxcal.optimize.minibatch import (
     adam,
@@ -17,10 +17,9 @@ from jaxcal.optimize.result import Optimum, Result, lowest, raise_unless_finite
 __all__ = [
     "Optimum",
     "Result",
-    "Stationary",
     "adam",
     "as_constants",
-    "at_optimum",
+    "as_function",
     "first_finite",
     "keras_rmsprop",
     "lowest",
@@ -29,7 +28,6 @@ __all__ = [
     "num_train",
     "one_run_at_a_time",
     "over_runs",
-    "polish",
     "raise_unless_finite",
     "train_full_batch",
     "train_minibatches",

@@ -13,9 +13,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
-from jaxcal.optimize.result import select
+from jaxcal.optimize.batching import one_run_at_a_time
+from jaxcal.optimize.result import Result, select
 
 # So many Newton steps are made at most with one Hessian, cut to no less than this fraction, and so many Hessians taken.
 _STEPS, _SHORTEST, _HESSIANS = 10, 0.01, 5
@@ -23,6 +24,40 @@ _STEPS, _SHORTEST, _HESSIANS = 10, 0.01, 5
 T = TypeVar("T")
 Loss = Callable[[Float[Array, " p"]], Float[Array, ""]]
 Gradient = Callable[[Float[Array, " p"]], Float[Array, " p"]]
+
+
+def as_function(
+    loss_of: Callable[..., Loss],
+    near_of: Callable[..., Float[Array, " p"]],
+    args: tuple[PyTree, ...],
+    start: Float[Array, " p"],
+    result: Int[Array, ""],
+    least_curvature: ArrayLike,
+) -> tuple[Float[Array, " p"], Int[Array, ""]]:
+    """The optimum next to where a search has stopped, as a function of arguments, and how it ended.
+
+    Its derivatives are NaN, the place is the start and the result not CONVERGED where it is none.
+
+    Args:
+        loss_of: gives the loss for the arguments.
+        near_of: gives a place for the arguments, held constant, to which an optimizer with a tight tolerance has gone.
+        args: arrays, and pytrees of them.
+        start: where the search has stopped, a constant.
+        result: how the search ended, a value of `Result`.
+        least_curvature: of the loss, below which a direction is held.
+    """
+    converged = result == Result.CONVERGED
+
+    def last_digits(*args: PyTree) -> Stationary:
+        found = polish(loss_of(*args), near_of(*args), least_curvature)
+        is_optimum = converged & found.is_optimum
+        return Stationary(jnp.where(is_optimum, found.place, start), is_optimum)
+
+    # What it closes over are arguments, too: `one_run_at_a_time` must know of all that differs from run to run.
+    last_digits = eqx.filter_closure_convert(last_digits, *args)
+    found = one_run_at_a_time(lambda run, *args: run(*args))(*as_constants((last_digits, *args)))
+    place = at_optimum(loss_of(*args), found, least_curvature)
+    return place, jnp.where(converged & ~found.is_optimum, Result.STEP_LIMIT, result)
 
 
 class Stationary(NamedTuple):
@@ -56,8 +91,8 @@ def polish(loss: Loss, near: Float[Array, " p"], least_curvature: ArrayLike) -> 
 
     def improve(state):
         place, _, hessians = state
-        hessian = _hessian(gradient, place)
-        bent = _bent(hessian, least_curvature)
+        hessian = _matrix(jax.linearize(gradient, place)[1], place)
+        bent, least = _bent(hessian, least_curvature)
         # Half of g'H^-1 g is the fall of the loss that the quadratic model foresees.
         fall = lambda slope: slope @ _solve(hessian, bent, slope) / 2
 
@@ -65,15 +100,16 @@ def polish(loss: Loss, near: Float[Array, " p"], least_curvature: ArrayLike) -> 
             place, slope, foreseen, length, steps = state
             new = place - length * _solve(hessian, bent, slope)
             new_slope = gradient(new)
-            better = fall(new_slope) < foreseen
-            chosen = select(better, (new, new_slope, fall(new_slope)), (place, slope, foreseen))
+            new_foreseen = fall(new_slope)
+            better = new_foreseen < foreseen
+            chosen = select(better, (new, new_slope, new_foreseen), (place, slope, foreseen))
             return *chosen, jnp.where(better, jnp.minimum(2 * length, 1), length / 4), steps + 1
 
         slope, one = gradient(place), jnp.ones_like(place[0])
         start = place, slope, fall(slope), one, jnp.int32(0)
         going_on = lambda state: (state[-2] > _SHORTEST) & (state[-1] < _STEPS)
         place, _, foreseen, *_ = lax.while_loop(going_on, step, start)
-        downwards = jnp.linalg.eigvalsh(hessian)[0] < -jnp.asarray(least_curvature)
+        downwards = least < -jnp.asarray(least_curvature)
         return place, ~downwards & (foreseen >= 0) & (foreseen < enough), hessians + 1
 
     unfinished = lambda state: ~state[1] & (state[2] < _HESSIANS)
@@ -100,8 +136,8 @@ def at_optimum(loss: Loss, found: Stationary, least_curvature: ArrayLike) -> Flo
     place, is_optimum = lax.stop_gradient(found)
 
     def solve(pushforward: Gradient, slope: Float[Array, " p"]) -> Float[Array, " p"]:
-        hessian = lax.map(pushforward, jnp.eye(place.size, dtype=place.dtype))
-        return _solve(hessian, _bent(hessian, least_curvature), slope) * jnp.where(is_optimum, 1, jnp.nan)
+        hessian = _matrix(pushforward, place)
+        return _solve(hessian, _bent(hessian, least_curvature)[0], slope) * jnp.where(is_optimum, 1, jnp.nan)
 
     return lax.custom_root(jax.grad(loss), place, lambda _, place: place, solve)
 
@@ -111,19 +147,17 @@ def as_constants(tree: T) -> T:
     return jax.tree.map(lambda leaf: lax.stop_gradient(leaf) if eqx.is_inexact_array(leaf) else leaf, tree)
 
 
-def _hessian(gradient: Gradient, place: Float[Array, " p"]) -> Float[Array, "p p"]:
-    """Column by column: all at once would hold as many of the matrices that the gradient is made of."""
-    pushforward = jax.linearize(gradient, place)[1]
-    hessian = lax.map(pushforward, jnp.eye(place.size, dtype=place.dtype))
-    return (hessian + hessian.T) / 2
+def _matrix(pushforward: Gradient, place: Float[Array, " p"]) -> Float[Array, "p p"]:
+    """That of a symmetric linear map, row by row: all at once would hold as many of the matrices it is made of."""
+    return lax.map(pushforward, jnp.eye(place.size, dtype=place.dtype))
 
 
-def _bent(hessian: Float[Array, "p p"], least_curvature: ArrayLike) -> Float[Array, "p p"]:
-    """The projection to the directions in which the loss bends upwards."""
+def _bent(hessian: Float[Array, "p p"], least_curvature: ArrayLike) -> tuple[Float[Array, "p p"], Float[Array, ""]]:
+    """The projection to the directions in which the loss bends upwards, and the least curvature of all."""
     hessian = lax.stop_gradient(hessian)
     curvatures, directions = jnp.linalg.eigh((hessian + hessian.T) / 2)
     kept = directions * (curvatures > jnp.asarray(least_curvature))[None]
-    return kept @ kept.T
+    return kept @ kept.T, curvatures[0]
 
 
 def _solve(hessian: Float[Array, "p p"], bent: Float[Array, "p p"], slope: Float[Array, " p"]) -> Float[Array, " p"]:

@@ -187,6 +187,18 @@ def check_choice(name: str, value: object, choices: tuple) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
 
 
+def check_alone(given: str, **others: object) -> None:
+    """Raise ValueError if one of the others, which do not go with what is given, is not None.
+
+    Args:
+        given: what, and why it goes without them, a clause: "steps=3 is a training on all rows".
+        others: by name.
+    """
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(f"{given}: it cannot go with {name}. Leave one of them out.")
+
+
 def check_at_least(name: str, value: int, minimum: int) -> None:
     """Raise ValueError unless a count is a whole number, and not below `minimum`."""
     try:

@@ -254,12 +254,7 @@ def check_smoothing(smoothing: float | None, **others: object) -> None:
         return
     if not 0 < smoothing <= 0.5:
         raise ValueError(f"smoothing must lie between 0 and 1/2; got {smoothing:g}.")
-    for name, value in others.items():
-        if value is not None:
-            raise ValueError(
-                f"smoothing={smoothing:g} is for one table of all rows: it cannot go with {name}. Leave one of them "
-                "out."
-            )
+    _checks.check_alone(f"smoothing={smoothing:g} is for one table of all rows", **others)
 
 
 def smoothed(table: Float[Array, " l"], smoothing: Real[ArrayLike, ""] | None) -> Float[Array, " l"]:

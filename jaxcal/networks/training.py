@@ -200,12 +200,7 @@ def check_steps(steps: int | None, initial: eqx.Module | None = None, **others: 
             raise ValueError("initial is what differentiable steps start from: give steps, too.")
         return
     _checks.check_at_least("steps", steps, 0)
-    for name, value in others.items():
-        if value is not None:
-            raise ValueError(
-                f"steps={steps} is a training on all rows that nothing stops: it cannot go with {name}. Leave one of "
-                "them out."
-            )
+    _checks.check_alone(f"steps={steps} is a training on all rows that nothing stops", **others)
 
 
 def starting_network(initial: N | None, new: Callable[[], N]) -> N:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from differences import check_gradients
 
 import jaxcal as jc
 from jaxcal import Normal, Point, gaussian_process, rio
@@ -33,17 +34,7 @@ def reading(distribution):
     return moments + jnp.sum(SLOPES[2:].T * distribution.icdf(jnp.array([0.1, 0.4, 0.9])))
 
 
-def check(value, arguments, step=1e-5, *, compiled=True):
-    """The gradient of a function of arrays by every one of them, along a direction, beside the central difference."""
-    both = jax.value_and_grad(value, tuple(range(len(arguments))))
-    both = jax.jit(both) if compiled else both
-    arguments = [jnp.asarray(argument) for argument in arguments]
-    gradients, directions = both(*arguments)[1], np.random.default_rng(1)
-    for number, gradient in enumerate(gradients):
-        direction = directions.normal(size=gradient.shape)
-        moved = lambda s: [a + s * direction if i == number else a for i, a in enumerate(arguments)]  # noqa: B023
-        difference = (both(*moved(step))[0] - both(*moved(-step))[0]) / (2 * step)
-        np.testing.assert_allclose(difference, jnp.sum(gradient * direction), rtol=1e-4, atol=1e-6)
+check = partial(check_gradients, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ gradient in all rows; the ratios of both to the first. Simulated rows, the least
 """
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _common import provenance, tell
+from _common import fastest, provenance, tell
 
 import jaxcal as jc
 
@@ -35,10 +34,8 @@ def lines(calls: int) -> Iterator[str]:
     for (name, rows), (fit, takes_option) in CASES.items():
         data = simulated(rows)
         plain, able = (partial(fit, **option) for option in ({}, {"differentiable": True} if takes_option else {}))
-        first, second, third = (
-            seconds(jax.jit(run), data, calls)
-            for run in (reading(plain), reading(able), jax.value_and_grad(reading(able), (0, 1, 2, 3)))
-        )
+        runs = reading(plain), reading(able), jax.value_and_grad(reading(able), (0, 1, 2, 3))
+        first, second, third = (fastest(partial(jax.jit(run), *data), calls)[1] for run in runs)
         ratios = f"{second / first:8.2f}{third / first:6.2f}"
         yield f"{name:36}{rows:8}{first:10.4f}{second:10.4f}{third:10.4f}{ratios:>14}"
 
@@ -61,17 +58,6 @@ def reading(fit: Callable) -> Callable[..., jax.Array]:
         return jnp.sum(distribution.mean + distribution.std)
 
     return total
-
-
-def seconds(run: Callable, data: tuple, calls: int) -> float:
-    """The least time of a call, after the first one."""
-    jax.block_until_ready(run(*data))
-    times = []
-    for _ in range(calls):
-        start = time.perf_counter()
-        jax.block_until_ready(run(*data))
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def one_column(fit: Callable) -> Callable:

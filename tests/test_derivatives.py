@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from differences import check_gradients
 
 import jaxcal as jc
 from jaxcal import Normal, Point, gaussian_process, rio
 from jaxcal.calibrators import conformal, crude, gaussian_mle, isotonic, kmeans
-from jaxcal.functional import normal_tail
+from jaxcal.functional import gp, normal_tail
+from jaxcal.functional.linalg import snapped
 from jaxcal.functional.quantiles import interpolate_monotone, smoothed_table
 from jaxcal.optimize import Result
 
@@ -182,6 +184,17 @@ def test_second_derivatives_vmap_and_32_bits():
     np.testing.assert_allclose(short, gradient(y), rtol=1e-3, atol=1e-5)
 
 
+def test_second_derivatives_of_what_is_snapped_in_a_loop():
+    """That of a quotient that rounding may take beyond 1; a loop keeps no rule of `jax.custom_jvp` for the second one."""
+
+    def value(t):
+        bounded = lambda s: snapped(jnp.sin(s * t), lax.stop_gradient(jnp.minimum(jnp.sin(s * t), 1))) ** 2
+        return jnp.sum(lax.map(jax.jit(bounded), jnp.arange(1.0, 4.0)))
+
+    exact = sum(2 * s**2 * jnp.cos(2 * s * 0.3) for s in range(1, 4))
+    np.testing.assert_allclose(jax.grad(jax.grad(value))(0.3), exact, rtol=1e-12)
+
+
 def test_derivatives_at_the_ends_of_tails_and_at_knots():
     at = jnp.array(0.7)
     hazard = jnp.exp(normal_tail.log_prob(at, at))
@@ -253,6 +266,24 @@ def test_smoothing_is_for_one_table_of_numbers():
         isotonic.fit(None, Normal(MEAN, STD), Y, smoothing=0.1, by=np.arange(40) % 2)
 
 
+def test_second_derivatives_of_a_prediction_from_few_rows():
+    """They pass through a linear solve in place of the factorization."""
+    gram, step = (jnp.asarray(part @ part.T) for part in (X[:8] @ SLOPES[:2], X[8:16]))
+    cross, targets, prior = jnp.asarray(MEAN[:8]), jnp.asarray(Y[:8]), jnp.asarray(9.0)
+
+    def value(t):
+        noisy = gram + jnp.eye(8) + t**2 * step
+        mean, variance = lax.map(
+            lambda s: gp.conditional(noisy, s * t * cross, targets + t, prior), jnp.arange(1.0, 3.0)
+        )
+        return jnp.sum(mean**2 + jnp.sin(variance))
+
+    slope, h = jax.jit(jax.grad(value)), 1e-5
+    np.testing.assert_allclose(slope(0.3), (value(0.3 + h) - value(0.3 - h)) / (2 * h), rtol=1e-7)
+    for second in (jax.grad(jax.grad(value)), lambda t: jax.jvp(jax.grad(value), (t,), (1.0,))[1]):
+        np.testing.assert_allclose(second(0.3), (slope(0.3 + h) - slope(0.3 - h)) / (2 * h), rtol=1e-7)
+
+
 def rio_value(x, mean, y, **options):
     fitted = rio.fit(x, Point(mean), y, differentiable=True, **options)
     return reading(fitted(X[:5] + 0.1, Point(MEAN[:5])))
@@ -301,5 +332,8 @@ def test_what_has_no_optimum_refuses_to_be_differentiable():
     for options in ({"noise": "student_t"}, {"bound": "stochastic", "key": jax.random.key(0)}):
         with pytest.raises(ValueError, match="differentiable=True needs an optimum"):
             rio.fit(X, Point(MEAN), Y, differentiable=True, **options)
+    for fit in (partial(rio.fit, X, Point(MEAN)), partial(gaussian_process.fit, X)):
+        with pytest.raises(TypeError, match="fit does not run under jit, vmap or grad"):
+            jax.grad(lambda y, fit=fit: fit(y, bound="stochastic", key=jax.random.key(0)).evidence)(jnp.asarray(Y))
     with pytest.raises(TypeError, match="give differentiable=True"):
         jax.make_jaxpr(jax.grad(lambda y: rio.fit(X, Point(MEAN), y)(X, Point(MEAN)).mean.sum()))(jnp.asarray(Y))

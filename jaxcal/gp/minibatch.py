@@ -12,7 +12,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -207,8 +207,10 @@ def column_moments(
     return np.asarray(origin + mean), np.asarray(np.sqrt(square / (n - 1)))
 
 
-def check_key(key: PRNGKeyArray | None) -> PRNGKeyArray:
-    """The key, if there is one."""
+def check_key(key: PRNGKeyArray | None, *rows: Any) -> PRNGKeyArray:
+    """The key, if there is one, and the rows have known values."""
+    if _checks.is_traced(*rows):
+        raise TypeError("bound='stochastic' reads its rows part by part: fit does not run under jit, vmap or grad.")
     if key is None:
         raise ValueError("bound='stochastic' needs a key: jax.random.key(0), say.")
     return key

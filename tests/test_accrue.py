@@ -241,6 +241,7 @@ SMALL = DATA.x[:12], DATA.mean[:12], DATA.y[:12]
         ({"x": DATA.x[:11]}, "y has 12 rows where 11 are expected"),
         ({"x": np.ones((12, 2)), "model": "polynomial"}, "x has 2 columns: use model='network'"),
         ({"differentiable": True}, "for model='polynomial': give steps="),
+        ({"smoothing": 0.0}, "smoothing must be positive; got 0.0"),
         ({"model": "forest"}, "model must be one of 'network', 'polynomial'; got 'forest'"),
         ({"beta": 1.5}, "beta must be 'auto' or one number between 0 and 1; got 1.5"),
         ({"beta": "automatic"}, "beta must be one of 'auto'"),
@@ -269,8 +270,20 @@ FEW = DATA.x[::8, 0], DATA.mean[::8], DATA.y[::8], 1 + DATA.x[::8, 0]
 
 
 @pytest.mark.skipif(not X64, reason="differences need float64")
-def test_the_polynomial_moves_with_its_rows():
-    check_gradients(partial(std_of_polynomial, differentiable=True), FEW)
+@pytest.mark.parametrize("options", [{"beta": 1}, {"beta": "auto", "smoothing": 0.1}], ids=["crps", "smoothed"])
+def test_the_polynomial_moves_with_its_rows(options):
+    check_gradients(partial(std_of_polynomial, differentiable=True, **options), FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not X64, reason="differences need float64")
+def test_smoothed_the_derivative_holds_over_wide_steps():
+    """Steps of a tenth of the errors' size, over which many of them change places."""
+    value = partial(std_of_polynomial, differentiable=True, beta=0.5, smoothing=0.3)
+    move = 0.1 * np.std(FEW[2] - FEW[1]) * np.cos(np.arange(len(FEW[2])))
+    both = jax.jit(jax.value_and_grad(lambda y: value(*FEW[:2], y, FEW[3])))
+    change = both(FEW[2] + move)[0] - both(FEW[2] - move)[0]
+    np.testing.assert_allclose(2 * both(FEW[2])[1] @ move, change, rtol=0.1)
 
 
 @pytest.mark.slow
@@ -301,7 +314,7 @@ def test_no_derivative_passes_unless_asked_for():
     for number in range(5):
         with pytest.raises(TypeError, match=r"through accrue\.fit: give differentiable=True"):
             jax.grad(std_of_polynomial, argnums=number)(*FEW, 0.6)
-    with pytest.raises(ValueError, match="beta=1 alone"):
+    with pytest.raises(ValueError, match="beta=1, or with smoothing"):
         std_of_polynomial(*FEW, beta="auto", differentiable=True)
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from differences import check_gradients
+from jax import lax
 
 import jaxcal as jc
 from jaxcal import Normal, Point, gaussian_process, rio
@@ -185,7 +185,7 @@ def test_second_derivatives_vmap_and_32_bits():
 
 
 def test_second_derivatives_of_what_is_snapped_in_a_loop():
-    """That of a quotient that rounding may take beyond 1; a loop keeps no rule of `jax.custom_jvp` for the second one."""
+    """A loop would not keep a rule of `jax.custom_jvp` for them."""
 
     def value(t):
         bounded = lambda s: snapped(jnp.sin(s * t), lax.stop_gradient(jnp.minimum(jnp.sin(s * t), 1))) ** 2
@@ -306,6 +306,14 @@ def rio_value(x, mean, y, **options):
 @pytest.mark.filterwarnings("ignore:row .* lies")
 def test_rio(options):
     check(partial(rio_value, **options), (X, MEAN, Y), 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:row .* lies")
+def test_what_is_better_of_points_and_rows(monkeypatch, own_programs):
+    """As of more than 2000 rows."""
+    monkeypatch.setattr("jaxcal.gp.options._EXACT_ROWS", 30)
+    check(lambda y: rio_value(X, MEAN, y, ard=False), (Y,), 1e-4)
 
 
 @pytest.mark.slow

@@ -18,6 +18,6 @@ def test_a_notebook_runs(notebook):
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     environment = {**os.environ, "MPLBACKEND": "Agg"}  # draws without a screen
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=900, check=False
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=1800, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -360,6 +360,17 @@ def test_reliability_score_is_its_integral():
     np.testing.assert_allclose(expected, terms.sum() - 0.5 * math.sqrt(2 / math.pi), rtol=1e-9)
 
 
+def test_reliability_score_of_smoothed_distances():
+    z, weights, length = ERRORS / STD, np.arange(1.0, 8.0), 0.3
+    distances, pairs = np.abs(z[:, None] - z[None]), np.outer(weights, weights) / weights.sum() ** 2
+    shorter = np.sum(pairs * (distances - np.hypot(distances, length) + length))
+    expected = scores.reliability_score(ERRORS, STD, weights=weights) + shorter / 2 / math.sqrt(2)
+    smoothed = scores.reliability_score(ERRORS, STD, weights=weights, smoothing=length)
+    np.testing.assert_allclose(smoothed, expected, rtol=1e-12 if X64 else 1e-5)
+    almost = scores.reliability_score(ERRORS, STD, weights=weights, smoothing=1e-5)
+    np.testing.assert_allclose(almost, scores.reliability_score(ERRORS, STD, weights=weights), atol=1e-5)
+
+
 def test_reliability_score_of_another_family():
     crps = lambda z: student_t.crps(z, 4.0, 0.0, 1.0)
     actual = scores.reliability_score(ERRORS, STD, crps=crps)

@@ -29,6 +29,16 @@ for _ in range(5):
     fitted = rio.fit(x, Point(0.8 * np.sin(x[:, 0])), y, bound="nearest", throw=False)
 print(fitted.result.shape)
 """
+GRADIENT = """
+import jax, numpy as np
+from jaxcal import Point, rio
+rng = np.random.default_rng(0)
+x = rng.normal(size=(40, 2))
+mean = np.sin(x[:, 0])
+y = mean + 0.3 * x[:, 1] + 0.2 * rng.normal(size=(3, 40))
+fit = lambda y: rio.fit(x, Point(mean), y, bound="nearest", ard=False, differentiable=True, throw=False)
+print(jax.jit(jax.vmap(jax.grad(lambda y: fit(y)(x, Point(mean)).mean.sum())))(y).shape)
+"""
 SETTINGS = {"exact": {"ard": False}, "default": {}, "collapsed": {"bound": "collapsed", "num_inducing": 10}}
 
 
@@ -44,6 +54,11 @@ def test_vmap_of_a_fit_ends(setting):
 @pytest.mark.slow
 def test_a_fit_with_many_small_factorizations_ends():
     assert printed_with_two_threads(NEAREST) == "()\n"
+
+
+@pytest.mark.slow
+def test_vmap_of_a_gradient_ends():
+    assert printed_with_two_threads(GRADIENT) == "(3, 40)\n"
 
 
 def printed_with_two_threads(code):

@@ -83,6 +83,7 @@ def fit(
     steps: int | None = None,
     learning_rate: ArrayLike | None = None,
     differentiable: bool = False,
+    smoothing: ArrayLike | None = None,
 ) -> "ACCRUE":
     """Fit a std as a function of the inputs to the errors y - base.mean.
 
@@ -136,9 +137,12 @@ def fit(
         learning_rate: of Adam in these steps (default 0.01).
         differentiable: whether derivatives pass through the fit of the polynomial, as of `rio.fit`: by the implicit
             function theorem at the optimum, which is then found to the last digits. They are NaN where it is none, and
-            the result of `training` is not CONVERGED; the order stays. It goes with beta=1 alone: the reliability score
-            has a kink wherever two standardized errors change places, and derivatives between them say nothing of how
-            the std moves over wider steps.
+            the result of `training` is not CONVERGED; the order stays. It goes with beta=1 or with smoothing: the
+            reliability score has a kink wherever two standardized errors change places, and derivatives between them
+            say nothing of how the std moves over wider steps.
+        smoothing: None, or a length in standardized errors by which the reliability score is smoothed, see
+            `functional.scores.reliability_score`: with 0.1 a std becomes about 1 or 2 % larger. The time of the
+            loss then grows with the square of the number of rows.
 
     Raises:
         TypeError: if base is not a Distribution; if a derivative through the fit is asked for without `differentiable`
@@ -148,7 +152,7 @@ def fit(
             base is a `Point`, which has no std, and `relative`; if weights are not as many as the rows, one is
             negative, NaN or infinite, or all are 0, or of the rows and those of `validation` only one part has weights;
             if steps are negative, or given to a polynomial or with an option that has no part in them; if a learning
-            rate is given without steps, or is not positive.
+            rate is given without steps; if it or smoothing is not positive.
         FloatingPointError: if the loss becomes NaN or infinite.
 
     Warns:
@@ -168,6 +172,9 @@ def fit(
     """
     rows = _as_rows(x, base, y, weights, relative)
     _checks.check_rows("x", rows.x, _LEAST_ROWS)
+    if smoothing is not None:
+        _checks.check_positive("smoothing", smoothing)
+        smoothing = _checks.as_floats("smoothing", smoothing)
     settings = _settle(
         steps,
         learning_rate,
@@ -180,17 +187,20 @@ def fit(
     _checks.check_varies("y is", rows.y)
     if not _checks.is_traced(rows.y, rows.mean) and np.array_equal(rows.y, rows.mean):
         raise ValueError("y equals base.mean in every row: there is no std to learn.")
+    score = _Score(_as_weight(beta), smoothing)
     until = jnp.asarray(settings.max_iterations), jnp.asarray(settings.patience)
     if model == "polynomial":
         _check_polynomial(rows, validation, steps)
-        if differentiable and (isinstance(beta, str) or _checks.is_traced(beta) or beta != 1):
-            raise ValueError("differentiable=True goes with beta=1 alone: the reliability score has kinks.")
-        fitted = _fit_polynomial(rows, _as_weight(beta), until, relative, differentiable)
+        if differentiable and smoothing is None and (isinstance(beta, str) or _checks.is_traced(beta) or beta != 1):
+            raise ValueError(
+                "differentiable=True goes with beta=1, or with smoothing=0.1, say: the reliability score has kinks."
+            )
+        fitted = _fit_polynomial(rows, score, until, relative, differentiable)
     elif differentiable:
         raise ValueError("differentiable=True is for model='polynomial': give steps= for a network.")
     elif steps is not None:
         rate, initial = jnp.asarray(settings.learning_rate), _initial_models(model, rows, key, 1)
-        fitted = _fit_by_steps(rows, initial, _as_weight(beta), rate, steps, key, relative)
+        fitted = _fit_by_steps(rows, initial, score, rate, steps, key, relative)
     else:
         size = num_train(rows.y.shape[0], settings.validation_fraction) if validation is None else rows.y.shape[0]
         if validation is not None:
@@ -198,7 +208,7 @@ def fit(
         split_key, start_key = jax.random.split(key)
         initial = _initial_models(model, rows, start_key, settings.restarts)
         order_key = split_key if validation is None else None
-        fitted = _fit_networks(rows, initial, _as_weight(beta), until, size, order_key, relative)
+        fitted = _fit_networks(rows, initial, score, until, size, order_key, relative)
     if not _checks.is_traced(fitted.loss) and not np.isfinite(fitted.loss):
         raise FloatingPointError("the loss is NaN or infinite: are some errors larger by many orders of magnitude?")
     return fitted
@@ -370,6 +380,13 @@ def _check_polynomial(rows: _Rows, validation: tuple | None, steps: int | None) 
         raise ValueError("model='polynomial' is fitted to its optimum, and takes no steps.")
 
 
+class _Score(NamedTuple):
+    """What the loss of some rows is: the weight of the CRPS, None for equation 12's, and how it is smoothed."""
+
+    beta: Float[Array, ""] | None
+    smoothing: Float[Array, ""] | None
+
+
 class _Problem(NamedTuple):
     """Rows in the units that are fitted in."""
 
@@ -378,14 +395,16 @@ class _Problem(NamedTuple):
     log_scale: Float[Array, " n"]
     weights: Float[Array, " n"] | None
 
-    def loss(self, model: Callable, beta: Float[Array, ""]) -> Float[Array, ""]:
+    def loss(self, model: Callable, score: _Score) -> Float[Array, ""]:
         """ACCRUE's loss of a model of log std, in units of the errors' typical size."""
         std = jnp.exp(self.log_scale + jax.vmap(model)(self.x))
-        return accrue_loss(self.errors, std, beta, weights=self.weights)
+        return accrue_loss(self.errors, std, score.beta, weights=self.weights, smoothing=score.smoothing)
 
-    def beta(self, given: Float[Array, ""] | None) -> Float[Array, ""]:
-        """The weight of the CRPS: the one given, or that of equation 12."""
-        return accrue_beta(self.errors, weights=self.weights) if given is None else given.astype(self.errors.dtype)
+    def score(self, given: _Score) -> _Score:
+        """The score with the weight of the CRPS: the one given, or that of equation 12."""
+        if given.beta is None:
+            return given._replace(beta=accrue_beta(self.errors, weights=self.weights))
+        return given._replace(beta=given.beta.astype(self.errors.dtype))
 
     def part(self, chosen: Int[Array, " m"]) -> "_Problem":
         """Some of the rows."""
@@ -407,41 +426,45 @@ def _problem(rows: _Rows, x_scaler: Standardizer, relative: bool) -> tuple[_Prob
 
 
 @eqx.filter_jit
-def _fit_networks(rows: _Rows, initial, beta, until, size: int, key: PRNGKeyArray | None, relative: bool) -> ACCRUE:
+def _fit_networks(
+    rows: _Rows, initial, score: _Score, until, size: int, key: PRNGKeyArray | None, relative: bool
+) -> ACCRUE:
     """The best of the trained models. `size` rows are trained on: a random choice, or, without a key, the first."""
-    rows, initial, beta = _checks.without_derivative((rows, initial, beta), "accrue.fit", GIVE_STEPS)
+    rows, initial, score = _checks.without_derivative((rows, initial, score), "accrue.fit", GIVE_STEPS)
     x_scaler = Standardizer.of(rows.x)
     problem, scale = _problem(rows, x_scaler, relative)
     places = jnp.arange(rows.y.shape[0])
     order = places if key is None else jax.random.permutation(key, places)
     train, validation = problem.part(order[:size]), problem.part(order[size:])
-    beta = train.beta(beta)
+    score = train.score(score)
     params, fixed = eqx.partition(initial, eqx.is_inexact_array)
-    loss = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), beta)
+    loss = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), score)
     optimum = minimize_from_each(
         loss(train), params, max_iterations=until[0], validation_loss=loss(validation), patience=until[1]
     )
     model = eqx.combine(optimum.params, fixed)
-    return _fitted(model, x_scaler, scale, beta, optimum, relative, validated=True)
+    return _fitted(model, x_scaler, scale, score.beta, optimum, relative, validated=True)
 
 
 @eqx.filter_jit
-def _fit_by_steps(rows: _Rows, initial, beta, learning_rate, steps: int, key: PRNGKeyArray, relative: bool) -> ACCRUE:
+def _fit_by_steps(
+    rows: _Rows, initial, score: _Score, learning_rate, steps: int, key: PRNGKeyArray, relative: bool
+) -> ACCRUE:
     """The only one of the initial models, after so many steps on all rows."""
     model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_inexact_array(leaf) else leaf, initial)
     x_scaler = Standardizer.of(rows.x)
     problem, scale = _problem(rows, x_scaler, relative)
-    beta = problem.beta(beta)
+    score = problem.score(score)
     optimum = train_full_batch(
         _loss_of_all,
         model,
-        (problem, beta),
+        (problem, score),
         key=key,
         num_steps=steps,
         optimizer=adam,
         learning_rate=learning_rate,
     )
-    return _fitted(optimum.params, x_scaler, scale, beta, optimum, relative, validated=False)
+    return _fitted(optimum.params, x_scaler, scale, score.beta, optimum, relative, validated=False)
 
 
 def _fitted(model: Callable, x_scaler, scale, beta, optimum: Optimum, relative: bool, *, validated: bool) -> ACCRUE:
@@ -457,39 +480,35 @@ def _fitted(model: Callable, x_scaler, scale, beta, optimum: Optimum, relative: 
     )
 
 
-def _loss_of_all(
-    model: Callable, rows: tuple[_Problem, Float[Array, ""]], key: PRNGKeyArray | None
-) -> Float[Array, ""]:
+def _loss_of_all(model: Callable, rows: tuple[_Problem, _Score], key: PRNGKeyArray | None) -> Float[Array, ""]:
     """For `train_full_batch`."""
-    problem, beta = rows
-    return problem.loss(model, beta)
+    problem, score = rows
+    return problem.loss(model, score)
 
 
 @eqx.filter_jit
-def _fit_polynomial(rows: _Rows, beta, until, relative: bool, differentiable: bool) -> ACCRUE:
+def _fit_polynomial(rows: _Rows, score: _Score, until, relative: bool, differentiable: bool) -> ACCRUE:
     """Algorithm 1, with a softplus around the polynomial, on the whole range of x mapped to [-1, 1]."""
     if not differentiable:
-        rows, beta = _checks.without_derivative((rows, beta), "accrue.fit", "give differentiable=True")
+        rows, score = _checks.without_derivative((rows, score), "accrue.fit", "give differentiable=True")
     low, high = rows.x.min(0), rows.x.max(0)
     x_scaler = Standardizer((low + high) / 2, (high - low) / 2)
     problem, scale = _problem(rows, x_scaler, relative)
-    beta = problem.beta(beta)
-    order, optimum = _by_order(*as_constants((problem, beta)), until[0])
+    score = problem.score(score)
+    order, optimum = _by_order(*as_constants((problem, score)), until[0])
     if differentiable:
-        optimum = _with_derivatives(problem, beta, order, optimum, until[0])
-    return _fitted(Polynomial(optimum.params), x_scaler, scale, beta, optimum, relative, validated=False)
+        optimum = _with_derivatives(problem, score, order, optimum, until[0])
+    return _fitted(Polynomial(optimum.params), x_scaler, scale, score.beta, optimum, relative, validated=False)
 
 
-def _by_order(
-    problem: _Problem, beta: Float[Array, ""], max_iterations: Int[Array, ""]
-) -> tuple[Int[Array, ""], Optimum]:
+def _by_order(problem: _Problem, score: _Score, max_iterations: Int[Array, ""]) -> tuple[Int[Array, ""], Optimum]:
     """The last useful order, and its solution."""
     weights = problem.weights
     num_rows = problem.errors.shape[0] if weights is None else weights.sum() ** 2 / jnp.sum(weights**2)
 
     def next_order(state):
         order, useless, chosen, best = state
-        new = minimize(_loss_of_order(problem, beta, order), best.params, max_iterations=max_iterations)
+        new = minimize(_loss_of_order(problem, score, order), best.params, max_iterations=max_iterations)
         gains = best.loss - new.loss >= _ORDER_GAIN / num_rows
         chosen, best = jax.tree.map(partial(jnp.where, gains), (order, new), (chosen, best))
         return order + 1, jnp.where(gains, 0, useless + 1), chosen, best
@@ -506,28 +525,28 @@ def _by_order(
 
 
 def _with_derivatives(
-    problem: _Problem, beta: Float[Array, ""], order: Int[Array, ""], optimum: Optimum, max_iterations: Int[Array, ""]
+    problem: _Problem, score: _Score, order: Int[Array, ""], optimum: Optimum, max_iterations: Int[Array, ""]
 ) -> Optimum:
     """The optimum of an order as a function of the problem; its derivatives are NaN where it is none."""
 
-    def near_of(problem: _Problem, beta: Float[Array, ""]) -> Float[Array, " k"]:
+    def near_of(problem: _Problem, score: _Score) -> Float[Array, " k"]:
         return minimize(
-            _loss_of_order(problem, beta, order),
+            _loss_of_order(problem, score, order),
             optimum.params,
             max_iterations=max_iterations,
             loss_tolerance=_LOSS_TOLERANCE,
             gradient_tolerance=_GRADIENT_TOLERANCE,
         ).params
 
-    loss_of = lambda problem, beta: _loss_of_order(problem, beta, order)
-    args = problem, beta
+    loss_of = lambda problem, score: _loss_of_order(problem, score, order)
+    args = problem, score
     place, result = as_function(loss_of, near_of, args, optimum.params, optimum.result, _LEAST_CURVATURE)
     return optimum._replace(params=place, loss=loss_of(*args)(place), result=result)
 
 
-def _loss_of_order(problem: _Problem, beta: Float[Array, ""], order: Int[Array, ""]) -> Callable:
+def _loss_of_order(problem: _Problem, score: _Score, order: Int[Array, ""]) -> Callable:
     """The loss of the coefficients. Those of higher orders have no part in it, and no gradient."""
-    return lambda coefficients: problem.loss(Polynomial(jnp.where(_places() <= order, coefficients, 0)), beta)
+    return lambda coefficients: problem.loss(Polynomial(jnp.where(_places() <= order, coefficients, 0)), score)
 
 
 def _places() -> Int[Array, " k"]:

@@ -29,6 +29,8 @@ T = TypeVar("T")
 _HALF_MEAN_DIFFERENCE = 1 / math.sqrt(2 * math.pi)
 # The least CRPS of a normal distribution around an error of 1, over all stds.
 _LEAST_CRPS = math.erf(math.sqrt(math.log(4)) / 2)
+# For so many rows at once the distances to all others are held.
+_ROWS_AT_ONCE = 256
 
 
 @jax.jit
@@ -269,6 +271,7 @@ def reliability_score(
     weights: Real[ArrayLike, " n"] | None = None,
     crps: Callable[[Array], Array] | None = None,
     unbiased: bool = False,
+    smoothing: Real[ArrayLike, ""] | None = None,
 ) -> Float[Array, ""]:
     """How far the distribution of the standardized errors is from the standard normal one.
 
@@ -288,6 +291,8 @@ def reliability_score(
         unbiased: whether D is the mean over pairs of different rows, for minibatches: then the mean over random
             batches is the score of all rows, whatever the size of a batch (the score proper of m rows is larger, of
             calibrated ones by 0.3989 / m in the mean). Calibrated errors have mean 0: it may be negative.
+        smoothing: a length s > 0, in standardized errors: sqrt(d^2 + s^2) - s stands in place of every distance
+            d = |z_i - z_j|. The first derivative then has no jumps. It takes O(n^2) time.
 
     Returns:
         the score, without a unit.
@@ -306,11 +311,10 @@ def reliability_score(
     positive = std > 0
     z = jnp.where(positive, errors / jnp.where(positive, std, 1), 0)
     fractions = jnp.full(z.shape, 1 / z.size, z.dtype) if weights is None else fractions_of(weights, z.dtype)
-    # Twice the mid-rank, less 1: constant in z between ties, so that this is the derivative of D / 2 by z, too.
-    rank = _fraction_below_less_above(jax.lax.stop_gradient(z), fractions)
+    halves = _half_distances(z, fractions) if smoothing is None else _smoothed_halves(z, fractions, smoothing)
     if unbiased:
-        rank = rank / (1 - jnp.sum(fractions**2))
-    gaps = (normal.crps(z, 0.0, 1.0) if crps is None else crps(z)) - z * rank
+        halves = halves / (1 - jnp.sum(fractions**2))
+    gaps = (normal.crps(z, 0.0, 1.0) if crps is None else crps(z)) - halves
     score = jnp.sum(fractions * gaps) / math.sqrt(2)
     return jnp.where(jnp.any(~positive & (errors != 0)), jnp.inf, score)
 
@@ -364,6 +368,7 @@ def accrue_loss(
     *,
     weights: Real[ArrayLike, " n"] | None = None,
     unbiased: bool = False,
+    smoothing: Real[ArrayLike, ""] | None = None,
 ) -> Float[Array, ""]:
     """ACCRUE's loss: beta times the mean CRPS of normal distributions plus 1 - beta times their reliability score.
 
@@ -373,6 +378,7 @@ def accrue_loss(
         beta: the weight of accuracy, in [0, 1]; 1 is the CRPS alone.
         weights: of the rows [n], not negative and not all zero; equal where None.
         unbiased: for minibatches, see `reliability_score`.
+        smoothing: of the reliability score.
 
     Source: Camporeale and Carè (2021), eq. 11.
 
@@ -382,7 +388,7 @@ def accrue_loss(
         0.314
     """
     crps = normal.crps(errors, 0.0, std)
-    score = reliability_score(errors, std, weights=weights, unbiased=unbiased)
+    score = reliability_score(errors, std, weights=weights, unbiased=unbiased, smoothing=smoothing)
     return beta * weighted_mean(crps, weights) + (1 - beta) * score
 
 
@@ -416,6 +422,22 @@ def least_mean_of_runs(
 def _integral_of_product(a: Array, b: Array, c: Array, d: Array, s: Array | float) -> Array:
     """The integral of (a + b x) (c + d x) over x in [0, s]."""
     return s * (a * c + s * ((a * d + b * c) / 2 + s * b * d / 3))
+
+
+def _half_distances(z: Float[Array, " n"], fractions: Float[Array, " n"]) -> Float[Array, " n"]:
+    """For every value a number whose mean is half the mean of |z_i - z_j| over all pairs, by one sort."""
+    # Twice the mid-rank, less 1: constant in z between ties, so that this is the derivative by z, too.
+    return z * _fraction_below_less_above(jax.lax.stop_gradient(z), fractions)
+
+
+def _smoothed_halves(
+    z: Float[Array, " n"], fractions: Float[Array, " n"], smoothing: Real[ArrayLike, ""]
+) -> Float[Array, " n"]:
+    """For every value half the mean of sqrt((z_i - z_j)^2 + s^2) - s over all others."""
+    length = jnp.asarray(smoothing, z.dtype)
+    # A row is computed again for the derivative: the distances of all pairs are never held at once.
+    half = jax.checkpoint(lambda one: jnp.sum(fractions * (jnp.sqrt((one - z) ** 2 + length**2) - length)) / 2)
+    return jax.lax.map(half, z, batch_size=_ROWS_AT_ONCE)
 
 
 def _fraction_below_less_above(z: Float[Array, " n"], fractions: Float[Array, " n"]) -> Float[Array, " n"]:

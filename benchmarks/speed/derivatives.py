@@ -70,7 +70,24 @@ def one_column(fit: Callable) -> Callable:
     return fit_column
 
 
-polynomial = one_column(partial(jc.accrue.fit, model="polynomial", beta=1, key=jax.random.key(0)))
+def predictor(fit: Callable) -> Callable:
+    """A fit that takes no base, as a calibrator."""
+
+    def fit_rows(x, base, y, **options):
+        fitted = fit(x, y, **options)
+        return lambda x, base: fitted(x)
+
+    return fit_rows
+
+
+def on_two_parts(x, base, y, **options):
+    """`sharp_gp` with every third row as a training row."""
+    trains = np.arange(y.shape[0]) % 3 == 0
+    training = {"x_train": x[trains], "y_train": y[trains]}
+    return jc.sharp_gp.fit(x[~trains], jc.Point(base.mean[~trains]), y[~trains], **training, **options)
+
+
+polynomial = partial(jc.accrue.fit, model="polynomial", key=jax.random.key(0))
 # What is fitted, to how many rows, and whether it has the option.
 CASES = {
     ("crude", 10_000): (jc.crude.fit, False),
@@ -83,7 +100,10 @@ CASES = {
     ("rio, exact", 500): (jc.rio.fit, True),
     ("rio, 100 inducing points", 1000): (partial(jc.rio.fit, bound="collapsed", num_inducing=100), True),
     ("rio, nearest rows", 500): (partial(jc.rio.fit, bound="nearest"), True),
-    ("accrue, polynomial", 1000): (polynomial, True),
+    ("gaussian_process, exact", 500): (predictor(partial(jc.gaussian_process.fit, bound="exact")), True),
+    ("accrue, polynomial, beta=1", 1000): (one_column(partial(polynomial, beta=1)), True),
+    ("accrue, polynomial, smoothed", 1000): (one_column(partial(polynomial, smoothing=0.1)), True),
+    ("sharp_gp", 600): (on_two_parts, True),
 }
 
 

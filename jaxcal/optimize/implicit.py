@@ -107,8 +107,7 @@ def polish(loss: Loss, near: Float[Array, " p"], least_curvature: ArrayLike) -> 
 
         slope, one = gradient(place), jnp.ones_like(place[0])
         start = place, slope, fall(slope), one, jnp.int32(0)
-        unsolved = lambda foreseen: jnp.abs(foreseen) > jnp.finfo(near.dtype).eps
-        going_on = lambda state: unsolved(state[2]) & (state[-2] > _SHORTEST) & (state[-1] < _STEPS)
+        going_on = lambda state: (state[-2] > _SHORTEST) & (state[-1] < _STEPS)
         place, _, foreseen, *_ = lax.while_loop(going_on, step, start)
         downwards = least < -jnp.asarray(least_curvature)
         return place, ~downwards & (foreseen >= 0) & (foreseen < enough), hessians + 1

@@ -19,11 +19,10 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.scipy.linalg import solve, solve_triangular
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from jaxcal.functional.linalg import crossproduct, half_log_det, inverse_factor, inverse_triangular, snapped
+from jaxcal.functional.linalg import crossproduct, half_log_det, inverse_factor, inverse_triangular
 
 LOG_2PI = 1.8378770664093453
 
@@ -166,14 +165,9 @@ def conditional(
         targets: of the rows.
         prior_variance: the point's covariance with itself.
     """
-    factor = jnp.linalg.cholesky(lax.stop_gradient(gram))
-    known, whitened = solve_triangular(factor, jnp.stack([cross, targets], axis=1), lower=True).T
-    # By G^-1 k the derivatives are products of vectors; through the factorization they would take most of the time.
-    shares = lax.custom_linear_solve(
-        lambda vector: gram @ vector, cross, lambda _, vector: cho_solve((factor, True), vector), symmetric=True
-    )
-    mean = snapped(shares @ targets, known @ whitened)
-    return mean, jnp.maximum(prior_variance - snapped(shares @ cross, known @ known), 0)
+    # Its derivatives are solves with the same factor; through the factorization they would take most of the time.
+    shares = solve(gram, cross, assume_a="pos")
+    return shares @ targets, jnp.maximum(prior_variance - shares @ cross, 0)
 
 
 def leave_one_out(posterior: Posterior) -> LeaveOneOut:

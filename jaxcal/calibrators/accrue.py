@@ -172,9 +172,6 @@ def fit(
     """
     rows = _as_rows(x, base, y, weights, relative)
     _checks.check_rows("x", rows.x, _LEAST_ROWS)
-    if smoothing is not None:
-        _checks.check_positive("smoothing", smoothing)
-        smoothing = _checks.as_floats("smoothing", smoothing)
     settings = _settle(
         steps,
         learning_rate,
@@ -187,7 +184,7 @@ def fit(
     _checks.check_varies("y is", rows.y)
     if not _checks.is_traced(rows.y, rows.mean) and np.array_equal(rows.y, rows.mean):
         raise ValueError("y equals base.mean in every row: there is no std to learn.")
-    score = _Score(_as_weight(beta), smoothing)
+    score = _Score(_as_weight(beta), _as_length(smoothing))
     until = jnp.asarray(settings.max_iterations), jnp.asarray(settings.patience)
     if model == "polynomial":
         _check_polynomial(rows, validation, steps)
@@ -302,6 +299,14 @@ def _as_weight(beta: str | ArrayLike) -> Float[Array, ""] | None:
     if weight.ndim or (not _checks.is_traced(weight) and not 0 <= weight <= 1):
         raise ValueError(f"beta must be 'auto' or one number between 0 and 1; got {beta}.")
     return weight
+
+
+def _as_length(smoothing: ArrayLike | None) -> Float[Array, ""] | None:
+    """The length by which the reliability score is smoothed, if it is."""
+    if smoothing is None:
+        return None
+    _checks.check_positive("smoothing", smoothing)
+    return _checks.as_floats("smoothing", smoothing)
 
 
 def _initial_models(model: str | eqx.Module, rows: "_Rows", key: PRNGKeyArray, restarts: int) -> eqx.Module:

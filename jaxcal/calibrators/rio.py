@@ -372,7 +372,8 @@ def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: _Setting, 
     """As `_fit`, but x is read part by part."""
     if y.ndim > 1:
         raise ValueError(f"bound='stochastic' fits one output; y has {y.shape[1]}: fit them one by one.")
-    key = minibatch.check_key(key, x, mean, std, y)
+    minibatch.check_known(x, mean, std, y)
+    key = minibatch.check_key(key)
     n = y.shape[0]
     x = None if setting.kernel == "output" else minibatch.as_rows(x, n)
     x_scaler = None if x is None else minibatch.standardizer(x, y.dtype)

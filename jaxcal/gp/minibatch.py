@@ -207,10 +207,14 @@ def column_moments(
     return np.asarray(origin + mean), np.asarray(np.sqrt(square / (n - 1)))
 
 
-def check_key(key: PRNGKeyArray | None, *rows: Any) -> PRNGKeyArray:
-    """The key, if there is one, and the rows have known values."""
+def check_known(*rows: Any) -> None:
+    """Raise TypeError if rows are traced."""
     if _checks.is_traced(*rows):
         raise TypeError("bound='stochastic' reads its rows part by part: fit does not run under jit, vmap or grad.")
+
+
+def check_key(key: PRNGKeyArray | None) -> PRNGKeyArray:
+    """The key, if there is one."""
     if key is None:
         raise ValueError("bound='stochastic' needs a key: jax.random.key(0), say.")
     return key

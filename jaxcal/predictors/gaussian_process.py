@@ -293,7 +293,8 @@ def _fit(
 
 def _fit_stochastic(x, y, given: Given, preset: str | None, options: Options, epochs: int, key) -> "GaussianProcess":
     """As `_fit`, but x is read part by part."""
-    key = minibatch.check_key(key, x, y)
+    minibatch.check_known(x, y)
+    key = minibatch.check_key(key)
     x = minibatch.as_rows(x, y.shape[0])
     x_scaler, y_scaler = minibatch.standardizer(x, y.dtype), Standardizer.of(y)
     read = minibatch.reader(lambda x, y: Data(x_scaler(x), y_scaler(y)), (x, y), y.dtype)

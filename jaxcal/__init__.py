@@ -29,6 +29,7 @@ from jaxcal.calibrators import (
     rio,
     sharp_gp,
 )
+from jaxcal.compilation import enable_compilation_cache
 from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import (
     Distribution,
@@ -86,6 +87,7 @@ __all__ = [
     "deep_ensemble",
     "density_ratio",
     "dropout",
+    "enable_compilation_cache",
     "evidential",
     "forests",
     "functional",

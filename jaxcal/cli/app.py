@@ -24,6 +24,7 @@ import numpy as np
 from jaxcal import _checks, datasets, guarantee, metrics, online, pipeline, plots
 from jaxcal.calibrators import conformal
 from jaxcal.cli import files
+from jaxcal.compilation import enable_compilation_cache
 from jaxcal.distributions import Concatenated, Distribution, Normal, Point
 from jaxcal.online.exchangeability import exponential
 
@@ -65,9 +66,10 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pre
 
 
 @app.callback()
-def _use_64_bits() -> None:
+def _use_64_bits_and_the_cache() -> None:
     """Turn the predictions of any regression model into calibrated distributions."""
     jax.config.update("jax_enable_x64", True)
+    enable_compilation_cache()
 
 
 # jaxcal demo

@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxcal import _checks
+from jaxcal._folders import user_cache
 from jaxcal.datasets.catalog import ENTRIES, NAMES, Original
 
 
@@ -87,7 +88,7 @@ def find(name: str) -> Location:
     mirror = _mirror()
     if mirror is not None and (mirror / file).is_file():
         return Location("mirror", str(mirror / file))
-    if original is not None and (cached := _cache() / original.file).is_file():
+    if original is not None and (cached := user_cache() / original.file).is_file():
         return Location("cache", str(cached))
     for kind, folder in _OWN.items():
         if (folder / file).is_file():
@@ -238,10 +239,6 @@ def _mirror() -> Path | None:
     return Path(directory)
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxcal"
-
-
 def _fetch(original: Original) -> Path:
     """The path of the original in the cache, after a download where it is not there or is damaged."""
     try:
@@ -249,7 +246,7 @@ def _fetch(original: Original) -> Path:
     except ImportError as error:
         raise ImportError("downloading needs pooch: pip install 'jaxcal[data]'.") from error
     try:
-        path = pooch.retrieve(original.url, f"sha256:{original.sha256}", original.file, _cache())
+        path = pooch.retrieve(original.url, f"sha256:{original.sha256}", original.file, user_cache())
     except OSError as error:
         raise OSError(
             f"{original.url} cannot be downloaded; a local copy can be given by JAXCAL_DATA. {error}"

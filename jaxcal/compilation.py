@@ -12,7 +12,7 @@ import platform
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
@@ -40,10 +40,10 @@ def enable_compilation_cache(path: str | os.PathLike | None = None) -> Path | No
         UserWarning: if the folder cannot be written to.
 
     Example:
-        >>> import tempfile, jaxcal as jc
-        >>> folder = jc.enable_compilation_cache(tempfile.mkdtemp())
+        >>> import jaxcal as jc
+        >>> folder = jc.enable_compilation_cache()
     """
-    if not jax.config.read("jax_enable_compilation_cache"):
+    if not _setting("jax_enable_compilation_cache"):
         return None
     settings = cache_environment(path)
     folder = Path(settings["JAX_COMPILATION_CACHE_DIR"])
@@ -72,9 +72,13 @@ def cache_environment(path: str | os.PathLike | None = None) -> dict[str, str]:
         >>> sorted(cache_environment("programs"))
         ['JAX_COMPILATION_CACHE_DIR', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS']
     """
-    folder = path or jax.config.read("jax_compilation_cache_dir") or _programs() / _machine()
+    folder = path or _setting("jax_compilation_cache_dir") or _programs() / _machine()
     seconds = os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     return {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": seconds}
+
+
+def _setting(name: str) -> Any:
+    return getattr(jax.config, name)  # the type checker does not know JAX's settings
 
 
 def _programs() -> Path:

@@ -9,7 +9,7 @@ which should equal its confidence level, and `improvement_ratio`.
 import math
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, overload
+from typing import Any, Concatenate, NamedTuple, ParamSpec, overload
 
 import equinox as eqx
 import jax
@@ -256,8 +256,7 @@ def ece(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights =
     100/99 sum_k |mean 1{y < F⁻¹(t_k)} - t_k|, t_k = 0.01, ..., 0.99 (Ma, Yan and Zhang). It is not 0 for a
     perfect model: with n rows its mean is about 31/sqrt(n).
     """
-    levels = _levels(range(1, 100), y, distribution)
-    return 100 * jnp.mean(jnp.abs(observed_fractions(y, distribution, levels, weights=weights) - levels))
+    return _ece(_curve(y, distribution, _PERCENTS, weights))
 
 
 @_metric
@@ -267,23 +266,7 @@ def tce(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights =
     The mean over t = 0.05, 0.1, 0.15, 0.2 of 100 |mean 1{F⁻¹(t) < y < F⁻¹(1 - t)} - (1 - 2t)|, intervals
     open: how far the coverages of the 90, 80, 70 and 60 % intervals are off (Ma, Yan and Zhang).
     """
-    lows, highs = _levels((5, 10, 15, 20), y, distribution), _levels((95, 90, 85, 80), y, distribution)
-    return 100 * jnp.mean(jnp.abs(_shares_between(y, distribution, lows, highs, weights) - (highs - lows)))
-
-
-@eqx.filter_jit
-def _shares_between(
-    y: Float[Array, " n"],
-    distribution: Distribution,
-    lows: Float[Array, " k"],
-    highs: Float[Array, " k"],
-    weights: Weights,
-) -> Float[Array, " k"]:
-    def fraction(levels: tuple[Scalar, Scalar]) -> Scalar:
-        lower, upper = (distribution.icdf(level) for level in levels)
-        return _share((lower < y) & (y < upper), y.dtype, weights)
-
-    return jax.lax.map(fraction, (lows, highs))
+    return _tce(_curve(y, distribution, _TAILS, weights))
 
 
 @_metric
@@ -293,9 +276,7 @@ def calibration_rmse(y: Float[Array, " n"], distribution: Distribution, *, weigh
     sqrt(1/100 sum_j (mean 1{y < F⁻¹(p_j)} - p_j)²) over the 101 levels p_j = j/100: as printed, 101 terms are
     divided by 100. The end levels add nothing if the distribution is unbounded (Zelikman et al. 2020).
     """
-    levels = _levels(range(101), y, distribution)
-    gaps = observed_fractions(y, distribution, levels, weights=weights) - levels
-    return linalg.sqrt(jnp.sum(gaps**2) / 100)
+    return _calibration_rmse(_curve(y, distribution, _PERCENTS, weights))
 
 
 @_metric
@@ -312,8 +293,60 @@ def calibration_sse(
         ValueError: if there are fewer than 2 levels.
     """
     _checks.check_at_least("num_levels", num_levels, 2)
-    levels = jnp.linspace(0, 1, num_levels, dtype=_dtype(y, distribution))
+    levels = jnp.asarray(np.arange(num_levels) / (num_levels - 1), _dtype(y, distribution))
     return jnp.sum((observed_fractions(y, distribution, levels, closed=True, weights=weights) - levels) ** 2)
+
+
+# Levels t in percent whose curve, with 1 - t, the metrics above take: every level, and those of the tails.
+_PERCENTS, _TAILS = tuple(range(51)), (5, 10, 15, 20)
+
+
+class _Curve(NamedTuple):
+    """Fractions of the targets at levels t, at most a half, and 1 - t.
+
+    Attributes:
+        levels: [2, k], t and 1 - t.
+        below: [2, k], of y < F⁻¹(level).
+        at_most: [2, k], of y <= F⁻¹(level).
+        between: [k], of F⁻¹(t) < y < F⁻¹(1 - t).
+    """
+
+    levels: Float[Array, "2 k"]
+    below: Float[Array, "2 k"]
+    at_most: Float[Array, "2 k"]
+    between: Float[Array, " k"]
+
+
+def _curve(y: Float[Array, " n"], distribution: Distribution, percents: tuple[int, ...], weights: Weights) -> _Curve:
+    """The curve at t of so many percent: one pass over the quantiles, in O(n) memory."""
+    low, dtype = np.array(percents), _dtype(y, distribution)
+    levels = jnp.asarray(np.stack([low, 100 - low]) / 100, dtype)
+    is_below, is_at_most = (jax.vmap(_below_quantile(y, distribution, less)) for less in (jnp.less, jnp.less_equal))
+
+    def fractions(pair: Float[Array, " 2"]) -> Float[Array, " 5"]:
+        below, at_most = is_below(pair), is_at_most(pair)
+        between = below[1:] & ~at_most[:1]
+        return jax.vmap(lambda rows: _share(rows, dtype, weights))(jnp.concatenate([below, at_most, between]))
+
+    found = jax.lax.map(fractions, levels.T).T
+    return _Curve(levels, found[:2], found[2:4], found[4])
+
+
+def _ece(curve: _Curve) -> Scalar:
+    return 100 * jnp.mean(_in_order(jnp.abs(curve.below - curve.levels))[1:-1])
+
+
+def _tce(curve: _Curve) -> Scalar:
+    return 100 * jnp.mean(jnp.abs(curve.between - (curve.levels[1] - curve.levels[0])))
+
+
+def _calibration_rmse(curve: _Curve) -> Scalar:
+    return linalg.sqrt(jnp.sum(_in_order(curve.below - curve.levels) ** 2) / 100)
+
+
+def _in_order(values: Float[Array, "2 k"]) -> Float[Array, " levels"]:
+    """Values at levels t and 1 - t, up to a half, as values at increasing levels."""
+    return jnp.concatenate([values[0], values[1, -2::-1]])
 
 
 @_metric
@@ -406,24 +439,6 @@ def mean_std(y: Float[Array, " n"], distribution: Distribution, *, weights: Weig
 
 # All at once
 
-_METRICS: dict[str, Callable[..., Scalar]] = {
-    "rmse": rmse,
-    "mae": mae,
-    "nlpd": nlpd,
-    "crps": crps,
-    "interval_score_90": interval_score,
-    "coverage_90": coverage,
-    "ece": ece,
-    "tce": tce,
-    "calibration_rmse": calibration_rmse,
-    "calibration_sse": calibration_sse,
-    "max_calibration_error": max_calibration_error,
-    "ence": ence,
-    "width_90": mean_width,
-    "sharpness": sharpness,
-    "mean_std": mean_std,
-}
-
 
 @overload
 def evaluate(
@@ -463,24 +478,62 @@ def evaluate(
     _check_std(distribution)
     weights = _checks.as_weights(weights, y.shape[0])
     if by is None:
-        values = _evaluate(y, distribution, weights)
-        return {name: values[name] for name in _METRICS}  # jit sorts the keys of a dict
+        return dict(zip(_EVALUATED, _evaluate(y, distribution, weights), strict=True))
     labels, number = _groups(by, weights, y)
-    values = _evaluate_groups(y, distribution, number, weights, len(labels))
+    values = dict(zip(_EVALUATED, _evaluate_groups(y, distribution, number, weights, len(labels)), strict=True))
     rows = np.bincount(number).tolist()
-    of_group = lambda k: {name: values[name][k] for name in _METRICS}
+    of_group = lambda k: {name: value[k] for name, value in values.items()}
     return {label: {"rows": rows[k], **of_group(k)} for k, label in enumerate(labels)}
 
 
+_EVALUATED = (
+    "rmse",
+    "mae",
+    "nlpd",
+    "crps",
+    "interval_score_90",
+    "coverage_90",
+    "ece",
+    "tce",
+    "calibration_rmse",
+    "calibration_sse",
+    "max_calibration_error",
+    "ence",
+    "width_90",
+    "sharpness",
+    "mean_std",
+)
+
+
 @eqx.filter_jit
-def _evaluate(y: Float[Array, " n"], distribution: Distribution, weights: Weights) -> dict[str, Scalar]:
-    return {name: metric(y, distribution, weights=weights) for name, metric in _METRICS.items()}
+def _evaluate(y: Float[Array, " n"], distribution: Distribution, weights: Weights) -> tuple[Scalar, ...]:
+    """The metrics of `_EVALUATED`, with one interval and one curve for all that take them."""
+    lower, upper = distribution.interval(0.9)
+    curve = _curve(y, distribution, _PERCENTS, weights)
+    of_rows = lambda metric: metric(y, distribution, weights=weights)
+    return (
+        of_rows(rmse),
+        of_rows(mae),
+        of_rows(nlpd),
+        of_rows(crps),
+        linalg.weighted_mean(scores.interval_score(y, lower, upper, 0.9), weights),
+        _share_inside(y, lower, upper, weights),
+        _ece(curve),
+        _tce(jax.tree.map(lambda values: values[..., np.array(_TAILS)], curve)),
+        _calibration_rmse(curve),
+        jnp.sum(_in_order(curve.at_most - curve.levels)[::5] ** 2),
+        of_rows(max_calibration_error),
+        of_rows(ence),
+        _mean_difference(lower, upper, weights),
+        of_rows(sharpness),
+        of_rows(mean_std),
+    )
 
 
 @eqx.filter_jit
 def _evaluate_groups(
     y: Float[Array, " n"], distribution: Distribution, number: Int[ArrayLike, " n"], weights: Weights, groups: int
-) -> dict[str, Float[Array, " groups"]]:
+) -> tuple[Float[Array, " groups"], ...]:
     return _map_groups(lambda weights: _evaluate(y, distribution, weights), number, weights, groups, y.dtype)
 
 
@@ -642,10 +695,6 @@ def _check_std(distribution: Distribution) -> None:
 
 def _dtype(y: ArrayLike, distribution: Distribution) -> DTypeLike:
     return jnp.result_type(_checks.as_floats("y", y), distribution.mean)
-
-
-def _levels(percents: range | tuple[int, ...], y: ArrayLike, distribution: Distribution) -> Float[Array, " k"]:
-    return jnp.asarray(np.array(percents) / 100, dtype=_dtype(y, distribution))
 
 
 def _share(rows: Bool[Array, " n"], dtype: DTypeLike, weights: Weights = None) -> Scalar:

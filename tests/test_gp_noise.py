@@ -8,7 +8,7 @@ import scipy.integrate
 import scipy.stats
 
 from jaxcal import Normal, Point, StudentT, gaussian_process, metrics, rio
-from jaxcal.functional import gp, noise
+from jaxcal.functional import gp, noise, student_t
 from jaxcal.gp import model as models
 from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
@@ -84,8 +84,20 @@ def test_log_noise_responses_are_unbiased(rng):
 def test_the_greatest_error_is_exceeded_as_often_as_it_says(rng):
     z = rng.normal(size=(100_000, 20))
     z /= np.sqrt(np.mean(z**2, axis=1, keepdims=True))  # at the best scale
-    exceeded = np.mean(np.abs(z).max(axis=1) > float(noise.greatest_error(20, 0.01)))
+    exceeded = np.mean(np.abs(z).max(axis=1) > noise.greatest_error(20, 0.01))
     assert 0.007 < exceeded < 0.011  # Bonferroni's correction errs on the safe side
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 100, 10_000])
+def test_a_usual_error_is_never_too_great(n):
+    """What the normal distribution lets pass Grubbs' test lets pass, and of many rows nearly nothing more."""
+    t = student_t.icdf(jnp.asarray(1 - 1e-4 / (2 * n)), jnp.asarray(n - 1.0))
+    np.testing.assert_allclose(noise.greatest_error(n), t * np.sqrt(n / (n - 1 + t**2)), rtol=1e-6)
+    errors = np.linspace(0, np.sqrt(n), 1000)
+    usual = np.array([noise.is_usual(error, n) for error in errors.tolist()])
+    assert (errors[usual] <= noise.greatest_error(n)).all()
+    if n == 10_000:
+        assert usual[errors < 0.99 * noise.greatest_error(n)].all()
 
 
 def test_squares_and_errors_of_the_rows_are_those_of_the_textbook(rng):
@@ -254,5 +266,5 @@ def test_errors_of_right_models_raise_no_warning():
     samples = rng.multivariate_normal(np.zeros(30), covariance, size=200)
     whole = jax.vmap(lambda y: gp.leave_one_out(gp.posterior(jnp.asarray(covariance), y)))(jnp.asarray(samples))
     greatest = np.abs(whole.error / np.sqrt(whole.variance)).max(axis=1)
-    assert (greatest < float(noise.greatest_error(30))).all()
+    assert (greatest < noise.greatest_error(30)).all()
     assert greatest.max() > 3

@@ -93,9 +93,17 @@ class Distribution(eqx.Module):
         """
         check_confidence_level(confidence_level)
         level = (1 + confidence_level) / 2
-        lower, upper = (self._quantiles(jnp.asarray(p)) for p in ((1 - confidence_level) / 2, level))
+        lower, upper = self._pair_of_quantiles(jnp.asarray((1 - confidence_level) / 2), jnp.asarray(level))
         self._warn_of_levels(level, upper)  # once for both ends
         return lower, upper
+
+    @eqx.filter_jit
+    def _pair_of_quantiles(
+        self, low: Float[Array, ""], high: Float[Array, ""]
+    ) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+        """The quantiles at two checked levels, as one program that holds the quantile function once."""
+        both = self._quantiles(jnp.stack([low, high]))
+        return both[..., 0], both[..., 1]
 
     def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
         """Warn the caller of `icdf` or `interval` of known levels that the distribution does not reach."""

@@ -73,9 +73,10 @@ def warn_of_outliers(process: Process, n: int) -> None:
         return
     errors, rows = (np.ravel(a) for a in process.greatest_error)
     worst = int(np.argmax(errors))
-    if errors[worst] > float(noise.greatest_error(n)):
+    error = float(errors[worst])
+    if not noise.is_usual(error, n) and error > noise.greatest_error(n):
         warnings.warn(
-            f"row {rows[worst]} lies {errors[worst]:.1f} standard deviations from what the other rows say: it is an "
+            f"row {rows[worst]} lies {error:.1f} standard deviations from what the other rows say: it is an "
             "outlier, or the noise has heavy tails or depends on the inputs. noise='student_t' keeps single rows from "
             "deciding the fit; noise='input' lets the noise differ.",
             stacklevel=4,

@@ -45,48 +45,98 @@ _SAME = 0.3
 def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options: Options) -> Found:
     """The hyperparameters of the greatest exact evidence: isotropic ones, then by column where the options ask for it.
 
-    Of many rows some decide which two optima are climbed on all.
+    Of many rows some decide which two optima are climbed on all. With ard="auto" each further lengthscale must gain
+    log(n) / 2 nats, Schwarz's criterion.
     """
+    owners, further = _owners(one_of(initial_models), data)
+    by_column = bool(options.ard and further)
+    if by_column:
+        wide = eqx.filter_vmap(lambda model: model.kernel.by_column(data.points))(initial_models)
+        initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
     model_of = as_vector(one_of(initial_models))[1]
     vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(initial_models)
+    tied = _tied(owners) if by_column else jnp.eye(vectors.shape[1], dtype=vectors.dtype)
     failed = jnp.int32(0)
     if number_of(initial_models) > 2 and data.targets.shape[0] > _FEW_ROWS:
-        ends = _race(vectors, model_of, some_rows(data, _FEW_ROWS), jitter, options)
+        ends = _race(vectors, tied, False, model_of, some_rows(data, _FEW_ROWS), jitter, options)
         failed, vectors = ends.failed, _best_two(ends)
-    ends = _race(vectors, model_of, data, jitter, options)
-    best = jnp.argmax(jnp.where(jnp.isnan(ends.values), -jnp.inf, ends.values))
-    place, value, steps, converged = (end[best] for end in ends)
-    model = model_of(place)
-    if options.ard and _has_columns(model, data):
-        model, value, steps, converged = _by_column(model, value, steps, converged, data, jitter, options)
-    result = jnp.where(converged, Result.CONVERGED, Result.STEP_LIMIT)
-    result = jnp.where(jnp.isfinite(value), result, Result.NOT_FINITE)
-    return Found(model=model, evidence=value, steps=steps, result=result, failed_initial_values=failed + ends.failed)
+    ends = _race(vectors, tied, by_column, model_of, data, jitter, options)
+    first = jax.tree.map(lambda end: end[: len(vectors)], ends)
+    best = jnp.argmax(jnp.where(jnp.isnan(first.values), -jnp.inf, first.values))
+    chosen = jax.tree.map(lambda end: end[best], first)
+    if by_column:
+        cost = 0.5 * further * jnp.log(data.targets.shape[0]) if options.ard == "auto" else 0.0
+        chosen = _wider_if_it_gains(chosen, jax.tree.map(lambda end: end[-1], ends), jnp.asarray(cost))
+    result = jnp.where(chosen.converged, Result.CONVERGED, Result.STEP_LIMIT)
+    return Found(
+        model=model_of(chosen.places),
+        evidence=chosen.values,
+        steps=chosen.steps,
+        result=jnp.where(jnp.isfinite(chosen.values), result, Result.NOT_FINITE),
+        failed_initial_values=failed + first.failed,
+    )
+
+
+def _wider_if_it_gains(isotropic: "_Ends", wide: "_Ends", cost: Float[Array, ""]) -> "_Ends":
+    """Where the climb by column ended, or the isotropic one that it began at if it gains no more than the cost."""
+    gains = wide.values > isotropic.values + cost
+    chosen = jax.tree.map(lambda new, old: jnp.where(gains, new, old), wide, isotropic)
+    return chosen._replace(steps=isotropic.steps + wide.steps)
+
+
+def _owners(model: Model, data: Data) -> tuple[Float[Array, " q"], int]:
+    """For each hyperparameter with lengthscales by column the number of the one it has without, and how many more."""
+    vector, model_of = as_vector(model)
+    numbered = model_of(jnp.arange(len(vector), dtype=vector.dtype))
+    wide = eqx.tree_at(lambda m: m.kernel, numbered, numbered.kernel.by_column(data.points))
+    owners = as_vector(wide)[0]
+    return owners, len(owners) - len(vector)
+
+
+def _tied(owners: Float[Array, " q"]) -> Float[Array, "q q"]:
+    """The directions in which hyperparameters of one owner move together, one a column; those that are left are 0."""
+    return (owners[:, None] == jnp.arange(len(owners))[None]).astype(owners.dtype)
 
 
 def _race(
     vectors: Float[Array, "s p"],
+    tied: Float[Array, "p p"],
+    by_column: bool,
     model_of: Callable[[Float[Array, " p"]], Model],
     data: Data,
     jitter: ArrayLike,
     options: Options,
 ) -> "_Ends":
-    """Every vector is climbed from by some steps, and those on the way to different places then to the end."""
+    """Every vector is climbed from by some steps, and those on the way to different places then to the end.
 
-    def lap(number, ends: _Ends) -> _Ends:
-        last = jnp.where(_goes_on(ends), options.max_iterations, -1)
-        limits = jnp.where(number == 0, min(_FIRST_LAP, options.max_iterations), last)
-        after = _climb_each(ends.places, limits, model_of, data, jitter, options.tolerance)
+    All in directions that are tied; from the best place then, as a further vector, in all directions if `by_column`.
+    One loop for all: the compiled program holds the climb once.
+    """
+    number, width = vectors.shape
+    free = jnp.eye(width, dtype=vectors.dtype)
+    directions = jnp.stack([tied] * number + [free] * by_column)
+    starts = jnp.concatenate([vectors, vectors[:1]]) if by_column else vectors
+    is_further = np.arange(len(starts)) >= number
+
+    def lap(count, ends: _Ends) -> _Ends:
+        values = jnp.where(jnp.isnan(ends.values) | is_further, -jnp.inf, ends.values)
+        last = jnp.where(_goes_on(ends._replace(values=values)), options.max_iterations, -1)
+        first = jnp.where(is_further, -1, min(_FIRST_LAP, options.max_iterations))
+        further = jnp.where(is_further, options.max_iterations, -1)
+        limits = jnp.where(count == 0, first, jnp.where(count == 1, last, further))
+        best = ends.places[jnp.argmax(values)]
+        places = jnp.where((is_further & (count == 2))[:, None], best[None], ends.places)
+        after = _climb_each(places, limits, directions, model_of, data, jitter, options.tolerance)
         kept = jax.tree.map(lambda new, old: jnp.where(_rows_like(limits >= 0, new), new, old), after, ends)
         return kept._replace(steps=ends.steps + jnp.maximum(after.steps, 0))
 
-    zeros, number = jnp.zeros_like(vectors[:, 0]), vectors.shape[0]
-    ends = _Ends(vectors, zeros, jnp.zeros(number, jnp.int32), jnp.zeros(number, bool))
-    return lax.fori_loop(0, 2, lap, ends)
+    zeros = jnp.zeros_like(starts[:, 0])
+    ends = _Ends(starts, zeros, jnp.zeros(len(starts), jnp.int32), jnp.zeros(len(starts), bool))
+    return lax.fori_loop(0, 2 + by_column, lap, ends)
 
 
 class _Ends(NamedTuple):
-    """Where several climbs ended.
+    """Where several climbs ended; where one did, without the axis s.
 
     Attributes:
         places: [s, p].
@@ -95,10 +145,10 @@ class _Ends(NamedTuple):
         converged: [s].
     """
 
-    places: Float[Array, "s p"]
-    values: Float[Array, " s"]
-    steps: Int[Array, " s"]
-    converged: Bool[Array, " s"]
+    places: Float[Array, "*s p"]
+    values: Float[Array, "*s"]
+    steps: Int[Array, "*s"]
+    converged: Bool[Array, "*s"]
 
     @property
     def failed(self) -> Int[Array, ""]:
@@ -106,43 +156,33 @@ class _Ends(NamedTuple):
         return jnp.sum(jnp.isnan(self.values), dtype=jnp.int32)
 
 
-def _by_column(model: Model, value, steps, converged, data: Data, jitter: ArrayLike, options: Options):
-    """The model with a lengthscale for every column, or the isotropic one it is climbed to from if it gains too little.
-
-    With ard="auto" each further lengthscale must gain log(n) / 2 nats, Schwarz's criterion.
-    """
-    wide = eqx.tree_at(lambda m: m.kernel, model, model.kernel.by_column(data.points))
-    vector, model_of = as_vector(wide)
-    limit = jnp.asarray([options.max_iterations])
-    ends = _climb_each(vector[None], limit, model_of, data, jitter, options.tolerance)
-    place, wide_value, more_steps, wide_converged = (end[0] for end in ends)
-    further = vector.shape[0] - as_vector(model)[0].shape[0]
-    cost = 0.5 * further * jnp.log(data.targets.shape[0]) if options.ard == "auto" else 0.0
-    gains = wide_value > jnp.asarray(value + cost)
-    choose = lambda new, old: jnp.where(gains, new, old)
-    found = model_of(choose(place, vector))
-    return found, choose(wide_value, value), steps + more_steps, choose(wide_converged, converged)
-
-
 def _climb_each(
     vectors: Float[Array, "s p"],
     limits: Int[Array, " s"],
+    directions: Float[Array, "s p p"],
     model_of: Callable[[Float[Array, " p"]], Model],
     data: Data,
     jitter: ArrayLike,
     tolerance: float,
 ) -> _Ends:
-    """Where the exact evidence is climbed to from each vector."""
+    """Where the exact evidence is climbed to from each vector, in so many steps along the columns of its directions."""
     low, high = bounds(model_of(vectors[0]), data)
     evaluate = _exact_objective(model_of, low, high, data, jitter)
 
-    def climb(vector, limit):
-        end = newton.ascend(evaluate, vector, tolerance=tolerance, max_iterations=limit)
-        model = model_of(end.place)
-        value = end.value + penalty(end.place, low, high, data.targets.shape[0])[0]
-        return end.place, jnp.where(is_sane(model, value, data), value, jnp.nan), end.steps, end.converged
+    def climb(vector, limit, along):
+        # Hyperparameters that move together have one penalty.
+        shares = 1 / (along @ jnp.sum(along, axis=0))
 
-    return _Ends(*over_runs(climb)(vectors, limits))
+        def local(moved):
+            value, gradient, information = evaluate(vector + along @ moved, shares)
+            return newton.Local(value, gradient @ along, along.T @ information @ along)
+
+        end = newton.ascend(local, jnp.zeros_like(vector), tolerance=tolerance, max_iterations=limit)
+        place = vector + along @ end.place
+        value = end.value + penalty(place, low, high, data.targets.shape[0] * shares)[0]
+        return place, jnp.where(is_sane(model_of(place), value, data), value, jnp.nan), end.steps, end.converged
+
+    return _Ends(*over_runs(climb)(vectors, limits, directions))
 
 
 def _exact_objective(
@@ -151,8 +191,8 @@ def _exact_objective(
     high: Float[Array, " p"],
     data: Data,
     jitter: ArrayLike,
-) -> Callable[[Float[Array, " p"]], newton.Local]:
-    """The exact evidence, less what is beyond its bounds, with its gradient and average information."""
+) -> Callable[[Float[Array, " p"], Float[Array, " p"]], newton.Local]:
+    """The exact evidence, less a share of what is beyond its bounds, with its gradient and average information."""
     n = data.targets.shape[0]
 
     def on_diagonal(vector):
@@ -160,7 +200,7 @@ def _exact_objective(
         added = jitter * jnp.mean(model.kernel.diagonal(data.points)) + row_noise(model, data)
         return jnp.broadcast_to(added, n)
 
-    def evaluate(vector: Float[Array, " p"]) -> newton.Local:
+    def evaluate(vector: Float[Array, " p"], shares: Float[Array, " p"]) -> newton.Local:
         model = model_of(vector)
         terms = gp.likelihood_terms(noisy_gram(model, data, jitter), data.targets)
         by_diagonal = jax.jacfwd(on_diagonal)(vector)
@@ -172,7 +212,7 @@ def _exact_objective(
             gradient = gradient.at[: len(by_kernel)].add(by_kernel)
             products = products.at[:, : len(by_kernel)].add(columns)
         information = gp.average_information(terms.inverse, products)
-        beyond, steepness, bend = penalty(vector, low, high, n)
+        beyond, steepness, bend = penalty(vector, low, high, n * shares)
         return newton.Local(terms.value - beyond, gradient - steepness, information + jnp.diag(bend))
 
     return evaluate
@@ -202,9 +242,3 @@ def _differs(places: Float[Array, "s p"], place: Float[Array, " p"]) -> Bool[Arr
 
 def _rows_like(condition: Bool[Array, " s"], array: Array) -> Bool[Array, "s ..."]:
     return condition.reshape(-1, *(1,) * (array.ndim - 1))
-
-
-def _has_columns(model: Model, data: Data) -> bool:
-    """Whether the kernel can have more lengthscales than it has."""
-    wide = jax.eval_shape(lambda: model.kernel.by_column(data.points))
-    return [leaf.shape for leaf in jax.tree.leaves(wide)] != [leaf.shape for leaf in jax.tree.leaves(model.kernel)]

@@ -315,14 +315,14 @@ def bounds(model: Model, data: Data) -> tuple[Float[Array, " p"], Float[Array, "
 
 
 def penalty(
-    vector: Float[Array, " p"], low: Float[Array, " p"], high: Float[Array, " p"], n: int
+    vector: Float[Array, " p"], low: Float[Array, " p"], high: Float[Array, " p"], n: int | Float[Array, " p"]
 ) -> tuple[Float[Array, ""], Float[Array, " p"], Float[Array, " p"]]:
     """What hyperparameters beyond their bounds cost, n times the square, with first and second derivatives.
 
     No row gives more than half a nat for a step of one in the log of a variance: none goes far beyond.
     """
     beyond = jnp.maximum(vector - high, 0) - jnp.maximum(low - vector, 0)
-    return n * beyond @ beyond, 2 * n * beyond, jnp.where(beyond != 0, 2 * n, jnp.zeros_like(beyond))
+    return jnp.sum(n * beyond**2), 2 * n * beyond, jnp.where(beyond != 0, 2 * n, jnp.zeros_like(beyond))
 
 
 def cost_beyond_bounds(model: Model, data: Data, n: int | None = None) -> Callable[[Model], Float[Array, ""]]:

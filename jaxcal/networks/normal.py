@@ -9,6 +9,7 @@ from functools import partial
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
@@ -108,17 +109,18 @@ def alternate(
     """
     x, y = jax.tree.map(lambda *parts: jnp.concatenate(parts), *data)
     divide = partial(_divide, lengths=tuple(part.shape[0] for _, part in data), num_rows=num_rows)
-    variances = jnp.ones_like(y)
-    optima = []
-    for keys in jax.random.split(key, (rounds, 6)):
+
+    def one_round(variances, keys):
         parts = divide((x, y, variances), key=keys[0])
         mean = train(_weighted_squared_error, new_mean("scalar", key=keys[1]), *parts, key=keys[2])
         parts = divide((x, y - _outputs(mean.params, x)), key=keys[3])
         initial = new_variance("scalar", key=keys[4])
         variance = train(_residual_negative_log_likelihood, initial, *parts, key=keys[5])
-        variances = as_variance(_outputs(variance.params, x), alternating=True)
-        optima += [mean, variance]
-    mean, variance = optima[-2:]
+        return as_variance(_outputs(variance.params, x), alternating=True), (mean, variance)
+
+    # A loop: the compiled program holds both trainings once, whatever the number of rounds.
+    _, optima = lax.scan(one_round, jnp.ones_like(y), jax.random.split(key, (rounds, 6)))
+    mean, variance = jax.tree.map(lambda leaf: leaf[-1], optima)
     # A later result code is a worse one.
     steps, result = (jnp.stack([getattr(o, name) for o in optima]) for name in ("steps", "result"))
     return Optimum(NormalNetwork((mean.params, variance.params)), variance.loss, steps.sum(), result.max())

@@ -145,20 +145,9 @@ def fit(
         splitting=settings._replace(hidden=default.hidden if split_hidden is None else tuple(split_hidden)),
         leaf=settings,
     )
-    encoder, y_scaler = Encoder.of(x, categorical, unseen), Standardizer.of(y)
-    # Without continuous columns, one that is constant: it has no split.
-    ordered = x[:, np.array(encoder.continuous)] if encoder.continuous else jnp.zeros_like(x[:, :1])
-    orders = levene.feature_orders(ordered)
-    problem = _Problem(
-        encoder=encoder,
-        x=np.asarray(x),
-        codes=np.asarray(encoder.codes(x)),
-        inputs=encoder(x),
-        target=y_scaler(y),
-        ordered=ordered,
-        orders=orders,
-    )
-    grow_key, leaf_key = jax.random.split(key)
+    encoder = Encoder.of(x, categorical, unseen)
+    y_scaler, problem = _arranged(encoder, x, y)
+    grow_key, leaf_key = _split_key(key, 2)
     trees = _grow(problem, search, training, num_members, grow_key)
     optima, rmse = _train_leaves(problem, training, trees, search.min_leaf, leaf_key)
     return USNRT(
@@ -318,6 +307,43 @@ class _Problem(NamedTuple):
     orders: Int[Array, "c n"]
 
 
+def _arranged(encoder: Encoder, x: Float[Array, "n d"], y: Float[Array, " n"]) -> tuple[Standardizer, _Problem]:
+    """The standardization of the target, and the training rows as the tree and its networks take them."""
+    y_scaler, codes, inputs, target, ordered, orders = _arrays_of(encoder, x, y)
+    problem = _Problem(
+        encoder=encoder,
+        x=np.asarray(x),
+        codes=np.asarray(codes),
+        inputs=inputs,
+        target=target,
+        ordered=ordered,
+        orders=orders,
+    )
+    return y_scaler, problem
+
+
+@eqx.filter_jit
+def _arrays_of(encoder: Encoder, x: Float[Array, "n d"], y: Float[Array, " n"]) -> tuple:
+    """What `_arranged` needs, as one program."""
+    # Without continuous columns, one that is constant: it has no split.
+    ordered = x[:, np.array(encoder.continuous)] if encoder.continuous else jnp.zeros_like(x[:, :1])
+    y_scaler = Standardizer.of(y)
+    return y_scaler, encoder.codes(x), encoder(x), y_scaler(y), ordered, levene.feature_orders(ordered)
+
+
+@partial(jax.jit, static_argnames="number")
+def _split_key(key: PRNGKeyArray, number: int) -> tuple[Array, ...]:
+    """The key split in so many, as one program."""
+    return tuple(jax.random.split(key, number))
+
+
+@partial(jax.jit, static_argnames="slots")
+def _seed_and_keys(key: PRNGKeyArray, slots: int) -> tuple[Array, Array]:
+    """A seed for the order of the rows, and a key for every network, as one program."""
+    list_key, train_key = jax.random.split(key)
+    return jax.random.bits(list_key), jax.random.split(train_key, slots)
+
+
 class _Lists(NamedTuple):
     """The rows of nodes, to train on and to stop by: padded lists of row numbers, and how long they are."""
 
@@ -357,7 +383,7 @@ def _grow(
     slots = num_members * _slots(problem, search)
     frontier = [(tree, 0) for tree in trees]
     while frontier := [(tree, place) for tree, place in frontier if len(tree.rows[place]) >= 2 * search.min_leaf]:
-        key, train_key, *search_keys = jax.random.split(key, 2 + num_members)
+        key, train_key, *search_keys = _split_key(key, 2 + num_members)
         rows = [tree.rows[place] for tree, place in frontier]
         residuals = _split_residuals(problem, training, rows, slots, train_key)
         below = []
@@ -486,26 +512,29 @@ def _corrected_log_p(
     key: PRNGKeyArray,
 ) -> np.ndarray:
     """The logarithm of the p-value of every node's largest |T|, corrected for the number of splits."""
-    num_nodes = nodes.max() + 1
-    by_cuts = cuts.statistic[:num_nodes]
-    by_subset = np.array([[subset.statistic for subset in of_nodes] for of_nodes in subsets]).reshape(-1, num_nodes)
-    counts = np.array([[subset.log_num_splits for subset in of_nodes] for of_nodes in subsets]).reshape(-1, num_nodes)
-    num_rows = cuts.num_rows[:num_nodes]
-    largest = np.max([by_cuts, *by_subset], axis=0)
+    num_nodes, slots = nodes.max() + 1, len(cuts.statistic)
+    # As many as there can be, so that all levels share a compiled program; no splits where there is no node.
+    filled = lambda values, value: np.pad(values, ((0, 0), (0, slots - num_nodes)), constant_values=value)
+    by_subset, counts = (
+        np.array([[getattr(subset, name) for subset in of_nodes] for of_nodes in subsets]).reshape(-1, num_nodes)
+        for name in ("statistic", "log_num_splits")
+    )
+    by_subset, counts = filled(by_subset, 0), filled(counts, -np.inf)
+    largest = np.max([cuts.statistic, *by_subset], axis=0)
     if search.correction == "none":
-        return np.asarray(levene.log_p_value(largest, num_rows))
-    bound = partial(multiplicity.miller_siegmund, num_rows=num_rows, min_leaf=search.min_leaf)
+        return np.asarray(levene.log_p_value(largest, cuts.num_rows))[:num_nodes]
+    bound = partial(multiplicity.miller_siegmund, num_rows=cuts.num_rows, min_leaf=search.min_leaf)
     if search.correction == "miller-siegmund":
-        counts = np.concatenate([cuts.log_num_splits[:num_nodes], counts.T], axis=1)
+        counts = np.concatenate([cuts.log_num_splits, counts.T], axis=1)
         is_ordered = np.arange(counts.shape[1]) < cuts.log_num_splits.shape[1]
-        return np.asarray(bound(largest, log_num_splits=counts, ordered=is_ordered))
+        return np.asarray(bound(largest, log_num_splits=counts, ordered=is_ordered))[:num_nodes]
     options = _cut_options(problem, search)
     permuted = multiplicity.permutation_log_p(problem.ordered, residuals, nodes, key=key, **options)
     if not subsets:
         return np.asarray(permuted)[:num_nodes]
     # Bonferroni over the two kinds of columns.
     of_subsets = bound(by_subset.max(axis=0), log_num_splits=counts.T, ordered=np.zeros(len(subsets), bool))
-    return np.minimum(math.log(2) + np.minimum(permuted[:num_nodes], of_subsets), 0)
+    return np.minimum(math.log(2) + np.minimum(permuted, of_subsets), 0)[:num_nodes]
 
 
 def _slots(problem: _Problem, search: _Search) -> int:
@@ -517,9 +546,8 @@ def _split_residuals(
     problem: _Problem, training: _Training, rows: list[np.ndarray], slots: int, key: PRNGKeyArray
 ) -> list[np.ndarray]:
     """The residuals of networks trained on the rows of every node (section IV-B)."""
-    list_key, train_key = jax.random.split(key)
-    lists = _divide(rows, slots, training.splitting.validation_fraction, problem.target.shape[0], list_key)
-    keys = jax.random.split(train_key, slots)
+    seed, keys = _seed_and_keys(key, slots)
+    lists = _divide(rows, slots, training.splitting.validation_fraction, problem.target.shape[0], int(seed))
     parts = _train_splitting(problem.inputs, problem.target, lists, keys, training.splitting)
     parts, lists = jax.tree.map(np.asarray, (parts, lists))
     all_numbers, counts = (lists.train, lists.validation), (lists.num_train, lists.num_validation)
@@ -533,13 +561,13 @@ def _split_residuals(
     return found
 
 
-def _divide(rows: list[np.ndarray], slots: int, fraction: float, num_rows: int, key: PRNGKeyArray) -> _Lists:
+def _divide(rows: list[np.ndarray], slots: int, fraction: float, num_rows: int, seed: int) -> _Lists:
     """The rows of every node in a random order, the first ones to train on and the others to stop by.
 
     So that all levels share a few compiled programs, the lists are as many as `slots`, the last of them without rows,
     and as long as all rows or as a quarter, a sixteenth, ... of them.
     """
-    rng = np.random.default_rng(int(jax.random.bits(key)))
+    rng = np.random.default_rng(seed)
     orders = [rng.permutation(part) for part in rows] + [np.empty(0, int)] * (slots - len(rows))
     sizes = [num_train(len(order), fraction) if len(order) else 0 for order in orders]
     parts = zip(*(np.split(order, [size]) for order, size in zip(orders, sizes, strict=True)), strict=True)
@@ -582,12 +610,11 @@ def _train_leaves(
 ) -> tuple[Optimum, Float[Array, "m leaves"]]:
     """The networks of all leaves, stacked [m, leaves], and the root mean squares of their residuals."""
     leaves = [[rows for node, rows in zip(*tree, strict=True) if node.feature < 0] for tree in trees]
-    list_key, train_key = jax.random.split(key)
     flat = [rows for of_tree in leaves for rows in of_tree]
     # As many as there can be at most.
     slots = len(trees) * max(problem.target.shape[0] // min_leaf, 1)
-    lists = _divide(flat, slots, training.leaf.validation_fraction, problem.target.shape[0], list_key)
-    keys = jax.random.split(train_key, slots)
+    seed, keys = _seed_and_keys(key, slots)
+    lists = _divide(flat, slots, training.leaf.validation_fraction, problem.target.shape[0], int(seed))
     optima, rmse = _train_variance(problem.inputs, problem.target, lists, keys, training.leaf)
     # Trees with fewer leaves than others are filled up.
     counts = np.array([len(of_tree) for of_tree in leaves])

@@ -1,7 +1,9 @@
 """The commands on small files with a linear model's predictions, and what they answer to mistakes."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -474,3 +476,21 @@ def test_a_bug_is_not_taken_for_a_mistake(file, monkeypatch):
     monkeypatch.setattr(rio, "fit", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         calibrate(file)
+
+
+def test_programs_are_kept_and_openblas_has_one_thread(tmp_path):
+    code = """
+import jax, jax.numpy as jnp, threadpoolctl
+from jaxcal.cli import app
+app(["data"], standalone_mode=False)
+jnp.linalg.cholesky(jnp.eye(2))
+pools = threadpoolctl.threadpool_info()
+print([pool["num_threads"] for pool in pools if "libscipy_openblas-" in pool["filepath"]])
+print(jax.config.jax_compilation_cache_dir)
+"""
+    unset = ("OPENBLAS_NUM_THREADS", "JAX_COMPILATION_CACHE_DIR")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    told = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).splitlines()
+    assert told[-2] in ("[1]", "[]")  # none where SciPy has another library
+    assert Path(told[-1]).parent == tmp_path / "jaxcal" / "programs"

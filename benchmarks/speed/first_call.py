@@ -1,66 +1,158 @@
-"""What a user waits for: `python benchmarks/speed/first_call.py`.
+"""What a user waits for at first: `python benchmarks/speed/first_call.py --before DIR`.
 
-Seconds to import jaxcal beside those to import jax and gpjax, and seconds of the first call of `rio.fit`, with
-compilation, and of the second, on 246 rows of 6 columns (the size of yacht's training part). Every figure comes from
-a process of its own; the median of three.
+DIR is a checkout of an older commit, such as `git worktree add DIR COMMIT` makes. A story is what one process does from
+its start on: it imports jaxcal, fits, predicts and scores. Each is told in turn by processes of their own: by the older
+commit, by this one without compiled programs on disk ("cold"), and by this one with those of a process before ("warm").
+Every figure is the median of the rounds. Processor seconds are those of all threads.
+
+The second table says where the time goes: Python and its imports until jaxcal is there, JAX's tracing, lowering and
+compilation (or reading of programs), all in seconds of the clock, and the number of programs.
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from _common import provenance, tell
 
-IMPORT = "import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
-FIT = """
-import time
-import jax, numpy as np, jaxcal as jc
+HERE = Path(__file__).resolve().parents[2]
+_BEGIN = """
+import json, os, resource, sys, time
+began = time.perf_counter()
+import jax
+import jaxcal as jc
+if hasattr(jc, "enable_compilation_cache"):
+    jc.enable_compilation_cache()
+imported = time.perf_counter() - began
+import numpy as np
+seconds = {}
+listen = lambda event, length, **_: seconds.setdefault(event.split("/")[-1], []).append(length)
+jax.monitoring.register_event_duration_secs_listener(listen)
 jax.config.update("jax_enable_x64", True)
 rng = np.random.default_rng(0)
-x = rng.normal(size=(246, 6))
-mean = np.sin(x[:, 0])
-y = mean + 0.3 * x[:, 1] ** 2 + 0.1 * rng.normal(size=246)
-jax.numpy.zeros(1).block_until_ready()  # starts the device
-for _ in range(2):
-    t = time.perf_counter()
-    jax.block_until_ready(jc.rio.fit(x, jc.Point(mean), y, **{options}))
-    print(time.perf_counter() - t)
+x = rng.uniform(-1, 1, (ROWS, 4))
+y = x[:, 0] + np.where(x[:, 1] > 0, 1.0, 0.2) * rng.normal(size=ROWS)
+base, key = jc.Point(0.9 * x[:, 0]), jax.random.key(0)
 """
-
-
-def seconds(code: str) -> list[float]:
-    """The medians, over three processes, of the numbers that the code prints."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    outputs = [
-        subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).split() for _ in range(3)
-    ]
-    return [statistics.median(float(run[i]) for run in outputs) for i in range(len(outputs[0]))]
+_END = """
+spent = resource.getrusage(resource.RUSAGE_SELF)
+parts = {"trace": "jaxpr_trace", "lower": "jaxpr_to_mlir_module", "compile": "backend_compile"}
+found = {name: seconds.get(event + "_duration", []) for name, event in parts.items()}
+print(json.dumps({
+    "processor": spent.ru_utime + spent.ru_stime, "clock": time.perf_counter() - began, "import": imported,
+    "programs": len(found["compile"]), **{name: sum(lengths) for name, lengths in found.items()},
+}))
+"""
+_SCORES = "distribution = fitted({inputs}); jc.metrics.evaluate(y, distribution); distribution.interval(0.9)"
+# What is told, of how many rows.
+STORIES = {
+    "yacht: rio.fit, call, evaluate, interval": (
+        10,
+        """
+data = jc.datasets.load("yacht")
+x, y = data.x[:246], data.y[:246]
+columns = np.c_[x, np.ones(246)]
+base = jc.Point(columns @ np.linalg.lstsq(columns, y, rcond=None)[0])
+fitted = jc.rio.fit(x, base, y)
+"""
+        + _SCORES.format(inputs="x, base"),
+    ),
+    "jaxcal demo": (
+        10,
+        """
+import contextlib
+from jaxcal.cli import app
+with contextlib.redirect_stdout(sys.stderr):
+    app(["demo", "--out", FOLDER], standalone_mode=False)
+""",
+    ),
+    "usnrt, 5000 rows": (5000, "fitted = jc.usnrt.fit(x, y, key=key); " + _SCORES.format(inputs="x")),
+    "deep_ensemble, 300 rows": (300, "fitted = jc.deep_ensemble.fit(x, y, key=key); " + _SCORES.format(inputs="x")),
+    "sharp_gp, 300 rows": (300, "fitted = jc.sharp_gp.fit(x, base, y); " + _SCORES.format(inputs="x, base")),
+    "accrue, 300 rows": (
+        300,
+        "fitted = jc.accrue.fit(x, base, y, key=key); " + _SCORES.format(inputs="x, base"),
+    ),
+    "rio, bound='stochastic', 5000 rows": (
+        5000,
+        "fitted = jc.rio.fit(x, base, y, bound='stochastic', key=key); " + _SCORES.format(inputs="x, base"),
+    ),
+}
+TELLERS = ("before", "cold", "warm")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, required=True, help="a checkout of the commit to compare with")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--stories", nargs="*", default=list(STORIES), help="their names, or beginnings of them")
     parser.add_argument("--out", type=Path, help="a file for what is printed")
     arguments = parser.parse_args()
-    tell(report(), arguments.out)
+    names = [name for name in STORIES if name.startswith(tuple(arguments.stories))]
+    tell(report(arguments.before.resolve(), names, arguments.rounds), arguments.out)
 
 
-def report() -> Iterator[str]:
-    """The lines, each as soon as it is known."""
-    yield provenance("gpjax")
-    yield f"{'':24}{'first s':>9}{'second s':>10}"
-    for module in ("jax", "jaxcal", "gpjax"):
-        yield f"{'import ' + module:24}{seconds(IMPORT.format(module=module))[0]:9.2f}"
-    for name, options in (
-        ("rio.fit", {}),
-        ("rio.fit, collapsed", {"bound": "collapsed"}),
-        ("rio.fit, paper's setting", {"preset": "paper"}),
-    ):
-        first, second = seconds(FIT.replace("{options}", repr(options)))
-        yield f"{name:24}{first:9.2f}{second:10.3f}"
+def report(before: Path, names: list[str], rounds: int) -> Iterator[str]:
+    """The lines, those of a story as soon as it was told."""
+    yield provenance("equinox")
+    yield f"before: {commit(before)}; cold and warm: {commit(HERE)}; medians of {rounds} rounds"
+    yield f"\n{'processor seconds':42}{'before':>8}{'cold':>8}{'warm':>8}{'cold / before':>15}{'warm / before':>15}"
+    found = {}
+    for name in names:
+        found[name] = told(before, name, rounds)
+        first, cold, warm = (found[name][teller]["processor"] for teller in TELLERS)
+        yield f"{name:42}{first:8.2f}{cold:8.2f}{warm:8.2f}{cold / first:15.2f}{warm / first:15.2f}"
+    columns = ("clock", "import", "trace", "lower", "compile")
+    yield f"\n{'seconds of the clock':42}{'':8}{'programs':>9}" + "".join(f"{column:>9}" for column in columns)
+    for name, of_story in found.items():
+        for teller, figures in of_story.items():
+            cells = "".join(f"{figures[column]:9.2f}" for column in columns)
+            yield f"{name if teller == 'before' else '':42}{teller:8}{figures['programs']:9.0f}{cells}"
+
+
+def told(before: Path, name: str, rounds: int) -> dict[str, dict[str, float]]:
+    """The medians of every teller's figures."""
+    results = {teller: [] for teller in TELLERS}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            results["before"].append(tell_once(name, before, cache, JAX_ENABLE_COMPILATION_CACHE="0"))
+            results["cold"].append(tell_once(name, HERE, cache))
+            results["warm"].append(tell_once(name, HERE, cache))
+    return {
+        teller: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        for teller, runs in results.items()
+    }
+
+
+def tell_once(name: str, checkout: Path, cache: str, **variables: str) -> dict[str, float]:
+    """One process's figures; its compiled programs lie in a folder of `cache`."""
+    rows, story = STORIES[name]
+    code = _BEGIN.replace("ROWS", str(rows)) + story.replace("FOLDER", repr(f"{cache}/pictures")) + _END
+    own = {"PYTHONPATH": str(checkout), "XDG_CACHE_HOME": cache, "PYTHONWARNINGS": "ignore", **variables}
+    unwanted = ("PYTHONDONTWRITEBYTECODE", "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    environment = {key: value for key, value in os.environ.items() if key not in unwanted}
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | own,
+        cwd=cache,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        stderr=subprocess.DEVNULL,
+    )
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def commit(checkout: Path) -> str:
+    """The commit of a checkout, and whether it was changed since."""
+    git = lambda *command: subprocess.check_output(["git", "-C", checkout, *command], text=True).strip()
+    return git("rev-parse", "--short", "HEAD") + (" with changes" if git("status", "--porcelain", "-uno") else "")
 
 
 if __name__ == "__main__":

@@ -66,10 +66,12 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pre
 
 
 @app.callback()
-def _use_64_bits_and_the_cache() -> None:
+def _set_up() -> None:
     """Turn the predictions of any regression model into calibrated distributions."""
     jax.config.update("jax_enable_x64", True)
     enable_compilation_cache()
+    # Read when JAX imports SciPy, at the first factorization: threads of OpenBLAS's own wait for each other, busily.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 # jaxcal demo

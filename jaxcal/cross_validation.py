@@ -127,7 +127,10 @@ def equal_folds_of(num_rows: int, folds: int, key: PRNGKeyArray) -> list[Fold]:
 def _random_order(num_rows: int, folds: int, key: PRNGKeyArray) -> np.ndarray:
     _checks.check_at_least("folds", folds, 2)
     with jax.ensure_compile_time_eval():
-        return np.asarray(jax.random.permutation(key, num_rows))
+        return np.asarray(_permutation(key, num_rows))
+
+
+_permutation = jax.jit(jax.random.permutation, static_argnums=1)  # one program
 
 
 def _check_enough(num_rows: int, folds: int) -> None:

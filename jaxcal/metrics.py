@@ -185,8 +185,10 @@ def observed_fractions(
     """
     y = _as_targets(y, distribution)
     levels = _checks.as_vector("levels", levels)
-    if not _checks.is_traced(levels) and ((levels < 0) | (levels > 1)).any():
-        raise ValueError(f"levels must lie between 0 and 1; got {np.asarray(levels)}.")
+    if not _checks.is_traced(levels):
+        known = np.asarray(levels)
+        if ((known < 0) | (known > 1)).any():
+            raise ValueError(f"levels must lie between 0 and 1; got {known}.")
     weights = _checks.as_weights(weights, y.shape[0])
     return _observed_fractions(y, distribution, levels.astype(_dtype(y, distribution)), closed, weights)
 

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base
@@ -35,6 +35,7 @@ from jaxcal.gp.fit import check_fit, maximize_evidence
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
+from jaxcal.gp.padding import fit_padded
 from jaxcal.gp.process import HoldsProcess, Process
 from jaxcal.optimize import Result
 from jaxcal.preprocessing import Standardizer
@@ -68,10 +69,12 @@ class IOKernel(eqx.Module):
         sums, products = zip(*(part.derivatives(one, weights, cotangents) for part, one in self._parts(a)), strict=True)
         return jnp.concatenate(sums), jnp.concatenate(products, axis=1)
 
-    def bounds(self, a: Points, target_variance: Float[Array, ""]) -> tuple["IOKernel", "IOKernel"]:
-        """The least and the greatest hyperparameters that make sense for these rows."""
+    def bounds(
+        self, a: Points, target_variance: Float[Array, ""], included: Bool[Array, " n"] | None
+    ) -> tuple["IOKernel", "IOKernel"]:
+        """The least and the greatest hyperparameters that make sense for the rows that count."""
         pairs = [
-            (None, None) if part is None or one is None else part.bounds(one, target_variance)
+            (None, None) if part is None or one is None else part.bounds(one, target_variance, included)
             for part, one in ((self.input, a.inputs), (self.output, a.output))
         ]
         low, high = zip(*pairs, strict=True)
@@ -237,7 +240,10 @@ def fit(
         rio = _fit_stochastic(x, base.mean, _own_std(base), y, given, setting, epochs, key)
     else:
         x = None if setting.kernel == "output" else _checks.as_matrix("x", x, length=y.shape[0])
-        rio = _fit(x, base.mean, _own_std(base), y, given, setting)
+        fit_all = partial(_fit, given=given, setting=setting)
+        rows = x, base.mean, _own_std(base), y
+        by_name = given is None and not setting.paper
+        rio = fit_padded(fit_all, rows, setting.options) if by_name else fit_all(*rows, None)
     check_fit(rio.process, y.shape[0], throw=throw)
     return rio
 
@@ -351,20 +357,21 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
 
 
 @eqx.filter_jit
-def _fit(x, mean, std, y, given: IOKernel | None, setting: _Setting) -> "RIO":
+def _fit(x, mean, std, y, included: Bool[Array, " n"] | None, given: IOKernel | None, setting: _Setting) -> "RIO":
     arrays = x, mean, std, y
     if not setting.options.differentiable:
         arrays = _checks.without_derivative(arrays, "rio.fit", "give differentiable=True")
     dtype = jnp.result_type(*jax.tree.leaves(arrays))
     x, mean, std, y = jax.tree.map(lambda a: a.astype(dtype), arrays)
-    fit_one = partial(_fit_one, given, setting, x)
+    fit_one = partial(_fit_one, given, setting, included, x)
     # Several outputs are as many independent processes.
     return fit_one(mean, std, y) if y.ndim == 1 else eqx.filter_vmap(fit_one, in_axes=1)(mean, std, y)
 
 
-def _fit_one(given: IOKernel | None, setting: _Setting, x, mean, std, y) -> "RIO":
-    scales = _Scales.of(None if x is None else Standardizer.of(x), mean, std, y, setting)
-    data = scales.data(x, mean, std, y, setting)
+def _fit_one(given: IOKernel | None, setting: _Setting, included, x, mean, std, y) -> "RIO":
+    weights = None if included is None else included.astype(y.dtype)
+    scales = _Scales.of(None if x is None else Standardizer.of(x, weights), mean, std, y, setting, weights)
+    data = scales.data(x, mean, std, y, setting, included)
     return scales.rio(maximize_evidence(eqx.Partial(_initial_models, given, setting), data, setting.options), setting)
 
 
@@ -394,21 +401,35 @@ class _Scales(NamedTuple):
 
     @classmethod
     def of(
-        cls, x_scaler: Standardizer | None, mean: Array, std: Array | None, y: Array, setting: _Setting
+        cls,
+        x_scaler: Standardizer | None,
+        mean: Array,
+        std: Array | None,
+        y: Array,
+        setting: _Setting,
+        weights: Float[Array, " n"] | None = None,
     ) -> "_Scales":
-        scaler = Standardizer.identity if setting.paper else Standardizer.of
+        scaler = Standardizer.identity if setting.paper else partial(Standardizer.of, weights=weights)
         return cls(
             x_scaler,
             scaler(mean),
             (Standardizer.robust if setting.options.noise == "student_t" else scaler)(_explained(mean, y, setting)),
-            None if std is None else linalg.root_mean_square(std),
+            None if std is None else linalg.root_mean_square(std, weights),
         )
 
-    def data(self, x: Array | None, mean: Array, std: Array | None, y: Array, setting: _Setting) -> Data:
+    def data(
+        self,
+        x: Array | None,
+        mean: Array,
+        std: Array | None,
+        y: Array,
+        setting: _Setting,
+        included: Bool[Array, " n"] | None = None,
+    ) -> Data:
         """Rows as the process takes them."""
         variance = None if std is None or self.base_std is None else (std / self.base_std) ** 2
         points = _points(x, mean, self.x, self.output, setting.kernel)
-        return Data(points, self.target(_explained(mean, y, setting)), variance)
+        return Data.of(points, self.target(_explained(mean, y, setting)), variance, included)
 
     def rio(self, process: Process, setting: _Setting) -> "RIO":
         """The process with what it needs to predict in the units of y."""

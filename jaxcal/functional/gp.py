@@ -20,7 +20,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve, solve_triangular
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal.functional.linalg import crossproduct, half_log_det, inverse_factor, inverse_triangular
 
@@ -121,7 +121,7 @@ def average_information(inverse: Float[Array, "n n"], gradients: Float[Array, "n
     return whitened.T @ whitened / 2
 
 
-def greatest_log_likelihood(n: int, noise_variance: ArrayLike) -> Float[Array, ""]:
+def greatest_log_likelihood(n: int | Int[Array, ""], noise_variance: ArrayLike) -> Float[Array, ""]:
     """-n log(2 pi noise) / 2: no targets have a greater log N(y; 0, G) where G is at least noise I.
 
     >>> round(greatest_log_likelihood(2, 1.0).item(), 4)

@@ -23,6 +23,7 @@ from jaxcal.gp.model import (
     as_vector,
     bounds,
     is_sane,
+    log_likelihood_of_padding,
     noisy_gram,
     number_of,
     one_of,
@@ -65,7 +66,7 @@ def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options:
     best = jnp.argmax(jnp.where(jnp.isnan(first.values), -jnp.inf, first.values))
     chosen = jax.tree.map(lambda end: end[best], first)
     if by_column:
-        cost = 0.5 * further * jnp.log(data.targets.shape[0]) if options.ard == "auto" else 0.0
+        cost = 0.5 * further * jnp.log(jnp.asarray(data.number, vectors.dtype)) if options.ard == "auto" else 0.0
         chosen = _wider_if_it_gains(chosen, jax.tree.map(lambda end: end[-1], ends), jnp.asarray(cost))
     result = jnp.where(chosen.converged, Result.CONVERGED, Result.STEP_LIMIT)
     return Found(
@@ -179,7 +180,7 @@ def _climb_each(
 
         end = newton.ascend(local, jnp.zeros_like(vector), tolerance=tolerance, max_iterations=limit)
         place = vector + along @ end.place
-        value = end.value + penalty(place, low, high, data.targets.shape[0] * shares)[0]
+        value = end.value + penalty(place, low, high, data.number * shares)[0]
         return place, jnp.where(is_sane(model_of(place), value, data), value, jnp.nan), end.steps, end.converged
 
     return _Ends(*over_runs(climb)(vectors, limits, directions))
@@ -193,12 +194,13 @@ def _exact_objective(
     jitter: ArrayLike,
 ) -> Callable[[Float[Array, " p"], Float[Array, " p"]], newton.Local]:
     """The exact evidence, less a share of what is beyond its bounds, with its gradient and average information."""
-    n = data.targets.shape[0]
+    n = data.number
+    counts = jnp.ones_like(data.targets) if data.included is None else data.included.astype(data.targets.dtype)
 
     def on_diagonal(vector):
         model = model_of(vector)
         added = jitter * jnp.mean(model.kernel.diagonal(data.points)) + row_noise(model, data)
-        return jnp.broadcast_to(added, n)
+        return added * counts
 
     def evaluate(vector: Float[Array, " p"], shares: Float[Array, " p"]) -> newton.Local:
         model = model_of(vector)
@@ -208,12 +210,15 @@ def _exact_objective(
         products = by_diagonal * terms.weights[:, None]
         if "kernel" not in model.fixed:
             # The diagonal of the kernel itself is among its derivatives.
-            by_kernel, columns = model.kernel.derivatives(data.points, terms.weights, terms.by_gram)
+            by_gram = terms.by_gram if data.included is None else terms.by_gram * counts[:, None] * counts[None]
+            by_kernel, columns = model.kernel.derivatives(data.points, terms.weights, by_gram)
             gradient = gradient.at[: len(by_kernel)].add(by_kernel)
-            products = products.at[:, : len(by_kernel)].add(columns)
+            products = products.at[:, : len(by_kernel)].add(columns * counts[:, None])
         information = gp.average_information(terms.inverse, products)
         beyond, steepness, bend = penalty(vector, low, high, n * shares)
-        return newton.Local(terms.value - beyond, gradient - steepness, information + jnp.diag(bend))
+        return newton.Local(
+            terms.value - log_likelihood_of_padding(data) - beyond, gradient - steepness, information + jnp.diag(bend)
+        )
 
     return evaluate
 

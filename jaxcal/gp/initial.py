@@ -38,7 +38,7 @@ def on_grid(
         noise: the variance of the noise, which stays; None where it is learned.
     """
     dtype, table = data.targets.dtype, np.array(_ONE if len(parts) == 1 else _TWO)
-    spacings = [spacing(part) for part in parts]
+    spacings = [spacing(part, data.included) for part in parts]
 
     def initial(factors, learned_noise):
         variance = learned_noise if noise is None else noise

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
 from jaxcal.functional import kernels
 
@@ -50,8 +50,10 @@ class Kernel(Protocol):
         """
         ...
 
-    def bounds(self, a: Points, target_variance: Float[Array, ""]) -> tuple["Kernel", "Kernel"]:
-        """The least and the greatest hyperparameters that make sense for these rows, as kernels."""
+    def bounds(
+        self, a: Points, target_variance: Float[Array, ""], included: Bool[Array, " n"] | None
+    ) -> tuple["Kernel", "Kernel"]:
+        """The least and the greatest hyperparameters that make sense for the rows that count, as kernels."""
         ...
 
     def by_column(self, a: Points) -> "Kernel":
@@ -81,10 +83,10 @@ class SquaredExponential(eqx.Module):
         return kernels.squared_exponential_derivatives(a, *scales, weights, cotangents)
 
     def bounds(
-        self, a: Float[Array, "n d"], target_variance: Float[Array, ""]
+        self, a: Float[Array, "n d"], target_variance: Float[Array, ""], included: Bool[Array, " n"] | None
     ) -> tuple["SquaredExponential", "SquaredExponential"]:
-        """The least and the greatest hyperparameters that make sense for these rows."""
-        log_spacing = jnp.broadcast_to(jnp.log(spacing(a)), self.log_lengthscale.shape)
+        """The least and the greatest hyperparameters that make sense for the rows that count."""
+        log_spacing = jnp.broadcast_to(jnp.log(spacing(a, included)), self.log_lengthscale.shape)
         log_variance = jnp.broadcast_to(jnp.log(target_variance), self.log_variance.shape)
         low, high = (
             SquaredExponential(log_variance + math.log(variance), log_spacing + math.log(scale))
@@ -132,9 +134,11 @@ class GPJaxKernel(eqx.Module):
         (sums,) = jax.vjp(covariance, vector)[1](cotangents)
         return sums, jax.jacfwd(lambda vector: covariance(vector) @ weights)(vector)
 
-    def bounds(self, a: Float[Array, "n d"], target_variance: Float[Array, ""]) -> tuple["GPJaxKernel", "GPJaxKernel"]:
+    def bounds(
+        self, a: Float[Array, "n d"], target_variance: Float[Array, ""], included: Bool[Array, " n"] | None
+    ) -> tuple["GPJaxKernel", "GPJaxKernel"]:
         """None: what its parameters mean only gpjax knows."""
-        del a, target_variance
+        del a, target_variance, included
         filled = lambda value: jax.tree.map(
             lambda leaf: jnp.full_like(leaf, value) if eqx.is_inexact_array(leaf) else leaf, self
         )
@@ -157,15 +161,22 @@ def take(points: Points, rows: ArrayLike) -> Points:
     return jax.tree.map(lambda a: a[rows], points)
 
 
-def scattered(points: Points) -> Int[Array, " n"]:
-    """The numbers of the rows in an order as if at random that depends on their values, not on how they are ordered."""
+def scattered(points: Points, included: Bool[Array, " n"] | None = None) -> Int[Array, " n"]:
+    """The numbers of the rows in an order as if at random that depends on their values, not on how they are ordered.
+
+    Rows that do not count come last.
+    """
     total = sum(jnp.sum(leaf.reshape(leaf.shape[0], -1), axis=1) for leaf in jax.tree.leaves(points))
-    return jnp.argsort(jnp.sin(_SCATTER * total))
+    place = jnp.sin(_SCATTER * total)
+    return jnp.argsort(place if included is None else jnp.where(included, place, jnp.inf))
 
 
-def spacing(points: Float[Array, "n d"]) -> Float[Array, ""]:
+def spacing(points: Float[Array, "n d"], included: Bool[Array, " n"] | None = None) -> Float[Array, ""]:
     """The lengthscale at which the median pair of rows has a correlation of 1 / e."""
-    some = points[scattered(points)[:_PAIRS]]
-    distances = jnp.linalg.norm(some - jnp.roll(some, some.shape[0] // 2, axis=0), axis=1)
-    median = jnp.median(distances)
+    some = points[scattered(points, included)[:_PAIRS]]
+    number = some.shape[0] if included is None else jnp.minimum(jnp.sum(included), some.shape[0])
+    pairs = jnp.arange(some.shape[0])
+    distances = jnp.linalg.norm(some - some[(pairs - number // 2) % number], axis=1)
+    ordered = jnp.sort(jnp.where(pairs < number, distances, jnp.inf))
+    median = (ordered[(number - 1) // 2] + ordered[number // 2]) / 2
     return jnp.where(median > 0, median, jnp.sqrt(2.0 * points.shape[1])) / jnp.sqrt(2.0)

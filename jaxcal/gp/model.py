@@ -41,12 +41,36 @@ class Data(NamedTuple):
         base_variance: [n], the variance that a base model gave every row, relative to its mean; None where it gave
             none.
         relative_noise: [n], the variance of the noise at every row relative to the others; None where it is equal.
+        included: [n], which rows count; the others are padding, with a target of 0. None where all do.
     """
 
     points: Points
     targets: Float[Array, " n"]
     base_variance: Float[Array, " n"] | None = None
     relative_noise: Float[Array, " n"] | None = None
+    included: Bool[Array, " n"] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        points: Points,
+        targets: Float[Array, " n"],
+        base_variance: Float[Array, " n"] | None = None,
+        included: Bool[Array, " n"] | None = None,
+    ) -> "Data":
+        """The rows, those that do not count with a target of 0."""
+        targets = targets if included is None else jnp.where(included, targets, 0)
+        return cls(points, targets, base_variance, included=included)
+
+    @property
+    def number(self) -> int | Int[Array, ""]:
+        """How many rows count."""
+        return self.targets.shape[0] if self.included is None else jnp.sum(self.included, dtype=jnp.int32)
+
+    @property
+    def mean_square(self) -> Float[Array, ""]:
+        """The mean square of the targets."""
+        return jnp.sum(self.targets**2) / self.number
 
 
 class StudentT(eqx.Module):
@@ -95,20 +119,20 @@ class Model(eqx.Module):
     inducing: Points | None = None
     fixed: tuple[str, ...] = eqx.field(static=True, default=())
 
-    def noise_variance(self, points: Points) -> Float[Array, ""]:
-        """The mean variance of the noise at the training rows, in units of the scaled target.
+    def noise_variance(self, points: Points, included: Bool[Array, " n"] | None = None) -> Float[Array, ""]:
+        """The mean variance of the noise at the training rows, those of `Data`, in units of the scaled target.
 
         It is no less than `rounding`.
         """
-        return self.noise_above(self.rounding(points))
+        return self.noise_above(self.rounding(points, included))
 
     def noise_above(self, rounding: Float[Array, ""]) -> Float[Array, ""]:
         """`noise_variance`, given `rounding`."""
         return NOISE_FLOOR + jnp.exp(self.log_noise) + rounding
 
-    def rounding(self, points: Points) -> Float[Array, ""]:
+    def rounding(self, points: Points, included: Bool[Array, " n"] | None = None) -> Float[Array, ""]:
         """The noise variance that rounding in the factorization of the rows' covariance would hide."""
-        return rounding_of(jnp.sum(self.kernel.diagonal(points)))
+        return rounding_of(jnp.sum(self.kernel.diagonal(points), where=included))
 
     def relative_noise(
         self, base_variance: Float[Array, " n"] | None, relative_noise: Float[Array, " n"] | None = None
@@ -124,8 +148,8 @@ class Model(eqx.Module):
 
     def bounds(self, data: Data) -> tuple["Model", "Model"]:
         """The least and the greatest hyperparameters that make sense for these rows."""
-        variance = jnp.mean(data.targets**2)
-        kernels = self.kernel.bounds(data.points, variance)
+        variance = data.mean_square
+        kernels = self.kernel.bounds(data.points, variance, data.included)
         log_noises = [jnp.log(variance * bound) for bound in _NOISES]
         logits = [
             None if self.logit_fraction is None else jnp.full_like(variance, b * _LOGIT_FRACTION) for b in (-1, 1)
@@ -146,7 +170,7 @@ def rounding_of(prior: Float[Array, ""]) -> Float[Array, ""]:
 def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> Float[Array, ""]:
     """The log marginal likelihood of the targets, or with inducing points or Student t noise a lower bound on it."""
     if model.inducing is None:
-        value = gp.log_likelihood(noisy_gram(model, data, jitter), data.targets)
+        value = gp.log_likelihood(noisy_gram(model, data, jitter), data.targets) - log_likelihood_of_padding(data)
     else:
         sums, _ = row_sums(model, data, jitter, mesh)
         value = sparse_gp.collapsed_bound(sums, model.noise_variance(data.points))
@@ -224,13 +248,21 @@ def row_sums(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = No
 
 
 def noisy_gram(model: Model, data: Data, jitter: ArrayLike) -> Float[Array, "n n"]:
-    """The covariance of the targets."""
-    return jittered_gram(model.kernel, data.points, jitter, row_noise(model, data))
+    """The covariance of the targets; padding has variance 1 and no covariances, and changes no determinant."""
+    found = jittered_gram(model.kernel, data.points, jitter, row_noise(model, data))
+    if data.included is None:
+        return found
+    return jnp.where(data.included[:, None] & data.included[None], found, jnp.eye(len(found), dtype=found.dtype))
+
+
+def log_likelihood_of_padding(data: Data) -> Float[Array, ""]:
+    """What the rows that do not count add to a log likelihood with `noisy_gram`."""
+    return -0.5 * gp.LOG_2PI * jnp.asarray(data.targets.shape[0] - data.number, data.targets.dtype)
 
 
 def row_noise(model: Model, data: Data) -> Float[Array, "*n"]:
     """The variance of the noise: of every row, or one for all."""
-    common = model.noise_variance(data.points)
+    common = model.noise_variance(data.points, data.included)
     relative = model.relative_noise(data.base_variance, data.relative_noise)
     return common if relative is None else common * relative
 
@@ -282,21 +314,21 @@ def without_rows(model: Model) -> Model:
 
 def is_sane(model: Model, value: Float[Array, ""], data: Data) -> Bool[Array, ""]:
     """Whether an evidence is finite and one that the noise allows, of variances not far beyond the target's."""
-    greatest = gp.greatest_log_likelihood(data.targets.shape[0], jnp.min(row_noise(model, data)))
+    greatest = gp.greatest_log_likelihood(data.number, jnp.min(row_noise(model, data)))
     return (value <= greatest) & has_sane_variances(model, data)
 
 
 def has_sane_variances(model: Model, data: Data) -> Bool[Array, ""]:
     """Whether neither the prior's variance nor that of the noise is far beyond the target's."""
     prior = jnp.mean(model.kernel.diagonal(data.points))
-    return jnp.maximum(prior, model.noise_variance(data.points)) < _ABSURD * jnp.mean(data.targets**2)
+    return jnp.maximum(prior, model.noise_variance(data.points, data.included)) < _ABSURD * data.mean_square
 
 
 def some_rows(data: Data, number: int) -> Data:
     """At most so many rows, which ones not depending on their order."""
     if data.targets.shape[0] <= number:
         return data
-    return take(data, scattered(data.points)[:number])
+    return take(data, scattered(data.points, data.included)[:number])
 
 
 def as_vector(

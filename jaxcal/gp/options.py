@@ -88,7 +88,8 @@ class Options(NamedTuple):
         return cls(
             bound=bound,
             inducing=inducing,
-            num_inducing=min(num_inducing, n),
+            # Not the number of rows: programs of several numbers of them are the same.
+            num_inducing=0 if bound == "exact" else min(num_inducing, n),
             max_iterations=max_iterations,
             tolerance=tolerance,
             ard=ard,

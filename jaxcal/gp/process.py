@@ -162,16 +162,17 @@ def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | 
     after = posterior(model, data, jitter, mesh)
     good = after.is_finite & is_sane(model, found.evidence, data)
     others = leave_one_out(model, after, data)
+    variances = others.variance if data.included is None else jnp.where(data.included, others.variance, jnp.nan)
     greatest = None
     if model.student_t is None:
-        errors = jnp.abs(others.standardized)
+        errors = jnp.abs(others.standardized)  # 0 of padding
         greatest = jnp.max(errors), jnp.argmax(errors)
     return Process(
         model=without_rows(model),
         points=data.points if model.inducing is None else model.inducing,
         posterior=after,
-        noise_variance=model.noise_variance(data.points),
-        rounding_fraction=model.rounding(data.points) / jnp.median(others.variance),
+        noise_variance=model.noise_variance(data.points, data.included),
+        rounding_fraction=model.rounding(data.points, data.included) / jnp.nanmedian(variances),
         evidence=found.evidence,
         iterations=found.steps,
         result=jnp.where(good, found.result, Result.NOT_FINITE),

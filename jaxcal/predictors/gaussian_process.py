@@ -10,13 +10,14 @@ Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via R
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Normal, StudentT
@@ -26,6 +27,7 @@ from jaxcal.gp.fit import check_fit, maximize_evidence
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
+from jaxcal.gp.padding import fit_padded
 from jaxcal.gp.process import HoldsProcess, Process
 from jaxcal.preprocessing import Standardizer
 
@@ -157,11 +159,14 @@ def fit(
     if noise != "gaussian" and noise_variance is not None:
         raise ValueError(f"noise_variance is that of Gaussian noise; got noise={noise!r}.")
     given = _given(kernel, noise_variance, preset)
-    _checks.check_varies("y is", y, jnp.max(jnp.abs(y)))
+    _checks.check_varies("y is", y, 0 if _checks.is_traced(y) else np.abs(np.asarray(y)).max())
     if bound == "stochastic":
         fitted = _fit_stochastic(x, y, given, preset, options, epochs, key)
     else:
-        fitted = _fit(_checks.as_matrix("x", x, length=y.shape[0]), y, given, preset, options)
+        rows = _checks.as_matrix("x", x, length=y.shape[0]), y
+        fit_all = partial(_fit, given=given, preset=preset, options=options)
+        by_name = given.kernel is None and preset is None
+        fitted = fit_padded(fit_all, rows, options) if by_name else fit_all(*rows, None)
     check_fit(fitted.process, y.shape[0], throw=throw)
     return fitted
 
@@ -277,17 +282,24 @@ def _given(kernel: Any, noise_variance: ArrayLike | None, preset: str | None) ->
 
 @eqx.filter_jit
 def _fit(
-    x: Float[Array, "n d"], y: Float[Array, " n"], given: Given, preset: str | None, options: Options
+    x: Float[Array, "n d"],
+    y: Float[Array, " n"],
+    included: Bool[Array, " n"] | None,
+    given: Given,
+    preset: str | None,
+    options: Options,
 ) -> "GaussianProcess":
     if not options.differentiable:
         x, y, given = _checks.without_derivative((x, y, given), "gaussian_process.fit", "give differentiable=True")
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
     robust = options.noise == "student_t"
-    scaler = Standardizer.identity if preset == "nngp" else Standardizer.robust if robust else Standardizer.of
-    x_scaler, y_scaler = Standardizer.of(x), scaler(y)
+    weights = None if included is None else included.astype(dtype)
+    standardize = partial(Standardizer.of, weights=weights)
+    scaler = Standardizer.identity if preset == "nngp" else Standardizer.robust if robust else standardize
+    x_scaler, y_scaler = standardize(x), scaler(y)
     initial_of = eqx.Partial(_initial_models, given, y_scaler, preset)
-    process = maximize_evidence(initial_of, Data(x_scaler(x), y_scaler(y)), options)
+    process = maximize_evidence(initial_of, Data.of(x_scaler(x), y_scaler(y), included=included), options)
     return GaussianProcess(process, x_scaler, y_scaler)
 
 

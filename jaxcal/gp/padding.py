@@ -1,0 +1,57 @@
+"""Rows filled up to a common number, so that fits of several sizes share a compiled program.
+
+Folds differ by a row, a set that grows has another size each time, and every size would be compiled anew. Rows that are
+filled in do not count in the fit, `Data.included`, and are cut off from what it found.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from jaxcal import _checks
+from jaxcal.gp.options import Options
+from jaxcal.gp.process import HoldsProcess, Process
+
+F = TypeVar("F", bound=HoldsProcess)
+
+# Rows are filled up to a multiple of this: little of the time of a fit, but where the fit takes no time.
+_MULTIPLE = 16
+
+
+def fit_padded(fit: Callable[..., F], arrays: Sequence[Array | None], options: Options) -> F:
+    """`fit(*arrays, included)` of rows that are filled up where the fit knows padding, and what it found without them.
+
+    That is the exact fit with equal, normal noise. Of rows that are traced the number is in a program anyway.
+
+    Args:
+        fit: gives what holds a process; `included` is None where all rows count.
+        arrays: with a leading axis of rows; None for what is not there.
+        options: of the fit.
+    """
+    exact = options.bound == "exact" and options.noise == "gaussian" and options.learning_rate is None
+    given = [array for array in arrays if array is not None]
+    number = given[0].shape[0]
+    if not exact or options.differentiable or number % _MULTIPLE == 0 or _checks.is_traced(*given):
+        return fit(*arrays, None)
+    places = np.r_[np.arange(number), np.zeros(-number % _MULTIPLE, int)]
+    # On the host: there a number of rows needs no program. The first row is repeated, so that no extreme changes.
+    padded = [None if array is None else jax.device_put(np.asarray(array)[places]) for array in arrays]
+    fitted = fit(*padded, jax.device_put(np.arange(len(places)) < number))
+    return eqx.tree_at(lambda fitted: fitted.process, fitted, _without_padding(fitted.process, number))
+
+
+def _without_padding(process: Process, number: int) -> Process:
+    """The process with so many rows, the first ones; of several outputs their axis comes before."""
+
+    def first(array: Array, *, axes: int) -> Array:
+        return jax.device_put(np.asarray(array)[(..., *[slice(number)] * axes)])
+
+    points = jax.tree.map(lambda rows: jax.device_put(np.asarray(rows)[..., :number, :]), process.points)
+    parts = lambda posterior: (posterior.weights, posterior.shrink)
+    weights, shrink = parts(process.posterior)
+    posterior = eqx.tree_at(parts, process.posterior, (first(weights, axes=1), first(shrink, axes=2)))
+    return eqx.tree_at(lambda process: (process.points, process.posterior), process, (points, posterior))

@@ -12,6 +12,7 @@ import pickle
 import sys
 import threading
 import traceback
+import uuid
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any, NamedTuple
@@ -25,13 +26,16 @@ Task = Callable[..., list[Record]]
 ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # What a process of a cluster is told of the cache of programs: else it keeps one in its own user's folder.
 _CACHE_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
-# JAX reads the variables when it is imported. What the cluster's own environment says stays.
+# Run before this module is imported, and with it jax and NumPy, which read the variables. Those that the cluster itself
+# has set stay, and so do all where dask's workers are threads of the sweep's own process.
 _SET_VARIABLES = """
 import os, sys
-if "jax" not in sys.modules:
+module = sys.modules.get("jaxcal.sweep._calls")
+if module is None or module.PROCESS != process:
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 """
+PROCESS = uuid.uuid4().hex
 # How often this process has emptied jax's caches.
 clearings = 0
 
@@ -72,6 +76,11 @@ class Call:
     def __init__(self, task: PickledTask, job: Mapping[str, Any]):
         """Keep the task and the arguments of its call."""
         self._task, self._job = task, job
+        self.__name__ = getattr(task.task, "__name__", "task")  # which clusters show
+
+    def __dask_tokenize__(self) -> str:
+        """Dask takes calls with equal tokens for one call: a second try would have the first one's outcome."""
+        return uuid.uuid4().hex
 
     def __call__(self) -> Outcome:
         """Run the job in this process. An interrupt of its main thread is meant for the sweep."""
@@ -81,7 +90,7 @@ class Call:
     def __reduce__(self) -> tuple:
         """As described above."""
         variables = ONE_THREAD | {name: os.environ[name] for name in _CACHE_VARIABLES if name in os.environ}
-        prepare = _WhenLoaded(exec, _SET_VARIABLES, {"variables": variables})
+        prepare = _WhenLoaded(exec, _SET_VARIABLES, {"variables": variables, "process": PROCESS})
         perform = _WhenLoaded(run_pickled, pack(self._task.pickle, self._job))
         return partial, (pickle.loads, pickle.dumps(_WhenLoaded(operator.getitem, (prepare, perform), 1)))
 
@@ -104,7 +113,7 @@ def pack(task: bytes, job: Mapping[str, Any]) -> bytes:
 def run_pickled(packed: bytes) -> Outcome:
     """The outcome of a job in a process that was made to run jobs."""
 
-    def call() -> list[Record]:
+    def call() -> Any:
         task, job = pickle.loads(packed)
         _keep_programs()
         _make_room_to_compile()
@@ -124,7 +133,7 @@ def _unpickled(task: bytes) -> Task:
     return pickle.loads(task)
 
 
-def _outcome(call: Callable[[], list[Record]], interruptible: bool = False) -> Outcome:
+def _outcome(call: Callable[[], Any], interruptible: bool = False) -> Outcome:
     """What the call returns or raises. Neither `sys.exit` nor an interrupt in a job ends its process."""
     try:
         return Outcome("records", _json(call()))
@@ -134,8 +143,8 @@ def _outcome(call: Callable[[], list[Record]], interruptible: bool = False) -> O
         return Outcome("error", "".join(traceback.format_exception(error)))
 
 
-def _json(records: list[Record]) -> str:
-    """The records as they stand in the file."""
+def _json(records: Any) -> str:
+    """What a task returned, as it stands in the file."""
     if not isinstance(records, list):
         raise TypeError(f"a task must return a list of dicts, got {type(records).__name__}: {_short(records)}.")
     for record in records:

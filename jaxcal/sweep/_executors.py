@@ -42,12 +42,12 @@ class RayExecutor:
         ray = importlib.import_module("ray")
         # Ray pickles a lambda by value: its worker does not import jax before it has the call, which sets the
         # environment.
-        perform = lambda call: call()
-        self._perform = ray.remote(**options)(perform) if options else ray.remote(perform)
+        job = lambda call: call()
+        self._job = ray.remote(**options)(job) if options else ray.remote(job)
 
     def submit(self, call: Call) -> "_RayFuture":
         """A future of the call."""
-        return _RayFuture(self._perform.remote(call))
+        return _RayFuture(self._job.remote(call))
 
 
 class _RayFuture:

@@ -16,7 +16,7 @@ Record = dict[str, Any]
 _LOCKED_BYTE = 2**62
 
 
-def plain(values: Mapping[str, Any], what: str) -> str:
+def plain(values: Any, what: str) -> str:
     """A job or a stamp as JSON.
 
     Raises:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -349,6 +350,43 @@ def test_workers_end_with_the_sweep(tmp_path, number):
     parent.communicate(timeout=20)
     wait_until(lambda: not is_alive(int(running.read_text())))
     assert sweep.run(where, [], tmp_path / "runs") == []  # nobody holds the file any more
+
+
+UNGUARDED_SWEEP = """
+import sys
+from jaxcal import sweep
+def task(seed):
+    return []
+sweep.run(task, [{"seed": 0}], sys.argv[1], workers=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_its_processes_cannot_import(tmp_path):
+    script = tmp_path / "unguarded.py"
+    script.write_text(UNGUARDED_SWEEP)
+    ended = subprocess.run([sys.executable, script, tmp_path / "runs"], stderr=subprocess.PIPE, text=True)
+    assert "a process of the sweep ended with exit code 1 while it started" in ended.stderr
+    assert '`if __name__ == "__main__":`' in ended.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks on this system")
+def test_a_forked_process_does_not_keep_the_lock(path):
+    def task(seed):
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        return [{"child": child}]
+
+    with ThreadPoolExecutor(1) as executor, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forks in processes with threads
+        (record,) = sweep.run(task, [{"seed": 0}], path, executor=executor)
+    try:
+        assert len(sweep.run(where, [], path)) == 0
+    finally:
+        os.kill(record["child"], signal.SIGKILL)
+        os.waitpid(record["child"], 0)
 
 
 def wait_until(condition, seconds: float = 30) -> None:

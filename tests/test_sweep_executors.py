@@ -118,7 +118,9 @@ class Wrong(Polled):
 class Coroutines(Polled):
     def submit(self, call):
         self.submitted.append(call)
-        return asyncio.Future(loop=asyncio.new_event_loop())
+        loop = asyncio.new_event_loop()
+        loop.close()
+        return asyncio.Future(loop=loop)
 
 
 @pytest.mark.parametrize("executor", [4, ThreadPoolExecutor, threading, Asynchronous()])

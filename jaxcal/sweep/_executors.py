@@ -113,7 +113,7 @@ def _submit(executor: Any, calls: Mapping[str, Call], futures: dict[str, Any]) -
     names = iter(calls)
     while batch := list(itertools.islice(names, _BATCH)):
         # submitit makes one array of jobs of a batch.
-        with executor.batch() if hasattr(executor, "batch") else contextlib.nullcontext():
+        with executor.batch() if hasattr(executor, "map_array") else contextlib.nullcontext():
             for name in batch:
                 try:
                     future = executor.submit(calls[name])

@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 Record = dict[str, Any]
+# Files that this process has locked. A forked process inherits the lock with the file, and would keep it for longer.
+_locked: set[BinaryIO] = set()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: [file.close() for file in _locked])
 # Where Windows, which locks bytes, locks this file: far behind its end, so that everybody can read it.
 _LOCKED_BYTE = 2**62
 
@@ -77,7 +81,7 @@ def read_lines(path: Path) -> dict[str, Record]:
         warnings.warn(
             f"{path}: line {repeated[0]} is a job that was finished before, with other records; {len(repeated)} such "
             f"lines are not read.",
-            stacklevel=4,
+            stacklevel=3,
         )
     return lines
 
@@ -101,6 +105,7 @@ def writing(path: Path) -> Iterator[Callable[[Record], None]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
         _lock(file)
+        _locked.add(file)
         _drop_torn_line(path)
 
         def append(line: Record) -> None:
@@ -108,7 +113,10 @@ def writing(path: Path) -> Iterator[Callable[[Record], None]]:
             file.flush()
             os.fsync(file.fileno())
 
-        yield append
+        try:
+            yield append
+        finally:
+            _locked.remove(file)
 
 
 def _lock(file: BinaryIO) -> None:

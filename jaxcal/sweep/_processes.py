@@ -85,10 +85,10 @@ def _run(task: bytes, jobs: Mapping[str, Mapping[str, Any]], cores: list[int | N
     finally:
         # Most of all for Ctrl-C: no waiting for the jobs that are being run.
         for worker in workers:
-            worker.terminate()
+            worker.kill()
         for worker in without_jobs:
             worker.process.join(_SECONDS_TO_END)
-            worker.terminate()
+            worker.kill()
 
 
 def _heard_of(workers: Iterable["_Worker"]) -> list["_Worker"]:
@@ -140,7 +140,7 @@ class _Worker:
 
     def _death(self) -> Outcome:
         self.process.join(_SECONDS_TO_END)
-        self.terminate()
+        self.kill()
         how = _exit(self.process.exitcode)
         if not self._started:
             raise RuntimeError(
@@ -149,10 +149,10 @@ class _Worker:
             )
         return Outcome("death", f"The process of this job ended {how}, twice: the second time the job ran alone.\n")
 
-    def terminate(self) -> None:
+    def kill(self) -> None:
         """End it at once."""
         self.connection.close()
-        self.process.terminate()
+        self.process.kill()
         self.process.join()
 
 

@@ -202,6 +202,9 @@ def end_process(seed: int, folder: str) -> list[dict]:
     """The job 1 ends its process the first time it is run, the job 2 each time, the others never."""
     first_time = not (Path(folder) / str(seed)).exists()
     (Path(folder) / str(seed)).touch()
+    if seed == 2 and hasattr(os, "fork") and os.fork() == 0:
+        time.sleep(5)  # a child of the job outlives it, and holds the pipe to the sweep open
+        os._exit(0)
     if seed == 2 or (seed == 1 and first_time):
         os.kill(os.getpid(), signal.SIGTERM)
     return [{"value": seed}]
@@ -228,6 +231,18 @@ def test_numbers_are_read_back_as_they_were(path):
             )
             assert all(math.isnan(record["seed"]) and record["limit"] == math.inf for record in records)
     assert len(path.read_text().splitlines()) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="another system call locks there")
+def test_a_file_system_without_locks_is_warned_of(run, path, monkeypatch):
+    import fcntl
+
+    def flock(*_):
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.warns(UserWarning, match=r"cannot be locked \(no locks available\): no other sweep must write"):
+        assert len(run()) == 8
 
 
 def test_a_record_may_repeat_its_job(path):

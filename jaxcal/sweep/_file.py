@@ -9,13 +9,13 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 Record = dict[str, Any]
-# Files that this process has locked. A forked process inherits the lock with the file, and would keep it for longer.
-_locked: set[BinaryIO] = set()
+# Descriptors that hold locks. A forked process inherits them, and would keep the locks for longer than this one.
+_locks: set[int] = set()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: [file.close() for file in _locked])
+    os.register_at_fork(after_in_child=lambda: [os.close(lock) for lock in _locks])
 # Where Windows, which locks bytes, locks this file: far behind its end, so that everybody can read it.
 _LOCKED_BYTE = 2**62
 
@@ -75,7 +75,8 @@ def read_lines(path: Path) -> dict[str, Record]:
         if not text.endswith(b"\n"):  # cut short by a kill, and so the last one
             break
         line = _parsed(text, f"{path}, line {number},")
-        if lines.setdefault(name_of(line["job"]), line)["records"] != line["records"]:
+        first = lines.setdefault(name_of(line["job"]), line)
+        if first is not line and json.dumps(first["records"]) != json.dumps(line["records"]):
             repeated.append(number)
     if repeated:
         warnings.warn(
@@ -103,9 +104,7 @@ def writing(path: Path) -> Iterator[Callable[[Record], None]]:
         BlockingIOError: if another sweep writes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as file:
-        _lock(file)
-        _locked.add(file)
+    with _locked(path), open(path, "ab") as file:
         _drop_torn_line(path)
 
         def append(line: Record) -> None:
@@ -113,32 +112,40 @@ def writing(path: Path) -> Iterator[Callable[[Record], None]]:
             file.flush()
             os.fsync(file.fileno())
 
-        try:
-            yield append
-        finally:
-            _locked.remove(file)
+        yield append
 
 
-def _lock(file: BinaryIO) -> None:
-    """Lock a file until it is closed. The system unlocks it too when the process ends, in whatever way."""
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Lock a file, which is made where it is missing. The end of the process unlocks it too, whatever ends it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    _locks.add(descriptor)
+    try:
+        _lock(descriptor, path)
+        yield
+    finally:
+        _locks.remove(descriptor)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Lock an open file, or raise at once."""
     try:
         if os.name == "nt":
             import msvcrt
 
-            file.seek(_LOCKED_BYTE)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         else:
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         raise BlockingIOError(
-            f"another sweep is writing to {file.name}: wait for its end, or give this one a file of its own."
+            f"another sweep is writing to {path}: wait for its end, or give this one a file of its own."
         ) from None
     except OSError as error:
-        warnings.warn(
-            f"{file.name} cannot be locked here ({error}): no second sweep must write to it meanwhile.", stacklevel=5
-        )
+        warnings.warn(f"{path} cannot be locked ({error}): no other sweep must write to it meanwhile.", stacklevel=7)
 
 
 def _drop_torn_line(path: Path) -> None:

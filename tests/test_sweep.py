@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from jaxcal import sweep
+from jaxcal.compilation import cache_environment
 
 pytestmark = pytest.mark.any_precision
 
@@ -35,7 +36,8 @@ if __name__ == "__main__":
 def where(seed: int) -> list[dict]:
     """What a worker sees of the machine."""
     time.sleep(0.2 * (1 - seed))  # the first job ends last
-    return [{"process": os.getpid(), "cores": sorted(os.sched_getaffinity(0)), "NPROC": os.environ["NPROC"]}]
+    machine = {"process": os.getpid(), "cores": sorted(os.sched_getaffinity(0)), "NPROC": os.environ["NPROC"]}
+    return [{**machine, "programs": jax.config.jax_compilation_cache_dir}]
 
 
 @pytest.fixture
@@ -316,13 +318,14 @@ def test_too_few_workers(path):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinities on this system")
-def test_every_worker_has_one_thread_on_a_core_of_its_own(path, monkeypatch):
+def test_every_worker_has_one_thread_on_a_core_of_its_own_and_keeps_programs(path, monkeypatch):
     monkeypatch.delenv("NPROC", raising=False)
     mine = sorted(os.sched_getaffinity(0))
     first, second = sweep.run(where, [{"seed": 0}, {"seed": 1}], path, workers=2)
     assert os.getpid() not in (first["process"], second["process"])
     assert first["NPROC"] == second["NPROC"] == "1"
     assert "NPROC" not in os.environ
+    assert first["programs"] == second["programs"] == cache_environment()["JAX_COMPILATION_CACHE_DIR"]
     assert len(first["cores"]) == len(second["cores"]) == 1
     if first["process"] != second["process"]:
         assert {*first["cores"], *second["cores"]} == set(mine[:2])
@@ -388,10 +391,13 @@ def test_a_script_that_its_processes_cannot_import(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks on this system")
 def test_a_forked_process_does_not_keep_the_lock(path):
     def task(seed):
+        started, tell = os.pipe()
         child = os.fork()
         if not child:
+            os.write(tell, b".")
             time.sleep(60)
             os._exit(0)
+        assert os.read(started, 1)
         return [{"child": child}]
 
     with ThreadPoolExecutor(1) as executor, warnings.catch_warnings():

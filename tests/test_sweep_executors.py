@@ -163,13 +163,6 @@ def test_processes_of_others_have_one_thread_and_keep_programs(path, new_process
     assert record["cache"] == str(tmp_path / "programs")
 
 
-def test_processes_of_the_sweep_keep_programs(path, tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
-    (record,) = sweep.run(prepared, [{"seed": 0}], path, workers=1)
-    assert record["cache"] == str(tmp_path / "programs")
-    assert record["NPROC"] == "1"
-
-
 def test_a_broken_executor_says_what_outlives_such_jobs(path):
     executor = ProcessPoolExecutor(1, get_context("spawn"))
     with executor, pytest.raises(RuntimeError, match="The sweep's own processes, without executor=, outlive such jobs"):

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from jaxcal.compilation import cache_environment
 from jaxcal.sweep._calls import ONE_THREAD, Outcome, Task, pack, run_pickled
 
 # A job's own children may hold its end of the pipe open after its death: look that often, in seconds.
@@ -116,7 +117,7 @@ class _Worker:
         self.connection, other_end = context.Pipe()
         self.process = context.Process(target=_work, args=(other_end, core))
         # The process's libraries read the environment while they are imported, which is before any code of ours.
-        with _environment(ONE_THREAD):
+        with _environment(ONE_THREAD | cache_environment()):
             self.process.start()
         other_end.close()
 

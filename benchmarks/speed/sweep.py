@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from _common import provenance, tell, verdict
-from joblib.externals.loky import get_reusable_executor
 
 from jaxcal import sweep
 
@@ -57,6 +56,8 @@ def main() -> None:
 
 def report() -> Iterator[str]:
     """The lines, each as soon as it is known."""
+    from joblib.externals.loky import get_reusable_executor  # not for the processes, which import this file
+
     yield provenance("joblib")
     loky = get_reusable_executor(max_workers=1)
     yield f"\n{'a job that does nothing':40}{'ms':>8}{'processor ms':>14}"

@@ -339,7 +339,7 @@ def compiled_before(seed: int, num_maps: int) -> list[dict]:
     compiled = double._cache_size()
     double(1.0)
     MAPS.extend(mmap.mmap(-1, 4096) for _ in range(num_maps))
-    return [{"compiled": compiled}]
+    return [{"compiled": compiled, "clearings": sweep.clearings}]
 
 
 MAPS: list[mmap.mmap] = []
@@ -349,7 +349,9 @@ MAPS: list[mmap.mmap] = []
 def test_programs_are_forgotten_before_they_use_up_the_memory_maps(path):
     half = int(Path("/proc/sys/vm/max_map_count").read_text()) // 2
     jobs = [{"seed": 0, "num_maps": 0}, {"seed": 1, "num_maps": half}, {"seed": 2, "num_maps": 0}]
-    assert [record["compiled"] for record in sweep.run(compiled_before, jobs, path, workers=1)] == [0, 1, 0]
+    records = sweep.run(compiled_before, jobs, path, workers=1)
+    assert [record["compiled"] for record in records] == [0, 1, 0]
+    assert [record["clearings"] for record in records] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])

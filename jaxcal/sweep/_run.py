@@ -34,7 +34,8 @@ def run(
 
     Args:
         task: a function of a module, so that other processes find it; returns a list of flat dicts, whose values
-            are plain or arrays (read back as lists).
+            are plain or arrays (read back as lists). A dict that has a key of the job or the stamp must give it the
+            same value.
         jobs: the keyword arguments of each call: plain values. They are a job's name in the file: a job that is given
             twice is one job, done once. Let repetitions differ by a seed.
         path: file of finished jobs, a line of JSON each; made where it is missing, with its folder. While a sweep

@@ -58,7 +58,7 @@ def report() -> Iterator[str]:
     """The lines, each as soon as it is known."""
     from joblib.externals.loky import get_reusable_executor  # not for the processes, which import this file
 
-    yield provenance("joblib")
+    yield f"{provenance('joblib')}; processes that wanted a core before: {os.getloadavg()[0]:.1f}"
     loky = get_reusable_executor(max_workers=1)
     yield f"\n{'a job that does nothing':40}{'ms':>8}{'processor ms':>14}"
     for name, options, asked in (

@@ -131,7 +131,7 @@ class NeverUnpickled(Exception):
         super().__init__("it was this")
 
 
-class OnceOnly:
+class Unpicklable:
     def __reduce__(self):
         raise TypeError("cannot be pickled")
 
@@ -142,7 +142,7 @@ RETURNED = {
     "numbers": [1, 2],
     "key": [{1: 2}],
     "set": [{"value": {1}}],
-    "object": [{"value": OnceOnly()}],
+    "object": [{"value": Unpicklable()}],
     "job": [{"how": "fine"}],
     "stamp": [{"version": 2}],
 }
@@ -150,7 +150,7 @@ RAISED = {
     "error": NeverUnpickled(1, 2),
     "exit": SystemExit(3),
     "interrupt": KeyboardInterrupt(),
-    "unpicklable": ValueError(OnceOnly()),
+    "unpicklable": ValueError(Unpicklable()),
 }
 SAID = {
     "none": "a task must return a list of dicts, got NoneType: None",
@@ -158,7 +158,7 @@ SAID = {
     "numbers": "a task must return a list of dicts, got int in it: 1",
     "key": "the keys of a record must be strings, got 1",
     "set": "the values of a record must be plain or arrays, got set: {1}",
-    "object": "the values of a record must be plain or arrays, got OnceOnly",
+    "object": "the values of a record must be plain or arrays, got Unpicklable",
     "job": "the job and its record have the key 'how' with two values, 'job' and 'fine'",
     "stamp": "the stamp and a record have the key 'version' with two values, 1 and 2",
     "error": "NeverUnpickled: it was this",
@@ -397,6 +397,8 @@ def test_a_forked_process_does_not_keep_the_lock(path):
             time.sleep(60)
             os._exit(0)
         assert os.read(started, 1)
+        os.close(started)
+        os.close(tell)
         return [{"child": child}]
 
     with ThreadPoolExecutor(1) as executor, warnings.catch_warnings():

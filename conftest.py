@@ -44,10 +44,10 @@ def room_to_compile():
     """Many programs are forgotten after a file: they hold memory maps, and at Linux's limit for them XLA crashes."""
     import jax
 
-    from jaxcal import sweep
+    from jaxcal.sweep import _calls
 
     yield
-    if sweep._memory_maps_are_half_used():
+    if _calls.memory_maps_are_half_used():
         jax.clear_caches()
 
 

@@ -72,7 +72,9 @@ def cache_environment(path: str | os.PathLike | None = None) -> dict[str, str]:
         >>> sorted(cache_environment("programs"))
         ['JAX_COMPILATION_CACHE_DIR', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS']
     """
-    folder = path or _setting("jax_compilation_cache_dir") or _programs() / _machine()
+    # Also where the variable was set after the import of JAX, which has not seen it then.
+    named = _setting("jax_compilation_cache_dir") or os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    folder = path or named or _programs() / _machine()
     seconds = os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     return {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": seconds}
 

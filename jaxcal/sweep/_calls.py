@@ -1,0 +1,198 @@
+"""One job where it is run: the process is prepared, the task is called, and whatever happens becomes text.
+
+Only text crosses from process to process: neither an exception nor a result that cannot be pickled, or unpickled, does
+harm to the process that runs the sweep.
+"""
+
+import importlib
+import json
+import operator
+import os
+import pickle
+import sys
+import threading
+import traceback
+import uuid
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property, lru_cache, partial
+from typing import Any, NamedTuple
+
+from jaxcal.compilation import enable_compilation_cache
+
+Record = dict[str, Any]
+Task = Callable[..., list[Record]]
+
+# One thread a process, in XLA and in the BLAS below NumPy and SciPy, which counts cores when it is imported.
+ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# What a process of a cluster is told of the cache of programs: else it keeps one in its own user's folder.
+_CACHE_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
+# Run before this module is imported, and with it jax and NumPy, which read the variables. Those that the cluster itself
+# has set stay, and so do all where dask's workers are threads of the sweep's own process.
+_SET_VARIABLES = """
+import os, sys
+module = sys.modules.get("jaxcal.sweep._calls")
+if module is None or module.PROCESS != process:
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+"""
+PROCESS = uuid.uuid4().hex
+# How often this process has emptied jax's caches.
+clearings = 0
+
+
+class Outcome(NamedTuple):
+    """What became of a job.
+
+    Attributes:
+        kind: "records"; "error" of the job; "death" of its process, of which other jobs may be the cause.
+        text: the records as JSON, or what went wrong.
+    """
+
+    kind: str
+    text: str
+
+
+class PickledTask:
+    """A task, and its pickle, made once and only where one is needed: functions of `__main__` by value if possible."""
+
+    def __init__(self, task: Task):
+        """Keep the task."""
+        self.task = task
+
+    @cached_property
+    def pickle(self) -> bytes:
+        """For processes that do not have this one's `__main__`."""
+        return _pickler().dumps(self.task)
+
+
+class Call:
+    """A job as an executor gets it: threads of this process call it as it is.
+
+    Unpickled, it is a function of the standard library that holds bytes: a scheduler that unpickles it in passing
+    neither imports jax nor runs anything. Its call loads the bytes, which sets the environment, imports this module
+    and with it jax, and runs the job, in this order.
+    """
+
+    def __init__(self, task: PickledTask, job: Mapping[str, Any]):
+        """Keep the task and the arguments of its call."""
+        self._task, self._job = task, job
+        self.__name__ = getattr(task.task, "__name__", "task")  # which clusters show
+
+    def __dask_tokenize__(self) -> str:
+        """Dask takes calls with equal tokens for one call: a second try would have the first one's outcome."""
+        return uuid.uuid4().hex
+
+    def __call__(self) -> Outcome:
+        """Run the job in this process. An interrupt of its main thread is meant for the sweep."""
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        return _outcome(lambda: self._task.task(**self._job), interruptible=in_main_thread)
+
+    def __reduce__(self) -> tuple:
+        """As described above."""
+        variables = ONE_THREAD | {name: os.environ[name] for name in _CACHE_VARIABLES if name in os.environ}
+        prepare = _WhenLoaded(exec, _SET_VARIABLES, {"variables": variables, "process": PROCESS})
+        perform = _WhenLoaded(run_pickled, pack(self._task.pickle, self._job))
+        return partial, (pickle.loads, pickle.dumps(_WhenLoaded(operator.getitem, (prepare, perform), 1)))
+
+
+class _WhenLoaded:
+    """Pickled, it is the call of the function: what is loaded is what the function returns."""
+
+    def __init__(self, function: Callable, *arguments: Any):
+        self._call = function, arguments
+
+    def __reduce__(self) -> tuple:
+        return self._call
+
+
+def pack(task: bytes, job: Mapping[str, Any]) -> bytes:
+    """What `run_pickled` takes: a pickled task, and the arguments of its call."""
+    return pickle.dumps((task, dict(job)))
+
+
+def run_pickled(packed: bytes) -> Outcome:
+    """The outcome of a job in a process that was made to run jobs."""
+
+    def call() -> Any:
+        task, job = pickle.loads(packed)
+        _keep_programs()
+        _make_room_to_compile()
+        return _unpickled(task)(**job)
+
+    return _outcome(call)
+
+
+@cache
+def _keep_programs() -> None:
+    enable_compilation_cache()
+
+
+# What functions that are pickled by value have compiled is lost when they are unpickled again.
+@lru_cache(maxsize=1)
+def _unpickled(task: bytes) -> Task:
+    return pickle.loads(task)
+
+
+def _outcome(call: Callable[[], Any], interruptible: bool = False) -> Outcome:
+    """What the call returns or raises. Neither `sys.exit` nor an interrupt in a job ends its process."""
+    try:
+        return Outcome("records", _json(call()))
+    except BaseException as error:
+        if interruptible and isinstance(error, KeyboardInterrupt):
+            raise
+        return Outcome("error", "".join(traceback.format_exception(error)))
+
+
+def _json(records: Any) -> str:
+    """What a task returned, as it stands in the file."""
+    if not isinstance(records, list):
+        raise TypeError(f"a task must return a list of dicts, got {type(records).__name__}: {_short(records)}.")
+    for record in records:
+        if not isinstance(record, Mapping):
+            raise TypeError(f"a task must return a list of dicts, got {type(record).__name__} in it: {_short(record)}.")
+        if keys := [key for key in record if not isinstance(key, str)]:
+            raise TypeError(f"the keys of a record must be strings, got {_short(keys[0])}.")
+    return json.dumps([dict(record) for record in records], default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays, and numbers of NumPy and jax, as lists and numbers of Python."""
+    if not hasattr(value, "tolist"):
+        kind = type(value).__name__
+        raise TypeError(f"the values of a record must be plain or arrays, got {kind}: {_short(value)}.")
+    return value.tolist()
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _pickler() -> Any:
+    """A pickler of functions by value, which dask, submitit, joblib and Ray bring along; else pickle itself."""
+    for name in ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    return pickle
+
+
+def _make_room_to_compile() -> None:
+    """Forget the programs of earlier jobs where they are too many.
+
+    Each compiled program holds memory maps; at Linux's limit for a process XLA crashes.
+    """
+    global clearings
+    if "jax" in sys.modules and memory_maps_are_half_used():
+        sys.modules["jax"].clear_caches()
+        clearings += 1
+
+
+def memory_maps_are_half_used() -> bool:
+    """Whether this process has half of the memory maps that Linux allows it."""
+    try:
+        with open("/proc/self/maps") as maps, open("/proc/sys/vm/max_map_count") as limit:
+            return sum(1 for _ in maps) > int(limit.read()) // 2
+    except OSError:  # no such limit on this system
+        return False

@@ -1,0 +1,204 @@
+"""Processes of this machine: one a core, with one thread, and jobs handed to each when it is free.
+
+Each has a single job at a time, so that the job of a process that died is known. It may have died of the others' use of
+memory: it is run once more when all others are done, alone.
+"""
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from jaxcal.compilation import cache_environment
+from jaxcal.sweep._calls import ONE_THREAD, Outcome, Task, pack, run_pickled
+
+# A job's own children may hold its end of the pipe open after its death: look that often, in seconds.
+_LOOK_FOR_DEATHS = 1.0
+# For a process that has closed its end of the pipe, or was told to end.
+_SECONDS_TO_END = 10.0
+
+
+def results(task: Task, jobs: Mapping[str, Mapping[str, Any]], workers: int | None) -> Iterator[tuple[str, Outcome]]:
+    """Run jobs in order.
+
+    Args:
+        task: a function of a module.
+        jobs: its arguments, by the name of the job.
+        workers: number of processes; None: one for each core that this process may use.
+
+    Yields:
+        The name and the outcome of each job, as they come. The processes end when the iterator is closed.
+
+    Raises:
+        TypeError: if the task cannot be pickled.
+        RuntimeError: if processes cannot be started.
+    """
+    try:
+        pickled = pickle.dumps(task)
+    except Exception as error:
+        raise TypeError(
+            f"the task must be a function of a module, which other processes can import: {error}."
+        ) from error
+    died = []
+    for name, outcome in _run(pickled, jobs, _cores(workers)):
+        if outcome.kind == "death":
+            died.append(name)
+        else:
+            yield name, outcome
+    yield from _run(pickled, {name: jobs[name] for name in died}, _cores(1))
+
+
+def _cores(workers: int | None) -> list[int | None]:
+    """A core for each process, in turn; None where processes cannot be bound to them."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    workers = workers or len(cores or range(os.cpu_count() or 1))
+    return list(itertools.islice(itertools.cycle(cores or [None]), workers))
+
+
+def _run(task: bytes, jobs: Mapping[str, Mapping[str, Any]], cores: list[int | None]) -> Iterator[tuple[str, Outcome]]:
+    """Run each job once."""
+    waiting = deque(jobs)
+    workers = [_Worker(core) for core in cores[: len(jobs)]]
+    without_jobs: list[_Worker] = []
+    try:
+        while workers:
+            for worker in _heard_of(workers):
+                name, outcome = worker.job, worker.receive()
+                if outcome is not None and outcome.kind == "death":
+                    workers.remove(worker)
+                    if waiting:
+                        workers.append(_Worker(worker.core))
+                elif waiting:
+                    worker.give(waiting[0], pack(task, jobs[waiting.popleft()]))
+                else:
+                    workers.remove(worker)
+                    without_jobs.append(worker)
+                    worker.connection.close()  # it ends
+                if name is not None and outcome is not None:
+                    yield name, outcome
+    finally:
+        # Most of all for Ctrl-C: no waiting for the jobs that are being run.
+        for worker in workers:
+            worker.kill()
+        for worker in without_jobs:
+            worker.process.join(_SECONDS_TO_END)
+            worker.kill()
+
+
+def _heard_of(workers: Iterable["_Worker"]) -> list["_Worker"]:
+    """Those who have sent something, or have died."""
+    ready = wait([worker.connection for worker in workers], _LOOK_FOR_DEATHS)
+    return [worker for worker in workers if worker.connection in ready or not worker.process.is_alive()]
+
+
+class _Worker:
+    """A process bound to a core.
+
+    Attributes:
+        core: its number.
+        process: the process itself.
+        connection: this end of the pipe to it.
+        job: the name of the job that it runs.
+    """
+
+    def __init__(self, core: int | None):
+        # Not forked: XLA's threads, where this process has some, do not survive that.
+        context = multiprocessing.get_context("spawn")
+        self.core = core
+        self.job: str | None = None
+        self._started = False
+        self.connection, other_end = context.Pipe()
+        self.process = context.Process(target=_work, args=(other_end, core))
+        # The process's libraries read the environment while they are imported, which is before any code of ours.
+        with _environment(ONE_THREAD | cache_environment()):
+            self.process.start()
+        other_end.close()
+
+    def give(self, name: str, packed: bytes) -> None:
+        """Let it run a job."""
+        self.job = name
+        with contextlib.suppress(OSError):  # it has died: receive will say so
+            self.connection.send_bytes(packed)
+
+    def receive(self) -> Outcome | None:
+        """What became of its job; None if it had none and is ready for its first one."""
+        try:
+            if not self.connection.poll():
+                raise EOFError  # dead, while children of its job hold the pipe open
+            outcome = self.connection.recv()
+        except (EOFError, OSError):
+            return self._death()
+        self._started = True
+        self.job = None
+        return outcome
+
+    def _death(self) -> Outcome:
+        self.process.join(_SECONDS_TO_END)
+        self.kill()
+        how = _exit(self.process.exitcode)
+        if not self._started:
+            raise RuntimeError(
+                f"a process of the sweep ended {how} while it started. What it printed says why. A script must call "
+                'sweep.run below `if __name__ == "__main__":`, because each process imports it.'
+            )
+        return Outcome("death", f"The process of this job ended {how}, twice: the second time the job ran alone.\n")
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.connection.close()
+        self.process.kill()
+        self.process.join()
+
+
+def _exit(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is None or code >= 0:
+        return f"with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"by {signal.Signals(-code).name}" + (", perhaps for lack of memory" if -code == 9 else "")
+    return f"by signal {-code}"
+
+
+def _work(connection: Connection, core: int | None) -> None:
+    """What a process does: one job after another, until there are no more."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it as well, and ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    connection.send(None)
+    while True:
+        try:
+            packed = connection.recv_bytes()
+        except EOFError:
+            return
+        connection.send(run_pickled(packed))
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the parent, and end: else a killed sweep would leave its workers behind."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """The environment with these values, for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

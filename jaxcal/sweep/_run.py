@@ -1,0 +1,167 @@
+"""A sweep: which jobs are left, where they are run, and what becomes of what they return."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxcal.sweep import _executors, _file, _processes
+from jaxcal.sweep._calls import Call, Outcome, PickledTask, Record, Task
+
+_FAILED_JOBS_NAMED = 5
+
+
+def run(
+    task: Task,
+    jobs: Iterable[Record],
+    path: str | os.PathLike,
+    *,
+    workers: int | None = None,
+    stamp: Mapping[str, Any] | None = None,
+    executor: Any = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[Record]:
+    """Call `task(**job)` for every job that is not in the file yet, and append what it returns.
+
+    Jobs are handed out in order. A job that fails does not keep the others from being done and written: not if it
+    raises, exits, returns what cannot be written, or ends its process. In the last case it is run once more, alone,
+    after all others, because the cause may have been their use of memory; then it counts as failed.
+
+    Processes of the sweep's own have one thread each and keep compiled programs on disk
+    (`jaxcal.enable_compilation_cache`). So have those of an executor, unless their environment says otherwise.
+
+    Args:
+        task: a function of a module, so that other processes find it; returns a list of flat dicts, whose values
+            are plain or arrays (read back as lists). A dict that has a key of the job or the stamp must give it the
+            same value.
+        jobs: the keyword arguments of each call: plain values. They are a job's name in the file: a job that is given
+            twice is one job, done once. Let repetitions differ by a seed.
+        path: file of finished jobs, a line of JSON each; made where it is missing, with its folder. While a sweep
+            writes to it the operating system locks it.
+        workers: number of processes; None takes one for each core that this process may use.
+        stamp: plain values to keep beside the records of every job: versions, the date.
+        executor: where the jobs are run in place of processes of our own: a `concurrent.futures` executor (threads,
+            joblib's loky, mpi4py's MPIPoolExecutor), dask's Client, a submitit executor, `RayExecutor`, or anything
+            else whose `submit(function)` returns futures with `done` and `result`. It is left open.
+        on_progress: called with the numbers of finished and of all jobs: once before the first one is run, and
+            after every one.
+
+    Returns:
+        The records of all jobs, in the order of the jobs, as `read` gives them.
+
+    Raises:
+        ValueError: if workers is not positive, jobs or stamp are not plain or disagree in the value of a key, or a line
+            of the file (other than a last one cut short) is damaged.
+        TypeError: if the task or the executor cannot be used. Nothing was run.
+        BlockingIOError: if another sweep is writing to the file.
+        RuntimeError: if jobs failed; it names them, with the first one's traceback. The next sweep tries them again.
+
+    Warns:
+        UserWarning: if the file system has no locks.
+
+    Example:
+        >>> import tempfile
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> from jaxcal import sweep
+        >>> task = lambda seed: [{"metric": "rmse", "value": seed / 2}]
+        >>> path = tempfile.mkdtemp() + "/runs.jsonl"
+        >>> sweep.run(task, [{"seed": 0}, {"seed": 1}], path, executor=ThreadPoolExecutor(1))
+        [{'seed': 0, 'metric': 'rmse', 'value': 0.0}, {'seed': 1, 'metric': 'rmse', 'value': 0.5}]
+    """
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be positive, got {workers}.")
+    if executor is not None:
+        _executors.check(executor)
+    asked = _by_name(jobs)
+    # What the task does to its arguments, or the caller to the stamp, does not change what is written.
+    texts = {name: json.dumps(job) for name, job in asked.items()}
+    stamped = _file.plain(stamp or {}, "stamp")
+    for job in asked.values():
+        _file.check_same(job, stamp or {}, "a job and the stamp")
+    tell = on_progress or (lambda finished, total: None)
+
+    failures: dict[str, str] = {}
+    with _file.writing(Path(path)) as append:
+        done = _file.read_lines(Path(path))
+        left = {name: job for name, job in asked.items() if name not in done}
+        finished = len(asked) - len(left)
+        tell(finished, len(asked))
+        with contextlib.closing(_outcomes(task, left, workers, executor)) as outcomes:
+            for number, (name, outcome) in enumerate(outcomes, start=finished + 1):
+                try:
+                    done[name] = _line(texts[name], stamped, outcome)
+                except _JobError as error:
+                    failures[name] = str(error)
+                else:
+                    append(done[name])
+                tell(number, len(asked))
+    if failures:
+        raise _summary({name: failures[name] for name in left if name in failures})
+    return [record for name in asked for record in _file.flat(done[name])]
+
+
+def read(path: str | os.PathLike) -> list[Record]:
+    """The records of all finished jobs, in the order in which they finished: {**job, **stamp, **record}.
+
+    Args:
+        path: a file that `run` wrote, perhaps still writes; one that does not exist holds no records.
+
+    Raises:
+        ValueError: if a line (other than a last one cut short) is damaged.
+
+    Warns:
+        UserWarning: if a job is there more than once, with other records, as in files that were put together; the first
+            counts.
+
+    Example:
+        >>> from jaxcal import sweep
+        >>> sweep.read("not_yet_there.jsonl")
+        []
+    """
+    return [record for line in _file.read_lines(Path(path)).values() for record in _file.flat(line)]
+
+
+class _JobError(Exception):
+    """A job failed; the message is the traceback."""
+
+
+def _by_name(jobs: Iterable[Record]) -> dict[str, Record]:
+    """The jobs, each once."""
+    named = {}
+    for number, job in enumerate(jobs):
+        _file.plain(job, f"job {number}")
+        named[_file.name_of(job)] = dict(job)
+    return named
+
+
+def _outcomes(
+    task: Task, jobs: Mapping[str, Record], workers: int | None, executor: Any
+) -> Generator[tuple[str, Outcome], None, None]:
+    """The name and the outcome of each job, as they come."""
+    if executor is None:
+        yield from _processes.results(task, jobs, workers)
+    else:
+        pickled = PickledTask(task)
+        yield from _executors.results(executor, {name: Call(pickled, job) for name, job in jobs.items()})
+
+
+def _line(job: str, stamp: str, outcome: Outcome) -> Record:
+    """What is written of a finished job."""
+    if outcome.kind != "records":
+        raise _JobError(outcome.text)
+    try:
+        return _file.finished_line(job, stamp, outcome.text)
+    except ValueError as error:
+        raise _JobError(f"ValueError: {error}\n") from error
+
+
+def _summary(failures: Mapping[str, str]) -> RuntimeError:
+    """One error for all jobs that failed."""
+    names = list(failures)
+    more = f" and {len(names) - _FAILED_JOBS_NAMED} more" if len(names) > _FAILED_JOBS_NAMED else ""
+    number = f"{len(names)} job{'s' if len(names) > 1 else ''} failed"
+    return RuntimeError(
+        f"{number}: {', '.join(names[:_FAILED_JOBS_NAMED])}{more}. The first one:\n{failures[names[0]]}"
+    )

@@ -31,7 +31,7 @@ from jaxcal.gp.model import Data, Model, is_sane, jittered_gram, rounding_of, ro
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process
 from jaxcal.gp.search import jitter_of_try, sparse_initial, with_inducing_points
-from jaxcal.optimize import Result, minimize
+from jaxcal.optimize import Result, minimize, scale_by_adam
 from jaxcal.preprocessing import Standardizer
 
 # Gives the rows of a slice, or those of increasing numbers.
@@ -101,7 +101,7 @@ def maximize_bound(
 ) -> Process:
     """A process of great collapsed bound.
 
-    What `fit.maximize_evidence` does, with a chunk of the rows in memory at a time: O(chunk + m^2) memory whatever n
+    What `fit.maximize_evidence` does, with two chunks of the rows in memory at a time: O(chunk + m^2) memory whatever n
     is, and O(n m^2) time an epoch, about that of the collapsed bound with its gradient. It reads while it goes: not for
     use inside of `jit`.
 
@@ -293,7 +293,9 @@ class _Rates(NamedTuple):
 
     @property
     def adam(self) -> optax.GradientTransformation:
-        return optax.adam(lambda step: self.learning_rate * (1 + jnp.cos(jnp.pi * step / self.num_steps)) / 2)
+        dtype = self.learning_rate.dtype
+        rate = lambda step: self.learning_rate * (1 + jnp.cos(jnp.pi * step.astype(dtype) / self.num_steps)) / 2
+        return optax.chain(scale_by_adam(dtype), optax.scale_by_learning_rate(rate))
 
 
 class _State(NamedTuple):
@@ -336,7 +338,7 @@ def _start(
 def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates, options: Options, rng) -> Model:
     """The model after all epochs, or as soon as it is not finite."""
     params, fixed = split(model, with_inducing=options.inducing == "trained")
-    state = _State(params, rates.adam.init(params), sites, params)
+    state, before = _State(params, rates.adam.init(params), sites, params), jnp.ones((), bool)
     for _ in range(plan.epochs):
         first = int(rng.integers(plan.num_left_out + 1))
         for chunk in rng.permutation(plan.num_chunks).tolist():
@@ -345,9 +347,10 @@ def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates,
             order = rng.permutation(plan.chunk_rows)[: plan.num_batches * plan.batch_rows]
             batches = jnp.asarray(order.reshape(plan.num_batches, plan.batch_rows))
             state, finite = _pass_over(state, fixed, data, batches, rates, options.mesh)
-            # To ask is to wait for the answer: the next chunk is not read before.
-            if not finite:
+            # To ask is to wait for the answer: while the next chunk is read, the device works on this one alone.
+            if not before:
                 return eqx.combine(state.params, fixed)
+            before = finite
     return eqx.combine(state.params, fixed)
 
 

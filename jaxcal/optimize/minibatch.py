@@ -3,17 +3,18 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, ArrayLike, Bool, DTypeLike, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks
 from jaxcal.functional import linalg
+from jaxcal.functional._loops import carried
 from jaxcal.optimize.result import Best, Optimum, Result
 
 # Keras's RMSprop: the decay of the mean square, and the epsilon outside of its root.
@@ -44,7 +45,17 @@ def adam(learning_rate: ArrayLike) -> optax.GradientTransformation:
     For that the smallest positive number is added to the moment, which changes no step.
     """
     rate = jnp.asarray(learning_rate)
-    return optax.adam(rate, eps_root=float(jnp.finfo(rate.dtype).tiny))
+    return optax.chain(scale_by_adam(rate.dtype), optax.scale_by_learning_rate(rate))
+
+
+def scale_by_adam(dtype: DTypeLike) -> optax.GradientTransformation:
+    """The gradients as `adam` scales them, of parameters of this dtype, computed in no other.
+
+    optax counts the steps in integers, and the decays to the power of one have the default dtype.
+    """
+    scale = optax.scale_by_adam(eps_root=float(jnp.finfo(dtype).tiny))
+    init = lambda params: cast(Any, scale.init(params))._replace(count=jnp.zeros((), dtype))
+    return optax.GradientTransformation(init, scale.update)
 
 
 def num_train(num_rows: int, validation_fraction: float) -> int:
@@ -161,7 +172,7 @@ def train_steps(
     *,
     key: PRNGKeyArray,
     num_steps: int,
-    optimizer: Callable[..., optax.GradientTransformation] = optax.adam,
+    optimizer: Callable[..., optax.GradientTransformation] = adam,
     learning_rate: ArrayLike = 1e-3,
     max_epochs: int = 1000,
     patience: int = 10,
@@ -331,7 +342,7 @@ def _train(
             updates, state = descent.update(jax.grad(batch_loss)(params, *batch(i)), state, params)
             return optax.apply_updates(params, updates), state
 
-        params, memory = lax.fori_loop(0, number, step, (state.params, state.optimizer))
+        params, memory = lax.fori_loop(0, number, step, carried((state.params, state.optimizer)))
         value = validation_loss(params)
         return _State(
             params=params,
@@ -351,7 +362,7 @@ def _train(
         epochs=jnp.zeros((), jnp.int32),
         finite=jnp.ones((), bool),
     )
-    final = lax.while_loop(unfinished, epoch, initial)
+    final = lax.while_loop(unfinished, epoch, carried(initial))
     ended = jnp.where(final.best.stale < schedule.patience, Result.STEP_LIMIT, Result.CONVERGED)
     return Optimum(
         eqx.combine(final.best.params if restore_best else final.params, fixed),
@@ -411,7 +422,7 @@ def _take_steps(
         updates, memory = descent.update(jax.grad(mean_loss)(params, key), memory, params)
         return (optax.apply_updates(params, updates), memory), None
 
-    (params, _), _ = lax.scan(step, (params, descent.init(params)), jax.random.split(key, num_steps))
+    (params, _), _ = lax.scan(step, carried((params, descent.init(params))), jax.random.split(key, num_steps))
     value = mean_loss(params, None)
     result = jnp.where(jnp.isfinite(value), Result.STEP_LIMIT, Result.NOT_FINITE)
     return Optimum(eqx.combine(params, fixed), value, jnp.asarray(num_steps, jnp.int32), result)

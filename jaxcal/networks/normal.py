@@ -15,6 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from jaxcal import _checks
 from jaxcal.distributions import Normal
 from jaxcal.functional import normal
+from jaxcal.functional._loops import carried
 from jaxcal.networks import presets
 from jaxcal.networks.modules import FeedForward, NormalNetwork, as_variance
 from jaxcal.networks.training import (
@@ -119,7 +120,7 @@ def alternate(
         return as_variance(_outputs(variance.params, x), alternating=True), (mean, variance)
 
     # A loop: the compiled program holds both trainings once, whatever the number of rounds.
-    _, optima = lax.scan(one_round, jnp.ones_like(y), jax.random.split(key, (rounds, 6)))
+    _, optima = lax.scan(one_round, carried(jnp.ones_like(y)), jax.random.split(key, (rounds, 6)))
     mean, variance = jax.tree.map(lambda leaf: leaf[-1], optima)
     # A later result code is a worse one.
     steps, result = (jnp.stack([getattr(o, name) for o in optima]) for name in ("steps", "result"))

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.scipy.linalg import solve, solve_triangular
 from jaxtyping import Array, ArrayLike, Bool, Float
 
@@ -98,8 +99,8 @@ class LikelihoodTerms(NamedTuple):
 
 
 def likelihood_terms(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> LikelihoodTerms:
-    """`log_likelihood` with its derivative by the covariance, from one factorization."""
-    factor = jnp.linalg.cholesky(gram)
+    """`log_likelihood` with its derivative by the covariance, from one factorization of its lower triangle."""
+    factor = lax.linalg.cholesky(gram, symmetrize_input=False)
     inverse = inverse_triangular(factor)
     whitened = inverse @ targets
     weights = inverse.T @ whitened

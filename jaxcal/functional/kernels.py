@@ -42,28 +42,51 @@ def squared_exponential(
     >>> round(squared_exponential(jnp.zeros((1, 2)), jnp.ones((1, 2)), jnp.asarray(1.0)).item(), 4)
     0.3679
     """
-    by_column = jnp.ndim(lengthscale) > 0
-    distances = _squared_distances(a, b, 1 / lengthscale if by_column else jnp.ones(a.shape[1], a.dtype))
-    # One loop for the distances and the exponential would not be vectorized on a CPU, and take twice the time of two.
-    distances = lax.optimization_barrier(distances)
-    return jnp.asarray(variance) * jnp.exp(-0.5 * (1 if by_column else lengthscale**-2) * distances)
+    if jnp.ndim(lengthscale):
+        return jnp.asarray(variance) * jnp.exp(-0.5 * _squared_distances(a, b, 1 / lengthscale))
+    distances = _squared_distances(a, b, jnp.ones(a.shape[1], a.dtype))
+    return jnp.asarray(variance) * jnp.exp(-0.5 * lengthscale**-2 * distances)
 
 
 def _squared_distances(
     a: Float[Array, "n d"], b: Float[Array, "m d"], weights: Float[Array, " d"]
 ) -> Float[Array, "n m"]:
     """|weights (a - b)|^2 for every pair of rows, never negative."""
+    return _by_products(a, b, weights) if a.dtype == jnp.float64 else _distances(a, b, weights)
+
+
+def _distances(a: Float[Array, "n d"], b: Float[Array, "m d"], weights: Float[Array, " d"]) -> Float[Array, "n m"]:
     if a.shape[1] <= _FEW_COLUMNS:
         # The difference comes first: where both sides are weighted before it, a multiplication fused into the
         # subtraction rounds one side alone, and the covariance is not symmetric.
         columns = ((a[:, j][:, None] - b[:, j][None]) * weights[j] for j in range(a.shape[1]))
         return jnp.asarray(sum(map(jnp.square, columns)))
-    a, b = a * weights[None], b * weights[None]
-    # Distances do not change with the origin, and products of small numbers cancel less.
-    origin = lax.stop_gradient(jnp.mean(a, axis=0, keepdims=True))
-    a, b = a - origin, b - origin
+    a, b = _weighted(a, b, weights)
     squares = jnp.sum(a * a, axis=1)[:, None] + jnp.sum(b * b, axis=1)[None]
     return jnp.maximum(squares - 2 * (a @ b.T), 0)
+
+
+def _weighted(a: Array, b: Array, weights: Array) -> tuple[Array, Array]:
+    """Both by the weights, from an origin among them: distances do not change, and small numbers cancel less."""
+    a, b = a * weights[None], b * weights[None]
+    origin = lax.stop_gradient(jnp.mean(a, axis=0, keepdims=True))
+    return a - origin, b - origin
+
+
+@jax.custom_jvp
+def _by_products(a: Float[Array, "n d"], b: Float[Array, "m d"], weights: Float[Array, " d"]) -> Float[Array, "n m"]:
+    """`_distances` with a derivative in products of matrices, whose transpose is products too.
+
+    That of differences passes over all pairs once for every column. In float32 the products round too much for it.
+    """
+    return _distances(a, b, weights)
+
+
+@_by_products.defjvp
+def _by_products_jvp(primals, tangents):
+    (a, b), (a_dot, b_dot) = jax.jvp(_weighted, primals, tangents)
+    squares = jnp.sum(a * a_dot, axis=1)[:, None] + jnp.sum(b * b_dot, axis=1)[None]
+    return _distances(*primals), 2 * (squares - a @ b_dot.T - a_dot @ b.T)
 
 
 def squared_exponential_derivatives(

@@ -135,7 +135,7 @@ def _inverse_by_halves(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
 
 
 def crossproduct(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
-    """X'X of a lower triangular X: the lower half of it, strip by strip without the zeros of X, and its mirror image."""
+    """X'X of a lower triangular X: its lower half, strip by strip without the zeros of X, and the mirror image."""
     n = factor.shape[0]
     if n <= _LEAF:
         return factor.T @ factor

@@ -33,11 +33,13 @@ from jaxcal.gp.model import (
 from jaxcal.gp.options import Options
 from jaxcal.optimize import Result, over_runs
 
-# Of more rows than this, so many decide which optima are climbed to.
-_FEW_ROWS = 500
-# Every initial value is climbed from by so many steps; to the end go all but those less than so many nats from a better
-# one: they are on the way to the same place. None is left for being low: a plateau may lie before the highest optimum.
-_FIRST_LAP, _ALIKE = 8, 0.2
+# Of more rows than this, so many decide which optima are climbed to, as far as to this tolerance: the best, and another
+# one no further below than this.
+_FEW_ROWS, _FEW_ROWS_TOLERANCE, _RIVAL = 500, 0.1, 10.0
+# Every initial value is climbed from by so many steps, on so many rows; to the end go all but those less than so many
+# nats from a better one: they are on the way to the same place. None is left for being low: a plateau may lie before
+# the highest optimum.
+_FIRST_LAP, _FIRST_ROWS, _ALIKE = 8, 250, 0.2
 # Two optima are one if no log hyperparameter differs by more.
 _SAME = 0.3
 
@@ -49,11 +51,16 @@ def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options:
     """
     model_of = as_vector(one_of(initial_models))[1]
     vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(initial_models)
-    failed = jnp.int32(0)
-    if number_of(initial_models) > 2 and data.targets.shape[0] > _FEW_ROWS:
-        ends = _race(vectors, model_of, some_rows(data, _FEW_ROWS), jitter, options)
-        failed, vectors = ends.failed, _best_two(ends)
-    ends = _race(vectors, model_of, data, jitter, options)
+    first_rows = some_rows(data, _FIRST_ROWS) if number_of(initial_models) > 2 else data
+    if first_rows is not data and data.targets.shape[0] > _FEW_ROWS:
+        loose = options._replace(tolerance=max(options.tolerance, _FEW_ROWS_TOLERANCE))
+        ends = _race(vectors, model_of, first_rows, some_rows(data, _FEW_ROWS), jitter, loose)
+        failed, (vectors, is_rival) = ends.failed, _best_two(ends)
+        limits = jnp.where(is_rival, options.max_iterations, -1)
+        ends = _climb_each(vectors, limits, model_of, data, jitter, options.tolerance)
+    else:
+        ends = _race(vectors, model_of, first_rows, data, jitter, options)
+        failed = ends.failed
     best = jnp.argmax(jnp.where(jnp.isnan(ends.values), -jnp.inf, ends.values))
     place, value, steps, converged = (end[best] for end in ends)
     model = model_of(place)
@@ -61,28 +68,36 @@ def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options:
         model, value, steps, converged = _by_column(model, value, steps, converged, data, jitter, options)
     result = jnp.where(converged, Result.CONVERGED, Result.STEP_LIMIT)
     result = jnp.where(jnp.isfinite(value), result, Result.NOT_FINITE)
-    return Found(model=model, evidence=value, steps=steps, result=result, failed_initial_values=failed + ends.failed)
+    return Found(model=model, evidence=value, steps=steps, result=result, failed_initial_values=failed)
 
 
 def _race(
     vectors: Float[Array, "s p"],
     model_of: Callable[[Float[Array, " p"]], Model],
+    first_rows: Data,
     data: Data,
     jitter: ArrayLike,
     options: Options,
 ) -> "_Ends":
-    """Every vector is climbed from by some steps, and those on the way to different places then to the end."""
+    """Every vector is climbed from by some steps on the first rows, those on the way to different places to the end."""
 
-    def lap(number, ends: _Ends) -> _Ends:
-        last = jnp.where(_goes_on(ends), options.max_iterations, -1)
-        limits = jnp.where(number == 0, min(_FIRST_LAP, options.max_iterations), last)
-        after = _climb_each(ends.places, limits, model_of, data, jitter, options.tolerance)
+    def lap(ends: _Ends, limits: Int[Array, " s"], rows: Data) -> _Ends:
+        after = _climb_each(ends.places, limits, model_of, rows, jitter, options.tolerance)
         kept = jax.tree.map(lambda new, old: jnp.where(_rows_like(limits >= 0, new), new, old), after, ends)
         return kept._replace(steps=ends.steps + jnp.maximum(after.steps, 0))
 
     zeros, number = jnp.zeros_like(vectors[:, 0]), vectors.shape[0]
     ends = _Ends(vectors, zeros, jnp.zeros(number, jnp.int32), jnp.zeros(number, bool))
-    return lax.fori_loop(0, 2, lap, ends)
+    few_steps = jnp.full(number, min(_FIRST_LAP, options.max_iterations))
+    to_the_end = lambda ends: jnp.where(_goes_on(ends), options.max_iterations, -1)
+    if first_rows is data:
+        # In a loop both laps are compiled once.
+        limits = lambda number, ends: jnp.where(number == 0, few_steps, to_the_end(ends))
+        return lax.fori_loop(0, 2, lambda number, ends: lap(ends, limits(number, ends), data), ends)
+    # What few rows say is no end, and their evidence no match for that of all.
+    ends = lap(ends, few_steps, first_rows)._replace(converged=jnp.zeros(number, bool))
+    limits, unmatched = to_the_end(ends), jnp.where(jnp.isnan(ends.values), ends.values, -jnp.inf)
+    return lap(ends._replace(values=unmatched), limits, data)
 
 
 class _Ends(NamedTuple):
@@ -178,12 +193,13 @@ def _exact_objective(
     return evaluate
 
 
-def _best_two(ends: _Ends) -> Float[Array, "2 p"]:
-    """The best place, and the best of those that differ from it, if there is one."""
+def _best_two(ends: _Ends) -> tuple[Float[Array, "2 p"], Bool[Array, "2"]]:
+    """The best place, and the best of those that differ from it; and whether they may be the best of more rows."""
     values = jnp.where(jnp.isnan(ends.values), -jnp.inf, ends.values)
     best = jnp.argmax(values)
     others = jnp.where(_differs(ends.places, ends.places[best]), values, -jnp.inf)
-    return ends.places[jnp.stack([best, jnp.argmax(others)])]
+    two = jnp.stack([best, jnp.argmax(others)])
+    return ends.places[two], jnp.stack([values[best], jnp.max(others)]) >= values[best] - _RIVAL
 
 
 def _goes_on(ends: _Ends) -> Bool[Array, " s"]:

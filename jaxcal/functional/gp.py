@@ -196,7 +196,7 @@ def explained_variance(gram: Float[Array, "n n"], cross: Float[Array, "n m"]) ->
 
 
 def _explained_variance_fwd(gram, cross):
-    factor = jnp.linalg.cholesky(gram)
+    factor = lax.linalg.cholesky(gram, symmetrize_input=False)
     whitened = solve_triangular(factor, cross, lower=True)
     return jnp.sum(whitened**2, axis=0), (factor, whitened)
 
@@ -225,7 +225,7 @@ def leave_one_out_variance(gram: Float[Array, "n n"]) -> Float[Array, " n"]:
 
 
 def _leave_one_out_variance_fwd(gram):
-    inverse = inverse_triangular(jnp.linalg.cholesky(gram))
+    inverse = inverse_triangular(lax.linalg.cholesky(gram, symmetrize_input=False))
     variance = 1 / jnp.sum(inverse**2, axis=0)
     return variance, (inverse, variance)
 

@@ -23,7 +23,7 @@ from jax import lax
 from jax.scipy.linalg import solve, solve_triangular
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from jaxcal.functional.linalg import crossproduct, half_log_det, inverse_factor, inverse_triangular
+from jaxcal.functional.linalg import crossproduct, half_log_det, inverse_factor, inverse_triangular, solve_lower
 
 LOG_2PI = 1.8378770664093453
 
@@ -197,13 +197,13 @@ def explained_variance(gram: Float[Array, "n n"], cross: Float[Array, "n m"]) ->
 
 def _explained_variance_fwd(gram, cross):
     factor = lax.linalg.cholesky(gram, symmetrize_input=False)
-    whitened = solve_triangular(factor, cross, lower=True)
+    whitened = solve_lower(factor, cross)
     return jnp.sum(whitened**2, axis=0), (factor, whitened)
 
 
 def _explained_variance_bwd(kept, cotangent):
     factor, whitened = kept
-    weights = solve_triangular(factor, whitened, lower=True, trans=1)
+    weights = solve_lower(factor, whitened, transposed=True)
     weighted = weights * cotangent[None]
     return -weighted @ weights.T, 2 * weighted
 

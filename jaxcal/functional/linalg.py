@@ -4,7 +4,8 @@
   derivatives of 0 where others have none; `scale_of`: what to divide by before squaring.
 - `snapped`: a value without its rounding, with the derivative that it had.
 - `weighted_mean`, `fractions_of`: means over rows that count differently.
-- `add_diagonal`, `inverse_factor`, `inverse_triangular`, `crossproduct`, `half_log_det`: of Cholesky factors.
+- `add_diagonal`, `inverse_factor`, `inverse_triangular`, `solve_lower`, `crossproduct`, `half_log_det`: of Cholesky
+  factors.
 """
 
 from itertools import pairwise
@@ -116,6 +117,28 @@ def _inverse_factor_jvp(primals, tangents):
     inverse = inverse_factor(*primals)
     half = jnp.tril(jnp.ones_like(inverse)) - 0.5 * jnp.eye(inverse.shape[0], dtype=inverse.dtype)
     return inverse, -(half * (inverse @ tangents[0] @ inverse.T)) @ inverse
+
+
+def solve_lower(
+    factor: Float[Array, "n n"], right: Float[Array, "n m"], *, transposed: bool = False
+) -> Float[Array, "n m"]:
+    """L^-1 R of a lower triangular L, or L^-T R: by halves, so that most of the work is products of matrices.
+
+    >>> solve_lower(jnp.array([[2.0, 0.0], [2.0, 1.0]]), jnp.array([[2.0], [3.0]])).ravel().tolist()
+    [1.0, 1.0]
+    """
+    n = factor.shape[0]
+    if n <= _LEAF:
+        return solve_triangular(factor, right, lower=True, trans=int(transposed))
+    half = n // 2
+    first, corner, last = factor[:half, :half], factor[half:, :half], factor[half:, half:]
+    if transposed:
+        below = solve_lower(last, right[half:], transposed=True)
+        above = solve_lower(first, right[:half] - lax.optimization_barrier(corner.T) @ below, transposed=True)
+    else:
+        above = solve_lower(first, right[:half])
+        below = solve_lower(last, right[half:] - corner @ above)
+    return jnp.concatenate([above, below])
 
 
 def inverse_triangular(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:

@@ -348,3 +348,14 @@ def test_derivatives_in_closed_form_are_those_through_the_factorization(problem,
     ours = jax.jit(jax.grad(lambda g: weights[1] @ gp.leave_one_out_variance(g)))(gram)
     through = jax.jit(jax.grad(lambda g: weights[1] @ (1 / jnp.diagonal(jnp.linalg.inv(g)))))(gram)
     np.testing.assert_allclose(ours + ours.T, through + through.T, atol=1e-11)
+
+
+def test_triangular_matrices_of_many_rows_are_inverted_solved_and_multiplied_by_parts(rng):
+    factor = np.tril(rng.normal(size=(300, 300)) / 20, -1) + np.diag(rng.uniform(1, 2, size=300))
+    right = rng.normal(size=(300, 3))
+    exact = {"rtol": 1e-9, "atol": 1e-9} if X64 else {"rtol": 1e-3, "atol": 1e-4}
+    given = jnp.asarray(factor), jnp.asarray(right)
+    np.testing.assert_allclose(linalg.inverse_triangular(given[0]), np.linalg.inv(factor), **exact)
+    np.testing.assert_allclose(linalg.crossproduct(given[0]), factor.T @ factor, **exact)
+    np.testing.assert_allclose(linalg.solve_lower(*given), np.linalg.solve(factor, right), **exact)
+    np.testing.assert_allclose(linalg.solve_lower(*given, transposed=True), np.linalg.solve(factor.T, right), **exact)

@@ -158,3 +158,17 @@ def test_derivatives_are_those_of_autodiff_far_from_the_origin(lengthscale, rng)
     scales = shaped(jnp.exp(vector[1:])), jnp.exp(vector[0])
     found = jax.jit(kernels.squared_exponential_derivatives)(points, *scales, weights, slopes)
     check_derivatives(found, expected, 1e-9 if X64 else 1e-3)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 12])
+def test_derivatives_of_covariances_are_those_of_the_formula(columns, rng):
+    a, b, scale = (jnp.asarray(rng.normal(size=shape)) for shape in ((5, columns), (7, columns), (columns,)))
+    units = lambda a, b, scale: (a[:, None] - b[None]) / jnp.exp(scale)[None, None]
+    by_formula = lambda a, b, scale: jnp.exp(-0.5 * jnp.sum(units(a, b, scale) ** 2, axis=2))
+    total = lambda f: lambda *given: jnp.sum(jnp.sin(3 * f(*given)))
+    ours, formula = total(lambda a, b, scale: kernels.squared_exponential(a, b, jnp.exp(scale))), total(by_formula)
+    exact = {"rtol": 1e-9, "atol": 1e-10} if X64 else {"rtol": 1e-3, "atol": 1e-4}
+    for derivative in (jax.grad, jax.hessian):
+        pairs = (jax.tree.leaves(derivative(f, argnums=(0, 1, 2))(a, b, scale)) for f in (ours, formula))
+        for one, other in zip(*pairs, strict=True):
+            np.testing.assert_allclose(one, other, **exact)

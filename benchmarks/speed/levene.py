@@ -5,7 +5,8 @@ residuals are those of a linear fit. At protein (36,584 rows, 9 features) the lo
 rows, 14 features) on a sample of its places, and its time is multiplied by the inverse of their fraction. A place
 between equal values is no split; how many are is printed, and the time is that of all places. Beside them, numpy's
 argsort of the same columns, and the search of one feature from 10^4 to 10^6 rows. With orders: the features are sorted
-already, as they are in all nodes of a tree but the first. To be run on one core, with NPROC=1.
+already, as they are in all nodes of a tree but the first. Seconds are processor time, the loop's too. To be run on one
+core, with NPROC=1.
 """
 
 import argparse
@@ -17,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from _common import fastest, provenance, tell, verdict
 
-# How many times faster than the loop, at protein; the aim beyond, in times of numpy's argsort; the slope against n.
+# How many times faster than the loop, at protein; in how many times numpy's argsort; the slope against n.
 ASKED_RATIO = {"mean": 100, "median": 50}
-ASKED_SORTS, ASKED_SLOPE = 10, 1.15
+ASKED_SORTS, ASKED_SLOPE = 5, 1.1
 STEP, SHARE_OF_ROWS, SAMPLE = 10, 0.8, 300
 SIZES = (10_000, 31_623, 100_000, 316_228, 1_000_000)
 
@@ -54,17 +55,17 @@ def beside_a_loop(name: str, sample: int | None, repeats: int) -> Iterator[str]:
     yield f"{name}: {x.shape[0]} rows, {x.shape[1]} features, min_leaf {min_leaf}, 64 bits"
     sort = min(seconds(lambda: np.argsort(x, axis=0)) for _ in range(repeats))
     on_device = jnp.asarray(x), jnp.asarray(residuals)
-    orders, sorting = fastest(lambda: levene.feature_orders(on_device[0]), repeats)
+    orders, sorting = fastest(lambda: levene.feature_orders(on_device[0]), repeats, time.process_time)
     yield f"numpy's argsort of the columns {sort:.4f} s, feature_orders {sorting:.4f} s"
     for center, asked in ASKED_RATIO.items():
         search = partial(levene.best_split, *on_device, min_leaf=min_leaf, center=center)
-        split, whole = fastest(search, repeats)
-        _, ordered = fastest(partial(search, orders=orders), repeats)
+        split, whole = fastest(search, repeats, time.process_time)
+        _, ordered = fastest(partial(search, orders=orders), repeats, time.process_time)
         largest, loop, note = plain_loop(x, residuals, min_leaf, center, sample)
         yield (
-            f"{center}-centered: all splits {whole:.4f} s, {whole / sort:.1f} times numpy's argsort, |T| "
-            f"{float(split.statistic):.4f}; with orders {ordered:.4f} s, {ordered / sort:.1f} times (the aim beyond: "
-            f"{ASKED_SORTS}; {verdict(ordered / sort <= ASKED_SORTS)})"
+            f"{center}-centered: all splits {whole:.4f} s, {whole / sort:.1f} times numpy's argsort (asked for: "
+            f"{ASKED_SORTS}; {verdict(whole / sort <= ASKED_SORTS)}), |T| {float(split.statistic):.4f}; with orders "
+            f"{ordered:.4f} s, {ordered / sort:.1f} times"
         )
         yield (
             f"  scipy at step {STEP} {loop:.2f} s ({note}), |T| {largest:.4f}: {loop / whole:.0f} and "
@@ -84,7 +85,7 @@ def against_rows(repeats: int) -> Iterator[str]:
         for rows in SIZES:
             x, residuals = jnp.asarray(rng.normal(size=(rows, 1))), jnp.asarray(rng.normal(size=rows))
             search = partial(levene.best_split, x, residuals, min_leaf=rows // 10, center=center)
-            times.append(fastest(search, repeats)[1])
+            times.append(fastest(search, repeats, time.process_time)[1])
         slope = np.polyfit(np.log(SIZES), np.log(times), 1)[0]
         listed = ", ".join(f"{rows} rows {spent:.4f} s" for rows, spent in zip(SIZES, times, strict=True))
         yield f"{center}-centered, one feature: {listed}"
@@ -101,15 +102,15 @@ def plain_loop(
     chosen = places if sample is None else [places[i] for i in np.linspace(0, len(places) - 1, sample).astype(int)]
     is_split = lambda k, left: x[orders[left - 1, k], k] < x[orders[left, k], k]
     largest = 0.0
-    began = time.perf_counter()
+    began = time.process_time()
     orders = np.argsort(x, axis=0)
-    sorted_by = time.perf_counter()
+    sorted_by = time.process_time()
     for k, left in chosen:
         order = orders[:, k]
         squared = scipy.stats.levene(residuals[order[:left]], residuals[order[left:]], center=center)[0]
         if is_split(k, left):
             largest = max(largest, squared)
-    loop = sorted_by - began + (time.perf_counter() - sorted_by) * len(places) / len(chosen)
+    loop = sorted_by - began + (time.process_time() - sorted_by) * len(places) / len(chosen)
     timed = "all" if sample is None else f"{len(chosen)}"
     note = f"{timed} of {len(places)} places timed, {sum(is_split(*place) for place in places)} splits among all"
     return largest**0.5, loop, note
@@ -128,9 +129,9 @@ def residuals_of(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def seconds(call) -> float:
     """How long a call takes."""
-    began = time.perf_counter()
+    began = time.process_time()
     call()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
 from jaxcal.gp.search import greedy_points, jitter_of_try
-from jaxcal.optimize import Result
+from jaxcal.optimize import Result, over_runs
 from jaxcal.preprocessing import Standardizer
 
 # Levels near the middle need no lengthscales of their own: their quantiles are close to the mean anyway.
@@ -407,8 +407,7 @@ def _fit(
     search = widths.on_line if setting.search == "line" else widths.by_column
     log_lengthscales = -search(problem, -log_lengthscale, setting.levels)
 
-    def calibrate(chosen):
-        log_lengthscale, level = chosen
+    def calibrate(log_lengthscale, level):
         posterior = given.posterior(log_lengthscale)
         if chosen_at is None:
             variance = given.leave_one_out(log_lengthscale, posterior).variance
@@ -416,7 +415,7 @@ def _fit(
             variance = _variance(log_lengthscale, posterior, given.points, given.noise_ratio, chosen_at)
         return posterior, linear_quantile(jnp.sort(chosen_by / jnp.sqrt(variance)), level), jnp.median(variance)
 
-    posteriors, beta, variances = lax.map(calibrate, (log_lengthscales, jnp.asarray(setting.levels, dtype)))
+    posteriors, beta, variances = over_runs(calibrate)(log_lengthscales, jnp.asarray(setting.levels, dtype))
     rounding_fraction = given.model(log_lengthscale).rounding(given.x) / jnp.min(variances)
     sharp = SharpGP(
         log_lengthscales=log_lengthscales,
@@ -498,12 +497,11 @@ def _predict(sharp: SharpGP, x: Float[Array, "n d"], mean: Float[Array, " n"]) -
 def _curves(sharp: SharpGP, x: Float[Array, "n d"]) -> Float[Array, "n c"]:
     """Every row's quantiles of the error, with the 0 in their middle, nested: their distances from 0 never fall."""
 
-    def distance(level):
-        log_lengthscale, posterior, beta = level
+    def distance(log_lengthscale, posterior, beta):
         variance = _variance(log_lengthscale, posterior, sharp.points, sharp.noise_ratio, x)
         return jnp.abs(beta) * jnp.sqrt(variance)
 
-    distances = lax.map(distance, (sharp.log_lengthscales, sharp.posteriors, sharp.beta)).T
+    distances = over_runs(distance)(sharp.log_lengthscales, sharp.posteriors, sharp.beta).T
     num_below = widths.num_below(sharp.levels)
     below = -lax.cummax(distances[:, :num_below], axis=1, reverse=True)
     above = lax.cummax(distances[:, num_below:], axis=1)

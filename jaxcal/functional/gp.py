@@ -19,10 +19,11 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.scipy.linalg import solve, solve_triangular
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from jaxcal.functional.linalg import crossproduct, half_log_det, inverse_factor, inverse_triangular
+from jaxcal.functional.linalg import crossproduct, half_log_det, inverse_factor, inverse_triangular, solve_lower
 
 LOG_2PI = 1.8378770664093453
 
@@ -98,8 +99,8 @@ class LikelihoodTerms(NamedTuple):
 
 
 def likelihood_terms(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> LikelihoodTerms:
-    """`log_likelihood` with its derivative by the covariance, from one factorization."""
-    factor = jnp.linalg.cholesky(gram)
+    """`log_likelihood` with its derivative by the covariance, from one factorization of its lower triangle."""
+    factor = lax.linalg.cholesky(gram, symmetrize_input=False)
     inverse = inverse_triangular(factor)
     whitened = inverse @ targets
     weights = inverse.T @ whitened
@@ -195,14 +196,14 @@ def explained_variance(gram: Float[Array, "n n"], cross: Float[Array, "n m"]) ->
 
 
 def _explained_variance_fwd(gram, cross):
-    factor = jnp.linalg.cholesky(gram)
-    whitened = solve_triangular(factor, cross, lower=True)
+    factor = lax.linalg.cholesky(gram, symmetrize_input=False)
+    whitened = solve_lower(factor, cross)
     return jnp.sum(whitened**2, axis=0), (factor, whitened)
 
 
 def _explained_variance_bwd(kept, cotangent):
     factor, whitened = kept
-    weights = solve_triangular(factor, whitened, lower=True, trans=1)
+    weights = solve_lower(factor, whitened, transposed=True)
     weighted = weights * cotangent[None]
     return -weighted @ weights.T, 2 * weighted
 
@@ -224,7 +225,7 @@ def leave_one_out_variance(gram: Float[Array, "n n"]) -> Float[Array, " n"]:
 
 
 def _leave_one_out_variance_fwd(gram):
-    inverse = inverse_triangular(jnp.linalg.cholesky(gram))
+    inverse = inverse_triangular(lax.linalg.cholesky(gram, symmetrize_input=False))
     variance = 1 / jnp.sum(inverse**2, axis=0)
     return variance, (inverse, variance)
 

@@ -52,17 +52,41 @@ def _squared_distances(
     a: Float[Array, "n d"], b: Float[Array, "m d"], weights: Float[Array, " d"]
 ) -> Float[Array, "n m"]:
     """|weights (a - b)|^2 for every pair of rows, never negative."""
+    return _by_products(a, b, weights) if a.dtype == jnp.float64 else _distances(a, b, weights)
+
+
+def _distances(a: Float[Array, "n d"], b: Float[Array, "m d"], weights: Float[Array, " d"]) -> Float[Array, "n m"]:
     if a.shape[1] <= _FEW_COLUMNS:
         # The difference comes first: where both sides are weighted before it, a multiplication fused into the
         # subtraction rounds one side alone, and the covariance is not symmetric.
         columns = ((a[:, j][:, None] - b[:, j][None]) * weights[j] for j in range(a.shape[1]))
         return jnp.asarray(sum(map(jnp.square, columns)))
-    a, b = a * weights[None], b * weights[None]
-    # Distances do not change with the origin, and products of small numbers cancel less.
-    origin = lax.stop_gradient(jnp.mean(a, axis=0, keepdims=True))
-    a, b = a - origin, b - origin
+    a, b = _weighted(a, b, weights)
     squares = jnp.sum(a * a, axis=1)[:, None] + jnp.sum(b * b, axis=1)[None]
     return jnp.maximum(squares - 2 * (a @ b.T), 0)
+
+
+def _weighted(a: Array, b: Array, weights: Array) -> tuple[Array, Array]:
+    """Both by the weights, from an origin among them: distances do not change, and small numbers cancel less."""
+    a, b = a * weights[None], b * weights[None]
+    origin = lax.stop_gradient(jnp.mean(a, axis=0, keepdims=True))
+    return a - origin, b - origin
+
+
+@jax.custom_jvp
+def _by_products(a: Float[Array, "n d"], b: Float[Array, "m d"], weights: Float[Array, " d"]) -> Float[Array, "n m"]:
+    """`_distances` with a derivative in products of matrices, whose transpose is products too.
+
+    That of differences passes over all pairs once for every column. In float32 the products round too much for it.
+    """
+    return _distances(a, b, weights)
+
+
+@_by_products.defjvp
+def _by_products_jvp(primals, tangents):
+    (a, b), (a_dot, b_dot) = jax.jvp(_weighted, primals, tangents)
+    squares = jnp.sum(a * a_dot, axis=1)[:, None] + jnp.sum(b * b_dot, axis=1)[None]
+    return _distances(*primals), 2 * (squares - a @ b_dot.T - a_dot @ b.T)
 
 
 def squared_exponential_derivatives(

@@ -5,6 +5,7 @@ which two optima are climbed to on all. A lengthscale for every column is climbe
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -35,11 +36,13 @@ from jaxcal.gp.model import (
 from jaxcal.gp.options import Options
 from jaxcal.optimize import Result, over_runs
 
-# Of more rows than this, so many decide which optima are climbed to.
-_FEW_ROWS = 500
-# Every initial value is climbed from by so many steps; to the end go all but those less than so many nats from a better
-# one: they are on the way to the same place. None is left for being low: a plateau may lie before the highest optimum.
-_FIRST_LAP, _ALIKE = 8, 0.2
+# Of more rows than this, so many decide which optima are climbed to, as far as to this tolerance: the best, and another
+# one no further below than this.
+_FEW_ROWS, _FEW_ROWS_TOLERANCE, _RIVAL = 500, 0.1, 10.0
+# Every initial value is climbed from by so many steps, on so many rows; to the end go all but those less than so many
+# nats from a better one: they are on the way to the same place. None is left for being low: a plateau may lie before
+# the highest optimum.
+_FIRST_LAP, _FIRST_ROWS, _ALIKE = 8, 250, 0.2
 # Two optima are one if no log hyperparameter differs by more.
 _SAME = 0.3
 
@@ -47,7 +50,7 @@ _SAME = 0.3
 def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options: Options) -> Found:
     """The hyperparameters of the greatest exact evidence: isotropic ones, then by column where the options ask for it.
 
-    Of many rows some decide which two optima are climbed on all. With ard="auto" each further lengthscale must gain
+    Of many rows some decide which two optima are climbed to on all. With ard="auto" each further lengthscale must gain
     log(n) / 2 nats, Schwarz's criterion.
     """
     owners, further = _owners(one_of(initial_models), data)
@@ -58,11 +61,11 @@ def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options:
     model_of = as_vector(one_of(initial_models))[1]
     vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(initial_models)
     tied = _tied(owners) if by_column else jnp.eye(vectors.shape[1], dtype=vectors.dtype)
-    failed = jnp.int32(0)
+    failed, are_rivals = None, None
     if number_of(initial_models) > 2 and data.targets.shape[0] > _FEW_ROWS:
-        ends = _race(vectors, tied, False, model_of, some_rows(data, _FEW_ROWS), jitter, options)
-        failed, vectors = ends.failed, _best_two(ends)
-    ends = _race(vectors, tied, by_column, model_of, data, jitter, options)
+        ends = _race_on_few_rows(vectors, tied, model_of, data, jitter, options)
+        failed, (vectors, are_rivals) = ends.failed, _best_two(ends)
+    ends = _race(vectors, are_rivals, tied, by_column, model_of, data, jitter, options)
     first = jax.tree.map(lambda end: end[: len(vectors)], ends)
     best = jnp.argmax(jnp.where(jnp.isnan(first.values), -jnp.inf, first.values))
     chosen = jax.tree.map(lambda end: end[best], first)
@@ -75,7 +78,7 @@ def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options:
         evidence=chosen.values,
         steps=chosen.steps,
         result=jnp.where(jnp.isfinite(chosen.values), result, Result.NOT_FINITE),
-        failed_initial_values=failed + first.failed,
+        failed_initial_values=first.failed if failed is None else failed,
     )
 
 
@@ -100,8 +103,30 @@ def _tied(owners: Float[Array, " q"]) -> Float[Array, "q q"]:
     return (owners[:, None] == jnp.arange(len(owners))[None]).astype(owners.dtype)
 
 
+def _race_on_few_rows(
+    vectors: Float[Array, "s p"],
+    tied: Float[Array, "p p"],
+    model_of: Callable[[Float[Array, " p"]], Model],
+    data: Data,
+    jitter: ArrayLike,
+    options: Options,
+) -> "_Ends":
+    """Every vector is climbed from by some steps on the fewest rows, then those to different places on more, nearly."""
+    directions = jnp.stack([tied] * len(vectors))
+    loose = options._replace(tolerance=max(options.tolerance, _FEW_ROWS_TOLERANCE))
+    climb = partial(_climb_some, directions=directions, model_of=model_of, jitter=jitter, options=loose)
+    few_steps = jnp.full(len(vectors), min(_FIRST_LAP, options.max_iterations))
+    ends = climb(_Ends.before(vectors), few_steps, data=some_rows(data, _FIRST_ROWS))
+    # What so few rows say is no end, and their evidence no match for that of more.
+    ends = ends._replace(converged=jnp.zeros_like(ends.converged))
+    limits = jnp.where(_goes_on(ends), options.max_iterations, -1)
+    unmatched = jnp.where(jnp.isnan(ends.values), ends.values, -jnp.inf)
+    return climb(ends._replace(values=unmatched), limits, data=some_rows(data, _FEW_ROWS))
+
+
 def _race(
     vectors: Float[Array, "s p"],
+    are_rivals: Bool[Array, " s"] | None,
     tied: Float[Array, "p p"],
     by_column: bool,
     model_of: Callable[[Float[Array, " p"]], Model],
@@ -109,32 +134,32 @@ def _race(
     jitter: ArrayLike,
     options: Options,
 ) -> "_Ends":
-    """Every vector is climbed from by some steps, and those on the way to different places then to the end.
+    """The vectors that are rivals are climbed from to the end.
 
-    All in directions that are tied; from the best place then, as a further vector, in all directions if `by_column`.
-    One loop for all: the compiled program holds the climb once.
+    Where nobody knows which are, every vector is climbed from by some steps, and those on the way to different places
+    to the end. All in directions that are tied; from the best place then, as a further vector, in all directions if
+    `by_column`. One loop for all: the compiled program holds the climb once.
     """
     number, width = vectors.shape
-    free = jnp.eye(width, dtype=vectors.dtype)
-    directions = jnp.stack([tied] * number + [free] * by_column)
-    starts = jnp.concatenate([vectors, vectors[:1]]) if by_column else vectors
-    is_further = np.arange(len(starts)) >= number
+    directions = jnp.stack([tied] * number + [jnp.eye(width, dtype=vectors.dtype)] * by_column)
+    climb = partial(_climb_some, directions=directions, model_of=model_of, data=data, jitter=jitter, options=options)
+    ends = _Ends.before(jnp.concatenate([vectors, vectors[:1]]) if by_column else vectors)
+    is_further = np.arange(number + by_column) >= number
+    known = None if are_rivals is None else jnp.concatenate([are_rivals, jnp.zeros(int(by_column), bool)])
+    if known is not None:
+        ends = ends._replace(values=jnp.where(known, ends.values, jnp.nan))
 
     def lap(count, ends: _Ends) -> _Ends:
         values = jnp.where(jnp.isnan(ends.values) | is_further, -jnp.inf, ends.values)
-        last = jnp.where(_goes_on(ends._replace(values=values)), options.max_iterations, -1)
+        goes_on = _goes_on(ends._replace(values=values)) if known is None else known
         first = jnp.where(is_further, -1, min(_FIRST_LAP, options.max_iterations))
-        further = jnp.where(is_further, options.max_iterations, -1)
+        last, further = (jnp.where(which, options.max_iterations, -1) for which in (goes_on, is_further))
         limits = jnp.where(count == 0, first, jnp.where(count == 1, last, further))
         best = ends.places[jnp.argmax(values)]
         places = jnp.where((is_further & (count == 2))[:, None], best[None], ends.places)
-        after = _climb_each(places, limits, directions, model_of, data, jitter, options)
-        kept = jax.tree.map(lambda new, old: jnp.where(_rows_like(limits >= 0, new), new, old), after, ends)
-        return kept._replace(steps=ends.steps + jnp.maximum(after.steps, 0))
+        return climb(ends._replace(places=places), limits)
 
-    zeros = jnp.zeros_like(starts[:, 0])
-    ends = _Ends(starts, zeros, jnp.zeros(len(starts), jnp.int32), jnp.zeros(len(starts), bool))
-    return lax.fori_loop(0, 2 + by_column, lap, carried(ends))
+    return lax.fori_loop(0 if known is None else 1, 2 + by_column, lap, carried(ends))
 
 
 class _Ends(NamedTuple):
@@ -152,23 +177,33 @@ class _Ends(NamedTuple):
     steps: Int[Array, "*s"]
     converged: Bool[Array, "*s"]
 
+    @classmethod
+    def before(cls, vectors: Float[Array, "s p"]) -> "_Ends":
+        """No climb, yet, from these vectors."""
+        zeros, number = jnp.zeros_like(vectors[:, 0]), len(vectors)
+        return cls(vectors, zeros, jnp.zeros(number, jnp.int32), jnp.zeros(number, bool))
+
     @property
     def failed(self) -> Int[Array, ""]:
         """How many found nothing."""
         return jnp.sum(jnp.isnan(self.values), dtype=jnp.int32)
 
 
-def _climb_each(
-    vectors: Float[Array, "s p"],
+def _climb_some(
+    ends: _Ends,
     limits: Int[Array, " s"],
+    *,
     directions: Float[Array, "s p p"],
     model_of: Callable[[Float[Array, " p"]], Model],
     data: Data,
     jitter: ArrayLike,
     options: Options,
 ) -> _Ends:
-    """Where the exact evidence is climbed to from each vector, in so many steps along the columns of its directions."""
-    low, high = bounds(model_of(vectors[0]), data)
+    """Where the exact evidence is climbed to from each place, in so many steps along the columns of its directions.
+
+    Where the limit is negative the end stays as it is.
+    """
+    low, high = bounds(model_of(ends.places[0]), data)
     evaluate = _exact_objective(model_of, low, high, data, jitter)
 
     def climb(vector, limit, along):
@@ -184,7 +219,9 @@ def _climb_each(
         value = end.value + penalty(place, low, high, data.number * shares)[0]
         return place, jnp.where(is_sane(model_of(place), value, data), value, jnp.nan), end.steps, end.converged
 
-    return _Ends(*over_runs(climb, mesh=options.mesh)(vectors, limits, directions))
+    after = _Ends(*over_runs(climb, mesh=options.mesh)(ends.places, limits, directions))
+    kept = jax.tree.map(lambda new, old: jnp.where(_rows_like(limits >= 0, new), new, old), after, ends)
+    return kept._replace(steps=ends.steps + jnp.maximum(after.steps, 0))
 
 
 def _exact_objective(
@@ -224,12 +261,13 @@ def _exact_objective(
     return evaluate
 
 
-def _best_two(ends: _Ends) -> Float[Array, "2 p"]:
-    """The best place, and the best of those that differ from it, if there is one."""
+def _best_two(ends: _Ends) -> tuple[Float[Array, "2 p"], Bool[Array, "2"]]:
+    """The best place, and the best of those that differ from it; and whether they may be the best of more rows."""
     values = jnp.where(jnp.isnan(ends.values), -jnp.inf, ends.values)
     best = jnp.argmax(values)
     others = jnp.where(_differs(ends.places, ends.places[best]), values, -jnp.inf)
-    return ends.places[jnp.stack([best, jnp.argmax(others)])]
+    two = jnp.stack([best, jnp.argmax(others)])
+    return ends.places[two], jnp.stack([values[best], jnp.max(others)]) >= values[best] - _RIVAL
 
 
 def _goes_on(ends: _Ends) -> Bool[Array, " s"]:

@@ -22,7 +22,7 @@ from jaxcal.functional._loops import carried
 from jaxcal.functional.quantiles import linear_quantile
 from jaxcal.gp.kernels import SquaredExponential, gram
 from jaxcal.gp.search import inverse_softplus
-from jaxcal.optimize import as_constants, lowest, minimize, one_run_at_a_time
+from jaxcal.optimize import as_constants, lowest, minimize, one_run_at_a_time, over_runs
 
 # Multiples of the regression's inverse lengthscales that are tried: on a line alone, and as initial values of L-BFGS.
 _SMALLEST, _LARGEST = 0.1, 10.0
@@ -110,7 +110,7 @@ def on_line(problem: Problem, log_scale: Float[Array, " d"], levels: tuple[float
         variance = held.variance(held_scale + multiple)
         return jax.vmap(lambda level: log_width(variance, held.errors, level))(jnp.asarray(levels, variance.dtype))
 
-    widths = lax.map(widths_of, multiples).T
+    widths = over_runs(widths_of)(multiples).T
     widths = jnp.where(jnp.isnan(widths), jnp.inf, widths)
     below = num_below(levels)
     sides = [widths[:below][::-1], widths[below:]]
@@ -137,7 +137,7 @@ def by_column(problem: Problem, log_scale: Float[Array, " d"], levels: tuple[flo
             level, is_outermost = given
             bound = jnp.where(is_outermost, jnp.asarray(_GREATEST, dtype), bound)
             tried = jnp.minimum(log_scale[None] + multiples, bound[None])
-            widths = lax.map(lambda initial: problem.log_width(initial, level), tried)
+            widths = over_runs(lambda initial: problem.log_width(initial, level))(tried)
             best = jnp.argsort(jnp.where(jnp.isnan(widths), jnp.inf, widths))[:_NUM_IMPROVED]
             found = _improved(problem, tried[best], bound, level)
             return found, found
@@ -164,7 +164,7 @@ def _improved(problem: Problem, initial: Float[Array, "s d"], bound: Float[Array
         loss = lambda gap: problem.log_width(place(gap), level)
         return minimize(loss, gap, max_iterations=_STEPS, gain_tolerance=_GAIN)
 
-    return place(lowest(lax.map(improve, initial)).params)
+    return place(lowest(over_runs(improve)(initial)).params)
 
 
 def _multiples(number: int, dtype) -> Float[Array, " s"]:

@@ -63,5 +63,5 @@ def log_prob(
 def mean_abs(mean: Array, std: ArrayLike) -> Array:
     """E|X| for X normal: mean (2 Phi(z) - 1) + 2 std phi(z), z = mean / std; |mean| at std = 0."""
     near = jnp.abs(mean) < jnp.multiply(_FAR, std)
-    z = jnp.where(near, mean / jnp.where(near, std, 1), _FAR * jnp.sign(mean))
+    z = jnp.where(near, mean / jnp.where(near, std, jnp.ones_like(mean)), _FAR * jnp.sign(mean))
     return mean * (2 * ndtr(z) - 1) + 2 * std * jnp.exp(-0.5 * z**2 - LOG_SQRT_2PI)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
-from jaxtyping import Array, ArrayLike, Float, Int, Real
+from jaxtyping import Array, ArrayLike, DTypeLike, Float, Int, Real
 
 from jaxcal import _checks
 from jaxcal.functional import normal
@@ -329,7 +329,7 @@ def min_reliability_score(num_rows: int) -> Float[Array, ""]:
         >>> print(f"{min_reliability_score(100):.1e}")
         3.7e-05
     """
-    return _mean_density_of_quantiles(num_rows) - _HALF_MEAN_DIFFERENCE
+    return _mean_density_of_quantiles(num_rows, float) - _HALF_MEAN_DIFFERENCE
 
 
 @_checks_weights
@@ -355,7 +355,7 @@ def accrue_beta(errors: Real[ArrayLike, " n"], *, weights: Real[ArrayLike, " n"]
     errors = jnp.asarray(errors)
     sizes = jnp.abs(errors)
     mean = weighted_mean(sizes, weights)
-    most = jnp.asarray(_mean_density_of_quantiles(errors.size), mean.dtype)
+    most = _mean_density_of_quantiles(errors.size, mean.dtype)
     return most / (_LEAST_CRPS * mean + most)
 
 
@@ -452,7 +452,7 @@ def _fraction_below_less_above(z: Float[Array, " n"], fractions: Float[Array, " 
     return jnp.zeros_like(z).at[order].set(upto[first] + upto[after] - upto[-1], unique_indices=True)
 
 
-def _mean_density_of_quantiles(num_rows: int) -> Float[Array, ""]:
+def _mean_density_of_quantiles(num_rows: int, dtype: DTypeLike) -> Float[Array, ""]:
     """sqrt(2) times the mean of phi(z) over the normal quantiles z at (2 i - 1) / (2 n)."""
-    z = ndtri((jnp.arange(num_rows) + 0.5) / num_rows)
+    z = ndtri((jnp.arange(num_rows, dtype=dtype) + 0.5) / num_rows)
     return jnp.mean(jnp.exp(-0.5 * z**2)) / SQRT_PI

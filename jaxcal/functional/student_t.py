@@ -39,7 +39,7 @@ def log_prob(
     """
     df = jnp.asarray(df)
     positive = jnp.greater(scale, 0)
-    safe = jnp.where(positive, scale, 1)
+    safe = jnp.where(positive, scale, 1.0)
     t = jnp.subtract(y, loc) / safe
     log_density = _log_constant(df) - 0.5 * (df + 1) / df * _wallace(t, df) ** 2 - jnp.log(safe)
     return jnp.where(positive, log_density, -jnp.inf)

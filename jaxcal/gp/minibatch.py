@@ -31,7 +31,7 @@ from jaxcal.gp.model import Data, Model, is_sane, jittered_gram, rounding_of, ro
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process
 from jaxcal.gp.search import jitter_of_try, sparse_initial, with_inducing_points
-from jaxcal.optimize import Result, minimize
+from jaxcal.optimize import Result, minimize, scale_by_adam
 from jaxcal.preprocessing import Standardizer
 
 # Gives the rows of a slice, or those of increasing numbers.
@@ -293,7 +293,9 @@ class _Rates(NamedTuple):
 
     @property
     def adam(self) -> optax.GradientTransformation:
-        return optax.adam(lambda step: self.learning_rate * (1 + jnp.cos(jnp.pi * step / self.num_steps)) / 2)
+        dtype = self.learning_rate.dtype
+        rate = lambda step: self.learning_rate * (1 + jnp.cos(jnp.pi * step.astype(dtype) / self.num_steps)) / 2
+        return optax.chain(scale_by_adam(dtype), optax.scale_by_learning_rate(rate))
 
 
 class _State(NamedTuple):

@@ -110,10 +110,10 @@ def ascend(
         place, local = jax.tree.map(choose, (place + move, found), (place, local))
         corrected = jnp.where(ratio > 1, _corrected(local.information, move, change), local.information)
         information = jnp.where(taken, corrected, information)
-        factor = jnp.where(ratio > 0.7, 1 / 3, jnp.where(ratio < 0.25, 2.0, 1.0))
+        factor = jnp.where(ratio > 0.7, 1 / 3, jnp.where(ratio < 0.25, 2.0, jnp.ones_like(damping)))
         factor = jnp.where(first, 1.0, jnp.where(taken, factor, 5.0)).astype(damping.dtype)
         stuck = ~taken & (damping > _GREATEST_DAMPING)
-        damping = jnp.maximum(damping * factor, jnp.where(taken, _LEAST_DAMPING, _DAMPING))
+        damping = jnp.maximum(damping * factor, jnp.where(taken, _LEAST_DAMPING, jnp.full_like(damping, _DAMPING)))
         checked = (steps + 1) % _RIDGE_STEPS == 0
         ridge = checked & ~first & (local.value - mark < tolerance)
         mark = jnp.where(checked, local.value, mark)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, DTypeLike, Float, Int, PyTree
@@ -32,7 +31,7 @@ from jaxcal.gp.model import (
     with_more_noise,
 )
 from jaxcal.gp.options import TOLERANCE, Options
-from jaxcal.optimize import Optimum, Result, as_constants, minimize
+from jaxcal.optimize import Optimum, Result, adam, as_constants, minimize
 
 # The sparse bound may begin at the exact evidence of so many rows.
 _SUBSET_ROWS = 1000
@@ -201,19 +200,19 @@ def _minimize_by_adam(
     loss: Callable[[Model], Float[Array, ""]], params: Model, learning_rate: float, steps: int
 ) -> Optimum:
     """So many steps of Adam in GPyTorch's coordinates: hyperparameters are the softplus of what is learned."""
-    adam = optax.adam(learning_rate)
     # One vector: for a tree, XLA would compile every update once a leaf.
     raw, unravel = ravel_pytree(_map_hyperparameters(lambda log, least: inverse_softplus(jnp.exp(log) - least), params))
+    descent = adam(jnp.asarray(learning_rate, raw.dtype))
 
     def model_of(raw: Float[Array, " p"]) -> Model:
         return _map_hyperparameters(lambda value, least: jnp.log(jax.nn.softplus(value) + least), unravel(raw))
 
     def step(state, _):
         raw, memory = state
-        updates, memory = adam.update(jax.grad(lambda raw: loss(model_of(raw)))(raw), memory)
+        updates, memory = descent.update(jax.grad(lambda raw: loss(model_of(raw)))(raw), memory)
         return (raw + updates, memory), None
 
-    (raw, _), _ = lax.scan(step, (raw, adam.init(raw)), length=steps)
+    (raw, _), _ = lax.scan(step, (raw, descent.init(raw)), length=steps)
     value = loss(model_of(raw))
     result = jnp.where(jnp.isfinite(value), Result.STEP_LIMIT, Result.NOT_FINITE)
     return Optimum(model_of(raw), value, jnp.int32(steps), result)

@@ -61,6 +61,9 @@ def minimize(
     lbfgs = optax.scale_by_lbfgs(memory_size=10)
     # One vector: for a tree, XLA would compile every update once a leaf.
     params, unravel = ravel_pytree(params)
+    # optax's weights of the corrections have the default dtype.
+    as_params = lambda a: a.astype(params.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
+    no_memory = jax.tree.map(as_params, lbfgs.init(params))
     value_and_grad = jax.value_and_grad(lambda vector: loss(unravel(vector)))
 
     def step(state):
@@ -76,7 +79,7 @@ def minimize(
         slows = (steps >= _EARLY_STEPS) & (old - new < gain_tolerance)
         best = watch(params, best)
         stale = False if best is None else best.stale >= patience
-        descent, memory = lbfgs.update(gradient, select(forget, lbfgs.init(params), memory), params)
+        descent, memory = lbfgs.update(gradient, select(forget, no_memory, memory), params)
         # Small gains alone may be those of a plateau: the quadratic model must foresee no more, either.
         slows &= jnp.asarray(optax.tree.vdot(gradient, descent)) / 2 < gain_tolerance
         done = ~first & ((stalled & ~forget) | flat | (slow & slows) | stale)
@@ -95,7 +98,7 @@ def minimize(
     nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(value_and_grad, params))
     true, false = jnp.ones((), bool), jnp.zeros((), bool)
     best = None if validation_loss is None else Best.before(params, nothing[0].dtype)
-    initial = params, nothing, jnp.zeros_like(params), lbfgs.init(params), true, false, best, jnp.int32(-1), false
+    initial = params, nothing, jnp.zeros_like(params), no_memory, true, false, best, jnp.int32(-1), false
     params, (value, _), *_, best, steps, done = lax.while_loop(unfinished, step, initial)
     ended = jnp.where(done, Result.CONVERGED, Result.STEP_LIMIT)
     result = jnp.where(jnp.isfinite(value), ended, Result.NOT_FINITE)

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, ArrayLike, Bool, DTypeLike, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks
 from jaxcal.functional import linalg
@@ -44,7 +44,17 @@ def adam(learning_rate: ArrayLike) -> optax.GradientTransformation:
     For that the smallest positive number is added to the moment, which changes no step.
     """
     rate = jnp.asarray(learning_rate)
-    return optax.adam(rate, eps_root=float(jnp.finfo(rate.dtype).tiny))
+    return optax.chain(scale_by_adam(rate.dtype), optax.scale_by_learning_rate(rate))
+
+
+def scale_by_adam(dtype: DTypeLike) -> optax.GradientTransformation:
+    """The gradients as `adam` scales them, of parameters of this dtype, computed in no other.
+
+    optax counts the steps in integers, and the decays to the power of one have the default dtype.
+    """
+    scale = optax.scale_by_adam(eps_root=float(jnp.finfo(dtype).tiny))
+    init = lambda params: cast(Any, scale.init(params))._replace(count=jnp.zeros((), dtype))
+    return optax.GradientTransformation(init, scale.update)
 
 
 def num_train(num_rows: int, validation_fraction: float) -> int:
@@ -161,7 +171,7 @@ def train_steps(
     *,
     key: PRNGKeyArray,
     num_steps: int,
-    optimizer: Callable[..., optax.GradientTransformation] = optax.adam,
+    optimizer: Callable[..., optax.GradientTransformation] = adam,
     learning_rate: ArrayLike = 1e-3,
     max_epochs: int = 1000,
     patience: int = 10,

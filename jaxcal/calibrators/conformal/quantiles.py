@@ -38,7 +38,7 @@ def fit(
     """`conformal.fit` with score="quantile", of checked targets."""
     levels, rows = as_confidence_levels(confidence_levels), y.shape[0]
     check_rows_reach(rows, levels[-1])
-    margins, num_covered = _margins(_quantiles_of(base, levels, rows), y, np.array(levels), smoothing)
+    margins, num_covered = _margins(_quantiles_of(base, levels, rows), y, np.array(levels, y.dtype), smoothing)
     return ConformalizedQuantiles(
         margins=margins,
         num_covered=num_covered,

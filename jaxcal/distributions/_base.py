@@ -161,7 +161,7 @@ def match(y: ArrayLike, rows: Array) -> Array:
 
 def standardize(y: Array, loc: Array, scale: Array) -> Array:
     """(y - loc) / scale; infinite where the scale is 0, so that a cdf becomes a step."""
-    positive, step = scale > 0, jnp.where(y >= loc, jnp.inf, -jnp.inf)
+    positive, step = scale > 0, jnp.where(y >= loc, jnp.full_like(loc, jnp.inf), -jnp.inf)
     return jnp.where(positive, (y - loc) / jnp.where(positive, scale, 1), step)
 
 

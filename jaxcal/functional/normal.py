@@ -55,7 +55,7 @@ def log_prob(
         -5000.9
     """
     positive = jnp.greater(std, 0)
-    safe = jnp.where(positive, std, 1)
+    safe = jnp.where(positive, std, 1.0)
     z = jnp.subtract(y, mean) / safe
     return jnp.where(positive, -0.5 * z**2 - jnp.log(safe) - LOG_SQRT_2PI, -jnp.inf)
 

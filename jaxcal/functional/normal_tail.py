@@ -51,7 +51,7 @@ def excess(end: Float[Array, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*
     """
     far = end > 5
     near = jnp.where(far, 5, end)
-    mean = jnp.exp(normal.log_prob(near, 0, 1)) / ndtr(-near) - near
+    mean = jnp.exp(normal.log_prob(near, 0.0, 1.0)) / ndtr(-near) - near
     end = jnp.where(far, end, 5)
     rest = jax.lax.fori_loop(0, 24, lambda k, rest: (25 - k) / (end + rest), jnp.zeros_like(end))
     return jnp.where(far, 1 / (end + rest), mean), jnp.where(far, rest / (end + rest), 1 - near * mean)

@@ -133,7 +133,7 @@ def _divide(
     """A random division into two parts of so many rows, padded to these lengths, as the rows are that come in."""
     places = [jnp.arange(length) for length in lengths]
     is_there = jnp.concatenate([place < number for place, number in zip(places, num_rows, strict=True)])
-    order = jnp.argsort(jnp.where(is_there, jax.random.uniform(key, is_there.shape), 2))
+    order = jnp.argsort(jnp.where(is_there, jax.random.uniform(key, is_there.shape, rows[1].dtype), 2))
     chosen = order[places[0]], order[jnp.minimum(num_rows[0] + places[1], order.shape[0] - 1)]
     training, validation = (jax.tree.map(lambda part, at=at: part[at], rows) for at in chosen)
     return training, validation

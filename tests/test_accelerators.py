@@ -1,0 +1,216 @@
+"""Every method lowers for GPU and TPU on a machine without one, and compiles for a TPU where libtpu is installed.
+
+The rows are in float32 while x64 is on: what is in float64 then follows no dtype.
+"""
+
+import contextlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_methods
+from test_methods import FORESTS, KEY, METHODS, NEEDS_VALUES
+
+from jaxcal import Point, rio
+from jaxcal.calibrators import kmeans
+from jaxcal.functional import levene, multiplicity
+from jaxcal.gp import minibatch
+from jaxcal.predictors import usnrt
+
+pytestmark = [
+    pytest.mark.any_precision,
+    # As in test_methods.
+    pytest.mark.filterwarnings("ignore:the uncertainty is hardly greater"),
+]
+X, MEAN, Y = (rows.astype(np.float32) for rows in (test_methods.X, test_methods.MEAN, test_methods.Y))
+LEVELS = np.array([0.1, 0.9], np.float32)
+# Further forms of a fit, with programs of their own.
+FORMS = {
+    "rio-paper": (partial(test_methods.fit_rio, preset="paper", num_inducing=10), test_methods.call_rio),
+    "rio-student-t": (partial(test_methods.fit_rio, noise="student_t"), test_methods.call_rio),
+    "rio-input-noise": (partial(test_methods.fit_rio, noise="input"), test_methods.call_rio),
+    "gaussian-process-adam": (partial(test_methods.fit_gaussian_process, optimizer="adam"), test_methods.call_mlp),
+    "variance-network-alternating": (
+        partial(test_methods.fit_variance_network, form="alternating"),
+        test_methods.call_mlp,
+    ),
+    "deep-ensemble-crude": (partial(test_methods.fit_deep_ensemble, preset="crude"), test_methods.call_mlp),
+    "rio-stochastic": (
+        partial(test_methods.fit_rio, bound="stochastic", key=KEY, epochs=1, num_inducing=10),
+        test_methods.call_rio,
+    ),
+}
+# The compiled parts of the fits that run on the host: the rest of each is NumPy's or scikit-learn's.
+PARTS = {
+    "usnrt": [
+        (usnrt, "_train_splitting"),
+        (usnrt, "_train_variance"),
+        (levene, "_search"),
+        (multiplicity, "miller_siegmund"),
+    ],
+    "kmeans": [(kmeans, "_root_mean_squares")],
+    "rio-stochastic": [(minibatch, name) for name in ("_start", "_pass_over", "_jitted_sum_over", "_conclude")],
+}
+ON_HOST = {name for name, reasons in NEEDS_VALUES.items() if "fit" in reasons} | {"rio-stochastic"}
+# The others take long to trace.
+QUICK = ("crude", "conformal", "gaussian-mle", "mlp", "rio")
+
+
+def named(names):
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+
+
+class Program(NamedTuple):
+    """A function of arrays, which gives arrays."""
+
+    name: str
+    fun: Callable
+    args: tuple
+
+    def __str__(self) -> str:
+        return self.name
+
+    def lowered(self, platform: str) -> str:
+        """StableHLO for a platform that need not be there."""
+        return jax.jit(self.fun).trace(*self.args).lower(lowering_platforms=(platform,)).as_text()
+
+
+def programs_of(name: str) -> list[Program]:
+    """Fit and prediction in one, or the compiled parts of a fit on the host, and the prediction."""
+    fit, call = {**METHODS, **FORMS}[name]
+    if name not in ON_HOST:
+        fitted = lambda mean, y: read(call(fit(X, mean, y), X, mean), y)
+        return [Program("fit and prediction", fitted, (MEAN, Y))]
+    with recorded(PARTS.get(name, ())) as parts:
+        module = fit(X, MEAN, Y)
+    assert {part.name for part in parts} == {name for _, name in PARTS.get(name, ())}
+    if "predict" in NEEDS_VALUES.get(name, {}):
+        return parts
+    return [*parts, program("prediction", lambda module, x, mean, y: read(call(module, x, mean), y), module, X, MEAN, Y)]
+
+
+def read(distribution, y):
+    """What is asked of a prediction."""
+    return distribution.mean, distribution.std, distribution.icdf(LEVELS), distribution.cdf(y)
+
+
+def program(name: str, fun: Callable, *args: Any, **options: Any) -> Program:
+    """A function as one of its arrays alone."""
+    arrays, static = eqx.partition((args, options), lambda leaf: isinstance(leaf, jax.Array | np.ndarray))
+
+    def of_arrays(arrays):
+        args, options = eqx.combine(arrays, static)
+        return eqx.filter(fun(*args, **options), eqx.is_array)
+
+    return Program(name, of_arrays, (arrays,))
+
+
+@contextlib.contextmanager
+def recorded(functions):
+    """The calls of functions of modules, as programs."""
+    calls = []
+
+    def recording(function, name, *args, **options):
+        calls.append(program(name, function, *args, **options))
+        return function(*args, **options)
+
+    with contextlib.ExitStack() as stack:
+        for module, name in functions:
+            function = getattr(module, name)
+            stack.enter_context(mock.patch.object(module, name, partial(recording, function, name)))
+        yield calls
+
+
+def faults(text: str) -> list[str]:
+    """The lines of a program where an accelerator would wait for the host, or compute in float64.
+
+    Python's numbers are float64 until they meet an array. Those may be moved and converted to another dtype; nothing
+    may be converted to float64, and nothing computed with an array of it.
+    """
+    return [line.strip() for line in text.splitlines() if _asks_the_host(line) or _computes_in_float64(line)]
+
+
+def _asks_the_host(line: str) -> bool:
+    return re.search(r"callback|stablehlo\.(send|recv|infeed|outfeed)", line) is not None
+
+
+def _computes_in_float64(line: str) -> bool:
+    if "f64>" not in line:
+        return False
+    if "stablehlo.convert" in line or "stablehlo.bitcast_convert" in line:
+        return re.search(r"-> tensor<[\dx]*f64>", line) is not None
+    moves = r"func\.func|return|call @|stablehlo\.(constant|broadcast_in_dim|reshape|return)"
+    return re.search(r"tensor<\d[\dx]*xf64>", line) is not None and re.search(moves, line) is None
+
+
+@pytest.mark.parametrize(
+    ("fun", "found"),
+    [
+        (lambda x: 2.5 * x + jnp.asarray(np.arange(3.0), x.dtype), ""),
+        (lambda x: x + jnp.log(jnp.arange(3.0)).astype(x.dtype), "log"),
+        (lambda x: x + jnp.log(x.sum().astype(float)), "convert"),
+        (lambda x: jax.pure_callback(np.sin, x, x), "callback"),
+    ],
+    ids=["none", "array", "number", "callback"],
+)
+def test_faults_are_seen(fun, found):
+    """Here: a callback does not lower for a platform that is not there."""
+    lines = faults(Program("", fun, (X[:3, 0],)).lowered("cpu"))
+    assert any(found in line for line in lines) if found else not lines
+
+
+@pytest.mark.parametrize("name", named([*METHODS, *FORMS]))
+def test_fit_and_prediction_lower_for_accelerators(name):
+    for each in programs_of(name):
+        for platform in ("cuda", "tpu"):
+            assert faults(each.lowered(platform)) == [], each.name
+
+
+COMPILE = """
+import sys
+import jax
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+import test_accelerators
+
+device = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
+there = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=SingleDeviceSharding(device))
+for program in test_accelerators.programs_of(sys.argv[1]):
+    compiled = jax.jit(program.fun).lower(*jax.tree.map(there, program.args)).compile()
+    print(program.name, compiled.memory_analysis().temp_size_in_bytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu, which compiles for a TPU, is not there")
+@pytest.mark.parametrize("name", [name for name in [*METHODS, *FORMS] if name not in FORESTS])
+def test_fit_and_prediction_compile_for_a_tpu(name):
+    """Ahead of time, in a process of its own: a compilation cannot be interrupted."""
+    subprocess.run(
+        [sys.executable, "-c", COMPILE, name],
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "JAX_ENABLE_X64": "1",
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+            # libtpu looks for a TPU's metadata on the network, and is for one process at a time, where there is a TPU.
+            "TPU_SKIP_MDS_QUERY": "1",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )

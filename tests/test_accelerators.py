@@ -204,8 +204,11 @@ def test_fit_and_prediction_compile_for_a_tpu(name):
             **os.environ,
             "JAX_PLATFORMS": "cpu",
             "JAX_ENABLE_X64": "1",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",
+            # At a flag of another compiler libtpu ends the process.
+            "XLA_FLAGS": "",
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-            # libtpu looks for a TPU's metadata on the network, and is for one process at a time, where there is a TPU.
+            # It looks for a TPU's metadata on the network, and lets one process at a time in.
             "TPU_SKIP_MDS_QUERY": "1",
             "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         },

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal import _checks
+from jaxcal.functional._loops import carried
 from jaxcal.functional import linalg
 
 RULES = ("inverse_cdf", "crude", "conformal", "symmetric")
@@ -406,7 +407,7 @@ def last_place(holds: Callable[[Array], Array], start: Array, end: ArrayLike, le
         return jnp.where(holds(probe), probe, lower), None
 
     steps = range(length.bit_length() - 1, -1, -1)
-    return jax.lax.scan(halve, start, jnp.array([1 << step for step in steps], jnp.int32))[0]
+    return jax.lax.scan(halve, carried(start), jnp.array([1 << step for step in steps], jnp.int32))[0]
 
 
 def _entry(table: Array, rank: Array) -> Array:

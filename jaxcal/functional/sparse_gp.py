@@ -21,6 +21,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
+from jaxcal.functional._loops import carried
 from jaxcal.functional.gp import LOG_2PI, LeaveOneOut, Posterior, log_det_and_fit
 from jaxcal.functional.linalg import add_diagonal
 
@@ -202,7 +203,7 @@ def greedy_rows(
         return rows.at[step].set(row), factor.at[step].set(column), variance
 
     start = (jnp.zeros(num_rows, int), jnp.zeros((num_rows, n), dtype), prior_variance)
-    return lax.fori_loop(0, num_rows, choose, start)[0]
+    return lax.fori_loop(0, num_rows, choose, carried(start))[0]
 
 
 def _capacity(sums: RowSums, noise_variance) -> Float[Array, "m m"]:

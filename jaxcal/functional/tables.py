@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal.functional import linalg
+from jaxcal.functional._loops import carried
 from jaxcal.functional.quantiles import last_place
 
 
@@ -279,10 +280,10 @@ def sums_within(values: Float[Array, "m ..."], first: Bool[Array, " m"]) -> Floa
         carry = jnp.where(is_first, value, sums + value), begun | is_first
         return carry, carry
 
-    start = jnp.zeros((lines, *values.shape[1:]), values.dtype), jnp.zeros((lines, *anew.shape[1:]), bool)
+    start = carried((jnp.zeros((lines, *values.shape[1:]), values.dtype), jnp.zeros((lines, *anew.shape[1:]), bool)))
     ends, (sums, begun) = jax.lax.scan(along, start, (steps(values), steps(anew)))
-    carried = lambda before, end: (jnp.where(end[1], end[0], before + end[0]), before)
-    before = jax.lax.scan(carried, start[0][0], ends)[1]
+    of_line = lambda before, end: (jnp.where(end[1], end[0], before + end[0]), before)
+    before = jax.lax.scan(of_line, start[0][0], ends)[1]
     total = jnp.where(begun, sums, sums + before[None])
     return total.swapaxes(0, 1).reshape(lines * width, *values.shape[1:])[:size]
 

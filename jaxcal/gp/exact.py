@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal.functional import gp
+from jaxcal.functional._loops import carried
 from jaxcal.gp import newton
 from jaxcal.gp.model import (
     Data,
@@ -133,7 +134,7 @@ def _race(
 
     zeros = jnp.zeros_like(starts[:, 0])
     ends = _Ends(starts, zeros, jnp.zeros(len(starts), jnp.int32), jnp.zeros(len(starts), bool))
-    return lax.fori_loop(0, 2 + by_column, lap, ends)
+    return lax.fori_loop(0, 2 + by_column, lap, carried(ends))
 
 
 class _Ends(NamedTuple):

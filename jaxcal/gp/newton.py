@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxcal.functional._loops import carried
+
 # The longest step of a log hyperparameter, and the longest one whose gain counts as still to be had.
 _LONGEST_STEP, _FORESEEN_STEP = 2.0, 3.0
 # So many steps that together gain less than the tolerance are on a ridge.
@@ -145,7 +147,7 @@ def ascend(
         mark=nothing.value,
         done=jnp.zeros((), bool),
     )
-    end = lax.while_loop(unfinished, step, state)
+    end = lax.while_loop(unfinished, step, carried(state))
     return Ascent(end.place, jnp.where(end.steps < 0, jnp.nan, end.local.value), end.steps, end.done)
 
 

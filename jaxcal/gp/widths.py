@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal.functional import gp
+from jaxcal.functional._loops import carried
 from jaxcal.functional.quantiles import linear_quantile
 from jaxcal.gp.kernels import SquaredExponential, gram
 from jaxcal.gp.search import inverse_softplus
@@ -142,7 +143,7 @@ def by_column(problem: Problem, log_scale: Float[Array, " d"], levels: tuple[flo
             return found, found
 
         given = jnp.asarray(np.array(levels)[order], dtype), jnp.asarray(is_outermost)
-        found = lax.scan(next_level, log_scale, given)[1]
+        found = lax.scan(next_level, carried(log_scale), given)[1]
         return found[np.argsort(order)]
 
     return one_run_at_a_time(search)(problem, log_scale)

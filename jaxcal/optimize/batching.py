@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import PyTree
 
+from jaxcal.functional._loops import carried
 from jaxcal.optimize.result import Result
 
 
@@ -28,13 +29,13 @@ def first_finite(attempt: Callable[..., PyTree], tries: int, *args: PyTree) -> P
 
     def again(state):
         tried, _ = state
-        return tried + 1, traced((tried,))
+        return tried + 1, carried(traced((tried,)))
 
     traced = jax.jit(run)  # once, not here and in the loop
     shapes = jax.eval_shape(traced, (jnp.int32(0),))
     nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     nothing = eqx.tree_at(lambda n: n.result, nothing, jnp.full_like(nothing.result, Result.NOT_FINITE))
-    return run.whole(lax.while_loop(failed, again, (jnp.int32(0), nothing))[1])
+    return run.whole(lax.while_loop(failed, again, carried((jnp.int32(0), nothing)))[1])
 
 
 def over_runs(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:

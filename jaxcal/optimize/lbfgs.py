@@ -10,6 +10,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jaxcal.functional._loops import carried
 from jaxcal.optimize.result import Best, Optimum, Result, lowest, select
 
 # The weak Wolfe conditions of L-BFGS's line search, and how often it tries; the usual values.
@@ -99,7 +100,7 @@ def minimize(
     true, false = jnp.ones((), bool), jnp.zeros((), bool)
     best = None if validation_loss is None else Best.before(params, nothing[0].dtype)
     initial = params, nothing, jnp.zeros_like(params), no_memory, true, false, best, jnp.int32(-1), false
-    params, (value, _), *_, best, steps, done = lax.while_loop(unfinished, step, initial)
+    params, (value, _), *_, best, steps, done = lax.while_loop(unfinished, step, carried(initial))
     ended = jnp.where(done, Result.CONVERGED, Result.STEP_LIMIT)
     result = jnp.where(jnp.isfinite(value), ended, Result.NOT_FINITE)
     if best is not None:
@@ -160,4 +161,4 @@ def _line_search(
 
     bounds = jnp.asarray(0, dtype), jnp.asarray(jnp.inf, dtype), jnp.asarray(1, dtype)
     state = (*bounds, (params, start, bounds[0]), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
-    return lax.while_loop(unfinished, trial, state)[3]
+    return lax.while_loop(unfinished, trial, carried(state))[3]

@@ -14,6 +14,7 @@ from jaxtyping import Array, ArrayLike, Bool, DTypeLike, Float, Int, PRNGKeyArra
 
 from jaxcal import _checks
 from jaxcal.functional import linalg
+from jaxcal.functional._loops import carried
 from jaxcal.optimize.result import Best, Optimum, Result
 
 # Keras's RMSprop: the decay of the mean square, and the epsilon outside of its root.
@@ -341,7 +342,7 @@ def _train(
             updates, state = descent.update(jax.grad(batch_loss)(params, *batch(i)), state, params)
             return optax.apply_updates(params, updates), state
 
-        params, memory = lax.fori_loop(0, number, step, (state.params, state.optimizer))
+        params, memory = lax.fori_loop(0, number, step, carried((state.params, state.optimizer)))
         value = validation_loss(params)
         return _State(
             params=params,
@@ -361,7 +362,7 @@ def _train(
         epochs=jnp.zeros((), jnp.int32),
         finite=jnp.ones((), bool),
     )
-    final = lax.while_loop(unfinished, epoch, initial)
+    final = lax.while_loop(unfinished, epoch, carried(initial))
     ended = jnp.where(final.best.stale < schedule.patience, Result.STEP_LIMIT, Result.CONVERGED)
     return Optimum(
         eqx.combine(final.best.params if restore_best else final.params, fixed),
@@ -421,7 +422,7 @@ def _take_steps(
         updates, memory = descent.update(jax.grad(mean_loss)(params, key), memory, params)
         return (optax.apply_updates(params, updates), memory), None
 
-    (params, _), _ = lax.scan(step, (params, descent.init(params)), jax.random.split(key, num_steps))
+    (params, _), _ = lax.scan(step, carried((params, descent.init(params))), jax.random.split(key, num_steps))
     value = mean_loss(params, None)
     result = jnp.where(jnp.isfinite(value), Result.STEP_LIMIT, Result.NOT_FINITE)
     return Optimum(eqx.combine(params, fixed), value, jnp.asarray(num_steps, jnp.int32), result)

@@ -1,0 +1,23 @@
+"""What the loops of all layers have in common."""
+
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+T = TypeVar("T")
+
+
+def carried(initial: T) -> T:
+    """The initial values of a loop as its steps give them, where devices have rows or runs of their own.
+
+    Inside of `jax.shard_map` a constant is known to be the same on all devices, and what follows from their data is
+    not: a loop may not begin with the one and go on with the other. Elsewhere these are the values as they are.
+    """
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    if not axes:
+        return initial
+    # To choose between a value and itself depends on the device, and is no operation once it is compiled.
+    here = lax.pcast(jnp.zeros((), bool), axes, to="varying")
+    return jax.tree.map(lambda value: jnp.where(here, value, value), initial)

@@ -128,7 +128,7 @@ def _race(
         limits = jnp.where(count == 0, first, jnp.where(count == 1, last, further))
         best = ends.places[jnp.argmax(values)]
         places = jnp.where((is_further & (count == 2))[:, None], best[None], ends.places)
-        after = _climb_each(places, limits, directions, model_of, data, jitter, options.tolerance)
+        after = _climb_each(places, limits, directions, model_of, data, jitter, options)
         kept = jax.tree.map(lambda new, old: jnp.where(_rows_like(limits >= 0, new), new, old), after, ends)
         return kept._replace(steps=ends.steps + jnp.maximum(after.steps, 0))
 
@@ -165,7 +165,7 @@ def _climb_each(
     model_of: Callable[[Float[Array, " p"]], Model],
     data: Data,
     jitter: ArrayLike,
-    tolerance: float,
+    options: Options,
 ) -> _Ends:
     """Where the exact evidence is climbed to from each vector, in so many steps along the columns of its directions."""
     low, high = bounds(model_of(vectors[0]), data)
@@ -179,12 +179,12 @@ def _climb_each(
             value, gradient, information = evaluate(vector + along @ moved, shares)
             return newton.Local(value, gradient @ along, along.T @ information @ along)
 
-        end = newton.ascend(local, jnp.zeros_like(vector), tolerance=tolerance, max_iterations=limit)
+        end = newton.ascend(local, jnp.zeros_like(vector), tolerance=options.tolerance, max_iterations=limit)
         place = vector + along @ end.place
         value = end.value + penalty(place, low, high, data.number * shares)[0]
         return place, jnp.where(is_sane(model_of(place), value, data), value, jnp.nan), end.steps, end.converged
 
-    return _Ends(*over_runs(climb)(vectors, limits, directions))
+    return _Ends(*over_runs(climb, mesh=options.mesh)(vectors, limits, directions))
 
 
 def _exact_objective(

@@ -101,7 +101,7 @@ def maximize_bound(
 ) -> Process:
     """A process of great collapsed bound.
 
-    What `fit.maximize_evidence` does, with a chunk of the rows in memory at a time: O(chunk + m^2) memory whatever n
+    What `fit.maximize_evidence` does, with two chunks of the rows in memory at a time: O(chunk + m^2) memory whatever n
     is, and O(n m^2) time an epoch, about that of the collapsed bound with its gradient. It reads while it goes: not for
     use inside of `jit`.
 
@@ -338,7 +338,7 @@ def _start(
 def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates, options: Options, rng) -> Model:
     """The model after all epochs, or as soon as it is not finite."""
     params, fixed = split(model, with_inducing=options.inducing == "trained")
-    state = _State(params, rates.adam.init(params), sites, params)
+    state, before = _State(params, rates.adam.init(params), sites, params), jnp.ones((), bool)
     for _ in range(plan.epochs):
         first = int(rng.integers(plan.num_left_out + 1))
         for chunk in rng.permutation(plan.num_chunks).tolist():
@@ -347,9 +347,10 @@ def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates,
             order = rng.permutation(plan.chunk_rows)[: plan.num_batches * plan.batch_rows]
             batches = jnp.asarray(order.reshape(plan.num_batches, plan.batch_rows))
             state, finite = _pass_over(state, fixed, data, batches, rates, options.mesh)
-            # To ask is to wait for the answer: the next chunk is not read before.
-            if not finite:
+            # To ask is to wait for the answer: while the next chunk is read, the device works on this one alone.
+            if not before:
                 return eqx.combine(state.params, fixed)
+            before = finite
     return eqx.combine(state.params, fixed)
 
 

@@ -6,7 +6,9 @@ from functools import partial
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxtyping import PyTree
 
 from jaxcal.functional._loops import carried
@@ -38,26 +40,70 @@ def first_finite(attempt: Callable[..., PyTree], tries: int, *args: PyTree) -> P
     return run.whole(lax.while_loop(failed, again, carried((jnp.int32(0), nothing)))[1])
 
 
-def over_runs(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
+def over_runs(fun: Callable[..., PyTree], *, mesh: Mesh | None = None) -> Callable[..., PyTree]:
     """`fun` over the leading axis of its array arguments: one run after another on a CPU, else all in one `vmap`.
 
     On a CPU a vmap of an optimizer gains nothing: every run waits for the slowest line search; and a loop over batched
     Cholesky factorizations can hang for ever where XLA has two threads. On an accelerator it is what fills the device.
-    It can be differentiated if `fun` can. Arguments that are not arrays are shared by all runs.
+    It can be differentiated if `fun` can. Arguments that are not arrays are shared by all runs, and so is what `fun`
+    closes over.
+
+    Meant for use inside of a jitted function: outside, every call compiles anew.
+
+    Args:
+        fun: a run; what it gives may hold arrays and anything else that is the same for all runs.
+        mesh: devices over which the runs are spread, as evenly as they go: every device does its own, and none waits
+            for another. The results stay where they are. None for wherever the arguments are.
+
+    Returns:
+        a function of arrays with an axis of runs before their own, and of anything else; its results have that axis.
+
+    Raises:
+        ValueError: if the arrays differ in the number of runs, or there is none to tell it from.
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import equinox as eqx, jax, jax.numpy as jnp, numpy as np
+        >>> from jaxcal.predictors import mlp
         >>> over_runs(lambda x: x**2)(jnp.arange(3.0)).tolist()
         [0.0, 1.0, 4.0]
+        >>> x, mesh = np.linspace(-1, 1, 40)[:, None], jax.make_mesh((len(jax.devices()),), ("runs",))
+        >>> fit = lambda key: mlp.fit(x, np.sin(x[:, 0]), key=key, max_epochs=5)
+        >>> networks = eqx.filter_jit(over_runs(fit, mesh=mesh))(jax.random.split(jax.random.key(0), 6))
+        >>> networks.training.steps.shape
+        (6,)
     """
 
     def mapped(*args: PyTree) -> PyTree:
         arrays, static = eqx.partition(args, eqx.is_array)
         run = _ArraysOut(fun, static)
         traced = jax.jit(run)  # once for both
-        return run.whole(lax.platform_dependent(arrays, cpu=partial(lax.map, traced), default=jax.vmap(traced)))
+        of_device = lambda arrays: lax.platform_dependent(
+            arrays, cpu=partial(lax.map, traced), default=jax.vmap(traced)
+        )
+        return run.whole(of_device(arrays) if mesh is None else _spread(of_device, arrays, mesh))
 
     return mapped
+
+
+def _spread(of_device: Callable[[PyTree], PyTree], arrays: PyTree, mesh: Mesh) -> PyTree:
+    """A function of arrays with an axis of runs, of every device's part of the runs.
+
+    Some runs are repeated where they do not make up equal parts.
+    """
+    lengths = {a.shape[:1] for a in jax.tree.leaves(arrays)}
+    if len(lengths) != 1 or lengths == {()}:
+        raise ValueError(f"all arrays need one leading axis of runs; their shapes begin with {sorted(lengths)}.")
+    ((number,),) = lengths
+    numbers = np.arange(-(-number // mesh.size) * mesh.size)
+    if len(numbers) > number:
+        arrays = jax.tree.map(lambda a: a[numbers % number], arrays)
+    if AxisType.Explicit in mesh.axis_types:  # as `jax.make_mesh` gives them
+        mesh = Mesh(mesh.devices, mesh.axis_names)
+    runs = PartitionSpec(mesh.axis_names)
+    # Every result is that of a device's own runs, so that there is nothing to check; and the check refuses a loop of
+    # `fun` that begins with a constant.
+    spread = jax.shard_map(of_device, mesh=mesh, in_specs=runs, out_specs=runs, check_vma=False)
+    return jax.tree.map(lambda a: a[:number], jax.jit(spread)(arrays))
 
 
 def one_run_at_a_time(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:

@@ -21,12 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_methods
+from jax.sharding import AbstractMesh, PartitionSpec
 from test_methods import FORESTS, KEY, METHODS, NEEDS_VALUES
 
 from jaxcal import Point, rio
 from jaxcal.calibrators import kmeans
 from jaxcal.functional import levene, multiplicity
 from jaxcal.gp import minibatch
+from jaxcal.optimize import over_runs
 from jaxcal.predictors import usnrt
 
 pytestmark = [
@@ -98,7 +100,10 @@ def programs_of(name: str) -> list[Program]:
     assert {part.name for part in parts} == {name for _, name in PARTS.get(name, ())}
     if "predict" in NEEDS_VALUES.get(name, {}):
         return parts
-    return [*parts, program("prediction", lambda module, x, mean, y: read(call(module, x, mean), y), module, X, MEAN, Y)]
+    return [
+        *parts,
+        program("prediction", lambda module, x, mean, y: read(call(module, x, mean), y), module, X, MEAN, Y),
+    ]
 
 
 def read(distribution, y):
@@ -176,6 +181,25 @@ def test_fit_and_prediction_lower_for_accelerators(name):
     for each in programs_of(name):
         for platform in ("cuda", "tpu"):
             assert faults(each.lowered(platform)) == [], each.name
+
+
+@pytest.mark.parametrize("name", named(name for name in [*METHODS, *FORMS] if name not in ON_HOST))
+def test_runs_of_a_mesh_pass_the_check_of_what_varies(name):
+    """A user's own `shard_map` takes a fit and prediction as they are; from the trace alone."""
+    ((_, run, rows),) = programs_of(name)
+    runs = [np.stack([part] * 8) for part in rows]
+    mesh, spec = AbstractMesh((4,), ("runs",)), PartitionSpec("runs")
+    spread = jax.shard_map(over_runs(run), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=True)
+    for many, one in zip(jax.eval_shape(spread, *runs), jax.eval_shape(run, *rows), strict=True):
+        assert (many.shape, many.dtype) == ((8, *one.shape), np.float32)
+
+
+def test_float64_on_a_tpu_is_advised_against(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    evidence = lambda y: rio.fit(X, Point(MEAN), y, ard=False).evidence
+    with pytest.warns(UserWarning, match="Give float32 rows"):
+        jax.eval_shape(evidence, Y.astype(float))
+    jax.eval_shape(evidence, Y)
 
 
 COMPILE = """

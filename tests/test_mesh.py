@@ -1,9 +1,12 @@
-"""Rows distributed over a mesh give what one device gives; over four pretended devices, in a process of their own."""
+"""Rows and runs distributed over a mesh give what one device gives; over four pretended devices, in processes of their
+own."""
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,23 +83,67 @@ def fit(x, y, mesh):
 print(json.dumps({"fit": compare(fit(*spread([x, y]), line), fit(x, y, None))}))
 """
 
+RUNS = """
+import re
+from jaxcal import gaussian_mle, mlp
+from jaxcal.optimize import over_runs
+
+def fit(x, mean, y, key):
+    return METHOD
+
+def floats(module):
+    # Biases may be 0, and what is compared is relative.
+    return [a for a in jax.tree.leaves(eqx.filter(module, eqx.is_inexact_array)) if np.asarray(a).any()]
+
+x = jnp.asarray(rng.normal(size=(8, 40, 2)))
+mean = jnp.sin(x[..., 0])
+runs = x, mean, mean + 0.3 * x[..., 1] + 0.1 * rng.normal(size=(8, 40)), jax.random.split(jax.random.key(0), 8)
+vmapped = eqx.filter_jit(eqx.filter_vmap(fit))
+found = {}
+for name, mesh, number in NUMBERS:
+    some = jax.tree.map(lambda a: a[:number], runs)
+    if number == 8:
+        some = jax.device_put(some, NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+    spread = eqx.filter_jit(over_runs(fit, mesh=mesh))
+    program = spread.lower(*some).compile().compiled.as_text() if number == 8 else ""
+    exchanged = re.findall("all-gather|all-reduce|all-to-all|collective", program)
+    found[name, number] = *compare(floats(spread(*some)), floats(vmapped(*(a[:number] for a in runs)))), exchanged
+print(json.dumps([[*key, *value] for key, value in found.items()]))
+"""
+DERIVATIVES = """
+from jaxcal.optimize import over_runs
+
+def total(weights, x, mesh):
+    run = lambda x, number: jnp.sin(weights @ x) * number
+    return jnp.sum(over_runs(run, mesh=mesh)(x, jnp.arange(1.0, 7.0)))
+
+x, weights = jnp.asarray(rng.normal(size=(6, 3))), jnp.asarray(rng.normal(size=3))
+for mesh in (line, square, typed):
+    ours, alone = (jax.grad(total, (0, 1))(weights, x, mesh) for mesh in (mesh, None))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), ours, alone)
+try:
+    over_runs(jnp.add, mesh=line)(x, weights)
+except ValueError as error:
+    print(json.dumps(str(error)))
+"""
+
 
 def on_four_devices(script):
-    """What the script prints, {name: (devices, arrays, largest relative difference)}."""
+    """What the script prints last, as JSON."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     out = subprocess.run(
-        [sys.executable, "-c", COMMON + script],
+        [sys.executable, "-c", script],
         env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"},
         capture_output=True,
         text=True,
         timeout=240,
         check=True,
     )
-    return json.loads(out.stdout)
+    return json.loads(out.stdout.splitlines()[-1])
 
 
 def test_bound_and_gradients_of_distributed_rows():
-    found = on_four_devices(SUMS)
+    found = on_four_devices(COMMON + SUMS)
     assert list(found) == ["not jitted", "square", "typed", "spread"]
     for num_devices, num_arrays, difference in found.values():
         # The bound, and its gradients by inducing points, lengthscale, noise and precisions.
@@ -111,6 +158,47 @@ def test_bound_and_gradients_of_distributed_rows():
     ids=["rio paper", "rio", "gaussian process"],
 )
 def test_fit_of_distributed_rows(script):
-    ((num_devices, num_arrays, difference),) = on_four_devices(ROWS + script).values()
+    ((num_devices, num_arrays, difference),) = on_four_devices(COMMON + ROWS + script).values()
     assert (num_devices, num_arrays) == (4, 3)
     assert difference < 1e-6
+
+
+# In closed form, of a network, and of an optimizer that is not batched on a CPU.
+FITS = {
+    "gaussian-mle": ("gaussian_mle.fit(x, Point(mean), y)", 1e-12),
+    "mlp": ("mlp.fit(x, y, key=key, hidden=(8,), max_epochs=10)", 1e-12),
+    "rio": ("rio.fit(x, Point(mean), y, ard=False)", 1e-8),
+}
+SOME = "[('square', square, 3), ('typed', typed, 6), ('line', line, 8)]"
+ALL = "[(name, mesh, n) for name, mesh in dict(line=line, square=square, typed=typed).items() for n in (3, 6, 8)]"
+
+
+@pytest.mark.parametrize(
+    ("method", "numbers"),
+    [
+        ("gaussian-mle", SOME),
+        pytest.param("mlp", ALL, marks=pytest.mark.slow),
+        pytest.param("rio", ALL, marks=pytest.mark.slow),
+    ],
+    ids=FITS,
+)
+def test_runs_spread_over_devices(method, numbers):
+    """As a vmap gives them, without an exchange between the devices; also where they do not make up equal parts."""
+    fit, tolerance = FITS[method]
+    for name, _, num_devices, _, difference, exchanged in on_four_devices(
+        COMMON + RUNS.replace("METHOD", fit).replace("NUMBERS", numbers)
+    ):
+        assert num_devices == 4, name
+        assert difference < tolerance, name
+        assert exchanged == []
+
+
+def test_derivatives_of_runs_spread_over_devices():
+    message = on_four_devices(COMMON + DERIVATIVES)
+    assert message == "all arrays need one leading axis of runs; their shapes begin with [(3,), (6,)]."
+
+
+def test_example_of_the_documentation():
+    text = (Path(__file__).parents[1] / "docs" / "accelerators.md").read_text(encoding="utf-8")
+    (example,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "make_mesh" in code)
+    assert on_four_devices(example) == [8, 4]

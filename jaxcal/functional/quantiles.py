@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal import _checks
-from jaxcal.functional._loops import carried
 from jaxcal.functional import linalg
+from jaxcal.functional._loops import carried
 
 RULES = ("inverse_cdf", "crude", "conformal", "symmetric")
 # Those that guarantee the coverage of a new exchangeable value, and are infinite where the table is too short for it.

@@ -3,6 +3,8 @@
 import warnings
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
@@ -34,11 +36,20 @@ def maximize_evidence(initial_of: InitialOf, data: Data, options: Options) -> Pr
         data: what to explain.
         options: how.
     """
+    _warn_of_float64_on_a_tpu(data)
     search_all = one_run_at_a_time(partial(first_finite, _attempt, JITTER_TRIES))
     if not options.differentiable:
         return search_all(initial_of, data, options)
     process = search_all(*as_constants((initial_of, data)), options)
     return with_derivatives(process, initial_of, data, options)
+
+
+def _warn_of_float64_on_a_tpu(data: Data) -> None:
+    """While a program is traced: once for every one that is compiled, and never for one that is there."""
+    if data.targets.dtype == jnp.float64 and jax.default_backend() == "tpu":
+        warnings.warn(
+            "a TPU has no float64: the program that imitates it compiles for minutes. Give float32 rows.", stacklevel=2
+        )
 
 
 def _attempt(initial_of: InitialOf, data: Data, options: Options, tries: Int[Array, ""]) -> Process:

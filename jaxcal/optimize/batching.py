@@ -98,7 +98,7 @@ def _spread(of_device: Callable[[PyTree], PyTree], arrays: PyTree, mesh: Mesh) -
     if len(numbers) > number:
         arrays = jax.tree.map(lambda a: a[numbers % number], arrays)
     if AxisType.Explicit in mesh.axis_types:  # as `jax.make_mesh` gives them
-        mesh = Mesh(mesh.devices, mesh.axis_names)
+        mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
     runs = PartitionSpec(mesh.axis_names)
     # Every result is that of a device's own runs, so that there is nothing to check; and the check refuses a loop of
     # `fun` that begins with a constant.

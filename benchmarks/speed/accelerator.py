@@ -8,12 +8,11 @@
 - "seeds": a network trained, calibrated by `gaussian_mle` and scored for so many random keys.
 
 Every figure comes from a process of its own, in float32: "first" with compilation, "device" the fastest of later calls.
-"CPU" is this machine's, on `--cores` of its cores: a task of many runs as so many processes at once, each on a core with
-a part of the runs, as `jaxcal.sweep` has them, since a CPU does one run after another; of a task with a hundred runs and
-more a fifth of them, times five; any other as one process on these cores. "Apart" is how far what both found lies
-apart, relative to its size: of networks, which amplify rounding, some percent, and of an ensemble, which has other
-members in each process. A process that does not end is
-stopped, and the figure is missing.
+"CPU" is this machine's, on `--cores` of its cores. A task of many runs is as many processes there, each on a core with
+a part of the runs, as `jaxcal.sweep` has them; of a hundred runs and more a fifth, times five, since a CPU does one run
+after another. Any other task is one process on these cores. "Apart" is how far what both found lies apart, relative to
+its size: of networks, which amplify rounding, some percent, and of an ensemble, which has other members in each
+process. A process that does not end is stopped, and the figure is missing.
 
 `--small` is a check of the script, with other sizes. Without a GPU or TPU the device is the CPU itself, and there are no
 ratios.

@@ -14,8 +14,8 @@ after another. Any other task is one process on these cores. "Apart" is how far 
 its size: of networks, which amplify rounding, some percent, and of an ensemble, which has other members in each
 process. A process that does not end is stopped, and the figure is missing.
 
-`--small` is a check of the script, with other sizes. Without a GPU or TPU the device is the CPU itself, and there are no
-ratios.
+`--small` is a check of the script, with other sizes. Without a GPU or TPU the device is the CPU itself, and there are
+no ratios.
 """
 
 import argparse

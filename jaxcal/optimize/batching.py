@@ -69,7 +69,7 @@ def over_runs(fun: Callable[..., PyTree], *, mesh: Mesh | None = None) -> Callab
         >>> x, mesh = np.linspace(-1, 1, 40)[:, None], jax.make_mesh((len(jax.devices()),), ("runs",))
         >>> fit = lambda key: mlp.fit(x, np.sin(x[:, 0]), key=key, max_epochs=5)
         >>> networks = eqx.filter_jit(over_runs(fit, mesh=mesh))(jax.random.split(jax.random.key(0), 6))
-        >>> networks.training.steps.shape
+        >>> networks.training.epochs.shape
         (6,)
     """
 

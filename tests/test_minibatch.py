@@ -243,6 +243,19 @@ def test_full_batches_are_the_steps_of_keras(rng):
     assert (ours.steps, ours.result) == (9, Result.STEP_LIMIT)
 
 
+def test_adam_is_that_of_optax_in_the_dtype_of_its_rate():
+    gradients = jnp.asarray(np.random.default_rng(1).normal(size=(30, 4)))
+    rate = jnp.asarray(0.1, gradients.dtype)
+    ours, theirs = adam(rate), optax.adam(rate)
+    state, expected = ours.init(gradients[0]), theirs.init(gradients[0])
+    for gradient in gradients:
+        step, state = ours.update(gradient, state)
+        expected_step, expected = theirs.update(gradient, expected)
+        np.testing.assert_allclose(step, expected_step, rtol=10 * float(jnp.finfo(rate.dtype).eps))
+    low = adam(jnp.float32(0.1)).init(gradients[0].astype(jnp.float32))
+    assert {leaf.dtype for leaf in jax.tree.leaves(low)} == {jnp.dtype("float32")}
+
+
 @pytest.mark.parametrize("optimizer", [keras_rmsprop, adam])
 def test_steps_without_a_gradient_have_derivatives(optimizer):
     """The second weight has no part in the loss."""

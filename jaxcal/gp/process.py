@@ -172,7 +172,7 @@ def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | 
         points=data.points if model.inducing is None else model.inducing,
         posterior=after,
         noise_variance=model.noise_variance(data.points, data.included),
-        rounding_fraction=model.rounding(data.points, data.included) / jnp.nanmedian(variances),
+        rounding_fraction=model.rounding(data.points, data.included) / _median_of_known(variances),
         evidence=found.evidence,
         iterations=found.steps,
         result=jnp.where(good, found.result, Result.NOT_FINITE),
@@ -180,6 +180,12 @@ def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | 
         failed_initial_values=found.failed_initial_values,
         greatest_error=greatest,
     )
+
+
+def _median_of_known(values: Float[Array, " n"]) -> Float[Array, ""]:
+    """The median of those that are not NaN, if there are any; `jnp.nanmedian` computes in the default dtype."""
+    ordered, count = jnp.sort(values), jnp.sum(~jnp.isnan(values), dtype=jnp.int32)
+    return 0.5 * (ordered[(count - 1) // 2] + ordered[count // 2])
 
 
 def process_of_nearest(found: Found, data: Data, jitter: Float[Array, ""]) -> Process:

@@ -81,9 +81,6 @@ class Program(NamedTuple):
     fun: Callable
     args: tuple
 
-    def __str__(self) -> str:
-        return self.name
-
     def lowered(self, platform: str) -> str:
         """StableHLO for a platform that need not be there."""
         return jax.jit(self.fun).trace(*self.args).lower(lowering_platforms=(platform,)).as_text()

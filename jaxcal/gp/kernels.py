@@ -174,9 +174,16 @@ def scattered(points: Points, included: Bool[Array, " n"] | None = None) -> Int[
 def spacing(points: Float[Array, "n d"], included: Bool[Array, " n"] | None = None) -> Float[Array, ""]:
     """The lengthscale at which the median pair of rows has a correlation of 1 / e."""
     some = points[scattered(points, included)[:_PAIRS]]
-    number = some.shape[0] if included is None else jnp.minimum(jnp.sum(included), some.shape[0])
-    pairs = jnp.arange(some.shape[0])
+    number = some.shape[0] if included is None else jnp.minimum(jnp.sum(included, dtype=jnp.int32), some.shape[0])
+    pairs = jnp.arange(some.shape[0], dtype=jnp.int32)
     distances = jnp.linalg.norm(some - some[(pairs - number // 2) % number], axis=1)
-    ordered = jnp.sort(jnp.where(pairs < number, distances, jnp.inf))
-    median = (ordered[(number - 1) // 2] + ordered[number // 2]) / 2
-    return jnp.where(median > 0, median, jnp.sqrt(2.0 * points.shape[1])) / jnp.sqrt(2.0)
+    middle = median(distances, None if included is None else pairs < number)
+    return jnp.where(middle > 0, middle, jnp.sqrt(2.0 * points.shape[1])) / jnp.sqrt(2.0)
+
+
+def median(values: Float[Array, " n"], included: Bool[Array, " n"] | None = None) -> Float[Array, ""]:
+    """The median of the values that count."""
+    if included is None:
+        return jnp.median(values)
+    ordered, number = jnp.sort(jnp.where(included, values, jnp.inf)), jnp.sum(included, dtype=jnp.int32)
+    return (ordered[(number - 1) // 2] + ordered[number // 2]) / 2

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxcal.functional import gp, noise, normal
 from jaxcal.gp import nearest
-from jaxcal.gp.kernels import Points, scattered, take
+from jaxcal.gp.kernels import Points, median, scattered, take
 from jaxcal.gp.model import (
     Data,
     Found,
@@ -162,7 +162,6 @@ def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | 
     after = posterior(model, data, jitter, mesh)
     good = after.is_finite & is_sane(model, found.evidence, data)
     others = leave_one_out(model, after, data)
-    variances = others.variance if data.included is None else jnp.where(data.included, others.variance, jnp.nan)
     greatest = None
     if model.student_t is None:
         errors = jnp.abs(others.standardized)  # 0 of padding
@@ -172,7 +171,7 @@ def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | 
         points=data.points if model.inducing is None else model.inducing,
         posterior=after,
         noise_variance=model.noise_variance(data.points, data.included),
-        rounding_fraction=model.rounding(data.points, data.included) / jnp.nanmedian(variances),
+        rounding_fraction=model.rounding(data.points, data.included) / median(others.variance, data.included),
         evidence=found.evidence,
         iterations=found.steps,
         result=jnp.where(good, found.result, Result.NOT_FINITE),

@@ -25,7 +25,8 @@ _MULTIPLE = 16
 def fit_padded(fit: Callable[..., F], arrays: Sequence[Array | None], options: Options) -> F:
     """`fit(*arrays, included)` of rows that are filled up where the fit knows padding, and what it found without them.
 
-    That is the exact fit with equal, normal noise. Of rows that are traced the number is in a program anyway.
+    That is the exact fit with equal, normal noise, by kernels whose variance is the same at all rows. Of rows that are
+    traced the number is in a program anyway.
 
     Args:
         fit: gives what holds a process; `included` is None where all rows count.

@@ -18,8 +18,9 @@ from jax.scipy.linalg import solve_triangular
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Real
 
-# Triangular matrices up to this size are not halved any further, and products of greater ones made in so many strips.
-_LEAF, _STRIPS = 128, 6
+# Triangular matrices up to this size are taken as a whole, which compiles faster; greater ones are halved, down to this
+# size, and products of them made in so many strips.
+_WHOLE, _LEAF, _STRIPS = 256, 128, 6
 
 
 def sqrt(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -144,15 +145,15 @@ def solve_lower(
 def inverse_triangular(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
     """The inverse of a lower triangular matrix: by halves, so that most of the work is products of matrices."""
     # Else XLA puts the blocks together anew, entry by entry, for everything that takes the whole.
-    return lax.optimization_barrier(_inverse_by_halves(factor))
+    return lax.optimization_barrier(_inverse_by_halves(factor, _WHOLE))
 
 
-def _inverse_by_halves(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
+def _inverse_by_halves(factor: Float[Array, "n n"], whole: int) -> Float[Array, "n n"]:
     n = factor.shape[0]
-    if n <= _LEAF:
+    if n <= whole:
         return solve_triangular(factor, jnp.eye(n, dtype=factor.dtype), lower=True)
     half = n // 2
-    first, last = _inverse_by_halves(factor[:half, :half]), _inverse_by_halves(factor[half:, half:])
+    first, last = (_inverse_by_halves(part, _LEAF) for part in (factor[:half, :half], factor[half:, half:]))
     corner = -last @ (factor[half:, :half] @ first)
     return jnp.block([[first, jnp.zeros_like(corner.T)], [corner, last]])
 
@@ -160,7 +161,7 @@ def _inverse_by_halves(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
 def crossproduct(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
     """X'X of a lower triangular X: its lower half, strip by strip without the zeros of X, and the mirror image."""
     n = factor.shape[0]
-    if n <= _LEAF:
+    if n <= _WHOLE:
         return factor.T @ factor
     # XLA multiplies by a transposed matrix on the right as by any other, on the left in twice the time (float64 on a
     # CPU); and a transposition of its own is faster than one within a sum.

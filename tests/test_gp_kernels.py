@@ -160,7 +160,9 @@ def test_derivatives_are_those_of_autodiff_far_from_the_origin(lengthscale, rng)
     check_derivatives(found, expected, 1e-9 if X64 else 1e-3)
 
 
-@pytest.mark.parametrize("columns", [1, 3, 12])
+@pytest.mark.parametrize(
+    "columns", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(12, marks=pytest.mark.slow)]
+)
 def test_derivatives_of_covariances_are_those_of_the_formula(columns, rng):
     a, b, scale = (jnp.asarray(rng.normal(size=shape)) for shape in ((5, columns), (7, columns), (columns,)))
     units = lambda a, b, scale: (a[:, None] - b[None]) / jnp.exp(scale)[None, None]

@@ -41,6 +41,7 @@ def test_padding_changes_no_prediction(predict):
     np.testing.assert_allclose(found.std, alone.std, rtol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_what_was_fitted_has_the_rows_that_there_are():
     x, mean, y = rows(45, outputs=2)
     fitted = rio.fit(x, Point(mean), y)

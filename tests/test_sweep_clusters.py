@@ -75,6 +75,7 @@ def test_failures_progress_and_resume(executor, path):
     assert records == [{**job, "value": job["seed"] / 2, "threads": "1"} for job in JOBS if job["seed"] != 3]
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_its_process_fails_alone(executor, path):
     with pytest.raises(RuntimeError, match=r'1 job failed: {"seed": 1}'):
         sweep.run(end_process, JOBS, path, executor=executor)

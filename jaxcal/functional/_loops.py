@@ -1,12 +1,21 @@
 """What the loops of all layers have in common."""
 
-from typing import TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 T = TypeVar("T")
+
+
+def over_leading_axis(fun: Callable[[Any], Any], arrays: Any, *, at_once: int | None = None) -> Any:
+    """`fun` over the leading axis of the arrays: one after the other on a CPU, else all, or so many, at once."""
+    traced = jax.jit(fun)  # once for both
+    together = jax.vmap(traced) if at_once is None else partial(lax.map, traced, batch_size=at_once)
+    return lax.platform_dependent(arrays, cpu=partial(lax.map, traced), default=together)
 
 
 def carried(initial: T) -> T:

@@ -15,18 +15,17 @@ one search: a node's residuals outrank those of the nodes before it, which the q
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Real
 
 from jaxcal import _checks
 from jaxcal.functional import _wavelet, student_t
+from jaxcal.functional._loops import over_leading_axis
 from jaxcal.functional._nodes import (
     Problem,
     Ranked,
@@ -227,7 +226,7 @@ def feature_orders(x: Real[ArrayLike, "n d"]) -> Int[Array, "d n"]:
         [[1 2 0]
          [2 0 1]]
     """
-    return _over_features(_wavelet.float_order, _checks.as_floats("x", x).T)
+    return over_leading_axis(_wavelet.float_order, _checks.as_floats("x", x).T, at_once=_AT_ONCE)
 
 
 @partial(jax.jit, static_argnames="center")
@@ -335,7 +334,7 @@ def _search(problem: Problem) -> Split:
         return tuple(part[:num_nodes] for part in (best, cut - layout.first, threshold, number))
 
     orders = feature_orders(problem.x) if problem.orders is None else problem.orders
-    best, num_left, threshold, number = _over_features(search, (problem.x.T, orders))
+    best, num_left, threshold, number = over_leading_axis(search, (problem.x.T, orders), at_once=_AT_ONCE)
     feature = best.argmax(0)
     exists = best.max(0) > 0
     chosen = lambda parts, default: jnp.where(exists, jnp.take_along_axis(parts, feature[None], 0)[0], default)
@@ -349,13 +348,6 @@ def _search(problem: Problem) -> Split:
         num_rows=num_rows,
         log_num_splits=jnp.log(number.T.astype(statistic.dtype)),
     )
-
-
-def _over_features(fun: Callable, features: Any) -> Any:
-    """A function over a leading axis of features: one after the other on a CPU, some at once on an accelerator."""
-    traced = jax.jit(fun)  # once for both
-    at_once = partial(lax.map, traced, batch_size=_AT_ONCE)
-    return lax.platform_dependent(features, cpu=partial(lax.map, traced), default=at_once)
 
 
 def _statistics(residuals: Array, ranks: Array, ranked: Ranked, center: str) -> Array:

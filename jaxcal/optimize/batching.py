@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxtyping import PyTree
 
-from jaxcal.functional._loops import carried
+from jaxcal.functional._loops import carried, over_leading_axis
 from jaxcal.optimize.result import Result
 
 
@@ -76,10 +76,7 @@ def over_runs(fun: Callable[..., PyTree], *, mesh: Mesh | None = None) -> Callab
     def mapped(*args: PyTree) -> PyTree:
         arrays, static = eqx.partition(args, eqx.is_array)
         run = _ArraysOut(fun, static)
-        traced = jax.jit(run)  # once for both
-        of_device = lambda arrays: lax.platform_dependent(
-            arrays, cpu=partial(lax.map, traced), default=jax.vmap(traced)
-        )
+        of_device = partial(over_leading_axis, run)
         return run.whole(of_device(arrays) if mesh is None else _spread(of_device, arrays, mesh))
 
     return mapped

@@ -61,13 +61,14 @@ def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options:
     model_of = as_vector(one_of(initial_models))[1]
     vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(initial_models)
     tied = _tied(owners) if by_column else jnp.eye(vectors.shape[1], dtype=vectors.dtype)
+    climb = partial(_climb_some, model_of=model_of, jitter=jitter)
     failed, are_rivals = None, None
     if number_of(initial_models) > 2 and data.targets.shape[0] > _FEW_ROWS:
-        ends = _race_on_few_rows(vectors, tied, model_of, data, jitter, options)
+        ends = _race_on_few_rows(climb, vectors, tied, data, options)
         failed, (vectors, are_rivals) = ends.failed, _best_two(ends)
-    ends = _race(vectors, are_rivals, tied, by_column, model_of, data, jitter, options)
+    ends = _race(partial(climb, data=data, options=options), vectors, are_rivals, tied, by_column, options)
     first = jax.tree.map(lambda end: end[: len(vectors)], ends)
-    best = jnp.argmax(jnp.where(jnp.isnan(first.values), -jnp.inf, first.values))
+    best = jnp.argmax(first.heights)
     chosen = jax.tree.map(lambda end: end[best], first)
     if by_column:
         cost = 0.5 * further * jnp.log(jnp.asarray(data.number, vectors.dtype)) if options.ard == "auto" else 0.0
@@ -104,17 +105,11 @@ def _tied(owners: Float[Array, " q"]) -> Float[Array, "q q"]:
 
 
 def _race_on_few_rows(
-    vectors: Float[Array, "s p"],
-    tied: Float[Array, "p p"],
-    model_of: Callable[[Float[Array, " p"]], Model],
-    data: Data,
-    jitter: ArrayLike,
-    options: Options,
+    climb: Callable[..., "_Ends"], vectors: Float[Array, "s p"], tied: Float[Array, "p p"], data: Data, options: Options
 ) -> "_Ends":
     """Every vector is climbed from by some steps on the fewest rows, then those to different places on more, nearly."""
-    directions = jnp.stack([tied] * len(vectors))
     loose = options._replace(tolerance=max(options.tolerance, _FEW_ROWS_TOLERANCE))
-    climb = partial(_climb_some, directions=directions, model_of=model_of, jitter=jitter, options=loose)
+    climb = partial(climb, directions=jnp.stack([tied] * len(vectors)), options=loose)
     few_steps = jnp.full(len(vectors), min(_FIRST_LAP, options.max_iterations))
     ends = climb(_Ends.before(vectors), few_steps, data=some_rows(data, _FIRST_ROWS))
     # What so few rows say is no end, and their evidence no match for that of more.
@@ -125,13 +120,11 @@ def _race_on_few_rows(
 
 
 def _race(
+    climb: Callable[..., "_Ends"],
     vectors: Float[Array, "s p"],
     are_rivals: Bool[Array, " s"] | None,
     tied: Float[Array, "p p"],
     by_column: bool,
-    model_of: Callable[[Float[Array, " p"]], Model],
-    data: Data,
-    jitter: ArrayLike,
     options: Options,
 ) -> "_Ends":
     """The vectors that are rivals are climbed from to the end.
@@ -142,7 +135,6 @@ def _race(
     """
     number, width = vectors.shape
     directions = jnp.stack([tied] * number + [jnp.eye(width, dtype=vectors.dtype)] * by_column)
-    climb = partial(_climb_some, directions=directions, model_of=model_of, data=data, jitter=jitter, options=options)
     ends = _Ends.before(jnp.concatenate([vectors, vectors[:1]]) if by_column else vectors)
     is_further = np.arange(number + by_column) >= number
     known = None if are_rivals is None else jnp.concatenate([are_rivals, jnp.zeros(int(by_column), bool)])
@@ -150,14 +142,14 @@ def _race(
         ends = ends._replace(values=jnp.where(known, ends.values, jnp.nan))
 
     def lap(count, ends: _Ends) -> _Ends:
-        values = jnp.where(jnp.isnan(ends.values) | is_further, -jnp.inf, ends.values)
+        values = jnp.where(is_further, -jnp.inf, ends.heights)
         goes_on = _goes_on(ends._replace(values=values)) if known is None else known
         first = jnp.where(is_further, -1, min(_FIRST_LAP, options.max_iterations))
         last, further = (jnp.where(which, options.max_iterations, -1) for which in (goes_on, is_further))
         limits = jnp.where(count == 0, first, jnp.where(count == 1, last, further))
         best = ends.places[jnp.argmax(values)]
         places = jnp.where((is_further & (count == 2))[:, None], best[None], ends.places)
-        return climb(ends._replace(places=places), limits)
+        return climb(ends._replace(places=places), limits, directions=directions)
 
     return lax.fori_loop(0 if known is None else 1, 2 + by_column, lap, carried(ends))
 
@@ -182,6 +174,11 @@ class _Ends(NamedTuple):
         """No climb, yet, from these vectors."""
         zeros, number = jnp.zeros_like(vectors[:, 0]), len(vectors)
         return cls(vectors, zeros, jnp.zeros(number, jnp.int32), jnp.zeros(number, bool))
+
+    @property
+    def heights(self) -> Float[Array, "*s"]:
+        """The values to compare: -inf where there is none."""
+        return jnp.where(jnp.isnan(self.values), -jnp.inf, self.values)
 
     @property
     def failed(self) -> Int[Array, ""]:
@@ -263,7 +260,7 @@ def _exact_objective(
 
 def _best_two(ends: _Ends) -> tuple[Float[Array, "2 p"], Bool[Array, "2"]]:
     """The best place, and the best of those that differ from it; and whether they may be the best of more rows."""
-    values = jnp.where(jnp.isnan(ends.values), -jnp.inf, ends.values)
+    values = ends.heights
     best = jnp.argmax(values)
     others = jnp.where(_differs(ends.places, ends.places[best]), values, -jnp.inf)
     two = jnp.stack([best, jnp.argmax(others)])
@@ -272,8 +269,7 @@ def _best_two(ends: _Ends) -> tuple[Float[Array, "2 p"], Bool[Array, "2"]]:
 
 def _goes_on(ends: _Ends) -> Bool[Array, " s"]:
     """The climbs that have not ended, without those on the way to where a better one is."""
-    values = jnp.where(jnp.isnan(ends.values), -jnp.inf, ends.values)
-    number = values.shape[0]
+    values, number = ends.heights, ends.values.shape[0]
     better = (values[None] > values[:, None]) | ((values[None] == values[:, None]) & np.tri(number, k=-1, dtype=bool))
     near = ~jax.vmap(lambda place: _differs(ends.places, place))(ends.places)
     near |= jnp.abs(values[None] - values[:, None]) < _ALIKE

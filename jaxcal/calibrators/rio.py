@@ -242,8 +242,7 @@ def fit(
         x = None if setting.kernel == "output" else _checks.as_matrix("x", x, length=y.shape[0])
         fit_all = partial(_fit, given=given, setting=setting)
         rows = x, base.mean, _own_std(base), y
-        by_name = given is None and not setting.paper
-        rio = fit_padded(fit_all, rows, setting.options) if by_name else fit_all(*rows, None)
+        rio = fit_padded(fit_all, rows, setting.options, constant_variance=given is None and not setting.paper)
     check_fit(rio.process, y.shape[0], throw=throw)
     return rio
 

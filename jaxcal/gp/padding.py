@@ -22,7 +22,9 @@ F = TypeVar("F", bound=HoldsProcess)
 _MULTIPLE = 16
 
 
-def fit_padded(fit: Callable[..., F], arrays: Sequence[Array | None], options: Options) -> F:
+def fit_padded(
+    fit: Callable[..., F], arrays: Sequence[Array | None], options: Options, *, constant_variance: bool
+) -> F:
     """`fit(*arrays, included)` of rows that are filled up where the fit knows padding, and what it found without them.
 
     That is the exact fit with equal, normal noise, by kernels whose variance is the same at all rows. Of rows that are
@@ -32,11 +34,13 @@ def fit_padded(fit: Callable[..., F], arrays: Sequence[Array | None], options: O
         fit: gives what holds a process; `included` is None where all rows count.
         arrays: with a leading axis of rows; None for what is not there.
         options: of the fit.
+        constant_variance: whether the kernel's variance is known to be the same at all rows.
     """
     exact = options.bound == "exact" and options.noise == "gaussian" and options.learning_rate is None
     given = [array for array in arrays if array is not None]
     number = given[0].shape[0]
-    if not exact or options.differentiable or number % _MULTIPLE == 0 or _checks.is_traced(*given):
+    can_be_padded = exact and constant_variance and not options.differentiable and not _checks.is_traced(*given)
+    if not can_be_padded or number % _MULTIPLE == 0:
         return fit(*arrays, None)
     places = np.r_[np.arange(number), np.zeros(-number % _MULTIPLE, int)]
     # On the host: there a number of rows needs no program. The first row is repeated, so that no extreme changes.
@@ -47,12 +51,9 @@ def fit_padded(fit: Callable[..., F], arrays: Sequence[Array | None], options: O
 
 def _without_padding(process: Process, number: int) -> Process:
     """The process with so many rows, the first ones; of several outputs their axis comes before."""
-
-    def first(array: Array, *, axes: int) -> Array:
-        return jax.device_put(np.asarray(array)[(..., *[slice(number)] * axes)])
-
-    points = jax.tree.map(lambda rows: jax.device_put(np.asarray(rows)[..., :number, :]), process.points)
-    parts = lambda posterior: (posterior.weights, posterior.shrink)
-    weights, shrink = parts(process.posterior)
-    posterior = eqx.tree_at(parts, process.posterior, (first(weights, axes=1), first(shrink, axes=2)))
-    return eqx.tree_at(lambda process: (process.points, process.posterior), process, (points, posterior))
+    first, every = slice(number), slice(None)
+    cut = lambda array, *last_axes: jax.device_put(np.asarray(array)[(..., *last_axes)])
+    parts = lambda process: (process.points, process.posterior.weights, process.posterior.shrink)
+    points, weights, shrink = parts(process)
+    points = jax.tree.map(lambda rows: cut(rows, first, every), points)
+    return eqx.tree_at(parts, process, (points, cut(weights, first), cut(shrink, first, first)))

@@ -165,8 +165,7 @@ def fit(
     else:
         rows = _checks.as_matrix("x", x, length=y.shape[0]), y
         fit_all = partial(_fit, given=given, preset=preset, options=options)
-        by_name = given.kernel is None and preset is None
-        fitted = fit_padded(fit_all, rows, options) if by_name else fit_all(*rows, None)
+        fitted = fit_padded(fit_all, rows, options, constant_variance=given.kernel is None and preset is None)
     check_fit(fitted.process, y.shape[0], throw=throw)
     return fitted
 

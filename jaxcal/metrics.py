@@ -480,62 +480,63 @@ def evaluate(
     _check_std(distribution)
     weights = _checks.as_weights(weights, y.shape[0])
     if by is None:
-        return dict(zip(_EVALUATED, _evaluate(y, distribution, weights), strict=True))
+        return _evaluate(y, distribution, weights)._asdict()
     labels, number = _groups(by, weights, y)
-    values = dict(zip(_EVALUATED, _evaluate_groups(y, distribution, number, weights, len(labels)), strict=True))
+    values = _evaluate_groups(y, distribution, number, weights, len(labels))._asdict()
     rows = np.bincount(number).tolist()
     of_group = lambda k: {name: value[k] for name, value in values.items()}
     return {label: {"rows": rows[k], **of_group(k)} for k, label in enumerate(labels)}
 
 
-_EVALUATED = (
-    "rmse",
-    "mae",
-    "nlpd",
-    "crps",
-    "interval_score_90",
-    "coverage_90",
-    "ece",
-    "tce",
-    "calibration_rmse",
-    "calibration_sse",
-    "max_calibration_error",
-    "ence",
-    "width_90",
-    "sharpness",
-    "mean_std",
-)
+class _Evaluated(NamedTuple):
+    """What `evaluate` gives, in this order; of groups [groups]."""
+
+    rmse: Float[Array, "*groups"]
+    mae: Float[Array, "*groups"]
+    nlpd: Float[Array, "*groups"]
+    crps: Float[Array, "*groups"]
+    interval_score_90: Float[Array, "*groups"]
+    coverage_90: Float[Array, "*groups"]
+    ece: Float[Array, "*groups"]
+    tce: Float[Array, "*groups"]
+    calibration_rmse: Float[Array, "*groups"]
+    calibration_sse: Float[Array, "*groups"]
+    max_calibration_error: Float[Array, "*groups"]
+    ence: Float[Array, "*groups"]
+    width_90: Float[Array, "*groups"]
+    sharpness: Float[Array, "*groups"]
+    mean_std: Float[Array, "*groups"]
 
 
 @eqx.filter_jit
-def _evaluate(y: Float[Array, " n"], distribution: Distribution, weights: Weights) -> tuple[Scalar, ...]:
-    """The metrics of `_EVALUATED`, with one interval and one curve for all that take them."""
+def _evaluate(y: Float[Array, " n"], distribution: Distribution, weights: Weights) -> _Evaluated:
+    """All metrics, with one interval and one curve for those that take them."""
     lower, upper = distribution.interval(0.9)
     curve = _curve(y, distribution, _PERCENTS, weights)
     of_rows = lambda metric: metric(y, distribution, weights=weights)
-    return (
-        of_rows(rmse),
-        of_rows(mae),
-        of_rows(nlpd),
-        of_rows(crps),
-        linalg.weighted_mean(scores.interval_score(y, lower, upper, 0.9), weights),
-        _share_inside(y, lower, upper, weights),
-        _ece(curve),
-        _tce(jax.tree.map(lambda values: values[..., np.array(_TAILS)], curve)),
-        _calibration_rmse(curve),
-        jnp.sum(_in_order(curve.at_most - curve.levels)[::5] ** 2),
-        of_rows(max_calibration_error),
-        of_rows(ence),
-        _mean_difference(lower, upper, weights),
-        of_rows(sharpness),
-        of_rows(mean_std),
+    return _Evaluated(
+        rmse=of_rows(rmse),
+        mae=of_rows(mae),
+        nlpd=of_rows(nlpd),
+        crps=of_rows(crps),
+        interval_score_90=linalg.weighted_mean(scores.interval_score(y, lower, upper, 0.9), weights),
+        coverage_90=_share_inside(y, lower, upper, weights),
+        ece=_ece(curve),
+        tce=_tce(jax.tree.map(lambda values: values[..., np.array(_TAILS)], curve)),
+        calibration_rmse=_calibration_rmse(curve),
+        calibration_sse=jnp.sum(_in_order(curve.at_most - curve.levels)[::5] ** 2),
+        max_calibration_error=of_rows(max_calibration_error),
+        ence=of_rows(ence),
+        width_90=_mean_difference(lower, upper, weights),
+        sharpness=of_rows(sharpness),
+        mean_std=of_rows(mean_std),
     )
 
 
 @eqx.filter_jit
 def _evaluate_groups(
     y: Float[Array, " n"], distribution: Distribution, number: Int[ArrayLike, " n"], weights: Weights, groups: int
-) -> tuple[Float[Array, " groups"], ...]:
+) -> _Evaluated:
     return _map_groups(lambda weights: _evaluate(y, distribution, weights), number, weights, groups, y.dtype)
 
 

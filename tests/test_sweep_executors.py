@@ -23,7 +23,7 @@ def half(seed: int) -> list[dict]:
 
 
 def prepared(seed: int) -> list[dict]:
-    """What a job sees of its process."""
+    """How the process of a job was prepared."""
     import jax
 
     names = ("NPROC", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

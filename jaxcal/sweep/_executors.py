@@ -16,8 +16,8 @@ _ALLOWED = (
     "executor must have a `submit` whose futures have `done` and `result`: a concurrent.futures executor, joblib's "
     "loky, dask's Client, a submitit executor, mpi4py's MPIPoolExecutor, or sweep.RayExecutor() for Ray"
 )
-# Between two looks at futures that do not tell when they are done: at least, in seconds, and in times of a look, which
-# may go to the disk for each future.
+# Between two looks at futures that have to be asked whether they are done: at least, in seconds, and in times of a
+# look, which may go to the disk for each future.
 _PAUSE, _PAUSE_IN_LOOKS = 0.01, 10
 # SLURM takes a thousand jobs in one array, if it is not told otherwise.
 _BATCH = 1000
@@ -69,7 +69,7 @@ def check(executor: Any) -> None:
 
 
 def results(executor: Any, calls: Mapping[str, Call]) -> Iterator[tuple[str, Outcome]]:
-    """Submit all calls in order.
+    """Submit all calls in order, each once.
 
     Args:
         executor: what `check` takes.
@@ -83,18 +83,6 @@ def results(executor: Any, calls: Mapping[str, Call]) -> Iterator[tuple[str, Out
         TypeError: if the first future does not fit; no other call is submitted.
         Exception: what the executor raises if it does not even take the first call.
     """
-    died = {}
-    for name, outcome in _run(executor, calls):
-        if outcome.kind == "death":
-            died[name] = calls[name]
-        else:
-            yield name, outcome
-    for name, call in died.items():
-        yield from _run(executor, {name: call})
-
-
-def _run(executor: Any, calls: Mapping[str, Call]) -> Iterator[tuple[str, Outcome]]:
-    """Run each job once."""
     futures: dict[str, Any] = {}
     try:
         refused = _submit(executor, calls, futures)

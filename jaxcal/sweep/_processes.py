@@ -26,7 +26,7 @@ _SECONDS_TO_END = 10.0
 
 
 def results(task: Task, jobs: Mapping[str, Mapping[str, Any]], workers: int | None) -> Iterator[tuple[str, Outcome]]:
-    """Run jobs in order.
+    """Run jobs in order, each once.
 
     Args:
         task: a function of a module.
@@ -46,13 +46,7 @@ def results(task: Task, jobs: Mapping[str, Mapping[str, Any]], workers: int | No
         raise TypeError(
             f"the task must be a function of a module, which other processes can import: {error}."
         ) from error
-    died = []
-    for name, outcome in _run(pickled, jobs, _cores(workers)):
-        if outcome.kind == "death":
-            died.append(name)
-        else:
-            yield name, outcome
-    yield from _run(pickled, {name: jobs[name] for name in died}, _cores(1))
+    yield from _run(pickled, jobs, _cores(workers))
 
 
 def _cores(workers: int | None) -> list[int | None]:
@@ -63,7 +57,7 @@ def _cores(workers: int | None) -> list[int | None]:
 
 
 def _run(task: bytes, jobs: Mapping[str, Mapping[str, Any]], cores: list[int | None]) -> Iterator[tuple[str, Outcome]]:
-    """Run each job once."""
+    """Run each job in one of as many processes as there are cores."""
     waiting = deque(jobs)
     workers = [_Worker(core) for core in cores[: len(jobs)]]
     without_jobs: list[_Worker] = []

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +140,20 @@ def _by_name(jobs: Iterable[Record]) -> dict[str, Record]:
 def _outcomes(
     task: Task, jobs: Mapping[str, Record], workers: int | None, executor: Any
 ) -> Generator[tuple[str, Outcome], None, None]:
-    """The name and the outcome of each job, as they come."""
+    """The name and the outcome of each job, as they come; last those of jobs whose process died, when run once more."""
     if executor is None:
-        yield from _processes.results(task, jobs, workers)
+        results = partial(_processes.results, task, workers=workers)
     else:
         pickled = PickledTask(task)
-        yield from _executors.results(executor, {name: Call(pickled, job) for name, job in jobs.items()})
+        results = lambda jobs: _executors.results(executor, {name: Call(pickled, job) for name, job in jobs.items()})
+    died = []
+    for name, outcome in results(jobs):
+        if outcome.kind == "death":
+            died.append(name)
+        else:
+            yield name, outcome
+    for name in died:  # alone
+        yield from results({name: jobs[name]})
 
 
 def _line(job: str, stamp: str, outcome: Outcome) -> Record:

@@ -51,7 +51,8 @@ def enable_compilation_cache(path: str | os.PathLike | None = None) -> Path | No
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} cannot be written to")
-        _forget_oldest(_programs())
+        if _programs() in folder.parents:
+            _forget_oldest(_programs())
     except OSError as error:
         warnings.warn(f"compiled programs are not kept: {error}. JAX_ENABLE_COMPILATION_CACHE=0 says so.", stacklevel=2)
         return None
@@ -104,18 +105,23 @@ def _forget_oldest(folder: Path) -> None:
     for file in files:
         if size <= _MOST:
             return
-        file.path.unlink(missing_ok=True)
+        Path(file.path).unlink(missing_ok=True)
         size -= file.size
 
 
 class _File(NamedTuple):
     used: float
     size: int
-    path: Path
+    path: str
 
 
 def _files(folder: Path) -> Iterator[_File]:
-    for path in folder.rglob("*-cache"):
-        with contextlib.suppress(FileNotFoundError):  # another process deletes as well
-            status = path.stat()
-            yield _File(max(status.st_atime, status.st_mtime), status.st_size, path)
+    # Not by `Path`: these are thousands, before a command begins.
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if not name.endswith("-cache"):
+                continue
+            path = os.path.join(parent, name)
+            with contextlib.suppress(FileNotFoundError):  # another process deletes as well
+                status = os.stat(path)
+                yield _File(max(status.st_atime, status.st_mtime), status.st_size, path)

@@ -15,6 +15,10 @@ from jaxcal.functional import linalg
 
 # The interquartile range of the standard normal distribution.
 _NORMAL_RANGE = 1.3489795
+# Beyond so many standard deviations the inputs of networks grow like a logarithm.
+_TAIL = 3.0
+# Quantiles beyond which values have no part in the standard deviation of a column with tails.
+_WITHOUT_TAILS = (0.005, 0.995)
 
 
 class Standardizer(eqx.Module):
@@ -51,6 +55,11 @@ class Standardizer(eqx.Module):
         spread = (upper - lower) / _NORMAL_RANGE
         return cls(middle, jnp.where(spread > 0, spread, cls.of(values).scale))
 
+    @property
+    def num_columns(self) -> int:
+        """How many columns a matrix of values has."""
+        return self.loc.shape[-1]
+
     @classmethod
     def identity(cls, like: Float[Array, " n *d"]) -> "Standardizer":
         """The standardizer that changes nothing, for a sample of this shape and dtype."""
@@ -65,6 +74,44 @@ class Standardizer(eqx.Module):
     def inverse(self, values: Float[Array, " n *d"]) -> Float[Array, " n *d"]:
         """`loc + scale * values`, row by row."""
         return self.loc[None] + self.scale[None] * values
+
+
+class LogTails(eqx.Module):
+    """A standardization of columns whose tails are logarithmic: the inputs of a network.
+
+    With z the standardized value, of a mean and a standard deviation that the outer halves of a hundredth of the values
+    have no part in,
+
+        z where |z| <= 3,    sign(z) 3 (1 + log(|z| / 3)) elsewhere,
+
+    so that values far from all others neither decide the scale of a column nor lead a network far from its data.
+
+    Attributes:
+        standardizer: gives z.
+    """
+
+    standardizer: Standardizer
+
+    @classmethod
+    @eqx.filter_jit
+    def of(cls, values: Float[Array, "n d"]) -> "LogTails":
+        """That of a sample, column by column; a column that is constant but for its tails is standardized with them."""
+        low, high = jnp.quantile(values, jnp.asarray(_WITHOUT_TAILS, values.dtype), axis=0)
+        inner, all_of_it = Standardizer.of(jnp.clip(values, low[None], high[None])), Standardizer.of(values)
+        varies = inner.scale > 0
+        return cls(jax.tree.map(lambda part, whole: jnp.where(varies, part, whole), inner, all_of_it))
+
+    @property
+    def num_columns(self) -> int:
+        """How many columns a matrix of values has."""
+        return self.standardizer.num_columns
+
+    @eqx.filter_jit
+    def __call__(self, values: Float[Array, "n d"]) -> Float[Array, "n d"]:
+        """The inputs of the rows."""
+        z = self.standardizer(values)
+        tail = _TAIL * (1 + jnp.log(jnp.maximum(jnp.abs(z), _TAIL) / _TAIL))
+        return jnp.where(jnp.abs(z) <= _TAIL, z, jnp.sign(z) * tail)
 
 
 def _nonzero(scale: Float[Array, "*d"]) -> Float[Array, "*d"]:

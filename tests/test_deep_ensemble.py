@@ -37,12 +37,13 @@ def ensemble(data):
     return fit(*data)
 
 
-def test_every_member_is_a_variance_network(ensemble, data):
+def test_with_a_preset_every_member_is_a_variance_network(data):
     """That of its key, which stopped on its own."""
     x, y = data
+    ensemble = fit(x, y, preset="crude")
     distribution = ensemble(x)
     for i, key in enumerate(jax.random.split(KEY, 3)):
-        alone = variance_network.fit(x, y, key=key, **SETTING)
+        alone = variance_network.fit(x, y, key=key, preset="crude", **SETTING)
         np.testing.assert_allclose(distribution.components.mean[i], alone(x).mean, atol=TOLERANCE)
         np.testing.assert_allclose(distribution.components.std[i], alone(x).std, atol=TOLERANCE)
         np.testing.assert_allclose(ensemble.training.validation_loss[i], alone.training.validation_loss, atol=TOLERANCE)

@@ -49,15 +49,17 @@ def negative_log_likelihood(y, gamma, nu, alpha, beta):
 def test_the_distribution_is_the_student_t_of_the_evidence(data):
     x, y = data
     fitted = fit(x, y)
-    distribution, (gamma, nu, alpha, beta) = fitted(x), evidence(fitted, (x - x.mean()) / x.std(ddof=1))
+    distribution, (gamma, nu, alpha, beta) = fitted(x), evidence(fitted, np.asarray(fitted.x_scaler(x[:, None]))[:, 0])
     assert isinstance(distribution, StudentT)
     loc, unit = y.mean(), y.std(ddof=1)
-    scale = unit * np.sqrt(beta * (1 + nu) / (nu * alpha))
+    squared_scale = beta * (1 + nu) / (nu * alpha)
+    scale = unit * np.sqrt(fitted.widening.factor * (squared_scale + fitted.widening.floor))
     np.testing.assert_allclose(
         distribution.log_prob(y), stats.t.logpdf(y, 2 * alpha, loc + unit * gamma, scale), atol=TOLERANCE
     )
-    by_the_paper = negative_log_likelihood((y - loc) / unit, gamma, nu, alpha, beta) + np.log(unit)
-    np.testing.assert_allclose(-distribution.log_prob(y), by_the_paper, atol=TOLERANCE)
+    by_the_paper = negative_log_likelihood((y - loc) / unit, gamma, nu, alpha, beta)
+    log_density = stats.t.logpdf((y - loc) / unit, 2 * alpha, gamma, np.sqrt(squared_scale))
+    np.testing.assert_allclose(-log_density, by_the_paper, atol=TOLERANCE)
 
 
 def test_the_loss_is_that_of_the_paper():

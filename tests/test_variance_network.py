@@ -61,11 +61,12 @@ def test_it_recovers_a_std_that_varies(form, data):
 def test_the_prediction_is_the_forward_pass(form, data):
     x, y = data
     network = fit(x, y, form=form)
-    z = ((x - x.mean()) / x.std(ddof=1))[:, None]
+    z = np.asarray(network.x_scaler(x[:, None]), float)
     center, output = np.hstack([forward(part, z) for part in network.network.networks]).T
     distribution = network(x)
     np.testing.assert_allclose(distribution.mean, y.mean() + y.std(ddof=1) * center, atol=1e-4)
-    np.testing.assert_allclose(distribution.variance, y.var(ddof=1) * (softplus(output) + 1e-6), rtol=1e-4)
+    variance = network.widening.factor * (softplus(output) + 1e-6 + network.widening.floor)
+    np.testing.assert_allclose(distribution.variance, y.var(ddof=1) * variance, rtol=1e-4)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -73,11 +74,10 @@ def test_the_loss_is_the_negative_log_likelihood(form):
     """Of rows of two kinds, the 400 for validation are so many of one and the rest of the other: a whole number."""
     y = np.arange(ROWS) % 4 == 0
     network = fit(np.zeros(ROWS), y, form=form)
-    distribution = network(np.zeros(1))
-    # The network sees the target divided by its std.
-    zeros, ones = (
-        -stats.norm.logpdf(kind, distribution.mean, distribution.std)[0] - np.log(y.std(ddof=1)) for kind in (0, 1)
-    )
+    outputs = np.hstack([forward(part, np.zeros((1, 1))) for part in network.network.networks])[0]
+    std = np.sqrt(softplus(outputs[1]) + (1e-8 if form == "alternating" else 1e-6))
+    standardized = (np.array([0, 1]) - y.mean()) / y.std(ddof=1)
+    zeros, ones = -stats.norm.logpdf(standardized, outputs[0], std)
     number = 400 * (network.training.validation_loss - zeros) / (ones - zeros)
     assert 50 < number < 150
     assert abs(number - np.round(number)) < (1e-8 if X64 else 1e-2)
@@ -141,7 +141,7 @@ def test_the_preset_of_usnrt(data):
         assert [layer.weight.shape for layer in network.layers] == [(24, 3), (12, 24), (1, 12)]
     assert [network.activations for network in networks] == [(jax.nn.relu,) * 2, (jnp.tanh,) * 2]
     joint = partial(variance_network.fit, x, y, key=KEY, form="joint", hidden=(16,), max_epochs=3)
-    written_out = joint(batch_size=64, learning_rate=0.01)
+    written_out = joint(preset="crude", batch_size=64, learning_rate=0.01, weight_decay=0.0)
     np.testing.assert_array_equal(joint(preset="usnrt")(x).mean, written_out(x).mean)
 
 
@@ -178,7 +178,7 @@ def test_every_alternating_training_has_a_validation_set_of_its_own():
         return Optimum(network, jnp.zeros(()), jnp.zeros((), int), jnp.zeros((), int))
 
     new = partial(FeedForward, 1, (2,))
-    alternate(data, num_rows, new, new, train, KEY, 2)
+    alternate(data, num_rows, new, new, train, KEY, 2, anew=True)
     jax.effects_barrier()
     divided = [
         tuple({*rows[:number, 0].tolist()} for rows, number in zip(part, num_rows, strict=True)) for part in parts

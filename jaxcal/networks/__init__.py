@@ -1,5 +1,6 @@
 """Networks, and how they are trained: options and presets are declared here, once for all methods."""
 
+from jaxcal.networks.held_out import Widening
 from jaxcal.networks.modules import ConcreteNetwork, FeedForward, NormalNetwork
 from jaxcal.networks.trained import TrainedNetwork
 from jaxcal.networks.training import StepOptions, TrainingOptions, TrainingRecord
@@ -12,4 +13,5 @@ __all__ = [
     "TrainedNetwork",
     "TrainingOptions",
     "TrainingRecord",
+    "Widening",
 ]

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
@@ -17,6 +18,7 @@ from jaxcal.distributions import Normal
 from jaxcal.functional import normal
 from jaxcal.functional._loops import carried
 from jaxcal.networks import presets
+from jaxcal.networks.held_out import Widening
 from jaxcal.networks.modules import FeedForward, NormalNetwork, as_variance
 from jaxcal.networks.training import (
     XY,
@@ -52,10 +54,12 @@ def train_normal(
     preset: str | None,
     what: str,
     instead: str,
+    split_key: PRNGKeyArray | None = None,
 ) -> tuple[Optimum, Rows]:
     """The networks, trained, and the rows they were trained on; the options are those of `variance_network.fit`.
 
-    What is said where a derivative is asked for, `training.trainer` describes.
+    What is said where a derivative is asked for, `training.trainer` describes. The validation set is that of the
+    `split_key`, by default one of the key.
     """
     usnrt = preset == "usnrt"
     form = form or ("alternating" if usnrt else "joint")
@@ -63,16 +67,43 @@ def train_normal(
     _checks.check_at_least("rounds", rounds, 1)
     if settings.steps is not None and form != "joint":
         raise ValueError(f"steps={settings.steps} are those of one network: give form='joint'; got {form!r}.")
-    split_key, train_key = jax.random.split(key)
-    rows = split(x, y, settings, split_key)
+    own_split_key, train_key = jax.random.split(key)
+    rows = split(x, y, settings, own_split_key if split_key is None else split_key)
     train = trainer(settings, what=what, instead=instead)
     new = partial(initial_network, x.shape[1], settings.hidden, dtype=rows.train[0].dtype)
     if form == "joint":
-        return _joint(rows, settings.initial, new, train, train_key), rows
+        return _joint(rows, settings, new, train, train_key), rows
     new_variance = partial(new, activation=jnp.tanh) if usnrt else new
     data = rows.train, rows.validation
     num_rows = rows.train[1].shape[0], rows.validation[1].shape[0]
-    return alternate(data, num_rows, new, new_variance, train, train_key, rounds), rows
+    return alternate(data, num_rows, new, new_variance, train, train_key, rounds, anew=not settings.calibrate), rows
+
+
+def widening_of(
+    networks: NormalNetwork, validation: XY, settings: presets.Settings, *, stacked: bool = False
+) -> Widening | None:
+    """What makes the variances those of new rows, by the validation set; None where the settings have none."""
+    return _widening_of(networks, validation, stacked) if settings.calibrate and settings.steps is None else None
+
+
+@eqx.filter_jit
+def _widening_of(networks: NormalNetwork, validation: XY, stacked: bool) -> Widening:
+    x, y = validation
+    moments = lambda network: jax.vmap(network)(x)
+    mean, variance = eqx.filter_vmap(moments)(networks) if stacked else moments(networks)
+    if stacked:
+        mean, variance = jnp.mean(mean, axis=0), jnp.mean(variance, axis=0) + jnp.var(mean, axis=0)
+    return Widening.of(variance, y - mean)
+
+
+def widened(
+    means: Float[Array, "m n"], variances: Float[Array, "m n"], widening: Widening | None
+) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
+    """The members of a mixture, so that its variance is widened and its mean stays."""
+    if widening is None:
+        return means, variances
+    middle = jnp.mean(means, axis=0)[None]
+    return middle + jnp.sqrt(widening.factor) * (means - middle), widening(variances)
 
 
 def as_normal(moments: tuple[Float[Array, " n"], Float[Array, " n"]], y_scaler: Standardizer) -> Normal:
@@ -83,15 +114,18 @@ def as_normal(moments: tuple[Float[Array, " n"], Float[Array, " n"]], y_scaler: 
 
 def _joint(
     rows: Rows,
-    initial: eqx.Module | None,
+    settings: presets.Settings,
     new: Callable[..., FeedForward],
     train: Callable[..., Optimum],
     key: PRNGKeyArray,
 ) -> Optimum:
     """One network with two outputs, trained on the likelihood."""
     init_key, train_key = jax.random.split(key)
-    network = starting_network(initial, lambda: NormalNetwork((new(2, key=init_key),)))
-    return train(_negative_log_likelihood, network, rows.train, rows.validation, key=train_key)
+    network = starting_network(settings.initial, lambda: NormalNetwork((new(2, key=init_key),)))
+    # The steps are differentiated; where a weight is held fixed their derivatives would be wrong.
+    beta = jnp.asarray(settings.beta if settings.steps is None else 0.0, rows.train[1].dtype)
+    loss = Partial(_negative_log_likelihood, beta=beta)
+    return train(loss, network, rows.train, rows.validation, key=train_key)
 
 
 def alternate(
@@ -102,14 +136,18 @@ def alternate(
     train: Callable[..., Optimum],
     key: PRNGKeyArray,
     rounds: int,
+    *,
+    anew: bool,
 ) -> Optimum:
     """A network for the mean and one for the variance, trained alternately, in every round from new weights.
 
-    `data` are the rows (x, y) to train on, and those to stop by, of which there are `num_rows`. Every training divides
-    them anew, so that the variance learns from residuals of rows, too, that the mean was not trained on.
+    `data` are the rows (x, y) to train on, and those to stop by, of which there are `num_rows`. With `anew` every
+    training divides them anew, so that the variance learns from residuals of rows, too, that the mean was not trained
+    on; else nothing is trained on the rows to stop by, which can tell by how much the variance is too small.
     """
     x, y = jax.tree.map(lambda *parts: jnp.concatenate(parts), *data)
-    divide = partial(_divide, lengths=tuple(part.shape[0] for _, part in data), num_rows=num_rows)
+    lengths = tuple(part.shape[0] for _, part in data)
+    divide = partial(_divide, lengths=lengths, num_rows=num_rows) if anew else partial(_parts, length=lengths[0])
 
     def one_round(variances, keys):
         parts = divide((x, y, variances), key=keys[0])
@@ -127,6 +165,11 @@ def alternate(
     return Optimum(NormalNetwork((mean.params, variance.params)), variance.loss, steps.sum(), result.max())
 
 
+def _parts(rows: tuple, length: int, key: PRNGKeyArray) -> tuple[tuple, tuple]:
+    """The rows to train on, which are the first, and those to stop by."""
+    return jax.tree.map(lambda part: part[:length], rows), jax.tree.map(lambda part: part[length:], rows)
+
+
 @eqx.filter_jit
 def _divide(
     rows: tuple, lengths: tuple[int, int], num_rows: tuple[ArrayLike, ArrayLike], key: PRNGKeyArray
@@ -140,10 +183,14 @@ def _divide(
     return training, validation
 
 
-def _negative_log_likelihood(network: NormalNetwork, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:
+def _negative_log_likelihood(
+    network: NormalNetwork, rows: XY, key: PRNGKeyArray | None, *, beta: Float[Array, ""]
+) -> Float[Array, " n"]:
+    """That of every row; in training times its variance to the power beta, which is held fixed."""
     x, y = rows
     mean, variance = jax.vmap(network)(x)
-    return -normal.log_prob(y, mean, jnp.sqrt(variance))
+    loss = -normal.log_prob(y, mean, jnp.sqrt(variance))
+    return loss if key is None else lax.stop_gradient(variance) ** beta * loss
 
 
 def _weighted_squared_error(network: FeedForward, rows: tuple, key: PRNGKeyArray | None) -> Float[Array, " n"]:

@@ -8,7 +8,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from jaxcal.distributions import Distribution
 from jaxcal.networks.training import TrainingRecord, as_inputs
-from jaxcal.preprocessing import Standardizer
+from jaxcal.preprocessing import LogTails, Standardizer
 
 D = TypeVar("D", bound=Distribution)
 
@@ -22,7 +22,7 @@ class TrainedNetwork(eqx.Module, Generic[D]):
         training: how training went, a `jaxcal.networks.TrainingRecord`.
     """
 
-    x_scaler: Standardizer
+    x_scaler: Standardizer | LogTails
     y_scaler: Standardizer
     training: TrainingRecord
 

@@ -13,11 +13,10 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Mixture
-from jaxcal.networks import NormalNetwork, TrainedNetwork, TrainingOptions, TrainingRecord
-from jaxcal.networks.normal import as_normal, settle_normal, train_normal
-from jaxcal.networks.training import TAKE_ANOTHER, as_data, takes_training_options
+from jaxcal.networks import NormalNetwork, TrainedNetwork, TrainingOptions, TrainingRecord, Widening
+from jaxcal.networks.normal import as_normal, settle_normal, train_normal, widened, widening_of
+from jaxcal.networks.training import TAKE_ANOTHER, Rows, as_data, takes_training_options
 from jaxcal.optimize import Optimum, over_runs
-from jaxcal.preprocessing import Standardizer
 
 
 @takes_training_options()
@@ -39,9 +38,11 @@ def fit(
 
         mean(x) = avg_i m_i(x),    variance(x) = avg_i (v_i(x) + m_i(x)^2) - mean(x)^2.
 
-    Every member has initial weights, validation rows and batches of its own, and is what `variance_network.fit` gives
-    with its key, one of `jax.random.split(key, num_members)`. The members are trained one after another on a CPU, in
-    one `vmap` on an accelerator.
+    Every member is a network of `variance_network.fit`, with initial weights and batches of its own. They share their
+    validation set, by which the mixture as a whole is widened as a network is there: its members' variances by the
+    factor, their distances from the mean by its root. With a preset every member has validation rows of its own, and is
+    what `variance_network.fit` gives with its key, one of `jax.random.split(key, num_members)`. The members are trained
+    one after another on a CPU, in one `vmap` on an accelerator.
 
     Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. Predictions are
     differentiable in x; a derivative through the training is refused.
@@ -84,35 +85,39 @@ def fit(
         what="deep_ensemble.fit",
         instead=TAKE_ANOTHER,
     )
-    optima, x_scaler, y_scaler = _train_members(train, x, y, key, num_members)
-    training = TrainingRecord.of(optima, throw=settings.throw)
-    return DeepEnsemble(networks=optima.params, x_scaler=x_scaler, y_scaler=y_scaler, training=training)
+    optima, rows = _train_members(train, x, y, key, num_members, settings.calibrate)
+    return DeepEnsemble(
+        networks=optima.params,
+        widening=widening_of(optima.params, rows.validation, settings, stacked=True),
+        x_scaler=rows.x_scaler,
+        y_scaler=rows.y_scaler,
+        training=TrainingRecord.of(optima, throw=settings.throw),
+    )
 
 
 class DeepEnsemble(TrainedNetwork[Mixture]):
     """Trained networks of means and variances; made by `fit`.
 
     Attributes:
-        networks: the weights of the members, stacked: every array has a leading axis [m]. The rest is described by
-            `jaxcal.networks.TrainedNetwork`; of `training`, too, every array has this axis.
+        networks: the weights of the members, stacked: every array has a leading axis [m].
+        widening: what makes the variance of the mixture that of new rows; None with a preset. The rest is described by
+            `jaxcal.networks.TrainedNetwork`; of `training`, too, every array has an axis [m].
     """
 
     networks: NormalNetwork
+    widening: Widening | None
 
     def _distribution(self, x: Float[Array, "n d"]) -> Mixture:
-        member = lambda network: as_normal(jax.vmap(network)(x), self.y_scaler)
-        return Mixture(eqx.filter_vmap(member)(self.networks))
+        means, variances = eqx.filter_vmap(lambda network: jax.vmap(network)(x))(self.networks)
+        means, variances = widened(means, variances, self.widening)
+        return Mixture(jax.vmap(lambda mean, variance: as_normal((mean, variance), self.y_scaler))(means, variances))
 
 
 @eqx.filter_jit
 def _train_members(
-    train: Partial, x: Float[Array, "n d"], y: Float[Array, " n"], key: PRNGKeyArray, num_members: int
-) -> tuple[Optimum, Standardizer, Standardizer]:
-    """The members, stacked, and the standardizations, which are the same for all."""
-
-    def member(key: PRNGKeyArray) -> tuple[Optimum, Standardizer, Standardizer]:
-        optimum, rows = train(x, y, key=key)
-        return optimum, rows.x_scaler, rows.y_scaler
-
-    optima, *scalers = over_runs(member)(jax.random.split(key, num_members))
-    return optima, *jax.tree.map(lambda stacked: stacked[0], scalers)
+    train: Partial, x: Float[Array, "n d"], y: Float[Array, " n"], key: PRNGKeyArray, num_members: int, shared: bool
+) -> tuple[Optimum, Rows]:
+    """The members, stacked, and the rows of the first, which are those of all where they share them."""
+    split_key = jax.random.split(key, num_members + 1)[-1] if shared else None
+    optima, rows = over_runs(lambda key: train(x, y, key=key, split_key=split_key))(jax.random.split(key, num_members))
+    return optima, jax.tree.map(lambda stacked: stacked[0], rows)

@@ -18,7 +18,16 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
 from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal, Point
 from jaxcal.functional import linalg, normal
-from jaxcal.networks import ConcreteNetwork, FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, presets
+from jaxcal.networks import (
+    ConcreteNetwork,
+    FeedForward,
+    TrainedNetwork,
+    TrainingOptions,
+    TrainingRecord,
+    Widening,
+    presets,
+)
+from jaxcal.networks.normal import as_normal, widened
 from jaxcal.networks.training import (
     TAKE_ANOTHER,
     XY,
@@ -54,7 +63,8 @@ def fit(
         mean(x) = mean_s f_s(x),    variance(x) = var_s f_s(x) + noise.
 
     The variance of the noise is what the passes leave unexplained in the validation set: their mean of
-    (y - mean(x))^2 - var_s f_s(x), but not less than 0. It is a little too small, as training stopped by these rows.
+    (y - mean(x))^2 - var_s f_s(x), but not less than 0. By the same rows the variance as a whole is then widened, or
+    narrowed, as that of `variance_network.fit`.
 
     The loss of the validation set is that without dropout.
 
@@ -132,6 +142,7 @@ def fit(
     return Dropout(
         passes=passes,
         noise_std=noise_std,
+        widening=_widening(passes, noise_std, rows.validation) if settings.calibrate else None,
         x_scaler=rows.x_scaler,
         y_scaler=rows.y_scaler,
         training=training,
@@ -171,6 +182,7 @@ class Dropout(TrainedNetwork[Normal | Mixture]):
         passes: the weights and the masks.
         noise_std: the std of the noise, on the scale of `y_scaler`; None with the preset, and where every pass predicts
             it.
+        widening: what makes the variance that of new rows; None with a preset.
         distribution: what is predicted, "normal" or "mixture". The rest is described by
             `jaxcal.networks.TrainedNetwork`. The validation loss is the squared error without dropout, of concrete
             dropout the negative log likelihood.
@@ -178,24 +190,41 @@ class Dropout(TrainedNetwork[Normal | Mixture]):
 
     passes: Passes
     noise_std: Float[Array, "*runs"] | None
+    widening: Widening | None
     distribution: str = eqx.field(static=True)
 
     def _distribution(self, x: Float[Array, "n d"]) -> Normal | Mixture:
-        samples, noise_std = self.passes(x), self.noise_std
-        if self.passes.rate is None:
-            samples, log_variances = jnp.moveaxis(samples, -1, 0)
-            noise_std = jnp.exp(log_variances / 2)
-        elif noise_std is not None:
-            noise_std = jnp.broadcast_to(noise_std, samples.shape)
+        means, noise = _moments(self.passes, self.noise_std, x)
         scaler = self.y_scaler
         if self.distribution == "normal":
-            noise = 0.0 if noise_std is None else jnp.mean(noise_std**2, axis=0)
-            std = linalg.sqrt(jnp.var(samples, axis=0) + noise)
-            return Normal(scaler.inverse(jnp.mean(samples, axis=0)), scaler.scale[None] * std)
-        means = jax.vmap(scaler.inverse)(samples)
-        if noise_std is None:
-            return Mixture(jax.vmap(Point)(means))
-        return Mixture(jax.vmap(Normal)(means, scaler.scale * noise_std))
+            mean, variance = jnp.mean(means, axis=0), _variance(means, noise)
+            std = linalg.sqrt(variance if self.widening is None else self.widening(variance))
+            return Normal(scaler.inverse(mean), scaler.scale[None] * std)
+        if noise is None:
+            return Mixture(jax.vmap(lambda mean: Point(scaler.inverse(mean)))(means))
+        return Mixture(jax.vmap(lambda *member: as_normal(member, scaler))(*widened(means, noise, self.widening)))
+
+
+def _moments(
+    passes: Passes, noise_std: Float[Array, ""] | None, x: Float[Array, "n d"]
+) -> tuple[Float[Array, "samples n"], Float[Array, "samples n"] | None]:
+    """The mean of every pass, and the variance of its noise, if it has any."""
+    samples = passes(x)
+    if passes.rate is None:
+        means, log_variances = jnp.moveaxis(samples, -1, 0)
+        return means, jnp.exp(log_variances)
+    return samples, None if noise_std is None else jnp.broadcast_to(noise_std**2, samples.shape)
+
+
+def _variance(means: Float[Array, "samples n"], noise: Float[Array, "samples n"] | None) -> Float[Array, " n"]:
+    return jnp.var(means, axis=0) + (0.0 if noise is None else jnp.mean(noise, axis=0))
+
+
+@eqx.filter_jit
+def _widening(passes: Passes, noise_std: Float[Array, ""] | None, validation: XY) -> Widening:
+    x, y = validation
+    means, noise = _moments(passes, noise_std, x)
+    return Widening.of(_variance(means, noise), y - jnp.mean(means, axis=0))
 
 
 def _presets(rate: ArrayLike | str, num_inputs: int) -> dict[str | None, presets.Settings]:

@@ -6,6 +6,7 @@ density, `functional.student_t.log_prob`; its penalty on evidence for wrong pred
 
 from typing import Unpack
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
@@ -14,7 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from jaxcal import _checks
 from jaxcal.distributions import StudentT
 from jaxcal.functional import student_t
-from jaxcal.networks import FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, presets
+from jaxcal.networks import FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, Widening, presets
 from jaxcal.networks.training import (
     TAKE_ANOTHER,
     XY,
@@ -94,23 +95,40 @@ def fit(
         rows.validation,
         key=train_key,
     )
-    training = TrainingRecord.of(optimum, throw=settings.throw)
-    return Evidential(network=optimum.params, x_scaler=rows.x_scaler, y_scaler=rows.y_scaler, training=training)
+    return Evidential(
+        network=optimum.params,
+        widening=_widening(optimum.params, rows.validation) if settings.calibrate else None,
+        x_scaler=rows.x_scaler,
+        y_scaler=rows.y_scaler,
+        training=TrainingRecord.of(optimum, throw=settings.throw),
+    )
 
 
 class Evidential(TrainedNetwork[StudentT]):
     """A trained evidential network; made by `fit`.
 
     Attributes:
-        network: the weights; and those of `jaxcal.networks.TrainedNetwork`.
+        network: the weights.
+        widening: what makes the square of its scale that of new rows; None with a preset. The rest is described by
+            `jaxcal.networks.TrainedNetwork`.
     """
 
     network: FeedForward
+    widening: Widening | None
 
     def _distribution(self, x: Float[Array, "n d"]) -> StudentT:
         gamma, nu, alpha, beta = _evidence(self.network, x)
-        scale = self.y_scaler.scale[None] * _scale(nu, alpha, beta)
-        return StudentT(2 * alpha, self.y_scaler.inverse(gamma), scale)
+        scale = _scale(nu, alpha, beta)
+        if self.widening is not None:
+            scale = jnp.sqrt(self.widening(scale**2))
+        return StudentT(2 * alpha, self.y_scaler.inverse(gamma), self.y_scaler.scale[None] * scale)
+
+
+@eqx.filter_jit
+def _widening(network: FeedForward, validation: XY) -> Widening:
+    x, y = validation
+    gamma, nu, alpha, beta = _evidence(network, x)
+    return Widening.of(_scale(nu, alpha, beta) ** 2, y - gamma, df=2 * alpha)
 
 
 def _loss(network: FeedForward, rows: XY, key: PRNGKeyArray | None, *, penalty: Float[Array, ""]) -> Float[Array, " n"]:

@@ -640,7 +640,9 @@ def _train_variance(inputs, target, lists: _Lists, keys, settings: presets.Setti
         new = _new(inputs, settings.hidden)
         new_variance = partial(new, activation=jnp.tanh)
         counts = lists.num_train, lists.num_validation
-        optimum = alternate((train, validation), counts, new, new_variance, _trainer(lists, settings), key, _ROUNDS)
+        optimum = alternate(
+            (train, validation), counts, new, new_variance, _trainer(lists, settings), key, _ROUNDS, anew=True
+        )
         mean_network, _ = optimum.params.networks
         squares = [(y - jax.vmap(mean_network)(x)) ** 2 for x, y in (train, validation)]
         total = sum(jnp.sum(s, where=jnp.arange(s.shape[0]) < c) for s, c in zip(squares, counts, strict=True))

@@ -1,0 +1,124 @@
+"""A std that holds on new rows: its scale and its floor are those of rows that nothing was trained on.
+
+A network's std is learned from residuals of rows that its mean was trained on, which are smaller than those of new
+rows. The rows of the validation set tell by how much.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from jaxcal.functional import student_t
+from jaxcal.functional._loops import carried
+
+# What is added to every variance is one of these, times their mean.
+_FLOORS = np.concatenate([[0.0], np.geomspace(1e-4, 1e2, 49)])
+# The level of the intervals that should hold as many rows as they say, and the normal quantile at their upper end.
+_LEVEL, _REACH = 0.9, 1.6448536
+# Few rows say little: so many more, of the mean variance, are taken to lie as they should, at these quantiles of a
+# normal distribution.
+_PRIOR_ERRORS = np.array([0.1256613, 0.3853205, 0.6744898, 1.0364334, _REACH])
+_PRIOR_ROWS = len(_PRIOR_ERRORS)
+# How far the interval's scale may lie from that of the likelihood.
+_MOST = 2.0
+# Enough steps to the scale of a Student t likelihood.
+_STEPS = 30
+
+
+class Widening(eqx.Module):
+    """What makes a variance v that of new rows: factor (v + floor).
+
+    Attributes:
+        factor: of the variance.
+        floor: what is added before.
+    """
+
+    factor: Float[Array, "*runs"]
+    floor: Float[Array, "*runs"]
+
+    @classmethod
+    @eqx.filter_jit
+    def of(
+        cls,
+        variance: Float[Array, " n"],
+        errors: Float[Array, " n"],
+        *,
+        df: Float[Array, " n"] | None = None,
+        included: Bool[Array, " n"] | None = None,
+    ) -> "Widening":
+        """That of held-out rows.
+
+        For every floor of a grid, from none to many times the mean variance, the factor is that of the greatest
+        likelihood, of normal errors or, with df, of Student t ones; the floor is that of the greatest of these. With
+        it, the factor is the geometric mean of this one and of the one by which the 90 % intervals hold 90 % of the
+        rows: the first alone is too large where errors have heavy tails, the second alone ignores them.
+
+        Args:
+            variance: v, of the rows; with df the square of the scale.
+            errors: of the means.
+            df: degrees of freedom of the rows.
+            included: which rows there are; all where None.
+        """
+        there = jnp.ones_like(errors, bool) if included is None else included
+        rows = _Rows(variance, errors, df, there, jnp.mean(variance, where=there))
+        floors = jnp.asarray(_FLOORS, errors.dtype) * rows.usual
+        factors, heights = lax.map(partial(_likeliest, rows), floors)
+        best = jnp.argmax(heights)
+        factor, floor = factors[best], floors[best]
+        by_intervals = jnp.clip(_ratio_of_intervals(rows, factor, floor), 1 / _MOST, _MOST)
+        return cls(factor * by_intervals, floor)
+
+    def __call__(self, variance: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The variance of new rows."""
+        return self.factor * (variance + self.floor)
+
+
+class _Rows(NamedTuple):
+    """Held-out rows, and the mean of their variances, which is that of the prior's rows."""
+
+    variance: Float[Array, " n"]
+    errors: Float[Array, " n"]
+    df: Float[Array, " n"] | None
+    there: Bool[Array, " n"]
+    usual: Float[Array, ""]
+
+    @property
+    def number(self) -> Float[Array, ""]:
+        """How many rows there are."""
+        return jnp.sum(self.there, dtype=self.errors.dtype)
+
+
+def _likeliest(rows: _Rows, floor: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The factor of the greatest likelihood, with the prior's rows, and the log of it."""
+    variance, usual = rows.variance + floor, rows.usual + floor
+    squares, df = rows.errors**2 / variance, rows.df
+
+    def step(factor: Float[Array, ""]) -> Float[Array, ""]:
+        weights = 1.0 if df is None else (df + 1) / (df + squares / factor)
+        total = jnp.sum(weights * squares, where=rows.there)
+        return (_PRIOR_ROWS * rows.usual / usual + total) / (_PRIOR_ROWS + rows.number)
+
+    factor = step(jnp.ones_like(floor))
+    if df is not None:
+        factor = lax.fori_loop(0, _STEPS, lambda _, factor: step(factor), carried(factor))
+    costs = squares / factor if df is None else (df + 1) * jnp.log1p(squares / factor / df)
+    cost = jnp.sum(jnp.log(factor * variance) + costs, where=rows.there)
+    return factor, -cost - _PRIOR_ROWS * (jnp.log(factor * usual) + rows.usual / (factor * usual))
+
+
+def _ratio_of_intervals(rows: _Rows, factor: Float[Array, ""], floor: Float[Array, ""]) -> Float[Array, ""]:
+    """How many times as wide the intervals must be to hold as many rows, the prior's among them, as they say."""
+    df, widths = rows.df, jnp.sqrt(factor * (rows.variance + floor))
+    reach = _REACH if df is None else student_t.icdf(jnp.full_like(df, (1 + _LEVEL) / 2), df)
+    ratios = jnp.where(rows.there, jnp.abs(rows.errors) / (reach * widths), jnp.inf)
+    prior = jnp.asarray(_PRIOR_ERRORS / _REACH, ratios.dtype) * jnp.sqrt(rows.usual / (factor * (rows.usual + floor)))
+    ordered = jnp.sort(jnp.concatenate([ratios, prior]))
+    last = rows.number + _PRIOR_ROWS - 1
+    lower = jnp.floor(_LEVEL * last)
+    below, above = (ordered[jnp.minimum(place, last).astype(int)] for place in (lower, lower + 1))
+    return below + (_LEVEL * last - lower) * (above - below)

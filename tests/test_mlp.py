@@ -118,7 +118,7 @@ def test_the_validation_rows_are_drawn_with_the_key(data):
 
 def test_constant_and_duplicated_columns(data):
     x, y = data
-    network = fit(np.c_[x, np.full(50, 0.1), x[:, 0]], y, max_epochs=100)
+    network = fit(np.c_[x, np.full(50, 0.1), x[:, 0]], y, max_epochs=100, patience=50)
     predictions = network(np.c_[x, np.full(50, 0.1), x[:, 0]]).mean
     assert np.mean((predictions - y) ** 2) < 0.2 * y.var()
     np.testing.assert_array_equal(network.x_scaler.standardizer.scale[2], 0)

@@ -53,6 +53,9 @@ def fit(
 
         -log p(y) + penalty |y - gamma| (2 nu + alpha).
 
+    The square of the scale is then widened by the validation set, as the variance of `variance_network.fit` is, by the
+    likelihood of Student t errors. With the preset it is not.
+
     `preset="usnrt"` is the setting in which USNRT is measured against it (Ma, Yan & Zhang, "Improving Uncertainty
     Quantification of Variance Networks by Tree-Structured Learning", sections V-A and VI-A): hidden layers of 8d and 4d
     units, learning rate 0.01 and batches of 64.

@@ -76,6 +76,10 @@ class Standardizer(eqx.Module):
         return self.loc[None] + self.scale[None] * values
 
 
+def _nonzero(scale: Float[Array, "*d"]) -> Float[Array, "*d"]:
+    return jnp.where(scale > 0, scale, 1)
+
+
 class LogTails(eqx.Module):
     """A standardization of columns whose tails are logarithmic: the inputs of a network.
 
@@ -114,10 +118,6 @@ class LogTails(eqx.Module):
         return jnp.where(jnp.abs(z) <= _TAIL, z, jnp.sign(z) * tail)
 
 
-def _nonzero(scale: Float[Array, "*d"]) -> Float[Array, "*d"]:
-    return jnp.where(scale > 0, scale, 1)
-
-
 class Encoder(eqx.Module):
     """What turns rows [n, d] into the inputs [n, p] of a network; made by `Encoder.of`.
 
@@ -129,26 +129,32 @@ class Encoder(eqx.Module):
         unseen: what a category that was not there means: an "error", or the "majority" category in its place.
     """
 
-    scaler: Standardizer
+    scaler: Standardizer | LogTails
     categories: tuple[Float[Array, " categories"], ...]
     majority: tuple[Int[Array, ""], ...]
     categorical: tuple[int, ...] = eqx.field(static=True)
     unseen: str = eqx.field(static=True)
 
     @classmethod
-    def of(cls, x: Float[Array, "n d"], categorical: tuple[int, ...], unseen: str) -> "Encoder":
-        """The encoder of the columns of x, whose values must be known."""
+    def of(
+        cls, x: Float[Array, "n d"], categorical: tuple[int, ...], unseen: str, *, log_tails: bool = False
+    ) -> "Encoder":
+        """The encoder of the columns of x, whose values must be known; continuous ones may have logarithmic tails."""
         found = [np.unique(np.asarray(x[:, column]), return_counts=True) for column in categorical]
         categories = tuple(jnp.asarray(values) for values, _ in found)
         majority = tuple(jnp.asarray(counts.argmax(), jnp.int32) for _, counts in found)
         return cls(
-            scaler=Standardizer.of(x), categories=categories, majority=majority, categorical=categorical, unseen=unseen
+            scaler=LogTails.of(x) if log_tails else Standardizer.of(x),
+            categories=categories,
+            majority=majority,
+            categorical=categorical,
+            unseen=unseen,
         )
 
     @property
     def continuous(self) -> tuple[int, ...]:
         """The columns that are not categorical."""
-        return tuple(column for column in range(self.scaler.loc.shape[-1]) if column not in self.categorical)
+        return tuple(column for column in range(self.scaler.num_columns) if column not in self.categorical)
 
     def codes(self, x: Float[Array, "n d"]) -> Int[Array, "n d"]:
         """The position of every value of a categorical column among its categories; 0 in the other columns."""

@@ -8,6 +8,7 @@ network is trained in its alternating form (section IV-D). Several such trees ma
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
@@ -16,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.functional import levene, multiplicity
-from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, presets
-from jaxcal.networks.normal import alternate, as_normal
+from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, Widening, presets
+from jaxcal.networks.normal import alternate, as_normal, widened
 from jaxcal.networks.training import (
     TAKE_ANOTHER,
     as_data,
@@ -39,6 +40,8 @@ from jaxcal.preprocessing import Encoder, Standardizer
 # Section V-A: a tenth of the rows in a leaf, or so many.
 _LEAVES, _LEAST_ROWS = 10, 1000
 _ROUNDS = 2
+# A leaf with so many held-out rows is widened by its own, others by those of the whole tree.
+_ENOUGH_HELD_OUT = 100
 
 
 @takes_training_options()
@@ -126,9 +129,11 @@ def fit(
     if _checks.is_traced(x, y):
         raise TypeError("a tree grows by the values of x and y: fit does not run under jit, vmap or grad.")
     x, y = as_data(x, y)
-    default = presets.usnrt(x.shape[1])
-    leaf = default._replace(hidden=(4 * x.shape[1], 2 * x.shape[1]), patience=25)
-    settings = settle(options, {None: leaf})
+    of_paper = presets.usnrt(x.shape[1])
+    leaf = of_paper._replace(hidden=(4 * x.shape[1], 2 * x.shape[1]), patience=25)
+    settings = settle(options, {None: presets.DEFAULT, "paper": leaf}, preset)
+    if split_hidden is None:
+        split_hidden = of_paper.hidden if preset == "paper" else presets.DEFAULT.hidden
     categorical = _as_columns(categorical, x.shape[1])
     _checks.check_choice("unseen", unseen, ("error", "majority"))
     _checks.check_at_least("num_members", num_members, 1)
@@ -142,22 +147,30 @@ def fit(
         step=step,
     )
     training = _Training(
-        splitting=settings._replace(hidden=default.hidden if split_hidden is None else tuple(split_hidden)),
+        splitting=settings._replace(hidden=tuple(split_hidden)),
         leaf=settings,
     )
-    encoder = Encoder.of(x, categorical, unseen)
+    encoder = Encoder.of(x, categorical, unseen, log_tails=settings.log_tails)
     y_scaler, problem = _arranged(encoder, x, y)
     grow_key, leaf_key = _split_key(key, 2)
     trees = _grow(problem, search, training, num_members, grow_key)
-    optima, rmse = _train_leaves(problem, training, trees, search.min_leaf, leaf_key)
-    return USNRT(
+    held_out = _held_out(problem, settings, leaf_key)
+    leaves = _train_leaves(problem, training, trees, search.min_leaf, held_out, leaf_key)
+    fitted = USNRT(
         encoder=encoder,
         y_scaler=y_scaler,
         trees=_stack_trees(trees, y_scaler.scale),
-        networks=optima.params,
-        leaf_rmse=y_scaler.scale * rmse,
-        training=TrainingRecord.of(optima, throw=settings.throw),
+        networks=leaves.optima.params,
+        leaf_rmse=y_scaler.scale * leaves.rmse,
+        training=TrainingRecord.of(leaves.optima, throw=settings.throw),
+        leaf_widening=leaves.widening,
+        widening=None,
     )
+    if num_members == 1 or held_out is None:
+        return fitted
+    rows = np.flatnonzero(held_out)
+    widening = _widening_of_mixture(fitted, x[rows], problem.target[rows])
+    return replace(fitted, widening=widening)
 
 
 class USNRT(eqx.Module):
@@ -171,6 +184,8 @@ class USNRT(eqx.Module):
         leaf_rmse: the root mean square of the training residuals in every leaf [m, leaves], in the unit of y; NaN where
             there is no such leaf.
         training: how the training of every leaf's networks went [m, leaves], a `jaxcal.networks.TrainingRecord`.
+        leaf_widening: what makes the variance in every leaf [m, leaves] that of new rows; None with the preset.
+        widening: what makes the variance of the mixture of several members that of new rows, after this.
     """
 
     encoder: Encoder
@@ -179,6 +194,8 @@ class USNRT(eqx.Module):
     networks: NormalNetwork
     leaf_rmse: Float[Array, "m leaves"]
     training: TrainingRecord
+    leaf_widening: Widening | None
+    widening: Widening | None
 
     def __call__(self, x: ArrayLike) -> Normal | Mixture:
         """The predictions at the rows of x: normal distributions, or of an ensemble mixtures of them.
@@ -223,7 +240,7 @@ class USNRT(eqx.Module):
             names: the names of the columns of x; by default x[0], x[1], ...
             member: which one.
         """
-        num_columns = self.encoder.scaler.loc.shape[0]
+        num_columns = self.encoder.scaler.num_columns
         names = [f"x[{column}]" for column in range(num_columns)] if names is None else names
         if len(names) != num_columns:
             raise ValueError(f"there are {num_columns} columns; got {len(names)} names.")
@@ -239,7 +256,7 @@ class USNRT(eqx.Module):
 
     def _checked(self, x: ArrayLike) -> Float[Array, "n d"]:
         x = _checks.as_matrix("x", x)
-        _checks.check_columns("x", x, self.encoder.scaler.loc.shape[-1], "the tree was grown on")
+        _checks.check_columns("x", x, self.encoder.scaler.num_columns, "the tree was grown on")
         self.encoder.check_seen(x)
         return x
 
@@ -561,15 +578,27 @@ def _split_residuals(
     return found
 
 
-def _divide(rows: list[np.ndarray], slots: int, fraction: float, num_rows: int, seed: int) -> _Lists:
+def _divide(
+    rows: list[np.ndarray],
+    slots: int,
+    fraction: float,
+    num_rows: int,
+    seed: int,
+    held_out: Bool[np.ndarray, " n"] | None = None,
+) -> _Lists:
     """The rows of every node in a random order, the first ones to train on and the others to stop by.
 
-    So that all levels share a few compiled programs, the lists are as many as `slots`, the last of them without rows,
-    and as long as all rows or as a quarter, a sixteenth, ... of them.
+    These are those that are held out, where some are, and a random fraction of a node that has none of them, or only
+    such. So that all levels share a few compiled programs, the lists are as many as `slots`, the last of them without
+    rows, and as long as all rows or as a quarter, a sixteenth, ... of them.
     """
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(part) for part in rows] + [np.empty(0, int)] * (slots - len(rows))
     sizes = [num_train(len(order), fraction) if len(order) else 0 for order in orders]
+    if held_out is not None:
+        orders = [order[np.argsort(held_out[order], kind="stable")] for order in orders]
+        known = [np.count_nonzero(~held_out[order]) for order in orders]
+        sizes = [k if 0 < k < len(o) else size for k, o, size in zip(known, orders, sizes, strict=True)]
     parts = zip(*(np.split(order, [size]) for order, size in zip(orders, sizes, strict=True)), strict=True)
     most = num_train(num_rows, fraction), num_rows - num_train(num_rows, fraction)
     padded = []
@@ -605,48 +634,93 @@ def _stack_trees(trees: list[_Growing], unit: Float[Array, ""]) -> Tree:
     return eqx.tree_at(lambda tree: tree.residual_std, tree, unit * tree.residual_std)
 
 
+class _Leaves(NamedTuple):
+    """What is known of all leaves, [m, leaves]: their networks, root mean square residuals and widenings."""
+
+    optima: Optimum
+    rmse: Float[Array, "m leaves"]
+    widening: Widening | None
+
+
+def _held_out(problem: _Problem, settings: presets.Settings, key: PRNGKeyArray) -> Bool[np.ndarray, " n"] | None:
+    """The rows that no member's leaves are trained on; None where nothing is widened by them."""
+    if not settings.calibrate:
+        return None
+    number = problem.target.shape[0]
+    order = np.random.default_rng(int(jax.random.bits(key))).permutation(number)
+    return np.isin(np.arange(number), order[num_train(number, settings.validation_fraction) :])
+
+
 def _train_leaves(
-    problem: _Problem, training: _Training, trees: list[_Growing], min_leaf: int, key: PRNGKeyArray
-) -> tuple[Optimum, Float[Array, "m leaves"]]:
-    """The networks of all leaves, stacked [m, leaves], and the root mean squares of their residuals."""
+    problem: _Problem,
+    training: _Training,
+    trees: list[_Growing],
+    min_leaf: int,
+    held_out: Bool[np.ndarray, " n"] | None,
+    key: PRNGKeyArray,
+) -> _Leaves:
+    """The networks of all leaves, and what is known of them."""
     leaves = [[rows for node, rows in zip(*tree, strict=True) if node.feature < 0] for tree in trees]
     flat = [rows for of_tree in leaves for rows in of_tree]
     # As many as there can be at most.
     slots = len(trees) * max(problem.target.shape[0] // min_leaf, 1)
     seed, keys = _seed_and_keys(key, slots)
-    lists = _divide(flat, slots, training.leaf.validation_fraction, problem.target.shape[0], int(seed))
-    optima, rmse = _train_variance(problem.inputs, problem.target, lists, keys, training.leaf)
+    lists = _divide(flat, slots, training.leaf.validation_fraction, problem.target.shape[0], int(seed), held_out)
+    found = _train_variance(problem.inputs, problem.target, lists, keys, training.leaf)
     # Trees with fewer leaves than others are filled up.
     counts = np.array([len(of_tree) for of_tree in leaves])
     place = np.arange(counts.max())
     is_there = place < counts[:, None]
     number = (np.cumsum(counts) - counts)[:, None] + np.where(is_there, place, 0)
-    return _by_leaf(optima, rmse, jnp.asarray(number), jnp.asarray(is_there))
+    return _by_leaf(found, jnp.asarray(number), jnp.asarray(is_there), training.leaf.calibrate)
+
+
+class _HeldOut(NamedTuple):
+    """The rows of leaves that their networks were not trained on, padded, and which of them there are."""
+
+    variance: Float[Array, "*k v"]
+    errors: Float[Array, "*k v"]
+    included: Bool[Array, "*k v"]
+
+    def widening(self) -> Widening:
+        """That of these rows."""
+        return Widening.of(self.variance, self.errors, included=self.included)
 
 
 @eqx.filter_jit
-def _by_leaf(optima: Optimum, rmse: Float[Array, " slots"], number: Int[Array, "m leaves"], is_there):
+def _by_leaf(found: tuple, number: Int[Array, "m leaves"], is_there: Bool[Array, "m leaves"], widen: bool) -> _Leaves:
     """What every leaf has, [m, leaves]: of those there are, the one of its number."""
-    stacked = jax.tree.map(lambda leaf: leaf[number] if eqx.is_array(leaf) else leaf, optima)
-    return stacked, jnp.where(is_there, rmse[number], jnp.nan)
+    optima, rmse, held_out = jax.tree.map(lambda leaf: leaf[number] if eqx.is_array(leaf) else leaf, found)
+    rmse = jnp.where(is_there, rmse, jnp.nan)
+    if not widen:
+        return _Leaves(optima, rmse, None)
+    held_out = held_out._replace(included=held_out.included & is_there[..., None])
+    of_leaves = jax.vmap(jax.vmap(_HeldOut.widening))(held_out)
+    of_trees = jax.vmap(_HeldOut.widening)(jax.tree.map(lambda part: part.reshape(len(part), -1), held_out))
+    # Of few rows a leaf has no widening of its own.
+    many = jnp.sum(held_out.included, axis=-1) >= _ENOUGH_HELD_OUT
+    choose = lambda leaf, tree: jnp.where(many, leaf, tree[:, None])
+    return _Leaves(optima, rmse, jax.tree.map(choose, of_leaves, of_trees))
 
 
 @eqx.filter_jit
 def _train_variance(inputs, target, lists: _Lists, keys, settings: presets.Settings):
-    """The optimum of every leaf's networks, and the root mean square of the residuals."""
+    """The optimum of every leaf's networks, the root mean square of the residuals, and the held-out rows."""
 
     def one(lists: _Lists, key):
         train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
         new = _new(inputs, settings.hidden)
-        new_variance = partial(new, activation=jnp.tanh)
+        new_variance = new if settings.calibrate else partial(new, activation=jnp.tanh)
         counts = lists.num_train, lists.num_validation
-        optimum = alternate(
-            (train, validation), counts, new, new_variance, _trainer(lists, settings), key, _ROUNDS, anew=True
-        )
-        mean_network, _ = optimum.params.networks
-        squares = [(y - jax.vmap(mean_network)(x)) ** 2 for x, y in (train, validation)]
-        total = sum(jnp.sum(s, where=jnp.arange(s.shape[0]) < c) for s, c in zip(squares, counts, strict=True))
-        return optimum, jnp.sqrt(total / (counts[0] + counts[1]))
+        fit = _trainer(lists, settings)
+        anew = not settings.calibrate
+        optimum = alternate((train, validation), counts, new, new_variance, fit, key, _ROUNDS, anew=anew)
+        moments = [jax.vmap(optimum.params)(x) for x, _ in (train, validation)]
+        errors = [y - mean for (_, y), (mean, _) in zip((train, validation), moments, strict=True)]
+        included = [jnp.arange(e.shape[0]) < count for e, count in zip(errors, counts, strict=True)]
+        total = sum(jnp.sum(e**2, where=there) for e, there in zip(errors, included, strict=True))
+        held_out = _HeldOut(moments[1][1], errors[1], included[1])
+        return optimum, jnp.sqrt(total / (counts[0] + counts[1])), held_out
 
     return over_runs(one)(lists, keys)
 
@@ -671,23 +745,38 @@ def _leaves(fitted: USNRT, tree: Tree, x: Float[Array, "n d"]) -> Int[Array, " n
 
 @eqx.filter_jit
 def _predict(fitted: USNRT, x: Float[Array, "n d"]) -> Normal | Mixture:
+    means, variances = _moments(fitted, x)
+    if means.shape[0] == 1:
+        return as_normal((means[0], variances[0]), fitted.y_scaler)
+    means, variances = widened(means, variances, fitted.widening)
+    return Mixture(jax.vmap(lambda mean, variance: as_normal((mean, variance), fitted.y_scaler))(means, variances))
+
+
+def _moments(fitted: USNRT, x: Float[Array, "n d"]) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
+    """The mean and the variance of every member, of the standardized target."""
     inputs = fitted.encoder(x)
     networks, fixed = eqx.partition(fitted.networks, eqx.is_array)
+    numbers = jnp.arange(fitted.leaf_rmse.shape[-1])
 
-    def member(tree: Tree, networks) -> Normal:
+    def member(tree: Tree, of_leaves):
         leaf = _leaves(fitted, tree, x)
 
         def place(moments, part):
-            number, network = part
-            found = jax.vmap(eqx.combine(network, fixed))(inputs)
+            number, (network, widening) = part
+            mean, variance = jax.vmap(eqx.combine(network, fixed))(inputs)
+            found = mean, variance if widening is None else widening(variance)
             return jax.tree.map(lambda new, old: jnp.where(leaf == number, new, old), found, moments), None
 
         nothing = jnp.zeros(x.shape[0], inputs.dtype)
-        numbers = jnp.arange(fitted.leaf_rmse.shape[-1])
-        moments, _ = lax.scan(place, (nothing, nothing), (numbers, networks))
-        return as_normal(moments, fitted.y_scaler)
+        moments, _ = lax.scan(place, (nothing, nothing), (numbers, of_leaves))
+        return moments
 
-    distributions = jax.vmap(member)(fitted.trees, networks)
-    return (
-        Mixture(distributions) if fitted.leaf_rmse.shape[0] > 1 else jax.tree.map(lambda part: part[0], distributions)
-    )
+    return jax.vmap(member)(fitted.trees, (networks, fitted.leaf_widening))
+
+
+@eqx.filter_jit
+def _widening_of_mixture(fitted: USNRT, x: Float[Array, "n d"], target: Float[Array, " n"]) -> Widening:
+    """That of held-out rows, of the standardized target."""
+    means, variances = _moments(fitted, x)
+    mean = jnp.mean(means, axis=0)
+    return Widening.of(jnp.mean(variances, axis=0) + jnp.var(means, axis=0), target - mean)

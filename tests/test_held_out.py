@@ -76,6 +76,14 @@ def test_few_rows_say_little():
     assert exact(ONE) > 0
 
 
+def test_what_is_all_but_certain_may_be_wrong(rng):
+    """Most rows are predicted exactly: a new one that is not must not have a density of nearly 0."""
+    certain = np.arange(1000) < 900
+    variance, errors = np.where(certain, 1e-8, 1.0), np.where(certain, 0.0, rng.normal(size=1000))
+    widening = Widening.of(jnp.asarray(variance), jnp.asarray(errors))
+    assert np.sqrt(widening(jnp.asarray([1e-8]))) > 0.005 * np.std(errors)
+
+
 def test_rows_that_are_not_there_have_no_part(rng):
     variance, errors = rows(rng, 50)
     padded = np.r_[variance, np.full(7, 1e6)], np.r_[errors, np.full(7, 1e6)]

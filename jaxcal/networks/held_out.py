@@ -8,12 +8,13 @@ from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxcal.functional import student_t
+from jaxcal.functional import linalg, student_t
 from jaxcal.functional._loops import carried
 
 # What is added to every variance is one of these, times their mean.
@@ -24,6 +25,8 @@ _LEVEL, _REACH = 0.9, 1.6448536
 # normal distribution.
 _PRIOR_ERRORS = np.array([0.1256613, 0.3853205, 0.6744898, 1.0364334, _REACH])
 _PRIOR_ROWS = len(_PRIOR_ERRORS)
+# How many times the variance a squared error may be before it says that something was predicted as too certain.
+_STRIKING = 30.0
 # How far the interval's scale may lie from that of the likelihood.
 _MOST = 2.0
 # Enough steps to the scale of a Student t likelihood.
@@ -54,9 +57,11 @@ class Widening(eqx.Module):
         """That of held-out rows.
 
         For every floor of a grid, from none to many times the mean variance, the factor is that of the greatest
-        likelihood, of normal errors or, with df, of Student t ones; the floor is that of the greatest of these. With
-        it, the factor is the geometric mean of this one and of the one by which the 90 % intervals hold 90 % of the
-        rows: the first alone is too large where errors have heavy tails, the second alone ignores them.
+        likelihood, of normal errors or, with df, of Student t ones; the floor is that of the greatest of these. Among
+        the rows is one more, which has the least variance and an error of the usual size, where that is striking: what
+        is predicted as all but certain may be wrong. With this floor the factor is the geometric mean of the
+        likelihood's and of the one by which the 90 % intervals hold 90 % of the rows: the first alone is too large
+        where errors have heavy tails, the second alone ignores them.
 
         Args:
             variance: v, of the rows; with df the square of the scale.
@@ -64,10 +69,10 @@ class Widening(eqx.Module):
             df: degrees of freedom of the rows.
             included: which rows there are; all where None.
         """
-        there = jnp.ones_like(errors, bool) if included is None else included
-        rows = _Rows(variance, errors, df, there, jnp.mean(variance, where=there))
+        weights = jnp.ones_like(errors) if included is None else included.astype(errors.dtype)
+        rows = _Rows(variance, errors, df, weights, jnp.average(variance, weights=weights))
         floors = jnp.asarray(_FLOORS, errors.dtype) * rows.usual
-        factors, heights = lax.map(partial(_likeliest, rows), floors)
+        factors, heights = lax.map(partial(_likeliest, rows.and_a_bad_one()), floors)
         best = jnp.argmax(heights)
         factor, floor = factors[best], floors[best]
         by_intervals = jnp.clip(_ratio_of_intervals(rows, factor, floor), 1 / _MOST, _MOST)
@@ -84,13 +89,27 @@ class _Rows(NamedTuple):
     variance: Float[Array, " n"]
     errors: Float[Array, " n"]
     df: Float[Array, " n"] | None
-    there: Bool[Array, " n"]
+    weights: Float[Array, " n"]
     usual: Float[Array, ""]
 
     @property
     def number(self) -> Float[Array, ""]:
         """How many rows there are."""
-        return jnp.sum(self.there, dtype=self.errors.dtype)
+        return jnp.sum(self.weights)
+
+    def and_a_bad_one(self) -> "_Rows":
+        """These, and one with the least variance whose error is usual among all, as far as it is striking there."""
+        least = jnp.argmin(jnp.where(self.weights > 0, self.variance, jnp.inf))
+        usual = jnp.average(self.errors**2, weights=self.weights)
+        bad = self._replace(
+            variance=self.variance[least],
+            errors=linalg.sqrt(jnp.maximum(usual - _STRIKING * self.variance[least], 0)),
+            df=None if self.df is None else self.df[least],
+            weights=jnp.ones((), self.weights.dtype),
+            usual=None,
+        )
+        longer = jax.tree.map(lambda row, rows: jnp.append(rows, row), bad, self._replace(usual=None))
+        return longer._replace(usual=self.usual)
 
 
 def _likeliest(rows: _Rows, floor: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -99,15 +118,15 @@ def _likeliest(rows: _Rows, floor: Float[Array, ""]) -> tuple[Float[Array, ""], 
     squares, df = rows.errors**2 / variance, rows.df
 
     def step(factor: Float[Array, ""]) -> Float[Array, ""]:
-        weights = 1.0 if df is None else (df + 1) / (df + squares / factor)
-        total = jnp.sum(weights * squares, where=rows.there)
+        precision = 1.0 if df is None else (df + 1) / (df + squares / factor)
+        total = jnp.sum(rows.weights * precision * squares)
         return (_PRIOR_ROWS * rows.usual / usual + total) / (_PRIOR_ROWS + rows.number)
 
     factor = step(jnp.ones_like(floor))
     if df is not None:
         factor = lax.fori_loop(0, _STEPS, lambda _, factor: step(factor), carried(factor))
     costs = squares / factor if df is None else (df + 1) * jnp.log1p(squares / factor / df)
-    cost = jnp.sum(jnp.log(factor * variance) + costs, where=rows.there)
+    cost = jnp.sum(rows.weights * (jnp.log(factor * variance) + costs))
     return factor, -cost - _PRIOR_ROWS * (jnp.log(factor * usual) + rows.usual / (factor * usual))
 
 
@@ -115,7 +134,7 @@ def _ratio_of_intervals(rows: _Rows, factor: Float[Array, ""], floor: Float[Arra
     """How many times as wide the intervals must be to hold as many rows, the prior's among them, as they say."""
     df, widths = rows.df, jnp.sqrt(factor * (rows.variance + floor))
     reach = _REACH if df is None else student_t.icdf(jnp.full_like(df, (1 + _LEVEL) / 2), df)
-    ratios = jnp.where(rows.there, jnp.abs(rows.errors) / (reach * widths), jnp.inf)
+    ratios = jnp.where(rows.weights > 0, jnp.abs(rows.errors) / (reach * widths), jnp.inf)
     prior = jnp.asarray(_PRIOR_ERRORS / _REACH, ratios.dtype) * jnp.sqrt(rows.usual / (factor * (rows.usual + floor)))
     ordered = jnp.sort(jnp.concatenate([ratios, prior]))
     last = rows.number + _PRIOR_ROWS - 1

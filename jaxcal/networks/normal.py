@@ -155,7 +155,13 @@ def alternate(
         parts = divide((x, y - _outputs(mean.params, x)), key=keys[3])
         initial = new_variance("scalar", key=keys[4])
         variance = train(_residual_negative_log_likelihood, initial, *parts, key=keys[5])
-        return as_variance(_outputs(variance.params, x), alternating=True), (mean, variance)
+        variances = as_variance(_outputs(variance.params, x), alternating=True)
+        if not anew:
+            # Rows that were learned by heart have a small one, and would count for everything.
+            _, held_out = divide((variances, y - _outputs(mean.params, x)), key=keys[3])
+            there = jnp.arange(held_out[1].shape[0]) < num_rows[1]
+            variances = Widening.of(*held_out, included=there)(variances)
+        return variances, (mean, variance)
 
     # A loop: the compiled program holds both trainings once, whatever the number of rounds.
     _, optima = lax.scan(one_round, carried(jnp.ones_like(y)), jax.random.split(key, (rounds, 6)))

@@ -29,8 +29,8 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import FINE_LEVELS, Rows, are_among, as_levels, as_rows, check_base, warn_without_width
-from jaxcal.distributions import Distribution, Quantiles
+from jaxcal.calibrators._base import FINE_LEVELS, Rows, as_levels, as_rows, check_base, num_among, warn_without_width
+from jaxcal.distributions import Distribution, PartialQuantiles, Quantiles
 from jaxcal.functional import gp
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
 from jaxcal.gp import initial, model, widths
@@ -47,6 +47,9 @@ _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 _MOST_ITERATIONS = 1000
 # Above so many training rows the variance is the sparse one.
 _EXACT_ROWS, _NUM_INDUCING = 2000, 300
+# Up to so many calibration rows the distribution has the level of every rank, j / (N + 1); levels nearer to each other
+# than the other number are one.
+_MOST_RANKS, _SAME_LEVEL = 1000, 1e-6
 
 
 class Kernel(NamedTuple):
@@ -81,6 +84,7 @@ class _Setting(NamedTuple):
 
     levels: tuple[float, ...]
     grid: tuple[float, ...]
+    is_bounded: bool
     search: str
     fit_on: str
     num_inducing: int | None
@@ -200,10 +204,11 @@ def fit(
     else:
         y_train = _checks.as_vector("y_train", y_train, length=x_train.shape[0])
         _checks.check_varies("y_train is", y_train, jnp.max(jnp.abs(y_train)))
-        if are_among(rows.x, rows.y, x_train, y_train):
+        if known := num_among((rows.x, rows.y), (x_train, y_train)):
             warnings.warn(
-                "all calibration rows are among the training rows, whose errors are smaller than new ones: intervals "
-                "will be too narrow. jaxcal.pipeline calibrates by errors of rows that the model was not trained on.",
+                f"{known} of {rows.y.shape[0]} calibration rows are among the training rows, whose errors are smaller "
+                "than new ones: intervals will be too narrow. jaxcal.pipeline calibrates by errors of rows that the "
+                "model was not trained on.",
                 stacklevel=2,
             )
     warn_without_width(rows.y - rows.mean)
@@ -224,7 +229,7 @@ class SharpGP(eqx.Module):
         log_lengthscales: [k, d], those of every level, in scaled units.
         posteriors: for every level, what is known at the conditioning points under its lengthscales.
         points: the conditioning points: training rows, or inducing points.
-        noise_ratio: the variance of the noise, that of the process being 1.
+        noise_ratio: the variance of the noise, that of the process being 1, and what rounding adds to it.
         rounding_fraction: the variance that rounding may hide, over the median one of the rows, at the level where
             that is least.
         beta: [k], what multiplies the sigma of every level, in the unit of y.
@@ -234,6 +239,7 @@ class SharpGP(eqx.Module):
             where the kernel was given.
         levels: the k levels that have lengthscales of their own.
         grid: the levels of the distribution.
+        is_bounded: whether quantiles beyond the outermost of these levels are infinite.
     """
 
     log_lengthscales: Float[Array, "*runs k d"]
@@ -247,9 +253,14 @@ class SharpGP(eqx.Module):
     result: Int[Array, "*runs"]
     levels: tuple[float, ...] = eqx.field(static=True)
     grid: tuple[float, ...] = eqx.field(static=True)
+    is_bounded: bool = eqx.field(static=True)
 
-    def __call__(self, x: ArrayLike, base: Distribution) -> Quantiles:
+    def __call__(self, x: ArrayLike, base: Distribution) -> Quantiles | PartialQuantiles:
         """The calibrated distribution of every row.
+
+        Quantiles at levels below 1 / (N + 1) and above N / (N + 1), of N calibration rows, are infinite and come with
+        a warning. With `preset="paper"` and with a single level, whose distributions are `Quantiles`, quantiles beyond
+        the outermost level are that level's.
 
         Args:
             x: inputs [n, d]; a vector [n] is one column.
@@ -263,7 +274,12 @@ class SharpGP(eqx.Module):
         x = _checks.as_matrix("x", x)
         _checks.check_columns("x", x, self.x_scaler.loc.shape[-1], "the process was fitted on")
         check_base(base, x.shape[0])
-        return Quantiles(np.array(self.grid), _predict(self, x, base.mean))
+        values = _predict(self, x, base.mean)
+        if not self.is_bounded:
+            return Quantiles(np.array(self.grid), values)
+        rounding = 2 * float(jnp.finfo(values.dtype).eps)
+        lowest, highest = self.grid[0] - rounding, self.grid[-1] + rounding
+        return PartialQuantiles(np.array(self.grid), values, lowest, highest, self.scores.shape[-1])
 
     @property
     def lengthscales(self) -> Float[Array, "*runs k d"]:
@@ -294,6 +310,7 @@ def _setting(
     return _Setting(
         levels=own,
         grid=grid,
+        is_bounded=not paper and not _is_single(levels),
         search=search,
         fit_on=fit_on,
         num_inducing=num_inducing,
@@ -318,10 +335,23 @@ def _levels(levels: float | Sequence[float] | None, num_rows: int) -> tuple[tupl
                 f"{num_rows} calibration rows are too few for level {outermost:g}: "
                 f"at least {rows_for(outermost)} are needed."
             )
-    if levels is not None and np.ndim(levels) == 0:
+    if _is_single(levels):
         return own, own
-    least = 1 / (num_rows + 1)
-    return own, tuple(sorted({least, *own, *carried(FINE_LEVELS), 1 - least}))
+    number = min(num_rows, _MOST_RANKS)
+    ranks = np.linspace(1, num_rows, number).round() / (num_rows + 1)
+    return own, _joined(_joined(own, carried(FINE_LEVELS)), tuple(ranks.tolist()))
+
+
+def _is_single(levels: float | Sequence[float] | None) -> bool:
+    return levels is not None and np.ndim(levels) == 0
+
+
+def _joined(levels: tuple[float, ...], others: tuple[float, ...]) -> tuple[float, ...]:
+    """Both in increasing order, without the others that are nearly one of the levels."""
+    if not others:
+        return levels
+    distances = np.abs(np.subtract.outer(others, levels)).min(axis=1)
+    return tuple(sorted([*levels, *np.array(others)[distances > _SAME_LEVEL].tolist()]))
 
 
 def _checked(kernel: HasKernel, num_columns: int) -> Kernel:
@@ -429,6 +459,7 @@ def _fit(
         result=result,
         levels=setting.levels,
         grid=setting.grid,
+        is_bounded=setting.is_bounded,
     )
     score = partial(_score, num_below=widths.num_below(setting.levels))
     return eqx.tree_at(lambda sharp: sharp.scores, sharp, jnp.sort(jax.vmap(score)(_curves(sharp, at), errors)))
@@ -464,8 +495,6 @@ def _scaled(kernel: Kernel, x_scaler: Standardizer) -> _Hyperparameters:
 
 
 def _conditioned(x, targets, log_lengthscale, noise_ratio, num_inducing: int | None) -> _Given:
-    # With less noise, rounding would show in the variance.
-    noise_ratio = jnp.maximum(noise_ratio, jnp.sqrt(jnp.finfo(x.dtype).eps))
     inducing = None
     if num_inducing is not None:
         inducing = greedy_points(_kernel(log_lengthscale), x, num_inducing)

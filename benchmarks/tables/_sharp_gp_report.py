@@ -37,7 +37,7 @@ density of a distribution of quantiles explodes where they touch; the paper does
 coverage* are stretched about their middles until 95 % of the test rows of the run lie inside, one factor a run: what is
 left of the differences in width when nobody covers too little. *Ours* is the paper's algorithm (`preset="paper"`),
 *line* the same with common multiples of the lengthscales. *exact* and *exact ARD* choose lengthscales by the training
-rows, which keeps the guarantee of coverage; *exact* is jaxcal's default. *RK* is isotonic with normal tails, *RV* the
+rows, which keeps the coverage guarantee; *exact* is jaxcal's default. *RK* is isotonic with normal tails, *RV* the
 randomized and *RM* the variance-free calibrator of `conformal`, *NN* `neural_quantiles` as in the paper, *B* the base
 itself. The base *evidence* is the Gaussian process of the greatest evidence; *noise 8* one whose noise variance is held
 at 8, about what the published row B shows."""
@@ -71,8 +71,8 @@ def findings(runs: _report.Runs, names: Sequence[str], base: str) -> str:
     for method in OURS:
         lines.append(
             f"*{method}*: its 95 % intervals differ in width from {compared(runs, names, base, method, 'width')}. "
-            f"They cover {coverages(runs, names, base, method)}; those of RK {coverages(runs, names, base, 'RK')}, of "
-            f"NN {coverages(runs, names, base, 'NN')}, of B {coverages(runs, names, base, 'B')}. At equal coverage "
+            f"They cover {coverages(runs, names, base, method)}, {short_of(runs, names, base, method)}; "
+            f"{', '.join(f'{rival} {coverages(runs, names, base, rival)}' for rival in BESIDE)}. At equal coverage "
             f"they differ from {compared(runs, names, base, method, 'width_at_coverage')}. Its NLL is worse than "
             f"{' and '.join(worse(runs, names, base, method, rival) for rival in BESIDE)}."
         )
@@ -103,12 +103,16 @@ def ratios(runs: _report.Runs, names: Sequence[str], base: str, method: str, riv
 
 
 def coverages(runs: _report.Runs, names: Sequence[str], base: str, method: str) -> str:
-    """What a method's intervals cover, and where that is too little."""
     coverage = [100 * runs.mean(name, base, method, "coverage") for name in names]
+    return f"{min(coverage):.1f} to {max(coverage):.1f} %"
+
+
+def short_of(runs: _report.Runs, names: Sequence[str], base: str, method: str) -> str:
+    """Where a method's intervals cover too little."""
     short = [name for name in names if covers_too_little(runs, name, base, method)]
     return (
-        f"{min(coverage):.1f} to {max(coverage):.1f} %, less than 95 % by more than two standard errors on "
-        f"{len(short)} of {len(names)} sets ({', '.join(short) or 'none'})"
+        f"less than 95 % by more than two standard errors on {len(short)} of {len(names)} sets "
+        f"({', '.join(short) or 'none'})"
     )
 
 

@@ -77,8 +77,8 @@ def test_leaves_hold_the_rows_that_their_text_says(fitted):
     counts = dict(zip(fitted.trees.leaf[0][is_leaf].tolist(), fitted.trees.num_rows[0][is_leaf].tolist(), strict=True))
     assert counts == {leaf: int((own == leaf).sum()) for leaf in counts}
     assert min(counts.values()) >= 60
-    np.testing.assert_array_equal(fitted.leaves(X), own)
-    calibrated = conformal.fit(X, fitted(X), Y, by=fitted.leaves)
+    np.testing.assert_array_equal(fitted.apply(X), own)
+    calibrated = conformal.fit(X, fitted(X), Y, by=fitted.apply)
     assert calibrated.guarantee(0.9, 0).num_calibration == counts[0]
     # The residuals of a leaf are those of the predicted means.
     squares = (Y - np.asarray(fitted(X).mean)) ** 2

@@ -184,7 +184,9 @@ def best_subset(
     fixed c this would lose nothing: |T| grows with the variance between the sides, a convex function of (number, sum
     of deviations) of the left, whose largest value over all sums of some categories' (number, sum) is at a vertex of
     their convex hull; and a vertex is made of the categories whose mean deviation is on one side of a threshold. With
-    the sides' own centers, or where `min_leaf` forbids the best cut, it may miss the best partition: @@@
+    the sides' own centers, or where `min_leaf` forbids the best cut, it may miss the best partition. Of 12 categories it
+    does so in 23 % of problems of 40 rows of noise, down to 0.69 of the largest |T|, and in none of 200 problems of 400
+    rows: 17 and more categories want many rows each.
 
     Args:
         categories: [n], 0 to num_categories - 1; a row with any other number is not counted.
@@ -286,7 +288,13 @@ def std_ratio(
     The logarithm of the ratio is about normal, with the variance (k - (n - 3) / n) / (4 (n - 1)) + (k - (m - 3) / m) /
     (4 (m - 1)), where k is the kurtosis of both sides together: 3 of normal residuals, 9 of exponential ones. Each
     side's own kurtosis would be estimated too low, and the interval be too short. The fourth powers are taken from the
-    trimmed mean. The interval holds for residuals with a finite kurtosis, that is the same on both sides: @@@.
+    trimmed mean. The interval holds for residuals whose kurtosis is finite and the same on both sides. With 100 rows on
+    either side intervals of a nominal 95 % cover the ratio in 94 % of 2000 problems of normal residuals, in 93 % of
+    Laplace and of exponential ones, and in 89 % of Student's t with 3 degrees of freedom, which have no kurtosis; with
+    60 and 540 rows in 94 to 95 % of all of them.
+
+    Of a split that a search has found, the ratio is the largest of many, and 1.96 is too little: a critical value that
+    holds for all splits together is `multiplicity.miller_siegmund_quantile`.
 
     Args:
         residuals: [n].
@@ -302,7 +310,7 @@ def std_ratio(
     Example:
         >>> residuals = jnp.array([-1.0, 0.5, 0.0, 1.0, -0.5, -2.0, 1.0, 0.0, 2.0, -1.0])
         >>> print(jnp.stack(std_ratio(residuals, jnp.arange(10) // 5, 1.96)).round(2))
-        @@@
+        [2.   0.91 4.41]
     """
     residuals, sides = _checks.as_floats("residuals", residuals), jnp.asarray(sides)
     left, right = (_moments(residuals, sides == side) for side in (0, 1))

@@ -40,7 +40,7 @@ from jaxcal.preprocessing import Encoder, Standardizer
 
 # Section V-A: a tenth of the rows in a leaf, or so many.
 _LEAVES, _PAPERS_LEAST_ROWS = 10, 1000
-# @@@
+# Where few are, they have to do for two networks and their validation set.
 _LEAST_ROWS = 100
 _FOLDS = 5
 # What a narrow network cannot fit is in the residuals: of hidden layers where residuals are tested.
@@ -52,7 +52,7 @@ _CONFIDENCE_LEVEL = 0.95
 
 @takes_training_options()
 def fit(
-    x: ArrayLike,
+    x: Any,
     y: ArrayLike,
     *,
     key: PRNGKeyArray,
@@ -88,9 +88,10 @@ def fit(
     "permutation" an exact test that permutes the residuals, "none" the paper's rule. Of skewed residuals only the
     median-centered test holds its level.
 
-    The residuals of a network on its own training rows are smaller than others, and more so where it can bend most:
-    that is not noise, but a split may follow it. Out of fold there is less of it, and not nothing: where the network
-    fits badly, residuals are larger, and a split there is one of the error, not of the noise. @@@
+    A network's residuals on its own training rows are too small, and most so where it bends most: a split may follow
+    that in place of the noise. Out-of-fold residuals do not have this, but they have what the networks of the other
+    folds cannot fit, which differs from place to place, too: of few rows and little noise more than `significance` of
+    the fits are split where the noise is the same everywhere.
 
     A column of a data frame that is categorical or holds strings is taken as categorical. The fit keeps the names and
     the labels; predictions take a frame, whose columns are looked up by their names, or an array of numbers.
@@ -109,8 +110,8 @@ def fit(
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         unseen: what a category is that was not there in the fit: an "error", or the "majority" category in its place.
         num_members: how many trees, each with networks of its own.
-        min_leaf: the least rows of a leaf; "auto" is a tenth of the rows, or 100 if that is more: @@@. There is a
-            warning if these are more than half of the rows.
+        min_leaf: the least rows of a leaf; "auto" is a tenth of the rows, or 100 if that is more; where that
+            is more than half of the rows a warning says that the tree is one leaf.
         significance: the p-value up to which a node is split.
         center: what Levene's test takes deviations from, "median" (the default) or "mean".
         correction: "miller-siegmund" (the default), "permutation" or "none".

@@ -226,8 +226,8 @@ def tree(
         if branch.condition:
             corner = start - 0.6 * indent
             ax.plot((corner, corner, start - 0.1 * indent), (above + 0.4, row, row), color=_GRAY, linewidth=0.6)
-        # A letter is about half as wide as it is high.
-        room = int((_TREE_COLUMNS[0] - 0.06 - start) * inches * 72 / (0.52 * small))
+        # A letter is about 0.6 times as wide as it is high.
+        room = int((_TREE_COLUMNS[0] - 0.06 - start) * inches * 72 / (0.6 * small))
         write(start, row, _shortened(branch.condition or "all", room))
         cells = [f"{branch.num_rows}", "", ""]
         if branch.below:

@@ -70,7 +70,8 @@ class Columns(eqx.Module):
                     f"column {name!r} of x holds {labels[~is_known][0]!r}, which is none of the {len(known)} "
                     "categories it was fitted on; unseen='majority' takes the most frequent category in its place."
                 )
-            columns.append(np.where(is_known, place, len(known)))
+            # Small integers leave the dtype of other columns alone.
+            columns.append(np.where(is_known, place, len(known)).astype(np.int16))
         return np.column_stack(columns)
 
 

@@ -213,9 +213,10 @@ def tree(
     """
     root = fitted.root(names, member=member)
     lines = list(_outline(root))
+    # The layout of a new figure lets the axes fill it, but not before it is drawn.
+    inches = _PAGE_WIDTH if ax is None else ax.get_window_extent().width / ax.figure.dpi
     ax = ax or _new_axes(_PAGE_WIDTH, 0.2 * (len(lines) + 2))
     small = 0.85 * ax.xaxis.label.get_fontproperties().get_size_in_points()
-    inches = ax.get_window_extent().width / ax.figure.dpi
     indent = min(0.025, 0.2 / max(root.depth(), 1))
     longest = max(leaf.rmse for leaf in root.leaves()) or 1.0
     write = partial(ax.text, va="center", fontsize=small)

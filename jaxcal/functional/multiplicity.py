@@ -90,6 +90,7 @@ def miller_siegmund_quantile(
         4.19
     """
     counts = _checks.as_floats("log_num_splits", log_num_splits)
+    ordered = jnp.broadcast_to(ordered, counts.shape[-1:])
     bound = partial(miller_siegmund, num_rows=num_rows, log_num_splits=counts, min_leaf=min_leaf, ordered=ordered)
     zero = jnp.zeros(jnp.shape(num_rows), counts.dtype)
 

@@ -1,7 +1,7 @@
 """Labels of groups: bins of a column of x, and bins of the predicted std, for `by` in a fit.
 
 `by` may be any function of x; these are two that are often wanted. The leaves of a tree are another one,
-`usnrt.USNRT.leaves`. A coverage guarantee for each group takes labels that do not depend on the calibration rows: take
+`usnrt.USNRT.apply`. A coverage guarantee for each group takes labels that do not depend on the calibration rows: take
 the edges of the bins from other rows, such as those that the model was trained on. From the calibration rows themselves
 they change the coverage by less than one row's worth for each edge.
 """

@@ -4,7 +4,8 @@ Every function draws on `ax`, or on a new figure of a size for print, and return
 or saved: `ax.figure.savefig("reliability.pdf")` does that. They need matplotlib, the extra `plots`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from jaxcal.guarantee import calibrated_band
 if TYPE_CHECKING:
     import matplotlib.axes
 
+    from jaxcal.predictors._tree import Branch
     from jaxcal.predictors.usnrt import USNRT
 
 # Okabe and Ito's palette, which color-blind readers can distinguish; the line styles distinguish the curves in gray.
@@ -42,6 +44,8 @@ _STYLE: dict[Any, Any] = {
 }
 _COLUMN_WIDTH = 3.3  # inches, a column of most journals
 _PAGE_WIDTH = 6.8
+# Where the columns of a tree's picture end, and the last one begins, in fractions of its width.
+_TREE_COLUMNS = (0.5, 0.56, 0.75, 0.79)
 
 
 def reliability_diagram(
@@ -190,14 +194,16 @@ def tree(
     member: int = 0,
     ax: "matplotlib.axes.Axes | None" = None,
 ) -> "matplotlib.axes.Axes":
-    """The tree of `predictors.usnrt`, from the root on the left to its leaves on the right.
+    """The tree of `predictors.usnrt` as an outline, a line for every node, below each one its left and its right side.
 
-    Above a line stands the condition that leads to a node, below it the node's rows and |T| of its best split. A bar
-    is as long as the root mean square of a leaf's training residuals, in the unit of the target.
+    A line has the condition that leads to the node and its training rows; where it is split, |T| of Levene's test and
+    the std of the residuals on the right over that on the left, with its 95 % interval. The bar of a leaf is as long as
+    the root mean square of its training residuals, in the unit of the target; before it stands the leaf's number, as
+    `USNRT.apply` gives it. What is too long for its place is cut.
 
     Args:
         fitted: the module that `usnrt.fit` made.
-        names: the names of the columns of x; by default x[0], x[1], ...
+        names: the names of the columns of x; by default those of the data frame of the fit, or x[0], x[1], ...
         member: which tree of an ensemble.
         ax: where to draw; a new figure if None.
 
@@ -205,37 +211,49 @@ def tree(
         ValueError: if there is another number of names than columns.
         ImportError: if matplotlib is not installed.
     """
-    short = None if names is None else [_shortened(name, 14) for name in names]
-    root = fitted.root(short, member=member)
-    leaves = root.leaves()
-    rows, depth = {id(leaf): row for row, leaf in enumerate(leaves)}, root.depth()
-    # Lines end where the bars begin, which take the room of one more level.
-    longest = max(leaf.rmse for leaf in leaves) or 1.0
-    ax = ax or _new_axes(max(_PAGE_WIDTH, 1.25 * (depth + 2)), 0.4 * (len(leaves) + 1))
-    small = 0.8 * ax.xaxis.label.get_fontproperties().get_size_in_points()
-
-    def draw(branch, level: int) -> float:
-        """Draw what is below a node, then the line that leads to it; its height."""
-        heights = [draw(part, level + 1) for part in branch.below]
-        height = float(np.mean(heights)) if heights else float(rows[id(branch)])
-        end = level if heights else depth
-        ax.plot((level - 1, end), (height, height), color=_GRAY, linewidth=0.8)
-        about = f"{branch.num_rows} rows"
-        if heights:
-            ax.plot((end, end), (heights[0], heights[-1]), color=_GRAY, linewidth=0.8)
-            about += f", |T| {branch.statistic:.1f}"
+    root = fitted.root(names, member=member)
+    lines = list(_outline(root))
+    # The layout of a new figure lets the axes fill it, but not before it is drawn.
+    inches = _PAGE_WIDTH if ax is None else ax.get_window_extent().width / ax.figure.dpi
+    ax = ax or _new_axes(_PAGE_WIDTH, 0.2 * (len(lines) + 2))
+    small = 0.85 * ax.xaxis.label.get_fontproperties().get_size_in_points()
+    indent = min(0.025, 0.2 / max(root.depth(), 1))
+    longest = max(leaf.rmse for leaf in root.leaves()) or 1.0
+    write = partial(ax.text, va="center", fontsize=small)
+    for place, title in zip(_TREE_COLUMNS, ("rows", "|T|", "ratio of stds", "leaf, rmse"), strict=True):
+        write(place, -1, title, ha="right" if place < _TREE_COLUMNS[-1] else "left", color="0.4")
+    for row, (level, above, branch) in enumerate(lines):
+        start = indent * level
+        if branch.condition:
+            corner = start - 0.6 * indent
+            ax.plot((corner, corner, start - 0.1 * indent), (above + 0.4, row, row), color=_GRAY, linewidth=0.6)
+        # A letter is about 0.6 times as wide as it is high.
+        room = int((_TREE_COLUMNS[0] - 0.06 - start) * inches * 72 / (0.6 * small))
+        write(start, row, _shortened(branch.condition or "all", room))
+        cells = [f"{branch.num_rows}", "", ""]
+        if branch.below:
+            ratio = "{:.2f} ({:.2f} to {:.2f})".format(branch.std_ratio, *branch.std_ratio_interval)
+            cells[1:] = f"{branch.statistic:.1f}", ratio
         else:
-            ax.barh(height, branch.rmse / longest, left=depth + 0.05, height=0.5, color=_BLUE)
-            ax.text(depth + 0.1 + branch.rmse / longest, height, f"{branch.rmse:.3g}", va="center", fontsize=small)
-        ax.text(level - 0.96, height - 0.06, _shortened(branch.condition, 25), va="bottom", fontsize=small)
-        ax.text(level - 0.96, height + 0.06, about, va="top", fontsize=small, color="0.4")
-        return height
-
-    draw(root, 0)
-    ax.text(depth + 0.05, -0.5, "rmse of the leaf", va="bottom", fontsize=small)
-    ax.set(xlim=(-1, depth + 1.4), ylim=(len(leaves) - 0.5, -0.9))
+            width = 0.12 * branch.rmse / longest
+            write(_TREE_COLUMNS[-1], row, f"{branch.leaf}", color="0.4")
+            ax.barh(row, width, left=_TREE_COLUMNS[-1] + 0.03, height=0.6, color=_BLUE)
+            write(_TREE_COLUMNS[-1] + 0.035 + width, row, f"{branch.rmse:.3g}")
+        for place, cell in zip(_TREE_COLUMNS, cells, strict=False):
+            write(place, row, cell, ha="right")
+    ax.set(xlim=(0, 1), ylim=(len(lines) - 0.4, -1.6))
     ax.set_axis_off()
     return ax
+
+
+def _outline(branch: "Branch", level: int = 0, above: int = 0, row: int = 0) -> Iterator[tuple[int, int, "Branch"]]:
+    """Every node from the root on, each one before its sides, with its level and the line of the node above."""
+    yield level, above, branch
+    below = row + 1
+    for part in branch.below:
+        found = list(_outline(part, level + 1, row, below))
+        yield from found
+        below += len(found)
 
 
 def _shortened(text: str, most: int) -> str:

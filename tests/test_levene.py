@@ -42,6 +42,10 @@ def plain_search(x, residuals, min_leaf, center, step=1):
     return found
 
 
+def t_of_3(key, shape):
+    return jax.random.t(key, 3, shape)
+
+
 def rough(rng, rows, features=3):
     """Features with many ties, few and none; residuals with ties, whose spread depends on the second feature."""
     x = np.column_stack([rng.integers(0, 4, rows), rng.integers(0, 20, rows), *rng.normal(size=(features - 2, rows))])
@@ -208,6 +212,12 @@ def test_miller_siegmund():
     mixed = np.array([np.log(2), -np.inf, np.log(511)])
     found = np.exp(multiplicity.miller_siegmund(b, 2000, mixed, min_leaf=200, ordered=np.array([True, True, False])))
     np.testing.assert_allclose(found, 513 * p, rtol=1e-4)
+    # The inverse; of one split the quantile of Student's t.
+    splits = np.full(9, 7.0)
+    quantile = multiplicity.miller_siegmund_quantile(np.log(0.05), 2000, splits, min_leaf=200)
+    np.testing.assert_allclose(multiplicity.miller_siegmund(quantile, 2000, splits, min_leaf=200), np.log(0.05), 1e-3)
+    alone = multiplicity.miller_siegmund_quantile(np.log(0.05), 50, np.zeros(1), min_leaf=5, ordered=False)
+    np.testing.assert_allclose(alone, scipy.stats.t.isf(0.025, 48), rtol=1e-4)
     # A bound above 1 says nothing.
     assert float(multiplicity.miller_siegmund(0.5, 2000, many, min_leaf=200)) == 0.0
 
@@ -260,6 +270,54 @@ def test_best_subset_is_that_of_all_partitions(center, rng):
         assert int(subset.num_left) == is_left.sum()
         assert int(subset.num_rows) == counted.sum()
         assert not subset.left[3]
+
+
+def test_the_best_of_12_categories_is_that_of_all_partitions():
+    """Cuts of an order of the categories miss it here."""
+    rng = np.random.default_rng(0)
+    missed = 0
+    for _ in range(10):
+        categories, residuals = rng.integers(0, 12, 40), rng.normal(size=40)
+        present = np.unique(categories)
+        sides = np.array(list(itertools.product([False, True], repeat=len(present) - 1)))[1:]
+        lefts = np.pad(sides, ((0, 0), (1, 0)))[:, np.searchsorted(present, categories)]
+        lefts = lefts[(lefts.sum(1) >= 4) & (lefts.sum(1) <= 36)]
+        sizes = [abs(plain_statistic(residuals[left], residuals[~left], "median")) for left in lefts]
+        subset = levene.best_subset(categories, residuals, num_categories=12, min_leaf=4)
+        np.testing.assert_allclose(subset.statistic, max(sizes), rtol=EXACT)
+        cuts = levene.best_subset(categories, residuals, num_categories=17, min_leaf=4)
+        missed += float(cuts.statistic) < 0.999 * max(sizes)
+    assert missed
+
+
+def test_std_ratio_of_two_sides(rng):
+    left, right = rng.exponential(size=50), 3 * rng.exponential(size=30)
+    order = rng.permutation(90)
+    residuals = np.concatenate([left, right, np.full(10, 99.0)])[order]
+    sides = np.repeat([0, 1, -1], [50, 30, 10])[order]
+    ratio, low, high = levene.std_ratio(residuals, sides, 1.96)
+    np.testing.assert_allclose(ratio, right.std(ddof=1) / left.std(ddof=1), rtol=1e-5)
+    np.testing.assert_allclose(low * high, ratio**2, rtol=1e-5)
+    trimmed = [scipy.stats.trim_mean(part, 1 / (2 * np.sqrt(len(part) - 4))) for part in (left, right)]
+    fourth = sum((((z - c) / z.std()) ** 4).sum() for z, c in zip((left, right), trimmed, strict=True))
+    variance = sum((fourth / 80 - (n - 3) / n) / (4 * (n - 1)) for n in (50, 30))
+    np.testing.assert_allclose(np.log(high / ratio), 1.96 * np.sqrt(variance), rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("draw", "least"),
+    [(jax.random.normal, 0.935), (jax.random.laplace, 0.91), (jax.random.exponential, 0.91), (t_of_3, 0.86)],
+    ids=["normal", "laplace", "exponential", "t3"],
+)
+@pytest.mark.parametrize("sizes", [(60, 540), (100, 100), (200, 1800)])
+def test_intervals_of_std_ratios_cover(draw, least, sizes):
+    """Of 2000 problems: at nominal 95 %, and where they allow for a search, as of 4.2 standard errors."""
+    sides = jnp.repeat(jnp.arange(2), jnp.array(sizes), total_repeat_length=sum(sizes))
+    residuals = draw(jax.random.key(0), (2000, sum(sizes))) * jnp.where(sides == 0, 1, 2)[None]
+    for critical_value, fraction in ((1.96, least), (4.2, 0.99)):
+        _, low, high = jax.lax.map(lambda e, c=critical_value: levene.std_ratio(e, sides, c), residuals)
+        assert ((low <= 2) & (high >= 2)).mean() >= fraction
 
 
 def test_cuts_of_many_categories(rng):

@@ -158,17 +158,37 @@ def test_the_library_imports_without_matplotlib_and_says_what_to_install():
 
 
 def test_tree_shows_every_node():
+    blank = vars(Node.new(0, 1, np.dtype("float32")))
     branch = lambda rows, condition, rmse, below: Branch(
-        **vars(Node.new(rows, 1, np.dtype("float32"))), condition=condition, rmse=jnp.asarray(rmse), below=below
-    )
-    leaf = lambda sign, rows, rmse: branch(rows, f"a_name_too_lo… {sign} 0.2", rmse, ())
-    root = branch(400, "", np.nan, (leaf("<=", 240, 0.1), leaf(">", 160, 0.4)))
-    root = root.updated(statistic=12.34, log_p=-30.0, residual_std=1.0)
+        **blank, condition=condition, path=condition, rmse=jnp.asarray(rmse), below=below
+    ).updated(num_rows=rows)
+    name = "a_name_that_is_much_too_long_to_be_drawn_in_one_line_with_the_rest_of_the_tree"
+    leaves = [branch(240, f"{name} <= 0.2", 0.1, ()), branch(160, "b > 0.2", 0.4, ())]
+    leaves = [leaf.updated(leaf=number) for number, leaf in enumerate(leaves)]
+    root = branch(400, "", np.nan, tuple(leaves))
+    root = root.updated(statistic=12.34, std_ratio=3.5, std_ratio_interval=[3.0, 4.08])
     asked = []
     fitted = SimpleNamespace(root=lambda names, member: asked.append((names, member)) or root)
-    ax = plots.tree(fitted, ["a", "a_name_too_long_to_draw"], member=2)
-    assert asked == [(["a", "a_name_too_lo…"], 2)]
-    texts = {text.get_text() for text in ax.texts}
-    assert {"400 rows, |T| 12.3", "240 rows", "160 rows", "0.1", "0.4"} <= texts
-    assert {"a_name_too_lo… <= 0.2", "a_name_too_lo… > 0.2"} <= texts
-    assert [bar.get_width() for bar in ax.patches] == pytest.approx([0.25, 1.0])
+    ax = plots.tree(fitted, ["a", "b"], member=2)
+    assert asked == [(["a", "b"], 2)]
+    texts = [text.get_text() for text in ax.texts]
+    assert {"400", "240", "160", "12.3", "3.50 (3.00 to 4.08)", "0", "1", "0.1", "0.4", "b > 0.2"} <= {*texts}
+    (shortened,) = (text for text in texts if text.endswith("…"))
+    assert name.startswith(shortened[:-1])
+    widths = [bar.get_width() for bar in ax.patches]
+    assert widths[0] / widths[1] == pytest.approx(0.25)
+
+
+def test_lines_of_a_tree_of_16_leaves_do_not_overlap():
+    def grow(depth, condition):
+        parts = tuple(grow(depth - 1, f"{'long_name_' * 4}{k} > {depth}") for k in range(2)) if depth else ()
+        own = vars(Node.new(2**depth, 1, np.dtype("float32")))
+        branch = Branch(**own, condition=condition, path="", rmse=jnp.asarray(1.0), below=parts)
+        return branch.updated(statistic=99.9, std_ratio=10.0, std_ratio_interval=[9.99, 10.01])
+
+    ax = plots.tree(SimpleNamespace(root=lambda names, member: grow(4, "")))
+    ax.figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in ax.texts if text.get_text()]
+    assert len(boxes) > 16 + 3 * 15
+    for k, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:k])

@@ -77,8 +77,8 @@ def test_leaves_hold_the_rows_that_their_text_says(fitted):
     counts = dict(zip(fitted.trees.leaf[0][is_leaf].tolist(), fitted.trees.num_rows[0][is_leaf].tolist(), strict=True))
     assert counts == {leaf: int((own == leaf).sum()) for leaf in counts}
     assert min(counts.values()) >= 60
-    np.testing.assert_array_equal(fitted.leaves(X), own)
-    calibrated = conformal.fit(X, fitted(X), Y, by=fitted.leaves)
+    np.testing.assert_array_equal(fitted.apply(X), own)
+    calibrated = conformal.fit(X, fitted(X), Y, by=fitted.apply)
     assert calibrated.guarantee(0.9, 0).num_calibration == counts[0]
     # The residuals of a leaf are those of the predicted means.
     squares = (Y - np.asarray(fitted(X).mean)) ** 2
@@ -112,7 +112,7 @@ def test_corrections_agree_where_the_noise_differs_clearly(fitted, correction):
 
 @pytest.mark.slow
 def test_the_papers_preset_is_center_correction_and_step():
-    options = {"center": "mean", "correction": "none", "step": 10}
+    options = {"center": "mean", "correction": "none", "step": 10, "num_folds": 1, "split_hidden": (24, 12)}
     named = usnrt.fit(X, Y, key=KEY, preset="paper", **OPTIONS)
     given = usnrt.fit(X, Y, key=KEY, **options, **OPTIONS)
     assert named.text() == given.text()
@@ -142,6 +142,82 @@ def test_members_may_be_grown_one_before_the_other():
     for root in roots:
         assert sum(leaf.num_rows for leaf in root.leaves()) == 400
     assert np.isfinite(ensemble(x).std).all()
+
+
+def test_500_rows_are_split_by_default():
+    rng = np.random.default_rng(2)
+    x = rng.uniform(-1, 1, (500, 2)).astype(FLOAT)
+    y = (x[:, 0] + np.where(x[:, 1] > 0.2, 1.0, 0.1) * rng.normal(size=500)).astype(FLOAT)
+    tree = usnrt.fit(x, y, key=KEY, max_epochs=15)
+    assert tree.trees.feature[0, 0] == 1
+    assert min(tree.leaf_table()["num_rows"]) >= 100
+
+
+def test_too_few_rows_for_a_split_are_told():
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(199, 2)).astype(FLOAT), rng.normal(size=199).astype(FLOAT)
+    with pytest.warns(UserWarning, match="min_leaf='auto' splits 200 rows and more; of 199 rows the tree is one leaf"):
+        usnrt.fit(x, y, key=KEY, max_epochs=1)
+
+
+def test_residuals_are_tested_out_of_fold():
+    """Noise has no mean to learn: out of fold its residuals are no smaller, those of training rows are."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(300, 8)).astype(FLOAT), rng.normal(size=300).astype(FLOAT)
+    options = {"key": KEY, "min_leaf": 150, "max_epochs": 30, "hidden": (2,)}
+    stds = [float(usnrt.fit(x, y, num_folds=k, **options).trees.residual_std[0, 0]) for k in (5, 1)]
+    assert stds[0] > y.std(ddof=1) > stds[1]
+
+
+def test_the_ratio_of_stds_is_that_of_the_sides(fitted):
+    root = fitted.root()
+    left, right = (float(part.residual_std) for part in root.below)
+    low, high = root.std_ratio_interval
+    assert low < root.std_ratio < high
+    tested = [bool(np.isfinite(part.statistic)) for part in root.below]
+    # The residuals of a side that is tested itself are those of its own networks.
+    tolerance = 0.2 if any(tested) else 1e-4
+    np.testing.assert_allclose(root.std_ratio, right / left, rtol=tolerance)
+    assert not low < 1 < high
+    assert f"std ratio {root.std_ratio:.2f} ({low:.2f} to {high:.2f})" in fitted.text()
+
+
+def test_the_leaves_as_a_table(fitted):
+    table = fitted.leaf_table(["a", "b", "c"])
+    np.testing.assert_array_equal(table["leaf"], range(len(table["leaf"])))
+    np.testing.assert_array_equal(table["num_rows"], np.bincount(np.asarray(fitted.apply(X))))
+    np.testing.assert_allclose(table["rmse"], fitted.leaf_rmse[0])
+    assert np.isfinite(table["residual_std"]).all()
+    assert all(condition.count("b <= ") <= 1 for condition in table["condition"])
+    with pytest.raises(ValueError, match="member must be one of 0"):
+        fitted.leaf_table(member=1)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_data_frame_names_columns_and_categories(fitted, library):
+    frames = pytest.importorskip(library)
+    colors = np.array(["", "", "red", "", "", "green", "", "blue"])[X[:, 2].astype(int)]
+    frame = frames.DataFrame({"size": X[:, 0], "age": X[:, 1], "color": colors})
+    tree = usnrt.fit(frame, Y, key=KEY, **OPTIONS)
+    assert tree.encoder.categorical == (2,)
+    text = tree.text()
+    assert "age <= " in text
+    assert "color in {green}" in text
+    by_number = np.column_stack([X[:, :2], np.searchsorted(["blue", "green", "red"], colors)])
+    np.testing.assert_array_equal(tree(frame).std, tree(by_number).std)
+    # Columns are looked up by their names.
+    np.testing.assert_array_equal(tree(frame[["color", "age", "size"]]).std, tree(frame).std)
+    calibrated = conformal.fit(frame, tree(frame), Y, by=tree.apply)
+    assert calibrated.guarantee(0.9, 0).num_calibration == tree.leaf_table()["num_rows"][0]
+    strange = frames.DataFrame({"size": X[:2, 0], "age": X[:2, 1], "color": ["red", "pink"]})
+    with pytest.raises(ValueError, match="column 'color' of x holds 'pink', which is none of the 3 categories"):
+        tree(strange)
+    with pytest.raises(ValueError, match="x has no column 'size'"):
+        tree(strange[["age", "color"]])
+    with pytest.raises(ValueError, match="neither numbers nor strings, the first None"):
+        tree(frames.DataFrame({"size": X[:2, 0], "age": X[:2, 1], "color": ["red", None]}))
+    with pytest.raises(ValueError, match="0 to 2, or size, age, color"):
+        usnrt.fit(frame, Y, key=KEY, categorical=["weight"])
 
 
 def test_predictions_under_jit_vmap_and_grad(fitted):
@@ -199,6 +275,7 @@ def test_degenerate_columns_and_targets():
         ({"correction": "fdr"}, "correction"),
         ({"unseen": "skip"}, "unseen"),
         ({"num_members": 0}, "num_members"),
+        ({"num_folds": 0}, "num_folds must be at least 1; got 0"),
         ({"preset": "crude"}, "preset"),
     ],
 )

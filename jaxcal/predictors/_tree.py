@@ -27,7 +27,10 @@ class Node(eqx.Module):
         statistic: |T| of Levene's test of the best split; NaN where none was looked for.
         log_p: the logarithm of its p-value, corrected.
         num_rows: how many training rows came here.
-        residual_std: the standard deviation of the tested residuals, in the unit of y; NaN where none were.
+        residual_std: the standard deviation of the tested residuals, in the unit of y: of those of the node above where
+            none were tested here; NaN where there is no node above, either.
+        std_ratio: that of the residuals on the right of the split over that of those on the left; NaN in a leaf.
+        std_ratio_interval: the ends of an interval for it.
     """
 
     feature: Int[Array, "*nodes"]
@@ -39,6 +42,8 @@ class Node(eqx.Module):
     log_p: Float[Array, "*nodes"]
     num_rows: Int[Array, "*nodes"]
     residual_std: Float[Array, "*nodes"]
+    std_ratio: Float[Array, "*nodes"]
+    std_ratio_interval: Float[Array, "*nodes 2"]
 
     @classmethod
     def new(cls, num_rows: int, num_categories: int, dtype: np.dtype) -> "Node":
@@ -54,6 +59,8 @@ class Node(eqx.Module):
             log_p=number(np.nan),
             num_rows=integer(num_rows),
             residual_std=number(np.nan),
+            std_ratio=number(np.nan),
+            std_ratio_interval=number([np.nan, np.nan]),
         )
 
     def updated(self, **values: Any) -> "Node":
@@ -66,11 +73,13 @@ class Branch(Node):
 
     Attributes:
         condition: what leads here from the node above, "age <= 30"; of the root "".
+        path: what leads here from the root, "age <= 30 and color in {red, blue}".
         rmse: the root mean square of a leaf's training residuals, in the unit of y; NaN where the node is split.
         below: the branches on the left and on the right; none of a leaf. The rest is described by `Node`.
     """
 
     condition: str
+    path: str
     rmse: Float[Array, ""]
     below: tuple["Branch", ...]
 
@@ -89,7 +98,9 @@ class Branch(Node):
             about.append(f"residual std {self.residual_std:.4g}")
         if math.isfinite(self.statistic):
             about += [f"|T| {self.statistic:.2f}", f"log p {self.log_p:.1f}"]
-        if not self.below:
+        if self.below:
+            about.append("std ratio {:.2f} ({:.2f} to {:.2f})".format(self.std_ratio, *self.std_ratio_interval))
+        else:
             about.append(f"rmse {self.rmse:.4g}")
         start = f"{self.condition}: " if self.condition else ""
         line = f"{indent}{start}{'' if self.below else f'leaf {self.leaf}: '}{', '.join(about)}"
@@ -131,27 +142,35 @@ class Tree(Node):
         """
         tree, rmse = jax.tree.map(np.asarray, self), np.asarray(leaf_rmse)
 
-        def sides(node: int, reach: dict[int, np.ndarray]) -> Iterator[tuple[str, dict[int, np.ndarray]]]:
-            """What leads to the left and to the right, and the categories of every column that get there."""
+        def sides(node: int, reach: dict[int, np.ndarray]) -> Iterator[tuple[str, str, dict[int, np.ndarray]]]:
+            """What leads to the left and to the right, its kind, and the categories of every column that get there."""
             feature = int(tree.feature[node])
             for is_left, sign in ((True, "<="), (False, ">")):
                 if feature not in categories:
-                    yield f"{names[feature]} {sign} {tree.threshold[node]:.6g}", reach
+                    condition = f"{names[feature]} {sign} {tree.threshold[node]:.6g}"
+                    yield condition, f"{feature} {sign}", reach
                 else:
                     # Beyond the categories of this column, `left_categories` is padding.
                     there = reach[feature] & (tree.left_categories[node, : len(categories[feature])] == is_left)
                     listed = ", ".join(np.asarray(categories[feature])[there])
-                    yield f"{names[feature]} in {{{listed}}}", {**reach, feature: there}
+                    yield f"{names[feature]} in {{{listed}}}", f"{feature} in", {**reach, feature: there}
 
-        def branch(node: int, condition: str, reach: dict[int, np.ndarray]) -> Branch:
+        def branch(node: int, condition: str, path: dict[str, str], reach: dict[int, np.ndarray]) -> Branch:
             leaf = int(tree.leaf[node])
-            below = zip(tree.children[node].tolist(), sides(node, reach), strict=True) if leaf < 0 else ()
-            parts = tuple(branch(child, *side) for child, side in below)
+            parts = ()
+            if leaf < 0:
+                # Of two conditions of a kind the later one is the narrower.
+                parts = tuple(
+                    branch(child, leads, {**path, kind: leads}, there)
+                    for child, (leads, kind, there) in zip(
+                        tree.children[node].tolist(), sides(node, reach), strict=True
+                    )
+                )
             own = {field.name: jnp.asarray(getattr(tree, field.name)[node]) for field in fields(Node)}
             own_rmse = jnp.asarray(rmse[leaf] if leaf >= 0 else math.nan, rmse.dtype)
-            return Branch(**own, condition=condition, rmse=own_rmse, below=parts)
+            return Branch(**own, condition=condition, path=" and ".join(path.values()), rmse=own_rmse, below=parts)
 
-        return branch(0, "", {column: np.ones(len(named), bool) for column, named in categories.items()})
+        return branch(0, "", {}, {column: np.ones(len(named), bool) for column, named in categories.items()})
 
 
 def stack_on_host(nodes: Sequence[T]) -> T:

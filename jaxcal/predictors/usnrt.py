@@ -7,6 +7,7 @@ network is trained in its alternating form (section IV-D). Several such trees ma
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,23 +35,29 @@ from jaxcal.networks.training import (
     trainer,
 )
 from jaxcal.optimize import Optimum, num_train, over_runs
+from jaxcal.predictors._columns import Columns, positions
 from jaxcal.predictors._tree import Branch, Node, Tree, stack_on_host
 from jaxcal.preprocessing import Encoder, Standardizer
 
 # Section V-A: a tenth of the rows in a leaf, or so many.
-_LEAVES, _LEAST_ROWS = 10, 1000
+_LEAVES, _PAPERS_LEAST_ROWS = 10, 1000
+# Where few are, they have to do for two networks and their validation set.
+_LEAST_ROWS = 100
+_FOLDS = 5
 _ROUNDS = 2
 # A leaf with so many held-out rows is widened by its own, others by those of the whole tree.
 _ENOUGH_HELD_OUT = 100
+# Of the intervals of std ratios.
+_CONFIDENCE_LEVEL = 0.95
 
 
 @takes_training_options()
 def fit(
-    x: ArrayLike,
+    x: Any,
     y: ArrayLike,
     *,
     key: PRNGKeyArray,
-    categorical: Sequence[int] = (),
+    categorical: Sequence[int | str] = (),
     unseen: str = "error",
     num_members: int = 1,
     min_leaf: int | str = "auto",
@@ -58,52 +65,68 @@ def fit(
     center: str | None = None,
     correction: str | None = None,
     step: int | None = None,
+    num_folds: int | None = None,
     split_hidden: Sequence[int] | None = None,
     preset: str | None = None,
     **options: Unpack[TrainingOptions],
 ) -> "USNRT":
     """Grow a tree by Levene's test on residuals, and train networks of mean and variance in its leaves.
 
-    At a node with at least 2 `min_leaf` rows a ReLU network with hidden layers of 8d and 4d units is trained on the
-    squared error. Of all splits of its rows in two, of a continuous column by a threshold or of a categorical one by
-    its categories, that leave `min_leaf` rows on either side, the one with the largest |T| of Levene's test between the
-    residuals of the sides is found, exactly (eq. 5 and 6; `functional.levene`). Where its p-value is at most
-    `significance`, the node is split. In a leaf, a ReLU network for the mean and a tanh network for the variance, 4d
-    and 2d units, are trained alternately, twice, as in `variance_network`'s alternating form (eq. 7). Here d is the
-    number of columns of x. The distribution of a row is N(m(x), v(x)) by the networks of its leaf; of several members,
-    their mixture.
+    At a node with at least 2 `min_leaf` rows ReLU networks are trained on the squared error, one without each of five
+    folds of the rows. Of all splits of the rows in two, of a
+    continuous column by a threshold or of a categorical one by its categories, that leave `min_leaf` rows on either
+    side, the one with the largest |T| of Levene's test between the out-of-fold residuals of the sides is found (eq. 5
+    and 6; `functional.levene`), exactly up to 16 categories. Where its p-value is at most `significance`, the node is
+    split. In a leaf, ReLU networks for the mean and the variance are trained alternately, twice, as in
+    `variance_network`'s alternating form (eq. 7). The distribution of a row is N(m(x), v(x)) by the networks of its
+    leaf; of several members, their mixture.
 
-    All networks are trained by Adam, with a random fraction of the rows of a node as the validation set. Their inputs
-    are standardized columns, a categorical one as indicators of its categories.
+    All networks are trained as `jaxcal.networks.TrainingOptions` says. The validation set of a leaf are its rows among
+    a random fraction of all that no leaf of any member is trained on. By them the variance of every leaf is widened, as
+    `variance_network.fit` says; of a leaf with fewer than 100 such rows by those of the whole tree; and of several
+    members the mixture once more. A categorical column enters as indicators of its categories.
 
     The least of very many p-values is small where nothing differs, too: the paper's rule, which knows nothing of it,
     splits pure noise four times in five. `correction="miller-siegmund"` is a bound for the largest |T|,
     "permutation" an exact test that permutes the residuals, "none" the paper's rule. Of skewed residuals only the
     median-centered test holds its level.
 
-    `preset="paper"` takes center="mean" (eq. 5), correction="none" and step=10, as in the paper's experiments; the
-    authors' code centers at the median.
+    A network's residuals on its own training rows are too small, and most so where it bends most: a split may follow
+    that in place of the noise. Out-of-fold residuals do not have this, but they have what the networks of the other
+    folds cannot fit, which differs from place to place, too: of few rows and little noise more than `significance` of
+    the fits are split where the noise is the same everywhere.
+
+    A column of a data frame that is categorical or holds strings is taken as categorical. The fit keeps the names and
+    the labels; predictions take a frame, whose columns are looked up by their names, or an array of numbers.
+
+    `preset="paper"` takes center="mean" (eq. 5), correction="none", step=10, num_folds=1 and its rule for
+    min_leaf="auto", 1000 rows or a tenth, as in the paper's experiments; the authors' code centers at the median. Its
+    networks have hidden layers of 8d and 4d units at nodes and of 4d and 2d in leaves, with tanh for ReLU in that of
+    the variance, where d is the number of columns; learning rate 0.01, batches of 64 and patience 25. Every training
+    draws validation rows of its own, and nothing is widened.
 
     A tree grows by the values of its rows: the fit does not run under `jit` or `vmap`. Predictions do, and are
     differentiable in x within a leaf.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame; a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the validation rows, the batches and the permutations.
-        categorical: the positions of the columns of x whose values have no order.
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         unseen: what a category is that was not there in the fit: an "error", or the "majority" category in its place.
         num_members: how many trees, each with networks of its own.
-        min_leaf: the least rows of a leaf; "auto" is a tenth of the rows, or 1000 if that is more.
+        min_leaf: the least rows of a leaf; "auto" is a tenth of the rows, or 100 if that is more; where that
+            is more than half of the rows a warning says that the tree is one leaf.
         significance: the p-value up to which a node is split.
         center: what Levene's test takes deviations from, "median" (the default) or "mean".
         correction: "miller-siegmund" (the default), "permutation" or "none".
         step: only every step-th row of a column's order is a candidate threshold (default 1).
-        split_hidden: widths of the hidden layers of the network at a node that is tested (default 8d, 4d).
-        preset: None, or "paper" for other defaults of center, correction and step, as above.
-        **options: of the training, `jaxcal.networks.TrainingOptions`: hidden, of both networks in a leaf (default 4d,
-            2d), learning_rate (default 0.01), weight_decay, batch_size (default 64), max_epochs, patience (default 25),
-            validation_fraction and throw.
+        num_folds: how many folds the rows of a node are divided in for out-of-fold residuals (default 5); 1 for those
+            of one network, of which most are of its own training rows.
+        split_hidden: widths of the hidden layers of the networks at a node that is tested (default 64, 64).
+        preset: None, or "paper" for other defaults, as above.
+        **options: of the training, as `jaxcal.networks.TrainingOptions` describes them; hidden are the widths of both
+            networks in a leaf.
 
     Raises:
         TypeError: if x or y is traced by a transformation of JAX.
@@ -128,14 +151,16 @@ def fit(
     """
     if _checks.is_traced(x, y):
         raise TypeError("a tree grows by the values of x and y: fit does not run under jit, vmap or grad.")
-    x, y = as_data(x, y)
+    _checks.check_choice("unseen", unseen, ("error", "majority"))
+    columns = Columns.of(x)
+    x, y = as_data(x if columns is None else columns.matrix(x, unseen), y)
     of_paper = presets.usnrt(x.shape[1])
     leaf = of_paper._replace(hidden=(4 * x.shape[1], 2 * x.shape[1]), patience=25)
     settings = settle(options, {None: presets.DEFAULT, "paper": leaf}, preset)
     if split_hidden is None:
         split_hidden = of_paper.hidden if preset == "paper" else presets.DEFAULT.hidden
-    categorical = _as_columns(categorical, x.shape[1])
-    _checks.check_choice("unseen", unseen, ("error", "majority"))
+    names, labeled = (None, ()) if columns is None else (columns.names, columns.categorical)
+    categorical = positions((*categorical, *labeled), names, x.shape[1])
     _checks.check_at_least("num_members", num_members, 1)
     search = _Search.of(
         preset,
@@ -147,6 +172,7 @@ def fit(
         step=step,
     )
     training = _Training(
+        num_folds=_num_folds(num_folds, preset),
         splitting=settings._replace(hidden=tuple(split_hidden)),
         leaf=settings,
     )
@@ -157,6 +183,7 @@ def fit(
     held_out = _held_out(problem, settings, leaf_key)
     leaves = _train_leaves(problem, training, trees, search.min_leaf, held_out, leaf_key)
     fitted = USNRT(
+        columns=columns,
         encoder=encoder,
         y_scaler=y_scaler,
         trees=_stack_trees(trees, y_scaler.scale),
@@ -177,6 +204,7 @@ class USNRT(eqx.Module):
     """A grown tree with the networks of its leaves, or an ensemble of several; made by `fit`.
 
     Attributes:
+        columns: the names and the labels of the columns of a data frame; None where the inputs were an array.
         encoder: what makes network inputs of columns.
         y_scaler: the standardization of the target.
         trees: the trees of the members, padded to a common size [m, nodes].
@@ -188,6 +216,7 @@ class USNRT(eqx.Module):
         widening: what makes the variance of the mixture of several members that of new rows, after this.
     """
 
+    columns: Columns | None
     encoder: Encoder
     y_scaler: Standardizer
     trees: Tree
@@ -197,30 +226,29 @@ class USNRT(eqx.Module):
     leaf_widening: Widening | None
     widening: Widening | None
 
-    def __call__(self, x: ArrayLike) -> Normal | Mixture:
+    def __call__(self, x: Any) -> Normal | Mixture:
         """The predictions at the rows of x: normal distributions, or of an ensemble mixtures of them.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column.
+            x: inputs [n, d], or a data frame if the tree was fitted to one; a vector [n] is one column.
 
         Raises:
-            ValueError: if x is empty, not finite, or has another number of columns than the training inputs, or a
-                categorical column has an unseen category, where that is an error.
+            ValueError: if x is empty, not finite, or has another number of columns than the training inputs, or lacks
+                one of their names, or a categorical column has an unseen category, where that is an error.
         """
         return _predict(self, self._checked(x))
 
-    def leaves(self, x: ArrayLike, *, member: int = 0) -> Int[Array, " n"]:
-        """The number of the leaf of a member's tree that each row of x falls into: groups for `by=fitted.leaves`.
+    def apply(self, x: Any, *, member: int = 0) -> Int[Array, " n"]:
+        """The number of the leaf of a member's tree that each row of x falls into: groups for `by=fitted.apply`.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column.
+            x: as of the call.
             member: which one.
 
         Raises:
             ValueError: as the call does; if there is no such member.
         """
-        _checks.check_choice("member", member, tuple(range(self.leaf_rmse.shape[0])))
-        return _leaves(self, jax.tree.map(lambda part: part[member], self.trees), self._checked(x))
+        return _leaves(self, self._tree_of(member), self._checked(x))
 
     @property
     def heterogeneity(self) -> Float[Array, " m"]:
@@ -237,25 +265,65 @@ class USNRT(eqx.Module):
         """A member's tree, as nested nodes to read or to draw (`plots.tree`).
 
         Args:
-            names: the names of the columns of x; by default x[0], x[1], ...
+            names: the names of the columns of x; by default those of the data frame of the fit, or x[0], x[1], ...
             member: which one.
+
+        Raises:
+            ValueError: if there is another number of names than columns, or no such member.
         """
         num_columns = self.encoder.scaler.num_columns
-        names = [f"x[{column}]" for column in range(num_columns)] if names is None else names
+        if names is None:
+            names = [f"x[{column}]" for column in range(num_columns)] if self.columns is None else self.columns.names
         if len(names) != num_columns:
             raise ValueError(f"there are {num_columns} columns; got {len(names)} names.")
-        categories = {
-            column: [f"{value:g}" for value in values.tolist()]
-            for column, values in zip(self.encoder.categorical, self.encoder.categories, strict=True)
-        }
-        return jax.tree.map(lambda part: part[member], self.trees).branch(names, categories, self.leaf_rmse[member])
+        tree, leaf_rmse = self._tree_of(member), self.leaf_rmse[member]
+        return tree.branch(names, self._labels(), leaf_rmse)
 
     def text(self, names: Sequence[str] | None = None, *, member: int = 0) -> str:
-        """A member's tree as text, a line for every node; the arguments are those of `root`."""
+        """A member's tree as text, a line for every node; the arguments are those of `root`.
+
+        A line has the rows of a node, the std of its residuals, |T| of its best split with the logarithm of its
+        corrected p-value, and where it is split the std of the residuals on the right over that on the left, with its
+        interval (`USNRT.trees`); of a leaf the root mean square of its training residuals.
+        """
         return self.root(names, member=member).text()
 
-    def _checked(self, x: ArrayLike) -> Float[Array, "n d"]:
-        x = _checks.as_matrix("x", x)
+    def leaf_table(self, names: Sequence[str] | None = None, *, member: int = 0) -> dict[str, np.ndarray]:
+        """The leaves of a member's tree as a table, a list [leaves] for every column: `pandas.DataFrame` takes it.
+
+        Args:
+            names: as of `root`.
+            member: which one.
+
+        Returns:
+            "leaf": its number, as `apply` gives it; "condition": what leads there from the root; "num_rows": its
+            training rows; "residual_std": the standard deviation of their residuals by the last test, in the unit of y,
+            NaN where there was no test; "rmse": the root mean square of the residuals of the leaf's own networks.
+
+        Raises:
+            ValueError: as `root`.
+        """
+        leaves = self.root(names, member=member).leaves()
+        table = {
+            name: np.array([getattr(leaf, name) for leaf in leaves])
+            for name in ("leaf", "num_rows", "residual_std", "rmse")
+        }
+        return {"leaf": table.pop("leaf"), "condition": np.array([leaf.path for leaf in leaves]), **table}
+
+    def _tree_of(self, member: int) -> Tree:
+        _checks.check_choice("member", member, tuple(range(self.leaf_rmse.shape[0])))
+        return jax.tree.map(lambda part: part[member], self.trees)
+
+    def _labels(self) -> dict[int, Sequence[str]]:
+        """The categories of every categorical column as they are shown."""
+        labels = {} if self.columns is None else dict(enumerate(self.columns.categories))
+        return {
+            column: labels.get(column) or [f"{value:g}" for value in values.tolist()]
+            for column, values in zip(self.encoder.categorical, self.encoder.categories, strict=True)
+        }
+
+    def _checked(self, x: Any) -> Float[Array, "n d"]:
+        x = _checks.as_matrix("x", x if self.columns is None else self.columns.matrix(x, self.encoder.unseen))
         _checks.check_columns("x", x, self.encoder.scaler.num_columns, "the tree was grown on")
         self.encoder.check_seen(x)
         return x
@@ -285,9 +353,10 @@ class _Search(NamedTuple):
         """The options that were given, and those of the preset in place of None."""
         _checks.check_choice("preset", preset, (None, "paper"))
         paper = preset == "paper"
-        if isinstance(min_leaf, str):
+        is_auto = isinstance(min_leaf, str)
+        if is_auto:
             _checks.check_choice("min_leaf", min_leaf, ("auto",))
-            min_leaf = max(num_rows // _LEAVES, _LEAST_ROWS)
+            min_leaf = max(num_rows // _LEAVES, _PAPERS_LEAST_ROWS if paper else _LEAST_ROWS)
         _checks.check_at_least("min_leaf", min_leaf, 2)
         _checks.check_fraction("significance", significance)
         if center is None:
@@ -299,6 +368,12 @@ class _Search(NamedTuple):
         if step is None:
             step = 10 if paper else 1
         _checks.check_at_least("step", step, 1)
+        if is_auto and num_rows < 2 * min_leaf:
+            warnings.warn(
+                f"min_leaf='auto' splits {2 * min_leaf} rows and more; of {num_rows} rows the tree is one leaf. Give a "
+                "min_leaf, or take variance_network.fit.",
+                stacklevel=4,  # past fit and the decorator of its options
+            )
         log_significance = math.log(significance)
         return cls(
             min_leaf=min_leaf, log_significance=log_significance, center=center, correction=correction, step=step
@@ -309,7 +384,16 @@ class _Training(NamedTuple):
     """How the networks at nodes that are tested are trained, and those in the leaves."""
 
     splitting: presets.Settings
+    num_folds: int
     leaf: presets.Settings
+
+
+def _num_folds(num_folds: int | None, preset: str | None) -> int:
+    """The number that was given, or that of the preset."""
+    if num_folds is None:
+        return 1 if preset == "paper" else _FOLDS
+    _checks.check_at_least("num_folds", num_folds, 1)
+    return num_folds
 
 
 class _Problem(NamedTuple):
@@ -370,23 +454,17 @@ class _Lists(NamedTuple):
     num_validation: Int[Array, "*k"]
 
 
-def _as_columns(categorical: Sequence[int], num_columns: int) -> tuple[int, ...]:
-    columns = tuple(sorted(set(categorical)))
-    if any(not 0 <= column < num_columns for column in columns):
-        raise ValueError(f"categorical must hold columns of x, 0 to {num_columns - 1}; got {tuple(categorical)}.")
-    return columns
-
-
 class _Growing(NamedTuple):
     """A tree that grows: its nodes, the root first, and the training rows in each."""
 
     nodes: list[Node]
     rows: list[np.ndarray]
 
-    def add(self, rows: np.ndarray, problem: _Problem) -> None:
+    def add(self, rows: np.ndarray, problem: _Problem, *, residual_std: float = math.nan) -> None:
         """A new node with these rows."""
         num_categories = max((part.shape[0] for part in problem.encoder.categories), default=1)
-        self.nodes.append(Node.new(len(rows), num_categories, problem.x.dtype))
+        node = Node.new(len(rows), num_categories, problem.x.dtype)
+        self.nodes.append(node.updated(residual_std=residual_std))
         self.rows.append(rows)
 
 
@@ -431,8 +509,13 @@ def _split(
                 node = node.updated(left_categories=np.pad(best.left_categories, (0, padding)))
             rows = tree.rows[place]
             left = best.goes_left(problem, rows)
+            sides = np.full(residuals.shape, -1)
+            sides[rows] = np.where(left, 0, 1)
+            ratio, *interval = levene.std_ratio(residuals, sides, best.critical_value)
+            node = node.updated(std_ratio=ratio, std_ratio_interval=jnp.stack(interval))
             for side in (left, ~left):
-                tree.add(rows[side], problem)
+                # Until it is tested itself.
+                tree.add(rows[side], problem, residual_std=part[side].std(ddof=1))
             new += children
         tree.nodes[place] = node
     return new
@@ -443,6 +526,7 @@ class _Split(NamedTuple):
 
     statistic: float
     log_p: float
+    critical_value: float
     feature: int
     threshold: float
     left_categories: np.ndarray | None
@@ -463,13 +547,14 @@ def _best_splits(
         [_best_subset(problem, search, residuals, nodes == k, column) for k in range(num_nodes)]
         for column in range(len(problem.encoder.categorical))
     ]
-    log_p = _corrected_log_p(problem, search, residuals, nodes, cuts, subsets, key)
+    log_p, critical_value = _corrected_log_p(problem, search, residuals, nodes, cuts, subsets, key)
     best = []
     for k in range(num_nodes):
         feature = problem.encoder.continuous[cuts.feature[k]] if cuts.feature[k] >= 0 else -1
         cut = _Split(
             statistic=float(cuts.statistic[k]),
             log_p=float(log_p[k]),
+            critical_value=float(critical_value[k]),
             feature=feature,
             threshold=float(cuts.threshold[k]),
             left_categories=None,
@@ -527,31 +612,39 @@ def _corrected_log_p(
     cuts: levene.Split,
     subsets: list[list[levene.Subset]],
     key: PRNGKeyArray,
-) -> np.ndarray:
-    """The logarithm of the p-value of every node's largest |T|, corrected for the number of splits."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """The logarithm of the p-value of every node's largest |T|, corrected for the number of splits.
+
+    And the |T| with the p-value 1 - `_CONFIDENCE_LEVEL`: of permutations, which have none, that of the bound.
+    """
     num_nodes, slots = nodes.max() + 1, len(cuts.statistic)
     # As many as there can be, so that all levels share a compiled program; no splits where there is no node.
     filled = lambda values, value: np.pad(values, ((0, 0), (0, slots - num_nodes)), constant_values=value)
-    by_subset, counts = (
+    by_subset, of_subsets = (
         np.array([[getattr(subset, name) for subset in of_nodes] for of_nodes in subsets]).reshape(-1, num_nodes)
         for name in ("statistic", "log_num_splits")
     )
-    by_subset, counts = filled(by_subset, 0), filled(counts, -np.inf)
+    by_subset, of_subsets = filled(by_subset, 0), filled(of_subsets, -np.inf)
     largest = np.max([cuts.statistic, *by_subset], axis=0)
-    if search.correction == "none":
-        return np.asarray(levene.log_p_value(largest, cuts.num_rows))[:num_nodes]
-    bound = partial(multiplicity.miller_siegmund, num_rows=cuts.num_rows, min_leaf=search.min_leaf)
-    if search.correction == "miller-siegmund":
-        counts = np.concatenate([cuts.log_num_splits, counts.T], axis=1)
-        is_ordered = np.arange(counts.shape[1]) < cuts.log_num_splits.shape[1]
-        return np.asarray(bound(largest, log_num_splits=counts, ordered=is_ordered))[:num_nodes]
-    options = _cut_options(problem, search)
-    permuted = multiplicity.permutation_log_p(problem.ordered, residuals, nodes, key=key, **options)
-    if not subsets:
-        return np.asarray(permuted)[:num_nodes]
-    # Bonferroni over the two kinds of columns.
-    of_subsets = bound(by_subset.max(axis=0), log_num_splits=counts.T, ordered=np.zeros(len(subsets), bool))
-    return np.minimum(math.log(2) + np.minimum(permuted, of_subsets), 0)[:num_nodes]
+    counts = np.concatenate([cuts.log_num_splits, of_subsets.T], axis=1)
+    is_ordered = np.arange(counts.shape[1]) < cuts.log_num_splits.shape[1]
+    if search.correction == "none":  # a single split
+        counts, is_ordered = np.zeros_like(counts[:, :1]), np.zeros(1, bool)
+    options = {"num_rows": cuts.num_rows, "min_leaf": search.min_leaf}
+    bound = partial(multiplicity.miller_siegmund, **options)
+    critical_value = multiplicity.miller_siegmund_quantile(
+        math.log(1 - _CONFIDENCE_LEVEL), log_num_splits=counts, ordered=is_ordered, **options
+    )
+    if search.correction != "permutation":
+        log_p = bound(largest, log_num_splits=counts, ordered=is_ordered)
+    else:
+        log_p = multiplicity.permutation_log_p(
+            problem.ordered, residuals, nodes, key=key, **_cut_options(problem, search)
+        )
+        if subsets:  # Bonferroni over the two kinds of columns
+            by_bound = bound(by_subset.max(axis=0), log_num_splits=of_subsets.T, ordered=np.zeros(len(subsets), bool))
+            log_p = np.minimum(math.log(2) + np.minimum(log_p, by_bound), 0)
+    return np.asarray(log_p)[:num_nodes], np.asarray(critical_value)[:num_nodes]
 
 
 def _slots(problem: _Problem, search: _Search) -> int:
@@ -562,20 +655,40 @@ def _slots(problem: _Problem, search: _Search) -> int:
 def _split_residuals(
     problem: _Problem, training: _Training, rows: list[np.ndarray], slots: int, key: PRNGKeyArray
 ) -> list[np.ndarray]:
-    """The residuals of networks trained on the rows of every node (section IV-B)."""
-    seed, keys = _seed_and_keys(key, slots)
-    lists = _divide(rows, slots, training.splitting.validation_fraction, problem.target.shape[0], int(seed))
+    """The residuals of networks trained on the rows of every node (section IV-B), out of fold if there are folds."""
+    seed, keys = _seed_and_keys(key, slots * training.num_folds)
+    if training.num_folds > 1:
+        lists = _divide_in_folds(rows, slots, training.num_folds, problem.target.shape[0], int(seed))
+    else:
+        lists = _divide(rows, slots, training.splitting.validation_fraction, problem.target.shape[0], int(seed))
     parts = _train_splitting(problem.inputs, problem.target, lists, keys, training.splitting)
     parts, lists = jax.tree.map(np.asarray, (parts, lists))
-    all_numbers, counts = (lists.train, lists.validation), (lists.num_train, lists.num_validation)
+    tested = [(parts[1], lists.validation, lists.num_validation)]
+    if training.num_folds == 1:
+        tested.append((parts[0], lists.train, lists.num_train))
     whole = np.zeros(problem.target.shape, problem.target.dtype)
     found = []
-    for k, node_rows in enumerate(rows):
+    for node, node_rows in enumerate(rows):
         # Nodes of several members may share rows; each is read before the next one is written.
-        for part, numbers, count in zip(parts, all_numbers, counts, strict=True):
-            whole[numbers[k, : count[k]]] = part[k, : count[k]]
+        for k in range(node * training.num_folds, (node + 1) * training.num_folds):
+            for part, numbers, count in tested:
+                whole[numbers[k, : count[k]]] = part[k, : count[k]]
         found.append(whole[node_rows])
     return found
+
+
+def _divide_in_folds(rows: list[np.ndarray], slots: int, num_folds: int, num_rows: int, seed: int) -> _Lists:
+    """The rows of every node in random folds: a list for each fold of a node, with the fold to stop by."""
+    rng = np.random.default_rng(seed)
+    train, validation = [], []
+    for part in rows:
+        folds = np.array_split(rng.permutation(part), num_folds)
+        # Of fewer rows than folds nothing is trained for those that are empty.
+        validation += folds
+        train += [
+            np.concatenate([*folds[:k], *folds[k + 1 :]]) if len(folds[k]) else folds[k] for k in range(num_folds)
+        ]
+    return _padded(train, validation, slots * num_folds, (num_rows - num_rows // num_folds, -(-num_rows // num_folds)))
 
 
 def _divide(
@@ -593,21 +706,25 @@ def _divide(
     rows, and as long as all rows or as a quarter, a sixteenth, ... of them.
     """
     rng = np.random.default_rng(seed)
-    orders = [rng.permutation(part) for part in rows] + [np.empty(0, int)] * (slots - len(rows))
-    sizes = [num_train(len(order), fraction) if len(order) else 0 for order in orders]
+    orders = [rng.permutation(part) for part in rows]
+    sizes = [num_train(len(order), fraction) for order in orders]
     if held_out is not None:
         orders = [order[np.argsort(held_out[order], kind="stable")] for order in orders]
         known = [np.count_nonzero(~held_out[order]) for order in orders]
         sizes = [k if 0 < k < len(o) else size for k, o, size in zip(known, orders, sizes, strict=True)]
-    parts = zip(*(np.split(order, [size]) for order, size in zip(orders, sizes, strict=True)), strict=True)
-    most = num_train(num_rows, fraction), num_rows - num_train(num_rows, fraction)
+    train, validation = zip(*(np.split(order, [size]) for order, size in zip(orders, sizes, strict=True)), strict=True)
+    return _padded(train, validation, slots, (num_train(num_rows, fraction), num_rows - num_train(num_rows, fraction)))
+
+
+def _padded(train: Sequence[np.ndarray], validation: Sequence[np.ndarray], slots: int, most: tuple[int, int]) -> _Lists:
+    """Lists of rows as arrays: as many as `slots`, and as long as `most`, or a quarter, a sixteenth, ... of it."""
     padded = []
-    for part, length in zip(parts, most, strict=True):
-        counts = [len(numbers) for numbers in part]
+    for part, length in zip((train, validation), most, strict=True):
+        counts = [len(numbers) for numbers in part] + [0] * (slots - len(part))
         while -(-length // 4) >= max(counts):
             length = -(-length // 4)
         lists = np.zeros((slots, length), np.int32)
-        for padded_numbers, numbers in zip(lists, part, strict=True):
+        for padded_numbers, numbers in zip(lists, part, strict=False):
             padded_numbers[: len(numbers)] = numbers
         padded += [jax.device_put(lists), jax.device_put(np.array(counts, np.int32))]
     return _Lists(*padded)

@@ -188,7 +188,7 @@ def fit(
         key: random key of the ranks that rule="randomized" draws. `ConformalCalibrator` says which draws are the same
             in all calls.
         by: labels of groups [L], numbers or strings, or a function of x that gives them, such as those of
-            `jaxcal.labels` and `usnrt.USNRT.leaves`; not with rule="randomized" or score="cdf". Labels that are an
+            `jaxcal.labels` and `usnrt.USNRT.apply`; not with rule="randomized" or score="cdf". Labels that are an
             array here are given again at the call, `module(x, base, by=labels)`.
         weights: of the rows [L], not negative, or a function of x that gives them; likewise. For a shift of the inputs
             they are proportional to the density of the new inputs over that of the calibration inputs.

@@ -232,10 +232,10 @@ def tree(
         write(start, row, _shortened(branch.condition or "all", room))
         cells = [f"{branch.num_rows}", "", ""]
         if branch.below:
-            ratio = "{:.2f} ({:.2f} to {:.2f})".format(branch.std_ratio, *branch.std_ratio_interval)
-            cells[1:] = f"{branch.statistic:.1f}", ratio
+            low, high = branch.std_ratio_interval
+            cells[1:] = f"{branch.statistic:.1f}", f"{branch.std_ratio:.2f} ({low:.2f} to {high:.2f})"
         else:
-            width = 0.12 * branch.rmse / longest
+            width = float(0.12 * branch.rmse / longest)
             write(_TREE_COLUMNS[-1], row, f"{branch.leaf}", color="0.4")
             ax.barh(row, width, left=_TREE_COLUMNS[-1] + 0.03, height=0.6, color=_BLUE)
             write(_TREE_COLUMNS[-1] + 0.035 + width, row, f"{branch.rmse:.3g}")

@@ -216,7 +216,7 @@ def test_miller_siegmund():
     splits = np.full(9, 7.0)
     quantile = multiplicity.miller_siegmund_quantile(np.log(0.05), 2000, splits, min_leaf=200)
     np.testing.assert_allclose(multiplicity.miller_siegmund(quantile, 2000, splits, min_leaf=200), np.log(0.05), 1e-3)
-    alone = multiplicity.miller_siegmund_quantile(np.log(0.05), 50, np.zeros(1), min_leaf=5, ordered=False)
+    alone = multiplicity.miller_siegmund_quantile(np.log(0.05), 50, np.zeros(1), min_leaf=5, ordered=np.array([False]))
     np.testing.assert_allclose(alone, scipy.stats.t.isf(0.025, 48), rtol=1e-4)
     # A bound above 1 says nothing.
     assert float(multiplicity.miller_siegmund(0.5, 2000, many, min_leaf=200)) == 0.0

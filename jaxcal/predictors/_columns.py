@@ -67,7 +67,7 @@ class Columns(eqx.Module):
             is_known = known[np.minimum(place, len(known) - 1)] == labels
             if unseen == "error" and not is_known.all():
                 raise ValueError(
-                    f"column {name!r} of x holds {labels[~is_known][0]!r}, which is none of the {len(known)} "
+                    f"column {name!r} of x holds {str(labels[~is_known][0])!r}, which is none of the {len(known)} "
                     "categories it was fitted on; unseen='majority' takes the most frequent category in its place."
                 )
             # Small integers leave the dtype of other columns alone.

@@ -144,20 +144,20 @@ def test_members_may_be_grown_one_before_the_other():
     assert np.isfinite(ensemble(x).std).all()
 
 
-def test_500_rows_are_split_by_default():
+def test_leaves_of_100_of_500_rows_are_found():
     rng = np.random.default_rng(2)
     x = rng.uniform(-1, 1, (500, 2)).astype(FLOAT)
     y = (x[:, 0] + np.where(x[:, 1] > 0.2, 1.0, 0.1) * rng.normal(size=500)).astype(FLOAT)
-    tree = usnrt.fit(x, y, key=KEY, max_epochs=15)
+    tree = usnrt.fit(x, y, key=KEY, min_leaf=100, max_epochs=15)
     assert tree.trees.feature[0, 0] == 1
     assert min(tree.leaf_table()["num_rows"]) >= 100
 
 
 def test_too_few_rows_for_a_split_are_told():
     rng = np.random.default_rng(2)
-    x, y = rng.normal(size=(199, 2)).astype(FLOAT), rng.normal(size=199).astype(FLOAT)
-    with pytest.warns(UserWarning, match="min_leaf='auto' splits 200 rows and more; of 199 rows the tree is one leaf"):
-        usnrt.fit(x, y, key=KEY, max_epochs=1)
+    x, y = rng.normal(size=(1999, 1)).astype(FLOAT), rng.normal(size=1999).astype(FLOAT)
+    with pytest.warns(UserWarning, match="'auto' splits 2000 rows and more; of 1999 rows the tree is one leaf"):
+        usnrt.fit(x, y, key=KEY, max_epochs=1, hidden=(2,))
 
 
 def test_residuals_are_tested_out_of_fold():

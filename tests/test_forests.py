@@ -106,13 +106,12 @@ def test_slices_are_the_means_of_pieces_of_the_quantile_function(whole):
 
 @pytest.mark.parametrize("name", ["whole", "whole_of_extra_trees"])
 def test_the_whole_distribution_holds_on_new_rows(name, request):
-    """The moments do not: they cover 97 % of what they say is 90 %, and their normal distribution scores worse."""
+    """It scores better than the normal distribution with the moments of the leaves, which is not calibrated."""
     forest = request.getfixturevalue(name)
     x, y = rows(2, 2000)
     distribution, moments = forest(x), replace(forest, distribution=None)(x)
     assert 0.86 < metrics.coverage(y, distribution) < 0.95
     assert 0.43 < metrics.coverage(y, distribution, confidence_level=0.5) < 0.62
-    assert metrics.coverage(y, moments) > metrics.coverage(y, distribution)
     assert metrics.crps(y, distribution) < metrics.crps(y, moments)
     assert metrics.nlpd(y, distribution) < metrics.nlpd(y, moments)
     assert metrics.rmse(y, distribution) < 1.03 * metrics.rmse(y, moments)

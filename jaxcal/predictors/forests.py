@@ -185,7 +185,7 @@ def of_trees(trees: "ForestRegressor", x: ArrayLike, y: ArrayLike) -> "Forest":
     y = _checks.as_vector("y", y, length=x.shape[0])
     _checks.check_varies("y is", y)
     model = {name: kind for kind, name in _FORESTS.items()}[type(trees).__name__]
-    forest = Forest(model, trees, Standardizer.identity(y), trees.n_features_in_)
+    forest = Forest(model, trees, Standardizer.identity(y), x.shape[1])
     forest.in_bag(x, y)  # raises where the rows are others
     y_scaler = Standardizer.of(y)
     return _by_out_of_bag(forest, np.asarray(x, float), np.asarray(y_scaler(y), float), y_scaler)

@@ -52,25 +52,29 @@ def data():
     return [draw(rng, size) for size in (60, 49, 100)]
 
 
+def values(distribution):
+    """Its quantiles, whether those beyond them are infinite or not."""
+    return getattr(distribution, "finite", distribution).values
+
+
 def fit(data, **options):
-    (x_train, y_train), (x, y), _ = data
+    (x_train, y_train), (x, y) = data[:2]
     given = {"y_train": y_train, "kernel": KERNEL, **options}
     return sharp_gp.fit(x, Point(mean(x)), y, x_train=x_train, **given)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_exactly_j_calibration_rows_lie_at_or_below_level_j(data, form):
-    """And no quantiles cross, in any row."""
-    fitted = fit(data, **form)
-    x, y = data[1]
-    distribution = fitted(x, Point(mean(x)))
-    levels = np.arange(5, 46, 5) / 50
-    values = np.asarray(distribution.icdf(levels))
+    """At all ranks, some of which are multiples of 1 / 200 and some not; and no quantiles cross, in any row."""
+    x, y = (rows[:47] for rows in data[1])
+    fitted = fit([data[0], (x, y)], **form)
+    ranks = np.arange(1, 48)
+    found = np.asarray(fitted(x, Point(mean(x))).icdf(ranks / 48))
     # The row of rank j lies on its own quantile: rounding decides on which side.
-    slack = EXACT * np.abs(values).max()
-    for j, value in zip(range(5, 46, 5), values.T, strict=True):
-        assert (y < value - slack).sum() <= j <= (y <= value + slack).sum()
-    new = np.asarray(fitted(data[2][0], Point(mean(data[2][0]))).values)
+    slack = EXACT * np.abs(found).max()
+    assert ((y[:, None] < found - slack).sum(axis=0) < ranks).all()
+    assert ((y[:, None] <= found + slack).sum(axis=0) >= ranks).all()
+    new = np.asarray(values(fitted(data[2][0], Point(mean(data[2][0])))))
     assert (np.diff(new, axis=1) >= 0).all()
 
 
@@ -123,12 +127,35 @@ def test_kernel_is_found_where_none_is_given(data):
 
 
 def test_calibration_rows_that_are_training_rows_raise_a_warning(data):
-    (x, y), _, _ = data
-    with pytest.warns(UserWarning, match="all calibration rows are among the training rows"):
-        sharp_gp.fit(x[::-1], Point(mean(x[::-1])), y[::-1], x_train=x, y_train=y, kernel=KERNEL)
-    # One row of another kind is enough for none.
-    other = np.append(y[1:], 0.0)
-    sharp_gp.fit(x, Point(mean(x)), other, x_train=x, y_train=y, kernel=KERNEL)
+    (x, y), (new, y_new), _ = data
+    again = partial(sharp_gp.fit, x_train=x, y_train=y, kernel=KERNEL)
+    with pytest.warns(UserWarning, match="60 of 60 calibration rows are among the training rows"):
+        again(x[::-1], Point(mean(x[::-1])), y[::-1])
+    some, y_some = np.concatenate([new, x[:20]]), np.concatenate([y_new, y[:20]])
+    with pytest.warns(UserWarning, match="20 of 69 calibration rows are among the training rows"):
+        again(some, Point(mean(some)), y_some)
+    # Given in another precision they are the same rows.
+    with pytest.warns(UserWarning, match="60 of 60 calibration rows are among the training rows"):
+        again(x.astype(np.float32), Point(mean(x)), y.astype(np.float32))
+    # The inputs alone may be the same.
+    again(x, Point(mean(x)), np.append(y[1:], 0.0))
+
+
+def test_rows_that_are_often_repeated_raise_no_warning():
+    """As where inputs and target are whole numbers."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(3, size=(200, 2)), rng.integers(4, size=200)
+    base = Point(x[100:].mean(axis=1))
+    sharp_gp.fit(x[100:], base, y[100:], x_train=x[:100], y_train=y[:100], kernel=KERNEL)
+
+
+def test_little_noise_is_not_raised_in_silence(data):
+    """In 32 bits: what rounding adds to the noise ratio is small, or a warning says what it hides."""
+    in_32_bits = [tuple(rows.astype(np.float32) for rows in part) for part in data]
+    fitted = fit(in_32_bits, kernel=sharp_gp.Kernel(np.float32(1), np.float32(1e-4)), levels=0.9)
+    np.testing.assert_allclose(fitted.noise_ratio, 1e-4, rtol=0.2)
+    with pytest.warns(UserWarning, match="hardly greater than what rounding in float32 hides"):
+        fit(in_32_bits, kernel=sharp_gp.Kernel(np.float32(10), np.float32(1e-7)), levels=0.9)
 
 
 def test_target_of_the_training_rows_is_not_needed_to_fit_on_calibration_rows(data):
@@ -141,7 +168,7 @@ def test_sparse_variance_with_all_rows_is_the_exact_one(data):
     exact, sparse = fit(data), fit(data, num_inducing=60)
     base = Point(mean(data[2][0]))
     np.testing.assert_allclose(
-        sparse(data[2][0], base).values, exact(data[2][0], base).values, atol=1e-4 if X64 else 0.1
+        values(sparse(data[2][0], base)), values(exact(data[2][0], base)), atol=1e-4 if X64 else 0.1
     )
 
 
@@ -154,7 +181,7 @@ def test_degenerate_inputs(data, column):
     else:
         x_train, y_train, kernel = np.repeat(x_train, 3, axis=0), np.repeat(y_train, 3), KERNEL
     fitted = sharp_gp.fit(x, Point(mean(x)), y, x_train=x_train, y_train=y_train, kernel=kernel)
-    assert np.isfinite(fitted(new, Point(mean(new))).values).all()
+    assert np.isfinite(values(fitted(new, Point(mean(new))))).all()
 
 
 def test_few_rows_carry_few_levels(data):
@@ -169,13 +196,42 @@ def test_few_rows_carry_few_levels(data):
         fit(data, levels=(0.5, 0.99))
 
 
+def test_levels_beyond_the_calibration_rows_are_infinite(data):
+    """As those of conformal intervals; in the paper's algorithm they are those of the outermost level."""
+    (x, y), new = (data[1][0][:39], data[1][1][:39]), data[2][0]
+    some = [data[0], (x, y)]
+    distribution = fit(some)(new, Point(mean(new)))
+    assert np.isfinite(distribution.interval(0.95)).all()
+    assert np.isfinite(distribution.icdf(np.array([0.025, 0.975]))).all()
+    with pytest.warns(UserWarning, match=r"39 calibration rows are too few for .* at least 199: the quantile is inf"):
+        lower, upper = distribution.interval(0.99)
+    assert (lower == -np.inf).all()
+    assert (upper == np.inf).all()
+    with pytest.warns(UserWarning, match="at least 99: the quantile is infinite"):
+        outer = distribution.icdf(0.99)
+    assert (outer == np.inf).all()
+    assert np.isfinite(distribution.mean).all()
+    paper = fit(some, preset="paper")(new, Point(mean(new)))
+    np.testing.assert_array_equal(paper.icdf(0.999), paper.icdf(0.975))
+
+
+@pytest.mark.parametrize("number", [9, 19, 29])
+def test_the_outermost_level_is_finite_however_it_is_rounded(data, number):
+    some = [data[0], tuple(rows[:number] for rows in data[1])]
+    distribution = fit(some)(data[2][0], Point(mean(data[2][0])))
+    ends = np.array([1, number]) / (number + 1)
+    for levels in (ends, 1 - ends):
+        assert np.isfinite(distribution.icdf(levels)).all()
+    assert np.isfinite(distribution.interval((number - 1) / (number + 1))).all()
+
+
 def upper_end(x, mean_of_x, y, x_train, y_train, lengthscale=None, noise_ratio=None, **options):
     """Of intervals at three rows, as a function of all that is fitted to."""
     kernel = None if lengthscale is None else sharp_gp.Kernel(lengthscale, noise_ratio)
     fitted = sharp_gp.fit(
         x, Point(mean_of_x), y, x_train=x_train, y_train=y_train, kernel=kernel, levels=(0.2, 0.8), **options
     )
-    return (fitted(x_train[:3] + 0.1, Point(jnp.zeros(3))).values @ jnp.arange(1.0, 1 + len(fitted.grid))).sum()
+    return (values(fitted(x_train[:3] + 0.1, Point(jnp.zeros(3)))) @ jnp.arange(1.0, 1 + len(fitted.grid))).sum()
 
 
 @pytest.mark.skipif(not X64, reason="differences need float64")

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import warnings
+from operator import itemgetter
 from pathlib import Path
 
 import equinox as eqx
@@ -122,19 +123,24 @@ def reference(x, base, y) -> float:
     draw = lambda name: rng.uniform(*np.log(RANGES[name]), size=NUM_STARTS)
     parts = [SquaredExponential(draw("variance"), draw("lengthscale") + spacing) for spacing in spacings]
     initial = Model(IOKernel(*parts), draw("noise"))
-    values = climb(jax.tree.map(jnp.asarray, initial), data)
-    return float(np.nanmax(values))
+    starts = jax.tree.map(lambda values: jnp.asarray(values)[:, None], initial)
+    return max(climb(jax.tree.map(itemgetter(number), starts), data) for number in range(NUM_STARTS))
 
 
 @eqx.filter_jit
-def climb(initial, data):
-    """The evidence that is reached from every initial value; NaN where it is not sane."""
-    from jaxcal.gp import exact
-    from jaxcal.gp.model import as_vector, one_of
+def maximized(initial, data):
+    """The process that is climbed to from one initial value."""
+    from jaxcal.gp.fit import maximize_evidence
+    from jaxcal.gp.options import Options
 
-    model_of = as_vector(one_of(initial))[1]
-    vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(initial)
-    return exact._climb_each(vectors, jnp.full(NUM_STARTS, 200), model_of, data, 0.0, TOLERANCE).values
+    options = Options.of(data.number, bound="exact", max_iterations=200, tolerance=TOLERANCE)
+    return maximize_evidence(lambda *_: initial, data, options)
+
+
+def climb(initial, data) -> float:
+    """The evidence that is reached from one initial value; minus infinity where it is not sane."""
+    process = maximized(initial, data)
+    return -np.inf if process.result == jc.optimize.Result.NOT_FINITE else float(process.evidence)
 
 
 def records(path: Path) -> list[dict]:

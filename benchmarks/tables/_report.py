@@ -127,6 +127,19 @@ def write_csv(path: Path, records: Sequence[dict], columns: Sequence[str]) -> No
             writer.writerow([*(_compact(record.get(name, "")) for name in columns), numbers[_origin(record)]])
 
 
+def read_csv(path: Path) -> list[dict]:
+    """The runs that `write_csv` wrote, with where they come from."""
+    origins, lines = {}, []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# origin "):
+            number, _, named = line.removeprefix("# origin ").partition(": ")
+            values = [value.removeprefix(f"{name} ") for name, value in zip(PROVENANCE, named.split(", "), strict=True)]
+            origins[number] = dict(zip(PROVENANCE, values, strict=True))
+        else:
+            lines.append(line)
+    return [{**row, **origins[row.pop("origin")], "seed": int(row["seed"])} for row in csv.DictReader(lines)]
+
+
 def write(path: Path, records: Sequence[dict], columns: Sequence[str], text: str) -> None:
     """Every run as CSV, the text as Markdown beside it, and where they are."""
     write_csv(path, records, columns)

@@ -11,6 +11,8 @@ from benchmarks.tables import _report
 OURS = ("Ours", "line", "exact", "exact ARD")
 RIVALS = ("RK", "RV", "RM", "NN", "B")
 METHODS = (*OURS, *RIVALS)
+# What every sentence sets them beside.
+BESIDE = ("RK", "NN", "B")
 PUBLISHED_AS = ("Ours", *RIVALS)
 METRICS = {
     "ece": "ECE",
@@ -35,7 +37,7 @@ density of a distribution of quantiles explodes where they touch; the paper does
 coverage* are stretched about their middles until 95 % of the test rows of the run lie inside, one factor a run: what is
 left of the differences in width when nobody covers too little. *Ours* is the paper's algorithm (`preset="paper"`),
 *line* the same with common multiples of the lengthscales. *exact* and *exact ARD* choose lengthscales by the training
-rows, which keeps the guarantee of coverage; *exact* is jaxcal's default. *RK* is isotonic with normal tails, *RV* the
+rows, which keeps the coverage guarantee; *exact* is jaxcal's default. *RK* is isotonic with normal tails, *RV* the
 randomized and *RM* the variance-free calibrator of `conformal`, *NN* `neural_quantiles` as in the paper, *B* the base
 itself. The base *evidence* is the Gaussian process of the greatest evidence; *noise 8* one whose noise variance is held
 at 8, about what the published row B shows."""
@@ -65,17 +67,14 @@ def markdown(records: Sequence[dict], datasets: Sequence[str], bases: Sequence[s
 
 def findings(runs: _report.Runs, names: Sequence[str], base: str) -> str:
     """What of the paper's claims holds with a base, in plain sentences."""
-    mean = lambda name, method, metric: runs.mean(name, base, method, metric)
     lines = []
     for method in OURS:
-        coverage = [100 * mean(name, method, "coverage") for name in names]
-        short = [name for name in names if covers_too_little(runs, name, base, method)]
         lines.append(
-            f"*{method}*: its 95 % intervals differ in width from RK's by "
-            f"{ratios(runs, names, base, method, 'width')}. They cover {min(coverage):.1f} to {max(coverage):.1f} %, "
-            f"less than 95 % by more than two standard errors on {len(short)} of {len(names)} sets "
-            f"({', '.join(short) or 'none'}). At equal coverage they differ by "
-            f"{ratios(runs, names, base, method, 'width_at_coverage')}."
+            f"*{method}*: its 95 % intervals differ in width from {compared(runs, names, base, method, 'width')}. "
+            f"They cover {coverages(runs, names, base, method)}, {short_of(runs, names, base, method)}; "
+            f"{', '.join(f'{rival} {coverages(runs, names, base, rival)}' for rival in BESIDE)}. At equal coverage "
+            f"they differ from {compared(runs, names, base, method, 'width_at_coverage')}. Its NLL is worse than "
+            f"{' and '.join(worse(runs, names, base, method, rival) for rival in BESIDE)}."
         )
     rivals = [name for name in names if within_a_standard_error(runs, name, base)]
     lines.append(
@@ -85,10 +84,15 @@ def findings(runs: _report.Runs, names: Sequence[str], base: str) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def ratios(runs: _report.Runs, names: Sequence[str], base: str, method: str, metric: str) -> str:
-    """By how much a method's mean widths differ from RK's over the data sets."""
+def compared(runs: _report.Runs, names: Sequence[str], base: str, method: str, metric: str) -> str:
+    """By how much a method's mean widths differ from those of the methods that stand beside it."""
+    return ", from ".join(f"{rival}'s by {ratios(runs, names, base, method, rival, metric)}" for rival in BESIDE)
+
+
+def ratios(runs: _report.Runs, names: Sequence[str], base: str, method: str, rival: str, metric: str) -> str:
+    """By how much a method's mean widths differ from a rival's over the data sets."""
     fractions = np.array(
-        [runs.mean(name, base, method, metric) / runs.mean(name, base, "RK", metric) - 1 for name in names]
+        [runs.mean(name, base, method, metric) / runs.mean(name, base, rival, metric) - 1 for name in names]
     )
     narrower, wider = (fractions < -MARGIN).sum(), (fractions > MARGIN).sum()
     least, median, greatest = 100 * np.quantile(fractions, (0, 0.5, 1))
@@ -96,6 +100,26 @@ def ratios(runs: _report.Runs, names: Sequence[str], base: str, method: str, met
         f"{median:+.0f} % in the median, {least:+.0f} to {greatest:+.0f} % (narrower by more than "
         f"{MARGIN:.0%} on {narrower}, wider on {wider} of {len(names)})"
     )
+
+
+def coverages(runs: _report.Runs, names: Sequence[str], base: str, method: str) -> str:
+    coverage = [100 * runs.mean(name, base, method, "coverage") for name in names]
+    return f"{min(coverage):.1f} to {max(coverage):.1f} %"
+
+
+def short_of(runs: _report.Runs, names: Sequence[str], base: str, method: str) -> str:
+    """Where a method's intervals cover too little."""
+    short = [name for name in names if covers_too_little(runs, name, base, method)]
+    return (
+        f"less than 95 % by more than two standard errors on {len(short)} of {len(names)} sets "
+        f"({', '.join(short) or 'none'})"
+    )
+
+
+def worse(runs: _report.Runs, names: Sequence[str], base: str, method: str, rival: str) -> str:
+    """Where a method's mean NLL is above a rival's."""
+    found = [name for name in names if runs.mean(name, base, method, "nll") > runs.mean(name, base, rival, "nll")]
+    return f"{rival}'s on {len(found)} of {len(names)} sets ({', '.join(found) or 'none'})"
 
 
 def covers_too_little(runs: _report.Runs, name: str, base: str, method: str) -> bool:

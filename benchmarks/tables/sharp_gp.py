@@ -5,7 +5,7 @@ process, is trained on the first, every method fitted on the second, and all mea
 the process of the greatest evidence, and one whose noise is held at eight times the target's variance, since the
 published row B is as wide as that. Inputs and target are in standard deviations of the training rows. Finished jobs are
 kept in `runs/`; a script that was stopped goes on where it was. `--report` makes the table of `results/` from what is
-finished, also while another process still runs.
+finished, also while another process still runs; where nothing is, from the runs in `results/`.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import ArrayLike
 
 import jaxcal as jc
-from benchmarks.tables import _jobs, _sharp_gp_report
+from benchmarks.tables import _jobs, _report, _sharp_gp_report
 from jaxcal.functional import gp, kernels, linalg
 from jaxcal.optimize import minimize
 
@@ -34,7 +34,7 @@ CONFIDENCE, NUM_LEVELS = 0.95, 21
 
 def main() -> None:
     arguments = _jobs.parser(__doc__, DATASETS, RUNS, RUNS_OF_LARGE).parse_args()
-    runs = arguments.out / "runs" / "sharp_gp_table1.jsonl"
+    runs, result = (arguments.out / name for name in ("runs/sharp_gp_table1.jsonl", "results/sharp_gp_table1.csv"))
     if not arguments.report:
         # By runs from the outside, so that a sweep that is stopped has some of everything.
         jobs = [
@@ -45,7 +45,9 @@ def main() -> None:
             if seed < RUNS_OF_LARGE.get(name, RUNS) and (base == BASES[0] or name not in SPARSE_SETS)
         ]
         _jobs.run(run_job, jobs, runs, arguments.workers)
-    _sharp_gp_report.write(_jobs.finished(runs), DATASETS, BASES, arguments.out / "results" / "sharp_gp_table1.csv")
+    is_rewritten = arguments.report and not runs.exists()
+    records = _report.read_csv(result) if is_rewritten else _jobs.finished(runs)
+    _sharp_gp_report.write(records, DATASETS, BASES, result)
 
 
 class Part(NamedTuple):

@@ -1,6 +1,8 @@
 """What calibrators share: checks of the base predictions, their errors, and the table of sorted errors."""
 
+import math
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -280,14 +282,22 @@ def check_not_out_of_fold(out_of_fold: bool) -> None:
         )
 
 
-def are_among(x: Array, y: Array, known_x: Array, known_y: Array) -> bool:
-    """Whether every row (x, y) is one of the others; False where a value is unknown."""
-    if _checks.is_traced(x, y, known_x, known_y):
-        return False
-    rows, known = (np.column_stack(each).astype(float) for each in ((x, y), (known_x, known_y)))
-    if not (known == rows[:1]).all(axis=1).any():  # so it is almost always, and costs little
-        return False
-    return {row.tobytes() for row in rows} <= {row.tobytes() for row in known}
+def num_among(rows: tuple[Array, Array], known: tuple[Array, Array]) -> int:
+    """How many of the rows (x, y) are among the known ones; 0 where chance explains that, or a value is unknown.
+
+    Of rows of one distribution as many are among the known ones as those have a twin among themselves. Chance explains
+    up to three standard deviations more.
+    """
+    if _checks.is_traced(*rows, *known):
+        return 0
+    dtype = min((array.dtype for array in (*rows, *known)), key=lambda dtype: dtype.itemsize)
+    # -0 and 0 are one number.
+    keys_of = lambda part: [row.tobytes() for row in np.column_stack(part).astype(dtype) + np.zeros((), dtype)]
+    keys, counts = keys_of(rows), Counter(keys_of(known))
+    number, twins = sum(key in counts for key in keys), sum(count for count in counts.values() if count > 1)
+    expected = (twins + 1) / (counts.total() + 2)
+    usual = len(keys) * expected + 3 * math.sqrt(len(keys) * expected * (1 - expected))
+    return number if number > usual else 0
 
 
 def warn_without_width(z: Float[Array, " l"]) -> None:

@@ -27,7 +27,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators import _groups
-from jaxcal.calibrators._base import are_among, as_rows, check_base, error_scale, rows_that_count
+from jaxcal.calibrators._base import as_rows, check_base, error_scale, num_among, rows_that_count
 from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
@@ -364,9 +364,10 @@ def _join(rows: _Rows, validation: _Rows) -> _Rows:
                 "jaxcal.out_of_fold.",
                 stacklevel=3,
             )
-        if are_among(validation.x, validation.y, rows.x, rows.y):
+        if known := num_among((validation.x, validation.y), (rows.x, rows.y)):
             warnings.warn(
-                "all rows of validation are among those that are fitted to: they do not show when to stop.",
+                f"{known} of {validation.y.shape[0]} rows of validation are among those that are fitted to: they do "
+                "not show when to stop.",
                 stacklevel=3,
             )
     if rows.weights is not None or validation.weights is not None:

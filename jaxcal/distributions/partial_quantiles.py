@@ -4,12 +4,20 @@
 
 import warnings
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution, as_rows, check_confidence_level, check_share
+from jaxcal.distributions._base import (
+    Distribution,
+    as_rows,
+    check_confidence_level,
+    check_share,
+    outer_levels,
+    warn_if_too_few,
+)
 from jaxcal.distributions.piecewise import Quantiles
 
 
@@ -24,6 +32,7 @@ class PartialQuantiles(Distribution):
         values: [n, k], finite and not decreasing along a row.
         lowest: [n], the level below which the quantile of a row is -inf; 0 where none is.
         highest: [n], the level above which it is +inf; 1 where none is.
+        num_calibration: how many calibration rows bound the levels, of all rows alike; None where rows differ.
 
     Example:
         >>> levels, values = jnp.array([0.1, 0.25, 0.75, 0.9]), jnp.array([[-3.0, -1.0, 1.0, 2.0]])
@@ -35,6 +44,7 @@ class PartialQuantiles(Distribution):
     finite: Quantiles
     lowest: Float[Array, "*n"]
     highest: Float[Array, "*n"]
+    num_calibration: int | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -42,11 +52,13 @@ class PartialQuantiles(Distribution):
         values: Real[ArrayLike, "..."],
         lowest: Real[ArrayLike, "..."],
         highest: Real[ArrayLike, "..."],
+        num_calibration: int | None = None,
     ):
         self.finite = Quantiles(levels, values)
         self.lowest, self.highest, _ = as_rows(lowest=lowest, highest=highest, values=self.finite.values[:, 0])
         check_share("lowest", self.lowest)
         check_share("highest", self.highest)
+        self.num_calibration = num_calibration
 
     @property
     def mean(self) -> Float[Array, "*n"]:
@@ -82,10 +94,14 @@ class PartialQuantiles(Distribution):
         """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2."""
         check_confidence_level(confidence_level)
         ends = [self._quantiles(jnp.asarray(p)) for p in ((1 - confidence_level) / 2, (1 + confidence_level) / 2)]
-        self._warn_of_levels(confidence_level, jnp.stack(ends, axis=-1))  # an end may be infinite without the other
+        # An end may be infinite without the other.
+        self._warn_of_levels((1 + confidence_level) / 2, jnp.stack(ends, axis=-1))
         return ends[0], ends[1]
 
     def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
+        if self.num_calibration is not None:
+            warn_if_too_few(self.num_calibration, outer_levels(p))
+            return
         if _checks.is_traced(values):
             return
         infinite = np.isinf(np.asarray(values))

@@ -56,6 +56,7 @@ from jaxcal.predictors import (
     gaussian_process,
     mlp,
     neural_process,
+    quantile_boosting,
     usnrt,
     variance_network,
 )
@@ -106,6 +107,7 @@ __all__ = [
     "out_of_fold",
     "pipeline",
     "plots",
+    "quantile_boosting",
     "rio",
     "sharp_gp",
     "usnrt",

@@ -1,15 +1,17 @@
-"""NGBoost and forests: against the package itself and a loop over leaves, and their answers to bad input."""
+"""NGBoost and forests: against the package itself, a loop over leaves and new rows, and their answers to bad input."""
 
 import pickle
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcal import conformal, cross_conformal, metrics
+from jaxcal import Normal, conformal, cross_conformal, isotonic, metrics
 from jaxcal.predictors import forests
+from jaxcal.predictors._quantile_forest import Shape
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -29,7 +31,7 @@ NEW, NEW_Y = rows(1)
 
 @pytest.fixture(scope="module", params=["random_forest", "extra_trees"])
 def forest(request):
-    return forests.fit(X, Y, key=KEY, model=request.param, num_trees=40)
+    return forests.fit(X, Y, key=KEY, model=request.param, num_trees=40, preset="usnrt")
 
 
 @pytest.fixture
@@ -55,7 +57,114 @@ def test_distribution_of_a_forest_is_that_of_the_rows_in_its_leaves(forest):
 
 @pytest.fixture(scope="module")
 def bagged():
+    return forests.fit(X, Y, key=KEY, model="random_forest", num_trees=60, preset="usnrt")
+
+
+@pytest.fixture(scope="module")
+def whole():
     return forests.fit(X, Y, key=KEY, model="random_forest", num_trees=60)
+
+
+@pytest.fixture(scope="module")
+def whole_of_extra_trees():
+    return forests.fit(X, Y, key=KEY, model="extra_trees", num_trees=60)
+
+
+def of_equal_slices(forest):
+    """A forest whose slices count equally and are not widened."""
+    shape = Shape(np.append(np.full(20, 1 / 20), 0.0), 0.0)
+    return replace(forest, distribution=replace(forest.distribution, shape=shape))
+
+
+def test_equal_slices_have_the_moments_of_the_rows_in_the_leaves(whole, whole_of_extra_trees):
+    for forest in (whole, whole_of_extra_trees):
+        mixture, moments = of_equal_slices(forest)(NEW), replace(forest, distribution=None)(NEW)
+        np.testing.assert_allclose(mixture.mean, moments.mean, rtol=1e-5)
+        np.testing.assert_allclose(mixture.std, moments.std, rtol=1e-3)
+    mixture, moments = of_equal_slices(whole).out_of_bag(X), replace(whole, distribution=None).out_of_bag(X)
+    np.testing.assert_allclose(mixture.mean, moments.mean, rtol=1e-5)
+    np.testing.assert_allclose(mixture.std, moments.std, rtol=1e-3)
+
+
+def test_slices_are_the_means_of_pieces_of_the_quantile_function(whole):
+    """Of the targets in the leaves of a row, one by one, and at 40,000 levels."""
+    components = of_equal_slices(whole)(NEW[:5]).components
+    fine = (np.arange(40_000) + 0.5) / 40_000
+    for i, point in enumerate(NEW[:5]):
+        targets, weights = [], []
+        for tree, sample in zip(whole.trees.estimators_, whole.trees.estimators_samples_, strict=True):
+            together = sample[tree.apply(X[sample]) == tree.apply(point[None])]
+            targets.append(Y[together])
+            weights.append(np.full(len(together), 1 / 60 / len(together)))
+        targets, weights = np.concatenate(targets), np.concatenate(weights)
+        order = np.argsort(targets)
+        level = np.cumsum(weights[order])
+        quantiles = targets[order][np.searchsorted(level, fine).clip(0, len(order) - 1)].reshape(20, 2000)
+        np.testing.assert_allclose(components.mean[:20, i], quantiles.mean(axis=1), atol=2e-3)
+        np.testing.assert_allclose(components.std[:20, i], quantiles.std(axis=1), atol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["whole", "whole_of_extra_trees"])
+def test_the_whole_distribution_holds_on_new_rows(name, request):
+    """It scores better than the normal distribution with the moments of the leaves, which is not calibrated."""
+    forest = request.getfixturevalue(name)
+    x, y = rows(2, 2000)
+    distribution, moments = forest(x), replace(forest, distribution=None)(x)
+    assert 0.86 < metrics.coverage(y, distribution) < 0.95
+    assert 0.43 < metrics.coverage(y, distribution, confidence_level=0.5) < 0.62
+    assert metrics.crps(y, distribution) < metrics.crps(y, moments)
+    assert metrics.nlpd(y, distribution) < metrics.nlpd(y, moments)
+    assert metrics.rmse(y, distribution) < 1.03 * metrics.rmse(y, moments)
+
+
+@pytest.mark.parametrize("model", ["random_forest", "extra_trees"])
+def test_a_leaf_of_one_target_has_a_density(model, rng):
+    """One target in every leaf: the distribution of the leaves is a point, and an error costs infinitely much."""
+    x = np.repeat(np.arange(40.0), 25)
+    y = np.repeat(rng.normal(size=40), 25)
+    forest = forests.fit(x, y, key=KEY, model=model, num_trees=20, min_leaf_rows=1)
+    distribution = forest(np.arange(40.0))
+    assert np.isfinite(distribution.log_prob(1000.0)).all()
+    assert metrics.nlpd(y[::25], distribution) < metrics.nlpd(y, np_normal(y)) - 2
+
+
+def np_normal(y):
+    return Normal(np.full(len(y), y.mean()), y.std())
+
+
+def test_out_of_bag_distributions_calibrate_without_a_second_set(whole):
+    base = whole.out_of_bag(X)
+    assert base.is_out_of_fold
+    assert 0.86 < metrics.coverage(Y, base) < 0.94
+    x, y = rows(2, 2000)
+    calibrated = isotonic.fit(None, base, Y)(None, whole(x))
+    assert 0.86 < metrics.coverage(y, calibrated) < 0.95
+    assert metrics.crps(y, calibrated) < 1.05 * metrics.crps(y, whole(x))
+
+
+def test_extra_trees_are_grown_on_all_rows(whole_of_extra_trees):
+    before = forests.fit(X, Y, key=KEY, model="extra_trees", num_trees=60, preset="usnrt")
+    np.testing.assert_array_equal(whole_of_extra_trees.tree_means(NEW), before.tree_means(NEW))
+
+
+def test_trees_that_are_there_already_get_the_same_distribution(whole):
+    target = np.asarray(whole.y_scaler(jnp.asarray(Y)), float)
+    mine, levels = forests.of_trees(whole.trees, X, target), jnp.array([0.1, 0.5, 0.9])
+    scale, loc = float(whole.y_scaler.scale), float(whole.y_scaler.loc)
+    np.testing.assert_allclose(loc + scale * mine(NEW).icdf(levels), whole(NEW).icdf(levels), rtol=1e-4)
+    np.testing.assert_allclose(loc + scale * mine.tree_means(NEW), whole.tree_means(NEW), rtol=1e-5)
+    with pytest.raises(ValueError, match="y must be the targets that the forest was fitted to"):
+        forests.of_trees(whole.trees, X, target[::-1])
+    extra = forests.fit(X, Y, key=KEY, model="extra_trees", num_trees=2, preset="usnrt").trees
+    with pytest.raises(ValueError, match="trees must be a forest with bootstrap=True"):
+        forests.of_trees(extra, X, target)
+
+
+@pytest.mark.parametrize("model", ["random_forest", "extra_trees"])
+def test_few_trees_and_few_rows_have_a_distribution(model):
+    distribution = forests.fit(X[:12], Y[:12], key=KEY, model=model, num_trees=2)(NEW)
+    assert np.isfinite(distribution.log_prob(NEW_Y)).all()
+    assert (distribution.std > 0).all()
 
 
 def trees_without_each_row(bagged):
@@ -206,7 +315,7 @@ def test_tracers_are_answered(forest):
         ({"x": X[:9], "y": Y[:9]}, "x has 9 rows; at least 10 are needed"),
         ({"y": np.full(200, 3.0)}, r"y is constant \(3\)"),
         ({"model": "xgboost"}, "model must be one of 'ngboost', 'random_forest', 'extra_trees'; got 'xgboost'"),
-        ({"preset": "crude"}, "preset must be one of None; got 'crude'"),
+        ({"preset": "crude"}, "preset must be one of None, 'usnrt'; got 'crude'"),
         ({"num_trees": 0}, "num_trees must be at least 1; got 0"),
         ({"min_leaf_rows": 0}, "min_leaf_rows must be at least 1; got 0"),
         ({"max_depth": 0}, "max_depth must be at least 1; got 0"),
@@ -228,6 +337,7 @@ def test_prediction_on_other_columns(forest):
 def test_leaves_of_one_target_have_no_variance(model, rng):
     x = np.repeat(np.arange(40.0), 25)
     y = np.repeat(rng.normal(size=40), 25)
-    std = forests.fit(x, y, key=jax.random.key(0), model=model, num_trees=20, min_leaf_rows=1)(np.arange(40.0)).std
+    forest = forests.fit(x, y, key=KEY, model=model, num_trees=20, min_leaf_rows=1, preset="usnrt")
+    std = forest(np.arange(40.0)).std
     assert (std >= 0).all()
     assert std.min() < 1e-6

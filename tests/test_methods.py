@@ -33,6 +33,7 @@ from jaxcal.predictors import (
     forests,
     gaussian_process,
     neural_process,
+    quantile_boosting,
     usnrt,
     variance_network,
 )
@@ -84,6 +85,11 @@ def fit_usnrt(x, mean, y, **options):
 
 def fit_forest(x, mean, y, **options):
     return forests.fit(x, y, key=KEY, **{"num_trees": 20, **options})
+
+
+def fit_quantile_boosting(x, mean, y, **options):
+    options = {"levels": (0.1, 0.5, 0.9), "max_iter": 20, "min_samples_leaf": 3, **options}
+    return quantile_boosting.fit(x, y, key=KEY, **options)
 
 
 def fit_neural_process(x, mean, y, **options):
@@ -197,6 +203,7 @@ METHODS = {
     "usnrt": (fit_usnrt, call_mlp),
     "random-forest": (partial(fit_forest, model="random_forest"), call_mlp),
     "ngboost": (fit_forest, call_mlp),
+    "quantile-boosting": (fit_quantile_boosting, call_mlp),
     "cross-conformal": (fit_cross_conformal, call_mlp),
     "cross-conformal-bootstrap": (fit_cross_conformal_bootstrap, call_mlp),
     "rio": (fit_rio, call_rio),
@@ -239,7 +246,7 @@ TOLERANCE = {
     "neural-process": 1e-6 if X64 else 1e-2,
     "usnrt": 1e-6 if X64 else 1e-2,
     # scikit-learn's trees split and sum in float32.
-    **dict.fromkeys(["random-forest", "ngboost"], 1e-5),
+    **dict.fromkeys(["random-forest", "ngboost", "quantile-boosting"], 1e-5),
     "rio": 1e-4 if X64 else 2e-2,
     "rio-nearest": 1e-3 if X64 else 5e-2,
     "rio-collapsed": 1e-4 if X64 else 2e-2,
@@ -257,7 +264,7 @@ TOLERANCE = {
 }
 
 
-FORESTS = "random-forest", "ngboost"
+FORESTS = "random-forest", "ngboost", "quantile-boosting"
 # What a method does not do by design, and says so: its fit or its predictions depend on values that a trace lacks.
 NEEDS_VALUES = {
     "usnrt": {"fit": "a tree grows by the values of x and y"},

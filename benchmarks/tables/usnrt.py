@@ -180,7 +180,7 @@ def fit_forest(model: str, rows: Rows, at: np.ndarray, run: Run):
     y = rows.y
     order = np.random.default_rng(0).permutation(len(y))[:ROWS_TO_CHOOSE_BY]
     held_out, rest = np.split(order, [int(HELD_OUT * len(order))])
-    fit = partial(jc.forests.fit, model=model, key=run.key, min_leaf_rows=1)
+    fit = partial(jc.forests.fit, model=model, key=run.key, min_leaf_rows=1, preset="usnrt")
 
     def loss(**options) -> float:
         return float(jc.metrics.nlpd(y[held_out], fit(x[rest], y[rest], **options)(x[held_out])))

@@ -8,6 +8,7 @@ from jaxcal.predictors import (
     gaussian_process,
     mlp,
     neural_process,
+    quantile_boosting,
     usnrt,
     variance_network,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "gaussian_process",
     "mlp",
     "neural_process",
+    "quantile_boosting",
     "usnrt",
     "variance_network",
 ]

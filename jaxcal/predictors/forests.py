@@ -1,12 +1,14 @@
-"""Ensembles of trees with a mean and a std: natural gradient boosting, random forests and extra trees.
+"""Ensembles of trees with a predictive distribution: natural gradient boosting, random forests and extra trees.
 
 Duan, Avati, Ding, Thai, Basu, Ng & Schuler, "NGBoost: Natural Gradient Boosting for Probabilistic Prediction", ICML
 2020, through the authors' package. Random forests and extremely randomized trees (Geurts, Ernst & Wehenkel, Machine
 Learning 63, 2006) are scikit-learn's; their distribution is that of Meinshausen, "Quantile Regression Forests", JMLR 7
-(2006), by its first two moments. Both packages are of the extra `forests`.
+(2006), calibrated by rows that trees were grown without (`_quantile_forest`). Both packages are of the extra `forests`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,8 +19,9 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.cross_validation import out_of_bag_weights
-from jaxcal.distributions import Normal
+from jaxcal.distributions import Mixture, Normal
 from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.predictors._quantile_forest import LeafTargets, Shape, Slices, WholeDistribution
 from jaxcal.preprocessing import Standardizer
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ _CRUDE_TREES = 500
 _PATIENCE, _HELD_OUT = 50, 0.2
 # Fewer rows are not split.
 _LEAST_ROWS = 10
+# Extra trees have no bootstrap: their distribution is calibrated by forests grown without one of so many folds.
+_FOLDS = 10
 
 
 def fit(
@@ -52,18 +57,29 @@ def fit(
     max_features: float = 1.0,
     preset: str | None = None,
 ) -> "Forest":
-    """Grow trees that give a mean and a std for every row.
+    """Grow trees that give a distribution for every row.
 
     "ngboost" boosts the mean and the log std of a normal distribution by natural gradients of its log score, with trees
     of depth 3 for each. As in its paper, the number of trees is chosen by the score of a validation set, a random fifth
     of the rows, and all rows are then fitted with so many. `preset="crude"` takes the package's defaults, as CRUDE
     (Zelikman, Healy, Zhou & Avati 2020) does: 500 trees, without a validation set.
 
-    "random_forest" gives the first two moments of a quantile regression forest: it draws a tree, and then
-    one of the bootstrapped training rows in the leaf that x falls into. With m_t and v_t mean and variance of the
-    target in that leaf of tree t: mean = avg(m_t), variance = avg(v_t) + avg((m_t - mean)^2). It is 0 where all these
-    rows have one target. "extra_trees" gives the same of trees grown on all rows, without a bootstrap, each of whose
-    splits is the best of random thresholds, one for every feature it may use.
+    "random_forest" gives the distribution of a quantile regression forest: it draws a tree, and then one of the
+    bootstrapped training rows in the leaf that x falls into. These targets, each with its probability, are cut into 20
+    slices of equal probability, and a slice becomes the normal distribution with its mean and variance, widened a
+    little. So there is a density everywhere, and with equal weights mean and variance would be those of the forest's
+    distribution (the variance but for the widening). The weights are learned instead, by the likelihood of every
+    training row under the trees that were grown without it: they make the distribution as narrow, as skewed and as
+    heavy in the tails as these errors are. A last component, the normal distribution of all targets, has a weight of
+    its own. The mean is that of this mixture; `Forest.tree_means` has the forest's own.
+
+    "extra_trees" gives the same of trees grown on all rows, without a bootstrap, each of whose splits is the best of
+    random thresholds, one for every feature it may use. The weights are learned from ten smaller forests, each grown
+    without a tenth of the rows, which doubles the time.
+
+    `preset="usnrt"` is for these two: the normal distribution with the mean and the variance of the forest's
+    distribution, not calibrated. With m_t and v_t mean and variance of the target in the leaf of tree t: mean =
+    avg(m_t), variance = avg(v_t) + avg((m_t - mean)^2). It is 0 where all these rows have one target.
 
     The target is standardized by the rows given here, so y -> a y + b changes the prediction exactly so, up to
     rounding, which may decide where a tree splits. The trees are those of NumPy packages: neither fit nor prediction
@@ -80,7 +96,7 @@ def fit(
         max_depth: of forests: the most splits on the way to a leaf; any number where None.
         max_features: of forests: the fraction of the features, drawn at random, that a split may use; above 0, at most
             1.
-        preset: None, or "crude" as above.
+        preset: None, or "crude" or "usnrt" as above.
 
     Raises:
         ImportError: if the packages of the extra are not installed.
@@ -102,7 +118,7 @@ def fit(
     y = _checks.as_vector("y", y, length=x.shape[0])
     _checks.check_rows("x", x, _LEAST_ROWS)
     _checks.check_choice("model", model, ("ngboost", *_FORESTS))
-    _checks.check_choice("preset", preset, (None, "crude") if model == "ngboost" else (None,))
+    _checks.check_choice("preset", preset, (None, "crude" if model == "ngboost" else "usnrt"))
     _checks.check_at_least("min_leaf_rows", min_leaf_rows, 1)
     for name, count in (("num_trees", num_trees), ("max_depth", max_depth)):
         if count is not None:
@@ -116,17 +132,63 @@ def fit(
     seed = int(jax.random.bits(key, dtype="uint32"))
     if model == "ngboost":
         trees = _boost(*rows, num_trees or (_CRUDE_TREES if preset else None), learning_rate, seed)
-    else:
-        trees = _grow_forest(
-            *rows,
-            model,
-            n_estimators=num_trees or _FOREST_TREES,
-            min_samples_leaf=min_leaf_rows,
-            max_depth=max_depth,
-            max_features=float(max_features),
-            random_state=seed,
+        return Forest(model, trees, y_scaler, x.shape[1])
+    grow = partial(
+        _grow_forest,
+        model,
+        min_samples_leaf=min_leaf_rows,
+        max_depth=max_depth,
+        max_features=float(max_features),
+        random_state=seed,
+    )
+    trees = grow(*rows, n_estimators=num_trees or _FOREST_TREES)
+    forest = Forest(model, trees, y_scaler, x.shape[1])
+    if preset == "usnrt":
+        return forest
+    if model == "random_forest":
+        return _by_out_of_bag(forest, *rows, y_scaler)
+    targets = LeafTargets.of(_trees_of(trees), trees.apply(rows[0]), np.ones((len(trees), len(y)), int), rows[1])
+    shape = Shape.of(*_out_of_fold(grow, *rows, len(trees), seed))
+    return replace(forest, distribution=WholeDistribution(targets, shape, y_scaler))
+
+
+def of_trees(trees: "ForestRegressor", x: ArrayLike, y: ArrayLike) -> "Forest":
+    """The whole distribution of a forest of scikit-learn that is fitted already, as `fit` gives it; nothing is grown.
+
+    Args:
+        trees: a fitted `RandomForestRegressor` or `ExtraTreesRegressor` with bootstrap=True, of one target.
+        x: the inputs [n, d] that it was fitted to, in the same order; a vector [n] is one column.
+        y: their targets [n].
+
+    Raises:
+        TypeError: if x or y is traced by a transformation of JAX.
+        ValueError: if the trees have no bootstrap, or were not fitted to x and y; if y is constant.
+
+    Example:
+        >>> import numpy as np
+        >>> from sklearn.ensemble import RandomForestRegressor
+        >>> from jaxcal.predictors import forests
+        >>> x = np.linspace(-1, 1, 200)[:, None]
+        >>> y = x[:, 0] + 0.1 * np.random.default_rng(0).normal(size=200)
+        >>> trees = RandomForestRegressor(min_samples_leaf=5, random_state=0).fit(x, y)
+        >>> lower, upper = forests.of_trees(trees, x, y)(x).interval(0.9)
+        >>> bool(0.8 < np.mean((lower <= y) & (y <= upper)))
+        True
+    """
+    if not getattr(trees, "bootstrap", False) or trees.max_samples is not None:
+        raise ValueError(
+            "trees must be a forest with bootstrap=True and max_samples=None: else it is not known which rows are out "
+            "of bag, or none is. jaxcal.forests.fit(model='extra_trees') grows trees without a bootstrap."
         )
-    return Forest(model, trees, y_scaler, x.shape[1])
+    _check_known(x, y)
+    x = _checks.as_matrix("x", x)
+    y = _checks.as_vector("y", y, length=x.shape[0])
+    _checks.check_varies("y is", y)
+    model = {name: kind for kind, name in _FORESTS.items()}[type(trees).__name__]
+    forest = Forest(model, trees, Standardizer.identity(y), x.shape[1])
+    forest.in_bag(x, y)  # raises where the rows are others
+    y_scaler = Standardizer.of(y)
+    return _by_out_of_bag(forest, np.asarray(x, float), np.asarray(y_scaler(y), float), y_scaler)
 
 
 @dataclass(frozen=True)
@@ -136,16 +198,18 @@ class Forest:
     Attributes:
         model: "ngboost", "random_forest" or "extra_trees".
         trees: an `NGBRegressor`, `RandomForestRegressor` or `ExtraTreesRegressor`, of the standardized target.
-        y_scaler: the standardization of the target.
+        y_scaler: the standardization of the target; of `of_trees`, whose trees have the target as it is, none.
         num_columns: how many columns x has.
+        distribution: what makes the whole distribution; None where it is a normal one.
     """
 
     model: str
     trees: Any
     y_scaler: Standardizer
     num_columns: int
+    distribution: WholeDistribution | None = None
 
-    def __call__(self, x: ArrayLike) -> Normal:
+    def __call__(self, x: ArrayLike) -> Normal | Mixture:
         """The predictions at the rows of x, in its dtype.
 
         Args:
@@ -156,22 +220,26 @@ class Forest:
             ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
         """
         x = self._checked(x)
+        if self.distribution is not None:
+            return self.distribution(self.trees.apply(np.asarray(x, float)), None, x.dtype)
         moments = _boosted_moments if self.model == "ngboost" else _forest_moments
         return self._in_units_of_y(*moments(self.trees, np.asarray(x, float)), x.dtype)
 
-    def out_of_bag(self, x: ArrayLike) -> Normal:
-        """The predictions of the rows that a random forest was fitted to, each by the trees grown without it.
+    def out_of_bag(self, x: ArrayLike) -> Normal | Mixture:
+        """The distributions of the rows that a random forest was fitted to, each by the trees grown without it.
 
         Their errors are about those of new rows, and are marked as `Distribution.is_out_of_fold`: a calibrator fitted
-        to them corrects the whole forest, without a guarantee. `jaxcal.cross_conformal.of_forest` has one.
+        to them corrects the whole forest, without a second set of rows and without a guarantee. They have learned
+        their shape from these rows already, but that is one shape for all. `jaxcal.cross_conformal.of_forest` has a
+        guarantee.
 
         Args:
             x: the inputs that the forest was fitted to, in the same order.
 
         Raises:
             TypeError: if x is traced by a transformation of JAX.
-            ValueError: if the model is none of "random_forest"; if x is not what the forest was fitted to; if a row is
-                in the samples of all trees.
+            ValueError: if the trees have no bootstrap, as of "extra_trees"; if x is not what the forest was fitted to;
+                if a row is in the samples of all trees.
 
         Example:
             >>> import jax, numpy as np
@@ -184,6 +252,9 @@ class Forest:
         """
         weights = out_of_bag_weights(self.in_bag(x))
         x = self._checked(x)
+        if self.distribution is not None:
+            leaves = self.trees.apply(np.asarray(x, float))
+            return marked_out_of_fold(self.distribution(leaves, weights, x.dtype))
         mean, std = _moments_of_leaves(*_leaves(self.trees, np.asarray(x, float)), weights)
         return marked_out_of_fold(self._in_units_of_y(mean, std, x.dtype))
 
@@ -196,18 +267,18 @@ class Forest:
 
         Raises:
             TypeError: if x or y is traced by a transformation of JAX.
-            ValueError: if the model is none of "random_forest"; if the forest was not fitted to x, or y.
+            ValueError: if the trees have no bootstrap, as of "extra_trees"; if the forest was not fitted to x, or y.
         """
-        if self.model != "random_forest":
+        if not getattr(self.trees, "bootstrap", False):
             raise ValueError(
                 f"model is {self.model!r}, whose trees are not grown on bootstrap samples: no row is out of bag. Fit "
                 "with model='random_forest'."
             )
         x = np.asarray(self._checked(x), float)
-        trees = [estimator.tree_ for estimator in self.trees.estimators_]
+        trees = _trees_of(self.trees)
         rows = int(trees[0].weighted_n_node_samples[0])
         _checks.check_length("x", x, rows)
-        counts = np.stack([np.bincount(sample, minlength=rows) for sample in self.trees.estimators_samples_])
+        counts = _bootstrap_counts(self.trees, rows)
         targets = None
         if y is not None:
             _check_known(y)
@@ -277,12 +348,47 @@ def _boosted_moments(model: "NGBRegressor", x: np.ndarray) -> tuple[np.ndarray, 
     return distribution.params["loc"], distribution.params["scale"]
 
 
-def _grow_forest(x: np.ndarray, y: np.ndarray, model: str, **options: Any) -> "ForestRegressor":
+def _grow_forest(model: str, x: np.ndarray, y: np.ndarray, **options: Any) -> "ForestRegressor":
     try:
         from sklearn import ensemble
     except ImportError as error:
         raise _missing("scikit-learn") from error
     return getattr(ensemble, _FORESTS[model])(**options).fit(x, y)
+
+
+def _by_out_of_bag(forest: Forest, x: np.ndarray, y: np.ndarray, y_scaler: Standardizer) -> Forest:
+    """A forest with the whole distribution, whose shape is learned from the rows that trees were grown without."""
+    leaves, counts = forest.trees.apply(x), _bootstrap_counts(forest.trees, len(y))
+    targets = LeafTargets.of(_trees_of(forest.trees), leaves, counts, y)
+    known = (counts == 0).any(axis=0)  # of few trees not all rows
+    slices = targets.slices(leaves[known], out_of_bag_weights(counts[:, known] > 0))
+    return replace(forest, distribution=WholeDistribution(targets, Shape.of(slices, y[known]), y_scaler))
+
+
+def _out_of_fold(grow: Callable, x: np.ndarray, y: np.ndarray, num_trees: int, seed: int) -> tuple[Slices, np.ndarray]:
+    """The slices of all rows, each by a forest grown without its fold, and their targets in the same order.
+
+    These forests have a tenth of the trees, but at least ten, or all.
+    """
+    number = min(num_trees, max(_FOLDS, num_trees // _FOLDS))
+    folds = np.array_split(np.random.default_rng(seed).permutation(len(y)), _FOLDS)
+    parts = []
+    for fold in folds:
+        rest = np.setdiff1d(np.arange(len(y)), fold)
+        trees = grow(x[rest], y[rest], n_estimators=number)
+        counts = np.ones((number, len(rest)), int)
+        targets = LeafTargets.of(_trees_of(trees), trees.apply(x[rest]), counts, y[rest])
+        parts.append(targets.slices(trees.apply(x[fold])))
+    return Slices(*map(np.concatenate, zip(*parts, strict=True))), y[np.concatenate(folds)]
+
+
+def _trees_of(forest: "ForestRegressor") -> list:
+    return [estimator.tree_ for estimator in forest.estimators_]
+
+
+def _bootstrap_counts(forest: "ForestRegressor", rows: int) -> np.ndarray:
+    """How often a row is in the bootstrap sample of each tree [T, n]."""
+    return np.stack([np.bincount(sample, minlength=rows) for sample in forest.estimators_samples_])
 
 
 def _forest_moments(forest: "ForestRegressor", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -293,7 +399,7 @@ def _forest_moments(forest: "ForestRegressor", x: np.ndarray) -> tuple[np.ndarra
 
 def _leaves(forest: "ForestRegressor", x: np.ndarray, number: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Mean and variance [T, n] of the target in the leaves that the rows fall into, of all trees or the first."""
-    trees = [estimator.tree_ for estimator in forest.estimators_[:number]]
+    trees = _trees_of(forest)[:number]
     leaves = forest.apply(x).T[:number]
     means = np.stack([tree.value[leaf, 0, 0] for tree, leaf in zip(trees, leaves, strict=True)])
     # The impurity of a leaf is the variance of its rows: up to rounding, which takes it below 0 where all are alike.
@@ -316,7 +422,7 @@ def _check_grown_on(tree: Any, leaf: np.ndarray, count: np.ndarray, targets: np.
     if targets is None:
         return
     means = np.bincount(leaf, weights=count * targets, minlength=tree.node_count)[is_leaf] / in_leaf
-    if not np.allclose(means, tree.value[is_leaf, 0, 0], atol=1e-4):
+    if not np.allclose(means, tree.value[is_leaf, 0, 0], atol=1e-4 * targets.std()):
         raise ValueError("y must be the targets that the forest was fitted to, in the same order; others came.")
 
 

@@ -1,0 +1,203 @@
+"""Gradient boosting of quantiles: trees boosted on the pinball loss at a grid of levels, moved by held-out rows.
+
+Boosted trees are scikit-learn's HistGradientBoostingRegressor (the extra `forests`), or, where installed, those of
+LightGBM, XGBoost and CatBoost: the packages do the work. Their quantiles cross and cover too little, as those of the
+rows that they were fitted to. They are sorted (Chernozhukov, Fernandez-Val & Galichon, Econometrica 78, 2010), and each
+is moved by the errors of held-out rows, as in Romano, Patterson & Candes, "Conformalized Quantile Regression", NeurIPS
+2019, every level by itself.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import ArrayLike, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal.distributions import Quantiles
+from jaxcal.preprocessing import Standardizer
+
+_LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
+_HELD_OUT = 0.2
+# Of fewer rows too few are held out.
+_LEAST_ROWS = 10
+
+
+def fit(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    model: str = "scikit-learn",
+    levels: Sequence[float] = _LEVELS,
+    **options: Any,
+) -> "QuantileBoosting":
+    """Boost trees on the pinball loss of every level, and move each quantile by what held-out rows say.
+
+    A random fifth of the rows is held out. With q_p(x) the boosted quantile at level p, sorted over the levels, and E_p
+    the quantile at level p of the errors y - q_p(x) of the held-out rows, of which the j-th smallest of N has the level
+    j / (N + 1), the prediction is q_p(x) + E_p, sorted again. So each level covers new rows as it says, up to the
+    chance of N rows. Where N + 1 < 1 / p it is the least error, and covers more than p; likewise above.
+
+    The distribution is linear between the levels and ends at the outermost: it has no density beyond.
+
+    Quantiles of a model that is fitted already are `jaxcal.Quantiles(levels, np.sort(values, axis=1))`, and
+    `jaxcal.conformal.fit(x, base, y, score="quantile")` calibrates them by rows that it was not fitted to.
+
+    The target is standardized by the rows given here. The trees are those of other packages: neither fit nor prediction
+    runs under `jit`, `vmap` or `grad`.
+
+    Args:
+        x: inputs [n, d]; a vector [n] is one column.
+        y: targets [n].
+        key: random key of the held-out rows and of the trees.
+        model: the package: "scikit-learn" or "lightgbm", which boost every level by itself, "xgboost" or "catboost",
+            which boost all together.
+        levels: of the quantiles, strictly increasing in (0, 1).
+        **options: of `HistGradientBoostingRegressor`, `LGBMRegressor`, `XGBRegressor` or `CatBoostRegressor`.
+
+    Raises:
+        ImportError: if the package is not installed.
+        TypeError: if x or y is traced by a transformation of JAX.
+        ValueError: if x or y is empty, not finite, of the wrong shape or fewer than ten rows; if y is constant without
+            the held-out rows; if the levels are out of (0, 1) or do not increase.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from jaxcal.predictors import quantile_boosting
+        >>> x = np.linspace(-1, 1, 500)
+        >>> y = x + np.where(x > 0, 1.0, 0.1) * np.random.default_rng(0).exponential(size=500)
+        >>> fitted = quantile_boosting.fit(x, y, key=jax.random.key(0), levels=(0.05, 0.5, 0.95))
+        >>> lower, upper = fitted(np.array([-0.5, 0.5])).interval(0.9)
+        >>> bool(upper[1] - lower[1] > 3 * (upper[0] - lower[0]))
+        True
+    """
+    _check_known(x, y)
+    x = _checks.as_matrix("x", x)
+    y = _checks.as_vector("y", y, length=x.shape[0])
+    _checks.check_rows("x", x, _LEAST_ROWS)
+    _checks.check_choice("model", model, tuple(_BOOST))
+    grid = np.asarray(_checks.as_vector("levels", np.asarray(levels, float)), float)
+    _checks.check_fraction("levels", grid)
+    if (np.diff(grid) <= 0).any():
+        raise ValueError(f"levels must be strictly increasing; got {tuple(levels)}.")
+    seed = int(jax.random.bits(key, dtype="uint32")) >> 1  # these packages take 31 bits
+    held_out, rest = np.split(np.random.default_rng(seed).permutation(len(y)), [int(_HELD_OUT * len(y))])
+    y_scaler = Standardizer.of(y)
+    rows, targets = np.asarray(x, float), np.asarray(y_scaler(y), float)
+    _checks.check_varies("without the held-out rows, y is", targets[rest])
+    predict = _BOOST[model](rows[rest], targets[rest], grid, seed, options)
+    errors = np.sort(targets[held_out, None] - np.sort(predict(rows[held_out]), axis=1), axis=0)
+    ranks = np.arange(1, len(errors) + 1) / (len(errors) + 1)
+    shift = np.array([np.interp(p, ranks, column) for p, column in zip(grid, errors.T, strict=True)])
+    return QuantileBoosting(model, predict, grid, shift, y_scaler, x.shape[1])
+
+
+@dataclass(frozen=True)
+class QuantileBoosting:
+    """Boosted quantiles; made by `fit`. No pytree, as nothing of it is a JAX array: to save it, pickle it.
+
+    Attributes:
+        model: the package.
+        predict: a function of inputs [n, d] that gives the boosted quantiles [n, k], in any order.
+        levels: of the quantiles [k].
+        shift: by what each is moved [k]; this and the boosted quantiles are of the standardized target.
+        y_scaler: the standardization of the target.
+        num_columns: how many columns x has.
+    """
+
+    model: str
+    predict: Callable[[np.ndarray], np.ndarray]
+    levels: np.ndarray
+    shift: np.ndarray
+    y_scaler: Standardizer
+    num_columns: int
+
+    def __call__(self, x: ArrayLike) -> Quantiles:
+        """The quantiles at the rows of x, in its dtype.
+
+        Args:
+            x: inputs [n, d]; a vector [n] is one column.
+
+        Raises:
+            TypeError: if x is traced by a transformation of JAX.
+            ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
+        """
+        _check_known(x)
+        x = _checks.as_matrix("x", x)
+        _checks.check_columns("x", x, self.num_columns, "the trees were grown on")
+        moved = np.sort(self.predict(np.asarray(x, float)), axis=1) + self.shift
+        placed = float(self.y_scaler.loc) + float(self.y_scaler.scale) * np.sort(moved, axis=1)
+        return Quantiles(self.levels, placed.astype(x.dtype))
+
+
+# The packages
+
+
+@dataclass(frozen=True)
+class _Each:
+    """Models of one level each, as a function of inputs."""
+
+    models: tuple
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        return np.column_stack([model.predict(x) for model in self.models])
+
+
+@dataclass(frozen=True)
+class _Together:
+    """A model of all levels, as a function of inputs."""
+
+    model: Any
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(self.model.predict(x), float).reshape(len(x), -1)
+
+
+def _boost_scikit_learn(x: np.ndarray, y: np.ndarray, levels: np.ndarray, seed: int, options: dict) -> _Each:
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+    except ImportError as error:
+        raise ImportError("scikit-learn is not installed: pip install 'jaxcal[forests]'.") from error
+    common = {"loss": "quantile", "random_state": seed, **options}
+    return _Each(tuple(HistGradientBoostingRegressor(quantile=p, **common).fit(x, y) for p in levels))
+
+
+def _boost_lightgbm(x: np.ndarray, y: np.ndarray, levels: np.ndarray, seed: int, options: dict) -> _Each:
+    lightgbm = _imported("lightgbm")
+    common = {"objective": "quantile", "random_state": seed, "verbosity": -1, **options}
+    return _Each(tuple(lightgbm.LGBMRegressor(alpha=p, **common).fit(x, y) for p in levels))
+
+
+def _boost_xgboost(x: np.ndarray, y: np.ndarray, levels: np.ndarray, seed: int, options: dict) -> _Together:
+    common = {"objective": "reg:quantileerror", "quantile_alpha": levels, "random_state": seed, **options}
+    return _Together(_imported("xgboost").XGBRegressor(**common).fit(x, y))
+
+
+def _boost_catboost(x: np.ndarray, y: np.ndarray, levels: np.ndarray, seed: int, options: dict) -> _Together:
+    loss = f"MultiQuantile:alpha={','.join(map(str, levels))}"
+    common = {"loss_function": loss, "random_seed": seed, "verbose": False, "allow_writing_files": False, **options}
+    return _Together(_imported("catboost").CatBoostRegressor(**common).fit(x, y))
+
+
+_BOOST = {
+    "scikit-learn": _boost_scikit_learn,
+    "lightgbm": _boost_lightgbm,
+    "xgboost": _boost_xgboost,
+    "catboost": _boost_catboost,
+}
+
+
+def _imported(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(f"{package} is not installed: pip install {package}.") from error
+
+
+def _check_known(*arrays: ArrayLike) -> None:
+    if _checks.is_traced(*arrays):
+        raise TypeError("boosted trees are NumPy models: neither fit nor prediction runs under jit, vmap or grad.")

@@ -97,10 +97,10 @@ def fit(
     A column of a data frame that is categorical or holds strings is taken as categorical. The fit keeps the names and
     the labels; predictions take a frame, whose columns are looked up by their names, or an array of numbers.
 
-    `preset="paper"` takes center="mean" (eq. 5), correction="none", step=10, num_folds=1, as in the
-    paper's experiments; the authors' code centers at the median. Its networks have hidden layers of 8d and 4d units at nodes and of 4d and 2d in leaves, with tanh for ReLU in that of
-    the variance, where d is the number of columns; learning rate 0.01, batches of 64 and patience 25. Every training
-    draws validation rows of its own, and nothing is widened.
+    `preset="paper"` takes center="mean" (eq. 5), correction="none", step=10 and num_folds=1, as in the paper's
+    experiments; the authors' code centers at the median. Its networks have hidden layers of 8d and 4d units at nodes
+    and of 4d and 2d in leaves, with tanh for ReLU in that of the variance, where d is the number of columns; learning
+    rate 0.01, batches of 64 and patience 25. Every training draws validation rows of its own, and nothing is widened.
 
     A tree grows by the values of its rows: the fit does not run under `jit` or `vmap`. Predictions do, and are
     differentiable in x within a leaf.

@@ -3,9 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
-# XLA's thread pool, OpenBLAS's and the test workers would fight for the same cores. The tests of a file share compiled
-# functions, and so a worker.
-PYTEST := NPROC=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=$(JOBS) --dist=loadfile
+# XLA's thread pool, OpenBLAS's, those of scikit-learn's trees and the test workers would fight for the same cores. The
+# tests of a file share compiled functions, and so a worker.
+PYTEST := NPROC=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=$(JOBS) --dist=loadfile
 
 .PHONY: setup demo test test-slow test-pythons check-wheel lint format bench-peers clean
 

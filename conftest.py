@@ -7,6 +7,7 @@ from pathlib import Path
 # One thread a worker: the tests are many small problems, and the workers share the cores.
 os.environ.setdefault("NPROC", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Workers, files, processes of the tests and later runs read what one of them has compiled.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

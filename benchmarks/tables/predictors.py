@@ -30,6 +30,10 @@ PREDICTORS = {
     "evidential": jc.evidential.fit,
     "dropout": jc.dropout.fit,
     "gaussian_process": jc.gaussian_process.fit,
+    "usnrt": jc.usnrt.fit,
+    "random_forest": partial(jc.forests.fit, model="random_forest"),
+    "extra_trees": partial(jc.forests.fit, model="extra_trees"),
+    "quantile_boosting": jc.quantile_boosting.fit,
 }
 # What a variance network is without one part of the recipe, or with all of it as it was before.
 PARTS = {

@@ -132,6 +132,7 @@ def np_normal(y):
     return Normal(np.full(len(y), y.mean()), y.std())
 
 
+@pytest.mark.slow
 def test_out_of_bag_distributions_calibrate_without_a_second_set(whole):
     base = whole.out_of_bag(X)
     assert base.is_out_of_fold

@@ -142,6 +142,7 @@ def on_four_devices(script):
     return json.loads(out.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_bound_and_gradients_of_distributed_rows():
     found = on_four_devices(COMMON + SUMS)
     assert list(found) == ["not jitted", "square", "typed", "spread"]

@@ -69,6 +69,7 @@ def test_noise_follows_a_std_that_is_right(data, fitted):
     np.testing.assert_allclose(noise, new_base.std, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_noise_ignores_a_std_that_tells_nothing():
     rng = np.random.default_rng(0)
     x, base, y = noisy(rng, ROWS, follows_std=False)

@@ -75,7 +75,9 @@ CASES = {
 
 
 @pytest.mark.skipif(not X64, reason="differences need 64 bits")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "neural_quantiles" else []) for name in CASES]
+)
 def test_derivatives_in_every_argument_are_those_of_differences(name):
     read, rows, initial = CASES[name]
     weights, whole = ravel_pytree(eqx.filter(initial, eqx.is_array))

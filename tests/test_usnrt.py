@@ -144,6 +144,7 @@ def test_members_may_be_grown_one_before_the_other():
     assert np.isfinite(ensemble(x).std).all()
 
 
+@pytest.mark.slow
 def test_leaves_of_100_of_500_rows_are_found():
     rng = np.random.default_rng(2)
     x = rng.uniform(-1, 1, (500, 2)).astype(FLOAT)

@@ -161,6 +161,7 @@ def fit(
     names, labeled = (None, ()) if columns is None else (columns.names, columns.categorical)
     categorical = positions((*categorical, *labeled), names, x.shape[1])
     _checks.check_at_least("num_members", num_members, 1)
+    num_folds = _num_folds(num_folds, preset)
     search = _Search.of(
         preset,
         len(y),
@@ -171,7 +172,7 @@ def fit(
         step=step,
     )
     training = _Training(
-        num_folds=_num_folds(num_folds, preset),
+        num_folds=num_folds,
         splitting=settings._replace(hidden=tuple(split_hidden)),
         leaf=settings,
     )

@@ -309,8 +309,9 @@ def std_ratio(
 
     Example:
         >>> residuals = jnp.array([-1.0, 0.5, 0.0, 1.0, -0.5, -2.0, 1.0, 0.0, 2.0, -1.0])
-        >>> print(jnp.stack(std_ratio(residuals, jnp.arange(10) // 5, 1.96)).round(2))
-        [2.   0.91 4.41]
+        >>> ratio, low, high = std_ratio(residuals, jnp.arange(10) // 5, 1.96)
+        >>> print(f"{ratio:.2f}, {low:.2f} to {high:.2f}")
+        2.00, 0.91 to 4.41
     """
     residuals, sides = _checks.as_floats("residuals", residuals), jnp.asarray(sides)
     left, right = (_moments(residuals, sides == side) for side in (0, 1))

@@ -8,7 +8,7 @@ apart. Finished jobs are kept in `runs/`; a script that was stopped goes on wher
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -142,6 +142,7 @@ class Table:
         return float(np.max(np.concatenate(gaps)))
 
 
+@cache
 def fraction_at_one_value(name: str) -> float:
     """How much of the target is its most frequent value."""
     _, counts = np.unique(jc.datasets.load(name).y, return_counts=True)

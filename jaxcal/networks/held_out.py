@@ -5,6 +5,7 @@ rows. The rows of the validation set tell by how much.
 """
 
 from functools import partial
+from statistics import NormalDist
 from typing import NamedTuple
 
 import equinox as eqx
@@ -20,10 +21,10 @@ from jaxcal.functional._loops import carried
 # What is added to every variance is one of these, times their mean.
 _FLOORS = np.concatenate([[0.0], np.geomspace(1e-4, 1e2, 49)])
 # The level of the intervals that should hold as many rows as they say, and the normal quantile at their upper end.
-_LEVEL, _REACH = 0.9, 1.6448536
+_LEVEL, _REACH = 0.9, NormalDist().inv_cdf(0.95)
 # Few rows say little: so many more, of the mean variance, are taken to lie as they should, at these quantiles of a
 # normal distribution.
-_PRIOR_ERRORS = np.array([0.1256613, 0.3853205, 0.6744898, 1.0364334, _REACH])
+_PRIOR_ERRORS = np.array([NormalDist().inv_cdf(level) for level in (0.55, 0.65, 0.75, 0.85, 0.95)])
 _PRIOR_ROWS = len(_PRIOR_ERRORS)
 # How many times the variance a squared error may be before it says that something was predicted as too certain.
 _STRIKING = 30.0
@@ -78,9 +79,29 @@ class Widening(eqx.Module):
         by_intervals = jnp.clip(_ratio_of_intervals(rows, factor, floor), 1 / _MOST, _MOST)
         return cls(factor * by_intervals, floor)
 
+    @classmethod
+    def of_mixture(
+        cls, means: Float[Array, "m n"], variances: Float[Array, "m n"], targets: Float[Array, " n"]
+    ) -> "Widening":
+        """That of a mixture with equal weights as a whole, by held-out rows."""
+        mean, variance = mixture_moments(means, variances)
+        return cls.of(variance, targets - mean)
+
     def __call__(self, variance: Float[Array, "..."]) -> Float[Array, "..."]:
         """The variance of new rows."""
         return self.factor * (variance + self.floor)
+
+
+def widened(variance: Float[Array, "*n"], widening: Widening | None) -> Float[Array, "*n"]:
+    """The variance of new rows; as it is where there is no widening."""
+    return variance if widening is None else widening(variance)
+
+
+def mixture_moments(
+    means: Float[Array, "m n"], variances: Float[Array, "m n"]
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """The mean and the variance of a mixture with equal weights."""
+    return jnp.mean(means, axis=0), jnp.mean(variances, axis=0) + jnp.var(means, axis=0)
 
 
 class _Rows(NamedTuple):

@@ -14,7 +14,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.distributions import Normal
+from jaxcal.distributions import Mixture, Normal
 from jaxcal.functional import normal
 from jaxcal.functional._loops import carried
 from jaxcal.networks import presets
@@ -61,8 +61,7 @@ def train_normal(
     What is said where a derivative is asked for, `training.trainer` describes. The validation set is that of the
     `split_key`, by default one of the key.
     """
-    usnrt = preset == "usnrt"
-    form = form or ("alternating" if usnrt else "joint")
+    form = form or ("alternating" if preset == "usnrt" else "joint")
     _checks.check_choice("form", form, ("joint", "alternating"))
     _checks.check_at_least("rounds", rounds, 1)
     if settings.steps is not None and form != "joint":
@@ -73,43 +72,26 @@ def train_normal(
     new = partial(initial_network, x.shape[1], settings.hidden, dtype=rows.train[0].dtype)
     if form == "joint":
         return _joint(rows, settings, new, train, train_key), rows
-    new_variance = partial(new, activation=jnp.tanh) if usnrt else new
+    new_variance = partial(new, activation=settings.variance_activation)
     data = rows.train, rows.validation
     num_rows = rows.train[1].shape[0], rows.validation[1].shape[0]
     return alternate(data, num_rows, new, new_variance, train, train_key, rounds, anew=not settings.calibrate), rows
-
-
-def widening_of(
-    networks: NormalNetwork, validation: XY, settings: presets.Settings, *, stacked: bool = False
-) -> Widening | None:
-    """What makes the variances those of new rows, by the validation set; None where the settings have none."""
-    return _widening_of(networks, validation, stacked) if settings.calibrate and settings.steps is None else None
-
-
-@eqx.filter_jit
-def _widening_of(networks: NormalNetwork, validation: XY, stacked: bool) -> Widening:
-    x, y = validation
-    moments = lambda network: jax.vmap(network)(x)
-    mean, variance = eqx.filter_vmap(moments)(networks) if stacked else moments(networks)
-    if stacked:
-        mean, variance = jnp.mean(mean, axis=0), jnp.mean(variance, axis=0) + jnp.var(mean, axis=0)
-    return Widening.of(variance, y - mean)
-
-
-def widened(
-    means: Float[Array, "m n"], variances: Float[Array, "m n"], widening: Widening | None
-) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
-    """The members of a mixture, so that its variance is widened and its mean stays."""
-    if widening is None:
-        return means, variances
-    middle = jnp.mean(means, axis=0)[None]
-    return middle + jnp.sqrt(widening.factor) * (means - middle), widening(variances)
 
 
 def as_normal(moments: tuple[Float[Array, " n"], Float[Array, " n"]], y_scaler: Standardizer) -> Normal:
     """The distributions of standardized means and variances, in the unit of the data."""
     mean, variance = moments
     return Normal(y_scaler.inverse(mean), y_scaler.scale[None] * jnp.sqrt(variance))
+
+
+def as_mixture(
+    means: Float[Array, "m n"], variances: Float[Array, "m n"], widening: Widening | None, y_scaler: Standardizer
+) -> Mixture:
+    """The mixture of members, widened as a whole: its mean stays, and its members' distances from it grow, too."""
+    if widening is not None:
+        middle = jnp.mean(means, axis=0)[None]
+        means, variances = middle + jnp.sqrt(widening.factor) * (means - middle), widening(variances)
+    return Mixture(jax.vmap(lambda mean, variance: as_normal((mean, variance), y_scaler))(means, variances))
 
 
 def _joint(
@@ -122,9 +104,7 @@ def _joint(
     """One network with two outputs, trained on the likelihood."""
     init_key, train_key = jax.random.split(key)
     network = starting_network(settings.initial, lambda: NormalNetwork((new(2, key=init_key),)))
-    # The steps are differentiated; where a weight is held fixed their derivatives would be wrong.
-    beta = jnp.asarray(settings.beta if settings.steps is None else 0.0, rows.train[1].dtype)
-    loss = Partial(_negative_log_likelihood, beta=beta)
+    loss = Partial(_negative_log_likelihood, beta=jnp.asarray(settings.beta, rows.train[1].dtype))
     return train(loss, network, rows.train, rows.validation, key=train_key)
 
 

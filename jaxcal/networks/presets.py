@@ -1,9 +1,11 @@
 """The settings of the training of networks: jaxcal's own, under None, and those of the papers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 from jaxtyping import ArrayLike
 
 from jaxcal import _checks
@@ -21,6 +23,7 @@ class Settings(NamedTuple):
         log_tails: whether the tails of the inputs are logarithmic, `preprocessing.LogTails`.
         beta: the power of the variance that weighs the likelihood of a row, `normal.train_normal`.
         calibrate: whether the std is scaled by the validation set, `held_out.Widening`.
+        variance_activation: of the variance's own network, in the alternating form.
     """
 
     hidden: tuple[int, ...] = (64, 64)
@@ -37,6 +40,7 @@ class Settings(NamedTuple):
     log_tails: bool = False
     beta: float = 0.0
     calibrate: bool = False
+    variance_activation: Callable = jax.nn.relu
 
 
 class NeuralProcess(NamedTuple):
@@ -82,7 +86,8 @@ NEURAL_QUANTILES = {None: NeuralQuantiles(), "paper": NeuralQuantiles(200, 2000,
 
 def usnrt(num_inputs: int) -> Settings:
     """Ma, Yan & Zhang, "Improving Uncertainty Quantification of Variance Networks by Tree-Structured Learning", V-A."""
-    return Settings(hidden=(8 * num_inputs, 4 * num_inputs), learning_rate=0.01, batch_size=64)
+    hidden = (8 * num_inputs, 4 * num_inputs)
+    return Settings(hidden=hidden, learning_rate=0.01, batch_size=64, variance_activation=jnp.tanh)
 
 
 def settle(known: Mapping[str | None, S], preset: str | None, **given: Any) -> S:

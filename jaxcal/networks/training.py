@@ -199,6 +199,10 @@ def settle(
     check_steps(settings.steps, settings.initial, **{name: options.get(name) for name in without})
     if settings.initial is not None and options.get("hidden") is not None:
         raise ValueError("initial has hidden layers of its own: leave hidden out.")
+    if settings.steps is not None:
+        # Steps are differentiated: a weight that is held fixed would make their derivatives wrong. And all rows are
+        # trained on.
+        settings = settings._replace(scale_inputs=False, beta=0.0, calibrate=False)
     return settings._replace(hidden=tuple(settings.hidden))
 
 

@@ -14,8 +14,8 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from jaxcal import _checks
 from jaxcal.distributions import Mixture
 from jaxcal.networks import NormalNetwork, TrainedNetwork, TrainingOptions, TrainingRecord, Widening
-from jaxcal.networks.normal import as_normal, settle_normal, train_normal, widened, widening_of
-from jaxcal.networks.training import TAKE_ANOTHER, Rows, as_data, takes_training_options
+from jaxcal.networks.normal import as_mixture, settle_normal, train_normal
+from jaxcal.networks.training import TAKE_ANOTHER, XY, Rows, as_data, takes_training_options
 from jaxcal.optimize import Optimum, over_runs
 
 
@@ -88,7 +88,7 @@ def fit(
     optima, rows = _train_members(train, x, y, key, num_members, settings.calibrate)
     return DeepEnsemble(
         networks=optima.params,
-        widening=widening_of(optima.params, rows.validation, settings, stacked=True),
+        widening=_widening(optima.params, rows.validation) if settings.calibrate else None,
         x_scaler=rows.x_scaler,
         y_scaler=rows.y_scaler,
         training=TrainingRecord.of(optima, throw=settings.throw),
@@ -108,9 +108,18 @@ class DeepEnsemble(TrainedNetwork[Mixture]):
     widening: Widening | None
 
     def _distribution(self, x: Float[Array, "n d"]) -> Mixture:
-        means, variances = eqx.filter_vmap(lambda network: jax.vmap(network)(x))(self.networks)
-        means, variances = widened(means, variances, self.widening)
-        return Mixture(jax.vmap(lambda mean, variance: as_normal((mean, variance), self.y_scaler))(means, variances))
+        return as_mixture(*_moments(self.networks, x), self.widening, self.y_scaler)
+
+
+def _moments(networks: NormalNetwork, x: Float[Array, "n d"]) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
+    """The mean and the variance of every member."""
+    return eqx.filter_vmap(lambda network: jax.vmap(network)(x))(networks)
+
+
+@eqx.filter_jit
+def _widening(networks: NormalNetwork, validation: XY) -> Widening:
+    x, y = validation
+    return Widening.of_mixture(*_moments(networks, x), y)
 
 
 @eqx.filter_jit

@@ -27,7 +27,8 @@ from jaxcal.networks import (
     Widening,
     presets,
 )
-from jaxcal.networks.normal import as_normal, widened
+from jaxcal.networks.held_out import mixture_moments, widened
+from jaxcal.networks.normal import as_mixture
 from jaxcal.networks.training import (
     TAKE_ANOTHER,
     XY,
@@ -197,34 +198,29 @@ class Dropout(TrainedNetwork[Normal | Mixture]):
         means, noise = _moments(self.passes, self.noise_std, x)
         scaler = self.y_scaler
         if self.distribution == "normal":
-            mean, variance = jnp.mean(means, axis=0), _variance(means, noise)
-            std = linalg.sqrt(variance if self.widening is None else self.widening(variance))
+            mean, variance = mixture_moments(means, noise)
+            std = linalg.sqrt(widened(variance, self.widening))
             return Normal(scaler.inverse(mean), scaler.scale[None] * std)
-        if noise is None:
+        if self.passes.rate is not None and self.noise_std is None:
             return Mixture(jax.vmap(lambda mean: Point(scaler.inverse(mean)))(means))
-        return Mixture(jax.vmap(lambda *member: as_normal(member, scaler))(*widened(means, noise, self.widening)))
+        return as_mixture(means, noise, self.widening, scaler)
 
 
 def _moments(
     passes: Passes, noise_std: Float[Array, ""] | None, x: Float[Array, "n d"]
-) -> tuple[Float[Array, "samples n"], Float[Array, "samples n"] | None]:
-    """The mean of every pass, and the variance of its noise, if it has any."""
+) -> tuple[Float[Array, "samples n"], Float[Array, "samples n"]]:
+    """The mean of every pass, and the variance of its noise, 0 if it has none."""
     samples = passes(x)
     if passes.rate is None:
         means, log_variances = jnp.moveaxis(samples, -1, 0)
         return means, jnp.exp(log_variances)
-    return samples, None if noise_std is None else jnp.broadcast_to(noise_std**2, samples.shape)
-
-
-def _variance(means: Float[Array, "samples n"], noise: Float[Array, "samples n"] | None) -> Float[Array, " n"]:
-    return jnp.var(means, axis=0) + (0.0 if noise is None else jnp.mean(noise, axis=0))
+    return samples, jnp.zeros_like(samples) if noise_std is None else jnp.broadcast_to(noise_std**2, samples.shape)
 
 
 @eqx.filter_jit
 def _widening(passes: Passes, noise_std: Float[Array, ""] | None, validation: XY) -> Widening:
     x, y = validation
-    means, noise = _moments(passes, noise_std, x)
-    return Widening.of(_variance(means, noise), y - jnp.mean(means, axis=0))
+    return Widening.of_mixture(*_moments(passes, noise_std, x), y)
 
 
 def _presets(rate: ArrayLike | str, num_inputs: int) -> dict[str | None, presets.Settings]:

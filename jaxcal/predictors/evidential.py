@@ -16,6 +16,7 @@ from jaxcal import _checks
 from jaxcal.distributions import StudentT
 from jaxcal.functional import student_t
 from jaxcal.networks import FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, Widening, presets
+from jaxcal.networks.held_out import widened
 from jaxcal.networks.training import (
     TAKE_ANOTHER,
     XY,
@@ -121,9 +122,7 @@ class Evidential(TrainedNetwork[StudentT]):
 
     def _distribution(self, x: Float[Array, "n d"]) -> StudentT:
         gamma, nu, alpha, beta = _evidence(self.network, x)
-        scale = _scale(nu, alpha, beta)
-        if self.widening is not None:
-            scale = jnp.sqrt(self.widening(scale**2))
+        scale = jnp.sqrt(widened(_squared_scale(nu, alpha, beta), self.widening))
         return StudentT(2 * alpha, self.y_scaler.inverse(gamma), self.y_scaler.scale[None] * scale)
 
 
@@ -131,13 +130,13 @@ class Evidential(TrainedNetwork[StudentT]):
 def _widening(network: FeedForward, validation: XY) -> Widening:
     x, y = validation
     gamma, nu, alpha, beta = _evidence(network, x)
-    return Widening.of(_scale(nu, alpha, beta) ** 2, y - gamma, df=2 * alpha)
+    return Widening.of(_squared_scale(nu, alpha, beta), y - gamma, df=2 * alpha)
 
 
 def _loss(network: FeedForward, rows: XY, key: PRNGKeyArray | None, *, penalty: Float[Array, ""]) -> Float[Array, " n"]:
     x, y = rows
     gamma, nu, alpha, beta = _evidence(network, x)
-    log_density = student_t.log_prob(y, 2 * alpha, gamma, _scale(nu, alpha, beta))
+    log_density = student_t.log_prob(y, 2 * alpha, gamma, jnp.sqrt(_squared_scale(nu, alpha, beta)))
     return penalty * jnp.abs(y - gamma) * (2 * nu + alpha) - log_density
 
 
@@ -148,5 +147,5 @@ def _evidence(network: FeedForward, x: Float[Array, "n d"]) -> tuple[Float[Array
     return gamma, nu, 1 + above_one, beta
 
 
-def _scale(nu: Float[Array, " n"], alpha: Float[Array, " n"], beta: Float[Array, " n"]) -> Float[Array, " n"]:
-    return jnp.sqrt(beta * (1 + nu) / (nu * alpha))
+def _squared_scale(nu: Float[Array, " n"], alpha: Float[Array, " n"], beta: Float[Array, " n"]) -> Float[Array, " n"]:
+    return beta * (1 + nu) / (nu * alpha)

@@ -24,7 +24,8 @@ from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.functional import levene, multiplicity
 from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, Widening, presets
-from jaxcal.networks.normal import alternate, as_normal, widened
+from jaxcal.networks.held_out import widened
+from jaxcal.networks.normal import alternate, as_mixture, as_normal
 from jaxcal.networks.training import (
     TAKE_ANOTHER,
     as_data,
@@ -827,7 +828,7 @@ def _train_variance(inputs, target, lists: _Lists, keys, settings: presets.Setti
     def one(lists: _Lists, key):
         train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
         new = _new(inputs, settings.hidden)
-        new_variance = new if settings.calibrate else partial(new, activation=jnp.tanh)
+        new_variance = partial(new, activation=settings.variance_activation)
         counts = lists.num_train, lists.num_validation
         fit = _trainer(lists, settings)
         anew = not settings.calibrate
@@ -865,8 +866,7 @@ def _predict(fitted: USNRT, x: Float[Array, "n d"]) -> Normal | Mixture:
     means, variances = _moments(fitted, x)
     if means.shape[0] == 1:
         return as_normal((means[0], variances[0]), fitted.y_scaler)
-    means, variances = widened(means, variances, fitted.widening)
-    return Mixture(jax.vmap(lambda mean, variance: as_normal((mean, variance), fitted.y_scaler))(means, variances))
+    return as_mixture(means, variances, fitted.widening, fitted.y_scaler)
 
 
 def _moments(fitted: USNRT, x: Float[Array, "n d"]) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
@@ -881,7 +881,7 @@ def _moments(fitted: USNRT, x: Float[Array, "n d"]) -> tuple[Float[Array, "m n"]
         def place(moments, part):
             number, (network, widening) = part
             mean, variance = jax.vmap(eqx.combine(network, fixed))(inputs)
-            found = mean, variance if widening is None else widening(variance)
+            found = mean, widened(variance, widening)
             return jax.tree.map(lambda new, old: jnp.where(leaf == number, new, old), found, moments), None
 
         nothing = jnp.zeros(x.shape[0], inputs.dtype)
@@ -894,6 +894,4 @@ def _moments(fitted: USNRT, x: Float[Array, "n d"]) -> tuple[Float[Array, "m n"]
 @eqx.filter_jit
 def _widening_of_mixture(fitted: USNRT, x: Float[Array, "n d"], target: Float[Array, " n"]) -> Widening:
     """That of held-out rows, of the standardized target."""
-    means, variances = _moments(fitted, x)
-    mean = jnp.mean(means, axis=0)
-    return Widening.of(jnp.mean(variances, axis=0) + jnp.var(means, axis=0), target - mean)
+    return Widening.of_mixture(*_moments(fitted, x), target)

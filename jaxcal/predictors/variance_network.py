@@ -10,13 +10,15 @@ Quantification of Variance Networks by Tree-Structured Learning", section V-A).
 
 from typing import Unpack
 
+import equinox as eqx
 import jax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal.distributions import Normal
 from jaxcal.networks import NormalNetwork, StepOptions, TrainedNetwork, TrainingRecord, Widening
-from jaxcal.networks.normal import as_normal, settle_normal, train_normal, widening_of
-from jaxcal.networks.training import GIVE_STEPS, as_data, takes_training_options
+from jaxcal.networks.held_out import widened
+from jaxcal.networks.normal import as_normal, settle_normal, train_normal
+from jaxcal.networks.training import GIVE_STEPS, XY, as_data, takes_training_options
 
 
 @takes_training_options(StepOptions)
@@ -101,7 +103,7 @@ def fit(
     )
     return VarianceNetwork(
         network=optimum.params,
-        widening=widening_of(optimum.params, rows.validation, settings),
+        widening=_widening(optimum.params, rows.validation) if settings.calibrate else None,
         x_scaler=rows.x_scaler,
         y_scaler=rows.y_scaler,
         training=TrainingRecord.of(optimum, throw=settings.throw, validated=settings.steps is None),
@@ -122,4 +124,11 @@ class VarianceNetwork(TrainedNetwork[Normal]):
 
     def _distribution(self, x: Float[Array, "n d"]) -> Normal:
         mean, variance = jax.vmap(self.network)(x)
-        return as_normal((mean, variance if self.widening is None else self.widening(variance)), self.y_scaler)
+        return as_normal((mean, widened(variance, self.widening)), self.y_scaler)
+
+
+@eqx.filter_jit
+def _widening(network: NormalNetwork, validation: XY) -> Widening:
+    x, y = validation
+    mean, variance = jax.vmap(network)(x)
+    return Widening.of(variance, y - mean)

@@ -16,8 +16,8 @@ _ALLOWED = (
     "executor must have a `submit` whose futures have `done` and `result`: a concurrent.futures executor, joblib's "
     "loky, dask's Client, a submitit executor, mpi4py's MPIPoolExecutor, or sweep.RayExecutor() for Ray"
 )
-# Between two looks at futures that have to be asked whether they are done: at least, in seconds, and in times of a
-# look, which may go to the disk for each future.
+# Between two looks at futures that do not report when they are done: at least, in seconds, and in times of a look,
+# which may go to the disk for each future.
 _PAUSE, _PAUSE_IN_LOOKS = 0.01, 10
 # SLURM takes a thousand jobs in one array, if it is not told otherwise.
 _BATCH = 1000

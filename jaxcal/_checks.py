@@ -265,6 +265,12 @@ def _leaves_the_range(value: np.ndarray, square: np.ndarray) -> bool:
     return bool((np.isfinite(value) & (value != 0) & ((square == 0) | np.isinf(square))).any())
 
 
+def check_known(models: str, *arrays: Any) -> None:
+    """Raise TypeError, in the name of models of NumPy packages, if an array is traced by a transformation of JAX."""
+    if is_traced(*arrays):
+        raise TypeError(f"{models} are NumPy models: neither fit nor prediction runs under jit, vmap or grad.")
+
+
 def is_traced(*arrays: Any) -> bool:
     """Whether a value is unknown because a transformation is tracing it."""
     return any(isinstance(array, Tracer) for array in arrays)

@@ -113,7 +113,7 @@ def fit(
         >>> distribution.mean.round().tolist(), bool(distribution.std[1] > 2 * distribution.std[0])
         ([-1.0, 1.0], True)
     """
-    _check_known(x, y)
+    _checks.check_known("forests", x, y)
     x = _checks.as_matrix("x", x)
     y = _checks.as_vector("y", y, length=x.shape[0])
     _checks.check_rows("x", x, _LEAST_ROWS)
@@ -180,7 +180,7 @@ def of_trees(trees: "ForestRegressor", x: ArrayLike, y: ArrayLike) -> "Forest":
             "trees must be a forest with bootstrap=True and max_samples=None: else it is not known which rows are out "
             "of bag, or none is. jaxcal.forests.fit(model='extra_trees') grows trees without a bootstrap."
         )
-    _check_known(x, y)
+    _checks.check_known("forests", x, y)
     x = _checks.as_matrix("x", x)
     y = _checks.as_vector("y", y, length=x.shape[0])
     _checks.check_varies("y is", y)
@@ -281,7 +281,7 @@ class Forest:
         counts = _bootstrap_counts(self.trees, rows)
         targets = None
         if y is not None:
-            _check_known(y)
+            _checks.check_known("forests", y)
             targets = np.asarray(self.y_scaler(_checks.as_vector("y", y, length=rows)), float)
         for tree, leaf, count in zip(trees, self.trees.apply(x).T, counts, strict=True):
             _check_grown_on(tree, leaf, count, targets)
@@ -306,7 +306,7 @@ class Forest:
         return jax.device_put((loc + scale * means.T).astype(x.dtype))
 
     def _checked(self, x: ArrayLike) -> Float[Array, "n d"]:
-        _check_known(x)
+        _checks.check_known("forests", x)
         x = _checks.as_matrix("x", x)
         _checks.check_columns("x", x, self.num_columns, "the trees were grown on")
         return x
@@ -424,11 +424,6 @@ def _check_grown_on(tree: Any, leaf: np.ndarray, count: np.ndarray, targets: np.
     means = np.bincount(leaf, weights=count * targets, minlength=tree.node_count)[is_leaf] / in_leaf
     if not np.allclose(means, tree.value[is_leaf, 0, 0], atol=1e-4 * targets.std()):
         raise ValueError("y must be the targets that the forest was fitted to, in the same order; others came.")
-
-
-def _check_known(*arrays: ArrayLike) -> None:
-    if _checks.is_traced(*arrays):
-        raise TypeError("forests are NumPy models: neither fit nor prediction runs under jit, vmap or grad.")
 
 
 def _missing(package: str) -> ImportError:

@@ -75,7 +75,7 @@ def fit(
         >>> bool(upper[1] - lower[1] > 3 * (upper[0] - lower[0]))
         True
     """
-    _check_known(x, y)
+    _checks.check_known("boosted trees", x, y)
     x = _checks.as_matrix("x", x)
     y = _checks.as_vector("y", y, length=x.shape[0])
     _checks.check_rows("x", x, _LEAST_ROWS)
@@ -126,7 +126,7 @@ class QuantileBoosting:
             TypeError: if x is traced by a transformation of JAX.
             ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
         """
-        _check_known(x)
+        _checks.check_known("boosted trees", x)
         x = _checks.as_matrix("x", x)
         _checks.check_columns("x", x, self.num_columns, "the trees were grown on")
         moved = np.sort(self.predict(np.asarray(x, float)), axis=1) + self.shift
@@ -196,8 +196,3 @@ def _imported(package: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise ImportError(f"{package} is not installed: pip install {package}.") from error
-
-
-def _check_known(*arrays: ArrayLike) -> None:
-    if _checks.is_traced(*arrays):
-        raise TypeError("boosted trees are NumPy models: neither fit nor prediction runs under jit, vmap or grad.")

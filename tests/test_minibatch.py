@@ -138,6 +138,25 @@ def test_it_stops_after_patience_epochs_and_restores_the_best():
     assert (optimum.params, optimum.loss, optimum.steps, optimum.result) == (5, 0, 8, Result.CONVERGED)
 
 
+def test_on_a_plateau_the_steps_become_shorter():
+    """After half of the patience without improvement: the best is at step 5, and the steps from 7 on are shorter."""
+    options = {"patience": 4, "plateau_decay": 0.25, "restore_best": False}
+    ends = [float(walk(max_epochs=number, **options).params) for number in (5, 7, 8, 20)]
+    assert ends == [5, 7, 7.25, 7.5]
+
+
+def test_the_steps_become_shorter_at_every_plateau():
+    """By steps of 1 it goes to and fro over 5.3; by those of 1/4 it comes to 5.25, and by those of 1/16 nearer."""
+    distance = lambda position, rows, key: jnp.abs(position - 5.3) + 0 * rows
+
+    def error(plateau_decay):
+        options = {"optimizer": optax.sgd, "learning_rate": 1.0, "patience": 4, "plateau_decay": plateau_decay}
+        return train_minibatches(distance, jnp.zeros(()), jnp.ones(1), jnp.ones(2), key=KEY, **options).loss
+
+    np.testing.assert_allclose(error(1.0), 0.3, rtol=1e-5)
+    assert error(0.25) < 0.02
+
+
 def test_without_restoring_the_last_epoch_is_kept():
     optimum = walk(patience=3, restore_best=False)
     assert (optimum.params, optimum.loss, optimum.steps) == (8, 0, 8)
@@ -291,6 +310,7 @@ def test_derivatives_keep_the_parameters_of_every_step_and_not_its_activations()
         ({"patience": -1}, "patience must be at least 1; got -1"),
         ({"learning_rate": 0.0}, "learning_rate must be positive; got 0.0"),
         ({"learning_rate": float("nan")}, "learning_rate must be positive; got nan"),
+        ({"plateau_decay": 0.0}, "plateau_decay must be positive; got 0.0"),
     ],
 )
 def test_options_out_of_range(option, message):

@@ -78,7 +78,7 @@ def test_the_best_epoch_is_restored_in_the_default(data):
     x, y = data
     stopped = fit(x, y, max_epochs=1000, patience=5)
     assert stopped.training.result == Result.CONVERGED
-    best = fit(x, y, max_epochs=int(stopped.training.epochs) - 5, patience=1000)
+    best = fit(x, y, max_epochs=int(stopped.training.epochs) - 5, patience=5)
     assert best.training.result == Result.STEP_LIMIT
     np.testing.assert_array_equal(stopped(x).mean, best(x).mean)
 

@@ -1,5 +1,6 @@
 """The network of means and variances: what it learns, by which loss, in which steps, and what it makes of bad input."""
 
+import logging
 from functools import partial
 
 import equinox as eqx
@@ -163,6 +164,15 @@ def test_the_variance_has_a_floor():
 def test_bad_options(options, message, data):
     with pytest.raises(ValueError, match=message):
         fit(*data, **options)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_another_fit_of_so_many_rows_compiles_nothing(form, data, caplog):
+    x, y = data
+    fit(x, y, form=form)(x)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        fit(2 * x, y + 1, form=form, key=jax.random.key(1), learning_rate=0.02, weight_decay=0.1)(x)
+    assert not [record.getMessage() for record in caplog.records if "Compiling" in record.getMessage()]
 
 
 def test_every_alternating_training_has_a_validation_set_of_its_own():

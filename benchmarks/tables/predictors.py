@@ -31,6 +31,7 @@ PREDICTORS = {
     "dropout": jc.dropout.fit,
     "gaussian_process": jc.gaussian_process.fit,
     "usnrt": jc.usnrt.fit,
+    "usnrt, 5 members": partial(jc.usnrt.fit, num_members=5),
     "random_forest": partial(jc.forests.fit, model="random_forest"),
     "extra_trees": partial(jc.forests.fit, model="extra_trees"),
     "quantile_boosting": jc.quantile_boosting.fit,
@@ -39,6 +40,7 @@ PREDICTORS = {
 PARTS = {
     "patience 10": {"patience": 10},
     "learning rate 1e-3": {"learning_rate": 1e-3},
+    "rate not decayed": {"plateau_decay": 1.0},
     "no scales of inputs": {"scale_inputs": False},
     "no logarithmic tails": {"log_tails": False},
     "plain likelihood": {"beta": 0.0},

@@ -68,14 +68,13 @@ def train_normal(
         raise ValueError(f"steps={settings.steps} are those of one network: give form='joint'; got {form!r}.")
     own_split_key, train_key = jax.random.split(key)
     rows = split(x, y, settings, own_split_key if split_key is None else split_key)
-    train = trainer(settings, what=what, instead=instead)
-    new = partial(initial_network, x.shape[1], settings.hidden, dtype=rows.train[0].dtype)
     if form == "joint":
-        return _joint(rows, settings, new, train, train_key), rows
-    new_variance = partial(new, activation=settings.variance_activation)
-    data = rows.train, rows.validation
-    num_rows = rows.train[1].shape[0], rows.validation[1].shape[0]
-    return alternate(data, num_rows, new, new_variance, train, train_key, rounds, anew=not settings.calibrate), rows
+        train = trainer(settings, what=what, instead=instead)
+        return _joint(rows, settings, train, train_key), rows
+    # Arrays: another rate compiles no new program.
+    _checks.check_positive("learning_rate", settings.learning_rate)
+    rates = {name: jnp.asarray(getattr(settings, name)) for name in ("learning_rate", "weight_decay")}
+    return _alternating(rows, settings._replace(**rates), train_key, rounds, what, instead), rows
 
 
 def as_normal(moments: tuple[Float[Array, " n"], Float[Array, " n"]], y_scaler: Standardizer) -> Normal:
@@ -97,15 +96,38 @@ def as_mixture(
 def _joint(
     rows: Rows,
     settings: presets.Settings,
-    new: Callable[..., FeedForward],
     train: Callable[..., Optimum],
     key: PRNGKeyArray,
 ) -> Optimum:
     """One network with two outputs, trained on the likelihood."""
     init_key, train_key = jax.random.split(key)
+    new = new_network(rows.train[0], settings.hidden)
     network = starting_network(settings.initial, lambda: NormalNetwork((new(2, key=init_key),)))
     loss = Partial(_negative_log_likelihood, beta=jnp.asarray(settings.beta, rows.train[1].dtype))
     return train(loss, network, rows.train, rows.validation, key=train_key)
+
+
+@eqx.filter_jit
+def _alternating(
+    rows: Rows,
+    settings: presets.Settings,
+    key: PRNGKeyArray,
+    rounds: int,
+    what: str,
+    instead: str,
+) -> Optimum:
+    """Two networks, trained alternately, by one compiled program: outside of one every fit would compile its loop."""
+    new = new_network(rows.train[0], settings.hidden)
+    new_variance = partial(new, activation=settings.variance_activation)
+    num_rows = rows.train[1].shape[0], rows.validation[1].shape[0]
+    train = trainer(settings, what=what, instead=instead)
+    anew = not settings.calibrate
+    return alternate((rows.train, rows.validation), num_rows, new, new_variance, train, key, rounds, anew=anew)
+
+
+def new_network(inputs: Float[Array, "n d"], hidden: tuple[int, ...]) -> Callable[..., FeedForward]:
+    """What makes networks of such inputs, with their initial weights."""
+    return partial(initial_network, inputs.shape[1], hidden, dtype=inputs.dtype)
 
 
 def alternate(

@@ -19,6 +19,7 @@ class Settings(NamedTuple):
     The values here are those that papers' settings begin from.
 
     Attributes:
+        plateau_decay: of the learning rate, where the validation loss does not improve for half of the patience.
         scale_inputs: whether a scale for every input is trained with the weights.
         log_tails: whether the tails of the inputs are logarithmic, `preprocessing.LogTails`.
         beta: the power of the variance that weighs the likelihood of a row, `normal.train_normal`.
@@ -36,6 +37,7 @@ class Settings(NamedTuple):
     throw: bool = True
     steps: int | None = None
     initial: eqx.Module | None = None
+    plateau_decay: float = 1.0
     scale_inputs: bool = False
     log_tails: bool = False
     beta: float = 0.0
@@ -71,7 +73,15 @@ class ACCRUE(NamedTuple):
 
 
 # Chosen by the errors on data sets of all kinds: `benchmarks/tables/predictors.py`.
-DEFAULT = Settings(learning_rate=3e-3, patience=50, scale_inputs=True, log_tails=True, beta=0.5, calibrate=True)
+DEFAULT = Settings(
+    learning_rate=6e-3,
+    patience=50,
+    plateau_decay=0.25,
+    scale_inputs=True,
+    log_tails=True,
+    beta=0.5,
+    calibrate=True,
+)
 # Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual Estimation
 # with an I/O Kernel", appendix D.1.
 RIO = Settings()

@@ -107,6 +107,7 @@ def train_minibatches(
     batch_size: int = 32,
     max_epochs: int = 1000,
     patience: int = 10,
+    plateau_decay: ArrayLike = 1.0,
     restore_best: bool = True,
     num_rows: tuple[Int[Array, ""], Int[Array, ""]] | None = None,
     what: str = "optimize.train_minibatches",
@@ -134,6 +135,8 @@ def train_minibatches(
         batch_size: rows a step; at most all of them.
         max_epochs: number of epochs to stop at.
         patience: number of epochs without improvement to stop at.
+        plateau_decay: what the learning rate is multiplied by after half of so many epochs without improvement, as
+            often as that happens.
         restore_best: whether to return the parameters of the best epoch in place of those of the last one.
         num_rows: how many of the training and of the validation rows there are, where the arrays have more: those
             after them take no part, and cost nothing but memory. For problems of several sizes in one compiled
@@ -143,7 +146,8 @@ def train_minibatches(
 
     Raises:
         TypeError: if a derivative is asked for.
-        ValueError: if batch_size, max_epochs or patience is less than 1, or the learning rate not positive.
+        ValueError: if batch_size, max_epochs or patience is less than 1, or the learning rate or plateau_decay not
+            positive.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -161,7 +165,7 @@ def train_minibatches(
     _checks.check_at_least("batch_size", batch_size, 1)
     lengths = tuple(jax.tree.leaves(part)[0].shape[0] for part in (data, validation))
     rows = _Rows(data, validation, lengths if num_rows is None else num_rows)
-    problem = _Problem(loss, params, rows, optimizer, _Schedule.of(learning_rate, max_epochs, patience))
+    problem = _Problem(loss, params, rows, optimizer, _Schedule.of(learning_rate, max_epochs, patience, plateau_decay))
     return _train(problem, key, min(batch_size, lengths[0]), restore_best, what, instead)
 
 
@@ -214,7 +218,7 @@ def train_steps(
         3.0
     """
     _checks.check_at_least("num_steps", num_steps, 1)
-    schedule = _Schedule.of(learning_rate, max_epochs, patience)
+    schedule = _Schedule.of(learning_rate, max_epochs, patience, plateau_decay=1.0)
     problem = _Problem(loss, params, _Rows(None, validation, None), optimizer, schedule)
     return _train(problem, key, num_steps, restore_best, what, instead)
 
@@ -288,13 +292,15 @@ class _Schedule(NamedTuple):
     learning_rate: Float[Array, ""]
     max_epochs: Int[Array, ""]
     patience: Int[Array, ""]
+    plateau_decay: Float[Array, ""]
 
     @classmethod
-    def of(cls, learning_rate: ArrayLike, max_epochs: int, patience: int) -> "_Schedule":
+    def of(cls, learning_rate: ArrayLike, max_epochs: int, patience: int, plateau_decay: ArrayLike) -> "_Schedule":
         for name, value in (("max_epochs", max_epochs), ("patience", patience)):
             _checks.check_at_least(name, value, 1)
-        _checks.check_positive("learning_rate", learning_rate)
-        return cls(jnp.asarray(learning_rate), jnp.asarray(max_epochs), jnp.asarray(patience))
+        for name, value in (("learning_rate", learning_rate), ("plateau_decay", plateau_decay)):
+            _checks.check_positive(name, value)
+        return cls(*map(jnp.asarray, (learning_rate, max_epochs, patience, plateau_decay)))
 
 
 class _Problem(NamedTuple):
@@ -312,6 +318,7 @@ class _State(NamedTuple):
 
     params: PyTree
     optimizer: PyTree
+    rate: Float[Array, ""]
     best: Best
     epochs: Int[Array, ""]
     finite: Bool[Array, ""]
@@ -338,16 +345,20 @@ def _train(
         number, batch = _drawn(batch_size, own_key) if rows.numbers is None else _batches(rows, batch_size, own_key)
 
         def step(i, carry):
-            params, state = carry
-            updates, state = descent.update(jax.grad(batch_loss)(params, *batch(i)), state, params)
-            return optax.apply_updates(params, updates), state
+            params, memory = carry
+            updates, memory = descent.update(jax.grad(batch_loss)(params, *batch(i)), memory, params)
+            updates = jax.tree.map(lambda update: state.rate.astype(update.dtype) * update, updates)
+            return optax.apply_updates(params, updates), memory
 
         params, memory = lax.fori_loop(0, number, step, carried((state.params, state.optimizer)))
         value = validation_loss(params)
+        best = state.best.after(params, value)
+        is_plateau = best.stale == jnp.maximum(schedule.patience // 2, 1)
         return _State(
             params=params,
             optimizer=memory,
-            best=state.best.after(params, value),
+            rate=jnp.where(is_plateau, schedule.plateau_decay * state.rate, state.rate),
+            best=best,
             epochs=state.epochs + 1,
             finite=jnp.isfinite(value),
         )
@@ -358,6 +369,7 @@ def _train(
     initial = _State(
         params=params,
         optimizer=descent.init(params),
+        rate=jnp.ones_like(schedule.plateau_decay),
         best=Best.before(params if restore_best else None, jax.eval_shape(validation_loss, params).dtype),
         epochs=jnp.zeros((), jnp.int32),
         finite=jnp.ones((), bool),

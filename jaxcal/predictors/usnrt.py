@@ -25,11 +25,10 @@ from jaxcal.distributions import Mixture, Normal
 from jaxcal.functional import levene, multiplicity
 from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, Widening, presets
 from jaxcal.networks.held_out import widened
-from jaxcal.networks.normal import alternate, as_mixture, as_normal
+from jaxcal.networks.normal import alternate, as_mixture, as_normal, new_network
 from jaxcal.networks.training import (
     TAKE_ANOTHER,
     as_data,
-    initial_network,
     settle,
     squared_error,
     takes_training_options,
@@ -738,7 +737,7 @@ def _train_splitting(inputs, target, lists: _Lists, keys, settings: presets.Sett
     def one(lists: _Lists, key):
         train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
         init_key, train_key = jax.random.split(key)
-        network = _new(inputs, settings.hidden)("scalar", key=init_key)
+        network = new_network(inputs, settings.hidden)("scalar", key=init_key)
         optimum = _trainer(lists, settings)(squared_error, network, train, validation, key=train_key)
         return tuple(y - jax.vmap(optimum.params)(x) for x, y in (train, validation))
 
@@ -827,7 +826,7 @@ def _train_variance(inputs, target, lists: _Lists, keys, settings: presets.Setti
 
     def one(lists: _Lists, key):
         train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
-        new = _new(inputs, settings.hidden)
+        new = new_network(inputs, settings.hidden)
         new_variance = partial(new, activation=settings.variance_activation)
         counts = lists.num_train, lists.num_validation
         fit = _trainer(lists, settings)
@@ -841,10 +840,6 @@ def _train_variance(inputs, target, lists: _Lists, keys, settings: presets.Setti
         return optimum, jnp.sqrt(total / (counts[0] + counts[1])), held_out
 
     return over_runs(one)(lists, keys)
-
-
-def _new(inputs: Float[Array, "n p"], hidden: tuple[int, ...]):
-    return partial(initial_network, inputs.shape[1], hidden, dtype=inputs.dtype)
 
 
 def _trainer(lists: _Lists, settings: presets.Settings):

@@ -156,7 +156,7 @@ def alternate(
         mean = train(_weighted_squared_error, new_mean("scalar", key=keys[1]), *parts, key=keys[2])
         parts = divide((x, y - _outputs(mean.params, x)), key=keys[3])
         initial = new_variance("scalar", key=keys[4])
-        variance = train(_residual_negative_log_likelihood, initial, *parts, key=keys[5])
+        variance = train(residual_negative_log_likelihood, initial, *parts, key=keys[5])
         variances = as_variance(_outputs(variance.params, x), alternating=True)
         if not anew:
             # Rows that were learned by heart have a small one, and would count for everything.
@@ -206,7 +206,8 @@ def _weighted_squared_error(network: FeedForward, rows: tuple, key: PRNGKeyArray
     return squared_error(network, tuple(xy), key) / variance
 
 
-def _residual_negative_log_likelihood(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:
+def residual_negative_log_likelihood(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:
+    """Of residuals, by a network of their variance."""
     x, residual = rows
     return -normal.log_prob(residual, 0.0, jnp.sqrt(as_variance(jax.vmap(network)(x), alternating=True)))
 

@@ -19,6 +19,7 @@ class Settings(NamedTuple):
     The values here are those that papers' settings begin from.
 
     Attributes:
+        batch_size: rows a step; None for a number that grows with that of all rows.
         plateau_decay: of the learning rate, where the validation loss does not improve for half of the patience.
         scale_inputs: whether a scale for every input is trained with the weights.
         log_tails: whether the tails of the inputs are logarithmic, `preprocessing.LogTails`.
@@ -30,7 +31,7 @@ class Settings(NamedTuple):
     hidden: tuple[int, ...] = (64, 64)
     learning_rate: ArrayLike = 1e-3
     weight_decay: ArrayLike = 0.0
-    batch_size: int = 32
+    batch_size: int | None = 32
     max_epochs: int = 1000
     patience: int = 10
     validation_fraction: float = 0.2
@@ -75,6 +76,7 @@ class ACCRUE(NamedTuple):
 # Chosen by the errors on data sets of all kinds: `benchmarks/tables/predictors.py`.
 DEFAULT = Settings(
     learning_rate=6e-3,
+    batch_size=None,
     patience=50,
     plateau_decay=0.25,
     scale_inputs=True,

@@ -1,6 +1,7 @@
 """How networks are trained: the options, the validation set, the optimizer and the record of it."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypedDict, TypeVar
@@ -41,6 +42,10 @@ TAKE_ANOTHER = "take mlp.fit or variance_network.fit with steps= for so many ful
 # How much faster the scales of inputs move than weights do.
 _SPEED_OF_SCALES = 6.0
 
+# Of a batch by default, doubled as often as an epoch would have more steps: rows then cost less than in proportion,
+# and errors are no greater.
+_ROWS_OF_A_BATCH, _STEPS_OF_AN_EPOCH = 32, 256
+
 # A network with its initial weights, made by one compiled program.
 initial_network = eqx.filter_jit(FeedForward)
 
@@ -63,7 +68,7 @@ class TrainingOptions(TypedDict, total=False):
         learning_rate: of the optimizer (default 6e-3), at first: it is quartered where the validation loss has not
             improved for half of `patience` epochs.
         weight_decay: an L2 penalty on all weights and biases (default 0).
-        batch_size: data points a step (default 32).
+        batch_size: data points a step (default 32, doubled as often as an epoch would have more than 256 steps).
         max_epochs: number of epochs to stop at, of each training (default 1000).
         patience: epochs without improvement to stop at (default 50).
         validation_fraction: fraction of the n data points in the validation set, n - floor(n (1 - fraction)) of them
@@ -274,11 +279,10 @@ def trainer(
             train_full_batch, num_steps=settings.steps, optimizer=descent, learning_rate=settings.learning_rate
         )
         return lambda loss, params, data, validation, *, key: take(loss, params, data, key=key)
-    train = partial(
+    until_it_stops = partial(
         train_minibatches,
         optimizer=descent,
         learning_rate=settings.learning_rate,
-        batch_size=settings.batch_size,
         max_epochs=settings.max_epochs,
         patience=settings.patience,
         plateau_decay=settings.plateau_decay,
@@ -286,7 +290,19 @@ def trainer(
         what=what,
         instead=instead,
     )
+
+    def train(loss, params, data, *rest, **options):
+        batch_size = settings.batch_size
+        if batch_size is None:
+            batch_size = _batch_size(jax.tree.leaves(data)[0].shape[0])
+        return until_it_stops(loss, params, data, *rest, batch_size=batch_size, **options)
+
     return partial(_with_scaled_inputs, train) if settings.scale_inputs else train
+
+
+def _batch_size(num_rows: int) -> int:
+    """The default: of so many rows that an epoch has at most so many steps, which double the rows of a batch."""
+    return _ROWS_OF_A_BATCH * 2 ** max(math.ceil(math.log2(num_rows / _ROWS_OF_A_BATCH / _STEPS_OF_AN_EPOCH)), 0)
 
 
 def _with_scaled_inputs(

@@ -1,0 +1,344 @@
+"""How USNRT's trees grow: at every node the split between whose sides the residuals' spread differs most."""
+
+import math
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal.functional import levene, multiplicity
+from jaxcal.predictors._tree import Node, Tree, stack_on_host
+from jaxcal.preprocessing import Encoder, Standardizer
+
+# Ma, Yan & Zhang (2023), section V-A: a tenth of the rows in a leaf, or so many. Fewer are enough where the networks of
+# a leaf start from those of all rows.
+_LEAVES, _LEAST_ROWS_OF_PAPER, _LEAST_ROWS = 10, 1000, 200
+# Of the intervals of std ratios.
+_CONFIDENCE_LEVEL = 0.95
+
+
+class Problem(NamedTuple):
+    """The training rows."""
+
+    encoder: Encoder
+    x: Float[np.ndarray, "n d"]
+    codes: Int[np.ndarray, "n d"]
+    inputs: Float[Array, "n p"]
+    target: Float[Array, " n"]
+    ordered: Float[Array, "n c"]
+    orders: Int[Array, "c n"]
+
+
+def arranged(encoder: Encoder, x: Float[Array, "n d"], y: Float[Array, " n"]) -> tuple[Standardizer, Problem]:
+    """The standardization of the target, and the training rows as the tree and its networks take them."""
+    y_scaler, codes, inputs, target, ordered, orders = _arrays_of(encoder, x, y)
+    problem = Problem(
+        encoder=encoder,
+        x=np.asarray(x),
+        codes=np.asarray(codes),
+        inputs=inputs,
+        target=target,
+        ordered=ordered,
+        orders=orders,
+    )
+    return y_scaler, problem
+
+
+@eqx.filter_jit
+def _arrays_of(encoder: Encoder, x: Float[Array, "n d"], y: Float[Array, " n"]) -> tuple:
+    """What `arranged` needs, as one program."""
+    # Without continuous columns, one that is constant: it has no split.
+    ordered = x[:, np.array(encoder.continuous)] if encoder.continuous else jnp.zeros_like(x[:, :1])
+    y_scaler = Standardizer.of(y)
+    return y_scaler, encoder.codes(x), encoder(x), y_scaler(y), ordered, levene.feature_orders(ordered)
+
+
+class Search(NamedTuple):
+    """How splits are looked for."""
+
+    min_leaf: int
+    log_significance: float
+    center: str
+    correction: str
+    step: int
+
+    @classmethod
+    def of(
+        cls,
+        preset: str | None,
+        num_rows: int,
+        *,
+        min_leaf: int | str,
+        significance: float,
+        center: str | None,
+        correction: str | None,
+        step: int | None,
+    ) -> "Search":
+        """The options that were given, and those of the preset in place of None."""
+        _checks.check_choice("preset", preset, (None, "paper"))
+        paper = preset == "paper"
+        is_auto = isinstance(min_leaf, str)
+        if is_auto:
+            _checks.check_choice("min_leaf", min_leaf, ("auto",))
+            min_leaf = max(num_rows // _LEAVES, _LEAST_ROWS_OF_PAPER if paper else _LEAST_ROWS)
+        _checks.check_at_least("min_leaf", min_leaf, 2)
+        _checks.check_fraction("significance", significance)
+        if center is None:
+            center = "mean" if paper else "median"
+        _checks.check_choice("center", center, ("mean", "median"))
+        if correction is None:
+            correction = "none" if paper else "miller-siegmund"
+        _checks.check_choice("correction", correction, ("none", "miller-siegmund", "permutation"))
+        if step is None:
+            step = 10 if paper else 1
+        _checks.check_at_least("step", step, 1)
+        if is_auto and num_rows < 2 * min_leaf:
+            warnings.warn(
+                f"min_leaf='auto' splits {2 * min_leaf} rows and more; of {num_rows} rows the tree is one leaf. Give a "
+                "min_leaf, or take variance_network.fit.",
+                stacklevel=4,  # past fit and the decorator of its options
+            )
+        log_significance = math.log(significance)
+        return cls(
+            min_leaf=min_leaf, log_significance=log_significance, center=center, correction=correction, step=step
+        )
+
+    def slots(self, num_rows: int) -> int:
+        """How many nodes of one level can be tested at most: so many are searched, for one compiled program."""
+        return max(num_rows // (2 * self.min_leaf), 1)
+
+
+@partial(jax.jit, static_argnames="number")
+def _split_key(key: PRNGKeyArray, number: int) -> tuple[Array, ...]:
+    """The key split in so many, as one program."""
+    return tuple(jax.random.split(key, number))
+
+
+class Growing(NamedTuple):
+    """A tree that grows: its nodes, the root first, and the training rows in each."""
+
+    nodes: list[Node]
+    rows: list[np.ndarray]
+
+    def leaves(self) -> list[np.ndarray]:
+        """The rows of every leaf, in the order of the nodes."""
+        return [rows for node, rows in zip(*self, strict=True) if node.feature < 0]
+
+    def add(self, rows: np.ndarray, problem: Problem, *, residual_std: ArrayLike = math.nan) -> None:
+        """A new node with these rows."""
+        num_categories = max((part.shape[0] for part in problem.encoder.categories), default=1)
+        node = Node.new(len(rows), num_categories, problem.x.dtype)
+        self.nodes.append(node.updated(residual_std=residual_std))
+        self.rows.append(rows)
+
+
+def grow(
+    problem: Problem,
+    search: Search,
+    residuals_of: Callable[[list[int], list[np.ndarray], PRNGKeyArray], list[np.ndarray]],
+    num_members: int,
+    key: PRNGKeyArray,
+) -> list[Growing]:
+    """Every member's tree, one level of all of them after another.
+
+    `residuals_of(members, rows, key)` are those of the nodes of one level: of which member each is, and its rows.
+    """
+    trees = [Growing([], []) for _ in range(num_members)]
+    for tree in trees:
+        tree.add(np.arange(problem.target.shape[0]), problem)
+    frontier = [(member, 0) for member in range(num_members)]
+    while frontier := [
+        (member, place) for member, place in frontier if len(trees[member].rows[place]) >= 2 * search.min_leaf
+    ]:
+        key, train_key, *search_keys = _split_key(key, 2 + num_members)
+        members = [member for member, _ in frontier]
+        residuals = residuals_of(members, [trees[member].rows[place] for member, place in frontier], train_key)
+        below = []
+        for member, (tree, search_key) in enumerate(zip(trees, search_keys, strict=True)):
+            mine = [(place, part) for (owner, place), part in zip(frontier, residuals, strict=True) if owner == member]
+            # A member may be grown before the others are.
+            below += [(member, place) for place in _split(problem, search, tree, mine, search_key)] if mine else []
+        frontier = below
+    return trees
+
+
+def _split(
+    problem: Problem, search: Search, tree: Growing, tested: list[tuple[int, np.ndarray]], key: PRNGKeyArray
+) -> list[int]:
+    """Split the tested nodes of a tree where that is significant; the places of the new nodes."""
+    residuals = np.zeros(problem.target.shape, problem.target.dtype)
+    nodes = np.full(residuals.shape, -1)
+    for number, (place, part) in enumerate(tested):
+        residuals[tree.rows[place]], nodes[tree.rows[place]] = part, number
+    new = []
+    for (place, part), best in zip(tested, _best_splits(problem, search, residuals, nodes, key), strict=True):
+        node = tree.nodes[place].updated(statistic=best.statistic, log_p=best.log_p, residual_std=part.std(ddof=1))
+        if best.feature >= 0 and best.log_p <= search.log_significance:
+            children = len(tree.nodes), len(tree.nodes) + 1
+            node = node.updated(feature=best.feature, threshold=best.threshold, children=children)
+            if best.left_categories is not None:
+                padding = node.left_categories.shape[0] - len(best.left_categories)
+                node = node.updated(left_categories=np.pad(best.left_categories, (0, padding)))
+            rows = tree.rows[place]
+            left = best.goes_left(problem, rows)
+            sides = np.full(residuals.shape, -1)
+            sides[rows] = np.where(left, 0, 1)
+            ratio, *interval = levene.std_ratio(residuals, sides, best.critical_value)
+            node = node.updated(std_ratio=ratio, std_ratio_interval=jnp.stack(interval))
+            for side in (left, ~left):
+                # Until it is tested itself.
+                tree.add(rows[side], problem, residual_std=part[side].std(ddof=1))
+            new += children
+        tree.nodes[place] = node
+    return new
+
+
+class _Split(NamedTuple):
+    """The best split of a node: of a continuous column by a threshold, or of a categorical one by its categories."""
+
+    statistic: float
+    log_p: float
+    critical_value: float
+    feature: int
+    threshold: float
+    left_categories: np.ndarray | None
+
+    def goes_left(self, problem: Problem, rows: np.ndarray) -> np.ndarray:
+        if self.left_categories is None:
+            return problem.x[rows, self.feature] <= self.threshold
+        return self.left_categories[problem.codes[rows, self.feature]]
+
+
+def _best_splits(
+    problem: Problem, search: Search, residuals: np.ndarray, nodes: np.ndarray, key: PRNGKeyArray
+) -> list[_Split]:
+    """The best split of every node over all columns, with its p-value corrected."""
+    num_nodes = nodes.max() + 1
+    cuts = _best_cuts(problem, search, residuals, nodes)
+    subsets = [
+        [_best_subset(problem, search, residuals, nodes == k, column) for k in range(num_nodes)]
+        for column in range(len(problem.encoder.categorical))
+    ]
+    log_p, critical_value = _corrected_log_p(problem, search, residuals, nodes, cuts, subsets, key)
+    best = []
+    for k in range(num_nodes):
+        feature = problem.encoder.continuous[cuts.feature[k]] if cuts.feature[k] >= 0 else -1
+        cut = _Split(
+            statistic=float(cuts.statistic[k]),
+            log_p=float(log_p[k]),
+            critical_value=float(critical_value[k]),
+            feature=feature,
+            threshold=float(cuts.threshold[k]),
+            left_categories=None,
+        )
+        by_categories = [
+            cut._replace(
+                statistic=float(of_nodes[k].statistic),
+                feature=column if of_nodes[k].num_left else -1,
+                threshold=np.inf,
+                left_categories=of_nodes[k].left,
+            )
+            for column, of_nodes in zip(problem.encoder.categorical, subsets, strict=True)
+        ]
+        best.append(max([cut, *by_categories], key=lambda split: split.statistic))
+    return best
+
+
+def _best_cuts(problem: Problem, search: Search, residuals: np.ndarray, nodes: np.ndarray) -> levene.Split:
+    """The best threshold of every node over the continuous columns."""
+    splits = levene.best_splits(problem.ordered, residuals, nodes, **_cut_options(problem, search))
+    return jax.tree.map(np.asarray, splits)
+
+
+def _cut_options(problem: Problem, search: Search) -> dict[str, Any]:
+    """The options of the searches over thresholds."""
+    return {
+        "num_nodes": search.slots(problem.target.shape[0]),
+        "min_leaf": search.min_leaf,
+        "center": search.center,
+        "step": search.step,
+        "orders": problem.orders,
+    }
+
+
+def _best_subset(
+    problem: Problem, search: Search, residuals: np.ndarray, is_in: np.ndarray, position: int
+) -> levene.Subset:
+    """The best subset of the categories of one column, for the node that some rows are in."""
+    column, categories = problem.encoder.categorical[position], problem.encoder.categories[position]
+    subset = levene.best_subset(
+        np.where(is_in, problem.codes[:, column], -1),
+        residuals,
+        num_categories=categories.shape[0],
+        min_leaf=search.min_leaf,
+        center=search.center,
+    )
+    return jax.tree.map(np.asarray, subset)
+
+
+def _corrected_log_p(
+    problem: Problem,
+    search: Search,
+    residuals: np.ndarray,
+    nodes: np.ndarray,
+    cuts: levene.Split,
+    subsets: list[list[levene.Subset]],
+    key: PRNGKeyArray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The logarithm of the p-value of every node's largest |T|, corrected for the number of splits.
+
+    And the |T| with the p-value 1 - `_CONFIDENCE_LEVEL`: of permutations, which have none, that of the bound.
+    """
+    num_nodes, slots = nodes.max() + 1, len(cuts.statistic)
+    # As many as there can be, so that all levels share a compiled program; no splits where there is no node.
+    filled = lambda values, value: np.pad(values, ((0, 0), (0, slots - num_nodes)), constant_values=value)
+    by_subset, of_subsets = (
+        np.array([[getattr(subset, name) for subset in of_nodes] for of_nodes in subsets]).reshape(-1, num_nodes)
+        for name in ("statistic", "log_num_splits")
+    )
+    by_subset, of_subsets = filled(by_subset, 0), filled(of_subsets, -np.inf)
+    largest = np.max([cuts.statistic, *by_subset], axis=0)
+    counts = np.concatenate([cuts.log_num_splits, of_subsets.T], axis=1)
+    is_ordered = np.arange(counts.shape[1]) < cuts.log_num_splits.shape[1]
+    if search.correction == "none":  # a single split
+        counts, is_ordered = np.zeros_like(counts[:, :1]), np.zeros(1, bool)
+    log_p, critical_value = _bounds(largest, cuts.num_rows, search.min_leaf, counts, is_ordered)
+    if search.correction == "permutation":
+        log_p = multiplicity.permutation_log_p(
+            problem.ordered, residuals, nodes, key=key, **_cut_options(problem, search)
+        )
+        if subsets:  # Bonferroni over the two kinds of columns
+            is_ordered = np.zeros(len(subsets), bool)
+            by_bound, _ = _bounds(by_subset.max(axis=0), cuts.num_rows, search.min_leaf, of_subsets.T, is_ordered)
+            log_p = np.minimum(math.log(2) + np.minimum(log_p, by_bound), 0)
+    return np.asarray(log_p)[:num_nodes], np.asarray(critical_value)[:num_nodes]
+
+
+@partial(jax.jit, static_argnames="min_leaf")
+def _bounds(statistic, num_rows, min_leaf: int, log_num_splits, ordered) -> tuple[Array, Array]:
+    """The bound for the logarithm of a p-value, and the |T| where it is that of the intervals of std ratios."""
+    options = {
+        "num_rows": num_rows,
+        "min_leaf": min_leaf,
+        "log_num_splits": log_num_splits,
+        "ordered": ordered,
+    }
+    log_level = math.log(1 - _CONFIDENCE_LEVEL)
+    return (
+        multiplicity.miller_siegmund(statistic, **options),
+        multiplicity.miller_siegmund_quantile(log_level, **options),
+    )
+
+
+def stack_trees(trees: list[Growing], unit: Float[Array, ""]) -> Tree:
+    """The trees of all members as one, the stds of the residuals in the unit of the target."""
+    size = max(len(tree.nodes) for tree in trees)
+    tree = stack_on_host([Tree.of(tree.nodes, size) for tree in trees])
+    return eqx.tree_at(lambda tree: tree.residual_std, tree, unit * tree.residual_std)

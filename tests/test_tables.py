@@ -93,11 +93,20 @@ def test_report_names_fits_that_failed(records, tmp_path):
     assert "- yacht, RIO, setting paper, seed 1" in (tmp_path / "rio_table1.md").read_text()
 
 
-def test_runs_of_two_machines_are_not_compared():
-    machines = {"USNRT": ("a", "a", "b"), "HNN": ("a", "b", "b")}
+@pytest.mark.parametrize("kind", ["device", "jaxcal", "jax"])
+def test_runs_of_two_machines_or_versions_are_not_compared(kind):
+    made = {"jaxcal": "0.1.0+1a2b3c4", "jax": "0.10", "device": "here", "date": "today"}
+    origins = {"USNRT": ("a", "a", "b"), "HNN": ("a", "b", "b")}
     records = [
-        {"dataset": "cbm", "seed": seed, "system": system, "device": device, "ece": 1.0}
-        for system, devices in machines.items()
-        for seed, device in enumerate(devices)
+        {"dataset": "cbm", "seed": seed, "system": system, "ece": 1.0} | made | {kind: origin}
+        for system, of_seeds in origins.items()
+        for seed, origin in enumerate(of_seeds)
     ]
-    assert _usnrt_report.Cells(records, tuple(machines), ["cbm"]).count("cbm") == 2
+    assert _usnrt_report.Cells(records, tuple(origins), ["cbm"]).count("cbm") == 2
+
+
+def test_a_version_without_its_commit_is_that_of_a_day():
+    record = {"jaxcal": "0.1.0", "jax": "0.10", "device": "here"}
+    assert _report.made_by(record | {"date": "today"}) != _report.made_by(record | {"date": "tomorrow"})
+    named = record | {"jaxcal": "0.1.0+1a2b3c4"}
+    assert _report.made_by(named | {"date": "today"}) == _report.made_by(named | {"date": "tomorrow"})

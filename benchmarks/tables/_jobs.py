@@ -3,9 +3,10 @@
 import argparse
 import datetime
 import os
+import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -54,7 +55,7 @@ def names(known: Collection[str]) -> Callable[[str], list[str]]:
 
 def run(task: Callable[..., list[dict]], jobs: Sequence[dict], path: Path, workers: int | None) -> None:
     """All jobs that are not finished yet, with a bar of progress."""
-    stamp = {"jaxcal": jc.__version__, "jax": jax.__version__, "date": datetime.date.today().isoformat()}
+    stamp = {"jaxcal": version(), "jax": jax.__version__, "date": datetime.date.today().isoformat()}
     # Workers are new processes, which find there what earlier ones compiled.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(path.parent / "compiled"))
     columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
@@ -85,7 +86,18 @@ def timed(kind: tuple, call: Callable, compiles: Callable | None = None):
 
 def origin() -> str:
     """What a result of today is made with: versions, machine and day."""
-    return f"jaxcal {jc.__version__}, jax {jax.__version__}, {machine()}, {datetime.date.today().isoformat()}"
+    return f"jaxcal {version()}, jax {jax.__version__}, {machine()}, {datetime.date.today().isoformat()}"
+
+
+@cache
+def version() -> str:
+    """That of jaxcal, with the last commit to the package: 0.1.0+1a2b3c4, and .changed where there is more than it."""
+    git = partial(subprocess.run, cwd=Path(jc.__file__).parent, capture_output=True, text=True, check=False)
+    commit = git(["git", "log", "-1", "--format=%h", "--", "."]).stdout.strip()
+    if not commit:
+        return jc.__version__
+    changed = ".changed" if git(["git", "status", "--porcelain", "--", "."]).stdout else ""
+    return f"{jc.__version__}+{commit}{changed}"
 
 
 @cache

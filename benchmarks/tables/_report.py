@@ -3,7 +3,7 @@
 import csv
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -42,6 +42,24 @@ class Runs:
 
     def count(self, *cell: str) -> int:
         return len(self._records[*cell])
+
+
+def made_by(record: dict) -> tuple[str, ...]:
+    """The code and the machine of a run. Results depend on both: only runs that share them are paired.
+
+    A version that does not name its commit tells the code of one day alone.
+    """
+    code = (record["jaxcal"],) if "+" in record["jaxcal"] else (record["jaxcal"], record["date"])
+    return (*code, record["jax"], record["device"])
+
+
+def comparable(records: Sequence[dict], systems: Collection[str], by: str) -> list[dict]:
+    """The runs of splits that all systems have by the same code on the same machine, `by` the name of the systems."""
+    run_of = lambda record: (record["dataset"], record["seed"], made_by(record))
+    found = defaultdict(set)
+    for record in records:
+        found[run_of(record)].add(record[by])
+    return [record for record in records if found[run_of(record)] >= {*systems}]
 
 
 @cache

@@ -36,10 +36,10 @@ Mean ± standard deviation (median) over random 80/20 splits; the splits are our
 but with as many lengthscales as the paper's table has (Table 5 one for every input, the others one for all; jaxcal's
 default decides by the evidence), *published* the paper's number. † (paired t-test) and ‡ (Wilcoxon's signed-rank
 test): differs from RIO of the same setting at the 5 % level; of five runs or fewer none has a ‡; runs of two machines
-are not compared. Seconds are processor time of fit and prediction, compilation apart; the published ones come from
-another machine. Coverage is that of the central intervals of 95, 90 and 68 %; the residuals are those of rows that the
-base model was trained on. The improvement ratio is the fraction of test rows whose error became smaller than the base
-model's. *≤ published?* compares means, rounded as the published one is."""
+or versions are not compared. Seconds are processor time of fit and prediction, compilation apart; the published ones
+come from another machine. Coverage is that of the central intervals of 95, 90 and 68 %; the residuals are those of rows
+that the base model was trained on. The improvement ratio is the fraction of test rows whose error became smaller than
+the base model's. *≤ published?* compares means, rounded as the published one is."""
 
 
 class Runs:
@@ -64,9 +64,10 @@ class Runs:
     def count(self, dataset: str, setting: str = "paper", system: str = "RIO") -> int:
         return len(self._values[dataset, setting, system])
 
-    def devices(self, dataset: str, setting: str, system: str) -> set[str]:
-        """What the runs were made on."""
-        return {record["device"] for record in self._values[dataset, setting, system].values()}
+    def comparable(self, dataset: str, setting: str, *systems: str) -> bool:
+        """Whether the runs of two systems were made by the same code on the same machine, split by split."""
+        one, other = (self._values[dataset, setting, system] for system in systems)
+        return all(_report.made_by(one[seed]) == _report.made_by(other[seed]) for seed in {*one} & {*other})
 
 
 def write(records: Sequence[dict], table: int, wanted: dict[str, int], folder: Path) -> None:
@@ -142,18 +143,19 @@ def summary(runs: Runs, published: dict, names: Sequence[str], base: str) -> str
         paper = {system: published.get((name, system, "RMSE")) for system in (base, "RIO")}
         row = [name, str(runs.count(name)), _report.mean_and_std(before)]
         for setting in SETTINGS:
-            cells = verdict(before, runs.values(name, setting, "RIO", "RMSE"), paper["RIO"])
+            after = runs.values(name, setting, "RIO", "RMSE")
+            cells = verdict(before, after, paper["RIO"], runs.comparable(name, setting, base, "RIO"))
             covered = _report.mean(100 * runs.values(name, setting, "RIO", "coverage_90"), 1)
             row += [cells[0], covered, *cells[1:]]
         rows.append([*row, " → ".join(_report.published_cell(paper[system]) for system in (base, "RIO"))])
     return _report.markdown_table(header, rows)
 
 
-def verdict(before: np.ndarray, after: np.ndarray, published: dict | None) -> list[str]:
-    """The cells of one setting in the summary."""
+def verdict(before: np.ndarray, after: np.ndarray, published: dict | None, comparable: bool) -> list[str]:
+    """The cells of one setting in the summary; no test where the runs are not comparable."""
     if np.isnan(after).all():
         return [MISSING] * 4
-    p = ", ".join(p_cell(value) for value in _report.p_values(after, before))
+    p = ", ".join(p_cell(value) for value in _report.p_values(after, before)) if comparable else MISSING
     better = "yes" if np.nanmean(after) < np.nanmean(before) else "no"
     if published is None:
         return [_report.mean_and_std(after), better, p, MISSING]
@@ -218,8 +220,8 @@ def marked(runs: Runs, name: str, setting: str, system: str, metric: str, decima
     values, rio = (runs.values(name, setting, each, metric) for each in (system, "RIO"))
     if np.isnan(values).all():
         return MISSING
-    comparable = runs.devices(name, setting, system) == runs.devices(name, setting, "RIO")
-    cell = _report.mean_and_std(values, decimals, marks=_report.marks(values, rio) if comparable else "")
+    marks = _report.marks(values, rio) if runs.comparable(name, setting, system, "RIO") else ""
+    cell = _report.mean_and_std(values, decimals, marks=marks)
     return f"{cell} ({_report.mean([np.nanmedian(values)], decimals)})"
 
 

@@ -113,15 +113,12 @@ def write(records: list[dict], folder: Path) -> None:
 
 
 class Table:
-    """The metrics of every predictor on every data set: means over the splits that all predictors have."""
+    """The metrics of every predictor on every data set: means over the splits that all predictors have alike."""
 
     def __init__(self, records: list[dict]):
         there = {record["predictor"] for record in records}
         self.predictors = [label for label in LABELS if label in there]
-        of_split = {}
-        for record in records:
-            of_split.setdefault((record["dataset"], record["seed"]), set()).add(record["predictor"])
-        whole = [r for r in records if len(of_split[r["dataset"], r["seed"]]) == len(self.predictors)]
+        whole = _report.comparable(records, self.predictors, "predictor")
         self.datasets = sorted({record["dataset"] for record in whole})
         self.splits = len({record["seed"] for record in whole})
         self.runs = _report.Runs(whole, ("dataset", "predictor"))

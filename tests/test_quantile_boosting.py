@@ -62,6 +62,17 @@ def test_key_dtype_scale_and_pickle(boosted):
     assert boosted(NEW.astype(np.float32)).values.dtype == jnp.float32
 
 
+def test_intervals_hold_a_value_that_many_rows_have():
+    """But for rounding its quantiles are that value, and it lies at an end of most intervals."""
+    at_one_value = lambda y, seed: np.where(np.random.default_rng(seed).uniform(size=len(y)) < 0.7, 0.1, y)
+    y, new_y = at_one_value(Y, 2), at_one_value(NEW_Y, 3)
+    distribution = quantile_boosting.fit(X, y, key=KEY, levels=LEVELS, max_iter=30)(NEW)
+    lower, upper = distribution.interval(0.9)
+    tied = new_y == 0.1
+    assert np.mean((lower <= new_y)[tied]) > 0.9
+    assert np.mean(upper >= new_y) > 0.9
+
+
 def test_the_shift_is_the_quantile_of_the_errors_of_held_out_rows():
     """A tree that cannot split predicts a constant at each level: what is left are quantiles of 120 held-out rows."""
     fitted = quantile_boosting.fit(X, Y, key=KEY, levels=LEVELS, max_iter=1, max_leaf_nodes=2, min_samples_leaf=400)

@@ -22,6 +22,8 @@ from jaxcal.preprocessing import Standardizer
 
 _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 _HELD_OUT = 0.2
+# Of the target's standard deviation: boosted trees come as near to a value by rounding alone.
+_ROUNDING = 1e-6
 # Of fewer rows too few are held out.
 _LEAST_ROWS = 10
 
@@ -42,7 +44,8 @@ def fit(
     j / (N + 1), the prediction is q_p(x) + E_p, sorted again. So each level covers new rows as it says, up to the
     chance of N rows. Where N + 1 < 1 / p it is the least error, and covers more than p; likewise above.
 
-    The distribution is linear between the levels and ends at the outermost: it has no density beyond.
+    The distribution is linear between the levels and ends at the outermost: it has no density beyond. A quantile that
+    differs from a target of the fit by rounding is that target, so that intervals hold a value that many rows have.
 
     Quantiles of a model that is fitted already are `jaxcal.Quantiles(levels, np.sort(values, axis=1))`, and
     `jaxcal.conformal.fit(x, base, y, score="quantile")` calibrates them by rows that it was not fitted to.
@@ -93,7 +96,7 @@ def fit(
     errors = np.sort(targets[held_out, None] - np.sort(predict(rows[held_out]), axis=1), axis=0)
     ranks = np.arange(1, len(errors) + 1) / (len(errors) + 1)
     shift = np.array([np.interp(p, ranks, column) for p, column in zip(grid, errors.T, strict=True)])
-    return QuantileBoosting(model, predict, grid, shift, y_scaler, x.shape[1])
+    return QuantileBoosting(model, predict, grid, shift, y_scaler, np.unique(np.asarray(y, float)), x.shape[1])
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class QuantileBoosting:
         levels: of the quantiles [k].
         shift: by what each is moved [k]; this and the boosted quantiles are of the standardized target.
         y_scaler: the standardization of the target.
+        targets: the different ones, sorted.
         num_columns: how many columns x has.
     """
 
@@ -114,6 +118,7 @@ class QuantileBoosting:
     levels: np.ndarray
     shift: np.ndarray
     y_scaler: Standardizer
+    targets: np.ndarray
     num_columns: int
 
     def __call__(self, x: ArrayLike) -> Quantiles:
@@ -131,7 +136,14 @@ class QuantileBoosting:
         _checks.check_columns("x", x, self.num_columns, "the trees were grown on")
         moved = np.sort(self.predict(np.asarray(x, float)), axis=1) + self.shift
         placed = float(self.y_scaler.loc) + float(self.y_scaler.scale) * np.sort(moved, axis=1)
-        return Quantiles(self.levels, placed.astype(x.dtype))
+        return Quantiles(self.levels, self._without_rounding(placed).astype(x.dtype))
+
+    def _without_rounding(self, values: np.ndarray) -> np.ndarray:
+        """The values, or the targets that they differ from by rounding."""
+        above = np.clip(np.searchsorted(self.targets, values), 1, len(self.targets) - 1)
+        lower, upper = self.targets[above - 1], self.targets[above]
+        nearest = np.where(values - lower < upper - values, lower, upper)
+        return np.where(np.abs(values - nearest) <= _ROUNDING * float(self.y_scaler.scale), nearest, values)
 
 
 # The packages

@@ -89,8 +89,15 @@ def test_rows_that_are_not_there_have_no_part(rng):
     padded = np.r_[variance, np.full(7, 1e6)], np.r_[errors, np.full(7, 1e6)]
     included = np.arange(57) < 50
     few = Widening.of(*map(jnp.asarray, (variance, errors)))
-    same = Widening.of(*map(jnp.asarray, padded), included=jnp.asarray(included))
+    same = Widening.of(*map(jnp.asarray, padded), weights=jnp.asarray(included, float))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), few, same)
+
+
+def test_a_weight_is_a_number_of_rows(rng):
+    variance, errors = rows(rng, 400)
+    twice = Widening.of(*(jnp.asarray(np.repeat(part, 2)) for part in (variance, errors)))
+    weighed = Widening.of(jnp.asarray(variance), jnp.asarray(errors), weights=jnp.full(400, 2.0))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-2), twice, weighed)
 
 
 def wide_table(rng, number):

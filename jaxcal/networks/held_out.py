@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from jaxcal.functional import linalg, student_t
 from jaxcal.functional._loops import carried
@@ -53,7 +53,7 @@ class Widening(eqx.Module):
         errors: Float[Array, " n"],
         *,
         df: Float[Array, " n"] | None = None,
-        included: Bool[Array, " n"] | None = None,
+        weights: Float[Array, " n"] | None = None,
     ) -> "Widening":
         """That of held-out rows.
 
@@ -68,9 +68,9 @@ class Widening(eqx.Module):
             variance: v, of the rows; with df the square of the scale.
             errors: of the means.
             df: degrees of freedom of the rows.
-            included: which rows there are; all where None.
+            weights: how much each row counts; one each where None.
         """
-        weights = jnp.ones_like(errors) if included is None else included.astype(errors.dtype)
+        weights = jnp.ones_like(errors) if weights is None else weights.astype(errors.dtype)
         rows = _Rows(variance, errors, df, weights, jnp.average(variance, weights=weights))
         floors = jnp.asarray(_FLOORS, errors.dtype) * rows.usual
         factors, heights = lax.map(partial(_likeliest, rows.and_a_bad_one()), floors)
@@ -157,8 +157,8 @@ def _ratio_of_intervals(rows: _Rows, factor: Float[Array, ""], floor: Float[Arra
     reach = _REACH if df is None else student_t.icdf(jnp.full_like(df, (1 + _LEVEL) / 2), df)
     ratios = jnp.where(rows.weights > 0, jnp.abs(rows.errors) / (reach * widths), jnp.inf)
     prior = jnp.asarray(_PRIOR_ERRORS / _REACH, ratios.dtype) * jnp.sqrt(rows.usual / (factor * (rows.usual + floor)))
-    ordered = jnp.sort(jnp.concatenate([ratios, prior]))
-    last = rows.number + _PRIOR_ROWS - 1
-    lower = jnp.floor(_LEVEL * last)
-    below, above = (ordered[jnp.minimum(place, last).astype(int)] for place in (lower, lower + 1))
-    return below + (_LEVEL * last - lower) * (above - below)
+    ratios, weights = (jnp.concatenate(parts) for parts in ((ratios, prior), (rows.weights, jnp.ones_like(prior))))
+    order = jnp.argsort(ratios)
+    # Of equal weights the j-th smallest has the place j, from 0 on.
+    places = jnp.cumsum(weights[order]) - (weights[order] + 1) / 2
+    return jnp.interp(_LEVEL * (rows.number + _PRIOR_ROWS - 1), places, ratios[order])

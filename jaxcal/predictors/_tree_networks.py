@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal.networks import NormalNetwork, Widening, presets
@@ -18,8 +19,8 @@ from jaxcal.optimize import Optimum, num_train, over_runs
 from jaxcal.predictors._growing import Problem
 
 _ROUNDS = 2
-# A leaf with so many held-out rows is widened by its own, others by those of the whole tree.
-_ENOUGH_HELD_OUT = 100
+# What the held-out rows of all other leaves together count, where those of a leaf count one each.
+_WEIGHT_OF_OTHERS = 50.0
 # Of the intervals whose coverage of held-out rows is told.
 _LEVEL = 0.9
 
@@ -221,9 +222,19 @@ class _HeldOut(NamedTuple):
     errors: Float[Array, "*k v"]
     included: Bool[Array, "*k v"]
 
-    def widening(self) -> Widening:
-        """That of these rows."""
-        return Widening.of(self.variance, self.errors, included=self.included)
+    def widenings(self) -> Widening:
+        """Those of every leaf of one tree [leaves], by its own rows and, with little weight, by those of the others."""
+        numbers = jnp.arange(self.errors.shape[0])
+        total, own = jnp.sum(self.included), jnp.sum(self.included, axis=1)
+        flat = jax.tree.map(jnp.ravel, self)
+
+        def of_leaf(number):
+            is_own = jnp.repeat(numbers == number, self.errors.shape[1])
+            weight_of_another = _WEIGHT_OF_OTHERS / jnp.maximum(total - own[number], _WEIGHT_OF_OTHERS)
+            weights = flat.included * jnp.where(is_own, 1.0, weight_of_another)
+            return Widening.of(flat.variance, flat.errors, weights=weights)
+
+        return lax.map(of_leaf, numbers)
 
     def coverage(self, widening: Widening) -> Float[Array, ""]:
         """How much of them lies in the intervals after the widening; NaN where there are none."""
@@ -239,12 +250,7 @@ def _by_leaf(found: tuple, number: Int[Array, "m leaves"], is_there: Bool[Array,
     if not widen:
         return Leaves(optima, rmse, None, None)
     held_out = held_out._replace(included=held_out.included & is_there[..., None])
-    of_leaves = jax.vmap(jax.vmap(_HeldOut.widening))(held_out)
-    of_trees = jax.vmap(_HeldOut.widening)(jax.tree.map(lambda part: part.reshape(len(part), -1), held_out))
-    # Of few rows a leaf has no widening of its own.
-    many = jnp.sum(held_out.included, axis=-1) >= _ENOUGH_HELD_OUT
-    choose = lambda leaf, tree: jnp.where(many, leaf, tree[:, None])
-    widening = jax.tree.map(choose, of_leaves, of_trees)
+    widening = jax.vmap(_HeldOut.widenings)(held_out)
     return Leaves(optima, rmse, widening, jax.vmap(jax.vmap(_HeldOut.coverage))(held_out, widening))
 
 

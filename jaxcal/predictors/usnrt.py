@@ -67,8 +67,8 @@ def fit(
 
     All networks are trained as `jaxcal.networks.TrainingOptions` says. The validation set of a leaf are its rows among
     a random fraction of all that no leaf of any member is trained on. By them the variance of every leaf is widened, as
-    `variance_network.fit` says; of a leaf with fewer than 100 such rows by those of the whole tree; and of several
-    members the mixture once more. A categorical column enters as indicators of its categories.
+    `variance_network.fit` says, where the rows of all other leaves count as 50 more; and of several members the mixture
+    once more. A categorical column enters as indicators of its categories.
 
     The least of very many p-values is small where nothing differs, too: the paper's rule, which knows nothing of it,
     splits pure noise four times in five. `correction="miller-siegmund"` is a bound for the largest |T|,

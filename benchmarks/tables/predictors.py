@@ -49,6 +49,9 @@ PARTS = {
 }
 HGB, NGBOOST = "HistGradientBoosting", "ngboost package"
 LABELS = (*PREDICTORS, HGB, NGBOOST, *(f"part: {part}" for part in PARTS))
+ENSEMBLE = "deep_ensemble"
+# What all are measured by, and those that predict no distribution.
+RIVALS, POINTS = (HGB, ENSEMBLE), ("mlp", HGB)
 # Data sets with more than this fraction of the target at one value are named: no continuous distribution holds there.
 TIED = 0.05
 METRICS = ("rmse", "crps", "nlpd", "coverage_90", "width_90")
@@ -113,29 +116,39 @@ def write(records: list[dict], folder: Path) -> None:
 
 
 class Table:
-    """The metrics of every predictor on every data set: means over the splits that all predictors have alike."""
+    """The metrics of every predictor on every data set: means over its splits, which its rivals have, too."""
 
     def __init__(self, records: list[dict]):
         there = {record["predictor"] for record in records}
         self.predictors = [label for label in LABELS if label in there]
-        whole = _report.comparable(records, self.predictors, "predictor")
-        self.datasets = sorted({record["dataset"] for record in whole})
-        self.splits = len({record["seed"] for record in whole})
-        self.runs = _report.Runs(whole, ("dataset", "predictor"))
+        self.runs = {
+            label: _report.Runs(_report.comparable(records, {label, *RIVALS}, "predictor"), ("dataset", "predictor"))
+            for label in self.predictors
+        }
+        names = sorted({record["dataset"] for record in records})
+        self.datasets = [name for name in names if all(self.runs[label].count(name, label) for label in self.runs)]
         self.tied = [name for name in self.datasets if fraction_at_one_value(name) > TIED]
 
-    def values(self, predictor: str, metric: str, datasets: Sequence[str] | None = None) -> np.ndarray:
-        """A metric on every data set."""
-        return np.array([self.runs.mean(name, predictor, metric) for name in datasets or self.datasets])
+    def splits(self, predictor: str) -> int:
+        """Of how many splits of every data set there are runs, at least."""
+        return min(self.runs[predictor].count(name, predictor) for name in self.datasets)
+
+    def values(
+        self, predictor: str, metric: str, datasets: Sequence[str] | None = None, *, of: str | None = None
+    ) -> np.ndarray:
+        """A metric on every data set, or that of a rival on the same splits."""
+        names = self.datasets if datasets is None else datasets
+        return np.array([self.runs[predictor].mean(name, of or predictor, metric) for name in names])
 
     def ratios(self, predictor: str) -> np.ndarray:
         """The RMSE over HistGradientBoosting's."""
-        return self.values(predictor, "rmse") / self.values(HGB, "rmse")
+        return self.values(predictor, "rmse") / self.values(predictor, "rmse", of=HGB)
 
     def above_one_normal(self, predictor: str) -> float:
         """The NLPD over that of one normal distribution for all rows, at its worst over data sets and splits."""
         gaps = [
-            self.runs.values(name, predictor, "nlpd") - self.runs.values(name, predictor, "nlpd_of_one_normal")
+            self.runs[predictor].values(name, predictor, "nlpd")
+            - self.runs[predictor].values(name, predictor, "nlpd_of_one_normal")
             for name in self.datasets
         ]
         return float(np.max(np.concatenate(gaps)))
@@ -151,14 +164,14 @@ def fraction_at_one_value(name: str) -> float:
 def report(records: list[dict]) -> Iterator[str]:
     """The text: all data sets together, then each."""
     table = Table(records)
-    yield f"At most {ROWS} training rows of {len(table.datasets)} data sets, {table.splits} splits of each.\n"
+    yield f"At most {ROWS} training rows of {len(table.datasets)} data sets, random splits of each.\n"
     yield _report.list_of_origins(records)
     tied = ", ".join(f"{name} ({100 * fraction_at_one_value(name):.0f} %)" for name in table.tied)
     yield f"\nMore than {100 * TIED:.0f} % of the target at one value: {tied}."
     yield "The ends of the coverage are without these."
-    yield f"RMSE over {HGB}'s: geometric mean, and the worst data set. CRPS over that of deep_ensemble, geometric mean."
+    yield f"RMSE over {HGB}'s: geometric mean, and the worst data set. CRPS over that of {ENSEMBLE}, geometric mean."
     yield "NLPD less that of one normal distribution for all rows: the worst split of all.\n"
-    header = ("predictor", "RMSE", "worst", "CRPS", "covered, %", "ends", "NLPD, worst", "seconds")
+    header = ("predictor", "splits", "RMSE", "worst", "CRPS", "covered, %", "ends", "NLPD, worst", "seconds")
     yield _report.markdown_table(header, [row(table, predictor) for predictor in table.predictors])
     shown = [predictor for predictor in table.predictors if not predictor.startswith("part")]
     for title, cell in (
@@ -176,10 +189,11 @@ def row(table: Table, predictor: str) -> list[str]:
     ratios = table.ratios(predictor)
     continuous = [name for name in table.datasets if name not in table.tied]
     covered, ends = (100 * table.values(predictor, "coverage_90", of) for of in (table.datasets, continuous))
-    crps = table.values(predictor, "crps") / table.values("deep_ensemble", "crps")
-    is_point = not covered.any()
+    crps = table.values(predictor, "crps") / table.values(predictor, "crps", of=ENSEMBLE)
+    is_point = predictor in POINTS
     return [
         predictor,
+        str(table.splits(predictor)),
         f"{np.exp(np.mean(np.log(ratios))):.3f}",
         f"{ratios.max():.2f} {table.datasets[int(ratios.argmax())]}",
         f"{np.exp(np.mean(np.log(crps))):.3f}",
@@ -202,7 +216,7 @@ def draw(table: Table, path: Path) -> None:
         left.annotate(predictor, (seconds, error), xytext=(4, 4), textcoords="offset points", fontsize=8)
     left.set(xscale="log", xlabel="processor seconds of a fit with its predictions", ylabel=f"RMSE over {HGB}'s")
     left.margins(x=0.3)
-    with_std = [predictor for predictor in shown if table.values(predictor, "coverage_90").any()]
+    with_std = [predictor for predictor in shown if predictor not in POINTS]
     right.axvspan(85, 95, color="0.93")
     right.axvline(90, color="0.6")
     for place, predictor in enumerate(with_std):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compilations
 from differences import check_gradients
 
 from jaxcal import Distribution, Normal, Point, cross_conformal, mlp, rio
@@ -474,22 +475,6 @@ def test_save_and_load(method, tmp_path):
             template = lambda: method.module
         loaded = eqx.tree_deserialise_leaves(tmp_path / "module.eqx", eqx.filter_eval_shape(template))
     np.testing.assert_array_equal(method.mean(module=loaded), method.mean())
-
-
-@contextlib.contextmanager
-def compilations():
-    """Counts what is compiled meanwhile."""
-    compiled = []
-
-    def listen(event: str, duration: float, **_) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(duration)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield compiled
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @once

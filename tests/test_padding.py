@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from compiled import compilations
 
 from jaxcal import Normal, Point, gaussian_process, rio
 
@@ -54,12 +55,7 @@ def test_what_was_fitted_has_the_rows_that_there_are():
 @pytest.mark.parametrize("predict", [by_rio, by_process])
 def test_another_number_of_rows_compiles_no_fit(predict):
     predict(*rows(45))
-    compiled = []
-    listen = lambda event, length, **about: event.endswith("backend_compile_duration") and compiled.append(about)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compilations() as compiled:
         predict(*rows(43))
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
     # The prediction is of as many rows as were fitted to.
-    assert [about["fun_name"] for about in compiled] == ["jit(_predict)"]
+    assert compiled == ["jit(_predict)"]

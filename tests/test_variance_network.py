@@ -1,6 +1,5 @@
 """The network of means and variances: what it learns, by which loss, in which steps, and what it makes of bad input."""
 
-import logging
 from functools import partial
 
 import equinox as eqx
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiled import compilations
 from growing_noise import ROWS, SETTING, draw, mean, std
 from jax.tree_util import Partial
 from scipy import stats
@@ -167,13 +167,13 @@ def test_bad_options(options, message, data):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_another_fit_of_so_many_rows_compiles_nothing(form, data, caplog):
+def test_another_fit_of_so_many_rows_compiles_nothing(form, data):
     x, y = data
     other = jax.random.key(1)
     fit(x, y, form=form, learning_rate=0.01, weight_decay=0.2)(x)
-    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+    with compilations() as compiled:
         fit(2 * x, y + 1, form=form, key=other, learning_rate=0.02, weight_decay=0.1)(x)
-    assert not [record.getMessage() for record in caplog.records if "Compiling" in record.getMessage()]
+    assert not compiled
 
 
 def test_every_alternating_training_has_a_validation_set_of_its_own():

@@ -54,12 +54,18 @@ def made_by(record: dict) -> tuple[str, ...]:
 
 
 def comparable(records: Sequence[dict], systems: Collection[str], by: str) -> list[dict]:
-    """The runs of splits that all systems have by the same code on the same machine, `by` the name of the systems."""
-    run_of = lambda record: (record["dataset"], record["seed"], made_by(record))
-    found = defaultdict(set)
+    """The runs of splits that all systems have by the same code on the same machine, `by` the name of the systems.
+
+    Of several versions and machines that have a split so, the last one counts.
+    """
+    split_of = lambda record: (record["dataset"], record["seed"])
+    found, chosen = defaultdict(set), {}
     for record in records:
-        found[run_of(record)].add(record[by])
-    return [record for record in records if found[run_of(record)] >= {*systems}]
+        run = (*split_of(record), made_by(record))
+        found[run].add(record[by])
+        if found[run] >= {*systems}:
+            chosen[split_of(record)] = made_by(record)
+    return [record for record in records if chosen.get(split_of(record)) == made_by(record)]
 
 
 @cache

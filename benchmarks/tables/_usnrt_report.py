@@ -74,10 +74,9 @@ as the authors drew them, 80 % to train; a run counts in a table when all system
 on the same machine. Target in standard deviations. *Floor*: the mean error of the true distribution on as many test
 rows. HNN is `variance_network` in its alternating form, MC dropout predicts without noise, as in the paper; all
 networks train as `preset="usnrt"` says, and stop early as jaxcal does, after 25 epochs without improvement (on blog and
-gpu_sgemm, where
-that takes hours, after ten). The depth, the fraction of features and the number of trees of forests are chosen in this
-order, each by the likelihood of a fifth of the training rows, or of 10,000 of them. *diverged*: the training of a run
-ended in NaN."""
+gpu_sgemm, where that takes hours, after ten). The depth, the fraction of features and the number of trees of forests
+are chosen in this order, each by the likelihood of a fifth of the training rows, or of 10,000 of them. *diverged*: the
+training of a run ended in NaN."""
 
 PROTOCOLS = {
     "clean": "The target is standardized by the training rows, and USNRT is jaxcal's default: median-centered, every "

@@ -24,7 +24,7 @@ from jaxcal.networks.training import (
     XY,
     Rows,
     TrainingOptions,
-    initial_network,
+    new_network,
     settle,
     split,
     squared_error,
@@ -123,11 +123,6 @@ def _alternating(
     train = trainer(settings, what=what, instead=instead)
     anew = not settings.calibrate
     return alternate((rows.train, rows.validation), num_rows, new, new_variance, train, key, rounds, anew=anew)
-
-
-def new_network(inputs: Float[Array, "n d"], hidden: tuple[int, ...]) -> Callable[..., FeedForward]:
-    """What makes networks of such inputs, with their initial weights."""
-    return partial(initial_network, inputs.shape[1], hidden, dtype=inputs.dtype)
 
 
 def alternate(

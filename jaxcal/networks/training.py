@@ -47,7 +47,7 @@ _SPEED_OF_SCALES = 6.0
 _ROWS_OF_A_BATCH, _STEPS_OF_AN_EPOCH = 32, 256
 
 # A network with its initial weights, made by one compiled program.
-initial_network = eqx.filter_jit(FeedForward)
+_initial_network = eqx.filter_jit(FeedForward)
 
 
 class TrainingOptions(TypedDict, total=False):
@@ -221,6 +221,11 @@ def check_steps(steps: int | None, initial: eqx.Module | None = None, **others: 
         return
     _checks.check_at_least("steps", steps, 0)
     _checks.check_alone(f"steps={steps} is a training on all rows that nothing stops", **others)
+
+
+def new_network(inputs: Float[Array, "n d"], hidden: tuple[int, ...]) -> Callable[..., FeedForward]:
+    """What makes networks of such inputs, with their initial weights."""
+    return partial(_initial_network, inputs.shape[1], hidden, dtype=inputs.dtype)
 
 
 def starting_network(initial: N | None, new: Callable[[], N]) -> N:

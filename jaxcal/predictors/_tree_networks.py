@@ -13,8 +13,9 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal.networks import NormalNetwork, Widening, presets
-from jaxcal.networks.normal import alternate, new_network, residual_negative_log_likelihood
-from jaxcal.networks.training import TAKE_ANOTHER, squared_error, trainer
+from jaxcal.networks.modules import FeedForward
+from jaxcal.networks.normal import alternate, residual_negative_log_likelihood
+from jaxcal.networks.training import TAKE_ANOTHER, new_network, squared_error, trainer
 from jaxcal.optimize import Optimum, num_train, over_runs
 from jaxcal.predictors._growing import Problem
 
@@ -259,11 +260,8 @@ def _train_means(inputs, target, lists: Lists, keys, settings: presets.Settings)
     """The residuals of a network for every list, of the rows to train on and of those to stop by, padded as it is."""
 
     def one(lists: Lists, key):
-        train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
-        init_key, train_key = jax.random.split(key)
-        network = new_network(inputs, settings.hidden)("scalar", key=init_key)
-        optimum = _trainer(lists, settings)(squared_error, network, train, validation, key=train_key)
-        return tuple(y - jax.vmap(optimum.params)(x) for x, y in (train, validation))
+        network = _trained(squared_error, inputs, target, lists, key, settings)
+        return tuple(target[part] - jax.vmap(network)(inputs[part]) for part in (lists.train, lists.validation))
 
     return over_runs(one)(lists, keys)
 
@@ -273,22 +271,21 @@ def _train_start(inputs, target, lists: Lists, keys, settings: presets.Settings,
     """A network of the mean for every list, and one of the variance of these residuals."""
 
     def one(lists: Lists, key, residuals):
-        train = _trainer(lists, settings)
-        new = new_network(inputs, settings.hidden)
-        networks = []
-        for number, (loss, targets, activation) in enumerate(
-            (
-                (squared_error, target, jax.nn.relu),
-                (residual_negative_log_likelihood, residuals, settings.variance_activation),
-            )
-        ):
-            init_key, train_key = jax.random.split(jax.random.fold_in(key, number))
-            network = new("scalar", key=init_key, activation=activation)
-            parts = [(inputs[part], targets[part]) for part in (lists.train, lists.validation)]
-            networks.append(train(loss, network, *parts, key=train_key).params)
-        return NormalNetwork(tuple(networks))
+        keys = [jax.random.fold_in(key, number) for number in range(2)]
+        mean = _trained(squared_error, inputs, target, lists, keys[0], settings)
+        options = {"activation": settings.variance_activation}
+        loss = residual_negative_log_likelihood
+        return NormalNetwork((mean, _trained(loss, inputs, residuals, lists, keys[1], settings, **options)))
 
     return over_runs(one)(lists, keys, residuals)
+
+
+def _trained(loss: Callable, inputs, targets, lists: Lists, key, settings: presets.Settings, **options) -> FeedForward:
+    """A new network, trained on the rows of a list."""
+    init_key, train_key = jax.random.split(key)
+    network = new_network(inputs, settings.hidden)("scalar", key=init_key, **options)
+    train, validation = ((inputs[part], targets[part]) for part in (lists.train, lists.validation))
+    return _trainer(lists, settings)(loss, network, train, validation, key=train_key).params
 
 
 @eqx.filter_jit

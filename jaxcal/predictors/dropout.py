@@ -33,7 +33,7 @@ from jaxcal.networks.training import (
     TAKE_ANOTHER,
     XY,
     as_data,
-    initial_network,
+    new_network,
     settle,
     split,
     squared_error,
@@ -127,7 +127,7 @@ def fit(
     init_key, split_key, train_key, mask_key = jax.random.split(key, 4)
     rows = split(x, y, settings, split_key)
     dtype = rows.train[0].dtype
-    new = partial(initial_network, x.shape[1], settings.hidden, key=init_key, dtype=dtype)
+    new = partial(new_network(rows.train[0], settings.hidden), key=init_key)
     if isinstance(rate, str):
         given_rate, network = None, ConcreteNetwork(new(2))
         loss = Partial(_evidence_bound, length_scale=jnp.asarray(length_scale, dtype), num_rows=rows.train[1].shape[0])

@@ -21,7 +21,7 @@ from jaxcal.networks.training import (
     TAKE_ANOTHER,
     XY,
     as_data,
-    initial_network,
+    new_network,
     settle,
     split,
     takes_training_options,
@@ -94,7 +94,7 @@ def fit(
     dtype = rows.train[0].dtype
     optimum = trainer(settings, what="evidential.fit", instead=TAKE_ANOTHER)(
         Partial(_loss, penalty=jnp.asarray(penalty, dtype)),
-        initial_network(x.shape[1], settings.hidden, 4, key=init_key, dtype=dtype),
+        new_network(rows.train[0], settings.hidden)(4, key=init_key),
         rows.train,
         rows.validation,
         key=train_key,

@@ -18,7 +18,7 @@ from jaxcal.networks.training import (
     as_data,
     as_inputs,
     check_steps,
-    initial_network,
+    new_network,
     settle,
     split,
     squared_error,
@@ -78,7 +78,7 @@ def fit(
     paper = preset == "paper"
     init_key, split_key, train_key = jax.random.split(key, 3)
     rows = split(x, y, settings, None if paper else split_key, scale_target=not paper)
-    new = partial(initial_network, x.shape[1], settings.hidden, "scalar", key=init_key, dtype=rows.train[0].dtype)
+    new = partial(new_network(rows.train[0], settings.hidden), "scalar", key=init_key)
     optimizer = keras_rmsprop if paper else adam
     train = trainer(settings, optimizer, what="mlp.fit", instead=GIVE_STEPS, restore_best=not paper)
     network = starting_network(settings.initial, new)

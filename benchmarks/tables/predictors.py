@@ -2,11 +2,13 @@
 
 On every data set at hand of at least 1000 rows each predictor is fitted by its defaults to at most 2000 rows of a
 random split (80/20) and scored on at most 10,000 of the others. "parts" are the variance network without one part of
-the recipe by which networks are trained. Beside them stand scikit-learn's HistGradientBoostingRegressor, which gives a
+the recipe by which networks are trained. `--predictors` takes some of them: LightGBM, XGBoost and CatBoost, which must
+be installed, only so. Beside them stand scikit-learn's HistGradientBoostingRegressor, which gives a
 mean alone, and the ngboost package by its own defaults. Processor seconds are those of the second fit, compilation
 apart. Finished jobs are kept in `runs/`; a script that was stopped goes on where it was.
 """
 
+import argparse
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +24,8 @@ from benchmarks.tables._jobs import machine, timed
 from jaxcal.networks import presets
 
 RUNS, ROWS, TEST_ROWS, LEAST = 3, 2000, 10_000, 1000
+# Not of the extras: they run where they are asked for.
+PACKAGES = ("lightgbm", "xgboost", "catboost")
 PREDICTORS = {
     "mlp": jc.mlp.fit,
     "variance_network": jc.variance_network.fit,
@@ -30,11 +34,13 @@ PREDICTORS = {
     "evidential": jc.evidential.fit,
     "dropout": jc.dropout.fit,
     "gaussian_process": jc.gaussian_process.fit,
+    "gaussian_process, student_t": partial(jc.gaussian_process.fit, noise="student_t"),
     "usnrt": jc.usnrt.fit,
     "usnrt, 5 members": partial(jc.usnrt.fit, num_members=5),
     "random_forest": partial(jc.forests.fit, model="random_forest"),
     "extra_trees": partial(jc.forests.fit, model="extra_trees"),
     "quantile_boosting": jc.quantile_boosting.fit,
+    **{f"quantile_boosting, {model}": partial(jc.quantile_boosting.fit, model=model) for model in PACKAGES},
 }
 # What a variance network is without one part of the recipe, or with all of it as it was before.
 PARTS = {
@@ -60,6 +66,8 @@ METRICS = ("rmse", "crps", "nlpd", "coverage_90", "width_90")
 def main() -> None:
     names = [name for name in DATASETS if len(jc.datasets.load(name).y) >= LEAST]
     parser = _jobs.parser(__doc__, names, RUNS, {})
+    usual = [label for label in LABELS if not label.endswith(PACKAGES)]
+    parser.add_argument("--predictors", type=labels, default=usual, help="separated by ;; default: all but packages")
     arguments = parser.parse_args()
     path = arguments.out / "runs" / "predictors.jsonl"
     if not arguments.report:
@@ -67,10 +75,18 @@ def main() -> None:
             {"dataset": name, "seed": seed, "predictor": label}
             for seed in range(arguments.runs)
             for name in arguments.datasets
-            for label in LABELS
+            for label in arguments.predictors
         ]
         _jobs.run(run_job, jobs, path, arguments.workers)
     write(_jobs.finished(path), arguments.out / "results")
+
+
+def labels(text: str) -> list[str]:
+    """The type of an argument that is a list of labels."""
+    given = text.split(";")
+    if unknown := set(given) - set(LABELS):
+        raise argparse.ArgumentTypeError(f"there is no {'; '.join(unknown)}; there are {'; '.join(LABELS)}")
+    return given
 
 
 def run_job(dataset: str, seed: int, predictor: str) -> list[dict]:
@@ -127,6 +143,10 @@ class Table:
         }
         names = sorted({record["dataset"] for record in records})
         self.datasets = [name for name in names if all(self.runs[label].count(name, label) for label in self.runs)]
+        if not self.datasets:
+            raise SystemExit(
+                f"No data set has runs of all predictors and, on the same splits, of {' and '.join(RIVALS)}."
+            )
         self.tied = [name for name in self.datasets if fraction_at_one_value(name) > TIED]
 
     def splits(self, predictor: str) -> int:

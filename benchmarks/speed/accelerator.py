@@ -1,18 +1,20 @@
 """A GPU or TPU beside the CPU of its machine: `python benchmarks/speed/accelerator.py [--small]`.
 
-- "RIO's table 1": splits of yacht; on each a network and seven Gaussian processes: the paper's six and the NNGP.
 - "Levene's search": the best split of all rows over ten columns, median-centered.
 - "CRUDE": the fit to so many rows, and the intervals of as many.
 - "deep ensemble": so many members on 1,000 rows.
 - "sharp GP": the fit to so many training rows, and as many to calibrate by.
+- "USNRT": a tree of so many rows with its leaves' networks.
 - "seeds": a network trained, calibrated by `gaussian_mle` and scored for so many random keys.
+- "RIO's table 1": splits of yacht; on each a network and seven Gaussian processes: the paper's six and the NNGP.
 
 Every figure comes from a process of its own, in float32: "first" with compilation, "device" the fastest of later calls.
 "CPU" is this machine's, on `--cores` of its cores. A task of many runs is as many processes there, each on a core with
 a part of the runs, as `jaxcal.sweep` has them; of a hundred runs and more a fifth, times five, since a CPU does one run
-after another. Any other task is one process on these cores. "Apart" is how far what both found lies apart, relative to
+after another. Any other task is one process on these cores. Where the machine has enough cores, all tasks are measured
+on the CPU at once, each on cores of its own, while the device works with the rest. "Apart" is how far what both found lies apart, relative to
 its size: of networks, which amplify rounding, some percent, and of an ensemble, which has other members in each
-process. A process that does not end is stopped, and the figure is missing.
+process. A process that fails, or does not end and is stopped, has no figure.
 
 `--small` is a check of the script, with other sizes. Without a GPU or TPU the device is the CPU itself, and there are
 no ratios.
@@ -71,11 +73,10 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
     yield "An accelerator beside the CPU; the docstring of benchmarks/speed/accelerator.py says what is measured"
     yield provenance()
     yield f"\n{'task':18}{'size':>12}{'first s':>9}{'device s':>10}{'CPU s':>9}{'ratio':>7}{'apart':>9}  device"
+    sizes = {name: task.small if arguments.small else task.size for name, task in TASKS.items()}
     reached = {}
-    for name, task in TASKS.items():
-        size = task.small if arguments.small else task.size
-        device = on_device(name, size, arguments.timeout)
-        cpu = on_cpu(name, size, arguments.cores, arguments.timeout)
+    for name, device, cpu in measured(sizes, arguments.cores, arguments.timeout):
+        size = sizes[name]
         ratio = cpu["seconds"] / device["seconds"] if device["platform"] != "cpu" else np.nan
         apart = abs(cpu["found"] - device["found"]) / abs(cpu["found"])
         figures = f"{device['first']:9.2f}{device['seconds']:10.3f}{cpu['seconds']:9.2f}{ratio:7.1f}{apart:9.1e}"
@@ -88,14 +89,32 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
         yield f"{RATIO} times as fast as {arguments.cores} cores: {verdict(ratio >= RATIO)}"
 
 
-def on_device(name: str, size: int, timeout: float) -> dict:
-    """What a process on the accelerator measures, if there is one."""
-    return result_of([name, 0, size], {"JAX_ENABLE_COMPILATION_CACHE": "false"}, timeout)
+def measured(sizes: dict[str, int], cores: int, timeout: float) -> Iterator[tuple[str, dict, dict]]:
+    """Every task, what is measured on the device, and what on the CPU."""
+    usable = sorted(os.sched_getaffinity(0))
+    *of_tasks, rest = np.split(usable, np.arange(1, len(sizes) + 1) * cores)
+    # The device's process takes as many as a task at least.
+    at_once = len(rest) >= cores
+    with ThreadPoolExecutor() as pool:
+        if at_once:
+            jobs = [
+                pool.submit(on_cpu, name, size, part.tolist(), timeout)
+                for (name, size), part in zip(sizes.items(), of_tasks, strict=True)
+            ]
+            for (name, size), job in zip(sizes.items(), jobs, strict=True):
+                yield name, on_device(name, size, rest.tolist(), timeout), job.result()
+            return
+    for name, size in sizes.items():
+        yield name, on_device(name, size, usable, timeout), on_cpu(name, size, usable[:cores], timeout)
 
 
-def on_cpu(name: str, size: int, cores: int, timeout: float) -> dict:
-    """What processes on some cores of the CPU measure: the seconds of the slowest, times what part they are of all."""
-    usable = sorted(os.sched_getaffinity(0))[:cores]
+def on_device(name: str, size: int, cores: list[int], timeout: float) -> dict:
+    """What a process on the accelerator measures, if there is one, with these cores of the CPU."""
+    return result_of([name, 0, size, cores], {"JAX_ENABLE_COMPILATION_CACHE": "false"}, timeout)
+
+
+def on_cpu(name: str, size: int, usable: list[int], timeout: float) -> dict:
+    """What processes on these cores of the CPU measure: the seconds of the slowest, times what part they are of all."""
     if not TASKS[name].is_runs:
         return result_of([name, 0, size, usable], {"JAX_PLATFORMS": "cpu", "NPROC": str(len(usable))}, timeout)
     done = size // 5 if size >= 100 else size
@@ -111,14 +130,15 @@ def on_cpu(name: str, size: int, cores: int, timeout: float) -> dict:
 
 
 def result_of(part: list, environment: dict[str, str], timeout: float) -> dict:
-    """What a worker prints; NaN where it did not end."""
+    """What a worker prints; NaN where it failed or did not end."""
     command = [sys.executable, str(Path(__file__).resolve()), "--worker", json.dumps(part)]
     settings = {**os.environ, "JAX_ENABLE_X64": "0", "OPENBLAS_NUM_THREADS": "1", **environment}
     try:
         out = subprocess.run(command, env=settings, stdout=subprocess.PIPE, text=True, timeout=timeout, check=True)
-    except subprocess.TimeoutExpired:
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
         missing = dict.fromkeys(("first", "seconds", "found"), float("nan"))
-        return {**missing, "platform": "", "device": f"stopped after {timeout:g} s"}
+        failed = isinstance(error, subprocess.CalledProcessError)
+        return {**missing, "platform": "", "device": "failed" if failed else f"stopped after {timeout:g} s"}
     return json.loads(out.stdout.splitlines()[-1])
 
 
@@ -261,6 +281,16 @@ def sharp(numbers: range) -> Callable[[], Any]:
     return call
 
 
+def tree(numbers: range) -> Callable[[], Any]:
+    """The mean CRPS of the tree's distributions."""
+    import jax
+
+    from jaxcal.predictors import usnrt
+
+    x, y = synthetic(len(numbers), 8)
+    return lambda: usnrt.fit(x, y, key=jax.random.key(0))(x).crps(y).mean()
+
+
 def seeds(numbers: range) -> Callable[[], Any]:
     """The mean CRPS over the seeds."""
     import equinox as eqx
@@ -282,12 +312,13 @@ def seeds(numbers: range) -> Callable[[], Any]:
 
 
 TASKS = {
-    "RIO's table 1": Task(100, 2, rio_table, is_runs=True),
     "Levene's search": Task(1_000_000, 5_000, levene_search, is_runs=False),
     "CRUDE": Task(10_000_000, 10_000, crude_of_many, is_runs=False),
     "deep ensemble": Task(100, 2, ensemble, is_runs=True),
     "sharp GP": Task(1_000, 60, sharp, is_runs=False),
+    "USNRT": Task(5_000, 1_000, tree, is_runs=False),
     "seeds": Task(1_000, 4, seeds, is_runs=True),
+    "RIO's table 1": Task(100, 2, rio_table, is_runs=True),
 }
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ Every figure comes from a process of its own, in float32: "first" with compilati
 "CPU" is this machine's, on `--cores` of its cores. A task of many runs is as many processes there, each on a core with
 a part of the runs, as `jaxcal.sweep` has them; of a hundred runs and more a fifth, times five, since a CPU does one run
 after another. Any other task is one process on these cores. Where the machine has enough cores, all tasks are measured
-on the CPU at once, each on cores of its own, while the device works with the rest. "Apart" is how far what both found lies apart, relative to
-its size: of networks, which amplify rounding, some percent, and of an ensemble, which has other members in each
-process. A process that fails, or does not end and is stopped, has no figure.
+on the CPU at once, each on cores of its own, while the device works with the rest. "Apart" is how far what both found
+lies apart, relative to its size: of networks, which amplify rounding, some percent, and of an ensemble, which has other
+members in each process. A process that fails, or does not end and is stopped, has no figure.
 
 `--small` is a check of the script, with other sizes. Without a GPU or TPU the device is the CPU itself, and there are
 no ratios.

@@ -141,11 +141,8 @@ def report(records: list[dict]) -> Iterator[str]:
     """The text: every combination, lists of chains, the default, and the network with RIO."""
     chosen = [record for record in records if record["predictor"] == DEFAULT]
     given = [record for record in records if record["predictor"] not in (DEFAULT, PAPERS_BY_DEFAULT)]
-    predictors_of = defaultdict(set)
-    for record in given:
-        predictors_of[record["dataset"], record["seed"]].add(record["predictor"])
-    # Means are compared over the same splits.
-    whole = [record for record in given if len(predictors_of[record["dataset"], record["seed"]]) == len(predictors())]
+    # Means are compared over the same splits, of runs of one code on one machine.
+    whole = _report.comparable(given, {*predictors()}, "predictor")
     yield f"At most {ROWS} training rows; scores of the test rows.\n"
     yield _report.list_of_origins(records)
     yield from report_of_chains(whole)

@@ -142,13 +142,14 @@ class Growing(NamedTuple):
 def grow(
     problem: Problem,
     search: Search,
-    residuals_of: Callable[[list[int], list[np.ndarray], PRNGKeyArray], list[np.ndarray]],
+    residuals_of: Callable[[list[int], list[np.ndarray], PRNGKeyArray | None], list[np.ndarray]],
     num_members: int,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | None,
 ) -> list[Growing]:
     """Every member's tree, one level of all of them after another.
 
-    `residuals_of(members, rows, key)` are those of the nodes of one level: of which member each is, and its rows.
+    `residuals_of(members, rows, key)` are those of the nodes of one level: of which member each is, and its rows. The
+    key is None where neither these nor the test draw anything: its program need not be compiled then.
     """
     trees = [Growing([], []) for _ in range(num_members)]
     for tree in trees:
@@ -157,7 +158,8 @@ def grow(
     while frontier := [
         (member, place) for member, place in frontier if len(trees[member].rows[place]) >= 2 * search.min_leaf
     ]:
-        key, train_key, *search_keys = _split_key(key, 2 + num_members)
+        number = 2 + num_members
+        key, train_key, *search_keys = [None] * number if key is None else _split_key(key, number)
         members = [member for member, _ in frontier]
         residuals = residuals_of(members, [trees[member].rows[place] for member, place in frontier], train_key)
         below = []
@@ -170,7 +172,7 @@ def grow(
 
 
 def _split(
-    problem: Problem, search: Search, tree: Growing, tested: list[tuple[int, np.ndarray]], key: PRNGKeyArray
+    problem: Problem, search: Search, tree: Growing, tested: list[tuple[int, np.ndarray]], key: PRNGKeyArray | None
 ) -> list[int]:
     """Split the tested nodes of a tree where that is significant; the places of the new nodes."""
     residuals = np.zeros(problem.target.shape, problem.target.dtype)
@@ -217,7 +219,7 @@ class _Split(NamedTuple):
 
 
 def _best_splits(
-    problem: Problem, search: Search, residuals: np.ndarray, nodes: np.ndarray, key: PRNGKeyArray
+    problem: Problem, search: Search, residuals: np.ndarray, nodes: np.ndarray, key: PRNGKeyArray | None
 ) -> list[_Split]:
     """The best split of every node over all columns, with its p-value corrected."""
     num_nodes = nodes.max() + 1
@@ -290,7 +292,7 @@ def _corrected_log_p(
     nodes: np.ndarray,
     cuts: levene.Split,
     subsets: list[list[levene.Subset]],
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The logarithm of the p-value of every node's largest |T|, corrected for the number of splits.
 
@@ -311,6 +313,7 @@ def _corrected_log_p(
         counts, is_ordered = np.zeros_like(counts[:, :1]), np.zeros(1, bool)
     log_p, critical_value = _bounds(largest, cuts.num_rows, search.min_leaf, counts, is_ordered)
     if search.correction == "permutation":
+        assert key is not None  # `fit` gives one where something is drawn
         log_p = multiplicity.permutation_log_p(
             problem.ordered, residuals, nodes, key=key, **_cut_options(problem, search)
         )

@@ -166,7 +166,8 @@ def fit(
     splitting = settings._replace(hidden=tuple(split_hidden))
     folds = partial(_tree_networks.out_of_fold_residuals, problem, splitting, num_members=num_members, draws=of_folds)
     residuals = None if num_folds == 1 else folds(num_folds)
-    trees = _grow(problem, search, splitting, num_members, grow_key, residuals)
+    draws = residuals is None or search.correction == "permutation"
+    trees = _grow(problem, search, splitting, num_members, grow_key if draws else None, residuals)
     held_out = _tree_networks.held_out_rows(problem, settings, of_held_out)
     start = None
     if held_out is not None:
@@ -341,14 +342,15 @@ def _grow(
     search: Search,
     settings: presets.Settings,
     num_members: int,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | None,
     residuals: Float[np.ndarray, "m n"] | None,
 ) -> list[Growing]:
     """The trees, by these residuals of every member, or by those of a network for every node."""
 
-    def residuals_of(members: list[int], rows: list[np.ndarray], key: PRNGKeyArray) -> list[np.ndarray]:
+    def residuals_of(members: list[int], rows: list[np.ndarray], key: PRNGKeyArray | None) -> list[np.ndarray]:
         if residuals is not None:
             return [residuals[member][part] for member, part in zip(members, rows, strict=True)]
+        assert key is not None  # `fit` gives one where something is drawn
         slots = num_members * search.slots(len(problem.target))
         return _tree_networks.node_residuals(problem, settings, slots, rows, key)
 

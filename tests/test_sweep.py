@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -317,16 +318,37 @@ def test_too_few_workers(path):
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinities on this system")
 def test_every_worker_has_one_thread_on_a_core_of_its_own_and_keeps_programs(path, monkeypatch):
     monkeypatch.delenv("NPROC", raising=False)
-    mine = sorted(os.sched_getaffinity(0))
-    first, second = sweep.run(where, [{"seed": 0}, {"seed": 1}], path, workers=2)
+    mine = sorted(os.sched_getaffinity(0))[:2]
+    with on_cores(mine):
+        first, second = sweep.run(where, [{"seed": 0}, {"seed": 1}], path, workers=2)
     assert os.getpid() not in (first["process"], second["process"])
     assert first["NPROC"] == second["NPROC"] == "1"
     assert "NPROC" not in os.environ
     assert first["programs"] == second["programs"] == cache_environment()["JAX_COMPILATION_CACHE_DIR"]
     assert len(first["cores"]) == len(second["cores"]) == 1
     if first["process"] != second["process"]:
-        assert {*first["cores"], *second["cores"]} == set(mine[:2])
+        assert {*first["cores"], *second["cores"]} == {*mine}
     assert [first["seed"], second["seed"]] == [0, 1]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinities on this system")
+def test_fewer_workers_than_cores_leave_the_cores_to_the_system(path):
+    mine = sorted(os.sched_getaffinity(0))
+    if len(mine) < 2:
+        pytest.skip("one core")
+    (record,) = sweep.run(where, [{"seed": 0}], path, workers=1)
+    assert record["cores"] == mine
+
+
+@contextmanager
+def on_cores(cores):
+    """This process, and those that it starts, on these cores alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @jax.jit

@@ -1,9 +1,9 @@
 """Many runs of one function: on the cores of this machine or on a cluster, each finished run on disk at once.
 
-Threads slow small problems down: on CPUs a sweep is one process a core, each with a single thread and bound to its
-core. An accelerator is one device for one process: there, take `executor=ThreadPoolExecutor(1)`, and do many runs
-within a job by `vmap`. Clusters are reached through dask, Ray, submitit or MPI: see docs/clusters.md. A sweep that was
-stopped goes on where it was.
+Threads slow small problems down: on CPUs a sweep is one process a core, each with a single thread and, where all cores
+have one, bound to its core. An accelerator is one device for one process: there, take `executor=ThreadPoolExecutor(1)`,
+and do many runs within a job by `vmap`. Clusters are reached through dask, Ray, submitit or MPI: see docs/clusters.md.
+A sweep that was stopped goes on where it was.
 """
 
 from typing import Any

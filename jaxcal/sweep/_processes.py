@@ -50,9 +50,11 @@ def results(task: Task, jobs: Mapping[str, Mapping[str, Any]], workers: int | No
 
 
 def _cores(workers: int | None) -> list[int | None]:
-    """A core for each process, in turn; None where processes cannot be bound to them."""
+    """A core for each process, one after the other; None where a process is not bound to one."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     workers = workers or len(cores or range(os.cpu_count() or 1))
+    if cores and workers < len(cores):
+        cores = None  # another sweep may be on the same ones while others are idle
     return list(itertools.islice(itertools.cycle(cores or [None]), workers))
 
 

@@ -4,8 +4,9 @@ A problem has 2000 rows, nine independent normal features and residuals that kno
 and the significance is 0.01, so a rule that is right splits one problem of a hundred. The last row is what a
 rule is for: the residuals' std is 1.15 where the first feature is above its mean, and 1 elsewhere.
 
-`--of fits` counts the splits of whole fits, whose residuals are those of networks: what these cannot fit is in them,
-too. The noise is the same everywhere but in the last row.
+`--of steps` counts how many steps in the std of given residuals are found, by the number of rows and the least size of
+a leaf. `--of fits` counts the splits of whole fits, whose residuals are those of networks: what these cannot fit is in
+them, too. The noise is the same everywhere but in the last row.
 """
 
 import argparse
@@ -36,6 +37,14 @@ NOISE = {
     "exponential": jax.random.exponential,
 }
 STEP_IN_STD = "normal, with a step of its std"
+# Steps in the std, as it is for the rest of the rows over that of the first ones, and the fraction of these.
+STEPS = ((10, 0.9), (2, 0.5), (2, 0.8), (1.3, 0.5), (1.3, 0.8))
+ROWS_OF_STEPS = (400, 500, 1000, 2000, 5000)
+LEAST_LEAVES = {
+    "n / 10": lambda n: n // 10,
+    "default": lambda n: max(n // 10, 200),
+    "paper": lambda n: max(n // 10, 1000),
+}
 # Whole fits: the mean, and the std where the second feature is above 0, in units of that elsewhere.
 FIT_MIN_LEAF = 100
 NARROW = (8, 4)
@@ -56,13 +65,15 @@ RULES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=1000, help="of every kind; a quarter with permutations")
-    parser.add_argument("--of", choices=("residuals", "fits"), default="residuals", help="what is split")
+    parser.add_argument("--of", choices=("residuals", "steps", "fits"), default="residuals", help="what is split")
     parser.add_argument("--fits", type=int, default=100, help="of every kind")
     parser.add_argument("--rows", type=int, default=1000, help="of a fit")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results", help="a folder")
     arguments = parser.parse_args()
     if arguments.of == "fits":
         text, name = table_of_fits(arguments.fits, arguments.rows), "usnrt_false_fits.md"
+    elif arguments.of == "steps":
+        text, name = table_of_steps(arguments.problems), "usnrt_steps.md"
     else:
         text, name = table_of_residuals(arguments.problems), "usnrt_false_splits.md"
     (arguments.out / name).write_text(text + "\n", encoding="utf-8")
@@ -81,6 +92,46 @@ def table_of_residuals(problems: int) -> str:
         for name in (*NOISE, STEP_IN_STD)
     ]
     return "\n\n".join([*heading(problems), _report.markdown_table(header, rows)])
+
+
+def table_of_steps(problems: int) -> str:
+    """How many steps in the std of given residuals are found."""
+    jax.config.update("jax_enable_x64", True)
+    keys = jax.random.split(jax.random.key(0), problems)
+    rows = []
+    for ratio, at in STEPS:
+        for num_rows in ROWS_OF_STEPS:
+            sizes = [least(num_rows) for least in LEAST_LEAVES.values()]
+            found = [
+                f"{float(jnp.mean(are_found(ratio, at, keys, num_rows, size))):.3f}"
+                if num_rows >= 2 * size
+                else _report.MISSING
+                for size in sizes
+            ]
+            rows.append([f"{ratio} at {at}", str(num_rows), *found])
+    about = (
+        f"Fractions of {problems} problems that are split: {FEATURES} independent features, significance "
+        f"{SIGNIFICANCE}, jaxcal's default rule. The std of the normal residuals is 1 for a fraction of the rows, "
+        "those with the least first feature, and another for the rest: *10 at 0.9* is 10 for the last tenth. "
+        "*n / 10*, *default* and *paper* are the least rows of a leaf: a tenth, or 200 or 1000 if that is more; – "
+        "where so few rows are never split."
+    )
+    header = ["step", "rows", *LEAST_LEAVES]
+    return "\n\n".join(["# Steps that USNRT's rule finds", _jobs.origin(), about, _report.markdown_table(header, rows)])
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def are_found(ratio: float, at: float, keys: jax.Array, num_rows: int, min_leaf: int) -> jax.Array:
+    """Whether a step in the std is found, for every key."""
+
+    def is_found(key: jax.Array) -> jax.Array:
+        x_key, noise_key = jax.random.split(key)
+        x = jax.random.normal(x_key, (num_rows, FEATURES))
+        std = jnp.where(x[:, 0] > jnp.quantile(x[:, 0], at), ratio, 1.0)
+        found = log_p(x, std * jax.random.normal(noise_key, (num_rows,)), "miller-siegmund", "median", key, min_leaf)
+        return found <= math.log(SIGNIFICANCE)
+
+    return lax.map(is_found, keys)
 
 
 def table_of_fits(fits: int, num_rows: int) -> str:
@@ -138,15 +189,17 @@ def are_split(name: str, correction: str, center: str, keys: jax.Array) -> jax.A
     return lax.map(is_split, keys)
 
 
-def log_p(x: jax.Array, residuals: jax.Array, correction: str, center: str, key: jax.Array) -> jax.Array:
+def log_p(
+    x: jax.Array, residuals: jax.Array, correction: str, center: str, key: jax.Array, min_leaf: int = MIN_LEAF
+) -> jax.Array:
     """Of the best split; without a correction of every tenth row, as in the paper."""
-    options = {"min_leaf": MIN_LEAF, "center": center}
+    options = {"min_leaf": min_leaf, "center": center}
     if correction == "permutation":
         return multiplicity.permutation_log_p(x, residuals, key=key, **options)[0]
     split = levene.best_split(x, residuals, step=STEP if correction == "none" else 1, **options)
     if correction == "none":
         return split.log_p
-    return multiplicity.miller_siegmund(split.statistic, ROWS, split.log_num_splits, min_leaf=MIN_LEAF)
+    return multiplicity.miller_siegmund(split.statistic, len(residuals), split.log_num_splits, min_leaf=min_leaf)
 
 
 def heading(problems: int) -> list[str]:

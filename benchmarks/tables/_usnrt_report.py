@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -117,6 +118,8 @@ def markdown(records: Sequence[dict], datasets: Sequence[str], protocol: str) ->
         parts += ["## Table IX: how much the uncertainty differs between leaves", heterogeneity(whole[ALEATORY])]
     if both.names:
         parts += ["## What the correction costs", correction(both)]
+    if moved := by_machine(records):
+        parts += ["## From one machine to another", moved]
     return "\n\n".join(parts) + "\n"
 
 
@@ -262,6 +265,29 @@ def correction(both: Cells) -> str:
         leaves = [f"{both.mean(name, system, 'leaves'):.1f}" for system in both.systems]
         rows.append([name, str(both.count(name)), *errors, *leaves])
     return _report.markdown_table(header, rows)
+
+
+def by_machine(records: Sequence[dict]) -> str:
+    """How far the same run of the same commit lies apart on two machines or by two versions of jax; empty if none."""
+    found = defaultdict(list)
+    for record in records:
+        found[record["system"], record["dataset"], record["seed"], record["jaxcal"]].append(record)
+    pairs = {cell: runs for cell, runs in found.items() if len({*map(_report.made_by, runs)}) == 2}
+    rows = []
+    for system in dict.fromkeys(system for system, *_ in pairs):
+        of_system = [runs for (other, *_), runs in pairs.items() if other == system]
+        row = [system, str(len(of_system))]
+        for metric in ("ece", "rmse", "nlpd"):
+            apart = [UNITS[metric] * abs(runs[0][metric] - runs[1][metric]) for runs in of_system]
+            row += [f"{np.median(apart):.2f}", f"{max(apart):.2f}"]
+        rows.append(row)
+    if not rows:
+        return ""
+    machines = {f"{runs[0]['jaxcal']}: {run['device']}, jax {run['jax']}" for runs in pairs.values() for run in runs}
+    header = ["system", "runs"]
+    header += [f"{name}, {what}" for name in ("ECE", "100 RMSE", "100 NLL") for what in ("median", "largest")]
+    listed = "\n".join(f"- {machine}" for machine in sorted(machines))
+    return f"How far the same run lies apart:\n\n{listed}\n\n{_report.markdown_table(header, rows)}"
 
 
 def same_leaves(both: Cells, name: str) -> np.ndarray:

@@ -229,19 +229,18 @@ def draw(table: Table, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     shown = [predictor for predictor in table.predictors if not predictor.startswith("part")]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for predictor in shown:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5), layout="constrained")
+    for number, predictor in enumerate(shown):
         seconds, error = table.values(predictor, "time_s").mean(), np.exp(np.mean(np.log(table.ratios(predictor))))
-        left.plot(seconds, error, "o")
-        left.annotate(predictor, (seconds, error), xytext=(4, 4), textcoords="offset points", fontsize=8)
+        left.plot(seconds, error, "os^D"[number // 10], color=f"C{number}", label=predictor)
     left.set(xscale="log", xlabel="processor seconds of a fit with its predictions", ylabel=f"RMSE over {HGB}'s")
-    left.margins(x=0.3)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     with_std = [predictor for predictor in shown if predictor not in POINTS]
     right.axvspan(85, 95, color="0.93")
     right.axvline(90, color="0.6")
     for place, predictor in enumerate(with_std):
         covered = 100 * table.values(predictor, "coverage_90")
-        right.plot(covered, np.full(len(covered), place), "|", markersize=12)
+        right.plot(covered, np.full(len(covered), place), "|", markersize=12, color=f"C{shown.index(predictor)}")
         right.plot(covered.mean(), place, "k.")
     right.set(yticks=range(len(with_std)), yticklabels=with_std, xlabel="coverage of 90 % intervals by data set, %")
     path.parent.mkdir(exist_ok=True)

@@ -4,6 +4,7 @@ from functools import partial
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from growing_noise import ROWS, SETTING, draw, mean, std
@@ -53,7 +54,7 @@ def test_the_distribution_is_the_student_t_of_the_evidence(data):
     assert isinstance(distribution, StudentT)
     loc, unit = y.mean(), y.std(ddof=1)
     squared_scale = beta * (1 + nu) / (nu * alpha)
-    scale = unit * np.sqrt(fitted.widening.factor * (squared_scale + fitted.widening.floor))
+    scale = unit * np.sqrt(fitted.widening(jnp.asarray(squared_scale)))
     np.testing.assert_allclose(
         distribution.log_prob(y), stats.t.logpdf(y, 2 * alpha, loc + unit * gamma, scale), atol=TOLERANCE
     )

@@ -84,6 +84,25 @@ def test_what_is_all_but_certain_may_be_wrong(rng):
     assert np.sqrt(widening(jnp.asarray([1e-8]))) > 0.005 * np.std(errors)
 
 
+def test_no_variance_below_those_of_the_rows(rng):
+    """A network may predict any far from all rows, next to none, too."""
+    variance, errors = rows(rng)
+    widening = Widening.of(jnp.asarray(variance), jnp.asarray(errors))
+    np.testing.assert_allclose(widening(jnp.asarray([1e-9])), widening(jnp.asarray([variance.min()])))
+
+
+def test_the_least_variance_of_a_mixture_is_that_of_the_whole(rng):
+    """Members may be more certain where they differ."""
+    means, variances = rng.normal(size=(3, 400)), rng.uniform(0.1, 0.2, size=(3, 400))
+    whole = means.var(axis=0) + variances.mean(axis=0)
+    widening = Widening.of_mixture(jnp.asarray(means), jnp.asarray(variances), jnp.asarray(rng.normal(size=400)))
+    for scale in (1.0, 1e-6):
+        members = widening.of_members(jnp.asarray(scale**0.5 * means), jnp.asarray(scale * variances))
+        mixed = np.var(members[0], axis=0) + np.mean(members[1], axis=0)
+        np.testing.assert_allclose(mixed, widening(jnp.asarray(scale * whole)), rtol=1e-5)
+        np.testing.assert_allclose(np.mean(members[0], axis=0), scale**0.5 * means.mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
 def test_rows_that_are_not_there_have_no_part(rng):
     variance, errors = rows(rng, 50)
     padded = np.r_[variance, np.full(7, 1e6)], np.r_[errors, np.full(7, 1e6)]
@@ -113,6 +132,15 @@ def test_intervals_hold_on_new_rows(method, rng):
     distribution = FITS[method](x, y, **SETTING)(new_x)
     assert 0.84 < jc.metrics.coverage(new_y, distribution, confidence_level=0.9) < 0.96
     assert jc.metrics.nlpd(new_y, distribution) < -stats.norm.logpdf(new_y, y.mean(), y.std()).mean()
+
+
+@pytest.mark.parametrize("method", FITS)
+def test_far_from_all_rows_no_std_is_less_than_among_them(method, rng):
+    x, y = wide_table(rng, 500)
+    fitted = FITS[method](x, y, **SETTING)
+    spread = lambda x: np.asarray(getattr(fitted(x), "scale", fitted(x).std))
+    directions = rng.normal(size=(2000, 20))
+    assert spread(30 * directions).min() >= 0.999 * spread(x).min()
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_the_prediction_is_the_forward_pass(form, data):
     center, output = np.hstack([forward(part, z) for part in network.network.networks]).T
     distribution = network(x)
     np.testing.assert_allclose(distribution.mean, y.mean() + y.std(ddof=1) * center, atol=1e-4)
-    variance = network.widening.factor * (softplus(output) + 1e-6 + network.widening.floor)
+    variance = network.widening(jnp.asarray(softplus(output) + 1e-6))
     np.testing.assert_allclose(distribution.variance, y.var(ddof=1) * variance, rtol=1e-4)
 
 

@@ -35,15 +35,18 @@ _STEPS = 30
 
 
 class Widening(eqx.Module):
-    """What makes a variance v that of new rows: factor (v + floor).
+    """What makes a variance v that of new rows: factor (max(v, least) + floor).
 
     Attributes:
         factor: of the variance.
         floor: what is added before.
+        least: the least variance of the held-out rows. Far from all rows networks may predict any; no row bears out a
+            smaller one.
     """
 
     factor: Float[Array, "*runs"]
     floor: Float[Array, "*runs"]
+    least: Float[Array, "*runs"]
 
     @classmethod
     @eqx.filter_jit
@@ -68,7 +71,8 @@ class Widening(eqx.Module):
             variance: v, of the rows; with df the square of the scale.
             errors: of the means.
             df: degrees of freedom of the rows.
-            weights: how much each row counts; one each where None.
+            weights: how much each row counts; one each where None. The least variance is that of rows that count
+                one or more, 0 where there are none.
         """
         weights = jnp.ones_like(errors) if weights is None else weights.astype(errors.dtype)
         rows = _Rows(variance, errors, df, weights, jnp.average(variance, weights=weights))
@@ -77,7 +81,8 @@ class Widening(eqx.Module):
         best = jnp.argmax(heights)
         factor, floor = factors[best], floors[best]
         by_intervals = jnp.clip(_ratio_of_intervals(rows, factor, floor), 1 / _MOST, _MOST)
-        return cls(factor * by_intervals, floor)
+        least = jnp.min(jnp.where(weights >= 1, variance, jnp.inf))
+        return cls(factor * by_intervals, floor, jnp.where(jnp.isfinite(least), least, 0))
 
     @classmethod
     def of_mixture(
@@ -89,7 +94,19 @@ class Widening(eqx.Module):
 
     def __call__(self, variance: Float[Array, "..."]) -> Float[Array, "..."]:
         """The variance of new rows."""
-        return self.factor * (variance + self.floor)
+        return self.factor * (jnp.maximum(variance, self.least) + self.floor)
+
+    def of_members(
+        self, means: Float[Array, "m n"], variances: Float[Array, "m n"]
+    ) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
+        """The means and the variances of a mixture's members, so that the mixture has the variance of new rows.
+
+        Its mean stays, and the members' distances from it grow, too.
+        """
+        mean, variance = mixture_moments(means, variances)
+        lacking = jnp.maximum(self.least - variance, 0)
+        moved = mean[None] + jnp.sqrt(self.factor) * (means - mean[None])
+        return moved, self.factor * (variances + (lacking + self.floor)[None])
 
 
 def widened(variance: Float[Array, "*n"], widening: Widening | None) -> Float[Array, "*n"]:

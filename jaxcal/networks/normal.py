@@ -86,10 +86,9 @@ def as_normal(moments: tuple[Float[Array, " n"], Float[Array, " n"]], y_scaler: 
 def as_mixture(
     means: Float[Array, "m n"], variances: Float[Array, "m n"], widening: Widening | None, y_scaler: Standardizer
 ) -> Mixture:
-    """The mixture of members, widened as a whole: its mean stays, and its members' distances from it grow, too."""
+    """The mixture of members, widened as a whole."""
     if widening is not None:
-        middle = jnp.mean(means, axis=0)[None]
-        means, variances = middle + jnp.sqrt(widening.factor) * (means - middle), widening(variances)
+        means, variances = widening.of_members(means, variances)
     return Mixture(jax.vmap(lambda mean, variance: as_normal((mean, variance), y_scaler))(means, variances))
 
 

@@ -46,8 +46,8 @@ def fit(
 
     What is learned from residuals of the training rows is too small for new rows. So the variance that is predicted is
     widened by the validation set, which nothing is trained on: a factor and a floor are those of the greatest
-    likelihood of its rows, and the factor besides such that nine tenths of them lie in the 90 % intervals
-    (`jaxcal.networks.Widening`).
+    likelihood of its rows, and the factor besides such that nine tenths of them lie in the 90 % intervals. No variance
+    below the least of these rows is predicted, however far a new row lies from all others (`jaxcal.networks.Widening`).
 
     In the settings of papers the likelihood is the plain one, nothing is widened, and every training of the alternating
     form draws validation rows of its own: there the floor of the variance keeps every std above a thousandth of the

@@ -91,6 +91,7 @@ def labels(text: str) -> list[str]:
 
 def run_job(dataset: str, seed: int, predictor: str) -> list[dict]:
     """One predictor on one split, in the default precision."""
+    jax.config.update("jax_enable_x64", False)  # whatever the environment says
     data = jc.datasets.load(dataset)
     train, test = jc.datasets.split(len(data.y), (0.8, 0.2), seed=seed)
     train, test = train[:ROWS], test[:TEST_ROWS]

@@ -91,14 +91,25 @@ def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[Arr
     Raises:
         ValueError: if the shape is not (n, d), n is not `length` (where given), or a value is NaN or infinite.
     """
+    array = as_numbers(name, values)
+    check_length(name, array, length)
+    check_finite(name, array)
+    return array
+
+
+def as_numbers(name: str, values: Any) -> Float[Array, "n d"]:
+    """`values` as a matrix [n, d] of numbers that need not be finite; a vector [n] is one column.
+
+    Raises:
+        ValueError: if the shape is not (n, d), or there are no rows or no columns.
+    """
     is_column = isinstance(values, np.ndarray | jax.Array) and values.ndim == 1
     array = as_floats(name, values[:, None] if is_column else values)
     if array.ndim != 2:
         raise ValueError(f"{name} must have shape (n, d); got {array.shape}.")
     if array.shape[1] == 0:
         raise ValueError(f"{name} has no columns: its shape is {array.shape}.")
-    check_length(name, array, length)
-    check_finite(name, array)
+    check_length(name, array, None)
     return array
 
 

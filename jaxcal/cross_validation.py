@@ -1,17 +1,20 @@
 """Predictions of data points by models that were fitted without them."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal.columns import Categorical, Columns, Table, as_table, check_same_index, is_frame, num_rows, take
 from jaxcal.distributions import Concatenated, Distribution, Normal, Point, StudentT
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.optimize import Result
@@ -22,10 +25,11 @@ WITHOUT_A_FOLD = "in a fit without a fold, which counts its rows anew"
 
 def out_of_fold(
     fit: Callable,
-    x: ArrayLike,
+    x: Table,
     y: ArrayLike,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     folds: int = 5,
     groups: ArrayLike | None = None,
 ) -> Distribution:
@@ -41,9 +45,10 @@ def out_of_fold(
     Args:
         fit: `fit(x, y, key=key)` gives a function of inputs whose value is a Distribution or an array of means: any
             predictor of jaxcal with its options as a `functools.partial`, or a few lines around somebody else's.
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame, which is handed on as it is; a vector [n] is one column.
         y: targets [n].
         key: random key of the folds, and of the fits.
+        categorical: the columns of x whose values have no order, for a `fit` that takes that.
         folds: number of folds, whose sizes differ by one at most; so many models are fitted, each to equally many data
             points, so that nothing compiles anew.
         groups: labels [n], of numbers or strings: data points of one group stay in one fold. Folds then differ in size.
@@ -53,8 +58,8 @@ def out_of_fold(
         the rows of a fold share something.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer data points or groups than
-            folds, or folds is less than 2.
+        ValueError: if x or y is empty or of the wrong shape, there are fewer data points or groups than folds, or folds
+            is less than 2.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc
@@ -68,12 +73,43 @@ def out_of_fold(
         >>> fitted(x, jc.Point(final(x[:, None]))).std.shape
         (50,)
     """
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
+    x, y = as_table_and_targets(x, y)
     order_key, *keys = jax.random.split(key, folds + 1)
-    parts = folds_of(x.shape[0], folds, as_labels(groups, x.shape[0]), order_key)
+    parts = folds_of(len(y), folds, as_labels(groups, len(y)), order_key)
+    fit = with_columns(fit, columns_of(x, categorical))
     predictions = [as_distribution(part) for part in predictions_of_folds(fit, x, y, parts, keys)]
     return marked_out_of_fold(joined(predictions, [fold.held_out for fold in parts]))
+
+
+def as_table_and_targets(x: Table, y: ArrayLike) -> tuple[Table, Float[Array, " n"]]:
+    """Inputs that are handed on to whatever is fitted, and checked targets.
+
+    Raises:
+        ValueError: if x or y is empty or of the wrong shape, y is not finite, or x is a frame and y a series of another
+            index.
+    """
+    check_same_index(x, y)
+    x = as_table(x)
+    return x, _checks.as_vector("y", y, length=num_rows(x))
+
+
+def columns_of(x: Table, categorical: Categorical) -> Categorical:
+    """The columns of a frame, for fits to parts of it, which may lack a label; of an array what is categorical."""
+    if not is_frame(x):
+        return categorical
+    try:
+        return Columns.of(x, categorical)
+    except ValueError:  # not for these methods; it is raised again by a fit that needs them
+        return categorical
+
+
+def with_columns(fit: Callable, columns: Categorical) -> Callable:
+    """A fit that is told which columns are categorical, if it takes that and is not told already."""
+    if not columns:
+        return fit
+    parameter = inspect.signature(fit).parameters.get("categorical")
+    takes_it = parameter is not None and parameter.default == ()
+    return partial(fit, categorical=columns) if takes_it else fit
 
 
 class Fold(NamedTuple):
@@ -171,7 +207,7 @@ def _parts_of_groups(groups: np.ndarray, folds: int, order: np.ndarray) -> list[
 
 
 def predictions_of_folds(
-    fit: Callable, x: Array, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
+    fit: Callable, x: Table, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
 ) -> list[Any]:
     """What each fold is predicted by a model that was fitted to the others.
 
@@ -183,7 +219,7 @@ def predictions_of_folds(
 
 def models_of_folds(
     fit: Callable,
-    x: Array,
+    x: Table,
     y: Array,
     parts: Sequence[Fold],
     keys: Sequence[PRNGKeyArray],
@@ -197,7 +233,7 @@ def models_of_folds(
 
 
 def _fitted_to_folds(
-    fit: Callable, x: Array, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
+    fit: Callable, x: Table, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
 ) -> Iterator[tuple[Callable, Any]]:
     """A model for each fold, and what it predicts of it."""
     if jax.default_backend() != "cpu":
@@ -211,14 +247,14 @@ def _fitted_to_folds(
 
 
 def _of_a_vmap(
-    fit: Callable, x: Array, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
+    fit: Callable, x: Table, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
 ) -> list[tuple[Callable, Any]] | None:
     """The same from one `vmap` of the fits; None where it must be done in turn.
 
     That is where training parts differ in size, `fit` reads values or memory does not suffice; and where something went
     wrong, since inside a transformation nothing is raised: done in turn, it says what.
     """
-    if len({len(fold.training) for fold in parts}) > 1:
+    if len({len(fold.training) for fold in parts}) > 1 or not isinstance(x, jax.Array):
         return None
     rows = jnp.asarray(np.stack([fold.training for fold in parts]))
     try:
@@ -270,9 +306,15 @@ def joined(parts: Sequence[Any], rows: Sequence[np.ndarray]) -> Distribution:
     return whole
 
 
+def take_rows(rows: Int[ArrayLike, " k"], *tables: Table) -> tuple[Any, ...]:
+    """The rows of these numbers of every table; of arrays by one program."""
+    if all(isinstance(table, jax.Array) for table in tables):
+        return _take_rows(rows, *tables)
+    return tuple(_take_rows(rows, t)[0] if isinstance(t, jax.Array) else take(rows, t) for t in tables)
+
+
 @jax.jit
-def take_rows(rows: Int[ArrayLike, " k"], *arrays: Array) -> tuple[Array, ...]:
-    """The rows of these numbers of every array, by one program."""
+def _take_rows(rows: Int[ArrayLike, " k"], *arrays: Array) -> tuple[Array, ...]:
     return tuple(array[rows] for array in arrays)
 
 

@@ -21,16 +21,20 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks, cross_conformal, metrics
 from jaxcal.calibrators import conformal, rio
+from jaxcal.columns import Categorical, Layout, Table, is_frame
 from jaxcal.cross_conformal import JackknifePlus
 from jaxcal.cross_validation import (
     as_distribution,
     as_labels,
+    as_table_and_targets,
+    columns_of,
     folds_of,
     joined,
     models_of_folds,
     one_warning,
     predictions_of_folds,
     take_rows,
+    with_columns,
 )
 from jaxcal.distributions import Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
@@ -45,7 +49,7 @@ _FOLDS_OF_FEW_ROWS, _FOLDS, _FEW_ROWS = 10, 5, 1000
 
 
 def fit(
-    x: ArrayLike,
+    x: Table,
     y: ArrayLike,
     *,
     predictor: Any = None,
@@ -55,12 +59,14 @@ def fit(
     folds: int | None = None,
     fraction: float = 0.25,
     groups: ArrayLike | None = None,
+    categorical: Categorical = (),
     key: PRNGKeyArray,
 ) -> "Pipeline":
     """Fit a model, calibrators of its predictions, and a last step that makes the intervals hold for new data points.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame of pandas or polars, which comes to every step as it is; a vector [n] is one
+            column. The names of a frame's columns are kept, and those of new rows put into their order.
         y: targets [n].
         predictor: a fit function, `fit(x, y)` or `fit(x, y, key=key)`, such as `jc.mlp.fit`, configured by
             `functools.partial`; its value is called on inputs and gives a Distribution or an array of means. Or an
@@ -85,13 +91,15 @@ def fit(
             guaranteed, and it is infinite.
         groups: labels [n]: rows of one group stay in one fold, or on one side of the split. CV+ then guarantees
             nothing.
+        categorical: the columns of x whose values have no order, for the steps that take that; those of a frame that
+            hold labels are categorical in any case.
         key: random key.
 
     Raises:
         TypeError: if a step is neither a function nor, as predictor, an object with fit and predict.
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer rows or groups than folds, or
-            there are calibrators without a predictor; if method="cv+" comes without a predictor, or with
-            `recalibrate`.
+        ValueError: if x or y is empty or of the wrong shape, y is not finite, there are fewer rows or groups than
+            folds, or there are calibrators without a predictor; if method="cv+" comes without a predictor, or with
+            `recalibrate`; if a step refuses x, as those of jaxcal do where an array is not finite.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc
@@ -107,23 +115,22 @@ def fit(
         >>> bool((lower < upper).all())
         True
     """
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
+    x, y = as_table_and_targets(x, y)
     _checks.check_choice("method", method, ("folds", "split", "cv+"))
     if predictor is None and calibrators:
         raise ValueError("calibrators without a predictor: give both, or neither.")
-    labels = as_labels(groups, x.shape[0])
+    labels, columns = as_labels(groups, len(y)), columns_of(x, categorical)
     if method == "cv+":
         if predictor is None or recalibrate is not conformal.fit:
             raise ValueError(_OF_CV_PLUS)
-        return _fit_cv_plus(x, y, predictor, calibrators, folds=folds, groups=labels, key=key)
+        return _fit_cv_plus(x, y, predictor, calibrators, folds=folds, groups=labels, columns=columns, key=key)
     aside_key, key = jax.random.split(key)
-    aside = _set_aside(x.shape[0], fraction, folds, labels, aside_key) if method == "split" else None
-    options = {"recalibrate": recalibrate, "folds": folds, "key": key}
+    aside = _set_aside(len(y), fraction, folds, labels, aside_key) if method == "split" else None
+    options = {"recalibrate": recalibrate, "folds": folds, "columns": columns, "key": key}
     others = ()
     if predictor is None:
         # What is set aside has no say in the choice: its guarantee would not hold.
-        rows = np.arange(x.shape[0]) if aside is None else _rest(x.shape[0], aside)
+        rows = np.arange(len(y)) if aside is None else _rest(len(y), aside)
         groups_of_rows = None if labels is None else labels[rows]
         candidates = _candidates()
         x_own, y_own = take_rows(rows, x, y)
@@ -148,6 +155,7 @@ class Pipeline(eqx.Module):
             of "cv+" is what conformal calibration by the errors of the other folds makes of the predictions of a fold.
         others: the steps of the other pipelines that were tried, where the predictor was chosen.
         method: "folds", "split" or "cv+".
+        layout: the columns of x.
     """
 
     chain: "Chain | JackknifePlus"
@@ -155,10 +163,15 @@ class Pipeline(eqx.Module):
     steps: tuple["Step", ...]
     others: tuple[tuple["Step", ...], ...]
     method: str = eqx.field(static=True)
+    layout: Layout
 
-    def __call__(self, x: ArrayLike) -> Distribution:
-        """The predictive distribution of every row of x [n, d]."""
-        x = _checks.as_matrix("x", x)
+    def __call__(self, x: Table) -> Distribution:
+        """The predictive distribution of every row of x: [n, d], or a data frame with the columns of the fit.
+
+        Raises:
+            ValueError: if x has other columns than in the fit.
+        """
+        x = self.layout(x)
         if isinstance(self.chain, JackknifePlus):
             return self.chain(x)
         prediction = self.chain(x)[-1]
@@ -203,7 +216,7 @@ class Chain(eqx.Module):
     predictor: Callable
     calibrators: tuple[Callable, ...]
 
-    def __call__(self, x: Float[Array, "n d"]) -> list[Distribution]:
+    def __call__(self, x: Table) -> list[Distribution]:
         """What is predicted after each step."""
         predictions = [as_distribution(self.predictor(x))]
         for calibrator in self.calibrators:
@@ -273,7 +286,7 @@ _HEADER = f"{'':30}{'CRPS':>20}{'RMSE':>20}{'90 % interval covers':>26}"
 
 
 def _fit(
-    x: Float[Array, "n d"],
+    x: Table,
     y: Float[Array, " n"],
     predictor: Any,
     calibrators: Sequence[Callable],
@@ -281,20 +294,21 @@ def _fit(
     recalibrate: Callable | None,
     folds: int | None,
     groups: np.ndarray | None,
+    columns: Categorical,
     aside: list[np.ndarray] | None,
     key: PRNGKeyArray,
 ) -> Pipeline:
     """The pipeline of one predictor; the rows set aside, where there are any, come in parts."""
-    fit_rows = partial(fit_chain, predictor, calibrators)
+    fit_rows = partial(fit_chain, predictor, calibrators, columns=columns)
     order_key, last_key, chain_key, folds_key = jax.random.split(key, 4)
     if aside is not None:
-        rest, parts = _rest(x.shape[0], aside), aside
+        rest, parts = _rest(len(y), aside), aside
         with one_warning("in the fit to the rows that are not set aside, which counts them anew"):
             chain = fit_rows(*take_rows(rest, x, y), key=chain_key)
         blocks = [chain(*take_rows(part, x)) for part in parts]
     else:
-        folds = _number_of_folds(folds, x.shape[0], x.shape[0] if groups is None else len(np.unique(groups)))
-        pieces = folds_of(x.shape[0], folds, groups, order_key)
+        folds = _number_of_folds(folds, len(y), len(y) if groups is None else len(np.unique(groups)))
+        pieces = folds_of(len(y), folds, groups, order_key)
         parts = [piece.held_out for piece in pieces]
         blocks = predictions_of_folds(fit_rows, x, y, pieces, list(jax.random.split(folds_key, folds)))
         chain = fit_rows(x, y, key=chain_key)
@@ -303,30 +317,38 @@ def _fit(
     steps = [step_of(name, parts_of) for name, parts_of in zip(names, zip(*blocks, strict=True), strict=True)]
     last = None
     if recalibrate is not None:
-        fit_last = partial(_with_key, _checked(recalibrate), key=last_key)
+        fit_last = partial(_with_key, with_columns(_checked(recalibrate), columns), key=last_key)
         end = steps[-1]
         last = fit_last(*take_rows(end.rows, x), end.predictions, end.y)
         recalibrated = _recalibrated(fit_last, x, y, [block[-1] for block in blocks], parts)
         steps.append(step_of(_name_of(recalibrate), recalibrated))
-    return Pipeline(chain=chain, last=last, steps=tuple(steps), others=(), method="folds" if aside is None else "split")
+    return Pipeline(
+        chain=chain,
+        last=last,
+        steps=tuple(steps),
+        others=(),
+        method="folds" if aside is None else "split",
+        layout=Layout.of(x),
+    )
 
 
 def _fit_cv_plus(
-    x: Float[Array, "n d"],
+    x: Table,
     y: Float[Array, " n"],
     predictor: Any,
     calibrators: Sequence[Callable],
     *,
     folds: int | None,
     groups: np.ndarray | None,
+    columns: Categorical,
     key: PRNGKeyArray,
 ) -> Pipeline:
     """The pipeline whose models of the folds predict; they give its scores, too."""
-    num_rows = x.shape[0]
+    num_rows = len(y)
     folds = _number_of_folds(folds, num_rows, num_rows if groups is None else len(np.unique(groups)))
     order_key, folds_key = jax.random.split(key)
     pieces = cross_conformal.folds_for(num_rows, folds, groups, order_key)
-    fit_rows = partial(fit_chain, predictor, calibrators)
+    fit_rows = partial(fit_chain, predictor, calibrators, columns=columns)
     chains, blocks = models_of_folds(fit_rows, x, y, pieces, list(jax.random.split(folds_key, folds)))
     ends, parts = [block[-1] for block in blocks], [piece.held_out for piece in pieces]
     ends_of_chains = [_End(chain) for chain in chains]
@@ -337,7 +359,7 @@ def _fit_cv_plus(
         _step(name, predictions, y=y, parts=parts, out_of_fold=True)
         for name, predictions in zip(names, by_step, strict=True)
     ]
-    return Pipeline(chain=models, last=None, steps=tuple(steps), others=(), method="cv+")
+    return Pipeline(chain=models, last=None, steps=tuple(steps), others=(), method="cv+", layout=Layout.of(x))
 
 
 class _End(eqx.Module):
@@ -345,27 +367,34 @@ class _End(eqx.Module):
 
     chain: Callable[[Any], list[Distribution]]
 
-    def __call__(self, x: Float[Array, "n d"]) -> Distribution:
+    def __call__(self, x: Table) -> Distribution:
         return self.chain(x)[-1]
 
 
 def fit_chain(
-    predictor: Any, calibrators: Sequence[Callable], x: Float[Array, "n d"], y: Float[Array, " n"], *, key: PRNGKeyArray
+    predictor: Any,
+    calibrators: Sequence[Callable],
+    x: Table,
+    y: Float[Array, " n"],
+    *,
+    columns: Categorical = (),
+    key: PRNGKeyArray,
 ) -> Chain:
     """A predictor and calibrators, each fitted to what the steps before it predict; steps as those of `fit`."""
     model_key, *keys = jax.random.split(key, 1 + len(calibrators))
-    model = _with_key(_as_fit(predictor), x, y, key=model_key)
+    model = _with_key(with_columns(_as_fit(predictor), columns), x, y, key=model_key)
     prediction, fitted = as_distribution(model(x)) if calibrators else None, []
     for calibrator, each in zip(calibrators, keys, strict=True):
         if fitted:
             prediction = fitted[-1](x, prediction)
-        fitted.append(_with_key(_checked(calibrator), x, prediction, y, key=each))
+        fit_step = with_columns(_checked(calibrator), columns)
+        fitted.append(_with_key(fit_step, x, prediction, y, key=each))
     return Chain(model, tuple(fitted))
 
 
 def _recalibrated(
     fit_last: Callable,
-    x: Float[Array, "n d"],
+    x: Table,
     y: Float[Array, " n"],
     predictions: Sequence,
     parts: Sequence[np.ndarray],
@@ -441,9 +470,10 @@ class Estimator(eqx.Module):
 
     model: Any
 
-    def __call__(self, x: Float[Array, "n d"]) -> Point:
-        """The predictions of the rows."""
-        return Point(jnp.asarray(self.model.predict(np.asarray(x)), x.dtype))
+    def __call__(self, x: Table) -> Point:
+        """The predictions of the rows, in the dtype of an array of numbers."""
+        predicted = self.model.predict(_untouched(x))
+        return Point(jnp.asarray(predicted, x.dtype if isinstance(x, jax.Array) else None))
 
 
 def _as_fit(predictor: Any) -> Callable:
@@ -452,10 +482,15 @@ def _as_fit(predictor: Any) -> Callable:
     return _checked(predictor)
 
 
-def _fit_estimator(estimator: Any, x: Float[Array, "n d"], y: Float[Array, " n"]) -> Estimator:
+def _fit_estimator(estimator: Any, x: Table, y: Float[Array, " n"]) -> Estimator:
     fresh = _unfitted(estimator)
-    fitted = fresh.fit(np.asarray(x), np.asarray(y))
+    fitted = fresh.fit(_untouched(x), np.asarray(y))
     return Estimator(fresh if fitted is None else fitted)
+
+
+def _untouched(x: Table) -> Any:
+    """A frame as it is, and numbers as an array of NumPy's."""
+    return x if is_frame(x) else np.asarray(x)
 
 
 def _unfitted(estimator: Any) -> Any:

@@ -16,7 +16,7 @@ PACKAGE = Path(jaxcal.__file__).parent
 LAYERS = [
     {"_checks", "_folders"},
     {"functional"},
-    {"distributions", "guarantee", "preprocessing"},
+    {"columns", "distributions", "guarantee", "preprocessing"},
     {"metrics", "optimize", "datasets", "density_ratio", "labels", "compilation"},
     {"gp", "networks", "cross_validation"},
     {"predictors", "calibrators"},

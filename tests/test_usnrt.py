@@ -212,7 +212,7 @@ def test_a_data_frame_names_columns_and_categories(fitted, library):
     colors = np.array(["", "", "red", "", "", "green", "", "blue"])[X[:, 2].astype(int)]
     frame = frames.DataFrame({"size": X[:, 0], "age": X[:, 1], "color": colors})
     tree = usnrt.fit(frame, Y, key=KEY, **OPTIONS)
-    assert tree.encoder.categorical == (2,)
+    assert tree.columns.categorical == (2,)
     text = tree.text()
     assert "age <= " in text
     assert "color in {green}" in text

@@ -19,7 +19,9 @@ from jaxcal import _checks
 
 # A label is a string in a column of text, and a number in one of numbers; None stands for a missing one.
 Label = str | float | None
+# Inputs: an array, or a data frame; and targets: an array, or a series.
 Table = ArrayLike | Any
+Series = ArrayLike | Any
 
 # A column of text with so many labels, and more than half as many as rows, holds names of the rows.
 _FEW_LABELS = 20
@@ -351,7 +353,8 @@ def positions(categorical: Sequence[int | str], layout: Layout) -> tuple[int, ..
 
 def is_frame(x: Any) -> bool:
     """Whether x is a data frame: what has columns, of a library that narwhals knows."""
-    return (hasattr(x, "columns") or hasattr(x, "column_names")) and hasattr(x, "__getitem__")
+    kind = type(x)  # of a lazy frame the names of the columns would have to be computed
+    return hasattr(kind, "columns") or hasattr(kind, "column_names")
 
 
 def as_table(x: Any) -> Table:
@@ -363,7 +366,9 @@ def as_table(x: Any) -> Table:
         ValueError: if the shape is not (n, d), or there are no rows or no columns.
     """
     if is_frame(x):
-        _checks.check_length("x", _as_frame(x), None)
+        shape = _as_frame(x).shape
+        if not all(shape):
+            raise ValueError(f"x is empty: its shape is {shape}.")
         return x
     is_of_objects = isinstance(x, np.ndarray) and x.dtype.kind in "OUS"
     return np.atleast_2d(x.T).T if is_of_objects else _checks.as_numbers("x", x)
@@ -397,7 +402,7 @@ Categorical = Sequence[int | str] | Columns
 
 
 def as_data(
-    x: Table, y: ArrayLike, categorical: Categorical = (), *, at_least: int = 2
+    x: Table, y: Series, categorical: Categorical = (), *, at_least: int = 2
 ) -> tuple[Columns, Float[Array, "n p"], Float[Array, " n"]]:
     """The columns of a table, the inputs that they make of it, and its targets.
 
@@ -447,15 +452,18 @@ def _as_frame(x: Any) -> Any:
     """A frame of narwhals, if its columns have different names."""
     import narwhals.stable.v2 as nw
 
-    names = list(map(str, getattr(x, "column_names", None) or x.columns))
-    if len(set(names)) < len(names):
-        raise ValueError(f"the columns of x must have different names; got {', '.join(names)}.")
     try:
-        return nw.from_native(x, eager_only=True)
+        frame = nw.from_native(x, eager_only=True)
+        names = list(map(str, frame.columns))
+    except nw.exceptions.DuplicateError:
+        names = list(map(str, x.columns))
     except TypeError as error:
         raise TypeError(
             f"x is a {type(x).__name__}, which is no data frame with values: collect it, or give an array."
         ) from error
+    if len(set(names)) < len(names):
+        raise ValueError(f"the columns of x must have different names; got {', '.join(names)}.")
+    return frame
 
 
 def _holds_labels(name: str, column: Any) -> bool:

@@ -28,7 +28,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base, error_scale, is_scaled, standardized_errors
-from jaxcal.columns import Categorical, Layout, Table
+from jaxcal.columns import Categorical, Layout, Series, Table
 from jaxcal.cross_validation import (
     Fold,
     as_distribution,
@@ -53,7 +53,7 @@ Moments = tuple[Float[Array, "n k"], Float[Array, "n k"] | None]
 def fit(
     fit_model: Callable,
     x: Table,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),
@@ -156,7 +156,7 @@ def of_folds(
 def fit_bootstrap(
     fit_model: Callable,
     x: Table,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),
@@ -227,7 +227,7 @@ def fit_bootstrap(
     )
 
 
-def of_forest(forest: Forest, x: Table, y: ArrayLike, *, key: PRNGKeyArray) -> "JackknifePlus":
+def of_forest(forest: Forest, x: Table, y: Series, *, key: PRNGKeyArray) -> "JackknifePlus":
     """The jackknife+-after-bootstrap of the trees of a random forest that is fitted already: nothing is fitted anew.
 
     The error of a row is that of the mean prediction of the trees that were grown without it. The guarantee needs a
@@ -342,7 +342,7 @@ class _Several(eqx.Module):
     models: tuple[Callable, ...]
     scaled: bool = eqx.field(static=True)
 
-    def __call__(self, x: Float[Array, "n d"]) -> Moments:
+    def __call__(self, x: Table) -> Moments:
         means, stds = zip(*(_moments(model, x, self.scaled) for model in self.models), strict=True)
         return _columns(means), _columns(stds) if self.scaled else None
 
@@ -353,7 +353,7 @@ class _Trees(eqx.Module):
     forest: Forest
     number: int = eqx.field(static=True)
 
-    def __call__(self, x: Float[Array, "n d"]) -> Moments:
+    def __call__(self, x: Table) -> Moments:
         return self.forest.tree_means(x, self.number), None
 
 
@@ -379,7 +379,7 @@ def _are_alike(arrays: Sequence[Any], rest: Sequence[Any]) -> bool:
     return all(bool(eqx.tree_equal(rest[0], each)) for each in rest[1:])
 
 
-def _moments(model: Callable, x: Float[Array, "n d"], scaled: bool) -> tuple[Array, Array | None]:
+def _moments(model: Callable, x: Table, scaled: bool) -> tuple[Array, Array | None]:
     distribution = as_distribution(model(x))
     return distribution.mean, distribution.std if scaled else None
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Table, as_table, check_same_index, is_frame, num_rows, take
+from jaxcal.columns import Categorical, Columns, Series, Table, as_table, check_same_index, is_frame, num_rows, take
 from jaxcal.distributions import Concatenated, Distribution, Normal, Point, StudentT
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.optimize import Result
@@ -26,7 +26,7 @@ WITHOUT_A_FOLD = "in a fit without a fold, which counts its rows anew"
 def out_of_fold(
     fit: Callable,
     x: Table,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),
@@ -81,7 +81,7 @@ def out_of_fold(
     return marked_out_of_fold(joined(predictions, [fold.held_out for fold in parts]))
 
 
-def as_table_and_targets(x: Table, y: ArrayLike) -> tuple[Table, Float[Array, " n"]]:
+def as_table_and_targets(x: Table, y: Series) -> tuple[Table, Float[Array, " n"]]:
     """Inputs that are handed on to whatever is fitted, and checked targets.
 
     Raises:

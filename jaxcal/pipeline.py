@@ -21,7 +21,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks, cross_conformal, metrics
 from jaxcal.calibrators import conformal, rio
-from jaxcal.columns import Categorical, Layout, Table, is_frame
+from jaxcal.columns import Categorical, Layout, Series, Table, is_frame
 from jaxcal.cross_conformal import JackknifePlus
 from jaxcal.cross_validation import (
     as_distribution,
@@ -50,7 +50,7 @@ _FOLDS_OF_FEW_ROWS, _FOLDS, _FEW_ROWS = 10, 5, 1000
 
 def fit(
     x: Table,
-    y: ArrayLike,
+    y: Series,
     *,
     predictor: Any = None,
     calibrators: Sequence[Callable] = (),

@@ -314,7 +314,7 @@ def test_bad_arguments_are_refused(change, message):
 @pytest.mark.parametrize(
     ("x", "context", "message"),
     [
-        (np.ones((3, 1)), None, "x has 1 columns; the network was trained on 2"),
+        (np.ones((3, 1)), None, "x has 1 columns; the fit had 2"),
         (np.ones((3, 2)), (np.ones((4, 2)), np.ones(5)), r"context\[0\] has 4 rows where 5 are expected"),
         (np.ones((3, 2)), (np.ones((4, 3)), np.ones(4)), "has 3 columns"),
         (np.ones((3, 2)), (np.ones((1, 2)), np.array([np.nan])), r"context\[1\] holds 1 values that are NaN"),

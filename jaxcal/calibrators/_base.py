@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Table, as_data
+from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Distribution, Point
 from jaxcal.functional import linalg
 from jaxcal.functional.quantiles import smallest_table, smoothed_table
@@ -35,7 +35,7 @@ class Rows(NamedTuple):
     y: Float[Array, " n"]
 
 
-def as_rows(x: Table, base: Distribution, y: ArrayLike, categorical: Categorical) -> tuple[Columns, Rows]:
+def as_rows(x: Table, base: Distribution, y: Series, categorical: Categorical) -> tuple[Columns, Rows]:
     """The columns of x and checked rows, for methods of the inputs that use the mean of `base` alone.
 
     Raises:

@@ -29,7 +29,7 @@ from jaxcal import _checks
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import as_rows, check_base, error_scale, num_among, rows_that_count
 from jaxcal.calibrators._groups import Weights
-from jaxcal.columns import Categorical, Columns, Table
+from jaxcal.columns import Categorical, Columns, Series, Table
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.networks import FeedForward, TrainingRecord, presets
@@ -69,7 +69,7 @@ _TOO_LARGE = 1.5
 def fit(
     x: Table,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),
@@ -337,7 +337,7 @@ class _Rows(NamedTuple):
 
 
 def _as_rows(
-    x: Table, base: Distribution, y: ArrayLike, weights: Weights | None, relative: bool, categorical: Categorical
+    x: Table, base: Distribution, y: Series, weights: Weights | None, relative: bool, categorical: Categorical
 ) -> tuple[Columns, _Rows]:
     """The columns of x, and checked rows, those that count."""
     columns, checked = as_rows(x, base, y, categorical)

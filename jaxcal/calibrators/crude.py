@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
 from jaxcal import _checks
 from jaxcal.calibrators import _grouped_tables
@@ -33,7 +33,7 @@ from jaxcal.calibrators._base import (
 )
 from jaxcal.calibrators._grouped_tables import GroupedTables
 from jaxcal.calibrators._groups import Labels, Weights
-from jaxcal.columns import Categorical, Columns, Table
+from jaxcal.columns import Categorical, Columns, Series, Table
 from jaxcal.distributions import Distribution, Empirical, MultivariateEmpirical, MultivariateNormal, Normal, Point
 from jaxcal.functional.quantiles import empirical_rank
 from jaxcal.guarantee import Guarantee
@@ -47,7 +47,7 @@ _DISTANCES_AT_ONCE = 2**22
 def fit(
     x: Table | None,
     base: Distribution | MultivariateNormal,
-    y: ArrayLike,
+    y: Series,
     *,
     rank: str | None = None,
     score: str = "signed",
@@ -258,7 +258,7 @@ class VectorCRUDE(eqx.Module):
 
     z: Float[Array, "*l t"]
 
-    def __call__(self, x: ArrayLike | None, base: MultivariateNormal) -> MultivariateEmpirical:
+    def __call__(self, x: Table | None, base: MultivariateNormal) -> MultivariateEmpirical:
         """The distribution base.mean + base.factor Z of every row, Z one of the whitened errors.
 
         Args:
@@ -305,7 +305,7 @@ class Neighborhood(eqx.Module):
         return lax.map(table, lax.stop_gradient(self.x_scaler(x)), batch_size=at_once)
 
 
-def _fit_vectors(base: MultivariateNormal, y: ArrayLike) -> VectorCRUDE:
+def _fit_vectors(base: MultivariateNormal, y: Series) -> VectorCRUDE:
     y = _checks.as_matrix("y", y, length=base.mean.shape[0])
     z = base.whiten(y)
     _checks.check_finite("the whitened errors", z)

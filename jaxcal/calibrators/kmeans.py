@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import as_rows, check_base, rows_that_count
 from jaxcal.calibrators._groups import Weights
-from jaxcal.columns import Categorical, Columns, Table
+from jaxcal.columns import Categorical, Columns, Series, Table
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional import linalg
 from jaxcal.preprocessing import Standardizer
@@ -26,7 +26,7 @@ from jaxcal.preprocessing import Standardizer
 def fit(
     x: Table,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),

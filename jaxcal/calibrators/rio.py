@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base
-from jaxcal.columns import Categorical, Columns, Table, check_same_index
+from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
 from jaxcal.functional import linalg
 from jaxcal.gp import initial, minibatch
@@ -109,7 +109,7 @@ class _Setting(NamedTuple):
 def fit(
     x: Table | None,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     categorical: Categorical = (),
     kernel: str | tuple = "io",

@@ -34,7 +34,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import FINE_LEVELS, Rows, as_levels, as_rows, check_base, num_among, warn_without_width
-from jaxcal.columns import Categorical, Columns, Table, check_same_index
+from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Distribution, PartialQuantiles, Quantiles
 from jaxcal.functional import gp
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
@@ -100,10 +100,10 @@ class _Setting(NamedTuple):
 def fit(
     x: Table,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     x_train: Table,
-    y_train: ArrayLike | None = None,
+    y_train: Series | None = None,
     categorical: Categorical = (),
     kernel: HasKernel | None = None,
     levels: float | Sequence[float] | None = None,

@@ -9,10 +9,10 @@ from typing import Unpack
 import equinox as eqx
 import jax
 from jax.tree_util import Partial
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Table, as_data
+from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Mixture
 from jaxcal.networks import NormalNetwork, TrainedNetwork, TrainingOptions, TrainingRecord, Widening
 from jaxcal.networks.normal import as_mixture, settle_normal, train_normal
@@ -23,7 +23,7 @@ from jaxcal.optimize import Optimum, over_runs
 @takes_training_options()
 def fit(
     x: Table,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),

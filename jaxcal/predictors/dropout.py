@@ -16,7 +16,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Table, as_data
+from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Mixture, Normal, Point
 from jaxcal.functional import linalg, normal
 from jaxcal.networks import (
@@ -45,7 +45,7 @@ from jaxcal.networks.training import (
 @takes_training_options(law="distribution")
 def fit(
     x: Table,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),

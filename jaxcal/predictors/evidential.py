@@ -13,7 +13,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Table, as_data
+from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import StudentT
 from jaxcal.functional import student_t
 from jaxcal.networks import FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, Widening, presets
@@ -35,7 +35,7 @@ _FLOOR = 1e-6
 @takes_training_options()
 def fit(
     x: Table,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Table, as_data
+from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.cross_validation import out_of_bag_weights
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.distributions._base import marked_out_of_fold
@@ -47,7 +47,7 @@ _FOLDS = 10
 
 def fit(
     x: Table,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),
@@ -153,7 +153,7 @@ def fit(
     return replace(forest, distribution=WholeDistribution(targets, shape, y_scaler))
 
 
-def of_trees(trees: "ForestRegressor", x: ArrayLike, y: ArrayLike) -> "Forest":
+def of_trees(trees: "ForestRegressor", x: Table, y: Series) -> "Forest":
     """The whole distribution of a forest of scikit-learn that is fitted already, as `fit` gives it; nothing is grown.
 
     Args:
@@ -258,7 +258,7 @@ class Forest:
         mean, std = _moments_of_leaves(*_leaves(self.trees, np.asarray(x, float)), weights)
         return marked_out_of_fold(self._in_units_of_y(mean, std, x.dtype))
 
-    def in_bag(self, x: Table, y: ArrayLike | None = None) -> np.ndarray:
+    def in_bag(self, x: Table, y: Series | None = None) -> np.ndarray:
         """Which rows a tree of a random forest was grown on: [T, n], of the rows that the forest was fitted to.
 
         Args:

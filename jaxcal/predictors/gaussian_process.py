@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Table, check_same_index
+from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Normal, StudentT
 from jaxcal.functional import linalg
 from jaxcal.gp import initial, minibatch
@@ -40,7 +40,7 @@ _NNGP_NOISE = 0.01
 
 def fit(
     x: Table,
-    y: ArrayLike,
+    y: Series,
     *,
     categorical: Categorical = (),
     kernel: Any = "squared_exponential",

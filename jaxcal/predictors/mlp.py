@@ -9,9 +9,9 @@ from typing import Unpack
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxcal.columns import Categorical, Table, as_data
+from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Point
 from jaxcal.networks import FeedForward, StepOptions, TrainedNetwork, TrainingRecord, presets
 from jaxcal.networks.training import (
@@ -31,7 +31,7 @@ from jaxcal.optimize import adam, keras_rmsprop
 @takes_training_options(StepOptions)
 def fit(
     x: Table,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),

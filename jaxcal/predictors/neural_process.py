@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Table, as_data
+from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.functional import normal
 from jaxcal.networks import FeedForward, TrainingRecord, presets
@@ -43,7 +43,7 @@ _MOST_KEPT = 1000
 @_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: Table,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),
@@ -280,7 +280,7 @@ class NeuralProcess(eqx.Module):
 
 
 def _as_functions(
-    x: Table, y: ArrayLike, categorical: Categorical
+    x: Table, y: Series, categorical: Categorical
 ) -> tuple[Columns, Float[Array, "f n d"], Float[Array, "f n"]]:
     """Checked rows of one function or of several, and the columns of the inputs."""
     if np.ndim(y) != 2:

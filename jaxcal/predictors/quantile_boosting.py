@@ -14,10 +14,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import ArrayLike, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Table, as_data
+from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Quantiles
 from jaxcal.preprocessing import Standardizer
 
@@ -31,7 +31,7 @@ _LEAST_ROWS = 10
 
 def fit(
     x: Table,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),

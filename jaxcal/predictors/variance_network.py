@@ -12,9 +12,9 @@ from typing import Unpack
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxcal.columns import Categorical, Table, as_data
+from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Normal
 from jaxcal.networks import NormalNetwork, StepOptions, TrainedNetwork, TrainingRecord, Widening
 from jaxcal.networks.held_out import widened
@@ -25,7 +25,7 @@ from jaxcal.networks.training import GIVE_STEPS, XY, takes_training_options
 @takes_training_options(StepOptions)
 def fit(
     x: Table,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),

@@ -14,12 +14,12 @@ pytestmark = pytest.mark.contract_in_32_bits
 
 pytest.importorskip("sklearn", reason="scikit-learn is of the extra forests")
 KEY, LEVELS = jax.random.key(0), (0.05, 0.5, 0.95)
-# By which options each package grows 30 trees.
+# By which options each package grows 30 trees; the default steps of two of them are for many more.
 PACKAGES = {
     "scikit-learn": {"max_iter": 30},
-    "lightgbm": {"n_estimators": 30, "n_jobs": 1},
+    "lightgbm": {"n_estimators": 30, "n_jobs": 1, "learning_rate": 0.2},
     "xgboost": {"n_estimators": 30, "n_jobs": 1},
-    "catboost": {"iterations": 30, "thread_count": 1},
+    "catboost": {"iterations": 30, "thread_count": 1, "learning_rate": 0.2},
 }
 
 

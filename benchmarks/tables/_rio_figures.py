@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.tables._rio_report import SETTINGS, Runs
-from jaxcal import plots
+from jaxcal.plots._style import STYLE as PRINT_STYLE
 
 # Okabe and Ito's palette, which color-blind readers can distinguish.
 BLUE, RED, GREY = "#0072B2", "#D55E00", "0.55"
 WIDTH = 4.6  # inches: printed at three quarters of that, the letters are still 5 points high
-STYLE = {**plots._STYLE, "axes.titlesize": 8, "legend.frameon": False, "savefig.dpi": 300}
+STYLE = {**PRINT_STYLE, "axes.titlesize": 8, "legend.frameon": False, "savefig.dpi": 300}
 NAMES = {"paper": "paper's setting", "jaxcal": "jaxcal's default"}
 
 

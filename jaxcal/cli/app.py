@@ -145,7 +145,7 @@ def _draw(folder: Path, target_name: str, y: np.ndarray, forecasts: dict[str, Di
         _, axes = plt.subplots(1, len(forecasts), figsize=(7.6, 3), sharey=True, layout="constrained")
     for ax, (name, forecast) in zip(axes, forecasts.items(), strict=True):
         plots.intervals(y, forecast, confidence_levels=[0.9], max_rows=80, ax=ax).set_ylabel("")
-        ax.text(0.03, 0.95, f"intervals {name}", transform=ax.transAxes, va="top", weight="bold")
+        ax.set_title(f"intervals {name}", fontsize=8, fontweight="bold")
     axes[0].set_ylabel(target_name.replace("_", " "))
     plt.savefig(intervals, dpi=150)
     plt.close("all")

@@ -1,0 +1,32 @@
+"""Pictures of predictive distributions, for papers; and of USNRT's tree.
+
+Every function draws on `ax`, or on a new figure of a size for print, and returns the Axes. Nothing is shown
+or saved: `ax.figure.savefig("reliability.pdf")` does that. They need matplotlib, the extra `plots`.
+
+- Are the probabilities right? `reliability_diagram`, `pit_histogram`, `coverage_by` groups of rows.
+- Are mean and std right? `residuals`, `z_scores`.
+- What do the intervals look like, and what do they cost? `intervals`, `prediction_band`, `widths`,
+  `width_against_coverage`.
+- `tree` shows the splits of `predictors.usnrt`.
+
+Where a picture takes several forecasts, it takes them by name: `{"before": base, "after": calibrated}`.
+"""
+
+from jaxcal.plots._calibration import coverage_by, pit_histogram, reliability_diagram
+from jaxcal.plots._intervals import intervals, prediction_band
+from jaxcal.plots._residuals import residuals, z_scores
+from jaxcal.plots._tree import tree
+from jaxcal.plots._widths import width_against_coverage, widths
+
+__all__ = [
+    "coverage_by",
+    "intervals",
+    "pit_histogram",
+    "prediction_band",
+    "reliability_diagram",
+    "residuals",
+    "tree",
+    "width_against_coverage",
+    "widths",
+    "z_scores",
+]

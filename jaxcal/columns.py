@@ -385,6 +385,18 @@ def take(rows: Int[ArrayLike, " k"], x: Table) -> Table:
     return _as_frame(x)[numbers.tolist(), :].to_native() if is_frame(x) else x[numbers]
 
 
+def like(x: Table, columns: dict[str, np.ndarray]) -> Any:
+    """A matrix [n, k] of these columns; of a frame a frame of its library, with its index."""
+    if not is_frame(x):
+        return np.column_stack(list(columns.values()))
+    import narwhals.stable.v2 as nw
+
+    found = nw.from_dict(columns, backend=_as_frame(x).implementation).to_native()
+    if hasattr(x, "index") and not callable(x.index):  # of pandas
+        found.index = x.index
+    return found
+
+
 def check_same_index(x: Any, y: Any) -> None:
     """Raise ValueError if a frame and a series of pandas have different indices: their rows would not be one's."""
     index, other = getattr(x, "index", None), getattr(y, "index", None)

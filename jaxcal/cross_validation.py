@@ -207,14 +207,20 @@ def _parts_of_groups(groups: np.ndarray, folds: int, order: np.ndarray) -> list[
 
 
 def predictions_of_folds(
-    fit: Callable, x: Table, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
+    fit: Callable,
+    x: Table,
+    y: Array,
+    parts: Sequence[Fold],
+    keys: Sequence[PRNGKeyArray],
+    *,
+    weights: Array | None = None,
 ) -> list[Any]:
-    """What each fold is predicted by a model that was fitted to the others.
+    """What each fold is predicted by a model that was fitted to the others, and to their weights where there are some.
 
     On an accelerator the models are fitted in one `vmap`, where that can be done.
     """
     with one_warning(WITHOUT_A_FOLD):
-        return [predicted for _, predicted in _fitted_to_folds(fit, x, y, parts, keys)]
+        return [predicted for _, predicted in _fitted_to_folds(fit, _tables(x, y, weights), parts, keys)]
 
 
 def models_of_folds(
@@ -224,45 +230,52 @@ def models_of_folds(
     parts: Sequence[Fold],
     keys: Sequence[PRNGKeyArray],
     *,
+    weights: Array | None = None,
     about: str = WITHOUT_A_FOLD,
 ) -> tuple[list[Callable], list[Any]]:
     """The models of `predictions_of_folds`, which it does not keep, and these predictions; warnings name `about`."""
     with one_warning(about):
-        models, predictions = zip(*_fitted_to_folds(fit, x, y, parts, keys), strict=True)
+        models, predictions = zip(*_fitted_to_folds(fit, _tables(x, y, weights), parts, keys), strict=True)
     return list(models), list(predictions)
 
 
+def _tables(x: Table, y: Array, weights: Array | None) -> tuple[Any, ...]:
+    """What a fit takes of rows."""
+    return (x, y) if weights is None else (x, y, weights)
+
+
 def _fitted_to_folds(
-    fit: Callable, x: Table, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
+    fit: Callable, tables: tuple[Any, ...], parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
 ) -> Iterator[tuple[Callable, Any]]:
     """A model for each fold, and what it predicts of it."""
     if jax.default_backend() != "cpu":
-        found = _of_a_vmap(fit, x, y, parts, keys)
+        found = _of_a_vmap(fit, tables, parts, keys)
         if found is not None:
             yield from found
             return
     for fold, key in zip(parts, keys, strict=True):
-        model = fit(*take_rows(fold.training, x, y), key=key)
-        yield model, model(*take_rows(fold.held_out, x))
+        model = fit(*take_rows(fold.training, *tables), key=key)
+        yield model, model(*take_rows(fold.held_out, tables[0]))
 
 
 def _of_a_vmap(
-    fit: Callable, x: Table, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
+    fit: Callable, tables: tuple[Any, ...], parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
 ) -> list[tuple[Callable, Any]] | None:
     """The same from one `vmap` of the fits; None where it must be done in turn.
 
     That is where training parts differ in size, `fit` reads values or memory does not suffice; and where something went
     wrong, since inside a transformation nothing is raised: done in turn, it says what.
     """
-    if len({len(fold.training) for fold in parts}) > 1 or not isinstance(x, jax.Array):
+    if len({len(fold.training) for fold in parts}) > 1 or not isinstance(tables[0], jax.Array):
         return None
     rows = jnp.asarray(np.stack([fold.training for fold in parts]))
     try:
-        stacked = eqx.filter_vmap(lambda rows, key: fit(x[rows], y[rows], key=key))(rows, jnp.stack(keys))
+        fit_rows = lambda rows, key: fit(*(table[rows] for table in tables), key=key)
+        stacked = eqx.filter_vmap(fit_rows)(rows, jnp.stack(keys))
         arrays, rest = eqx.partition(stacked, eqx.is_array)
         model_of = lambda k: eqx.combine(jax.tree.map(lambda leaf: leaf[k], arrays), rest)
         models = [model_of(k) for k in range(len(parts))]
-        found = [model(*take_rows(fold.held_out, x)) for model, fold in zip(models, parts, strict=True)]
+        found = [model(*take_rows(fold.held_out, tables[0])) for model, fold in zip(models, parts, strict=True)]
     except (TypeError, IndexError, jax.errors.JaxRuntimeError):  # the first two are those of values in a trace
         return None
     return list(zip(models, found, strict=True)) if _is_sound(stacked, found) else None

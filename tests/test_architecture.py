@@ -23,7 +23,7 @@ LAYERS = [
     {"cross_conformal"},
     {"online", "plots", "pipeline"},
     {"__init__"},
-    {"cli", "sweep"},
+    {"cli", "sklearn", "sweep"},
     {"__main__"},
 ]
 EXTRAS = (

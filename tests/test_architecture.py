@@ -24,6 +24,7 @@ LAYERS = [
     {"online", "plots", "pipeline"},
     {"__init__"},
     {"cli", "sklearn", "sweep"},
+    {"skpro"},
     {"__main__"},
 ]
 EXTRAS = (
@@ -36,6 +37,7 @@ EXTRAS = (
     "pooch",
     "rich",
     "scipy.stats",
+    "skpro",
     "sklearn",
     "typer",
 )

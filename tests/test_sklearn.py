@@ -1,6 +1,8 @@
 """CalibratedRegressor: scikit-learn's own checks, and what its users do with an estimator."""
 
 import pickle
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -185,3 +187,16 @@ def test_a_jaxcal_predictor_clone_and_pickle(method):
     model = clone(regressor(fit, method=method, cv=2)).fit(X, Y)
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.predict_interval(X), model.predict_interval(X))
+
+
+def test_the_checks_of_skpro():
+    """In a process of its own: the tests' checks of types give constructors another signature."""
+    pytest.importorskip("skpro", reason="skpro is an extra of its own")
+    code = """
+from skpro.utils.estimator_checks import check_estimator
+from jaxcal.skpro import CalibratedProbaRegressor
+found = check_estimator(CalibratedProbaRegressor, raise_exceptions=False, verbose=False)
+print(len(found) > 50, {name: result for name, result in found.items() if result != "PASSED"})
+"""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert run.stdout.splitlines()[-1] == "True {}", run.stdout + run.stderr

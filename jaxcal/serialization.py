@@ -213,9 +213,6 @@ class _Writer:
             return {"slice": self._nodes((value.start, value.stop, value.step), place)}
         if isinstance(value, jax.Array | np.ndarray | np.generic):
             return self._array(value, place)
-        if type(value).__module__.startswith("scipy.sparse") and value.format == "csr":
-            parts = value.data, value.indices, value.indptr
-            return {"sparse": self._nodes(parts, place), "shape": list(map(int, value.shape))}
         return self._function(value, place) or self._object(value, place)
 
     def _nodes(self, values: tuple | list, place: str) -> list:
@@ -233,13 +230,16 @@ class _Writer:
         return None
 
     def _object(self, value: Any, place: str) -> dict:
-        """The part for a module, a dataclass, a named tuple or an enumeration's member."""
+        """The part for a module, a dataclass, a named tuple, an enumeration's member or a sparse matrix."""
+        if type(value).__module__.startswith("scipy.sparse") and value.format == "csr":
+            parts = value.data, value.indices, value.indptr
+            return {"sparse": self._nodes(parts, place), "shape": list(map(int, value.shape))}
         name, value = _name_of(type(value)), value._to_save() if hasattr(value, "_to_save") else value
         if name is None or not _is_record(type(value)):
             _refuse(value, place)
         if isinstance(value, enum.Enum):
             return {"enum": name, "member": value.name}
-        known = value._asdict() if isinstance(value, tuple) else vars(value)
+        known = dict(zip(_fields(value), value, strict=True)) if isinstance(value, tuple) else vars(value)
         return {"class": name, "fields": {field: self._field(value, known, field, place) for field in _fields(value)}}
 
     def _field(self, owner: Any, known: dict, field: str, place: str) -> Any:
@@ -283,14 +283,12 @@ def _refuse(value: Any, place: str) -> NoReturn:
     instead = "joblib.dump or pickle.dump"
     if callable(value) and hasattr(value, "__qualname__"):
         what = f"the function {value.__module__}.{value.__qualname__}"
+        why = "a file holds the name of a function, and only those of jaxcal, jax.nn and jax.numpy are loaded"
         instead = "cloudpickle.dump" if "<" in what else instead
     else:
-        what = f"a {type(value).__module__}.{type(value).__qualname__}"
-    raise TypeError(
-        f"{place or 'the model'} is {what}, which jaxcal.save cannot write: a file holds the names of functions and "
-        "classes, and only those of jaxcal, jax.nn, jax.numpy, equinox.nn and gpjax's kernels are loaded. Save the "
-        f"model by {instead} instead."
-    )
+        what = f"an object of {type(value).__module__}.{type(value).__qualname__}"
+        why = "a file holds objects of jaxcal, of equinox.nn and kernels of gpjax"
+    raise TypeError(f"{place or 'the model'} is {what}, which cannot be saved: {why}. Take {instead} for this model.")
 
 
 # What is read

@@ -60,6 +60,7 @@ from jaxcal.predictors import (
     usnrt,
     variance_network,
 )
+from jaxcal.serialization import load, save
 
 __version__ = "0.1.0"
 
@@ -97,6 +98,7 @@ __all__ = [
     "isotonic",
     "kmeans",
     "labels",
+    "load",
     "metrics",
     "mlp",
     "networks",
@@ -109,6 +111,7 @@ __all__ = [
     "plots",
     "quantile_boosting",
     "rio",
+    "save",
     "sharp_gp",
     "usnrt",
     "variance_network",

@@ -14,10 +14,10 @@ pytestmark = pytest.mark.any_precision
 PACKAGE = Path(jaxcal.__file__).parent
 # From the bottom up. A module may import those of layers below its own, and of its own where it is listed as free.
 LAYERS = [
-    {"_checks", "_folders"},
+    {"_checks", "_folders", "_functions"},
     {"functional"},
     {"columns", "distributions", "guarantee", "preprocessing"},
-    {"metrics", "optimize", "datasets", "density_ratio", "labels", "compilation"},
+    {"metrics", "optimize", "datasets", "density_ratio", "labels", "compilation", "serialization"},
     {"gp", "networks", "cross_validation"},
     {"predictors", "calibrators"},
     {"cross_conformal"},

@@ -22,7 +22,9 @@ from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.cross_validation import out_of_bag_weights
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.predictors import _tree_arrays
 from jaxcal.predictors._quantile_forest import LeafTargets, Shape, Slices, WholeDistribution
+from jaxcal.predictors._tree_arrays import BoostedNormal, ForestArrays
 from jaxcal.preprocessing import Standardizer
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 
     ForestRegressor = RandomForestRegressor | ExtraTreesRegressor
+    GrownForest = ForestRegressor | ForestArrays
 
 # What `fit` grows where the number of trees is not given: of NGBoost the most, as in its paper's experiments.
 _BOOSTED_TREES, _FOREST_TREES = 2000, 500
@@ -193,11 +196,15 @@ def of_trees(trees: "ForestRegressor", x: Table, y: Series) -> "Forest":
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees that were grown; made by `fit`. No pytree, as nothing of it is a JAX array: to save it, pickle it.
+    """Trees that were grown; made by `fit`. No pytree, as nothing of it is a JAX array.
+
+    `jaxcal.save` writes the trees as arrays: a forest that was loaded predicts the same, more slowly where rows are
+    many, and needs neither package.
 
     Attributes:
         model: "ngboost", "random_forest" or "extra_trees".
-        trees: an `NGBRegressor`, `RandomForestRegressor` or `ExtraTreesRegressor`, of the standardized target.
+        trees: an `NGBRegressor`, `RandomForestRegressor` or `ExtraTreesRegressor`, of the standardized target; their
+            arrays where the forest was loaded.
         y_scaler: the standardization of the target; of `of_trees`, whose trees have the target as it is, none.
         columns: what the columns of the training inputs were.
         distribution: what makes the whole distribution; None where it is a normal one.
@@ -304,6 +311,16 @@ class Forest:
         loc, scale = float(self.y_scaler.loc), float(self.y_scaler.scale)
         return jax.device_put((loc + scale * means.T).astype(x.dtype))
 
+    def _to_save(self) -> "Forest":
+        """With the arrays of the trees in place of the objects of other packages: `jaxcal.serialization`."""
+        if isinstance(self.trees, ForestArrays | BoostedNormal):
+            return self
+        if self.model == "ngboost":
+            return replace(self, trees=_tree_arrays.of_ngboost(self.trees))
+        rows = int(_trees_of(self.trees)[0].weighted_n_node_samples[0])
+        counts = _bootstrap_counts(self.trees, rows) if self.trees.bootstrap else None
+        return replace(self, trees=_tree_arrays.of_forest(self.trees, counts))
+
     def _checked(self, x: Table) -> Float[Array, "n d"]:
         _checks.check_known("forests", x)
         return self.columns(x)
@@ -339,8 +356,10 @@ def _boost(x: np.ndarray, y: np.ndarray, num_trees: int | None, learning_rate: f
     return unfitted(num_trees).fit(x, y)
 
 
-def _boosted_moments(model: "NGBRegressor", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _boosted_moments(model: "NGBRegressor | BoostedNormal", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The means and stds of a boosted normal distribution."""
+    if isinstance(model, BoostedNormal):
+        return model.moments(x)
     distribution = model.pred_dist(x)
     return distribution.params["loc"], distribution.params["scale"]
 
@@ -379,22 +398,24 @@ def _out_of_fold(grow: Callable, x: np.ndarray, y: np.ndarray, num_trees: int, s
     return Slices(*map(np.concatenate, zip(*parts, strict=True))), y[np.concatenate(folds)]
 
 
-def _trees_of(forest: "ForestRegressor") -> list:
-    return [estimator.tree_ for estimator in forest.estimators_]
+def _trees_of(forest: "GrownForest") -> list:
+    return forest.trees if isinstance(forest, ForestArrays) else [estimator.tree_ for estimator in forest.estimators_]
 
 
-def _bootstrap_counts(forest: "ForestRegressor", rows: int) -> np.ndarray:
+def _bootstrap_counts(forest: "GrownForest", rows: int) -> np.ndarray:
     """How often a row is in the bootstrap sample of each tree [T, n]."""
+    if isinstance(forest, ForestArrays):
+        return np.asarray(forest.counts)
     return np.stack([np.bincount(sample, minlength=rows) for sample in forest.estimators_samples_])
 
 
-def _forest_moments(forest: "ForestRegressor", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _forest_moments(forest: "GrownForest", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The means and stds of the distribution that draws a tree, and then a row of the leaf that x falls into."""
     means, variances = _leaves(forest, x)
     return _moments_of_leaves(means, variances, np.full((len(means), 1), 1 / len(means)))
 
 
-def _leaves(forest: "ForestRegressor", x: np.ndarray, number: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def _leaves(forest: "GrownForest", x: np.ndarray, number: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Mean and variance [T, n] of the target in the leaves that the rows fall into, of all trees or the first."""
     trees = _trees_of(forest)[:number]
     leaves = forest.apply(x).T[:number]

@@ -9,7 +9,7 @@ is moved by the errors of held-out rows, as in Romano, Patterson & Candes, "Conf
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jaxtyping import PRNGKeyArray
 from jaxcal import _checks
 from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Quantiles
+from jaxcal.predictors import _tree_arrays
 from jaxcal.preprocessing import Standardizer
 
 _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
@@ -102,7 +103,10 @@ def fit(
 
 @dataclass(frozen=True)
 class QuantileBoosting:
-    """Boosted quantiles; made by `fit`. No pytree, as nothing of it is a JAX array: to save it, pickle it.
+    """Boosted quantiles; made by `fit`. No pytree, as nothing of it is a JAX array.
+
+    `jaxcal.save` writes the trees of scikit-learn as arrays: what was loaded predicts the same without the package,
+    more slowly where rows are many. Those of the other packages can be pickled alone.
 
     Attributes:
         model: the package.
@@ -137,6 +141,12 @@ class QuantileBoosting:
         moved = np.sort(self.predict(np.asarray(x, float)), axis=1) + self.shift
         placed = float(self.y_scaler.loc) + float(self.y_scaler.scale) * np.sort(moved, axis=1)
         return Quantiles(self.levels, self._without_rounding(placed).astype(x.dtype))
+
+    def _to_save(self) -> "QuantileBoosting":
+        """With the arrays of the trees in place of scikit-learn's objects: `jaxcal.serialization`."""
+        if self.model != "scikit-learn" or not isinstance(self.predict, _Each):
+            return self
+        return replace(self, predict=_Each(tuple(map(_tree_arrays.of_gradient_boosting, self.predict.models))))
 
     def _without_rounding(self, values: np.ndarray) -> np.ndarray:
         """The values, or the targets that they differ from by rounding."""

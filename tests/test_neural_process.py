@@ -160,7 +160,7 @@ PAPER = {"key": KEY, "width": 8, "max_context": 5, "batch_size": 2, "preset": "p
 
 def rows_of_preset(x, y, process):
     """The rows y that the preset trains on, in the units of the table, and the validation set."""
-    rows = neural_process._split(jnp.asarray(x), jnp.asarray(y), 0.2, 5, KEY, paper=True)
+    rows = neural_process._split(jnp.asarray(x), jnp.asarray(y), 0.2, 5, (), KEY, paper=True)
     return np.sort(scaled_back(process.y_scaler, rows.train[1])), rows.validation
 
 
@@ -214,7 +214,7 @@ def log_loss(process, x, y, context):
 def held_out(x, y, process, max_context):
     """The targets trained on, and the validation set (context_x, context_y, x, y), in the units of the table."""
     key = jax.random.split(KEY, 4)[0]
-    rows = neural_process._split(jnp.asarray(x), jnp.asarray(y), 0.2, max_context, key, paper=False)
+    rows = neural_process._split(jnp.asarray(x), jnp.asarray(y), 0.2, max_context, (), key, paper=False)
     scalers = (process.x_scaler, process.y_scaler) * 2
     parts = [scaled_back(*each) for each in zip(scalers, rows.validation, strict=True)]
     return scaled_back(process.y_scaler, rows.train[1]), parts

@@ -130,7 +130,15 @@ def load(path: str | os.PathLike) -> Any:
         UserWarning: if arrays of 64 bits became arrays of 32.
 
     Example:
-        `save` has one.
+        >>> import tempfile
+        >>> import jaxcal as jc, numpy as np
+        >>> x = np.linspace(0, 1, 50)
+        >>> base = jc.Normal(x, 1 + x)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     jc.save(f"{folder}/both", {"crude": jc.crude.fit(x, base, x**2), "base": base})
+        ...     both = jc.load(f"{folder}/both")
+        >>> both["crude"](x[:3], jc.Normal(x[:3], 1.0)).mean.shape
+        (3,)
     """
     try:
         data = Path(path).read_bytes()
@@ -281,7 +289,7 @@ class _Writer:
 def _refuse(value: Any, place: str) -> NoReturn:
     """Raise the TypeError for what cannot be saved."""
     instead = "joblib.dump or pickle.dump"
-    if callable(value) and hasattr(value, "__qualname__"):
+    if callable(value) and isinstance(getattr(value, "__qualname__", None), str):
         what = f"the function {value.__module__}.{value.__qualname__}"
         why = "a file holds the name of a function, and only those of jaxcal, jax.nn and jax.numpy are loaded"
         instead = "cloudpickle.dump" if "<" in what else instead
@@ -334,7 +342,9 @@ class _Reader:
             case {"sparse": parts, "shape": shape}:
                 from scipy.sparse import csr_matrix
 
-                return csr_matrix(tuple(self._values(parts, place)), tuple(shape))
+                matrix = csr_matrix(tuple(self._values(parts, place)), tuple(shape))
+                matrix.check_format()  # products do not, and would read beyond the arrays
+                return matrix
             case dict():
                 return self._object(node, place)
         return node

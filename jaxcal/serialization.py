@@ -109,7 +109,8 @@ def save(path: str | os.PathLike, model: Any) -> None:
     about = {"format": _FORMAT, "version": _own_version(), "tree": writer.node(model, "")}
     text = json.dumps({"digest": _NO_DIGEST.decode(), **about}, separators=(",", ":"), allow_nan=False)
     data = safetensors.numpy.save(writer.tensors, {"jaxcal": text})
-    _write(Path(path), _with_digest(data, _digest(data)))
+    start, rest = _around_digest(data)
+    _write(Path(path), start, _digest(data), rest)
 
 
 def load(path: str | os.PathLike) -> Any:
@@ -168,21 +169,27 @@ def load(path: str | os.PathLike) -> Any:
 
 def _digest(data: bytes) -> bytes:
     """The hexadecimal digits of the digest of a file, whatever it has in their place."""
-    return hashlib.sha256(_with_digest(data, _NO_DIGEST)).hexdigest().encode()
+    start, rest = _around_digest(data)
+    digest = hashlib.sha256(start)
+    for part in (_NO_DIGEST, rest):
+        digest.update(part)
+    return digest.hexdigest().encode()
 
 
-def _with_digest(data: bytes, digest: bytes) -> bytes:
-    return data[:_START] + digest + data[_START + len(digest) :]
+def _around_digest(data: bytes) -> tuple[memoryview, memoryview]:
+    """What a file has before its digest and after it."""
+    view = memoryview(data)
+    return view[:_START], view[_START + len(_NO_DIGEST) :]
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, *parts: bytes | memoryview) -> None:
     """Write a file in one step: it is there as a whole, or as it was before."""
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         try:
             with temporary.open("xb") as file:
-                file.write(data)
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(target)

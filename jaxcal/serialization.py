@@ -110,7 +110,8 @@ def save(path: str | os.PathLike, model: Any) -> None:
     about = {"format": _FORMAT, "version": _own_version(), "tree": writer.node(model, "")}
     text = json.dumps({"digest": _NO_DIGEST.decode(), **about}, separators=(",", ":"), allow_nan=False)
     data = safetensors.numpy.save(writer.tensors, {"jaxcal": text})
-    _write(Path(path), _with_digest(data, _digest(data)))
+    start, rest = _around_digest(data)
+    _write(Path(path), start, _digest(data), rest)
 
 
 def load(path: str | os.PathLike) -> Any:
@@ -131,7 +132,15 @@ def load(path: str | os.PathLike) -> Any:
         UserWarning: if arrays of 64 bits became arrays of 32.
 
     Example:
-        `save` has one.
+        >>> import tempfile
+        >>> import jaxcal as jc, numpy as np
+        >>> x = np.linspace(0, 1, 50)
+        >>> base = jc.Normal(x, 1 + x)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     jc.save(f"{folder}/both", {"crude": jc.crude.fit(x, base, x**2), "base": base})
+        ...     both = jc.load(f"{folder}/both")
+        >>> both["crude"](x[:3], jc.Normal(x[:3], 1.0)).mean.shape
+        (3,)
     """
     try:
         data = Path(path).read_bytes()
@@ -161,21 +170,27 @@ def load(path: str | os.PathLike) -> Any:
 
 def _digest(data: bytes) -> bytes:
     """The hexadecimal digits of the digest of a file, whatever it has in their place."""
-    return hashlib.sha256(_with_digest(data, _NO_DIGEST)).hexdigest().encode()
+    start, rest = _around_digest(data)
+    digest = hashlib.sha256(start)
+    for part in (_NO_DIGEST, rest):
+        digest.update(part)
+    return digest.hexdigest().encode()
 
 
-def _with_digest(data: bytes, digest: bytes) -> bytes:
-    return data[:_START] + digest + data[_START + len(digest) :]
+def _around_digest(data: bytes) -> tuple[memoryview, memoryview]:
+    """What a file has before its digest and after it."""
+    view = memoryview(data)
+    return view[:_START], view[_START + len(_NO_DIGEST) :]
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, *parts: bytes | memoryview) -> None:
     """Write a file in one step: it is there as a whole, or as it was before."""
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         try:
             with temporary.open("xb") as file:
-                file.write(data)
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(target)
@@ -282,7 +297,7 @@ class _Writer:
 def _refuse(value: Any, place: str) -> NoReturn:
     """Raise the TypeError for what cannot be saved."""
     instead = "joblib.dump or pickle.dump"
-    if callable(value) and hasattr(value, "__qualname__"):
+    if callable(value) and isinstance(getattr(value, "__qualname__", None), str):
         what = f"the function {value.__module__}.{value.__qualname__}"
         why = "a file holds the name of a function, and only those of jaxcal, jax.nn and jax.numpy are loaded"
         instead = "cloudpickle.dump" if "<" in what else instead
@@ -335,7 +350,9 @@ class _Reader:
             case {"sparse": parts, "shape": shape}:
                 from scipy.sparse import csr_matrix
 
-                return csr_matrix(tuple(self._values(parts, place)), tuple(shape))
+                matrix = csr_matrix(tuple(self._values(parts, place)), tuple(shape))
+                matrix.check_format()  # products do not, and would read beyond the arrays
+                return matrix
             case dict():
                 return self._object(node, place)
         return node

@@ -53,6 +53,7 @@ def out_of_fold(
         the rows of a fold share something.
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer data points or groups than
             folds, or folds is less than 2.
 
@@ -70,6 +71,7 @@ def out_of_fold(
     """
     x = _checks.as_matrix("x", x)
     y = _checks.as_vector("y", y, length=x.shape[0])
+    _checks.check_key(key)
     order_key, *keys = jax.random.split(key, folds + 1)
     parts = folds_of(x.shape[0], folds, as_labels(groups, x.shape[0]), order_key)
     predictions = [as_distribution(part) for part in predictions_of_folds(fit, x, y, parts, keys)]
@@ -254,7 +256,7 @@ def one_warning(about: str) -> Iterator[None]:
 
 def as_distribution(predicted: Distribution | ArrayLike) -> Distribution:
     """What a model gives, as a Distribution: means are a `Point`."""
-    return predicted if isinstance(predicted, Distribution) else Point(jnp.asarray(predicted))
+    return predicted if isinstance(predicted, Distribution) else Point(_checks.as_floats("prediction", predicted))
 
 
 def joined(parts: Sequence[Any], rows: Sequence[np.ndarray]) -> Distribution:

@@ -627,6 +627,7 @@ def worst_slab_coverage(
         key: random key of the halves and the directions.
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: as `coverage` does; if `fraction` is out of its range, or there are fewer than 2 / fraction rows.
 
     Source: Cauchois, Gupta and Duchi, Knowing what you know, JMLR 22 (2021), section 4; in two halves as by Romano,
@@ -643,6 +644,7 @@ def worst_slab_coverage(
     """
     y = _as_targets(y, distribution)
     x = _checks.as_matrix("x", x, length=y.shape[0])
+    _checks.check_key(key)
     _checks.check_fraction("fraction", fraction)
     _checks.check_at_least("num_directions", num_directions, 0)
     _checks.check_rows("y", y, math.ceil(2 / fraction))

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
@@ -88,7 +87,8 @@ def fit(
         key: random key.
 
     Raises:
-        TypeError: if a step is neither a function nor, as predictor, an object with fit and predict.
+        TypeError: if a step is neither a function nor, as predictor, an object with fit and predict; if key is no
+            random key.
         ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer rows or groups than folds, or
             there are calibrators without a predictor; if method="cv+" comes without a predictor, or with
             `recalibrate`.
@@ -109,6 +109,7 @@ def fit(
     """
     x = _checks.as_matrix("x", x)
     y = _checks.as_vector("y", y, length=x.shape[0])
+    _checks.check_key(key)
     _checks.check_choice("method", method, ("folds", "split", "cv+"))
     if predictor is None and calibrators:
         raise ValueError("calibrators without a predictor: give both, or neither.")
@@ -443,7 +444,7 @@ class Estimator(eqx.Module):
 
     def __call__(self, x: Float[Array, "n d"]) -> Point:
         """The predictions of the rows."""
-        return Point(jnp.asarray(self.model.predict(np.asarray(x)), x.dtype))
+        return Point(_checks.as_floats("model.predict(x)", self.model.predict(np.asarray(x))).astype(x.dtype))
 
 
 def _as_fit(predictor: Any) -> Callable:

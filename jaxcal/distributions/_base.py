@@ -182,6 +182,7 @@ def sample_by_inversion(
     icdf: Callable[[Array], Array], key: PRNGKeyArray, shape: tuple[int, ...], rows: tuple[int, ...], dtype: np.dtype
 ) -> Float[Array, "..."]:
     """The quantiles of rows at uniformly random levels, of shape `shape` + `rows`."""
+    _checks.check_key(key)
     levels = jax.random.uniform(key, (math.prod(shape), *rows), dtype)
     # In the middles of the cells that random numbers come from: never 0, where a quantile may be infinite.
     return jax.vmap(icdf)(levels + float(jnp.finfo(dtype).epsneg)).reshape(shape + rows)

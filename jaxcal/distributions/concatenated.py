@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
+from jaxcal import _checks
 from jaxcal.distributions._base import Distribution, match
 
 
@@ -82,9 +83,10 @@ class Concatenated(Distribution):
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Samples of the parts, with a key for each."""
+        _checks.check_key(key)
         keys = jax.random.split(key, len(self.parts))
         samples = [part.sample(each, shape) for part, each in zip(self.parts, keys, strict=True)]
-        return self._join(samples, axis=-1)
+        return self._join(samples, axis=len(shape))
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         return self._each(lambda part, p: part._icdf(p), p)

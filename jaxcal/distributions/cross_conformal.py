@@ -139,6 +139,7 @@ class CrossConformal(Distribution):
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values drawn from the table."""
+        _checks.check_key(key)
         rows = self.mean.shape
         drawn = jax.random.randint(key, (*rows, math.prod(shape)), 0, 2 * self.errors.shape[-1])
         values = self._each_row(lambda centers, widths, index: _table(centers, widths)[index], drawn)

@@ -146,6 +146,7 @@ class Empirical(Distribution):
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * z, z drawn from the table."""
+        _checks.check_key(key)
         rows = self.loc.shape
         drawn = jax.random.randint(key, (math.prod(shape), *rows), 0, self.z.shape[-1])
         z = jax.vmap(lambda index: self._read(lambda z, k: z[k], index))(drawn)

@@ -95,6 +95,7 @@ class Mixture(Distribution):
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The values of members drawn at random."""
+        _checks.check_key(key)
         members = self.weights.shape[0]
         key_member, key_value = jax.random.split(key)
         keys = jax.random.split(key_value, members)

@@ -50,6 +50,7 @@ class Multivariate(eqx.Module):
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Independent random vectors, of shape `shape` + [n, t]."""
+        _checks.check_key(key)
         white = self._sample_white(key, math.prod(shape))
         values = jax.vmap(lambda white: self.loc + _times(self.factor, white))(white)
         return values.reshape(shape + self.loc.shape)

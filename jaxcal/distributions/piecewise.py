@@ -101,6 +101,7 @@ class Quantiles(Distribution):
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels."""
+        _checks.check_key(key)
         rows = self.values.shape[:-1]
         levels = jax.random.uniform(key, (math.prod(shape), *rows), self.values.dtype)
         return jax.vmap(self._icdf)(levels).reshape(shape + rows)

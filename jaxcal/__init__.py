@@ -46,6 +46,7 @@ from jaxcal.distributions import (
     Recalibrated,
     ScaledQuantiles,
     StudentT,
+    concatenate,
 )
 from jaxcal.guarantee import Guarantee
 from jaxcal.predictors import (
@@ -80,6 +81,7 @@ __all__ = [
     "ScaledQuantiles",
     "StudentT",
     "accrue",
+    "concatenate",
     "conditional_conformal",
     "conformal",
     "cross_conformal",

@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.distributions import Concatenated, Distribution, Normal, Point, StudentT
+from jaxcal.distributions import Concatenated, Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.distributions.concatenated import beneath_each_other
 from jaxcal.optimize import Result
 
 # What a warning of one of several fits is about.
@@ -266,18 +267,11 @@ def joined(parts: Sequence[Any], rows: Sequence[np.ndarray]) -> Distribution:
         ValueError: if a part does not predict as many rows as there are numbers.
     """
     whole = Concatenated(parts, rows)
-    kinds = {type(part) for part in parts}
-    if len(kinds) == 1 and kinds <= {Point, Normal, StudentT}:  # of which every array has a row each
-        return _beneath_each_other(parts, np.argsort(np.concatenate(rows)))
-    return whole
+    together = beneath_each_other(parts, np.argsort(np.concatenate(rows)))
+    return whole if together is None else together
 
 
 @jax.jit
 def take_rows(rows: Int[ArrayLike, " k"], *arrays: Array) -> tuple[Array, ...]:
     """The rows of these numbers of every array, by one program."""
     return tuple(array[rows] for array in arrays)
-
-
-@jax.jit
-def _beneath_each_other(parts: Sequence[Distribution], order: Int[Array, " n"]) -> Distribution:
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)

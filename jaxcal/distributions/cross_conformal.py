@@ -4,6 +4,7 @@
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -63,6 +64,7 @@ class CrossConformal(Distribution):
     weights: Float[Array, "*k_l"]
     errors: Float[Array, "*l"]
     stds: Float[Array, "*n_k"] | None
+    _shared: ClassVar = {"weights": 2, "errors": 1}
 
     def __init__(
         self,

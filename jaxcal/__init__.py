@@ -46,6 +46,7 @@ from jaxcal.distributions import (
     Recalibrated,
     ScaledQuantiles,
     StudentT,
+    concatenate,
 )
 from jaxcal.guarantee import Guarantee
 from jaxcal.predictors import (
@@ -81,6 +82,7 @@ __all__ = [
     "ScaledQuantiles",
     "StudentT",
     "accrue",
+    "concatenate",
     "conditional_conformal",
     "conformal",
     "cross_conformal",

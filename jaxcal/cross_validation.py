@@ -15,8 +15,9 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.columns import Categorical, Columns, Series, Table, as_table, check_same_index, is_frame, num_rows, take
-from jaxcal.distributions import Concatenated, Distribution, Normal, Point, StudentT
+from jaxcal.distributions import Concatenated, Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.distributions.concatenated import beneath_each_other
 from jaxcal.optimize import Result
 
 # What a warning of one of several fits is about.
@@ -58,6 +59,7 @@ def out_of_fold(
         the rows of a fold share something.
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: if x or y is empty or of the wrong shape, there are fewer data points or groups than folds, or folds
             is less than 2.
 
@@ -74,6 +76,7 @@ def out_of_fold(
         (50,)
     """
     x, y = as_table_and_targets(x, y)
+    _checks.check_key(key)
     order_key, *keys = jax.random.split(key, folds + 1)
     parts = folds_of(len(y), folds, as_labels(groups, len(y)), order_key)
     fit = with_columns(fit, columns_of(x, categorical))
@@ -303,7 +306,7 @@ def one_warning(about: str) -> Iterator[None]:
 
 def as_distribution(predicted: Distribution | ArrayLike) -> Distribution:
     """What a model gives, as a Distribution: means are a `Point`."""
-    return predicted if isinstance(predicted, Distribution) else Point(jnp.asarray(predicted))
+    return predicted if isinstance(predicted, Distribution) else Point(_checks.as_floats("prediction", predicted))
 
 
 def joined(parts: Sequence[Any], rows: Sequence[np.ndarray]) -> Distribution:
@@ -313,10 +316,8 @@ def joined(parts: Sequence[Any], rows: Sequence[np.ndarray]) -> Distribution:
         ValueError: if a part does not predict as many rows as there are numbers.
     """
     whole = Concatenated(parts, rows)
-    kinds = {type(part) for part in parts}
-    if len(kinds) == 1 and kinds <= {Point, Normal, StudentT}:  # of which every array has a row each
-        return _beneath_each_other(parts, np.argsort(np.concatenate(rows)))
-    return whole
+    together = beneath_each_other(parts, np.argsort(np.concatenate(rows)))
+    return whole if together is None else together
 
 
 def take_rows(rows: Int[ArrayLike, " k"], *tables: Table) -> tuple[Any, ...]:
@@ -329,8 +330,3 @@ def take_rows(rows: Int[ArrayLike, " k"], *tables: Table) -> tuple[Any, ...]:
 @jax.jit
 def _take_rows(rows: Int[ArrayLike, " k"], *arrays: Array) -> tuple[Array, ...]:
     return tuple(array[rows] for array in arrays)
-
-
-@jax.jit
-def _beneath_each_other(parts: Sequence[Distribution], order: Int[Array, " n"]) -> Distribution:
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
@@ -107,7 +106,8 @@ def fit(
         key: random key.
 
     Raises:
-        TypeError: if a step is neither a function nor, as predictor, an object with fit and predict.
+        TypeError: if a step is neither a function nor, as predictor, an object with fit and predict; if key is no
+            random key.
         ValueError: if x or y is empty or of the wrong shape, y is not finite, there are fewer rows or groups than
             folds, or there are calibrators without a predictor; if method="cv+" comes without a predictor, or with
             `recalibrate`; if weights come without a predictor that takes them, or `by` without a last step that does;
@@ -127,6 +127,7 @@ def fit(
         >>> bool((lower < upper).all())
         True
     """
+    _checks.check_key(key)
     x, y = as_table_and_targets(x, y)
     _checks.check_choice("method", method, ("folds", "split", "cv+", "prefit"))
     if isinstance(folds, Sequence) and method not in ("folds", "prefit"):
@@ -603,8 +604,8 @@ class Estimator(eqx.Module):
 
     def __call__(self, x: Table) -> Point:
         """The predictions of the rows, in the dtype of an array of numbers."""
-        predicted = self.model.predict(_untouched(x))
-        return Point(jnp.asarray(predicted, x.dtype if isinstance(x, jax.Array) else None))
+        predicted = _checks.as_floats("model.predict(x)", self.model.predict(_untouched(x)))
+        return Point(predicted.astype(x.dtype) if isinstance(x, jax.Array) else predicted)
 
 
 class _Fitted(eqx.Module):

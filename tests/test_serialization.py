@@ -14,13 +14,13 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import cloudpickle
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import polars
 import pytest
 import safetensors.numpy
 from jax import dtypes
@@ -49,17 +49,9 @@ def mean(x):
     return np.sin(x[:, 0])
 
 
-class Frame(NamedTuple):
-    """A data frame, as far as jaxcal knows them: columns that have names, one of labels."""
-
-    x: np.ndarray
-
-    @property
-    def columns(self):
-        return ["height", "color"]
-
-    def __getitem__(self, name):
-        return self.x[:, 0] if name == "height" else np.where(self.x[:, 1] > 0, "red", "blue")
+def frame_of(x):
+    """A data frame: columns that have names, one of labels."""
+    return polars.DataFrame({"height": x[:, 0], "color": np.where(x[:, 1] > 0, "red", "blue")})
 
 
 def fit_grouped():
@@ -72,7 +64,7 @@ def fit_grouped():
 def fit_tree():
     """With the names of a data frame's columns; and groups that a method of the tree gives."""
     options = {"hidden": (2,), "split_hidden": (2,), "min_leaf": 10, "significance": 0.9, "max_epochs": 3}
-    tree = usnrt.fit(Frame(X), Y, key=KEY, **options)
+    tree = usnrt.fit(frame_of(X), Y, key=KEY, **options)
     return {"tree": tree, "groups": jc.crude.fit(codes(X), jc.Point(mean(X)), Y, by=tree.apply)}
 
 
@@ -98,7 +90,7 @@ def online_state():
 MODELS = {
     "network": (lambda: jc.mlp.fit(X, Y, key=KEY, hidden=(3,), max_epochs=3), lambda model: model(NEW)),
     "grouped": (fit_grouped, lambda model: model["crude"](NEW, model["network"](NEW))),
-    "tree": (fit_tree, lambda model: [model["tree"](Frame(NEW)), model["groups"](codes(NEW), jc.Point(mean(NEW)))]),
+    "tree": (fit_tree, lambda model: [model["tree"](frame_of(NEW)), model["groups"](codes(NEW), jc.Point(mean(NEW)))]),
     "gpjax": (fit_gpjax, lambda model: model(NEW, jc.Point(mean(NEW)))),
     "accrue": (
         lambda: jc.accrue.fit(X[:, 0], jc.Point(mean(X)), Y, key=KEY, model="polynomial"),

@@ -50,7 +50,7 @@ def fit(
     The distribution is linear between the levels and ends at the outermost: it has no density beyond. A quantile that
     differs from a target of the fit by rounding is that target, so that intervals hold a value that many rows have.
 
-    Quantiles of a model that is fitted already are `jaxcal.Quantiles(levels, np.sort(values, axis=1))`, and
+    Quantiles of a model that is fitted already are `jaxcal.Quantiles(levels, values, sort=True)`, and
     `jaxcal.conformal.fit(x, base, y, score="quantile")` calibrates them by rows that it was not fitted to.
 
     The target is standardized by the rows given here. The trees are those of other packages: neither fit nor prediction

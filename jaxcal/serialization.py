@@ -227,7 +227,7 @@ class _Writer:
             return {"dict": {key: self.node(each, f"{place}[{key!r}]") for key, each in value.items()}}
         if type(value) is slice:
             return {"slice": self._nodes((value.start, value.stop, value.step), place)}
-        if isinstance(value, jax.Array | np.ndarray | np.generic):
+        if isinstance(value, jax.Array | np.generic) or type(value) is np.ndarray:
             return self._array(value, place)
         return self._function(value, place) or self._object(value, place)
 
@@ -250,11 +250,13 @@ class _Writer:
         if type(value).__module__.startswith("scipy.sparse") and value.format == "csr":
             parts = value.data, value.indices, value.indptr
             return {"sparse": self._nodes(parts, place), "shape": list(map(int, value.shape))}
-        name, value = _name_of(type(value)), value._to_save() if hasattr(value, "_to_save") else value
+        name = _name_of(type(value))
         if name is None or not _is_record(type(value)):
             _refuse(value, place)
         if isinstance(value, enum.Enum):
             return {"enum": name, "member": value.name}
+        if hasattr(value, "_to_save"):  # what holds objects of other packages, with arrays in their place
+            value = value._to_save()
         known = dict(zip(_fields(value), value, strict=True)) if isinstance(value, tuple) else vars(value)
         return {"class": name, "fields": {field: self._field(value, known, field, place) for field in _fields(value)}}
 
@@ -277,7 +279,7 @@ class _Writer:
 
     def _new_array(self, value: Any, place: str) -> dict:
         if not isinstance(value, jax.Array):
-            return self._tensor("numpy" if type(value) is np.ndarray else "scalar", np.asarray(value), place)
+            return self._tensor("scalar" if isinstance(value, np.generic) else "numpy", np.asarray(value), place)
         if jnp.issubdtype(value.dtype, dtypes.prng_key):
             data = np.asarray(jax.random.key_data(value))
             return {**self._tensor("key", data, place), "impl": str(jax.random.key_impl(value))}

@@ -364,11 +364,12 @@ def pipeline_of(predictor):
         (lambda: ({1},), r"\[0\] is an object of builtins\.set"),
         (lambda: jc.Point, r"the model is the function jaxcal\.distributions\.parametric\.Point"),
         (lambda: [np.array(["a"])], r"\[0\] is an array of dtype <U1: only numbers can be saved"),
+        (lambda: [np.ma.array([1.0])], r"\[0\] is an object of numpy\.ma\S*\.MaskedArray"),
         (lambda: [np.array([1j])], r"\[0\] is an array of dtype complex128"),
         (lambda: jnp.load, "the model is the function jax.*load"),
         (lambda: jc.save, "the model is the function jaxcal.serialization.save"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_what_cannot_be_saved_is_named(path, model, message):
     with pytest.raises(TypeError, match=message):

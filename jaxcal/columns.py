@@ -19,9 +19,9 @@ from jaxcal import _checks
 
 # A label is a string in a column of text, and a number in one of numbers; None stands for a missing one.
 Label = str | float | None
-# Inputs: an array, or a data frame; and targets: an array, or a series.
-Table = ArrayLike | Any
-Series = ArrayLike | Any
+# Inputs: an array, or a data frame of any library; and targets: an array, or a series.
+Table = Any
+Series = Any
 
 # A column of text with so many labels, and more than half as many as rows, holds names of the rows.
 _FEW_LABELS = 20
@@ -468,12 +468,12 @@ def _as_frame(x: Any) -> Any:
         frame = nw.from_native(x, eager_only=True)
         names = list(map(str, frame.columns))
     except nw.exceptions.DuplicateError:
-        names = list(map(str, x.columns))
+        frame, names = None, list(map(str, x.columns))
     except TypeError as error:
         raise TypeError(
             f"x is a {type(x).__name__}, which is no data frame with values: collect it, or give an array."
         ) from error
-    if len(set(names)) < len(names):
+    if frame is None or len(set(names)) < len(names):
         raise ValueError(f"the columns of x must have different names; got {', '.join(names)}.")
     return frame
 

@@ -137,19 +137,21 @@ def fit(
     if predictor is None and (calibrators or weights is not None or method == "prefit"):
         raise ValueError("calibrators, weights and method='prefit' need a predictor: give one, or none of them.")
     labels, weights = as_labels(groups, len(y)), _checks.as_weights(weights, len(y))
-    options = {"folds": folds, "columns": columns_of(x, categorical)}
+    columns, number = columns_of(x, categorical), None if isinstance(folds, Sequence) else folds
     if method == "cv+":
         if predictor is None or recalibrate is not conformal.fit or by is not None:
             raise ValueError(_OF_CV_PLUS)
-        return _fit_cv_plus(x, y, predictor, calibrators, groups=labels, weights=weights, key=key, **options)
+        shared = {"groups": labels, "weights": weights, "columns": columns, "key": key}
+        return _fit_cv_plus(x, y, predictor, calibrators, folds=number, **shared)
     aside_key, key = jax.random.split(key)
     aside = None
     if method == "split":
-        aside = _set_aside(len(y), fraction, folds, labels, aside_key)
+        aside = _set_aside(len(y), fraction, number, labels, aside_key)
     elif method == "prefit":
         predictor = _Fitted(predictor)
         aside = None if calibrators else _all_aside(len(y), folds, labels, aside_key)
-    options |= {"recalibrate": recalibrate, "by": Groups.of(by, len(y)), "method": method, "key": key}
+    options = {"folds": folds, "columns": columns, "recalibrate": recalibrate, "method": method, "key": key}
+    options["by"] = Groups.of(by, len(y))
     others = ()
     if predictor is None:
         # What is set aside has no say in the choice: its guarantee would not hold.
@@ -339,7 +341,8 @@ def _fit(
         rest, parts = _rest(len(y), aside), aside
         with one_warning("in the fit to the rows that are not set aside, which counts them anew"):
             of_rest = None if weights is None else weights[rest]
-            chain = fit_rows(*take_rows(rest, x, y), of_rest, key=chain_key)
+            x_rest, y_rest = take_rows(rest, x, y)
+            chain = fit_rows(x_rest, y_rest, of_rest, key=chain_key)
         blocks = [chain(*take_rows(part, x)) for part in parts]
     else:
         pieces = _pieces(folds, len(y), groups, order_key)
@@ -374,7 +377,7 @@ def _fit_cv_plus(
     predictor: Any,
     calibrators: Sequence[Callable],
     *,
-    folds: int | Sequence[ArrayLike] | None,
+    folds: int | None,
     groups: np.ndarray | None,
     weights: Float[Array, " n"] | None,
     columns: Categorical,
@@ -579,7 +582,7 @@ class Groups(eqx.Module):
             raise ValueError(f"by: the last step {_name_of(fit)} takes no groups; jaxcal.conformal.fit does.")
         return fit if self.source == "labels" else partial(fit, by=self.source)
 
-    def of_rows(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def of_rows(self, rows: np.ndarray) -> dict[str, Any]:
         """What the last step is called with beside x and predictions, for rows of the fit."""
         return {} if self.labels is None else {"by": self.labels[rows]}
 

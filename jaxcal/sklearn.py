@@ -181,13 +181,15 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         options = {"reset": is_fit, "dtype": "numeric", "ensure_all_finite": finite}
         if not is_fit:
             return validate_data(self, X, **options), y
-        return validate_data(self, X, y, y_numeric=True, ensure_min_samples=2, **options)
+        found: Any = validate_data(self, X, y, y_numeric=True, ensure_min_samples=2, **options)
+        return found
 
     def _folds(self, X: Table, y: Any, groups: Series | None) -> int | list[np.ndarray] | None:
         """The number of folds, or the rows of each."""
         if self.cv is None or isinstance(self.cv, Integral):
-            return self.cv
-        return [test for _, test in check_cv(self.cv).split(X, y, groups)]
+            return None if self.cv is None else int(self.cv)
+        splitter: Any = check_cv(self.cv)
+        return [test for _, test in splitter.split(X, y, groups)]
 
     def _weights(self, sample_weight: Series | None) -> np.ndarray | None:
         """The weights that the estimator asks for."""

@@ -98,7 +98,7 @@ class CalibratedProbaRegressor(BaseProbaRegressor):
         return QPD_Empirical(quantiles, index=X.index, columns=self._target)
 
     @classmethod
-    def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
+    def get_test_params(cls, parameter_set: str = "default") -> Any:
         """Parameters that skpro tests it with."""
         from sklearn.linear_model import LinearRegression, Ridge
 

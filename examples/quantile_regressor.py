@@ -14,8 +14,10 @@ boosting = [HistGradientBoostingRegressor(loss="quantile", quantile=level) for l
 models = [model.fit(x[train], y[train]) for model in boosting]
 
 # From the models to intervals that cover:
-base = lambda rows: jc.Quantiles(levels, np.sort([model.predict(x[rows]) for model in models], axis=0).T)
-calibrated = jc.conformal.fit(x[calibration], base(calibration), y[calibration], score="quantile")
+values = lambda rows: np.column_stack([model.predict(x[rows]) for model in models])
+base = lambda rows: jc.Quantiles(levels, values(rows), sort=True)
+options = {"score": "quantile", "confidence_levels": [0.9]}
+calibrated = jc.conformal.fit(x[calibration], base(calibration), y[calibration], **options)
 forecast = calibrated(x[test], base(test))
 
 print(calibrated.guarantee(0.9))

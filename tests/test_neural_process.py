@@ -293,7 +293,7 @@ NAN_AT_3 = np.where(np.arange(N) == 3, np.nan, 1.0)
     [
         ({"x": NAN_AT_3}, r"x holds 1 values that are NaN or infinite, the first at index \(3, 0\)"),
         ({"y": NAN_AT_3}, "y holds 1 values that are NaN or infinite, the first at index 3"),
-        ({"x": np.ones((N - 1, 2))}, f"x has {N - 1} rows where {N} are expected"),
+        ({"x": np.ones((N - 1, 2))}, f"y has {N} rows where {N - 1} are expected"),
         ({"y": np.ones((4, 20))}, r"x must have shape \(f, n, d\) with y of shape \(f, n\) = \(4, 20\)"),
         ({"x": np.ones((3, 2)), "y": np.arange(3.0)}, "the number of rows of a function must be at least 4; got 3"),
         ({"width": 20}, "width must be a multiple of 8, the number of heads; got 20"),

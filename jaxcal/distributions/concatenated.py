@@ -16,7 +16,7 @@ from jaxcal.distributions._base import Distribution, marked_out_of_fold, match
 from jaxcal.distributions._rows import R, Rows, replaced
 
 
-def concatenate(distributions: Sequence[R]) -> "R | Concatenated":
+def concatenate(distributions: Sequence[Any]) -> Any:
     """The rows of several distributions as one, in their order.
 
     It is of their class, if that is the same and so is what their rows share, such as the levels of `Quantiles` or the

@@ -46,6 +46,7 @@ from jaxcal.distributions import (
     Recalibrated,
     ScaledQuantiles,
     StudentT,
+    concatenate,
 )
 from jaxcal.guarantee import Guarantee
 from jaxcal.predictors import (
@@ -60,6 +61,7 @@ from jaxcal.predictors import (
     usnrt,
     variance_network,
 )
+from jaxcal.serialization import load, save
 
 __version__ = "0.1.0"
 
@@ -80,6 +82,7 @@ __all__ = [
     "ScaledQuantiles",
     "StudentT",
     "accrue",
+    "concatenate",
     "conditional_conformal",
     "conformal",
     "cross_conformal",
@@ -97,6 +100,7 @@ __all__ = [
     "isotonic",
     "kmeans",
     "labels",
+    "load",
     "metrics",
     "mlp",
     "networks",
@@ -109,6 +113,7 @@ __all__ = [
     "plots",
     "quantile_boosting",
     "rio",
+    "save",
     "sharp_gp",
     "usnrt",
     "variance_network",

@@ -53,8 +53,14 @@ def as_floats(name: str, values: Any) -> Float[Array, "..."]:
     """`values` as a floating-point JAX array; integers and booleans are cast to the default float dtype.
 
     Raises:
-        ValueError: if the values are not real numbers.
+        ValueError: if the values are not real numbers, or a tensor of PyTorch that requires its gradient.
     """
+    # A copy without the gradient would be a silent loss of it, where somebody trains through what is computed here.
+    if getattr(values, "requires_grad", False) is True:
+        raise ValueError(
+            f"{name} is a tensor that requires its gradient, which does not pass from JAX to PyTorch: give "
+            f"{name}.detach().cpu().numpy()."
+        )
     try:
         if type(values) is np.ndarray and values.dtype.kind in "fiub":
             # A copy, since JAX may share the memory; made by NumPy, since JAX compiles a program for every shape.
@@ -78,11 +84,15 @@ def as_vector(name: str, values: Any, *, length: int | None = None) -> Float[Arr
     """
     array = as_floats(name, values)
     if array.ndim != 1:
-        hint = f": did you mean {name}[:, 0]?" if array.ndim == 2 and array.shape[1] == 1 else "."
-        raise ValueError(f"{name} must have shape (n,); got {array.shape}{hint}")
+        raise ValueError(f"{name} must have shape (n,); got {array.shape}{hint_of_column(name, array)}")
     check_length(name, array, length)
     check_finite(name, array)
     return array
+
+
+def hint_of_column(name: str, array: Array) -> str:
+    """The end of a message about the shape of an array that should be a vector."""
+    return f": did you mean {name}[:, 0]?" if array.ndim == 2 and array.shape[1] == 1 else "."
 
 
 def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[Array, "n d"]:
@@ -91,14 +101,25 @@ def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[Arr
     Raises:
         ValueError: if the shape is not (n, d), n is not `length` (where given), or a value is NaN or infinite.
     """
+    array = as_numbers(name, values)
+    check_length(name, array, length)
+    check_finite(name, array)
+    return array
+
+
+def as_numbers(name: str, values: Any) -> Float[Array, "n d"]:
+    """`values` as a matrix [n, d] of numbers that need not be finite; a vector [n] is one column.
+
+    Raises:
+        ValueError: if the shape is not (n, d), or there are no rows or no columns.
+    """
     is_column = isinstance(values, np.ndarray | jax.Array) and values.ndim == 1
     array = as_floats(name, values[:, None] if is_column else values)
     if array.ndim != 2:
         raise ValueError(f"{name} must have shape (n, d); got {array.shape}.")
     if array.shape[1] == 0:
         raise ValueError(f"{name} has no columns: its shape is {array.shape}.")
-    check_length(name, array, length)
-    check_finite(name, array)
+    check_length(name, array, None)
     return array
 
 
@@ -269,6 +290,26 @@ def check_known(models: str, *arrays: Any) -> None:
     """Raise TypeError, in the name of models of NumPy packages, if an array is traced by a transformation of JAX."""
     if is_traced(*arrays):
         raise TypeError(f"{models} are NumPy models: neither fit nor prediction runs under jit, vmap or grad.")
+
+
+def check_key(key: Any, name: str = "key") -> None:
+    """Raise TypeError unless it is one random key of JAX: of `jax.random.key`, or its numbers, of `jax.random.PRNGKey`.
+
+    Example:
+        >>> check_key(jax.random.key(0))
+        >>> check_key(0)
+        Traceback (most recent call last):
+        TypeError: key must be a random key; got 0: did you mean jax.random.key(0)?
+    """
+    is_array = isinstance(key, jax.Array | np.ndarray)
+    if is_array and jnp.issubdtype(key.dtype, dtypes.prng_key) and key.ndim == 0:
+        return
+    if is_array and key.dtype == np.uint32 and key.shape in ((2,), (4,)):  # of threefry, of rbg
+        return
+    if isinstance(key, int | np.integer):
+        raise TypeError(f"{name} must be a random key; got {key}: did you mean jax.random.key({key})?")
+    got = f"an array of dtype {key.dtype} and shape {key.shape}" if is_array else repr(key)
+    raise TypeError(f"{name} must be one random key, such as jax.random.key(0); got {got}.")
 
 
 def is_traced(*arrays: Any) -> bool:

@@ -28,16 +28,20 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base, error_scale, is_scaled, standardized_errors
+from jaxcal.columns import Categorical, Layout, Series, Table
 from jaxcal.cross_validation import (
     Fold,
     as_distribution,
     as_labels,
+    as_table_and_targets,
+    columns_of,
     equal_folds_of,
     folds_of,
     joined,
     models_of_folds,
     out_of_bag_weights,
     take_rows,
+    with_columns,
 )
 from jaxcal.distributions import CrossConformal, Distribution, Normal, Point
 from jaxcal.guarantee import WorstCaseGuarantee
@@ -48,10 +52,11 @@ Moments = tuple[Float[Array, "n k"], Float[Array, "n k"] | None]
 
 def fit(
     fit_model: Callable,
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     folds: int = 10,
     groups: ArrayLike | None = None,
     score: str | None = None,
@@ -68,9 +73,10 @@ def fit(
         fit_model: `fit_model(x, y, key=key)` gives a function of inputs whose value is a Distribution or an array of
             means: any predictor of jaxcal with its options as a `functools.partial`, or a few lines around somebody
             else's. The order of its rows must have no say in it.
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame, which is handed on as it is; a vector [n] is one column.
         y: targets [n].
         key: random key of the folds, and of the fits.
+        categorical: the columns of x whose values have no order, for a `fit_model` that takes that.
         folds: number of folds, and of models; n for the jackknife+.
         groups: labels [n], of numbers or strings: data points of one group stay in one fold. Folds then differ in
             size, and no coverage is guaranteed.
@@ -98,13 +104,13 @@ def fit(
         >>> fitted.guarantee(0.9).coverage
         0.8
     """
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
-    labels = as_labels(groups, x.shape[0])
+    x, y = as_table_and_targets(x, y)
+    labels = as_labels(groups, len(y))
     _checks.check_at_least("folds", folds, 2)
     with jax.ensure_compile_time_eval():  # a known key gives known folds, also where the fit is traced
         order_key, *keys = jax.random.split(key, folds + 1)
-    parts = folds_for(x.shape[0], folds, labels, order_key)
+    parts = folds_for(len(y), folds, labels, order_key)
+    fit_model = with_columns(fit_model, columns_of(x, categorical))
     models, predictions = models_of_folds(fit_model, x, y, parts, keys)
     return of_folds(models, predictions, parts, x, y, score=score, has_groups=labels is not None)
 
@@ -124,7 +130,7 @@ def of_folds(
     models: Sequence[Callable],
     predictions: Sequence[Any],
     parts: Sequence[Fold],
-    x: Float[Array, "n d"],
+    x: Table,
     y: Float[Array, " n"],
     *,
     score: str | None,
@@ -141,7 +147,7 @@ def of_folds(
         models=_ensemble(models, x, scaled),
         weights=jax.device_put(np.repeat(np.eye(len(parts), dtype=errors.dtype), sizes, axis=1)),
         errors=errors,
-        num_columns=x.shape[1],
+        layout=Layout.of(x),
         num_folds=len(parts),
         has_groups=has_groups,
     )
@@ -149,10 +155,11 @@ def of_folds(
 
 def fit_bootstrap(
     fit_model: Callable,
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     num_models: int = 50,
     score: str | None = None,
 ) -> "JackknifePlus":
@@ -165,9 +172,10 @@ def fit_bootstrap(
 
     Args:
         fit_model: as of `fit`.
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame, which is handed on as it is; a vector [n] is one column.
         y: targets [n].
         key: random key of the samples and their number, and of the fits.
+        categorical: the columns of x whose values have no order, for a `fit_model` that takes that.
         num_models: how many models are fitted, in the mean.
         score: what an error is, as of `fit`; the std of several models is the mean of their stds.
 
@@ -188,9 +196,9 @@ def fit_bootstrap(
         >>> print(f"{fitted.guarantee(0.9).coverage:.2f} for {len(fitted.errors)} errors")
         0.80 for 50 errors
     """
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
-    num_rows = x.shape[0]
+    x, y = as_table_and_targets(x, y)
+    fit_model = with_columns(fit_model, columns_of(x, categorical))
+    num_rows = len(y)
     _checks.check_at_least("num_models", num_models, 1)
     with jax.ensure_compile_time_eval():  # a known key gives known samples, also where the fit is traced
         samples_key, fits_key = jax.random.split(key)
@@ -213,13 +221,13 @@ def fit_bootstrap(
         models=_ensemble(models, x, scaled),
         weights=weights,
         errors=_absolute_errors(base, y, scaled),
-        num_columns=x.shape[1],
+        layout=Layout.of(x),
         num_folds=None,
         has_groups=False,
     )
 
 
-def of_forest(forest: Forest, x: ArrayLike, y: ArrayLike, *, key: PRNGKeyArray) -> "JackknifePlus":
+def of_forest(forest: Forest, x: Table, y: Series, *, key: PRNGKeyArray) -> "JackknifePlus":
     """The jackknife+-after-bootstrap of the trees of a random forest that is fitted already: nothing is fitted anew.
 
     The error of a row is that of the mean prediction of the trees that were grown without it. The guarantee needs a
@@ -249,8 +257,7 @@ def of_forest(forest: Forest, x: ArrayLike, y: ArrayLike, *, key: PRNGKeyArray) 
         0.80 True
     """
     in_bag = forest.in_bag(x, y)
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
+    x, y = as_table_and_targets(x, y)
     number = _number_of_models(_numpy_generator(key), *in_bag.shape)
     weights = jax.device_put(out_of_bag_weights(in_bag[:number]).astype(y.dtype))
     trees = _Trees(forest, number)
@@ -259,7 +266,7 @@ def of_forest(forest: Forest, x: ArrayLike, y: ArrayLike, *, key: PRNGKeyArray) 
         models=trees,
         weights=weights,
         errors=_absolute_errors(base, y, scaled=False),
-        num_columns=x.shape[1],
+        layout=Layout.of(x),
         num_folds=None,
         has_groups=False,
     )
@@ -273,7 +280,7 @@ class JackknifePlus(eqx.Module):
             arrays of one structure are stacked, and called under one `vmap`.
         weights: [K, L] for each calibration row the weights of the models that were fitted without it.
         errors: [L] the absolute errors of these, over their stds where `models` gives stds.
-        num_columns: how many columns x has.
+        layout: the columns of x.
         num_folds: the number of folds; None for bootstrap samples.
         has_groups: whether the folds are of whole groups.
     """
@@ -281,25 +288,23 @@ class JackknifePlus(eqx.Module):
     models: Callable[[Any], Moments]
     weights: Float[Array, "*k_l"]
     errors: Float[Array, "*l"]
-    num_columns: int = eqx.field(static=True)
+    layout: Layout
     num_folds: int | None = eqx.field(static=True)
     has_groups: bool = eqx.field(static=True)
 
-    def __call__(self, x: ArrayLike) -> CrossConformal:
+    def __call__(self, x: Table) -> CrossConformal:
         """The distributions whose central intervals have the coverage of `guarantee`.
 
         An interval at a level for which there are too few calibration rows is infinite; a warning says how many rows
         are needed.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, which is handed on as it is; a vector [n] is one column.
 
         Raises:
             ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
         """
-        x = _checks.as_matrix("x", x)
-        _checks.check_columns("x", x, self.num_columns, "the models were fitted on")
-        means, stds = self.models(x)
+        means, stds = self.models(self.layout(x))
         return CrossConformal(means, self.weights, self.errors, stds)
 
     def guarantee(self, confidence_level: float) -> WorstCaseGuarantee:
@@ -337,7 +342,7 @@ class _Several(eqx.Module):
     models: tuple[Callable, ...]
     scaled: bool = eqx.field(static=True)
 
-    def __call__(self, x: Float[Array, "n d"]) -> Moments:
+    def __call__(self, x: Table) -> Moments:
         means, stds = zip(*(_moments(model, x, self.scaled) for model in self.models), strict=True)
         return _columns(means), _columns(stds) if self.scaled else None
 
@@ -348,14 +353,14 @@ class _Trees(eqx.Module):
     forest: Forest
     number: int = eqx.field(static=True)
 
-    def __call__(self, x: Float[Array, "n d"]) -> Moments:
+    def __call__(self, x: Table) -> Moments:
         return self.forest.tree_means(x, self.number), None
 
 
-def _ensemble(models: Sequence[Callable], x: Float[Array, "n d"], scaled: bool) -> Callable[[Any], Moments]:
+def _ensemble(models: Sequence[Callable], x: Table, scaled: bool) -> Callable[[Any], Moments]:
     """The models as one function: stacked, where that can be traced."""
     arrays, rest = zip(*(eqx.partition(model, eqx.is_array) for model in models), strict=True)
-    if _are_alike(arrays, rest):
+    if isinstance(x, jax.Array) and _are_alike(arrays, rest):
         stack = _Stack(eqx.combine(_stacked(arrays), rest[0]), scaled)
         try:
             eqx.filter_eval_shape(stack, x)
@@ -374,7 +379,7 @@ def _are_alike(arrays: Sequence[Any], rest: Sequence[Any]) -> bool:
     return all(bool(eqx.tree_equal(rest[0], each)) for each in rest[1:])
 
 
-def _moments(model: Callable, x: Float[Array, "n d"], scaled: bool) -> tuple[Array, Array | None]:
+def _moments(model: Callable, x: Table, scaled: bool) -> tuple[Array, Array | None]:
     distribution = as_distribution(model(x))
     return distribution.mean, distribution.std if scaled else None
 

@@ -1,19 +1,23 @@
 """Predictions of data points by models that were fitted without them."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.distributions import Concatenated, Distribution, Normal, Point, StudentT
+from jaxcal.columns import Categorical, Columns, Series, Table, as_table, check_same_index, is_frame, num_rows, take
+from jaxcal.distributions import Concatenated, Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.distributions.concatenated import beneath_each_other
 from jaxcal.optimize import Result
 
 # What a warning of one of several fits is about.
@@ -22,10 +26,11 @@ WITHOUT_A_FOLD = "in a fit without a fold, which counts its rows anew"
 
 def out_of_fold(
     fit: Callable,
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     folds: int = 5,
     groups: ArrayLike | None = None,
 ) -> Distribution:
@@ -41,9 +46,10 @@ def out_of_fold(
     Args:
         fit: `fit(x, y, key=key)` gives a function of inputs whose value is a Distribution or an array of means: any
             predictor of jaxcal with its options as a `functools.partial`, or a few lines around somebody else's.
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame, which is handed on as it is; a vector [n] is one column.
         y: targets [n].
         key: random key of the folds, and of the fits.
+        categorical: the columns of x whose values have no order, for a `fit` that takes that.
         folds: number of folds, whose sizes differ by one at most; so many models are fitted, each to equally many data
             points, so that nothing compiles anew.
         groups: labels [n], of numbers or strings: data points of one group stay in one fold. Folds then differ in size.
@@ -53,8 +59,9 @@ def out_of_fold(
         the rows of a fold share something.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer data points or groups than
-            folds, or folds is less than 2.
+        TypeError: if key is no random key.
+        ValueError: if x or y is empty or of the wrong shape, there are fewer data points or groups than folds, or folds
+            is less than 2.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc
@@ -68,12 +75,44 @@ def out_of_fold(
         >>> fitted(x, jc.Point(final(x[:, None]))).std.shape
         (50,)
     """
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
+    x, y = as_table_and_targets(x, y)
+    _checks.check_key(key)
     order_key, *keys = jax.random.split(key, folds + 1)
-    parts = folds_of(x.shape[0], folds, as_labels(groups, x.shape[0]), order_key)
+    parts = folds_of(len(y), folds, as_labels(groups, len(y)), order_key)
+    fit = with_columns(fit, columns_of(x, categorical))
     predictions = [as_distribution(part) for part in predictions_of_folds(fit, x, y, parts, keys)]
     return marked_out_of_fold(joined(predictions, [fold.held_out for fold in parts]))
+
+
+def as_table_and_targets(x: Table, y: Series) -> tuple[Table, Float[Array, " n"]]:
+    """Inputs that are handed on to whatever is fitted, and checked targets.
+
+    Raises:
+        ValueError: if x or y is empty or of the wrong shape, y is not finite, or x is a frame and y a series of another
+            index.
+    """
+    check_same_index(x, y)
+    x = as_table(x)
+    return x, _checks.as_vector("y", y, length=num_rows(x))
+
+
+def columns_of(x: Table, categorical: Categorical) -> Categorical:
+    """The columns of a frame, for fits to parts of it, which may lack a label; of an array what is categorical."""
+    if not is_frame(x):
+        return categorical
+    try:
+        return Columns.of(x, categorical)
+    except ValueError:  # not for these methods; it is raised again by a fit that needs them
+        return categorical
+
+
+def with_columns(fit: Callable, columns: Categorical) -> Callable:
+    """A fit that is told which columns are categorical, if it takes that and is not told already."""
+    if not columns:
+        return fit
+    parameter = inspect.signature(fit).parameters.get("categorical")
+    takes_it = parameter is not None and parameter.default == ()
+    return partial(fit, categorical=columns) if takes_it else fit
 
 
 class Fold(NamedTuple):
@@ -171,62 +210,75 @@ def _parts_of_groups(groups: np.ndarray, folds: int, order: np.ndarray) -> list[
 
 
 def predictions_of_folds(
-    fit: Callable, x: Array, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
-) -> list[Any]:
-    """What each fold is predicted by a model that was fitted to the others.
-
-    On an accelerator the models are fitted in one `vmap`, where that can be done.
-    """
-    with one_warning(WITHOUT_A_FOLD):
-        return [predicted for _, predicted in _fitted_to_folds(fit, x, y, parts, keys)]
-
-
-def models_of_folds(
     fit: Callable,
-    x: Array,
+    x: Table,
     y: Array,
     parts: Sequence[Fold],
     keys: Sequence[PRNGKeyArray],
     *,
+    weights: Array | None = None,
+) -> list[Any]:
+    """What each fold is predicted by a model that was fitted to the others, and to their weights where there are some.
+
+    On an accelerator the models are fitted in one `vmap`, where that can be done.
+    """
+    with one_warning(WITHOUT_A_FOLD):
+        return [predicted for _, predicted in _fitted_to_folds(fit, _tables(x, y, weights), parts, keys)]
+
+
+def models_of_folds(
+    fit: Callable,
+    x: Table,
+    y: Array,
+    parts: Sequence[Fold],
+    keys: Sequence[PRNGKeyArray],
+    *,
+    weights: Array | None = None,
     about: str = WITHOUT_A_FOLD,
 ) -> tuple[list[Callable], list[Any]]:
     """The models of `predictions_of_folds`, which it does not keep, and these predictions; warnings name `about`."""
     with one_warning(about):
-        models, predictions = zip(*_fitted_to_folds(fit, x, y, parts, keys), strict=True)
+        models, predictions = zip(*_fitted_to_folds(fit, _tables(x, y, weights), parts, keys), strict=True)
     return list(models), list(predictions)
 
 
+def _tables(x: Table, y: Array, weights: Array | None) -> tuple[Any, ...]:
+    """What a fit takes of rows."""
+    return (x, y) if weights is None else (x, y, weights)
+
+
 def _fitted_to_folds(
-    fit: Callable, x: Array, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
+    fit: Callable, tables: tuple[Any, ...], parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
 ) -> Iterator[tuple[Callable, Any]]:
     """A model for each fold, and what it predicts of it."""
     if jax.default_backend() != "cpu":
-        found = _of_a_vmap(fit, x, y, parts, keys)
+        found = _of_a_vmap(fit, tables, parts, keys)
         if found is not None:
             yield from found
             return
     for fold, key in zip(parts, keys, strict=True):
-        model = fit(*take_rows(fold.training, x, y), key=key)
-        yield model, model(*take_rows(fold.held_out, x))
+        model = fit(*take_rows(fold.training, *tables), key=key)
+        yield model, model(*take_rows(fold.held_out, tables[0]))
 
 
 def _of_a_vmap(
-    fit: Callable, x: Array, y: Array, parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
+    fit: Callable, tables: tuple[Any, ...], parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
 ) -> list[tuple[Callable, Any]] | None:
     """The same from one `vmap` of the fits; None where it must be done in turn.
 
     That is where training parts differ in size, `fit` reads values or memory does not suffice; and where something went
     wrong, since inside a transformation nothing is raised: done in turn, it says what.
     """
-    if len({len(fold.training) for fold in parts}) > 1:
+    if len({len(fold.training) for fold in parts}) > 1 or not isinstance(tables[0], jax.Array):
         return None
     rows = jnp.asarray(np.stack([fold.training for fold in parts]))
     try:
-        stacked = eqx.filter_vmap(lambda rows, key: fit(x[rows], y[rows], key=key))(rows, jnp.stack(keys))
+        fit_rows = lambda rows, key: fit(*(table[rows] for table in tables), key=key)
+        stacked = eqx.filter_vmap(fit_rows)(rows, jnp.stack(keys))
         arrays, rest = eqx.partition(stacked, eqx.is_array)
         model_of = lambda k: eqx.combine(jax.tree.map(lambda leaf: leaf[k], arrays), rest)
         models = [model_of(k) for k in range(len(parts))]
-        found = [model(*take_rows(fold.held_out, x)) for model, fold in zip(models, parts, strict=True)]
+        found = [model(*take_rows(fold.held_out, tables[0])) for model, fold in zip(models, parts, strict=True)]
     except (TypeError, IndexError, jax.errors.JaxRuntimeError):  # the first two are those of values in a trace
         return None
     return list(zip(models, found, strict=True)) if _is_sound(stacked, found) else None
@@ -254,7 +306,7 @@ def one_warning(about: str) -> Iterator[None]:
 
 def as_distribution(predicted: Distribution | ArrayLike) -> Distribution:
     """What a model gives, as a Distribution: means are a `Point`."""
-    return predicted if isinstance(predicted, Distribution) else Point(jnp.asarray(predicted))
+    return predicted if isinstance(predicted, Distribution) else Point(_checks.as_floats("prediction", predicted))
 
 
 def joined(parts: Sequence[Any], rows: Sequence[np.ndarray]) -> Distribution:
@@ -264,18 +316,17 @@ def joined(parts: Sequence[Any], rows: Sequence[np.ndarray]) -> Distribution:
         ValueError: if a part does not predict as many rows as there are numbers.
     """
     whole = Concatenated(parts, rows)
-    kinds = {type(part) for part in parts}
-    if len(kinds) == 1 and kinds <= {Point, Normal, StudentT}:  # of which every array has a row each
-        return _beneath_each_other(parts, np.argsort(np.concatenate(rows)))
-    return whole
+    together = beneath_each_other(parts, np.argsort(np.concatenate(rows)))
+    return whole if together is None else together
+
+
+def take_rows(rows: Int[ArrayLike, " k"], *tables: Table) -> tuple[Any, ...]:
+    """The rows of these numbers of every table; of arrays by one program."""
+    if all(isinstance(table, jax.Array) for table in tables):
+        return _take_rows(rows, *tables)
+    return tuple(_take_rows(rows, t)[0] if isinstance(t, jax.Array) else take(rows, t) for t in tables)
 
 
 @jax.jit
-def take_rows(rows: Int[ArrayLike, " k"], *arrays: Array) -> tuple[Array, ...]:
-    """The rows of these numbers of every array, by one program."""
+def _take_rows(rows: Int[ArrayLike, " k"], *arrays: Array) -> tuple[Array, ...]:
     return tuple(array[rows] for array in arrays)
-
-
-@jax.jit
-def _beneath_each_other(parts: Sequence[Distribution], order: Int[Array, " n"]) -> Distribution:
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)

@@ -7,6 +7,7 @@ conformal intervals cover new rows whose inputs are distributed otherwise than t
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -100,7 +101,38 @@ def _fitted(classifier: Any, rows: np.ndarray, is_new: np.ndarray) -> Any:
         from sklearn.preprocessing import StandardScaler
     except ImportError as error:
         raise ImportError("scikit-learn is not installed: pip install 'jaxcal[sklearn]'.") from error
-    default = make_pipeline(StandardScaler(), LogisticRegression(solver="newton-cholesky"))
-    model: Any = default if classifier is None else clone(classifier)
-    model.fit(rows, is_new)
-    return lambda x: model.predict_proba(x)[:, 1]
+    if classifier is None:
+        scaler, regression = StandardScaler(), LogisticRegression(solver="newton-cholesky")
+        make_pipeline(scaler, regression).fit(rows, is_new)
+        parts = scaler.mean_, scaler.scale_, np.ravel(regression.coef_), np.ravel(regression.intercept_)
+        return _Logistic(*map(np.asarray, parts))
+    model: Any = clone(classifier)
+    return _Classifier(model.fit(rows, is_new))
+
+
+@dataclass(frozen=True, eq=False)
+class _Classifier:
+    """The probability of the second class, by a fitted classifier of scikit-learn."""
+
+    model: Any
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        return self.model.predict_proba(x)[:, 1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Logistic:
+    """The probability of the second class, by a logistic regression of standardized columns."""
+
+    center: np.ndarray
+    scale: np.ndarray
+    coefficients: np.ndarray
+    intercept: np.ndarray
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        from scipy.special import expit
+
+        standardized = x.copy()
+        standardized -= self.center
+        standardized /= self.scale
+        return expit(standardized @ self.coefficients + self.intercept)

@@ -6,6 +6,8 @@ the edges of the bins from other rows, such as those that the model was trained 
 they change the coverage by less than one row's worth for each edge.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
+from jaxcal.columns import is_frame
 from jaxcal.distributions import Distribution
 
 
@@ -54,6 +57,31 @@ class ColumnBins(eqx.Module):
     def __call__(self, x: ArrayLike) -> Int[Array, " n"]:
         """The numbers of the bins of the rows of x, from 0 on."""
         return _bins(self.edges, _checks.as_matrix("x", x)[:, self.column])
+
+
+class ColumnLabels(eqx.Module):
+    """The labels in a column of a data frame: a function of x.
+
+    Attributes:
+        name: of the column.
+    """
+
+    name: str = eqx.field(static=True)
+
+    def __call__(self, x: Any) -> np.ndarray:
+        """The labels of the rows, [n].
+
+        Raises:
+            ValueError: if x is no data frame, or has no such column.
+        """
+        if not is_frame(x):
+            raise ValueError(
+                f"by={self.name!r} names a column, but x is no data frame: give labels, or a function of x."
+            )
+        names = list(map(str, x.columns))
+        if self.name not in names:
+            raise ValueError(f"x has no column {self.name!r}; its columns are {', '.join(names)}.")
+        return np.asarray(x[x.columns[names.index(self.name)]])
 
 
 class StdBins(eqx.Module):

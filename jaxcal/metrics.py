@@ -7,7 +7,7 @@ which should equal its confidence level, and `improvement_ratio`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, overload
 
@@ -19,7 +19,21 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions import Distribution, Mixture, Normal, Recalibrated, StudentT
+from jaxcal.distributions import (
+    Concatenated,
+    CrossConformal,
+    Distribution,
+    Empirical,
+    GroupedEmpirical,
+    Mixture,
+    Normal,
+    PartialQuantiles,
+    Point,
+    Quantiles,
+    Recalibrated,
+    ScaledQuantiles,
+    StudentT,
+)
 from jaxcal.functional import linalg, scores
 from jaxcal.preprocessing import Standardizer
 
@@ -256,7 +270,8 @@ def ece(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights =
     """Expected calibration error over 99 levels, in percent: USNRT eq. 9-10.
 
     100/99 sum_k |mean 1{y < F⁻¹(t_k)} - t_k|, t_k = 0.01, ..., 0.99 (Ma, Yan and Zhang). It is not 0 for a
-    perfect model: with n rows its mean is about 31/sqrt(n).
+    perfect model: with n rows its mean is about 31/sqrt(n). At levels beyond those of `Quantiles` the outermost one
+    counts, without a warning.
     """
     return _ece(_curve(y, distribution, _PERCENTS, weights))
 
@@ -442,6 +457,40 @@ def mean_std(y: Float[Array, " n"], distribution: Distribution, *, weights: Weig
 # All at once
 
 
+class Scores(dict[Any, Any]):
+    """Metrics by name, or those of groups by label: a `dict` that prints a line for each, and why NLPD is infinite.
+
+    Attributes:
+        why: why NLPD is infinite, where it is; not kept by transformations of JAX, for which this is as a `dict`.
+    """
+
+    def __init__(self, values: Mapping, why: str = ""):
+        super().__init__(values)
+        self.why = why
+
+    def __repr__(self) -> str:
+        """A line for each."""
+        return "\n".join(_lines(self))
+
+
+def _lines(scores: Scores) -> Iterator[str]:
+    width = 2 + max((len(str(name)) for name in scores), default=0)
+    for name, value in scores.items():
+        if isinstance(value, Scores):
+            yield from (f"{name}:", *(f"  {line}" for line in _lines(value)))
+            continue
+        is_known_number = not _checks.is_traced(value) and np.ndim(value) == 0
+        shown = f"{float(value):.4g}" if is_known_number else str(value)
+        yield f"{name:{width}}{shown}" + (f": {scores.why}" if name == "nlpd" and shown == "inf" and scores.why else "")
+
+
+jax.tree_util.register_pytree_with_keys(
+    Scores,
+    lambda scores: ([(jax.tree_util.DictKey(name), value) for name, value in scores.items()], tuple(scores)),
+    lambda names, values: Scores(dict(zip(names, values, strict=True))),
+)
+
+
 @overload
 def evaluate(
     y: ArrayLike, distribution: Distribution, *, weights: Weights = None, by: None = None
@@ -453,7 +502,9 @@ def evaluate(
 def evaluate(
     y: ArrayLike, distribution: Distribution, *, weights: Weights = None, by: ArrayLike | Sequence | None = None
 ) -> dict[str, Scalar] | dict[Any, dict[str, Scalar | int]]:
-    """Every metric that needs no parameter, by name, with intervals at 90 %, compiled as one function.
+    """Every metric that needs no parameter, by name, with intervals at 90 %; `print` shows a line for each.
+
+    Where NLPD is infinite, its line says why.
 
     Args:
         y: targets [n].
@@ -467,6 +518,9 @@ def evaluate(
         ValueError: if y is not a vector of n finite numbers, a predicted standard deviation is negative, a weight is
             negative or all of a group are 0, or `by` is not of n labels.
 
+    Warns:
+        UserWarning: as `Distribution.interval` does, if the interval at 90 % is beyond what the distribution knows.
+
     Example:
         >>> import numpy as np, jaxcal as jc
         >>> y = np.array([1.0, 2.0])
@@ -475,17 +529,22 @@ def evaluate(
         0.0 1.0
         >>> print(jc.metrics.evaluate(y, jc.Normal(y + [0, 3], 1.0), by=["left", "right"])["right"]["rmse"])
         3.0
+        >>> print(str(jc.metrics.evaluate(y, jc.Point(y))).splitlines()[2])
+        nlpd                   inf: Point has no density
     """
     y = _as_targets(y, distribution)
     _check_std(distribution)
     weights = _checks.as_weights(weights, y.shape[0])
+    lower, upper = distribution.interval(0.9)
     if by is None:
-        return _evaluate(y, distribution, weights)._asdict()
+        values = _evaluate(y, distribution, lower, upper, weights)
+        (why,) = _why_infinite(values.nlpd[None], y, distribution, weights, np.zeros(y.shape, int))
+        return Scores(values._asdict(), why)
     labels, number = _groups(by, weights, y)
-    values = _evaluate_groups(y, distribution, number, weights, len(labels))._asdict()
-    rows = np.bincount(number).tolist()
-    of_group = lambda k: {name: value[k] for name, value in values.items()}
-    return {label: {"rows": rows[k], **of_group(k)} for k, label in enumerate(labels)}
+    values = _evaluate_groups(y, distribution, lower, upper, number, weights, len(labels))
+    why, rows = _why_infinite(values.nlpd, y, distribution, weights, number), np.bincount(number).tolist()
+    of_group = lambda k: {name: value[k] for name, value in values._asdict().items()}
+    return Scores({label: Scores({"rows": rows[k], **of_group(k)}, why[k]) for k, label in enumerate(labels)})
 
 
 class _Evaluated(NamedTuple):
@@ -509,9 +568,14 @@ class _Evaluated(NamedTuple):
 
 
 @eqx.filter_jit
-def _evaluate(y: Float[Array, " n"], distribution: Distribution, weights: Weights) -> _Evaluated:
+def _evaluate(
+    y: Float[Array, " n"],
+    distribution: Distribution,
+    lower: Float[Array, " n"],
+    upper: Float[Array, " n"],
+    weights: Weights,
+) -> _Evaluated:
     """All metrics, with one interval and one curve for those that take them."""
-    lower, upper = distribution.interval(0.9)
     curve = _curve(y, distribution, _PERCENTS, weights)
     of_rows = lambda metric: metric(y, distribution, weights=weights)
     return _Evaluated(
@@ -535,9 +599,60 @@ def _evaluate(y: Float[Array, " n"], distribution: Distribution, weights: Weight
 
 @eqx.filter_jit
 def _evaluate_groups(
-    y: Float[Array, " n"], distribution: Distribution, number: Int[ArrayLike, " n"], weights: Weights, groups: int
+    y: Float[Array, " n"],
+    distribution: Distribution,
+    lower: Float[Array, " n"],
+    upper: Float[Array, " n"],
+    number: Int[ArrayLike, " n"],
+    weights: Weights,
+    groups: int,
 ) -> _Evaluated:
-    return _map_groups(lambda weights: _evaluate(y, distribution, weights), number, weights, groups, y.dtype)
+    of_group = lambda weights: _evaluate(y, distribution, lower, upper, weights)
+    return _map_groups(of_group, number, weights, groups, y.dtype)
+
+
+def _why_infinite(
+    nlpd: Float[Array, " groups"],
+    y: Float[Array, " n"],
+    distribution: Distribution,
+    weights: Weights,
+    number: Int[ArrayLike, " n"],
+) -> list[str]:
+    """Why the NLPD of each group is infinite: no density at all, or not at some targets; "" of one that is not."""
+    if _checks.is_traced(nlpd) or not (infinite := np.isposinf(nlpd)).any():
+        return [""] * len(nlpd)
+    kinds = _kinds(distribution)
+    if kinds <= _ATOMS:
+        names = dict.fromkeys([type(distribution).__name__, *sorted(kind.__name__ for kind in kinds)])
+        return [f"{' of '.join(names)} has no density" if is_one else "" for is_one in infinite]
+    counts = np.ones(y.shape, bool) if weights is None else np.asarray(weights) > 0
+    without = counts & np.isneginf(distribution.log_prob(y))
+    where = "at or beyond the outermost quantiles" if kinds <= _BETWEEN_QUANTILES else "where there is no density"
+
+    def reason(group: int) -> str:
+        own = number == group
+        rows = np.flatnonzero(without & own)
+        if not len(rows):  # a finite density, whose mean is out of the range of its dtype
+            return ""
+        return f"{len(rows)} of {(counts & own).sum()} targets lie {where}, the first at index {rows[0]}"
+
+    return [reason(group) if is_one else "" for group, is_one in enumerate(infinite)]
+
+
+# Distributions without a density, and those whose density ends at their outermost quantiles.
+_ATOMS = {Point, Empirical, GroupedEmpirical, CrossConformal}
+_BETWEEN_QUANTILES = {Quantiles, PartialQuantiles, ScaledQuantiles}
+
+
+def _kinds(distribution: Distribution) -> set[type]:
+    """The classes of the distributions that it is made of."""
+    if isinstance(distribution, Mixture):
+        return _kinds(distribution.components)
+    if isinstance(distribution, Recalibrated):
+        return _kinds(distribution.base)
+    if isinstance(distribution, Concatenated):
+        return set().union(*map(_kinds, distribution.parts))
+    return {type(distribution)}
 
 
 def worst_group_coverage(
@@ -627,6 +742,7 @@ def worst_slab_coverage(
         key: random key of the halves and the directions.
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: as `coverage` does; if `fraction` is out of its range, or there are fewer than 2 / fraction rows.
 
     Source: Cauchois, Gupta and Duchi, Knowing what you know, JMLR 22 (2021), section 4; in two halves as by Romano,
@@ -643,6 +759,7 @@ def worst_slab_coverage(
     """
     y = _as_targets(y, distribution)
     x = _checks.as_matrix("x", x, length=y.shape[0])
+    _checks.check_key(key)
     _checks.check_fraction("fraction", fraction)
     _checks.check_at_least("num_directions", num_directions, 0)
     _checks.check_rows("y", y, math.ceil(2 / fraction))

@@ -15,26 +15,31 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks, cross_conformal, metrics
 from jaxcal.calibrators import conformal, rio
+from jaxcal.columns import Categorical, Layout, Series, Table, is_frame
 from jaxcal.cross_conformal import JackknifePlus
 from jaxcal.cross_validation import (
+    Fold,
     as_distribution,
     as_labels,
+    as_table_and_targets,
+    columns_of,
     folds_of,
     joined,
     models_of_folds,
     one_warning,
     predictions_of_folds,
     take_rows,
+    with_columns,
 )
 from jaxcal.distributions import Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.guarantee import Guarantee, MeasuredCoverage, WorstCaseGuarantee
+from jaxcal.labels import ColumnLabels
 from jaxcal.predictors import gaussian_process, mlp
 
 # The interval of which the coverage is reported.
@@ -45,22 +50,26 @@ _FOLDS_OF_FEW_ROWS, _FOLDS, _FEW_ROWS = 10, 5, 1000
 
 
 def fit(
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
     predictor: Any = None,
     calibrators: Sequence[Callable] = (),
     recalibrate: Callable | None = conformal.fit,
     method: str = "folds",
-    folds: int | None = None,
+    folds: int | Sequence[ArrayLike] | None = None,
     fraction: float = 0.25,
     groups: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    by: Series | str | Callable | None = None,
+    categorical: Categorical = (),
     key: PRNGKeyArray,
 ) -> "Pipeline":
     """Fit a model, calibrators of its predictions, and a last step that makes the intervals hold for new data points.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame of pandas or polars, which comes to every step as it is; a vector [n] is one
+            column. The names of a frame's columns are kept, and those of new rows put into their order.
         y: targets [n].
         predictor: a fit function, `fit(x, y)` or `fit(x, y, key=key)`, such as `jc.mlp.fit`, configured by
             `functools.partial`; its value is called on inputs and gives a Distribution or an array of means. Or an
@@ -77,21 +86,32 @@ def fit(
             and then to all rows. "split": a fraction of the rows is set aside for the last step; the guarantee of the
             last step holds, if it gives one. "cv+": predictor and calibrators are fitted without each fold, and kept:
             the intervals are those of CV+ (`jaxcal.cross_conformal`), with its guarantee. A predictor must be given,
-            and `recalibrate` left as it is: CV+ is the last step.
+            and `recalibrate` left as it is: CV+ is the last step. "prefit": the predictor is fitted already, to other
+            rows, an object with `predict` or a function of inputs, and all rows are for the steps after it. Without
+            calibrators the guarantee of the last step holds; they are fitted without each fold, as with "folds".
         folds: number of folds; with "split" the scores after the last step are measured by so many. None: 10 of at
             most 1,000 rows, where the errors of models fitted to fewer rows are too large, and 5 of more. With "cv+"
             all have the same size; the rest, fewer rows than folds, is in the training rows of each.
+            With "folds" and "prefit" also the numbers of the rows of each fold, which hold every row once.
         fraction: with "split", of the rows that are set aside; of fewer than 9 no interval of 90 % can be
             guaranteed, and it is infinite.
         groups: labels [n]: rows of one group stay in one fold, or on one side of the split. CV+ then guarantees
             nothing.
+        weights: of the rows [n], for a predictor that takes `sample_weight`, as those of scikit-learn do, or `weights`.
+            The other steps count every row once.
+        by: labels of groups for the last step, as of `jc.conformal.fit`, each group calibrated by its own rows: labels
+            [n], which the call then needs for new rows, too, the name of a column of a data frame, or a function of x.
+        categorical: the columns of x whose values have no order, for the steps that take that; those of a frame that
+            hold labels are categorical in any case.
         key: random key.
 
     Raises:
-        TypeError: if a step is neither a function nor, as predictor, an object with fit and predict.
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer rows or groups than folds, or
-            there are calibrators without a predictor; if method="cv+" comes without a predictor, or with
-            `recalibrate`.
+        TypeError: if a step is neither a function nor, as predictor, an object with fit and predict; if key is no
+            random key.
+        ValueError: if x or y is empty or of the wrong shape, y is not finite, there are fewer rows or groups than
+            folds, or there are calibrators without a predictor; if method="cv+" comes without a predictor, or with
+            `recalibrate`; if weights come without a predictor that takes them, or `by` without a last step that does;
+            if a step refuses x, as those of jaxcal do where an array is not finite.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc
@@ -107,33 +127,46 @@ def fit(
         >>> bool((lower < upper).all())
         True
     """
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
-    _checks.check_choice("method", method, ("folds", "split", "cv+"))
-    if predictor is None and calibrators:
-        raise ValueError("calibrators without a predictor: give both, or neither.")
-    labels = as_labels(groups, x.shape[0])
+    _checks.check_key(key)
+    x, y = as_table_and_targets(x, y)
+    _checks.check_choice("method", method, ("folds", "split", "cv+", "prefit"))
+    if isinstance(folds, Sequence) and method not in ("folds", "prefit"):
+        raise ValueError(
+            f"method={method!r} draws its folds itself: give their number; got {len(folds)} lists of rows."
+        )
+    if predictor is None and (calibrators or weights is not None or method == "prefit"):
+        raise ValueError("calibrators, weights and method='prefit' need a predictor: give one, or none of them.")
+    labels, weights = as_labels(groups, len(y)), _checks.as_weights(weights, len(y))
+    columns, number = columns_of(x, categorical), None if isinstance(folds, Sequence) else folds
     if method == "cv+":
-        if predictor is None or recalibrate is not conformal.fit:
+        if predictor is None or recalibrate is not conformal.fit or by is not None:
             raise ValueError(_OF_CV_PLUS)
-        return _fit_cv_plus(x, y, predictor, calibrators, folds=folds, groups=labels, key=key)
+        shared = {"groups": labels, "weights": weights, "columns": columns, "key": key}
+        return _fit_cv_plus(x, y, predictor, calibrators, folds=number, **shared)
     aside_key, key = jax.random.split(key)
-    aside = _set_aside(x.shape[0], fraction, folds, labels, aside_key) if method == "split" else None
-    options = {"recalibrate": recalibrate, "folds": folds, "key": key}
+    aside = None
+    if method == "split":
+        aside = _set_aside(len(y), fraction, number, labels, aside_key)
+    elif method == "prefit":
+        predictor = _Fitted(predictor)
+        aside = None if calibrators else _all_aside(len(y), folds, labels, aside_key)
+    options = {"folds": folds, "columns": columns, "recalibrate": recalibrate, "method": method, "key": key}
+    options["by"] = Groups.of(by, len(y))
     others = ()
     if predictor is None:
         # What is set aside has no say in the choice: its guarantee would not hold.
-        rows = np.arange(x.shape[0]) if aside is None else _rest(x.shape[0], aside)
+        rows = np.arange(len(y)) if aside is None else _rest(len(y), aside)
         groups_of_rows = None if labels is None else labels[rows]
         candidates = _candidates()
         x_own, y_own = take_rows(rows, x, y)
-        tried = [_fit(x_own, y_own, *steps, groups=groups_of_rows, aside=None, **options) for steps in candidates]
+        own = options | {"by": options["by"].part(rows), "groups": groups_of_rows, "weights": None, "aside": None}
+        tried = [_fit(x_own, y_own, *steps, **own) for steps in candidates]
         best = int(np.argmin([pipeline.steps[-1].scores.crps for pipeline in tried]))
         predictor, calibrators = candidates[best]
         others = tuple(pipeline.steps for k, pipeline in enumerate(tried) if k != best)
         if aside is None:
             return dataclasses.replace(tried[best], others=others)
-    pipeline = _fit(x, y, predictor, calibrators, groups=labels, aside=aside, **options)
+    pipeline = _fit(x, y, predictor, calibrators, groups=labels, weights=weights, aside=aside, **options)
     return dataclasses.replace(pipeline, others=others)
 
 
@@ -147,7 +180,9 @@ class Pipeline(eqx.Module):
         steps: what the predictor alone, each calibrator and the last step predict of rows they were not fitted to. That
             of "cv+" is what conformal calibration by the errors of the other folds makes of the predictions of a fold.
         others: the steps of the other pipelines that were tried, where the predictor was chosen.
-        method: "folds", "split" or "cv+".
+        method: "folds", "split", "cv+" or "prefit".
+        layout: the columns of x.
+        by: where the last step has its groups from.
     """
 
     chain: "Chain | JackknifePlus"
@@ -155,14 +190,24 @@ class Pipeline(eqx.Module):
     steps: tuple["Step", ...]
     others: tuple[tuple["Step", ...], ...]
     method: str = eqx.field(static=True)
+    layout: Layout
+    by: "Groups"
 
-    def __call__(self, x: ArrayLike) -> Distribution:
-        """The predictive distribution of every row of x [n, d]."""
-        x = _checks.as_matrix("x", x)
+    def __call__(self, x: Table, *, by: Series | None = None) -> Distribution:
+        """The predictive distribution of every row of x.
+
+        Args:
+            x: inputs [n, d], or a data frame with the columns of the fit.
+            by: the labels of the groups [n], where the fit had labels.
+
+        Raises:
+            ValueError: if x has other columns than in the fit; if labels are missing, or there are no groups.
+        """
+        x = self.layout(x)
         if isinstance(self.chain, JackknifePlus):
             return self.chain(x)
         prediction = self.chain(x)[-1]
-        return prediction if self.last is None else self.last(x, prediction)
+        return prediction if self.last is None else self.last(x, prediction, **self.by.of_new_rows(by))
 
     @property
     def out_of_fold(self) -> Distribution:
@@ -172,9 +217,10 @@ class Pipeline(eqx.Module):
     def guarantee(self, confidence_level: float) -> Guarantee | WorstCaseGuarantee | MeasuredCoverage:
         """What is known of the coverage of the central interval at this level; `print` tells it in words.
 
-        With "split" it is the guarantee of the last step, if it gives one, with "cv+" that of CV+, if there are no
-        groups. With "folds" there is no guarantee: the model that predicts has made none of the errors by which it was
-        recalibrated. Then it is what was measured.
+        With "split", and with "prefit" and no calibrators, it is the guarantee of the last step, if it gives one, with
+        "cv+" that of CV+, if there are no groups. With "folds" there is no guarantee: the model that predicts has made
+        none of the errors by which it was recalibrated. Then it is what was measured. Where `by` gave groups, each has
+        a guarantee of its own, `last.guarantee`, and this is what was measured of all rows.
 
         Raises:
             ValueError: if the confidence level lies outside (0, 1).
@@ -183,13 +229,13 @@ class Pipeline(eqx.Module):
         if isinstance(self.chain, JackknifePlus) and not self.chain.has_groups:
             return self.chain.guarantee(confidence_level)
         guarantee = getattr(self.last, "guarantee", None)
-        if self.method == "split" and guarantee is not None:
+        if guarantee is not None and self.by.source is None and not self.out_of_fold.is_out_of_fold:
             return guarantee(confidence_level)
         return self.steps[-1].coverage(confidence_level)
 
     def __str__(self) -> str:
         """A table of the steps and their scores."""
-        how = "set aside" if self.method == "split" else "out of fold"
+        how = "out of fold" if self.out_of_fold.is_out_of_fold else "set aside"
         about = f"{len(self.steps[-1].y)} data points, {how}; mean ± standard error."
         lines = [_HEADER, *map(str, self.steps), about]
         for steps in self.others:
@@ -203,7 +249,7 @@ class Chain(eqx.Module):
     predictor: Callable
     calibrators: tuple[Callable, ...]
 
-    def __call__(self, x: Float[Array, "n d"]) -> list[Distribution]:
+    def __call__(self, x: Table) -> list[Distribution]:
         """What is predicted after each step."""
         predictions = [as_distribution(self.predictor(x))]
         for calibrator in self.calibrators:
@@ -263,8 +309,8 @@ class Step(eqx.Module):
 
 
 _OF_CV_PLUS = (
-    "method='cv+' needs a predictor, and no recalibrate: its guarantee is for the models of the folds themselves, with "
-    "their absolute errors, and not for a predictor that is chosen by these errors."
+    "method='cv+' needs a predictor, and neither recalibrate nor by: its guarantee is for the models of the folds "
+    "themselves, with their absolute errors, and not for a predictor that is chosen by these errors."
 )
 _HEADER = f"{'':30}{'CRPS':>20}{'RMSE':>20}{'90 % interval covers':>26}"
 
@@ -273,71 +319,97 @@ _HEADER = f"{'':30}{'CRPS':>20}{'RMSE':>20}{'90 % interval covers':>26}"
 
 
 def _fit(
-    x: Float[Array, "n d"],
+    x: Table,
     y: Float[Array, " n"],
     predictor: Any,
     calibrators: Sequence[Callable],
     *,
     recalibrate: Callable | None,
-    folds: int | None,
+    folds: int | Sequence[ArrayLike] | None,
     groups: np.ndarray | None,
+    weights: Float[Array, " n"] | None,
+    by: "Groups",
+    columns: Categorical,
+    method: str,
     aside: list[np.ndarray] | None,
     key: PRNGKeyArray,
 ) -> Pipeline:
     """The pipeline of one predictor; the rows set aside, where there are any, come in parts."""
-    fit_rows = partial(fit_chain, predictor, calibrators)
+    fit_rows = partial(fit_chain, predictor, calibrators, columns=columns)
     order_key, last_key, chain_key, folds_key = jax.random.split(key, 4)
     if aside is not None:
-        rest, parts = _rest(x.shape[0], aside), aside
+        rest, parts = _rest(len(y), aside), aside
         with one_warning("in the fit to the rows that are not set aside, which counts them anew"):
-            chain = fit_rows(*take_rows(rest, x, y), key=chain_key)
+            of_rest = None if weights is None else weights[rest]
+            x_rest, y_rest = take_rows(rest, x, y)
+            chain = fit_rows(x_rest, y_rest, of_rest, key=chain_key)
         blocks = [chain(*take_rows(part, x)) for part in parts]
     else:
-        folds = _number_of_folds(folds, x.shape[0], x.shape[0] if groups is None else len(np.unique(groups)))
-        pieces = folds_of(x.shape[0], folds, groups, order_key)
+        pieces = _pieces(folds, len(y), groups, order_key)
         parts = [piece.held_out for piece in pieces]
-        blocks = predictions_of_folds(fit_rows, x, y, pieces, list(jax.random.split(folds_key, folds)))
-        chain = fit_rows(x, y, key=chain_key)
+        keys = list(jax.random.split(folds_key, len(pieces)))
+        blocks = predictions_of_folds(fit_rows, x, y, pieces, keys, weights=weights)
+        chain = fit_rows(x, y, weights, key=chain_key)
     names = [_name_of(step) for step in (predictor, *calibrators)]
     step_of = partial(_step, y=y, parts=parts, out_of_fold=aside is None)
     steps = [step_of(name, parts_of) for name, parts_of in zip(names, zip(*blocks, strict=True), strict=True)]
     last = None
     if recalibrate is not None:
-        fit_last = partial(_with_key, _checked(recalibrate), key=last_key)
+        fit_last = partial(_with_key, by.told(with_columns(_checked(recalibrate), columns)), key=last_key)
         end = steps[-1]
-        last = fit_last(*take_rows(end.rows, x), end.predictions, end.y)
-        recalibrated = _recalibrated(fit_last, x, y, [block[-1] for block in blocks], parts)
+        last = fit_last(*take_rows(end.rows, x), end.predictions, end.y, **by.of_rows(np.asarray(end.rows)))
+        recalibrated = _recalibrated(fit_last, x, y, [block[-1] for block in blocks], parts, by)
         steps.append(step_of(_name_of(recalibrate), recalibrated))
-    return Pipeline(chain=chain, last=last, steps=tuple(steps), others=(), method="folds" if aside is None else "split")
+    return Pipeline(
+        chain=chain,
+        last=last,
+        steps=tuple(steps),
+        others=(),
+        method=method,
+        layout=Layout.of(x),
+        by=by.without_labels(),
+    )
 
 
 def _fit_cv_plus(
-    x: Float[Array, "n d"],
+    x: Table,
     y: Float[Array, " n"],
     predictor: Any,
     calibrators: Sequence[Callable],
     *,
     folds: int | None,
     groups: np.ndarray | None,
+    weights: Float[Array, " n"] | None,
+    columns: Categorical,
     key: PRNGKeyArray,
 ) -> Pipeline:
     """The pipeline whose models of the folds predict; they give its scores, too."""
-    num_rows = x.shape[0]
+    num_rows = len(y)
     folds = _number_of_folds(folds, num_rows, num_rows if groups is None else len(np.unique(groups)))
     order_key, folds_key = jax.random.split(key)
     pieces = cross_conformal.folds_for(num_rows, folds, groups, order_key)
-    fit_rows = partial(fit_chain, predictor, calibrators)
-    chains, blocks = models_of_folds(fit_rows, x, y, pieces, list(jax.random.split(folds_key, folds)))
+    fit_rows = partial(fit_chain, predictor, calibrators, columns=columns)
+    keys = list(jax.random.split(folds_key, folds))
+    chains, blocks = models_of_folds(fit_rows, x, y, pieces, keys, weights=weights)
     ends, parts = [block[-1] for block in blocks], [piece.held_out for piece in pieces]
     ends_of_chains = [_End(chain) for chain in chains]
     models = cross_conformal.of_folds(ends_of_chains, ends, pieces, x, y, score=None, has_groups=groups is not None)
-    by_step = [*zip(*blocks, strict=True), _recalibrated(conformal.fit, x, y, ends, parts)]
+    no_groups = Groups.of(None, num_rows)
+    by_step = [*zip(*blocks, strict=True), _recalibrated(conformal.fit, x, y, ends, parts, no_groups)]
     names = [*(_name_of(step) for step in (predictor, *calibrators)), "cv+"]
     steps = [
         _step(name, predictions, y=y, parts=parts, out_of_fold=True)
         for name, predictions in zip(names, by_step, strict=True)
     ]
-    return Pipeline(chain=models, last=None, steps=tuple(steps), others=(), method="cv+")
+    return Pipeline(
+        chain=models,
+        last=None,
+        steps=tuple(steps),
+        others=(),
+        method="cv+",
+        layout=Layout.of(x),
+        by=no_groups,
+    )
 
 
 class _End(eqx.Module):
@@ -345,30 +417,40 @@ class _End(eqx.Module):
 
     chain: Callable[[Any], list[Distribution]]
 
-    def __call__(self, x: Float[Array, "n d"]) -> Distribution:
+    def __call__(self, x: Table) -> Distribution:
         return self.chain(x)[-1]
 
 
 def fit_chain(
-    predictor: Any, calibrators: Sequence[Callable], x: Float[Array, "n d"], y: Float[Array, " n"], *, key: PRNGKeyArray
+    predictor: Any,
+    calibrators: Sequence[Callable],
+    x: Table,
+    y: Float[Array, " n"],
+    weights: Float[Array, " n"] | None = None,
+    *,
+    columns: Categorical = (),
+    key: PRNGKeyArray,
 ) -> Chain:
     """A predictor and calibrators, each fitted to what the steps before it predict; steps as those of `fit`."""
     model_key, *keys = jax.random.split(key, 1 + len(calibrators))
-    model = _with_key(_as_fit(predictor), x, y, key=model_key)
+    fit_model = _with_weights(with_columns(_as_fit(predictor), columns), weights)
+    model = _with_key(fit_model, x, y, key=model_key)
     prediction, fitted = as_distribution(model(x)) if calibrators else None, []
     for calibrator, each in zip(calibrators, keys, strict=True):
         if fitted:
             prediction = fitted[-1](x, prediction)
-        fitted.append(_with_key(_checked(calibrator), x, prediction, y, key=each))
+        fit_step = with_columns(_checked(calibrator), columns)
+        fitted.append(_with_key(fit_step, x, prediction, y, key=each))
     return Chain(model, tuple(fitted))
 
 
 def _recalibrated(
     fit_last: Callable,
-    x: Float[Array, "n d"],
+    x: Table,
     y: Float[Array, " n"],
     predictions: Sequence,
     parts: Sequence[np.ndarray],
+    by: "Groups",
 ) -> list[Distribution]:
     """What the last step makes of each part, fitted to the others: its scores are honest, too."""
     found = []
@@ -378,7 +460,8 @@ def _recalibrated(
         ends = np.cumsum([other.mean.shape[0] for other in others])
         places = np.split(np.arange(len(rows)), ends[:-1])
         x_others, y_others = take_rows(rows, x, y)
-        found.append(fit_last(x_others, joined(others, places), y_others)(*take_rows(part, x), prediction))
+        last = fit_last(x_others, joined(others, places), y_others, **by.of_rows(rows))
+        found.append(last(*take_rows(part, x), prediction, **by.of_rows(part)))
     return found
 
 
@@ -408,6 +491,25 @@ def _number_of_folds(folds: int | None, num_rows: int, num_groups: int) -> int:
     return max(2, min(num_groups, _FOLDS_OF_FEW_ROWS if num_rows <= _FEW_ROWS else _FOLDS))
 
 
+def _pieces(
+    folds: int | Sequence[ArrayLike] | None, num_rows: int, groups: np.ndarray | None, key: PRNGKeyArray
+) -> list[Fold]:
+    """Folds at random, or those that were given.
+
+    Raises:
+        ValueError: if the given ones do not hold every row once, or there are groups as well.
+    """
+    if not isinstance(folds, Sequence):
+        number = _number_of_folds(folds, num_rows, num_rows if groups is None else len(np.unique(groups)))
+        return folds_of(num_rows, number, groups, key)
+    parts = [np.asarray(part, int) for part in folds]
+    if groups is not None or len(parts) < 2 or not np.array_equal(np.sort(np.concatenate(parts)), np.arange(num_rows)):
+        raise ValueError(
+            "folds must be a number, or two lists of row numbers or more that hold every row once, without groups."
+        )
+    return [Fold(_rest(num_rows, [part]), part) for part in parts]
+
+
 def _set_aside(
     num_rows: int, fraction: float, folds: int | None, groups: np.ndarray | None, key: PRNGKeyArray
 ) -> list[np.ndarray]:
@@ -428,9 +530,71 @@ def _set_aside(
     return [rows[piece.held_out] for piece in pieces]
 
 
+def _all_aside(
+    num_rows: int, folds: int | Sequence[ArrayLike] | None, groups: np.ndarray | None, key: PRNGKeyArray
+) -> list[np.ndarray]:
+    """All rows, in parts."""
+    return [piece.held_out for piece in _pieces(folds, num_rows, groups, key)]
+
+
 def _rest(num_rows: int, parts: Sequence[np.ndarray]) -> np.ndarray:
     """The numbers of the rows that are in none of the parts."""
     return np.setdiff1d(np.arange(num_rows), np.concatenate(parts))
+
+
+class Groups(eqx.Module):
+    """Where the last step has its groups from: labels of the rows, or a function of x; made by `Groups.of`.
+
+    Attributes:
+        source: "labels", or the function; None without groups.
+        labels: of the rows of the fit [n]; None where the source is a function.
+    """
+
+    source: Any
+    labels: np.ndarray | None
+
+    @classmethod
+    def of(cls, by: Series | str | Callable | None, num_rows: int) -> "Groups":
+        """Those that `fit` is asked for."""
+        if by is None or callable(by):
+            return cls(by, None)
+        if isinstance(by, str):
+            return cls(ColumnLabels(by), None)
+        return cls("labels", _checks.as_labels("by", by, num_rows))
+
+    def part(self, rows: np.ndarray) -> "Groups":
+        """Those of some of the rows."""
+        return Groups(self.source, None if self.labels is None else self.labels[rows])
+
+    def without_labels(self) -> "Groups":
+        """What new rows need of them."""
+        return Groups(self.source, None)
+
+    def told(self, fit: Callable) -> Callable:
+        """A fit of the last step that knows the function.
+
+        Raises:
+            ValueError: if it takes no groups.
+        """
+        if self.source is None:
+            return fit
+        if "by" not in inspect.signature(fit).parameters:
+            raise ValueError(f"by: the last step {_name_of(fit)} takes no groups; jaxcal.conformal.fit does.")
+        return fit if self.source == "labels" else partial(fit, by=self.source)
+
+    def of_rows(self, rows: np.ndarray) -> dict[str, Any]:
+        """What the last step is called with beside x and predictions, for rows of the fit."""
+        return {} if self.labels is None else {"by": self.labels[rows]}
+
+    def of_new_rows(self, by: Series | None) -> dict[str, Any]:
+        """The same for new rows.
+
+        Raises:
+            ValueError: if labels are missing, or the fit had none.
+        """
+        if (by is None) == (self.source == "labels"):
+            raise ValueError("by must be the labels of the rows if the fit had labels, and only then.")
+        return {} if by is None else {"by": by}
 
 
 # Steps that users give
@@ -441,9 +605,19 @@ class Estimator(eqx.Module):
 
     model: Any
 
-    def __call__(self, x: Float[Array, "n d"]) -> Point:
-        """The predictions of the rows."""
-        return Point(jnp.asarray(self.model.predict(np.asarray(x)), x.dtype))
+    def __call__(self, x: Table) -> Point:
+        """The predictions of the rows, in the dtype of an array of numbers."""
+        predicted = _checks.as_floats("model.predict(x)", self.model.predict(_untouched(x)))
+        return Point(predicted.astype(x.dtype) if isinstance(x, jax.Array) else predicted)
+
+
+class _Fitted(eqx.Module):
+    """The fit of a model that is fitted already."""
+
+    model: Any
+
+    def __call__(self, x: Table, y: Float[Array, " n"]) -> Callable:
+        return Estimator(self.model) if hasattr(self.model, "predict") else _checked(self.model)
 
 
 def _as_fit(predictor: Any) -> Callable:
@@ -452,10 +626,18 @@ def _as_fit(predictor: Any) -> Callable:
     return _checked(predictor)
 
 
-def _fit_estimator(estimator: Any, x: Float[Array, "n d"], y: Float[Array, " n"]) -> Estimator:
+def _fit_estimator(
+    estimator: Any, x: Table, y: Float[Array, " n"], *, sample_weight: Float[Array, " n"] | None = None
+) -> Estimator:
     fresh = _unfitted(estimator)
-    fitted = fresh.fit(np.asarray(x), np.asarray(y))
+    weights = {} if sample_weight is None else {"sample_weight": np.asarray(sample_weight)}
+    fitted = fresh.fit(_untouched(x), np.asarray(y), **weights)
     return Estimator(fresh if fitted is None else fitted)
+
+
+def _untouched(x: Table) -> Any:
+    """A frame as it is, and numbers as an array of NumPy's."""
+    return x if is_frame(x) else np.asarray(x)
 
 
 def _unfitted(estimator: Any) -> Any:
@@ -482,16 +664,31 @@ def _checked(step: Any) -> Callable:
     return step
 
 
-def _with_key(fit: Callable, *arguments: Any, key: PRNGKeyArray) -> Any:
+def _with_key(fit: Callable, *arguments: Any, key: PRNGKeyArray, **options: Any) -> Any:
     """The value of a fit function, which gets the key if it takes one and has none of its own."""
     parameter = inspect.signature(fit).parameters.get("key")
     if parameter is not None and (parameter.default is None or parameter.default is parameter.empty):
-        return fit(*arguments, key=key)
-    return fit(*arguments)
+        options["key"] = key
+    return fit(*arguments, **options)
+
+
+def _with_weights(fit: Callable, weights: Float[Array, " n"] | None) -> Callable:
+    """A fit of the weighted rows.
+
+    Raises:
+        ValueError: if it takes no weights.
+    """
+    if weights is None:
+        return fit
+    name = next((name for name in ("sample_weight", "weights") if name in inspect.signature(fit).parameters), None)
+    if name is None:
+        raise ValueError(f"the predictor {_name_of(fit)} takes neither sample_weight nor weights: fit without weights.")
+    return partial(fit, **{name: weights})
 
 
 def _name_of(step: Any) -> str:
     """The method that a step is: the module of a function that is called fit, else its own name, or its class's."""
+    step = step.model if isinstance(step, _Fitted) else step
     while isinstance(step, partial):
         step = step.func
     name = getattr(step, "__name__", type(step).__name__)

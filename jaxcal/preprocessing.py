@@ -1,16 +1,15 @@
-"""What is done to columns and targets before every fit.
+"""What is done to inputs and targets before every fit.
 
-Whatever the scale of the data, what is fitted has mean 0 and standard deviation 1; categorical columns become
-indicators of their categories.
+Whatever the scale of the data, what is fitted has mean 0 and standard deviation 1; indicators, which have no scale,
+stay 0 and 1.
 """
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from jaxcal import _checks
 from jaxcal.functional import linalg
 
 # The interquartile range of the standard normal distribution.
@@ -55,11 +54,6 @@ class Standardizer(eqx.Module):
         spread = (upper - lower) / _NORMAL_RANGE
         return cls(middle, jnp.where(spread > 0, spread, cls.of(values).scale))
 
-    @property
-    def num_columns(self) -> int:
-        """How many columns a matrix of values has."""
-        return self.loc.shape[-1]
-
     @classmethod
     def identity(cls, like: Float[Array, " n *d"]) -> "Standardizer":
         """The standardizer that changes nothing, for a sample of this shape and dtype."""
@@ -74,6 +68,13 @@ class Standardizer(eqx.Module):
     def inverse(self, values: Float[Array, " n *d"]) -> Float[Array, " n *d"]:
         """`loc + scale * values`, row by row."""
         return self.loc[None] + self.scale[None] * values
+
+    def without(self, columns: tuple[int, ...]) -> "Standardizer":
+        """The same map of all columns but these, which it leaves as they are."""
+        if not columns:
+            return self
+        chosen = np.array(columns)
+        return Standardizer(self.loc.at[..., chosen].set(0), self.scale.at[..., chosen].set(1))
 
 
 def _nonzero(scale: Float[Array, "*d"]) -> Float[Array, "*d"]:
@@ -105,10 +106,9 @@ class LogTails(eqx.Module):
         varies = inner.scale > 0
         return cls(jax.tree.map(lambda part, whole: jnp.where(varies, part, whole), inner, all_of_it))
 
-    @property
-    def num_columns(self) -> int:
-        """How many columns a matrix of values has."""
-        return self.standardizer.num_columns
+    def without(self, columns: tuple[int, ...]) -> "LogTails":
+        """The same of all columns but these, which stay as they are where they lie between -3 and 3."""
+        return LogTails(self.standardizer.without(columns))
 
     @eqx.filter_jit
     def __call__(self, values: Float[Array, "n d"]) -> Float[Array, "n d"]:
@@ -116,74 +116,3 @@ class LogTails(eqx.Module):
         z = self.standardizer(values)
         tail = _TAIL * (1 + jnp.log(jnp.maximum(jnp.abs(z), _TAIL) / _TAIL))
         return jnp.where(jnp.abs(z) <= _TAIL, z, jnp.sign(z) * tail)
-
-
-class Encoder(eqx.Module):
-    """What turns rows [n, d] into the inputs [n, p] of a network; made by `Encoder.of`.
-
-    Attributes:
-        scaler: the standardization of all columns, of which the continuous ones are used.
-        categories: the values of every categorical column, ascending.
-        majority: the position of the most frequent category of every categorical column.
-        categorical: which columns are categorical.
-        unseen: what a category that was not there means: an "error", or the "majority" category in its place.
-    """
-
-    scaler: Standardizer | LogTails
-    categories: tuple[Float[Array, " categories"], ...]
-    majority: tuple[Int[Array, ""], ...]
-    categorical: tuple[int, ...] = eqx.field(static=True)
-    unseen: str = eqx.field(static=True)
-
-    @classmethod
-    def of(
-        cls, x: Float[Array, "n d"], categorical: tuple[int, ...], unseen: str, *, log_tails: bool = False
-    ) -> "Encoder":
-        """The encoder of the columns of x, whose values must be known; continuous ones may have logarithmic tails."""
-        found = [np.unique(np.asarray(x[:, column]), return_counts=True) for column in categorical]
-        categories = tuple(jnp.asarray(values) for values, _ in found)
-        majority = tuple(jnp.asarray(counts.argmax(), jnp.int32) for _, counts in found)
-        return cls(
-            scaler=LogTails.of(x) if log_tails else Standardizer.of(x),
-            categories=categories,
-            majority=majority,
-            categorical=categorical,
-            unseen=unseen,
-        )
-
-    @property
-    def continuous(self) -> tuple[int, ...]:
-        """The columns that are not categorical."""
-        return tuple(column for column in range(self.scaler.num_columns) if column not in self.categorical)
-
-    def codes(self, x: Float[Array, "n d"]) -> Int[Array, "n d"]:
-        """The position of every value of a categorical column among its categories; 0 in the other columns."""
-        codes = jnp.zeros(x.shape, jnp.int32)
-        for column, categories, majority in zip(self.categorical, self.categories, self.majority, strict=True):
-            values = x[:, column]
-            position = jnp.clip(jnp.searchsorted(categories, values), 0, categories.shape[0] - 1).astype(jnp.int32)
-            codes = codes.at[:, column].set(jnp.where(categories[position] == values, position, majority))
-        return codes
-
-    @eqx.filter_jit
-    def __call__(self, x: Float[Array, "n d"]) -> Float[Array, "n p"]:
-        """The inputs of a network: the continuous columns, then an indicator for every category of the others."""
-        codes = self.codes(x)
-        indicators = [
-            jax.nn.one_hot(codes[:, column], categories.shape[0], dtype=x.dtype)
-            for column, categories in zip(self.categorical, self.categories, strict=True)
-        ]
-        return jnp.concatenate([self.scaler(x)[:, np.array(self.continuous, int)], *indicators], axis=1)
-
-    def check_seen(self, x: Float[Array, "n d"]) -> None:
-        """Raise ValueError if a known value of a categorical column is none of its categories, and that is an error."""
-        if self.unseen != "error" or _checks.is_traced(x, *self.categories):
-            return
-        for column, categories in zip(self.categorical, self.categories, strict=True):
-            values = np.asarray(x[:, column])
-            unseen = np.setdiff1d(values, np.asarray(categories))
-            if unseen.size:
-                raise ValueError(
-                    f"column {column} of x holds {unseen[0]:g}, which is none of the {categories.shape[0]} categories "
-                    "it was fitted on; unseen='majority' takes the most frequent category in its place."
-                )

@@ -14,16 +14,17 @@ pytestmark = pytest.mark.any_precision
 PACKAGE = Path(jaxcal.__file__).parent
 # From the bottom up. A module may import those of layers below its own, and of its own where it is listed as free.
 LAYERS = [
-    {"_checks", "_folders"},
+    {"_checks", "_folders", "_functions"},
     {"functional"},
-    {"distributions", "guarantee", "preprocessing"},
-    {"metrics", "optimize", "datasets", "density_ratio", "labels", "compilation"},
+    {"columns", "distributions", "guarantee", "preprocessing"},
+    {"metrics", "optimize", "datasets", "density_ratio", "labels", "compilation", "serialization"},
     {"gp", "networks", "cross_validation"},
     {"predictors", "calibrators"},
     {"cross_conformal"},
     {"online", "plots", "pipeline"},
     {"__init__"},
-    {"cli", "sweep"},
+    {"cli", "sklearn", "sweep"},
+    {"skpro"},
     {"__main__"},
 ]
 EXTRAS = (
@@ -36,6 +37,7 @@ EXTRAS = (
     "pooch",
     "rich",
     "scipy.stats",
+    "skpro",
     "sklearn",
     "typer",
 )

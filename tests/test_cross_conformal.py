@@ -418,7 +418,7 @@ def test_a_pipeline_with_groups_reports_what_was_measured():
 @pytest.mark.parametrize("options", [{"predictor": None}, {"recalibrate": None}, {"recalibrate": jc.crude.fit}])
 def test_cv_plus_needs_a_predictor_and_is_the_last_step_itself(options):
     x, y = line_with_noise(30)
-    with pytest.raises(ValueError, match="needs a predictor, and no recalibrate"):
+    with pytest.raises(ValueError, match="needs a predictor, and neither recalibrate nor by"):
         jc.pipeline.fit(x, y, **{"predictor": Mean(), "method": "cv+", "key": KEY, **options})
 
 

@@ -221,7 +221,7 @@ def fit_on(mean=None, std=None, y=None, base=Normal, **options):
         ),
         (
             lambda: fit_on(neighbors=3, x=np.zeros(5))(np.zeros((1, 2)), Normal(0.0, 1.0)),
-            "x has 2 columns; the table was fitted on 1",
+            "x has 2 columns; the fit had 1",
         ),
         (lambda: fit_on(neighbors=3, x=np.zeros(5))(np.zeros(2), Normal(0.0, 1.0)), "x has 2 rows where 1"),
         (lambda: fit_on()(None, Point(0.0)), "base is a Point, but errors are measured in predicted stds"),

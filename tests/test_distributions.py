@@ -18,6 +18,7 @@ from jaxcal.distributions import (
     Empirical,
     Mixture,
     Normal,
+    PartialQuantiles,
     Point,
     Quantiles,
     Recalibrated,
@@ -737,9 +738,24 @@ def test_several_outputs_are_as_many_columns(rng):
         ),
         (
             lambda: Quantiles(np.array([0.1, 0.9]), np.array([[0.0, 1.0], [3.0, 2.0]])),
-            "values must be in increasing order; got 3 before 2 in row 1",
+            "the quantiles of 1 of 2 rows cross, the first in row 1, 3 before 2. sort=True sorts them",
         ),
         (lambda: build("normal").cdf(np.zeros(4)), r"y must be one number or have shape \(3,\); got \(4,\)"),
+        (lambda: build("normal").cdf(np.zeros((3, 1))), r"got \(3, 1\): did you mean y\[:, 0\]"),
+        # A number for all rows is not what is wrong.
+        (lambda: StudentT(4.0, np.zeros((5, 1)), 1.0), r"loc must have shape \(n,\); got \(5, 1\): did you mean loc"),
+        (lambda: Normal(0.0, np.ones((5, 1))), r"std must have shape \(n,\); got \(5, 1\): did you mean std"),
+        *(
+            (make, r"(mean|loc|lowest) must have shape \(n,\); got \(5, 1\): did you mean (mean|loc|lowest)\[:, 0\]")
+            for make in (
+                lambda: Point(np.zeros((5, 1))),
+                lambda: Normal(np.zeros((5, 1)), np.ones(5)),
+                lambda: Mixture(jax.vmap(Normal)(np.zeros((2, 5, 1)), np.ones((2, 5, 1)))),
+                lambda: Empirical(np.zeros((5, 1)), 1.0, TABLE),
+                lambda: ScaledQuantiles(np.zeros((5, 1)), 1.0, KNOTS, SHAPE),
+                lambda: PartialQuantiles(KNOTS, np.tile(SHAPE, (5, 1)), np.zeros((5, 1)), 1.0),
+            )
+        ),
         (lambda: build("normal").icdf(95.0), "p must lie between 0 and 1; got 95"),
         (
             lambda: build("normal").icdf(np.zeros((2, 2))),
@@ -759,6 +775,73 @@ def test_mistakes_are_named(make, message):
 def test_shapes_are_checked_under_jit():
     with pytest.raises(ValueError, match="std has 3 rows where 5 are expected"):
         jax.jit(Normal)(jnp.zeros(5), jnp.ones(3))
+
+
+# ------------------------------------------------------------------ quantiles that are given
+
+
+def test_crossing_quantiles_are_sorted_within_each_row(rng):
+    """That never increases the pinball loss of a row, the sum over the levels."""
+    y, crossing = rng.normal(size=(50, 1)), rng.normal(size=(50, len(KNOTS)))
+    distribution = Quantiles(KNOTS, crossing, sort=True)
+    np.testing.assert_allclose(distribution.values, np.sort(crossing, axis=1), rtol=1e-7)
+    loss = lambda q: np.maximum(KNOTS * (y - q), (KNOTS - 1) * (y - q)).sum(axis=1)
+    before, after = loss(crossing), loss(np.asarray(distribution.values))
+    assert (after <= before + 1e-6).all()
+    assert (after < before - 1e-3).any()
+    traced = jax.jit(lambda values: Quantiles(KNOTS, values, sort=True).values)(crossing)
+    np.testing.assert_array_equal(traced, distribution.values)
+
+
+def test_crossing_quantiles_say_how_many_rows_cross():
+    values = np.array([[0.0, 1.0], [2.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
+    message = r"of 2 of 4 rows cross, the first in row 1, 2 before 1\. sort=True sorts them within each row"
+    with pytest.raises(ValueError, match=message):
+        Quantiles(np.array([0.1, 0.9]), values)
+
+
+# Each has quantiles from 0.2 to 0.9.
+ASYMMETRIC = np.array([0.2, 0.5, 0.9])
+ENDING = {
+    "quantiles": lambda: Quantiles(ASYMMETRIC, np.tile([0.0, 1.0, 2.0], (3, 1))),
+    "partial": lambda: PartialQuantiles(ASYMMETRIC, np.tile([0.0, 1.0, 2.0], (3, 1)), 0.0, 1.0),
+    "scaled": lambda: ScaledQuantiles(LOC, 1.0, ASYMMETRIC, np.array([0.0, 1.0, 2.0])),
+    "mixture": lambda: Mixture(
+        jax.vmap(lambda loc: Quantiles(ASYMMETRIC, loc[:, None] + jnp.array([[0.0, 1.0, 2.0]])))(np.zeros((2, 3)))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_levels_beyond_the_quantiles_come_with_one_warning(name):
+    distribution = ENDING[name]()
+    for ask, what in (
+        (lambda: distribution.icdf(0.95), "0.95"),
+        (lambda: distribution.icdf(np.array([0.1, 0.5, 0.95])), "0.1 and 0.95"),
+        (lambda: distribution.icdf(np.linspace(0.01, 0.99, 99)), "28 levels"),
+        (lambda: distribution.interval(0.8), "0.1"),
+        (lambda: distribution.interval(0.9), "0.05 and 0.95"),
+    ):
+        with pytest.warns(UserWarning, match=f"at levels from 0.2 to 0.9; at {what} the outermost of them") as caught:
+            ask()
+        assert len(caught) == 1
+        if not X64:  # without the frames of the checks of annotations
+            assert caught[0].filename == __file__
+    # None at these levels, nor where they are not known.
+    distribution.interval(0.6)
+    distribution.icdf(np.array([0.0, 0.2, 0.9, 1.0]))
+    jax.jit(lambda p: distribution.icdf(p))(0.99)
+    jax.jit(lambda distribution: distribution.interval(0.9))(distribution)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rounding_puts_no_level_beyond_the_quantiles(dtype):
+    for level in (0.5, 0.8, 0.9, 0.95, 0.99, 0.999):
+        ends = np.array([(1 - level) / 2, (1 + level) / 2]).astype(dtype)
+        distribution = Quantiles(np.array([round((1 - level) / 2, 9), (1 + level) / 2]), np.array([[0, 1]], dtype))
+        distribution.interval(level)
+        distribution.interval(jnp.asarray(level))
+        distribution.icdf(ends)
 
 
 # ------------------------------------------------------------------ invariants

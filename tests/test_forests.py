@@ -330,7 +330,7 @@ def test_bad_input(change, message):
 
 
 def test_prediction_on_other_columns(forest):
-    with pytest.raises(ValueError, match="x has 1 columns; the trees were grown on 2"):
+    with pytest.raises(ValueError, match="x has 1 columns; the fit had 2"):
         forest(NEW[:, 0])
 
 

@@ -161,7 +161,7 @@ def test_bad_input(change, message):
 
 
 def test_prediction_on_other_columns(fitted):
-    with pytest.raises(ValueError, match="x has 1 columns; the Gaussian process was fitted on 3"):
+    with pytest.raises(ValueError, match="x has 1 columns; the fit had 3"):
         fitted(X[:, 0])
 
 

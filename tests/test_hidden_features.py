@@ -83,7 +83,7 @@ def test_bad_input_is_named(data):
     for layer in (2, -3):
         with pytest.raises(ValueError, match=f"no hidden layer {layer}: the network has 2"):
             network.features(x, layer=layer)
-    with pytest.raises(ValueError, match="x has 2 columns; the network was trained on 3"):
+    with pytest.raises(ValueError, match="x has 2 columns; the fit had 3"):
         network.features(x[:, :2])
     linear = mlp.fit(x, y, key=KEY, hidden=(), max_epochs=1)
     with pytest.raises(ValueError, match="no hidden layer -1: the network has 0"):
@@ -106,5 +106,5 @@ def test_rio_learns_from_a_hidden_layer_what_the_output_has_lost(data):
     after = rio(seen[test], base(test))
     constant = jc.Point(means[test] + (y - means)[train].mean())
     assert jc.metrics.rmse(y[test], after) < 0.1 * jc.metrics.rmse(y[test], constant)
-    with pytest.raises(ValueError, match="x has 3 columns; RIO was fitted on 8"):
+    with pytest.raises(ValueError, match="x has 3 columns; the fit had 8"):
         rio(x[test], base(test))

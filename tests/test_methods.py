@@ -1,20 +1,24 @@
 """One battery over every method: what a user of JAX may do with it."""
 
 import contextlib
+import copy
+import io
 import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import cloudpickle
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import joblib
 import numpy as np
 import pytest
 from compiled import compilations
 from differences import check_gradients
 
-from jaxcal import Distribution, Normal, Point, cross_conformal, mlp, rio
+from jaxcal import Distribution, Normal, Point, cross_conformal, load, mlp, rio, save
 from jaxcal.calibrators import (
     accrue,
     conditional_conformal,
@@ -171,6 +175,14 @@ def fit_cross_conformal_bootstrap(x, mean, y, **options):
     return cross_conformal.fit_bootstrap(fit_plane, x, y, key=KEY, num_models=20, **options)
 
 
+def weigh(x):
+    return 1 + x[:, 0] ** 2
+
+
+def is_right(x):
+    return x[:, 0] > 0
+
+
 def base_with_std(x, mean):
     return Normal(mean, 1 + jnp.asarray(x)[:, 0] ** 2)
 
@@ -214,10 +226,10 @@ METHODS = {
     "accrue-relative": (partial(fit_on_std, accrue.fit, relative=True, key=KEY, restarts=2), call_on_std),
     "crude": (partial(fit_on_std, crude.fit), call_on_std),
     "crude-neighbors": (partial(fit_on_std, crude.fit, neighbors=15), call_on_std),
-    "crude-weights": (partial(fit_on_std, crude.fit, weights=lambda x: 1 + x[:, 0] ** 2), call_on_std),
-    "isotonic-groups": (partial(fit_on_std, isotonic.fit, by=lambda x: x[:, 0] > 0), call_on_std),
+    "crude-weights": (partial(fit_on_std, crude.fit, weights=weigh), call_on_std),
+    "isotonic-groups": (partial(fit_on_std, isotonic.fit, by=is_right), call_on_std),
     "crude-pooled": (
-        partial(fit_on_std, crude.fit, by=lambda x: x[:, 0] > 0, partial_pooling=True),
+        partial(fit_on_std, crude.fit, by=is_right, partial_pooling=True),
         call_on_std,
     ),
     "conformal": (partial(fit_on_std, conformal.fit), call_on_std),
@@ -274,6 +286,16 @@ NEEDS_VALUES = {
     **dict.fromkeys(FORESTS, dict.fromkeys(["fit", "predict"], "neither fit nor prediction runs")),
     "isotonic-groups": {"vmap": "by is traced, but its values must be known"},
     "crude-pooled": {"vmap": "by is traced, but its values must be known"},
+}
+# What the user gave them, a file of `save` cannot hold.
+OF_THE_USER = {
+    **dict.fromkeys(
+        ["cross-conformal", "cross-conformal-bootstrap"], "models.model is an object of test_methods.Plane"
+    ),
+    **dict.fromkeys(
+        ["isotonic-groups", "crude-pooled"], "rows.groups.by.function is the function test_methods.is_right"
+    ),
+    "crude-weights": "rows.weights is the function test_methods.weigh",
 }
 # Trees grow to sizes that depend on the values: only a fit to the same ones compiles nothing.
 SHAPES_BY_VALUES = {"usnrt"}
@@ -464,17 +486,44 @@ def test_gradients_of_the_prediction_are_finite(method):
             assert np.isfinite(gradient).all()
 
 
+def through_joblib(module):
+    file = io.BytesIO()
+    joblib.dump(module, file)
+    file.seek(0)
+    return joblib.load(file)
+
+
+def through_a_file(module, folder):
+    save(folder / "module.safetensors", module)
+    return load(folder / "module.safetensors")
+
+
+PICKLES = {
+    "pickle": lambda module: pickle.loads(pickle.dumps(module)),
+    "joblib": through_joblib,
+    "cloudpickle": lambda module: cloudpickle.loads(cloudpickle.dumps(module)),
+    "deepcopy": copy.deepcopy,
+}
+
+
 @once
-def test_save_and_load(method, tmp_path):
-    if "predict" in NEEDS_VALUES.get(method.name, {}):  # trees of NumPy arrays
-        loaded = pickle.loads(pickle.dumps(method.module))
+def test_saved_and_loaded_it_predicts_the_same_and_compiles_nothing(method, tmp_path):
+    before = jax.tree.leaves(method.call(method.module, X, MEAN))
+    ways = dict(PICKLES)
+    if method.name in OF_THE_USER:
+        with pytest.raises(TypeError, match=OF_THE_USER[method.name]):
+            save(tmp_path / "module.safetensors", method.module)
+        assert not list(tmp_path.iterdir())
     else:
-        eqx.tree_serialise_leaves(tmp_path / "module.eqx", method.module)
-        template = lambda: method.fit(X, MEAN, Y)
-        if "fit" in NEEDS_VALUES.get(method.name, {}):
-            template = lambda: method.module
-        loaded = eqx.tree_deserialise_leaves(tmp_path / "module.eqx", eqx.filter_eval_shape(template))
-    np.testing.assert_array_equal(method.mean(module=loaded), method.mean())
+        ways["save"] = partial(through_a_file, folder=tmp_path)
+    for way, through in ways.items():
+        loaded = through(method.module)
+        with compilations() as compiled:
+            after = jax.tree.leaves(method.call(loaded, X, MEAN))
+        for old, new in zip(before, after, strict=True):
+            assert old.dtype == new.dtype
+            np.testing.assert_array_equal(old, new, err_msg=way)
+        assert not compiled or (method.name == "nngp" and way != "save"), way
 
 
 @once

@@ -1,5 +1,7 @@
 """Metrics against loops written from the papers' formulas, on continuous distributions, atoms and ties."""
 
+import pickle
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -37,14 +39,14 @@ def distributions(rng, n=N):
     mean, std = rng.normal(size=n), rng.uniform(0.5, 2, size=n)
     table = np.sort(rng.normal(size=20))
     members = stacked_normals(mean + rng.normal(size=(3, 1)), np.ones((3, 1)) * std)
-    knots = mean[:, None] + np.array([-1.0, 0.0, 2.0])
+    knots = mean[:, None] + np.array([-1.5, 0.0, 3.0])
     return {
         "normal": Normal(mean, std),
         "student": StudentT(np.full(n, 5.0), mean, std),
         "mixture": Mixture(members),
         "empirical": Empirical(mean, std, table),
         "crude": Empirical(mean, std, table, rule="crude"),
-        "quantiles": Quantiles(np.array([0.1, 0.5, 0.9]), knots),
+        "quantiles": Quantiles(np.array([0.05, 0.5, 0.95]), knots),
         "point": Point(mean),
     }
 
@@ -202,7 +204,7 @@ def test_a_target_on_an_atom_counts_only_where_the_formula_is_closed(rng, distri
     distribution = {
         "empirical": Empirical(np.zeros(N), 1.0, table),
         "crude": Empirical(np.zeros(N), 1.0, table, rule="crude"),
-        "quantiles": Quantiles(np.array([0.6, 0.9]), np.tile(table[:2], (N, 1))),
+        "quantiles": Quantiles(np.array([0.5, 0.9]), np.tile(table[:2], (N, 1))),
         "point": Point(rng.normal(size=N)),
     }[distribution]
     y = np.asarray(distribution.icdf(0.5))
@@ -252,6 +254,70 @@ def test_a_point_has_neither_density_nor_width():
     assert scores["width_90"] == scores["sharpness"] == scores["mean_std"] == 0
     assert scores["nlpd"] == np.inf
     np.testing.assert_allclose(scores["crps"], scores["mae"])
+
+
+# Why NLPD is infinite
+
+
+def line_of_nlpd(scores):
+    (line,) = [line for line in str(scores).splitlines() if line.split()[0] == "nlpd"]
+    return " ".join(line.split())
+
+
+def test_an_infinite_nlpd_says_why():
+    y = np.array([0.0, 0.1, 9.0, 0.2, -9.0])
+    ending = Quantiles(np.array([0.05, 0.5, 0.95]), np.tile([-1.0, 0.0, 1.0], (5, 1)))
+    points = Mixture(eqx.filter_vmap(Point)(np.stack([y, y + 1])))
+    with_a_point = Normal(0 * y, np.array([1.0, 1, 1, 0, 1]))
+    found = {
+        "inf: Point has no density": Point(y),
+        "inf: Empirical has no density": Empirical(y, 1.0, np.array([-1.0, 1.0])),
+        "inf: Mixture of Point has no density": points,
+        "inf: 2 of 5 targets lie at or beyond the outermost quantiles, the first at index 2": ending,
+        "inf: 1 of 5 targets lie where there is no density, the first at index 3": with_a_point,
+    }
+    for reason, distribution in found.items():
+        scores = metrics.evaluate(y, distribution)
+        assert line_of_nlpd(scores) == f"nlpd {reason}"
+        assert repr(scores) == str(scores)
+        assert scores["nlpd"] == np.inf
+    weighted = metrics.evaluate(y, ending, weights=np.array([1.0, 1, 0, 1, 1]))
+    beyond = "targets lie at or beyond the outermost quantiles, the first at index"
+    assert line_of_nlpd(weighted) == f"nlpd inf: 1 of 4 {beyond} 4"
+    assert line_of_nlpd(metrics.evaluate(y, Normal(y, 1.0))) == "nlpd 0.9189"
+    groups = metrics.evaluate(y, ending, by=["a", "b", "a", "b", "b"])
+    assert line_of_nlpd(groups["a"]) == f"nlpd inf: 1 of 2 {beyond} 2"
+    assert str(groups).splitlines()[:2] == ["a:", "  rows                   2"]
+
+
+def test_scores_are_a_dict_for_transformations_too():
+    y, distribution = np.array([0.0, 9.0]), Point(np.zeros(2))
+    scores = metrics.evaluate(y, distribution)
+    assert isinstance(scores, dict)
+    assert list(jax.tree.map(float, scores)) == list(scores)
+    jitted = jax.jit(lambda y: metrics.evaluate(y, distribution))(y)
+    # What is known on the host alone says why; the numbers are the same.
+    assert line_of_nlpd(jitted) == "nlpd inf"
+    assert jax.tree.structure(jitted) == jax.tree.structure(scores)
+    both = jax.tree.map(lambda *values: jnp.stack(values), scores, jitted)
+    assert both["nlpd"].tolist() == [np.inf, np.inf]
+    loaded = pickle.loads(pickle.dumps(scores))
+    assert str(loaded) == str(scores)
+
+
+def test_an_interval_beyond_the_quantiles_comes_with_one_warning():
+    """Metrics that take the levels as they are, the 99 of a reliability curve, come without."""
+    distribution = Quantiles(np.array([0.1, 0.5, 0.9]), np.tile([-1.0, 0.0, 1.0], (N, 1)))
+    y = np.linspace(-2, 2, N)
+    for metric in (metrics.evaluate, metrics.coverage, metrics.mean_width, metrics.interval_score):
+        for _ in range(2):  # compiled already the second time
+            with pytest.warns(UserWarning, match="at 0.05 and 0.95 the outermost of them is taken") as caught:
+                metric(y, distribution)
+            assert len(caught) == 1
+    for metric in (metrics.ece, metrics.tce, metrics.calibration_rmse, metrics.calibration_sse, metrics.crps):
+        metric(y, distribution)
+    metrics.observed_fractions(y, distribution, PERCENTS)
+    metrics.pinball(y, distribution, PERCENTS)
 
 
 # A perfectly calibrated forecast has known floors

@@ -177,7 +177,7 @@ def test_bad_options(options, message, data):
 def test_bad_inputs_of_the_prediction(data):
     x, y = data
     network = fit(x, y)
-    with pytest.raises(ValueError, match="x has 3 columns; the network was trained on 2"):
+    with pytest.raises(ValueError, match="x has 3 columns; the fit had 2"):
         network(np.ones((4, 3)))
     with pytest.raises(ValueError, match="x is empty"):
         network(x[:0])

@@ -160,7 +160,7 @@ PAPER = {"key": KEY, "width": 8, "max_context": 5, "batch_size": 2, "preset": "p
 
 def rows_of_preset(x, y, process):
     """The rows y that the preset trains on, in the units of the table, and the validation set."""
-    rows = neural_process._split(jnp.asarray(x), jnp.asarray(y), 0.2, 5, KEY, paper=True)
+    rows = neural_process._split(jnp.asarray(x), jnp.asarray(y), 0.2, 5, (), KEY, paper=True)
     return np.sort(scaled_back(process.y_scaler, rows.train[1])), rows.validation
 
 
@@ -214,7 +214,7 @@ def log_loss(process, x, y, context):
 def held_out(x, y, process, max_context):
     """The targets trained on, and the validation set (context_x, context_y, x, y), in the units of the table."""
     key = jax.random.split(KEY, 4)[0]
-    rows = neural_process._split(jnp.asarray(x), jnp.asarray(y), 0.2, max_context, key, paper=False)
+    rows = neural_process._split(jnp.asarray(x), jnp.asarray(y), 0.2, max_context, (), key, paper=False)
     scalers = (process.x_scaler, process.y_scaler) * 2
     parts = [scaled_back(*each) for each in zip(scalers, rows.validation, strict=True)]
     return scaled_back(process.y_scaler, rows.train[1]), parts
@@ -293,7 +293,7 @@ NAN_AT_3 = np.where(np.arange(N) == 3, np.nan, 1.0)
     [
         ({"x": NAN_AT_3}, r"x holds 1 values that are NaN or infinite, the first at index \(3, 0\)"),
         ({"y": NAN_AT_3}, "y holds 1 values that are NaN or infinite, the first at index 3"),
-        ({"x": np.ones((N - 1, 2))}, f"x has {N - 1} rows where {N} are expected"),
+        ({"x": np.ones((N - 1, 2))}, f"y has {N} rows where {N - 1} are expected"),
         ({"y": np.ones((4, 20))}, r"x must have shape \(f, n, d\) with y of shape \(f, n\) = \(4, 20\)"),
         ({"x": np.ones((3, 2)), "y": np.arange(3.0)}, "the number of rows of a function must be at least 4; got 3"),
         ({"width": 20}, "width must be a multiple of 8, the number of heads; got 20"),
@@ -314,7 +314,7 @@ def test_bad_arguments_are_refused(change, message):
 @pytest.mark.parametrize(
     ("x", "context", "message"),
     [
-        (np.ones((3, 1)), None, "x has 1 columns; the network was trained on 2"),
+        (np.ones((3, 1)), None, "x has 1 columns; the fit had 2"),
         (np.ones((3, 2)), (np.ones((4, 2)), np.ones(5)), r"context\[0\] has 4 rows where 5 are expected"),
         (np.ones((3, 2)), (np.ones((4, 3)), np.ones(4)), "has 3 columns"),
         (np.ones((3, 2)), (np.ones((1, 2)), np.array([np.nan])), r"context\[1\] holds 1 values that are NaN"),

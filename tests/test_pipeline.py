@@ -268,7 +268,7 @@ def test_print_is_a_table_of_the_steps(fitted):
     ("options", "error", "message"),
     [
         ({"predictor": jc.mlp}, TypeError, "did you mean jaxcal.predictors.mlp.fit"),
-        ({"predictor": None, "calibrators": [jc.rio.fit]}, ValueError, "without a predictor"),
+        ({"predictor": None, "calibrators": [jc.rio.fit]}, ValueError, "need a predictor"),
         ({"method": "jackknife"}, ValueError, "one of 'folds', 'split'"),
         ({"folds": 1}, ValueError, "folds must be at least 2"),
         ({"method": "split", "fraction": 0.1, "folds": 5}, ValueError, "sets 3 of 30 rows aside; at least 5"),

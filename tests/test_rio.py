@@ -368,7 +368,7 @@ def test_constant_residuals_and_outcomes(data):
 
 def test_prediction_on_other_columns(data, fitted):
     x, base, _ = data
-    with pytest.raises(ValueError, match="x has 1 columns; RIO was fitted on 2"):
+    with pytest.raises(ValueError, match="x has 1 columns; the fit had 2"):
         fitted(x[:, 0], base)
     with pytest.raises(ValueError, match="x has 5 rows where 60 are expected"):
         fitted(x[:5], base)

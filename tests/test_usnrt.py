@@ -212,7 +212,7 @@ def test_a_data_frame_names_columns_and_categories(fitted, library):
     colors = np.array(["", "", "red", "", "", "green", "", "blue"])[X[:, 2].astype(int)]
     frame = frames.DataFrame({"size": X[:, 0], "age": X[:, 1], "color": colors})
     tree = usnrt.fit(frame, Y, key=KEY, **OPTIONS)
-    assert tree.encoder.categorical == (2,)
+    assert tree.columns.categorical == (2,)
     text = tree.text()
     assert "age <= " in text
     assert "color in {green}" in text
@@ -228,7 +228,7 @@ def test_a_data_frame_names_columns_and_categories(fitted, library):
         tree(strange)
     with pytest.raises(ValueError, match="x has no column 'size'"):
         tree(strange[["age", "color"]])
-    with pytest.raises(ValueError, match="neither numbers nor strings, the first None"):
+    with pytest.raises(ValueError, match=r"column .color. of x holds .missing., which is none of the 3 categories"):
         tree(frames.DataFrame({"size": X[:2, 0], "age": X[:2, 1], "color": ["red", None]}))
     with pytest.raises(ValueError, match="0 to 2, or size, age, color"):
         usnrt.fit(frame, Y, key=KEY, categorical=["weight"])

@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal import _checks
+from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Distribution, Point
 from jaxcal.functional import linalg
 from jaxcal.functional.quantiles import smallest_table, smoothed_table
@@ -34,17 +35,16 @@ class Rows(NamedTuple):
     y: Float[Array, " n"]
 
 
-def as_rows(x: ArrayLike, base: Distribution, y: ArrayLike) -> Rows:
-    """Checked rows, for methods of the inputs that use the mean of `base` alone.
+def as_rows(x: Table, base: Distribution, y: Series, categorical: Categorical) -> tuple[Columns, Rows]:
+    """The columns of x and checked rows, for methods of the inputs that use the mean of `base` alone.
 
     Raises:
         TypeError: if `base` is not a Distribution.
-        ValueError: if x, y or base is empty, not finite or of the wrong shape.
+        ValueError: if x, y or base is empty, not finite or of the wrong shape; as `jaxcal.columns.as_data`.
     """
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
+    columns, x, y = as_data(x, y, categorical, at_least=1)
     check_base(base, y.shape[0])
-    return Rows(x, base.mean, y)
+    return columns, Rows(x, base.mean, y)
 
 
 def rows_that_count(rows: R, weights: Float[Array, " n"] | None) -> tuple[R, Float[Array, " m"] | None]:

@@ -6,12 +6,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
 from jaxcal import _checks
 from jaxcal.calibrators import _pooling
 from jaxcal.calibrators._base import error_scale, location_and_scale, standardized_errors
 from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights
+from jaxcal.columns import Table
 from jaxcal.distributions import Distribution, GroupedEmpirical, GroupedQuantiles
 from jaxcal.functional import linear_tables, quantiles, tables
 from jaxcal.functional.linear_tables import LinearTables
@@ -43,7 +44,7 @@ class GroupedTables(eqx.Module):
 
     def __call__(
         self,
-        x: ArrayLike | None,
+        x: Table | None,
         base: Distribution,
         *,
         by: Labels | None = None,
@@ -88,7 +89,7 @@ class GroupedTables(eqx.Module):
 
 
 def fit(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution,
     y: Float[Array, " l"],
     *,

@@ -16,6 +16,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import coverage_guarantee
+from jaxcal.columns import Table
 from jaxcal.distributions import Distribution
 from jaxcal.functional.quantiles import smallest_table
 from jaxcal.guarantee import Guarantee, WeightedGuarantee
@@ -30,7 +31,7 @@ class _Function(eqx.Module):
 
     function: Callable = eqx.field(static=True)
 
-    def __call__(self, x: ArrayLike) -> Any:
+    def __call__(self, x: Table) -> Any:
         return self.function(x)
 
 
@@ -46,7 +47,7 @@ class Groups(eqx.Module):
     by: eqx.Module | None
 
     @classmethod
-    def of(cls, x: ArrayLike | None, base: Distribution, by: Labels | None, length: int) -> tuple["Groups", np.ndarray]:
+    def of(cls, x: Table | None, base: Distribution, by: Labels | None, length: int) -> tuple["Groups", np.ndarray]:
         """The groups of calibration rows, and the number of each row's group [length].
 
         Raises:
@@ -58,9 +59,7 @@ class Groups(eqx.Module):
         module = by if isinstance(by, eqx.Module) else _Function(by) if callable(by) else None
         return cls(labels=tuple(labels.tolist()), by=module), number.astype(np.int32)
 
-    def number_of_rows(
-        self, x: ArrayLike | None, base: Distribution, by: Labels | None, length: int
-    ) -> Int[Array, " n"]:
+    def number_of_rows(self, x: Table | None, base: Distribution, by: Labels | None, length: int) -> Int[Array, " n"]:
         """The number of the group of each new row.
 
         Raises:
@@ -128,7 +127,7 @@ class CalibrationGroups(eqx.Module):
 
     @classmethod
     def of(
-        cls, x: ArrayLike | None, base: Distribution, by: Labels | None, weights: Weights | None, dtype: np.dtype
+        cls, x: Table | None, base: Distribution, by: Labels | None, weights: Weights | None, dtype: np.dtype
     ) -> tuple["CalibrationGroups", "Rows"]:
         """Those of calibration rows, and what each row has.
 
@@ -150,7 +149,7 @@ class CalibrationGroups(eqx.Module):
         return found, Rows(number, known, kept)
 
     def of_new(
-        self, x: ArrayLike | None, base: Distribution, by: Labels | None, weights: Weights | None
+        self, x: Table | None, base: Distribution, by: Labels | None, weights: Weights | None
     ) -> tuple[Int[Array, " n"], Float[Array, " n"] | None]:
         """The number of the group of each new row, and its weight, if the calibration rows have weights.
 
@@ -210,7 +209,7 @@ class Rows(NamedTuple):
     kept: Int[np.ndarray, " l"] | None
 
 
-def weights_of(x: ArrayLike | None, weights: Weights | None, length: int) -> Float[Array, " l"] | None:
+def weights_of(x: Table | None, weights: Weights | None, length: int) -> Float[Array, " l"] | None:
     """The weights of calibration rows, or None.
 
     Raises:
@@ -220,12 +219,12 @@ def weights_of(x: ArrayLike | None, weights: Weights | None, length: int) -> Flo
     return None if weights is None else _checks.as_weights(values_at(x, weights, "weights"), length)
 
 
-def _labels(x: ArrayLike | None, base: Distribution, by: Labels) -> Any:
+def _labels(x: Table | None, base: Distribution, by: Labels) -> Any:
     """Labels that are given, or those of a function of x or of the base."""
     return by(base) if isinstance(by, StdBins) else values_at(x, by, "by")
 
 
-def values_at(x: ArrayLike | None, values: Labels | Weights, name: str) -> Any:
+def values_at(x: Table | None, values: Labels | Weights, name: str) -> Any:
     """Labels, weights or features that are given, or those of a function of x.
 
     Raises:

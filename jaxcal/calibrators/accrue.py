@@ -29,6 +29,7 @@ from jaxcal import _checks
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import as_rows, check_base, error_scale, num_among, rows_that_count
 from jaxcal.calibrators._groups import Weights
+from jaxcal.columns import Categorical, Columns, Series, Table
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.networks import FeedForward, TrainingRecord, presets
@@ -66,11 +67,12 @@ _TOO_LARGE = 1.5
 
 @_checks.renamed(validation_share="validation_fraction")
 def fit(
-    x: ArrayLike,
+    x: Table,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     model: str | eqx.Module = "network",
     beta: str | ArrayLike = "auto",
     relative: bool = False,
@@ -115,10 +117,11 @@ def fit(
     find the length of its own. Any other derivative through the fit is refused.
 
     Args:
-        x: inputs [l, d]; a vector [l] is one column.
+        x: inputs [l, d], or a data frame (`jaxcal.columns`); a vector [l] is one column.
         base: the model's predictions [l] on rows that it was not trained on; without `relative` only the mean is used.
         y: targets [l].
         key: random key of the initial weights and of the validation set.
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         model: "network", "polynomial" or a module, as above.
         beta: the weight of the CRPS in [0, 1]; "auto" is equation 12, see `functional.scores.accrue_beta`.
         relative: whether the model is of the factor that base.std is multiplied by, in place of the std: of a base that
@@ -170,7 +173,7 @@ def fit(
         >>> distribution.mean.tolist(), bool(distribution.std[1] > 4 * distribution.std[0])
         ([5.0, 5.0], True)
     """
-    rows = _as_rows(x, base, y, weights, relative)
+    columns, rows = _as_rows(x, base, y, weights, relative, categorical)
     _checks.check_rows("x", rows.x, _LEAST_ROWS)
     settings = _settle(
         steps,
@@ -192,20 +195,20 @@ def fit(
             raise ValueError(
                 "differentiable=True goes with beta=1, or with smoothing=0.1, say: the reliability score has kinks."
             )
-        fitted = _fit_polynomial(rows, score, until, relative, differentiable)
+        fitted = _fit_polynomial(rows, columns, score, until, relative, differentiable)
     elif differentiable:
         raise ValueError("differentiable=True is for model='polynomial': give steps= for a network.")
     elif steps is not None:
         rate, initial = jnp.asarray(settings.learning_rate), _initial_models(model, rows, key, 1)
-        fitted = _fit_by_steps(rows, initial, score, rate, steps, key, relative)
+        fitted = _fit_by_steps(rows, columns, initial, score, rate, steps, key, relative)
     else:
         size = num_train(rows.y.shape[0], settings.validation_fraction) if validation is None else rows.y.shape[0]
         if validation is not None:
-            rows = _join(rows, _validation_rows(validation, weights, relative))
+            rows = _join(rows, _validation_rows(validation, weights, relative, columns))
         split_key, start_key = jax.random.split(key)
         initial = _initial_models(model, rows, start_key, settings.restarts)
         order_key = split_key if validation is None else None
-        fitted = _fit_networks(rows, initial, score, until, size, order_key, relative)
+        fitted = _fit_networks(rows, columns, initial, score, until, size, order_key, relative)
     if not _checks.is_traced(fitted.loss) and not np.isfinite(fitted.loss):
         raise FloatingPointError("the loss is NaN or infinite: are some errors larger by many orders of magnitude?")
     return fitted
@@ -216,6 +219,7 @@ class ACCRUE(eqx.Module):
 
     Attributes:
         model: maps one standardized input [d] to log std, in units of `scale`.
+        columns: what the columns of the inputs were.
         x_scaler: the standardization of the inputs.
         scale: the typical size of the errors, in the unit of y; with `relative` in predicted stds.
         beta: the weight of the CRPS in the loss.
@@ -226,6 +230,7 @@ class ACCRUE(eqx.Module):
     """
 
     model: Callable
+    columns: Columns
     x_scaler: Standardizer
     scale: Float[Array, "*runs"]
     beta: Float[Array, "*runs"]
@@ -233,7 +238,7 @@ class ACCRUE(eqx.Module):
     training: TrainingRecord
     relative: bool = eqx.field(static=True, default=False)
 
-    def __call__(self, x: ArrayLike, base: Distribution) -> Normal:
+    def __call__(self, x: Table, base: Distribution) -> Normal:
         """The distributions N(base.mean, std(x)^2), [n], at inputs x, [n, d] or [n].
 
         With `relative` the std is std(x) base.std.
@@ -245,15 +250,13 @@ class ACCRUE(eqx.Module):
         check_base(base, std.shape[0])
         return Normal(base.mean, std * error_scale(base, True) if self.relative else std)
 
-    def std(self, x: ArrayLike) -> Float[Array, " n"]:
+    def std(self, x: Table) -> Float[Array, " n"]:
         """The standard deviations [n] at the rows of x, in the unit of y; with `relative` over those of the base.
 
         Raises:
-            ValueError: if x is empty, not finite, or has another number of columns than those fitted on.
+            ValueError: if x is empty, not finite, or has other columns than those fitted on.
         """
-        x = _checks.as_matrix("x", x)
-        _checks.check_columns("x", x, self.x_scaler.loc.shape[-1], "the std was fitted on")
-        return _predict(self, x)
+        return _predict(self, self.columns(x))
 
 
 class Polynomial(eqx.Module):
@@ -333,14 +336,17 @@ class _Rows(NamedTuple):
     weights: Float[Array, " n"] | None
 
 
-def _as_rows(x: ArrayLike, base: Distribution, y: ArrayLike, weights: Weights | None, relative: bool) -> _Rows:
-    """Checked rows, those that count."""
-    rows = _Rows(*as_rows(x, base, y), unit=error_scale(base, relative), weights=None)
+def _as_rows(
+    x: Table, base: Distribution, y: Series, weights: Weights | None, relative: bool, categorical: Categorical
+) -> tuple[Columns, _Rows]:
+    """The columns of x, and checked rows, those that count."""
+    columns, checked = as_rows(x, base, y, categorical)
+    rows = _Rows(*checked, unit=error_scale(base, relative), weights=None)
     rows, counts = rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
-    return rows._replace(weights=counts)
+    return columns, rows._replace(weights=counts)
 
 
-def _validation_rows(validation: tuple, weights: Weights | None, relative: bool) -> _Rows:
+def _validation_rows(validation: tuple, weights: Weights | None, relative: bool, columns: Columns) -> _Rows:
     """Checked rows of the validation set, with weights if the others have weights."""
     x, base, y, *given = validation
     own = given[0] if given else weights if callable(weights) else None
@@ -349,12 +355,11 @@ def _validation_rows(validation: tuple, weights: Weights | None, relative: bool)
             "the rows, or those of validation, have weights, and the others have none: give both, "
             "validation=(x, base, y, weights), or a function of x."
         )
-    return _as_rows(x, base, y, own, relative)
+    return _as_rows(x, base, y, own, relative, columns)[1]
 
 
 def _join(rows: _Rows, validation: _Rows) -> _Rows:
     """The rows, with those of the validation after them; a warning where the errors are of different size."""
-    _checks.check_columns("validation's x", validation.x, rows.x.shape[1], "the rows to fit to have")
     if not _checks.is_traced(*rows, *validation):
         own, new = (float(jnp.median(jnp.abs(part.y - part.mean))) for part in (rows, validation))
         if new > _TOO_LARGE * own:
@@ -433,11 +438,18 @@ def _problem(rows: _Rows, x_scaler: Standardizer, relative: bool) -> tuple[_Prob
 
 @eqx.filter_jit
 def _fit_networks(
-    rows: _Rows, initial, score: _Score, until, size: int, key: PRNGKeyArray | None, relative: bool
+    rows: _Rows,
+    columns: Columns,
+    initial,
+    score: _Score,
+    until,
+    size: int,
+    key: PRNGKeyArray | None,
+    relative: bool,
 ) -> ACCRUE:
     """The best of the trained models. `size` rows are trained on: a random choice, or, without a key, the first."""
     rows, initial, score = _checks.without_derivative((rows, initial, score), "accrue.fit", GIVE_STEPS)
-    x_scaler = Standardizer.of(rows.x)
+    x_scaler = Standardizer.of(rows.x).without(columns.indicators)
     problem, scale = _problem(rows, x_scaler, relative)
     places = jnp.arange(rows.y.shape[0])
     order = places if key is None else jax.random.permutation(key, places)
@@ -449,16 +461,24 @@ def _fit_networks(
         loss(train), params, max_iterations=until[0], validation_loss=loss(validation), patience=until[1]
     )
     model = eqx.combine(optimum.params, fixed)
-    return _fitted(model, x_scaler, scale, score.beta, optimum, relative, validated=True)
+    scales = x_scaler, scale
+    return _fitted(model, columns, scales, score.beta, optimum, relative, validated=True)
 
 
 @eqx.filter_jit
 def _fit_by_steps(
-    rows: _Rows, initial, score: _Score, learning_rate, steps: int, key: PRNGKeyArray, relative: bool
+    rows: _Rows,
+    columns: Columns,
+    initial,
+    score: _Score,
+    learning_rate,
+    steps: int,
+    key: PRNGKeyArray,
+    relative: bool,
 ) -> ACCRUE:
     """The only one of the initial models, after so many steps on all rows."""
     model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_inexact_array(leaf) else leaf, initial)
-    x_scaler = Standardizer.of(rows.x)
+    x_scaler = Standardizer.of(rows.x).without(columns.indicators)
     problem, scale = _problem(rows, x_scaler, relative)
     score = problem.score(score)
     optimum = train_full_batch(
@@ -470,15 +490,19 @@ def _fit_by_steps(
         optimizer=adam,
         learning_rate=learning_rate,
     )
-    return _fitted(optimum.params, x_scaler, scale, score.beta, optimum, relative, validated=False)
+    scales = x_scaler, scale
+    return _fitted(optimum.params, columns, scales, score.beta, optimum, relative, validated=False)
 
 
-def _fitted(model: Callable, x_scaler, scale, beta, optimum: Optimum, relative: bool, *, validated: bool) -> ACCRUE:
+def _fitted(
+    model: Callable, columns: Columns, scales: tuple, beta, optimum: Optimum, relative: bool, *, validated: bool
+) -> ACCRUE:
     """The module of a model, and of the optimum that it comes from, by a validation set or without."""
     return ACCRUE(
         model=model,
-        x_scaler=x_scaler,
-        scale=scale,
+        columns=columns,
+        x_scaler=scales[0],
+        scale=scales[1],
         beta=beta,
         loss=optimum.loss,
         training=TrainingRecord.of(optimum, throw=False, validated=validated),
@@ -493,7 +517,9 @@ def _loss_of_all(model: Callable, rows: tuple[_Problem, _Score], key: PRNGKeyArr
 
 
 @eqx.filter_jit
-def _fit_polynomial(rows: _Rows, score: _Score, until, relative: bool, differentiable: bool) -> ACCRUE:
+def _fit_polynomial(
+    rows: _Rows, columns: Columns, score: _Score, until, relative: bool, differentiable: bool
+) -> ACCRUE:
     """Algorithm 1, with a softplus around the polynomial, on the whole range of x mapped to [-1, 1]."""
     if not differentiable:
         rows, score = _checks.without_derivative((rows, score), "accrue.fit", "give differentiable=True")
@@ -504,7 +530,8 @@ def _fit_polynomial(rows: _Rows, score: _Score, until, relative: bool, different
     order, optimum = _by_order(*as_constants((problem, score)), until[0])
     if differentiable:
         optimum = _with_derivatives(problem, score, order, optimum, until[0])
-    return _fitted(Polynomial(optimum.params), x_scaler, scale, score.beta, optimum, relative, validated=False)
+    model, scales = Polynomial(optimum.params), (x_scaler, scale)
+    return _fitted(model, columns, scales, score.beta, optimum, relative, validated=False)
 
 
 def _by_order(problem: _Problem, score: _Score, max_iterations: Int[Array, ""]) -> tuple[Int[Array, ""], Optimum]:

@@ -33,6 +33,7 @@ from jaxcal.calibrators._base import (
     standardized_errors,
 )
 from jaxcal.calibrators._groups import values_at
+from jaxcal.columns import Series, Table
 from jaxcal.distributions import Distribution, PartialQuantiles, Point
 from jaxcal.functional import quantile_regression
 from jaxcal.functional.quantile_regression import FAILED, INFINITE, MINUS_INFINITE, Vertex
@@ -45,9 +46,9 @@ _SCORES = (None, "absolute", "scaled", "signed")
 
 
 def fit(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     features: Features | None = None,
     score: str | None = None,
@@ -137,7 +138,7 @@ def fit(
     )
 
 
-def _inputs(x: ArrayLike) -> ArrayLike:
+def _inputs(x: Table) -> ArrayLike:
     """The features where none are given."""
     return x
 
@@ -255,9 +256,7 @@ class ConditionalConformal(eqx.Module):
     scaled: bool = eqx.field(static=True)
     out_of_fold: bool = eqx.field(static=True)
 
-    def __call__(
-        self, x: ArrayLike | None, base: Distribution, *, features: Features | None = None
-    ) -> PartialQuantiles:
+    def __call__(self, x: Table | None, base: Distribution, *, features: Features | None = None) -> PartialQuantiles:
         """The distributions with these intervals at the levels of the fit, and lines in between.
 
         The guarantee is that of the intervals at these levels alone. The distribution ends at the widest of them. An

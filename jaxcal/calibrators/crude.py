@@ -8,11 +8,13 @@ they claim. For vector targets the table holds the whitened errors L^-1 (y - mea
 predicted covariance, and the predictive distribution is `MultivariateEmpirical`.
 """
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
 from jaxcal import _checks
 from jaxcal.calibrators import _grouped_tables
@@ -31,6 +33,7 @@ from jaxcal.calibrators._base import (
 )
 from jaxcal.calibrators._grouped_tables import GroupedTables
 from jaxcal.calibrators._groups import Labels, Weights
+from jaxcal.columns import Categorical, Columns, Series, Table
 from jaxcal.distributions import Distribution, Empirical, MultivariateEmpirical, MultivariateNormal, Normal, Point
 from jaxcal.functional.quantiles import empirical_rank
 from jaxcal.guarantee import Guarantee
@@ -42,13 +45,14 @@ _DISTANCES_AT_ONCE = 2**22
 
 @_checks.renamed(neighbours="neighbors")
 def fit(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution | MultivariateNormal,
-    y: ArrayLike,
+    y: Series,
     *,
     rank: str | None = None,
     score: str = "signed",
     neighbors: int | None = None,
+    categorical: Categorical = (),
     by: Labels | None = None,
     weights: Weights | None = None,
     partial_pooling: bool = False,
@@ -67,7 +71,8 @@ def fit(
     base, y and weights; the derivative of a rank, and of which rows are neighbors, is 0.
 
     Args:
-        x: inputs [L, d]; a vector [L] is one column. Only `neighbors` uses them; without it x may be None.
+        x: inputs [L, d], or a data frame (`jaxcal.columns`); a vector [L] is one column. Only `neighbors` uses them;
+            without it x may be None.
         base: the model's predictions at x, [L]; for vector targets [L, t] a `MultivariateNormal`.
         y: targets [L], or [L, t].
         rank: which of the sorted z is the quantile at level p. "conformal", for which None stands, is the z of rank
@@ -82,6 +87,7 @@ def fit(
             by Euclidean distance, every column standardized by the calibration rows. None for all rows. Of k neighbors
             the ranks are those of a table of length k. Their intervals cover what they claim if z does not depend on
             the inputs; else about that, the nearer the neighbors the better.
+        categorical: of neighbors: the columns of x whose values have no order, by position, or of a data frame by name.
         by: labels of groups [L], or a function of x that gives them: every group has a table of its own. As of
             `conformal.fit`, and so are weights.
         weights: of the rows [L], or a function of x that gives them.
@@ -145,7 +151,7 @@ def fit(
         return _grouped_tables.fit(
             x, base, y, by=by, weights=weights, scaled=scaled, rule=rank, partial_pooling=partial_pooling
         )
-    neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors)
+    neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors, categorical)
     if by_cdf:
         z = jnp.sort(probabilities(base, y))
     else:
@@ -185,7 +191,7 @@ class CRUDE(eqx.Module):
     by_cdf: bool = eqx.field(static=True, default=False)
     smoothed: bool = eqx.field(static=True, default=False)
 
-    def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical:
+    def __call__(self, x: Table | None, base: Distribution) -> Empirical:
         """The distribution base.mean + base.std * Z of every row.
 
         Without neighbors all rows share one table: n predictions take n means and n stds. With k neighbors every row
@@ -206,8 +212,8 @@ class CRUDE(eqx.Module):
         loc, scale = location_and_scale(base, self.scaled)
         if self.neighborhood is None:
             return Empirical(loc, scale, self.z, self.rank)
-        x = _checks.as_matrix("x", x, length=loc.shape[0])
-        _checks.check_columns("x", x, self.neighborhood.inputs.shape[-1], "the table was fitted on")
+        x = self.neighborhood.columns(x)
+        _checks.check_length("x", x, loc.shape[0])
         return Empirical(loc, scale, self.neighborhood.tables(self.z, x), self.rank)
 
     def guarantee(self, confidence_level: float) -> Guarantee:
@@ -252,7 +258,7 @@ class VectorCRUDE(eqx.Module):
 
     z: Float[Array, "*l t"]
 
-    def __call__(self, x: ArrayLike | None, base: MultivariateNormal) -> MultivariateEmpirical:
+    def __call__(self, x: Table | None, base: MultivariateNormal) -> MultivariateEmpirical:
         """The distribution base.mean + base.factor Z of every row, Z one of the whitened errors.
 
         Args:
@@ -276,11 +282,13 @@ class Neighborhood(eqx.Module):
 
     Attributes:
         inputs: the standardized inputs of the calibration rows [L, d].
+        columns: what the columns of these inputs were.
         x_scaler: the standardization of the inputs.
         number: how many calibration rows form the table of a query.
     """
 
     inputs: Float[Array, "*l d"]
+    columns: Columns
     x_scaler: Standardizer
     number: int = eqx.field(static=True)
 
@@ -297,25 +305,28 @@ class Neighborhood(eqx.Module):
         return lax.map(table, lax.stop_gradient(self.x_scaler(x)), batch_size=at_once)
 
 
-def _fit_vectors(base: MultivariateNormal, y: ArrayLike) -> VectorCRUDE:
+def _fit_vectors(base: MultivariateNormal, y: Series) -> VectorCRUDE:
     y = _checks.as_matrix("y", y, length=base.mean.shape[0])
     z = base.whiten(y)
     _checks.check_finite("the whitened errors", z)
     return VectorCRUDE(z)
 
 
-def _neighborhood(x: ArrayLike | None, length: int, number: int) -> Neighborhood:
+def _neighborhood(x: Table | None, length: int, number: int, categorical: Categorical) -> Neighborhood:
     if x is None:
         raise ValueError(f"x is None, but neighbors={number} finds neighbors by their inputs: give x.")
     _checks.check_at_least("neighbors", number, 1)
     if number > length:
         raise ValueError(f"neighbors is {number}, but there are {length} calibration rows: take at most {length}.")
-    x_scaler, inputs = _standardized(_checks.as_matrix("x", x, length=length))
-    return Neighborhood(inputs, x_scaler, number)
+    columns = Columns.of(x, categorical)
+    x = columns(x)
+    _checks.check_length("x", x, length)
+    x_scaler, inputs = _standardized(x, columns.indicators)
+    return Neighborhood(inputs=inputs, columns=columns, x_scaler=x_scaler, number=number)
 
 
-@jax.jit
-def _standardized(x: Float[Array, "l d"]) -> tuple[Standardizer, Float[Array, "l d"]]:
+@partial(jax.jit, static_argnums=1)
+def _standardized(x: Float[Array, "l d"], indicators: tuple[int, ...]) -> tuple[Standardizer, Float[Array, "l d"]]:
     x = lax.stop_gradient(x)
-    x_scaler = Standardizer.of(x)
+    x_scaler = Standardizer.of(x).without(indicators)
     return x_scaler, x_scaler(x)

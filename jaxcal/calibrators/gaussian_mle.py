@@ -27,6 +27,7 @@ from jaxcal import _checks
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import check_base, error_scale, location_and_scale
 from jaxcal.calibrators._groups import Groups, Labels, Weights
+from jaxcal.columns import Series, Table
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
 from jaxcal.functional import linalg, student_t
 
@@ -35,9 +36,9 @@ _PARTS = 32
 
 
 def fit(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     shift: str | None = None,
     by: Labels | None = None,
@@ -164,7 +165,7 @@ class GaussianMLE(eqx.Module):
     reading: str = eqx.field(static=True)
     scaled: bool = eqx.field(static=True)
 
-    def __call__(self, x: ArrayLike | None, base: Distribution, *, by: Labels | None = None) -> StudentT | Normal:
+    def __call__(self, x: Table | None, base: Distribution, *, by: Labels | None = None) -> StudentT | Normal:
         """The Student t distributions of the predictions `base` [n]; with preset="paper" they are normal.
 
         Args:

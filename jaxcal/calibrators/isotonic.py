@@ -19,7 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
 from jaxcal import _checks
 from jaxcal.calibrators import _grouped_tables
@@ -37,6 +37,7 @@ from jaxcal.calibrators._base import (
 )
 from jaxcal.calibrators._grouped_tables import GroupedTables
 from jaxcal.calibrators._groups import Labels, Weights
+from jaxcal.columns import Series, Table
 from jaxcal.distributions import (
     Concatenated,
     Distribution,
@@ -54,9 +55,9 @@ _SATURATED = (-38.47, 8.292)
 
 
 def fit(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     score: str | None = None,
     tails: str | None = None,
@@ -187,7 +188,7 @@ class Isotonic(eqx.Module):
     scaled: bool = eqx.field(static=True)
     by_cdf: bool = eqx.field(static=True, default=False)
 
-    def __call__(self, x: ArrayLike | None, base: Distribution) -> ScaledQuantiles | Recalibrated:
+    def __call__(self, x: Table | None, base: Distribution) -> ScaledQuantiles | Recalibrated:
         """The recalibrated distributions of the predictions `base` [n]; x is not used.
 
         Raises:

@@ -11,23 +11,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import as_rows, check_base, rows_that_count
 from jaxcal.calibrators._groups import Weights
+from jaxcal.columns import Categorical, Columns, Series, Table
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.functional import linalg
 from jaxcal.preprocessing import Standardizer
 
 
 def fit(
-    x: ArrayLike,
+    x: Table,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     num_clusters: int = 5,
     weights: Weights | None = None,
 ) -> "KMeans":
@@ -41,10 +43,11 @@ def fit(
     in base, y and weights; which rows form a cluster has derivative 0.
 
     Args:
-        x: inputs [l, d]; a vector [l] is one column.
+        x: inputs [l, d], or a data frame (`jaxcal.columns`); a vector [l] is one column.
         base: the model's predictions [l] on rows that it was not trained on; only the mean is used.
         y: targets [l].
         key: random key of the first centers.
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         num_clusters: number of clusters; at most as many as there are different rows are made.
         weights: of the rows [l], not negative, or a function of x that gives them; equal where None. The call needs
             none.
@@ -66,13 +69,13 @@ def fit(
         >>> print(fitted(np.array([0.05, 4.0]), jc.Point(np.zeros(2))).std)
         [1. 3.]
     """
-    rows = as_rows(x, base, y)
+    columns, rows = as_rows(x, base, y, categorical)
     rows, counts = rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
     inputs, known = lax.stop_gradient((rows.x, counts))  # under an eager jax.grad they are known
     (counted,), known = rows_that_count((inputs,), known)
     _checks.check_at_least("num_clusters", num_clusters, 1)
     _checks.check_rows("x", counted, num_clusters)
-    x_scaler = Standardizer.of(counted, known)
+    x_scaler = Standardizer.of(counted, known).without(columns.indicators)
     points = x_scaler(counted)
     if _checks.is_traced(points, known, key):
         raise TypeError(
@@ -87,7 +90,7 @@ def fit(
             "there has a width. Was the model trained on these rows? Give others, or fewer clusters.",
             stacklevel=2,
         )
-    return KMeans(centers, std, x_scaler)
+    return KMeans(centers=centers, cluster_std=std, columns=columns, x_scaler=x_scaler)
 
 
 class KMeans(eqx.Module):
@@ -96,21 +99,22 @@ class KMeans(eqx.Module):
     Attributes:
         centers: [k, d], on the scale of `x_scaler`.
         cluster_std: the root mean squared error [k] of the rows nearest to every center.
+        columns: what the columns of the calibration inputs were.
         x_scaler: the standardization of the inputs.
     """
 
     centers: Float[Array, "k d"]
     cluster_std: Float[Array, " k"]
+    columns: Columns
     x_scaler: Standardizer
 
-    def __call__(self, x: ArrayLike, base: Distribution) -> Normal:
+    def __call__(self, x: Table, base: Distribution) -> Normal:
         """The distributions N(base.mean, std^2), [n], with the std of the center that is nearest to x, [n, d] or [n].
 
         Raises:
-            TypeError, ValueError: as `fit` does for x and base; ValueError, too, if x has another number of columns.
+            TypeError, ValueError: as `fit` does for x and base; ValueError, too, if x has other columns.
         """
-        x = _checks.as_matrix("x", x)
-        _checks.check_columns("x", x, self.centers.shape[1], "the clusters are of")
+        x = self.columns(x)
         check_base(base, x.shape[0])
         return Normal(base.mean, _std_of_nearest(self, x))
 

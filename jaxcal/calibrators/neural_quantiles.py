@@ -43,6 +43,7 @@ from jaxcal import _checks
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import FINE_LEVELS, as_levels, check_base, rows_that_count
 from jaxcal.calibrators._groups import Weights
+from jaxcal.columns import Series, Table
 from jaxcal.distributions import Distribution, Point, Quantiles
 from jaxcal.functional.scores import pinball
 from jaxcal.networks import FeedForward, TrainingRecord, presets
@@ -73,9 +74,9 @@ _CHUNK = 64
 
 @_checks.renamed(validation_share="validation_fraction")
 def fit(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     key: PRNGKeyArray,
     levels: Sequence[float] | None = None,
@@ -245,7 +246,7 @@ class NeuralQuantiles(eqx.Module):
     training: TrainingRecord
     levels: tuple[float, ...] = eqx.field(static=True)
 
-    def __call__(self, x: ArrayLike | None, base: Distribution) -> Quantiles:
+    def __call__(self, x: Table | None, base: Distribution) -> Quantiles:
         """The recalibrated distributions.
 
         Args:

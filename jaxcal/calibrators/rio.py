@@ -24,10 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base
+from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
 from jaxcal.functional import linalg
 from jaxcal.gp import initial, minibatch
@@ -106,10 +107,11 @@ class _Setting(NamedTuple):
 
 
 def fit(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
+    categorical: Categorical = (),
     kernel: str | tuple = "io",
     target: str = "residual",
     bound: str = "auto",
@@ -147,10 +149,12 @@ def fit(
     to, too.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column; None where the kernel depends on the output alone.
+        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column; None where the kernel depends
+            on the output alone.
         base: the model's predictions at x, [n] or of several outputs [n, t]; with a std (a Normal, say) or
             without one (a Point).
         y: targets, of the shape of base.mean.
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         kernel: "io", "input" or "output" for squared-exponential kernels; or a pair of gpjax kernels (inputs,
             output), one of which may be None, with their hyperparameters as initial values.
         target: what the process explains: the "residual", or the "outcome" itself (then the prediction does not
@@ -210,6 +214,7 @@ def fit(
         True
     """
     check_base(base, outputs=True)
+    check_same_index(x, y)
     y = _checks.as_vector("y", y) if base.mean.ndim == 1 else _checks.as_matrix("y", y)
     _checks.check_rows("y", y, 2)
     check_base(base, y.shape[0], outputs=True)
@@ -236,11 +241,14 @@ def fit(
         raise ValueError("x is None, but the kernel depends on the inputs: give x, or take kernel='output'.")
     given = None if isinstance(kernel, str) else _from_gpjax(kernel)
     _check_spread(base.mean, y, target)
+    columns = None if setting.kernel == "output" else Columns.of(x, categorical)
     if bound == "stochastic":
-        rio = _fit_stochastic(x, base.mean, _own_std(base), y, given, setting, epochs, key)
+        rio = _fit_stochastic(columns, x, base.mean, _own_std(base), y, given, setting, epochs, key)
     else:
-        x = None if setting.kernel == "output" else _checks.as_matrix("x", x, length=y.shape[0])
-        fit_all = partial(_fit, given=given, setting=setting)
+        x = None if columns is None else columns(x)
+        if x is not None:
+            _checks.check_length("x", x, y.shape[0])
+        fit_all = partial(_fit, columns=columns, given=given, setting=setting)
         rows = x, base.mean, _own_std(base), y
         rio = fit_padded(fit_all, rows, setting.options, constant_variance=given is None and not setting.paper)
     check_fit(rio.process, y.shape[0], throw=throw)
@@ -254,6 +262,7 @@ class RIO(HoldsProcess):
 
     Attributes:
         process: the Gaussian process after data, in scaled units.
+        columns: what the columns of the inputs were; None where they have no part.
         x_scaler: standardization of the inputs; None where they have no part.
         output_scaler: of the base's means.
         target_scaler: of the residuals or outcomes.
@@ -262,17 +271,19 @@ class RIO(HoldsProcess):
     """
 
     process: Process
+    columns: Columns | None
     x_scaler: Standardizer | None
     output_scaler: Standardizer
     target_scaler: Standardizer
     base_std: Float[Array, "*runs"] | None
     target: str = eqx.field(static=True)
 
-    def __call__(self, x: ArrayLike | None, base: Distribution, *, include_noise: bool = True) -> Normal | StudentT:
+    def __call__(self, x: Table | None, base: Distribution, *, include_noise: bool = True) -> Normal | StudentT:
         """The distribution of the targets at the rows of x; RIO, eq. 5 to 7. A StudentT where the noise is one.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column; None where the kernel depends on the output alone.
+            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column;
+                None where the kernel depends on the output alone.
             base: the model's predictions at x; with a std of its own if the one of `fit` had one.
             include_noise: whether the variance is that of a new observation, as in the paper's code, or that of
                 the latent function alone, as its eq. 6 and 7 print it.
@@ -284,11 +295,9 @@ class RIO(HoldsProcess):
                 f"base is {type(base).__name__}, {'without' if std is None else 'with'} a std of its own; "
                 f"RIO was fitted to one {'with' if std is None else 'without'} it."
             )
-        if self.x_scaler is None:
-            x = None
-        else:
-            x = _checks.as_matrix("x", x, length=base.mean.shape[0])
-            _checks.check_columns("x", x, self.x_scaler.loc.shape[-1], "RIO was fitted on")
+        x = None if self.columns is None else self.columns(x)
+        if x is not None:
+            _checks.check_length("x", x, base.mean.shape[0])
         return _predict(self, x, base.mean, std, include_noise)
 
     @property
@@ -356,34 +365,50 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
 
 
 @eqx.filter_jit
-def _fit(x, mean, std, y, included: Bool[Array, " n"] | None, given: IOKernel | None, setting: _Setting) -> "RIO":
+def _fit(
+    x,
+    mean,
+    std,
+    y,
+    included: Bool[Array, " n"] | None,
+    columns: Columns | None,
+    given: IOKernel | None,
+    setting: _Setting,
+) -> "RIO":
     arrays = x, mean, std, y
     if not setting.options.differentiable:
         arrays = _checks.without_derivative(arrays, "rio.fit", "give differentiable=True")
     dtype = jnp.result_type(*jax.tree.leaves(arrays))
     x, mean, std, y = jax.tree.map(lambda a: a.astype(dtype), arrays)
-    fit_one = partial(_fit_one, given, setting, included, x)
+    fit_one = partial(_fit_one, columns, given, setting, included, x)
     # Several outputs are as many independent processes.
     return fit_one(mean, std, y) if y.ndim == 1 else eqx.filter_vmap(fit_one, in_axes=1)(mean, std, y)
 
 
-def _fit_one(given: IOKernel | None, setting: _Setting, included, x, mean, std, y) -> "RIO":
+def _fit_one(columns: Columns | None, given: IOKernel | None, setting: _Setting, included, x, mean, std, y) -> "RIO":
     weights = None if included is None else included.astype(y.dtype)
-    scales = _Scales.of(None if x is None else Standardizer.of(x, weights), mean, std, y, setting, weights)
+    x_scaler = None if columns is None else Standardizer.of(x, weights).without(columns.indicators)
+    scales = _Scales.of(columns, x_scaler, mean, std, y, setting, weights)
     data = scales.data(x, mean, std, y, setting, included)
     return scales.rio(maximize_evidence(eqx.Partial(_initial_models, given, setting), data, setting.options), setting)
 
 
-def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: _Setting, epochs: int, key) -> "RIO":
+def _fit_stochastic(
+    columns: Columns | None, x, mean, std, y, given: IOKernel | None, setting: _Setting, epochs: int, key
+) -> "RIO":
     """As `_fit`, but x is read part by part."""
     if y.ndim > 1:
         raise ValueError(f"bound='stochastic' fits one output; y has {y.shape[1]}: fit them one by one.")
     minibatch.check_known(x, mean, std, y)
     key = minibatch.check_key(key)
     n = y.shape[0]
-    x = None if setting.kernel == "output" else minibatch.as_rows(x, n)
-    x_scaler = None if x is None else minibatch.standardizer(x, y.dtype)
-    scales = _Scales.of(x_scaler, mean, std, y, setting)
+    x_scaler = None
+    if columns is None:
+        x = None
+    else:
+        x = minibatch.as_rows(x if columns.is_plain else columns(x), n)
+        x_scaler = minibatch.standardizer(x, y.dtype).without(columns.indicators)
+    scales = _Scales.of(columns, x_scaler, mean, std, y, setting)
     data_of = lambda x, mean, std, y: scales.data(x, mean, std, y, setting)
     read = minibatch.reader(data_of, (x, mean, std, y), y.dtype)
     initial_of = eqx.Partial(_initial_models, given, setting)
@@ -391,8 +416,9 @@ def _fit_stochastic(x, mean, std, y, given: IOKernel | None, setting: _Setting, 
 
 
 class _Scales(NamedTuple):
-    """What the rows are scaled by."""
+    """What the rows are scaled by, and what the columns of their inputs were."""
 
+    columns: Columns | None
     x: Standardizer | None
     output: Standardizer
     target: Standardizer
@@ -401,6 +427,7 @@ class _Scales(NamedTuple):
     @classmethod
     def of(
         cls,
+        columns: Columns | None,
         x_scaler: Standardizer | None,
         mean: Array,
         std: Array | None,
@@ -409,11 +436,13 @@ class _Scales(NamedTuple):
         weights: Float[Array, " n"] | None = None,
     ) -> "_Scales":
         scaler = Standardizer.identity if setting.paper else partial(Standardizer.of, weights=weights)
+        target_scaler = Standardizer.robust if setting.options.noise == "student_t" else scaler
         return cls(
-            x_scaler,
-            scaler(mean),
-            (Standardizer.robust if setting.options.noise == "student_t" else scaler)(_explained(mean, y, setting)),
-            None if std is None else linalg.root_mean_square(std, weights),
+            columns=columns,
+            x=x_scaler,
+            output=scaler(mean),
+            target=target_scaler(_explained(mean, y, setting)),
+            base_std=None if std is None else linalg.root_mean_square(std, weights),
         )
 
     def data(
@@ -434,6 +463,7 @@ class _Scales(NamedTuple):
         """The process with what it needs to predict in the units of y."""
         return RIO(
             process=process,
+            columns=self.columns,
             x_scaler=self.x,
             output_scaler=self.output,
             target_scaler=self.target,

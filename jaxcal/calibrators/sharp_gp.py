@@ -34,6 +34,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import FINE_LEVELS, Rows, as_levels, as_rows, check_base, num_among, warn_without_width
+from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Distribution, PartialQuantiles, Quantiles
 from jaxcal.functional import gp
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
@@ -97,12 +98,13 @@ class _Setting(NamedTuple):
 
 
 def fit(
-    x: ArrayLike,
+    x: Table,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
-    x_train: ArrayLike,
-    y_train: ArrayLike | None = None,
+    x_train: Table,
+    y_train: Series | None = None,
+    categorical: Categorical = (),
     kernel: HasKernel | None = None,
     levels: float | Sequence[float] | None = None,
     search: str | None = None,
@@ -151,11 +153,13 @@ def fit(
     base, with `differentiable=True` in the rows that are fitted to and in the kernel, too.
 
     Args:
-        x: inputs [N, d] of calibration rows, which the model was not trained on; a vector [N] is one column.
+        x: inputs [N, d] of calibration rows, which the model was not trained on, or a data frame (`jaxcal.columns`); a
+            vector [N] is one column.
         base: the model's predictions at x, of which the mean is used.
         y: targets [N].
         x_train: inputs [n, d] that the variance is conditioned on: those that the model was trained on.
         y_train: targets [n]; may be None with a kernel and fit_on="calibration".
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         kernel: lengthscales and noise of the regression, a `Kernel` or a `gaussian_process` fitted to the training
             rows; None for those of the greatest evidence of the training rows.
         levels: in (0, 1), increasing, each with lengthscales of its own; the distribution has these, all j / (N + 1)
@@ -197,10 +201,12 @@ def fit(
         >>> bool(0.25 < (upper - lower)[0] < 0.45)
         True
     """
-    rows = as_rows(x, base, y)
-    x_train = _checks.as_matrix("x_train", x_train)
+    if y_train is not None:
+        check_same_index(x_train, y_train)
+    columns = Columns.of(x_train, categorical)
+    _, rows = as_rows(x, base, y, columns)
+    x_train = columns(x_train)
     _checks.check_rows("x_train", x_train, 2)
-    _checks.check_columns("x", rows.x, x_train.shape[1], "x_train has")
     setting = _setting(
         rows.y.shape[0],
         x_train.shape[0],
@@ -227,7 +233,8 @@ def fit(
                 stacklevel=2,
             )
     warn_without_width(rows.y - rows.mean)
-    sharp = _fit(rows, x_train, y_train, None if kernel is None else _checked(kernel, x_train.shape[1]), setting)
+    kernel = None if kernel is None else _checked(kernel, x_train.shape[1])
+    sharp = _fit(rows, columns, x_train, y_train, kernel, setting)
     if throw and not _checks.is_traced(sharp.scores) and not jnp.isfinite(sharp.scores).all():
         raise FloatingPointError(
             f"the covariance of {x_train.shape[0]} rows could not be factorized: the noise_ratio of the kernel, "
@@ -249,6 +256,7 @@ class SharpGP(eqx.Module):
             that is least.
         beta: [k], what multiplies the sigma of every level, in the unit of y.
         scores: [N], of the calibration rows, in increasing order.
+        columns: what the columns of the training inputs were.
         x_scaler: standardization of the inputs.
         result: how the search for the regression's hyperparameters ended, one of `jaxcal.optimize.Result`; CONVERGED
             where the kernel was given.
@@ -264,13 +272,14 @@ class SharpGP(eqx.Module):
     rounding_fraction: Float[Array, "*runs"]
     beta: Float[Array, "*runs k"]
     scores: Float[Array, "*runs l"]
+    columns: Columns
     x_scaler: Standardizer
     result: Int[Array, "*runs"]
     levels: tuple[float, ...] = eqx.field(static=True)
     grid: tuple[float, ...] = eqx.field(static=True)
     is_bounded: bool = eqx.field(static=True)
 
-    def __call__(self, x: ArrayLike, base: Distribution) -> Quantiles | PartialQuantiles:
+    def __call__(self, x: Table, base: Distribution) -> Quantiles | PartialQuantiles:
         """The calibrated distribution of every row.
 
         Quantiles at levels below 1 / (N + 1) and above N / (N + 1), of N calibration rows, are infinite and come with
@@ -278,16 +287,15 @@ class SharpGP(eqx.Module):
         the outermost level are that level's.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
             base: the model's predictions at x.
 
         Raises:
             TypeError: if base is not a Distribution.
-            ValueError: if an argument is empty, not finite, of the wrong shape, or x of another number of columns than
-                the training inputs.
+            ValueError: if an argument is empty, not finite, of the wrong shape, or x has other columns than the
+                training inputs.
         """
-        x = _checks.as_matrix("x", x)
-        _checks.check_columns("x", x, self.x_scaler.loc.shape[-1], "the process was fitted on")
+        x = self.columns(x)
         check_base(base, x.shape[0])
         values = _predict(self, x, base.mean)
         if not self.is_bounded:
@@ -430,14 +438,19 @@ class _Given(NamedTuple):
 
 @eqx.filter_jit
 def _fit(
-    rows: Rows, x_train: Float[Array, "n d"], y_train: Float[Array, " n"], kernel: Kernel | None, setting: _Setting
+    rows: Rows,
+    columns: Columns,
+    x_train: Float[Array, "n d"],
+    y_train: Float[Array, " n"],
+    kernel: Kernel | None,
+    setting: _Setting,
 ) -> SharpGP:
     arrays = rows, x_train, y_train, kernel
     if not setting.differentiable:
         arrays = _checks.without_derivative(arrays, "sharp_gp.fit", "give differentiable=True")
     dtype = jnp.result_type(*jax.tree.leaves(arrays[:3]))
     rows, x_train, y_train, kernel = jax.tree.map(lambda a: jnp.asarray(a, dtype), arrays)
-    x_scaler, y_scaler = Standardizer.of(x_train), Standardizer.of(y_train)
+    x_scaler, y_scaler = Standardizer.of(x_train).without(columns.indicators), Standardizer.of(y_train)
     x, targets = x_scaler(x_train), y_scaler(y_train)
     found = _fitted(x, targets, setting.differentiable) if kernel is None else _scaled(kernel, x_scaler)
     log_lengthscale, noise_ratio, result = found
@@ -470,6 +483,7 @@ def _fit(
         rounding_fraction=rounding_fraction,
         beta=beta,
         scores=errors,
+        columns=columns,
         x_scaler=x_scaler,
         result=result,
         levels=setting.levels,

@@ -7,7 +7,7 @@ over runs or ensemble members gives a valid distribution, whose arrays have furt
 """
 
 from jaxcal.distributions._base import Distribution
-from jaxcal.distributions.concatenated import Concatenated
+from jaxcal.distributions.concatenated import Concatenated, concatenate
 from jaxcal.distributions.cross_conformal import CrossConformal
 from jaxcal.distributions.empirical import Empirical
 from jaxcal.distributions.grouped import GroupedEmpirical, GroupedQuantiles
@@ -35,4 +35,5 @@ __all__ = [
     "Recalibrated",
     "ScaledQuantiles",
     "StudentT",
+    "concatenate",
 ]

@@ -13,15 +13,17 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
+from jaxcal.distributions._rows import Rows, replaced
 from jaxcal.functional import quantiles
 
 D = TypeVar("D", bound="Distribution")
 
 
-class Distribution(eqx.Module):
+class Distribution(Rows):
     """A predictive distribution for each of n rows.
 
-    Wherever a method takes `y`, it is [n] or one value for all rows, and the result is [n].
+    Wherever a method takes `y`, it is [n] or one value for all rows, and the result is [n]. `len(distribution)` is n,
+    and `distribution[index]` has some of the rows, by a number, a slice, a mask or numbers. `concatenate` joins rows.
 
     Attributes:
         is_out_of_fold: whether `jaxcal.out_of_fold` made the predictions: each row by a model that was fitted without
@@ -64,8 +66,8 @@ class Distribution(eqx.Module):
             ValueError: if p has more than one axis, or a known level lies outside [0, 1].
 
         Warns:
-            UserWarning: if the table or the sample behind the distribution is too small for a known level strictly
-                between 0 and 1; it says what the quantile is then.
+            UserWarning: if the quantiles that are given, the table or the sample behind the distribution do not reach a
+                known level strictly between 0 and 1; it says what the quantile is then.
         """
         levels = _checks.as_floats("p", p)
         if levels.ndim > 1:
@@ -92,9 +94,10 @@ class Distribution(eqx.Module):
             UserWarning: as `icdf` does, once.
         """
         check_confidence_level(confidence_level)
-        level = (1 + confidence_level) / 2
-        lower, upper = self._pair_of_quantiles(jnp.asarray((1 - confidence_level) / 2), jnp.asarray(level))
-        self._warn_of_levels(level, upper)  # once for both ends
+        low, high = (1 - confidence_level) / 2, (1 + confidence_level) / 2
+        lower, upper = self._pair_of_quantiles(jnp.asarray(low), jnp.asarray(high))
+        if not _checks.is_traced(low, high):
+            self._warn_of_levels(np.array([low, high]), upper)  # once for both ends
         return lower, upper
 
     @eqx.filter_jit
@@ -106,15 +109,17 @@ class Distribution(eqx.Module):
         return both[..., 0], both[..., 1]
 
     def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
-        """Warn the caller of `icdf` or `interval` of known levels that the distribution does not reach."""
+        """Warn the caller of `icdf` or `interval` of known levels that the distribution does not reach.
+
+        Args:
+            p: the levels; both ends of an interval.
+            values: the quantiles; the upper end of an interval.
+        """
 
 
 def marked_out_of_fold(distribution: D) -> D:
     """The same predictions, known as out of fold."""
-    marked = jax.tree.map(lambda leaf: leaf, distribution)
-    # Classes make themselves from their parameters, of which this is none: set as their own __init__ would.
-    object.__setattr__(marked, "is_out_of_fold", True)
-    return marked
+    return replaced(distribution, is_out_of_fold=True)
 
 
 def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[Array]:
@@ -123,11 +128,14 @@ def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[Array]:
     With `outputs` they may be matrices [n, t] of several outputs.
     """
     arrays = {name: _checks.as_floats(name, values) for name, values in parameters.items()}
-    vectors = [array for array in arrays.values() if array.ndim] or [a[None] for a in arrays.values()]
-    shape, dtype = vectors[0].shape, jnp.result_type(*vectors)
+    given = [array for array in arrays.values() if array.ndim] or [a[None] for a in arrays.values()]
+    shape, dtype = given[0].shape, jnp.result_type(*given)
     rows = {name: as_parameter(a, dtype) if a.ndim else _repeated(a, shape, dtype) for name, a in arrays.items()}
     if not (outputs and len(shape) == 2 and shape[1] > 1):
-        return [_checks.as_vector(name, row, length=shape[0]) for name, row in rows.items()]
+        # What came as an array first: a number is repeated in the shape of one, and must not be named for it.
+        order = sorted(rows, key=lambda name: arrays[name].ndim == 0)
+        vectors = {name: _checks.as_vector(name, rows[name], length=shape[0]) for name in order}
+        return [vectors[name] for name in rows]
     for name, row in rows.items():
         if row.shape != shape:
             raise ValueError(f"{' and '.join(rows)} must have one shape; got {shape} and for {name} {row.shape}.")
@@ -155,7 +163,8 @@ def match(y: ArrayLike, rows: Array) -> Array:
     """`y` in the dtype and the shape of the rows."""
     values = _checks.as_floats("y", y).astype(rows.dtype)
     if values.ndim > rows.ndim or values.shape != rows.shape[rows.ndim - values.ndim :]:
-        raise ValueError(f"y must be one number or have shape {rows.shape}; got {values.shape}.")
+        hint = _checks.hint_of_column("y", values)
+        raise ValueError(f"y must be one number or have shape {rows.shape}; got {values.shape}{hint}")
     return jnp.broadcast_to(values, rows.shape)
 
 
@@ -182,6 +191,7 @@ def sample_by_inversion(
     icdf: Callable[[Array], Array], key: PRNGKeyArray, shape: tuple[int, ...], rows: tuple[int, ...], dtype: np.dtype
 ) -> Float[Array, "..."]:
     """The quantiles of rows at uniformly random levels, of shape `shape` + `rows`."""
+    _checks.check_key(key)
     levels = jax.random.uniform(key, (math.prod(shape), *rows), dtype)
     # In the middles of the cells that random numbers come from: never 0, where a quantile may be infinite.
     return jax.vmap(icdf)(levels + float(jnp.finfo(dtype).epsneg)).reshape(shape + rows)
@@ -204,7 +214,25 @@ def warn_if_too_few(rows: int, levels: ArrayLike, what: str = "the quantile is i
     if rows < needed:
         warnings.warn(
             f"{rows} calibration rows are too few for the level asked for, which needs at least {needed}: {what}.",
-            stacklevel=4,
+            stacklevel=6,  # each bound method of Equinox is a frame, too
+        )
+
+
+def warn_if_beyond(levels: Float[Array, "..."], p: ArrayLike) -> None:
+    """Warn of known p beyond the outermost of known levels: within `Distribution._warn_of_levels`."""
+    if _checks.is_traced(levels, p):
+        return
+    given, wanted = np.asarray(levels, float), np.unique(np.asarray(p, float))
+    low, high = given[..., 0].min(), given[..., -1].max()
+    rounding = 4 * float(max(jnp.finfo(dtype).eps for dtype in (levels.dtype, np.result_type(p, np.float16))))
+    inside = (wanted > 0) & (wanted < 1)
+    beyond = wanted[inside & ((wanted < low - rounding) | (wanted > high + rounding))]
+    if beyond.size:
+        what = " and ".join(f"{level:g}" for level in beyond) if beyond.size < 3 else f"{beyond.size} levels"
+        warnings.warn(
+            f"quantiles are given at levels from {low:g} to {high:g}; at {what} the outermost of them is taken, which "
+            "is too near to the median.",
+            stacklevel=6,  # each bound method of Equinox is a frame, too
         )
 
 

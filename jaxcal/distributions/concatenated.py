@@ -1,4 +1,4 @@
-"""Predictions of several models, one beneath the other: `Concatenated`."""
+"""The rows of several distributions, one beneath the other: `concatenate`, `Concatenated`."""
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -11,7 +11,90 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
-from jaxcal.distributions._base import Distribution, match
+from jaxcal import _checks
+from jaxcal.distributions._base import Distribution, marked_out_of_fold, match
+from jaxcal.distributions._rows import R, Rows, replaced
+
+
+def concatenate(distributions: Sequence[Any]) -> Any:
+    """The rows of several distributions as one, in their order.
+
+    It is of their class, if that is the same and so is what their rows share, such as the levels of `Quantiles` or the
+    table of an `Empirical`. Else it is a `Concatenated`, in which each part keeps its own. It is out of fold, if one of
+    them is.
+
+    Args:
+        distributions: of any classes, or all of `MultivariateNormal` or `MultivariateEmpirical`.
+
+    Raises:
+        TypeError: if one of them is no distribution.
+        ValueError: if there is none, one is a stack of several runs, or distributions of vectors share something that
+            differs.
+
+    Example:
+        >>> from jaxcal import Normal
+        >>> whole = concatenate([Normal(jnp.zeros(2), 1.0), Normal(jnp.array([5.0]), 2.0)])
+        >>> print(type(whole).__name__, whole.std, whole[-1].mean)
+        Normal [1. 1. 2.] [5.]
+    """
+    parts = tuple(distributions)
+    for part in parts:
+        if not isinstance(part, Rows):
+            raise TypeError(f"distributions must be a sequence of distributions; got {type(part).__name__} among them.")
+    if not parts:
+        raise ValueError("distributions is empty: there is nothing to concatenate.")
+    if (together := beneath_each_other(parts)) is not None:
+        return together
+    of_numbers = [part for part in parts if isinstance(part, Distribution)]
+    if len(of_numbers) < len(parts):
+        raise ValueError("distributions of vectors must be of one class, of as many outcomes, and share one table.")
+    ends = np.cumsum([len(part) for part in parts])
+    whole = Concatenated(of_numbers, np.split(np.arange(ends[-1]), ends[:-1]))
+    return marked_out_of_fold(whole) if any(part.is_out_of_fold for part in of_numbers) else whole
+
+
+def beneath_each_other(parts: Sequence[R], order: np.ndarray | None = None) -> R | None:
+    """The rows of parts of one class that share the same, in an order, if one is given; None for other parts."""
+    parts = _marked_alike(parts)
+    if len({jax.tree.structure(part) for part in parts}) > 1 or _holds_parts(parts[0]):
+        return None
+    axes, *leaves = (jax.tree.leaves(tree) for tree in (parts[0]._axes(), *parts))
+    if not all(_fit_together(*of_field) for of_field in zip(axes, *leaves, strict=True)):
+        return None
+    return _joined(parts, order)
+
+
+def _marked_alike(parts: Sequence[R]) -> Sequence[R]:
+    """All parts known as out of fold, if one of them is."""
+    is_marked = any(isinstance(part, Distribution) and part.is_out_of_fold for part in parts)
+    return [replaced(part, is_out_of_fold=True) for part in parts] if is_marked else parts
+
+
+def _holds_parts(distribution: Any) -> bool:
+    is_one = lambda node: isinstance(node, Concatenated)
+    return any(map(is_one, jax.tree.leaves(distribution, is_leaf=is_one)))
+
+
+def _fit_together(axis: int, first: Array, *others: Array) -> bool:
+    """Whether arrays with rows on an axis are alike in the others; without one, whether they are known to be equal."""
+    if axis >= 0:
+        lengths = lambda array: array.shape[:axis] + array.shape[axis + 1 :]
+        return all(lengths(other) == lengths(first) for other in others)
+    if any(other.shape != first.shape or other.dtype != first.dtype for other in others):
+        return False
+    changed = [other for other in others if other is not first]
+    return not changed or (not _checks.is_traced(first, *changed) and all(np.array_equal(first, x) for x in changed))
+
+
+@jax.jit
+def _joined(parts: Sequence[Any], order: Int[ArrayLike, " n"] | None) -> Any:
+    def join(axis: int, *leaves: Array) -> Array:
+        if axis < 0:
+            return leaves[0]
+        whole = jnp.concatenate(leaves, axis)
+        return whole if order is None else jnp.take(whole, order, axis)
+
+    return jax.tree.map(join, parts[0]._axes(), *parts)
 
 
 class Concatenated(Distribution):
@@ -39,12 +122,16 @@ class Concatenated(Distribution):
     def __init__(self, parts: Sequence[Distribution], rows: Sequence[ArrayLike | Sequence[int]]):
         numbers = [np.array(each) for each in rows]
         self.parts, self.rows = tuple(parts), tuple(map(jax.device_put, numbers))
-        sizes = [part.mean.shape[0] for part in self.parts]
+        sizes = [len(part) for part in self.parts]
         given = [each.shape[0] for each in numbers]
         if sizes != given:
             raise ValueError(f"the parts predict {sizes} rows, where {given} are expected.")
         if not np.array_equal(np.sort(np.concatenate(numbers)), np.arange(sum(sizes))):
             raise ValueError(f"rows must hold each of the numbers 0 to {sum(sizes) - 1} once.")
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return sum(map(len, self.parts))
 
     @property
     def mean(self) -> Float[Array, "*n"]:
@@ -82,12 +169,27 @@ class Concatenated(Distribution):
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Samples of the parts, with a key for each."""
+        _checks.check_key(key)
         keys = jax.random.split(key, len(self.parts))
         samples = [part.sample(each, shape) for part, each in zip(self.parts, keys, strict=True)]
-        return self._join(samples, axis=-1)
+        return self._join(samples, axis=len(shape))
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         return self._each(lambda part, p: part._icdf(p), p)
+
+    def _take(self, rows: Int[Array | np.ndarray, " k"]) -> "Concatenated":
+        if _checks.is_traced(rows, *self.rows):
+            raise TypeError(
+                "rows of a Concatenated cannot be taken under jit, vmap or grad: they decide how many each part has. "
+                "Take them outside."
+            )
+        part_of, place = np.empty((2, len(self)), np.int32)
+        for number, own in enumerate(self.rows):
+            part_of[np.asarray(own)], place[np.asarray(own)] = number, np.arange(len(own))
+        chosen = [(part, np.flatnonzero(part_of[rows] == number)) for number, part in enumerate(self.parts)]
+        chosen = [(part, new) for part, new in chosen if new.size]
+        taken = Concatenated([part._take(place[rows[new]]) for part, new in chosen], [new for _, new in chosen])
+        return marked_out_of_fold(taken) if self.is_out_of_fold else taken
 
     def _each(self, function: Callable[[Any, Array], Array], values: ArrayLike) -> Array:
         """The function of every part and of the values of its rows."""

@@ -4,6 +4,7 @@
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -63,6 +64,7 @@ class CrossConformal(Distribution):
     weights: Float[Array, "*k_l"]
     errors: Float[Array, "*l"]
     stds: Float[Array, "*n_k"] | None
+    _shared: ClassVar = {"weights": 2, "errors": 1}
 
     def __init__(
         self,
@@ -139,6 +141,7 @@ class CrossConformal(Distribution):
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values drawn from the table."""
+        _checks.check_key(key)
         rows = self.mean.shape
         drawn = jax.random.randint(key, (*rows, math.prod(shape)), 0, 2 * self.errors.shape[-1])
         values = self._each_row(lambda centers, widths, index: _table(centers, widths)[index], drawn)

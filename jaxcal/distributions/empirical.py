@@ -3,7 +3,7 @@
 # pyright: reportIncompatibleVariableOverride=false
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import equinox as eqx
 import jax
@@ -146,6 +146,7 @@ class Empirical(Distribution):
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * z, z drawn from the table."""
+        _checks.check_key(key)
         rows = self.loc.shape
         drawn = jax.random.randint(key, (math.prod(shape), *rows), 0, self.z.shape[-1])
         z = jax.vmap(lambda index: self._read(lambda z, k: z[k], index))(drawn)
@@ -162,6 +163,10 @@ class Empirical(Distribution):
         # An infinite quantile is a refusal, and stays one where the scale is 0.
         infinite = jnp.isinf(z)
         return jnp.where(infinite, z, place(jnp.where(infinite, 0, z), self.loc, self.scale))
+
+    @property
+    def _shared(self) -> Mapping[str, int]:
+        return {"z": 1} if self._is_shared else {}
 
     @property
     def _is_shared(self) -> bool:

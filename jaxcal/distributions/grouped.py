@@ -3,6 +3,7 @@
 # pyright: reportIncompatibleVariableOverride=false
 
 import warnings
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -54,6 +55,7 @@ class GroupedEmpirical(Distribution):
     tables: Tables
     new_weight: Float[Array, "*n"] | None
     rule: str = eqx.field(static=True)
+    _shared: ClassVar = {"tables": 1}
 
     def __init__(
         self,
@@ -99,16 +101,15 @@ class GroupedEmpirical(Distribution):
     def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
         if self.rule not in quantiles.CONFORMAL_RULES or _checks.is_traced(p, values):
             return
-        inside = (np.asarray(p) > 0) & (np.asarray(p) < 1)
-        infinite = np.isinf(np.asarray(values)) & inside
-        if infinite.any():
-            rows = infinite.reshape(len(infinite), -1).any(axis=1)
+        inside, rows = (np.asarray(p) > 0) & (np.asarray(p) < 1), np.isinf(np.asarray(values))
+        rows = (rows & inside).any(axis=-1) if rows.ndim > self.group.ndim else rows & inside.all()
+        if rows.any():
             sizes = np.diff(np.asarray(self.tables.start))[np.asarray(self.group)[rows]]
             least = sizes.min() // (2 if self.rule == "symmetric" else 1)
             warnings.warn(
                 f"in {rows.sum()} rows the quantile is infinite: their groups have too few calibration rows for a "
                 f"guarantee at the level asked for; the smallest has {least}.",
-                stacklevel=3,
+                stacklevel=5,  # as in `warn_if_too_few`
             )
 
     @eqx.filter_jit
@@ -157,6 +158,7 @@ class GroupedQuantiles(Distribution):
     tables: LinearTables
     new_weight: Float[Array, "*n"] | None
     tails: str = eqx.field(static=True)
+    _shared: ClassVar = {"tables": 1}
 
     def __init__(
         self,
@@ -221,7 +223,7 @@ class GroupedQuantiles(Distribution):
             warnings.warn(
                 f"in {few.sum()} rows the group has too few calibration rows for the level asked for, which needs at "
                 f"least {needed}; the smallest has {sizes.min()}. The quantile may cover less than its level.",
-                stacklevel=3,
+                stacklevel=5,  # as in `warn_if_too_few`
             )
 
     @eqx.filter_jit

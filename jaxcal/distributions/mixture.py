@@ -3,7 +3,7 @@
 # pyright: reportIncompatibleVariableOverride=false
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import jax
@@ -13,9 +13,11 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution, as_parameter, check_not_negative, match
+from jaxcal.distributions._base import Distribution, as_parameter, check_not_negative, match, warn_if_beyond
+from jaxcal.distributions._rows import replaced
 from jaxcal.distributions.empirical import INFINITE_RULES, Empirical
 from jaxcal.distributions.parametric import Normal, Point
+from jaxcal.distributions.piecewise import Quantiles
 from jaxcal.functional import linalg, quantiles, scores
 
 T = TypeVar("T")
@@ -40,6 +42,7 @@ class Mixture(Distribution):
 
     components: Distribution
     weights: Float[Array, "*m"]
+    _shared: ClassVar = {"weights": 1}
 
     def __init__(self, components: Distribution, weights: Real[ArrayLike, "..."] | None = None):
         members, dtype = _stack_of(components)
@@ -95,6 +98,7 @@ class Mixture(Distribution):
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The values of members drawn at random."""
+        _checks.check_key(key)
         members = self.weights.shape[0]
         key_member, key_value = jax.random.split(key)
         keys = jax.random.split(key_value, members)
@@ -110,6 +114,17 @@ class Mixture(Distribution):
         components, level = jax.lax.stop_gradient((self.components, p))
         ends = jax.vmap(lambda member: member._icdf(level))(components)
         return quantiles.invert_cdf(self.cdf, p, ends.min(0), ends.max(0))
+
+    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
+        if isinstance(self.components, Quantiles):
+            warn_if_beyond(self.components.levels, p)
+
+    def _axes(self) -> "Mixture":
+        """Behind that of the members, in the arrays of the components."""
+        self._check_one_run()
+        member = jax.eval_shape(lambda stack: jax.tree.map(lambda leaf: leaf[0], stack), self.components)
+        behind = jax.tree.map(lambda axis: axis + 1 if axis >= 0 else axis, member._axes())
+        return replaced(jax.tree.map(lambda _: -1, self), components=behind)
 
     def _each(self, function: Callable[[Any], T]) -> T:
         """The function of every member, stacked [m, n]."""

@@ -8,7 +8,7 @@ They are no `Distribution`s, whose rows are numbers: a vector has no quantiles. 
 
 import abc
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -18,12 +18,13 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.distributions._base import Distribution, as_parameter
+from jaxcal.distributions._rows import Rows
 from jaxcal.distributions.empirical import Empirical
 from jaxcal.distributions.parametric import Normal
 from jaxcal.functional import linalg
 
 
-class Multivariate(eqx.Module):
+class Multivariate(Rows):
     """A predictive distribution of t outcomes for each of n rows: a location, and a triangular factor of its spread."""
 
     mean: eqx.AbstractVar[Float[Array, "*n t"]]
@@ -50,6 +51,7 @@ class Multivariate(eqx.Module):
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Independent random vectors, of shape `shape` + [n, t]."""
+        _checks.check_key(key)
         white = self._sample_white(key, math.prod(shape))
         values = jax.vmap(lambda white: self.loc + _times(self.factor, white))(white)
         return values.reshape(shape + self.loc.shape)
@@ -141,6 +143,7 @@ class MultivariateEmpirical(Multivariate):
     loc: Float[Array, "*n t"]
     factor: Float[Array, "*n t t"]
     z: Float[Array, "*l t"]
+    _shared: ClassVar = {"z": 2}
 
     def __init__(self, loc: Real[ArrayLike, "..."], factor: Real[ArrayLike, "..."], z: Real[ArrayLike, "..."]):
         self.loc, self.factor = _as_rows("loc", loc, "factor", factor)

@@ -60,6 +60,7 @@ class Point(Distribution):
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The mean, `shape` times."""
+        _checks.check_key(key)
         return jnp.broadcast_to(self.mean, shape + self.mean.shape)
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
@@ -105,6 +106,7 @@ class Normal(Distribution):
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values mean + std * z, z standard normal."""
+        _checks.check_key(key)
         z = jax.random.normal(key, shape + self.mean.shape, self.mean.dtype)
         return place(z, self.mean, self.std)
 
@@ -168,6 +170,7 @@ class StudentT(Distribution):
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * t, t from the standard distribution."""
+        _checks.check_key(key)
         shape = shape + self.loc.shape
         t = jax.random.t(key, jnp.broadcast_to(self.df, shape), shape, self.loc.dtype)
         return place(t, self.loc, self.scale)

@@ -16,6 +16,7 @@ from jaxcal.distributions._base import (
     check_confidence_level,
     check_share,
     outer_levels,
+    warn_if_beyond,
     warn_if_too_few,
 )
 from jaxcal.distributions.piecewise import Quantiles
@@ -93,22 +94,24 @@ class PartialQuantiles(Distribution):
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
         """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2."""
         check_confidence_level(confidence_level)
-        ends = [self._quantiles(jnp.asarray(p)) for p in ((1 - confidence_level) / 2, (1 + confidence_level) / 2)]
-        # An end may be infinite without the other.
-        self._warn_of_levels((1 + confidence_level) / 2, jnp.stack(ends, axis=-1))
+        both = (1 - confidence_level) / 2, (1 + confidence_level) / 2
+        ends = [self._quantiles(jnp.asarray(p)) for p in both]
+        if not _checks.is_traced(*both):
+            self._warn_of_levels(np.array(both), jnp.stack(ends, axis=-1))  # an end may be infinite without the other
         return ends[0], ends[1]
 
     def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
         if self.num_calibration is not None:
             warn_if_too_few(self.num_calibration, outer_levels(p))
             return
-        if _checks.is_traced(values):
+        if _checks.is_traced(p, values):
             return
         infinite = np.isinf(np.asarray(values))
-        rows = int((infinite.any(axis=-1) if infinite.ndim > self.lowest.ndim else infinite).sum())
-        if rows:
+        if rows := int((infinite.any(axis=-1) if infinite.ndim > self.lowest.ndim else infinite).sum()):
             warnings.warn(
                 f"in {rows} rows the quantile is infinite: too few calibration rows resemble them for a guarantee at "
                 "the level asked for.",
-                stacklevel=3,
+                stacklevel=5,  # as in `warn_if_too_few`
             )
+        else:
+            warn_if_beyond(self.finite.levels, p)

@@ -4,6 +4,7 @@
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -23,6 +24,7 @@ from jaxcal.distributions._base import (
     place,
     place_levels,
     sample_by_inversion,
+    warn_if_beyond,
     warn_if_too_few,
 )
 from jaxcal.functional import linalg, normal_tail, quantiles, scores, smoothing
@@ -38,22 +40,35 @@ class Quantiles(Distribution):
     """Predictions given by their quantiles at k levels, linear in between.
 
     Beyond the outer levels the quantile function is constant: atoms of mass levels[0] and 1 - levels[-1] lie
-    at the outer quantiles. The mean, the std, the cdf and the score are exactly those of this distribution.
+    at the outer quantiles. The mean, the std, the cdf and the score are exactly those of this distribution. `icdf` and
+    `interval` at a level beyond the outermost come with a warning.
+
+    Models that are fitted to every level by itself give quantiles that cross: one at a higher level is the lower one.
+    `sort=True` sorts them within each row, the rearrangement of Chernozhukov, Fernandez-Val & Galichon (Econometrica
+    78, 2010). Whatever the targets, this never increases the pinball loss, the mean over the levels.
 
     Args:
         levels: [k], strictly increasing in (0, 1), the same for all rows.
-        values: [n, k], the quantiles, not decreasing along a row.
+        values: [n, k], the quantiles, not decreasing along a row unless they are sorted.
+        sort: whether to sort the values within each row.
+
+    Raises:
+        ValueError: if the values have another number of columns than there are levels, a row of them decreases and is
+            not sorted, or the levels do not increase strictly within (0, 1).
 
     Example:
         >>> distribution = Quantiles(jnp.array([0.25, 0.75]), jnp.array([[0.0, 2.0]]))
         >>> print(distribution.cdf(1.0), distribution.icdf(0.625))
         [0.5] [1.5]
+        >>> print(Quantiles(jnp.array([0.25, 0.75]), jnp.array([[2.0, 0.0]]), sort=True).values)
+        [[0. 2.]]
     """
 
     levels: Float[Array, "*k"]
     values: Float[Array, "*n k"]
+    _shared: ClassVar = {"levels": 1}
 
-    def __init__(self, levels: Real[ArrayLike, "..."], values: Real[ArrayLike, "..."]):
+    def __init__(self, levels: Real[ArrayLike, "..."], values: Real[ArrayLike, "..."], *, sort: bool = False):
         matrix = _checks.as_matrix("values", values)
         self.values = as_parameter(matrix, matrix.dtype)
         self.levels = as_parameter(_checks.as_vector("levels", levels), matrix.dtype)
@@ -63,7 +78,9 @@ class Quantiles(Distribution):
             )
         _checks.check_fraction("levels", self.levels)
         check_increasing("levels", self.levels, strictly=True)
-        check_increasing("values", self.values, strictly=False)
+        if sort:
+            self.values = jnp.sort(self.values, axis=1)
+        _check_not_crossing(self.values)
 
     @property
     @eqx.filter_jit
@@ -98,9 +115,13 @@ class Quantiles(Distribution):
         levels = jnp.expand_dims(self.levels, -2)
         return _with_knots(scores.quantile_crps)(match(y, self.values[..., 0]), levels, self.values)
 
+    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
+        warn_if_beyond(self.levels, p)
+
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels."""
+        _checks.check_key(key)
         rows = self.values.shape[:-1]
         levels = jax.random.uniform(key, (math.prod(shape), *rows), self.values.dtype)
         return jax.vmap(self._icdf)(levels).reshape(shape + rows)
@@ -149,6 +170,7 @@ class ScaledQuantiles(Distribution):
     z: Float[Array, "*l"]
     tails: str = eqx.field(static=True)
     from_sample: bool = eqx.field(static=True)
+    _shared: ClassVar = {"levels": 1, "z": 1}
 
     def __init__(
         self,
@@ -236,6 +258,8 @@ class ScaledQuantiles(Distribution):
     def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
         if self.from_sample:
             warn_if_too_few(self.z.shape[-1], outer_levels(p), _BEYOND[self.tails])
+        elif self.tails == "constant":
+            warn_if_beyond(self.levels, p)
 
     @eqx.filter_jit
     def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -306,6 +330,21 @@ class ScaledQuantiles(Distribution):
         """y - loc, and that over the scale (or over 1 where it is 0)."""
         error = match(y, self.loc) - self.loc
         return error, error / jnp.where(self.scale > 0, self.scale, 1)
+
+
+def _check_not_crossing(values: Float[Array, "n k"]) -> None:
+    """Raise ValueError if known quantiles decrease along a row; say in how many, and which is the first."""
+    if _checks.is_traced(values):
+        return
+    known = np.asarray(values)
+    crossing = np.diff(known) < 0
+    rows = np.flatnonzero(crossing.any(axis=1))
+    if rows.size:
+        row, k = rows[0], crossing[rows[0]].argmax()
+        raise ValueError(
+            f"values must not decrease along a row: the quantiles of {rows.size} of {len(known)} rows cross, the first "
+            f"in row {row}, {known[row, k]:g} before {known[row, k + 1]:g}. sort=True sorts them within each row."
+        )
 
 
 def _with_knots(function: Callable[[Array, Array, Array], Array]) -> Callable[[Array, Array, Array], Array]:

@@ -3,12 +3,13 @@
 # pyright: reportIncompatibleVariableOverride=false
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.distributions._base import (
@@ -20,6 +21,7 @@ from jaxcal.distributions._base import (
     sample_by_inversion,
     warn_if_too_few,
 )
+from jaxcal.distributions._rows import replaced
 from jaxcal.functional import linalg, smoothing
 from jaxcal.functional.quantiles import interpolate_monotone, unit_gauss_legendre
 
@@ -51,12 +53,21 @@ class Recalibrated(Distribution):
 
     base: Distribution
     u: Float[Array, "*l"]
+    _shared: ClassVar = {"u": 1}
 
     def __init__(self, base: Distribution, u: Real[ArrayLike, "..."]):
         self.base = base
         self.u = as_parameter(_checks.as_vector("u", u), base.mean.dtype)
         _checks.check_fraction("u", self.u)
         check_increasing("u", self.u, strictly=False)
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.base)
+
+    def _take(self, rows: Int[Array | np.ndarray, " k"]) -> "Recalibrated":
+        self._check_one_run()
+        return replaced(self, base=self.base._take(rows))  # which need not be arrays with a row each
 
     @property
     @eqx.filter_jit

@@ -14,6 +14,8 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
+from jaxcal import _functions
+
 # Of a target with variance 1: no predicted std is below a thousandth of the target's, or a ten thousandth.
 _VARIANCE_FLOOR, _ALTERNATING_FLOOR = 1e-6, 1e-8
 # Of concrete dropout: the initial rates, and the temperature of its masks, the paper's.
@@ -31,7 +33,8 @@ class FeedForward(eqx.Module):
         hidden: the widths of the hidden layers; none gives a linear model.
         out_size: number of outputs k, or "scalar" for an output of shape ().
         key: random key of the initial weights.
-        activation: applied after every hidden layer; or several, one for each of them.
+        activation: applied after every hidden layer; or several, one for each of them. To be pickled, those that are
+            not of jax.nn or jax.numpy must be functions with a name.
         dtype: of the weights; the default float where None.
 
     Example:
@@ -42,7 +45,8 @@ class FeedForward(eqx.Module):
     """
 
     layers: tuple[eqx.nn.Linear, ...]
-    activations: tuple[Callable, ...] = eqx.field(static=True)
+    # By name, where they are functions of JAX.
+    activation_names: tuple[str | Callable, ...] = eqx.field(static=True)
 
     def __init__(
         self,
@@ -59,9 +63,15 @@ class FeedForward(eqx.Module):
         fans = list(zip((in_size, *hidden), (*hidden, out_size), strict=True))
         layers = [eqx.nn.Linear(fan_in, fan_out, dtype=dtype, key=key) for fan_in, fan_out in fans]
         self.layers = _with_keras_initial_values(layers, key)
-        self.activations = (activation,) * len(hidden) if callable(activation) else tuple(activation)
-        if len(self.activations) != len(hidden):
-            raise ValueError(f"activation has {len(self.activations)} functions for {len(hidden)} hidden layers.")
+        activations = (activation,) * len(hidden) if callable(activation) else tuple(activation)
+        if len(activations) != len(hidden):
+            raise ValueError(f"activation has {len(activations)} functions for {len(hidden)} hidden layers.")
+        self.activation_names = tuple(map(_functions.named, activations))
+
+    @property
+    def activations(self) -> tuple[Callable, ...]:
+        """What is applied after every hidden layer."""
+        return tuple(map(_functions.function_of, self.activation_names))
 
     def __call__(
         self, x: Float[Array, " d"], *, rate: ArrayLike = 0.0, key: PRNGKeyArray | None = None

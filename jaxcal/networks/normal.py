@@ -54,12 +54,13 @@ def train_normal(
     preset: str | None,
     what: str,
     instead: str,
+    indicators: tuple[int, ...],
     split_key: PRNGKeyArray | None = None,
 ) -> tuple[Optimum, Rows]:
     """The networks, trained, and the rows they were trained on; the options are those of `variance_network.fit`.
 
-    What is said where a derivative is asked for, `training.trainer` describes. The validation set is that of the
-    `split_key`, by default one of the key.
+    What is said where a derivative is asked for, `training.trainer` describes, and indicators `training.split`. The
+    validation set is that of the `split_key`, by default one of the key.
     """
     form = form or ("alternating" if preset == "usnrt" else "joint")
     _checks.check_choice("form", form, ("joint", "alternating"))
@@ -67,7 +68,7 @@ def train_normal(
     if settings.steps is not None and form != "joint":
         raise ValueError(f"steps={settings.steps} are those of one network: give form='joint'; got {form!r}.")
     own_split_key, train_key = jax.random.split(key)
-    rows = split(x, y, settings, own_split_key if split_key is None else split_key)
+    rows = split(x, y, settings, own_split_key if split_key is None else split_key, indicators=indicators)
     if form == "joint":
         train = trainer(settings, what=what, instead=instead)
         return _joint(rows, settings, train, train_key), rows

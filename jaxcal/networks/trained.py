@@ -4,10 +4,11 @@ import abc
 from typing import Generic, TypeVar
 
 import equinox as eqx
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
+from jaxcal.columns import Columns, Table
 from jaxcal.distributions import Distribution
-from jaxcal.networks.training import TrainingRecord, as_inputs
+from jaxcal.networks.training import TrainingRecord
 from jaxcal.preprocessing import LogTails, Standardizer
 
 D = TypeVar("D", bound=Distribution)
@@ -17,25 +18,27 @@ class TrainedNetwork(eqx.Module, Generic[D]):
     """A network, trained on standardized data: the base of what the `fit` of a method returns.
 
     Attributes:
+        columns: what the columns of the training inputs were.
         x_scaler: the standardization of the inputs.
         y_scaler: the standardization of the target.
         training: how training went, a `jaxcal.networks.TrainingRecord`.
     """
 
+    columns: Columns
     x_scaler: Standardizer | LogTails
     y_scaler: Standardizer
     training: TrainingRecord
 
-    def __call__(self, x: ArrayLike) -> D:
+    def __call__(self, x: Table) -> D:
         """The predictions at the rows of x; the same for a row whatever the others are.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
 
         Raises:
-            ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
+            ValueError: if x is empty, not finite, or has other columns than the training inputs.
         """
-        return _predict(self, as_inputs(x, self.x_scaler))
+        return _predict(self, self.columns(x))
 
     @abc.abstractmethod
     def _distribution(self, x: Float[Array, "n d"]) -> D:

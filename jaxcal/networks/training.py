@@ -354,37 +354,22 @@ class Rows(NamedTuple):
     y_scaler: Standardizer
 
 
-def as_data(x: ArrayLike, y: ArrayLike) -> XY:
-    """Checked inputs and targets."""
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
-    _checks.check_rows("x", x, 2)
-    return x, y
-
-
-def as_inputs(x: ArrayLike, x_scaler: Standardizer | LogTails) -> Float[Array, "n d"]:
-    """Checked inputs, that have the columns of the training inputs."""
-    x = _checks.as_matrix("x", x)
-    _checks.check_columns("x", x, x_scaler.num_columns, "the network was trained on")
-    return x
-
-
 def split(
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
     settings: Settings,
     key: PRNGKeyArray | None,
     *,
+    indicators: tuple[int, ...],
     scale_target: bool = True,
 ) -> Rows:
     """Standardized rows, of which a random fraction, or, without a key, the last ones, are the validation set.
 
-    With steps all of them are trained on.
+    With steps all of them are trained on. Indicators are not scaled.
     """
-    if settings.steps is not None:
-        return _split(x, y, x.shape[0], None, scale_target, settings.log_tails)
-    number = num_train(x.shape[0], settings.validation_fraction)
-    return _split(x, y, number, key, scale_target, settings.log_tails)
+    number = x.shape[0] if settings.steps is not None else num_train(x.shape[0], settings.validation_fraction)
+    key = None if settings.steps is not None else key
+    return _split(x, y, number, key, indicators, scale_target, settings.log_tails)
 
 
 @eqx.filter_jit
@@ -393,12 +378,13 @@ def _split(
     y: Float[Array, " n"],
     num_train: int,
     key: PRNGKeyArray | None,
+    indicators: tuple[int, ...],
     scale_target: bool,
     log_tails: bool,
 ) -> Rows:
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
-    x_scaler = LogTails.of(x) if log_tails else Standardizer.of(x)
+    x_scaler = (LogTails.of(x) if log_tails else Standardizer.of(x)).without(indicators)
     y_scaler = Standardizer.of(y) if scale_target else Standardizer.identity(y)
     rows = (x_scaler(x), y_scaler(y))
     if key is not None:

@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal.columns import Columns
 from jaxcal.functional import levene, multiplicity
 from jaxcal.predictors._tree import Node, Tree, stack_on_host
-from jaxcal.preprocessing import Encoder, Standardizer
+from jaxcal.preprocessing import LogTails, Standardizer
 
 # Ma, Yan & Zhang (2023), section V-A: a tenth of the rows in a leaf, or so many. Fewer are enough where the networks of
 # a leaf start from those of all rows.
@@ -27,7 +28,7 @@ _CONFIDENCE_LEVEL = 0.95
 class Problem(NamedTuple):
     """The training rows."""
 
-    encoder: Encoder
+    columns: Columns
     x: Float[np.ndarray, "n d"]
     codes: Int[np.ndarray, "n d"]
     inputs: Float[Array, "n p"]
@@ -36,28 +37,40 @@ class Problem(NamedTuple):
     orders: Int[Array, "c n"]
 
 
-def arranged(encoder: Encoder, x: Float[Array, "n d"], y: Float[Array, " n"]) -> tuple[Standardizer, Problem]:
-    """The standardization of the target, and the training rows as the tree and its networks take them."""
-    y_scaler, codes, inputs, target, ordered, orders = _arrays_of(encoder, x, y)
+class Scalers(NamedTuple):
+    """The standardization of the inputs of networks, and of the target."""
+
+    x: Standardizer | LogTails
+    y: Standardizer
+
+
+def arranged(
+    columns: Columns, table: Float[Array, "n c"], y: Float[Array, " n"], *, log_tails: bool
+) -> tuple[Scalers, Problem]:
+    """The standardizations, and the training rows as the tree and its networks take them."""
+    scalers, codes, inputs, target, ordered, orders = _arrays_of(columns, table, y, log_tails)
     problem = Problem(
-        encoder=encoder,
-        x=np.asarray(x),
+        columns=columns,
+        x=np.asarray(table),
         codes=np.asarray(codes),
         inputs=inputs,
         target=target,
         ordered=ordered,
         orders=orders,
     )
-    return y_scaler, problem
+    return scalers, problem
 
 
 @eqx.filter_jit
-def _arrays_of(encoder: Encoder, x: Float[Array, "n d"], y: Float[Array, " n"]) -> tuple:
+def _arrays_of(columns: Columns, table: Float[Array, "n c"], y: Float[Array, " n"], log_tails: bool) -> tuple:
     """What `arranged` needs, as one program."""
-    # Without continuous columns, one that is constant: it has no split.
-    ordered = x[:, np.array(encoder.continuous)] if encoder.continuous else jnp.zeros_like(x[:, :1])
-    y_scaler = Standardizer.of(y)
-    return y_scaler, encoder.codes(x), encoder(x), y_scaler(y), ordered, levene.feature_orders(ordered)
+    # Without columns of numbers, one that is constant: it has no split.
+    ordered = table[:, np.array(columns.ordered)] if columns.ordered else jnp.zeros_like(table[:, :1])
+    inputs = columns.inputs(table)
+    x_scaler = (LogTails.of(inputs) if log_tails else Standardizer.of(inputs)).without(columns.indicators)
+    scalers = Scalers(x_scaler, Standardizer.of(y))
+    orders = levene.feature_orders(ordered)
+    return scalers, columns.codes(table), x_scaler(inputs), scalers.y(y), ordered, orders
 
 
 class Search(NamedTuple):
@@ -133,7 +146,7 @@ class Growing(NamedTuple):
 
     def add(self, rows: np.ndarray, problem: Problem, *, residual_std: ArrayLike = math.nan) -> None:
         """A new node with these rows."""
-        num_categories = max((part.shape[0] for part in problem.encoder.categories), default=1)
+        num_categories = max(problem.columns.sizes, default=1)
         node = Node.new(len(rows), num_categories, problem.x.dtype)
         self.nodes.append(node.updated(residual_std=residual_std))
         self.rows.append(rows)
@@ -226,12 +239,12 @@ def _best_splits(
     cuts = _best_cuts(problem, search, residuals, nodes)
     subsets = [
         [_best_subset(problem, search, residuals, nodes == k, column) for k in range(num_nodes)]
-        for column in range(len(problem.encoder.categorical))
+        for column in range(len(problem.columns.categorical))
     ]
     log_p, critical_value = _corrected_log_p(problem, search, residuals, nodes, cuts, subsets, key)
     best = []
     for k in range(num_nodes):
-        feature = problem.encoder.continuous[cuts.feature[k]] if cuts.feature[k] >= 0 else -1
+        feature = problem.columns.ordered[cuts.feature[k]] if cuts.feature[k] >= 0 else -1
         cut = _Split(
             statistic=float(cuts.statistic[k]),
             log_p=float(log_p[k]),
@@ -247,7 +260,7 @@ def _best_splits(
                 threshold=np.inf,
                 left_categories=of_nodes[k].left,
             )
-            for column, of_nodes in zip(problem.encoder.categorical, subsets, strict=True)
+            for column, of_nodes in zip(problem.columns.categorical, subsets, strict=True)
         ]
         best.append(max([cut, *by_categories], key=lambda split: split.statistic))
     return best
@@ -274,11 +287,11 @@ def _best_subset(
     problem: Problem, search: Search, residuals: np.ndarray, is_in: np.ndarray, position: int
 ) -> levene.Subset:
     """The best subset of the categories of one column, for the node that some rows are in."""
-    column, categories = problem.encoder.categorical[position], problem.encoder.categories[position]
+    column, num_categories = problem.columns.categorical[position], problem.columns.sizes[position]
     subset = levene.best_subset(
         np.where(is_in, problem.codes[:, column], -1),
         residuals,
-        num_categories=categories.shape[0],
+        num_categories=num_categories,
         min_leaf=search.min_leaf,
         center=search.center,
     )

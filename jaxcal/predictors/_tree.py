@@ -1,7 +1,7 @@
 """A binary tree whose nodes are rows of padded arrays: where a point ends, and the tree as it is shown."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -132,7 +132,7 @@ class Tree(Node):
 
         return self.leaf[lax.while_loop(lambda node: self.feature[node] >= 0, below, jnp.int32(0))]
 
-    def branch(self, names: Sequence[str], categories: dict[int, Sequence[str]], leaf_rmse: ArrayLike) -> Branch:
+    def branch(self, names: Sequence[str], categories: Mapping[int, Sequence[str]], leaf_rmse: ArrayLike) -> Branch:
         """The nodes as they are shown.
 
         Args:

@@ -9,22 +9,24 @@ from typing import Unpack
 import equinox as eqx
 import jax
 from jax.tree_util import Partial
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Mixture
 from jaxcal.networks import NormalNetwork, TrainedNetwork, TrainingOptions, TrainingRecord, Widening
 from jaxcal.networks.normal import as_mixture, settle_normal, train_normal
-from jaxcal.networks.training import TAKE_ANOTHER, XY, Rows, as_data, takes_training_options
+from jaxcal.networks.training import TAKE_ANOTHER, XY, Rows, takes_training_options
 from jaxcal.optimize import Optimum, over_runs
 
 
 @takes_training_options()
 def fit(
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     num_members: int = 5,
     form: str | None = None,
     rounds: int = 2,
@@ -48,9 +50,10 @@ def fit(
     differentiable in x; a derivative through the training is refused.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly, with std 0.
         key: random key of the members.
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         num_members: how many networks M.
         form: "joint" or "alternating"; this and the options below are every member's, those of
             `variance_network.fit`.
@@ -74,7 +77,7 @@ def fit(
     """
     _checks.check_at_least("num_members", num_members, 1)
     # Values can be checked here only: under `over_runs` they are traced.
-    x, y = as_data(x, y)
+    columns, x, y = as_data(x, y, categorical)
     settings = settle_normal(x.shape[1], options, preset)
     train = Partial(
         train_normal,
@@ -84,11 +87,13 @@ def fit(
         preset=preset,
         what="deep_ensemble.fit",
         instead=TAKE_ANOTHER,
+        indicators=columns.indicators,
     )
     optima, rows = _train_members(train, x, y, key, num_members, settings.calibrate)
     return DeepEnsemble(
         networks=optima.params,
         widening=_widening(optima.params, rows.validation) if settings.calibrate else None,
+        columns=columns,
         x_scaler=rows.x_scaler,
         y_scaler=rows.y_scaler,
         training=TrainingRecord.of(optima, throw=settings.throw),

@@ -16,6 +16,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
 
 from jaxcal import _checks
+from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Mixture, Normal, Point
 from jaxcal.functional import linalg, normal
 from jaxcal.networks import (
@@ -32,7 +33,6 @@ from jaxcal.networks.normal import as_mixture
 from jaxcal.networks.training import (
     TAKE_ANOTHER,
     XY,
-    as_data,
     new_network,
     settle,
     split,
@@ -44,10 +44,11 @@ from jaxcal.networks.training import (
 
 @takes_training_options(law="distribution")
 def fit(
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     rate: ArrayLike | str = 0.2,
     length_scale: ArrayLike = 1e-4,
     num_samples: int = 100,
@@ -89,9 +90,10 @@ def fit(
     differentiable in x; a derivative through the training is refused.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the validation rows, the batches and the masks.
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         rate: probability that an activation is dropped, or "concrete" to learn it.
         length_scale: of the prior of the weights N(0, 1 / length_scale^2), where the rates are learned.
         num_samples: how many masks a prediction is made of.
@@ -120,12 +122,12 @@ def fit(
     _checks.check_positive("length_scale", length_scale)
     _checks.check_at_least("num_samples", num_samples, 2)
     _checks.check_choice("distribution", distribution, ("normal", "mixture"))
-    x, y = as_data(x, y)
+    columns, x, y = as_data(x, y, categorical)
     settings = settle(options, _presets(rate, x.shape[1]), preset)
     if not settings.hidden:
         raise ValueError("hidden must hold at least one width: dropout follows the hidden layers.")
     init_key, split_key, train_key, mask_key = jax.random.split(key, 4)
-    rows = split(x, y, settings, split_key)
+    rows = split(x, y, settings, split_key, indicators=columns.indicators)
     dtype = rows.train[0].dtype
     new = partial(new_network(rows.train[0], settings.hidden), key=init_key)
     if isinstance(rate, str):
@@ -144,6 +146,7 @@ def fit(
         passes=passes,
         noise_std=noise_std,
         widening=_widening(passes, noise_std, rows.validation) if settings.calibrate else None,
+        columns=columns,
         x_scaler=rows.x_scaler,
         y_scaler=rows.y_scaler,
         training=training,

@@ -13,6 +13,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import StudentT
 from jaxcal.functional import student_t
 from jaxcal.networks import FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, Widening, presets
@@ -20,7 +21,6 @@ from jaxcal.networks.held_out import widened
 from jaxcal.networks.training import (
     TAKE_ANOTHER,
     XY,
-    as_data,
     new_network,
     settle,
     split,
@@ -34,10 +34,11 @@ _FLOOR = 1e-6
 
 @takes_training_options()
 def fit(
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     penalty: ArrayLike = 0.01,
     preset: str | None = None,
     **options: Unpack[TrainingOptions],
@@ -65,9 +66,10 @@ def fit(
     differentiable in x; a derivative through the training is refused.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the validation rows and the batches.
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         penalty: the weight lambda of eq. 9, not negative, for a target of variance 1.
         preset: None, or "usnrt" for other defaults of hidden, learning_rate and batch_size, as above.
         **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
@@ -87,10 +89,10 @@ def fit(
         ([-2.0, 2.0], True)
     """
     _checks.check_not_negative("penalty", penalty)
-    x, y = as_data(x, y)
+    columns, x, y = as_data(x, y, categorical)
     settings = settle(options, {None: presets.DEFAULT, "usnrt": presets.usnrt(x.shape[1])}, preset)
     init_key, split_key, train_key = jax.random.split(key, 3)
-    rows = split(x, y, settings, split_key)
+    rows = split(x, y, settings, split_key, indicators=columns.indicators)
     dtype = rows.train[0].dtype
     optimum = trainer(settings, what="evidential.fit", instead=TAKE_ANOTHER)(
         Partial(_loss, penalty=jnp.asarray(penalty, dtype)),
@@ -102,6 +104,7 @@ def fit(
     return Evidential(
         network=optimum.params,
         widening=_widening(optimum.params, rows.validation) if settings.calibrate else None,
+        columns=columns,
         x_scaler=rows.x_scaler,
         y_scaler=rows.y_scaler,
         training=TrainingRecord.of(optimum, throw=settings.throw),

@@ -15,13 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.cross_validation import out_of_bag_weights
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.predictors import _tree_arrays
 from jaxcal.predictors._quantile_forest import LeafTargets, Shape, Slices, WholeDistribution
+from jaxcal.predictors._tree_arrays import BoostedNormal, ForestArrays
 from jaxcal.preprocessing import Standardizer
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 
     ForestRegressor = RandomForestRegressor | ExtraTreesRegressor
+    GrownForest = ForestRegressor | ForestArrays
 
 # What `fit` grows where the number of trees is not given: of NGBoost the most, as in its paper's experiments.
 _BOOSTED_TREES, _FOREST_TREES = 2000, 500
@@ -45,10 +49,11 @@ _FOLDS = 10
 
 
 def fit(
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     model: str = "ngboost",
     num_trees: int | None = None,
     learning_rate: float = 0.01,
@@ -86,9 +91,10 @@ def fit(
     runs under `jit`, `vmap` or `grad`.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
         y: targets [n].
         key: random key of the validation set and of the trees.
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         model: "ngboost", "random_forest" or "extra_trees".
         num_trees: how many trees; by default as above, at most 2000, and 500 in a forest.
         learning_rate: of NGBoost.
@@ -114,9 +120,7 @@ def fit(
         ([-1.0, 1.0], True)
     """
     _checks.check_known("forests", x, y)
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
-    _checks.check_rows("x", x, _LEAST_ROWS)
+    columns, x, y = as_data(x, y, categorical, at_least=_LEAST_ROWS)
     _checks.check_choice("model", model, ("ngboost", *_FORESTS))
     _checks.check_choice("preset", preset, (None, "crude" if model == "ngboost" else "usnrt"))
     _checks.check_at_least("min_leaf_rows", min_leaf_rows, 1)
@@ -132,7 +136,7 @@ def fit(
     seed = int(jax.random.bits(key, dtype="uint32"))
     if model == "ngboost":
         trees = _boost(*rows, num_trees or (_CRUDE_TREES if preset else None), learning_rate, seed)
-        return Forest(model, trees, y_scaler, x.shape[1])
+        return Forest(model, trees, y_scaler, columns)
     grow = partial(
         _grow_forest,
         model,
@@ -142,7 +146,7 @@ def fit(
         random_state=seed,
     )
     trees = grow(*rows, n_estimators=num_trees or _FOREST_TREES)
-    forest = Forest(model, trees, y_scaler, x.shape[1])
+    forest = Forest(model, trees, y_scaler, columns)
     if preset == "usnrt":
         return forest
     if model == "random_forest":
@@ -152,7 +156,7 @@ def fit(
     return replace(forest, distribution=WholeDistribution(targets, shape, y_scaler))
 
 
-def of_trees(trees: "ForestRegressor", x: ArrayLike, y: ArrayLike) -> "Forest":
+def of_trees(trees: "ForestRegressor", x: Table, y: Series) -> "Forest":
     """The whole distribution of a forest of scikit-learn that is fitted already, as `fit` gives it; nothing is grown.
 
     Args:
@@ -181,11 +185,10 @@ def of_trees(trees: "ForestRegressor", x: ArrayLike, y: ArrayLike) -> "Forest":
             "of bag, or none is. jaxcal.forests.fit(model='extra_trees') grows trees without a bootstrap."
         )
     _checks.check_known("forests", x, y)
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
+    columns, x, y = as_data(x, y, at_least=1)
     _checks.check_varies("y is", y)
     model = {name: kind for kind, name in _FORESTS.items()}[type(trees).__name__]
-    forest = Forest(model, trees, Standardizer.identity(y), x.shape[1])
+    forest = Forest(model, trees, Standardizer.identity(y), columns)
     forest.in_bag(x, y)  # raises where the rows are others
     y_scaler = Standardizer.of(y)
     return _by_out_of_bag(forest, np.asarray(x, float), np.asarray(y_scaler(y), float), y_scaler)
@@ -193,31 +196,35 @@ def of_trees(trees: "ForestRegressor", x: ArrayLike, y: ArrayLike) -> "Forest":
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees that were grown; made by `fit`. No pytree, as nothing of it is a JAX array: to save it, pickle it.
+    """Trees that were grown; made by `fit`. No pytree, as nothing of it is a JAX array.
+
+    `jaxcal.save` writes the trees as arrays: a forest that was loaded predicts the same, more slowly where rows are
+    many, and needs neither package.
 
     Attributes:
         model: "ngboost", "random_forest" or "extra_trees".
-        trees: an `NGBRegressor`, `RandomForestRegressor` or `ExtraTreesRegressor`, of the standardized target.
+        trees: an `NGBRegressor`, `RandomForestRegressor` or `ExtraTreesRegressor`, of the standardized target; their
+            arrays where the forest was loaded.
         y_scaler: the standardization of the target; of `of_trees`, whose trees have the target as it is, none.
-        num_columns: how many columns x has.
+        columns: what the columns of the training inputs were.
         distribution: what makes the whole distribution; None where it is a normal one.
     """
 
     model: str
     trees: Any
     y_scaler: Standardizer
-    num_columns: int
+    columns: Columns
     distribution: WholeDistribution | None = None
 
-    def __call__(self, x: ArrayLike) -> Normal | Mixture:
+    def __call__(self, x: Table) -> Normal | Mixture:
         """The predictions at the rows of x, in its dtype.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
 
         Raises:
             TypeError: if x is traced by a transformation of JAX.
-            ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
+            ValueError: if x is empty, not finite, or has other columns than the training inputs.
         """
         x = self._checked(x)
         if self.distribution is not None:
@@ -225,7 +232,7 @@ class Forest:
         moments = _boosted_moments if self.model == "ngboost" else _forest_moments
         return self._in_units_of_y(*moments(self.trees, np.asarray(x, float)), x.dtype)
 
-    def out_of_bag(self, x: ArrayLike) -> Normal | Mixture:
+    def out_of_bag(self, x: Table) -> Normal | Mixture:
         """The distributions of the rows that a random forest was fitted to, each by the trees grown without it.
 
         Their errors are about those of new rows, and are marked as `Distribution.is_out_of_fold`: a calibrator fitted
@@ -258,7 +265,7 @@ class Forest:
         mean, std = _moments_of_leaves(*_leaves(self.trees, np.asarray(x, float)), weights)
         return marked_out_of_fold(self._in_units_of_y(mean, std, x.dtype))
 
-    def in_bag(self, x: ArrayLike, y: ArrayLike | None = None) -> np.ndarray:
+    def in_bag(self, x: Table, y: Series | None = None) -> np.ndarray:
         """Which rows a tree of a random forest was grown on: [T, n], of the rows that the forest was fitted to.
 
         Args:
@@ -287,17 +294,16 @@ class Forest:
             _check_grown_on(tree, leaf, count, targets)
         return counts > 0
 
-    def tree_means(self, x: ArrayLike, number: int | None = None) -> Float[Array, "n t"]:
+    def tree_means(self, x: Table, number: int | None = None) -> Float[Array, "n t"]:
         """What each tree of a forest predicts at the rows of x, or each of the first ones, in the unit of y.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column.
+            x: inputs as of the call.
             number: of trees; None for all.
 
         Raises:
             TypeError: if x is traced by a transformation of JAX.
-            ValueError: if the model is "ngboost", which has no such trees; if x is empty, not finite, or has another
-                number of columns than the training inputs.
+            ValueError: if the model is "ngboost", which has no such trees; as the call does for x.
         """
         _checks.check_choice("model", self.model, tuple(_FORESTS))
         x = self._checked(x)
@@ -305,11 +311,19 @@ class Forest:
         loc, scale = float(self.y_scaler.loc), float(self.y_scaler.scale)
         return jax.device_put((loc + scale * means.T).astype(x.dtype))
 
-    def _checked(self, x: ArrayLike) -> Float[Array, "n d"]:
+    def _to_save(self) -> "Forest":
+        """With the arrays of the trees in place of the objects of other packages: `jaxcal.serialization`."""
+        if isinstance(self.trees, ForestArrays | BoostedNormal):
+            return self
+        if self.model == "ngboost":
+            return replace(self, trees=_tree_arrays.of_ngboost(self.trees))
+        rows = int(_trees_of(self.trees)[0].weighted_n_node_samples[0])
+        counts = _bootstrap_counts(self.trees, rows) if self.trees.bootstrap else None
+        return replace(self, trees=_tree_arrays.of_forest(self.trees, counts))
+
+    def _checked(self, x: Table) -> Float[Array, "n d"]:
         _checks.check_known("forests", x)
-        x = _checks.as_matrix("x", x)
-        _checks.check_columns("x", x, self.num_columns, "the trees were grown on")
-        return x
+        return self.columns(x)
 
     def _in_units_of_y(self, mean: np.ndarray, std: np.ndarray, dtype: DTypeLike) -> Normal:
         standardized_mean, standardized_std = jnp.asarray(mean, dtype), jnp.asarray(std, dtype)
@@ -342,8 +356,10 @@ def _boost(x: np.ndarray, y: np.ndarray, num_trees: int | None, learning_rate: f
     return unfitted(num_trees).fit(x, y)
 
 
-def _boosted_moments(model: "NGBRegressor", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _boosted_moments(model: "NGBRegressor | BoostedNormal", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The means and stds of a boosted normal distribution."""
+    if isinstance(model, BoostedNormal):
+        return model.moments(x)
     distribution = model.pred_dist(x)
     return distribution.params["loc"], distribution.params["scale"]
 
@@ -382,22 +398,24 @@ def _out_of_fold(grow: Callable, x: np.ndarray, y: np.ndarray, num_trees: int, s
     return Slices(*map(np.concatenate, zip(*parts, strict=True))), y[np.concatenate(folds)]
 
 
-def _trees_of(forest: "ForestRegressor") -> list:
-    return [estimator.tree_ for estimator in forest.estimators_]
+def _trees_of(forest: "GrownForest") -> list:
+    return forest.trees if isinstance(forest, ForestArrays) else [estimator.tree_ for estimator in forest.estimators_]
 
 
-def _bootstrap_counts(forest: "ForestRegressor", rows: int) -> np.ndarray:
+def _bootstrap_counts(forest: "GrownForest", rows: int) -> np.ndarray:
     """How often a row is in the bootstrap sample of each tree [T, n]."""
+    if isinstance(forest, ForestArrays):
+        return np.asarray(forest.counts)
     return np.stack([np.bincount(sample, minlength=rows) for sample in forest.estimators_samples_])
 
 
-def _forest_moments(forest: "ForestRegressor", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _forest_moments(forest: "GrownForest", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The means and stds of the distribution that draws a tree, and then a row of the leaf that x falls into."""
     means, variances = _leaves(forest, x)
     return _moments_of_leaves(means, variances, np.full((len(means), 1), 1 / len(means)))
 
 
-def _leaves(forest: "ForestRegressor", x: np.ndarray, number: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def _leaves(forest: "GrownForest", x: np.ndarray, number: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Mean and variance [T, n] of the target in the leaves that the rows fall into, of all trees or the first."""
     trees = _trees_of(forest)[:number]
     leaves = forest.apply(x).T[:number]

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Normal, StudentT
 from jaxcal.functional import linalg
 from jaxcal.gp import initial, minibatch
@@ -38,9 +39,10 @@ _NNGP_NOISE = 0.01
 
 
 def fit(
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
+    categorical: Categorical = (),
     kernel: Any = "squared_exponential",
     noise_variance: ArrayLike | None = None,
     key: PRNGKeyArray | None = None,
@@ -83,8 +85,9 @@ def fit(
     fitted to.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
         y: targets [n].
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         kernel: "squared_exponential", "nngp", or any kernel of gpjax, with its hyperparameters as initial values.
         noise_variance: of the noise, in squared units of y, where it is known; None to learn it.
         key: random key of the order of the rows of the stochastic bound; nothing else is random.
@@ -139,8 +142,10 @@ def fit(
         >>> bool(predicted.std[2] > 10 * predicted.std[0])
         True
     """
+    check_same_index(x, y)
     y = _checks.as_vector("y", y)
     _checks.check_rows("y", y, 2)
+    columns = Columns.of(x, categorical)
     options = _options(
         y.shape[0],
         optimizer,
@@ -161,10 +166,11 @@ def fit(
     given = _given(kernel, noise_variance, preset)
     _checks.check_varies("y is", y, 0 if _checks.is_traced(y) else np.abs(np.asarray(y)).max())
     if bound == "stochastic":
-        fitted = _fit_stochastic(x, y, given, preset, options, epochs, key)
+        fitted = _fit_stochastic(columns, x, y, given, preset, options, epochs, key)
     else:
-        rows = _checks.as_matrix("x", x, length=y.shape[0]), y
-        fit_all = partial(_fit, given=given, preset=preset, options=options)
+        rows = columns(x), y
+        _checks.check_length("x", rows[0], y.shape[0])
+        fit_all = partial(_fit, columns=columns, given=given, preset=preset, options=options)
         fitted = fit_padded(fit_all, rows, options, constant_variance=given.kernel is None and preset is None)
     check_fit(fitted.process, y.shape[0], throw=throw)
     return fitted
@@ -175,27 +181,27 @@ class GaussianProcess(HoldsProcess):
 
     Attributes:
         process: the Gaussian process after data, in scaled units.
+        columns: what the columns of the training inputs were.
         x_scaler: standardization of the inputs.
         y_scaler: standardization of the target.
     """
 
     process: Process
+    columns: Columns
     x_scaler: Standardizer
     y_scaler: Standardizer
 
-    def __call__(self, x: ArrayLike, *, include_noise: bool = True) -> Normal | StudentT:
+    def __call__(self, x: Table, *, include_noise: bool = True) -> Normal | StudentT:
         """The distribution of the targets at the rows of x; a StudentT where the noise is one.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
             include_noise: whether the variance is that of a new observation, or that of f alone.
 
         Raises:
-            ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
+            ValueError: if x is empty, not finite, or has other columns than the training inputs.
         """
-        x = _checks.as_matrix("x", x)
-        _checks.check_columns("x", x, self.x_scaler.loc.shape[-1], "the Gaussian process was fitted on")
-        return _predict(self, x, include_noise)
+        return _predict(self, self.columns(x), include_noise)
 
     @property
     def kernel(self) -> Any:
@@ -213,7 +219,7 @@ class GaussianProcess(HoldsProcess):
 
     @property
     def lengthscale(self) -> Float[Array, "*runs d"]:
-        """The lengthscales, one for each column, in the units of x; of a squared-exponential kernel alone."""
+        """The lengthscales, one for each input, in the units of x; of a squared-exponential kernel alone."""
         scale = self.x_scaler.scale
         log_lengthscale = self._squared_exponential("lengthscale").log_lengthscale
         if log_lengthscale.ndim < scale.ndim:
@@ -284,6 +290,7 @@ def _fit(
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
     included: Bool[Array, " n"] | None,
+    columns: Columns,
     given: Given,
     preset: str | None,
     options: Options,
@@ -296,22 +303,24 @@ def _fit(
     weights = None if included is None else included.astype(dtype)
     standardize = partial(Standardizer.of, weights=weights)
     scaler = Standardizer.identity if preset == "nngp" else Standardizer.robust if robust else standardize
-    x_scaler, y_scaler = standardize(x), scaler(y)
+    x_scaler, y_scaler = standardize(x).without(columns.indicators), scaler(y)
     initial_of = eqx.Partial(_initial_models, given, y_scaler, preset)
     process = maximize_evidence(initial_of, Data.of(x_scaler(x), y_scaler(y), included=included), options)
-    return GaussianProcess(process, x_scaler, y_scaler)
+    return GaussianProcess(process=process, columns=columns, x_scaler=x_scaler, y_scaler=y_scaler)
 
 
-def _fit_stochastic(x, y, given: Given, preset: str | None, options: Options, epochs: int, key) -> "GaussianProcess":
+def _fit_stochastic(
+    columns: Columns, x, y, given: Given, preset: str | None, options: Options, epochs: int, key
+) -> "GaussianProcess":
     """As `_fit`, but x is read part by part."""
     minibatch.check_known(x, y)
     key = minibatch.check_key(key)
-    x = minibatch.as_rows(x, y.shape[0])
-    x_scaler, y_scaler = minibatch.standardizer(x, y.dtype), Standardizer.of(y)
+    x = minibatch.as_rows(x if columns.is_plain else columns(x), y.shape[0])
+    x_scaler, y_scaler = minibatch.standardizer(x, y.dtype).without(columns.indicators), Standardizer.of(y)
     read = minibatch.reader(lambda x, y: Data(x_scaler(x), y_scaler(y)), (x, y), y.dtype)
     initial_of = eqx.Partial(_initial_models, given, y_scaler, preset)
     process = minibatch.maximize_bound(initial_of, read, y.shape[0], options, key=key, epochs=epochs)
-    return GaussianProcess(process, x_scaler, y_scaler)
+    return GaussianProcess(process=process, columns=columns, x_scaler=x_scaler, y_scaler=y_scaler)
 
 
 def _initial_models(

@@ -9,14 +9,13 @@ from typing import Unpack
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Point
 from jaxcal.networks import FeedForward, StepOptions, TrainedNetwork, TrainingRecord, presets
 from jaxcal.networks.training import (
     GIVE_STEPS,
-    as_data,
-    as_inputs,
     check_steps,
     new_network,
     settle,
@@ -31,10 +30,11 @@ from jaxcal.optimize import adam, keras_rmsprop
 
 @takes_training_options(StepOptions)
 def fit(
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     preset: str | None = None,
     **options: Unpack[StepOptions],
 ) -> "MLP":
@@ -53,9 +53,10 @@ def fit(
     learning rate and the weight decay; a derivative through a training without `steps` is refused.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly (not with the preset).
         key: random key of the weights, the validation rows and the batches.
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         preset: None, or "paper" for the setting described above.
         **options: of the training, as `jaxcal.networks.TrainingOptions` and, of steps, `jaxcal.networks.StepOptions`
             describe them.
@@ -72,19 +73,22 @@ def fit(
         >>> network(np.array([[-0.5], [0.0], [0.5]])).mean.round(0).tolist()
         [3.0, 5.0, 7.0]
     """
-    x, y = as_data(x, y)
+    columns, x, y = as_data(x, y, categorical)
     settings = settle(options, {None: presets.DEFAULT, "paper": presets.RIO}, preset, StepOptions)
     check_steps(settings.steps, preset=preset)
     paper = preset == "paper"
     init_key, split_key, train_key = jax.random.split(key, 3)
-    rows = split(x, y, settings, None if paper else split_key, scale_target=not paper)
+    split_key = None if paper else split_key
+    rows = split(x, y, settings, split_key, indicators=columns.indicators, scale_target=not paper)
     new = partial(new_network(rows.train[0], settings.hidden), "scalar", key=init_key)
     optimizer = keras_rmsprop if paper else adam
     train = trainer(settings, optimizer, what="mlp.fit", instead=GIVE_STEPS, restore_best=not paper)
     network = starting_network(settings.initial, new)
     optimum = train(squared_error, network, rows.train, rows.validation, key=train_key)
     training = TrainingRecord.of(optimum, throw=settings.throw, validated=settings.steps is None)
-    return MLP(network=optimum.params, x_scaler=rows.x_scaler, y_scaler=rows.y_scaler, training=training)
+    return MLP(
+        network=optimum.params, columns=columns, x_scaler=rows.x_scaler, y_scaler=rows.y_scaler, training=training
+    )
 
 
 class MLP(TrainedNetwork[Point]):
@@ -96,16 +100,15 @@ class MLP(TrainedNetwork[Point]):
 
     network: FeedForward
 
-    def features(self, x: ArrayLike, *, layer: int = -1) -> Float[Array, "n width"]:
+    def features(self, x: Table, *, layer: int = -1) -> Float[Array, "n width"]:
         """The activations of a hidden layer at the rows of x: what a calibrator may use in place of x.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column.
+            x: inputs as of the call.
             layer: which hidden layer: 0 is the first one, -1 the last one.
 
         Raises:
-            ValueError: if x is empty, not finite, or has another number of columns than the training inputs; if there
-                is no such hidden layer.
+            ValueError: as the call does; if there is no such hidden layer.
 
         Example:
             >>> import jax, numpy as np, jaxcal as jc
@@ -121,7 +124,7 @@ class MLP(TrainedNetwork[Point]):
         num_layers = len(self.network.layers) - 1
         if not -num_layers <= layer < num_layers:
             raise ValueError(f"there is no hidden layer {layer}: the network has {num_layers}.")
-        return _features(self, as_inputs(x, self.x_scaler), layer)
+        return _features(self, self.columns(x), layer)
 
     def _distribution(self, x: Float[Array, "n d"]) -> Point:
         return Point(self.y_scaler.inverse(jax.vmap(self.network)(x)))

@@ -14,15 +14,17 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import Partial
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.functional import normal
 from jaxcal.networks import FeedForward, TrainingRecord, presets
-from jaxcal.networks.training import TAKE_ANOTHER, as_inputs
+from jaxcal.networks.training import TAKE_ANOTHER
 from jaxcal.optimize import num_train, train_steps
 from jaxcal.preprocessing import Standardizer
 
@@ -40,10 +42,11 @@ _MOST_KEPT = 1000
 
 @_checks.renamed(validation_share="validation_fraction")
 def fit(
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     max_context: int = 50,
     num_samples: int | None = 20,
     width: int = 64,
@@ -83,9 +86,12 @@ def fit(
     differentiable in x and in the context; a derivative through the training is refused.
 
     Args:
-        x: inputs [n, d], or [f, n, d] of several functions; a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.columns`), or [f, n, d] of several functions; a vector [n] is one
+            column.
         y: targets [n], or [f, n] of several functions. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the validation set, the contexts and the latents.
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name; of one
+            function.
         max_context: the most rows of a context in training.
         num_samples: how many values of z, drawn once, a prediction is the mixture of; None for the normal distribution
             at its mean.
@@ -122,9 +128,10 @@ def fit(
         _checks.check_at_least(name, value, 1)
     if width < _HEADS or width % _HEADS:
         raise ValueError(f"width must be a multiple of {_HEADS}, the number of heads; got {width}.")
-    x, y = _as_functions(x, y)
+    columns, x, y = _as_functions(x, y, categorical)
     split_key, init_key, train_key, noise_key = jax.random.split(key, 4)
-    rows = _split(x, y, validation_fraction, max_context, split_key, paper=preset == "paper")
+    indicators = columns.indicators
+    rows = _split(x, y, validation_fraction, max_context, indicators, split_key, paper=preset == "paper")
     network = _initial_network(x.shape[2], width, settings.least_std, rows.train[1].dtype, key=init_key)
     steps = min(_STEPS, settings.max_iterations)
     sizes = _Sizes.of(rows.train[1].shape[1], max_context)
@@ -147,6 +154,7 @@ def fit(
         network=optimum.params,
         context=rows.context,
         noise=noise,
+        columns=columns,
         x_scaler=rows.x_scaler,
         y_scaler=rows.y_scaler,
         iterations=optimum.steps * steps,
@@ -229,6 +237,7 @@ class NeuralProcess(eqx.Module):
         context: standardized rows (x, y) that predictions are made from where a call gives none; None if it was
             trained on several functions.
         noise: standard normal values of the latents, one row a member of the mixture; None for the normal distribution.
+        columns: what the columns of the training inputs were.
         x_scaler: the standardization of the inputs.
         y_scaler: the standardization of the target.
         iterations: how many steps were taken.
@@ -239,26 +248,27 @@ class NeuralProcess(eqx.Module):
     network: Network
     context: tuple[Float[Array, "*runs c d"], Float[Array, "*runs c"]] | None
     noise: Float[Array, "*runs samples latents"] | None
+    columns: Columns
     x_scaler: Standardizer
     y_scaler: Standardizer
     iterations: Int[Array, "*runs"]
     training: TrainingRecord
 
-    def __call__(self, x: ArrayLike, *, context: tuple[ArrayLike, ArrayLike] | None = None) -> Normal | Mixture:
+    def __call__(self, x: Table, *, context: tuple[Table, ArrayLike] | None = None) -> Normal | Mixture:
         """The predictions at the rows of x; the same for a row whatever the others are.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
             context: the rows ([c, d], [c]) that are known of the function, in any order; None for those that `fit`
                 was given.
 
         Raises:
-            ValueError: if x or the context is empty, not finite, or has another number of columns than the training
-                inputs; if there is no context.
+            ValueError: if x or the context is empty, not finite, or has other columns than the training inputs; if
+                there is no context.
         """
-        x = as_inputs(x, self.x_scaler)
+        x = self.columns(x)
         if context is not None:
-            context_x, context_y = as_inputs(context[0], self.x_scaler), _checks.as_vector("context[1]", context[1])
+            context_x, context_y = self.columns(context[0]), _checks.as_vector("context[1]", context[1])
             _checks.check_length("context[0]", context_x, context_y.shape[0])
             _checks.check_rows("context[0]", context_x, 1)
             known = self.x_scaler(context_x), self.y_scaler(context_y)
@@ -269,21 +279,25 @@ class NeuralProcess(eqx.Module):
         return _predict(self, x, *known)
 
 
-def _as_functions(x: ArrayLike, y: ArrayLike) -> tuple[Float[Array, "f n d"], Float[Array, "f n"]]:
-    """Checked rows of one function or of several."""
-    y = _checks.as_floats("y", y)
-    if y.ndim != 2:
-        y = _checks.as_vector("y", y)
-        x = _checks.as_matrix("x", x, length=y.shape[0])
+def _as_functions(
+    x: Table, y: Series, categorical: Categorical
+) -> tuple[Columns, Float[Array, "f n d"], Float[Array, "f n"]]:
+    """Checked rows of one function or of several, and the columns of the inputs."""
+    if np.ndim(y) != 2:
+        columns, x, y = as_data(x, y, categorical)
         x, y = x[None], y[None]
     else:
+        y = _checks.as_floats("y", y)
         y, x = _checks.as_matrix("y", y), _checks.as_floats("x", x)
         x = x[..., None] if x.shape == y.shape else x
         if x.ndim != 3 or x.shape[:2] != y.shape or not x.shape[2]:
             raise ValueError(f"x must have shape (f, n, d) with y of shape (f, n) = {y.shape}; got {x.shape}.")
         _checks.check_finite("x", x)
+        if categorical:
+            raise ValueError("categorical columns are for one function: x has those of several.")
+        columns = Columns.of(x)
     _checks.check_at_least("the number of rows of a function", y.shape[1], _LEAST_CONTEXT + 1)
-    return x, y
+    return columns, x, y
 
 
 class _Sizes(NamedTuple):
@@ -318,11 +332,13 @@ class _Rows(NamedTuple):
 
 
 @eqx.filter_jit
-def _split(x, y, validation_fraction: float, max_context: int, key: PRNGKeyArray, *, paper: bool) -> _Rows:
+def _split(
+    x, y, validation_fraction: float, max_context: int, indicators: tuple[int, ...], key: PRNGKeyArray, *, paper: bool
+) -> _Rows:
     """The rows in random order; the preset trains on all of them."""
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
-    x_scaler, y_scaler = Standardizer.of(x.reshape(-1, x.shape[2])), Standardizer.of(y.ravel())
+    x_scaler, y_scaler = Standardizer.of(x.reshape(-1, x.shape[2])).without(indicators), Standardizer.of(y.ravel())
     order = jax.random.permutation(key, y.shape[1])
     x, y = jax.vmap(x_scaler)(x)[:, order], jax.vmap(y_scaler)(y)[:, order]
     train, validation = ((x, y), None) if paper else _divide(x, y, validation_fraction, max_context)

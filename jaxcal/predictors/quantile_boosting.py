@@ -9,15 +9,17 @@ is moved by the errors of held-out rows, as in Romano, Patterson & Candes, "Conf
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import ArrayLike, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Quantiles
+from jaxcal.predictors import _tree_arrays
 from jaxcal.preprocessing import Standardizer
 
 _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
@@ -29,10 +31,11 @@ _LEAST_ROWS = 10
 
 
 def fit(
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     model: str = "scikit-learn",
     levels: Sequence[float] = _LEVELS,
     **options: Any,
@@ -47,16 +50,17 @@ def fit(
     The distribution is linear between the levels and ends at the outermost: it has no density beyond. A quantile that
     differs from a target of the fit by rounding is that target, so that intervals hold a value that many rows have.
 
-    Quantiles of a model that is fitted already are `jaxcal.Quantiles(levels, np.sort(values, axis=1))`, and
+    Quantiles of a model that is fitted already are `jaxcal.Quantiles(levels, values, sort=True)`, and
     `jaxcal.conformal.fit(x, base, y, score="quantile")` calibrates them by rows that it was not fitted to.
 
     The target is standardized by the rows given here. The trees are those of other packages: neither fit nor prediction
     runs under `jit`, `vmap` or `grad`.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
         y: targets [n].
         key: random key of the held-out rows and of the trees.
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         model: the package: "scikit-learn" or "lightgbm", which boost every level by itself, "xgboost" or "catboost",
             which boost all together.
         levels: of the quantiles, strictly increasing in (0, 1).
@@ -79,9 +83,7 @@ def fit(
         True
     """
     _checks.check_known("boosted trees", x, y)
-    x = _checks.as_matrix("x", x)
-    y = _checks.as_vector("y", y, length=x.shape[0])
-    _checks.check_rows("x", x, _LEAST_ROWS)
+    columns, x, y = as_data(x, y, categorical, at_least=_LEAST_ROWS)
     _checks.check_choice("model", model, tuple(_BOOST))
     grid = np.asarray(_checks.as_vector("levels", np.asarray(levels, float)), float)
     _checks.check_fraction("levels", grid)
@@ -96,12 +98,15 @@ def fit(
     errors = np.sort(targets[held_out, None] - np.sort(predict(rows[held_out]), axis=1), axis=0)
     ranks = np.arange(1, len(errors) + 1) / (len(errors) + 1)
     shift = np.array([np.interp(p, ranks, column) for p, column in zip(grid, errors.T, strict=True)])
-    return QuantileBoosting(model, predict, grid, shift, y_scaler, np.unique(np.asarray(y, float)), x.shape[1])
+    return QuantileBoosting(model, predict, grid, shift, y_scaler, np.unique(np.asarray(y, float)), columns)
 
 
 @dataclass(frozen=True)
 class QuantileBoosting:
-    """Boosted quantiles; made by `fit`. No pytree, as nothing of it is a JAX array: to save it, pickle it.
+    """Boosted quantiles; made by `fit`. No pytree, as nothing of it is a JAX array.
+
+    `jaxcal.save` writes the trees of scikit-learn as arrays: what was loaded predicts the same without the package,
+    more slowly where rows are many. Those of the other packages can be pickled alone.
 
     Attributes:
         model: the package.
@@ -110,7 +115,7 @@ class QuantileBoosting:
         shift: by what each is moved [k]; this and the boosted quantiles are of the standardized target.
         y_scaler: the standardization of the target.
         targets: the different ones, sorted.
-        num_columns: how many columns x has.
+        columns: what the columns of the training inputs were.
     """
 
     model: str
@@ -119,24 +124,29 @@ class QuantileBoosting:
     shift: np.ndarray
     y_scaler: Standardizer
     targets: np.ndarray
-    num_columns: int
+    columns: Columns
 
-    def __call__(self, x: ArrayLike) -> Quantiles:
+    def __call__(self, x: Table) -> Quantiles:
         """The quantiles at the rows of x, in its dtype.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
 
         Raises:
             TypeError: if x is traced by a transformation of JAX.
-            ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
+            ValueError: if x is empty, not finite, or has other columns than the training inputs.
         """
         _checks.check_known("boosted trees", x)
-        x = _checks.as_matrix("x", x)
-        _checks.check_columns("x", x, self.num_columns, "the trees were grown on")
+        x = self.columns(x)
         moved = np.sort(self.predict(np.asarray(x, float)), axis=1) + self.shift
         placed = float(self.y_scaler.loc) + float(self.y_scaler.scale) * np.sort(moved, axis=1)
         return Quantiles(self.levels, self._without_rounding(placed).astype(x.dtype))
+
+    def _to_save(self) -> "QuantileBoosting":
+        """With the arrays of the trees in place of scikit-learn's objects: `jaxcal.serialization`."""
+        if self.model != "scikit-learn" or not isinstance(self.predict, _Each):
+            return self
+        return replace(self, predict=_Each(tuple(map(_tree_arrays.of_gradient_boosting, self.predict.models))))
 
     def _without_rounding(self, values: np.ndarray) -> np.ndarray:
         """The values, or the targets that they differ from by rounding."""

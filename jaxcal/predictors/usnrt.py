@@ -9,37 +9,37 @@ network is trained in its alternating form (section IV-D). Several such trees ma
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, Widening, presets
 from jaxcal.networks.held_out import widened
 from jaxcal.networks.normal import as_mixture, as_normal
-from jaxcal.networks.training import as_data, settle, takes_training_options
+from jaxcal.networks.training import settle, takes_training_options
 from jaxcal.predictors import _tree_networks
-from jaxcal.predictors._columns import Columns, positions
 from jaxcal.predictors._growing import Growing, Problem, Search, arranged, grow, stack_trees
 from jaxcal.predictors._tree import Branch, Tree
-from jaxcal.preprocessing import Encoder, Standardizer
+from jaxcal.preprocessing import LogTails, Standardizer
 
 _FOLDS = 5
 
 
 @takes_training_options()
 def fit(
-    x: Any,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
     key: PRNGKeyArray,
-    categorical: Sequence[int | str] = (),
+    categorical: Categorical = (),
     unseen: str = "error",
     num_members: int = 1,
     min_leaf: int | str = "auto",
@@ -136,15 +136,16 @@ def fit(
     if _checks.is_traced(x, y):
         raise TypeError("a tree grows by the values of x and y: fit does not run under jit, vmap or grad.")
     _checks.check_choice("unseen", unseen, ("error", "majority"))
-    columns = Columns.of(x)
-    x, y = as_data(x if columns is None else columns.matrix(x, unseen), y)
-    of_paper = presets.usnrt(x.shape[1])
-    leaf = of_paper._replace(hidden=(4 * x.shape[1], 2 * x.shape[1]), patience=25)
+    check_same_index(x, y)
+    columns = replace(Columns.of(x, categorical), unseen=unseen)
+    table = columns.table(x)
+    y = _checks.as_vector("y", y, length=table.shape[0])
+    _checks.check_rows("x", table, 2)
+    of_paper = presets.usnrt(columns.num_columns)
+    leaf = of_paper._replace(hidden=(4 * columns.num_columns, 2 * columns.num_columns), patience=25)
     settings = settle(options, {None: presets.DEFAULT, "paper": leaf}, preset)
     if split_hidden is None:
         split_hidden = of_paper.hidden if preset == "paper" else presets.DEFAULT.hidden
-    names, labeled = (None, ()) if columns is None else (columns.names, columns.categorical)
-    categorical = positions((*categorical, *labeled), names, x.shape[1])
     _checks.check_at_least("num_members", num_members, 1)
     num_folds = _num_folds(num_folds, preset)
     search = Search.of(
@@ -156,8 +157,7 @@ def fit(
         correction=correction,
         step=step,
     )
-    encoder = Encoder.of(x, categorical, unseen, log_tails=settings.log_tails)
-    y_scaler, problem = arranged(encoder, x, y)
+    scalers, problem = arranged(columns, table, y, log_tails=settings.log_tails)
     # As many leaves as there can be at most.
     num_leaves = num_members * max(len(y) // search.min_leaf, 1)
     grow_key, (of_leaves, of_folds, of_held_out, of_all) = _tree_networks.draws(
@@ -177,11 +177,11 @@ def fit(
     leaves = _tree_networks.train_leaves(problem, settings, rows, num_leaves, held_out, start, of_leaves)
     fitted = USNRT(
         columns=columns,
-        encoder=encoder,
-        y_scaler=y_scaler,
-        trees=stack_trees(trees, y_scaler.scale),
+        x_scaler=scalers.x,
+        y_scaler=scalers.y,
+        trees=stack_trees(trees, scalers.y.scale),
         networks=leaves.optima.params,
-        leaf_rmse=y_scaler.scale * leaves.rmse,
+        leaf_rmse=scalers.y.scale * leaves.rmse,
         leaf_coverage=leaves.coverage,
         training=TrainingRecord.of(leaves.optima, throw=settings.throw),
         leaf_widening=leaves.widening,
@@ -190,7 +190,7 @@ def fit(
     if num_members == 1 or held_out is None:
         return fitted
     rows = np.flatnonzero(held_out)
-    widening = _widening_of_mixture(fitted, x[rows], problem.target[rows])
+    widening = _widening_of_mixture(fitted, table[rows], problem.target[rows])
     return replace(fitted, widening=widening)
 
 
@@ -198,8 +198,8 @@ class USNRT(eqx.Module):
     """A grown tree with the networks of its leaves, or an ensemble of several; made by `fit`.
 
     Attributes:
-        columns: the names and the labels of the columns of a data frame; None where the inputs were an array.
-        encoder: what makes network inputs of columns.
+        columns: what the columns of the training inputs were.
+        x_scaler: the standardization of the inputs of networks.
         y_scaler: the standardization of the target.
         trees: the trees of the members, padded to a common size [m, nodes].
         networks: the networks of the leaves [m, leaves]; of a tree with fewer leaves, the rest are copies of its first.
@@ -212,8 +212,8 @@ class USNRT(eqx.Module):
         widening: what makes the variance of the mixture of several members that of new rows, after this.
     """
 
-    columns: Columns | None
-    encoder: Encoder
+    columns: Columns
+    x_scaler: Standardizer | LogTails
     y_scaler: Standardizer
     trees: Tree
     networks: NormalNetwork
@@ -223,19 +223,19 @@ class USNRT(eqx.Module):
     leaf_widening: Widening | None
     widening: Widening | None
 
-    def __call__(self, x: Any) -> Normal | Mixture:
+    def __call__(self, x: Table) -> Normal | Mixture:
         """The predictions at the rows of x: normal distributions, or of an ensemble mixtures of them.
 
         Args:
-            x: inputs [n, d], or a data frame if the tree was fitted to one; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
 
         Raises:
-            ValueError: if x is empty, not finite, or has another number of columns than the training inputs, or lacks
-                one of their names, or a categorical column has an unseen category, where that is an error.
+            ValueError: if x is empty, not finite, or has other columns than the training inputs, or a categorical
+                column has an unseen category, where that is an error.
         """
-        return _predict(self, self._checked(x))
+        return _predict(self, self.columns.table(x))
 
-    def apply(self, x: Any, *, member: int = 0) -> Int[Array, " n"]:
+    def apply(self, x: Table, *, member: int = 0) -> Int[Array, " n"]:
         """The number of the leaf of a member's tree that each row of x falls into: groups for `by=fitted.apply`.
 
         Args:
@@ -245,7 +245,7 @@ class USNRT(eqx.Module):
         Raises:
             ValueError: as the call does; if there is no such member.
         """
-        return _leaves(self, self._tree_of(member), self._checked(x))
+        return _leaves(self, self._tree_of(member), self.columns.table(x))
 
     @property
     def heterogeneity(self) -> Float[Array, " m"]:
@@ -268,13 +268,12 @@ class USNRT(eqx.Module):
         Raises:
             ValueError: if there is another number of names than columns, or no such member.
         """
-        num_columns = self.encoder.scaler.num_columns
-        if names is None:
-            names = [f"x[{column}]" for column in range(num_columns)] if self.columns is None else self.columns.names
-        if len(names) != num_columns:
-            raise ValueError(f"there are {num_columns} columns; got {len(names)} names.")
+        known = self.columns.table_names()
+        names = known if names is None else names
+        if len(names) != len(known):
+            raise ValueError(f"there are {len(known)} columns; got {len(names)} names.")
         tree, leaf_rmse = self._tree_of(member), self.leaf_rmse[member]
-        return tree.branch(names, self._labels(), leaf_rmse)
+        return tree.branch(names, self.columns.shown_labels(), leaf_rmse)
 
     def text(self, names: Sequence[str] | None = None, *, member: int = 0) -> str:
         """A member's tree as text, a line for every node; the arguments are those of `root`.
@@ -314,20 +313,6 @@ class USNRT(eqx.Module):
         _checks.check_choice("member", member, tuple(range(self.leaf_rmse.shape[0])))
         return jax.tree.map(lambda part: part[member], self.trees)
 
-    def _labels(self) -> dict[int, Sequence[str]]:
-        """The categories of every categorical column as they are shown."""
-        labels = {} if self.columns is None else dict(enumerate(self.columns.categories))
-        return {
-            column: labels.get(column) or [f"{value:g}" for value in values.tolist()]
-            for column, values in zip(self.encoder.categorical, self.encoder.categories, strict=True)
-        }
-
-    def _checked(self, x: Any) -> Float[Array, "n d"]:
-        x = _checks.as_matrix("x", x if self.columns is None else self.columns.matrix(x, self.encoder.unseen))
-        _checks.check_columns("x", x, self.encoder.scaler.num_columns, "the tree was grown on")
-        self.encoder.check_seen(x)
-        return x
-
 
 def _num_folds(num_folds: int | None, preset: str | None) -> int:
     """The number that was given, or that of the preset."""
@@ -358,29 +343,29 @@ def _grow(
 
 
 @eqx.filter_jit
-def _leaves(fitted: USNRT, tree: Tree, x: Float[Array, "n d"]) -> Int[Array, " n"]:
+def _leaves(fitted: USNRT, tree: Tree, table: Float[Array, "n c"]) -> Int[Array, " n"]:
     """The number of the leaf of one tree that each row falls into."""
-    codes = fitted.encoder.codes(x)
-    is_categorical = jnp.isin(jnp.arange(x.shape[1]), jnp.array(fitted.encoder.categorical, int))
-    return jax.vmap(lambda row, codes: tree.leaf_of(row, codes, is_categorical))(x, codes)
+    codes = fitted.columns.codes(table)
+    is_categorical = jnp.isin(jnp.arange(table.shape[1]), jnp.array(fitted.columns.categorical, int))
+    return jax.vmap(lambda row, codes: tree.leaf_of(row, codes, is_categorical))(table, codes)
 
 
 @eqx.filter_jit
-def _predict(fitted: USNRT, x: Float[Array, "n d"]) -> Normal | Mixture:
-    means, variances = _moments(fitted, x)
+def _predict(fitted: USNRT, table: Float[Array, "n c"]) -> Normal | Mixture:
+    means, variances = _moments(fitted, table)
     if means.shape[0] == 1:
         return as_normal((means[0], variances[0]), fitted.y_scaler)
     return as_mixture(means, variances, fitted.widening, fitted.y_scaler)
 
 
-def _moments(fitted: USNRT, x: Float[Array, "n d"]) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
+def _moments(fitted: USNRT, table: Float[Array, "n c"]) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
     """The mean and the variance of every member, of the standardized target."""
-    inputs = fitted.encoder(x)
+    inputs = fitted.x_scaler(fitted.columns.inputs(table))
     networks, fixed = eqx.partition(fitted.networks, eqx.is_array)
     numbers = jnp.arange(fitted.leaf_rmse.shape[-1])
 
     def member(tree: Tree, of_leaves):
-        leaf = _leaves(fitted, tree, x)
+        leaf = _leaves(fitted, tree, table)
 
         def place(moments, part):
             number, (network, widening) = part
@@ -388,7 +373,7 @@ def _moments(fitted: USNRT, x: Float[Array, "n d"]) -> tuple[Float[Array, "m n"]
             found = mean, widened(variance, widening)
             return jax.tree.map(lambda new, old: jnp.where(leaf == number, new, old), found, moments), None
 
-        nothing = jnp.zeros(x.shape[0], inputs.dtype)
+        nothing = jnp.zeros(table.shape[0], inputs.dtype)
         moments, _ = lax.scan(place, (nothing, nothing), (numbers, of_leaves))
         return moments
 
@@ -396,6 +381,6 @@ def _moments(fitted: USNRT, x: Float[Array, "n d"]) -> tuple[Float[Array, "m n"]
 
 
 @eqx.filter_jit
-def _widening_of_mixture(fitted: USNRT, x: Float[Array, "n d"], target: Float[Array, " n"]) -> Widening:
+def _widening_of_mixture(fitted: USNRT, table: Float[Array, "n c"], target: Float[Array, " n"]) -> Widening:
     """That of held-out rows, of the standardized target."""
-    return Widening.of_mixture(*_moments(fitted, x), target)
+    return Widening.of_mixture(*_moments(fitted, table), target)

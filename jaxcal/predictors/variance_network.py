@@ -12,21 +12,23 @@ from typing import Unpack
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Normal
 from jaxcal.networks import NormalNetwork, StepOptions, TrainedNetwork, TrainingRecord, Widening
 from jaxcal.networks.held_out import widened
 from jaxcal.networks.normal import as_normal, settle_normal, train_normal
-from jaxcal.networks.training import GIVE_STEPS, XY, as_data, takes_training_options
+from jaxcal.networks.training import GIVE_STEPS, XY, takes_training_options
 
 
 @takes_training_options(StepOptions)
 def fit(
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Table,
+    y: Series,
     *,
     key: PRNGKeyArray,
+    categorical: Categorical = (),
     form: str | None = None,
     rounds: int = 2,
     preset: str | None = None,
@@ -65,9 +67,10 @@ def fit(
     take the plain likelihood, and nothing is widened, as there is no validation set.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the validation rows and the batches.
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         form: "joint" (the default) or "alternating".
         rounds: how often the alternating form trains both networks.
         preset: None, or "crude" or "usnrt" for other defaults, as above.
@@ -88,7 +91,7 @@ def fit(
         >>> distribution.mean.round(0).tolist(), bool(distribution.std[1] > 3 * distribution.std[0])
         ([-2.0, 2.0], True)
     """
-    x, y = as_data(x, y)
+    columns, x, y = as_data(x, y, categorical)
     settings = settle_normal(x.shape[1], options, preset, StepOptions)
     optimum, rows = train_normal(
         x,
@@ -100,10 +103,12 @@ def fit(
         preset=preset,
         what="variance_network.fit",
         instead=GIVE_STEPS,
+        indicators=columns.indicators,
     )
     return VarianceNetwork(
         network=optimum.params,
         widening=_widening(optimum.params, rows.validation) if settings.calibrate else None,
+        columns=columns,
         x_scaler=rows.x_scaler,
         y_scaler=rows.y_scaler,
         training=TrainingRecord.of(optimum, throw=settings.throw, validated=settings.steps is None),

@@ -33,7 +33,7 @@ rule="randomized". "RM" is rule="linear" from `Point(base.mean)`, without the va
 from collections.abc import Sequence
 from typing import Literal, overload
 
-from jaxtyping import ArrayLike, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators import _grouped_tables
@@ -44,6 +44,7 @@ from jaxcal.calibrators.conformal import distributions, intervals, quantiles
 from jaxcal.calibrators.conformal.distributions import ConformalCalibrator
 from jaxcal.calibrators.conformal.intervals import SplitConformal
 from jaxcal.calibrators.conformal.quantiles import ConformalizedQuantiles, GroupedConformalizedQuantiles
+from jaxcal.columns import Series, Table
 from jaxcal.distributions import Distribution, Point
 
 __all__ = [
@@ -65,9 +66,9 @@ _SCORES = {
 
 @overload
 def fit(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     score: Literal["absolute", "scaled", "signed"] | None = None,
     rule: None = None,
@@ -77,9 +78,9 @@ def fit(
 ) -> SplitConformal: ...
 @overload
 def fit(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     score: Literal["absolute", "scaled", "signed"] | None = None,
     rule: None = None,
@@ -90,9 +91,9 @@ def fit(
 ) -> SplitConformal | GroupedTables: ...
 @overload
 def fit(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     score: Literal["quantile"],
     rule: None = None,
@@ -102,9 +103,9 @@ def fit(
 ) -> ConformalizedQuantiles: ...
 @overload
 def fit(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     score: Literal["quantile"],
     rule: None = None,
@@ -115,9 +116,9 @@ def fit(
 ) -> ConformalizedQuantiles | GroupedConformalizedQuantiles: ...
 @overload
 def fit(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     score: Literal["signed", "cdf"] | None = None,
     rule: Literal["randomized", "linear"],
@@ -126,9 +127,9 @@ def fit(
     smoothing: float | None = None,
 ) -> ConformalCalibrator: ...
 def fit(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution,
-    y: ArrayLike,
+    y: Series,
     *,
     score: str | None = None,
     rule: str | None = None,

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from jaxcal.calibrators._base import (
     check_base,
@@ -15,6 +15,7 @@ from jaxcal.calibrators._base import (
     smoothed,
     sorted_errors,
 )
+from jaxcal.columns import Table
 from jaxcal.distributions import Distribution, Empirical, Normal, Point, Recalibrated, ScaledQuantiles
 
 
@@ -58,7 +59,7 @@ class ConformalCalibrator(eqx.Module):
     seed: UInt32[Array, "*runs"] | None
     scale: str = eqx.field(static=True)
 
-    def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical | ScaledQuantiles | Recalibrated:
+    def __call__(self, x: Table | None, base: Distribution) -> Empirical | ScaledQuantiles | Recalibrated:
         """The calibrated distributions.
 
         With rule="randomized" they are `Empirical`, with mass at -inf and +inf: their mean, std and score are those of

@@ -14,6 +14,7 @@ from jaxcal.calibrators._base import (
     sorted_errors,
     standardized_errors,
 )
+from jaxcal.columns import Table
 from jaxcal.distributions import Distribution, Empirical, Point
 from jaxcal.guarantee import Guarantee
 
@@ -53,7 +54,7 @@ class SplitConformal(eqx.Module):
     out_of_fold: bool = eqx.field(static=True)
     smoothed: bool = eqx.field(static=True, default=False)
 
-    def __call__(self, x: ArrayLike | None, base: Distribution) -> Empirical:
+    def __call__(self, x: Table | None, base: Distribution) -> Empirical:
         """The distributions whose central intervals have the coverage of `guarantee`.
 
         An interval at a level for which there are too few calibration rows is infinite; a warning says how many rows

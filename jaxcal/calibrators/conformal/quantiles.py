@@ -22,6 +22,7 @@ from jaxcal.calibrators._base import (
     smoothed,
 )
 from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights
+from jaxcal.columns import Table
 from jaxcal.distributions import Distribution, PartialQuantiles, Point, Quantiles
 from jaxcal.functional import tables
 from jaxcal.functional.quantiles import empirical_quantile, smallest_table
@@ -50,7 +51,7 @@ def fit(
 
 
 def fit_groups(
-    x: ArrayLike | None,
+    x: Table | None,
     base: Distribution,
     y: Float[Array, " l"],
     confidence_levels: Sequence[float] | None,
@@ -93,7 +94,7 @@ class ConformalizedQuantiles(eqx.Module):
     out_of_fold: bool = eqx.field(static=True)
     smoothed: bool = eqx.field(static=True, default=False)
 
-    def __call__(self, x: ArrayLike | None, base: Distribution) -> Quantiles:
+    def __call__(self, x: Table | None, base: Distribution) -> Quantiles:
         """The distributions with these intervals at the levels of the fit, the base's median, and lines in between.
 
         The guarantee is that of the intervals at these levels alone. The distribution ends at the widest of them.
@@ -143,7 +144,7 @@ class GroupedConformalizedQuantiles(eqx.Module):
     out_of_fold: bool = eqx.field(static=True)
 
     def __call__(
-        self, x: ArrayLike | None, base: Distribution, *, by: Labels | None = None, weights: Weights | None = None
+        self, x: Table | None, base: Distribution, *, by: Labels | None = None, weights: Weights | None = None
     ) -> Quantiles | PartialQuantiles:
         """The distributions that `ConformalizedQuantiles` gives, each by the scores of the row's group.
 

@@ -1,0 +1,118 @@
+"""Rows of predictions: how many there are, and some of them. What distributions of numbers and of vectors share."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from jaxcal import _checks
+
+M = TypeVar("M", bound=eqx.Module)
+R = TypeVar("R", bound="Rows")
+
+
+class Rows(eqx.Module):
+    """Predictions in rows: `len(predictions)` of them, of which `predictions[index]` are some, of the same class.
+
+    An array of a class has a row for each prediction on its first axis, unless the class names it in `_shared`.
+    """
+
+    # What all rows share, by the name of its field, with its number of axes (of several arrays that of the first).
+    _shared: ClassVar[Mapping[str, int]] = {}
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        axes, leaves = jax.tree.leaves(self._axes()), jax.tree.leaves(self)
+        size, axis = next((leaf.shape, axis) for leaf, axis in zip(leaves, axes, strict=True) if axis >= 0)
+        if len(size) <= axis:
+            raise TypeError(f"a {type(self).__name__} of one row without an axis has no length.")
+        return size[axis]
+
+    def __getitem__(self: R, index: Any) -> R:
+        """The rows that an index selects, in its order: as NumPy's index of a vector does.
+
+        A number gives one row, of shape (1,), since all methods and metrics take rows. Under `jit` numbers of rows may
+        be traced; what they select is NaN where they are out of range.
+
+        Args:
+            index: a number, a slice, a mask [n] or numbers [k]; negative numbers count from the end.
+
+        Raises:
+            IndexError: if the index is none of these, or known numbers are out of range.
+            TypeError: if a mask is traced.
+            ValueError: if no row is selected, or the arrays have a further axis, of runs.
+        """
+        return self._take(_selected(index, len(self)))
+
+    def __iter__(self) -> Iterator[NoReturn]:
+        raise TypeError(
+            f"a {type(self).__name__} is not iterated over, which would be slow: take its arrays, such as mean, or one "
+            "row by its number, predictions[0]."
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} is no array: take one of its arrays, such as mean.")
+
+    def _take(self: R, rows: Int[Array | np.ndarray, " k"]) -> R:
+        """The rows of these numbers, which are not negative."""
+        return _gathered(self, rows)
+
+    def _axes(self: R) -> R:
+        """For every array its axis of rows; -1 for what all rows share.
+
+        Raises:
+            ValueError: if the arrays have a further axis, of runs.
+        """
+        self._check_one_run()
+        axes: dict[str, Any] = {name: jax.tree.map(lambda _: -1, getattr(self, name)) for name in self._shared}
+        for field in dataclasses.fields(self):
+            if isinstance(value := getattr(self, field.name), Rows):
+                axes[field.name] = value._axes()
+        return replaced(jax.tree.map(lambda _: 0, self), **axes)
+
+    def _check_one_run(self) -> None:
+        for name, ndim in self._shared.items():
+            first = jax.tree.leaves(getattr(self, name))[0]
+            if first.ndim > ndim:
+                raise ValueError(
+                    f"this {type(self).__name__} is a stack of several runs, whose {name} has shape {first.shape}: "
+                    "take the rows of each run under jax.vmap."
+                )
+
+
+def replaced(module: M, **fields: Any) -> M:
+    """The module with other values in some fields, without the checks of its `__init__`."""
+    copy = jax.tree.map(lambda leaf: leaf, module)
+    for name, value in fields.items():
+        object.__setattr__(copy, name, value)  # as an __init__ would
+    return copy
+
+
+@jax.jit
+def _gathered(predictions: Any, rows: Int[Array, " k"]) -> Any:
+    """The rows of these numbers, by one program."""
+    take = lambda axis, leaf: leaf if axis < 0 else jnp.take(leaf, rows, axis=axis)
+    return jax.tree.map(take, predictions._axes(), predictions)
+
+
+def _selected(index: Any, size: int) -> Int[Array | np.ndarray, " k"]:
+    """The numbers of the selected rows, not negative; known ones are checked."""
+    if _checks.is_traced(index):
+        if not jnp.issubdtype(index.dtype, jnp.integer):
+            raise TypeError(
+                f"an index of dtype {index.dtype} is traced: only numbers of rows may be, since how many rows are "
+                "selected must be known."
+            )
+        rows = jnp.where(index < 0, index + size, index)
+    else:
+        rows = np.arange(size, dtype=np.int32)[np.asarray(index) if isinstance(index, jax.Array) else index]
+    if rows.ndim > 1:
+        raise IndexError(f"an index must select rows by one axis; got one of shape {rows.shape}.")
+    if rows.size == 0:
+        raise ValueError(f"the index selects none of {size} rows: a distribution has at least one.")
+    return rows.reshape(-1)

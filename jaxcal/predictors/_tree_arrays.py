@@ -1,0 +1,195 @@
+"""Trees of scikit-learn and NGBoost as arrays of NumPy: what is saved of them, and predicts the same bit by bit.
+
+Rows go to the left where their value is at most the threshold. The trees take float32, those of gradient boosting
+float64, as the packages do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# So many rows go down the trees together.
+_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of several trees, one tree after the other.
+
+    Attributes:
+        first: the number of the root of each tree [T].
+        children: the numbers of the nodes on the right and on the left [nodes, 2]; of a leaf its own.
+        feature: the column that a node is split by [nodes], -1 in a leaf.
+        threshold: rows up to it go to the left [nodes].
+        value: what a node predicts [nodes].
+    """
+
+    first: np.ndarray
+    children: np.ndarray
+    feature: np.ndarray
+    threshold: np.ndarray
+    value: np.ndarray
+
+    @classmethod
+    def of(cls, trees: Sequence[Any]) -> "Nodes":
+        """Those of trees as scikit-learn has them, of one target."""
+        parts = [(tree.children_left, tree.children_right, tree.feature, tree.threshold) for tree in trees]
+        return cls._joined(parts, [tree.value[:, 0, 0] for tree in trees])
+
+    @classmethod
+    def of_boosting(cls, trees: Sequence[np.ndarray]) -> "Nodes":
+        """Those of trees of scikit-learn's gradient boosting, which are arrays of records."""
+        parts = []
+        for nodes in trees:
+            is_leaf = nodes["is_leaf"] != 0
+            children = (np.where(is_leaf, -1, nodes[side].astype(int)) for side in ("left", "right"))
+            parts.append((*children, nodes["feature_idx"], nodes["num_threshold"]))
+        return cls._joined(parts, [nodes["value"] for nodes in trees])
+
+    @classmethod
+    def _joined(cls, parts: Sequence[tuple], values: Sequence[np.ndarray]) -> "Nodes":
+        """Of trees whose leaves have the children -1."""
+        sizes = np.array([len(value) for value in values])
+        first = np.cumsum(sizes) - sizes
+        left, right, feature, threshold = map(np.concatenate, zip(*parts, strict=True))
+        is_leaf = left < 0
+        own, start = np.arange(len(left)), np.repeat(first, sizes)
+        sides = [np.where(is_leaf, own, start + side) for side in (right, left)]
+        return cls(
+            first=first,
+            children=np.stack(sides, axis=1).astype(np.int32),
+            feature=np.where(is_leaf, -1, feature).astype(np.int32),
+            threshold=np.where(is_leaf, 0.0, threshold),
+            value=np.concatenate(values),
+        )
+
+    def leaves(self, x: np.ndarray) -> np.ndarray:
+        """The numbers of the leaves that rows fall into [n, T]."""
+        found = np.empty((len(x), len(self.first)), int)
+        for start in range(0, len(x), _AT_ONCE):
+            found[start : start + _AT_ONCE] = self._leaves(x[start : start + _AT_ONCE])
+        return found
+
+    def _leaves(self, x: np.ndarray) -> np.ndarray:
+        node = np.tile(self.first, len(x))
+        row = np.repeat(np.arange(len(x)), len(self.first))
+        below = np.flatnonzero(self.feature[node] >= 0)
+        while len(below):
+            at = node[below]
+            is_left = x[row[below], self.feature[at]] <= self.threshold[at]
+            at = self.children[at, is_left.astype(int)]
+            node[below] = at
+            below = below[self.feature[at] >= 0]
+        return node.reshape(len(x), -1)
+
+
+class Tree(NamedTuple):
+    """What is known of the nodes of one tree, under the names of scikit-learn."""
+
+    children_left: np.ndarray
+    value: np.ndarray
+    impurity: np.ndarray
+    weighted_n_node_samples: np.ndarray
+
+    @property
+    def node_count(self) -> int:
+        """How many they are."""
+        return len(self.impurity)
+
+
+@dataclass(frozen=True)
+class ForestArrays:
+    """A random forest, or one of extra trees.
+
+    Attributes:
+        nodes: of all trees.
+        impurity: the variance of the targets at each node.
+        weight: how many rows each has.
+        counts: how often a row is in the bootstrap sample of each tree [T, n]; None where there is no bootstrap.
+    """
+
+    nodes: Nodes
+    impurity: np.ndarray
+    weight: np.ndarray
+    counts: np.ndarray | None
+
+    @property
+    def bootstrap(self) -> bool:
+        """Whether trees were grown on bootstrap samples."""
+        return self.counts is not None
+
+    @property
+    def trees(self) -> list[Tree]:
+        """The trees one by one."""
+        left = np.where(self.nodes.feature < 0, -1, self.nodes.children[:, 1])
+        parts = left, self.nodes.value[:, None, None], self.impurity, self.weight
+        return [Tree(*each) for each in zip(*(np.split(part, self.nodes.first[1:]) for part in parts), strict=True)]
+
+    def apply(self, x: np.ndarray) -> np.ndarray:
+        """The number of the leaf in each tree that rows fall into [n, T]."""
+        return self.nodes.leaves(x.astype(np.float32)) - self.nodes.first
+
+
+@dataclass(frozen=True)
+class BoostedNormal:
+    """NGBoost's mean and log std: the trees of a step, one for each of the two, come after each other.
+
+    Attributes:
+        nodes: of all trees.
+        initial: the two before all steps.
+        scalings: the factor of each step.
+        learning_rate: of all.
+    """
+
+    nodes: Nodes
+    initial: np.ndarray
+    scalings: np.ndarray
+    learning_rate: float
+
+    def moments(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The means and stds of rows."""
+        steps = self.nodes.value[self.nodes.leaves(x.astype(np.float32))].reshape(len(x), -1, 2)
+        params = np.ones((len(x), 2)) * self.initial
+        for step, scaling in zip(np.moveaxis(steps, 1, 0), self.scalings, strict=True):
+            params -= self.learning_rate * step * scaling
+        return params[:, 0], np.exp(params[:, 1])
+
+
+@dataclass(frozen=True)
+class BoostedQuantile:
+    """A quantile of scikit-learn's gradient boosting: the sum of a constant and of what its trees predict."""
+
+    nodes: Nodes
+    constant: float
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """The quantile of every row."""
+        total = np.full(len(x), self.constant)
+        for values in self.nodes.value[self.nodes.leaves(x)].T:
+            total += values
+        return total
+
+
+def of_forest(forest: Any, counts: np.ndarray | None) -> ForestArrays:
+    """The arrays of a fitted forest of scikit-learn, with its bootstrap samples, if it has any."""
+    trees = [estimator.tree_ for estimator in forest.estimators_]
+    impurity, weight = (
+        np.concatenate([getattr(tree, name) for tree in trees]) for name in ("impurity", "weighted_n_node_samples")
+    )
+    return ForestArrays(Nodes.of(trees), impurity, weight, None if counts is None else counts.astype(np.uint16))
+
+
+def of_ngboost(model: Any) -> BoostedNormal:
+    """The arrays of a fitted NGBRegressor of a normal distribution, whose trees know all columns."""
+    nodes = Nodes.of([tree.tree_ for step in model.base_models for tree in step])
+    return BoostedNormal(nodes, np.asarray(model.init_params), np.asarray(model.scalings), float(model.learning_rate))
+
+
+def of_gradient_boosting(model: Any) -> Any:
+    """The arrays of a fitted HistGradientBoostingRegressor of a quantile; as it is where it has categorical columns."""
+    if isinstance(model, BoostedQuantile) or model.loss != "quantile" or model.is_categorical_ is not None:
+        return model
+    trees = [predictor.nodes for (predictor,) in model._predictors]
+    return BoostedQuantile(Nodes.of_boosting(trees), model._baseline_prediction.item())

@@ -1,0 +1,573 @@
+"""Fitted modules and distributions in a file: `save` and `load`.
+
+A file is one of safetensors: the arrays, and a header, whose one entry of metadata, "jaxcal", is a JSON object:
+
+    digest     SHA-256 of the whole file with zeros in place of these 64 digits
+    format     of the tree: 1
+    version    of jaxcal
+    tree       the model
+
+None, truth values, whole numbers, finite floats and strings of a tree stand for themselves. All else is an object that
+says what it is:
+
+    {"array": name, "weak": bool}             an array of JAX; of weak type or not
+    {"key": name, "impl": ...}                random keys of JAX
+    {"numpy": name}, {"scalar": name}         an array of NumPy, one of its numbers
+    {"sparse": [data, indices, starts], "shape": [...]}    a sparse matrix of rows
+    {"tuple": [...]}, {"list": [...]}, {"dict": {...}}, {"slice": [start, stop, step]}, {"float": "nan"}
+    {"class": name, "fields": {...}}          a module, a dataclass or a named tuple
+    {"enum": name, "member": name}
+    {"function": name}, {"method": name, "of": ...}, {"partial": function, "args": [...], "keywords": {...}}
+    {"unset": true}                           a field that is read from the class
+    {"default": true}                         a field that holds the default of the class's __init__
+
+The name of an array is its number; "dtype" is beside it where safetensors has no such dtype for NumPy. Classes and
+functions have the name that they are imported by, and are looked up in a few packages only. Objects are made from their
+fields, as equinox unflattens a module: no code runs that a file names.
+"""
+
+import dataclasses
+import enum
+import hashlib
+import importlib
+import inspect
+import json
+import math
+import os
+import secrets
+import types
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from jax import dtypes
+
+from jaxcal import _checks, _functions
+
+_FORMAT = 1
+# What a file begins with, after the eight bytes that hold the length of its header.
+_BEGINNING = rb'{"__metadata__":{"jaxcal":"{\"digest\":\"'
+_START = 8 + len(_BEGINNING)
+_NO_DIGEST = b"0" * (2 * hashlib.sha256().digest_size)
+# What classes and functions may come from: these parts of jaxcal, and what these modules show.
+_PARTS = {
+    *("calibrators", "columns", "cross_conformal", "cross_validation", "density_ratio", "distributions", "functional"),
+    *("gp", "guarantee", "labels", "metrics", "networks", "online", "optimize", "pipeline", "predictors"),
+    *("preprocessing",),
+}
+_MODULES = ("equinox.nn", "gpjax.kernels", "gpjax.parameters", "paramax")
+_DTYPES = {"bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
+_DTYPES |= {"float16", "float32", "float64"}
+# Fields that are read from the class, and those that hold the default of the class's __init__.
+_UNSET_FIELD, _DEFAULT_FIELD = {"unset": True}, {"default": True}
+
+
+def save(path: str | os.PathLike, model: Any) -> None:
+    """Save a fitted module, a distribution, or a tuple, list or dict of them, into one file; `load` reads it.
+
+    The file is one of safetensors with the arrays and all else that predictions need. There is no pickle in it, and
+    loading runs no code that it names: a file from a stranger is safe to load. The new file takes the place of an old
+    one in one step; where an error comes first, the old one stays as it is.
+
+    What cannot be saved, and raises TypeError:
+
+    - functions of the user's, such as `by`, `weights` or `features`, and the user's own classes: a file holds the name
+      of a function or a class, and only names in jaxcal, jax.nn, jax.numpy, equinox.nn and gpjax's kernels are loaded.
+      Give arrays, or `jaxcal.labels`, where a calibrator takes them;
+    - models of other packages: what `jaxcal.pipeline` or `jaxcal.density_ratio` made of an estimator of scikit-learn,
+      or `quantile_boosting` of LightGBM, XGBoost or CatBoost.
+
+    These can be saved by `joblib.dump` or `pickle.dump`, where functions have a name; those without one by cloudpickle.
+
+    Args:
+        path: of the file, with any suffix; ".safetensors" is usual.
+        model: what to save.
+
+    Raises:
+        TypeError: if a part of the model cannot be saved, or is traced by a transformation of JAX; it is named.
+        ValueError: if the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> import jaxcal as jc, numpy as np
+        >>> x = np.linspace(0, 1, 50)
+        >>> fitted = jc.gaussian_mle.fit(x, jc.Point(x), x**2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     jc.save(f"{folder}/fitted.safetensors", fitted)
+        ...     loaded = jc.load(f"{folder}/fitted.safetensors")
+        >>> bool((loaded(x, jc.Point(x)).std == fitted(x, jc.Point(x)).std).all())
+        True
+    """
+    writer = _Writer()
+    about = {"format": _FORMAT, "version": _own_version(), "tree": writer.node(model, "")}
+    text = json.dumps({"digest": _NO_DIGEST.decode(), **about}, separators=(",", ":"), allow_nan=False)
+    data = safetensors.numpy.save(writer.tensors, {"jaxcal": text})
+    start, rest = _around_digest(data)
+    _write(Path(path), start, _digest(data), rest)
+
+
+def load(path: str | os.PathLike) -> Any:
+    """The model that `save` wrote into a file: it predicts the same, bit by bit.
+
+    Its arrays have the dtypes they were saved with. Where a file holds arrays of 64 bits and JAX is in 32, they become
+    arrays of 32 bits.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ValueError: if there is no such file or it cannot be read; if it is none of `save`, is damaged, or is of a
+            newer format; if it names a class, a field or a function that this version of jaxcal does not have; if it
+            holds a number that 32 bits cannot, where JAX is in 32.
+
+    Warns:
+        UserWarning: if arrays of 64 bits became arrays of 32.
+
+    Example:
+        >>> import tempfile
+        >>> import jaxcal as jc, numpy as np
+        >>> x = np.linspace(0, 1, 50)
+        >>> base = jc.Normal(x, 1 + x)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     jc.save(f"{folder}/both", {"crude": jc.crude.fit(x, base, x**2), "base": base})
+        ...     both = jc.load(f"{folder}/both")
+        >>> both["crude"](x[:3], jc.Normal(x[:3], 1.0)).mean.shape
+        (3,)
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}.") from error
+    if not data.startswith(_BEGINNING, 8):
+        raise ValueError(f"{path} is not a file that jaxcal.save has written, or not the whole of one.")
+    if data[_START : _START + len(_NO_DIGEST)] != _digest(data):
+        raise ValueError(f"{path} is damaged or cut short: it does not match the digest that was written with it.")
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    about = json.loads(header["__metadata__"]["jaxcal"])
+    if about["format"] > _FORMAT:
+        raise ValueError(
+            f"{path} was written by jaxcal {about['version']} in format {about['format']}, and this one reads format "
+            f"{_FORMAT}: update jaxcal."
+        )
+    reader = _Reader(str(path), about["version"], safetensors.numpy.load(data))
+    model = reader.value(about["tree"], "")
+    if reader.has_narrowed:
+        warnings.warn(
+            f"{path} was written in 64 bits and is loaded in 32: predictions change by rounding. To keep all digits, "
+            "jax.config.update('jax_enable_x64', True) before loading.",
+            stacklevel=2,
+        )
+    return model
+
+
+def _digest(data: bytes) -> bytes:
+    """The hexadecimal digits of the digest of a file, whatever it has in their place."""
+    start, rest = _around_digest(data)
+    digest = hashlib.sha256(start)
+    for part in (_NO_DIGEST, rest):
+        digest.update(part)
+    return digest.hexdigest().encode()
+
+
+def _around_digest(data: bytes) -> tuple[memoryview, memoryview]:
+    """What a file has before its digest and after it."""
+    view = memoryview(data)
+    return view[:_START], view[_START + len(_NO_DIGEST) :]
+
+
+def _write(path: Path, *parts: bytes | memoryview) -> None:
+    """Write a file in one step: it is there as a whole, or as it was before."""
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        try:
+            with temporary.open("xb") as file:
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror or error}.") from error
+
+
+# What is written
+
+
+class _Writer:
+    """Makes the tree of a model, and collects its arrays."""
+
+    def __init__(self):
+        self.tensors: dict[str, np.ndarray] = {}
+        # By the identity of an array, which is kept with it: while it is there, no other has this identity.
+        self._known: dict[int, tuple[Any, dict]] = {}
+
+    def node(self, value: Any, place: str) -> Any:
+        """The part of the tree for a value that is at a place in the model.
+
+        Raises:
+            TypeError: if it cannot be saved.
+        """
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if type(value) in (tuple, list):
+            return {type(value).__name__: self._nodes(value, place)}
+        if type(value) is dict and all(type(key) is str for key in value):
+            return {"dict": {key: self.node(each, f"{place}[{key!r}]") for key, each in value.items()}}
+        if type(value) is slice:
+            return {"slice": self._nodes((value.start, value.stop, value.step), place)}
+        if isinstance(value, jax.Array | np.generic) or type(value) is np.ndarray:
+            return self._array(value, place)
+        return self._function(value, place) or self._object(value, place)
+
+    def _nodes(self, values: tuple | list, place: str) -> list:
+        return [self.node(value, f"{place}[{k}]") for k, value in enumerate(values)]
+
+    def _function(self, value: Any, place: str) -> dict | None:
+        """The part for a function; None if it is none, or none with a name."""
+        if name := _name_of_function(value):
+            return {"function": name}
+        if type(value) is partial:
+            parts = {"partial": value.func, "args": list(value.args), "keywords": value.keywords}
+            return {key: self.node(part, _join(place, key)) for key, part in parts.items()}
+        if (owner := _owner(value)) is not None:
+            return {"method": value.__func__.__name__, "of": self.node(owner, _join(place, "__self__"))}
+        return None
+
+    def _object(self, value: Any, place: str) -> dict:
+        """The part for a module, a dataclass, a named tuple, an enumeration's member or a sparse matrix."""
+        if type(value).__module__.startswith("scipy.sparse") and value.format == "csr":
+            parts = value.data, value.indices, value.indptr
+            return {"sparse": self._nodes(parts, place), "shape": list(map(int, value.shape))}
+        name = _name_of(type(value))
+        if name is None or not _is_record(type(value)):
+            _refuse(value, place)
+        if isinstance(value, enum.Enum):
+            return {"enum": name, "member": value.name}
+        if hasattr(value, "_to_save"):  # what holds objects of other packages, with arrays in their place
+            value = value._to_save()
+        known = dict(zip(_fields(value), value, strict=True)) if isinstance(value, tuple) else vars(value)
+        return {"class": name, "fields": {field: self._field(value, known, field, place) for field in _fields(value)}}
+
+    def _field(self, owner: Any, known: dict, field: str, place: str) -> Any:
+        if field not in known:
+            return _UNSET_FIELD
+        try:
+            return self.node(known[field], _join(place, field))
+        except TypeError:
+            if _is_default(known[field], _default_of_init(type(owner), field)):
+                return _DEFAULT_FIELD
+            raise
+
+    def _array(self, value: Any, place: str) -> dict:
+        if _checks.is_traced(value):
+            raise TypeError(f"{place or 'the model'} is traced by a transformation of JAX: save outside of it.")
+        if id(value) not in self._known:
+            self._known[id(value)] = value, self._new_array(value, place)
+        return self._known[id(value)][1]
+
+    def _new_array(self, value: Any, place: str) -> dict:
+        if not isinstance(value, jax.Array):
+            return self._tensor("scalar" if isinstance(value, np.generic) else "numpy", np.asarray(value), place)
+        if jnp.issubdtype(value.dtype, dtypes.prng_key):
+            data = np.asarray(jax.random.key_data(value))
+            return {**self._tensor("key", data, place), "impl": str(jax.random.key_impl(value))}
+        return {**self._tensor("array", np.asarray(value), place), "weak": bool(value.weak_type)}
+
+    def _tensor(self, kind: str, array: np.ndarray, place: str) -> dict:
+        """The part for an array, which is written."""
+        name, dtype, beside = str(len(self.tensors)), array.dtype, {}
+        if dtype.name not in _DTYPES:
+            if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
+                raise TypeError(f"{place or 'the model'} is an array of dtype {dtype}: only numbers can be saved.")
+            array, beside = array.view(f"u{dtype.itemsize}"), {"dtype": dtype.name}
+        self.tensors[name] = np.asarray(array, order="C")
+        return {kind: name, **beside}
+
+
+def _refuse(value: Any, place: str) -> NoReturn:
+    """Raise the TypeError for what cannot be saved."""
+    instead = "joblib.dump or pickle.dump"
+    if callable(value) and isinstance(getattr(value, "__qualname__", None), str):
+        what = f"the function {value.__module__}.{value.__qualname__}"
+        why = "a file holds the name of a function, and only those of jaxcal, jax.nn and jax.numpy are loaded"
+        instead = "cloudpickle.dump" if "<" in what else instead
+    else:
+        what = f"an object of {type(value).__module__}.{type(value).__qualname__}"
+        why = "a file holds objects of jaxcal, of equinox.nn and kernels of gpjax"
+    raise TypeError(f"{place or 'the model'} is {what}, which cannot be saved: {why}. Take {instead} for this model.")
+
+
+# What is read
+
+
+class _Reader:
+    """Makes a model of its tree and its arrays.
+
+    Attributes:
+        has_narrowed: whether an array of 64 bits has become one of 32.
+    """
+
+    def __init__(self, path: str, version: str, tensors: dict[str, np.ndarray]):
+        self.has_narrowed = False
+        self._path, self._version, self._tensors = path, version, tensors
+        self._known: dict[str, jax.Array] = {}
+
+    def value(self, node: Any, place: str) -> Any:
+        """The value of a part of the tree that is at a place in the model.
+
+        Raises:
+            ValueError: if this version of jaxcal has no such value.
+        """
+        match node:
+            case {"float": digits}:
+                return float(digits)
+            case {"tuple": parts}:
+                return tuple(self._values(parts, place))
+            case {"list": parts}:
+                return self._values(parts, place)
+            case {"dict": parts}:
+                return {key: self.value(part, f"{place}[{key!r}]") for key, part in parts.items()}
+            case {"slice": parts}:
+                return slice(*self._values(parts, place))
+            case {"numpy": name}:
+                return self._stored(name, node)
+            case {"scalar": name}:
+                return self._stored(name, node)[()]
+            case {"array": name}:
+                return self._array(name, node, place)
+            case {"key": name, "impl": impl}:
+                return jax.random.wrap_key_data(jax.device_put(self._stored(name, node)), impl=impl)
+            case {"sparse": parts, "shape": shape}:
+                from scipy.sparse import csr_matrix
+
+                matrix = csr_matrix(tuple(self._values(parts, place)), tuple(shape))
+                matrix.check_format()  # products do not, and would read beyond the arrays
+                return matrix
+            case dict():
+                return self._object(node, place)
+        return node
+
+    def _object(self, node: dict, place: str) -> Any:
+        """A function, or an object of a class."""
+        match node:
+            case {"function": name}:
+                function = _find_function(name)
+                return self._refuse(place, f"the function {name}") if function is None else function
+            case {"partial": function, "args": args, "keywords": keywords}:
+                parts = {"partial": function, "args": args, "keywords": keywords}
+                function, args, keywords = (self.value(part, _join(place, key)) for key, part in parts.items())
+                return partial(function, *args, **keywords)
+            case {"method": name, "of": owner}:
+                return self._method(self.value(owner, _join(place, "__self__")), name, place)
+            case {"enum": name, "member": member}:
+                found = getattr(_find(name), "__members__", {}).get(member)
+                return self._refuse(place, f"{name}.{member}") if found is None else found
+            case {"class": name, "fields": fields}:
+                return self._record(name, fields, place)
+        return self._refuse(place, f"of the kind {next(iter(node), '')!r}")
+
+    def _refuse(self, place: str, what: str) -> NoReturn:
+        raise ValueError(
+            f"{self._path} cannot be loaded: {place or 'the model'} is {what}, which jaxcal {_own_version()} does not "
+            f"know. The file was written by jaxcal {self._version}."
+        )
+
+    def _values(self, nodes: list, place: str) -> list:
+        return [self.value(node, f"{place}[{k}]") for k, node in enumerate(nodes)]
+
+    def _stored(self, name: str, node: dict) -> np.ndarray:
+        array = self._tensors[name]
+        return array.view(jnp.dtype(node["dtype"])) if "dtype" in node else array
+
+    def _array(self, name: str, node: dict, place: str) -> jax.Array:
+        """An array of JAX; the same object wherever it is in the model."""
+        if name not in self._known:
+            array = jax.device_put(self._in_use(self._stored(name, node), place))
+            if node["weak"]:
+                # As JAX itself does where it unpickles an array.
+                array.aval = array.aval.update(weak_type=True)  # pyright: ignore[reportAttributeAccessIssue]
+            self._known[name] = array
+        return self._known[name]
+
+    def _in_use(self, array: np.ndarray, place: str) -> np.ndarray:
+        """The array in the precision that JAX is in."""
+        dtype = dtypes.canonicalize_dtype(array.dtype)
+        if dtype == array.dtype:
+            return array
+        self.has_narrowed = True
+        with np.errstate(over="ignore"):
+            narrow = array.astype(dtype)
+        lost = np.isfinite(narrow) != np.isfinite(array) if array.dtype.kind == "f" else narrow != array
+        if lost.any():
+            raise ValueError(
+                f"{place or 'the model'} in {self._path} holds {array[lost][0]:g}, which {dtype} cannot: "
+                "jax.config.update('jax_enable_x64', True) before loading."
+            )
+        return narrow
+
+    def _method(self, owner: Any, name: str, place: str) -> Callable:
+        if name.startswith("_") or not isinstance(inspect.getattr_static(type(owner), name, None), types.FunctionType):
+            self._refuse(place, f"the method {name!r} of a {type(owner).__name__}")
+        return getattr(owner, name)
+
+    def _record(self, name: str, given: dict, place: str) -> Any:
+        """An object of these fields, made without its __init__."""
+        cls = _find(name)
+        if cls is None or not _is_record(cls):
+            self._refuse(place, f"a {name}")
+        if extra := sorted(given.keys() - set(_fields(cls))):
+            self._refuse(place, f"a {cls.__name__} with the field {extra[0]!r}")
+        values = {
+            field: self._field(cls, field, given[field], _join(place, field))
+            if field in given
+            else self._new(cls, field, place)
+            for field in _fields(cls)
+        }
+        if issubclass(cls, tuple):
+            return tuple.__new__(cls, values.values())
+        made = object.__new__(cls)
+        for field, value in values.items():
+            if value is not _NONE:
+                object.__setattr__(made, field, value)
+        return made
+
+    def _field(self, cls: type, field: str, node: Any, place: str) -> Any:
+        """The value of a field; `_NONE` where it is not set."""
+        if node == _UNSET_FIELD:
+            return _NONE
+        if node != _DEFAULT_FIELD:
+            return self.value(node, place)
+        default = _default_of_init(cls, field)
+        return self._refuse(place, f"the default of a {cls.__name__}") if default is _NONE else default
+
+    def _new(self, cls: type, field: str, place: str) -> Any:
+        """What a field is that the file lacks, since the class has had it only since."""
+        default = _default(cls, field)
+        if default is _NONE:
+            raise ValueError(
+                f"{self._path} cannot be loaded: {place or 'the model'} is a {cls.__name__}, and the file lacks its "
+                f"field {field!r}, which jaxcal {_own_version()} needs. The file was written by jaxcal {self._version}."
+            )
+        return default
+
+
+# Names
+
+
+def _find(name: str) -> Any:
+    """The class or the function of a name, if it is one of those that may be loaded; else None."""
+    module, _, attribute = name.rpartition(".")
+    package, *parts = module.split(".")
+    own = package == "jaxcal" and parts and parts[0] in _PARTS
+    if not own and module not in _MODULES:
+        return None
+    try:
+        found = vars(importlib.import_module(module)).get(attribute)
+    except ImportError:
+        return None
+    # A module of jaxcal holds what it imports, too.
+    return None if own and getattr(found, "__module__", None) != module else found
+
+
+def _name_of(thing: Any) -> str | None:
+    """The name by which a class or a function is found; None where there is none."""
+    name, module = getattr(thing, "__qualname__", ""), str(getattr(thing, "__module__", ""))
+    package = module.partition(".")[0]
+    candidates = [module, *(each for each in _MODULES if each.partition(".")[0] == package)]
+    return next((f"{each}.{name}" for each in candidates if name and _find(f"{each}.{name}") is thing), None)
+
+
+def _find_function(name: str) -> Callable | None:
+    """The function of a name: one of JAX, or a public one of jaxcal."""
+    found = _functions.find(name)
+    if found is None and name.startswith("jaxcal.") and not any(part.startswith("_") for part in name.split(".")):
+        found = _find(name)
+    return found if callable(found) and not isinstance(found, type) else None
+
+
+def _name_of_function(value: Any) -> str | None:
+    """The name by which a function is found; None where it has none, or is none."""
+    if not callable(value):
+        return None
+    name = _functions.named(value)
+    name = name if isinstance(name, str) else _name_of(value)
+    return name if name is not None and _find_function(name) is value else None
+
+
+def _owner(value: Any) -> Any:
+    """Whose public method it is; None if it is none."""
+    function, owner = getattr(value, "__func__", None), getattr(value, "__self__", None)
+    name = getattr(function, "__name__", "_")
+    return owner if not name.startswith("_") and getattr(type(owner), name, None) is function else None
+
+
+def _join(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
+
+
+# Records
+
+
+class _Nothing:
+    """Stands where there is no value."""
+
+
+_NONE = _Nothing()
+
+
+def _is_record(cls: Any) -> bool:
+    """Whether it is a class of objects that their fields, or a name, say all about."""
+    if not isinstance(cls, type):
+        return False
+    return issubclass(cls, enum.Enum | eqx.Module) or dataclasses.is_dataclass(cls) or hasattr(cls, "_field_defaults")
+
+
+def _fields(record: Any) -> tuple[str, ...]:
+    """The names of the fields of a record, or of a class of them."""
+    if hasattr(record, "_field_defaults"):
+        return record._fields
+    return tuple(field.name for field in dataclasses.fields(record))
+
+
+def _default(cls: type, name: str) -> Any:
+    """The default of a field; `_NONE` where it has none."""
+    if hasattr(cls, "_field_defaults"):
+        return getattr(cls, "_field_defaults", {}).get(name, _NONE)
+    field = next(field for field in dataclasses.fields(cls) if field.name == name)  # pyright: ignore[reportArgumentType]
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return _NONE if field.default is dataclasses.MISSING else field.default
+
+
+def _default_of_init(cls: type, name: str) -> Any:
+    """The default of the __init__ of a class, or of one that it is derived from; `_NONE` where there is none."""
+    for parent in cls.__mro__:
+        init = vars(parent).get("__init__")
+        parameter = None if init is None else inspect.signature(init).parameters.get(name)
+        if parameter is not None and parameter.default is not parameter.empty:
+            return parameter.default
+    return _NONE
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Whether a value is a default, or an object of its class where neither has a state, as gpjax's engines."""
+    stateless = not callable(value) and not getattr(value, "__dict__", True) and not getattr(default, "__dict__", True)
+    return value is default or (type(value) is type(default) and stateless)
+
+
+def _own_version() -> str:
+    from jaxcal import __version__
+
+    return __version__

@@ -1,0 +1,118 @@
+"""Tensors of PyTorch, and numbers in the place of random keys, are refused wherever they come in, with what to do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcal as jc
+from jaxcal import _checks
+from jaxcal.distributions import Concatenated, CrossConformal, Point
+
+KEY, X = jax.random.key(0), np.linspace(-1, 1, 20)
+# Of the annotations, which are checked in 64 bits, the messages are others.
+without_annotations = pytest.mark.skipif(jax.config.jax_enable_x64, reason="annotations are checked in 64 bits")
+
+
+class Tensor:
+    """As one of PyTorch that requires its gradient, which answers NumPy so."""
+
+    requires_grad, ndim, shape = True, 1, (20,)
+
+    def __len__(self):
+        return 20
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+
+
+class Detached(Tensor):
+    requires_grad = False
+
+    def __array__(self, dtype=None, copy=None):
+        return X
+
+
+class Model:
+    """As an estimator whose predictions are such a tensor."""
+
+    def fit(self, x, y):
+        return self
+
+    def predict(self, x):
+        return Tensor()
+
+
+ENTRIES = {
+    "mean": lambda: jc.Point(Tensor()),
+    "std": lambda: jc.Normal(X, Tensor()),
+    "y": lambda: jc.Normal(X, 1.0).log_prob(Tensor()),
+    "x": lambda: jc.mlp.fit(Tensor(), X, key=KEY),
+    "prediction": lambda: jc.out_of_fold(lambda x, y, *, key: lambda x: Tensor(), X, X, key=KEY),
+    r"model\.predict\(x\)": lambda: jc.pipeline.fit(X, X, predictor=Model(), key=KEY),
+}
+
+
+@without_annotations
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_tensor_with_a_gradient_is_refused(name):
+    message = rf"{name} is a tensor that requires its gradient, .*: give {name}\.detach\(\)\.cpu\(\)\.numpy\(\)"
+    with pytest.raises(ValueError, match=message):
+        ENTRIES[name]()
+
+
+def test_a_tensor_without_one_is_an_array():
+    np.testing.assert_allclose(_checks.as_floats("mean", Detached()), X, rtol=1e-6)
+
+
+@without_annotations
+def test_the_value_of_a_model_is_named_where_it_is_no_array():
+    with pytest.raises(ValueError, match="prediction must be an array of real numbers; got NoneType"):
+        jc.out_of_fold(lambda x, y, *, key: lambda x: None, X, X, key=KEY)
+
+
+def test_keys_of_jax_are_random_keys():
+    for key in (KEY, jax.random.PRNGKey(0), np.zeros(2, np.uint32), jax.random.key(0, impl="rbg")):
+        _checks.check_key(key)
+    jax.jit(jax.vmap(lambda key: _checks.check_key(key)))(jax.random.split(KEY, 3))
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (0, r"seed must be a random key; got 0: did you mean jax\.random\.key\(0\)\?"),
+        (np.int64(7), r"got 7: did you mean jax\.random\.key\(7\)\?"),
+        (None, r"seed must be one random key, such as jax\.random\.key\(0\); got None"),
+        ("key", "got 'key'"),
+        (jax.random.split(KEY, 3), r"got an array of dtype key<fry> and shape \(3,\)"),
+        (jnp.zeros(2), r"got an array of dtype float\d\d and shape \(2,\)"),
+    ],
+)
+def test_what_is_no_key_is_named(key, message):
+    with pytest.raises(TypeError, match=message):
+        _checks.check_key(key, "seed")
+
+
+TAKING_A_KEY = {
+    "out_of_fold": lambda key: jc.out_of_fold(lambda x, y, *, key: lambda x: x[:, 0], X, X, key=key),
+    "pipeline": lambda key: jc.pipeline.fit(X, X, key=key),
+    "worst_slab_coverage": lambda key: jc.metrics.worst_slab_coverage(X, X, Point(X), key=key),
+    "point": lambda key: Point(X).sample(key),
+    "normal": lambda key: jc.Normal(X, 1.0).sample(key),
+    "student_t": lambda key: jc.StudentT(4.0, X, 1.0).sample(key),
+    "mixture": lambda key: jc.Mixture(jax.vmap(Point)(X[None])).sample(key),
+    "empirical": lambda key: jc.Empirical(X, 1.0, X).sample(key),
+    "quantiles": lambda key: jc.Quantiles(np.array([0.1, 0.9]), np.zeros((2, 2))).sample(key),
+    "scaled_quantiles": lambda key: jc.ScaledQuantiles(X, 1.0, np.array([0.1, 0.9]), np.zeros(2)).sample(key),
+    "recalibrated": lambda key: jc.Recalibrated(jc.Normal(X, 1.0), np.array([0.5])).sample(key),
+    "cross_conformal": lambda key: CrossConformal(X[:, None], np.ones((1, 2)), np.ones(2)).sample(key),
+    "concatenated": lambda key: Concatenated([Point(X)], [np.arange(20)]).sample(key),
+    "multivariate": lambda key: jc.MultivariateNormal(np.zeros((2, 2)), np.stack([np.eye(2)] * 2)).sample(key),
+}
+
+
+@without_annotations
+@pytest.mark.parametrize("name", TAKING_A_KEY)
+def test_a_number_in_the_place_of_a_key_is_named(name):
+    with pytest.raises(TypeError, match=r"key must be a random key; got 0: did you mean jax\.random\.key\(0\)\?"):
+        TAKING_A_KEY[name](0)

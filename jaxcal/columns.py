@@ -98,10 +98,10 @@ class Columns(eqx.Module):
     majority: tuple[int | None, ...] = eqx.field(static=True)
     incomplete: tuple[int, ...] = eqx.field(static=True)
     medians: tuple[float, ...] = eqx.field(static=True)
-    unseen: str = eqx.field(static=True)
+    unseen: str = eqx.field(static=True, default="none")
 
     @classmethod
-    def of(cls, x: Table, categorical: "Sequence[int | str] | Columns" = (), *, unseen: str = "none") -> "Columns":
+    def of(cls, x: Table, categorical: "Sequence[int | str] | Columns" = ()) -> "Columns":
         """The columns of a table.
 
         Args:
@@ -110,7 +110,6 @@ class Columns(eqx.Module):
             categorical: the columns whose values have no order, by position, or of a frame by name; the columns of a
                 frame that hold labels are categorical in any case. Or the `Columns` of a larger table, of whose rows x
                 has a part.
-            unseen: as of the attributes.
 
         Raises:
             TypeError: if x is traced, and a column is categorical.
@@ -125,7 +124,7 @@ class Columns(eqx.Module):
         if isinstance(categorical, Columns):
             return categorical
         if not is_frame(x):
-            return cls._of_array(x, categorical, unseen)
+            return cls._of_array(x, categorical)
         layout = Layout.of(x)
         chosen = positions(categorical, layout)
         found = [
@@ -139,11 +138,10 @@ class Columns(eqx.Module):
             majority=tuple(each.majority for each in found),
             incomplete=tuple(medians),
             medians=tuple(medians.values()),
-            unseen=unseen,
         )
 
     @classmethod
-    def _of_array(cls, x: ArrayLike, categorical: Sequence[int | str], unseen: str) -> "Columns":
+    def _of_array(cls, x: ArrayLike, categorical: Sequence[int | str]) -> "Columns":
         layout = Layout.of(x)
         chosen = positions(categorical, layout)
         found = {}
@@ -159,7 +157,6 @@ class Columns(eqx.Module):
             majority=tuple(int(found[place][1].argmax()) if place in found else None for place in places),
             incomplete=(),
             medians=(),
-            unseen=unseen,
         )
 
     @property
@@ -445,13 +442,14 @@ class _Found(NamedTuple):
 
     @classmethod
     def of(cls, name: str, column: Any, categorical: bool) -> "_Found":
-        if not (categorical or _holds_labels(name, column)):
+        of_labels = _holds_labels(name, column)
+        if not (categorical or of_labels):
             values = _numbers(name, column)
             missing = np.isnan(values)
             if missing.all():
                 raise ValueError(f"{name} of x has no value at all: drop it.")
             return cls(None, None, float(np.median(values[~missing])) if missing.any() else None)
-        labels, number = _labels(name, column, of_numbers=not _holds_labels(name, column))
+        labels, number = _labels(name, column, of_numbers=not of_labels)
         if not categorical and len(labels) > max(_FEW_LABELS, len(number) / 2):
             raise ValueError(
                 f"{name} of x holds {len(labels)} different labels in {len(number)} rows: it seems to name "

@@ -81,6 +81,13 @@ def _nonzero(scale: Float[Array, "*d"]) -> Float[Array, "*d"]:
     return jnp.where(scale > 0, scale, 1)
 
 
+def input_scaler(
+    inputs: Float[Array, "n p"], indicators: tuple[int, ...], *, log_tails: bool
+) -> "Standardizer | LogTails":
+    """The standardization of the inputs of a network, which leaves indicators as they are."""
+    return (LogTails.of(inputs) if log_tails else Standardizer.of(inputs)).without(indicators)
+
+
 class LogTails(eqx.Module):
     """A standardization of columns whose tails are logarithmic: the inputs of a network.
 

@@ -27,7 +27,7 @@ from jaxcal.optimize import (
     train_minibatches,
     with_weight_decay,
 )
-from jaxcal.preprocessing import LogTails, Standardizer
+from jaxcal.preprocessing import LogTails, Standardizer, input_scaler
 
 XY = tuple[Float[Array, "n d"], Float[Array, " n"]]
 
@@ -384,7 +384,7 @@ def _split(
 ) -> Rows:
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
-    x_scaler = (LogTails.of(x) if log_tails else Standardizer.of(x)).without(indicators)
+    x_scaler = input_scaler(x, indicators, log_tails=log_tails)
     y_scaler = Standardizer.of(y) if scale_target else Standardizer.identity(y)
     rows = (x_scaler(x), y_scaler(y))
     if key is not None:

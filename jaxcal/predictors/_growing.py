@@ -16,7 +16,7 @@ from jaxcal import _checks
 from jaxcal.columns import Columns
 from jaxcal.functional import levene, multiplicity
 from jaxcal.predictors._tree import Node, Tree, stack_on_host
-from jaxcal.preprocessing import LogTails, Standardizer
+from jaxcal.preprocessing import LogTails, Standardizer, input_scaler
 
 # Ma, Yan & Zhang (2023), section V-A: a tenth of the rows in a leaf, or so many. Fewer are enough where the networks of
 # a leaf start from those of all rows.
@@ -67,7 +67,7 @@ def _arrays_of(columns: Columns, table: Float[Array, "n c"], y: Float[Array, " n
     # Without columns of numbers, one that is constant: it has no split.
     ordered = table[:, np.array(columns.ordered)] if columns.ordered else jnp.zeros_like(table[:, :1])
     inputs = columns.inputs(table)
-    x_scaler = (LogTails.of(inputs) if log_tails else Standardizer.of(inputs)).without(columns.indicators)
+    x_scaler = input_scaler(inputs, columns.indicators, log_tails=log_tails)
     scalers = Scalers(x_scaler, Standardizer.of(y))
     orders = levene.feature_orders(ordered)
     return scalers, columns.codes(table), x_scaler(inputs), scalers.y(y), ordered, orders

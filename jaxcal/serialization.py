@@ -34,7 +34,6 @@ import inspect
 import json
 import math
 import os
-import secrets
 import types
 import warnings
 from collections.abc import Callable
@@ -51,6 +50,7 @@ import safetensors.numpy
 from jax import dtypes
 
 from jaxcal import _checks, _functions
+from jaxcal._files import replacing
 
 _FORMAT = 1
 # What a file begins with, after the eight bytes that hold the length of its header.
@@ -111,7 +111,8 @@ def save(path: str | os.PathLike, model: Any) -> None:
     text = json.dumps({"digest": _NO_DIGEST.decode(), **about}, separators=(",", ":"), allow_nan=False)
     data = safetensors.numpy.save(writer.tensors, {"jaxcal": text})
     start, rest = _around_digest(data)
-    _write(Path(path), start, _digest(data), rest)
+    with replacing(Path(path)) as file, file.open("xb") as opened:
+        opened.writelines((start, _digest(data), rest))
 
 
 def load(path: str | os.PathLike) -> Any:
@@ -181,23 +182,6 @@ def _around_digest(data: bytes) -> tuple[memoryview, memoryview]:
     """What a file has before its digest and after it."""
     view = memoryview(data)
     return view[:_START], view[_START + len(_NO_DIGEST) :]
-
-
-def _write(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file in one step: it is there as a whole, or as it was before."""
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        try:
-            with temporary.open("xb") as file:
-                file.writelines(parts)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror or error}.") from error
 
 
 # What is written

@@ -94,7 +94,7 @@ def fit(
             calls.
 
     Raises:
-        TypeError: if base is not a Distribution, or anything is traced.
+        TypeError: if base is not a Distribution, or anything is traced; if key is no random key.
         ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive;
             if the score needs a std and base is a `Point`; if without a key there are too few rows for a level.
 
@@ -112,6 +112,8 @@ def fit(
         >>> print(upper.round(1), fitted.guarantee(0.9).coverage)
         [1. 2.] 0.9
     """
+    if key is not None:
+        _checks.check_key(key)
     _checks.check_choice("score", score, _SCORES)
     check_same_index(x, y)
     y = _checks.as_vector("y", y)

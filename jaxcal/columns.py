@@ -70,10 +70,7 @@ class Layout(eqx.Module):
             return x
         if names == self.names:
             return x
-        places = {name: place for place, name in enumerate(names)}
-        if missing := [name for name in self.names if name not in places]:
-            raise ValueError(f"x has no column {missing[0]!r}; its columns are {', '.join(names)}.")
-        return frame[:, [places[name] for name in self.names]].to_native()
+        return frame[:, [_place_of(name, names) for name in self.names]].to_native()
 
     def called(self, place: int) -> str:
         """What messages call a column."""
@@ -376,6 +373,48 @@ def num_rows(x: Table) -> int:
     return (_as_frame(x) if is_frame(x) else x).shape[0]
 
 
+def labels_in(x: Table, name: str) -> np.ndarray:
+    """The labels in a column of a frame, [n].
+
+    Raises:
+        ValueError: if there is no such column, or a label is missing.
+    """
+    column = _column(x, name)
+    if count := int(_is_missing(column.to_list()).sum()):
+        raise ValueError(f"column {name!r} of x has no label in {count} rows: give each row a label.")
+    return column.to_numpy()
+
+
+def numbers_in(x: Table, column: int | str) -> Float[Array, " n"]:
+    """The numbers in a column of a frame, by its position or its name, [n].
+
+    Raises:
+        ValueError: if there is no such column, or it holds labels, or values that are missing or infinite.
+    """
+    values = _column(x, column)
+    called = f"column {str(values.name)!r}"
+    if _holds_labels(called, values):
+        raise ValueError(f"{called} of x holds labels, where numbers are needed.")
+    return _checks.as_vector(f"{called} of x", _numbers(called, values))
+
+
+def _column(x: Table, column: int | str) -> Any:
+    """A column of a frame, as a series of narwhals."""
+    frame = _as_frame(x)
+    return frame[frame.columns[_place_of(column, tuple(map(str, frame.columns)))]]
+
+
+def _place_of(column: int | str, names: tuple[str, ...]) -> int:
+    """The position of a column of a frame.
+
+    Raises:
+        ValueError: if there is no such column.
+    """
+    if column not in (*range(len(names)), *names):
+        raise ValueError(f"x has no column {column!r}; its columns are {', '.join(names)}.")
+    return names.index(column) if isinstance(column, str) else column
+
+
 def take(rows: Int[ArrayLike, " k"], x: Table) -> Table:
     """The rows of a table by their numbers; a frame stays one, of its own library, with its index."""
     numbers = np.asarray(rows)
@@ -523,7 +562,7 @@ def _labels(name: str, column: Any, *, of_numbers: bool) -> tuple[tuple[Label, .
         missing = np.isnan(values)
     else:
         given = column.to_list()
-        missing = np.array([value is None or value != value for value in given])
+        missing = _is_missing(given)
         bad = [value for value in given if not isinstance(value, str | int | float | None)]
         if bad:
             raise ValueError(
@@ -536,6 +575,11 @@ def _labels(name: str, column: Any, *, of_numbers: bool) -> tuple[tuple[Label, .
     number[~missing] = position
     found = [float(label) if of_numbers else str(label) for label in labels]
     return tuple([*found, None] if missing.any() else found), number
+
+
+def _is_missing(values: list) -> np.ndarray:
+    """Which values of a column are None or NaN."""
+    return np.array([value is None or value != value for value in values])
 
 
 def _shown(label: Label) -> str:

@@ -84,6 +84,7 @@ def fit(
             give a std, else "absolute".
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: if x or y is empty, not finite or of the wrong shape; if there are fewer rows or groups than folds,
             or folds is less than 2; if a predicted mean or std is not finite, or a std not positive; if score="scaled"
             where the models give no std.
@@ -104,6 +105,7 @@ def fit(
         >>> fitted.guarantee(0.9).coverage
         0.8
     """
+    _checks.check_key(key)
     x, y = as_table_and_targets(x, y)
     labels = as_labels(groups, len(y))
     _checks.check_at_least("folds", folds, 2)
@@ -180,6 +182,7 @@ def fit_bootstrap(
         score: what an error is, as of `fit`; the std of several models is the mean of their stds.
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: if x or y is empty, not finite or of the wrong shape; if a row is in all samples; if a predicted
             mean or std is not finite, or a std not positive; if score="scaled" where the models give no std.
 
@@ -196,6 +199,7 @@ def fit_bootstrap(
         >>> print(f"{fitted.guarantee(0.9).coverage:.2f} for {len(fitted.errors)} errors")
         0.80 for 50 errors
     """
+    _checks.check_key(key)
     x, y = as_table_and_targets(x, y)
     fit_model = with_columns(fit_model, columns_of(x, categorical))
     num_rows = len(y)
@@ -240,7 +244,7 @@ def of_forest(forest: Forest, x: Table, y: Series, *, key: PRNGKeyArray) -> "Jac
         key: random key of the number of trees.
 
     Raises:
-        TypeError: if x or y is traced by a transformation of JAX.
+        TypeError: if x or y is traced by a transformation of JAX; if key is no random key.
         ValueError: if the forest is of another model, or was not fitted to x and y; if a row is in the samples of all
             trees that are used.
 
@@ -256,6 +260,7 @@ def of_forest(forest: Forest, x: Table, y: Series, *, key: PRNGKeyArray) -> "Jac
         >>> print(f"{fitted.guarantee(0.9).coverage:.2f}", bool((lower < upper).all()))
         0.80 True
     """
+    _checks.check_key(key)
     in_bag = forest.in_bag(x, y)
     x, y = as_table_and_targets(x, y)
     number = _number_of_models(_numpy_generator(key), *in_bag.shape)

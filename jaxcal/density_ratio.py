@@ -13,12 +13,13 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
 from jaxcal import _checks
+from jaxcal.columns import Categorical, Columns, Table, is_frame
 
 
-def fit(x: ArrayLike, new_x: ArrayLike, *, classifier: Any = None) -> "DensityRatio":
+def fit(x: Table, new_x: Table, *, categorical: Categorical = (), classifier: Any = None) -> "DensityRatio":
     """Fit a classifier that distinguishes the rows new_x from the rows x.
 
     The others should not be the calibration rows themselves but rows distributed as they are, such as those that the
@@ -26,16 +27,23 @@ def fit(x: ArrayLike, new_x: ArrayLike, *, classifier: Any = None) -> "DensityRa
     weights that do not depend on the calibration rows.
 
     Args:
-        x: inputs [n, d] distributed as those of the calibration rows; a vector [n] is one column.
-        new_x: inputs [m, d] distributed as those to predict.
+        x: inputs [n, d], or a data frame (`jaxcal.columns`), distributed as those of the calibration rows; a vector [n]
+            is one column.
+        new_x: inputs [m, d], or a data frame, distributed as those to predict.
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name. To the
+            classifier they are indicators of their labels.
         classifier: an object with `fit` and `predict_proba`, as scikit-learn has them, which is cloned; or a function
-            `fit(x, is_new)` whose value maps inputs [k, d] to the probabilities [k] of being new. None for a logistic
-            regression of the standardized columns, whose ratio is the exponential of a linear function.
+            `fit(x, is_new)` whose value maps inputs [k, p] of numbers to the probabilities [k] of being new. None for a
+            logistic regression of the standardized columns, whose ratio is the exponential of a linear function.
 
     Raises:
         TypeError: if an argument is traced, or the classifier is of neither kind.
-        ValueError: if x or new_x is empty, not finite or of the wrong shape, or they differ in columns.
+        ValueError: if x or new_x is empty, not finite or of the wrong shape, or they differ in columns; if new_x lacks
+            values in a column that is complete in x.
         ImportError: if scikit-learn is missing (the extra `sklearn` has it), and the classifier is no function.
+
+    Warns:
+        UserWarning: if new_x has a label that x has not: its rows are of no category.
 
     Example:
         >>> import numpy as np, jaxcal as jc
@@ -45,13 +53,24 @@ def fit(x: ArrayLike, new_x: ArrayLike, *, classifier: Any = None) -> "DensityRa
         >>> print(np.log(ratio(np.array([-0.5, 1.5, 2.5]))).round())
         [-1.  1.  2.]
     """
-    x, new_x = _checks.as_matrix("x", x), _checks.as_matrix("new_x", new_x)
-    _checks.check_columns("new_x", new_x, x.shape[1], "x has")
+    columns = Columns.of(x, categorical)
+    x, new_x = columns(x), _as_new(columns, new_x)
     if _checks.is_traced(x, new_x):
         raise TypeError("an argument is traced, but a classifier needs NumPy arrays: call fit outside jit and vmap.")
     is_new = np.arange(len(x) + len(new_x)) >= len(x)
     rows = np.concatenate([np.asarray(x), np.asarray(new_x)])
-    return DensityRatio(_fitted(classifier, rows, is_new), len(x) / len(new_x), x.shape[1])
+    return DensityRatio(_fitted(classifier, rows, is_new), len(x) / len(new_x), columns.num_columns, columns)
+
+
+def _as_new(columns: Columns, new_x: Table) -> Float[Array, "m p"]:
+    """The other rows as numbers, in the columns of x."""
+    if not is_frame(new_x):
+        new_x = _checks.as_matrix("new_x", new_x)
+        _checks.check_columns("new_x", new_x, columns.num_columns, "x has")
+    try:
+        return columns(new_x)
+    except ValueError as error:
+        raise ValueError(f"new_x cannot stand beside x: {error}") from error
 
 
 class DensityRatio(eqx.Module):
@@ -61,21 +80,25 @@ class DensityRatio(eqx.Module):
         probability: the function that gives the probability that a row is new, of NumPy arrays.
         odds: the number of other rows for each new one in the fit.
         num_columns: of the inputs.
+        columns: what the columns of the inputs were; None in files of versions that took arrays alone.
     """
 
     probability: Callable[[np.ndarray], np.ndarray] = eqx.field(static=True)
     odds: float = eqx.field(static=True)
     num_columns: int = eqx.field(static=True)
+    columns: Columns | None = None
 
-    def __call__(self, x: ArrayLike) -> Float[Array, " n"]:
-        """The ratio at inputs [n, d]; where the classifier is certain, that of the least probability it can tell.
+    def __call__(self, x: Table) -> Float[Array, " n"]:
+        """The ratio at inputs [n, d], or a data frame.
+
+        Where the classifier is certain, it is that of the least probability it can tell.
 
         Raises:
             TypeError: if x is traced.
-            ValueError: if x has another number of columns, or the classifier gives no probabilities.
+            ValueError: if x is not finite or has other columns, or the classifier gives no probabilities.
         """
-        x = _checks.as_matrix("x", x)
-        _checks.check_columns("x", x, self.num_columns, "the classifier was fitted on")
+        columns = self.columns or Columns.of(np.empty((1, self.num_columns)))
+        x = columns(x)
         if _checks.is_traced(x):
             raise TypeError("x is traced, but a classifier needs NumPy arrays: call it outside jit and vmap.")
         p = np.asarray(self.probability(np.asarray(x)), float)

@@ -6,8 +6,6 @@ the edges of the bins from other rows, such as those that the model was trained 
 they change the coverage by less than one row's worth for each edge.
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal.columns import is_frame
+from jaxcal.columns import Layout, Table, is_frame, labels_in, numbers_in
 from jaxcal.distributions import Distribution
 
 
@@ -23,7 +21,7 @@ class ColumnBins(eqx.Module):
     """The number of the bin that a column of x lies in: a function of x.
 
     Attributes:
-        column: the number of the column.
+        column: the number of the column; its name where x is a data frame.
         edges: between the bins, in increasing order. A value at an edge lies in the bin below it.
 
     Example:
@@ -33,30 +31,39 @@ class ColumnBins(eqx.Module):
         [0 0 1 1 2 2 3 3]
     """
 
-    column: int = eqx.field(static=True)
+    column: int | str = eqx.field(static=True)
     edges: Float[Array, " b"]
 
     @classmethod
-    def of(cls, x: ArrayLike, *, column: int = 0, number: int = 4) -> "ColumnBins":
+    def of(cls, x: Table, *, column: int | str = 0, number: int = 4) -> "ColumnBins":
         """Bins that hold about equally many of the rows of x; fewer than `number` where many values are equal.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column.
-            column: the number of the column, from 0 on.
+            x: inputs [n, d], or a data frame; a vector [n] is one column.
+            column: the number of the column, from 0 on, or of a data frame its name.
             number: of bins, 2 or more.
 
         Raises:
-            ValueError: if x is empty, not finite or of the wrong shape, there is no such column, or `number` is below
-                2.
+            ValueError: if x is empty, not finite or of the wrong shape, there is no such column, it holds no numbers
+                or lacks some, or `number` is below 2.
         """
-        x = _checks.as_matrix("x", x)
-        if not 0 <= column < x.shape[1]:
-            raise ValueError(f"column must be one of 0 to {x.shape[1] - 1}; got {column}.")
-        return cls(column, _edges(x[:, column], number))
+        layout = Layout.of(x)
+        names, known = layout.names or (), range(layout.num_columns)
+        if column not in (*known, *names):
+            named = f", or {', '.join(names)}" if names else ""
+            raise ValueError(f"column must be one of 0 to {known[-1]}{named}; got {column!r}.")
+        # A frame's columns are looked up by their names.
+        column = names[column] if names and not isinstance(column, str) else column
+        return cls(column, _edges(_numbers(x, column), number))
 
-    def __call__(self, x: ArrayLike) -> Int[Array, " n"]:
-        """The numbers of the bins of the rows of x, from 0 on."""
-        return _bins(self.edges, _checks.as_matrix("x", x)[:, self.column])
+    def __call__(self, x: Table) -> Int[Array, " n"]:
+        """The numbers of the bins of the rows of x, from 0 on.
+
+        Raises:
+            ValueError: if x is not finite or has no such column, or is an array where the bins are those of a data
+                frame.
+        """
+        return _bins(self.edges, _numbers(x, self.column))
 
 
 class ColumnLabels(eqx.Module):
@@ -68,20 +75,17 @@ class ColumnLabels(eqx.Module):
 
     name: str = eqx.field(static=True)
 
-    def __call__(self, x: Any) -> np.ndarray:
+    def __call__(self, x: Table) -> np.ndarray:
         """The labels of the rows, [n].
 
         Raises:
-            ValueError: if x is no data frame, or has no such column.
+            ValueError: if x is no data frame, or has no such column, or a label is missing.
         """
         if not is_frame(x):
             raise ValueError(
                 f"by={self.name!r} names a column, but x is no data frame: give labels, or a function of x."
             )
-        names = list(map(str, x.columns))
-        if self.name not in names:
-            raise ValueError(f"x has no column {self.name!r}; its columns are {', '.join(names)}.")
-        return np.asarray(x[x.columns[names.index(self.name)]])
+        return labels_in(x, self.name)
 
 
 class StdBins(eqx.Module):
@@ -111,6 +115,18 @@ class StdBins(eqx.Module):
     def __call__(self, base: Distribution) -> Int[Array, " n"]:
         """The numbers of the bins of the rows of `base`, from 0 on."""
         return _bins(self.edges, base.std)
+
+
+def _numbers(x: Table, column: int | str) -> Float[Array, " n"]:
+    """The numbers in a column of x."""
+    if is_frame(x):
+        return numbers_in(x, column)
+    if isinstance(column, str):
+        raise ValueError(f"the bins are those of the column {column!r} of a data frame: give x as one.")
+    matrix = _checks.as_matrix("x", x)
+    if column >= matrix.shape[1]:
+        raise ValueError(f"x has {matrix.shape[1]} columns; the bins are those of column {column}.")
+    return matrix[:, column]
 
 
 def _edges(values: ArrayLike, number: int) -> Float[Array, " b"]:

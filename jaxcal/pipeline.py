@@ -6,9 +6,7 @@ step recalibrates predictor and calibrators fitted to all data points. Or a frac
 step's guarantee holds. Or the models of the folds predict new rows, too: then the guarantee of CV+ holds.
 """
 
-import copy
 import dataclasses
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,8 +17,9 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks, cross_conformal, metrics
+from jaxcal._steps import Estimator, Fitted, Groups, as_fit, checked, name_of, with_key, with_weights
 from jaxcal.calibrators import conformal, rio
-from jaxcal.columns import Categorical, Layout, Series, Table, is_frame
+from jaxcal.columns import Categorical, Layout, Series, Table
 from jaxcal.cross_conformal import JackknifePlus
 from jaxcal.cross_validation import (
     Fold,
@@ -39,8 +38,9 @@ from jaxcal.cross_validation import (
 from jaxcal.distributions import Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.guarantee import Guarantee, MeasuredCoverage, WorstCaseGuarantee
-from jaxcal.labels import ColumnLabels
 from jaxcal.predictors import gaussian_process, mlp
+
+__all__ = ["Chain", "Estimator", "Groups", "Pipeline", "Scores", "Step", "fit"]
 
 # The interval of which the coverage is reported.
 _LEVEL = 0.9
@@ -148,7 +148,7 @@ def fit(
     if method == "split":
         aside = _set_aside(len(y), fraction, number, labels, aside_key)
     elif method == "prefit":
-        predictor = _Fitted(predictor)
+        predictor = Fitted(predictor)
         aside = None if calibrators else _all_aside(len(y), folds, labels, aside_key)
     options = {"folds": folds, "columns": columns, "recalibrate": recalibrate, "method": method, "key": key}
     options["by"] = Groups.of(by, len(y))
@@ -191,7 +191,7 @@ class Pipeline(eqx.Module):
     others: tuple[tuple["Step", ...], ...]
     method: str = eqx.field(static=True)
     layout: Layout
-    by: "Groups"
+    by: Groups
 
     def __call__(self, x: Table, *, by: Series | None = None) -> Distribution:
         """The predictive distribution of every row of x.
@@ -328,7 +328,7 @@ def _fit(
     folds: int | Sequence[ArrayLike] | None,
     groups: np.ndarray | None,
     weights: Float[Array, " n"] | None,
-    by: "Groups",
+    by: Groups,
     columns: Categorical,
     method: str,
     aside: list[np.ndarray] | None,
@@ -350,16 +350,16 @@ def _fit(
         keys = list(jax.random.split(folds_key, len(pieces)))
         blocks = predictions_of_folds(fit_rows, x, y, pieces, keys, weights=weights)
         chain = fit_rows(x, y, weights, key=chain_key)
-    names = [_name_of(step) for step in (predictor, *calibrators)]
+    names = [name_of(step) for step in (predictor, *calibrators)]
     step_of = partial(_step, y=y, parts=parts, out_of_fold=aside is None)
     steps = [step_of(name, parts_of) for name, parts_of in zip(names, zip(*blocks, strict=True), strict=True)]
     last = None
     if recalibrate is not None:
-        fit_last = partial(_with_key, by.told(with_columns(_checked(recalibrate), columns)), key=last_key)
+        fit_last = partial(with_key, by.told(with_columns(checked(recalibrate), columns)), key=last_key)
         end = steps[-1]
         last = fit_last(*take_rows(end.rows, x), end.predictions, end.y, **by.of_rows(np.asarray(end.rows)))
         recalibrated = _recalibrated(fit_last, x, y, [block[-1] for block in blocks], parts, by)
-        steps.append(step_of(_name_of(recalibrate), recalibrated))
+        steps.append(step_of(name_of(recalibrate), recalibrated))
     return Pipeline(
         chain=chain,
         last=last,
@@ -396,7 +396,7 @@ def _fit_cv_plus(
     models = cross_conformal.of_folds(ends_of_chains, ends, pieces, x, y, score=None, has_groups=groups is not None)
     no_groups = Groups.of(None, num_rows)
     by_step = [*zip(*blocks, strict=True), _recalibrated(conformal.fit, x, y, ends, parts, no_groups)]
-    names = [*(_name_of(step) for step in (predictor, *calibrators)), "cv+"]
+    names = [*(name_of(step) for step in (predictor, *calibrators)), "cv+"]
     steps = [
         _step(name, predictions, y=y, parts=parts, out_of_fold=True)
         for name, predictions in zip(names, by_step, strict=True)
@@ -433,14 +433,14 @@ def fit_chain(
 ) -> Chain:
     """A predictor and calibrators, each fitted to what the steps before it predict; steps as those of `fit`."""
     model_key, *keys = jax.random.split(key, 1 + len(calibrators))
-    fit_model = _with_weights(with_columns(_as_fit(predictor), columns), weights)
-    model = _with_key(fit_model, x, y, key=model_key)
+    fit_model = with_weights(with_columns(as_fit(predictor), columns), weights)
+    model = with_key(fit_model, x, y, key=model_key)
     prediction, fitted = as_distribution(model(x)) if calibrators else None, []
     for calibrator, each in zip(calibrators, keys, strict=True):
         if fitted:
             prediction = fitted[-1](x, prediction)
-        fit_step = with_columns(_checked(calibrator), columns)
-        fitted.append(_with_key(fit_step, x, prediction, y, key=each))
+        fit_step = with_columns(checked(calibrator), columns)
+        fitted.append(with_key(fit_step, x, prediction, y, key=each))
     return Chain(model, tuple(fitted))
 
 
@@ -450,7 +450,7 @@ def _recalibrated(
     y: Float[Array, " n"],
     predictions: Sequence,
     parts: Sequence[np.ndarray],
-    by: "Groups",
+    by: Groups,
 ) -> list[Distribution]:
     """What the last step makes of each part, fitted to the others: its scores are honest, too."""
     found = []
@@ -540,159 +540,6 @@ def _all_aside(
 def _rest(num_rows: int, parts: Sequence[np.ndarray]) -> np.ndarray:
     """The numbers of the rows that are in none of the parts."""
     return np.setdiff1d(np.arange(num_rows), np.concatenate(parts))
-
-
-class Groups(eqx.Module):
-    """Where the last step has its groups from: labels of the rows, or a function of x; made by `Groups.of`.
-
-    Attributes:
-        source: "labels", or the function; None without groups.
-        labels: of the rows of the fit [n]; None where the source is a function.
-    """
-
-    source: Any
-    labels: np.ndarray | None
-
-    @classmethod
-    def of(cls, by: Series | str | Callable | None, num_rows: int) -> "Groups":
-        """Those that `fit` is asked for."""
-        if by is None or callable(by):
-            return cls(by, None)
-        if isinstance(by, str):
-            return cls(ColumnLabels(by), None)
-        return cls("labels", _checks.as_labels("by", by, num_rows))
-
-    def part(self, rows: np.ndarray) -> "Groups":
-        """Those of some of the rows."""
-        return Groups(self.source, None if self.labels is None else self.labels[rows])
-
-    def without_labels(self) -> "Groups":
-        """What new rows need of them."""
-        return Groups(self.source, None)
-
-    def told(self, fit: Callable) -> Callable:
-        """A fit of the last step that knows the function.
-
-        Raises:
-            ValueError: if it takes no groups.
-        """
-        if self.source is None:
-            return fit
-        if "by" not in inspect.signature(fit).parameters:
-            raise ValueError(f"by: the last step {_name_of(fit)} takes no groups; jaxcal.conformal.fit does.")
-        return fit if self.source == "labels" else partial(fit, by=self.source)
-
-    def of_rows(self, rows: np.ndarray) -> dict[str, Any]:
-        """What the last step is called with beside x and predictions, for rows of the fit."""
-        return {} if self.labels is None else {"by": self.labels[rows]}
-
-    def of_new_rows(self, by: Series | None) -> dict[str, Any]:
-        """The same for new rows.
-
-        Raises:
-            ValueError: if labels are missing, or the fit had none.
-        """
-        if (by is None) == (self.source == "labels"):
-            raise ValueError("by must be the labels of the rows if the fit had labels, and only then.")
-        return {} if by is None else {"by": by}
-
-
-# Steps that users give
-
-
-class Estimator(eqx.Module):
-    """A fitted model with `predict`, as scikit-learn has it, as a function of inputs."""
-
-    model: Any
-
-    def __call__(self, x: Table) -> Point:
-        """The predictions of the rows, in the dtype of an array of numbers."""
-        predicted = _checks.as_floats("model.predict(x)", self.model.predict(_untouched(x)))
-        return Point(predicted.astype(x.dtype) if isinstance(x, jax.Array) else predicted)
-
-
-class _Fitted(eqx.Module):
-    """The fit of a model that is fitted already."""
-
-    model: Any
-
-    def __call__(self, x: Table, y: Float[Array, " n"]) -> Callable:
-        return Estimator(self.model) if hasattr(self.model, "predict") else _checked(self.model)
-
-
-def _as_fit(predictor: Any) -> Callable:
-    if hasattr(predictor, "fit") and hasattr(predictor, "predict"):
-        return partial(_fit_estimator, predictor)
-    return _checked(predictor)
-
-
-def _fit_estimator(
-    estimator: Any, x: Table, y: Float[Array, " n"], *, sample_weight: Float[Array, " n"] | None = None
-) -> Estimator:
-    fresh = _unfitted(estimator)
-    weights = {} if sample_weight is None else {"sample_weight": np.asarray(sample_weight)}
-    fitted = fresh.fit(_untouched(x), np.asarray(y), **weights)
-    return Estimator(fresh if fitted is None else fitted)
-
-
-def _untouched(x: Table) -> Any:
-    """A frame as it is, and numbers as an array of NumPy's."""
-    return x if is_frame(x) else np.asarray(x)
-
-
-def _unfitted(estimator: Any) -> Any:
-    """A copy, so that the models of different folds do not share what they learn."""
-    if not hasattr(estimator, "get_params"):
-        return copy.deepcopy(estimator)
-    from sklearn.base import clone
-
-    return clone(estimator)
-
-
-def _checked(step: Any) -> Callable:
-    """The step, if it is a function.
-
-    Raises:
-        TypeError: if it is not.
-    """
-    if not callable(step):
-        name = str(getattr(step, "__name__", type(step).__name__))
-        hint = f": did you mean {name}.fit?" if getattr(step, "fit", None) else "."
-        raise TypeError(
-            f"a step must be a fit function, or as predictor an object with fit and predict; got {name}{hint}"
-        )
-    return step
-
-
-def _with_key(fit: Callable, *arguments: Any, key: PRNGKeyArray, **options: Any) -> Any:
-    """The value of a fit function, which gets the key if it takes one and has none of its own."""
-    parameter = inspect.signature(fit).parameters.get("key")
-    if parameter is not None and (parameter.default is None or parameter.default is parameter.empty):
-        options["key"] = key
-    return fit(*arguments, **options)
-
-
-def _with_weights(fit: Callable, weights: Float[Array, " n"] | None) -> Callable:
-    """A fit of the weighted rows.
-
-    Raises:
-        ValueError: if it takes no weights.
-    """
-    if weights is None:
-        return fit
-    name = next((name for name in ("sample_weight", "weights") if name in inspect.signature(fit).parameters), None)
-    if name is None:
-        raise ValueError(f"the predictor {_name_of(fit)} takes neither sample_weight nor weights: fit without weights.")
-    return partial(fit, **{name: weights})
-
-
-def _name_of(step: Any) -> str:
-    """The method that a step is: the module of a function that is called fit, else its own name, or its class's."""
-    step = step.model if isinstance(step, _Fitted) else step
-    while isinstance(step, partial):
-        step = step.func
-    name = getattr(step, "__name__", type(step).__name__)
-    return step.__module__.rpartition(".")[2] if name == "fit" else name
 
 
 def _candidates() -> list[tuple[Any, tuple[Callable, ...]]]:

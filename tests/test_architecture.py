@@ -20,7 +20,7 @@ LAYERS = [
     {"metrics", "optimize", "datasets", "density_ratio", "labels", "compilation", "serialization"},
     {"gp", "networks", "cross_validation"},
     {"predictors", "calibrators"},
-    {"cross_conformal"},
+    {"_steps", "cross_conformal"},
     {"online", "plots", "pipeline"},
     {"__init__"},
     {"cli", "sklearn", "sweep"},

@@ -10,6 +10,7 @@ import pytest
 
 import jaxcal as jc
 from jaxcal.columns import Columns
+from jaxcal.labels import ColumnBins, ColumnLabels
 
 pandas = pytest.importorskip("pandas", reason="a data frame needs a library")
 polars = pytest.importorskip("polars", reason="a data frame needs a library")
@@ -158,6 +159,7 @@ CALIBRATORS = {
     "accrue": partial(jc.accrue.fit, key=KEY, restarts=1, max_iterations=5),
     "kmeans": partial(jc.kmeans.fit, key=KEY),
     "crude": partial(jc.crude.fit, neighbors=20),
+    "conditional_conformal": partial(jc.conditional_conformal.fit, confidence_levels=(0.8,)),
     "sharp_gp": lambda x, base, y: jc.sharp_gp.fit(x[:40], base_of(40), y[:40], x_train=x[40:], y_train=y[40:]),
 }
 
@@ -183,6 +185,53 @@ def test_calibrators_take_frames(name):
     fitted = CALIBRATORS[name](frame, base_of(N), Y)
     forecast = fitted(frame[["color", "age", "size"]], base_of(N))
     np.testing.assert_array_equal(forecast.icdf(0.9), fitted(frame, base_of(N)).icdf(0.9))
+
+
+def test_features_that_are_a_frame_are_indicators_of_its_labels():
+    """And so are those that a function makes of x."""
+    fit = partial(jc.conditional_conformal.fit, confidence_levels=(0.5, 0.8))
+    frame, kinds = frame_of(polars), COLOR[:, None] == np.unique(COLOR)[None]
+    given = fit(None, base_of(N), Y, features=kinds)(None, base_of(N), features=kinds)
+    of_frame = fit(None, base_of(N), Y, features=frame[["color"]])(None, base_of(N), features=frame[["color"]])
+    of_function = fit(frame, base_of(N), Y, features=lambda x: x[["color"]])(frame, base_of(N))
+    for found in (of_frame, of_function):
+        np.testing.assert_allclose(found.icdf(0.9), given.icdf(0.9), rtol=1e-5)
+    with pytest.raises(ValueError, match="features has 60 rows where 59 are expected"):
+        fit(frame, base_of(59), Y[:59])
+
+
+@LIBRARIES
+def test_bins_and_labels_of_a_column_of_a_frame(library):
+    frame = frame_of(library)
+    by = ColumnBins.of(frame, column="age", number=4)
+    np.testing.assert_array_equal(by(frame), ColumnBins.of(AGE, number=4)(AGE))
+    assert ColumnBins.of(frame, column=1).column == "age"
+    np.testing.assert_array_equal(by(frame[["color", "age"]]), by(frame))
+    np.testing.assert_array_equal(ColumnBins.of(AGE[:, None])(frame[["age"]]), ColumnBins.of(AGE)(AGE))
+    np.testing.assert_array_equal(ColumnLabels("color")(frame), COLOR)
+    for wrong, message in (
+        (lambda: ColumnBins.of(frame, column="weight"), "column must be one of 0 to 2, or size, age, color; got 'wei"),
+        (lambda: ColumnBins.of(frame, column="color"), "column 'color' of x holds labels, where numbers are needed"),
+        (lambda: by(np.ones((3, 2))), "the bins are those of the column 'age' of a data frame: give x as one"),
+        (lambda: by(frame[["size"]]), "x has no column 'age'; its columns are size"),
+        (lambda: ColumnBins.of(np.ones((3, 3)), column=2)(np.ones((3, 2))), "x has 2 columns; the bins are those of c"),
+        (lambda: ColumnLabels("color")(frame_of(library, color=[None] * N)), "'color' of x has no label in 60 rows"),
+        (lambda: ColumnLabels("kind")(frame), "x has no column 'kind'; its columns are size, age, color"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrong()
+
+
+@LIBRARIES
+def test_the_density_ratio_of_frames(library):
+    frame, new = frame_of(library), frame_of(library, slice(20, 60), size=SIZE + 1)
+    ratio = jc.density_ratio.fit(frame, new)
+    by_arrays = jc.density_ratio.fit(INPUTS, INPUTS[20:] + np.eye(5)[0])
+    np.testing.assert_allclose(ratio(new[["color", "age", "size"]]), by_arrays(INPUTS[20:] + np.eye(5)[0]), rtol=1e-4)
+    with pytest.raises(ValueError, match="new_x cannot stand beside x: x has no column 'color'"):
+        jc.density_ratio.fit(frame, new[["age", "size"]])
+    with pytest.warns(UserWarning, match="column 'color' of x holds 'pink'"):
+        jc.density_ratio.fit(frame, frame_of(library, color=["pink"] * N))
 
 
 def test_indicators_have_no_scale_of_the_data():

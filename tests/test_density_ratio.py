@@ -66,7 +66,7 @@ def test_wrong_arguments_are_quoted():
     with pytest.raises(ValueError, match="must give 40 probabilities between 0 and 1"):
         density_ratio.fit(x, new_x, classifier=lambda rows, is_new: lambda x: 2 * np.ones(len(x)))(x)
     ratio = density_ratio.fit(x, new_x)
-    with pytest.raises(ValueError, match="x has 3 columns; the classifier was fitted on 2"):
+    with pytest.raises(ValueError, match="x has 3 columns; the fit had 2"):
         ratio(np.ones((2, 3)))
     with pytest.raises(TypeError, match="x is traced"):
         jax.jit(ratio)(x)

@@ -1,13 +1,16 @@
 """Tensors of PyTorch, and numbers in the place of random keys, are refused wherever they come in, with what to do."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxcal as jc
-from jaxcal import _checks
+from jaxcal import _checks, optimize
 from jaxcal.distributions import Concatenated, CrossConformal, Point
+from jaxcal.functional.multiplicity import permutation_log_p
 
 KEY, X = jax.random.key(0), np.linspace(-1, 1, 20)
 # Of the annotations, which are checked in 64 bits, the messages are others.
@@ -93,7 +96,28 @@ def test_what_is_no_key_is_named(key, message):
         _checks.check_key(key, "seed")
 
 
+PREDICTORS = (
+    *(jc.mlp, jc.variance_network, jc.deep_ensemble, jc.dropout, jc.evidential, jc.forests, jc.neural_process),
+    *(jc.quantile_boosting, jc.usnrt),
+)
+# Their key may be None.
+AT_CHOICE = {
+    "gaussian_process": partial(jc.gaussian_process.fit, X, X),
+    **{each.__name__: partial(each.fit, X, Point(X), X) for each in (jc.rio, jc.conformal, jc.conditional_conformal)},
+}
+# The key is checked first, whatever the other arguments are.
 TAKING_A_KEY = {
+    **{each.__name__: partial(each.fit, X, X) for each in PREDICTORS},
+    **{each.__name__: partial(each.fit, X, Point(X), X) for each in (jc.accrue, jc.kmeans, jc.neural_quantiles)},
+    "cv_plus": partial(jc.cross_conformal.fit, lambda x, y, *, key: lambda x: x[:, 0], X, X),
+    "bootstrap": partial(jc.cross_conformal.fit_bootstrap, lambda x, y, *, key: lambda x: x[:, 0], X, X),
+    "of_forest": partial(jc.cross_conformal.of_forest, None, X, X),
+    "check_errors": partial(jc.online.check_errors, Point(X), X, Point(X), X),
+    "check_inputs": partial(jc.online.check_inputs, X, X),
+    "train_minibatches": partial(optimize.train_minibatches, None, X, X, X),
+    "train_steps": partial(optimize.train_steps, None, X, X, num_steps=1),
+    "train_full_batch": partial(optimize.train_full_batch, None, X, X, num_steps=1),
+    "permutation_log_p": partial(permutation_log_p, X[:, None], X, min_leaf=2),
     "out_of_fold": lambda key: jc.out_of_fold(lambda x, y, *, key: lambda x: x[:, 0], X, X, key=key),
     "pipeline": lambda key: jc.pipeline.fit(X, X, key=key),
     "worst_slab_coverage": lambda key: jc.metrics.worst_slab_coverage(X, X, Point(X), key=key),
@@ -112,7 +136,14 @@ TAKING_A_KEY = {
 
 
 @without_annotations
-@pytest.mark.parametrize("name", TAKING_A_KEY)
+@pytest.mark.parametrize("name", [*TAKING_A_KEY, *AT_CHOICE])
 def test_a_number_in_the_place_of_a_key_is_named(name):
     with pytest.raises(TypeError, match=r"key must be a random key; got 0: did you mean jax\.random\.key\(0\)\?"):
-        TAKING_A_KEY[name](0)
+        (TAKING_A_KEY | AT_CHOICE)[name](key=0)
+
+
+@without_annotations
+@pytest.mark.parametrize("name", TAKING_A_KEY)
+def test_no_key_where_one_is_needed_is_named(name):
+    with pytest.raises(TypeError, match=r"key must be one random key, such as jax\.random\.key\(0\); got None"):
+        TAKING_A_KEY[name](key=None)

@@ -148,7 +148,7 @@ def fit_sharp_gp(x, mean, y, **options):
 
 
 def fit_conditional_conformal(x, mean, y, **options):
-    return fit_on_std(conditional_conformal.fit, x, mean, y, features=jnp.asarray, **options)
+    return fit_on_std(conditional_conformal.fit, x, mean, y, **options)
 
 
 class Plane(eqx.Module):

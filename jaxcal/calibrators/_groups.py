@@ -224,7 +224,7 @@ def _labels(x: Table | None, base: Distribution, by: Labels) -> Any:
     return by(base) if isinstance(by, StdBins) else values_at(x, by, "by")
 
 
-def values_at(x: Table | None, values: Labels | Weights, name: str) -> Any:
+def values_at(x: Table | None, values: Any, name: str) -> Any:
     """Labels, weights or features that are given, or those of a function of x.
 
     Raises:

@@ -149,7 +149,7 @@ def fit(
 
     Raises:
         TypeError: if base is not a Distribution; if a derivative through the fit is asked for without `differentiable`
-            or `steps`.
+            or `steps`; if key is no random key.
         ValueError: if x, y or base is not finite or of the wrong shape, there are fewer than 10 rows, y is constant,
             y equals base.mean in every row, the polynomial gets more than one column, an option is out of its range, or
             base is a `Point`, which has no std, and `relative`; if weights are not as many as the rows, one is
@@ -173,6 +173,7 @@ def fit(
         >>> distribution.mean.tolist(), bool(distribution.std[1] > 4 * distribution.std[0])
         ([5.0, 5.0], True)
     """
+    _checks.check_key(key)
     columns, rows = _as_rows(x, base, y, weights, relative, categorical)
     _checks.check_rows("x", rows.x, _LEAST_ROWS)
     settings = _settle(

@@ -33,13 +33,13 @@ from jaxcal.calibrators._base import (
     standardized_errors,
 )
 from jaxcal.calibrators._groups import values_at
-from jaxcal.columns import Series, Table
+from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index, is_frame, num_rows
 from jaxcal.distributions import Distribution, PartialQuantiles, Point
 from jaxcal.functional import quantile_regression
 from jaxcal.functional.quantile_regression import FAILED, INFINITE, MINUS_INFINITE, Vertex
 from jaxcal.guarantee import ConditionalGuarantee
 
-Features = ArrayLike | Callable
+Features = Table | Callable
 T = TypeVar("T")
 
 _SCORES = (None, "absolute", "scaled", "signed")
@@ -51,6 +51,7 @@ def fit(
     y: Series,
     *,
     features: Features | None = None,
+    categorical: Categorical = (),
     score: str | None = None,
     confidence_levels: Sequence[float] | None = None,
     key: PRNGKeyArray | None = None,
@@ -77,12 +78,15 @@ def fit(
     does. In 32 bits the ends may be off by about 1e-5 of the size of the errors.
 
     Args:
-        x: inputs [n, ...], for features that are x or a function of x; else it is not used and may be None.
+        x: inputs [n, ...], or a data frame (`jaxcal.columns`), for features that are x or a function of x; else it is
+            not used and may be None.
         base: the model's predictions at x, [n].
         y: targets [n].
-        features: an array [n, d], or a function of x that gives it; None for the columns of x. A constant is added;
-            features may depend on each other, as indicators of all groups do. Features that are an array here are given
-            again at the call, `module(x, base, features=array)`.
+        features: an array [n, d] or a data frame, or a function of x that gives it; None for the columns of x. A
+            constant is added; features may depend on each other, as indicators of all groups do. A column of labels is
+            an indicator of each. Features that are an array here are given again at the call,
+            `module(x, base, features=array)`.
+        categorical: the columns of the features whose values have no order, by position, or of a data frame by name.
         score: "absolute", "scaled" or "signed"; None for "scaled" where the base has a std, else "absolute". Signed
             errors are in predicted stds where the base has them.
         confidence_levels: the levels c of the intervals (default 0.5, 0.8, 0.9, 0.95).
@@ -90,7 +94,7 @@ def fit(
             calls.
 
     Raises:
-        TypeError: if base is not a Distribution, or anything is traced.
+        TypeError: if base is not a Distribution, or anything is traced; if key is no random key.
         ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive;
             if the score needs a std and base is a `Point`; if without a key there are too few rows for a level.
 
@@ -108,7 +112,10 @@ def fit(
         >>> print(upper.round(1), fitted.guarantee(0.9).coverage)
         [1. 2.] 0.9
     """
+    if key is not None:
+        _checks.check_key(key)
     _checks.check_choice("score", score, _SCORES)
+    check_same_index(x, y)
     y = _checks.as_vector("y", y)
     rows = y.shape[0]
     check_base(base, rows)
@@ -117,8 +124,10 @@ def fit(
         check_rows_reach(rows, levels[-1])
     scaled = score == "scaled" or (score in (None, "signed") and not isinstance(base, Point))
     errors = standardized_errors(base, y, scaled)
-    features = _inputs if features is None else features
-    given = _checks.as_matrix("features", values_at(x, features, "features"), length=rows)
+    features = inputs if features is None else features
+    table = _as_features(x, features, rows)
+    columns = Columns.of(table, categorical)
+    given = columns(table)
     if _checks.is_traced(errors, given):
         raise TypeError("an argument is traced, but a regression runs by its values: call fit outside jit and vmap.")
     directions = Directions.of(np.asarray(given))
@@ -135,11 +144,22 @@ def fit(
         confidence_levels=levels,
         scaled=scaled,
         out_of_fold=base.is_out_of_fold,
+        columns=columns,
     )
 
 
-def _inputs(x: Table) -> ArrayLike:
-    """The features where none are given."""
+def _as_features(x: Table | None, features: Features, length: int) -> Table:
+    """The features of as many rows, as a frame or a checked array."""
+    given = values_at(x, features, "features")
+    if not is_frame(given):
+        return _checks.as_matrix("features", given, length=length)
+    if (rows := num_rows(given)) != length:
+        raise ValueError(f"features has {rows} rows where {length} are expected: the lengths must match.")
+    return given
+
+
+def inputs(x: Table) -> Table:
+    """The features where none are given: x itself. A public function, which `jaxcal.save` can name."""
     return x
 
 
@@ -246,6 +266,7 @@ class ConditionalConformal(eqx.Module):
         confidence_levels: of the intervals, in increasing order.
         scaled: whether errors are measured in predicted stds, or on the scale of y.
         out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
+        columns: what the columns of the features were; None in files of versions that took arrays alone.
     """
 
     directions: Directions
@@ -255,6 +276,7 @@ class ConditionalConformal(eqx.Module):
     confidence_levels: tuple[float, ...] = eqx.field(static=True)
     scaled: bool = eqx.field(static=True)
     out_of_fold: bool = eqx.field(static=True)
+    columns: Columns | None = None
 
     def __call__(self, x: Table | None, base: Distribution, *, features: Features | None = None) -> PartialQuantiles:
         """The distributions with these intervals at the levels of the fit, and lines in between.
@@ -264,9 +286,9 @@ class ConditionalConformal(eqx.Module):
         of its kind; mean, std, cdf and score then take the last finite cutoff.
 
         Args:
-            x: inputs, for features that are a function of x; else it may be None.
+            x: inputs, for features that are x or a function of x; else it may be None.
             base: the model's predictions, [n].
-            features: of the rows [n, d], if they were an array in the fit.
+            features: of the rows [n, d], or a data frame, if they were given as such in the fit.
 
         Raises:
             TypeError: if base is not a Distribution.
@@ -280,8 +302,7 @@ class ConditionalConformal(eqx.Module):
         features = self.features if features is None else features
         if features is None:
             raise ValueError("the calibrator was fitted with an array of features: give features=those of these rows.")
-        given = _checks.as_matrix("features", values_at(x, features, "features"), length=loc.shape[0])
-        _checks.check_columns("features", given, self.directions.center.shape[0], "the calibrator was fitted with")
+        given = self._numbers(_as_features(x, features, loc.shape[0]))
         levels = _levels(self.confidence_levels)
         values, lowest, highest, failed = _quantiles(self, loc, scale, given.astype(loc.dtype), levels)
         if not _checks.is_traced(failed) and (count := int(np.asarray(failed).sum())):
@@ -291,6 +312,13 @@ class ConditionalConformal(eqx.Module):
                 stacklevel=2,
             )
         return PartialQuantiles(levels, values, lowest, highest)
+
+    def _numbers(self, features: Table) -> Float[Array, "n D"]:
+        """The features as numbers."""
+        columns = self.columns or Columns.of(np.empty((1, self.directions.center.shape[0])))
+        if not is_frame(features):
+            _checks.check_columns("features", features, columns.num_columns, "the calibrator was fitted with")
+        return columns(features)
 
     def guarantee(self, confidence_level: float) -> ConditionalGuarantee:
         """The coverage guarantee of the interval at one of the levels of the fit.

@@ -53,7 +53,8 @@ def fit(
             none.
 
     Raises:
-        TypeError: if base is not a Distribution; if x, weights or key is traced, other than by an eager `jax.grad`.
+        TypeError: if base is not a Distribution; if x, weights or key is traced, other than by an eager `jax.grad`; if
+            key is no random key.
         ValueError: if x, y or base is empty, not finite or of the wrong shape, or num_clusters is less than 1 or above
             the number of rows; if weights are not as many as the rows, one is negative, NaN or infinite, or all are 0.
             Rows of weight 0 are not counted.
@@ -69,6 +70,7 @@ def fit(
         >>> print(fitted(np.array([0.05, 4.0]), jc.Point(np.zeros(2))).std)
         [1. 3.]
     """
+    _checks.check_key(key)
     columns, rows = as_rows(x, base, y, categorical)
     rows, counts = rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
     inputs, known = lax.stop_gradient((rows.x, counts))  # under an eager jax.grad they are known

@@ -141,7 +141,8 @@ def fit(
         throw: whether to raise if training diverges; the module's `training.result` says so in any case.
 
     Raises:
-        TypeError: if base is not a Distribution, or a derivative through a training without steps is asked for.
+        TypeError: if base is not a Distribution, or a derivative through a training without steps is asked for; if key
+            is no random key.
         ValueError: if y or base is empty, not finite or of the wrong shape, base is a `Point` or a std of it is not
             positive, a quantile of base at a level from 0.005 to 0.995 is infinite, there are too few rows to hold some
             out (two are the least), or an option is out of its range; if weights are not as many as the rows, one is
@@ -161,6 +162,7 @@ def fit(
         >>> bool(lower[0] < -2.5), bool(upper[0] > 2.5)
         (True, True)
     """
+    _checks.check_key(key)
     given = {
         "max_epochs": max_epochs,
         "patience": patience,

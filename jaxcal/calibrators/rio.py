@@ -195,7 +195,7 @@ def fit(
             so in any case.
 
     Raises:
-        TypeError: if base is not a Distribution.
+        TypeError: if base is not a Distribution; if key is no random key.
         ValueError: if an argument is empty, not finite, of the wrong shape or length; if fewer than two rows are
             given; if a std of base is not positive; if the target is constant, so that there is nothing to learn.
         FloatingPointError: if a covariance cannot be factorized, and `throw`.
@@ -213,6 +213,8 @@ def fit(
         >>> bool(jc.metrics.rmse(truth, after) < jc.metrics.rmse(truth, model(x)))
         True
     """
+    if key is not None:
+        _checks.check_key(key)
     check_base(base, outputs=True)
     check_same_index(x, y)
     y = _checks.as_vector("y", y) if base.mean.ndim == 1 else _checks.as_matrix("y", y)
@@ -400,7 +402,7 @@ def _fit_stochastic(
     if y.ndim > 1:
         raise ValueError(f"bound='stochastic' fits one output; y has {y.shape[1]}: fit them one by one.")
     minibatch.check_known(x, mean, std, y)
-    key = minibatch.check_key(key)
+    key = minibatch.given_key(key)
     n = y.shape[0]
     x_scaler = None
     if columns is None:

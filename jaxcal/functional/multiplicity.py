@@ -140,6 +140,7 @@ def permutation_log_p(
         one logarithm a node [k]; 0 where no split is admissible.
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: if the lengths differ, a value is NaN or infinite, or an option is none of those above.
 
     Source: Westfall and Young, Resampling-Based Multiple Testing (1993); of subgroups: Hemerik and Goeman, TEST 27
@@ -151,6 +152,7 @@ def permutation_log_p(
         >>> print(jnp.exp(permutation_log_p(x, residuals, key=jax.random.key(0), min_leaf=10)))
         [0.01]
     """
+    _checks.check_key(key)
     _checks.check_at_least("num_permutations", num_permutations, 1)
     problem = Problem.of(
         x, residuals, orders=orders, nodes=nodes, min_leaf=min_leaf, num_nodes=num_nodes, center=center, step=step

@@ -213,8 +213,12 @@ def check_known(*rows: Any) -> None:
         raise TypeError("bound='stochastic' reads its rows part by part: fit does not run under jit, vmap or grad.")
 
 
-def check_key(key: PRNGKeyArray | None) -> PRNGKeyArray:
-    """The key, if there is one."""
+def given_key(key: PRNGKeyArray | None) -> PRNGKeyArray:
+    """The key.
+
+    Raises:
+        ValueError: if there is none.
+    """
     if key is None:
         raise ValueError("bound='stochastic' needs a key: jax.random.key(0), say.")
     return key

@@ -57,7 +57,8 @@ def check_errors(
         what was found; `print` says it in words.
 
     Raises:
-        TypeError: if a base is not a Distribution, or an array is traced: the result is known on the host only.
+        TypeError: if a base is not a Distribution, or an array is traced: the result is known on the host only; if key
+            is no random key.
         ValueError: if an argument is empty, not finite or of the wrong shape; if a base is a `Point` where scores are
             measured in predicted stds; if base is out of fold; if the martingale has made a bet.
 
@@ -75,6 +76,7 @@ def check_errors(
         it reaches 100 with a probability of at most 1 %. The premise of a coverage guarantee is false for these rows:
         calibrate with recent rows.
     """
+    _checks.check_key(key)
     _checks.check_fraction("significance", significance)
     if getattr(base, "is_out_of_fold", False):
         raise ValueError(
@@ -217,6 +219,7 @@ def check_inputs(
         what was found; `print` says it in words.
 
     Raises:
+        TypeError: if key is no random key.
         ImportError: if scikit-learn is not installed.
         TypeError: if x or new_x is traced.
         ValueError: if x or new_x is empty, not finite or of the wrong shape; if there are fewer rows or groups of
@@ -234,6 +237,7 @@ def check_inputs(
         classifier of new rows and calibration rows has an AUC of 0.611 out of fold, where 0.5 is chance (p = 1.5e-05).
         The premise of a coverage guarantee is false for these rows: calibrate with recent rows, or with weights.
     """
+    _checks.check_key(key)
     if _checks.is_traced(x, new_x):
         raise TypeError("check_inputs needs values: it runs outside jit, vmap and grad.")
     _checks.check_fraction("significance", significance)

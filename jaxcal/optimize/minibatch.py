@@ -145,7 +145,7 @@ def train_minibatches(
         instead: what to do then, a clause.
 
     Raises:
-        TypeError: if a derivative is asked for.
+        TypeError: if a derivative is asked for; if key is no random key.
         ValueError: if batch_size, max_epochs or patience is less than 1, or the learning rate or plateau_decay not
             positive.
 
@@ -162,6 +162,7 @@ def train_minibatches(
         >>> round(float(optimum.params), 3)
         3.0
     """
+    _checks.check_key(key)
     _checks.check_at_least("batch_size", batch_size, 1)
     lengths = tuple(jax.tree.leaves(part)[0].shape[0] for part in (data, validation))
     rows = _Rows(data, validation, lengths if num_rows is None else num_rows)
@@ -203,7 +204,7 @@ def train_steps(
         instead: as there.
 
     Raises:
-        TypeError: if a derivative is asked for.
+        TypeError: if a derivative is asked for; if key is no random key.
         ValueError: if num_steps, max_epochs or patience is less than 1, or the learning rate not positive.
 
     Example:
@@ -217,6 +218,7 @@ def train_steps(
         >>> round(float(optimum.params), 1)
         3.0
     """
+    _checks.check_key(key)
     _checks.check_at_least("num_steps", num_steps, 1)
     schedule = _Schedule.of(learning_rate, max_epochs, patience, plateau_decay=1.0)
     problem = _Problem(loss, params, _Rows(None, validation, None), optimizer, schedule)
@@ -257,6 +259,7 @@ def train_full_batch(
         The last parameters, and their loss; the result is `STEP_LIMIT`, or `NOT_FINITE`.
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: if num_steps is negative, or the learning rate not positive.
 
     Example:
@@ -273,6 +276,7 @@ def train_full_batch(
         >>> jax.grad(slope, 1)(3 * x, 0.25).item()  # 12 (1 - 2 rate)
         6.0
     """
+    _checks.check_key(key)
     _checks.check_at_least("num_steps", num_steps, 0)
     _checks.check_positive("learning_rate", learning_rate)
     return _take_steps(loss, params, data, key, optimizer, jnp.asarray(learning_rate), num_steps)

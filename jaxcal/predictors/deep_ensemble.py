@@ -62,6 +62,7 @@ def fit(
         **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
             raised in the training of a member, `jaxcal.networks.TrainingOptions` says.
 
@@ -75,6 +76,7 @@ def fit(
         >>> distribution.mean[:2].round(0).tolist(), bool(distribution.std[2] > 1.1 * distribution.std[1])
         ([-1.0, 1.0], True)
     """
+    _checks.check_key(key)
     _checks.check_at_least("num_members", num_members, 1)
     # Values can be checked here only: under `over_runs` they are traced.
     columns, x, y = as_data(x, y, categorical)

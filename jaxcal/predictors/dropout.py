@@ -103,6 +103,7 @@ def fit(
         **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
             raised in training, `jaxcal.networks.TrainingOptions` says.
 
@@ -115,6 +116,7 @@ def fit(
         >>> distribution.mean[:2].round(0).tolist(), bool(distribution.std[2] > 3 * distribution.std[1])
         ([3.0, 7.0], True)
     """
+    _checks.check_key(key)
     if isinstance(rate, str):
         _checks.check_choice("rate", rate, ("concrete",))
     else:

@@ -75,6 +75,7 @@ def fit(
         **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
             raised in training, `jaxcal.networks.TrainingOptions` says.
 
@@ -88,6 +89,7 @@ def fit(
         >>> distribution.mean.round(0).tolist(), bool(distribution.scale[1] > 3 * distribution.scale[0])
         ([-2.0, 2.0], True)
     """
+    _checks.check_key(key)
     _checks.check_not_negative("penalty", penalty)
     columns, x, y = as_data(x, y, categorical)
     settings = settle(options, {None: presets.DEFAULT, "usnrt": presets.usnrt(x.shape[1])}, preset)

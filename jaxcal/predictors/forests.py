@@ -105,6 +105,7 @@ def fit(
         preset: None, or "crude" or "usnrt" as above.
 
     Raises:
+        TypeError: if key is no random key.
         ImportError: if the packages of the extra are not installed.
         TypeError: if x or y is traced by a transformation of JAX.
         ValueError: if x or y is empty, not finite, of the wrong shape or fewer than ten rows; if y is constant, or
@@ -119,6 +120,7 @@ def fit(
         >>> distribution.mean.round().tolist(), bool(distribution.std[1] > 2 * distribution.std[0])
         ([-1.0, 1.0], True)
     """
+    _checks.check_key(key)
     _checks.check_known("forests", x, y)
     columns, x, y = as_data(x, y, categorical, at_least=_LEAST_ROWS)
     _checks.check_choice("model", model, ("ngboost", *_FORESTS))

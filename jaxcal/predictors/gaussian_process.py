@@ -123,7 +123,7 @@ def fit(
             so in any case.
 
     Raises:
-        TypeError: if kernel is neither a name nor a kernel of gpjax.
+        TypeError: if kernel is neither a name nor a kernel of gpjax; if key is no random key.
         ValueError: if x or y is empty, not finite or of the wrong shape; if fewer than two rows are given; if y is
             constant, so that there is nothing to learn; if an option is out of its range, or does not go with another.
         FloatingPointError: if a covariance cannot be factorized, and `throw`.
@@ -142,6 +142,8 @@ def fit(
         >>> bool(predicted.std[2] > 10 * predicted.std[0])
         True
     """
+    if key is not None:
+        _checks.check_key(key)
     check_same_index(x, y)
     y = _checks.as_vector("y", y)
     _checks.check_rows("y", y, 2)
@@ -314,7 +316,7 @@ def _fit_stochastic(
 ) -> "GaussianProcess":
     """As `_fit`, but x is read part by part."""
     minibatch.check_known(x, y)
-    key = minibatch.check_key(key)
+    key = minibatch.given_key(key)
     x = minibatch.as_rows(x if columns.is_plain else columns(x), y.shape[0])
     x_scaler, y_scaler = minibatch.standardizer(x, y.dtype).without(columns.indicators), Standardizer.of(y)
     read = minibatch.reader(lambda x, y: Data(x_scaler(x), y_scaler(y)), (x, y), y.dtype)

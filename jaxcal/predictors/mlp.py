@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxcal import _checks
 from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Point
 from jaxcal.networks import FeedForward, StepOptions, TrainedNetwork, TrainingRecord, presets
@@ -62,6 +63,7 @@ def fit(
             describe them.
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
             raised in training, `jaxcal.networks.TrainingOptions` and `jaxcal.networks.StepOptions` say.
 
@@ -73,6 +75,7 @@ def fit(
         >>> network(np.array([[-0.5], [0.0], [0.5]])).mean.round(0).tolist()
         [3.0, 5.0, 7.0]
     """
+    _checks.check_key(key)
     columns, x, y = as_data(x, y, categorical)
     settings = settle(options, {None: presets.DEFAULT, "paper": presets.RIO}, preset, StepOptions)
     check_steps(settings.steps, preset=preset)

@@ -105,6 +105,7 @@ def fit(
         throw: whether to raise if training diverges; the module's `training.result` says so in any case.
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than four rows (of every
             function), or an option is out of its range.
         FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
@@ -118,6 +119,7 @@ def fit(
         >>> process(np.array([-0.5, 0.5])).mean.round(0).tolist()
         [3.0, 7.0]
     """
+    _checks.check_key(key)
     settings = presets.settle(
         presets.NEURAL_PROCESS, preset, max_iterations=max_iterations, learning_rate=learning_rate
     )

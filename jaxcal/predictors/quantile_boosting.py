@@ -67,6 +67,7 @@ def fit(
         **options: of `HistGradientBoostingRegressor`, `LGBMRegressor`, `XGBRegressor` or `CatBoostRegressor`.
 
     Raises:
+        TypeError: if key is no random key.
         ImportError: if the package is not installed.
         TypeError: if x or y is traced by a transformation of JAX.
         ValueError: if x or y is empty, not finite, of the wrong shape or fewer than ten rows; if y is constant without
@@ -82,6 +83,7 @@ def fit(
         >>> bool(upper[1] - lower[1] > 3 * (upper[0] - lower[0]))
         True
     """
+    _checks.check_key(key)
     _checks.check_known("boosted trees", x, y)
     columns, x, y = as_data(x, y, categorical, at_least=_LEAST_ROWS)
     _checks.check_choice("model", model, tuple(_BOOST))

@@ -113,7 +113,7 @@ def fit(
             networks in a leaf.
 
     Raises:
-        TypeError: if x or y is traced by a transformation of JAX.
+        TypeError: if x or y is traced by a transformation of JAX; if key is no random key.
         ValueError: if x or y is empty, not finite or of the wrong shape, there are too few rows to hold some
             out, or an option is out of its range.
         FloatingPointError: if the loss of a leaf becomes NaN or infinite, and `throw`.
@@ -133,6 +133,7 @@ def fit(
         >>> bool(distribution.std[1] > 3 * distribution.std[0])
         True
     """
+    _checks.check_key(key)
     if _checks.is_traced(x, y):
         raise TypeError("a tree grows by the values of x and y: fit does not run under jit, vmap or grad.")
     _checks.check_choice("unseen", unseen, ("error", "majority"))

@@ -14,6 +14,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxcal import _checks
 from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Normal
 from jaxcal.networks import NormalNetwork, StepOptions, TrainedNetwork, TrainingRecord, Widening
@@ -78,6 +79,7 @@ def fit(
             describe them.
 
     Raises:
+        TypeError: if key is no random key.
         ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
             raised in training, `jaxcal.networks.TrainingOptions` and `jaxcal.networks.StepOptions` say.
 
@@ -91,6 +93,7 @@ def fit(
         >>> distribution.mean.round(0).tolist(), bool(distribution.std[1] > 3 * distribution.std[0])
         ([-2.0, 2.0], True)
     """
+    _checks.check_key(key)
     columns, x, y = as_data(x, y, categorical)
     settings = settle_normal(x.shape[1], options, preset, StepOptions)
     optimum, rows = train_normal(

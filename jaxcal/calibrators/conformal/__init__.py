@@ -203,7 +203,7 @@ def fit(
         `GroupedConformalizedQuantiles`.
 
     Raises:
-        TypeError: if base is not a Distribution.
+        TypeError: if base is not a Distribution; if key is no random key.
         ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive
             ("quantile" uses no std); if the score needs a std, or a distribution, and base is a `Point`; if there
             are too few rows for a confidence level; if with score="cdf" in some row base.cdf(y) is 0 or 1, or base
@@ -229,6 +229,8 @@ def fit(
         >>> print(distribution.icdf(0.905), distribution.cdf(1090.5))
         [1090.5] [0.905]
     """
+    if key is not None:
+        _checks.check_key(key)
     rule = _checks.renamed_value("rule", rule, randomised="randomized")
     _checks.check_choice("rule", rule, tuple(_SCORES))
     if score is None:

@@ -1,0 +1,177 @@
+"""What users give to a pipeline: its steps, as functions or as estimators of scikit-learn, and groups of the rows."""
+
+import copy
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal.columns import Series, Table, is_frame
+from jaxcal.distributions import Point
+from jaxcal.labels import ColumnLabels
+
+
+class Estimator(eqx.Module):
+    """A fitted model with `predict`, as scikit-learn has it, as a function of inputs."""
+
+    __module__ = "jaxcal.pipeline"  # its name in files
+    model: Any
+
+    def __call__(self, x: Table) -> Point:
+        """The predictions of the rows, in the dtype of an array of numbers."""
+        predicted = _checks.as_floats("model.predict(x)", self.model.predict(_untouched(x)))
+        return Point(predicted.astype(x.dtype) if isinstance(x, jax.Array) else predicted)
+
+
+class Fitted(eqx.Module):
+    """The fit of a model that is fitted already."""
+
+    model: Any
+
+    def __call__(self, x: Table, y: Float[Array, " n"]) -> Callable:
+        return Estimator(self.model) if hasattr(self.model, "predict") else checked(self.model)
+
+
+def as_fit(predictor: Any) -> Callable:
+    """The fit function that a predictor is, or has.
+
+    Raises:
+        TypeError: if it is neither.
+    """
+    if hasattr(predictor, "fit") and hasattr(predictor, "predict"):
+        return partial(_fit_estimator, predictor)
+    return checked(predictor)
+
+
+def _fit_estimator(
+    estimator: Any, x: Table, y: Float[Array, " n"], *, sample_weight: Float[Array, " n"] | None = None
+) -> Estimator:
+    fresh = _unfitted(estimator)
+    weights = {} if sample_weight is None else {"sample_weight": np.asarray(sample_weight)}
+    fitted = fresh.fit(_untouched(x), np.asarray(y), **weights)
+    return Estimator(fresh if fitted is None else fitted)
+
+
+def _untouched(x: Table) -> Any:
+    """A frame as it is, and numbers as an array of NumPy's."""
+    return x if is_frame(x) else np.asarray(x)
+
+
+def _unfitted(estimator: Any) -> Any:
+    """A copy, so that the models of different folds do not share what they learn."""
+    if not hasattr(estimator, "get_params"):
+        return copy.deepcopy(estimator)
+    from sklearn.base import clone
+
+    return clone(estimator)
+
+
+def checked(step: Any) -> Callable:
+    """The step, if it is a function.
+
+    Raises:
+        TypeError: if it is not.
+    """
+    if not callable(step):
+        name = str(getattr(step, "__name__", type(step).__name__))
+        hint = f": did you mean {name}.fit?" if getattr(step, "fit", None) else "."
+        raise TypeError(
+            f"a step must be a fit function, or as predictor an object with fit and predict; got {name}{hint}"
+        )
+    return step
+
+
+def with_key(fit: Callable, *arguments: Any, key: PRNGKeyArray, **options: Any) -> Any:
+    """The value of a fit function, which gets the key if it takes one and has none of its own."""
+    parameter = inspect.signature(fit).parameters.get("key")
+    if parameter is not None and (parameter.default is None or parameter.default is parameter.empty):
+        options["key"] = key
+    return fit(*arguments, **options)
+
+
+def with_weights(fit: Callable, weights: Float[Array, " n"] | None) -> Callable:
+    """A fit of the weighted rows.
+
+    Raises:
+        ValueError: if it takes no weights.
+    """
+    if weights is None:
+        return fit
+    name = next((name for name in ("sample_weight", "weights") if name in inspect.signature(fit).parameters), None)
+    if name is None:
+        raise ValueError(f"the predictor {name_of(fit)} takes neither sample_weight nor weights: fit without weights.")
+    return partial(fit, **{name: weights})
+
+
+def name_of(step: Any) -> str:
+    """The method that a step is: the module of a function that is called fit, else its own name, or its class's."""
+    step = step.model if isinstance(step, Fitted) else step
+    while isinstance(step, partial):
+        step = step.func
+    name = getattr(step, "__name__", type(step).__name__)
+    return step.__module__.rpartition(".")[2] if name == "fit" else name
+
+
+# Groups of rows
+
+
+class Groups(eqx.Module):
+    """Where the last step has its groups from: labels of the rows, or a function of x; made by `Groups.of`.
+
+    Attributes:
+        source: "labels", or the function; None without groups.
+        labels: of the rows of the fit [n]; None where the source is a function.
+    """
+
+    __module__ = "jaxcal.pipeline"  # its name in files
+    source: Any
+    labels: np.ndarray | None
+
+    @classmethod
+    def of(cls, by: Series | str | Callable | None, num_rows: int) -> "Groups":
+        """Those that `fit` is asked for."""
+        if by is None or callable(by):
+            return cls(by, None)
+        if isinstance(by, str):
+            return cls(ColumnLabels(by), None)
+        return cls("labels", _checks.as_labels("by", by, num_rows))
+
+    def part(self, rows: np.ndarray) -> "Groups":
+        """Those of some of the rows."""
+        return Groups(self.source, None if self.labels is None else self.labels[rows])
+
+    def without_labels(self) -> "Groups":
+        """What new rows need of them."""
+        return Groups(self.source, None)
+
+    def told(self, fit: Callable) -> Callable:
+        """A fit of the last step that knows the function.
+
+        Raises:
+            ValueError: if it takes no groups.
+        """
+        if self.source is None:
+            return fit
+        if "by" not in inspect.signature(fit).parameters:
+            raise ValueError(f"by: the last step {name_of(fit)} takes no groups; jaxcal.conformal.fit does.")
+        return fit if self.source == "labels" else partial(fit, by=self.source)
+
+    def of_rows(self, rows: np.ndarray) -> dict[str, Any]:
+        """What the last step is called with beside x and predictions, for rows of the fit."""
+        return {} if self.labels is None else {"by": self.labels[rows]}
+
+    def of_new_rows(self, by: Series | None) -> dict[str, Any]:
+        """The same for new rows.
+
+        Raises:
+            ValueError: if labels are missing, or the fit had none.
+        """
+        if (by is None) == (self.source == "labels"):
+            raise ValueError("by must be the labels of the rows if the fit had labels, and only then.")
+        return {} if by is None else {"by": by}

@@ -5,6 +5,7 @@ fitted from somebody's predictions, `fit(x, base, y)`, and called on inputs and 
 """
 
 from jaxcal import (
+    chain,
     cross_conformal,
     datasets,
     density_ratio,
@@ -82,6 +83,7 @@ __all__ = [
     "ScaledQuantiles",
     "StudentT",
     "accrue",
+    "chain",
     "concatenate",
     "conditional_conformal",
     "conformal",

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Series, Table, is_frame
-from jaxcal.distributions import Point
+from jaxcal.columns import Categorical, Columns, Series, Table, is_frame
+from jaxcal.distributions import Distribution, Point
 from jaxcal.labels import ColumnLabels
 
 
@@ -36,6 +36,26 @@ class Fitted(eqx.Module):
 
     def __call__(self, x: Table, y: Float[Array, " n"]) -> Callable:
         return Estimator(self.model) if hasattr(self.model, "predict") else checked(self.model)
+
+
+class OfNumbers(eqx.Module):
+    """The fit of an estimator that takes numbers alone, to any inputs: a frame's labels become indicators."""
+
+    model: Any
+
+    def __call__(self, x: Table, y: Float[Array, " n"], *, categorical: Categorical = ()) -> "Callable":
+        columns = Columns.of(x, categorical)
+        return _WithColumns(columns, _fit_estimator(self.model, columns(x), y))
+
+
+class _WithColumns(eqx.Module):
+    """A model of what columns make of inputs."""
+
+    columns: Columns
+    model: Callable
+
+    def __call__(self, x: Table) -> Distribution:
+        return self.model(self.columns(x))
 
 
 def as_fit(predictor: Any) -> Callable:
@@ -111,7 +131,7 @@ def with_weights(fit: Callable, weights: Float[Array, " n"] | None) -> Callable:
 
 def name_of(step: Any) -> str:
     """The method that a step is: the module of a function that is called fit, else its own name, or its class's."""
-    step = step.model if isinstance(step, Fitted) else step
+    step = step.model if isinstance(step, Fitted | OfNumbers) else step
     while isinstance(step, partial):
         step = step.func
     name = getattr(step, "__name__", type(step).__name__)

@@ -17,8 +17,9 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks, cross_conformal, metrics
-from jaxcal._steps import Estimator, Fitted, Groups, as_fit, checked, name_of, with_key, with_weights
+from jaxcal._steps import Estimator, Fitted, Groups, OfNumbers, as_fit, checked, name_of, with_key, with_weights
 from jaxcal.calibrators import conformal, rio
+from jaxcal.chain import fit_steps
 from jaxcal.columns import Categorical, Layout, Series, Table
 from jaxcal.cross_conformal import JackknifePlus
 from jaxcal.cross_validation import (
@@ -30,6 +31,8 @@ from jaxcal.cross_validation import (
     folds_of,
     joined,
     models_of_folds,
+    number_of_folds,
+    number_of_groups,
     one_warning,
     predictions_of_folds,
     take_rows,
@@ -40,13 +43,10 @@ from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.guarantee import Guarantee, MeasuredCoverage, WorstCaseGuarantee
 from jaxcal.predictors import gaussian_process, mlp
 
-__all__ = ["Chain", "Estimator", "Groups", "Pipeline", "Scores", "Step", "fit"]
+__all__ = ["Chain", "Estimator", "Groups", "Pipeline", "Scores", "Step", "candidates", "fit"]
 
 # The interval of which the coverage is reported.
 _LEVEL = 0.9
-# Without a fifth of few rows errors are larger than those of the final model, and intervals too wide: 2 % of coverage
-# and 8 % of width on 250 to 500 rows (`benchmarks/results/pipelines.md`).
-_FOLDS_OF_FEW_ROWS, _FOLDS, _FEW_ROWS = 10, 5, 1000
 
 
 def fit(
@@ -73,10 +73,10 @@ def fit(
         y: targets [n].
         predictor: a fit function, `fit(x, y)` or `fit(x, y, key=key)`, such as `jc.mlp.fit`, configured by
             `functools.partial`; its value is called on inputs and gives a Distribution or an array of means. Or an
-            object with `fit` and `predict`, as scikit-learn has them, which is cloned. None takes the best of a short
-            list, by the CRPS of the whole pipeline out of fold: a Gaussian process, a network with RIO and, where
-            scikit-learn is installed, boosted trees with RIO; `print` shows all of it. The scores of the best of
-            several are a little too good.
+            object with `fit` and `predict`, as scikit-learn has them, which is cloned. Or a list of pairs, a predictor
+            and its calibrators each: the best is taken, by the CRPS of the whole pipeline out of fold; `print` shows
+            all of it. The scores of the best of several are a little too good. None is for the list of `candidates`: a
+            Gaussian process, a network with RIO and, where scikit-learn is installed, boosted trees with RIO.
         calibrators: fit functions `fit(x, base, y)`, such as `jc.rio.fit`, in their order; each is fitted to what the
             steps before predict of the rows they were fitted to.
         recalibrate: the last step, a fit function as these, of errors that are honest; None for no such step. The
@@ -134,12 +134,13 @@ def fit(
         raise ValueError(
             f"method={method!r} draws its folds itself: give their number; got {len(folds)} lists of rows."
         )
-    if predictor is None and (calibrators or weights is not None or method == "prefit"):
+    choice = candidates() if predictor is None else predictor if isinstance(predictor, list) else []
+    if choice and (calibrators or weights is not None or method == "prefit"):
         raise ValueError("calibrators, weights and method='prefit' need a predictor: give one, or none of them.")
     labels, weights = as_labels(groups, len(y)), _checks.as_weights(weights, len(y))
     columns, number = columns_of(x, categorical), None if isinstance(folds, Sequence) else folds
     if method == "cv+":
-        if predictor is None or recalibrate is not conformal.fit or by is not None:
+        if choice or recalibrate is not conformal.fit or by is not None:
             raise ValueError(_OF_CV_PLUS)
         shared = {"groups": labels, "weights": weights, "columns": columns, "key": key}
         return _fit_cv_plus(x, y, predictor, calibrators, folds=number, **shared)
@@ -153,21 +154,33 @@ def fit(
     options = {"folds": folds, "columns": columns, "recalibrate": recalibrate, "method": method, "key": key}
     options["by"] = Groups.of(by, len(y))
     others = ()
-    if predictor is None:
+    if choice:
         # What is set aside has no say in the choice: its guarantee would not hold.
         rows = np.arange(len(y)) if aside is None else _rest(len(y), aside)
         groups_of_rows = None if labels is None else labels[rows]
-        candidates = _candidates()
         x_own, y_own = take_rows(rows, x, y)
         own = options | {"by": options["by"].part(rows), "groups": groups_of_rows, "weights": None, "aside": None}
-        tried = [_fit(x_own, y_own, *steps, **own) for steps in candidates]
+        tried = [_fit(x_own, y_own, *steps, **own) for steps in choice]
         best = int(np.argmin([pipeline.steps[-1].scores.crps for pipeline in tried]))
-        predictor, calibrators = candidates[best]
+        predictor, calibrators = choice[best]
         others = tuple(pipeline.steps for k, pipeline in enumerate(tried) if k != best)
         if aside is None:
             return dataclasses.replace(tried[best], others=others)
     pipeline = _fit(x, y, predictor, calibrators, groups=labels, weights=weights, aside=aside, **options)
     return dataclasses.replace(pipeline, others=others)
+
+
+def candidates() -> list[tuple[Any, tuple[Callable, ...]]]:
+    """The predictors that `fit` tries where none is given, with the calibrators of each.
+
+    Of lists of three they have the least CRPS over data sets with noise (`benchmarks/results/pipelines.md`).
+    """
+    found = [(gaussian_process.fit, ()), (mlp.fit, (rio.fit,))]
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+    except ImportError:
+        return found
+    return [*found, (OfNumbers(HistGradientBoostingRegressor(random_state=0)), (rio.fit,))]
 
 
 class Pipeline(eqx.Module):
@@ -385,7 +398,7 @@ def _fit_cv_plus(
 ) -> Pipeline:
     """The pipeline whose models of the folds predict; they give its scores, too."""
     num_rows = len(y)
-    folds = _number_of_folds(folds, num_rows, num_rows if groups is None else len(np.unique(groups)))
+    folds = number_of_folds(folds, num_rows, number_of_groups(num_rows, groups))
     order_key, folds_key = jax.random.split(key)
     pieces = cross_conformal.folds_for(num_rows, folds, groups, order_key)
     fit_rows = partial(fit_chain, predictor, calibrators, columns=columns)
@@ -433,15 +446,9 @@ def fit_chain(
 ) -> Chain:
     """A predictor and calibrators, each fitted to what the steps before it predict; steps as those of `fit`."""
     model_key, *keys = jax.random.split(key, 1 + len(calibrators))
-    fit_model = with_weights(with_columns(as_fit(predictor), columns), weights)
-    model = with_key(fit_model, x, y, key=model_key)
-    prediction, fitted = as_distribution(model(x)) if calibrators else None, []
-    for calibrator, each in zip(calibrators, keys, strict=True):
-        if fitted:
-            prediction = fitted[-1](x, prediction)
-        fit_step = with_columns(checked(calibrator), columns)
-        fitted.append(with_key(fit_step, x, prediction, y, key=each))
-    return Chain(model, tuple(fitted))
+    model = with_key(with_weights(with_columns(as_fit(predictor), columns), weights), x, y, key=model_key)
+    steps = [with_columns(checked(calibrator), columns) for calibrator in calibrators]
+    return Chain(model, fit_steps(steps, x, as_distribution(model(x)), y, keys=keys) if steps else ())
 
 
 def _recalibrated(
@@ -484,13 +491,6 @@ def _step(
     )
 
 
-def _number_of_folds(folds: int | None, num_rows: int, num_groups: int) -> int:
-    """Those that were asked for, or as many as the rows need and the groups allow."""
-    if folds is not None:
-        return folds
-    return max(2, min(num_groups, _FOLDS_OF_FEW_ROWS if num_rows <= _FEW_ROWS else _FOLDS))
-
-
 def _pieces(
     folds: int | Sequence[ArrayLike] | None, num_rows: int, groups: np.ndarray | None, key: PRNGKeyArray
 ) -> list[Fold]:
@@ -500,7 +500,7 @@ def _pieces(
         ValueError: if the given ones do not hold every row once, or there are groups as well.
     """
     if not isinstance(folds, Sequence):
-        number = _number_of_folds(folds, num_rows, num_rows if groups is None else len(np.unique(groups)))
+        number = number_of_folds(folds, num_rows, number_of_groups(num_rows, groups))
         return folds_of(num_rows, number, groups, key)
     parts = [np.asarray(part, int) for part in folds]
     if groups is not None or len(parts) < 2 or not np.array_equal(np.sort(np.concatenate(parts)), np.arange(num_rows)):
@@ -518,7 +518,7 @@ def _set_aside(
     kinds, label_of = np.unique(np.arange(num_rows) if groups is None else groups, return_inverse=True)
     aside_key, parts_key = jax.random.split(key)
     number = round(fraction * len(kinds))
-    folds = _number_of_folds(folds, num_rows, number)
+    folds = number_of_folds(folds, num_rows, number)
     if not folds <= number < len(kinds):
         raise ValueError(
             f"a fraction of {fraction:g} sets {number} of {len(kinds)} {'rows' if groups is None else 'groups'} aside; "
@@ -540,16 +540,3 @@ def _all_aside(
 def _rest(num_rows: int, parts: Sequence[np.ndarray]) -> np.ndarray:
     """The numbers of the rows that are in none of the parts."""
     return np.setdiff1d(np.arange(num_rows), np.concatenate(parts))
-
-
-def _candidates() -> list[tuple[Any, tuple[Callable, ...]]]:
-    """The predictors that are tried where none is given, with the calibrators of each.
-
-    Of lists of three they have the least CRPS over data sets with noise (`benchmarks/results/pipelines.md`).
-    """
-    found = [(gaussian_process.fit, ()), (mlp.fit, (rio.fit,))]
-    try:
-        from sklearn.ensemble import HistGradientBoostingRegressor
-    except ImportError:
-        return found
-    return [*found, (HistGradientBoostingRegressor(random_state=0), (rio.fit,))]

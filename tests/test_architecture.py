@@ -21,6 +21,7 @@ LAYERS = [
     {"gp", "networks", "cross_validation"},
     {"predictors", "calibrators"},
     {"_steps", "cross_conformal"},
+    {"chain"},
     {"online", "plots", "pipeline"},
     {"__init__"},
     {"cli", "sklearn", "sweep"},

@@ -166,7 +166,7 @@ def test_calibrate_from_another_file_onto_rows_without_a_truth(table, file, tmp_
 
 
 def test_without_predictions_a_model_is_chosen_and_fitted(table, file, monkeypatch):
-    monkeypatch.setattr(pipeline, "_candidates", lambda: [(gaussian_process.fit, ())])
+    monkeypatch.setattr(pipeline, "candidates", lambda: [(gaussian_process.fit, ())])
     missing = table.with_columns(truth=pl.when(pl.col("a") > 0.5).then(None).otherwise(pl.col("truth")))
     missing.drop("line", "spread").write_csv(file, null_value="NA")
     result = run("calibrate", file, "--target", "truth", "--quantiles", "0.05,0.95")

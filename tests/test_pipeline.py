@@ -128,7 +128,7 @@ def test_the_guarantee_of_the_split_holds_where_the_predictor_is_chosen(monkeypa
     """The predictor is chosen among many that know nothing."""
     rng = np.random.default_rng(0)
     guess = lambda seed: lambda x, y: lambda x: jnp.sin((1 + 3 * seed) * x[:, 0])
-    monkeypatch.setattr(jc.pipeline, "_candidates", lambda: [(guess(seed), ()) for seed in range(8)])
+    monkeypatch.setattr(jc.pipeline, "candidates", lambda: [(guess(seed), ()) for seed in range(8)])
     covered = []
     for seed in range(60):
         x, y = line_with_noise(rng, 80)
@@ -237,7 +237,7 @@ def test_the_last_step_leaves_the_mean_by_default(rng):
 
 def test_without_a_predictor_the_best_of_a_list_is_taken(rng, monkeypatch):
     constant = lambda x, y: lambda x: jnp.zeros(len(x))
-    monkeypatch.setattr(jc.pipeline, "_candidates", lambda: [(constant, ()), (fit_line, (jc.gaussian_mle.fit,))])
+    monkeypatch.setattr(jc.pipeline, "candidates", lambda: [(constant, ()), (fit_line, (jc.gaussian_mle.fit,))])
     x, y = line_with_noise(rng, 80)
     for method in ("folds", "split"):
         pipeline = jc.pipeline.fit(x, y, method=method, folds=2, fraction=0.5, key=KEY)

@@ -1,0 +1,160 @@
+"""Calibrators one after the other: a calibrator of their own, whose last step is fitted to honest errors.
+
+The errors that a calibrator leaves on the data points that it was fitted to are too small. Here all calibrators but the
+last are fitted without each fold in turn, and predict it; by these predictions the last one is fitted, which follows
+the others fitted to all data points.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal._steps import checked, with_key
+from jaxcal.columns import Categorical, Layout, Series, Table
+from jaxcal.cross_validation import (
+    WITHOUT_A_FOLD,
+    as_labels,
+    as_table_and_targets,
+    columns_of,
+    folds_of,
+    joined,
+    number_of_folds,
+    number_of_groups,
+    one_warning,
+    take_rows,
+    with_columns,
+)
+from jaxcal.distributions import Distribution
+from jaxcal.distributions._base import marked_out_of_fold
+
+
+def fit(
+    x: Table | None,
+    base: Distribution,
+    y: Series,
+    *,
+    calibrators: Sequence[Callable],
+    folds: int | None = None,
+    groups: ArrayLike | None = None,
+    by: Series | None = None,
+    categorical: Categorical = (),
+    key: PRNGKeyArray,
+) -> "Chain":
+    """Fit calibrators of somebody's predictions, each to what those before it predict.
+
+    All but the last are fitted to all rows; the last to what the others predict of each fold, fitted without it. No
+    coverage guarantee follows: the steps that predict a new row have made none of these errors. `jaxcal.pipeline` does
+    the same with the model, too.
+
+    Args:
+        x: inputs [n, d], or a data frame, which comes to every step as it is; None if no step uses them.
+        base: the model's predictions of the rows [n], on which it was not trained.
+        y: targets [n].
+        calibrators: two or more fit functions `fit(x, base, y)`, such as `jc.rio.fit`, configured by
+            `functools.partial`, in their order.
+        folds: number of folds. None: 10 of at most 1,000 rows, and 5 of more.
+        groups: labels [n]: rows of one group stay in one fold.
+        by: labels of groups [n] for the last step, as of `jc.conformal.fit`; the call then needs those of its rows.
+        categorical: the columns of x whose values have no order, for the steps that take that.
+        key: random key.
+
+    Raises:
+        TypeError: if a step is no function, or key no random key.
+        ValueError: if there are fewer than two steps, or fewer rows or groups than folds; if an argument is empty or
+            of the wrong length, or y not finite; as the steps do.
+
+    Example:
+        >>> import jax, numpy as np, jaxcal as jc
+        >>> x = np.linspace(-3, 3, 60)
+        >>> y = np.sin(x) + 0.1 * np.random.default_rng(0).normal(size=60)
+        >>> base = jc.Point(x / 3)  # somebody's predictions
+        >>> chain = jc.chain.fit(x, base, y, calibrators=[jc.rio.fit, jc.crude.fit], key=jax.random.key(0))
+        >>> lower, upper = chain(x, base).interval(0.9)
+        >>> 0.8 < float(((lower <= y) & (y <= upper)).mean()) < 1
+        True
+    """
+    _checks.check_key(key)
+    if len(calibrators) < 2:
+        raise ValueError(f"a chain has two calibrators or more; got {len(calibrators)}. One is fitted by itself.")
+    x, y = (None, _checks.as_vector("y", y)) if x is None else as_table_and_targets(x, y)
+    if len(base) != len(y):
+        raise ValueError(f"base has {len(base)} rows where {len(y)} are expected: the lengths must match.")
+    columns = () if x is None else columns_of(x, categorical)
+    *first, last = (with_columns(checked(step), columns) for step in calibrators)
+    order_key, folds_key, first_key, last_key = jax.random.split(key, 4)
+    labels, keys_of = as_labels(groups, len(y)), lambda key: list(jax.random.split(key, len(first)))
+    number = number_of_folds(folds, len(y), number_of_groups(len(y), labels))
+    pieces = folds_of(len(y), number, labels, order_key)
+    predictions = []
+    with one_warning(WITHOUT_A_FOLD):
+        for piece, fold_key in zip(pieces, jax.random.split(folds_key, len(pieces)), strict=True):
+            training, held_out = piece.training, piece.held_out
+            steps = fit_steps(first, _rows(x, training), base[training], y[training], keys=keys_of(fold_key))
+            predictions.append(_applied(steps, _rows(x, held_out), base[held_out]))
+    out_of_fold = marked_out_of_fold(joined(predictions, [piece.held_out for piece in pieces]))
+    groups_of_last = {} if by is None else {"by": _checks.as_labels("by", by, len(y))}
+    return Chain(
+        first=fit_steps(first, x, base, y, keys=keys_of(first_key)),
+        last=with_key(last, x, out_of_fold, y, key=last_key, **groups_of_last),
+        layout=None if x is None else Layout.of(x),
+    )
+
+
+class Chain(eqx.Module):
+    """Fitted calibrators, one after the other; made by `fit`.
+
+    Attributes:
+        first: all but the last, fitted to all rows.
+        last: the last one, fitted to what the others predict of rows they were not fitted to.
+        layout: the columns of x; None if the fit had none.
+    """
+
+    first: tuple[Callable, ...]
+    last: Callable
+    layout: Layout | None
+
+    def __call__(self, x: Table | None, base: Distribution, *, by: Series | None = None) -> Distribution:
+        """The distribution of every row after the last step.
+
+        Args:
+            x: inputs [m, d], as of the fit.
+            base: the model's predictions of the rows [m].
+            by: the labels of their groups [m], where the fit had such.
+
+        Raises:
+            ValueError: if x has other columns than in the fit; as the steps do.
+        """
+        x = x if x is None or self.layout is None else self.layout(x)
+        groups = {} if by is None else {"by": by}
+        return self.last(x, _applied(self.first, x, base), **groups)
+
+
+def fit_steps(
+    calibrators: Sequence[Callable],
+    x: Table | None,
+    base: Distribution,
+    y: Float[Array, " n"],
+    *,
+    keys: Sequence[PRNGKeyArray],
+) -> tuple[Callable, ...]:
+    """Calibrators, each fitted to what those before it predict of the same rows."""
+    fitted: list[Callable] = []
+    for calibrator, each in zip(calibrators, keys, strict=True):
+        base = fitted[-1](x, base) if fitted else base
+        fitted.append(with_key(calibrator, x, base, y, key=each))
+    return tuple(fitted)
+
+
+def _applied(steps: Sequence[Callable], x: Table | None, base: Distribution) -> Distribution:
+    for step in steps:
+        base = step(x, base)
+    return base
+
+
+def _rows(x: Table | None, rows: np.ndarray) -> Any:
+    return None if x is None else take_rows(rows, x)[0]

@@ -1,6 +1,8 @@
 """The commands on small files with a linear model's predictions, and what they answer to mistakes."""
 
+import errno
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,8 @@ from typer.testing import CliRunner
 import jaxcal
 from jaxcal import datasets, metrics, pipeline
 from jaxcal.calibrators import rio
-from jaxcal.cli import app
+from jaxcal.cli import app, console
+from jaxcal.columns import Columns
 from jaxcal.distributions import Normal
 from jaxcal.predictors import gaussian_process
 
@@ -171,7 +174,7 @@ def test_without_predictions_a_model_is_chosen_and_fitted(table, file, monkeypat
     missing.drop("line", "spread").write_csv(file, null_value="NA")
     result = run("calibrate", file, "--target", "truth", "--quantiles", "0.05,0.95")
     assert result.exit_code == 0
-    assert "Inputs: a, b. Not used: id (no numbers)." in result.stdout
+    assert "Features: a, b. Not used: id (seems to name the rows)." in result.stdout
     assert "No coverage is guaranteed." in result.stdout
     written = pl.read_csv(file.with_name("data.calibrated.csv"), null_values="NA")
     used = written["used_for_fitting"].to_numpy()
@@ -188,11 +191,131 @@ def test_options_of_predictions_need_some(file):
     assert_refused(result, "--std, --method needs a column of predictions, --prediction.")
 
 
-def test_one_missing_value_does_not_make_a_feature_vanish(file):
-    text = file.read_text().splitlines()
-    cells = text[3].split(",")
-    file.write_text("\n".join([*text[:3], ",".join(["id", "NA", *cells[2:]]), *text[4:]]))
-    assert_refused(calibrate(file), "column 'a'", "1 values that are missing", "data row 3")
+def test_labels_and_missing_values_are_features(table, file):
+    """As data frames in Python: the same columns give the same numbers; rows without a target are predicted."""
+    labels = pl.Series("site", ["north", "south", None, "west"] * (ROWS // 4))
+    rough = table.with_columns(
+        labels,
+        a=pl.when(pl.int_range(ROWS) == 2).then(None).otherwise("a"),
+        truth=pl.when(pl.int_range(ROWS) >= 36).then(None).otherwise("truth"),
+        constant=pl.lit(3),
+        number=pl.int_range(ROWS).shuffle(seed=0),
+    )
+    rough.write_csv(file)
+    result = calibrate(file, "--seed", "1")
+    assert result.exit_code == 0, result.output
+    assert "Features: a (1 missing), b, site (4 labels, 10 missing)." in result.stdout
+    assert "spread (holds one value), constant (holds one value), number (seems to number the rows)" in result.stdout
+    assert result.stderr.count("Warning: ") == 2  # of id, and of number
+    assert "column 'number' seems to number the rows and is no feature" in result.stderr
+    assert "4 rows of" in result.stdout
+    written = pl.read_csv(file.with_name("data.calibrated.csv"))
+    fitting = datasets.split(36, (0.5, 0.5), seed=1)[0]
+    assert sorted(fitting) == list(np.flatnonzero(written["used_for_fitting"]))
+    x, base = rough.select("a", "b", "site"), jaxcal.Point(table["line"].to_numpy())
+    columns = Columns.of(x)
+    fitted = rio.fit(x[fitting], base[fitting], table["truth"].to_numpy()[fitting], categorical=columns)
+    np.testing.assert_allclose(written["mean"].to_numpy(), fitted(x, base).mean, rtol=1e-5)
+
+
+def test_a_text_among_numbers_does_not_make_a_column_labels(table, file):
+    values = [*map(str, table["a"]), "oops"][1:]
+    table.with_columns(a=pl.Series(values)).write_csv(file)
+    assert_refused(calibrate(file), "column 'a'", "holds numbers, and 'oops' among them")
+
+
+def test_a_method_that_uses_no_features_does_not_read_them(table, file):
+    table.with_columns(broken=pl.lit(float("inf"))).write_csv(file)
+    result = calibrate(file, "--method", "crude", "--std", "spread", "--features", "a")
+    assert result.exit_code == 0, result.output
+    assert "crude uses no features." in result.stdout
+    assert "Warning: --features has no effect" in result.stderr
+
+
+def test_a_chain_is_fitted_to_honest_errors(table, file):
+    result = calibrate(file, "--method", "rio,split-conformal", "--calibration-fraction", "0.75")
+    assert result.exit_code == 0, result.output
+    assert "The 90 % interval covers" not in result.stdout
+    written = pl.read_csv(file.with_name("data.calibrated.csv"))
+    fitting = datasets.split(ROWS, (0.75, 0.25), seed=0)[0]
+    x, base = table.select("a", "b"), jaxcal.Point(table["line"].to_numpy())
+    steps, key = [rio.fit, jaxcal.conformal.fit], jax.random.key(0)
+    fitted = jaxcal.chain.fit(x[fitting], base[fitting], table["truth"].to_numpy()[fitting], calibrators=steps, key=key)
+    lower, _ = fitted(x, base).interval(0.9)
+    np.testing.assert_allclose(written["q0.05"].to_numpy(), lower, rtol=1e-5)
+    assert_refused(calibrate(file, "--method", "rio,crud"), "there is no method 'crud': did you mean 'crude' or 'accrue'?")
+    assert_refused(calibrate(file, "--method", "rio,crude", "--weights", "spread"), "--weights goes with one method")
+
+
+@pytest.mark.parametrize("options", [("--method", "crude", "--std", "spread"), ("--method", "rio,crude", "--by", "id")])
+def test_a_saved_calibrator_predicts_the_same(table, file, tmp_path, options):
+    table.with_columns(id=pl.Series(["left", "right"] * (ROWS // 2))).write_csv(file)
+    model, new = tmp_path / "model.safetensors", tmp_path / "new.parquet"
+    result = calibrate(file, *options, "--save", model, "--quantiles", "0.1,0.9", "--prefix", "c_")
+    assert result.exit_code == 0, result.output
+    pl.read_csv(file).drop("truth").reverse().write_parquet(new)
+    result = run("apply", model, new)
+    assert result.exit_code == 0, result.output
+    names = ["c_mean", "c_std", "c_q0.1", "c_q0.9"]
+    written = pl.read_parquet(tmp_path / "new.calibrated.parquet").reverse().select(names)
+    expected = pl.read_csv(file.with_name("data.calibrated.csv")).select(names)
+    np.testing.assert_allclose(written.to_numpy(), expected.to_numpy(), rtol=1e-12)
+    scores = printed_scores(run("apply", model, file, "--out", tmp_path / "again.csv").stdout)
+    assert scores["90 % coverage"][0].endswith(" %")
+    pl.read_parquet(new).drop("line").write_parquet(new)
+    assert_refused(run("apply", model, new), "has no column 'line'")
+    assert_refused(run("apply", file, new), "is not a file that jaxcal.save has written")
+
+
+def test_a_saved_pipeline_predicts_the_same(table, file, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "candidates", lambda: [(gaussian_process.fit, ()), (pipeline.OfNumbers(None), ())])
+    model, new = tmp_path / "model", tmp_path / "new.csv"
+    table.drop("line", "spread", "id").write_csv(file)
+    result = run("calibrate", file, "--target", "truth", "--save", model)
+    assert result.exit_code == 0, result.output
+    assert "Boosted trees are not among the models" in result.stdout
+    table.select("b", "a").write_csv(new)
+    assert run("apply", model, new).exit_code == 0
+    fitted = jaxcal.load(model)["model"]
+    written = pl.read_csv(tmp_path / "new.calibrated.csv")
+    np.testing.assert_allclose(written["mean"].to_numpy(), fitted(table.select("a", "b")).mean, rtol=1e-9)
+
+
+def test_the_report_is_one_page(table, file, tmp_path):
+    page = tmp_path / "report.html"
+    table.rename({"a": "a <b>"}).write_csv(file)
+    result = calibrate(file, "--std", "spread", "--method", "rio", "--report", page)
+    assert result.exit_code == 0, result.output
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<img ") == text.count("src='data:image/png;base64,") == 5
+    assert "http" not in text
+    assert "a &lt;b&gt;" in text
+    for name, values in printed_scores(result.stdout).items():
+        cells = "".join(f"<td>{value}</td>" for value in values)
+        assert f"<th>{name}</th>{cells}" in text
+    assert "No coverage is guaranteed. The 90 % interval covered" in text
+
+
+def test_rows_without_targets_are_reported(table, file, tmp_path):
+    new, page = tmp_path / "new.csv", tmp_path / "report.html"
+    table.drop("truth").write_csv(new)
+    options = ("--calibration", file, "--method", "split-conformal", "--std", "spread", "--report", page)
+    assert calibrate(new, *options).exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<img ") == 1
+    assert "covers a new row with probability" in text
+
+
+def test_long_work_says_that_it_goes_on_where_there_is_no_terminal(file, monkeypatch):
+    monkeypatch.setattr(console, "_SECONDS", 0.01)
+    result = calibrate(file, "--method", "split-conformal")
+    assert "Fit split-conformal to 20 rows: 0 s so far" in result.stderr
+
+
+def test_the_version_is_told():
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"jaxcal {jaxcal.__version__}, JAX {jax.__version__}, Python {platform.python_version()}\n"
 
 
 def test_two_columns_of_one_name_are_refused(file):
@@ -300,7 +423,7 @@ def test_calibrate_without_features_looks_at_the_predictions_alone(table, tmp_pa
     table.select("truth", "line").write_csv(path)
     result = calibrate(path)
     assert result.exit_code == 0
-    assert printed_scores(result.output)["NLPD"][0] == "–"
+    assert printed_scores(result.output)["NLPD"][0] == "none"
     assert (pl.read_csv(tmp_path / "bare.calibrated.csv")["std"].to_numpy() > 0).all()
 
 
@@ -325,7 +448,8 @@ def test_recalibrators_take_a_std(method, table, file):
     distribution = fit(None, Normal(mean[used], std[used]), truth[used])(None, Normal(mean, std))
     for name, values in (("mean", distribution.mean), ("std", distribution.std), ("q0.5", distribution.icdf(0.5))):
         np.testing.assert_allclose(written[name].to_numpy(), values, rtol=1e-4)
-    assert ("The 90 % interval covers a new row with probability 9" in result.stdout) == (method == "split-conformal")
+    is_guaranteed = "The 90 % interval covers a new row with probability 9" in result.stdout
+    assert is_guaranteed == (method in ("crude", "split-conformal"))
 
 
 def test_methods_of_inputs_need_some(table, file, tmp_path):
@@ -334,7 +458,7 @@ def test_methods_of_inputs_need_some(table, file, tmp_path):
     assert (pl.read_csv(file.with_name("data.calibrated.csv"))["std"].to_numpy() > 0).all()
     path = tmp_path / "bare.csv"
     table.select("truth", "line").write_csv(path)
-    assert_refused(calibrate(path, "--method", "accrue"), "--method accrue needs columns of inputs")
+    assert_refused(calibrate(path, "--method", "accrue"), "--method accrue needs columns of features")
 
 
 @pytest.mark.slow
@@ -367,11 +491,12 @@ def test_the_module_runs_as_a_command():
 
 
 def assert_refused(result, *parts):
+    *warnings, error = result.stderr.splitlines()
     assert result.exit_code == 2
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
+    assert error.startswith("Error: ")
+    assert all(line.startswith("Warning: ") for line in warnings)
     for part in parts:
-        assert part in result.stderr
+        assert part in error
 
 
 @pytest.mark.parametrize(
@@ -381,7 +506,7 @@ def assert_refused(result, *parts):
         (["--prediction", "Line"], ["did you mean 'line'?"]),
         (["--std", "zzz"], ["no column 'zzz'", "there are id, a, b, truth, line, spread"]),
         (["--features", "a,c"], ["no column 'c'"]),
-        (["--features", "a,id"], ["column 'id'", "must hold numbers; data row 1 holds 'row 0'"]),
+        (["--features", "a,id"], ["column 'id'", "seems to name the rows: leave it out of --features"]),
         (["--features", "a,truth"], ["the target 'truth' must not be among the features"]),
         (["--target", "line"], ["must be different columns; got line, line"]),
         (["--calibration-fraction", "90"], ["between 0 and 1; got 90: did you mean 0.9?"]),
@@ -394,6 +519,10 @@ def assert_refused(result, *parts):
         (["--out", "here.xlsx"], ["here.xlsx must end in .csv or .parquet"]),
         (["--out", "no/such/folder/out.csv"], ["cannot write", "no folder"]),
         (["--calibration", "missing.csv"], ["there is no file missing.csv"]),
+        (["--quantiles", "0.1,0.10000001"], ["--quantiles 0.1, 0.10000001 would be one column, q0.1"]),
+        (["--seed", str(2**40)], ["--seed must be a whole number from 0 to 4294967295; got 1099511627776"]),
+        (["--seed", "-1"], ["--seed must be a whole number"]),
+        (["--save", "no/such/folder/model"], ["cannot write", "no folder"]),
     ],
 )
 def test_bad_options(file, options, parts):
@@ -423,10 +552,10 @@ def test_output_that_would_overwrite(table, file, tmp_path):
     [
         (
             "truth",
-            None,
-            "{file} holds 1 values that are missing, NaN or infinite, the first in data row 4",
+            float("-inf"),
+            "{file} holds 1 values that are infinite, the first in data row 4",
         ),
-        ("a", float("nan"), "column 'a'"),
+        ("a", float("inf"), "column 'a' of x holds 1 values that are infinite"),
         ("line", float("inf"), "column 'line'"),
         (
             "spread",
@@ -453,11 +582,33 @@ def test_bad_values(table, file, column, value, part):
         ("data.parquet", "this is no parquet file", "cannot read"),
         ("data.txt", "a,truth,line\n1,2,3\n", "must end in .csv or .parquet"),
         ("data.csv", "a,truth,line\n" + 3 * "1,2,3\n", "3 rows are too few"),
+        ("data.csv", "a;truth;line\n" + 3 * "1,0;2;3\n", "separated by semicolons, and must be by commas"),
     ],
 )
 def test_bad_files(tmp_path, name, content, part):
     (tmp_path / name).write_text(content)
     assert_refused(calibrate(tmp_path / name), part)
+
+
+def test_what_a_csv_cannot_hold_is_refused_before_the_fit(table, tmp_path):
+    path = tmp_path / "nested.parquet"
+    table.with_columns(pair=pl.concat_list("a", "b")).write_parquet(path)
+    assert_refused(calibrate(path, "--out", tmp_path / "o.csv"), "column 'pair' holds List(Float64)", "write Parquet")
+    assert calibrate(path, "--method", "split-conformal").exit_code == 0
+
+
+def test_a_file_that_could_not_be_written_leaves_the_old_one(table, file, tmp_path, monkeypatch):
+    out = tmp_path / "out.csv"
+    out.write_text("old")
+
+    def full(self, path):
+        Path(path).write_text("half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pl.DataFrame, "write_csv", full)
+    assert_refused(calibrate(file, "--method", "split-conformal", "--out", out), "cannot write", "No space left")
+    assert out.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.csv", "out.csv"]
 
 
 def test_missing_file_and_unknown_data_set(tmp_path, monkeypatch):
@@ -481,7 +632,8 @@ def test_a_bug_is_not_taken_for_a_mistake(file, monkeypatch):
 def test_programs_are_kept_and_openblas_has_one_thread(tmp_path):
     code = """
 import jax, jax.numpy as jnp, threadpoolctl
-from jaxcal.cli import app
+from jaxcal.cli import app, console
+from jaxcal.columns import Columns
 app(["data"], standalone_mode=False)
 jnp.linalg.cholesky(jnp.eye(2))
 pools = threadpoolctl.threadpool_info()

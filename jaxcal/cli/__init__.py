@@ -1,4 +1,4 @@
-"""The command line: `jaxcal demo`, `calibrate`, `monitor`, `methods` and `data`."""
+"""The command line: `jaxcal demo`, `calibrate`, `apply`, `monitor`, `methods` and `data`."""
 
 from jaxcal.cli.app import app
 

@@ -2,17 +2,22 @@
 
 import csv
 import difflib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from jaxcal._files import replacing
 
 if TYPE_CHECKING:  # slow to import
     import polars
 
 # What people write where a value is missing: read as text it would make a column of numbers one of text.
 _MISSING = ("", "NA", "N/A", "n/a", "na", "NaN", "nan", "NAN", "NULL", "Null", "null", "None", "none", "?", "-")
+
+_SEPARATORS = {";": "semicolons", "\t": "tabs"}
 
 
 def read(file: Path) -> "polars.DataFrame":
@@ -40,16 +45,23 @@ def read(file: Path) -> "polars.DataFrame":
 
 
 def _check_header(file: Path) -> None:
-    """Raise ValueError if two columns of a CSV have one name: polars would rename the second, silently."""
+    """Raise ValueError if two columns of a CSV have one name, or something else than commas is between them."""
     with file.open(newline="", encoding="utf-8", errors="replace") as lines:
         names = next(csv.reader(lines), [])
+    between = next((found for character, found in _SEPARATORS.items() if character in "".join(names)), None)
+    if len(names) == 1 and between is not None:
+        raise ValueError(
+            f"{file} has one column, {names[0]!r}: its columns seem to be separated by {between}, and must be by "
+            "commas, with points in numbers."
+        )
+    # polars would rename the second, silently
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
         raise ValueError(f"{file} has more than one column {', '.join(map(repr, twice))}: rename or remove them.")
 
 
 def write(table: "polars.DataFrame", columns: dict[str, np.ndarray], out: Path) -> None:
-    """The table with further columns, into a file.
+    """The table with further columns, into a file, in one step.
 
     Raises:
         ValueError: if it cannot be written.
@@ -58,12 +70,42 @@ def write(table: "polars.DataFrame", columns: dict[str, np.ndarray], out: Path) 
 
     table = table.with_columns(polars.Series(name, values) for name, values in columns.items())
     try:
-        if out.suffix.lower() == ".csv":
-            table.write_csv(out)
-        else:
-            table.write_parquet(out)
-    except OSError as error:
-        raise ValueError(f"cannot write {out}: {error}.") from error
+        with replacing(out) as file:
+            if out.suffix.lower() == ".csv":
+                table.write_csv(file)
+            else:
+                table.write_parquet(file)
+    except polars.exceptions.PolarsError as error:
+        raise ValueError(f"cannot write {out}: {str(error).splitlines()[0]}.") from error
+
+
+def check_output(
+    out: Path, option: str, inputs: Iterable[Path | None], table: "polars.DataFrame | None" = None
+) -> None:
+    """Refuse, before anything is fitted, a file that could not be written in the end.
+
+    Args:
+        out: the file.
+        option: that names it.
+        inputs: the files that are read, none of which it may be.
+        table: whose columns it is to hold, if any.
+
+    Raises:
+        ValueError: if it could not.
+    """
+    folder = out.absolute().parent
+    if out.is_dir() or not folder.is_dir():
+        raise ValueError(f"cannot write {out}: {'it is a folder' if out.is_dir() else f'there is no folder {folder}'}.")
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"cannot write {out}: permission denied in the folder {folder}.")
+    for file in inputs:
+        if file is not None and file.exists() and out.exists() and out.samefile(file):
+            raise ValueError(f"{option} is {file} itself: its rows would be overwritten.")
+    if table is None or out.suffix.lower() != ".csv":
+        return
+    for name, dtype in table.schema.items():
+        if dtype.is_nested():
+            raise ValueError(f"column {name!r} holds {dtype}, which a CSV cannot: write Parquet, --out FILE.parquet.")
 
 
 def is_numeric(dtype: "polars.DataType") -> bool:
@@ -90,12 +132,11 @@ def numbers(table: "polars.DataFrame", column: str, file: Path, *, may_be_missin
             row = int(is_text.to_numpy().argmax())
         raise ValueError(f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {values[row]!r}.")
     numbers = values.cast(polars.Float64).to_numpy()
-    missing = ~np.isfinite(numbers)
-    if may_be_missing:
-        return np.where(missing, np.nan, numbers)
+    missing = np.isinf(numbers) if may_be_missing else ~np.isfinite(numbers)
     if missing.any():
         raise ValueError(
-            f"column {column!r} of {file} holds {missing.sum()} values that are missing, NaN or infinite, "
+            f"column {column!r} of {file} holds {missing.sum()} values that are "
+            f"{'infinite' if may_be_missing else 'missing, NaN or infinite'}, "
             f"the first in data row {missing.argmax() + 1}."
         )
     return numbers
@@ -115,15 +156,6 @@ def labels(table: "polars.DataFrame", column: str, file: Path) -> np.ndarray:
             f"{missing.argmax() + 1}."
         )
     return np.array(table[column].to_list())
-
-
-def matrix(table: "polars.DataFrame", columns: Sequence[str], file: Path) -> np.ndarray:
-    """Columns of finite numbers side by side, [n, d].
-
-    Raises:
-        ValueError: as `numbers` does.
-    """
-    return np.stack([numbers(table, column, file) for column in columns], axis=1)
 
 
 def check_column(table: "polars.DataFrame", column: str, file: Path) -> None:

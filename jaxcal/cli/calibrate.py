@@ -1,0 +1,461 @@
+"""`jaxcal calibrate`: distributions for the rows of a file, and `jaxcal apply`: those of a saved model for another."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import jax
+import numpy as np
+import typer
+
+import jaxcal
+from jaxcal import _checks, datasets, pipeline, serialization
+from jaxcal._steps import OfNumbers
+from jaxcal.cli import console, files, methods, report
+from jaxcal.cli.columns import Roles, Rows, choose_features, targets
+from jaxcal.distributions import Concatenated, Distribution
+
+if TYPE_CHECKING:  # slow to import
+    import polars
+
+# Of more groups the guarantees are not printed.
+_GROUPS_NAMED = 10
+# What a model saved here is known by.
+_KIND = "jaxcal calibrate"
+
+
+@dataclass
+class _Fitted:
+    """What was fitted, and what it says of the rows of FILE.
+
+    Attributes:
+        model: the calibrator, or the pipeline.
+        taken: what the call of a calibrator takes beside features and predictions: "by", "weights".
+        predict: gives the predictions of all rows.
+        fitting: the rows of FILE that were fitted on; None if these were of another file.
+        measured: what the report shows.
+    """
+
+    model: Any
+    taken: list[str]
+    predict: Callable[[], Distribution]
+    fitting: np.ndarray | None
+    measured: report.Measured
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The rows to predict, and those to fit on: the same ones, or of another file."""
+
+    table: "polars.DataFrame"
+    file: Path
+    source: "polars.DataFrame"
+    source_file: Path
+
+    @classmethod
+    def read(cls, file: Path, calibration: Path | None) -> "_Tables":
+        table = files.read(file)
+        return cls(table, file, table if calibration is None else files.read(calibration), calibration or file)
+
+    @property
+    def are_one(self) -> bool:
+        return self.source is self.table
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How a calibrator is to be fitted."""
+
+    method: str = "rio"
+    fraction: float | None = None
+    training: Path | None = None
+    features: str | None = None
+    seed: int = 0
+
+
+def calibrate(
+    file: Annotated[Path, typer.Argument(help="CSV or Parquet, one row a prediction.")],
+    target: Annotated[str, typer.Option(help="Column of the true values; empty where they are not known.")],
+    prediction: Annotated[
+        str | None, typer.Option(help="Column of the model's predictions.", show_default="fit a model")
+    ] = None,
+    std: Annotated[str | None, typer.Option(help="Column of its standard deviations, if it has any.")] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(help="Columns of the inputs, a,b,c.", show_default="all others with numbers or labels"),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="A calibrator of `jaxcal methods`, or several in their order: rio,crude.", show_default="rio"
+        ),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(help="Column of labels: each group is calibrated by its own rows, if the method can."),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Column of weights, such as density ratios, if the method can use them.")
+    ] = None,
+    calibration_fraction: Annotated[
+        float | None,
+        typer.Option(
+            "--calibration-fraction",
+            "--calibration-share",
+            help="Fraction of FILE to fit on, drawn at random.",
+            show_default="0.5",
+        ),
+    ] = None,
+    calibration: Annotated[Path | None, typer.Option(help="Fit on this file, and on no row of FILE.")] = None,
+    training: Annotated[
+        Path | None, typer.Option(help="The rows that the model was trained on, which sharp-gp uses.")
+    ] = None,
+    quantiles: Annotated[str, typer.Option(help="Levels of the quantiles to write.")] = "0.05,0.5,0.95",
+    seed: Annotated[int, typer.Option(help="Of the random fraction, and of the method.")] = 0,
+    prefix: Annotated[str, typer.Option(help="Before the names of the columns written.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="CSV or Parquet.", show_default="FILE with .calibrated in its name")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Keep what was fitted in this file, for `jaxcal apply`.")] = None,
+    page: Annotated[
+        Path | None, typer.Option("--report", help="A page, .html, with scores and pictures before and after.")
+    ] = None,
+) -> None:
+    """Write a distribution for every row of FILE: mean, std and quantiles.
+
+    With a column of predictions these are calibrated; the model, whatever it is, should not have been trained on the
+    rows that are fitted on. Without one a model is chosen and fitted to all rows whose target is known: what is written
+    for these comes from models that were fitted without them.
+    """
+    levels = _parse_levels(quantiles)
+    _check_seed(seed)
+    _check_calibration(calibration, calibration_fraction, file)
+    tables = _Tables.read(file, calibration)
+    names = _names(levels, prefix, tables)
+    out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
+    files.check_suffix(out)
+    inputs = (file, calibration, training)
+    files.check_output(out, "--out", inputs, tables.table)
+    for option, other in (("--save", save), ("--report", page)):
+        if other is not None:
+            files.check_output(other, option, (*inputs, out))
+    roles = Roles(target, prediction, std, by, weights)
+    roles.check(tables.source, tables.source_file)
+    if prediction is None:
+        given = {
+            "--std": std,
+            "--method": method,
+            "--by": by,
+            "--weights": weights,
+            "--calibration-fraction": calibration_fraction,
+            "--training": training,
+        }
+        if needless := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"{', '.join(needless)} needs a column of predictions, --prediction.")
+        fitted, roles = _fit_pipeline(tables, roles, features, seed, is_saved=save is not None)
+    else:
+        options = _Options(method or "rio", calibration_fraction, training, features, seed)
+        fitted, roles = _fit_calibrator(tables, roles, options)
+    forecast = _write(fitted.predict, tables.table, levels, names, fitted.fitting, out)
+    if save is not None:
+        _save(save, fitted, roles, levels, prefix)
+    if page is not None:
+        report.write(page, fitted.measured, forecast)
+        console.say(f"{page}: scores and pictures.")
+
+
+def apply(
+    model: Annotated[Path, typer.Argument(help="What `jaxcal calibrate --save` wrote.")],
+    file: Annotated[Path, typer.Argument(help="CSV or Parquet, with the columns of the fit.")],
+    quantiles: Annotated[
+        str | None, typer.Option(help="Levels of the quantiles to write.", show_default="those of the fit")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option(help="Before the names of the columns written.", show_default="that of the fit")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="CSV or Parquet.", show_default="FILE with .calibrated in its name")
+    ] = None,
+) -> None:
+    """Write a distribution for every row of FILE by a saved MODEL; where targets are known, measure its scores."""
+    saved = serialization.load(model)
+    if not (isinstance(saved, dict) and saved.get("kind") == _KIND):
+        raise ValueError(f"{model} was not written by jaxcal calibrate --save: jaxcal.load reads it in Python.")
+    roles = Roles(**saved["roles"] | {"features": tuple(saved["roles"]["features"])})
+    levels = saved["levels"] if quantiles is None else _parse_levels(quantiles)
+    table = files.read(file)
+    names = _names(levels, saved["prefix"] if prefix is None else prefix, _Tables(table, file, table, file))[:-1]
+    out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
+    files.check_suffix(out)
+    files.check_output(out, "--out", (file, model), table)
+    console.say(f"{model}: {saved['about']}")
+    forecast = _write(lambda: _predict(saved, roles, table, file), table, levels, names, None, out)
+    y = targets(table, roles.target, file)
+    if y is not None and np.isfinite(y).any():
+        known = np.flatnonzero(np.isfinite(y))
+        console.print_scores(y[known], {"forecast": forecast[known]})
+
+
+def _predict(saved: dict[str, Any], roles: Roles, table: "polars.DataFrame", file: Path) -> Distribution:
+    """What a saved model makes of a table."""
+    if roles.prediction is None:
+        for name in roles.features:
+            files.check_column(table, name, file)
+        return saved["model"](table.select(roles.features))
+    for name in saved["taken"]:
+        files.check_column(table, getattr(roles, name), file)
+    rows = Rows.read(table.drop(roles.target, strict=False), roles, file)
+    return saved["model"](rows.x, rows.base, **{name: rows.counts[name] for name in saved["taken"]})
+
+
+def _save(path: Path, fitted: _Fitted, roles: Roles, levels: list[float], prefix: str) -> None:
+    about = f"{fitted.measured.method}, fitted to {fitted.measured.num_fitting} rows by jaxcal {jaxcal.__version__}."
+    saved = {
+        "kind": _KIND,
+        "about": about,
+        "model": fitted.model,
+        "taken": fitted.taken,
+        "roles": asdict(roles),
+        "levels": levels,
+        "prefix": prefix,
+    }
+    try:
+        serialization.save(path, saved)
+    except TypeError as error:
+        raise ValueError(f"--save: {error}") from error
+    console.say(f"{path}: what was fitted; jaxcal apply {path} FILE predicts by it.")
+
+
+def _write(
+    predict: Callable[[], Distribution],
+    table: "polars.DataFrame",
+    levels: Sequence[float],
+    names: Sequence[str],
+    fitting: np.ndarray | None,
+    out: Path,
+) -> Distribution:
+    """Write mean, std and quantiles of every row and, where a part was fitted on, which rows those were."""
+    with console.working(f"Predict {len(table)} rows"):
+        forecast = predict()
+        values = [forecast.mean, forecast.std, *np.asarray(forecast.icdf(np.array(levels))).T]
+        if fitting is not None:
+            values.append(np.isin(np.arange(len(table)), fitting))
+        files.write(table, dict(zip(names, map(np.asarray, values), strict=True)), out)
+    console.say(f"{out}: the columns of the table, and {', '.join(names)}.")
+    return forecast
+
+
+# A column of predictions
+
+
+def _fit_calibrator(tables: _Tables, roles: Roles, options: _Options) -> tuple[_Fitted, Roles]:
+    """A calibrator of a column of predictions."""
+    names = methods.find(options.method)
+    counted = [name for name in ("by", "weights") if getattr(roles, name) is not None]
+    methods.check_options(names, counted)
+    chosen = {}
+    if methods.uses_inputs(names):
+        features, columns = choose_features(roles, options.features, tables.source, tables.source_file)
+        roles = replace(roles, features=features)
+        chosen = {} if columns is None else {"categorical": columns}
+    else:
+        console.say(f"{options.method} uses no features.")
+        if options.features is not None:
+            console.complain("Warning", f"--features has no effect: {options.method} uses none.")
+    rows = Rows.read(tables.table, roles, tables.file)
+    source = rows if tables.are_one else Rows.read(tables.source, roles, tables.source_file)
+    fitting, rest = _rows_to_fit(source, rows, tables, options)
+    fitted_on = source.take(fitting)
+    training = _training_rows(options.training, roles)
+    fit = methods.fit_of(names, chosen, training, has_inputs=bool(roles.features), seed=options.seed)
+    with console.working(f"Fit {options.method} to {len(fitting)} rows"):
+        calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **fitted_on.counts)
+    taken = [name for name in counted if name in inspect.signature(type(calibrator).__call__).parameters]
+    for name in taken:
+        files.check_column(tables.table, getattr(roles, name), tables.file)
+    predict = lambda rows: calibrator(rows.x, rows.base, **{name: rows.counts[name] for name in taken})
+    guarantees = _guarantees(calibrator, fitted_on.counts.get("by"))
+    for line in guarantees:
+        console.say(line)
+    unseen = rows.take(rest)
+    forecasts = {"before": unseen.base, "after": predict(unseen)} if rest.size else {}
+    if forecasts:
+        console.print_scores(np.asarray(unseen.y), forecasts)
+    else:
+        console.say(f"No scores: {tables.file} has no targets in a column {roles.target!r} to measure against.")
+    measured = report.Measured(
+        target=roles.target,
+        method=options.method,
+        file=tables.file,
+        num_rows=len(tables.table),
+        num_fitting=len(fitting),
+        features=roles.features,
+        seed=options.seed,
+        y=unseen.y,
+        forecasts=forecasts,
+        guarantees=guarantees,
+        by=roles.by,
+        labels=unseen.counts.get("by"),
+    )
+    return _Fitted(calibrator, taken, lambda: predict(rows), fitting if tables.are_one else None, measured), roles
+
+
+def _rows_to_fit(source: Rows, rows: Rows, tables: _Tables, options: _Options) -> tuple[np.ndarray, np.ndarray]:
+    """The rows to fit on, of the file for that, and those of FILE to measure on; their targets are known."""
+    y = np.asarray(source.y)  # its column is there: the roles were checked
+    known = np.flatnonzero(np.isfinite(y))
+    if len(known) < len(y):
+        console.say(f"{len(y) - len(known)} rows of {tables.source_file} have no target, and are not fitted on.")
+    if not tables.are_one:
+        return known, np.array([], int) if rows.y is None else np.flatnonzero(np.isfinite(rows.y))
+    fitting, rest = _split(len(known), options.fraction, options.seed)
+    return known[fitting], known[rest]
+
+
+def _guarantees(calibrator: Any, labels: np.ndarray | None) -> list[str]:
+    """The guarantee of the 90 % interval, for each of at most ten groups; nothing where there is none."""
+    if not hasattr(calibrator, "guarantee"):
+        return []
+    if labels is None:
+        return _lines_of(calibrator.guarantee)
+    groups = np.unique(labels).tolist()
+    found = [
+        f"{label}: {line}"
+        for label in groups[:_GROUPS_NAMED]
+        for line in _lines_of(partial(calibrator.guarantee, group=label))
+    ]
+    more = len(groups) - _GROUPS_NAMED
+    return [*found, f"... and {more} groups more."] if more > 0 else found
+
+
+def _lines_of(guarantee: Callable) -> list[str]:
+    """What is guaranteed, or why not."""
+    try:
+        return [str(guarantee(0.9))]
+    except ValueError as nothing:
+        return [str(nothing)]
+
+
+def _training_rows(file: Path | None, roles: Roles) -> dict[str, Any]:
+    """The rows that the model was trained on, where there are any."""
+    if file is None:
+        return {}
+    table = files.read(file)
+    for name in roles.features:
+        files.check_column(table, name, file)
+    return {"x_train": table.select(roles.features), "y_train": files.numbers(table, roles.target, file)}
+
+
+# Without predictions
+
+
+def _fit_pipeline(
+    tables: _Tables, roles: Roles, features: str | None, seed: int, *, is_saved: bool
+) -> tuple[_Fitted, Roles]:
+    """A model of the features, the best of a list."""
+    chosen, columns = choose_features(roles, features, tables.source, tables.source_file)
+    if columns is None:
+        raise ValueError(f"{tables.source_file} has no column beside {roles.target!r} to predict it from.")
+    x = tables.source.select(chosen)
+    y = files.numbers(tables.source, roles.target, tables.source_file, may_be_missing=True)
+    known, rest = np.flatnonzero(np.isfinite(y)), np.flatnonzero(~np.isfinite(y))
+    # A file holds no model of another package.
+    candidates = [each for each in pipeline.candidates() if not (is_saved and isinstance(each[0], OfNumbers))]
+    if is_saved:
+        console.say("Boosted trees are not among the models: scikit-learn's cannot be saved.")
+    with console.working(f"Fit models to {len(known)} rows"):
+        model = pipeline.fit(x[known], y[known], predictor=candidates, categorical=columns, key=jax.random.key(seed))
+    console.say(f"{model}\n\n{model.guarantee(0.9)}")
+    measured = report.Measured(
+        target=roles.target,
+        method=", ".join(step.name for step in model.steps),
+        file=tables.file,
+        num_rows=len(tables.table),
+        num_fitting=len(known),
+        features=chosen,
+        seed=seed,
+        y=np.asarray(model.steps[-1].y),
+        forecasts={"model alone": model.steps[0].predictions, "calibrated": model.out_of_fold},
+        guarantees=[str(model.guarantee(0.9))],
+        steps=str(model),
+    )
+    roles = replace(roles, features=chosen)
+    if not tables.are_one:
+        for name in chosen:
+            files.check_column(tables.table, name, tables.file)
+        return _Fitted(model, [], lambda: model(tables.table.select(chosen)), None, measured), roles
+
+    def predict() -> Distribution:
+        if not rest.size:
+            return model.out_of_fold
+        return Concatenated([model.out_of_fold, model(x[rest])], [known, rest])
+
+    return _Fitted(model, [], predict, known, measured), roles
+
+
+# Checks of options
+
+
+def _parse_levels(text: str) -> list[float]:
+    try:
+        levels = [float(level) for level in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--quantiles must be numbers, such as 0.05,0.5,0.95; got {text!r}.") from error
+    _checks.check_fraction("--quantiles", np.array(levels))
+    levels = list(dict.fromkeys(levels))
+    names = [f"q{level:g}" for level in levels]
+    twice = [level for level, name in zip(levels, names, strict=True) if names.count(name) > 1]
+    if twice:
+        raise ValueError(
+            f"--quantiles {', '.join(map(repr, twice))} would be one column, q{twice[0]:g}: give one of them."
+        )
+    return levels
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"--seed must be a whole number from 0 to {2**32 - 1}; got {seed}.")
+
+
+def _names(levels: Sequence[float], prefix: str, tables: _Tables) -> list[str]:
+    """The columns that are written.
+
+    Raises:
+        ValueError: if FILE has one of them.
+    """
+    names = ["mean", "std", *(f"q{level:g}" for level in levels), *(["used_for_fitting"] if tables.are_one else [])]
+    names = [prefix + name for name in names]
+    taken = [name for name in names if name in tables.table.columns]
+    if taken:
+        raise ValueError(
+            f"{tables.file} already has the columns {', '.join(map(repr, taken))}: name the new ones otherwise, by "
+            "--prefix."
+        )
+    return names
+
+
+def _split(num_rows: int, fraction: float | None, seed: int) -> tuple[np.ndarray, ...]:
+    """The numbers of the rows to fit on, and of the others."""
+    fraction = 0.5 if fraction is None else fraction
+    _checks.check_fraction("--calibration-fraction", fraction)
+    num_fitting = round(fraction * num_rows)
+    if min(num_fitting, num_rows - num_fitting) < 2:
+        raise ValueError(
+            f"{num_rows} rows are too few: {num_fitting} to fit on and {num_rows - num_fitting} to measure "
+            "on, where 2 of each are the least."
+        )
+    return datasets.split(num_rows, (fraction, 1 - fraction), seed=seed)
+
+
+def _check_calibration(calibration: Path | None, fraction: float | None, file: Path) -> None:
+    if calibration is None:
+        return
+    if fraction is not None:
+        raise ValueError("--calibration and --calibration-fraction exclude each other: give one of them.")
+    if calibration.exists() and file.exists() and calibration.samefile(file):
+        raise ValueError(
+            f"--calibration is {file} itself, so no row would be left to measure on: use --calibration-fraction."
+        )

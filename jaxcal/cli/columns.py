@@ -1,0 +1,210 @@
+"""Which column of a file is what, and its rows as arrays."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxcal.cli import console, files
+from jaxcal.columns import Columns
+from jaxcal.distributions import Distribution, Normal, Point
+
+if TYPE_CHECKING:  # slow to import, and used by one command
+    import polars
+
+# A column of text with so many labels, and more than half as many as rows, holds names of the rows.
+_FEW_LABELS = 20
+# A column of text with more labels is left out, unless it is named: each of them would be a column of numbers.
+_MOST_LABELS = 50
+# What a column of whole numbers is called that names its rows, if all of them differ.
+_NAME_OF_ROWS = re.compile(r"(^|[\W_])(id|idx|index|key|row|nr|no|number|uuid)$|[a-z](Id|ID|Idx)$|^unnamed|^$", re.I)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which column is what.
+
+    Attributes:
+        target: of the true values.
+        prediction: of a model's predictions, if there is one; std of its stds.
+        by: of labels of groups; weights of weights.
+        features: of the inputs.
+    """
+
+    target: str
+    prediction: str | None = None
+    std: str | None = None
+    by: str | None = None
+    weights: str | None = None
+    features: tuple[str, ...] = ()
+
+    def named(self) -> dict[str, str]:
+        """The columns that were named, beside the features."""
+        names = ("target", "prediction", "std", "by", "weights")
+        return {name: column for name in names if (column := getattr(self, name)) is not None}
+
+    def check(self, table: "polars.DataFrame", file: Path) -> None:
+        """Raise ValueError unless the named columns are different and there."""
+        named = self.named()
+        if len(set(named.values())) < len(named):
+            raise ValueError(f"{', '.join(named)} must be different columns; got {', '.join(named.values())}.")
+        for column in named.values():
+            files.check_column(table, column, file)
+
+
+def choose_features(
+    roles: Roles, features: str | None, table: "polars.DataFrame", file: Path
+) -> tuple[tuple[str, ...], Columns | None]:
+    """The columns asked for, or all others that can be features; tell which. And what they hold.
+
+    Raises:
+        ValueError: if there is no such column, it is the target, or holds neither numbers nor labels.
+    """
+    others = [name for name in table.columns if name not in roles.named().values()]
+    if features is None:
+        why_not = {name: _why_no_feature(table[name], file) for name in others}
+        chosen = [name for name in others if not why_not[name]]
+    else:
+        chosen = [name.strip() for name in features.split(",")]
+        why_not = {name: "not named" for name in others if name not in chosen}
+        _check_chosen(chosen, roles.target, table, file)
+    named = [f"{name} ({reason})" for name, reason in why_not.items() if reason]
+    shown = [_described(table[name]) for name in chosen]
+    console.say(f"Features: {', '.join(shown) or 'none'}." + (f" Not used: {', '.join(named)}." if named else ""))
+    for name, reason in why_not.items():
+        if reason.endswith(("rows", "labels")):
+            console.complain(
+                "Warning", f"column {name!r} {reason} and is no feature. To use it, name all features: --features."
+            )
+    return tuple(chosen), Columns.of(table.select(chosen)) if chosen else None
+
+
+def _check_chosen(chosen: Sequence[str], target: str, table: "polars.DataFrame", file: Path) -> None:
+    """Raise ValueError for a feature that is the target, is not there, or cannot be one."""
+    if target in chosen:
+        raise ValueError(f"the target {target!r} must not be among the features.")
+    for name in chosen:
+        files.check_column(table, name, file)
+        reason = _why_no_feature(table[name], file)
+        if reason.endswith("rows") and not files.is_numeric(table[name].dtype):
+            raise ValueError(f"column {name!r} of {file} {reason}: leave it out of --features.")
+        if reason.startswith("holds") and not reason.endswith("labels"):
+            raise ValueError(f"column {name!r} of {file} {reason}, neither numbers nor labels: leave it out.")
+
+
+def _why_no_feature(values: "polars.Series", file: Path) -> str:
+    """Why a column is left out, the end of a sentence about it; empty if it is not.
+
+    Raises:
+        ValueError: if it holds numbers, and a text among them.
+    """
+    import polars
+
+    dtype = values.dtype
+    is_text = dtype in (polars.String, polars.Categorical, polars.Enum)
+    if not (files.is_numeric(dtype) or is_text):
+        return "holds nothing" if dtype == polars.Null else f"holds {dtype}"
+    if is_text:
+        _check_no_numbers(values, file)
+    number, rows = values.n_unique(), len(values)
+    if number == 1:
+        return "holds one value"
+    if is_text and number > max(_FEW_LABELS, rows / 2):
+        return "seems to name the rows"
+    if is_text and number > _MOST_LABELS:
+        return f"holds {number} labels"
+    if dtype.is_integer() and number == rows and _counts(values):
+        return "seems to number the rows"
+    return ""
+
+
+def _counts(values: "polars.Series") -> bool:
+    """Whether different whole numbers follow each other without a gap, or their name says that they name rows."""
+    first, last = int(values.min()), int(values.max())  # pyright: ignore[reportArgumentType]
+    return last - first == len(values) - 1 or _NAME_OF_ROWS.search(values.name) is not None
+
+
+def _check_no_numbers(values: "polars.Series", file: Path) -> None:
+    """Raise ValueError if most values of a column of text are numbers."""
+    import polars
+
+    there = values.drop_nulls().cast(polars.String)
+    texts = there.filter(there.cast(polars.Float64, strict=False).is_null())
+    if 0 < len(texts) < len(there) / 2:
+        raise ValueError(
+            f"column {values.name!r} of {file} holds numbers, and {texts[0]!r} among them: mend it, leave it empty, or "
+            "choose the features by --features."
+        )
+
+
+def _described(values: "polars.Series") -> str:
+    """The name of a feature, and what is special about it."""
+    labels = "" if files.is_numeric(values.dtype) else f"{values.n_unique()} labels"
+    missing = (values.fill_nan(None) if values.dtype.is_float() else values).null_count()
+    notes = ", ".join(filter(None, [labels, f"{missing} missing" if missing else ""]))
+    return f"{values.name} ({notes})" if notes else values.name
+
+
+def targets(table: "polars.DataFrame", column: str, file: Path) -> np.ndarray | None:
+    """The targets [n], NaN where they are not known; None if there is no such column."""
+    return files.numbers(table, column, file, may_be_missing=True) if column in table.columns else None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Features, a model's predictions, and the truth where it is known.
+
+    Attributes:
+        x: the features, a data frame [n, d]; None without any.
+        mean: the predictions [n]; std their stds [n], or None.
+        y: the targets [n], NaN where they are not known; None without any.
+        counts: labels of groups, `by`, and `weights` [n], where there are any.
+    """
+
+    x: "polars.DataFrame | None"
+    mean: np.ndarray
+    std: np.ndarray | None
+    y: np.ndarray | None
+    counts: dict[str, np.ndarray]
+
+    @classmethod
+    def read(cls, table: "polars.DataFrame", roles: Roles, file: Path) -> "Rows":
+        """The rows of a table; without a truth if it has no column of that name.
+
+        Raises:
+            ValueError: if a column is missing, or holds anything but finite numbers (above 0: std).
+        """
+        for name in roles.features:
+            files.check_column(table, name, file)
+        mean = files.numbers(table, str(roles.prediction), file)
+        std = None if roles.std is None else files.numbers(table, roles.std, file)
+        if std is not None and (std <= 0).any():
+            raise ValueError(
+                f"column {roles.std!r} of {file} must be positive; {np.sum(std <= 0)} values are not, "
+                f"the first in data row {np.argmax(std <= 0) + 1}."
+            )
+        readers = {"by": (roles.by, files.labels), "weights": (roles.weights, files.numbers)}
+        return cls(
+            x=table.select(roles.features) if roles.features else None,
+            mean=mean,
+            std=std,
+            y=targets(table, roles.target, file),
+            # Rows to predict may come without: not every method asks for those of new rows.
+            counts={
+                name: read(table, column, file) for name, (column, read) in readers.items() if column in table.columns
+            },
+        )
+
+    def take(self, rows: np.ndarray) -> "Rows":
+        """Those of these numbers."""
+        pick = lambda values: None if values is None else values[rows]
+        counts = {name: values[rows] for name, values in self.counts.items()}
+        return Rows(pick(self.x), self.mean[rows], pick(self.std), pick(self.y), counts)
+
+    @property
+    def base(self) -> Distribution:
+        """The model's predictions."""
+        return Point(self.mean) if self.std is None else Normal(self.mean, self.std)

@@ -1,0 +1,130 @@
+"""What the commands say: results on stdout; progress, warnings and mistakes on stderr, a line each."""
+
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from typer.core import TyperGroup
+
+from jaxcal import guarantee, metrics
+from jaxcal.distributions import Distribution
+
+# Seconds between two lines about work that goes on, where there is no terminal to draw a bar on.
+_SECONDS = 10.0
+
+
+class Commands(TyperGroup):
+    """Commands that answer a mistake in the input with one line on stderr and exit code 2, and warn in one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", UserWarning)
+                warnings.showwarning = lambda message, *_, **__: complain("Warning", message)
+                return super().invoke(ctx)
+        except (ValueError, FloatingPointError) as error:
+            complain("Error", error)
+            raise typer.Exit(2) from error
+
+
+def complain(kind: str, message: object) -> None:
+    """A line on stderr."""
+    typer.echo(f"{kind}: {' '.join(str(message).split())}", err=True)
+
+
+def say(text: str) -> None:
+    """A text on stdout."""
+    _console().print(text, markup=False)
+
+
+def say_columns(rows: Iterable[tuple[str, ...]]) -> None:
+    """Rows of texts in columns; a long line is left to the terminal, so that it can be copied."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    for *texts, last in rows:
+        padded = (text.ljust(width) for text, width in zip(texts, widths, strict=True))
+        say("  ".join(("", *padded, last)))
+
+
+def print_table(head: list[str], rows: Iterable[tuple[str, ...]], caption: str) -> None:
+    """A table whose first column is text, the others numbers."""
+    table = Table(head[0], caption=caption, caption_justify="left")
+    for name in head[1:]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    _console().print(table)
+
+
+def print_scores(y: np.ndarray, forecasts: dict[str, Distribution]) -> None:
+    """A table of the scores of forecasts of rows that were not used for fitting."""
+    print_table(["", *forecasts, "calibrated"], rows_of_scores(y, forecasts), about_scores(len(y)))
+
+
+def rows_of_scores(y: np.ndarray, forecasts: dict[str, Distribution]) -> list[tuple[str, ...]]:
+    """A row for each score: its name, its value for every forecast, and what calibrated forecasts have."""
+    scores = [metrics.evaluate(y, forecast) for forecast in forecasts.values()]
+    low, high = (f"{100 * float(end):.1f}" for end in guarantee.calibrated_band(0.9, len(y)))
+    percent = lambda value: f"{value:.1f} %"
+    rows = (
+        ("RMSE", "rmse", number, "low"),
+        ("NLPD", "nlpd", _density, "low"),
+        ("CRPS", "crps", number, "low"),
+        ("ECE", "ece", percent, f"up to {metrics.calibrated_ece(len(y)):.1f} %"),
+        ("90 % coverage", "coverage_90", lambda value: percent(100 * value), f"{low} to {high} %"),
+        ("90 % width", "width_90", number, "low"),
+    )
+    return [(label, *(show(float(each[name])) for each in scores), wanted) for label, name, show, wanted in rows]
+
+
+def about_scores(num_rows: int) -> str:
+    """What stands below a table of scores."""
+    return (
+        f"Measured on {num_rows} rows not used for fitting. ECE and coverage of calibrated forecasts of as many rows "
+        "lie where the last column says, in 19 of 20 cases."
+    )
+
+
+def number(value: float) -> str:
+    """Four digits."""
+    return f"{value:.4g}"
+
+
+def _density(value: float) -> str:
+    return number(value) if np.isfinite(value) else "none"  # a point has no density
+
+
+@contextmanager
+def working(label: str) -> Iterator[None]:
+    """Show that work goes on and, in the end, how long it took."""
+    start, console = time.perf_counter(), _console()
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    done = threading.Event()
+    if not console.is_terminal:
+        threading.Thread(target=_say_that_it_goes_on, args=(label, start, done), daemon=True).start()
+    try:
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            progress.add_task(label, total=None)
+            yield
+    finally:
+        done.set()
+    say(f"{label}: {time.perf_counter() - start:.1f} s.")
+
+
+def _say_that_it_goes_on(label: str, start: float, done: threading.Event) -> None:
+    """A line every few seconds."""
+    while not done.wait(_SECONDS):
+        typer.echo(f"{label}: {time.perf_counter() - start:.0f} s so far", err=True)
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)

@@ -1,0 +1,116 @@
+"""The methods by the names that they have on the command line."""
+
+import ast
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxcal import chain
+from jaxcal.cli import files
+
+# What these make of predictions depends on no input; of the other calibrators it does.
+_WITHOUT_INPUTS = ("crude", "gaussian-mle", "isotonic", "neural-quantiles", "split-conformal")
+
+
+def modules(package: str) -> dict[str, str]:
+    """The public modules of a package of ours by name, with the first line of each docstring."""
+    folder = Path(__file__).parents[1] / package
+    found = {file.stem: file for file in folder.glob("[!_]*.py")}
+    found |= {file.parent.name: file for file in folder.glob("[!_]*/__init__.py")}
+    docstrings = {
+        name: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for name, file in found.items()
+    }
+    return {name: docstrings[name].partition("\n")[0] for name in sorted(docstrings)}
+
+
+def called(module: str) -> str:
+    """The name of a calibrator's method on the command line."""
+    return {"conformal": "split-conformal"}.get(module, module.replace("_", "-"))
+
+
+def uses_inputs(names: list[str]) -> bool:
+    """Whether what one of the methods predicts depends on inputs."""
+    return any(name not in _WITHOUT_INPUTS for name in names)
+
+
+def find(method: str) -> list[str]:
+    """The names of a method, or of a chain of several with commas between them.
+
+    Raises:
+        ValueError: if there is no method of a name.
+    """
+    known = [called(module) for module in modules("calibrators")]
+    names = [name.strip() for name in method.split(",")]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no method {name!r}: {files.suggest(name, known)}")
+    return names
+
+
+def check_options(names: list[str], options: list[str]) -> None:
+    """Raise ValueError if the method, of a chain the last one, does not take what rows count by: "by" or "weights"."""
+    for option in options:
+        if option == "weights" and len(names) > 1:
+            raise ValueError("--weights goes with one method, and not with a chain of several.")
+        if option not in inspect.signature(_fit_of(names[-1])).parameters:
+            able = [name for name in find_all() if option in inspect.signature(_fit_of(name)).parameters]
+            raise ValueError(f"--method {names[-1]} does not use --{option}: {_listed(able)} do.")
+
+
+def find_all() -> list[str]:
+    """The names of all calibrators."""
+    return [called(module) for module in modules("calibrators")]
+
+
+def fit_of(names: list[str], options: dict[str, Any], training: dict[str, Any], *, has_inputs: bool, seed: int) -> Any:
+    """The fit function of the method, or of a chain of several, with what it needs beside the data.
+
+    Args:
+        names: of the methods.
+        options: what all of them get that take it.
+        training: `x_train` and `y_train`, the rows that the model was trained on, or nothing.
+        has_inputs: whether there are columns of inputs.
+        seed: of its random key.
+
+    Raises:
+        ValueError: if a method needs inputs or training rows that are not there, or none of them uses these.
+    """
+    if not training and "sharp-gp" in names:
+        raise ValueError("--method sharp-gp needs the rows that the model was trained on, --training.")
+    if training and "sharp-gp" not in names:
+        raise ValueError(f"--method {','.join(names)} does not use the rows that the model was trained on, --training.")
+    steps = [_configured(name, options | training, has_inputs) for name in names]
+    key = jax.random.key(seed)
+    if len(steps) > 1:
+        return partial(chain.fit, calibrators=steps, key=key)
+    return partial(steps[0], key=key) if _needs_key(steps[0]) else steps[0]
+
+
+def _configured(name: str, options: dict[str, Any], has_inputs: bool) -> Callable:
+    fit = _fit_of(name)
+    wanted = inspect.signature(fit).parameters
+    taken = {option: value for option, value in options.items() if option in wanted}
+    if not has_inputs and uses_inputs([name]):
+        if "kernel" not in wanted or "x_train" in wanted:
+            raise ValueError(f"--method {name} needs columns of features, --features: there is none.")
+        taken["kernel"] = "output"
+    return partial(fit, **taken)
+
+
+def _needs_key(fit: Callable) -> bool:
+    parameter = inspect.signature(fit).parameters.get("key")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def _fit_of(name: str) -> Callable:
+    module = next(module for module in modules("calibrators") if called(module) == name)
+    return importlib.import_module(f"jaxcal.calibrators.{module}").fit
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

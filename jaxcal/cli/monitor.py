@@ -1,0 +1,90 @@
+"""`jaxcal monitor`: whether the intervals of a file still cover while it grows."""
+
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import numpy as np
+import typer
+
+from jaxcal import _checks, guarantee, online
+from jaxcal.calibrators import conformal
+from jaxcal.cli import console, files
+from jaxcal.cli.columns import Roles, Rows
+from jaxcal.online.exchangeability import exponential
+
+
+def monitor(
+    file: Annotated[Path, typer.Argument(help="CSV or Parquet, one row a prediction, in the order of time.")],
+    target: Annotated[str, typer.Option(help="Column of the true values; empty where they are not known yet.")],
+    prediction: Annotated[str, typer.Option(help="Column of the model's predictions.")],
+    std: Annotated[str | None, typer.Option(help="Column of its standard deviations, if it has any.")] = None,
+    calibration_rows: Annotated[int, typer.Option(help="How many of the first rows calibrate the intervals.")] = 100,
+    confidence_level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.9,
+    significance: Annotated[float, typer.Option(help="Probability of a false alarm.")] = 0.01,
+    seed: Annotated[int, typer.Option(help="Of the order of equal errors in the test.")] = 0,
+) -> None:
+    """Measure how often intervals cover while FILE grows, and test whether their guarantee is still true.
+
+    The first rows calibrate two intervals of the rows after them: the fixed one of split conformal prediction, and one
+    that adapts after every row (adaptive conformal inference). A conformal test martingale tests whether the errors
+    change. The command may be repeated whenever rows were added: as long as targets become known in the order of the
+    rows, that makes no false alarm more likely.
+    """
+    _checks.check_at_least("--calibration-rows", calibration_rows, 1)
+    for name, value in (("--confidence-level", confidence_level), ("--significance", significance)):
+        _checks.check_fraction(name, value)
+    table = files.read(file)
+    roles = Roles(target, prediction, std)
+    roles.check(table, file)
+    y = files.numbers(table, target, file, may_be_missing=True)
+    known = np.flatnonzero(np.isfinite(y))
+    if len(known) <= calibration_rows:
+        raise ValueError(
+            f"{file} has {len(known)} rows whose target is known; more than the {calibration_rows} calibration rows "
+            "are needed: give fewer by --calibration-rows."
+        )
+    rows = Rows.read(table.drop(target), roles, file)
+    first, new = known[:calibration_rows], known[calibration_rows:]
+    base, new_base = rows.take(first).base, rows.take(new).base
+    fixed = conformal.fit(None, base, y[first])
+    intervals = {"fixed": fixed(None, new_base).interval(confidence_level)}
+    state = online.adaptive.init(base, y[first], confidence_level=confidence_level)
+    state, intervals["adaptive"] = online.run(state, new_base, y[new])
+    key = jax.random.key(seed)
+    found = online.check_errors(base, y[first], new_base, y[new], key=key, significance=significance)
+    console.say(str(fixed.guarantee(confidence_level)))
+    _print_coverage(y[new], intervals, found, confidence_level)
+    console.say(f"{found}\n\n{_next_interval(float(state.threshold()), confidence_level, std, len(y) - len(known))}")
+
+
+def _print_coverage(
+    y: np.ndarray, intervals: dict[str, tuple], found: online.ErrorCheck, confidence_level: float
+) -> None:
+    """A table of coverages, part after part of the rows, beside the largest value of the martingale so far."""
+    low, high = (f"{100 * end:.1f} %" for end in guarantee.calibrated_band(confidence_level, len(y)))
+    caption = (
+        f"New rows with a known target, inside their {100 * confidence_level:g} % interval. Exact intervals cover "
+        f"between {low} and {high} of {len(y)} rows (in 19 of 20 cases)."
+    )
+    covered = {name: (np.asarray(lower) <= y) & (y <= np.asarray(upper)) for name, (lower, upper) in intervals.items()}
+    largest = np.maximum.accumulate(np.maximum(found.log_martingale, 0))
+    whole = np.arange(len(y))
+    rows = []
+    for part in (*np.array_split(whole, min(10, len(y))), whole):
+        label = "all" if part is whole else f"{part[0] + 1} to {part[-1] + 1}"
+        fractions = (f"{100 * inside[part].mean():.1f} %" for inside in covered.values())
+        rows.append((label, *fractions, exponential(float(largest[part[-1]]))))
+    console.print_table(["new rows", *intervals, "martingale, largest"], rows, caption)
+
+
+def _next_interval(threshold: float, confidence_level: float, std: str | None, waiting: int) -> str:
+    """The adaptive interval of the rows to come, in plain words."""
+    level = f"{100 * confidence_level:g} %"
+    rows = f"{waiting} rows whose target is not known yet" if waiting else "next row"
+    if not np.isfinite(threshold) or threshold < 0:
+        return f"The adaptive {level} interval of the {rows} is {'infinite' if threshold > 0 else 'empty'}."
+    times = "" if std is None else f" times {std}"
+    return (
+        f"The adaptive {level} interval of the {rows}: the prediction plus or minus {console.number(threshold)}{times}."
+    )

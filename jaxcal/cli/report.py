@@ -1,0 +1,195 @@
+"""The report of `jaxcal calibrate`: one page with scores, guarantees and pictures, which needs no other file."""
+
+import base64
+import datetime
+import html
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+import jaxcal
+from jaxcal import metrics, plots
+from jaxcal._files import replacing
+from jaxcal.cli import console
+from jaxcal.distributions import Distribution, Point
+from jaxcal.guarantee import MeasuredCoverage
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a fit was, and how it does on rows that it was not fitted to.
+
+    Attributes:
+        target: the column that is predicted, of a file with so many rows.
+        method: what was fitted to so many of them, with these features and this seed.
+        y: the targets of the rows to measure on [m]; None without any.
+        forecasts: their predictions before and after; empty without any.
+        guarantees: of the 90 % interval, in words.
+        by: the column of labels of groups; labels those of the rows to measure on [m].
+        steps: the table of a pipeline.
+    """
+
+    target: str
+    method: str
+    file: Path
+    num_rows: int
+    num_fitting: int
+    features: Sequence[str]
+    seed: int
+    y: np.ndarray | None
+    forecasts: dict[str, Distribution]
+    guarantees: list[str]
+    by: str | None = None
+    labels: np.ndarray | None = field(default=None)
+    steps: str = ""
+
+
+def write(path: Path, measured: Measured, forecast: Distribution) -> None:
+    """Write the page, in one step.
+
+    Args:
+        path: of the page.
+        measured: what it tells.
+        forecast: of all rows of the file.
+
+    Raises:
+        ValueError: if it cannot be written.
+    """
+    title = html.escape(f"Calibrated predictions of {measured.target}")
+    parts = [f"<h1>{title}</h1>", *_introduction(measured), *_scores(measured), *_pictures(measured, forecast)]
+    page = _PAGE.format(title=title, style=_STYLE, body="\n".join([*parts, *_origin(measured)]))
+    with replacing(path) as file:
+        file.write_text(page, encoding="utf-8")
+
+
+def _introduction(measured: Measured) -> Iterator[str]:
+    """What was done, and what holds."""
+    features = f" Features: {', '.join(measured.features)}." if measured.features else ""
+    yield _paragraph(
+        f"{measured.method}, fitted to {measured.num_fitting} rows; {measured.file.name} has {measured.num_rows}."
+        f"{features} Every row has a distribution now: a mean, a standard deviation and quantiles."
+    )
+    yield "<h2>What holds</h2>"
+    lines = list(measured.guarantees)
+    if not lines and measured.y is not None and measured.forecasts:
+        after = list(measured.forecasts.values())[-1]
+        covered = float(metrics.coverage(measured.y, after, confidence_level=0.9))
+        lines = [str(MeasuredCoverage(0.9, len(measured.y), round(covered * len(measured.y))))]
+    yield from map(_paragraph, lines or ["Nothing is guaranteed, and nothing could be measured: no row has a target."])
+
+
+def _scores(measured: Measured) -> Iterator[str]:
+    """The scores before and after, with what calibrated forecasts have."""
+    if measured.y is None or not measured.forecasts:
+        return
+    yield "<h2>Scores</h2>"
+    head = ["", *measured.forecasts, "calibrated"]
+    yield _table(head, console.rows_of_scores(measured.y, measured.forecasts))
+    yield _paragraph(console.about_scores(len(measured.y)))
+    yield _paragraph(
+        "RMSE: root mean squared error of the mean. NLPD: mean negative logarithm of the predicted density at the "
+        "target. CRPS: mean continuous ranked probability score, in units of the target. ECE: mean distance of the "
+        "reliability curve from the diagonal. Width: mean length of the 90 % interval, in units of the target."
+    )
+    if measured.steps:
+        yield f"<h2>Models</h2><pre>{html.escape(measured.steps)}</pre>"
+
+
+def _pictures(measured: Measured, forecast: Distribution) -> Iterator[str]:
+    """Pictures of the rows to measure on; without such of the widths alone."""
+    yield "<h2>Pictures</h2><div class='pictures'>"
+    if measured.y is None or not measured.forecasts:
+        yield _picture(lambda ax: plots.widths(forecast, ax=ax), "How wide the 90 % intervals of all rows are.")
+    else:
+        yield from _pictures_of(measured.y, measured)
+    yield "</div>"
+
+
+def _pictures_of(y: np.ndarray, measured: Measured) -> Iterator[str]:
+    # A point has no interval to draw.
+    shown = {name: each for name, each in measured.forecasts.items() if not isinstance(each, Point)}
+    after = list(measured.forecasts.values())[-1]
+    yield _picture(
+        lambda ax: plots.reliability_diagram(y, shown, ax=ax),
+        "The fraction of the targets below each predicted quantile. A calibrated forecast follows the diagonal, up to "
+        "chance, the gray band.",
+    )
+    yield _picture(
+        lambda ax: plots.pit_histogram(y, shown, ax=ax),
+        "Where targets lie in their predicted distributions. Calibrated forecasts are flat, up to chance, the gray "
+        "band; a hump means intervals that are too wide, high ends that they are too narrow.",
+    )
+    yield _picture(
+        lambda ax: plots.intervals(y, after, ax=ax),
+        "Predictions with their intervals, in the order of the predicted mean; some of the rows.",
+    )
+    yield _picture(lambda ax: plots.widths(shown, ax=ax), "How wide the 90 % intervals are.")
+    by, name = (after.mean, "predicted mean") if measured.labels is None else (measured.labels, measured.by)
+    if measured.labels is not None or len(np.unique(np.asarray(by))) > 1:
+        yield _picture(
+            lambda ax: plots.coverage_by(y, shown, np.asarray(by), ax=ax),
+            f"The coverage of the 90 % interval by {name}. The gray bars show where it lies by chance, where intervals "
+            "are exact.",
+        )
+
+
+def _picture(draw: Callable, caption: str) -> str:
+    """A picture with its caption, as text."""
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    matplotlib.use("agg")  # also where there is no screen
+    figure, ax = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
+    draw(ax)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=160)
+    plt.close(figure)
+    data = base64.b64encode(drawn.getvalue()).decode()
+    text = html.escape(caption)
+    return f"<figure><img alt='{text}' src='data:image/png;base64,{data}'><figcaption>{text}</figcaption></figure>"
+
+
+def _origin(measured: Measured) -> Iterator[str]:
+    yield f"<footer>{html.escape(_made_by(measured))}</footer>"
+
+
+def _made_by(measured: Measured) -> str:
+    return f"jaxcal {jaxcal.__version__}, {datetime.date.today().isoformat()}, seed {measured.seed}, {measured.file}."
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = lambda kind, values: "".join(f"<{kind}>{html.escape(value)}</{kind}>" for value in values)
+    lines = "".join(f"<tr>{cells('th', row[:1])}{cells('td', row[1:])}</tr>" for row in rows)
+    return f"<div class='wide'><table><thead><tr>{cells('th', head)}</tr></thead><tbody>{lines}</tbody></table></div>"
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; } p { max-width: 46rem; }
+table { border-collapse: collapse; } th, td { padding: .3rem .9rem; text-align: right; white-space: nowrap; }
+th:first-child { text-align: left; } thead th { border-bottom: 2px solid #222; }
+tbody tr { border-bottom: 1px solid #ddd; } .wide, pre { overflow-x: auto; } pre { font-size: .8rem; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.5rem; }
+figure { margin: 0; } img { width: 100%; } figcaption, footer { color: #555; font-size: .9rem; }
+footer { margin-top: 3rem; border-top: 1px solid #ddd; padding-top: .5rem; }
+"""

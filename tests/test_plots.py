@@ -6,7 +6,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import jax.numpy as jnp
-import matplotlib as mpl
 import numpy as np
 import pytest
 from scipy import stats
@@ -15,25 +14,9 @@ from jaxcal import metrics, plots
 from jaxcal.distributions import Empirical, Normal, Point, Quantiles
 from jaxcal.predictors._tree import Branch, Node
 
-pytestmark = pytest.mark.any_precision
+pytestmark = [pytest.mark.any_precision, pytest.mark.usefixtures("plt")]
 
 N = 60
-
-
-@pytest.fixture(autouse=True)
-def _agg():
-    """Draw without a screen, and close what was drawn."""
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
-    yield
-    plt.close("all")
-
-
-@pytest.fixture
-def forecast(rng):
-    mean, std = rng.normal(size=N), rng.uniform(0.5, 2, size=N)
-    return mean + std * rng.normal(size=N), Normal(mean, std)
 
 
 def labels(ax):

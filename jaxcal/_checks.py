@@ -8,6 +8,7 @@ import operator
 import warnings
 from collections.abc import Callable
 from functools import partial, wraps
+from numbers import Real
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import equinox as eqx
@@ -52,6 +53,8 @@ def renamed_value(name: str, value: T, **names: str) -> T | str:
 def as_floats(name: str, values: Any) -> Float[Array, "..."]:
     """`values` as a floating-point JAX array; integers and booleans are cast to the default float dtype.
 
+    So are numbers of an array of objects, as mixed columns of a data frame give it; there None is NaN.
+
     Raises:
         ValueError: if the values are not real numbers, or a tensor of PyTorch that requires its gradient.
     """
@@ -61,6 +64,8 @@ def as_floats(name: str, values: Any) -> Float[Array, "..."]:
             f"{name} is a tensor that requires its gradient, which does not pass from JAX to PyTorch: give "
             f"{name}.detach().cpu().numpy()."
         )
+    if _holds_objects(values):
+        values = _numbers_of(name, np.asarray(values))
     try:
         if type(values) is np.ndarray and values.dtype.kind in "fiub":
             # A copy, since JAX may share the memory; made by NumPy, since JAX compiles a program for every shape.
@@ -74,6 +79,52 @@ def as_floats(name: str, values: Any) -> Float[Array, "..."]:
     if jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool:
         return array.astype(float)
     raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}.")
+
+
+def _holds_objects(values: Any) -> bool:
+    """Whether values are an array of objects or strings, or a series of pandas or polars that holds such."""
+    if isinstance(values, jax.Array) or not (hasattr(values, "dtype") and hasattr(values, "__array__")):
+        return False
+    return getattr(values.dtype, "kind", "O") in "OUS" and np.asarray(values).dtype.kind in "OUS"
+
+
+def _numbers_of(name: str, values: np.ndarray) -> np.ndarray:
+    """The numbers of an array of objects; NaN where one is missing.
+
+    Raises:
+        ValueError: if one is no real number, or too large.
+    """
+    flat = values.ravel()
+    is_number = np.array([isinstance(each, Real | np.bool_) for each in flat], bool)
+    is_missing = np.array([_is_missing(each) for each in flat], bool)
+    bad = ~(is_number | is_missing)
+    if bad.any():
+        _refuse_objects(name, values, bad.reshape(values.shape))
+    try:
+        numbers = [float(each) if known else np.nan for each, known in zip(flat, is_number, strict=True)]
+    except OverflowError as error:
+        raise ValueError(f"{name} holds an integer that is too large for a floating-point number.") from error
+    return np.array(numbers).reshape(values.shape)
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a value of an array of objects is None, NaN or pandas' NA."""
+    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value)
+
+
+def _refuse_objects(name: str, values: np.ndarray, bad: np.ndarray) -> NoReturn:
+    """Raise the ValueError for what is no number: what the first is, and where."""
+    row, *place = map(int, np.argwhere(bad)[0]) if bad.ndim else (0,)
+    first = values[bad][0]
+    shown = repr(first.item() if isinstance(first, np.generic) else first)
+    where, instead = f"row {row}", "give numbers."
+    if bad.ndim == 2:
+        others = np.flatnonzero(bad.any(axis=0)).tolist()
+        where += f" of column {place[0]}"
+        if others[1:]:
+            where += f"; columns {', '.join(map(str, others))} hold such"
+        instead = "give the data frame itself, whose labels become indicators, or numbers."
+    raise ValueError(f"{name} must be an array of real numbers; got {shown} in {where}: {instead}")
 
 
 def as_vector(name: str, values: Any, *, length: int | None = None) -> Float[Array, " n"]:
@@ -157,7 +208,7 @@ def as_labels(name: str, labels: Any, length: int) -> np.ndarray:
 
     Raises:
         TypeError: if they are traced.
-        ValueError: if they are not as many as the rows, or a number is NaN.
+        ValueError: if they are not as many as the rows, or one is missing or NaN.
     """
     if is_traced(labels):
         raise TypeError(f"{name} is traced, but its values must be known: call this outside jit, vmap and grad.")
@@ -166,8 +217,9 @@ def as_labels(name: str, labels: Any, length: int) -> np.ndarray:
         found = found.astype(str)
     if found.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), a label for each row; got {found.shape}.")
-    if found.dtype.kind == "f" and np.isnan(found).any():
-        raise ValueError(f"{name} holds {int(np.isnan(found).sum())} labels that are NaN: give each row a label.")
+    missing = sum(_is_missing(label) for label in found) if found.dtype == object else int((found != found).sum())
+    if missing:
+        raise ValueError(f"{name} holds {missing} labels that are NaN or None: give each row a label.")
     return found
 
 

@@ -19,6 +19,7 @@ from jaxcal import _checks
 
 # A label is a string in a column of text, and a number in one of numbers; None stands for a missing one.
 Label = str | float | None
+_OF_LABELS = (str, int, float, type(None))
 # Inputs: an array, or a data frame of any library; and targets: an array, or a series.
 Table = Any
 Series = Any
@@ -380,7 +381,7 @@ def labels_in(x: Table, name: str) -> np.ndarray:
         ValueError: if there is no such column, or a label is missing.
     """
     column = _column(x, name)
-    if count := int(_is_missing(column.to_list()).sum()):
+    if count := int(_values(column)[1].sum()):
         raise ValueError(f"column {name!r} of x has no label in {count} rows: give each row a label.")
     return column.to_numpy()
 
@@ -561,9 +562,8 @@ def _labels(name: str, column: Any, *, of_numbers: bool) -> tuple[tuple[Label, .
         values = _numbers(name, column)
         missing = np.isnan(values)
     else:
-        given = column.to_list()
-        missing = _is_missing(given)
-        bad = [value for value in given if not isinstance(value, str | int | float | None)]
+        given, missing = _values(column)
+        bad = [value for value in given if not isinstance(value, _OF_LABELS)]
         if bad:
             raise ValueError(
                 f"{name} of x holds {len(bad)} values that are neither numbers nor strings, the first "
@@ -577,9 +577,11 @@ def _labels(name: str, column: Any, *, of_numbers: bool) -> tuple[tuple[Label, .
     return tuple([*found, None] if missing.any() else found), number
 
 
-def _is_missing(values: list) -> np.ndarray:
-    """Which values of a column are None or NaN."""
-    return np.array([value is None or value != value for value in values])
+def _values(column: Any) -> tuple[list, np.ndarray]:
+    """The values of a column of labels, and which are missing: NaN, or None, which is also in place of pandas' NA."""
+    is_null = column.is_null().to_list()
+    given = [None if null else value for value, null in zip(column.to_list(), is_null, strict=True)]
+    return given, np.array([value is None or value != value for value in given])
 
 
 def _shown(label: Label) -> str:

@@ -95,6 +95,13 @@ def test_a_missing_label_is_a_label(library):
     np.testing.assert_array_equal(columns(frame_of(library, color=color))[:, -1], np.arange(N) % 5 == 0)
 
 
+def test_a_missing_label_of_a_string_column_of_pandas_is_a_label():
+    frame = pandas.DataFrame({"size": SIZE[:4], "color": pandas.array(["red", None, "blue", "red"], dtype="string")})
+    columns = Columns.of(frame)
+    assert columns.categories[1] == ("blue", "red", None)
+    np.testing.assert_array_equal(columns(frame)[:, 1:], np.eye(3)[[1, 2, 0, 1]])
+
+
 @LIBRARIES
 def test_a_label_that_was_not_there_is_none_of_them_and_warns(library):
     columns = Columns.of(frame_of(library))

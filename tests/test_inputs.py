@@ -68,6 +68,38 @@ def test_a_tensor_without_one_is_an_array():
     np.testing.assert_allclose(_checks.as_floats("mean", Detached()), X, rtol=1e-6)
 
 
+def test_numbers_of_an_array_of_objects_are_numbers_and_none_is_nan():
+    found = _checks.as_floats("x", np.array([[1, 2.5], [True, np.float32(3)]], object))
+    np.testing.assert_array_equal(found, [[1, 2.5], [1, 3]])
+    assert found.dtype == jnp.zeros(0).dtype
+    with pytest.raises(ValueError, match=r"x holds 2 values that are NaN or infinite, the first at index \(0, 1\)"):
+        jc.mlp.fit(np.array([[1, None], [2, np.nan]], object), np.zeros(2), key=KEY)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            np.array([[1, "red"], [2, "blue"]], object),
+            "got 'red' in row 0 of column 1: give the data frame itself, whose labels become indicators, or numbers",
+        ),
+        (np.array([[1, 2, "a"], ["b", 2, 3]], object), "got 'a' in row 0 of column 2; columns 0, 2 hold such: give"),
+        (np.array(["1", "2"])[:, None], "got '1' in row 0 of column 0"),
+        (np.array([10**400], object), "x holds an integer that is too large"),
+    ],
+)
+def test_what_is_no_number_is_shown_with_its_place(values, message):
+    with pytest.raises(ValueError, match=message):
+        jc.mlp.fit(values, np.zeros(len(values)), key=KEY)
+
+
+def test_targets_that_are_no_numbers_are_shown_with_their_row():
+    with pytest.raises(ValueError, match="y must be an array of real numbers; got 'low' in row 1: give numbers"):
+        jc.mlp.fit(X[:2], np.array([1.5, "low"], object), key=KEY)
+    with pytest.raises(ValueError, match="by holds 1 labels that are NaN or None: give each row a label"):
+        jc.conformal.fit(None, Point(X[:2]), X[:2], by=np.array(["a", None], object))
+
+
 @without_annotations
 def test_the_value_of_a_model_is_named_where_it_is_no_array():
     with pytest.raises(ValueError, match="prediction must be an array of real numbers; got NoneType"):

@@ -264,9 +264,105 @@ def test_print_is_a_table_of_the_steps(fitted):
     assert lines[4] == "200 data points, out of fold; mean ± standard error."
 
 
+@pytest.mark.parametrize(("method", "sizes"), [("folds", [40, 40, 40, 60]), ("split", [45]), ("cv+", [40] * 3)])
+def test_weights_reach_the_predictor_with_their_rows(method, sizes):
+    seen = []
+
+    def fit(x, y, *, weights):
+        seen.append((np.asarray(x)[:, 0], np.asarray(weights)))
+        return lambda x: jnp.zeros(len(x))
+
+    x = np.arange(60.0)
+    jc.pipeline.fit(x, x % 7, predictor=fit, weights=1 + x**2, method=method, folds=3, key=KEY)
+    assert sorted(len(rows) for rows, _ in seen) == sizes
+    for rows, weights in seen:
+        np.testing.assert_allclose(weights, 1 + rows**2, rtol=1e-6)
+
+
+def zeros(x):
+    """A model that is fitted already: its errors are the targets."""
+    return jnp.zeros(len(x))
+
+
+def reach(sizes, confidence_level):
+    """Half of the width of a conformal interval, of these absolute errors."""
+    return np.sort(sizes)[int(np.ceil((len(sizes) + 1) * confidence_level)) - 1]
+
+
+def is_loud(x):
+    return x[:, 0] > 0
+
+
+@pytest.mark.parametrize("by", ["labels", "column", "function"])
+@pytest.mark.parametrize("method", ["folds", "split"])
+def test_every_group_has_the_intervals_of_its_own_rows(method, by, rng):
+    x = rng.uniform(-1, 1, (60, 1))
+    y, kind = np.where(is_loud(x), 10, 1) * rng.normal(size=60), np.where(is_loud(x), "loud", "calm")
+    table = pytest.importorskip("polars").DataFrame({"kind": kind}) if by == "column" else x
+    given = {"labels": kind, "column": "kind", "function": is_loud}[by]
+    options = {"by": given, "method": method, "folds": 3, "fraction": 0.5}
+    pipeline = jc.pipeline.fit(table, y, predictor=lambda x, y: zeros, key=KEY, **options)
+    step = pipeline.steps[-1]
+    lower, upper = pipeline(table, **({"by": kind} if by == "labels" else {})).interval(0.8)
+    for loud in (False, True):
+        own = np.asarray(step.rows)[np.asarray(is_loud(x))[step.rows] == loud]
+        np.testing.assert_allclose(((upper - lower) / 2)[is_loud(x) == loud], reach(np.abs(y[own]), 0.8), rtol=1e-5)
+        if method == "split":
+            label = {"function": loud}.get(by, "loud" if loud else "calm")
+            assert pipeline.last.guarantee(0.8, label).num_calibration == len(own)
+    assert isinstance(pipeline.guarantee(0.8), MeasuredCoverage)
+
+
+def test_labels_come_with_new_rows_if_they_came_with_those_of_the_fit(rng):
+    x, y = line_with_noise(rng, 60)
+    fit = partial(jc.pipeline.fit, x, y, predictor=zeros, method="prefit", folds=3, key=KEY)
+    for pipeline, labels in ((fit(by=x > 0), None), (fit(by=is_loud), x > 0), (fit(), x > 0)):
+        with pytest.raises(ValueError, match="by must be the labels of the rows if the fit had labels, and only then"):
+            pipeline(x, by=labels)
+
+
+def test_all_rows_are_for_the_steps_after_a_model_that_is_fitted_already(rng):
+    x, y = line_with_noise(rng, ROWS)
+    pipeline = jc.pipeline.fit(x, y, predictor=zeros, method="prefit", key=KEY)
+    assert pipeline.steps[0].name == "zeros"
+    assert pipeline.steps[-1].rows.tolist() == list(range(ROWS))
+    guarantee = pipeline.guarantee(0.9)
+    assert guarantee.num_calibration == ROWS
+    # The interval whose coverage is known whatever the model: that of the rank among all absolute errors.
+    assert guarantee.coverage == pytest.approx(np.ceil(0.9 * (ROWS + 1)) / (ROWS + 1))
+    lower, upper = pipeline(x[:1]).interval(0.9)
+    np.testing.assert_allclose((upper - lower) / 2, reach(np.abs(y), 0.9), rtol=1e-5)
+
+
+def test_calibrators_of_a_model_that_is_fitted_already_leave_no_guarantee(rng):
+    x, y = line_with_noise(rng, ROWS)
+    pipeline = jc.pipeline.fit(x, y, predictor=zeros, calibrators=[jc.gaussian_mle.fit], method="prefit", key=KEY)
+    assert isinstance(pipeline.guarantee(0.9), MeasuredCoverage)
+    assert pipeline.out_of_fold.is_out_of_fold
+    alone = jc.gaussian_mle.fit(x, jc.Point(np.zeros(ROWS)), y)
+    np.testing.assert_array_equal(
+        pipeline.chain.calibrators[0](x, jc.Point(zeros(x))).std, alone(x, jc.Point(zeros(x))).std
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        ({"predictor": None, "weights": np.ones(30)}, ValueError, "need a predictor"),
+        ({"predictor": None, "method": "prefit"}, ValueError, "need a predictor"),
+        ({"predictor": jc.mlp, "method": "prefit"}, TypeError, "did you mean jaxcal.predictors.mlp.fit"),
+        ({"weights": np.ones(30)}, ValueError, "the predictor fit_line takes neither sample_weight nor weights"),
+        (
+            {"weights": np.ones(30), "method": "prefit", "predictor": zeros},
+            ValueError,
+            "the predictor zeros takes neither sample_weight nor weights",
+        ),
+        ({"weights": -np.ones(30)}, ValueError, "weights must not be negative"),
+        ({"weights": np.ones(29)}, ValueError, "weights has 29 rows where 30 are expected"),
+        ({"by": np.arange(29)}, ValueError, r"by must have shape \(30,\), a label for each row"),
+        ({"by": "kind"}, ValueError, "by='kind' names a column, but x is no data frame"),
+        ({"by": np.arange(30) % 2, "recalibrate": jc.rio.fit}, ValueError, "the last step rio takes no groups"),
+        ({"by": np.arange(30) % 2, "method": "cv+"}, ValueError, "neither recalibrate nor by"),
         ({"predictor": jc.mlp}, TypeError, "did you mean jaxcal.predictors.mlp.fit"),
         ({"predictor": None, "calibrators": [jc.rio.fit]}, ValueError, "need a predictor"),
         ({"method": "jackknife"}, ValueError, "one of 'folds', 'split'"),

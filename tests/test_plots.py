@@ -2,37 +2,21 @@
 
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import jax.numpy as jnp
-import matplotlib as mpl
 import numpy as np
 import pytest
 from scipy import stats
 
 from jaxcal import metrics, plots
-from jaxcal.distributions import Empirical, Normal, Point
+from jaxcal.distributions import Empirical, Normal, Point, Quantiles
 from jaxcal.predictors._tree import Branch, Node
 
-pytestmark = pytest.mark.any_precision
+pytestmark = [pytest.mark.any_precision, pytest.mark.usefixtures("plt")]
 
 N = 60
-
-
-@pytest.fixture(autouse=True)
-def _agg():
-    """Draw without a screen, and close what was drawn."""
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
-    yield
-    plt.close("all")
-
-
-@pytest.fixture
-def forecast(rng):
-    mean, std = rng.normal(size=N), rng.uniform(0.5, 2, size=N)
-    return mean + std * rng.normal(size=N), Normal(mean, std)
 
 
 def labels(ax):
@@ -127,6 +111,14 @@ def test_intervals_that_are_all_infinite_are_counted(rng):
         ax = plots.intervals(rng.normal(size=50), distribution, max_rows=20)
     assert [len(points) for points in arrows(ax)] == [20, 20]
     assert "infinite, 50 rows" in labels(ax)
+
+
+def test_levels_that_no_interval_reaches_are_said_once():
+    distribution = Quantiles(np.array([0.4, 0.6]), np.tile([-1.0, 1.0], (5, 1)))
+    for draw in (partial(plots.intervals, np.zeros(5)), partial(plots.prediction_band, np.arange(5.0))):
+        with pytest.warns(UserWarning, match=r"at 0\.05 and 0\.95 the outermost of them is taken") as said:
+            draw(distribution)
+        assert len(said) == 1
 
 
 def test_prediction_band_is_sorted_by_x(forecast, rng):

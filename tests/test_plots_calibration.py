@@ -1,6 +1,5 @@
 """Pictures of calibration in numbers: PIT histograms, coverage of groups, quantiles of standardized residuals."""
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 from scipy import stats
@@ -8,25 +7,9 @@ from scipy import stats
 from jaxcal import metrics, plots
 from jaxcal.distributions import Empirical, Normal, Point, StudentT
 
-pytestmark = pytest.mark.any_precision
+pytestmark = [pytest.mark.any_precision, pytest.mark.usefixtures("plt")]
 
 N = 60
-
-
-@pytest.fixture(autouse=True)
-def _agg():
-    """Draw without a screen, and close what was drawn."""
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
-    yield
-    plt.close("all")
-
-
-@pytest.fixture
-def forecast(rng):
-    mean, std = rng.normal(size=N), rng.uniform(0.5, 2, size=N)
-    return mean + std * rng.normal(size=N), Normal(mean, std)
 
 
 def heights(ax):

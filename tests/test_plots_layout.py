@@ -11,20 +11,10 @@ from jaxcal import plots
 from jaxcal.distributions import Empirical, Normal
 from jaxcal.predictors._tree import Branch, Node
 
-pytestmark = pytest.mark.any_precision
+pytestmark = [pytest.mark.any_precision, pytest.mark.usefixtures("plt")]
 
 N = 50
 LONG = "random_forest_of_500_trees_with_conformal_calibration_of_groups"
-
-
-@pytest.fixture(autouse=True)
-def plt():
-    """Draw without a screen, and close what was drawn."""
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
-    yield plt
-    plt.close("all")
 
 
 def named(name):

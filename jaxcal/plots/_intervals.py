@@ -1,5 +1,6 @@
 """Pictures of the central intervals: of rows beside each other, and over a real axis."""
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,9 @@ def intervals(
     Raises:
         ValueError: if the lengths do not match, or a level lies outside (0, 1).
         ImportError: if matplotlib is not installed.
+
+    Warns:
+        UserWarning: once, if the distribution does not reach the ends of an interval.
 
     Example:
         >>> import numpy as np, jaxcal as jc
@@ -102,6 +106,9 @@ def prediction_band(
         ValueError: if the lengths do not match, or a level lies outside (0, 1).
         ImportError: if matplotlib is not installed.
 
+    Warns:
+        UserWarning: once, if the distribution does not reach the ends of an interval.
+
     Example:
         >>> import numpy as np, jaxcal as jc
         >>> x = np.linspace(0, 1, 50)
@@ -142,7 +149,10 @@ def _intervals_of(distribution: Distribution, confidence_levels: Sequence[float]
     """The levels from the highest to the lowest, and the intervals of all rows at each."""
     _checks.check_fraction("confidence_levels", np.asarray(confidence_levels))
     levels = sorted(confidence_levels, reverse=True)
-    return levels, [_style.interval_of(distribution, level) for level in levels]
+    widest = [_style.interval_of(distribution, level) for level in levels[:1]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # what the distribution does not reach, the widest one has said
+        return levels, widest + [_style.interval_of(distribution, level) for level in levels[1:]]
 
 
 def _labels(levels: Sequence[float], bounds: Sequence[Interval], targets: np.ndarray | None) -> list[str]:

@@ -16,6 +16,7 @@ from jaxcal import (
     optimize,
     pipeline,
     plots,
+    progress,
 )
 from jaxcal.calibrators import (
     accrue,
@@ -111,6 +112,7 @@ __all__ = [
     "out_of_fold",
     "pipeline",
     "plots",
+    "progress",
     "quantile_boosting",
     "rio",
     "save",

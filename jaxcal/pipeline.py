@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks, cross_conformal, metrics
+from jaxcal import _checks, cross_conformal, metrics, progress
 from jaxcal.calibrators import conformal, rio
 from jaxcal.columns import Categorical, Layout, Series, Table, is_frame
 from jaxcal.cross_conformal import JackknifePlus
@@ -160,7 +160,11 @@ def fit(
         candidates = _candidates()
         x_own, y_own = take_rows(rows, x, y)
         own = options | {"by": options["by"].part(rows), "groups": groups_of_rows, "weights": None, "aside": None}
-        tried = [_fit(x_own, y_own, *steps, **own) for steps in candidates]
+        tried = []
+        with progress.work("pipeline.fit: candidates", len(candidates)) as work:
+            for steps in candidates:
+                tried.append(_fit(x_own, y_own, *steps, **own))
+                work.advance()
         best = int(np.argmin([pipeline.steps[-1].scores.crps for pipeline in tried]))
         predictor, calibrators = candidates[best]
         others = tuple(pipeline.steps for k, pipeline in enumerate(tried) if k != best)

@@ -246,6 +246,7 @@ def _new_bar(began: float, at_first: float, *, has_end: bool) -> Any:
 
     form = "{desc} |{bar:20}| {percentage:3.0f} % [{elapsed}, {remaining} left]" if has_end else "{desc} [{elapsed}]"
     options = {"total": 1.0 if has_end else None, "initial": at_first, "bar_format": form}
-    bar = Bar(leave=False, dynamic_ncols=True, smoothing=0, **options)
+    # With a delay it is not drawn before it is described.
+    bar = Bar(leave=False, dynamic_ncols=True, smoothing=0, delay=1e-9, **options)
     bar.start_t = began  # of the time left, too
     return bar

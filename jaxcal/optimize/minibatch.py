@@ -365,6 +365,9 @@ def _train(
             state, result, is_unfinished = _go_on(arrays, key, state, np.int32(work.next_stop()), setting)
             if work.is_silent:
                 break
+            if _checks.is_traced(state.epochs):  # by what the loss closes over
+                state, result, _ = _go_on(arrays, key, state, None, setting)
+                break
             work.report(int(state.epochs))
             if not is_unfinished:
                 break

@@ -113,12 +113,6 @@ def test_folds_hold_what_is_done_inside(seen):
     assert [each.is_finished for each in seen] == [False] * (len(seen) - 1) + [True]
 
 
-def test_a_tree_and_its_networks_report(seen):
-    jc.usnrt.fit(X, X, key=KEY, min_leaf=20, hidden=(2,), split_hidden=(2,), max_epochs=2, num_folds=2)
-    labels = [each.label.removeprefix("usnrt.fit: ") for each in seen if each.is_finished]
-    assert labels == ["networks without a fold", "nodes tested", "networks of all rows", "leaves"]
-
-
 def test_what_a_callback_raises_ends_the_work():
     def stop(told):
         if told.done == 1:

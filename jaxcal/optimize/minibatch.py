@@ -428,13 +428,14 @@ def _go_on(
             finite=jnp.isfinite(value),
         )
 
-    def unfinished(state: _State) -> Bool[Array, ""]:
-        return state.finite & (state.epochs < schedule.max_epochs) & (state.best.stale < schedule.patience)
+    def unfinished(limit: Int[Array, ""], state: _State) -> Bool[Array, ""]:
+        return state.finite & (state.epochs < limit) & (state.best.stale < schedule.patience)
 
-    is_next = unfinished if until is None else lambda state: unfinished(state) & (state.epochs < until)
-    state = lax.while_loop(is_next, epoch, carried(state))
+    most = schedule.max_epochs
+    stop = most if until is None else jnp.minimum(most, until)
+    state = lax.while_loop(partial(unfinished, stop), epoch, carried(state))
     ended = jnp.where(state.best.stale < schedule.patience, Result.STEP_LIMIT, Result.CONVERGED)
-    return state, jnp.where(state.finite, ended, Result.NOT_FINITE), unfinished(state)
+    return state, jnp.where(state.finite, ended, Result.NOT_FINITE), unfinished(most, state)
 
 
 def _parts_of(problem: _Problem) -> tuple[list[Array], optax.GradientTransformation, Callable, Callable]:

@@ -17,6 +17,7 @@ from jaxcal import (
     optimize,
     pipeline,
     plots,
+    progress,
 )
 from jaxcal.calibrators import (
     accrue,
@@ -113,6 +114,7 @@ __all__ = [
     "out_of_fold",
     "pipeline",
     "plots",
+    "progress",
     "quantile_boosting",
     "rio",
     "save",

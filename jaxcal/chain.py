@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, progress
 from jaxcal._steps import checked, with_key
 from jaxcal.columns import Categorical, Layout, Series, Table
 from jaxcal.cross_validation import (
@@ -91,11 +91,12 @@ def fit(
     number = number_of_folds(folds, len(y), number_of_groups(len(y), labels))
     pieces = folds_of(len(y), number, labels, order_key)
     predictions = []
-    with one_warning(WITHOUT_A_FOLD):
+    with one_warning(WITHOUT_A_FOLD), progress.work("chain.fit: folds", len(pieces), y) as work:
         for piece, fold_key in zip(pieces, jax.random.split(folds_key, len(pieces)), strict=True):
             training, held_out = piece.training, piece.held_out
             steps = fit_steps(first, _rows(x, training), base[training], y[training], keys=keys_of(fold_key))
             predictions.append(_applied(steps, _rows(x, held_out), base[held_out]))
+            work.advance()
     out_of_fold = marked_out_of_fold(joined(predictions, [piece.held_out for piece in pieces]))
     groups_of_last = {} if by is None else {"by": _checks.as_labels("by", by, len(y))}
     return Chain(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, progress
 from jaxcal.columns import Categorical, Columns, Series, Table, as_table, check_same_index, is_frame, num_rows, take
 from jaxcal.distributions import Concatenated, Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
@@ -264,16 +264,19 @@ def _tables(x: Table, y: Array, weights: Array | None) -> tuple[Any, ...]:
 
 def _fitted_to_folds(
     fit: Callable, tables: tuple[Any, ...], parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
-) -> Iterator[tuple[Callable, Any]]:
+) -> list[tuple[Callable, Any]]:
     """A model for each fold, and what it predicts of it."""
     if jax.default_backend() != "cpu":
         found = _of_a_vmap(fit, tables, parts, keys)
         if found is not None:
-            yield from found
-            return
-    for fold, key in zip(parts, keys, strict=True):
-        model = fit(*take_rows(fold.training, *tables), key=key)
-        yield model, model(*take_rows(fold.held_out, tables[0]))
+            return found
+    found = []
+    with progress.work("cross-validation: models", len(parts), tables) as work:
+        for fold, key in zip(parts, keys, strict=True):
+            model = fit(*take_rows(fold.training, *tables), key=key)
+            found.append((model, model(*take_rows(fold.held_out, tables[0]))))
+            work.advance()
+    return found
 
 
 def _of_a_vmap(

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks, cross_conformal, metrics
+from jaxcal import _checks, cross_conformal, metrics, progress
 from jaxcal._steps import Estimator, Fitted, Groups, OfNumbers, as_fit, checked, name_of, with_key, with_weights
 from jaxcal.calibrators import conformal, rio
 from jaxcal.chain import fit_steps
@@ -160,7 +160,11 @@ def fit(
         groups_of_rows = None if labels is None else labels[rows]
         x_own, y_own = take_rows(rows, x, y)
         own = options | {"by": options["by"].part(rows), "groups": groups_of_rows, "weights": None, "aside": None}
-        tried = [_fit(x_own, y_own, *steps, **own) for steps in choice]
+        tried = []
+        with progress.work("pipeline.fit: candidates", len(choice)) as work:
+            for steps in choice:
+                tried.append(_fit(x_own, y_own, *steps, **own))
+                work.advance()
         best = int(np.argmin([pipeline.steps[-1].scores.crps for pipeline in tried]))
         predictor, calibrators = choice[best]
         others = tuple(pipeline.steps for k, pipeline in enumerate(tried) if k != best)

@@ -16,7 +16,7 @@ PACKAGE = Path(jaxcal.__file__).parent
 LAYERS = [
     {"_checks", "_files", "_folders", "_functions"},
     {"functional"},
-    {"columns", "distributions", "guarantee", "preprocessing"},
+    {"columns", "distributions", "guarantee", "preprocessing", "progress"},
     {"metrics", "optimize", "datasets", "density_ratio", "labels", "compilation", "serialization"},
     {"gp", "networks", "cross_validation"},
     {"predictors", "calibrators"},

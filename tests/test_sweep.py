@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxcal import sweep
+from jaxcal import progress, sweep
 from jaxcal.compilation import cache_environment
 
 pytestmark = pytest.mark.any_precision
@@ -65,10 +65,12 @@ def run(path, calls):
 
 def test_finished_jobs_are_not_run_again(run, calls, path):
     run(JOBS[:2], stamp={"version": "1"})
-    progress = []
-    records = run(stamp={"version": "2"}, on_progress=lambda *numbers: progress.append(numbers))
+    seen = []
+    with progress.to(seen.append):
+        records = run(stamp={"version": "2"})
     assert calls == [0, 1, 2, 3]
-    assert progress == [(2, 4), (3, 4), (4, 4)]
+    assert [(told.done, told.total) for told in seen] == [(2, 4), (3, 4), (4, 4), (4, 4)]
+    assert seen[-1].is_finished
     assert records[::2] == [
         {**job, "version": "1" if job["seed"] < 2 else "2", "metric": "rmse", "value": job["seed"] / 2} for job in JOBS
     ]
@@ -215,12 +217,15 @@ def end_process(seed: int, folder: str) -> list[dict]:
 
 def test_a_job_that_ends_its_process_fails_alone(path, tmp_path):
     jobs = [{"seed": seed, "folder": str(tmp_path)} for seed in range(6)]
-    progress = []
-    with pytest.raises(RuntimeError, match=r'1 job failed: {"folder": .*, "seed": 2}') as error:
-        sweep.run(end_process, jobs, path, workers=1, on_progress=lambda *numbers: progress.append(numbers))
+    seen = []
+    with (
+        progress.to(seen.append),
+        pytest.raises(RuntimeError, match=r'1 job failed: {"folder": .*, "seed": 2}') as error,
+    ):
+        sweep.run(end_process, jobs, path, workers=1)
     assert "ended by SIGTERM, twice" in str(error.value)
     assert sorted(record["value"] for record in sweep.read(path)) == [0, 1, 3, 4, 5]
-    assert progress == [(i, 6) for i in range(7)]
+    assert [(told.done, told.total) for told in seen] == [(i, 6) for i in (*range(7), 6)]
 
 
 def test_numbers_are_read_back_as_they_were(path):

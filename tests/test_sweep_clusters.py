@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxcal import sweep
+from jaxcal import progress, sweep
 
 pytestmark = pytest.mark.any_precision
 
@@ -65,12 +65,16 @@ def path(tmp_path):
 
 
 def test_failures_progress_and_resume(executor, path):
-    progress = []
-    tell = lambda *numbers: progress.append(numbers)
-    sweep.run(half, JOBS[:3], path, executor=executor, on_progress=tell)
-    with pytest.raises(RuntimeError, match=r'1 job failed: {"seed": 3}.*\n(.*\n)*ZeroDivisionError: seed 3 is bad'):
-        sweep.run(half, JOBS, path, executor=executor, on_progress=tell)
-    assert progress == [(i, 3) for i in range(4)] + [(i, 8) for i in range(3, 9)]
+    seen = []
+    tell = lambda told: None if told.is_finished else seen.append((told.done, told.total))
+    with progress.to(tell):
+        sweep.run(half, JOBS[:3], path, executor=executor)
+    with (
+        progress.to(tell),
+        pytest.raises(RuntimeError, match=r'1 job failed: {"seed": 3}.*\n(.*\n)*ZeroDivisionError: seed 3 is bad'),
+    ):
+        sweep.run(half, JOBS, path, executor=executor)
+    assert seen == [(i, 3) for i in range(4)] + [(i, 8) for i in range(3, 9)]
     records = sweep.run(half, JOBS[:3] + JOBS[4:], path, executor=executor)
     assert records == [{**job, "value": job["seed"] / 2, "threads": "1"} for job in JOBS if job["seed"] != 3]
 

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from jaxcal import sweep
+from jaxcal import progress, sweep
 
 pytestmark = pytest.mark.any_precision
 
@@ -71,12 +71,16 @@ def path(tmp_path):
 
 
 def test_failures_progress_and_resume_with_futures_that_are_polled(path):
-    progress = []
+    seen = []
     executor = Polled()
+    tell = lambda told: None if told.is_finished else seen.append((told.done, told.total))
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r'1 job failed: {"seed": 3}.*\n(.*\n)*ZeroDivisionError: seed 3 is bad'):
-            sweep.run(half, JOBS, path, executor=executor, on_progress=lambda *numbers: progress.append(numbers))
-    assert progress == [(i, 5) for i in range(6)] + [(4, 5), (5, 5)]
+        with (
+            progress.to(tell),
+            pytest.raises(RuntimeError, match=r'1 job failed: {"seed": 3}.*\n(.*\n)*ZeroDivisionError: seed 3 is bad'),
+        ):
+            sweep.run(half, JOBS, path, executor=executor)
+    assert seen == [(i, 5) for i in range(6)] + [(4, 5), (5, 5)]
     assert len(executor.submitted) == 6
     assert executor.cancelled == []
     assert sorted(record["value"] for record in sweep.read(path)) == [0, 0.5, 1, 2]
@@ -94,13 +98,13 @@ def test_an_executor_that_takes_nothing(path):
 
 
 def test_what_is_left_of_a_sweep_that_ends_is_cancelled(path):
-    def stop(finished, total):
-        if finished == 2:
+    def stop(told):
+        if told.done == 2:
             raise KeyboardInterrupt
 
     executor = Polled()
-    with pytest.raises(KeyboardInterrupt):
-        sweep.run(half, JOBS, path, executor=executor, on_progress=stop)
+    with progress.to(stop), pytest.raises(KeyboardInterrupt):
+        sweep.run(half, JOBS, path, executor=executor)
     assert len(sweep.read(path)) == 2
     assert len(executor.cancelled) == 3
 

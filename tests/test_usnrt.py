@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcal import Mixture, Normal
+from jaxcal import Mixture, Normal, progress
 from jaxcal.calibrators import conformal
 from jaxcal.predictors import usnrt
 
@@ -35,6 +35,20 @@ X, Y = data()
 @pytest.fixture(scope="module")
 def fitted():
     return usnrt.fit(X, Y, key=KEY, categorical=[2], **OPTIONS)
+
+
+def test_a_fit_that_reports_is_the_same(fitted, monkeypatch):
+    monkeypatch.setattr(progress, "_BETWEEN_REPORTS", 0.0)  # after every network
+    seen = []
+    with progress.to(seen.append):
+        reported = usnrt.fit(X, Y, key=KEY, categorical=[2], **OPTIONS)
+    jax.tree.map(np.testing.assert_array_equal, *(eqx.filter(each, eqx.is_array) for each in (fitted, reported)))
+    ends = [each for each in seen if each.is_finished]
+    labels = [each.label.removeprefix("usnrt.fit: ") for each in ends]
+    assert labels == ["networks without a fold", "nodes tested", "networks of all rows", "leaves"]
+    assert ends[0].done == ends[0].total == 5
+    assert ends[-1].done == fitted.leaf_rmse.size
+    assert len(seen) > ends[0].total + ends[-1].total
 
 
 def leaves(module, x):

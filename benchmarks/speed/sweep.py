@@ -22,7 +22,7 @@ from pathlib import Path
 
 from _common import provenance, tell, verdict
 
-from jaxcal import sweep
+from jaxcal import progress, sweep
 
 JOBS, REPEATS = 200, 3
 # What was asked for: milliseconds and seconds.
@@ -89,7 +89,7 @@ def report() -> Iterator[str]:
 def overhead(**options: object) -> tuple[float, float]:
     """Milliseconds from a job to the next, after the first one, and of the processor in this process."""
     finished = []
-    sweep_of(nothing, JOBS, lambda *_: finished.append((time.perf_counter(), time.process_time())), **options)
+    sweep_of(nothing, JOBS, lambda: finished.append((time.perf_counter(), time.process_time())), **options)
     first, last = finished[1], finished[-1]
     each = [1000 * (after - before) / (JOBS - 1) for before, after in zip(first, last, strict=True)]
     return each[0], each[1]
@@ -99,14 +99,15 @@ def start(task: Callable, workers: int) -> tuple[float, float]:
     """Seconds until each process has done a job, and of the processor in one process."""
     began = time.perf_counter()
     finished = []
-    records = sweep_of(task, workers, lambda *_: finished.append(time.perf_counter()), workers=workers)
+    records = sweep_of(task, workers, lambda: finished.append(time.perf_counter()), workers=workers)
     return finished[-1] - began, max(record["processor"] for record in records)
 
 
 def sweep_of(task: Callable, jobs: int, tell: Callable, **options: object) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "runs.jsonl"
-        return sweep.run(task, [{"seed": seed} for seed in range(jobs)], path, on_progress=tell, **options)
+        with progress.to(lambda told: None if told.is_finished else tell()):
+            return sweep.run(task, [{"seed": seed} for seed in range(jobs)], path, **options)
 
 
 if __name__ == "__main__":

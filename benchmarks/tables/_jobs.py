@@ -10,7 +10,6 @@ from functools import cache, partial
 from pathlib import Path
 
 import jax
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import jaxcal as jc
 from benchmarks.speed._common import processor
@@ -54,15 +53,11 @@ def names(known: Collection[str]) -> Callable[[str], list[str]]:
 
 
 def run(task: Callable[..., list[dict]], jobs: Sequence[dict], path: Path, workers: int | None) -> None:
-    """All jobs that are not finished yet, with a bar of progress."""
+    """All jobs that are not finished yet."""
     stamp = {"jaxcal": version(), "jax": jax.__version__, "date": datetime.date.today().isoformat()}
     # Workers are new processes, which find there what earlier ones compiled.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(path.parent / "compiled"))
-    columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns) as progress:
-        bar = progress.add_task("")
-        tell = lambda finished, total: progress.update(bar, completed=finished, total=total)
-        sweep.run(task, jobs, path, workers=workers, stamp=stamp, on_progress=tell)
+    sweep.run(task, jobs, path, workers=workers, stamp=stamp)
 
 
 def finished(path: Path) -> list[dict]:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.core import TyperGroup
 
-from jaxcal import guarantee, metrics
+from jaxcal import guarantee, metrics, progress
 from jaxcal.distributions import Distribution
 
 # Seconds between two lines about work that goes on, where there is no terminal to draw a bar on.
@@ -105,25 +105,34 @@ def _density(value: float) -> str:
 
 @contextmanager
 def working(label: str) -> Iterator[None]:
-    """Show that work goes on and, in the end, how long it took."""
+    """Show how far work is, by a bar on a terminal, else by a line every few seconds; in the end, how long it took."""
     start, console = time.perf_counter(), _console()
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    told: list[progress.Progress] = []
     done = threading.Event()
     if not console.is_terminal:
-        threading.Thread(target=_say_that_it_goes_on, args=(label, start, done), daemon=True).start()
-    try:
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-            progress.add_task(label, total=None)
-            yield
-    finally:
-        done.set()
+        threading.Thread(target=_say_how_far, args=(label, start, told, done), daemon=True).start()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label, total=None)
+
+        def show(reached: progress.Progress) -> None:
+            told[:] = [reached]
+            # Of several works in turn the last one counts.
+            bar.update(task, total=1.0 if reached.fraction is not None else None, completed=reached.fraction or 0.0)
+
+        try:
+            with progress.to(show):
+                yield
+        finally:
+            done.set()
     say(f"{label}: {time.perf_counter() - start:.1f} s.")
 
 
-def _say_that_it_goes_on(label: str, start: float, done: threading.Event) -> None:
+def _say_how_far(label: str, start: float, told: list[progress.Progress], done: threading.Event) -> None:
     """A line every few seconds."""
     while not done.wait(_SECONDS):
-        typer.echo(f"{label}: {time.perf_counter() - start:.0f} s so far", err=True)
+        reached = f", {told[0]}" if told else ""
+        typer.echo(f"{label}: {time.perf_counter() - start:.0f} s so far{reached}", err=True)
 
 
 def _console() -> Console:

@@ -23,7 +23,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from jaxcal import _checks
+from jaxcal import _checks, progress
 from jaxcal.functional import gp, linalg, sparse_gp
 from jaxcal.gp.fit import JITTER_TRIES
 from jaxcal.gp.kernels import Points
@@ -270,10 +270,11 @@ class _Plan(NamedTuple):
         num_batches = -(-chunk_rows // batch_size)
         return cls(n, num_chunks, chunk_rows, num_batches, chunk_rows // num_batches, epochs)
 
-    @property
-    def num_left_out(self) -> int:
-        """Rows that the chunks of an epoch do not hold."""
-        return self.n - self.num_chunks * self.chunk_rows
+    def starts(self, rng: np.random.Generator) -> Iterator[int]:
+        """The first rows of all chunks of all epochs, in their order; the rows that an epoch does not hold vary."""
+        for _ in range(self.epochs):
+            first = int(rng.integers(self.n - self.num_chunks * self.chunk_rows + 1))
+            yield from (first + chunk * self.chunk_rows for chunk in rng.permutation(self.num_chunks).tolist())
 
     @property
     def num_steps(self) -> int:
@@ -343,18 +344,17 @@ def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates,
     """The model after all epochs, or as soon as it is not finite."""
     params, fixed = split(model, with_inducing=options.inducing == "trained")
     state, before = _State(params, rates.adam.init(params), sites, params), jnp.ones((), bool)
-    for _ in range(plan.epochs):
-        first = int(rng.integers(plan.num_left_out + 1))
-        for chunk in rng.permutation(plan.num_chunks).tolist():
-            start = first + chunk * plan.chunk_rows
+    with progress.work("stochastic bound: chunks of rows", plan.epochs * plan.num_chunks) as work:
+        for start in plan.starts(rng):
             data = _checked(read(slice(start, start + plan.chunk_rows)), plan.chunk_rows)
             order = rng.permutation(plan.chunk_rows)[: plan.num_batches * plan.batch_rows]
             batches = jnp.asarray(order.reshape(plan.num_batches, plan.batch_rows))
             state, finite = _pass_over(state, fixed, data, batches, rates, options.mesh)
             # To ask is to wait for the answer: while the next chunk is read, the device works on this one alone.
             if not before:
-                return eqx.combine(state.params, fixed)
+                break
             before = finite
+            work.advance()
     return eqx.combine(state.params, fixed)
 
 

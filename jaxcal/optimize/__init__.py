@@ -1,6 +1,6 @@
 """Minibatch training with early stopping, L-BFGS, and many runs at once: a whole fit is one compiled loop."""
 
-from jaxcal.optimize.batching import first_finite, one_run_at_a_time, over_runs
+from jaxcal.optimize.batching import Span, first_finite, one_run_at_a_time, over_runs, reported_runs
 from jaxcal.optimize.implicit import as_constants, as_function
 from jaxcal.optimize.lbfgs import minimize, minimize_from_each
 from jaxcal.optimize.minibatch import (
@@ -18,6 +18,7 @@ from jaxcal.optimize.result import Optimum, Result, lowest, raise_unless_finite
 __all__ = [
     "Optimum",
     "Result",
+    "Span",
     "adam",
     "as_constants",
     "as_function",
@@ -30,6 +31,7 @@ __all__ = [
     "one_run_at_a_time",
     "over_runs",
     "raise_unless_finite",
+    "reported_runs",
     "scale_by_adam",
     "train_full_batch",
     "train_minibatches",

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
-from jaxtyping import PyTree
+from jaxtyping import ArrayLike, Int, PyTree
 
+from jaxcal import _checks, progress
 from jaxcal.functional._loops import carried, over_leading_axis
 from jaxcal.optimize.result import Result
 
@@ -40,7 +41,13 @@ def first_finite(attempt: Callable[..., PyTree], tries: int, *args: PyTree) -> P
     return run.whole(lax.while_loop(failed, again, carried((jnp.int32(0), nothing)))[1])
 
 
-def over_runs(fun: Callable[..., PyTree], *, mesh: Mesh | None = None) -> Callable[..., PyTree]:
+# The first of some runs, and the first after them.
+Span = tuple[Int[ArrayLike, ""], Int[ArrayLike, ""]]
+
+
+def over_runs(
+    fun: Callable[..., PyTree], *, mesh: Mesh | None = None, span: Span | None = None
+) -> Callable[..., PyTree]:
     """`fun` over the leading axis of its array arguments: one run after another on a CPU, else all in one `vmap`.
 
     On a CPU a vmap of an optimizer gains nothing: every run waits for the slowest line search; and a loop over batched
@@ -54,6 +61,8 @@ def over_runs(fun: Callable[..., PyTree], *, mesh: Mesh | None = None) -> Callab
         fun: a run; what it gives may hold arrays and anything else that is the same for all runs.
         mesh: devices over which the runs are spread, as evenly as they go: every device does its own, and none waits
             for another. The results stay where they are. None for wherever the arguments are.
+        span: on a CPU only these runs are done, and the results of the others are 0; there are no derivatives then.
+            None for all.
 
     Returns:
         a function of arrays with an axis of runs before their own, and of anything else; its results have that axis.
@@ -76,10 +85,65 @@ def over_runs(fun: Callable[..., PyTree], *, mesh: Mesh | None = None) -> Callab
     def mapped(*args: PyTree) -> PyTree:
         arrays, static = eqx.partition(args, eqx.is_array)
         run = _ArraysOut(fun, static)
-        of_device = partial(over_leading_axis, run)
+        of_device = partial(over_leading_axis, run) if span is None else partial(_over_span, run, span)
         return run.whole(of_device(arrays) if mesh is None else _spread(of_device, arrays, mesh))
 
     return mapped
+
+
+def _over_span(run: Callable[[PyTree], PyTree], span: Span, arrays: PyTree) -> PyTree:
+    """`over_leading_axis`, on a CPU over a part of it."""
+    traced = jax.jit(run)  # once for both
+    first, end = span
+    (number,) = {array.shape[0] for array in jax.tree.leaves(arrays)}
+
+    def one_after_another(arrays: PyTree) -> PyTree:
+        at = lambda k: jax.tree.map(lambda a: a[k], arrays)
+        put = lambda k, found: jax.tree.map(lambda whole, own: whole.at[k].set(own), found, traced(at(k)))
+        nothing = jax.tree.map(
+            lambda s: jnp.zeros((number, *s.shape), s.dtype), jax.eval_shape(traced, jax.eval_shape(at, 0))
+        )
+        return lax.fori_loop(jnp.asarray(first), jnp.minimum(end, number), put, nothing)
+
+    return lax.platform_dependent(arrays, cpu=one_after_another, default=jax.vmap(traced))
+
+
+def reported_runs(program: Callable[[Span | None], PyTree], label: str, number: int, *values: PyTree) -> PyTree:
+    """What a compiled program of `over_runs` gives; outside of transformations with reports of the runs that are done.
+
+    On a CPU the program is called for some runs at a time, elsewhere for all of them at once.
+
+    Args:
+        program: maps the span of some runs, or None for all, to what `over_runs` gives.
+        label: of the work.
+        number: how many runs there are; beyond them there may be such as fill up arrays.
+        values: what the program works on.
+    """
+    if _checks.is_traced(*jax.tree.leaves(values)):
+        return program(None)
+    found, last = None, np.int32(np.iinfo(np.int32).max)
+    with progress.work(label, number) as work:
+        while found is None or work.done < number:
+            stop = work.next_stop() if jax.default_backend() == "cpu" else number
+            first, end = np.int32(work.done), last if stop == number else np.int32(stop)
+            part = program((first, end))
+            found = part if found is None else _put_together(found, part, first)
+            if work.is_silent:
+                break
+            jax.block_until_ready(jax.tree.leaves(eqx.filter(found, eqx.is_array)))
+            work.report(stop)
+    return found
+
+
+@eqx.filter_jit
+def _put_together(found: PyTree, part: PyTree, first: Int[ArrayLike, ""]) -> PyTree:
+    """The runs before the first of a part, and that part."""
+
+    def chosen(old, new):
+        is_old = jnp.arange(old.shape[0]) < first
+        return jnp.where(is_old.reshape(-1, *[1] * (old.ndim - 1)), old, new)
+
+    return jax.tree.map(lambda old, new: chosen(old, new) if eqx.is_array(old) else old, found, part)
 
 
 def _spread(of_device: Callable[[PyTree], PyTree], arrays: PyTree, mesh: Mesh) -> PyTree:

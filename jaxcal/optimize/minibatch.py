@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, cast
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, DTypeLike, Float, Int, PRNGKeyArray, PyTree
 
-from jaxcal import _checks
+from jaxcal import _checks, progress
 from jaxcal.functional import linalg
 from jaxcal.functional._loops import carried
 from jaxcal.optimize.result import Best, Optimum, Result
@@ -318,35 +319,98 @@ class _Problem(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What the loop over epochs carries."""
+    """What the loop over epochs carries: lists of arrays, which are passed to a compiled program in no time."""
 
-    params: PyTree
-    optimizer: PyTree
+    params: list[Array]
+    optimizer: list[Array]
     rate: Float[Array, ""]
     best: Best
     epochs: Int[Array, ""]
     finite: Bool[Array, ""]
 
 
-@eqx.filter_jit
+class _Setting(NamedTuple):
+    """What the compiled programs of a training depend on beside arrays: the problem without its arrays, and options.
+
+    `batch_size` is the number of steps in an epoch where the loss draws its own examples.
+    """
+
+    structure: Any
+    others: tuple
+    batch_size: int
+    restore_best: bool
+    what: str
+    instead: str
+
+    def problem(self, arrays: list[Array]) -> _Problem:
+        """The problem with these arrays."""
+        left = iter(arrays)
+        leaves = [next(left) if other is _ARRAY else other for other in self.others]
+        return _checks.without_derivative(jax.tree.unflatten(self.structure, leaves), self.what, self.instead)
+
+
+# In place of an array.
+_ARRAY = "array"
+
+
 def _train(
     problem: _Problem, key: PRNGKeyArray, batch_size: int, restore_best: bool, what: str, instead: str
 ) -> Optimum:
-    """One loop over epochs; `batch_size` is the number of steps in one where the loss draws its own examples."""
-    loss, params, rows, optimizer, schedule = _checks.without_derivative(problem, what, instead)
-    params, fixed = eqx.partition(params, eqx.is_inexact_array)
-    descent = optimizer(schedule.learning_rate.astype(jnp.result_type(*jax.tree.leaves(params))))
+    """One loop over epochs. Where somebody listens, and nothing is traced, it is left to report, and entered again."""
+    leaves, structure = jax.tree.flatten(problem)
+    arrays = [leaf for leaf in leaves if _is_array(leaf)]
+    others = tuple(_ARRAY if _is_array(leaf) else leaf for leaf in leaves)
+    setting = _Setting(structure, others, batch_size, restore_best, what, instead)
+    state = _begin(arrays, setting)
+    if _checks.is_traced(*arrays, key):
+        return _optimum(problem, restore_best, *_go_on(arrays, key, state, None, setting)[:2])
+    with progress.work(f"{what}: epochs", int(problem.schedule.max_epochs)) as work:
+        while True:
+            state, result, is_unfinished = _go_on(arrays, key, state, np.int32(work.next_stop()), setting)
+            if work.is_silent:
+                break
+            if _checks.is_traced(state.epochs):  # by what the loss closes over
+                state, result, _ = _go_on(arrays, key, state, None, setting)
+                break
+            work.report(int(state.epochs))
+            if not is_unfinished:
+                break
+    return _optimum(problem, restore_best, state, result)
+
+
+@partial(jax.jit, static_argnames="setting")
+def _begin(arrays: list[Array], setting: _Setting) -> _State:
+    """What the loop begins with."""
+    problem = setting.problem(arrays)
+    params, descent, _, validation_loss = _parts_of(problem)
+    state = _State(
+        params=params,
+        optimizer=jax.tree.leaves(descent.init(params)),
+        rate=jnp.ones_like(problem.schedule.plateau_decay),
+        best=Best.before(params if setting.restore_best else None, jax.eval_shape(validation_loss, params).dtype),
+        epochs=jnp.zeros((), jnp.int32),
+        finite=jnp.ones((), bool),
+    )
+    # As the loop gives it back: no array has the type of a number of Python's.
+    return jax.tree.map(lambda leaf: leaf.astype(leaf.dtype), state)
+
+
+@partial(jax.jit, static_argnames="setting")
+def _go_on(
+    arrays: list[Array], key: PRNGKeyArray, state: _State, until: Int[ArrayLike, ""] | None, setting: _Setting
+) -> tuple[_State, Int[Array, ""], Bool[Array, ""]]:
+    """The state after so many epochs, or None for all; how the training ended; and whether it has not."""
+    problem = setting.problem(arrays)
+    rows, schedule, size = problem.rows, problem.schedule, setting.batch_size
+    params, descent, losses, validation_loss = _parts_of(problem)
+    memory_structure = jax.tree.structure(descent.init(params))
 
     def batch_loss(params, batch, included, key):
-        return jnp.mean(loss(eqx.combine(params, fixed), batch, key), where=included)
-
-    def validation_loss(params):
-        values = loss(eqx.combine(params, fixed), rows.validation, None)
-        return jnp.mean(values, where=None if rows.numbers is None else jnp.arange(values.size) < rows.numbers[1])
+        return jnp.mean(losses(params, batch, key), where=included)
 
     def epoch(state: _State) -> _State:
         own_key = jax.random.fold_in(key, state.epochs)
-        number, batch = _drawn(batch_size, own_key) if rows.numbers is None else _batches(rows, batch_size, own_key)
+        number, batch = _drawn(size, own_key) if rows.numbers is None else _batches(rows, size, own_key)
 
         def step(i, carry):
             params, memory = carry
@@ -354,38 +418,58 @@ def _train(
             updates = jax.tree.map(lambda update: state.rate.astype(update.dtype) * update, updates)
             return optax.apply_updates(params, updates), memory
 
-        params, memory = lax.fori_loop(0, number, step, carried((state.params, state.optimizer)))
+        memory = jax.tree.unflatten(memory_structure, state.optimizer)
+        params, memory = lax.fori_loop(0, number, step, carried((state.params, memory)))
         value = validation_loss(params)
         best = state.best.after(params, value)
         is_plateau = best.stale == jnp.maximum(schedule.patience // 2, 1)
         return _State(
             params=params,
-            optimizer=memory,
+            optimizer=jax.tree.leaves(memory),
             rate=jnp.where(is_plateau, schedule.plateau_decay * state.rate, state.rate),
             best=best,
             epochs=state.epochs + 1,
             finite=jnp.isfinite(value),
         )
 
-    def unfinished(state: _State) -> Bool[Array, ""]:
-        return state.finite & (state.epochs < schedule.max_epochs) & (state.best.stale < schedule.patience)
+    def unfinished(limit: Int[Array, ""], state: _State) -> Bool[Array, ""]:
+        return state.finite & (state.epochs < limit) & (state.best.stale < schedule.patience)
 
-    initial = _State(
-        params=params,
-        optimizer=descent.init(params),
-        rate=jnp.ones_like(schedule.plateau_decay),
-        best=Best.before(params if restore_best else None, jax.eval_shape(validation_loss, params).dtype),
-        epochs=jnp.zeros((), jnp.int32),
-        finite=jnp.ones((), bool),
-    )
-    final = lax.while_loop(unfinished, epoch, carried(initial))
-    ended = jnp.where(final.best.stale < schedule.patience, Result.STEP_LIMIT, Result.CONVERGED)
-    return Optimum(
-        eqx.combine(final.best.params if restore_best else final.params, fixed),
-        final.best.loss,
-        final.epochs,
-        jnp.where(final.finite, ended, Result.NOT_FINITE),
-    )
+    most = schedule.max_epochs
+    stop = most if until is None else jnp.minimum(most, until)
+    state = lax.while_loop(partial(unfinished, stop), epoch, carried(state))
+    ended = jnp.where(state.best.stale < schedule.patience, Result.STEP_LIMIT, Result.CONVERGED)
+    return state, jnp.where(state.finite, ended, Result.NOT_FINITE), unfinished(most, state)
+
+
+def _parts_of(problem: _Problem) -> tuple[list[Array], optax.GradientTransformation, Callable, Callable]:
+    """The parameters that are trained, their optimizer, and losses of them: of a batch's rows, and for validation."""
+    trained, fixed = eqx.partition(problem.params, _is_trained)
+    params, structure = jax.tree.flatten(trained)
+
+    def losses(params, batch, key):
+        return problem.loss(eqx.combine(jax.tree.unflatten(structure, params), fixed), batch, key)
+
+    def validation_loss(params):
+        values, numbers = losses(params, problem.rows.validation, None), problem.rows.numbers
+        return jnp.mean(values, where=None if numbers is None else jnp.arange(values.size) < numbers[1])
+
+    rate = problem.schedule.learning_rate.astype(jnp.result_type(*params))
+    return params, problem.optimizer(rate), losses, validation_loss
+
+
+def _optimum(problem: _Problem, restore_best: bool, state: _State, result: Int[Array, ""]) -> Optimum:
+    trained = iter(state.best.params if restore_best else state.params)
+    params = jax.tree.map(lambda leaf: next(trained) if _is_trained(leaf) else leaf, problem.params)
+    return Optimum(params, state.best.loss, state.epochs, result)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def _is_trained(leaf: Any) -> bool:
+    return _is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _drawn(num_steps: int, key: PRNGKeyArray):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, progress
 from jaxcal.columns import Columns
 from jaxcal.functional import levene, multiplicity
 from jaxcal.predictors._tree import Node, Tree, stack_on_host
@@ -168,19 +168,23 @@ def grow(
     for tree in trees:
         tree.add(np.arange(problem.target.shape[0]), problem)
     frontier = [(member, 0) for member in range(num_members)]
-    while frontier := [
-        (member, place) for member, place in frontier if len(trees[member].rows[place]) >= 2 * search.min_leaf
-    ]:
-        number = 2 + num_members
-        key, train_key, *search_keys = [None] * number if key is None else _split_key(key, number)
-        members = [member for member, _ in frontier]
-        residuals = residuals_of(members, [trees[member].rows[place] for member, place in frontier], train_key)
-        below = []
-        for member, (tree, search_key) in enumerate(zip(trees, search_keys, strict=True)):
-            mine = [(place, part) for (owner, place), part in zip(frontier, residuals, strict=True) if owner == member]
-            # A member may be grown before the others are.
-            below += [(member, place) for place in _split(problem, search, tree, mine, search_key)] if mine else []
-        frontier = below
+    with progress.work("usnrt.fit: nodes tested", None) as tested:
+        while frontier := [
+            (member, place) for member, place in frontier if len(trees[member].rows[place]) >= 2 * search.min_leaf
+        ]:
+            number = 2 + num_members
+            key, train_key, *search_keys = [None] * number if key is None else _split_key(key, number)
+            members = [member for member, _ in frontier]
+            residuals = residuals_of(members, [trees[member].rows[place] for member, place in frontier], train_key)
+            below = []
+            for member, (tree, search_key) in enumerate(zip(trees, search_keys, strict=True)):
+                mine = [
+                    (place, part) for (owner, place), part in zip(frontier, residuals, strict=True) if owner == member
+                ]
+                # A member may be grown before the others are.
+                below += [(member, place) for place in _split(problem, search, tree, mine, search_key)] if mine else []
+            frontier = below
+            tested.advance(len(members))
     return trees
 
 

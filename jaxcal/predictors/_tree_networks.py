@@ -16,7 +16,7 @@ from jaxcal.networks import NormalNetwork, Widening, presets
 from jaxcal.networks.modules import FeedForward
 from jaxcal.networks.normal import alternate, residual_negative_log_likelihood
 from jaxcal.networks.training import TAKE_ANOTHER, new_network, squared_error, trainer
-from jaxcal.optimize import Optimum, num_train, over_runs
+from jaxcal.optimize import Optimum, Span, num_train, over_runs, reported_runs
 from jaxcal.predictors._growing import Problem
 
 _ROUNDS = 2
@@ -140,7 +140,8 @@ def out_of_fold_residuals(
     others = [np.setdiff1d(np.arange(number), fold) for fold in folds]
     most = number - number // num_folds, -(-number // num_folds)
     lists = Lists.padded(others, folds, len(folds), most)
-    _, found = _train_means(problem.inputs, problem.target, lists, draws.keys, settings)
+    means = partial(_train_means, problem.inputs, problem.target, lists, draws.keys, settings)
+    _, found = reported_runs(means, "usnrt.fit: networks without a fold", len(folds))
     residuals = np.zeros((num_members, number), problem.target.dtype)
     for k, (fold, of_fold) in enumerate(zip(folds, np.asarray(found), strict=True)):
         residuals[k // num_folds, fold] = of_fold[: len(fold)]
@@ -153,7 +154,8 @@ def node_residuals(
     """The residuals of a network trained on the rows of every node (section IV-B), most of them its training rows."""
     draws = _node_draws(key, slots)
     lists = Lists.divided(rows, slots, settings.validation_fraction, problem.target.shape[0], draws.rng)
-    parts = _train_means(problem.inputs, problem.target, lists, draws.keys, settings)
+    means = partial(_train_means, problem.inputs, problem.target, lists, draws.keys, settings)
+    parts = reported_runs(means, "usnrt.fit: networks of nodes", len(rows))
     parts, lists = jax.tree.map(np.asarray, (parts, lists))
     whole = np.zeros(problem.target.shape, problem.target.dtype)
     found = []
@@ -181,7 +183,8 @@ def train_on_all_rows(
     number, num_members = problem.target.shape[0], len(residuals)
     every = [np.arange(number)] * num_members
     lists = Lists.divided(every, num_members, settings.validation_fraction, number, draws.rng, held_out)
-    return _train_start(problem.inputs, problem.target, lists, draws.keys, settings, residuals)
+    start = partial(_train_start, problem.inputs, problem.target, lists, draws.keys, settings, residuals)
+    return reported_runs(start, "usnrt.fit: networks of all rows", num_members)
 
 
 def train_leaves(
@@ -208,7 +211,8 @@ def train_leaves(
     counts = np.array([len(of_tree) for of_tree in leaves])
     lists = Lists.divided(flat, slots, settings.validation_fraction, problem.target.shape[0], draws.rng, held_out)
     member = np.pad(np.repeat(np.arange(len(leaves)), counts), (0, slots - len(flat)))
-    found = _train_variances(problem.inputs, problem.target, lists, draws.keys, settings, start, member)
+    variances = partial(_train_variances, problem.inputs, problem.target, lists, draws.keys, settings, start, member)
+    found = reported_runs(variances, "usnrt.fit: leaves", len(flat))
     # Trees with fewer leaves than others are filled up.
     place = np.arange(counts.max())
     is_there = place < counts[:, None]
@@ -256,18 +260,20 @@ def _by_leaf(found: tuple, number: Int[Array, "m leaves"], is_there: Bool[Array,
 
 
 @eqx.filter_jit
-def _train_means(inputs, target, lists: Lists, keys, settings: presets.Settings):
+def _train_means(inputs, target, lists: Lists, keys, settings: presets.Settings, span: Span | None):
     """The residuals of a network for every list, of the rows to train on and of those to stop by, padded as it is."""
 
     def one(lists: Lists, key):
         network = _trained(squared_error, inputs, target, lists, key, settings)
         return tuple(target[part] - jax.vmap(network)(inputs[part]) for part in (lists.train, lists.validation))
 
-    return over_runs(one)(lists, keys)
+    return over_runs(one, span=span)(lists, keys)
 
 
 @eqx.filter_jit
-def _train_start(inputs, target, lists: Lists, keys, settings: presets.Settings, residuals) -> NormalNetwork:
+def _train_start(
+    inputs, target, lists: Lists, keys, settings: presets.Settings, residuals, span: Span | None
+) -> NormalNetwork:
     """A network of the mean for every list, and one of the variance of these residuals."""
 
     def one(lists: Lists, key, residuals):
@@ -277,7 +283,7 @@ def _train_start(inputs, target, lists: Lists, keys, settings: presets.Settings,
         loss = residual_negative_log_likelihood
         return NormalNetwork((mean, _trained(loss, inputs, residuals, lists, keys[1], settings, **options)))
 
-    return over_runs(one)(lists, keys, residuals)
+    return over_runs(one, span=span)(lists, keys, residuals)
 
 
 def _trained(loss: Callable, inputs, targets, lists: Lists, key, settings: presets.Settings, **options) -> FeedForward:
@@ -295,8 +301,9 @@ def _train_variances(
     lists: Lists,
     keys,
     settings: presets.Settings,
-    start: NormalNetwork | None = None,
-    member: Int[ArrayLike, " k"] | None = None,
+    start: NormalNetwork | None,
+    member: Int[ArrayLike, " k"],
+    span: Span | None,
 ) -> tuple[Optimum, Float[Array, " k"], _HeldOut]:
     """The optimum of networks for every list, the root mean square of the residuals, and the held-out rows.
 
@@ -324,7 +331,7 @@ def _train_variances(
         held_out = _HeldOut(moments[1][1], errors[1], included[1])
         return optimum, jnp.sqrt(total / (counts[0] + counts[1])), held_out
 
-    return over_runs(one)(lists, keys, start)
+    return over_runs(one, span=span)(lists, keys, start)
 
 
 def _if_clearly_better(train: Callable[..., Optimum], count: Int[Array, ""]) -> Callable[..., Optimum]:

@@ -4,6 +4,7 @@ Lakshminarayanan, Pritzel & Blundell, "Simple and Scalable Predictive Uncertaint
 NeurIPS 2017, algorithm 1 without its optional step of adversarial training.
 """
 
+from functools import partial
 from typing import Unpack
 
 import equinox as eqx
@@ -17,7 +18,7 @@ from jaxcal.distributions import Mixture
 from jaxcal.networks import NormalNetwork, TrainedNetwork, TrainingOptions, TrainingRecord, Widening
 from jaxcal.networks.normal import as_mixture, settle_normal, train_normal
 from jaxcal.networks.training import TAKE_ANOTHER, XY, Rows, takes_training_options
-from jaxcal.optimize import Optimum, over_runs
+from jaxcal.optimize import Optimum, Span, over_runs, reported_runs
 
 
 @takes_training_options()
@@ -91,7 +92,9 @@ def fit(
         instead=TAKE_ANOTHER,
         indicators=columns.indicators,
     )
-    optima, rows = _train_members(train, x, y, key, num_members, settings.calibrate)
+    members = partial(_train_members, train, x, y, key, num_members, settings.calibrate)
+    optima, rows = reported_runs(members, "deep_ensemble.fit: members", num_members, train, x, y, key)
+    rows = _first(rows)
     return DeepEnsemble(
         networks=optima.params,
         widening=_widening(optima.params, rows.validation) if settings.calibrate else None,
@@ -131,9 +134,20 @@ def _widening(networks: NormalNetwork, validation: XY) -> Widening:
 
 @eqx.filter_jit
 def _train_members(
-    train: Partial, x: Float[Array, "n d"], y: Float[Array, " n"], key: PRNGKeyArray, num_members: int, shared: bool
+    train: Partial,
+    x: Float[Array, "n d"],
+    y: Float[Array, " n"],
+    key: PRNGKeyArray,
+    num_members: int,
+    shared: bool,
+    span: Span | None,
 ) -> tuple[Optimum, Rows]:
-    """The members, stacked, and the rows of the first, which are those of all where they share them."""
+    """The members and their rows, stacked; all have those of the first where they share them."""
     split_key = jax.random.split(key, num_members + 1)[-1] if shared else None
-    optima, rows = over_runs(lambda key: train(x, y, key=key, split_key=split_key))(jax.random.split(key, num_members))
-    return optima, jax.tree.map(lambda stacked: stacked[0], rows)
+    runs = over_runs(lambda key: train(x, y, key=key, split_key=split_key), span=span)
+    return runs(jax.random.split(key, num_members))
+
+
+@jax.jit
+def _first(rows: Rows) -> Rows:
+    return jax.tree.map(lambda stacked: stacked[0], rows)

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, progress
 from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Quantiles
 from jaxcal.predictors import _tree_arrays
@@ -187,13 +187,22 @@ def _boost_scikit_learn(x: np.ndarray, y: np.ndarray, levels: np.ndarray, seed: 
     except ImportError as error:
         raise ImportError("scikit-learn is not installed: pip install 'jaxcal[forests]'.") from error
     common = {"loss": "quantile", "random_state": seed, **options}
-    return _Each(tuple(HistGradientBoostingRegressor(quantile=p, **common).fit(x, y) for p in levels))
+    return _Each(_of_levels(lambda p: HistGradientBoostingRegressor(quantile=p, **common).fit(x, y), levels))
 
 
 def _boost_lightgbm(x: np.ndarray, y: np.ndarray, levels: np.ndarray, seed: int, options: dict) -> _Each:
     lightgbm = _imported("lightgbm")
     common = {"objective": "quantile", "random_state": seed, "verbosity": -1, **options}
-    return _Each(tuple(lightgbm.LGBMRegressor(alpha=p, **common).fit(x, y) for p in levels))
+    return _Each(_of_levels(lambda p: lightgbm.LGBMRegressor(alpha=p, **common).fit(x, y), levels))
+
+
+def _of_levels(fit: Callable[[float], Any], levels: np.ndarray) -> tuple:
+    models = []
+    with progress.work("quantile_boosting.fit: levels", len(levels)) as work:
+        for level in levels:
+            models.append(fit(level))
+            work.advance()
+    return tuple(models)
 
 
 def _boost_xgboost(x: np.ndarray, y: np.ndarray, levels: np.ndarray, seed: int, options: dict) -> _Together:

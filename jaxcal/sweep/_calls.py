@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
+from jaxcal import progress
 from jaxcal.compilation import enable_compilation_cache
 
 Record = dict[str, Any]
@@ -134,9 +135,13 @@ def _unpickled(task: bytes) -> Task:
 
 
 def _outcome(call: Callable[[], Any], interruptible: bool = False) -> Outcome:
-    """What the call returns or raises. Neither `sys.exit` nor an interrupt in a job ends its process."""
+    """What the call returns or raises. Neither `sys.exit` nor an interrupt in a job ends its process.
+
+    The sweep reports its progress, and several jobs at a time would write over each other.
+    """
     try:
-        return Outcome("records", _json(call()))
+        with progress.to(None):
+            return Outcome("records", _json(call()))
     except BaseException as error:
         if interruptible and isinstance(error, KeyboardInterrupt):
             raise

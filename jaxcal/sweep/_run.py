@@ -3,11 +3,12 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxcal import progress
 from jaxcal.sweep import _executors, _file, _processes
 from jaxcal.sweep._calls import Call, Outcome, PickledTask, Record, Task
 
@@ -22,7 +23,6 @@ def run(
     workers: int | None = None,
     stamp: Mapping[str, Any] | None = None,
     executor: Any = None,
-    on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Record]:
     """Call `task(**job)` for every job that is not in the file yet, and append what it returns.
 
@@ -32,6 +32,8 @@ def run(
 
     Processes of the sweep's own have one thread each and keep compiled programs on disk
     (`jaxcal.enable_compilation_cache`). So have those of an executor, unless their environment says otherwise.
+
+    `jaxcal.progress` says how many jobs are finished, after every one; fits inside of jobs report nothing.
 
     Args:
         task: a function of a module, so that other processes find it; returns a list of flat dicts, whose values
@@ -46,8 +48,6 @@ def run(
         executor: where the jobs are run in place of processes of our own: a `concurrent.futures` executor (threads,
             joblib's loky, mpi4py's MPIPoolExecutor), dask's Client, a submitit executor, `RayExecutor`, or anything
             else whose `submit(function)` returns futures with `done` and `result`. It is left open.
-        on_progress: called with the numbers of finished and of all jobs: once before the first one is run, and
-            after every one.
 
     Returns:
         The records of all jobs, in the order of the jobs, as `read` gives them.
@@ -81,23 +81,24 @@ def run(
     stamped = _file.plain(stamp or {}, "stamp")
     for job in asked.values():
         _file.check_same(job, stamp or {}, "a job and the stamp")
-    tell = on_progress or (lambda finished, total: None)
 
     failures: dict[str, str] = {}
     with _file.writing(Path(path)) as append:
         done = _file.read_lines(Path(path))
         left = {name: job for name, job in asked.items() if name not in done}
         finished = len(asked) - len(left)
-        tell(finished, len(asked))
-        with contextlib.closing(_outcomes(task, left, workers, executor)) as outcomes:
-            for number, (name, outcome) in enumerate(outcomes, start=finished + 1):
+        with (
+            progress.work("sweep.run: jobs", len(asked), done=finished) as work,
+            contextlib.closing(_outcomes(task, left, workers, executor)) as outcomes,
+        ):
+            for name, outcome in outcomes:
                 try:
                     done[name] = _line(texts[name], stamped, outcome)
                 except _JobError as error:
                     failures[name] = str(error)
                 else:
                     append(done[name])
-                tell(number, len(asked))
+                work.advance()
     if failures:
         raise _summary({name: failures[name] for name in left if name in failures})
     return [record for name in asked for record in _file.flat(done[name])]

@@ -15,7 +15,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from jaxcal import guarantee, metrics, progress
-from jaxcal.distributions import Distribution
+from jaxcal.distributions import Distribution, Point
 
 # Seconds between two lines about work that goes on, where there is no terminal to draw a bar on.
 _SECONDS = 10.0
@@ -77,13 +77,24 @@ def rows_of_scores(y: np.ndarray, forecasts: dict[str, Distribution]) -> list[tu
     percent = lambda value: f"{value:.1f} %"
     rows = (
         ("RMSE", "rmse", number, "low"),
-        ("NLPD", "nlpd", _density, "low"),
+        ("NLPD", "nlpd", lambda value: number(value) if np.isfinite(value) else "none", "low"),
         ("CRPS", "crps", number, "low"),
         ("ECE", "ece", percent, f"up to {metrics.calibrated_ece(len(y)):.1f} %"),
         ("90 % coverage", "coverage_90", lambda value: percent(100 * value), f"{low} to {high} %"),
         ("90 % width", "width_90", number, "low"),
     )
-    return [(label, *(show(float(each[name])) for each in scores), wanted) for label, name, show, wanted in rows]
+    have_intervals = [not isinstance(forecast, Point) for forecast in forecasts.values()]
+    return [
+        (
+            label,
+            *(
+                show(float(each[name])) if has_interval or not label.startswith("90 %") else "none"
+                for each, has_interval in zip(scores, have_intervals, strict=True)
+            ),
+            wanted,
+        )
+        for label, name, show, wanted in rows
+    ]
 
 
 def about_scores(num_rows: int) -> str:
@@ -97,10 +108,6 @@ def about_scores(num_rows: int) -> str:
 def number(value: float) -> str:
     """Four digits."""
     return f"{value:.4g}"
-
-
-def _density(value: float) -> str:
-    return number(value) if np.isfinite(value) else "none"  # a point has no density
 
 
 @contextmanager

@@ -260,8 +260,10 @@ def test_a_saved_calibrator_predicts_the_same(table, file, tmp_path, options):
     written = pl.read_parquet(tmp_path / "new.calibrated.parquet").reverse().select(names)
     expected = pl.read_csv(file.with_name("data.calibrated.csv")).select(names)
     np.testing.assert_allclose(written.to_numpy(), expected.to_numpy(), rtol=1e-12)
-    scores = printed_scores(run("apply", model, file, "--out", tmp_path / "again.csv").stdout)
+    again = run("apply", model, file, "--out", tmp_path / "again.csv")
+    scores = printed_scores(again.stdout)
     assert scores["90 % coverage"][0].endswith(" %")
+    assert "if some of them were fitted on, these scores are too good" in again.stdout
     pl.read_parquet(new).drop("line").write_parquet(new)
     assert_refused(run("apply", model, new), "has no column 'line'")
     assert_refused(run("apply", file, new), "is not a file that jaxcal.save has written")

@@ -134,7 +134,7 @@ def calibrate(
     _check_seed(seed)
     _check_calibration(calibration, calibration_fraction, file)
     tables = _Tables.read(file, calibration)
-    names = _names(levels, prefix, tables)
+    names = _names(levels, prefix, tables.table, file, are_split=tables.are_one)
     out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
     files.check_suffix(out)
     inputs = (file, calibration, training)
@@ -187,7 +187,7 @@ def apply(
     roles = Roles(**saved["roles"] | {"features": tuple(saved["roles"]["features"])})
     levels = saved["levels"] if quantiles is None else _parse_levels(quantiles)
     table = files.read(file)
-    names = _names(levels, saved["prefix"] if prefix is None else prefix, _Tables(table, file, table, file))[:-1]
+    names = _names(levels, saved["prefix"] if prefix is None else prefix, table, file, are_split=False)
     out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
     files.check_suffix(out)
     files.check_output(out, "--out", (file, model), table)
@@ -196,7 +196,8 @@ def apply(
     y = targets(table, roles.target, file)
     if y is not None and np.isfinite(y).any():
         known = np.flatnonzero(np.isfinite(y))
-        console.print_scores(y[known], {"forecast": forecast[known]})
+        of_rows = f"rows of {file.name}; if some of them were fitted on, these scores are too good"
+        console.print_scores(y[known], {"forecast": forecast[known]}, of_rows)
 
 
 def _predict(saved: dict[str, Any], roles: Roles, table: "polars.DataFrame", file: Path) -> Distribution:
@@ -420,19 +421,20 @@ def _check_seed(seed: int) -> None:
         raise ValueError(f"--seed must be a whole number from 0 to {2**32 - 1}; got {seed}.")
 
 
-def _names(levels: Sequence[float], prefix: str, tables: _Tables) -> list[str]:
-    """The columns that are written.
+def _names(
+    levels: Sequence[float], prefix: str, table: "polars.DataFrame", file: Path, *, are_split: bool
+) -> list[str]:
+    """The columns that are written; where a part of the rows is fitted on, one that says which.
 
     Raises:
         ValueError: if FILE has one of them.
     """
-    names = ["mean", "std", *(f"q{level:g}" for level in levels), *(["used_for_fitting"] if tables.are_one else [])]
+    names = ["mean", "std", *(f"q{level:g}" for level in levels), *(["used_for_fitting"] if are_split else [])]
     names = [prefix + name for name in names]
-    taken = [name for name in names if name in tables.table.columns]
+    taken = [name for name in names if name in table.columns]
     if taken:
         raise ValueError(
-            f"{tables.file} already has the columns {', '.join(map(repr, taken))}: name the new ones otherwise, by "
-            "--prefix."
+            f"{file} already has the columns {', '.join(map(repr, taken))}: name the new ones otherwise, by --prefix."
         )
     return names
 

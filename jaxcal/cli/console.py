@@ -65,9 +65,9 @@ def print_table(head: list[str], rows: Iterable[tuple[str, ...]], caption: str) 
     _console().print(table)
 
 
-def print_scores(y: np.ndarray, forecasts: dict[str, Distribution]) -> None:
-    """A table of the scores of forecasts of rows that were not used for fitting."""
-    print_table(["", *forecasts, "calibrated"], rows_of_scores(y, forecasts), about_scores(len(y)))
+def print_scores(y: np.ndarray, forecasts: dict[str, Distribution], rows: str = "rows not used for fitting") -> None:
+    """A table of the scores of forecasts, and of which rows they are."""
+    print_table(["", *forecasts, "calibrated"], rows_of_scores(y, forecasts), about_scores(f"{len(y)} {rows}"))
 
 
 def rows_of_scores(y: np.ndarray, forecasts: dict[str, Distribution]) -> list[tuple[str, ...]]:
@@ -97,10 +97,10 @@ def rows_of_scores(y: np.ndarray, forecasts: dict[str, Distribution]) -> list[tu
     ]
 
 
-def about_scores(num_rows: int) -> str:
-    """What stands below a table of scores."""
+def about_scores(rows: str) -> str:
+    """What stands below a table of scores of these rows."""
     return (
-        f"Measured on {num_rows} rows not used for fitting. ECE and coverage of calibrated forecasts of as many rows "
+        f"Measured on {rows}. ECE and coverage of calibrated forecasts of as many rows "
         "lie where the last column says, in 19 of 20 cases."
     )
 

@@ -88,7 +88,7 @@ def _scores(measured: Measured) -> Iterator[str]:
     yield "<h2>Scores</h2>"
     head = ["", *measured.forecasts, "calibrated"]
     yield _table(head, console.rows_of_scores(measured.y, measured.forecasts))
-    yield _paragraph(console.about_scores(len(measured.y)))
+    yield _paragraph(console.about_scores(f"{len(measured.y)} rows not used for fitting"))
     yield _paragraph(
         "RMSE: root mean squared error of the mean. NLPD: mean negative logarithm of the predicted density at the "
         "target. CRPS: mean continuous ranked probability score, in units of the target. ECE: mean distance of the "

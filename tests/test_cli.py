@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -14,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import jaxcal
-from jaxcal import datasets, metrics, pipeline
+from jaxcal import datasets, metrics, pipeline, progress
 from jaxcal.calibrators import rio
 from jaxcal.cli import app, console
 from jaxcal.columns import Columns
@@ -308,10 +309,17 @@ def test_rows_without_targets_are_reported(table, file, tmp_path):
     assert "covers a new row with probability" in text
 
 
-def test_long_work_says_that_it_goes_on_where_there_is_no_terminal(file, monkeypatch):
+def test_long_work_says_how_far_it_is_where_there_is_no_terminal(monkeypatch, capsys):
     monkeypatch.setattr(console, "_SECONDS", 0.01)
-    result = calibrate(file, "--method", "split-conformal")
-    assert "Fit split-conformal to 20 rows: 0 s so far" in result.stderr
+    told, reached = "Fit: 0 s so far, example: steps 1 of 2", ""
+    with console.working("Fit"), progress.work("example: steps", 2) as steps:
+        steps.advance()
+        for _ in range(1000):
+            reached += capsys.readouterr().err
+            if told in reached:
+                break
+            time.sleep(0.01)
+    assert told in reached
 
 
 def test_the_version_is_told():

@@ -374,6 +374,11 @@ def num_rows(x: Table) -> int:
     return (_as_frame(x) if is_frame(x) else x).shape[0]
 
 
+def names_rows(num_labels: int, num_rows: int) -> bool:
+    """Whether a column of so many different labels seems to hold names of the rows."""
+    return num_labels > max(_FEW_LABELS, num_rows / 2)
+
+
 def labels_in(x: Table, name: str) -> np.ndarray:
     """The labels in a column of a frame, [n].
 
@@ -490,7 +495,7 @@ class _Found(NamedTuple):
                 raise ValueError(f"{name} of x has no value at all: drop it.")
             return cls(None, None, float(np.median(values[~missing])) if missing.any() else None)
         labels, number = _labels(name, column, of_numbers=not of_labels)
-        if not categorical and len(labels) > max(_FEW_LABELS, len(number) / 2):
+        if not categorical and names_rows(len(labels), len(number)):
             raise ValueError(
                 f"{name} of x holds {len(labels)} different labels in {len(number)} rows: it seems to name "
                 "the rows. Drop it, or name it in categorical=."

@@ -59,17 +59,8 @@ _START = 8 + len(_BEGINNING)
 _NO_DIGEST = b"0" * (2 * hashlib.sha256().digest_size)
 # What classes and functions may come from: these parts of jaxcal, and what these modules show.
 _PARTS = {
-    *(
-        "calibrators",
-        "chain",
-        "columns",
-        "cross_conformal",
-        "cross_validation",
-        "density_ratio",
-        "distributions",
-        "functional",
-    ),
-    *("gp", "guarantee", "labels", "metrics", "networks", "online", "optimize", "pipeline"),
+    *("calibrators", "chain", "columns", "cross_conformal", "cross_validation", "density_ratio", "distributions"),
+    *("functional", "gp", "guarantee", "labels", "metrics", "networks", "online", "optimize", "pipeline"),
     *("predictors", "preprocessing"),
 }
 _MODULES = ("equinox.nn", "gpjax.kernels", "gpjax.parameters", "paramax")

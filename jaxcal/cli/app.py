@@ -144,7 +144,7 @@ def methods() -> None:
     """List the predictors and the calibrators."""
     for package, called in (("predictors", str), ("calibrators", method_names.called)):
         console.say(f"{package}:")
-        console.say_columns((called(module), line) for module, line in method_names.modules(package).items())
+        console.say_columns((called(module), line) for module, line in method_names.first_lines(package).items())
 
 
 @app.command()

@@ -34,14 +34,14 @@ class _Fitted:
     Attributes:
         model: the calibrator, or the pipeline.
         taken: what the call of a calibrator takes beside features and predictions: "by", "weights".
-        predict: gives the predictions of all rows.
+        forecast: of all rows.
         fitting: the rows of FILE that were fitted on; None if these were of another file.
         measured: what the report shows.
     """
 
     model: Any
     taken: list[str]
-    predict: Callable[[], Distribution]
+    forecast: Distribution
     fitting: np.ndarray | None
     measured: report.Measured
 
@@ -135,10 +135,8 @@ def calibrate(
     _check_calibration(calibration, calibration_fraction, file)
     tables = _Tables.read(file, calibration)
     names = _names(levels, prefix, tables.table, file, are_split=tables.are_one)
-    out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
-    files.check_suffix(out)
     inputs = (file, calibration, training)
-    files.check_output(out, "--out", inputs, tables.table)
+    out = _checked_out(out, file, inputs, tables.table)
     for option, other in (("--save", save), ("--report", page)):
         if other is not None:
             files.check_output(other, option, (*inputs, out))
@@ -159,11 +157,11 @@ def calibrate(
     else:
         options = _Options(method or "rio", calibration_fraction, training, features, seed)
         fitted, roles = _fit_calibrator(tables, roles, options)
-    forecast = _write(fitted.predict, tables.table, levels, names, fitted.fitting, out)
+    _write(fitted.forecast, tables.table, levels, names, fitted.fitting, out)
     if save is not None:
         _save(save, fitted, roles, levels, prefix)
     if page is not None:
-        report.write(page, fitted.measured, forecast)
+        report.write(page, fitted.measured, fitted.forecast)
         console.say(f"{page}: scores and pictures.")
 
 
@@ -188,24 +186,23 @@ def apply(
     levels = saved["levels"] if quantiles is None else _parse_levels(quantiles)
     table = files.read(file)
     names = _names(levels, saved["prefix"] if prefix is None else prefix, table, file, are_split=False)
-    out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
-    files.check_suffix(out)
-    files.check_output(out, "--out", (file, model), table)
+    out = _checked_out(out, file, (file, model), table)
     console.say(f"{model}: {saved['about']}")
-    forecast = _write(lambda: _predict(saved, roles, table, file), table, levels, names, None, out)
+    with console.working(f"Predict {len(table)} rows"):
+        forecast = _predict(saved, roles, table, file)
+    _write(forecast, table, levels, names, None, out)
     y = targets(table, roles.target, file)
     if y is not None and np.isfinite(y).any():
         known = np.flatnonzero(np.isfinite(y))
         of_rows = f"rows of {file.name}; if some of them were fitted on, these scores are too good"
-        console.print_scores(y[known], {"forecast": forecast[known]}, of_rows)
+        scores = console.rows_of_scores(y[known], {"forecast": forecast[known]})
+        console.print_scores(["forecast"], scores, f"{len(known)} {of_rows}")
 
 
 def _predict(saved: dict[str, Any], roles: Roles, table: "polars.DataFrame", file: Path) -> Distribution:
     """What a saved model makes of a table."""
     if roles.prediction is None:
-        for name in roles.features:
-            files.check_column(table, name, file)
-        return saved["model"](table.select(roles.features))
+        return saved["model"](files.select(table, roles.features, file))
     for name in saved["taken"]:
         files.check_column(table, getattr(roles, name), file)
     rows = Rows.read(table.drop(roles.target, strict=False), roles, file)
@@ -230,23 +227,32 @@ def _save(path: Path, fitted: _Fitted, roles: Roles, levels: list[float], prefix
     console.say(f"{path}: what was fitted; jaxcal apply {path} FILE predicts by it.")
 
 
+def _checked_out(out: Path | None, file: Path, inputs: Sequence[Path | None], table: "polars.DataFrame") -> Path:
+    """The file to write, beside FILE where none is named.
+
+    Raises:
+        ValueError: if it could not be written.
+    """
+    out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
+    files.check_suffix(out)
+    files.check_output(out, "--out", inputs, table)
+    return out
+
+
 def _write(
-    predict: Callable[[], Distribution],
+    forecast: Distribution,
     table: "polars.DataFrame",
     levels: Sequence[float],
     names: Sequence[str],
     fitting: np.ndarray | None,
     out: Path,
-) -> Distribution:
+) -> None:
     """Write mean, std and quantiles of every row and, where a part was fitted on, which rows those were."""
-    with console.working(f"Predict {len(table)} rows"):
-        forecast = predict()
-        values = [forecast.mean, forecast.std, *np.asarray(forecast.icdf(np.array(levels))).T]
-        if fitting is not None:
-            values.append(np.isin(np.arange(len(table)), fitting))
-        files.write(table, dict(zip(names, map(np.asarray, values), strict=True)), out)
+    values = [forecast.mean, forecast.std, *np.asarray(forecast.icdf(np.array(levels))).T]
+    if fitting is not None:
+        values.append(np.isin(np.arange(len(table)), fitting))
+    files.write(table, dict(zip(names, map(np.asarray, values), strict=True)), out)
     console.say(f"{out}: the columns of the table, and {', '.join(names)}.")
-    return forecast
 
 
 # A column of predictions
@@ -277,16 +283,12 @@ def _fit_calibrator(tables: _Tables, roles: Roles, options: _Options) -> tuple[_
     taken = [name for name in counted if name in inspect.signature(type(calibrator).__call__).parameters]
     for name in taken:
         files.check_column(tables.table, getattr(roles, name), tables.file)
-    predict = lambda rows: calibrator(rows.x, rows.base, **{name: rows.counts[name] for name in taken})
+    with console.working(f"Predict {len(tables.table)} rows"):
+        forecast = calibrator(rows.x, rows.base, **{name: rows.counts[name] for name in taken})
     guarantees = _guarantees(calibrator, fitted_on.counts.get("by"))
     for line in guarantees:
         console.say(line)
     unseen = rows.take(rest)
-    forecasts = {"before": unseen.base, "after": predict(unseen)} if rest.size else {}
-    if forecasts:
-        console.print_scores(np.asarray(unseen.y), forecasts)
-    else:
-        console.say(f"No scores: {tables.file} has no targets in a column {roles.target!r} to measure against.")
     measured = report.Measured(
         target=roles.target,
         method=options.method,
@@ -296,12 +298,16 @@ def _fit_calibrator(tables: _Tables, roles: Roles, options: _Options) -> tuple[_
         features=roles.features,
         seed=options.seed,
         y=unseen.y,
-        forecasts=forecasts,
+        forecasts={"before": unseen.base, "after": forecast[rest]} if rest.size else {},
         guarantees=guarantees,
         by=roles.by,
         labels=unseen.counts.get("by"),
     )
-    return _Fitted(calibrator, taken, lambda: predict(rows), fitting if tables.are_one else None, measured), roles
+    if measured.forecasts:
+        console.print_scores(list(measured.forecasts), measured.scores, measured.rows)
+    else:
+        console.say(f"No scores: {tables.file} has no targets in a column {roles.target!r} to measure against.")
+    return _Fitted(calibrator, taken, forecast, fitting if tables.are_one else None, measured), roles
 
 
 def _rows_to_fit(source: Rows, rows: Rows, tables: _Tables, options: _Options) -> tuple[np.ndarray, np.ndarray]:
@@ -345,9 +351,7 @@ def _training_rows(file: Path | None, roles: Roles) -> dict[str, Any]:
     if file is None:
         return {}
     table = files.read(file)
-    for name in roles.features:
-        files.check_column(table, name, file)
-    return {"x_train": table.select(roles.features), "y_train": files.numbers(table, roles.target, file)}
+    return {"x_train": files.select(table, roles.features, file), "y_train": files.numbers(table, roles.target, file)}
 
 
 # Without predictions
@@ -383,18 +387,14 @@ def _fit_pipeline(
         guarantees=[str(model.guarantee(0.9))],
         steps=str(model),
     )
-    roles = replace(roles, features=chosen)
-    if not tables.are_one:
-        for name in chosen:
-            files.check_column(tables.table, name, tables.file)
-        return _Fitted(model, [], lambda: model(tables.table.select(chosen)), None, measured), roles
-
-    def predict() -> Distribution:
-        if not rest.size:
-            return model.out_of_fold
-        return Concatenated([model.out_of_fold, model(x[rest])], [known, rest])
-
-    return _Fitted(model, [], predict, known, measured), roles
+    with console.working(f"Predict {len(tables.table)} rows"):
+        if not tables.are_one:
+            forecast = model(files.select(tables.table, chosen, tables.file))
+        elif rest.size:
+            forecast = Concatenated([model.out_of_fold, model(x[rest])], [known, rest])
+        else:
+            forecast = model.out_of_fold
+    return _Fitted(model, [], forecast, known if tables.are_one else None, measured), replace(roles, features=chosen)
 
 
 # Checks of options

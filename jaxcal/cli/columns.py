@@ -4,20 +4,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from jaxcal.cli import console, files
-from jaxcal.columns import Columns
+from jaxcal.columns import Columns, names_rows
 from jaxcal.distributions import Distribution, Normal, Point
 
 if TYPE_CHECKING:  # slow to import, and used by one command
     import polars
 
-# A column of text with so many labels, and more than half as many as rows, holds names of the rows.
-_FEW_LABELS = 20
-# A column of text with more labels is left out, unless it is named: each of them would be a column of numbers.
+# A column of text with more labels is no feature, unless it is named: each of them would be a column of numbers.
 _MOST_LABELS = 50
 # What a column of whole numbers is called that names its rows, if all of them differ.
 _NAME_OF_ROWS = re.compile(r"(^|[\W_])(id|idx|index|key|row|nr|no|number|uuid)$|[a-z](Id|ID|Idx)$|^unnamed|^$", re.I)
@@ -65,21 +63,34 @@ def choose_features(
     """
     others = [name for name in table.columns if name not in roles.named().values()]
     if features is None:
-        why_not = {name: _why_no_feature(table[name], file) for name in others}
-        chosen = [name for name in others if not why_not[name]]
+        why_not = {name: why for name in others if (why := _why_no_feature(table[name], file))}
+        chosen = [name for name in others if name not in why_not]
     else:
         chosen = [name.strip() for name in features.split(",")]
-        why_not = {name: "not named" for name in others if name not in chosen}
+        why_not = {name: _Why("not named") for name in others if name not in chosen}
         _check_chosen(chosen, roles.target, table, file)
-    named = [f"{name} ({reason})" for name, reason in why_not.items() if reason]
+    named = [f"{name} ({why.text})" for name, why in why_not.items()]
     shown = [_described(table[name]) for name in chosen]
     console.say(f"Features: {', '.join(shown) or 'none'}." + (f" Not used: {', '.join(named)}." if named else ""))
-    for name, reason in why_not.items():
-        if reason.endswith(("rows", "labels")):
-            console.complain(
-                "Warning", f"column {name!r} {reason} and is no feature. To use it, name all features: --features."
-            )
+    for name, why in why_not.items():
+        if why.is_told:
+            instead = " To use it, name all features: --features." if why.may_be_named else ""
+            console.complain("Warning", f"column {name!r} {why.text} and is no feature.{instead}")
     return tuple(chosen), Columns.of(table.select(chosen)) if chosen else None
+
+
+class _Why(NamedTuple):
+    """Why a column is no feature.
+
+    Attributes:
+        text: the end of a sentence about the column.
+        may_be_named: whether it is one where it is named.
+        is_told: whether a warning tells it.
+    """
+
+    text: str
+    may_be_named: bool = False
+    is_told: bool = False
 
 
 def _check_chosen(chosen: Sequence[str], target: str, table: "polars.DataFrame", file: Path) -> None:
@@ -88,15 +99,13 @@ def _check_chosen(chosen: Sequence[str], target: str, table: "polars.DataFrame",
         raise ValueError(f"the target {target!r} must not be among the features.")
     for name in chosen:
         files.check_column(table, name, file)
-        reason = _why_no_feature(table[name], file)
-        if reason.endswith("rows") and not files.is_numeric(table[name].dtype):
-            raise ValueError(f"column {name!r} of {file} {reason}: leave it out of --features.")
-        if reason.startswith("holds") and not reason.endswith("labels"):
-            raise ValueError(f"column {name!r} of {file} {reason}, neither numbers nor labels: leave it out.")
+        why = _why_no_feature(table[name], file)
+        if why is not None and not why.may_be_named:
+            raise ValueError(f"column {name!r} of {file} {why.text}: leave it out of --features.")
 
 
-def _why_no_feature(values: "polars.Series", file: Path) -> str:
-    """Why a column is left out, the end of a sentence about it; empty if it is not.
+def _why_no_feature(values: "polars.Series", file: Path) -> _Why | None:
+    """Why a column is no feature by default; None if it is one.
 
     Raises:
         ValueError: if it holds numbers, and a text among them.
@@ -105,20 +114,22 @@ def _why_no_feature(values: "polars.Series", file: Path) -> str:
 
     dtype = values.dtype
     is_text = dtype in (polars.String, polars.Categorical, polars.Enum)
+    if dtype == polars.Null:
+        return _Why("holds nothing")
     if not (files.is_numeric(dtype) or is_text):
-        return "holds nothing" if dtype == polars.Null else f"holds {dtype}"
+        return _Why(f"holds {dtype}, neither numbers nor labels")
     if is_text:
         _check_no_numbers(values, file)
     number, rows = values.n_unique(), len(values)
     if number == 1:
-        return "holds one value"
-    if is_text and number > max(_FEW_LABELS, rows / 2):
-        return "seems to name the rows"
+        return _Why("holds one value")
+    if is_text and names_rows(number, rows):
+        return _Why("seems to name the rows", is_told=True)
     if is_text and number > _MOST_LABELS:
-        return f"holds {number} labels"
+        return _Why(f"holds {number} labels", may_be_named=True, is_told=True)
     if dtype.is_integer() and number == rows and _counts(values):
-        return "seems to number the rows"
-    return ""
+        return _Why("seems to number the rows", may_be_named=True, is_told=True)
+    return None
 
 
 def _counts(values: "polars.Series") -> bool:
@@ -177,8 +188,6 @@ class Rows:
         Raises:
             ValueError: if a column is missing, or holds anything but finite numbers (above 0: std).
         """
-        for name in roles.features:
-            files.check_column(table, name, file)
         mean = files.numbers(table, str(roles.prediction), file)
         std = None if roles.std is None else files.numbers(table, roles.std, file)
         if std is not None and (std <= 0).any():
@@ -188,7 +197,7 @@ class Rows:
             )
         readers = {"by": (roles.by, files.labels), "weights": (roles.weights, files.numbers)}
         return cls(
-            x=table.select(roles.features) if roles.features else None,
+            x=files.select(table, roles.features, file) if roles.features else None,
             mean=mean,
             std=std,
             y=targets(table, roles.target, file),

@@ -65,9 +65,9 @@ def print_table(head: list[str], rows: Iterable[tuple[str, ...]], caption: str) 
     _console().print(table)
 
 
-def print_scores(y: np.ndarray, forecasts: dict[str, Distribution], rows: str = "rows not used for fitting") -> None:
-    """A table of the scores of forecasts, and of which rows they are."""
-    print_table(["", *forecasts, "calibrated"], rows_of_scores(y, forecasts), about_scores(f"{len(y)} {rows}"))
+def print_scores(forecasts: list[str], scores: list[tuple[str, ...]], rows: str) -> None:
+    """A table of what `rows_of_scores` gives, and of which rows it is."""
+    print_table(["", *forecasts, "calibrated"], scores, about_scores(rows))
 
 
 def rows_of_scores(y: np.ndarray, forecasts: dict[str, Distribution]) -> list[tuple[str, ...]]:
@@ -83,18 +83,11 @@ def rows_of_scores(y: np.ndarray, forecasts: dict[str, Distribution]) -> list[tu
         ("90 % coverage", "coverage_90", lambda value: percent(100 * value), f"{low} to {high} %"),
         ("90 % width", "width_90", number, "low"),
     )
-    have_intervals = [not isinstance(forecast, Point) for forecast in forecasts.values()]
-    return [
-        (
-            label,
-            *(
-                show(float(each[name])) if has_interval or not label.startswith("90 %") else "none"
-                for each, has_interval in zip(scores, have_intervals, strict=True)
-            ),
-            wanted,
-        )
-        for label, name, show, wanted in rows
-    ]
+    shown = [[show(float(each[name])) for each in scores] for _, name, show, _ in rows]
+    for k, forecast in enumerate(forecasts.values()):
+        if isinstance(forecast, Point):  # it has no interval
+            shown[-2][k] = shown[-1][k] = "none"
+    return [(label, *values, wanted) for (label, *_, wanted), values in zip(rows, shown, strict=True)]
 
 
 def about_scores(rows: str) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # slow to import
 
 # What people write where a value is missing: read as text it would make a column of numbers one of text.
 _MISSING = ("", "NA", "N/A", "n/a", "na", "NaN", "nan", "NAN", "NULL", "Null", "null", "None", "none", "?", "-")
-
+# What people write between columns beside commas.
 _SEPARATORS = {";": "semicolons", "\t": "tabs"}
 
 
@@ -156,6 +156,17 @@ def labels(table: "polars.DataFrame", column: str, file: Path) -> np.ndarray:
             f"{missing.argmax() + 1}."
         )
     return np.array(table[column].to_list())
+
+
+def select(table: "polars.DataFrame", columns: Sequence[str], file: Path) -> "polars.DataFrame":
+    """These columns of a table.
+
+    Raises:
+        ValueError: if there is no such column.
+    """
+    for column in columns:
+        check_column(table, column, file)
+    return table.select(columns)
 
 
 def check_column(table: "polars.DataFrame", column: str, file: Path) -> None:

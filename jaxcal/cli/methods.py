@@ -17,20 +17,31 @@ from jaxcal.cli import files
 _WITHOUT_INPUTS = ("crude", "gaussian-mle", "isotonic", "neural-quantiles", "split-conformal")
 
 
-def modules(package: str) -> dict[str, str]:
+def first_lines(package: str) -> dict[str, str]:
     """The public modules of a package of ours by name, with the first line of each docstring."""
+    docstrings = {
+        name: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        for name, file in _files_of(package).items()
+    }
+    return {name: docstring.partition("\n")[0] for name, docstring in docstrings.items()}
+
+
+def _files_of(package: str) -> dict[str, Path]:
+    """The files of the public modules of a package of ours, by name."""
     folder = Path(__file__).parents[1] / package
     found = {file.stem: file for file in folder.glob("[!_]*.py")}
     found |= {file.parent.name: file for file in folder.glob("[!_]*/__init__.py")}
-    docstrings = {
-        name: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for name, file in found.items()
-    }
-    return {name: docstrings[name].partition("\n")[0] for name in sorted(docstrings)}
+    return dict(sorted(found.items()))
 
 
 def called(module: str) -> str:
     """The name of a calibrator's method on the command line."""
     return {"conformal": "split-conformal"}.get(module, module.replace("_", "-"))
+
+
+def _calibrators() -> dict[str, str]:
+    """The modules of all calibrators by the names of their methods."""
+    return {called(module): module for module in _files_of("calibrators")}
 
 
 def uses_inputs(names: list[str]) -> bool:
@@ -44,7 +55,7 @@ def find(method: str) -> list[str]:
     Raises:
         ValueError: if there is no method of a name.
     """
-    known = [called(module) for module in modules("calibrators")]
+    known = list(_calibrators())
     names = [name.strip() for name in method.split(",")]
     for name in names:
         if name not in known:
@@ -57,14 +68,9 @@ def check_options(names: list[str], options: list[str]) -> None:
     for option in options:
         if option == "weights" and len(names) > 1:
             raise ValueError("--weights goes with one method, and not with a chain of several.")
-        if option not in inspect.signature(_fit_of(names[-1])).parameters:
-            able = [name for name in find_all() if option in inspect.signature(_fit_of(name)).parameters]
+        if not _takes(names[-1], option):
+            able = [name for name in _calibrators() if _takes(name, option)]
             raise ValueError(f"--method {names[-1]} does not use --{option}: {_listed(able)} do.")
-
-
-def find_all() -> list[str]:
-    """The names of all calibrators."""
-    return [called(module) for module in modules("calibrators")]
 
 
 def fit_of(names: list[str], options: dict[str, Any], training: dict[str, Any], *, has_inputs: bool, seed: int) -> Any:
@@ -80,10 +86,11 @@ def fit_of(names: list[str], options: dict[str, Any], training: dict[str, Any], 
     Raises:
         ValueError: if a method needs inputs or training rows that are not there, or none of them uses these.
     """
-    if not training and "sharp-gp" in names:
-        raise ValueError("--method sharp-gp needs the rows that the model was trained on, --training.")
-    if training and "sharp-gp" not in names:
-        raise ValueError(f"--method {','.join(names)} does not use the rows that the model was trained on, --training.")
+    of_training = [name for name in names if _takes(name, "x_train")]
+    if bool(training) != bool(of_training):
+        needs = "does not use" if training else "needs"
+        method = ",".join(of_training or names)
+        raise ValueError(f"--method {method} {needs} the rows that the model was trained on, --training.")
     steps = [_configured(name, options | training, has_inputs) for name in names]
     key = jax.random.key(seed)
     if len(steps) > 1:
@@ -108,8 +115,12 @@ def _needs_key(fit: Callable) -> bool:
 
 
 def _fit_of(name: str) -> Callable:
-    module = next(module for module in modules("calibrators") if called(module) == name)
-    return importlib.import_module(f"jaxcal.calibrators.{module}").fit
+    return importlib.import_module(f"jaxcal.calibrators.{_calibrators()[name]}").fit
+
+
+def _takes(name: str, option: str) -> bool:
+    """Whether the fit of a method has an option."""
+    return option in inspect.signature(_fit_of(name)).parameters
 
 
 def _listed(names: list[str]) -> str:

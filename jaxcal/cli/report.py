@@ -5,7 +5,8 @@ import datetime
 import html
 import io
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +44,18 @@ class Measured:
     forecasts: dict[str, Distribution]
     guarantees: list[str]
     by: str | None = None
-    labels: np.ndarray | None = field(default=None)
+    labels: np.ndarray | None = None
     steps: str = ""
+
+    @cached_property
+    def scores(self) -> list[tuple[str, ...]]:
+        """Of the forecasts, a row for each score."""
+        return console.rows_of_scores(np.asarray(self.y), self.forecasts)
+
+    @property
+    def rows(self) -> str:
+        """Which rows they are of."""
+        return f"{len(np.asarray(self.y))} rows not used for fitting"
 
 
 def write(path: Path, measured: Measured, forecast: Distribution) -> None:
@@ -60,7 +71,7 @@ def write(path: Path, measured: Measured, forecast: Distribution) -> None:
     """
     title = html.escape(f"Calibrated predictions of {measured.target}")
     parts = [f"<h1>{title}</h1>", *_introduction(measured), *_scores(measured), *_pictures(measured, forecast)]
-    page = _PAGE.format(title=title, style=_STYLE, body="\n".join([*parts, *_origin(measured)]))
+    page = _PAGE.format(title=title, style=_STYLE, body="\n".join([*parts, _origin(measured)]))
     with replacing(path) as file:
         file.write_text(page, encoding="utf-8")
 
@@ -87,8 +98,8 @@ def _scores(measured: Measured) -> Iterator[str]:
         return
     yield "<h2>Scores</h2>"
     head = ["", *measured.forecasts, "calibrated"]
-    yield _table(head, console.rows_of_scores(measured.y, measured.forecasts))
-    yield _paragraph(console.about_scores(f"{len(measured.y)} rows not used for fitting"))
+    yield _table(head, measured.scores)
+    yield _paragraph(console.about_scores(measured.rows))
     yield _paragraph(
         "RMSE: root mean squared error of the mean. NLPD: mean negative logarithm of the predicted density at the "
         "target. CRPS: mean continuous ranked probability score, in units of the target. ECE: mean distance of the "
@@ -152,12 +163,10 @@ def _picture(draw: Callable, caption: str) -> str:
     return f"<figure><img alt='{text}' src='data:image/png;base64,{data}'><figcaption>{text}</figcaption></figure>"
 
 
-def _origin(measured: Measured) -> Iterator[str]:
-    yield f"<footer>{html.escape(_made_by(measured))}</footer>"
-
-
-def _made_by(measured: Measured) -> str:
-    return f"jaxcal {jaxcal.__version__}, {datetime.date.today().isoformat()}, seed {measured.seed}, {measured.file}."
+def _origin(measured: Measured) -> str:
+    date = datetime.date.today().isoformat()
+    made_by = f"jaxcal {jaxcal.__version__}, {date}, seed {measured.seed}, {measured.file}."
+    return f"<footer>{html.escape(made_by)}</footer>"
 
 
 def _paragraph(text: str) -> str:

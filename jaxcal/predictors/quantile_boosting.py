@@ -67,9 +67,8 @@ def fit(
         **options: of `HistGradientBoostingRegressor`, `LGBMRegressor`, `XGBRegressor` or `CatBoostRegressor`.
 
     Raises:
-        TypeError: if key is no random key.
         ImportError: if the package is not installed.
-        TypeError: if x or y is traced by a transformation of JAX.
+        TypeError: if x or y is traced by a transformation of JAX; if key is no random key.
         ValueError: if x or y is empty, not finite, of the wrong shape or fewer than ten rows; if y is constant without
             the held-out rows; if the levels are out of (0, 1) or do not increase.
 

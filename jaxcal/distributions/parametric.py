@@ -110,6 +110,12 @@ class Normal(Distribution):
         z = jax.random.normal(key, shape + self.mean.shape, self.mean.dtype)
         return place(z, self.mean, self.std)
 
+    @eqx.filter_jit
+    def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Those of the standard normal distribution, found once for all rows, placed."""
+        z = ndtri(levels.astype(self.mean.dtype))
+        return place_levels(z if z.ndim == 0 else z.reshape((1,) * self.mean.ndim + (-1,)), self.mean, self.std)
+
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         return place(ndtri(p), self.mean, self.std)
 
@@ -184,6 +190,13 @@ class StudentT(Distribution):
             return super()._quantiles(levels)
         t = Distribution._quantiles(StudentT(distinct, np.zeros_like(distinct), np.ones_like(distinct)), levels)
         return _placed(t, jax.device_put(row.astype(np.int32)), self.loc, self.scale)
+
+    def _pair_of_quantiles(
+        self, low: Float[Array, ""], high: Float[Array, ""]
+    ) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+        """Not one program, in which the degrees of freedom would not be known."""
+        both = self._quantiles(jnp.stack([low, high]))
+        return both[..., 0], both[..., 1]
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         return place(student_t.icdf(p, self.df), self.loc, self.scale)

@@ -14,6 +14,9 @@ from jaxtyping import Array, ArrayLike, Float, Real
 from jaxcal.functional.normal import LOG_SQRT_2PI, SQRT_PI
 from jaxcal.functional.quantiles import invert_cdf, unit_gauss_legendre
 
+# So many tails are integrated at once: each holds all points of the rule.
+_AT_ONCE = 2**16
+
 
 @jax.jit
 def log_prob(
@@ -180,6 +183,16 @@ def _cdf_of_wallace(w: Array, df: Array) -> Array:
 
 def _tail_of_wallace(size: Array, df: Array) -> tuple[Array, Array]:
     """The tail beyond `size` in the variable w, by quadrature: the logarithm of one factor, and the other one."""
+    if size.size > _AT_ONCE:
+        each = jax.lax.map(lambda one: _area(*one), (size.ravel(), df.ravel()), batch_size=_AT_ONCE)
+        area = each.reshape(size.shape)
+    else:
+        area = _area(size, df)
+    return _log_constant(df) - 0.5 * size**2, area
+
+
+def _area(size: Array, df: Array) -> Array:
+    """The integral from `size` on, over the density there."""
     # From `size` to `size + reach` the integrand falls to the precision of the dtype.
     fall = -2 * math.log(float(jnp.finfo(size.dtype).eps))
     reach = fall / (jnp.sqrt(size**2 + fall) + size)
@@ -191,7 +204,7 @@ def _tail_of_wallace(size: Array, df: Array) -> tuple[Array, Array]:
         return weight * jnp.exp(-r * (size + r / 2)) * slope
 
     nodes, weights = (jnp.asarray(part, size.dtype) for part in unit_gauss_legendre(points))
-    return _log_constant(df) - 0.5 * size**2, reach * jax.vmap(term)(nodes, weights).sum(0)
+    return reach * jax.vmap(term)(nodes, weights).sum(0)
 
 
 def _ratio(function: Callable[[Array], Array], x: Array) -> Array:

@@ -162,10 +162,10 @@ def fit(
         bound: "exact" is the full process, O(n^3); "collapsed" the sparse one, O(n m^2) with m inducing points;
             "nearest" asks at every point the 50 rows nearest to it, with hyperparameters of the least leave-one-out
             CRPS of 2000 rows. "auto" takes the exact one up to 2000 rows; beyond the sparse one or the nearest rows,
-            what has the lower leave-one-out CRPS, and the sparse one where num_inducing, inducing, mesh or noise ask
-            for it. "stochastic" maximizes the sparse one over minibatches: for x that does not fit in memory, a
-            `numpy.memmap`, of which it holds a chunk of rows at a time. It needs a key, and is neither for `jit` nor
-            for several outputs.
+            what has the lower leave-one-out CRPS; the sparse one above 250,000 rows, and where num_inducing, inducing,
+            mesh or noise ask for it. "stochastic" maximizes the sparse one over minibatches: for x that does not fit in
+            memory, a `numpy.memmap`, of which it holds a chunk of rows at a time. It needs a key, and is neither for
+            `jit` nor for several outputs.
         num_inducing: how many inducing points, at most n (default 800; 400 where the bound is stochastic; 50 with the
             preset).
         inducing: "greedy" chooses rows by conditional variance at the initial values, of a random sample where the

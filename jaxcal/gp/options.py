@@ -9,6 +9,8 @@ from jaxcal import _checks
 
 # Up to this many rows "auto" takes the exact Gaussian process: O(n^3), but few iterations, and more exact.
 _EXACT_ROWS = 2000
+# Above so many it does not ask the nearest rows: to predict as many takes O(n^2), hours of a million.
+_NEAREST_ROWS = 250_000
 # Fewer are faster and less exact: benchmarks/results/gp_inducing.txt. Over minibatches they are trained, and cost more.
 _NUM_INDUCING, _NUM_STOCHASTIC = 800, 400
 # The gain of log evidence, in nats, below which a fit ends: the data hardly distinguish hyperparameters so close.
@@ -73,7 +75,8 @@ class Options(NamedTuple):
             )
         if bound == "auto":
             exact = num_inducing >= n if num_inducing is not None else n <= _EXACT_ROWS and not wants_sparse
-            many = "better" if simple and not wants_sparse else "collapsed"
+            asks = simple and not wants_sparse and n <= _NEAREST_ROWS
+            many = "better" if asks else "collapsed"
             bound = "exact" if exact else many
         if tolerance is None:
             tolerance = TOLERANCE if bound == "exact" else _SPARSE_TOLERANCE

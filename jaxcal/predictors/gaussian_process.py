@@ -94,10 +94,10 @@ def fit(
         bound: "exact" is the full process, O(n^3) time and O(n^2) memory; "collapsed" the sparse one, O(n m^2) with m
             inducing points; "nearest" asks at every point the 50 rows nearest to it, with hyperparameters of the least
             leave-one-out CRPS of 2000 rows. "auto" takes the exact one up to 2000 rows, and with the preset always;
-            beyond the sparse one or the nearest rows, what has the lower leave-one-out CRPS, and the sparse one where
-            num_inducing, inducing, mesh, noise or optimizer ask for it. "stochastic" maximizes the sparse one over
-            minibatches: for x that does not fit in memory, a `numpy.memmap`, of which it holds a chunk of rows at a
-            time. It needs a key, and is not for `jit`.
+            beyond the sparse one or the nearest rows, what has the lower leave-one-out CRPS; the sparse one above
+            250,000 rows, and where num_inducing, inducing, mesh, noise or optimizer ask for it. "stochastic" maximizes
+            the sparse one over minibatches: for x that does not fit in memory, a `numpy.memmap`, of which it holds a
+            chunk of rows at a time. It needs a key, and is not for `jit`.
         num_inducing: how many inducing points, at most n (default 800; 400 where the bound is stochastic).
         inducing: "greedy" chooses rows by conditional variance at the initial values, and of more than 10,000 rows as
             many decide on the hyperparameters; "trained" optimizes the points, initially the first rows, or random ones

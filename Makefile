@@ -7,7 +7,7 @@ JOBS ?= 2
 # tests of a file share compiled functions, and so a worker.
 PYTEST := NPROC=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=$(JOBS) --dist=loadfile
 
-.PHONY: setup demo test test-slow test-pythons check-wheel lint format bench-peers clean
+.PHONY: setup demo test test-slow test-pythons check-wheel docs lint format bench-peers clean
 
 setup: $(VENV)/.ready
 
@@ -50,6 +50,10 @@ check-wheel:
 	dist/env/bin/twine check --strict dist/*.whl dist/*.tar.gz
 	dist/env/bin/python -m pip install --quiet "$$(echo dist/*.whl)[cli]"
 	cd dist && env/bin/jaxcal demo
+
+# The site, in build/site: open its index.html. A link that leads nowhere is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: setup
 	$(BIN)/ruff check .

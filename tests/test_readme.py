@@ -20,10 +20,5 @@ def test_an_example_of_the_readme_runs(example, monkeypatch):
     exec(compile(example, str(README), "exec"), {})
 
 
-def test_its_files_exist():
-    text = README.read_text(encoding="utf-8")
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("http")]
-    assert links
-    for link in links:
-        assert (README.parent / link).exists(), link
-    assert len(text.splitlines()) <= 150
+def test_it_is_short():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150

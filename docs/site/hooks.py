@@ -1,0 +1,80 @@
+"""What makes the site of the repository's own files: pages from outside of `docs`, links that hold on both, formulas.
+
+On GitHub and on the site the same text is read. Links between files of the repository become links between pages;
+where a file is none of the site's, its name stays without a link. Formulas become MathML, which browsers draw
+themselves: nothing is loaded from elsewhere.
+"""
+
+import html
+import logging
+import posixpath
+import re
+from pathlib import Path
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+# Files of the repository that are pages of the site, and folders that a page lists.
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "notebooks": "notebooks/index.md",
+    "examples": "examples.md",
+}
+# Files that are there under their own names.
+FILES = ("notebooks/*.ipynb", "benchmarks/results/**/*.*", "benchmarks/data/README.md", "examples/*.py")
+
+CODE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
+
+log = logging.getLogger("mkdocs.hooks")
+
+
+@event_priority(100)  # before the plugin of the notebooks looks for them
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the files that lie outside of `docs`."""
+    for path, uri in PAGES.items():
+        if (ROOT / path).is_file():
+            files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+    for pattern in FILES:
+        for path in sorted(ROOT.glob(pattern)):
+            name = path.relative_to(ROOT).as_posix()
+            files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links between files of the repository into links between pages."""
+    here, known = page.file.src_uri, set(files.src_uris)
+    original = Path(page.file.abs_src_path).relative_to(ROOT).as_posix()
+
+    def replace(match: re.Match) -> str:
+        mark, text, target, anchor = match.groups()
+        if re.match(r"[a-z]+:", target):
+            return match[0]
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(original), target))
+        uri = PAGES.get(path, path.removeprefix("docs/"))
+        if uri not in known:
+            if not (ROOT / path).exists():
+                log.warning("%s links to %s, which is not there.", original, target)
+            return text
+        return f"{mark}[{text}]({posixpath.relpath(uri, posixpath.dirname(here) or '.')}{anchor or ''})"
+
+    parts = CODE.split(markdown)
+    return "".join(part if k % 2 else LINK.sub(replace, part) for k, part in enumerate(parts))
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Draw formulas by MathML."""
+
+    def draw(match: re.Match) -> str:
+        kind, formula = match.groups()
+        return convert(html.unescape(formula).strip(), display="block" if kind == "div" else "inline")
+
+    return FORMULA.sub(draw, content)

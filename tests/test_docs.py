@@ -4,7 +4,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-import matplotlib.pyplot as plt
+import jax
 import pytest
 
 import jaxcal
@@ -27,12 +27,20 @@ def named(path):
     return path.relative_to(ROOT).as_posix()
 
 
+@pytest.fixture
+def same_precision():
+    """A page may change the precision of its process."""
+    before = jax.config.jax_enable_x64
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+@pytest.mark.usefixtures("plt", "same_precision")
 @pytest.mark.parametrize("page", WITH_CODE, ids=named)
 def test_the_code_of_a_page_runs(page, monkeypatch, tmp_path):
     """Its blocks in their order, in one namespace and an empty folder."""
     monkeypatch.delenv("JAXCAL_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    plt.switch_backend("Agg")
     namespace = {}
     for block in BLOCK.findall(page.read_text(encoding="utf-8")):
         code = compile(block, str(page), "exec")
@@ -40,7 +48,6 @@ def test_the_code_of_a_page_runs(page, monkeypatch, tmp_path):
         if page == CLUSTERS or any(importlib.util.find_spec(name) is None for name in absent):
             continue
         exec(code, namespace)
-    plt.close("all")
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=named)

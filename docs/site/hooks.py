@@ -31,6 +31,8 @@ FILES = ("notebooks/*.ipynb", "benchmarks/results/**/*.*", "benchmarks/data/READ
 
 CODE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+IN_NOTEBOOK = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<script.*?</script>|<style.*?</style>)", re.DOTALL)
+RAW_FORMULA = re.compile(r"(\${1,2})([^$]+?)\1")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
 
 log = logging.getLogger("mkdocs.hooks")
@@ -75,6 +77,9 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 
     def draw(match: re.Match) -> str:
         kind, formula = match.groups()
-        return convert(html.unescape(formula).strip(), display="block" if kind == "div" else "inline")
+        return convert(html.unescape(formula).strip(), display="block" if kind in ("div", "$$") else "inline")
 
-    return FORMULA.sub(draw, content)
+    if not page.file.src_uri.endswith(".ipynb"):
+        return FORMULA.sub(draw, content)
+    parts = IN_NOTEBOOK.split(content)
+    return "".join(part if k % 2 else RAW_FORMULA.sub(draw, part) for k, part in enumerate(parts))

@@ -6,11 +6,11 @@ and these models' prediction c_i(x) of a new row; the interval goes from a low r
 rank of the c_i(x) + R_i. Whatever the model and the data, it covers a new exchangeable row with a probability that
 `WorstCaseGuarantee` has: 1 - 2 a or somewhat less at the level 1 - a. Typically it is 1 - a.
 
-============================  ================================  =============================
-`fit`, folds=K                CV+                               Barber et al. 2021, Theorem 4
-`fit`, folds=len(y)           the jackknife+                    Barber et al. 2021, Theorem 1
-`fit_bootstrap`, `of_forest`  the jackknife+-after-bootstrap    Kim et al. 2020, Theorem 1
-============================  ================================  =============================
+| function | method | source |
+|---|---|---|
+| `fit`, folds=K | CV+ | Barber et al. 2021, Theorem 4 |
+| `fit`, folds=len(y) | the jackknife+ | Barber et al. 2021, Theorem 1 |
+| `fit_bootstrap`, `of_forest` | the jackknife+-after-bootstrap | Kim et al. 2020, Theorem 1 |
 
 Barber, Candes, Ramdas and Tibshirani, "Predictive inference with the jackknife+", Annals of Statistics 49 (2021); Kim,
 Xu and Barber, "Predictive inference is free with the jackknife+-after-bootstrap", NeurIPS 2020.

@@ -5,13 +5,14 @@ with an I/O Kernel", ICLR 2020. Equation 3, the I/O kernel, is `IOKernel`; 4 is 
 are `functional.gp.predict`; section 3.3, the sparse form, is `functional.sparse_gp.collapsed_bound`; `gp.nearest`, for
 many rows, is not the paper's. The rows of the paper's Table 1, by the arguments of `fit`:
 
-=====  ==========  ==========     ======  ==========  ==========
-row    target      kernel         row     target      kernel
-=====  ==========  ==========     ======  ==========  ==========
-RIO    residual    io             Y+IO    outcome     io
-R+I    residual    input          SVGP    outcome     input
-R+O    residual    output         Y+O     outcome     output
-=====  ==========  ==========     ======  ==========  ==========
+| row | target | kernel |
+|---|---|---|
+| RIO | residual | io |
+| R+I | residual | input |
+| R+O | residual | output |
+| Y+IO | outcome | io |
+| SVGP | outcome | input |
+| Y+O | outcome | output |
 """
 
 import operator

@@ -4,12 +4,12 @@ Every calibration row, on which the model was not trained, gets a score. The sco
 exchangeable row exceeds the score of rank ceil((L + 1) c) with a probability of at most 1 - c, whatever the model and
 the data. The scores, by the argument `score` of `fit`:
 
-============  ===========================================  ==============================================
-"absolute"    |y - mean|                                   Papadopoulos et al. 2002; Lei et al. 2018
-"scaled"      |y - mean| / std                             Papadopoulos et al. 2002; Lei et al. 2018, 5.2
-"signed"      (y - mean) / std, or y - mean: two tails     Linusson, Johansson and Lofstrom 2014
-"quantile"    max(lower - y, y - upper), for every level   Romano, Patterson and Candes 2019
-============  ===========================================  ==============================================
+| score | formula | source |
+|---|---|---|
+| "absolute" | abs(y - mean) | Papadopoulos et al. 2002; Lei et al. 2018 |
+| "scaled" | abs(y - mean) / std | Papadopoulos et al. 2002; Lei et al. 2018, 5.2 |
+| "signed" | (y - mean) / std, or y - mean: two tails | Linusson, Johansson and Lofstrom 2014 |
+| "quantile" | max(lower - y, y - upper), for every level | Romano, Patterson and Candes 2019 |
 
 The first three make one table of errors, which gives intervals at any level: `SplitConformal`, whose distributions are
 `Empirical` with the rule "symmetric" or "conformal". The last makes intervals at levels that are chosen in the fit:
@@ -19,11 +19,10 @@ A score that increases with y gives a whole predictive distribution, `ConformalC
 which is base.cdf(y). A new row lies below the quantile at level p with probability p: neither less nor more. How a
 quantile is read from the sorted scores, by the argument `rule`:
 
-============  =============================================================  =======================
-"randomized"  rank floor(t) or floor(t) + 1 of the scores, t = (L + 1) p,    Vovk et al. 2020
-              drawn so that it is t in the mean
-"linear"      the j-th score at level j / (L + 1), straight lines between    Marx et al. 2022
-============  =============================================================  =======================
+| rule | quantile | source |
+|---|---|---|
+| "randomized" | rank floor(t) or floor(t) + 1 of the scores, t = (L + 1) p, drawn so that it is t in the mean | Vovk et al. 2020 |
+| "linear" | the j-th score at level j / (L + 1), straight lines between | Marx et al. 2022 |
 
 Capone, Hirche and Pleiss (NeurIPS 2023, Table 1) compare with three recalibrators of a GP's predictions. "RV" is
 rule="randomized". "RM" is rule="linear" from `Point(base.mean)`, without the variance. "RK" (Kuleshov, Fenner and Ermon

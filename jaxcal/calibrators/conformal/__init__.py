@@ -21,7 +21,7 @@ quantile is read from the sorted scores, by the argument `rule`:
 
 | rule | quantile | source |
 |---|---|---|
-| "randomized" | rank floor(t) or floor(t) + 1 of the scores, t = (L + 1) p, drawn so that it is t in the mean | Vovk et al. 2020 |
+| "randomized" | rank floor(t) or floor(t) + 1, t = (L + 1) p, drawn so that it is t in the mean | Vovk et al. 2020 |
 | "linear" | the j-th score at level j / (L + 1), straight lines between | Marx et al. 2022 |
 
 Capone, Hirche and Pleiss (NeurIPS 2023, Table 1) compare with three recalibrators of a GP's predictions. "RV" is

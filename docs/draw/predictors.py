@@ -226,8 +226,8 @@ def neural_process():
     new = rng.uniform(-2, 2, 15)
     target = np.sin(2 * new + 1) + 0.1 * rng.normal(size=15)
     grid = np.linspace(-2, 2, 200)
-    figure, *axes = panels("2 rows are known", "5 rows", "15 rows")
-    for ax, known in zip(axes, (2, 5, 15), strict=True):
+    figure, *axes = panels("3 rows are known", "6 rows", "15 rows")
+    for ax, known in zip(axes, (3, 6, 15), strict=True):
         draw_band(ax, grid, process(grid, context=(new[:known], target[:known])))
         ax.plot(grid, np.sin(2 * grid + 1), "k:", linewidth=0.8, label="true function")
         ax.plot(new[:known], target[:known], "o", color="k", markersize=3)

@@ -85,7 +85,8 @@ def usnrt():
         label="|T| of a split at b",
     )
     statistics.axvline(0.2, color=_style.RED, linestyle="--", linewidth=1, label="largest |T|: the split")
-    statistics.set_ylabel("|T|")
+    statistics.set_ylabel("|T|", fontsize=8)
+    statistics.tick_params(labelsize=7)
     statistics.spines["right"].set_visible(True)
     statistics.set_ylim(0, 45)
 
@@ -152,12 +153,12 @@ def deep_ensemble():
     draw_band(left, grid, ensemble(grid), label="mixture, 90 % interval")
     for i, member in enumerate(members):
         left.plot(grid, member(grid).mean, color="k", linewidth=0.5, label="_" if i else "means of networks")
-    left.set(xlabel="x", ylabel="y", ylim=(-4, 4))
+    left.set(xlabel="x", ylabel="y", ylim=(-3, 3))
     right.plot(grid, ensemble(grid).std, color=_style.BLUE, label="ensemble")
     for i, member in enumerate(members):
         right.plot(grid, member(grid).std, color="k", linewidth=0.5, label="_" if i else "single networks")
     right.axvspan(-1, 1, color=_style.PALE, linewidth=0, zorder=-1, label="where there are rows")
-    right.set(xlabel="x", ylabel="std", ylim=(0, 2.5))
+    right.set(xlabel="x", ylabel="std", ylim=(0, 1))
     save(figure, "deep_ensemble")
 
 
@@ -239,7 +240,7 @@ def neural_process():
 
 
 def forests():
-    """Quantiles of a forest, and its density where the noise is skewed and where it has two modes."""
+    """The intervals of a forest, and its density where the noise is skewed and where it has two modes."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, 2000)
     skewed = 0.5 * rng.exponential(size=2000)
@@ -247,10 +248,10 @@ def forests():
     y = np.where(x < 0, skewed, two)
     forest = jc.forests.fit(x, y, key=KEY, model="random_forest", num_trees=300, min_leaf_rows=20)
     grid = np.linspace(-1, 1, 300)
-    figure, left, right = panels("Quantiles over the inputs", "Density at two points")
-    draw_rows(left, x[:1000], y[:1000])
-    for level, style in ((0.05, "--"), (0.5, "-"), (0.95, "--")):
-        left.plot(grid, forest(grid).icdf(level), style, color=_style.BLUE, linewidth=1, label=f"quantile {level}")
+    figure, left, right = panels("Intervals over the inputs", "Density at two points")
+    draw_rows(left, x[:500], y[:500])
+    lower, upper = forest(grid).interval(0.9)
+    left.fill_between(grid, lower, upper, color=_style.BLUE, alpha=0.25, linewidth=0, label="90 % interval")
     values = np.linspace(-3, 3.5, 400)
     for i, point in enumerate((-0.5, 0.5)):
         density = np.exp(forest(np.full(400, point)).log_prob(values))
@@ -304,7 +305,9 @@ def pipeline():
         training = y - model.predict(x)
         own = jc.Normal(model.predict(data.x[test]), training.std())
         for name, forecast in {"training errors": own, "jc.pipeline": fitted(data.x[test])}.items():
-            covered[name].append([float(jc.metrics.coverage(data.y[test], forecast, p)) for p in levels])
+            covered[name].append(
+                [float(jc.metrics.coverage(data.y[test], forecast, confidence_level=p)) for p in levels]
+            )
         step = fitted.steps[0]
     figure, left, right = panels("Errors of boosted trees, auto_mpg", "Coverage of new rows, mean of ten splits")
     bins = np.linspace(-10, 10, 41)

@@ -334,7 +334,7 @@ def online():
     ends = {name: np.asarray(jc.online.run(state, zeros, new)[1][1]) for name, state in states.items()}
     ends = {"fixed": np.full(2000, np.quantile(np.abs(y[:200]), 0.9)), **ends}
     figure, left, right = panels("90 % intervals; the noise doubles after row 1000", "Coverage of the last 200 rows")
-    draw_rows(left, rows, new)
+    draw_rows(left, rows[::3], new[::3])
     colors = (_style.RED, _style.BLUE, "#009E73")
     for (name, end), color in zip(ends.items(), colors, strict=True):
         left.plot(rows, end, color=color, linewidth=0.8, label=name)

@@ -334,13 +334,13 @@ def online():
     ends = {name: np.asarray(jc.online.run(state, zeros, new)[1][1]) for name, state in states.items()}
     ends = {"fixed": np.full(2000, np.quantile(np.abs(y[:200]), 0.9)), **ends}
     figure, left, right = panels("90 % intervals; the noise doubles after row 1000", "Coverage of the last 200 rows")
-    draw_rows(left, rows, new)
+    draw_rows(left, rows[::5], new[::5])
     colors = (_style.RED, _style.BLUE, "#009E73")
     for (name, end), color in zip(ends.items(), colors, strict=True):
-        left.plot(rows, end, color=color, linewidth=0.8, label=name)
-        left.plot(rows, -end, color=color, linewidth=0.8)
+        left.plot(rows[::5], end[::5], color=color, linewidth=0.8, label=name)
+        left.plot(rows[::5], -end[::5], color=color, linewidth=0.8)
         inside = np.convolve(np.abs(new) <= end, np.full(200, 1 / 200), mode="valid")
-        right.plot(rows[199:], inside, color=color, linewidth=1, label=name)
+        right.plot(rows[199::5], inside[::5], color=color, linewidth=1, label=name)
     right.axhline(0.9, color="k", linewidth=0.8)
     left.set(xlabel="row", ylabel="error", ylim=(-7, 9))
     right.set(xlabel="row", ylabel="fraction inside", ylim=(0.4, 1))

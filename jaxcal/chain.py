@@ -1,7 +1,7 @@
-"""Calibrators one after the other: a calibrator of their own, whose last step is fitted to honest errors.
+"""Calibrators one after the other: a calibrator of their own, whose last step is fitted to out-of-fold errors.
 
 The errors that a calibrator leaves on the data points that it was fitted to are too small. Here all calibrators but the
-last are fitted without each fold in turn, and predict it; by these predictions the last one is fitted, which follows
+last are fitted once without each fold, and predict it; by these predictions the last one is fitted, which follows
 the others fitted to all data points.
 """
 

@@ -37,7 +37,7 @@ def out_of_fold(
     folds: int = 5,
     groups: ArrayLike | None = None,
 ) -> Distribution:
-    """Predict every data point by a model that was fitted to the other folds: honest errors, none set aside.
+    """Predict every data point by a model that was fitted to the other folds, so that none is set aside.
 
     A calibrator fitted to them corrects the model that is fitted to all data points, `fit(x, y, key=key)`. That model's
     errors on new ones are a little smaller than those out of fold, its errors on its own very much smaller. No coverage
@@ -282,10 +282,10 @@ def _fitted_to_folds(
 def _of_a_vmap(
     fit: Callable, tables: tuple[Any, ...], parts: Sequence[Fold], keys: Sequence[PRNGKeyArray]
 ) -> list[tuple[Callable, Any]] | None:
-    """The same from one `vmap` of the fits; None where it must be done in turn.
+    """The same from one `vmap` of the fits; None where the fits must run one after another.
 
     That is where training parts differ in size, `fit` reads values or memory does not suffice; and where something went
-    wrong, since inside a transformation nothing is raised: done in turn, it says what.
+    wrong, since inside a transformation nothing is raised: one after another, they say what.
     """
     if len({len(fold.training) for fold in parts}) > 1 or not isinstance(tables[0], jax.Array):
         return None

@@ -286,25 +286,26 @@ class ConditionalGuarantee:
         """The probability that the interval covers a new row is at least this: the confidence level."""
         return self.confidence_level
 
-    def most(self, share: float = 1.0) -> float:
-        """The largest probability that an interval covers in a group with this share of all rows.
+    @_checks.renamed(share="fraction")
+    def most(self, fraction: float = 1.0) -> float:
+        """The largest probability that an interval covers in a group that is this fraction of all rows.
 
-        It is c + d / ((n + 1) share) if no two scores are equal: that many rows at most may lie on the regression. Of
-        two tails it is c + 2 d / ((n + 1) share). Intervals that are widened to contain those of lower levels, or not
-        to be empty, may cover more.
+        It is c + d / ((n + 1) fraction) if no two scores are equal: that many rows at most may lie on the regression.
+        Of two tails it is c + 2 d / ((n + 1) fraction). Intervals that are widened to contain those of lower levels, or
+        not to be empty, may cover more.
 
         Raises:
-            ValueError: if the share is not in (0, 1].
+            ValueError: if the fraction is not in (0, 1].
 
         Example:
-            >>> print(round(ConditionalGuarantee(0.9, 399, 4).most(share=0.2), 3))
+            >>> print(round(ConditionalGuarantee(0.9, 399, 4).most(fraction=0.2), 3))
             0.95
         """
-        if not 0 < share <= 1:
-            raise ValueError(f"share must lie in (0, 1]; got {share:g}.")
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must lie in (0, 1]; got {fraction:g}.")
         if self.randomized:
             return self.confidence_level
-        excess = self.tails * self.num_features / ((self.num_calibration + 1) * share)
+        excess = self.tails * self.num_features / ((self.num_calibration + 1) * fraction)
         return min(1.0, self.confidence_level + excess)
 
     def __str__(self) -> str:

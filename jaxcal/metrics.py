@@ -218,10 +218,10 @@ def _observed_fractions(
 def _below_quantile(
     y: Float[Array, " n"], distribution: Distribution, less: Callable
 ) -> Callable[[Scalar], Bool[Array, " n"]]:
-    """A function that tells for a level which rows lie below their quantile of that level.
+    """A function that says for a level which rows lie below their quantile of that level.
 
     The definitions are by quantile, and ties with atoms count: so compare with the quantile. Only where that
-    is the root of a continuous cdf, and dear, is the cdf at y compared with the level instead: these are the
+    is the root of a continuous cdf, and expensive, is the cdf at y compared with the level instead: these are the
     same rows, at one evaluation for all levels.
     """
     if not _is_continuous_without_closed_quantiles(distribution):

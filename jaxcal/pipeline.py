@@ -1,7 +1,7 @@
-"""From x and y to a distribution that covers: a predictor, calibrators, and a recalibration by honest errors.
+"""From x and y to a distribution that covers: a predictor, calibrators, and a recalibration by out-of-fold errors.
 
 The errors of a model on the data points that it was fitted to are too small, and so are intervals that rest on them.
-Here predictor and calibrators are fitted together without each fold in turn, and predict it; by these errors the last
+Here predictor and calibrators are fitted together, once without each fold, and predict it; by these errors the last
 step recalibrates predictor and calibrators fitted to all data points. Or a fraction is set aside for it: then the last
 step's guarantee holds. Or the models of the folds predict new rows, too: then the guarantee of CV+ holds.
 """
@@ -79,10 +79,10 @@ def fit(
             Gaussian process, a network with RIO and, where scikit-learn is installed, boosted trees with RIO.
         calibrators: fit functions `fit(x, base, y)`, such as `jc.rio.fit`, in their order; each is fitted to what the
             steps before predict of the rows they were fitted to.
-        recalibrate: the last step, a fit function as these, of errors that are honest; None for no such step. The
-            default leaves the mean as it is, with intervals around it; where errors are skewed, `jc.crude.fit` has the
-            sharper distributions.
-        method: where these errors come from. "folds": predictor and calibrators are fitted without each fold in turn,
+        recalibrate: the last step, a fit function as these, of errors on rows that the models were not fitted to; None
+            for no such step. The default leaves the mean as it is, with intervals around it; where errors are skewed,
+            `jc.crude.fit` has the sharper distributions.
+        method: where these errors come from. "folds": predictor and calibrators are fitted once without each fold,
             and then to all rows. "split": a fraction of the rows is set aside for the last step; the guarantee of the
             last step holds, if it gives one. "cv+": predictor and calibrators are fitted without each fold, and kept:
             the intervals are those of CV+ (`jaxcal.cross_conformal`), with its guarantee. A predictor must be given,
@@ -463,7 +463,7 @@ def _recalibrated(
     parts: Sequence[np.ndarray],
     by: Groups,
 ) -> list[Distribution]:
-    """What the last step makes of each part, fitted to the others: its scores are honest, too."""
+    """What the last step makes of each part, fitted to the others: its scores are of held-out rows, too."""
     found = []
     for k, (prediction, part) in enumerate(zip(predictions, parts, strict=True)):
         others = [other for j, other in enumerate(predictions) if j != k]

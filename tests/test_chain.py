@@ -1,4 +1,4 @@
-"""Calibrators one after the other, the last fitted to honest errors."""
+"""Calibrators one after the other, the last fitted to out-of-fold errors."""
 
 import jax
 import numpy as np

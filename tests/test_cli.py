@@ -233,7 +233,7 @@ def test_a_method_that_uses_no_features_does_not_read_them(table, file):
     assert "Warning: --features has no effect" in result.stderr
 
 
-def test_a_chain_is_fitted_to_honest_errors(table, file):
+def test_a_chain_is_fitted_to_out_of_fold_errors(table, file):
     result = calibrate(file, "--method", "rio,split-conformal", "--calibration-fraction", "0.75")
     assert result.exit_code == 0, result.output
     assert "The 90 % interval covers" not in result.stdout

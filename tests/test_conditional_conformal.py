@@ -249,7 +249,7 @@ def test_the_guarantee_says_what_it_rests_on(fitted):
     ).guarantee(0.9)
     assert (exact.tails, exact.most(0.1)) == (2, 0.9)
     assert "probability 90 % in every group" in str(exact)
-    with pytest.raises(ValueError, match=r"share must lie in \(0, 1\]; got 0"):
+    with pytest.raises(ValueError, match=r"fraction must lie in \(0, 1\]; got 0"):
         guarantee.most(0.0)
 
 

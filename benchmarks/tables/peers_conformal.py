@@ -39,8 +39,9 @@ difference is the greatest one of finite ends in those cases. MAPIE is asked for
 option.
 
 - Groups of rows (Mondrian): crepes has them; MAPIE {version("mapie")} has not.
-- Weights for a shift of the inputs, groups that overlap, crude with neighbors, an isotonic map and Student t intervals:
-  neither has them. Online methods are not compared.
+- Weights for a shift of the inputs, crude with neighbors, an isotonic map and Student t intervals: neither has them.
+- Groups that overlap (conditional conformal prediction): MAPIE {version("mapie")} has them. These and online methods
+  are not compared.
 
 The list below names every case that differs; in brackets the probability that the peer's interval covers a new row,
 and ours, by the places between the scores."""

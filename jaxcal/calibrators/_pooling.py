@@ -1,6 +1,6 @@
 """Partially pooled tables of errors, for groups of few rows.
 
-The table of a group is a mixture, of its own errors and of those of all rows. Those of all rows have the share
+The table of a group is a mixture, of its own errors and of those of all rows. Those of all rows have the weight
 k / (k + L) in a group of L rows, as the posterior mean of a Dirichlet process has (Ferguson, Annals of Statistics 1,
 1973). One k serves all groups, the one whose tables predict every row best, by CRPS, without that row.
 """
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxcal.functional import tables
 
-# What the share of all rows is chosen from: for how many rows of a group they count.
+# What the weight of all rows is chosen from: for how many rows of a group they count.
 COUNTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 1e5)
 # Pooled tables hold no more than so many values of all rows together, and each group no fewer than the second.
 _POOLED_VALUES, _POOLED_AT_LEAST = 2**21, 200
@@ -24,7 +24,7 @@ def best(
 ) -> Float[Array, ""]:
     """The k for which the tables of the groups have the least CRPS of rows by leave-one-out, in the unit of y.
 
-    CRPS = E|Z - z| - E|Z - Z'| / 2 is quadratic in the shares of two tables. Without row i, each mean distance is what
+    CRPS = E|Z - z| - E|Z - Z'| / 2 is quadratic in the weights of two tables. Without row i, each mean distance is what
     it is with all rows, less what row i adds to it, so that all follows from the mean distances of row i itself.
     """
     count, total = sizes.shape[0], errors.shape[0]

@@ -237,7 +237,7 @@ class NeuralQuantiles(eqx.Module):
         network: the weights.
         scaler: the standardization of the features: the base's median, and the distances of its other deciles from it.
         unit: what the network's output is measured in, the mean absolute error of the base's medians.
-        training: how training went after the pretraining, a `jaxcal.networks.TrainingRecord`; its loss is the check
+        training: how training went after the pretraining, a `jaxcal.networks.TrainingRecord`; its loss is the pinball
             loss in units of `unit`, where there is no validation set of all rows, infinite where there was no training.
         levels: the levels of the quantiles that are returned.
     """

@@ -133,7 +133,7 @@ def fit(
 
     Intervals cover what they say where the model behind `base` was not trained on these rows. On its training rows, as
     in the paper, the error falls all the same, but residuals are smaller than new ones and intervals too narrow:
-    `jaxcal.pipeline` mends that by errors out of fold.
+    `jaxcal.pipeline` corrects this by out-of-fold errors.
 
     The kernel's lengthscales and variances and the noise variance maximize the evidence by damped Newton steps from
     several initial values, or its sparse lower bound by L-BFGS. Of a base with a std of its own, the noise learns how
@@ -237,9 +237,7 @@ def fit(
         differentiable=differentiable,
     )
     if noise == "input" and _own_std(base) is not None:
-        raise ValueError(
-            "base has a std of its own, which the noise follows as far as it helps: leave out noise='input'."
-        )
+        raise ValueError("base has a std of its own, which the noise follows as far as it helps: omit noise='input'.")
     if x is None and setting.kernel != "output":
         raise ValueError("x is None, but the kernel depends on the inputs: give x, or take kernel='output'.")
     given = None if isinstance(kernel, str) else _from_gpjax(kernel)

@@ -69,7 +69,7 @@ def demo(
     model = GradientBoostingRegressor(random_state=seed)
     fit = partial(pipeline.fit, data.x, data.y, predictor=model, folds=5, key=jax.random.key(seed))
     with console.working(
-        "Fit boosted trees, RIO and a last step to all rows and, for honest errors, without each of 5 folds"
+        "Fit boosted trees, RIO and a last step to all rows and, for out-of-fold errors, without each of 5 folds"
     ):
         usual = fit(calibrators=[gaussian_mle.fit], recalibrate=None).steps[-1]
         fitted = fit(calibrators=[rio.fit])

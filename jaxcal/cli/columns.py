@@ -146,8 +146,8 @@ def _check_no_numbers(values: "polars.Series", file: Path) -> None:
     texts = there.filter(there.cast(polars.Float64, strict=False).is_null())
     if 0 < len(texts) < len(there) / 2:
         raise ValueError(
-            f"column {values.name!r} of {file} holds numbers, and {texts[0]!r} among them: mend it, leave it empty, or "
-            "choose the features by --features."
+            f"column {values.name!r} of {file} holds numbers, and {texts[0]!r} among them: correct it, leave it empty, "
+            "or choose the features by --features."
         )
 
 

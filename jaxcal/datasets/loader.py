@@ -67,7 +67,7 @@ class Location(NamedTuple):
 
 
 def names() -> tuple[str, ...]:
-    """The names of all data sets, whether or not they can be had here (see `find`)."""
+    """The names of all data sets, whether or not they are available here (see `find`)."""
     return tuple(NAMES)
 
 

@@ -35,7 +35,7 @@ class Recalibrated(Distribution):
 
     R is piecewise linear: R(u_(j)) = j / (L + 1) for the j-th smallest u = base.cdf(y) of L calibration rows, R(0) = 0
     and R(1) = 1. So every row keeps the shape of its base, and beyond the calibration rows its tails. A new
-    exchangeable row lies below the quantile at level j / (L + 1) with just that probability.
+    exchangeable row lies below the quantile at level j / (L + 1) with that probability.
 
     Memory is O(n + L). Mean, std and CRPS are integrals over the level by quadrature, with a relative error of about
     1e-4; of 1e-3 where the base's std is half of what it should be.

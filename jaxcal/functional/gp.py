@@ -112,7 +112,7 @@ def average_information(inverse: Float[Array, "n n"], gradients: Float[Array, "n
     """(G_i a)' G^-1 (G_j a) / 2, the average of the observed and the expected information on hyperparameters i and j.
 
     Gilmour, Thompson & Cullis (1995), eq. 6. Never negative; O(n^2) a hyperparameter, where either of the two would
-    need a product of matrices. It leaves out the second derivatives of G.
+    need a product of matrices. It omits the second derivatives of G.
 
     Args:
         inverse: L^-1, of the Cholesky factor of G, as `likelihood_terms` has it.

@@ -228,7 +228,7 @@ def _exact_objective(
     data: Data,
     jitter: ArrayLike,
 ) -> Callable[[Float[Array, " p"], Float[Array, " p"]], newton.Local]:
-    """The exact evidence, less a share of what is beyond its bounds, with its gradient and average information."""
+    """The exact evidence, less a fraction of what is beyond its bounds, with its gradient and average information."""
     n = data.number
     counts = jnp.ones_like(data.targets) if data.included is None else data.included.astype(data.targets.dtype)
 

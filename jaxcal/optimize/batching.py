@@ -68,7 +68,7 @@ def over_runs(
         a function of arrays with an axis of runs before their own, and of anything else; its results have that axis.
 
     Raises:
-        ValueError: if the arrays differ in the number of runs, or there is none to tell it from.
+        ValueError: if the arrays differ in the number of runs, or there is no array, so that the number is unknown.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp, numpy as np

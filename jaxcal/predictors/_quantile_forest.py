@@ -49,7 +49,7 @@ class LeafTargets:
 
     Attributes:
         targets: the training targets [n], in increasing order.
-        shares: [leaves, n] the share that each of them has in a leaf; a sparse matrix, of rows with sum 1.
+        shares: [leaves, n] the weight that each of them has in a leaf; a sparse matrix, of rows with sum 1.
         first: the number of the first leaf of each tree [T].
     """
 

@@ -71,7 +71,7 @@ def fit(
     `preset="crude"` repeats CRUDE's setting, that of GPyTorch's examples: the exact process with one lengthscale, by
     Adam with learning rate 0.01, on parameters whose softplus the hyperparameters are, from a lengthscale, variance
     and noise variance of log 2. The paper does not say for how many steps: 1000 come nearer to its Table 1 than the 50
-    of the examples, with predictions that leave out the noise (`include_noise=False`). The mean is that of the training
+    of the examples, with predictions without the noise (`include_noise=False`). The mean is that of the training
     rows, where the examples learn a constant.
 
     `kernel="nngp"` is what a network of two infinitely wide hidden layers of ReLU is before its training (Lee et al.

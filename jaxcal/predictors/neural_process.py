@@ -80,7 +80,7 @@ def fit(
 
     `preset="paper"` is the setting of RIO's Table 1: learning rate 1e-4, 2000 steps, after which the last weights are
     kept, no std below a tenth of the target's, and predictions from `max_context` rows. There is no validation set and
-    no validation loss: rows that are learned by heart make it overconfident, if it is trained for longer.
+    no validation loss: if it is trained for longer, it memorizes rows and becomes overconfident.
 
     Works under `jit` and, over keys and over tables of equal size, under `eqx.filter_vmap`. Predictions are
     differentiable in x and in the context; a derivative through the training is refused.

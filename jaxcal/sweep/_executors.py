@@ -76,7 +76,7 @@ def results(executor: Any, calls: Mapping[str, Call]) -> Iterator[tuple[str, Out
         calls: by the name of the job.
 
     Yields:
-        The name and the outcome of each job, as they come. Calls that are not finished are cancelled when the iterator
+        The name and the outcome of each job, as they come. Calls that are not finished are canceled when the iterator
         is closed.
 
     Raises:

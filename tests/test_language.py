@@ -58,7 +58,7 @@ SPELLING = {
     rf"(?:[a-z-]*(?:{STEMS})|factor)is(?:e|es|ed|er|ers|ing|ation|ations)": "-ize, -ization: minimize, factorization",
     r"[a-z-]*(?:behavi|col|endeav|fav|flav|hon|lab|neighb|rig)our[a-z-]*": "-or: color, behavior, neighbor",
     r"(?:[a-z-]*(?:cent|met|lit)|fib|calib|theat)re[ds]?|[a-z-]*centring": "-er: center, meter, centering",
-    r"(?:[a-z-]*label|[a-z-]*model|cancel|channel|level|signal|total|travel)l(?:ed|ing|ers?)": "one l: labeled, modeler",
+    r"(?:[a-z-]*label|[a-z-]*model|cancel|channel|level|signal|total|travel)l(?:ed|ing|ers?)": "single l: labeled",
     r"analys(?:e|ed|er|ing)": "analyze",
     r"(?:ana|cata|dia)logues?": "-og: analog, catalog",
     r"(?:licen|defen|offen)ces?": "-se: license",

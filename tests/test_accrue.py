@@ -270,7 +270,11 @@ FEW = DATA.x[::8, 0], DATA.mean[::8], DATA.y[::8], 1 + DATA.x[::8, 0]
 
 
 @pytest.mark.skipif(not X64, reason="differences need float64")
-@pytest.mark.parametrize("options", [{"beta": 1}, {"beta": "auto", "smoothing": 0.1}], ids=["crps", "smoothed"])
+@pytest.mark.parametrize(
+    "options",
+    [{"beta": 1}, pytest.param({"beta": "auto", "smoothing": 0.1}, marks=pytest.mark.slow)],
+    ids=["crps", "smoothed"],
+)
 def test_the_polynomial_moves_with_its_rows(options):
     check_gradients(partial(std_of_polynomial, differentiable=True, **options), FEW)
 

@@ -171,11 +171,28 @@ CALIBRATORS = {
 }
 
 
+# These take long to compile, for the columns that the others take as well.
+COMPILED_LONG = {
+    "deep_ensemble",
+    "dropout",
+    "evidential",
+    "gaussian_process",
+    "neural_process",
+    "usnrt",
+    "accrue",
+    "sharp_gp",
+}
+
+
+def methods(names):
+    return [pytest.param(name, marks=pytest.mark.slow) if name in COMPILED_LONG else name for name in names]
+
+
 def base_of(number):
     return jc.Point(np.zeros(number))
 
 
-@pytest.mark.parametrize("name", PREDICTORS)
+@pytest.mark.parametrize("name", methods(PREDICTORS))
 def test_predictors_take_frames(name):
     """In another order of columns the same rows have the same predictions."""
     frame = frame_of(polars)
@@ -186,7 +203,7 @@ def test_predictors_take_frames(name):
     assert by_position.columns.categories == (None, None, None)
 
 
-@pytest.mark.parametrize("name", CALIBRATORS)
+@pytest.mark.parametrize("name", methods(CALIBRATORS))
 def test_calibrators_take_frames(name):
     frame = frame_of(polars)
     fitted = CALIBRATORS[name](frame, base_of(N), Y)
@@ -256,7 +273,7 @@ def test_labels_explain_what_numbers_do_not():
 
 
 @LIBRARIES
-@pytest.mark.parametrize("method", ["folds", "split", "cv+"])
+@pytest.mark.parametrize("method", ["folds", pytest.param("split", marks=pytest.mark.slow), "cv+"])
 def test_a_frame_comes_untouched_to_a_users_fit(library, method):
     """And the folds of a jaxcal step know the labels of all rows, one of which only one row has."""
     frame, kinds = frame_of(library, color=np.where(np.arange(N) == 7, "only", COLOR)), set()

@@ -199,6 +199,7 @@ def test_derivatives_of_runs_spread_over_devices():
     assert message == "all arrays need one leading axis of runs; their shapes begin with [(3,), (6,)]."
 
 
+@pytest.mark.slow
 def test_example_of_the_documentation():
     text = (Path(__file__).parents[1] / "docs" / "accelerators.md").read_text(encoding="utf-8")
     (example,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "make_mesh" in code)

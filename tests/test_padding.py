@@ -33,7 +33,10 @@ def by_process(x, mean, y):
     return gaussian_process.fit(x, y, ard=True)(x[:7])
 
 
-@pytest.mark.parametrize("predict", [by_rio, pytest.param(by_rio_with_std, marks=pytest.mark.slow), by_process])
+@pytest.mark.parametrize(
+    "predict",
+    [pytest.param(by_rio, marks=pytest.mark.slow), pytest.param(by_rio_with_std, marks=pytest.mark.slow), by_process],
+)
 def test_padding_changes_no_prediction(predict):
     """Under jit rows are not filled up."""
     x, mean, y = rows(45)

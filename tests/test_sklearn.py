@@ -189,6 +189,7 @@ def test_a_jaxcal_predictor_clone_and_pickle(method):
     np.testing.assert_array_equal(again.predict_interval(X), model.predict_interval(X))
 
 
+@pytest.mark.slow
 def test_the_checks_of_skpro():
     """In a process of its own: the tests' checks of types give constructors another signature."""
     pytest.importorskip("skpro", reason="skpro is an extra of its own")

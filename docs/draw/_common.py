@@ -1,0 +1,66 @@
+"""What the scripts that draw the pictures of the pages have in common: panels, a toy problem, and saving."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+
+from jaxcal.plots import _style
+
+KEY = jax.random.key(0)
+PICTURES = Path(__file__).parents[1] / "pictures"
+
+
+def panels(*titles):
+    """A new figure of one panel for each title, and the panels."""
+    with plt.rc_context(_style.STYLE):
+        figure, axes = plt.subplots(1, len(titles), figsize=(8, 3.2), layout="constrained")
+    for ax, title in zip(axes, titles, strict=True):
+        ax.set_title(title, fontsize=8, loc="left")
+    return figure, *axes
+
+
+def save(figure, name):
+    """Write docs/pictures/NAME.png."""
+    for ax in figure.axes:
+        if ax.get_legend_handles_labels()[0] and ax.get_legend() is None:
+            ax.legend(fontsize=7, frameon=False)
+    PICTURES.mkdir(exist_ok=True)
+    figure.savefig(PICTURES / f"{name}.png", dpi=110)
+    plt.close(figure)
+
+
+def noisy_sine(n, *, seed=0, reach=1.0):
+    """Inputs [n, 1] and targets [n] whose std is 0.1 on the left of 0 and 0.6 on the right, and that std."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-reach, reach, n)
+    return x[:, None], np.sin(3 * x) + std_of_sine(x) * rng.normal(size=n)
+
+
+def std_of_sine(x):
+    """The true std of `noisy_sine`."""
+    return np.where(x > 0, 0.6, 0.1)
+
+
+def draw_band(ax, grid, forecast, *, color=_style.BLUE, label="90 % interval"):
+    """The mean and the central interval of 90 % over a grid of inputs [n]."""
+    lower, upper = forecast.interval(0.9)
+    ax.fill_between(grid, lower, upper, color=color, alpha=0.25, linewidth=0, label=label)
+    ax.plot(grid, forecast.mean, color=color, linewidth=1.2)
+
+
+def draw_rows(ax, x, y):
+    """The rows as dots."""
+    ax.plot(np.ravel(x), y, ".", color=_style.GRAY, markersize=2.5, zorder=0)
+
+
+def draw_all(functions: Sequence[Callable]) -> None:
+    """Draw every picture, or those that the command line names."""
+    jax.config.update("jax_enable_x64", True)
+    for draw in functions:
+        if len(sys.argv) == 1 or draw.__name__ in sys.argv[1:]:
+            print(draw.__name__, flush=True)
+            draw()

@@ -62,17 +62,21 @@ def _reliability(ax, y, forecasts):
 
 
 def sharp_gp():
-    """A point model, and quantiles whose width follows a process."""
-    x, y = noisy_sine(300)
-    train, calibration = np.arange(100), np.arange(100, 300)
-    model = lambda x: jc.Point(np.sin(3 * np.ravel(x)))
+    """A point model that was trained on few rows on the right, and quantiles whose width follows a process."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(-1, 0.2, 80), rng.uniform(-1, 1, 200)])
+    y = np.sin(3 * x) + np.where(x > 0, 0.1 + 2 * x, 0.1) * rng.normal(size=280)
+    train, calibration = slice(80), slice(80, None)
+    model = lambda x: jc.Point(np.sin(3 * x))
     rows = {"x_train": x[train], "y_train": y[train]}
     sharp = jc.sharp_gp.fit(x[calibration], model(x[calibration]), y[calibration], **rows)
     one_width = jc.conformal.fit(None, model(x[calibration]), y[calibration])
     figure, left, right = panels("One width for all rows: split conformal", "Sharp calibrated Gaussian process")
-    for ax, forecast in ((left, one_width(None, model(GRID))), (right, sharp(GRID[:, None], model(GRID)))):
+    for ax, forecast in ((left, one_width(None, model(GRID))), (right, sharp(GRID, model(GRID)))):
         draw_band(ax, GRID, forecast)
         draw_rows(ax, x[calibration], y[calibration])
+        ax.plot(x[train], y[train], "x", color=_style.RED, markersize=2.5, label="training rows")
+        ax.set_ylim(-5, 5)
     save(figure, "sharp_gp")
 
 

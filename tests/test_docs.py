@@ -47,7 +47,8 @@ def test_the_code_of_a_page_runs(page, monkeypatch, tmp_path):
         absent = [name for name in OPTIONAL if f"import {name}" in block or f"from {name}" in block]
         if page == CLUSTERS or any(importlib.util.find_spec(name) is None for name in absent):
             continue
-        exec(code, namespace)
+        with jax.numpy_rank_promotion("allow"):  # as in a reader's session
+            exec(code, namespace)
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=named)

@@ -1,6 +1,6 @@
-"""Draws the pictures of the calibrators: docs/pictures/NAME.png.
+"""Draws the pictures of the other calibrators: docs/pictures/NAME.png.
 
-`python docs/draw/calibrators.py` draws all of them, `python docs/draw/calibrators.py rio crude` those that are named.
+`python docs/draw/calibrators.py` draws all of them, `python docs/draw/calibrators.py isotonic` the one that is named.
 Every picture has fixed seeds.
 """
 
@@ -14,42 +14,11 @@ from jaxcal.plots import _style
 GRID = np.linspace(-1, 1, 300)
 
 
-def rio():
-    """A model that misses a part of the function, and the same after RIO."""
-    rng = np.random.default_rng(0)
-    x = rng.uniform(-1, 1, 60)
-    y = np.sin(3 * x) + 0.4 * np.cos(9 * x) + 0.1 * rng.normal(size=60)
-    model = lambda x: jc.Point(np.sin(3 * x))
-    fitted = jc.rio.fit(x, model(x), y)
-    figure, left, right = panels("Residuals of the model, and the process", "Model plus process")
-    residual = jc.Normal(fitted(GRID, model(GRID)).mean - np.sin(3 * GRID), fitted(GRID, model(GRID)).std)
-    draw_band(left, GRID, residual)
-    draw_rows(left, x, y - np.sin(3 * x))
-    draw_band(right, GRID, fitted(GRID, model(GRID)))
-    right.plot(GRID, np.sin(3 * GRID), "--", color=_style.RED, linewidth=1, label="model")
-    draw_rows(right, x, y)
-    save(figure, "rio")
-
-
 def _skewed(n, seed):
     """Targets whose errors are skewed, and predictions with the right std."""
     rng = np.random.default_rng(seed)
     mean = rng.normal(size=n)
     return mean + rng.exponential(size=n) - 1, jc.Normal(mean, np.ones(n))
-
-
-def crude():
-    """The z-scores, and reliability before and after."""
-    y, base = _skewed(500, 0)
-    y_new, new = _skewed(4000, 1)
-    after = jc.crude.fit(None, base, y)(None, new)
-    figure, left, right = panels("z-scores of calibration rows", "Quantiles of new rows")
-    z = np.sort(np.asarray((y - base.mean) / base.std))
-    left.hist(z, bins=40, density=True, color=_style.BLUE, alpha=0.4, label="z-scores")
-    t = np.linspace(-3, 5, 200)
-    left.plot(t, np.exp(-(t**2) / 2) / np.sqrt(2 * np.pi), "--", color=_style.RED, label="standard normal")
-    _reliability(right, y_new, {"before": new, "after": after})
-    save(figure, "crude")
 
 
 def _reliability(ax, y, forecasts):
@@ -59,58 +28,6 @@ def _reliability(ax, y, forecasts):
     for color, (name, forecast) in zip((_style.RED, _style.BLUE), forecasts.items(), strict=True):
         ax.plot(levels, jc.metrics.observed_fractions(y, forecast, levels), color=color, label=name)
     ax.set(xlabel="level", ylabel="fraction below the quantile")
-
-
-def sharp_gp():
-    """A point model that was trained on few rows on the right, and quantiles whose width follows a process."""
-    rng = np.random.default_rng(0)
-    x = np.concatenate([rng.uniform(-1, 0.2, 80), rng.uniform(-1, 1, 200)])
-    y = np.sin(3 * x) + np.where(x > 0, 0.1 + 2 * x, 0.1) * rng.normal(size=280)
-    train, calibration = slice(80), slice(80, None)
-    model = lambda x: jc.Point(np.sin(3 * x))
-    rows = {"x_train": x[train], "y_train": y[train]}
-    sharp = jc.sharp_gp.fit(x[calibration], model(x[calibration]), y[calibration], **rows)
-    one_width = jc.conformal.fit(None, model(x[calibration]), y[calibration])
-    figure, left, right = panels("One width for all rows: split conformal", "Sharp calibrated Gaussian process")
-    for ax, forecast in ((left, one_width(None, model(GRID))), (right, sharp(GRID, model(GRID)))):
-        draw_band(ax, GRID, forecast)
-        draw_rows(ax, x[calibration], y[calibration])
-        ax.plot(x[train], y[train], "x", color=_style.RED, markersize=2.5, label="training rows")
-        ax.set_ylim(-5, 5)
-    save(figure, "sharp_gp")
-
-
-def accrue():
-    """Errors of a point model, and the std that ACCRUE finds."""
-    x, y = noisy_sine(600)
-    model = lambda x: jc.Point(np.sin(3 * np.ravel(x)))
-    fitted = jc.accrue.fit(x, model(x), y, key=KEY)
-    figure, left, right = panels("Predictions of a model, with a std", "The std")
-    forecast = fitted(GRID[:, None], model(GRID))
-    draw_band(left, GRID, forecast)
-    draw_rows(left, x, y)
-    right.plot(GRID, std_of_sine(GRID), color="k", linewidth=1, label="true")
-    right.plot(GRID, forecast.std, color=_style.BLUE, label="ACCRUE")
-    right.set(xlabel="x", ylabel="std")
-    save(figure, "accrue")
-
-
-def conformal():
-    """The sorted scores with the rank that is taken, and the intervals."""
-    x, y = noisy_sine(200)
-    base = lambda x: jc.Normal(np.sin(3 * np.ravel(x)), 0.15 + 0.1 * (np.ravel(x) > 0))
-    fitted = jc.conformal.fit(None, base(x), y, score="scaled")
-    figure, left, right = panels("Scores of 200 calibration rows, sorted", "Intervals before and after")
-    scores = np.sort(np.abs(y - np.asarray(base(x).mean)) / np.asarray(base(x).std))
-    left.plot(np.arange(1, 201), scores, ".", color=_style.BLUE, markersize=3)
-    rank = int(np.ceil(201 * 0.9))
-    left.axhline(scores[rank - 1], color=_style.RED, linestyle="--", linewidth=1, label=f"90 %: rank {rank}")
-    left.set(xlabel="rank", ylabel="|y - mean| / std")
-    draw_band(right, GRID, fitted(None, base(GRID)), label="after")
-    for end in base(GRID).interval(0.9):
-        right.plot(GRID, end, "--", color=_style.RED, linewidth=0.8)
-    draw_rows(right, x, y)
-    save(figure, "conformal")
 
 
 def conditional_conformal():
@@ -198,11 +115,6 @@ def neural_quantiles():
 
 
 DRAWN = (
-    rio,
-    crude,
-    sharp_gp,
-    accrue,
-    conformal,
     conditional_conformal,
     isotonic,
     gaussian_mle,

@@ -1,0 +1,149 @@
+"""Draws the pictures of rio, crude, sharp_gp, accrue and conformal: docs/pictures/NAME.png.
+
+`python docs/draw/calibrators_papers.py` draws all of them, `python docs/draw/calibrators_papers.py rio crude` those that
+are named. Every picture has fixed seeds.
+"""
+
+import sys
+
+import jax
+import numpy as np
+from predictors import KEY, draw_band, draw_rows, noisy_sine, panels, save, std_of_sine
+
+import jaxcal as jc
+from jaxcal.functional import scores
+from jaxcal.plots import _style
+
+
+def rio():
+    """The residuals of a model that is too simple, and its prediction with and without their process."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 6, 120)
+    y = np.sin(x) + 0.4 * np.sin(3 * x) + 0.15 * rng.normal(size=120)
+    model = lambda x: jc.Point(np.sin(x))
+    fitted = jc.rio.fit(x, model(x), y)
+    grid = np.linspace(0, 8, 400)
+    figure, left, right = panels("Residuals of a model, and their process", "Prediction: the model plus the process")
+    after = fitted(grid, model(grid))
+    draw_rows(left, x, y - np.sin(x))
+    draw_band(left, grid, jc.Normal(after.mean - np.sin(grid), after.std))
+    left.axhline(0, color=_style.RED, linestyle="--", linewidth=1, label="the model alone")
+    draw_rows(right, x, y)
+    draw_band(right, grid, after, label="RIO, 90 % interval")
+    right.plot(grid, np.sin(grid), "--", color=_style.RED, linewidth=1, label="the model")
+    left.set(xlabel="x", ylabel="residual", ylim=(-1.2, 1.8))
+    right.set(xlabel="x", ylabel="y", ylim=(-2, 3))
+    save(figure, "rio")
+
+
+def crude():
+    """Skewed standardized errors beside the normal density, and how many rows lie below each quantile."""
+    rng = np.random.default_rng(0)
+    errors = rng.exponential(size=4500) - 1
+    held_out, new = errors[:500], errors[500:]
+    normal = jc.Normal(np.zeros(4000), np.ones(4000))
+    fitted = jc.crude.fit(None, jc.Normal(np.zeros(500), np.ones(500)), held_out)
+    levels, grid = np.linspace(0.01, 0.99, 99), np.linspace(-3.5, 5, 300)
+    figure, left, right = panels("Errors in predicted stds, 500 calibration rows", "New rows below each quantile")
+    left.hist(held_out, np.linspace(-3.5, 5, 52), density=True, color=_style.BLUE, alpha=0.4, label="the table of CRUDE")
+    density = np.exp(jc.Normal(np.zeros(300), np.ones(300)).log_prob(grid))
+    left.plot(grid, density, "--", color=_style.RED, label="the model's normal distribution")
+    left.set(xlabel="standardized error", ylabel="density")
+    right.plot([0, 1], [0, 1], color="k", linewidth=0.8, label="exact")
+    for name, forecast, style, color in (
+        ("the model", normal, "--", _style.RED),
+        ("CRUDE", fitted(None, normal), "-", _style.BLUE),
+    ):
+        below = [np.mean(new <= np.asarray(forecast.icdf(level))) for level in levels]
+        right.plot(levels, below, style, color=color, label=name)
+    right.set(xlabel="level", ylabel="fraction of new rows")
+    save(figure, "crude")
+
+
+def sharp_gp():
+    """Intervals around a mean, of one width and of `sharp_gp`; and the width over the inputs."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(-1, 0.5, 1200), rng.uniform(0.5, 3, 400)])
+    x = rng.permutation(x)
+    y = np.sin(4 * x) + 0.05 * rng.normal(size=1600)
+    train, held_out = slice(0, 24), slice(24, 424)
+    model = jc.gaussian_process.fit(x[train], y[train])
+    mean = lambda x: jc.Point(model(x).mean)
+    rows = x[held_out], mean(x[held_out]), y[held_out]
+    sharp = jc.sharp_gp.fit(*rows, x_train=x[train], y_train=y[train], levels=(0.05, 0.95))
+    one_width = jc.conformal.fit(*rows, rule="linear")
+    grid = np.linspace(-1, 3, 300)
+    figure, left, right = panels("90 % intervals around the mean of 24 rows", "Half widths, and errors of new rows")
+    draw_rows(left, x[424:], y[424:])
+    for name, fitted, style, color in (("one width", one_width, "--", _style.RED), ("sharp_gp", sharp, "-", _style.BLUE)):
+        lower, upper = fitted(grid, mean(grid)).interval(0.9)
+        for ax, ends in ((left, (lower, upper)), (right, ((upper - lower) / 2,))):
+            for i, end in enumerate(ends):
+                ax.plot(grid, end, style, color=color, linewidth=1.2, label="_" if i else name)
+    left.plot(x[train], y[train], "o", color="k", markersize=3, label="training rows")
+    right.plot(x[424:], np.abs(y[424:] - np.asarray(mean(x[424:]).mean)), ".", color=_style.GRAY, markersize=2.5, zorder=0)
+    left.set(xlabel="x", ylabel="y", ylim=(-2.2, 3.2))
+    right.set(xlabel="x", ylabel="half width, size of the error", ylim=(0, 0.8))
+    save(figure, "sharp_gp")
+
+
+def accrue():
+    """The std that is found, and the two scores by a factor of the true std."""
+    x, y = noisy_sine(600)
+    errors = y - np.sin(3 * x[:, 0])
+    fitted = jc.accrue.fit(x, jc.Point(np.sin(3 * x[:, 0])), y, key=KEY)
+    grid = np.linspace(-1, 1, 300)
+    figure, left, right = panels("Errors of a model, and the std of ACCRUE", "The two scores, by a factor of the true std")
+    draw_rows(left, x, np.abs(errors))
+    left.plot(grid, std_of_sine(grid), color="k", linewidth=1, label="true std")
+    left.plot(grid, fitted.std(grid), color=_style.BLUE, label="ACCRUE")
+    left.axhline(errors.std(), color=_style.RED, linestyle="--", linewidth=1, label="one std for all rows")
+    left.set(xlabel="x", ylabel="std, size of the error", ylim=(0, 2))
+    factors, std = np.geomspace(0.3, 3, 60), std_of_sine(x[:, 0])
+    crps = [jc.metrics.crps(errors, jc.Normal(np.zeros(600), factor * std)) for factor in factors]
+    reliability = [scores.reliability_score(errors / (factor * std)) for factor in factors]
+    for name, values, style, color in (("CRPS", crps, "-", _style.BLUE), ("RS", reliability, "--", _style.RED)):
+        right.semilogx(factors, values, style, color=color, label=name)
+    right.axvline(1, color="k", linewidth=0.8)
+    right.set(xlabel="std over true std", ylabel="score", ylim=(0, 0.6), xticks=[0.3, 1, 3], xticklabels=["0.3", "1", "3"])
+    right.minorticks_off()
+    save(figure, "accrue")
+
+
+def conformal():
+    """The sorted errors of calibration rows, and the coverage by errors of training rows and by those."""
+    from sklearn.ensemble import GradientBoostingRegressor
+
+    data = jc.datasets.load("concrete")
+    levels, covered = np.linspace(0.1, 0.95, 18), {"std of training errors": [], "conformal": []}
+    for seed in range(10):
+        train, held_out, test = jc.datasets.split(len(data.y), (0.4, 0.2, 0.4), seed=seed)
+        model = GradientBoostingRegressor(random_state=0).fit(data.x[train], data.y[train])
+        training, held, new = (jc.Point(model.predict(data.x[rows])) for rows in (train, held_out, test))
+        fitted = jc.conformal.fit(None, held, data.y[held_out])
+        own = jc.Normal(new.mean, np.std(data.y[train] - np.asarray(training.mean)))
+        for name, forecast in {"std of training errors": own, "conformal": fitted(None, new)}.items():
+            each = [jc.metrics.coverage(data.y[test], forecast, confidence_level=level) for level in levels]
+            covered[name].append(each)
+    figure, left, right = panels("Sorted errors of 206 calibration rows", "Coverage of new rows, mean of ten splits")
+    sizes = np.sort(np.abs(data.y[held_out] - np.asarray(held.mean)))
+    rank = int(np.ceil((len(sizes) + 1) * 0.9))
+    left.plot(np.arange(1, len(sizes) + 1), sizes, ".", color=_style.BLUE, markersize=3)
+    left.axvline(rank, color="k", linewidth=0.8)
+    left.axhline(sizes[rank - 1], color=_style.RED, linestyle="--", linewidth=1, label=f"rank {rank}: half width at 90 %")
+    left.set(xlabel="rank", ylabel="size of the error, MPa")
+    right.plot([0, 1], [0, 1], color="k", linewidth=0.8, label="exact")
+    for (name, each), color, style in zip(covered.items(), (_style.RED, _style.BLUE), ("--", "-"), strict=True):
+        right.plot(levels, np.mean(each, axis=0), style, color=color, label=name)
+    right.set(xlabel="level of the interval", ylabel="fraction of rows inside")
+    save(figure, "conformal")
+
+
+DRAWN = (rio, crude, sharp_gp, accrue, conformal)
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    for draw in DRAWN:
+        if len(sys.argv) == 1 or draw.__name__ in sys.argv[1:]:
+            print(draw.__name__, flush=True)
+            draw()

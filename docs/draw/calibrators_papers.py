@@ -1,7 +1,7 @@
 """Draws the pictures of rio, crude, sharp_gp, accrue and conformal: docs/pictures/NAME.png.
 
-`python docs/draw/calibrators_papers.py` draws all of them, `python docs/draw/calibrators_papers.py rio crude` those that
-are named. Every picture has fixed seeds.
+`python docs/draw/calibrators_papers.py` draws all of them, `python docs/draw/calibrators_papers.py rio` the one that is
+named. Every picture has fixed seeds.
 """
 
 import sys
@@ -45,7 +45,7 @@ def crude():
     fitted = jc.crude.fit(None, jc.Normal(np.zeros(500), np.ones(500)), held_out)
     levels, grid = np.linspace(0.01, 0.99, 99), np.linspace(-3.5, 5, 300)
     figure, left, right = panels("Errors in predicted stds, 500 calibration rows", "New rows below each quantile")
-    left.hist(held_out, np.linspace(-3.5, 5, 52), density=True, color=_style.BLUE, alpha=0.4, label="the table of CRUDE")
+    left.hist(held_out, np.linspace(-3.5, 5, 52), density=True, color=_style.BLUE, alpha=0.4, label="CRUDE")
     density = np.exp(jc.Normal(np.zeros(300), np.ones(300)).log_prob(grid))
     left.plot(grid, density, "--", color=_style.RED, label="the model's normal distribution")
     left.set(xlabel="standardized error", ylabel="density")
@@ -75,13 +75,14 @@ def sharp_gp():
     grid = np.linspace(-1, 3, 300)
     figure, left, right = panels("90 % intervals around the mean of 24 rows", "Half widths, and errors of new rows")
     draw_rows(left, x[424:], y[424:])
-    for name, fitted, style, color in (("one width", one_width, "--", _style.RED), ("sharp_gp", sharp, "-", _style.BLUE)):
+    drawn = (("one width", one_width, "--", _style.RED), ("sharp_gp", sharp, "-", _style.BLUE))
+    for name, fitted, style, color in drawn:
         lower, upper = fitted(grid, mean(grid)).interval(0.9)
         for ax, ends in ((left, (lower, upper)), (right, ((upper - lower) / 2,))):
             for i, end in enumerate(ends):
                 ax.plot(grid, end, style, color=color, linewidth=1.2, label="_" if i else name)
     left.plot(x[train], y[train], "o", color="k", markersize=3, label="training rows")
-    right.plot(x[424:], np.abs(y[424:] - np.asarray(mean(x[424:]).mean)), ".", color=_style.GRAY, markersize=2.5, zorder=0)
+    draw_rows(right, x[424:], np.abs(y[424:] - np.asarray(mean(x[424:]).mean)))
     left.set(xlabel="x", ylabel="y", ylim=(-2.2, 3.2))
     right.set(xlabel="x", ylabel="half width, size of the error", ylim=(0, 0.8))
     save(figure, "sharp_gp")
@@ -93,7 +94,7 @@ def accrue():
     errors = y - np.sin(3 * x[:, 0])
     fitted = jc.accrue.fit(x, jc.Point(np.sin(3 * x[:, 0])), y, key=KEY)
     grid = np.linspace(-1, 1, 300)
-    figure, left, right = panels("Errors of a model, and the std of ACCRUE", "The two scores, by a factor of the true std")
+    figure, left, right = panels("Errors of a model, and the std of ACCRUE", "The scores, by a factor of the true std")
     draw_rows(left, x, np.abs(errors))
     left.plot(grid, std_of_sine(grid), color="k", linewidth=1, label="true std")
     left.plot(grid, fitted.std(grid), color=_style.BLUE, label="ACCRUE")
@@ -101,11 +102,12 @@ def accrue():
     left.set(xlabel="x", ylabel="std, size of the error", ylim=(0, 2))
     factors, std = np.geomspace(0.3, 3, 60), std_of_sine(x[:, 0])
     crps = [jc.metrics.crps(errors, jc.Normal(np.zeros(600), factor * std)) for factor in factors]
-    reliability = [scores.reliability_score(errors / (factor * std)) for factor in factors]
+    reliability = [scores.reliability_score(errors, factor * std) for factor in factors]
     for name, values, style, color in (("CRPS", crps, "-", _style.BLUE), ("RS", reliability, "--", _style.RED)):
         right.semilogx(factors, values, style, color=color, label=name)
     right.axvline(1, color="k", linewidth=0.8)
-    right.set(xlabel="std over true std", ylabel="score", ylim=(0, 0.6), xticks=[0.3, 1, 3], xticklabels=["0.3", "1", "3"])
+    right.set(xlabel="std over true std", ylabel="score", ylim=(0, 0.6))
+    right.set_xticks([0.3, 1, 3], ["0.3", "1", "3"])
     right.minorticks_off()
     save(figure, "accrue")
 
@@ -130,7 +132,9 @@ def conformal():
     rank = int(np.ceil((len(sizes) + 1) * 0.9))
     left.plot(np.arange(1, len(sizes) + 1), sizes, ".", color=_style.BLUE, markersize=3)
     left.axvline(rank, color="k", linewidth=0.8)
-    left.axhline(sizes[rank - 1], color=_style.RED, linestyle="--", linewidth=1, label=f"rank {rank}: half width at 90 %")
+    left.axhline(
+        sizes[rank - 1], color=_style.RED, linestyle="--", linewidth=1, label=f"rank {rank}, half width at 90 %"
+    )
     left.set(xlabel="rank", ylabel="size of the error, MPa")
     right.plot([0, 1], [0, 1], color="k", linewidth=0.8, label="exact")
     for (name, each), color, style in zip(covered.items(), (_style.RED, _style.BLUE), ("--", "-"), strict=True):

@@ -61,30 +61,37 @@ def crude():
 
 
 def sharp_gp():
-    """Intervals around a mean, of one width and of `sharp_gp`; and the width over the inputs."""
+    """The half width of `sharp_gp` over the inputs, and the errors of new rows beside it."""
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.uniform(-1, 0.5, 1200), rng.uniform(0.5, 3, 400)])
-    x = rng.permutation(x)
-    y = np.sin(4 * x) + 0.05 * rng.normal(size=1600)
-    train, held_out = slice(0, 24), slice(24, 424)
+    x = rng.normal(size=(1000, 2))
+    y = np.sin(3 * x[:, 0]) * np.cos(2 * x[:, 1]) + 0.02 * rng.normal(size=1000)
+    train, held_out, new = slice(0, 100), slice(100, 300), slice(300, 1000)
     model = jc.gaussian_process.fit(x[train], y[train])
     mean = lambda x: jc.Point(model(x).mean)
     rows = x[held_out], mean(x[held_out]), y[held_out]
     sharp = jc.sharp_gp.fit(*rows, x_train=x[train], y_train=y[train], levels=(0.05, 0.95))
     one_width = jc.conformal.fit(*rows, rule="linear")
-    grid = np.linspace(-1, 3, 300)
-    figure, left, right = panels("90 % intervals around the mean of 24 rows", "Half widths, and errors of new rows")
-    draw_rows(left, x[424:], y[424:])
-    drawn = (("one width", one_width, "--", _style.RED), ("sharp_gp", sharp, "-", _style.BLUE))
-    for name, fitted, style, color in drawn:
-        lower, upper = fitted(grid, mean(grid)).interval(0.9)
-        for ax, ends in ((left, (lower, upper)), (right, ((upper - lower) / 2,))):
-            for i, end in enumerate(ends):
-                ax.plot(grid, end, style, color=color, linewidth=1.2, label="_" if i else name)
-    left.plot(x[train], y[train], "o", color="k", markersize=3, label="training rows")
-    draw_rows(right, x[424:], np.abs(y[424:] - np.asarray(mean(x[424:]).mean)))
-    left.set(xlabel="x", ylabel="y", ylim=(-2.2, 3.2))
-    right.set(xlabel="x", ylabel="half width, size of the error", ylim=(0, 0.8))
+
+    def half_width(fitted, x):
+        lower, upper = fitted(x, mean(x)).interval(0.9)
+        return np.asarray(upper - lower) / 2
+
+    figure, left, right = panels("Half width of sharp_gp, and training rows", "Errors of new rows, by that half width")
+    grid = np.stack(np.meshgrid(np.linspace(-3, 3, 60), np.linspace(-3, 3, 60)), axis=-1)
+    widths = half_width(sharp, grid.reshape(-1, 2)).reshape(60, 60)
+    drawn = left.contourf(grid[..., 0], grid[..., 1], widths, cmap="Blues", levels=8)
+    figure.colorbar(drawn, ax=left).ax.tick_params(labelsize=8)
+    left.plot(*x[train].T, ".", color="k", markersize=3)
+    left.set(xlabel="first input", ylabel="second input", xlim=(-3, 3), ylim=(-3, 3))
+    widths, errors = half_width(sharp, x[new]), np.abs(y[new] - np.asarray(mean(x[new]).mean))
+    draw_rows(right, widths, np.maximum(errors, 1e-3))
+    ends = np.array([widths.min(), widths.max()])
+    right.loglog(ends, ends, color=_style.BLUE, label="sharp_gp")
+    wide = half_width(one_width, x[new])[:1].repeat(2)
+    right.loglog(ends, wide, "--", color=_style.RED, label="one width")
+    right.set(xlabel="half width of sharp_gp", ylabel="size of the error, half width")
+    right.set_xticks([0.05, 0.1, 0.2, 0.4], ["0.05", "0.1", "0.2", "0.4"])
+    right.xaxis.minorticks_off()
     save(figure, "sharp_gp")
 
 

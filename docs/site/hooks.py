@@ -32,6 +32,7 @@ FILES = ("notebooks/*.ipynb", "benchmarks/results/**/*.*", "benchmarks/data/READ
 CODE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 IN_NOTEBOOK = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<script.*?</script>|<style.*?</style>)", re.DOTALL)
+HREF = re.compile(r'href="([^":#]+)"')
 RAW_FORMULA = re.compile(r"(\${1,2})([^$]+?)\1")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
 
@@ -53,33 +54,47 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links between files of the repository into links between pages."""
-    here, known = page.file.src_uri, set(files.src_uris)
-    original = Path(page.file.abs_src_path).relative_to(ROOT).as_posix()
 
     def replace(match: re.Match) -> str:
         mark, text, target, anchor = match.groups()
         if re.match(r"[a-z]+:", target):
             return match[0]
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(original), target))
-        uri = PAGES.get(path, path.removeprefix("docs/"))
-        if uri not in known:
-            if not (ROOT / path).exists():
-                log.warning("%s links to %s, which is not there.", original, target)
+        found = _file_of(target, page, files)
+        if found is None:
             return text
-        return f"{mark}[{text}]({posixpath.relpath(uri, posixpath.dirname(here) or '.')}{anchor or ''})"
+        return f"{mark}[{text}]({_from(page, found.src_uri)}{anchor or ''})"
 
     parts = CODE.split(markdown)
     return "".join(part if k % 2 else LINK.sub(replace, part) for k, part in enumerate(parts))
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Draw formulas by MathML."""
+    """Draw formulas by MathML; of notebooks, whose text is HTML already, turn links into those of the site as well."""
 
     def draw(match: re.Match) -> str:
         kind, formula = match.groups()
         return convert(html.unescape(formula).strip(), display="block" if kind in ("div", "$$") else "inline")
 
+    def replace(match: re.Match) -> str:
+        found = _file_of(match[1], page, files)
+        return match[0] if found is None else f'href="{_from(page, found.dest_uri)}"'
+
     if not page.file.src_uri.endswith(".ipynb"):
         return FORMULA.sub(draw, content)
-    parts = IN_NOTEBOOK.split(content)
+    parts = IN_NOTEBOOK.split(HREF.sub(replace, content))
     return "".join(part if k % 2 else RAW_FORMULA.sub(draw, part) for k, part in enumerate(parts))
+
+
+def _file_of(target: str, page: Page, files: Files) -> File | None:
+    """The file of the site that a link of a file of the repository leads to; None where it is none of the site's."""
+    original = Path(page.file.abs_src_path).relative_to(ROOT).as_posix()
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(original), target))
+    found = files.get_file_from_path(PAGES.get(path, path.removeprefix("docs/")))
+    if found is None and not (ROOT / path).exists():
+        log.warning("%s links to %s, which is not there.", original, target)
+    return found
+
+
+def _from(page: Page, uri: str) -> str:
+    """A path of the site as a page has to name it."""
+    return posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or ".")

@@ -517,6 +517,16 @@ def test_student_t_without_moments():
     np.testing.assert_allclose(distribution.icdf(0.9), scipy.stats.t.ppf(0.9, [0.8, 1.5, 3.0], 1, 2), rtol=EXACT)
 
 
+def test_student_t_of_many_rows():
+    """More of them than are integrated at once, by their number; the ends of intervals are their quantiles."""
+    y = np.linspace(-5, 5, 70_001)
+    distribution = StudentT(5.0, np.zeros(len(y)), 2.0)
+    some = slice(None, None, 7000)
+    np.testing.assert_allclose(distribution.cdf(y)[some], scipy.stats.t.cdf(y[some] / 2, 5), rtol=1e-9 if X64 else 1e-4)
+    for end, level in zip(distribution.interval(0.9), (0.05, 0.95), strict=True):
+        np.testing.assert_allclose(end[some], 2 * scipy.stats.t.ppf(level, 5), rtol=EXACT)
+
+
 def test_student_t_quantiles_of_equal_degrees_of_freedom():
     distribution = StudentT(5.0, LOC, SCALE)
     expected = scipy.stats.t.ppf(LEVELS, 5, LOC[:, None], SCALE[:, None])

@@ -321,6 +321,7 @@ def test_fewer_inducing_points_than_rows_ask_for_the_sparse_bound(rows):
         (60, {"num_inducing": 60}, "exact"),
         (60, {"inducing": "greedy"}, "collapsed"),
         (100_000, {}, "better"),
+        (300_000, {}, "collapsed"),
         (100_000, {"num_inducing": 10}, "collapsed"),
     ],
 )

@@ -95,18 +95,10 @@ class Distribution(Rows):
         """
         check_confidence_level(confidence_level)
         low, high = (1 - confidence_level) / 2, (1 + confidence_level) / 2
-        lower, upper = self._pair_of_quantiles(jnp.asarray(low), jnp.asarray(high))
+        lower, upper = _ends(self._quantiles(jnp.asarray([low, high])))
         if not _checks.is_traced(low, high):
             self._warn_of_levels(np.array([low, high]), upper)  # once for both ends
         return lower, upper
-
-    @eqx.filter_jit
-    def _pair_of_quantiles(
-        self, low: Float[Array, ""], high: Float[Array, ""]
-    ) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-        """The quantiles at two checked levels, as one program that holds the quantile function once."""
-        both = self._quantiles(jnp.stack([low, high]))
-        return both[..., 0], both[..., 1]
 
     def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
         """Warn the caller of `icdf` or `interval` of known levels that the distribution does not reach.
@@ -115,6 +107,12 @@ class Distribution(Rows):
             p: the levels; both ends of an interval.
             values: the quantiles; the upper end of an interval.
         """
+
+
+@jax.jit
+def _ends(both: Float[Array, "*n 2"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+    """The quantiles at two levels, one after the other."""
+    return both[..., 0], both[..., 1]
 
 
 def marked_out_of_fold(distribution: D) -> D:

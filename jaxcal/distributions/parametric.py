@@ -191,13 +191,6 @@ class StudentT(Distribution):
         t = Distribution._quantiles(StudentT(distinct, np.zeros_like(distinct), np.ones_like(distinct)), levels)
         return _placed(t, jax.device_put(row.astype(np.int32)), self.loc, self.scale)
 
-    def _pair_of_quantiles(
-        self, low: Float[Array, ""], high: Float[Array, ""]
-    ) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-        """Not one program, in which the degrees of freedom would not be known."""
-        both = self._quantiles(jnp.stack([low, high]))
-        return both[..., 0], both[..., 1]
-
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         return place(student_t.icdf(p, self.df), self.loc, self.scale)
 

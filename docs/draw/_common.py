@@ -8,6 +8,7 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
+import jaxcal as jc
 from jaxcal.plots import _style
 
 KEY = jax.random.key(0)
@@ -33,10 +34,10 @@ def save(figure, name):
     plt.close(figure)
 
 
-def noisy_sine(n, *, seed=0, reach=1.0):
-    """Inputs [n, 1] and targets [n] whose std is 0.1 on the left of 0 and 0.6 on the right, and that std."""
+def noisy_sine(n, *, seed=0):
+    """Inputs [n, 1], and targets [n] whose std is 0.1 on the left of 0 and 0.6 on the right."""
     rng = np.random.default_rng(seed)
-    x = rng.uniform(-reach, reach, n)
+    x = rng.uniform(-1, 1, n)
     return x[:, None], np.sin(3 * x) + std_of_sine(x) * rng.normal(size=n)
 
 
@@ -55,6 +56,19 @@ def draw_band(ax, grid, forecast, *, color=_style.BLUE, label="90 % interval"):
 def draw_rows(ax, x, y):
     """The rows as dots."""
     ax.plot(np.ravel(x), y, ".", color=_style.GRAY, markersize=2.5, zorder=0)
+
+
+def coverages(y, forecast, levels):
+    """The fraction of targets in the central interval of every level."""
+    return [jc.metrics.coverage(y, forecast, confidence_level=level) for level in levels]
+
+
+def draw_coverage(ax, levels, covered):
+    """Coverage over the level of the interval: of two methods, the mean of their splits."""
+    ax.plot([0, 1], [0, 1], color="k", linewidth=0.8, label="exact")
+    for (name, splits), color, style in zip(covered.items(), (_style.RED, _style.BLUE), ("--", "-"), strict=True):
+        ax.plot(levels, np.mean(splits, axis=0), style, color=color, label=name)
+    ax.set(xlabel="level of the interval", ylabel="fraction of rows inside")
 
 
 def draw_all(functions: Sequence[Callable]) -> None:

@@ -5,7 +5,7 @@ named. Every picture has fixed seeds.
 """
 
 import numpy as np
-from _common import KEY, draw_all, draw_band, draw_rows, noisy_sine, panels, save, std_of_sine
+from _common import KEY, coverages, draw_all, draw_band, draw_coverage, draw_rows, noisy_sine, panels, save, std_of_sine
 
 import jaxcal as jc
 from jaxcal.functional import scores
@@ -129,8 +129,7 @@ def conformal():
         fitted = jc.conformal.fit(None, held, data.y[held_out])
         own = jc.Normal(new.mean, np.std(data.y[train] - np.asarray(training.mean)))
         for name, forecast in {"std of training errors": own, "conformal": fitted(None, new)}.items():
-            each = [jc.metrics.coverage(data.y[test], forecast, confidence_level=level) for level in levels]
-            covered[name].append(each)
+            covered[name].append(coverages(data.y[test], forecast, levels))
     figure, left, right = panels("Sorted errors of 206 calibration rows", "Coverage of new rows, mean of ten splits")
     sizes = np.sort(np.abs(data.y[held_out] - np.asarray(held.mean)))
     rank = int(np.ceil((len(sizes) + 1) * 0.9))
@@ -140,10 +139,7 @@ def conformal():
         sizes[rank - 1], color=_style.RED, linestyle="--", linewidth=1, label=f"rank {rank}, half width at 90 %"
     )
     left.set(xlabel="rank", ylabel="size of the error, MPa")
-    right.plot([0, 1], [0, 1], color="k", linewidth=0.8, label="exact")
-    for (name, each), color, style in zip(covered.items(), (_style.RED, _style.BLUE), ("--", "-"), strict=True):
-        right.plot(levels, np.mean(each, axis=0), style, color=color, label=name)
-    right.set(xlabel="level of the interval", ylabel="fraction of rows inside")
+    draw_coverage(right, levels, covered)
     save(figure, "conformal")
 
 

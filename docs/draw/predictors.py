@@ -8,7 +8,7 @@ from functools import partial
 
 import jax
 import numpy as np
-from _common import KEY, draw_all, draw_band, draw_rows, noisy_sine, panels, save, std_of_sine
+from _common import KEY, coverages, draw_all, draw_band, draw_coverage, draw_rows, noisy_sine, panels, save, std_of_sine
 
 import jaxcal as jc
 from jaxcal.functional import levene
@@ -257,9 +257,7 @@ def pipeline():
         training = y - model.predict(x)
         own = jc.Normal(model.predict(data.x[test]), training.std())
         for name, forecast in {"training errors": own, "jc.pipeline": fitted(data.x[test])}.items():
-            covered[name].append(
-                [float(jc.metrics.coverage(data.y[test], forecast, confidence_level=p)) for p in levels]
-            )
+            covered[name].append(coverages(data.y[test], forecast, levels))
         step = fitted.steps[0]
     figure, left, right = panels("Errors of boosted trees, auto_mpg", "Coverage of new rows, mean of ten splits")
     bins = np.linspace(-10, 10, 41)
@@ -267,10 +265,7 @@ def pipeline():
     left.hist(training, bins, density=True, histtype="step", color=_style.RED, label="training rows")
     left.hist(out_of_fold, bins, density=True, histtype="step", color=_style.BLUE, label="out of fold")
     left.set(xlabel="error, miles per gallon", ylabel="density")
-    right.plot([0, 1], [0, 1], color="k", linewidth=0.8, label="exact")
-    for (name, each), color, style in zip(covered.items(), (_style.RED, _style.BLUE), ("--", "-"), strict=True):
-        right.plot(levels, np.mean(each, axis=0), style, color=color, label=name)
-    right.set(xlabel="level of the interval", ylabel="fraction of rows inside")
+    draw_coverage(right, levels, covered)
     save(figure, "pipeline")
 
 

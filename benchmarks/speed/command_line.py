@@ -1,9 +1,9 @@
 """How long `jaxcal calibrate` takes for many rows, and how much memory: `python benchmarks/speed/command_line.py`.
 
 A CSV of a million rows: five columns of inputs, one of labels, the target, a prediction and its std. Half of the rows
-are fitted on, all are predicted and written, the others are measured. Every method without a network runs in a process
-of its own, with compiled programs kept from a first run on few rows where they do not depend on the number of rows.
-Asked for: 30 s and 2 GB.
+are fitted on, all are predicted and written, the others are measured. Every method without a network runs once, in a
+process of its own; the command line keeps compiled programs on disk, so that what earlier runs compiled is read. Asked
+for: 30 s and 2 GB.
 """
 
 import argparse

@@ -1,10 +1,12 @@
-"""The documentation: its code runs as it is written, its links lead to files, its pages are in the site's menu."""
+"""The documentation: its code runs and prints what is shown, its links lead to files, its pages are in the menu."""
 
 import importlib.util
 import re
+from itertools import zip_longest
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 import jaxcal
@@ -15,12 +17,16 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# A block of code, and the text below it: what it prints.
+BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
 # Blocks that import these are passed over where they are not installed.
 OPTIONAL = ("catboost", "crepes", "lightgbm", "mapie", "torch", "xgboost")
 # Its code needs a cluster: it is compiled alone. `test_sweep_clusters.py` runs the like of it.
 CLUSTERS = DOCS / "clusters.md"
+# Rounding decides how a training goes on: on another processor what these print is another network's.
+NETWORKS = re.compile(r"jc\.(accrue|deep_ensemble|dropout|evidential|mlp|neural_\w+|usnrt|variance_network)\.fit")
+NUMBERS_AND_WORDS = re.compile(r"\d+\.?\d*(?:e[+-]?\d+)?|[^\d\s]+")
 
 
 def named(path):
@@ -28,33 +34,59 @@ def named(path):
 
 
 @pytest.fixture
-def same_precision():
-    """A page may change the precision of its process."""
+def readers_precision():
+    """JAX's default, as in a reader's session; a page may change it."""
     before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", False)
     yield
     jax.config.update("jax_enable_x64", before)
 
 
-@pytest.mark.usefixtures("plt", "same_precision")
+@pytest.mark.usefixtures("plt", "readers_precision")
 @pytest.mark.parametrize("page", WITH_CODE, ids=named)
-def test_the_code_of_a_page_runs(page, monkeypatch, tmp_path):
+def test_the_code_of_a_page_runs_and_prints_what_is_shown(page, monkeypatch, tmp_path, capsys):
     """Its blocks in their order, in one namespace and an empty folder."""
     monkeypatch.delenv("JAXCAL_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    namespace = {}
-    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+    text, namespace = page.read_text(encoding="utf-8"), {"__name__": "__main__"}
+    tolerance = 0.3 if NETWORKS.search(text) else 0.02
+    for block, shown in BLOCK.findall(text):
         code = compile(block, str(page), "exec")
         absent = [name for name in OPTIONAL if f"import {name}" in block or f"from {name}" in block]
         if page == CLUSTERS or any(importlib.util.find_spec(name) is None for name in absent):
             continue
-        with jax.numpy_rank_promotion("allow"):  # as in a reader's session
+        with jax.numpy_rank_promotion("allow"), np.printoptions():  # as in a reader's session
             exec(code, namespace)
+        printed = capsys.readouterr().out
+        if shown:
+            assert alike(shown, printed, tolerance), f"{page} shows\n{shown}\nIts code prints\n{printed}"
+
+
+def alike(shown, printed, tolerance):
+    """Whether two texts have the same words, and numbers that are near."""
+    pairs = list(zip_longest(NUMBERS_AND_WORDS.findall(shown), NUMBERS_AND_WORDS.findall(printed), fillvalue=""))
+    return all(one == other or near(one, other, tolerance) for one, other in pairs)
+
+
+def near(shown, printed, tolerance):
+    """Whether both are numbers, and differ by a unit of the last digit that is shown, or relatively by `tolerance`."""
+    if not (shown[:1].isdigit() and printed[:1].isdigit()):
+        return False
+    unit = 10.0 ** -len(re.sub(r"e.*", "", shown).partition(".")[2])
+    return abs(float(shown) - float(printed)) <= max(1.01 * unit, tolerance * float(shown))
+
+
+def test_what_a_page_shows_is_compared():
+    assert alike("CRPS 0.52, [1. 2.5]\n90%", "CRPS 0.523,\n[1.0 2.4] 90%", 0.02)
+    assert not alike("CRPS 0.52", "CRPS 0.54", 0.02)
+    assert not alike("covers 90%", "covers 85%", 0.02)
+    assert not alike("True", "False", 0.3)
+    assert not alike("RMSE 1.0", "RMSE 1.0 1.0", 0.3)
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=named)
 def test_the_links_of_a_page_lead_to_files(page):
-    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+    for target in links(page):
         path, _, anchor = target.partition("#")
         if re.match(r"[a-z]+:", target):
             continue
@@ -62,6 +94,16 @@ def test_the_links_of_a_page_lead_to_files(page):
         assert other.exists(), target
         if anchor and other.suffix == ".md":
             assert anchor in anchors(other), target
+
+
+def test_the_readme_has_links():
+    assert [target for target in links(ROOT / "README.md") if not target.startswith("http")]
+
+
+def links(page):
+    """The targets of a page's links, outside of its code."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"\]\(([^)\s]+)\)", text)
 
 
 def anchors(page):

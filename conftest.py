@@ -40,6 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+def pytest_sessionfinish() -> None:
+    """pytest collects garbage several times before it ends: not among all that was compiled."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def room_to_compile():
     """Many programs are forgotten after a file: they hold memory maps, and at Linux's limit for them XLA crashes."""

@@ -11,8 +11,6 @@ import pytest
 
 import jaxcal
 
-pytestmark = pytest.mark.any_precision
-
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -34,15 +32,15 @@ def named(path):
 
 
 @pytest.fixture
-def readers_precision():
-    """JAX's default, as in a reader's session; a page may change it."""
+def same_precision():
+    """A page may change the precision of its process."""
     before = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", False)
     yield
     jax.config.update("jax_enable_x64", before)
 
 
-@pytest.mark.usefixtures("plt", "readers_precision")
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="pages show what a session in JAX's default precision prints")
+@pytest.mark.usefixtures("plt", "same_precision")
 @pytest.mark.parametrize("page", WITH_CODE, ids=named)
 def test_the_code_of_a_page_runs_and_prints_what_is_shown(page, monkeypatch, tmp_path, capsys):
     """Its blocks in their order, in one namespace and an empty folder."""
@@ -76,6 +74,7 @@ def near(shown, printed, tolerance):
     return abs(float(shown) - float(printed)) <= max(1.01 * unit, tolerance * float(shown))
 
 
+@pytest.mark.any_precision
 def test_what_a_page_shows_is_compared():
     assert alike("CRPS 0.52, [1. 2.5]\n90%", "CRPS 0.523,\n[1.0 2.4] 90%", 0.02)
     assert not alike("CRPS 0.52", "CRPS 0.54", 0.02)
@@ -84,6 +83,7 @@ def test_what_a_page_shows_is_compared():
     assert not alike("RMSE 1.0", "RMSE 1.0 1.0", 0.3)
 
 
+@pytest.mark.any_precision
 @pytest.mark.parametrize("page", TEXTS, ids=named)
 def test_the_links_of_a_page_lead_to_files(page):
     for target in links(page):
@@ -96,6 +96,7 @@ def test_the_links_of_a_page_lead_to_files(page):
             assert anchor in anchors(other), target
 
 
+@pytest.mark.any_precision
 def test_the_readme_has_links():
     assert [target for target in links(ROOT / "README.md") if not target.startswith("http")]
 
@@ -112,6 +113,7 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.any_precision
 def test_every_page_is_in_the_menu():
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [named(page) for page in PAGES if page.relative_to(DOCS).as_posix() not in menu] == []
@@ -119,6 +121,7 @@ def test_every_page_is_in_the_menu():
     assert [named(path) for path in notebooks if f"notebooks/{path.name}" not in menu] == []
 
 
+@pytest.mark.any_precision
 def test_every_method_has_a_page_with_its_reference():
     methods = [
         path

@@ -168,11 +168,10 @@ def test_leaves_of_100_of_500_rows_are_found():
     assert min(tree.leaf_table()["num_rows"]) >= 100
 
 
+@pytest.mark.slow
 def test_too_few_rows_for_a_split_are_told():
-    rng = np.random.default_rng(2)
-    x, y = rng.normal(size=(399, 1)).astype(FLOAT), rng.normal(size=399).astype(FLOAT)
     with pytest.warns(UserWarning, match="'auto' splits 400 rows and more; of 399 rows the tree is one leaf"):
-        usnrt.fit(x, y, key=KEY, max_epochs=1, hidden=(2,))
+        usnrt.fit(X[:399], Y[:399], key=KEY, categorical=[2], max_epochs=1)
 
 
 def test_residuals_are_tested_out_of_fold():
@@ -184,16 +183,15 @@ def test_residuals_are_tested_out_of_fold():
     assert stds[0] > y.std(ddof=1) > stds[1]
 
 
-def test_small_leaves_know_what_all_rows_say():
+def test_small_leaves_know_what_all_rows_say(rng):
     """Their means are no worse than those of one leaf, where the noise differs and the mean is one curve."""
-    rng = np.random.default_rng(4)
-    x = rng.uniform(-1, 1, (1600, 2)).astype(FLOAT)
-    mean, std = np.sin(6 * x[:, 0]), np.where(x[:, 1] > 0, 0.4, 0.1)
-    y = (mean + std * rng.normal(size=1600)).astype(FLOAT)
-    options = {"key": KEY, "max_epochs": 40, "hidden": (32,)}
-    trees = [usnrt.fit(x[:600], y[:600], min_leaf=number, **options) for number in (60, 301)]
+    curve = lambda x: np.sin(4 * x[:, 0])
+    y = (curve(X) + np.where(X[:, 1] > 0, 0.4, 0.1) * rng.normal(size=len(X))).astype(FLOAT)
+    options = {**OPTIONS, "max_epochs": 40, "categorical": [2], "key": KEY}
+    trees = [usnrt.fit(X, y, **{**options, "min_leaf": least}) for least in (60, 301)]
     assert [bool(len(tree.leaf_table()["leaf"]) > 1) for tree in trees] == [True, False]
-    small, whole = (np.sqrt(np.mean((tree(x[600:]).mean - mean[600:]) ** 2)) for tree in trees)
+    x, _ = data(1000, seed=4)
+    small, whole = (np.sqrt(np.mean((tree(x).mean - curve(x)) ** 2)) for tree in trees)
     assert small < 1.2 * whole
 
 

@@ -2,14 +2,17 @@
 
 import importlib.util
 import re
+import shlex
 from itertools import zip_longest
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import jaxcal
+from jaxcal.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -24,7 +27,9 @@ OPTIONAL = ("catboost", "crepes", "lightgbm", "mapie", "torch", "xgboost")
 CLUSTERS = DOCS / "clusters.md"
 # Rounding decides how a training goes on: on another processor what these print is another network's.
 NETWORKS = re.compile(r"jc\.(accrue|deep_ensemble|dropout|evidential|mlp|neural_\w+|usnrt|variance_network)\.fit")
-NUMBERS_AND_WORDS = re.compile(r"\d+\.?\d*(?:e[+-]?\d+)?|[^\d\s]+")
+COMMAND = re.compile(r"```sh\n(jaxcal [^`]*)```\n\n```text\n([^`]*)```")
+# Without the lines of tables, whose lengths follow the width of the screen.
+NUMBERS_AND_WORDS = re.compile(r"\d+\.?\d*(?:e[+-]?\d+)?|[^\d\s\u2500-\u257f]+")
 
 
 def named(path):
@@ -58,6 +63,21 @@ def test_the_code_of_a_page_runs_and_prints_what_is_shown(page, monkeypatch, tmp
         printed = capsys.readouterr().out
         if shown:
             assert alike(shown, printed, tolerance), f"{page} shows\n{shown}\nIts code prints\n{printed}"
+
+
+@pytest.mark.any_precision
+@pytest.mark.usefixtures("same_precision")
+def test_the_commands_of_their_page_run_and_print_what_is_shown(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "how-to" / "command-line.md").read_text(encoding="utf-8")
+    exec(BLOCK.search(text)[1], {})  # it writes the files
+    without_seconds = lambda output: re.sub(r"[\d.]+ s\.", "", output)
+    commands = COMMAND.findall(text)
+    assert [command.split()[1] for command, _ in commands] == ["calibrate", "apply", "monitor"]
+    for command, shown in commands:
+        _, *arguments = shlex.split(command.replace("\\\n", ""))
+        printed = CliRunner().invoke(app, arguments, catch_exceptions=False).output
+        assert alike(*map(without_seconds, (shown, printed)), 0.02), f"{command} prints\n{printed}"
 
 
 def alike(shown, printed, tolerance):

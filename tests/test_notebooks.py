@@ -38,16 +38,8 @@ def short_form(cell):
 SHORT = [notebook for notebook in NOTEBOOKS if any(short_form(cell) is not None for cell in code_of(notebook))]
 
 
-# Derivatives of fits take long to compile.
-COMPILED_LONG = {"calibration_aware_training", "feature_map_for_rio", "influence_of_rows"}
-
-
 @pytest.mark.any_precision
-@pytest.mark.parametrize(
-    "notebook",
-    [pytest.param(path, marks=pytest.mark.slow) if path.stem in COMPILED_LONG else path for path in SHORT],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("notebook", SHORT, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")  # where there is a screen
 def test_the_short_form_of_a_notebook_runs(notebook, monkeypatch, plt):
     monkeypatch.delenv("JAXCAL_DATA", raising=False)

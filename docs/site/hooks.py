@@ -32,6 +32,7 @@ FILES = ("notebooks/*.ipynb", "benchmarks/results/**/*.*", "benchmarks/data/READ
 CODE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 IN_NOTEBOOK = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<script.*?</script>|<style.*?</style>)", re.DOTALL)
+PLUS_MINUS = re.compile(r"(?<=\d) ± (?=\d)")
 HREF = re.compile(r'href="([^":#]+)"')
 RAW_FORMULA = re.compile(r"(\${1,2})([^$]+?)\1")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
@@ -53,7 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links between files of the repository into links between pages."""
+    """Turn links between files of the repository into links between pages; a figure and its ± stay on one line."""
 
     def replace(match: re.Match) -> str:
         mark, text, target, anchor = match.groups()
@@ -64,8 +65,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return text
         return f"{mark}[{text}]({_from(page, found.src_uri)}{anchor or ''})"
 
-    parts = CODE.split(markdown)
-    return "".join(part if k % 2 else LINK.sub(replace, part) for k, part in enumerate(parts))
+    def text(part: str) -> str:
+        return PLUS_MINUS.sub("\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}", LINK.sub(replace, part))
+
+    return "".join(part if k % 2 else text(part) for k, part in enumerate(CODE.split(markdown)))
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:

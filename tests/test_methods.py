@@ -575,7 +575,11 @@ def test_what_does_not_vary_is_exact_or_refused(method, constant):
 
 
 @once
-@pytest.mark.parametrize("method", params_of(DIVERGING), indirect=True)
+@pytest.mark.parametrize(
+    "method",
+    [*params_of((*NETWORKS, "neural-quantiles")), pytest.param("usnrt", marks=pytest.mark.slow)],
+    indirect=True,
+)
 def test_divergence_is_raised_or_reported(method):
     with pytest.raises(FloatingPointError, match=r"NaN or infinite|diverged"):
         method.fit(X, MEAN, Y, **DIVERGING[method.name])

@@ -26,10 +26,10 @@ from test_methods import FORESTS, KEY, METHODS, NEEDS_VALUES
 
 from jaxcal import Point, rio
 from jaxcal.calibrators import kmeans
-from jaxcal.functional import levene, multiplicity
+from jaxcal.functional import levene
 from jaxcal.gp import minibatch
 from jaxcal.optimize import over_runs
-from jaxcal.predictors import usnrt
+from jaxcal.predictors import _growing, _tree_networks
 
 pytestmark = [
     pytest.mark.any_precision,
@@ -57,10 +57,10 @@ FORMS = {
 # The compiled parts of the fits that run on the host: the rest of each is NumPy's or scikit-learn's.
 PARTS = {
     "usnrt": [
-        (usnrt, "_train_splitting"),
-        (usnrt, "_train_variance"),
+        (_growing, "_arrays_of"),
         (levene, "_search"),
-        (multiplicity, "miller_siegmund"),
+        (_growing, "_bounds"),
+        *((_tree_networks, name) for name in ("_train_means", "_train_start", "_train_variances", "_by_leaf")),
     ],
     "kmeans": [(kmeans, "_root_mean_squares")],
     "rio-stochastic": [(minibatch, name) for name in ("_start", "_pass_over", "_jitted_sum_over", "_conclude")],

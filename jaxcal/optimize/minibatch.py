@@ -386,7 +386,7 @@ def _begin(arrays: list[Array], setting: _Setting) -> _State:
     state = _State(
         params=params,
         optimizer=jax.tree.leaves(descent.init(params)),
-        rate=jnp.ones_like(problem.schedule.plateau_decay),
+        rate=jnp.ones((), jnp.result_type(*params)),
         best=Best.before(params if setting.restore_best else None, jax.eval_shape(validation_loss, params).dtype),
         epochs=jnp.zeros((), jnp.int32),
         finite=jnp.ones((), bool),
@@ -426,7 +426,7 @@ def _go_on(
         return _State(
             params=params,
             optimizer=jax.tree.leaves(memory),
-            rate=jnp.where(is_plateau, schedule.plateau_decay * state.rate, state.rate),
+            rate=jnp.where(is_plateau, schedule.plateau_decay.astype(state.rate.dtype), 1) * state.rate,
             best=best,
             epochs=state.epochs + 1,
             finite=jnp.isfinite(value),

@@ -315,11 +315,11 @@ def _corrected_log_p(
 
     And the |T| with the p-value 1 - `_CONFIDENCE_LEVEL`: of permutations, which have none, that of the bound.
     """
-    num_nodes, slots = nodes.max() + 1, len(cuts.statistic)
+    num_nodes, slots, dtype = nodes.max() + 1, len(cuts.statistic), cuts.statistic.dtype
     # As many as there can be, so that all levels share a compiled program; no splits where there is no node.
     filled = lambda values, value: np.pad(values, ((0, 0), (0, slots - num_nodes)), constant_values=value)
     by_subset, of_subsets = (
-        np.array([[getattr(subset, name) for subset in of_nodes] for of_nodes in subsets]).reshape(-1, num_nodes)
+        np.array([[getattr(one, name) for one in of_nodes] for of_nodes in subsets], dtype).reshape(-1, num_nodes)
         for name in ("statistic", "log_num_splits")
     )
     by_subset, of_subsets = filled(by_subset, 0), filled(of_subsets, -np.inf)

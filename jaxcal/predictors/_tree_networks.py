@@ -230,7 +230,7 @@ class _HeldOut(NamedTuple):
     def widenings(self) -> Widening:
         """Those of every leaf of one tree [leaves], by its own rows and, with little weight, by those of the others."""
         numbers = jnp.arange(self.errors.shape[0])
-        total, own = jnp.sum(self.included), jnp.sum(self.included, axis=1)
+        total, own = (jnp.sum(self.included, axis=axis, dtype=self.errors.dtype) for axis in (None, 1))
         flat = jax.tree.map(jnp.ravel, self)
 
         def of_leaf(number):

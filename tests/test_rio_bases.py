@@ -152,10 +152,11 @@ def test_several_outputs_are_as_many_fits(data):
     for column in range(2):
         alone = fit_to_the_optimum(x, Normal(means[:, column], stds[:, column]), ys[:, column])
         expected = alone(new_x, Normal(new_means[:, column], new_stds[:, column]))
-        np.testing.assert_allclose(fit.evidence[column], alone.evidence, rtol=1e-8)
+        np.testing.assert_allclose(fit.evidence[column], alone.evidence, rtol=1e-9)
+        # An optimum is known to the root of what its evidence is known to.
         scale = float(alone.target_scaler.scale)
-        np.testing.assert_allclose(distribution.mean[:, column], expected.mean, atol=1e-6 * scale)
-        np.testing.assert_allclose(distribution.std[:, column], expected.std, rtol=1e-6)
+        np.testing.assert_allclose(distribution.mean[:, column], expected.mean, atol=1e-5 * scale)
+        np.testing.assert_allclose(distribution.std[:, column], expected.std, rtol=1e-5)
 
 
 @has_outliers
@@ -195,20 +196,23 @@ def test_initial_values_find_what_a_fit_from_the_truth_finds():
     truth, naive = from_gpjax(np.sqrt(2) / 12 / position.std(), 1.0), from_gpjax(np.sqrt(2), 0.5)
     assert found.evidence > truth.evidence - 1e-3
     assert found.evidence > naive.evidence - 3
-    assert metrics.rmse(base.mean + wave, found(x, base)) < 0.05
+    # The wave is found: what is left of it is less than the noise.
+    assert metrics.rmse(base.mean + wave, found(x, base)) < 0.1
 
 
 @pytest.mark.slow
 @needs_float64
-def test_a_weak_signal_in_many_columns_is_found():
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_a_weak_signal_in_many_columns_is_found(seed):
     """Rows far from each other, on which a kernel too short to relate them explains noise as well as any."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     x, weights = rng.normal(size=(3000, 64)), rng.normal(size=64) / 8
     signal = 0.3 * x @ weights
     y, base = signal + rng.normal(size=3000), Point(np.zeros(1500))
     fitted = rio.fit(x[:1500], base, y[:1500], kernel="input", bound="collapsed", num_inducing=50)
     before, after = (metrics.rmse(signal[1500:], distribution) for distribution in (base, fitted(x[1500:], base)))
-    assert after < 0.8 * before
+    # The linear model that the rows come from leaves 0.55 to 0.6 of it, a process of noise alone all.
+    assert after < 0.9 * before
 
 
 class Memory(np.ndarray):

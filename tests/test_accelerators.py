@@ -67,7 +67,7 @@ PARTS = {
 }
 ON_HOST = {name for name, reasons in NEEDS_VALUES.items() if "fit" in reasons} | {"rio-stochastic"}
 # The others take long to trace.
-QUICK = ("crude", "conformal", "gaussian-mle", "mlp", "rio")
+QUICK = ("crude", "conformal", "gaussian-mle", "mlp", "deep-ensemble", "rio")
 
 
 def named(names):

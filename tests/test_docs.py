@@ -20,11 +20,11 @@ PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
 # A block of code, and the text below it: what it prints.
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
-WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
 # Blocks that import these are passed over where they are not installed.
 OPTIONAL = ("catboost", "crepes", "lightgbm", "mapie", "torch", "xgboost")
-# Its code needs a cluster: it is compiled alone. `test_sweep_clusters.py` runs the like of it.
+# Its programs need a cluster: `test_sweep_clusters.py` runs them.
 CLUSTERS = DOCS / "clusters.md"
+WITH_CODE = [page for page in PAGES if page != CLUSTERS and BLOCK.search(page.read_text(encoding="utf-8"))]
 # Rounding decides how a training goes on: on another processor what these print is another network's.
 NETWORKS = re.compile(r"jc\.(accrue|deep_ensemble|dropout|evidential|mlp|neural_\w+|usnrt|variance_network)\.fit")
 COMMAND = re.compile(r"```sh\n(jaxcal [^`]*)```\n\n```text\n([^`]*)```")
@@ -56,7 +56,7 @@ def test_the_code_of_a_page_runs_and_prints_what_is_shown(page, monkeypatch, tmp
     for block, shown in BLOCK.findall(text):
         code = compile(block, str(page), "exec")
         absent = [name for name in OPTIONAL if f"import {name}" in block or f"from {name}" in block]
-        if page == CLUSTERS or any(importlib.util.find_spec(name) is None for name in absent):
+        if any(importlib.util.find_spec(name) is None for name in absent):
             continue
         with jax.numpy_rank_promotion("allow"), np.printoptions():  # as in a reader's session
             exec(code, namespace)

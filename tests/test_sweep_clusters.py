@@ -1,6 +1,9 @@
-"""Sweeps on clusters of this machine: dask, and Ray and submitit where they are installed."""
+"""Sweeps on clusters of this machine: dask, and Ray, submitit and MPI where they are installed."""
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,20 @@ from jaxcal import progress, sweep
 pytestmark = pytest.mark.any_precision
 
 JOBS = [{"seed": seed} for seed in range(8)]
+PAGE = (Path(__file__).parents[1] / "docs" / "clusters.md").read_text(encoding="utf-8")
+PROGRAMS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
+NEEDS = {"run_dask.py": "distributed", "run_mpi.py": "mpi4py", "run_ray.py": "ray", "run_submitit.py": "submitit"}
+# Two workers of dask in place of those that SLURM would start.
+NO_SLURM = """
+from distributed import LocalCluster
+
+class SLURMCluster(LocalCluster):
+    def __init__(self, cores, processes, memory, walltime):
+        super().__init__(n_workers=0, threads_per_worker=1, dashboard_address=None)
+
+    def scale(self, n=0, jobs=0):
+        super().scale(2 if jobs else n)
+"""
 
 
 def half(seed: int) -> list[dict]:
@@ -89,3 +106,22 @@ def test_a_job_that_ends_its_process_fails_alone(executor, path):
 def test_functions_of_scripts_are_sent_by_value(executor, path):
     task = lambda seed: [{"value": seed / 4}]
     assert sweep.run(task, JOBS[:2], path, executor=executor)[1] == {"seed": 1, "value": 0.25}
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"experiment.py"}))
+def test_the_programs_of_the_page_run(name, request, tmp_path):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason=f"{NEEDS[name]} is not installed")
+    for file, program in {**PROGRAMS, "dask_jobqueue.py": NO_SLURM}.items():
+        (tmp_path / file).write_text(program.replace("range(100)", "range(2)"))
+    command = [sys.executable, name]
+    if name == "run_ray.py":
+        request.getfixturevalue("ray_executor")  # the cluster that it connects to
+    if name == "run_mpi.py":
+        command = ["mpiexec", "-n", "2", sys.executable, "-m", "mpi4py.futures", name]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=300)
+    assert len(sweep.read(tmp_path / "runs.jsonl")) == 4
+
+
+def test_every_block_of_the_page_is_a_program():
+    assert len(PROGRAMS) == PAGE.count("```python")

@@ -15,13 +15,15 @@ import jaxcal
 from jaxcal.cli import app
 
 ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
+TEXTS = [*PAGES, README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 # A block of code, and the text below it: what it prints.
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 # Blocks that import these are passed over where they are not installed.
 OPTIONAL = ("catboost", "crepes", "lightgbm", "mapie", "torch", "xgboost")
+EXAMPLES = [block for block, _ in BLOCK.findall(README.read_text(encoding="utf-8"))]
 # Its programs need a cluster: `test_sweep_clusters.py` runs them.
 CLUSTERS = DOCS / "clusters.md"
 WITH_CODE = [page for page in PAGES if page != CLUSTERS and BLOCK.search(page.read_text(encoding="utf-8"))]
@@ -55,14 +57,34 @@ def test_the_code_of_a_page_runs_and_prints_what_is_shown(page, monkeypatch, tmp
     tolerance = 0.3 if NETWORKS.search(text) else 0.02
     for block, shown in BLOCK.findall(text):
         code = compile(block, str(page), "exec")
-        absent = [name for name in OPTIONAL if f"import {name}" in block or f"from {name}" in block]
-        if any(importlib.util.find_spec(name) is None for name in absent):
+        if not_installed(block):
             continue
         with jax.numpy_rank_promotion("allow"), np.printoptions():  # as in a reader's session
             exec(code, namespace)
         printed = capsys.readouterr().out
         if shown:
             assert alike(shown, printed, tolerance), f"{page} shows\n{shown}\nIts code prints\n{printed}"
+
+
+def not_installed(block):
+    """The optional packages that a block imports and that are not here."""
+    needed = [name for name in OPTIONAL if re.search(rf"(import|from) .*\b{name}\b", block)]
+    return [name for name in needed if importlib.util.find_spec(name) is None]
+
+
+@pytest.mark.any_precision
+@pytest.mark.parametrize("example", EXAMPLES, ids=[f"example {k + 1}" for k in range(len(EXAMPLES))])
+def test_an_example_of_the_readme_runs(example, monkeypatch):
+    """Each in a namespace of its own."""
+    if absent := not_installed(example):
+        pytest.skip(f"not installed: {', '.join(absent)}")
+    monkeypatch.delenv("JAXCAL_DATA", raising=False)
+    exec(compile(example, str(README), "exec"), {})
+
+
+@pytest.mark.any_precision
+def test_the_readme_is_short():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
 
 
 @pytest.mark.any_precision
@@ -120,7 +142,7 @@ def test_the_links_of_a_page_lead_to_files(page):
 
 @pytest.mark.any_precision
 def test_the_readme_has_links():
-    assert [target for target in links(ROOT / "README.md") if not target.startswith("http")]
+    assert [target for target in links(README) if not target.startswith("http")]
 
 
 def links(page):

@@ -81,7 +81,9 @@ KEPT = {
     "notebooks/feature_map_for_rio.ipynb": ["promises and pitfalls of deep kernel learning"],
 }
 
-CODE_OF_PAGES = re.compile(r"^```.*?^```|`[^`]*`|\]\([^)]*\)|https?://\S+|\$[^$]+\$|<[^>]*>", re.DOTALL | re.MULTILINE)
+CODE_OF_PAGES = re.compile(
+    r"^```.*?^```|`[^`]*`|\]\([^)]*\)|https?://\S+|\$\$.*?\$\$|\$[^$]+\$|<[^>]*>", re.DOTALL | re.MULTILINE
+)
 CODE_OF_DOCSTRINGS = re.compile(r"^ *(?:>>>|\.\.\. ).*$|`[^`]*`|https?://\S+", re.MULTILINE)
 
 
@@ -174,6 +176,7 @@ def test_standard_terms_in_american_spelling(paths, found_in):
     [
         ("A lawful outlaw shares a table; left-out, leave-one-out.", []),
         ("Its law\nis left\n  out.", [(0, "distribution"), (1, "excluded")]),
+        ("$$\na law\n$$\nThe law $x$ of $y$.\n$$\nlaw\n$$", [(3, "distribution")]),
         ("It minimises `minimise` of\n[a colour](bayesian_optimisation.ipynb).", [(0, "-ize"), (1, "-or")]),
         ("```python\nlaw\n```\ndevise, precise, four, our, analyses, Honest", [(3, "out-of-fold")]),
     ],

@@ -108,7 +108,7 @@ def test_functions_of_scripts_are_sent_by_value(executor, path):
     assert sweep.run(task, JOBS[:2], path, executor=executor)[1] == {"seed": 1, "value": 0.25}
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"experiment.py"}))
+@pytest.mark.parametrize("name", ["run.py", *(pytest.param(name, marks=pytest.mark.slow) for name in NEEDS)])
 def test_the_programs_of_the_page_run(name, request, tmp_path):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name], reason=f"{NEEDS[name]} is not installed")
@@ -124,4 +124,5 @@ def test_the_programs_of_the_page_run(name, request, tmp_path):
 
 
 def test_every_block_of_the_page_is_a_program():
+    assert PROGRAMS.keys() == {"experiment.py", "run.py", *NEEDS}
     assert len(PROGRAMS) == PAGE.count("```python")

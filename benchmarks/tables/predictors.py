@@ -37,6 +37,7 @@ PREDICTORS = {
     "gaussian_process, student_t": partial(jc.gaussian_process.fit, noise="student_t"),
     "usnrt": jc.usnrt.fit,
     "usnrt, 5 members": partial(jc.usnrt.fit, num_members=5),
+    "ngboost": jc.forests.fit,
     "random_forest": partial(jc.forests.fit, model="random_forest"),
     "extra_trees": partial(jc.forests.fit, model="extra_trees"),
     "quantile_boosting": jc.quantile_boosting.fit,

@@ -32,7 +32,8 @@ FILES = ("notebooks/*.ipynb", "benchmarks/results/**/*.*", "benchmarks/data/READ
 CODE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 IN_NOTEBOOK = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<script.*?</script>|<style.*?</style>)", re.DOTALL)
-PLUS_MINUS = re.compile(r"(?<=\d) ± (?=\d)")
+# Where no line ends: about a ± and before a %, in a source that ends its lines anywhere.
+KEPT_TOGETHER = re.compile(r"(?<=\d)\s(?=[±%])|(?<=±)\s(?=\d)")
 HREF = re.compile(r'href="([^":#]+)"')
 RAW_FORMULA = re.compile(r"(\${1,2})([^$]+?)\1")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
@@ -54,7 +55,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links between files of the repository into links between pages; a figure and its ± stay on one line."""
+    """Turn links between files of the repository into links between pages; a figure stays with its ± and its %."""
 
     def replace(match: re.Match) -> str:
         mark, text, target, anchor = match.groups()
@@ -66,7 +67,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{mark}[{text}]({_from(page, found.src_uri)}{anchor or ''})"
 
     def text(part: str) -> str:
-        return PLUS_MINUS.sub("\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}", LINK.sub(replace, part))
+        return KEPT_TOGETHER.sub("\N{NO-BREAK SPACE}", LINK.sub(replace, part))
 
     return "".join(part if k % 2 else text(part) for k, part in enumerate(CODE.split(markdown)))
 

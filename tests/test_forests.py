@@ -263,7 +263,7 @@ def test_extra_trees_split_at_random():
 
 
 def test_crude_is_the_package_by_itself(ngboost):
-    ours = forests.fit(X, Y, key=KEY, preset="crude", num_trees=20)(NEW)
+    ours = forests.fit(X, Y, key=KEY, model="ngboost", preset="crude", num_trees=20)(NEW)
     theirs = ngboost.NGBRegressor(n_estimators=20, verbose=False).fit(X, Y).pred_dist(NEW)
     np.testing.assert_allclose(ours.mean, theirs.params["loc"], rtol=1e-5)
     np.testing.assert_allclose(ours.std, theirs.params["scale"], rtol=1e-4)
@@ -271,9 +271,9 @@ def test_crude_is_the_package_by_itself(ngboost):
 
 
 def test_the_number_of_boosted_trees_is_chosen(ngboost):
-    chosen = forests.fit(X, Y, key=KEY, learning_rate=0.1)
+    chosen = forests.fit(X, Y, key=KEY, model="ngboost", learning_rate=0.1)
     assert 5 < chosen.trees.n_estimators < 100
-    many = forests.fit(X, Y, key=KEY, learning_rate=0.1, num_trees=150)
+    many = forests.fit(X, Y, key=KEY, model="ngboost", learning_rate=0.1, num_trees=150)
     assert metrics.nlpd(NEW_Y, chosen(NEW)) < metrics.nlpd(NEW_Y, many(NEW)) - 0.1
 
 
@@ -315,7 +315,7 @@ def test_tracers_are_answered(forest):
         ({"y": Y[1:]}, "y has 199 rows where 200 are expected"),
         ({"x": X[:9], "y": Y[:9]}, "x has 9 rows; at least 10 are needed"),
         ({"y": np.full(200, 3.0)}, r"y is constant \(3\)"),
-        ({"model": "xgboost"}, "model must be one of 'ngboost', 'random_forest', 'extra_trees'; got 'xgboost'"),
+        ({"model": "xgboost"}, "model must be one of 'random_forest', 'extra_trees', 'ngboost'; got 'xgboost'"),
         ({"preset": "crude"}, "preset must be one of None, 'usnrt'; got 'crude'"),
         ({"num_trees": 0}, "num_trees must be at least 1; got 0"),
         ({"min_leaf_rows": 0}, "min_leaf_rows must be at least 1; got 0"),

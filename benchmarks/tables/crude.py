@@ -50,7 +50,7 @@ class Model(NamedTuple):
 MODELS = {
     "Variational NN": Model(partial(jc.variance_network.fit, preset="crude"), np.float32),
     "Dropout NN": Model(partial(jc.dropout.fit, preset="crude"), np.float32),
-    "NGBoost": Model(partial(jc.forests.fit, preset="crude"), np.float64),
+    "NGBoost": Model(partial(jc.forests.fit, model="ngboost", preset="crude"), np.float64),
     "Gaussian Process": Model(partial(jc.gaussian_process.fit, preset="crude"), np.float64, {"include_noise": False}),
 }
 CALIBRATIONS = {

@@ -37,9 +37,9 @@ PREDICTORS = {
     "gaussian_process, student_t": partial(jc.gaussian_process.fit, noise="student_t"),
     "usnrt": jc.usnrt.fit,
     "usnrt, 5 members": partial(jc.usnrt.fit, num_members=5),
-    "ngboost": jc.forests.fit,
-    "random_forest": partial(jc.forests.fit, model="random_forest"),
+    "random_forest": jc.forests.fit,
     "extra_trees": partial(jc.forests.fit, model="extra_trees"),
+    "ngboost": partial(jc.forests.fit, model="ngboost"),
     "quantile_boosting": jc.quantile_boosting.fit,
     **{f"quantile_boosting, {model}": partial(jc.quantile_boosting.fit, model=model) for model in PACKAGES},
 }

@@ -1,9 +1,9 @@
-"""Ensembles of trees with a predictive distribution: natural gradient boosting, random forests and extra trees.
+"""Ensembles of trees with a predictive distribution: random forests, extra trees and natural gradient boosting.
 
-Duan, Avati, Ding, Thai, Basu, Ng & Schuler, "NGBoost: Natural Gradient Boosting for Probabilistic Prediction", ICML
-2020, through the authors' package. Random forests and extremely randomized trees (Geurts, Ernst & Wehenkel, Machine
-Learning 63, 2006) are scikit-learn's; their distribution is that of Meinshausen, "Quantile Regression Forests", JMLR 7
-(2006), calibrated by rows that trees were grown without (`_quantile_forest`). Both packages are of the extra `forests`.
+Random forests and extremely randomized trees (Geurts, Ernst & Wehenkel, Machine Learning 63, 2006) are scikit-learn's;
+their distribution is that of Meinshausen, "Quantile Regression Forests", JMLR 7 (2006), calibrated by rows that trees
+were grown without (`_quantile_forest`). Duan, Avati, Ding, Thai, Basu, Ng & Schuler, "NGBoost: Natural Gradient
+Boosting for Probabilistic Prediction", ICML 2020, is the authors' package. Both packages are of the extra `forests`.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def fit(
     *,
     key: PRNGKeyArray,
     categorical: Categorical = (),
-    model: str = "ngboost",
+    model: str = "random_forest",
     num_trees: int | None = None,
     learning_rate: float = 0.01,
     min_leaf_rows: int = 5,
@@ -63,11 +63,6 @@ def fit(
     preset: str | None = None,
 ) -> "Forest":
     """Grow trees that give a distribution for every row.
-
-    "ngboost" boosts the mean and the log std of a normal distribution by natural gradients of its log score, with trees
-    of depth 3 for each. As in its paper, the number of trees is chosen by the score of a validation set, a random fifth
-    of the rows, and all rows are then fitted with so many. `preset="crude"` takes the package's defaults, as CRUDE
-    (Zelikman, Healy, Zhou & Avati 2020) does: 500 trees, without a validation set.
 
     "random_forest" gives the distribution of a quantile regression forest: it draws a tree, and then one of the
     bootstrapped training rows in the leaf that x falls into. These targets, each with its probability, are cut into 20
@@ -86,6 +81,11 @@ def fit(
     distribution, not calibrated. With m_t and v_t mean and variance of the target in the leaf of tree t: mean =
     avg(m_t), variance = avg(v_t) + avg((m_t - mean)^2). It is 0 where all these rows have one target.
 
+    "ngboost" boosts the mean and the log std of a normal distribution by natural gradients of its log score, with trees
+    of depth 3 for each. As in its paper, the number of trees is chosen by the score of a validation set, a random fifth
+    of the rows, and all rows are then fitted with so many. `preset="crude"` takes the package's defaults, as CRUDE
+    (Zelikman, Healy, Zhou & Avati 2020) does: 500 trees, without a validation set.
+
     The target is standardized by the rows given here, so y -> a y + b changes the prediction exactly so, up to
     rounding, which may decide where a tree splits. The trees are those of NumPy packages: neither fit nor prediction
     runs under `jit`, `vmap` or `grad`.
@@ -95,8 +95,8 @@ def fit(
         y: targets [n].
         key: random key of the validation set and of the trees.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
-        model: "ngboost", "random_forest" or "extra_trees".
-        num_trees: how many trees; by default as above, at most 2000, and 500 in a forest.
+        model: "random_forest", "extra_trees" or "ngboost".
+        num_trees: how many trees; by default 500 in a forest, and of NGBoost as above, at most 2000.
         learning_rate: of NGBoost.
         min_leaf_rows: of forests, not NGBoost: the least rows in a leaf.
         max_depth: of forests: the most splits on the way to a leaf; any number where None.
@@ -116,14 +116,14 @@ def fit(
         >>> from jaxcal.predictors import forests
         >>> x = np.linspace(-1, 1, 400)
         >>> y = np.sign(x) + np.where(x > 0, 0.5, 0.1) * np.random.default_rng(0).normal(size=400)
-        >>> distribution = forests.fit(x, y, key=jax.random.key(0), model="random_forest")(np.array([-0.5, 0.5]))
+        >>> distribution = forests.fit(x, y, key=jax.random.key(0))(np.array([-0.5, 0.5]))
         >>> distribution.mean.round().tolist(), bool(distribution.std[1] > 2 * distribution.std[0])
         ([-1.0, 1.0], True)
     """
     _checks.check_key(key)
     _checks.check_known("forests", x, y)
     columns, x, y = as_data(x, y, categorical, at_least=_LEAST_ROWS)
-    _checks.check_choice("model", model, ("ngboost", *_FORESTS))
+    _checks.check_choice("model", model, (*_FORESTS, "ngboost"))
     _checks.check_choice("preset", preset, (None, "crude" if model == "ngboost" else "usnrt"))
     _checks.check_at_least("min_leaf_rows", min_leaf_rows, 1)
     for name, count in (("num_trees", num_trees), ("max_depth", max_depth)):

@@ -124,5 +124,7 @@ def test_the_programs_of_the_page_run(name, request, tmp_path):
 
 
 def test_every_block_of_the_page_is_a_program():
+    for name, program in PROGRAMS.items():
+        compile(program, name, "exec")
     assert PROGRAMS.keys() == {"experiment.py", "run.py", *NEEDS}
     assert len(PROGRAMS) == PAGE.count("```python")

@@ -236,7 +236,7 @@ def _is_continuous_without_closed_quantiles(distribution: Distribution) -> bool:
     if isinstance(distribution, Mixture):
         return isinstance(distribution.components, Normal | StudentT)
     if isinstance(distribution, Recalibrated):
-        return _is_continuous_without_closed_quantiles(distribution.base)
+        return distribution.steps is None and _is_continuous_without_closed_quantiles(distribution.base)
     return isinstance(distribution, StudentT)
 
 
@@ -673,7 +673,7 @@ def _kinds(distribution: Distribution) -> set[type]:
     if isinstance(distribution, Mixture):
         return _kinds(distribution.components)
     if isinstance(distribution, Recalibrated):
-        return _kinds(distribution.base)
+        return _kinds(distribution.base if distribution.steps is None else distribution.steps)
     if isinstance(distribution, Concatenated):
         return set().union(*map(_kinds, distribution.parts))
     return {type(distribution)}

@@ -15,7 +15,6 @@ from jaxtyping import Array, ArrayLike, Float, Real
 from jaxcal import _checks
 from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Distribution, Point
-from jaxcal.functional import linalg
 from jaxcal.functional.quantiles import smallest_table, smoothed_table
 from jaxcal.guarantee import Guarantee
 
@@ -218,18 +217,6 @@ def rows_without_probability(base: Distribution, y: Float[Array, " l"], p: Float
         return np.zeros(0, int)
     known, density = np.asarray(p), np.asarray(base.log_prob(y))
     return np.flatnonzero(~((known > 0) & (known < 1) & np.isfinite(density)))
-
-
-def quantiles_at(base: Distribution, p: Float[Array, " l"]) -> Float[Array, "n l"]:
-    """The base's quantiles at these increasing levels, in every row.
-
-    Raises:
-        ValueError: if base is a `Point`.
-    """
-    check_not_point(base)
-    quantiles = base.icdf(p)
-    # Rounding in the search for a quantile must not put two of them out of order.
-    return linalg.snapped(quantiles, lax.cummax(lax.stop_gradient(quantiles), axis=1))
 
 
 def check_not_point(base: Distribution) -> None:

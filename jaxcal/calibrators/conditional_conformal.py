@@ -35,7 +35,7 @@ from jaxcal.calibrators._base import (
 from jaxcal.calibrators._groups import values_at
 from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index, is_frame, num_rows
 from jaxcal.distributions import Distribution, PartialQuantiles, Point
-from jaxcal.functional import quantile_regression
+from jaxcal.functional import quantile_regression, rounding
 from jaxcal.functional.quantile_regression import FAILED, INFINITE, MINUS_INFINITE, Vertex
 from jaxcal.guarantee import ConditionalGuarantee
 
@@ -356,7 +356,9 @@ def _quantiles(
     inner = -values[1, 0] > values[0, 0]
     values = values.at[:, 0].set(jnp.where(inner[None], -values[::-1, 0], values[:, 0]))
     upper, lower = lax.cummax(values, axis=1)
-    quantiles = jnp.concatenate([-lower[::-1], upper]) * scale[None] + loc[None]
+    moves = jnp.concatenate([-lower[::-1], upper]) * scale[None]
+    side = jnp.broadcast_to(jnp.repeat(jnp.array([-1, 1]), count)[:, None], moves.shape)
+    quantiles = rounding.outward(loc[None] + moves, side, jnp.broadcast_to(loc, moves.shape), moves)
     unknown = (outcome == INFINITE) | (outcome == FAILED)
     known = jnp.cumsum(unknown, axis=1) == 0  # [2, k, n]
     last = known.sum(axis=1)

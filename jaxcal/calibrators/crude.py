@@ -20,12 +20,12 @@ from jaxcal import _checks
 from jaxcal.calibrators import _grouped_tables
 from jaxcal.calibrators._base import (
     check_base,
+    check_not_point,
     check_not_smoothed,
     check_smoothing,
     coverage_guarantee,
     location_and_scale,
     probabilities,
-    quantiles_at,
     smoothed,
     sorted_errors,
     standardized_errors,
@@ -34,7 +34,15 @@ from jaxcal.calibrators._base import (
 from jaxcal.calibrators._grouped_tables import GroupedTables
 from jaxcal.calibrators._groups import Labels, Weights
 from jaxcal.columns import Categorical, Columns, Series, Table
-from jaxcal.distributions import Distribution, Empirical, MultivariateEmpirical, MultivariateNormal, Normal, Point
+from jaxcal.distributions import (
+    Distribution,
+    Empirical,
+    MultivariateEmpirical,
+    MultivariateNormal,
+    Normal,
+    Point,
+    Recalibrated,
+)
 from jaxcal.functional.quantiles import empirical_rank
 from jaxcal.guarantee import Guarantee
 from jaxcal.preprocessing import Standardizer
@@ -81,8 +89,8 @@ def fit(
             the L needed. "crude" is Algorithm 1's z[int(p L)], counted from 0: a new row lies at or below it with
             probability (int(p L) + 1) / (L + 1), and the 90 % interval from 20 rows covers it with probability 85.7 %.
         score: what is sorted. "signed" is z. "cdf" is base.cdf(y), for bases whose distributions differ in shape from
-            row to row: the quantile at level p is the base's own quantile at the value of that rank. Each predicted row
-            then takes L quantiles of the base. Of a normal base it means "signed", which gives the same ranks.
+            row to row: the quantile at level p is the base's own quantile at the value of that rank. Mean, std and
+            score of a row then take L quantiles of the base. Of a normal base it means "signed", with the same ranks.
         neighbors: how many calibration rows form the table of a prediction: those whose inputs are nearest to its own
             by Euclidean distance, every column standardized by the calibration rows. None for all rows. Of k neighbors
             the ranks are those of a table of length k. Their intervals cover what they claim if z does not depend on
@@ -191,11 +199,12 @@ class CRUDE(eqx.Module):
     by_cdf: bool = eqx.field(static=True, default=False)
     smoothed: bool = eqx.field(static=True, default=False)
 
-    def __call__(self, x: Table | None, base: Distribution) -> Empirical:
+    def __call__(self, x: Table | None, base: Distribution) -> Empirical | Recalibrated:
         """The distribution base.mean + base.std * Z of every row.
 
         Without neighbors all rows share one table: n predictions take n means and n stds. With k neighbors every row
-        has a table of its own, [n, k], and with score="cdf" as well, [n, L].
+        has a table of its own, [n, k]. With score="cdf" a row keeps the shape of its base, and its quantiles are the
+        base's own.
 
         Args:
             x: inputs [n, d]; a vector [n] is one column. Only neighbors use them; without neighbors x may be None.
@@ -208,7 +217,8 @@ class CRUDE(eqx.Module):
         """
         if self.by_cdf:
             check_base(base)
-            return Empirical(jnp.zeros_like(base.mean), 1.0, quantiles_at(base, self.z), self.rank)
+            check_not_point(base)
+            return Recalibrated(base, self.z, self.rank)
         loc, scale = location_and_scale(base, self.scaled)
         if self.neighborhood is None:
             return Empirical(loc, scale, self.z, self.rank)

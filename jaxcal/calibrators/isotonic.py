@@ -199,12 +199,12 @@ class Isotonic(eqx.Module):
             check_not_point(base)
             return Recalibrated(base, self.z)
         loc, scale = location_and_scale(base, self.scaled)
-        levels, z, tails = levels_of_sample(self.z), self.z, "normal"
+        levels, z, tails, shift = levels_of_sample(self.z), self.z, "normal", None
         if self.tails == "fitted":
-            loc, scale, z = _by_fitted_normal(loc, scale, z)
+            loc, scale, z, shift = _by_fitted_normal(loc, scale, z)
         elif self.tails == "support":
             levels, tails = _levels_of_paper(self.z), "constant"
-        return ScaledQuantiles(loc, scale, levels, z, tails, from_sample=True)
+        return ScaledQuantiles(loc, scale, levels, z, tails, from_sample=True, shift=shift)
 
 
 def _has_own_shape(base: Distribution) -> bool:
@@ -219,11 +219,12 @@ def _has_own_shape(base: Distribution) -> bool:
 @jax.jit
 def _by_fitted_normal(
     loc: Float[Array, "*n"], scale: Float[Array, "*n"], z: Float[Array, " l"]
-) -> tuple[Float[Array, "*n"], Float[Array, "*n"], Float[Array, " l"]]:
-    """The same values loc + scale z, z in units in which their mean is 0 and their std 1."""
+) -> tuple[Float[Array, "*n"], Float[Array, "*n"], Float[Array, " l"], Float[Array, "*n"]]:
+    """The same values loc + scale z, z in units in which their mean is 0 and their std 1; by how much loc has moved."""
     center = z.mean()
     spread = linalg.root_mean_square(z - center)
-    return loc + scale * center, scale * spread, (z - center) / jnp.where(spread > 0, spread, 1)
+    shift = scale * center
+    return loc + shift, scale * spread, (z - center) / jnp.where(spread > 0, spread, 1), shift
 
 
 @jax.jit

@@ -36,7 +36,7 @@ from jaxcal import _checks
 from jaxcal.calibrators._base import FINE_LEVELS, Rows, as_levels, as_rows, check_base, num_among, warn_without_width
 from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Distribution, PartialQuantiles, Quantiles
-from jaxcal.functional import gp
+from jaxcal.functional import gp, rounding
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
 from jaxcal.gp import initial, model, widths
 from jaxcal.gp.fit import maximize_evidence, warn_of_rounding
@@ -548,8 +548,12 @@ def _predict(sharp: SharpGP, x: Float[Array, "n d"], mean: Float[Array, " n"]) -
     scores = linear_quantile(sharp.scores, jnp.asarray(sharp.grid, sharp.scores.dtype))
     num_below = widths.num_below(sharp.levels)
     errors = jax.vmap(lambda curve: jax.vmap(lambda score: _error(curve, score, num_below))(scores))(curves)
+    # A score is rounded in units of a piece of the curve, of which none is longer than the whole.
+    pieces = jnp.abs(scores)[None] * (curves[:, -1] - curves[:, 0])[:, None]
+    side = jnp.broadcast_to(jnp.where(np.array(sharp.grid) < 0.5, -1, 1), errors.shape)
+    mean = jnp.broadcast_to(mean[:, None], errors.shape)
     # Rounding must not let them cross.
-    return mean[:, None] + lax.cummax(errors, axis=1)
+    return lax.cummax(rounding.outward(mean + errors, side, mean, errors, pieces), axis=1)
 
 
 def _curves(sharp: SharpGP, x: Float[Array, "n d"]) -> Float[Array, "n c"]:

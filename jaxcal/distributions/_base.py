@@ -14,9 +14,12 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.distributions._rows import Rows, replaced
-from jaxcal.functional import quantiles
+from jaxcal.functional import quantiles, rounding
 
 D = TypeVar("D", bound="Distribution")
+
+# Values in units of their table's mean and std are rounded three times as often as others on the way there and back.
+ROUNDINGS = 3
 
 
 class Distribution(Rows):
@@ -62,6 +65,9 @@ class Distribution(Rows):
     def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
         """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.
 
+        Those that are read from calibration rows are rounded away from the median, by `functional.rounding`: up for
+        p >= 1/2, else down. So an interval between two of them holds the rows' own values.
+
         Raises:
             ValueError: if p has more than one axis, or a known level lies outside [0, 1].
 
@@ -73,7 +79,7 @@ class Distribution(Rows):
         if levels.ndim > 1:
             raise ValueError(f"p must be one level or a vector of levels; got shape {levels.shape}.")
         check_share("p", levels)
-        values = self._quantiles(levels)
+        values = self._rounded_quantiles(levels)
         self._warn_of_levels(p, values)
         return values
 
@@ -84,8 +90,37 @@ class Distribution(Rows):
         at = lambda level: self._icdf(jnp.full(rows.shape, level, rows.dtype))
         return at(levels) if levels.ndim == 0 else jax.vmap(at, out_axes=-1)(levels)
 
+    @eqx.filter_jit
+    def _rounded_quantiles(
+        self, levels: Float[Array, "..."], side: Real[ArrayLike, "..."] | None = None
+    ) -> Float[Array, "..."]:
+        """The quantiles at checked levels, moved outward if calibration rows decide them, as one program.
+
+        Args:
+            levels: one level or k levels.
+            side: of each, as of `functional.rounding.outward`; None for `_sides(levels)`.
+        """
+        return self._moved(self._quantiles(levels), levels, self._sides(levels) if side is None else side)
+
+    @property
+    def _mirrors_levels(self) -> bool:
+        """Whether the lower level of an interval is exactly 1 less the upper one, for ranks that mirror each other."""
+        return False
+
+    def _sides(self, levels: Float[Array, "..."]) -> Array:
+        """To which side the quantile at each level is rounded."""
+        return jnp.where(levels < 0.5, -1, 1)
+
+    def _moved(
+        self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        """The quantiles at these levels, rounded to a side: as they are, unless calibration rows decide them."""
+        return values
+
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
         """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2.
+
+        If calibration rows decide the ends, they are rounded outward, as those of `icdf`.
 
         Raises:
             ValueError: if `confidence_level` is not one number between 0 and 1.
@@ -95,7 +130,8 @@ class Distribution(Rows):
         """
         check_confidence_level(confidence_level)
         low, high = (1 - confidence_level) / 2, (1 + confidence_level) / 2
-        lower, upper = _ends(self._quantiles(jnp.asarray([low, high])))
+        low = 1 - high if self._mirrors_levels else low
+        lower, upper = _ends(self._rounded_quantiles(jnp.asarray([low, high]), np.array([-1, 1])))
         if not _checks.is_traced(low, high):
             self._warn_of_levels(np.array([low, high]), upper)  # once for both ends
         return lower, upper
@@ -183,6 +219,27 @@ def place_levels(z: Array, loc: Array, scale: Array) -> Array:
     if z.ndim > loc.ndim:
         loc, scale = loc[..., None], scale[..., None]
     return place(jnp.broadcast_to(z, jnp.broadcast_shapes(z.shape, loc.shape)), loc, scale)
+
+
+def rounded_outward(
+    values: Float[Array, "..."], side: Real[ArrayLike, "..."], *locations: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """Quantiles of one level, or of k levels along a further last axis, by `functional.rounding.outward`.
+
+    Args:
+        values: the quantiles.
+        side: of each level.
+        locations: of the rows, which the quantiles are the sum of and of a multiple of the scale.
+    """
+    at_levels = values.ndim > locations[0].ndim
+    of_rows = [jnp.broadcast_to(each[..., None] if at_levels else each, values.shape) for each in locations]
+    apart = [jnp.where(jnp.isfinite(values), values - each, 0) for each in of_rows]
+    return rounding.outward(values, jnp.broadcast_to(side, values.shape), *of_rows, *apart)
+
+
+def reached(y: Float[Array, "*n"], *locations: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """The largest value that rounding cannot tell from y, as quantiles of these locations are rounded."""
+    return rounded_outward(y, 1, *locations)
 
 
 def sample_by_inversion(

@@ -4,7 +4,7 @@
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -22,7 +22,7 @@ from jaxcal.distributions._base import (
     match,
     warn_if_too_few,
 )
-from jaxcal.functional import linalg, quantiles, scores
+from jaxcal.functional import linalg, quantiles, rounding, scores
 
 # The largest number of centers that memory holds at once.
 _CENTERS_AT_ONCE = 2**22
@@ -36,7 +36,8 @@ class CrossConformal(Distribution):
     c_i(x) -+ s_i(x) R_i with the average s_i(x) of the models' stds, are equally likely: mean, std, cdf, score and
     samples are those of this table. Quantiles are those of `functional.quantiles.jackknife_plus_quantile`: they read
     the values c_i - R_i below the median and c_i + R_i above it, at ranks that guarantee a coverage. So `icdf` is not
-    quite the inverse of `cdf`.
+    quite the inverse of `cdf`. They are rounded away from the median, and what rounding cannot tell from y counts as
+    equal to it (`functional.rounding`).
 
     No [n, L] array is made where n and L are large: rows come in batches.
 
@@ -97,17 +98,21 @@ class CrossConformal(Distribution):
     def std(self) -> Float[Array, "*n"]:
         """The std of the table."""
 
-        def std(centers: Array, widths: Array) -> Array:
-            deviations = centers - centers.mean()
-            unit = linalg.scale_of(deviations, widths)
-            return unit * linalg.sqrt(jnp.mean((deviations / unit) ** 2 + (widths / unit) ** 2))
+        def std(row: _Row) -> Array:
+            deviations = row.centers - row.centers.mean()
+            unit = linalg.scale_of(deviations, row.widths)
+            return unit * linalg.sqrt(jnp.mean((deviations / unit) ** 2 + (row.widths / unit) ** 2))
 
         return self._each_row(std)
 
     @eqx.filter_jit
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """The fraction of the table at or below y."""
-        fraction = lambda centers, widths, y: jnp.mean(_table(centers, widths) <= y, dtype=y.dtype)
+        """The fraction of the table up to y, as far as rounding can tell."""
+
+        def fraction(row: _Row, y: Array) -> Array:
+            table, margins = row.table, jnp.concatenate([row.margins, row.margins])
+            return jnp.mean(table - margins <= y, dtype=y.dtype)
+
         return self._each_row(fraction, match(y, self.mean))
 
     @eqx.filter_jit
@@ -118,7 +123,7 @@ class CrossConformal(Distribution):
     @eqx.filter_jit
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """`functional.scores.empirical_crps` of the table."""
-        crps = lambda centers, widths, y: scores.empirical_crps(y, jnp.sort(_table(centers, widths)))
+        crps = lambda row, y: scores.empirical_crps(y, jnp.sort(row.table))
         return self._each_row(crps, match(y, self.mean))
 
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
@@ -144,7 +149,7 @@ class CrossConformal(Distribution):
         _checks.check_key(key)
         rows = self.mean.shape
         drawn = jax.random.randint(key, (*rows, math.prod(shape)), 0, 2 * self.errors.shape[-1])
-        values = self._each_row(lambda centers, widths, index: _table(centers, widths)[index], drawn)
+        values = self._each_row(lambda row, index: row.table[index], drawn)
         return jnp.moveaxis(values, -1, 0).reshape(shape + rows)
 
     @eqx.filter_jit
@@ -155,29 +160,51 @@ class CrossConformal(Distribution):
 
     @eqx.filter_jit
     def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
-        return self._each_row(lambda centers, widths: quantiles.jackknife_plus_quantile(centers, widths, levels))
+        return self._each_row(lambda row: row.quantile(levels))
 
     @eqx.filter_jit
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        return self._each_row(quantiles.jackknife_plus_quantile, p)
+        return self._each_row(lambda row, p: row.quantile(p), p)
 
     def _each_row(self, function: Callable[..., Array], *values: Array) -> Array:
-        """The function of the centers [L] and the widths [L] of a row, and of its values, for every row."""
+        """The function of a row's table, and of its values, for every row."""
         if self.predictions.ndim > 2:  # leading axes, of runs
             return jax.vmap(lambda run, *values: run._each_row(function, *values))(self, *values)
+        # An average of m values is rounded m - 1 times, and in another order than when the errors were made.
+        roundings = (jnp.count_nonzero(self.weights, axis=0) + 3).astype(self.weights.dtype) / 4
 
         def row(inputs: tuple[Array, Array | None, tuple[Array, ...]]) -> Array:
             predictions, stds, values = inputs
             centers = _dot(predictions, self.weights)
             widths = self.errors if stds is None else self.errors * _dot(stds, self.weights)
-            return function(centers, widths, *values)
+            margins = rounding.tolerance(roundings * jnp.abs(predictions).max(), roundings * widths)
+            return function(_Row(centers, widths, margins), *values)
 
         at_once = max(1, _CENTERS_AT_ONCE // self.errors.shape[0])
         return lax.map(row, (self.predictions, self.stds, values), batch_size=at_once)
 
 
-def _table(centers: Float[Array, " l"], widths: Float[Array, " l"]) -> Float[Array, " m"]:
-    return jnp.concatenate([centers - widths, centers + widths])
+class _Row(NamedTuple):
+    """What a prediction is made of.
+
+    Attributes:
+        centers: of the models that were fitted without each calibration row [L].
+        widths: the errors of the calibration rows, in units of these models' stds [L].
+        margins: how far rounding may be off, of a center and a width [L].
+    """
+
+    centers: Float[Array, " l"]
+    widths: Float[Array, " l"]
+    margins: Float[Array, " l"]
+
+    @property
+    def table(self) -> Float[Array, " m"]:
+        """The values that are equally likely, in any order."""
+        return jnp.concatenate([self.centers - self.widths, self.centers + self.widths])
+
+    def quantile(self, p: Float[Array, "*k"]) -> Float[Array, "*k"]:
+        """That of the jackknife+, rounded away from the median."""
+        return quantiles.jackknife_plus_quantile(self.centers, self.widths + self.margins, p)
 
 
 def _dot(a: Float[Array, "..."], b: Float[Array, "..."]) -> Float[Array, "..."]:

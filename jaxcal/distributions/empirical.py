@@ -16,13 +16,14 @@ from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
     as_rows,
-    check_confidence_level,
     check_increasing,
     check_not_negative,
     check_share,
     match,
     outer_levels,
     place,
+    reached,
+    rounded_outward,
     standardize,
     warn_if_too_few,
 )
@@ -50,7 +51,8 @@ class Empirical(Distribution):
         rule: how `icdf` reads the table, see `functional.quantiles.empirical_quantile`. Only "inverse_cdf"
             makes it the inverse of `cdf`; "conformal" and "symmetric", which is for tables symmetric about 0, are
             infinite, with a warning, where the table is too short for a guarantee. "conformal" rounds ranks away from
-            the median: ceil((L + 1) p), below the median floor((L + 1) p). Nothing else depends on these rules.
+            the median: ceil((L + 1) p), below the median floor((L + 1) p). Their central intervals hold a new
+            exchangeable value with probability at least the confidence level. Nothing else depends on these rules.
             "randomized" reads it by `functional.quantiles.randomized_quantile`.
         tau: [n], or one number for all rows, in [0, 1]; with rule="randomized" only. Drawn from the uniform
             distribution it makes every quantile of an exchangeable value exact in the mean.
@@ -109,10 +111,16 @@ class Empirical(Distribution):
 
     @eqx.filter_jit
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """k / L for the k values of the table at or below (y - loc) / scale; (k + tau) / (L + 1) where randomized."""
-        u = standardize(match(y, self.loc), self.loc, self.scale)
-        count = self._read(lambda z, u: jnp.searchsorted(z, u, side="right"), u).astype(u.dtype)
-        return count / self.z.shape[-1] if self.tau is None else (count + self.tau) / (self.z.shape[-1] + 1)
+        """k / L for the k values of the table up to y, as far as rounding can tell; what rule="randomized" says.
+
+        Then it is (k + tau (m + 1)) / (L + 1), with k values below y and m equal to it: uniform for an exchangeable y.
+        """
+        y, size = match(y, self.loc), self.z.shape[-1]
+        if self.tau is None:
+            return self._count(reached(y, self.loc)) / size
+        # Half as far, so that a quantile, which is moved by the whole, lies beyond its value.
+        upto, below = (self._count(rounded_outward(y, side, self.loc)) for side in (0.5, -0.5))
+        return (below + self.tau * (upto - below + 1)) / (size + 1)
 
     @eqx.filter_jit
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
@@ -126,22 +134,6 @@ class Empirical(Distribution):
         u = error / jnp.where(positive, self.scale, 1)
         score = self._read(lambda z, u: scores.empirical_crps(u, z), u)
         return jnp.where(positive, self.scale * score, jnp.abs(error))
-
-    def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-        """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2.
-
-        With rule="conformal" and "symmetric" it holds a new exchangeable value with probability at least
-        `confidence_level`. Both ends are rounded outwards: where "conformal" takes the rank k at the upper end, it
-        takes L + 1 - k = floor((L + 1) (1 - confidence_level) / 2) at the lower one.
-        """
-        if self.rule not in quantiles.CONFORMAL_RULES:
-            return super().interval(confidence_level)
-        check_confidence_level(confidence_level)
-        level = (1 + confidence_level) / 2
-        # Of ranks that mirror each other: the upper level is then exactly 1 less the lower one.
-        lower, upper = (self._quantiles(jnp.asarray(p)) for p in (1 - level, level))
-        self._warn_of_levels(level, upper)
-        return lower, upper
 
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
@@ -165,6 +157,23 @@ class Empirical(Distribution):
         return jnp.where(infinite, z, place(jnp.where(infinite, 0, z), self.loc, self.scale))
 
     @property
+    def _mirrors_levels(self) -> bool:
+        return self.rule in quantiles.CONFORMAL_RULES
+
+    def _sides(self, levels: Float[Array, "..."]) -> Array:
+        return jnp.zeros_like(levels) if self.rule == "inverse_cdf" else super()._sides(levels)
+
+    def _moved(
+        self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        return rounded_outward(values, side, self.loc)
+
+    def _count(self, y: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """How many values of each row's table are at most y."""
+        u = standardize(y, self.loc, self.scale)
+        return self._read(lambda z, u: jnp.searchsorted(z, u, side="right"), u).astype(u.dtype)
+
+    @property
     def _shared(self) -> Mapping[str, int]:
         return {"z": 1} if self._is_shared else {}
 
@@ -184,12 +193,17 @@ class Empirical(Distribution):
         return values.mean(-1, keepdims=self._is_shared)
 
     def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
+        if needed := self._needed(p):
+            warn_if_too_few(*needed)
+
+    def _needed(self, p: ArrayLike) -> tuple[int, ArrayLike, str] | None:
+        """What `warn_if_too_few` is asked at levels p; None for a rule whose quantiles are finite."""
         if self.rule not in INFINITE_RULES or _checks.is_traced(p):
-            return
+            return None
         symmetric, size = self.rule == "symmetric", self.z.shape[-1]
         levels = np.abs(2 * np.asarray(p) - 1) if symmetric else outer_levels(p)
         where = " in some rows" if self.rule == "randomized" else ""
-        warn_if_too_few(size // 2 if symmetric else size, levels, f"the quantile is infinite{where}")
+        return size // 2 if symmetric else size, levels, f"the quantile is infinite{where}"
 
 
 def _check_symmetric(name: str, values: Array) -> None:

@@ -13,11 +13,14 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.distributions._base import (
+    ROUNDINGS,
     Distribution,
     match,
     outer_levels,
     place,
     place_levels,
+    reached,
+    rounded_outward,
     sample_by_inversion,
     standardize,
 )
@@ -84,8 +87,9 @@ class GroupedEmpirical(Distribution):
 
     @eqx.filter_jit
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """The fraction of the weight of the table at or below (y - loc) / scale."""
-        return tables.cdf(self.tables, self.group, standardize(match(y, self.loc), self.loc, self.scale))
+        """The fraction of the weight of the table up to y, as far as rounding can tell."""
+        y = reached(match(y, self.loc), self.loc)
+        return tables.cdf(self.tables, self.group, standardize(y, self.loc, self.scale))
 
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """-inf everywhere: a distribution of atoms has no density."""
@@ -118,6 +122,14 @@ class GroupedEmpirical(Distribution):
         z = lambda levels: tables.quantile(self.tables, self.group, levels, "inverse_cdf")
         drawn = lambda levels: place(z(levels), self.loc, self.scale)
         return sample_by_inversion(drawn, key, shape, self.loc.shape, self.loc.dtype)
+
+    def _sides(self, levels: Float[Array, "..."]) -> Array:
+        return jnp.zeros_like(levels) if self.rule == "inverse_cdf" else super()._sides(levels)
+
+    def _moved(
+        self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        return rounded_outward(values, side, self.loc)
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         z = tables.quantile(self.tables, self.group, p, self.rule, self.new_weight)
@@ -190,7 +202,8 @@ class GroupedQuantiles(Distribution):
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The level of y, by `functional.linear_tables.cdf`."""
         loc, scale = self._units
-        u = (match(y, loc) - loc) / jnp.where(scale > 0, scale, 1)
+        y = rounded_outward(match(y, loc), ROUNDINGS, *self._locations)
+        u = (y - loc) / jnp.where(scale > 0, scale, 1)
         level = linear_tables.cdf(self.tables, self.group, u, self.new_weight, self.tails)
         return jnp.where(scale > 0, level, (u >= 0).astype(level.dtype))
 
@@ -244,8 +257,18 @@ class GroupedQuantiles(Distribution):
         """The quantiles at uniformly random levels."""
         return sample_by_inversion(self._icdf, key, shape, self.loc.shape, self.loc.dtype)
 
+    def _moved(
+        self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        return rounded_outward(values, ROUNDINGS * side, *self._locations)
+
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         return place(linear_tables.quantile(self.tables, self.group, p, self.new_weight, self.tails), *self._units)
+
+    @property
+    def _locations(self) -> tuple[Float[Array, "*n"], ...]:
+        """What a quantile is the sum of beside the scale times a value in the unit of its table."""
+        return self.loc, self.scale * self.tables.center[self.group]
 
     @property
     def _units(self) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:

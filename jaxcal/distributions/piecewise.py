@@ -14,6 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.distributions._base import (
+    ROUNDINGS,
     Distribution,
     as_parameter,
     as_rows,
@@ -23,6 +24,7 @@ from jaxcal.distributions._base import (
     outer_levels,
     place,
     place_levels,
+    rounded_outward,
     sample_by_inversion,
     warn_if_beyond,
     warn_if_too_few,
@@ -156,7 +158,9 @@ class ScaledQuantiles(Distribution):
         levels: [L], in increasing order in (0, 1); the last may be 1 where the tails are constant.
         z: [L], the quantiles of Z at these levels, in increasing order.
         tails: "constant" or "normal".
-        from_sample: whether z are the sorted values of a sample.
+        from_sample: whether z are the sorted values of a sample. They decide the ends of intervals, which are then
+            rounded outward.
+        shift: [n], a part of loc, if z are in units of their own: its size has a say in the rounding.
 
     Example:
         >>> distribution = ScaledQuantiles(jnp.array([0.0, 10.0]), 2.0, jnp.array([0.25, 0.75]), jnp.array([-1.0, 1.0]))
@@ -168,6 +172,7 @@ class ScaledQuantiles(Distribution):
     scale: Float[Array, "*n"]
     levels: Float[Array, "*l"]
     z: Float[Array, "*l"]
+    shift: Float[Array, "*n"] | None
     tails: str = eqx.field(static=True)
     from_sample: bool = eqx.field(static=True)
     _shared: ClassVar = {"levels": 1, "z": 1}
@@ -181,9 +186,11 @@ class ScaledQuantiles(Distribution):
         tails: str = "constant",
         *,
         from_sample: bool = False,
+        shift: Real[ArrayLike, "..."] | None = None,
     ):
         _checks.check_choice("tails", tails, ("constant", "normal"))
         self.loc, self.scale = as_rows(loc=loc, scale=scale)
+        self.shift = None if shift is None else as_rows(loc=self.loc, shift=shift)[1].astype(self.loc.dtype)
         self.z = as_parameter(_checks.as_vector("z", z), self.loc.dtype)
         self.levels = as_parameter(_checks.as_vector("levels", levels, length=self.z.shape[0]), self.loc.dtype)
         self.tails, self.from_sample = tails, from_sample
@@ -209,7 +216,8 @@ class ScaledQuantiles(Distribution):
     @eqx.filter_jit
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The largest level whose quantile is at most y; in normal tails by the formula above."""
-        error, u = self._standardized(y)
+        y = match(y, self.loc)
+        error, u = self._standardized(self._moved(y, y, 1))  # y itself, unless calibration rows decide
         p, q = self._knots
         cdf = _with_knots(quantiles.interpolate_monotone)(u, q, p)
         if self.tails == "normal":
@@ -260,6 +268,15 @@ class ScaledQuantiles(Distribution):
             warn_if_too_few(self.z.shape[-1], outer_levels(p), _BEYOND[self.tails])
         elif self.tails == "constant":
             warn_if_beyond(self.levels, p)
+
+    def _moved(
+        self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        if not self.from_sample:
+            return values
+        if self.shift is None:
+            return rounded_outward(values, side, self.loc)
+        return rounded_outward(values, ROUNDINGS * side, self.loc - self.shift, self.shift)
 
     @eqx.filter_jit
     def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -12,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Real
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base, is_scaled, location_and_scale, standardized_errors
 from jaxcal.distributions import Distribution
+from jaxcal.functional import rounding
 
 
 class OnlineIntervals(eqx.Module):
@@ -36,7 +37,8 @@ class OnlineIntervals(eqx.Module):
     def interval(self, base: Distribution) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """The ends (lower, upper) of the intervals of rows whose targets are not known yet.
 
-        An interval of all numbers is (-inf, inf). An empty one is (inf, -inf): no y has lower <= y <= upper.
+        An interval of all numbers is (-inf, inf). An empty one is (inf, -inf): no y has lower <= y <= upper. Other ends
+        are rounded outward (`functional.rounding`).
 
         Args:
             base: the model's predictions, [n].
@@ -173,7 +175,8 @@ def _intervals(
     bounded = jnp.isfinite(threshold) & (threshold >= 0)
     radius = scale * jnp.where(bounded, threshold, 0)
     end = jnp.where(threshold < 0, -jnp.inf, jnp.inf).astype(loc.dtype)
-    return jnp.where(bounded, loc - radius, -end), jnp.where(bounded, loc + radius, end)
+    lower, upper = (rounding.outward(loc + side * radius, side, loc, radius) for side in (-1, 1))
+    return jnp.where(bounded, lower, -end), jnp.where(bounded, upper, end)
 
 
 @eqx.filter_jit

@@ -11,7 +11,6 @@ from jaxcal.calibrators._base import (
     levels_of_sample,
     location_and_scale,
     probabilities,
-    quantiles_at,
     smoothed,
     sorted_errors,
 )
@@ -66,8 +65,8 @@ class ConformalCalibrator(eqx.Module):
         the finite values. With rule="linear" they are `ScaledQuantiles`, with atoms of mass 1 / (L + 1) at both ends,
         and all methods but the density, that of a smoothed version, are exact. Of scores that are probabilities, scale
         "cdf", rule="linear" makes `Recalibrated`, whose probabilities are linear in those of the base, with the base's
-        own tails; rule="randomized" gives every row a table of its own, [n, L], the quantiles of the base at these
-        probabilities.
+        own tails. With rule="randomized" its quantiles are those of the base at these probabilities, and its mean, std
+        and score those of a table for each row, [n, L].
 
         Args:
             x: not used; may be None.
@@ -81,12 +80,14 @@ class ConformalCalibrator(eqx.Module):
         if self.scale == "cdf":
             check_base(base)
             check_not_point(base)
-            if self.seed is None:
-                return Recalibrated(base, self.scores)
-            loc, scale, table = jnp.zeros_like(base.mean), 1.0, quantiles_at(base, self.scores)
-        else:
-            (loc, scale), table = location_and_scale(base, self.scale == "std"), self.scores
+            return Recalibrated(base, self.scores, *self._rule(base.mean))
+        loc, scale = location_and_scale(base, self.scale == "std")
         if self.seed is None:
-            return ScaledQuantiles(loc, scale, levels_of_sample(table), table, from_sample=True)
-        tau = jax.random.uniform(jax.random.key(self.seed), loc.shape, loc.dtype)
-        return Empirical(loc=loc, scale=scale, z=table, rule="randomized", tau=tau)
+            return ScaledQuantiles(loc, scale, levels_of_sample(self.scores), self.scores, from_sample=True)
+        return Empirical(loc, scale, self.scores, *self._rule(loc))
+
+    def _rule(self, rows: Float[Array, "*n"]) -> tuple[str] | tuple[str, Float[Array, "*n"]]:
+        """The rule and, if it draws, what it draws for each of these rows."""
+        if self.seed is None:
+            return ("linear",)
+        return "randomized", jax.random.uniform(jax.random.key(self.seed), rows.shape, rows.dtype)

@@ -24,7 +24,7 @@ from jaxcal.calibrators._base import (
 from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights
 from jaxcal.columns import Table
 from jaxcal.distributions import Distribution, PartialQuantiles, Point, Quantiles
-from jaxcal.functional import tables
+from jaxcal.functional import rounding, tables
 from jaxcal.functional.quantiles import empirical_quantile, smallest_table
 from jaxcal.functional.tables import Tables
 from jaxcal.guarantee import Guarantee, WeightedGuarantee
@@ -214,8 +214,6 @@ def _margins(
     margins = jax.vmap(margin, (1, 0))(jnp.sort(errors, axis=0), confidence_levels)
     moved = _moved_outwards(quantiles, margins)
     inside = (moved[:, :middle][:, ::-1] <= y[:, None]) & (y[:, None] <= moved[:, middle + 1 :])
-    # A row at an end of an interval lies in it, whatever rounding makes of the end.
-    inside |= lax.cummax((errors <= margins[None]).astype(int), axis=1) > 0
     return margins, jnp.count_nonzero(inside, axis=0)
 
 
@@ -259,10 +257,15 @@ def _moved_by_tables(
 
 @jax.jit
 def _moved_outwards(quantiles: Float[Array, "n q"], margins: Float[Array, "... k"]) -> Float[Array, "n q"]:
-    """The quantiles moved by their margins; each interval is widened to contain the narrower ones and the median."""
+    """The quantiles moved by their margins, and rounded outward.
+
+    Each interval is widened to contain the narrower ones and the median.
+    """
     middle = margins.shape[-1]
     margins = jnp.atleast_2d(margins).astype(quantiles.dtype)
-    moved = quantiles + jnp.concatenate([-margins[:, ::-1], jnp.zeros_like(margins[:, :1]), margins], axis=1)
+    moves = jnp.concatenate([-margins[:, ::-1], jnp.zeros_like(margins[:, :1]), margins], axis=1)
+    moves, side = jnp.broadcast_to(moves, quantiles.shape), jnp.sign(jnp.arange(2 * middle + 1) - middle)
+    moved = rounding.outward(quantiles + moves, jnp.broadcast_to(side, quantiles.shape), quantiles, moves)
     lower = lax.cummin(moved[:, : middle + 1], axis=1, reverse=True)
     upper = lax.cummax(moved[:, middle:], axis=1)
     return jnp.concatenate([lower, upper[:, 1:]], axis=1)

@@ -1,0 +1,96 @@
+"""The rounding of values that went through a score and came back: by how much an end of an interval is moved outward.
+
+In floating point loc + scale * ((y - loc) / scale) is not y. With u = eps / 2 the difference, the quotient and the
+product are each off by u of |scale z|, and the sum by u of the end: by 2 eps of the largest of these sizes at most. An
+interval that ends at a calibration row's own value would lose each new row of that value. So ends are moved outward by
+4 eps of the largest size, which is 4 to 8 units in its last place, and a value within that of an end counts as equal.
+"""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, Real
+
+# What an end is moved by, in eps of the largest size; twice the largest error.
+UNITS = 4
+# Each try to move an end beyond a level is twice as far as the one before. So many leave the range of every dtype.
+_MOST_TRIES = 1100
+
+
+def tolerance(*sizes: Float[Array, "..."]) -> Float[Array, "..."]:
+    """4 eps of the largest of the sizes, which are arrays of one shape; 0 where that is not finite. It has no derivative.
+
+    Example:
+        >>> print(tolerance(jnp.array([1.0, -8.0]), jnp.array([2.0, 4.0])) / jnp.finfo(jnp.float32).eps)
+        [ 8. 32.]
+    """
+    size = lax.stop_gradient(jnp.max(jnp.stack([jnp.abs(each) for each in sizes]), axis=0))
+    return UNITS * float(jnp.finfo(size.dtype).eps) * jnp.where(jnp.isfinite(size), size, 0)
+
+
+def outward(
+    end: Float[Array, "..."], side: Real[ArrayLike, "..."], *sizes: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """The end of an interval, moved outward by the `tolerance` of its size and of the others; infinite ones stay.
+
+    Args:
+        end: the ends, of any shape.
+        side: 1 for an upper end, -1 for a lower one, 0 for what stays; in the shape of the ends, or one number.
+        sizes: what the end is the sum of, in its shape.
+
+    Example:
+        >>> lower, upper = outward(jnp.array([0.1, jnp.inf]), jnp.array([-1, 1]), jnp.array([10.0, 1.0]))
+        >>> print(lower < 0.1, upper)
+        True inf
+    """
+    return end + jnp.asarray(side, end.dtype) * tolerance(end, *sizes)
+
+
+def beyond(
+    cdf: Callable[[Array], Array],
+    end: Float[Array, "..."],
+    level: Float[Array, "..."],
+    side: Real[ArrayLike, "..."],
+    *sizes: Float[Array, "..."],
+) -> Float[Array, "..."]:
+    """A quantile moved outward until the cdf there is beyond its level, so that all y of that level lie inside.
+
+    How far that is cannot be told in units in the last place: a cdf near 1 is the same for a wide range of y. The first
+    move is that of `outward`, and each further one is twice as long. Beyond means by more than 4 eps of the level, or
+    where the cdf is 0 or 1. If no y is beyond the level, the end is infinite.
+
+    Args:
+        cdf: elementwise; no derivative passes through it.
+        end: the quantiles, in the shape that `cdf` takes.
+        level: theirs, as the cdf has them.
+        side: as of `outward`.
+        sizes: likewise; one of them is not 0.
+
+    Example:
+        >>> import jax
+        >>> end = jnp.array(16.0)  # up to 16.03 the cdf is the same, by rounding
+        >>> moved = beyond(jax.nn.sigmoid, end, jax.nn.sigmoid(end), 1, end)
+        >>> print(jax.nn.sigmoid(moved) > jax.nn.sigmoid(end))
+        True
+    """
+    info, side = jnp.finfo(end.dtype), jnp.asarray(side, end.dtype)
+    start, level, step = lax.stop_gradient((end, level, tolerance(end, *sizes)))
+    margin = UNITS * float(info.eps)
+    highest = jnp.minimum(level * (1 + margin), 1 - float(info.epsneg))
+    lowest = jnp.maximum(level * (1 - margin), float(info.tiny))
+
+    def is_inside(move: Array) -> Bool[Array, "..."]:
+        place = start + side * move
+        level = cdf(place)
+        inside = ((side > 0) & (level <= highest)) | ((side < 0) & (level >= lowest))
+        return inside & jnp.isfinite(place)
+
+    def again(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        tries, move, inside = state
+        move = jnp.where(inside, 2 * move, move)
+        return tries + 1, move, is_inside(move)
+
+    unfinished = lambda state: jnp.any(state[2]) & (state[0] < _MOST_TRIES)
+    _, move, _ = lax.while_loop(unfinished, again, (jnp.zeros((), int), step, is_inside(step)))
+    return end + side * move

@@ -5,6 +5,7 @@ and the checks of values are skipped; those of shapes never are.
 """
 
 import operator
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial, wraps
@@ -18,6 +19,8 @@ import numpy as np
 from jax import dtypes
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float
+
+_CALLED_THROUGH = ("jaxcal", "equinox", "jax", "jaxtyping", "beartype", "functools", "contextlib")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -362,6 +365,14 @@ def check_key(key: Any, name: str = "key") -> None:
         raise TypeError(f"{name} must be a random key; got {key}: did you mean jax.random.key({key})?")
     got = f"an array of dtype {key.dtype} and shape {key.shape}" if is_array else repr(key)
     raise TypeError(f"{name} must be one random key, such as jax.random.key(0); got {got}.")
+
+
+def warn(message: str) -> None:
+    """A UserWarning at the first line outside of jaxcal, and of what its functions are called through."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _CALLED_THROUGH:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def is_traced(*arrays: Any) -> bool:

@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, error_scale, is_scaled, standardized_errors
+from jaxcal.calibrators._base import ABSOLUTE, check_base, error_scale, is_scaled, standardized_errors
 from jaxcal.columns import Categorical, Layout, Series, Table
 from jaxcal.cross_validation import (
     Fold,
@@ -411,7 +411,7 @@ def _is_scaled(score: str | None, base: Distribution) -> bool:
 
 def _absolute_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Float[Array, " l"]:
     check_base(base, y.shape[0])
-    return _sizes(standardized_errors(base, y, scaled))
+    return _sizes(standardized_errors(base, y, scaled, instead=ABSOLUTE))
 
 
 @jax.jit

@@ -15,6 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, Real
 from jaxcal import _checks
 from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Distribution, Point
+from jaxcal.functional import rounding
 from jaxcal.functional.quantiles import smallest_table, smoothed_table
 from jaxcal.guarantee import Guarantee
 
@@ -65,7 +66,9 @@ def rows_that_count(rows: R, weights: Float[Array, " n"] | None) -> tuple[R, Flo
 
 
 def check_base(base: object, length: int | None = None, *, outputs: bool = False) -> None:
-    """Raise unless `base` is a Distribution of finite means and positive stds, with `length` rows where given.
+    """Raise unless `base` is a Distribution of finite means and stds, with `length` rows where given.
+
+    A std may be 0, as a forest predicts it where all targets of a leaf are equal: not every method uses it.
 
     Args:
         base: the predictions.
@@ -74,7 +77,7 @@ def check_base(base: object, length: int | None = None, *, outputs: bool = False
 
     Raises:
         TypeError: if `base` is not a Distribution.
-        ValueError: if its mean or std is not finite or of that shape, or a std is not positive.
+        ValueError: if its mean or std is not finite or of that shape.
     """
     if not isinstance(base, Distribution):
         raise TypeError(
@@ -85,13 +88,25 @@ def check_base(base: object, length: int | None = None, *, outputs: bool = False
     checked("base.mean", base.mean, length=length)
     if isinstance(base, Point):
         return
-    std = checked("base.std", base.std, length=length)
-    if not _checks.is_traced(std) and np.any(np.asarray(std) <= 0):
-        bad = np.argwhere(np.asarray(std) <= 0)
+    checked("base.std", base.std, length=length)
+
+
+def check_positive_std(base: Distribution, instead: str) -> None:
+    """Raise ValueError if a known std of a base that has one is 0, for a method that divides by all of them.
+
+    Args:
+        base: checked predictions.
+        instead: what to do, a clause: "take score='absolute'".
+    """
+    if isinstance(base, Point) or _checks.is_traced(std := base.std):
+        return
+    bad = np.argwhere(np.asarray(std) <= 0)
+    if len(bad):
         index = tuple(int(i) for i in bad[0])
         where = index[0] if len(index) == 1 else index
         raise ValueError(
-            f"base.std must be positive; {len(bad)} values are not, the first at index {where} ({std[index]:g})."
+            f"base.std must be positive; {len(bad)} values are not, the first at index {where} ({std[index]:g}): "
+            f"{instead}."
         )
 
 
@@ -136,7 +151,7 @@ def location_and_scale(base: Distribution, scaled: bool) -> tuple[Float[Array, "
 
     Raises:
         TypeError: if `base` is not a Distribution.
-        ValueError: if its mean or std is not finite, or a std not positive; if it is a `Point`, and `scaled`.
+        ValueError: if its mean or std is not finite; if it is a `Point`, and `scaled`.
     """
     check_base(base)
     return base.mean, error_scale(base, scaled)
@@ -166,25 +181,63 @@ def error_scale(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
     return base.std if scaled else jnp.ones_like(base.mean)
 
 
-def standardized_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Float[Array, " l"]:
+# What uses no std, for a message about those that are 0.
+AS_POINT = "give jaxcal.Point(base.mean) as base, for errors on the scale of y"
+ABSOLUTE = f"take score='absolute', or {AS_POINT}"
+
+
+def standardized_errors(
+    base: Distribution, y: Float[Array, " l"], scaled: bool, *, finite: bool = False, instead: str = AS_POINT
+) -> Float[Array, " l"]:
     """The signed errors (y - mean) / scale of every row.
 
+    Where the scale is 0 an error of 0 is 0, and any other one is infinite: then intervals at high levels are, too.
+
+    Args:
+        base: checked predictions.
+        y: targets.
+        scaled: as of `error_scale`.
+        finite: whether infinite errors are refused, by methods that compute with them.
+        instead: what to do where there are some, a clause.
+
     Raises:
-        ValueError: if an error is not finite, or as `error_scale` does.
+        ValueError: if an error is not a number, or infinite and `finite`; or as `error_scale` does.
+
+    Warns:
+        UserWarning: if known errors are infinite.
     """
-    z = _in_scales(y, base.mean, error_scale(base, scaled))
-    _checks.check_finite("(y - base.mean) / base.std", z)
+    z = in_scales(y, base.mean, error_scale(base, scaled))
+    if _checks.is_traced(z):
+        return z
+    known = np.asarray(z)
+    infinite = np.flatnonzero(np.isinf(known))
+    if infinite.size:
+        what = (
+            f"(y - base.mean) / base.std is infinite in {infinite.size} of {known.size} rows, the first at index "
+            f"{infinite[0]}, where base.std is 0 or too small"
+        )
+        if finite:
+            raise ValueError(f"{what}: {instead}.")
+        _checks.warn(f"{what}. Intervals at high levels may be infinite, too: {instead}.")
+    else:
+        _checks.check_finite("(y - base.mean) / base.std", z)
     return z
 
 
 @jax.jit
-def _in_scales(y: Float[Array, " l"], mean: Float[Array, " l"], scale: Float[Array, " l"]) -> Float[Array, " l"]:
-    return (y - mean) / scale
+def in_scales(y: Float[Array, " l"], mean: Float[Array, " l"], scale: Float[Array, " l"]) -> Float[Array, " l"]:
+    """(y - mean) / scale; by a scale of 0 an error is 0, if rounding cannot tell it from 0, else infinite."""
+    error, positive = y - mean, scale > 0
+    same = jnp.abs(error) <= rounding.tolerance(y, mean)
+    without = jnp.where(same, 0, jnp.sign(error) * jnp.inf)
+    return jnp.where(positive, error / jnp.where(positive, scale, 1), without)
 
 
-def sorted_errors(base: Distribution, y: Float[Array, " l"], scaled: bool) -> Float[Array, " l"]:
+def sorted_errors(
+    base: Distribution, y: Float[Array, " l"], scaled: bool, *, finite: bool = False, instead: str = AS_POINT
+) -> Float[Array, " l"]:
     """The table that CRUDE, isotonic and conformal calibration read: `standardized_errors` in increasing order."""
-    return jnp.sort(standardized_errors(base, y, scaled))
+    return jnp.sort(standardized_errors(base, y, scaled, finite=finite, instead=instead))
 
 
 @jax.jit

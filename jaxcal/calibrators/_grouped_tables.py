@@ -108,7 +108,7 @@ def fit(
     """
     if partial_pooling and (by is None or weights is not None or y.shape[0] < 2):
         raise ValueError("partial_pooling goes with labels of groups, by, without weights, from two rows on.")
-    errors = standardized_errors(base, y, scaled)
+    errors = standardized_errors(base, y, scaled, finite=rule == "linear" or partial_pooling)
     rows, (number, known, kept) = CalibrationGroups.of(x, base, by, weights, errors.dtype)
     errors = errors if kept is None else errors[kept]
     pooling, count = None, rows.groups.count

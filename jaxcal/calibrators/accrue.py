@@ -27,7 +27,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators import _groups
-from jaxcal.calibrators._base import as_rows, check_base, error_scale, num_among, rows_that_count
+from jaxcal.calibrators._base import as_rows, check_base, check_positive_std, error_scale, num_among, rows_that_count
 from jaxcal.calibrators._groups import Weights
 from jaxcal.columns import Categorical, Columns, Series, Table
 from jaxcal.distributions import Distribution, Normal
@@ -342,6 +342,8 @@ def _as_rows(
 ) -> tuple[Columns, _Rows]:
     """The columns of x, and checked rows, those that count."""
     columns, checked = as_rows(x, base, y, categorical)
+    if relative:
+        check_positive_std(base, "leave relative=False, which uses no std")
     rows = _Rows(*checked, unit=error_scale(base, relative), weights=None)
     rows, counts = rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
     return columns, rows._replace(weights=counts)

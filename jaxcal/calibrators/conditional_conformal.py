@@ -25,6 +25,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray, UInt32
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import (
+    ABSOLUTE,
     as_confidence_levels,
     check_base,
     check_not_out_of_fold,
@@ -123,7 +124,7 @@ def fit(
     if key is None:
         check_rows_reach(rows, levels[-1])
     scaled = score == "scaled" or (score in (None, "signed") and not isinstance(base, Point))
-    errors = standardized_errors(base, y, scaled)
+    errors = standardized_errors(base, y, scaled, finite=True, instead=ABSOLUTE)
     features = inputs if features is None else features
     table = _as_features(x, features, rows)
     columns = Columns.of(table, categorical)

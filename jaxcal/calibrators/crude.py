@@ -164,7 +164,7 @@ def fit(
         z = jnp.sort(probabilities(base, y))
     else:
         # A search for neighbors takes the first of equally distant rows: they must not be sorted by their errors.
-        z = (sorted_errors if neighbors is None else standardized_errors)(base, y, scaled)
+        z = (sorted_errors if neighbors is None else standardized_errors)(base, y, scaled, finite=smoothing is not None)
         warn_without_width(z)
     return CRUDE(
         z=smoothed(z, smoothing),

@@ -25,7 +25,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal.calibrators import _groups
-from jaxcal.calibrators._base import check_base, error_scale, location_and_scale
+from jaxcal.calibrators._base import AS_POINT, check_base, check_positive_std, error_scale, location_and_scale
 from jaxcal.calibrators._groups import Groups, Labels, Weights
 from jaxcal.columns import Series, Table
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
@@ -126,6 +126,7 @@ def fit(
     _checks.check_choice("shift", shift, (None, *readings))
     shift = shift or readings[0]
     check_base(base)
+    check_positive_std(base, AS_POINT)
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
     groups, number = Groups.of(x, base, by, y.shape[0])
     counts = _groups.weights_of(x, weights, y.shape[0])

@@ -166,7 +166,7 @@ def fit(
             stacklevel=2,
         )
     scaled = not isinstance(base, Point)
-    z = sorted_errors(base, y, scaled)
+    z = sorted_errors(base, y, scaled, finite=True)
     warn_without_width(z)
     if isinstance(base, Normal) and not _checks.is_traced(z):  # what Phi says of z are PIT values
         _warn_of_extremes(np.asarray(z))

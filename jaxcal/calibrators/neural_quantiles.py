@@ -278,6 +278,8 @@ def _quantiles_of(base: Distribution, levels: np.ndarray) -> Float[Array, "n k"]
         raise ValueError(
             "base is a Point, whose quantiles are all its mean: it must have a std. jaxcal.accrue, for one, learns it."
         )
+    if not _checks.is_traced(std := base.std) and not np.asarray(std).any():
+        raise ValueError("base.std is 0 in every row: there is no shape to correct. jaxcal.accrue learns a std.")
     quantiles = _icdf(base, jnp.asarray(levels, base.mean.dtype))
     _checks.check_finite("base.icdf(levels)", quantiles)
     return quantiles

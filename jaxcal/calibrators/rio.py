@@ -443,7 +443,7 @@ class _Scales(NamedTuple):
             x=x_scaler,
             output=scaler(mean),
             target=target_scaler(_explained(mean, y, setting)),
-            base_std=None if std is None else linalg.root_mean_square(std, weights),
+            base_std=None if std is None else _unit(linalg.root_mean_square(std, weights)),
         )
 
     def data(
@@ -471,6 +471,11 @@ class _Scales(NamedTuple):
             base_std=self.base_std,
             target=setting.target,
         )
+
+
+def _unit(std: Array) -> Array:
+    """The size of the stds, by which they are divided: 1 where all are 0."""
+    return jnp.where(std > 0, std, 1)
 
 
 def _explained(mean, y, setting: _Setting):

@@ -176,6 +176,21 @@ def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[Array]:
     return [_checks.as_matrix(name, row) for name, row in rows.items()]
 
 
+def as_table(name: str, values: ArrayLike, *, rows: int | None = None) -> Array:
+    """Values of calibration rows as a vector [L], or with `rows` as a matrix [rows, L]: numbers, which may be infinite.
+
+    Raises:
+        ValueError: if the shape is another one, or a known value is NaN.
+    """
+    array = _checks.as_floats(name, values) if rows is None else _checks.as_numbers(name, values)
+    if rows is None and array.ndim != 1:
+        raise ValueError(f"{name} must have shape (n,); got {array.shape}{_checks.hint_of_column(name, array)}")
+    _checks.check_length(name, array, rows)
+    if not _checks.is_traced(array) and (missing := int(np.isnan(np.asarray(array)).sum())):
+        raise ValueError(f"{name} holds {missing} values that are NaN.")
+    return array
+
+
 def outer_levels(p: ArrayLike) -> ArrayLike:
     """max(p, 1 - p) of known levels, which the table of a quantile must reach."""
     return p if _checks.is_traced(p) else np.maximum(p, 1 - np.asarray(p))
@@ -310,8 +325,9 @@ def check_increasing(name: str, values: Array, *, strictly: bool) -> None:
     """Raise ValueError unless known values increase along the last axis."""
     if _checks.is_traced(values):
         return
-    steps = np.diff(np.asarray(values))
-    bad = np.argwhere(steps <= 0 if strictly else steps < 0)
+    known = np.asarray(values)
+    before, after = known[..., :-1], known[..., 1:]
+    bad = np.argwhere(after <= before if strictly else after < before)
     if bad.size:
         *row, k = bad[0].tolist()
         first, second = values[(*row, k)], values[(*row, k + 1)]

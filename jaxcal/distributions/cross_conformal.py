@@ -17,6 +17,7 @@ from jaxcal import _checks
 from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
+    as_table,
     check_confidence_level,
     check_not_negative,
     match,
@@ -45,7 +46,8 @@ class CrossConformal(Distribution):
         predictions: [n, K] the predictions of K models.
         weights: [K, L] for each calibration row the weights of the models that were fitted without it; not negative,
             with sum 1.
-        errors: [L] the absolute errors of the calibration rows, in units of `stds` where these are given.
+        errors: [L] the absolute errors of the calibration rows, in units of `stds` where these are given. They may be
+            infinite, and quantiles then are, too; mean, std, score and samples take the largest finite one for them.
         stds: [n, K] the models' stds; None for errors on the scale of y.
 
     Raises:
@@ -76,7 +78,7 @@ class CrossConformal(Distribution):
     ):
         self.predictions = _checks.as_matrix("predictions", predictions)
         dtype, (rows, models) = self.predictions.dtype, self.predictions.shape
-        self.errors = as_parameter(_checks.as_vector("errors", errors), dtype)
+        self.errors = as_parameter(as_table("errors", errors), dtype)
         self.weights = as_parameter(_checks.as_matrix("weights", weights, length=models), dtype)
         _checks.check_columns("weights", self.weights, self.errors.shape[0], "the errors are")
         self.stds = None if stds is None else as_parameter(_checks.as_matrix("stds", stds, length=rows), dtype)
@@ -110,8 +112,10 @@ class CrossConformal(Distribution):
         """The fraction of the table up to y, as far as rounding can tell."""
 
         def fraction(row: _Row, y: Array) -> Array:
-            table, margins = row.table, jnp.concatenate([row.margins, row.margins])
-            return jnp.mean(table - margins <= y, dtype=y.dtype)
+            infinite = jnp.isinf(row.margins)
+            upper = jnp.where(infinite, jnp.inf, row.centers + row.widths - row.margins)
+            table = jnp.concatenate([row.centers - row.widths - row.margins, upper])
+            return jnp.mean(table <= y, dtype=y.dtype)
 
         return self._each_row(fraction, match(y, self.mean))
 
@@ -176,8 +180,10 @@ class CrossConformal(Distribution):
         def row(inputs: tuple[Array, Array | None, tuple[Array, ...]]) -> Array:
             predictions, stds, values = inputs
             centers = _dot(predictions, self.weights)
-            widths = self.errors if stds is None else self.errors * _dot(stds, self.weights)
+            scales = jnp.ones_like(centers) if stds is None else _dot(stds, self.weights)
+            widths = linalg.finite_part(self.errors) * scales
             margins = rounding.tolerance(roundings * jnp.abs(predictions).max(), roundings * widths)
+            margins = jnp.where(jnp.isinf(self.errors), jnp.inf, margins)
             return function(_Row(centers, widths, margins), *values)
 
         at_once = max(1, _CENTERS_AT_ONCE // self.errors.shape[0])
@@ -190,7 +196,7 @@ class _Row(NamedTuple):
     Attributes:
         centers: of the models that were fitted without each calibration row [L].
         widths: the errors of the calibration rows, in units of these models' stds [L].
-        margins: how far rounding may be off, of a center and a width [L].
+        margins: how far rounding may be off, of a center and a width [L]; infinite where an error is.
     """
 
     centers: Float[Array, " l"]

@@ -16,6 +16,7 @@ from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
     as_rows,
+    as_table,
     check_increasing,
     check_not_negative,
     check_share,
@@ -47,7 +48,8 @@ class Empirical(Distribution):
     Args:
         loc: [n], or one number for all rows.
         scale: [n], or one number for all rows; not negative.
-        z: [L] standardized values, in increasing order, or [n, L], a table for every row.
+        z: [L] standardized values, in increasing order, or [n, L], a table for every row. They may be infinite, and
+            quantiles then are, too; mean, std, score and samples take the outermost finite values in their place.
         rule: how `icdf` reads the table, see `functional.quantiles.empirical_quantile`. Only "inverse_cdf"
             makes it the inverse of `cdf`; "conformal" and "symmetric", which is for tables symmetric about 0, are
             infinite, with a warning, where the table is too short for a guarantee. "conformal" rounds ranks away from
@@ -84,7 +86,7 @@ class Empirical(Distribution):
             raise ValueError(f"rule='randomized' and tau go together; got rule={rule!r} and {given}.")
         self.loc, self.scale = as_rows(loc=loc, scale=scale)
         shared = np.ndim(z) < 2
-        table = _checks.as_vector("z", z) if shared else _checks.as_matrix("z", z, length=self.loc.shape[0])
+        table = as_table("z", z) if shared else as_table("z", z, rows=self.loc.shape[0])
         self.z = as_parameter(table, self.loc.dtype)
         self.tau = None if tau is None else as_rows(loc=self.loc, tau=tau)[1].astype(self.loc.dtype)
         self.rule = rule
@@ -99,13 +101,13 @@ class Empirical(Distribution):
     @eqx.filter_jit
     def mean(self) -> Float[Array, "*n"]:
         """The mean of the table, placed."""
-        return self.loc + self.scale * self._average(self.z)
+        return self.loc + self.scale * self._average(self._finite)
 
     @property
     @eqx.filter_jit
     def std(self) -> Float[Array, "*n"]:
         """The std of the table (with the divisor L), scaled."""
-        deviations = self.z - self.z.mean(-1, keepdims=True)
+        deviations = self._finite - self._finite.mean(-1, keepdims=True)
         unit = linalg.scale_of(deviations)
         return self.scale * (unit * linalg.sqrt(self._average((deviations / unit) ** 2)))
 
@@ -132,7 +134,7 @@ class Empirical(Distribution):
         """The scale times `functional.scores.empirical_crps` at (y - loc) / scale."""
         error, positive = match(y, self.loc) - self.loc, self.scale > 0
         u = error / jnp.where(positive, self.scale, 1)
-        score = self._read(lambda z, u: scores.empirical_crps(u, z), u)
+        score = self._read(lambda z, u: scores.empirical_crps(u, linalg.finite_part(z)), u)
         return jnp.where(positive, self.scale * score, jnp.abs(error))
 
     @eqx.filter_jit
@@ -141,7 +143,7 @@ class Empirical(Distribution):
         _checks.check_key(key)
         rows = self.loc.shape
         drawn = jax.random.randint(key, (math.prod(shape), *rows), 0, self.z.shape[-1])
-        z = jax.vmap(lambda index: self._read(lambda z, k: z[k], index))(drawn)
+        z = jax.vmap(lambda index: self._read(lambda z, k: linalg.finite_part(z)[k], index))(drawn)
         return place(z.reshape(shape + rows), self.loc, self.scale)
 
     @eqx.filter_jit
@@ -172,6 +174,11 @@ class Empirical(Distribution):
         """How many values of each row's table are at most y."""
         u = standardize(y, self.loc, self.scale)
         return self._read(lambda z, u: jnp.searchsorted(z, u, side="right"), u).astype(u.dtype)
+
+    @property
+    def _finite(self) -> Float[Array, "*n_l"]:
+        """The tables, whose infinite values become their outermost finite ones."""
+        return jnp.vectorize(linalg.finite_part, signature="(l)->(l)")(self.z)
 
     @property
     def _shared(self) -> Mapping[str, int]:

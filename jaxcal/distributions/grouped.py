@@ -24,7 +24,7 @@ from jaxcal.distributions._base import (
     sample_by_inversion,
     standardize,
 )
-from jaxcal.functional import linear_tables, quantiles, tables
+from jaxcal.functional import linalg, linear_tables, quantiles, tables
 from jaxcal.functional.linear_tables import LinearTables
 from jaxcal.functional.tables import Tables
 
@@ -119,7 +119,8 @@ class GroupedEmpirical(Distribution):
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * z, z drawn from the table by weight."""
-        z = lambda levels: tables.quantile(self.tables, self.group, levels, "inverse_cdf")
+        finite = eqx.tree_at(lambda tables: tables.values, self.tables, linalg.finite_part(self.tables.values))
+        z = lambda levels: tables.quantile(finite, self.group, levels, "inverse_cdf")
         drawn = lambda levels: place(z(levels), self.loc, self.scale)
         return sample_by_inversion(drawn, key, shape, self.loc.shape, self.loc.dtype)
 

@@ -2,6 +2,7 @@
 
 - `sqrt`, `root_mean_square`, `root_sum_squares`: of numbers whose squares may leave the range of their dtype, with
   derivatives of 0 where others have none; `scale_of`: what to divide by before squaring.
+- `finite_part`: values without infinite ones.
 - `snapped`: a value without its rounding, with the derivative that it had.
 - `weighted_mean`, `fractions_of`: means over rows that count differently.
 - `add_diagonal`, `inverse_factor`, `inverse_triangular`, `solve_lower`, `crossproduct`, `half_log_det`: of Cholesky
@@ -45,6 +46,18 @@ def scale_of(*values: Float[Array, "..."], axis: int | None = None) -> Float[Arr
     sizes = [jnp.max(jnp.abs(each), axis, keepdims=axis is not None) for each in values]
     size = lax.stop_gradient(jnp.max(jnp.stack(sizes), axis=0))
     return jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+
+
+def finite_part(values: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The values, of which infinite ones become the greatest or the least finite one; 0 if there is none.
+
+    >>> finite_part(jnp.array([-jnp.inf, 1.0, 3.0])).tolist()
+    [1.0, 1.0, 3.0]
+    """
+    finite = jnp.isfinite(values)
+    most = lambda side: side * jnp.max(side * jnp.where(finite, values, -side * jnp.inf))
+    low, high = (jnp.where(finite.any(), lax.stop_gradient(most(side)), 0) for side in (-1, 1))
+    return jnp.where(finite | jnp.isnan(values), values, jnp.where(values > 0, high, low))
 
 
 def snapped(x: Float[Array, "..."], value: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -19,7 +19,7 @@ _MOST_TRIES = 1100
 
 
 def tolerance(*sizes: Float[Array, "..."]) -> Float[Array, "..."]:
-    """4 eps of the largest of the sizes, which are arrays of one shape; 0 where that is not finite. It has no derivative.
+    """4 eps of the largest of some sizes, arrays of one shape; 0 where that is not finite. It has no derivative.
 
     Example:
         >>> print(tolerance(jnp.array([1.0, -8.0]), jnp.array([2.0, 4.0])) / jnp.finfo(jnp.float32).eps)
@@ -29,9 +29,7 @@ def tolerance(*sizes: Float[Array, "..."]) -> Float[Array, "..."]:
     return UNITS * float(jnp.finfo(size.dtype).eps) * jnp.where(jnp.isfinite(size), size, 0)
 
 
-def outward(
-    end: Float[Array, "..."], side: Real[ArrayLike, "..."], *sizes: Float[Array, "..."]
-) -> Float[Array, "..."]:
+def outward(end: Float[Array, "..."], side: Real[ArrayLike, "..."], *sizes: Float[Array, "..."]) -> Float[Array, "..."]:
     """The end of an interval, moved outward by the `tolerance` of its size and of the others; infinite ones stay.
 
     Args:

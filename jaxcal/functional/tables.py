@@ -52,7 +52,7 @@ def make(
     """The tables of values in any order.
 
     Args:
-        values: of all groups [M].
+        values: of all groups [M]. Infinite ones count as the outermost finite ones in means, stds and scores.
         group: the number of each value's group [M], from 0 to number - 1.
         number: of groups, each with a value.
         weights: of the values [M], positive; 1 where None.
@@ -74,7 +74,7 @@ def make(
     else:  # counted in integers, which are exact
         counts, upto = jnp.ones_like(values), (place - start[group] + 1).astype(values.dtype)
     total = upto[start[1:] - 1]
-    mean, deviations, std = moments(values, counts, group, total)
+    mean, deviations, std = moments(linalg.finite_part(values), counts, group, total)
     parts = counts / total[group] * deviations * ((2 * upto - counts) / total[group] - 1)
     distance = jax.ops.segment_sum(parts, group, number, indices_are_sorted=True)
     return Tables(
@@ -113,7 +113,7 @@ def crps(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> 
     Source: Jordan, Krueger and Lerch, Journal of Statistical Software 90 (2019).
     """
     start, total = tables.start[group], _totals(tables, group)
-    place = places_upto(tables.values, start, tables.start[group + 1], u)
+    place = places_upto(linalg.finite_part(tables.values), start, tables.start[group + 1], u)
     below, sums = (_before(each, place, start) / total for each in (tables.upto, tables.sums))
     return (2 * below - 1) * (u - tables.mean[group]) - 2 * sums - tables.distance[group]
 

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Real
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import check_base, is_scaled, location_and_scale, standardized_errors
+from jaxcal.calibrators._base import ABSOLUTE, check_base, in_scales, is_scaled, location_and_scale, standardized_errors
 from jaxcal.distributions import Distribution
 from jaxcal.functional import rounding
 
@@ -149,7 +149,7 @@ def signed_errors(base: Distribution, y: ArrayLike, score: str | None) -> tuple[
     y = _checks.as_vector("y", y)
     check_base(base, y.shape[0])
     scaled = is_scaled(score, base)
-    return standardized_errors(base, y, scaled), scaled
+    return standardized_errors(base, y, scaled, instead=ABSOLUTE), scaled
 
 
 def as_array(value: ArrayLike, dtype: np.dtype) -> Float[Array, "..."]:
@@ -187,7 +187,7 @@ def _step(
     loc, scale, y = loc.astype(dtype), scale.astype(dtype), y.astype(dtype).reshape(loc.shape)
     lower, upper = _intervals(state, loc, scale)
     missed = ~((lower <= y) & (y <= upper))
-    score = lax.stop_gradient(jnp.abs(y - loc) / scale)
+    score = lax.stop_gradient(jnp.abs(in_scales(y, loc, scale)))
     score = jnp.where(jnp.isnan(score), jnp.inf, score)
     return state.updated(score[0], missed[0]), (lower, upper)
 

@@ -23,7 +23,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 from jaxcal import _checks
 from jaxcal.distributions import Distribution
 from jaxcal.distributions._base import check_confidence_level
-from jaxcal.functional import quantiles, tracking
+from jaxcal.functional import linalg, quantiles, tracking
 from jaxcal.online._base import OnlineIntervals, as_array, calibration_scores, pushed
 
 
@@ -127,7 +127,7 @@ class ControlledIntervals(OnlineIntervals):
 
     def updated(self, score: Float[Array, ""], missed: Bool[Array, ""]) -> "ControlledIntervals":
         """After a row: the oldest score replaced, q moved, and the row counted."""
-        finite = jnp.where(jnp.isfinite(self.recent), self.recent, 0)
+        finite = linalg.finite_part(self.recent)
         error = missed.astype(self.tracked.dtype) - (1 - self.confidence_level)
         return eqx.tree_at(
             lambda state: (state.recent, state.tracked, state.num_rows, state.num_missed),
@@ -152,7 +152,7 @@ def _controlled(
     scorecaster: Callable | None,
     scaled: bool,
 ) -> ControlledIntervals:
-    largest = recent.max()
+    largest = linalg.finite_part(recent).max()
     # The conformal quantile, where the rows are enough for it.
     quantile = jnp.minimum(quantiles.empirical_quantile(jnp.sort(recent), level, "conformal"), largest)
     return ControlledIntervals(

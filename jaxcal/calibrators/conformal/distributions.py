@@ -35,8 +35,9 @@ def fit(
         seed = jax.random.bits(key, (), "uint32")
     if score == "cdf" and not isinstance(base, Normal):
         return ConformalCalibrator(smoothed(jnp.sort(probabilities(base, y)), smoothing), seed, "cdf")
-    scaled = not isinstance(base, Point)
-    return ConformalCalibrator(smoothed(sorted_errors(base, y, scaled), smoothing), seed, "std" if scaled else "y")
+    scaled, finite = not isinstance(base, Point), rule == "linear" or smoothing is not None
+    table = sorted_errors(base, y, scaled, finite=finite)
+    return ConformalCalibrator(smoothed(table, smoothing), seed, "std" if scaled else "y")
 
 
 class ConformalCalibrator(eqx.Module):

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal.calibrators._base import (
+    ABSOLUTE,
     check_base,
     check_not_smoothed,
     coverage_guarantee,
     location_and_scale,
     smoothed,
-    sorted_errors,
     standardized_errors,
 )
 from jaxcal.columns import Table
@@ -24,10 +24,8 @@ def fit(base: Distribution, y: Float[Array, " l"], score: str, smoothing: float 
     check_base(base, y.shape[0])
     signed = score == "signed"
     scaled = score == "scaled" or (signed and not isinstance(base, Point))
-    if signed:
-        table = smoothed(sorted_errors(base, y, scaled), smoothing)
-    else:
-        table = _symmetric(standardized_errors(base, y, scaled), smoothing)
+    errors = standardized_errors(base, y, scaled, finite=smoothing is not None, instead=ABSOLUTE)
+    table = smoothed(jnp.sort(errors), smoothing) if signed else _symmetric(errors, smoothing)
     return SplitConformal(
         z=table,
         scaled=scaled,

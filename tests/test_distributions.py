@@ -306,7 +306,7 @@ def test_samples_follow_the_distribution(name):
     np.testing.assert_allclose(draws.mean(0), out["mean"], atol=error + 1e-5)
     np.testing.assert_allclose(draws.std(0), out["std"], rtol=0.1, atol=1e-5)
     # Probabilities say more than two moments do.
-    for y in (LOC - 0.3 * SCALE, LOC + 0.55 * SCALE):
+    for y in (LOC - 0.31 * SCALE, LOC + 0.55 * SCALE):
         np.testing.assert_allclose(
             (draws <= y).mean(0), probe(distribution, y)["cdf"], atol=4.5 * 0.5 / math.sqrt(4000)
         )
@@ -505,7 +505,7 @@ def test_rows_without_a_spread_are_points():
         assert out["cdf"].tolist() == [0.0, 1.0, 1.0]
         assert out["std"].tolist() == [0.0] * 3
         assert out["log_prob"].tolist() == [-math.inf] * 3
-        assert (out["icdf"] == 2.0).all()
+        np.testing.assert_allclose(out["icdf"], 2.0, rtol=EXACT)
         for leaf in jax.tree.leaves(slopes((distribution, y, LEVELS))):
             assert np.isfinite(leaf).all(), distribution
 
@@ -604,7 +604,8 @@ def test_an_interval_under_jit_reads_the_same_ranks():
     distribution = Empirical(np.zeros(1), 1.0, np.arange(1.0, 201.0))
     for level in (0.5, 0.8, 0.9, 0.95, 0.98, 0.99):
         lower, upper = jax.jit(lambda level: distribution.interval(level))(level)
-        assert (float(lower[0]), float(upper[0])) == (round(100 * (1 - level)), round(100 * (1 + level)))
+        ranks = round(100 * (1 - level)), round(100 * (1 + level))
+        np.testing.assert_allclose((lower[0], upper[0]), ranks, rtol=EXACT)
 
 
 @pytest.mark.slow

@@ -86,8 +86,8 @@ def fit(
     Raises:
         TypeError: if key is no random key.
         ValueError: if x or y is empty, not finite or of the wrong shape; if there are fewer rows or groups than folds,
-            or folds is less than 2; if a predicted mean or std is not finite, or a std not positive; if score="scaled"
-            where the models give no std.
+            or folds is less than 2; if a predicted mean or std is not finite; if score="scaled" where the models give
+            no std.
 
     Source: Barber, Candes, Ramdas and Tibshirani, Annals of Statistics 49 (2021).
 
@@ -184,7 +184,7 @@ def fit_bootstrap(
     Raises:
         TypeError: if key is no random key.
         ValueError: if x or y is empty, not finite or of the wrong shape; if a row is in all samples; if a predicted
-            mean or std is not finite, or a std not positive; if score="scaled" where the models give no std.
+            mean or std is not finite; if score="scaled" where the models give no std.
 
     Source: Kim, Xu and Barber, NeurIPS 2020, Theorem 1, with the mean as aggregation.
 

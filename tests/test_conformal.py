@@ -234,7 +234,6 @@ def fit_on(make=Normal, size=60, **options):
         (lambda: fit_on(score="cqr"), "score must be one of .*'quantile'; got 'cqr'"),
         (lambda: fit_on(lambda mean, std: Point(mean), score="scaled"), "base is a Point"),
         (lambda: fit_on()(None, Point(0.0)), "base is a Point"),
-        (lambda: fit_on(lambda mean, std: Normal(mean, 0 * std)), "base.std must be positive; 60 values"),
         (
             lambda: fit_on(confidence_levels=[0.9]),
             "go with score='quantile'; score='scaled' answers at any level: drop them",

@@ -248,7 +248,7 @@ def test_one_row_is_enough():
             "has the tails of the base; got tails='support'",
         ),
         (np.ones(3), np.zeros(2), {}, "y has 2 rows where 3 are expected"),
-        (np.array([1.0, 0.0, 1.0]), np.zeros(3), {}, "base.std must be positive; .* index 1"),
+        (np.array([1.0, 0.0, 1.0]), np.ones(3), {}, "is infinite in 1 of 3 rows, the first at index 1.*: give .*Point"),
     ],
 )
 def test_mistakes_are_named(std, y, options, message):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from jaxcal import Normal, Point, metrics, rio
+from jaxcal import Point, metrics, rio
 from jaxcal.calibrators._base import check_base
 from jaxcal.functional import gp, kernels, linalg
 
@@ -318,11 +318,6 @@ NAN_AT_3 = np.where(np.arange(60) == 3, np.nan, 1.0)
             {"x": NAN_AT_3},
             ValueError,
             r"x holds 1 values that are NaN or infinite, the first at index \(3, 0\)",
-        ),
-        (
-            {"base": Normal(np.ones(60), np.zeros(60))},
-            ValueError,
-            "base.std must be positive; 60 values are not",
         ),
         ({"y": np.ones((60, 1))}, ValueError, r"did you mean y\[:, 0\]"),
         ({"y": np.ones(59)}, ValueError, "base.mean has 60 rows where 59 are expected"),

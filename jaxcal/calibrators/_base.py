@@ -206,21 +206,21 @@ def standardized_errors(
     Warns:
         UserWarning: if known errors are infinite.
     """
-    z = in_scales(y, base.mean, error_scale(base, scaled))
-    if _checks.is_traced(z):
+    scale = error_scale(base, scaled)
+    z = in_scales(y, base.mean, scale)
+    if _checks.is_traced(z, scale):
         return z
-    known = np.asarray(z)
-    infinite = np.flatnonzero(np.isinf(known))
+    known, has_scale = np.asarray(z), np.asarray(scale) != 0
+    _checks.check_finite("(y - base.mean) / base.std", np.where(has_scale, known, 0))
+    infinite = np.flatnonzero(~np.isfinite(known))
     if infinite.size:
         what = (
             f"(y - base.mean) / base.std is infinite in {infinite.size} of {known.size} rows, the first at index "
-            f"{infinite[0]}, where base.std is 0 or too small"
+            f"{infinite[0]}, where base.std is 0"
         )
         if finite:
             raise ValueError(f"{what}: {instead}.")
         _checks.warn(f"{what}. Intervals at high levels may be infinite, too: {instead}.")
-    else:
-        _checks.check_finite("(y - base.mean) / base.std", z)
     return z
 
 

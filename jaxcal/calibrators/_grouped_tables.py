@@ -60,7 +60,7 @@ class GroupedTables(eqx.Module):
 
         Raises:
             TypeError: if base is not a Distribution.
-            ValueError: if its mean or std is not finite, or a std not positive; if labels or weights are missing, of
+            ValueError: if its mean or std is not finite; if labels or weights are missing, of
                 the wrong length or out of range; if no calibration row has the label of a row.
         """
         loc, scale = location_and_scale(base, self.scaled)

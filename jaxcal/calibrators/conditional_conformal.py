@@ -96,8 +96,9 @@ def fit(
 
     Raises:
         TypeError: if base is not a Distribution, or anything is traced; if key is no random key.
-        ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive;
-            if the score needs a std and base is a `Point`; if without a key there are too few rows for a level.
+        ValueError: if an argument is empty, not finite, of the wrong shape or length; if a score is infinite, since a
+            std is 0 and the error is not (score="absolute" divides by none); if the score needs a std and base is a
+            `Point`; if without a key there are too few rows for a level.
 
     Source: Gibbs, Cherian and Candès, Conformal prediction with conditional guarantees, JRSSB 87 (2025).
 
@@ -293,7 +294,7 @@ class ConditionalConformal(eqx.Module):
 
         Raises:
             TypeError: if base is not a Distribution.
-            ValueError: if its mean or std is not finite, or a std not positive; if it is a `Point` where errors are
+            ValueError: if its mean or std is not finite; if it is a `Point` where errors are
                 measured in predicted stds; if features are missing, not finite or of the wrong shape.
 
         Warns:

@@ -108,15 +108,15 @@ def fit(
 
     Raises:
         TypeError: if base is not a Distribution.
-        ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive;
-            if there are fewer rows than neighbors; if neighbors come without x, with score="cdf" or with vector
-            targets; if a rank or score="cdf" comes with vector targets, which have no ranks; if score="cdf" comes with
-            a `Point`, or in some row base.cdf(y) is 0 or 1; if preset="paper" comes with another rank; if
-            partial_pooling comes without `by`, or with weights; if smoothing is not in (0, 1/2], or comes with
-            neighbors, `by`, weights or vector targets.
+        ValueError: if an argument is empty, not finite, of the wrong shape or length; if there are fewer rows than
+            neighbors; if neighbors come without x, with score="cdf" or with vector targets; if a rank or score="cdf"
+            comes with vector targets, which have no ranks; if score="cdf" comes with a `Point`, or in some row
+            base.cdf(y) is 0 or 1; if preset="paper" comes with another rank; if partial_pooling comes without `by`, or
+            with weights; if smoothing is not in (0, 1/2], or comes with neighbors, `by`, weights or vector targets.
 
     Warns:
-        UserWarning: if y equals base.mean in every row, so that no prediction has a width.
+        UserWarning: if y equals base.mean in every row, so that no prediction has a width; if z is infinite in some
+            rows, whose std is 0 and whose error is not. It is 0 where both are 0.
 
     Source: Zelikman et al., CRUDE, 2020, Algorithm 1; its section 7 proposes neighbors and vector targets. For
     smoothing Stutz, Dvijotham, Cemgil and Doucet, ICLR 2022.
@@ -212,8 +212,8 @@ class CRUDE(eqx.Module):
 
         Raises:
             TypeError: if base is not a Distribution.
-            ValueError: if an argument is not finite, of the wrong shape or length; if a std of base is not positive, or
-                base is a `Point` where errors are measured in predicted stds.
+            ValueError: if an argument is not finite, of the wrong shape or length; if base is a `Point` where errors
+                are measured in predicted stds.
         """
         if self.by_cdf:
             check_base(base)

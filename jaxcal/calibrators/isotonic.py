@@ -110,11 +110,11 @@ def fit(
 
     Raises:
         TypeError: if base is not a Distribution.
-        ValueError: if y or base is empty, not finite or of the wrong shape, a std of base is not positive, `score` or
-            `tails` is none of the above; if tails, `by` or weights come with score="cdf"; if other tails than "fitted"
-            come with `by` or weights; if partial_pooling comes without `by`, or with weights; if with score="cdf" base
-            is a `Point`, some base.cdf(y) is 0 or 1, or base has no density at y; if smoothing is not in (0, 1/2], or
-            comes with `by` or weights.
+        ValueError: if y or base is empty, not finite or of the wrong shape, `score` or `tails` is none of the above; if
+            a z is infinite, since a std is 0 and the error is not (it is 0 where both are 0); if tails, `by` or weights
+            come with score="cdf"; if other tails than "fitted" come with `by` or weights; if partial_pooling comes
+            without `by`, or with weights; if with score="cdf" base is a `Point`, some base.cdf(y) is 0 or 1, or base
+            has no density at y; if smoothing is not in (0, 1/2], or comes with `by` or weights.
 
     Warns:
         UserWarning: if PIT values are 0 or 1 in double precision, with their fraction (the recalibrated distribution is

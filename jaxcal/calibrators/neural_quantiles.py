@@ -143,8 +143,8 @@ def fit(
     Raises:
         TypeError: if base is not a Distribution, or a derivative through a training without steps is asked for; if key
             is no random key.
-        ValueError: if y or base is empty, not finite or of the wrong shape, base is a `Point` or a std of it is not
-            positive, a quantile of base at a level from 0.005 to 0.995 is infinite, there are too few rows to hold some
+        ValueError: if y or base is empty, not finite or of the wrong shape, base is a `Point` or all its stds are
+            0, a quantile of base at a level from 0.005 to 0.995 is infinite, there are too few rows to hold some
             out (two are the least), or an option is out of its range; if weights are not as many as the rows, one is
             negative, NaN or infinite, or all are 0. Rows of weight 0 are not counted. What else is raised of steps,
             `jaxcal.networks.StepOptions` says.
@@ -257,7 +257,7 @@ class NeuralQuantiles(eqx.Module):
 
         Raises:
             TypeError: if base is not a Distribution.
-            ValueError: if base is a `Point` or empty, a mean, std or decile of it is not finite, or a std not positive.
+            ValueError: if base is a `Point` or empty, a mean, std or decile of it is not finite, or all stds are 0.
         """
         return _predict(self, _quantiles_of(base, _LEVELS[_DECILES]))
 

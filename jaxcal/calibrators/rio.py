@@ -198,7 +198,7 @@ def fit(
     Raises:
         TypeError: if base is not a Distribution; if key is no random key.
         ValueError: if an argument is empty, not finite, of the wrong shape or length; if fewer than two rows are
-            given; if a std of base is not positive; if the target is constant, so that there is nothing to learn.
+            given; if the target is constant, so that there is nothing to learn.
         FloatingPointError: if a covariance cannot be factorized, and `throw`.
 
     Warns:

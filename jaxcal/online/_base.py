@@ -45,8 +45,8 @@ class OnlineIntervals(eqx.Module):
 
         Raises:
             TypeError: if base is not a Distribution.
-            ValueError: if its mean or std is not finite, or a std not positive; if it is a `Point` where scores are
-                measured in predicted stds.
+            ValueError: if its mean or std is not finite; if it is a `Point` where scores are measured in predicted
+                stds.
         """
         return _intervals(self, *location_and_scale(base, self.scaled))
 

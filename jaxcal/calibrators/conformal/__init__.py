@@ -174,6 +174,9 @@ def fit(
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. Fit and predictions are differentiable in
     base, y and weights; the derivative of a rank is 0.
 
+    A std of base may be 0 where the score does not divide by it. Else an error of 0 has score 0 there, and any other
+    one an infinite score. So may intervals be, if such scores are many: score="absolute" has none.
+
     With `by` every group of rows has a table and a guarantee of its own, with `weights` the guarantee is for new rows
     whose inputs are distributed otherwise than those of the calibration rows.
 
@@ -203,11 +206,14 @@ def fit(
 
     Raises:
         TypeError: if base is not a Distribution; if key is no random key.
-        ValueError: if an argument is empty, not finite, of the wrong shape or length; if a std of base is not positive
-            ("quantile" uses no std); if the score needs a std, or a distribution, and base is a `Point`; if there
-            are too few rows for a confidence level; if with score="cdf" in some row base.cdf(y) is 0 or 1, or base
-            has no density at y; if rule="randomized" comes without a key; if smoothing is not in (0, 1/2], or comes
-            with `by` or weights.
+        ValueError: if an argument is empty, not finite, of the wrong shape or length; if the score needs a std, or a
+            distribution, and base is a `Point`; if there are too few rows for a confidence level; if with score="cdf"
+            in some row base.cdf(y) is 0 or 1, or base has no density at y; if rule="randomized" comes without a key;
+            if smoothing is not in (0, 1/2], or comes with `by` or weights; if with rule="linear" or smoothing a score
+            is infinite.
+
+    Warns:
+        UserWarning: if scores are infinite, since a std is 0 and the error is not.
 
     Source: Papadopoulos, Proedrou, Vovk and Gammerman, ECML 2002; Lei, G'Sell, Rinaldo, Tibshirani and Wasserman,
     JASA 113 (2018); Linusson, Johansson and Lofstrom, PAKDD 2014; Romano, Patterson and Candes, NeurIPS 2019; Vovk,

@@ -75,7 +75,7 @@ class ConformalCalibrator(eqx.Module):
 
         Raises:
             TypeError: if base is not a Distribution.
-            ValueError: if its mean or std is not finite, or a std not positive; if it is a `Point` where the scores
+            ValueError: if its mean or std is not finite; if it is a `Point` where the scores
                 need more.
         """
         if self.scale == "cdf":

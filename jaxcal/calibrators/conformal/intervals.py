@@ -64,7 +64,7 @@ class SplitConformal(eqx.Module):
 
         Raises:
             TypeError: if base is not a Distribution.
-            ValueError: if its mean or std is not finite, or a std not positive; if it is a `Point` where errors are
+            ValueError: if its mean or std is not finite; if it is a `Point` where errors are
                 measured in predicted stds.
         """
         loc, scale = location_and_scale(base, self.scaled)

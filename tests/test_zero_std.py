@@ -9,6 +9,8 @@ import pytest
 
 import jaxcal as jc
 
+pytestmark = pytest.mark.any_precision
+
 RNG = np.random.default_rng(3)
 NUM, KEY = 120, jax.random.key(0)
 X = RNG.uniform(size=(NUM, 2))
@@ -143,7 +145,7 @@ GUARANTEED = ("conformal", "absolute", "quantile", "crude", "conditional_conform
 @pytest.fixture(scope="module")
 def predictions():
     """Of each predictor, out of 150 other rows."""
-    other = np.where(X_ALL[::-1, 0] < 0.85, 0.0, RAIN)
+    other = np.where(RNG.uniform(size=150) < 0.85, 0.0, RNG.gamma(2.0, size=150))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {name: fit(X_ALL[::-1], other)(X_ALL) for name, fit in PREDICTORS.items()}

@@ -1,11 +1,13 @@
 """What the commands say: results on stdout; progress, warnings and mistakes on stderr, a line each."""
 
+import os
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import typer
@@ -38,12 +40,26 @@ class Commands(TyperGroup):
 
 def complain(kind: str, message: object) -> None:
     """A line on stderr."""
-    typer.echo(f"{kind}: {' '.join(str(message).split())}", err=True)
+    _say_on_stderr(f"{kind}: {' '.join(str(message).split())}")
 
 
 def say(text: str) -> None:
     """A text on stdout."""
     _console().print(text, markup=False)
+
+
+def _say_on_stderr(line: str) -> None:
+    try:
+        typer.echo(line, err=True)
+    except BrokenPipeError:
+        _drop(sys.stderr)
+
+
+def _drop(stream: TextIO) -> None:
+    """Send a stream nowhere, whose reader, such as `head`, is gone: the work goes on, and its files are written."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def say_columns(rows: Iterable[tuple[str, ...]]) -> None:
@@ -132,8 +148,16 @@ def _say_how_far(label: str, start: float, told: list[progress.Progress], done: 
     """A line every few seconds."""
     while not done.wait(_SECONDS):
         reached = f", {told[0]}" if told else ""
-        typer.echo(f"{label}: {time.perf_counter() - start:.0f} s so far{reached}", err=True)
+        _say_on_stderr(f"{label}: {time.perf_counter() - start:.0f} s so far{reached}")
+
+
+class _Console(Console):
+    """A console that outlives its reader."""
+
+    def on_broken_pipe(self) -> None:
+        """Go on without a reader; rich would exit."""
+        _drop(sys.stdout)
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    return _Console(highlight=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 import errno
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -12,12 +13,15 @@ import jax
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import jaxcal
 from jaxcal import datasets, metrics, pipeline, progress
 from jaxcal.calibrators import rio
-from jaxcal.cli import app, console
+from jaxcal.cli import app, console, files
+from jaxcal.cli.text import Format, Text
 from jaxcal.columns import Columns
 from jaxcal.distributions import Normal
 from jaxcal.predictors import gaussian_process
@@ -497,6 +501,281 @@ def test_the_module_runs_as_a_command():
     assert "calibrate" in result.stdout
 
 
+# Files come back as they were
+
+# What a program that reads values and writes them again would change.
+NASTY = [
+    "00001", "01e301", "58e358", "TRUE", "1.10", "1e5", "+3", " 1 ", "NA", "", '""', '"quoted"', '"a, b"', '"a\nb"',
+    '"a\r\n""b"""', "Köln", '5" pipe', "=1+1", "-0.0", "12345678901234567890.5", "𝔘", "a'b", "\t",
+]  # fmt: skip
+
+
+def with_column(texts, *, line_end="\n", separator=","):
+    """A CSV with a column of texts, raw, beside targets and predictions; its lines."""
+    rows = [["raw", "truth", "line"]]
+    rows += [[text, f"{(7 * k) % 5}.50", f"{(3 * k) % 4}.0"] for k, text in enumerate(texts)]
+    return [separator.join(row) + line_end for row in rows]
+
+
+def assert_only_added(before, after, *, num_added=4, separator=b",", line_end=b"\n"):
+    """Every line of a file, by its record, has new fields at its end, and nothing else has changed."""
+    field = rb"[^\r\n" + separator + rb"]+"
+    added = rb"(?:" + re.escape(separator) + field + rb"){" + str(num_added).encode() + rb"}"
+    assert re.sub(added + rb"(?=" + line_end + rb"|$)", b"", after) == before
+
+
+CONFORMAL = ("--method", "split-conformal", "--quantiles", "0.5")
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_what_is_not_added_comes_back_to_the_byte(tmp_path, line_end, start):
+    file = tmp_path / "data.csv"
+    texts = [text for text in NASTY if line_end != "\r" or "\n" not in text]
+    file.write_bytes((start + "".join(with_column(texts, line_end=line_end)).rstrip()).encode())
+    result = calibrate(file, *CONFORMAL)
+    assert result.exit_code == 0, result.output
+    written = file.with_name("data.calibrated.csv").read_bytes()
+    assert_only_added(file.read_bytes(), written, line_end=line_end.encode())
+    assert b"raw,truth,line,mean,std,q0.5,used_for_fitting" + line_end.encode() in written
+
+
+def test_blank_lines_stay_and_are_no_rows(tmp_path):
+    file = tmp_path / "data.csv"
+    header, *rows = with_column(NASTY)
+    file.write_text("".join(["\n", header, "\n", *rows, "\n\n"]), encoding="utf-8")
+    result = calibrate(file, *CONFORMAL)
+    assert result.exit_code == 0, result.output
+    assert f"Predict {len(NASTY)} rows" in result.stdout
+    assert_only_added(file.read_bytes(), file.with_name("data.calibrated.csv").read_bytes())
+
+
+FIELDS = st.one_of(
+    st.sampled_from(NASTY),
+    st.text(st.characters(exclude_characters='",\r\n\0', exclude_categories=["Cs"])),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])).map(
+        lambda text: '"' + text.replace('"', '""') + '"'
+    ),
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=st.lists(FIELDS, min_size=1, max_size=4),
+    line_end=st.sampled_from(["\n", "\r\n"]),
+    separator=st.sampled_from(",;\t|"),
+    encoding=st.sampled_from(["utf-8", "utf-16-le", "utf-8-sig", "utf-16", "gb18030"]),
+    is_ended=st.booleans(),
+)
+def test_any_text_comes_back_to_the_byte(tmp_path, texts, line_end, separator, encoding, is_ended):
+    texts = [text if text.startswith('"') else text.replace(separator, "") for text in texts]
+    lines = with_column(texts, line_end=line_end, separator=separator)
+    if not is_ended:
+        lines[-1] = lines[-1].removesuffix(line_end)
+    file, out = tmp_path / "data.csv", tmp_path / "out.csv"
+    file.write_bytes("".join(lines).encode(encoding))
+    table, text = files.read(file, Format(separator=separator, encoding=encoding))
+    assert table["truth"].to_list() == [float(f"{(7 * k) % 5}.50") for k in range(len(texts))]
+    files.write(table, text, {"new": np.arange(len(texts)) + 0.5}, out)
+    ends = [line_end] * len(texts) + [line_end if is_ended else ""]
+    new = ["new", *(f"{k}.5" for k in range(len(texts)))]
+    expected = [
+        line.removesuffix(end) + separator + added + end for line, end, added in zip(lines, ends, new, strict=True)
+    ]
+    assert out.read_bytes() == "".join(expected).encode(encoding)
+
+
+def test_numbers_with_leading_zeros_are_labels(table, file, tmp_path):
+    zips = pl.Series(["00501", "00544", "10001", "90210"] * (ROWS // 4))
+    table.with_columns(zip=zips, code=pl.Series(["01e301", "58e358"] * (ROWS // 2))).drop("id").write_csv(file)
+    model = tmp_path / "model"
+    result = calibrate(file, "--method", "kmeans", "--save", model)
+    assert result.exit_code == 0, result.output
+    assert "zip (4 labels, leading zeros), code (2 labels, leading zeros)" in result.stdout
+    new = tmp_path / "new.csv"  # none of them begins with a zero here
+    new.write_text("a,b,line,zip,code\n0.5,0.5,1,90210,58e358\n")
+    result = run("apply", model, new)
+    assert result.exit_code == 0, result.output
+    assert "Warning" not in result.stderr
+    assert (tmp_path / "new.calibrated.csv").read_text().splitlines()[1].startswith("0.5,0.5,1,90210,58e358,")
+
+
+def test_a_target_with_leading_zeros_is_a_number(tmp_path):
+    file = tmp_path / "data.csv"
+    file.write_text("truth,line\n" + "".join(f"{k:03d},{k}\n" for k in range(20)))
+    assert calibrate(file, *CONFORMAL).exit_code == 0
+
+
+def of_numbers(rows, separator=","):
+    """A CSV of texts of numbers in a column a, beside targets and predictions."""
+    lines = [separator.join([f'"{text}"' if separator in text else text, str(k % 7), str(k % 3)]) for k, text in rows]
+    return "\n".join([separator.join(["a", "truth", "line"]), *lines]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("separator", "texts", "parts"),
+    [
+        (",", ["950.00", "1,234.50"], ["'1,234.50'", "a number with thousands separators: --thousands ',' reads it"]),
+        (",", ["1", "1,234,567"], ["'1,234,567'", "--thousands ',' reads it"]),
+        (",", ["1", "12,34,567"], ["'12,34,567'", "--thousands ',' reads it"]),
+        (",", ["1 250", "1"], ["'1 250'", "--thousands ' ' reads it"]),
+        (",", ["1'250.5", "1"], ['"1\'250.5"', '--thousands "\'" reads it']),
+        (
+            ",",
+            ["1,234", "5,678"],
+            ["a decimal comma or thousands separators: --decimal ',' or --thousands ',' reads it"],
+        ),
+        (";", ["1,234", "5,678"], ["'1,234'", "--decimal ',' or --thousands ',' reads it"]),
+        (";", ["1.234,5", "5,5"], ["'1.234,5'", "--decimal ',' --thousands '.' reads it"]),
+        (";", ["1.5", "5,5"], ["holds numbers that are written in several ways"]),
+        (",", ["1.5", "5,000.25", "oops"], ["'oops'", "among them"]),
+    ],
+)
+def test_a_number_that_is_written_otherwise_is_shown(tmp_path, separator, texts, parts):
+    file = tmp_path / "data.csv"
+    file.write_text(of_numbers(enumerate(texts * 12), separator))
+    assert_refused(calibrate(file), "column 'a'", *parts)
+    assert_refused(run("calibrate", file, "--target", "a", "--prediction", "line"), "column 'a'", parts[0])
+    assert calibrate(file, "--exclude", "a").exit_code == 0
+    assert calibrate(file, *CONFORMAL).exit_code == 0  # it uses no features
+
+
+@pytest.mark.parametrize(
+    ("separator", "texts", "options"),
+    [
+        (",", ["950.00", "1,234.50"], ("--thousands", ",")),
+        (";", ["950,00", "1.234,50"], ("--thousands", ".")),
+        (";", ["950,00", "1 234,50"], ("--thousands", " ")),
+        (",", ["950,00", "1.234,50"], ("--thousands", ".", "--decimal", ",")),
+        ("\t", ["950.00", "1’234.50"], ("--thousands", "'", "--separator", "tab")),
+        ("!", ["950.00", "1234.50"], ("--separator", "!")),
+    ],
+)
+def test_options_say_how_numbers_are_written(tmp_path, separator, texts, options):
+    file, plain, model = tmp_path / "data.csv", tmp_path / "plain.csv", tmp_path / "model"
+    file.write_text(of_numbers(enumerate(texts * 12), separator), encoding="utf-8")
+    plain.write_text(of_numbers(enumerate(["950.00", "1234.50"] * 12)))
+    kmeans = ("--method", "kmeans", "--quantiles", "0.5")
+    result = calibrate(file, *kmeans, *options, "--save", model)
+    assert result.exit_code == 0, result.output
+    assert "Features: a." in result.stdout
+    assert calibrate(plain, *kmeans).exit_code == 0
+    mark = "," if separator == ";" or "--decimal" in options else "."
+    read = lambda path, **form: pl.read_csv(path, infer_schema_length=0, **form)["std"].to_list()
+    written = read(tmp_path / "data.calibrated.csv", separator=separator)
+    assert [value.replace(mark, ".") for value in written] == read(tmp_path / "plain.calibrated.csv")
+    # A saved model reads new files in the same way, without options.
+    again = tmp_path / "again.csv"
+    assert run("apply", model, file, "--out", again).exit_code == 0
+    assert read(again, separator=separator) == written
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_separators_and_decimal_commas_are_recognized_and_told(tmp_path, separator):
+    file, model = tmp_path / "data.csv", tmp_path / "model"
+    lines = [f"{k % 7},5{separator}{k % 7}{separator}{k % 3},25" for k in range(24)]
+    file.write_text("\n".join([separator.join(["a", "truth", "line"]), *lines]))
+    result = calibrate(file, "--method", "split-conformal", "--quantiles", "0.5", "--save", model)
+    assert result.exit_code == 0, result.output
+    words = {";": "semicolons", "\t": "tabs"}[separator]
+    told = (
+        f"Note: {file} has fields separated by {words} and decimal commas, and was read so: --separator and --decimal"
+    )
+    assert result.stderr.startswith(told)
+    written = file.with_name("data.calibrated.csv").read_bytes()
+    assert_only_added(file.read_bytes(), written, separator=separator.encode())
+    assert f"{separator}0,25{separator}" in written.decode().splitlines()[1]
+    # A saved model knows the format, and recognizes another.
+    assert run("apply", model, file).stderr == ""
+    file.write_text("line,b\n1.5,0\n2.5,0\n")
+    result = run("apply", model, file)
+    assert result.exit_code == 0, result.output
+    assert "decimal points" in result.stderr
+    assert file.with_name("data.calibrated.csv").read_text().startswith("line,b,mean,std,q0.5\n1.5,0,1.5,")
+    file.write_text("line\n1.234\n")  # which may be 1234
+    assert_refused(run("apply", model, file), "'1.234'", "--decimal '.' or --decimal ',' --thousands '.'")
+    monitored = monitor(file.with_name("data.calibrated.csv"), "--calibration-rows", "1")
+    assert_refused(monitored, "has no column 'truth'")
+
+
+def test_points_that_may_separate_thousands_come_with_a_warning(tmp_path):
+    file = tmp_path / "data.csv"
+    file.write_text(of_numbers(enumerate(["1.234", "5.678"] * 12), ";"))
+    result = calibrate(file, *CONFORMAL)
+    assert result.exit_code == 0
+    assert "Warning: column 'a'" in result.stderr
+    assert "'1.234', which was read with a decimal point: --decimal '.' confirms it" in result.stderr
+    assert "Warning" not in calibrate(file, *CONFORMAL, "--decimal", ".").stderr
+
+
+def test_an_encoding_is_kept(tmp_path):
+    file, model = tmp_path / "data.csv", tmp_path / "model"
+    file.write_bytes("".join(with_column(["Köln", "Bonn"] * 12)).encode("latin-1"))
+    assert_refused(calibrate(file), "is not UTF-8: its byte 16, in line 2, is 0xf6", "--encoding cp1252")
+    assert_refused(calibrate(file, "--encoding", "latin-11"), "--encoding must be an encoding of Python", "'latin-11'")
+    result = calibrate(file, "--method", "kmeans", "--quantiles", "0.5", "--encoding", "latin-1", "--save", model)
+    assert result.exit_code == 0, result.output
+    assert "raw (2 labels)" in result.stdout
+    assert_only_added(file.read_bytes(), file.with_name("data.calibrated.csv").read_bytes())
+    assert_refused(calibrate(file, "--encoding", "latin-1", "--prefix", "\u2211"), "cannot be written in the encoding")
+    for encoding in ("latin-1", "utf-8", "utf-16"):  # the fit's, and such that tell themselves
+        new = tmp_path / "new.csv"
+        new.write_bytes("raw,line\nKöln,1\n".encode(encoding))
+        result = run("apply", model, new)
+        assert result.exit_code == 0, result.output
+        assert "Warning" not in result.stderr
+        assert (tmp_path / "new.calibrated.csv").read_bytes().decode(encoding).startswith("raw,line,mean,")
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (("--separator", "ab"), "--separator must be one character"),
+        (("--decimal", ";"), "--decimal must be '.' or ','"),
+        (("--thousands", "x"), "--thousands must be one of"),
+        (("--thousands", ",", "--decimal", ","), "must be different"),
+        (("--exclude", "c"), "no column 'c'"),
+        (("--exclude", "line"), "--exclude names 'line', which is the column of --prediction"),
+        (("--exclude", "b", "--features", "a"), "--exclude and --features exclude each other"),
+        (("--out", "out.tsv"), "are not separated by tabs"),
+    ],
+)
+def test_bad_options_of_files(file, options, part):
+    assert_refused(calibrate(file, *options), part)
+
+
+def test_excluded_columns_stay_in_the_file(table, file):
+    result = calibrate(file, "--method", "kmeans", "--exclude", "b, id")
+    assert result.exit_code == 0, result.output
+    assert "Features: a." in result.stdout
+    assert "b (excluded)" in result.stdout
+    assert pl.read_csv(file.with_name("data.calibrated.csv")).columns[: len(table.columns)] == table.columns
+
+
+def test_tsv_files_are_read_and_written(table, file, tmp_path):
+    path = tmp_path / "data.tsv"
+    table.write_csv(path, separator="\t")
+    assert calibrate(path, *CONFORMAL).exit_code == 0
+    assert pl.read_csv(tmp_path / "data.calibrated.tsv", separator="\t").columns[-1] == "used_for_fitting"
+    path = tmp_path / "data.parquet"
+    table.write_parquet(path)
+    assert calibrate(path, *CONFORMAL, "--out", tmp_path / "out.tsv").exit_code == 0
+    assert pl.read_csv(tmp_path / "out.tsv", separator="\t").columns[:-4] == table.columns
+
+
+def test_a_closed_pipe_ends_quietly_with_the_file_written(file):
+    """Of stdout and, as of `2>&1 | head`, of stderr."""
+    command = [sys.executable, "-m", "jaxcal", "calibrate", file, "--target", "truth", "--prediction", "line"]
+    for stderr in (subprocess.PIPE, subprocess.STDOUT):
+        file.with_name("data.calibrated.csv").unlink(missing_ok=True)
+        with subprocess.Popen([*command, "--method", "crude"], stdout=subprocess.PIPE, stderr=stderr) as process:
+            process.stdout.close()
+            told = process.stderr.read() if process.stderr else b""
+        assert process.returncode == 0
+        assert told == b""
+        assert len(pl.read_csv(file.with_name("data.calibrated.csv"))) == ROWS
+
+
 # Mistakes: one line, exit code 2
 
 
@@ -504,7 +783,7 @@ def assert_refused(result, *parts):
     *warnings, error = result.stderr.splitlines()
     assert result.exit_code == 2
     assert error.startswith("Error: ")
-    assert all(line.startswith("Warning: ") for line in warnings)
+    assert all(line.startswith(("Warning: ", "Note: ")) for line in warnings)
     for part in parts:
         assert part in error
 
@@ -526,7 +805,7 @@ def assert_refused(result, *parts):
         (["--quantiles", "all"], ["--quantiles must be numbers", "got 'all'"]),
         (["--method", "rioo"], ["there is no method 'rioo': did you mean 'rio'?"]),
         (["--method", "_base"], ["there is no method '_base'"]),
-        (["--out", "here.xlsx"], ["here.xlsx must end in .csv or .parquet"]),
+        (["--out", "here.xlsx"], ["here.xlsx must end in .csv, .tsv or .parquet"]),
         (["--out", "no/such/folder/out.csv"], ["cannot write", "no folder"]),
         (["--calibration", "missing.csv"], ["there is no file missing.csv"]),
         (["--quantiles", "0.1,0.10000001"], ["--quantiles 0.1, 0.10000001 would be one column, q0.1"]),
@@ -590,9 +869,19 @@ def test_bad_values(table, file, column, value, part):
         ("data.csv", "", "cannot read"),
         ("data.csv", "a,truth,line\n", "holds no rows"),
         ("data.parquet", "this is no parquet file", "cannot read"),
-        ("data.txt", "a,truth,line\n1,2,3\n", "must end in .csv or .parquet"),
+        ("data.txt", "a,truth,line\n1,2,3\n", "must end in .csv, .tsv or .parquet"),
         ("data.csv", "a,truth,line\n" + 3 * "1,2,3\n", "3 rows are too few"),
-        ("data.csv", "a;truth;line\n" + 3 * "1,0;2;3\n", "separated by semicolons, and must be by commas"),
+        ("data.csv", "a,truth,line\n1,2,3\n1,2\n", "line 3 has 2 fields, and the header 3"),
+        ("data.csv", "a,truth,line\n1,2,3\n\n1,2,3,4\n", "line 4 has 4 fields, and the header 3"),
+        ("data.csv", 'a,truth,line\n"x\ny",2,3\n1,2\n', "line 4 has 2 fields, and the header 3"),
+        ("data.csv", 'a,truth,line\n1,2,"x\ny",3\n1,2,3\n', "lines 2 to 3, one record by their quotes, have 4 fields"),
+        (
+            "data.csv",
+            'a,truth,line\n1,2,3\n1,2,"3\n4,5,6\n',
+            "the record that starts in line 3: unexpected end of data",
+        ),
+        ("data.csv", "a;b,truth;line\n" + 3 * "1;2,3;4\n", "separated by commas or semicolons: say which, --separator"),
+        ("data.csv", "a,truth,line\n\0,2,3\n", "is not UTF-8: its byte 13, in line 2, is 0x00"),
     ],
 )
 def test_bad_files(tmp_path, name, content, part):
@@ -611,11 +900,11 @@ def test_a_file_that_could_not_be_written_leaves_the_old_one(table, file, tmp_pa
     out = tmp_path / "out.csv"
     out.write_text("old")
 
-    def full(self, path):
-        Path(path).write_text("half of it")
+    def full(self, columns, path):
+        path.write_text("half of it")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(pl.DataFrame, "write_csv", full)
+    monkeypatch.setattr(Text, "write", full)
     assert_refused(calibrate(file, "--method", "split-conformal", "--out", out), "cannot write", "No space left")
     assert out.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.csv", "out.csv"]
@@ -642,7 +931,8 @@ def test_a_bug_is_not_taken_for_a_mistake(file, monkeypatch):
 def test_programs_are_kept_and_openblas_has_one_thread(tmp_path):
     code = """
 import jax, jax.numpy as jnp, threadpoolctl
-from jaxcal.cli import app, console
+from jaxcal.cli import app, console, files
+from jaxcal.cli.text import Format, Text
 from jaxcal.columns import Columns
 app(["data"], standalone_mode=False)
 jnp.linalg.cholesky(jnp.eye(2))

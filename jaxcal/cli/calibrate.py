@@ -16,6 +16,8 @@ from jaxcal import _checks, datasets, pipeline, serialization
 from jaxcal._steps import OfNumbers
 from jaxcal.cli import console, files, methods, report
 from jaxcal.cli.columns import Roles, Rows, choose_features, targets
+from jaxcal.cli.options import Decimal, Encoding, Separator, Thousands, csv_format
+from jaxcal.cli.text import Format, Text
 from jaxcal.distributions import Concatenated, Distribution
 
 if TYPE_CHECKING:  # slow to import
@@ -48,17 +50,40 @@ class _Fitted:
 
 @dataclass(frozen=True)
 class _Tables:
-    """The rows to predict, and those to fit on: the same ones, or of another file."""
+    """The rows to predict, and those to fit on: the same ones, or of another file.
+
+    Attributes:
+        table: of FILE; text its text, if it is a CSV.
+        source: the rows to fit on, of source_file.
+        given: what the options say of CSVs; usual what is assumed where another file does not tell.
+    """
 
     table: "polars.DataFrame"
     file: Path
+    text: Text | None
     source: "polars.DataFrame"
     source_file: Path
+    given: Format
+    usual: Format
 
     @classmethod
-    def read(cls, file: Path, calibration: Path | None) -> "_Tables":
-        table = files.read(file)
-        return cls(table, file, table if calibration is None else files.read(calibration), calibration or file)
+    def read(cls, file: Path, calibration: Path | None, given: Format) -> "_Tables":
+        source_file = calibration or file
+        source, text = files.read(source_file, given)
+        tables = cls(source, file, text, source, source_file, given, Format() if text is None else text.format)
+        if calibration is None:
+            return tables
+        table, text = tables.read_other(file)
+        return replace(tables, table=table, text=text)
+
+    def read_other(self, file: Path) -> "tuple[polars.DataFrame, Text | None]":
+        """The table in a further file, of whose columns the same are texts, and its text."""
+        return files.read(file, self.given, self.usual, self.texts)
+
+    @property
+    def texts(self) -> list[str]:
+        """The columns of texts."""
+        return files.texts_in(self.source)
 
     @property
     def are_one(self) -> bool:
@@ -73,6 +98,7 @@ class _Options:
     fraction: float | None = None
     training: Path | None = None
     features: str | None = None
+    exclude: str | None = None
     seed: int = 0
 
 
@@ -86,6 +112,9 @@ def calibrate(
     features: Annotated[
         str | None,
         typer.Option(help="Columns of the inputs, a,b,c.", show_default="all others with numbers or labels"),
+    ] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="Columns, a,b,c, that are no features and stay in the file.", show_default="none")
     ] = None,
     method: Annotated[
         str | None,
@@ -123,6 +152,10 @@ def calibrate(
     page: Annotated[
         Path | None, typer.Option("--report", help="A page, .html, with scores and pictures before and after.")
     ] = None,
+    separator: Separator = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
+    encoding: Encoding = None,
 ) -> None:
     """Write a distribution for every row of FILE: mean, std and quantiles.
 
@@ -133,10 +166,10 @@ def calibrate(
     levels = _parse_levels(quantiles)
     _check_seed(seed)
     _check_calibration(calibration, calibration_fraction, file)
-    tables = _Tables.read(file, calibration)
-    names = _names(levels, prefix, tables.table, file, are_split=tables.are_one)
+    tables = _Tables.read(file, calibration, csv_format(separator, decimal, thousands, encoding))
+    names = _names(levels, prefix, tables.table, tables.text, file, are_split=tables.are_one)
     inputs = (file, calibration, training)
-    out = _checked_out(out, file, inputs, tables.table)
+    out = _checked_out(out, file, inputs, tables.table, tables.text)
     for option, other in (("--save", save), ("--report", page)):
         if other is not None:
             files.check_output(other, option, (*inputs, out))
@@ -153,13 +186,13 @@ def calibrate(
         }
         if needless := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"{', '.join(needless)} needs a column of predictions, --prediction.")
-        fitted, roles = _fit_pipeline(tables, roles, features, seed, is_saved=save is not None)
+        fitted, roles = _fit_pipeline(tables, roles, features, exclude, seed, is_saved=save is not None)
     else:
-        options = _Options(method or "rio", calibration_fraction, training, features, seed)
+        options = _Options(method or "rio", calibration_fraction, training, features, exclude, seed)
         fitted, roles = _fit_calibrator(tables, roles, options)
-    _write(fitted.forecast, tables.table, levels, names, fitted.fitting, out)
+    _write(fitted.forecast, tables.table, tables.text, levels, names, fitted.fitting, out)
     if save is not None:
-        _save(save, fitted, roles, levels, prefix)
+        _save(save, fitted, roles, tables, levels, prefix)
     if page is not None:
         report.write(page, fitted.measured, fitted.forecast)
         console.say(f"{page}: scores and pictures.")
@@ -177,20 +210,28 @@ def apply(
     out: Annotated[
         Path | None, typer.Option(help="CSV or Parquet.", show_default="FILE with .calibrated in its name")
     ] = None,
+    separator: Separator = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
+    encoding: Encoding = None,
 ) -> None:
-    """Write a distribution for every row of FILE by a saved MODEL; where targets are known, measure its scores."""
+    """Write a distribution for every row of FILE by a saved MODEL; where targets are known, measure its scores.
+
+    What does not tell itself in FILE, such as thousands separators and an encoding, is as in the fit.
+    """
     saved = serialization.load(model)
     if not (isinstance(saved, dict) and saved.get("kind") == _KIND):
         raise ValueError(f"{model} was not written by jaxcal calibrate --save: jaxcal.load reads it in Python.")
     roles = Roles(**saved["roles"] | {"features": tuple(saved["roles"]["features"])})
     levels = saved["levels"] if quantiles is None else _parse_levels(quantiles)
-    table = files.read(file)
-    names = _names(levels, saved["prefix"] if prefix is None else prefix, table, file, are_split=False)
-    out = _checked_out(out, file, (file, model), table)
+    given, usual = csv_format(separator, decimal, thousands, encoding), Format(**saved.get("format", {}))
+    table, text = files.read(file, given, usual, saved.get("texts"))
+    names = _names(levels, saved["prefix"] if prefix is None else prefix, table, text, file, are_split=False)
+    out = _checked_out(out, file, (file, model), table, text)
     console.say(f"{model}: {saved['about']}")
     with console.working(f"Predict {len(table)} rows"):
         forecast = _predict(saved, roles, table, file)
-    _write(forecast, table, levels, names, None, out)
+    _write(forecast, table, text, levels, names, None, out)
     y = targets(table, roles.target, file)
     if y is not None and np.isfinite(y).any():
         known = np.flatnonzero(np.isfinite(y))
@@ -201,6 +242,7 @@ def apply(
 
 def _predict(saved: dict[str, Any], roles: Roles, table: "polars.DataFrame", file: Path) -> Distribution:
     """What a saved model makes of a table."""
+    files.check_numerals(table, set(roles.features) - set(saved.get("texts", roles.features)), file)
     if roles.prediction is None:
         return saved["model"](files.select(table, roles.features, file))
     for name in saved["taken"]:
@@ -209,7 +251,7 @@ def _predict(saved: dict[str, Any], roles: Roles, table: "polars.DataFrame", fil
     return saved["model"](rows.x, rows.base, **{name: rows.counts[name] for name in saved["taken"]})
 
 
-def _save(path: Path, fitted: _Fitted, roles: Roles, levels: list[float], prefix: str) -> None:
+def _save(path: Path, fitted: _Fitted, roles: Roles, tables: _Tables, levels: list[float], prefix: str) -> None:
     about = f"{fitted.measured.method}, fitted to {fitted.measured.num_fitting} rows by jaxcal {jaxcal.__version__}."
     saved = {
         "kind": _KIND,
@@ -219,6 +261,8 @@ def _save(path: Path, fitted: _Fitted, roles: Roles, levels: list[float], prefix
         "roles": asdict(roles),
         "levels": levels,
         "prefix": prefix,
+        "format": asdict(tables.usual),
+        "texts": tables.texts,
     }
     try:
         serialization.save(path, saved)
@@ -227,7 +271,9 @@ def _save(path: Path, fitted: _Fitted, roles: Roles, levels: list[float], prefix
     console.say(f"{path}: what was fitted; jaxcal apply {path} FILE predicts by it.")
 
 
-def _checked_out(out: Path | None, file: Path, inputs: Sequence[Path | None], table: "polars.DataFrame") -> Path:
+def _checked_out(
+    out: Path | None, file: Path, inputs: Sequence[Path | None], table: "polars.DataFrame", text: Text | None
+) -> Path:
     """The file to write, beside FILE where none is named.
 
     Raises:
@@ -236,12 +282,15 @@ def _checked_out(out: Path | None, file: Path, inputs: Sequence[Path | None], ta
     out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
     files.check_suffix(out)
     files.check_output(out, "--out", inputs, table)
+    if text is not None and out.suffix.lower() == ".tsv" and text.format.separator != "\t":
+        raise ValueError(f"cannot write {out}: the fields of {file} are not separated by tabs, and stay as they are.")
     return out
 
 
 def _write(
     forecast: Distribution,
     table: "polars.DataFrame",
+    text: Text | None,
     levels: Sequence[float],
     names: Sequence[str],
     fitting: np.ndarray | None,
@@ -251,7 +300,7 @@ def _write(
     values = [forecast.mean, forecast.std, *np.asarray(forecast.icdf(np.array(levels))).T]
     if fitting is not None:
         values.append(np.isin(np.arange(len(table)), fitting))
-    files.write(table, dict(zip(names, map(np.asarray, values), strict=True)), out)
+    files.write(table, text, dict(zip(names, map(np.asarray, values), strict=True)), out)
     console.say(f"{out}: the columns of the table, and {', '.join(names)}.")
 
 
@@ -265,18 +314,19 @@ def _fit_calibrator(tables: _Tables, roles: Roles, options: _Options) -> tuple[_
     methods.check_options(names, counted)
     chosen = {}
     if methods.uses_inputs(names):
-        features, columns = choose_features(roles, options.features, tables.source, tables.source_file)
+        features, columns = choose_features(roles, options.features, options.exclude, tables.source, tables.source_file)
         roles = replace(roles, features=features)
         chosen = {} if columns is None else {"categorical": columns}
     else:
         console.say(f"{options.method} uses no features.")
         if options.features is not None:
             console.complain("Warning", f"--features has no effect: {options.method} uses none.")
+    files.check_numerals(tables.table, set(roles.features) - set(tables.texts), tables.file)
     rows = Rows.read(tables.table, roles, tables.file)
     source = rows if tables.are_one else Rows.read(tables.source, roles, tables.source_file)
     fitting, rest = _rows_to_fit(source, rows, tables, options)
     fitted_on = source.take(fitting)
-    training = _training_rows(options.training, roles)
+    training = _training_rows(options.training, roles, tables)
     fit = methods.fit_of(names, chosen, training, has_inputs=bool(roles.features), seed=options.seed)
     with console.working(f"Fit {options.method} to {len(fitting)} rows"):
         calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **fitted_on.counts)
@@ -346,11 +396,12 @@ def _lines_of(guarantee: Callable) -> list[str]:
         return [str(nothing)]
 
 
-def _training_rows(file: Path | None, roles: Roles) -> dict[str, Any]:
+def _training_rows(file: Path | None, roles: Roles, tables: _Tables) -> dict[str, Any]:
     """The rows that the model was trained on, where there are any."""
     if file is None:
         return {}
-    table = files.read(file)
+    table, _ = tables.read_other(file)
+    files.check_numerals(table, set(roles.features) - set(tables.texts), file)
     return {"x_train": files.select(table, roles.features, file), "y_train": files.numbers(table, roles.target, file)}
 
 
@@ -358,12 +409,13 @@ def _training_rows(file: Path | None, roles: Roles) -> dict[str, Any]:
 
 
 def _fit_pipeline(
-    tables: _Tables, roles: Roles, features: str | None, seed: int, *, is_saved: bool
+    tables: _Tables, roles: Roles, features: str | None, exclude: str | None, seed: int, *, is_saved: bool
 ) -> tuple[_Fitted, Roles]:
     """A model of the features, the best of a list."""
-    chosen, columns = choose_features(roles, features, tables.source, tables.source_file)
+    chosen, columns = choose_features(roles, features, exclude, tables.source, tables.source_file)
     if columns is None:
         raise ValueError(f"{tables.source_file} has no column beside {roles.target!r} to predict it from.")
+    files.check_numerals(tables.table, set(chosen) - set(tables.texts), tables.file)
     x = tables.source.select(chosen)
     y = files.numbers(tables.source, roles.target, tables.source_file, may_be_missing=True)
     known, rest = np.flatnonzero(np.isfinite(y)), np.flatnonzero(~np.isfinite(y))
@@ -422,12 +474,12 @@ def _check_seed(seed: int) -> None:
 
 
 def _names(
-    levels: Sequence[float], prefix: str, table: "polars.DataFrame", file: Path, *, are_split: bool
+    levels: Sequence[float], prefix: str, table: "polars.DataFrame", text: Text | None, file: Path, *, are_split: bool
 ) -> list[str]:
     """The columns that are written; where a part of the rows is fitted on, one that says which.
 
     Raises:
-        ValueError: if FILE has one of them.
+        ValueError: if FILE has one of them, or its encoding no letter for one.
     """
     names = ["mean", "std", *(f"q{level:g}" for level in levels), *(["used_for_fitting"] if are_split else [])]
     names = [prefix + name for name in names]
@@ -436,6 +488,8 @@ def _names(
         raise ValueError(
             f"{file} already has the columns {', '.join(map(repr, taken))}: name the new ones otherwise, by --prefix."
         )
+    if text is not None:
+        text.check_names(names, file)
     return names
 
 

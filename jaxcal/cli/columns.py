@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jaxcal.cli import console, files
+from jaxcal.cli import console, files, numerals
 from jaxcal.columns import Columns, names_rows
 from jaxcal.distributions import Distribution, Normal, Point
 
@@ -54,7 +54,7 @@ class Roles:
 
 
 def choose_features(
-    roles: Roles, features: str | None, table: "polars.DataFrame", file: Path
+    roles: Roles, features: str | None, exclude: str | None, table: "polars.DataFrame", file: Path
 ) -> tuple[tuple[str, ...], Columns | None]:
     """The columns asked for, or all others that can be features; tell which. And what they hold.
 
@@ -62,11 +62,15 @@ def choose_features(
         ValueError: if there is no such column, it is the target, or holds neither numbers nor labels.
     """
     others = [name for name in table.columns if name not in roles.named().values()]
+    excluded = _excluded(exclude, features, roles, table, file)
     if features is None:
-        why_not = {name: why for name in others if (why := _why_no_feature(table[name], file))}
+        why_not = {name: _Why("excluded") for name in excluded}
+        why_not |= {
+            name: why for name in others if name not in excluded and (why := _why_no_feature(table[name], file))
+        }
         chosen = [name for name in others if name not in why_not]
     else:
-        chosen = [name.strip() for name in features.split(",")]
+        chosen = _names_in(features)
         why_not = {name: _Why("not named") for name in others if name not in chosen}
         _check_chosen(chosen, roles.target, table, file)
     named = [f"{name} ({why.text})" for name, why in why_not.items()]
@@ -77,6 +81,31 @@ def choose_features(
             instead = " To use it, name all features: --features." if why.may_be_named else ""
             console.complain("Warning", f"column {name!r} {why.text} and is no feature.{instead}")
     return tuple(chosen), Columns.of(table.select(chosen)) if chosen else None
+
+
+def _names_in(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _excluded(
+    exclude: str | None, features: str | None, roles: Roles, table: "polars.DataFrame", file: Path
+) -> list[str]:
+    """The columns that are to be no features.
+
+    Raises:
+        ValueError: if one is not there, or is used; if the features are named as well.
+    """
+    if exclude is None:
+        return []
+    if features is not None:
+        raise ValueError("--exclude and --features exclude each other: what is not named is no feature.")
+    names = _names_in(exclude)
+    for name in names:
+        files.check_column(table, name, file)
+        for role, column in roles.named().items():
+            if column == name:
+                raise ValueError(f"--exclude names {name!r}, which is the column of --{role}.")
+    return names
 
 
 class _Why(NamedTuple):
@@ -126,7 +155,8 @@ def _why_no_feature(values: "polars.Series", file: Path) -> _Why | None:
     if is_text and names_rows(number, rows):
         return _Why("seems to name the rows", is_told=True)
     if is_text and number > _MOST_LABELS:
-        return _Why(f"holds {number} labels", may_be_named=True, is_told=True)
+        zeros = ", numbers with leading zeros," if _is_padded(values) else ""
+        return _Why(f"holds {number} labels{zeros}", may_be_named=True, is_told=True)
     if dtype.is_integer() and number == rows and _counts(values):
         return _Why("seems to number the rows", may_be_named=True, is_told=True)
     return None
@@ -139,15 +169,18 @@ def _counts(values: "polars.Series") -> bool:
 
 
 def _check_no_numbers(values: "polars.Series", file: Path) -> None:
-    """Raise ValueError if most values of a column of text are numbers."""
+    """Raise ValueError if a column of text holds numbers that were not read as such, or most of its values are some."""
     import polars
 
-    there = values.drop_nulls().cast(polars.String)
-    texts = there.filter(there.cast(polars.Float64, strict=False).is_null())
-    if 0 < len(texts) < len(there) / 2:
+    texts = values.cast(polars.String)
+    instead = "To keep it in the file and not use it, name it in --exclude."
+    if problem := numerals.explain(texts):
+        raise ValueError(f"column {values.name!r} of {file} {problem} {instead}")
+    there, others = texts.drop_nulls(), numerals.not_numbers(texts)
+    if 0 < len(others) < len(there) / 2:
         raise ValueError(
-            f"column {values.name!r} of {file} holds numbers, and {texts[0]!r} among them: correct it, leave it empty, "
-            "or choose the features by --features."
+            f"column {values.name!r} of {file} holds numbers, and {others[0]!r} among them: correct it, or leave it "
+            f"empty. {instead}"
         )
 
 
@@ -155,8 +188,16 @@ def _described(values: "polars.Series") -> str:
     """The name of a feature, and what is special about it."""
     labels = "" if files.is_numeric(values.dtype) else f"{values.n_unique()} labels"
     missing = (values.fill_nan(None) if values.dtype.is_float() else values).null_count()
-    notes = ", ".join(filter(None, [labels, f"{missing} missing" if missing else ""]))
+    zeros = "leading zeros" if _is_padded(values) else ""
+    notes = ", ".join(filter(None, [labels, zeros, f"{missing} missing" if missing else ""]))
     return f"{values.name} ({notes})" if notes else values.name
+
+
+def _is_padded(values: "polars.Series") -> bool:
+    """Whether a column is one of labels only because its numbers have leading zeros."""
+    import polars
+
+    return values.dtype == polars.String and numerals.numbers_in(values) is not None
 
 
 def targets(table: "polars.DataFrame", column: str, file: Path) -> np.ndarray | None:

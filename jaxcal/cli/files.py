@@ -1,27 +1,35 @@
 """Tables in files: CSV and Parquet."""
 
-import csv
 import difflib
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxcal._files import replacing
+from jaxcal.cli import console, numerals
+from jaxcal.cli.numerals import Marks
+from jaxcal.cli.text import UNKNOWN, Format, Text
 
 if TYPE_CHECKING:  # slow to import
     import polars
 
-# What people write where a value is missing: read as text it would make a column of numbers one of text.
-_MISSING = ("", "NA", "N/A", "n/a", "na", "NaN", "nan", "NAN", "NULL", "Null", "null", "None", "none", "?", "-")
-# What people write between columns beside commas.
-_SEPARATORS = {";": "semicolons", "\t": "tabs"}
+_SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
-def read(file: Path) -> "polars.DataFrame":
-    """The table in a file; the usual words for a missing value are missing values.
+def read(
+    file: Path, given: Format = UNKNOWN, usual: Format = UNKNOWN, texts: Sequence[str] | None = None
+) -> "tuple[polars.DataFrame, Text | None]":
+    """The table in a file, and its text if it is a CSV.
+
+    Args:
+        file: CSV or Parquet.
+        given: what is known of the format of a CSV.
+        usual: what is assumed where the file does not tell.
+        texts: the columns that stay texts; None for those that do not hold numbers, or such with leading zeros.
 
     Raises:
         ValueError: if there is no such file, it cannot be read, holds no rows, or two columns have one name.
@@ -32,49 +40,75 @@ def read(file: Path) -> "polars.DataFrame":
         raise ValueError(f"there is no file {file}.")
     check_suffix(file)
     try:
-        if file.suffix.lower() == ".csv":
-            _check_header(file)
-            table = polars.read_csv(file, infer_schema_length=None, null_values=list(_MISSING))
+        if file.suffix.lower() == ".parquet":
+            table, text = polars.read_parquet(file), None
         else:
-            table = polars.read_parquet(file)
+            table, text = _read_text(file, given, usual, texts)
     except (polars.exceptions.PolarsError, OSError) as error:
         raise ValueError(f"cannot read {file}: {str(error).splitlines()[0]}.") from error
     if table.is_empty():
         raise ValueError(f"{file} holds no rows.")
-    return table
+    return table, text
 
 
-def _check_header(file: Path) -> None:
-    """Raise ValueError if two columns of a CSV have one name, or something else than commas is between them."""
-    with file.open(newline="", encoding="utf-8", errors="replace") as lines:
-        names = next(csv.reader(lines), [])
-    between = next((found for character, found in _SEPARATORS.items() if character in "".join(names)), None)
-    if len(names) == 1 and between is not None:
-        raise ValueError(
-            f"{file} has one column, {names[0]!r}: its columns seem to be separated by {between}, and must be by "
-            "commas, with points in numbers."
-        )
-    # polars would rename the second, silently
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
-        raise ValueError(f"{file} has more than one column {', '.join(map(repr, twice))}: rename or remove them.")
+def _read_text(
+    file: Path, given: Format, usual: Format, texts: Sequence[str] | None
+) -> "tuple[polars.DataFrame, Text]":
+    """The table in a CSV, and its text; tell what was recognized."""
+    text = Text.read(file, given, usual)
+    table = text.frame()
+    marks = _find_marks(table, text.format, usual, file)
+    text = replace(text, format=replace(text.format, decimal=marks.decimal, thousands=marks.thousands))
+    if found := text.format.told(given, usual):
+        console.complain("Note", f"{file} has {found}, and was read so: --separator and --decimal say otherwise.")
+    for name in table.columns:  # one by one: the texts of a column go once its numbers are there
+        if texts is None or name not in texts:
+            table = table.with_columns(numerals.typed(table[name], marks, keep_padded=texts is None))
+    return table, text
 
 
-def write(table: "polars.DataFrame", columns: dict[str, np.ndarray], out: Path) -> None:
-    """The table with further columns, into a file, in one step.
+def _find_marks(table: "polars.DataFrame", form: Format, usual: Format, file: Path) -> Marks:
+    """How numbers are written in a table of texts, as far as it is given or recognized, else as is usual."""
+    thousands = form.thousands or (None if usual.thousands == form.decimal else usual.thousands)
+    if form.decimal:
+        return Marks(form.decimal, thousands)
+    possible = {marks for marks in numerals.recognize(table.iter_columns()) if marks.decimal != thousands}
+    decimals = {marks.decimal for marks in possible}
+    if len(decimals) == 1:
+        return Marks(decimals.pop(), thousands)
+    if form.separator != "," and not usual.decimal and Marks() in possible and Marks(",") not in possible:
+        _warn_of_points(table, file)
+    return Marks(usual.decimal or ".", thousands)
+
+
+def _warn_of_points(table: "polars.DataFrame", file: Path) -> None:
+    """Warn that the points in the numbers of a table, which were read as decimal points, may separate thousands."""
+    column = next(values for values in table.iter_columns() if Marks().fit(values) and not Marks(",").fit(values))
+    example = column.filter(column.str.contains(".", literal=True))[0]
+    console.complain(
+        "Warning",
+        f"column {column.name!r} of {file} holds {example!r}, which was read with a decimal point: --decimal '.' "
+        "confirms it, and --thousands '.' says otherwise.",
+    )
+
+
+def write(table: "polars.DataFrame", text: Text | None, columns: dict[str, np.ndarray], out: Path) -> None:
+    """The table with further columns, into a file, in one step; in a CSV its text stays as it is.
 
     Raises:
         ValueError: if it cannot be written.
     """
     import polars
 
-    table = table.with_columns(polars.Series(name, values) for name, values in columns.items())
+    added = polars.DataFrame(columns)
     try:
         with replacing(out) as file:
-            if out.suffix.lower() == ".csv":
-                table.write_csv(file)
+            if out.suffix.lower() == ".parquet":
+                table.hstack(added).write_parquet(file)
+            elif text is not None:
+                text.write(added, file)
             else:
-                table.write_parquet(file)
+                table.hstack(added).write_csv(file, separator="\t" if out.suffix.lower() == ".tsv" else ",")
     except polars.exceptions.PolarsError as error:
         raise ValueError(f"cannot write {out}: {str(error).splitlines()[0]}.") from error
 
@@ -101,7 +135,7 @@ def check_output(
     for file in inputs:
         if file is not None and file.exists() and out.exists() and out.samefile(file):
             raise ValueError(f"{option} is {file} itself: its rows would be overwritten.")
-    if table is None or out.suffix.lower() != ".csv":
+    if table is None or out.suffix.lower() == ".parquet":
         return
     for name, dtype in table.schema.items():
         if dtype.is_nested():
@@ -125,12 +159,14 @@ def numbers(table: "polars.DataFrame", column: str, file: Path, *, may_be_missin
 
     check_column(table, column, file)
     values = table[column]
+    if values.dtype == polars.String:
+        check_numerals(table, [column], file)
+        found = numerals.numbers_in(values)
+        values = values if found is None else found
     if not (is_numeric(values.dtype) or values.dtype == polars.Null):
-        row = 0
-        if values.dtype == polars.String:  # show the value because of which the column was read as text
-            is_text = values.cast(polars.Float64, strict=False).is_null() & values.is_not_null()
-            row = int(is_text.to_numpy().argmax())
-        raise ValueError(f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {values[row]!r}.")
+        bad = numerals.not_numbers(values)[0] if values.dtype == polars.String else values[0]
+        row = values.to_list().index(bad)
+        raise ValueError(f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {bad!r}.")
     numbers = values.cast(polars.Float64).to_numpy()
     missing = np.isinf(numbers) if may_be_missing else ~np.isfinite(numbers)
     if missing.any():
@@ -169,6 +205,20 @@ def select(table: "polars.DataFrame", columns: Sequence[str], file: Path) -> "po
     return table.select(columns)
 
 
+def texts_in(table: "polars.DataFrame") -> list[str]:
+    """The columns of texts."""
+    import polars
+
+    return [name for name, dtype in table.schema.items() if dtype == polars.String]
+
+
+def check_numerals(table: "polars.DataFrame", columns: Iterable[str], file: Path) -> None:
+    """Raise ValueError if one of these columns of a table holds numbers that were not read as such."""
+    for name in texts_in(table):
+        if name in columns and (problem := numerals.explain(table[name])):
+            raise ValueError(f"column {name!r} of {file} {problem}")
+
+
 def check_column(table: "polars.DataFrame", column: str, file: Path) -> None:
     """Raise ValueError unless the table has the column; suggest one."""
     if column not in table.columns:
@@ -177,8 +227,8 @@ def check_column(table: "polars.DataFrame", column: str, file: Path) -> None:
 
 def check_suffix(file: Path) -> None:
     """Raise ValueError unless the name of the file tells its format."""
-    if file.suffix.lower() not in (".csv", ".parquet"):
-        raise ValueError(f"{file} must end in .csv or .parquet.")
+    if file.suffix.lower() not in _SUFFIXES:
+        raise ValueError(f"{file} must end in .csv, .tsv or .parquet.")
 
 
 def suggest(name: str, names: Sequence[str]) -> str:

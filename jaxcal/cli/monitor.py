@@ -11,6 +11,7 @@ from jaxcal import _checks, guarantee, online
 from jaxcal.calibrators import conformal
 from jaxcal.cli import console, files
 from jaxcal.cli.columns import Roles, Rows
+from jaxcal.cli.options import Decimal, Encoding, Separator, Thousands, csv_format
 from jaxcal.online.exchangeability import exponential
 
 
@@ -23,6 +24,10 @@ def monitor(
     confidence_level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.9,
     significance: Annotated[float, typer.Option(help="Probability of a false alarm.")] = 0.01,
     seed: Annotated[int, typer.Option(help="Of the order of equal errors in the test.")] = 0,
+    separator: Separator = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
+    encoding: Encoding = None,
 ) -> None:
     """Measure how often intervals cover while FILE grows, and test whether their guarantee is still true.
 
@@ -34,7 +39,7 @@ def monitor(
     _checks.check_at_least("--calibration-rows", calibration_rows, 1)
     for name, value in (("--confidence-level", confidence_level), ("--significance", significance)):
         _checks.check_fraction(name, value)
-    table = files.read(file)
+    table, _ = files.read(file, csv_format(separator, decimal, thousands, encoding))
     roles = Roles(target, prediction, std)
     roles.check(table, file)
     y = files.numbers(table, target, file, may_be_missing=True)

@@ -1,0 +1,164 @@
+"""How the numbers in a column of texts are written, and their values.
+
+A column may leave that open: "1,234" is 1.234 with a decimal comma, and 1234 with a comma between thousands. It is not
+guessed.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:  # slow to import
+    import polars
+
+# As they are given by --thousands, and as a regular expression: there are three spaces and two apostrophes in use.
+THOUSANDS = {",": ",", ".": r"\.", " ": "[ \u00a0\u202f]", "'": "['\u2019]"}
+DECIMALS = {".": "point", ",": "comma"}
+# Whole numbers that are names: 00501 and 01e301.
+_PADDED = r"^\s*0[0-9]+([eE][0-9]+)?\s*$"
+# The marks in a number.
+_MARKED = "[.,'\u2019]|[0-9][ \u00a0\u202f][0-9]"
+# So many first values tell that a column holds something else.
+_FIRST_VALUES = 1000
+
+
+class Marks(NamedTuple):
+    """The decimal mark of numbers, and what separates their thousands, if anything does."""
+
+    decimal: str = "."
+    thousands: str | None = None
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression for the numbers that are written so, with groups of three or, as in India, of two."""
+        whole = "[0-9]+"
+        if self.thousands is not None:
+            mark = THOUSANDS[self.thousands]
+            whole = (
+                f"(?:[0-9]+|[1-9][0-9]{{0,2}}(?:{mark}[0-9]{{3}})+|[1-9][0-9]?(?:{mark}[0-9]{{2}})+{mark}[0-9]{{3}})"
+            )
+        point = f"[{self.decimal}]"
+        return rf"^\s*[-+]?(?:{whole}(?:{point}[0-9]*)?|{point}[0-9]+)(?:[eE][-+]?[0-9]+)?\s*$"
+
+    def fit(self, texts: "polars.Series") -> bool:
+        """Whether all texts of a column are numbers that are written so."""
+        there = texts.drop_nulls()
+        return all(part.str.contains(self.pattern).all() for part in (there.head(_FIRST_VALUES), there))
+
+    def plain(self, texts: "polars.Series") -> "polars.Series":
+        """The texts without marks of thousands, and with decimal points; null where one is no number written so."""
+        if self != Marks():
+            texts = texts.set(~texts.str.contains(self.pattern), None)
+        if self.thousands is not None:
+            texts = texts.str.replace_all(THOUSANDS[self.thousands], "")
+        if self.decimal == ",":
+            texts = texts.str.replace(",", ".", literal=True)
+        return texts.str.strip_chars()
+
+    @property
+    def options(self) -> str:
+        """The options of a command that say so."""
+        decimal = "" if self.thousands and self.decimal == "." else f"--decimal {self.decimal!r}"
+        return f"{decimal} --thousands {self.thousands!r}".strip() if self.thousands else decimal
+
+
+_ALL = [Marks(decimal, thousands) for thousands in (None, *THOUSANDS) for decimal in DECIMALS if decimal != thousands]
+# A number in any of these ways.
+_ANY = "|".join(marks.pattern for marks in _ALL)
+
+
+def typed(texts: "polars.Series", marks: Marks, *, keep_padded: bool = True) -> "polars.Series":
+    """A column of texts as numbers or truth values, if all of it is such; else as it is.
+
+    Args:
+        texts: of the column.
+        marks: how numbers are written.
+        keep_padded: whether whole numbers with leading zeros stay texts.
+    """
+    import polars
+
+    there = texts.drop_nulls()
+    if there.is_empty():
+        return texts.cast(polars.Null, strict=False)
+    if there.str.contains("(?i)^(true|false)$").all():
+        return texts.str.to_lowercase() == "true"
+    if _cast(marks.plain(there.head(_FIRST_VALUES)), polars.Float64) is None:
+        return texts
+    plain = marks.plain(texts)
+    numbers = _cast(plain, polars.Float64) if plain.null_count() == texts.null_count() else None
+    if numbers is None or (keep_padded and _holds_names(there, numbers)):
+        return texts
+    whole = _cast(plain, polars.Int64)
+    return numbers if whole is None else whole
+
+
+def _cast(texts: "polars.Series", dtype: Any) -> "polars.Series | None":
+    """The numbers in texts; None if one of these is none."""
+    numbers = texts.cast(dtype, strict=False)
+    return numbers if numbers.null_count() == texts.null_count() else None
+
+
+def _holds_names(texts: "polars.Series", numbers: "polars.Series") -> bool:
+    """Whether numbers are names: with leading zeros, or infinite as 58e358 is."""
+    is_too_large = numbers.is_infinite().any() and not texts.str.contains("(?i)inf").any()
+    return is_too_large or texts.str.contains(_PADDED).any()
+
+
+def numbers_in(texts: "polars.Series") -> "polars.Series | None":
+    """The numbers in a column of texts that is none only because of leading zeros; None of another."""
+    import polars
+
+    is_whole = not texts.str.contains(_MARKED).any()
+    return _cast(texts.str.strip_chars(), polars.Float64) if is_whole else None
+
+
+def recognize(columns: Iterable["polars.Series"]) -> set[Marks]:
+    """How the numbers of a table may be written, by all columns of texts that hold numbers only."""
+    possible = set(_ALL)
+    for texts in columns:
+        fitting = _fitting(texts) if texts.null_count() < len(texts) else []
+        possible = possible.intersection(fitting) if fitting else possible
+    return possible
+
+
+def _fitting(texts: "polars.Series") -> list[Marks]:
+    """How the numbers in a column of texts may be written."""
+    alone = [decimal for decimal in DECIMALS if Marks(decimal).fit(texts)]
+    return [marks for marks in _ALL if marks.decimal in alone or (marks.thousands and marks.fit(texts))]
+
+
+def not_numbers(texts: "polars.Series") -> "polars.Series":
+    """The texts that are no numbers, however these are written."""
+    import polars
+
+    there = texts.drop_nulls()
+    numbers = there.str.strip_chars().cast(polars.Float64, strict=False)
+    return there.filter(~there.str.contains(_ANY) & numbers.is_null())
+
+
+def explain(texts: "polars.Series") -> str | None:
+    """Why a column of texts that holds numbers only was not read as such, as the end of a sentence.
+
+    It is None of a column that holds something else, or names without any mark, such as 00501.
+    """
+    there = texts.drop_nulls()
+    marked = there.filter(there.str.contains(_MARKED))
+    if marked.is_empty() or not not_numbers(there).is_empty():
+        return None
+    ways = _simplest(_fitting(there))
+    if not ways:
+        return "holds numbers that are written in several ways: write all of them in one way."
+    example = marked.filter(~marked.str.contains(Marks(ways[0].decimal).pattern))[0] if ways[0].thousands else marked[0]
+    kinds = ["thousands separators" if marks.thousands else f"a decimal {DECIMALS[marks.decimal]}" for marks in ways]
+    return (
+        f"holds {example!r}, which looks like a number with {' or '.join(dict.fromkeys(kinds))}: "
+        f"{' or '.join(marks.options for marks in ways)} reads it."
+    )
+
+
+def _simplest(ways: list[Marks]) -> list[Marks]:
+    """Those that do without a thousands separator, or have one, but no decimal mark that is not needed."""
+    needless = lambda marks: (
+        marks.thousands is not None
+        and (Marks(marks.decimal) in ways or (marks.decimal == "," and Marks(".", marks.thousands) in ways))
+    )
+    return [marks for marks in ways if not needless(marks)]

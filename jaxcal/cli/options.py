@@ -1,0 +1,44 @@
+"""The options that several commands share: how the CSVs that they read are written."""
+
+from typing import Annotated
+
+import typer
+
+from jaxcal.cli import numerals
+from jaxcal.cli.text import Format
+
+_RECOGNIZED = "recognized"
+Separator = Annotated[
+    str | None, typer.Option(help="What separates the fields of a CSV, such as ';' or tab.", show_default=_RECOGNIZED)
+]
+Decimal = Annotated[str | None, typer.Option(help="The decimal mark of a CSV, '.' or ','.", show_default=_RECOGNIZED)]
+Thousands = Annotated[
+    str | None,
+    typer.Option(help="What separates thousands in a CSV, such as ',' in 1,234.50.", show_default="nothing"),
+]
+Encoding = Annotated[
+    str | None, typer.Option(help="The encoding of a CSV, by its name in Python.", show_default="utf-8")
+]
+# Other characters that are taken for these.
+_ALIKE = {"tab": "\t", "\\t": "\t", "\u00a0": " ", "\u202f": " ", "\u2019": "'"}
+
+
+def csv_format(separator: str | None, decimal: str | None, thousands: str | None, encoding: str | None) -> Format:
+    """The format that the options name.
+
+    Raises:
+        ValueError: if one of them cannot be.
+    """
+    separator, thousands = (value and _ALIKE.get(value, value) for value in (separator, thousands))
+    if separator is not None and (len(separator) != 1 or not separator.isascii() or separator.isalnum()):
+        raise ValueError(f"--separator must be one character, such as ';', or tab; got {separator!r}.")
+    if separator in ('"', "\n", "\r"):
+        raise ValueError(f"--separator cannot be a quote or a line end; got {separator!r}.")
+    if decimal not in (None, *numerals.DECIMALS):
+        raise ValueError(f"--decimal must be '.' or ','; got {decimal!r}.")
+    if thousands not in (None, *numerals.THOUSANDS):
+        allowed = ", ".join(map(repr, numerals.THOUSANDS))
+        raise ValueError(f"--thousands must be one of {allowed}; got {thousands!r}.")
+    if thousands is not None and thousands == decimal:
+        raise ValueError(f"--decimal and --thousands must be different; got {decimal!r} for both.")
+    return Format(separator, decimal, thousands, encoding)

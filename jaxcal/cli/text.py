@@ -1,0 +1,304 @@
+"""A CSV as the text that it is: its encoding, what separates its fields, and where each record ends.
+
+New fields are put at the end of each record, and no other byte is touched. The standard library's csv finds the records
+and counts their fields; polars reads the values.
+"""
+
+import codecs
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:  # slow to import
+    import polars
+
+# What people write where a value is missing.
+_MISSING = ("", "NA", "N/A", "n/a", "na", "NaN", "nan", "NAN", "NULL", "Null", "null", "None", "none", "?", "-")
+# What separates fields, and what messages call a file with it.
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+# The first records tell what separates fields.
+_FIRST_RECORDS = 100
+# The first bytes of a file that name its encoding.
+_BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+# Records that are written at once.
+_CHUNK = 10_000
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a CSV is written; None is what the file itself tells.
+
+    Attributes:
+        separator: between fields.
+        decimal: the decimal mark, a point or a comma.
+        thousands: what separates thousands, if anything does.
+        encoding: by the name of Python's codec.
+    """
+
+    separator: str | None = None
+    decimal: str | None = None
+    thousands: str | None = None
+    encoding: str | None = None
+
+    def told(self, given: "Format", usual: "Format") -> str:
+        """What was recognized and is not what is usual, in words."""
+        found = []
+        if given.separator is None and self.separator != (usual.separator or ","):
+            found.append(f"fields separated by {SEPARATORS[str(self.separator)]}")
+        if given.decimal is None and self.decimal != (usual.decimal or "."):
+            found.append(f"decimal {'commas' if self.decimal == ',' else 'points'}")
+        return " and ".join(found)
+
+
+# The file itself tells everything.
+UNKNOWN = Format()
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of a CSV.
+
+    Attributes:
+        utf8: the whole file, in UTF-8.
+        ends: where its header and its records end, before their line ends.
+        names: of the columns.
+        has_blank_lines: whether there are lines without a field.
+        format: its separator and its encoding, and how its numbers are written.
+    """
+
+    utf8: bytes
+    ends: np.ndarray
+    names: list[str]
+    has_blank_lines: bool
+    format: Format
+
+    @classmethod
+    def read(cls, file: Path, given: Format, usual: Format) -> "Text":
+        """The text of a file.
+
+        Args:
+            file: a CSV.
+            given: what is known of its format.
+            usual: what is assumed where the file does not tell.
+
+        Raises:
+            ValueError: if it has another encoding, its separator is not clear, or a record has too many or too few
+                fields.
+        """
+        utf8, encoding = _decoded(file.read_bytes(), file, given.encoding, usual.encoding)
+        separator = given.separator or _find_separator(utf8, file, usual.separator)
+        form = replace(given, separator=separator, encoding=encoding)
+        return cls(utf8, *_find_records(utf8, separator, file), form)
+
+    def __len__(self) -> int:
+        """How many records there are below the header."""
+        return len(self.ends) - 1
+
+    def frame(self) -> "polars.DataFrame":
+        """The values of all columns as texts; the usual words for a missing value are missing values."""
+        import polars
+
+        read = lambda utf8: polars.read_csv(
+            utf8,
+            separator=str(self.format.separator),
+            infer_schema_length=0,
+            null_values=list(_MISSING),
+        )
+        try:
+            frame = None if self.has_blank_lines else read(self.utf8)
+        except polars.exceptions.PolarsError:
+            frame = None
+        if frame is None or len(frame) != len(self):
+            frame = read(self._rewritten())  # polars takes a blank line for a row, and splits at quotes inside a field
+        frame.columns = self.names
+        return frame
+
+    def _rewritten(self) -> bytes:
+        """The same records without blank lines, with every quote where the standard wants it."""
+        separator, rewritten = str(self.format.separator), io.StringIO()
+        records = filter(None, _records(_Lines(self.utf8), separator))
+        csv.writer(rewritten, delimiter=separator, lineterminator="\n").writerows(records)
+        return rewritten.getvalue().encode()
+
+    def check_names(self, names: Sequence[str], file: Path) -> None:
+        """Raise ValueError if the encoding of a file has no letter for one of these names."""
+        for name in names:
+            try:
+                name.encode(str(self.format.encoding))
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"the column {name!r} cannot be written in the encoding of {file}: {error}."
+                ) from error
+
+    def write(self, columns: "polars.DataFrame", out: Path) -> None:
+        """Write the file with further columns of numbers and truth values."""
+        import polars
+
+        if self.format.decimal == ",":
+            floats = polars.col(polars.Float32, polars.Float64)
+            columns = columns.with_columns(floats.cast(polars.String).str.replace(".", ",", literal=True))
+        encode = codecs.getincrementalencoder(str(self.format.encoding))().encode
+        with out.open("wb") as file:
+            for piece in self._pieces(columns):
+                file.write(piece if self.format.encoding == "utf-8" else encode(piece.decode()))
+
+    def _pieces(self, columns: "polars.DataFrame") -> Iterator[bytes]:
+        """The text with the fields of further columns at the end of each record."""
+        separator = str(self.format.separator)
+        yield (
+            self.utf8[: self.ends[0]]
+            + separator.encode()
+            + columns[:0].write_csv(separator=separator).rstrip().encode()
+        )
+        for first in range(0, len(self), _CHUNK):
+            fields = columns[first : first + _CHUNK].write_csv(separator=separator, include_header=False).encode()
+            ends = self.ends[first : first + _CHUNK + 1].tolist()
+            records = map(self.utf8.__getitem__, map(slice, ends, ends[1:]))
+            yield b"".join(
+                record + separator.encode() + added for record, added in zip(records, fields.splitlines(), strict=True)
+            )
+        yield self.utf8[self.ends[-1] :]
+
+
+class _Lines:
+    """The lines of a text; `end` is where the last one ended, without its line end."""
+
+    def __init__(self, utf8: bytes) -> None:
+        # An old file of a Macintosh ends its lines by carriage returns alone.
+        self._utf8 = utf8 if b"\n" in utf8 else utf8.replace(b"\r", b"\n")
+        self.end = 0
+
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        for line in io.BytesIO(self._utf8):
+            self.end = start + len(line.rstrip(b"\r\n"))
+            yield line.decode() if start else line.removeprefix(codecs.BOM_UTF8).decode()
+            start += len(line)
+
+
+def _records(lines: _Lines, separator: str) -> Any:
+    """A reader of records, whose `line_num` is the number of lines that were read."""
+    csv.field_size_limit(2**31 - 1)  # as long as polars allows
+    return csv.reader(lines, delimiter=separator, strict=True)
+
+
+def _find_records(utf8: bytes, separator: str, file: Path) -> tuple[np.ndarray, list[str], bool]:
+    """Where the records of a text end, the names of its columns, and whether there are blank lines.
+
+    Raises:
+        ValueError: if there is no record, one has too many or too few fields, or two columns have one name.
+    """
+    lines = _Lines(utf8)
+    reader = _records(lines, separator)
+    names, ends, start, has_blank_lines = [], [], 1, False
+    try:
+        for fields in reader:
+            if not fields:
+                has_blank_lines = True
+            elif len(fields) != len(names) and names:
+                raise ValueError(_of_ragged_line(file, start, reader.line_num, len(fields), len(names)))
+            else:
+                names = names or fields
+                ends.append(lines.end)
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"cannot read {file}: the record that starts in line {start}: {error}.") from error
+    if not names:
+        raise ValueError(f"cannot read {file}: it is empty.")
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f"{file} has more than one column {', '.join(map(repr, twice))}: rename or remove them.")
+    return np.array(ends), names, has_blank_lines
+
+
+def _of_ragged_line(file: Path, start: int, stop: int, found: int, expected: int) -> str:
+    """What is wrong with the number of fields of a record."""
+    lines = f"line {start} has" if start == stop else f"lines {start} to {stop}, one record by their quotes, have"
+    return f"cannot read {file}: {lines} {found} fields, and the header {expected}."
+
+
+def _find_separator(utf8: bytes, file: Path, usual: str | None) -> str:
+    """What separates the fields: what gives most of the first records as many fields as the header.
+
+    Raises:
+        ValueError: if several characters do.
+    """
+    agreeing = {separator: _num_agreeing(utf8, separator) for separator in {usual or ",", *SEPARATORS}}
+    most = max(agreeing.values())
+    found = [separator for separator, number in agreeing.items() if number == most]
+    if most == 0 or usual in found:
+        return usual or ","
+    if len(found) > 1:
+        named = " or ".join(words for separator, words in SEPARATORS.items() if separator in found)
+        raise ValueError(f"the fields of {file} may be separated by {named}: say which, --separator.")
+    return found[0]
+
+
+def _num_agreeing(utf8: bytes, separator: str) -> int:
+    """How many of the first records have as many fields as the header; 0 if that has one."""
+    widths = []
+    try:
+        for fields in islice(_records(_Lines(utf8), separator), _FIRST_RECORDS):
+            widths.append(len(fields))
+    except csv.Error:
+        pass  # of another separator, or reported where the records are read
+    widths = [width for width in widths if width > 0]
+    return widths.count(widths[0]) if widths and widths[0] > 1 else 0
+
+
+def _decoded(raw: bytes, file: Path, given: str | None, usual: str | None) -> tuple[bytes, str]:
+    """A text in UTF-8, and the encoding that it has.
+
+    Raises:
+        ValueError: if it has not the encoding that is given; if it is not UTF-8, and none is given.
+    """
+    marked = next((name for mark, name in _BYTE_ORDER_MARKS.items() if raw.startswith(mark)), None)
+    encoding = _codec(given, marked) if given else marked or "utf-8"
+    try:
+        if encoding == "utf-8":
+            return _checked_utf8(raw), encoding
+        text = raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        if usual not in (None, encoding) and not given:
+            return _decoded(raw, file, usual, None)
+        raise ValueError(_of_other_encoding(file, raw, encoding, error)) from error
+    if text.encode(encoding) != raw:
+        raise ValueError(f"{file} could not be written as it is in the encoding {encoding}: convert it to UTF-8.")
+    return text.encode(), encoding
+
+
+def _codec(name: str, marked: str | None) -> str:
+    """The name of a codec, with the order of its bytes, and without a mark of it: the text keeps its mark."""
+    try:
+        "".encode(name)
+    except LookupError as error:
+        raise ValueError(f"--encoding must be an encoding of Python, such as utf-8 or cp1252; got {name!r}.") from error
+    found = codecs.lookup(name).name
+    return {"utf-8-sig": "utf-8", "utf-16": marked or "utf-16-le"}.get(found, found)
+
+
+def _checked_utf8(raw: bytes) -> bytes:
+    """The bytes, if they are UTF-8; text with bytes of 0 is not, but UTF-16 or no text.
+
+    Raises:
+        UnicodeDecodeError: if they are not.
+    """
+    if not raw.isascii():
+        raw.decode()
+    if (place := raw.find(b"\0")) >= 0:
+        raise UnicodeDecodeError("utf-8", raw, place, place + 1, "a byte of 0")
+    return raw
+
+
+def _of_other_encoding(file: Path, raw: bytes, encoding: str, error: UnicodeDecodeError) -> str:
+    """Where a file has not the encoding that was assumed, and what to do."""
+    line = raw.count(b"\n", 0, error.start) + 1
+    return (
+        f"{file} is not {encoding.upper()}: its byte {error.start}, in line {line}, is 0x{raw[error.start]:02x}. Name "
+        "its encoding, such as --encoding cp1252, latin-1 or utf-16."
+    )

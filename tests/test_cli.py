@@ -587,17 +587,18 @@ def test_any_text_comes_back_to_the_byte(tmp_path, texts, line_end, separator, e
 
 def test_numbers_with_leading_zeros_are_labels(table, file, tmp_path):
     zips = pl.Series(["00501", "00544", "10001", "90210"] * (ROWS // 4))
-    table.with_columns(zip=zips, code=pl.Series(["01e301", "58e358"] * (ROWS // 2))).drop("id").write_csv(file)
+    codes, mixed = (pl.Series([*texts] * (ROWS // 4)) for texts in (["01e301", "58e358"] * 2, ["07", "9", "10", "x"]))
+    table.with_columns(zip=zips, code=codes, mixed=mixed).drop("id").write_csv(file)
     model = tmp_path / "model"
     result = calibrate(file, "--method", "kmeans", "--save", model)
     assert result.exit_code == 0, result.output
-    assert "zip (4 labels, leading zeros), code (2 labels, leading zeros)" in result.stdout
+    assert "zip (4 labels, leading zeros), code (2 labels, leading zeros), mixed (4 labels)" in result.stdout
     new = tmp_path / "new.csv"  # none of them begins with a zero here
-    new.write_text("a,b,line,zip,code\n0.5,0.5,1,90210,58e358\n")
+    new.write_text("a,b,line,zip,code,mixed\n0.5,0.5,1,90210,58e358,9\n")
     result = run("apply", model, new)
     assert result.exit_code == 0, result.output
     assert "Warning" not in result.stderr
-    assert (tmp_path / "new.calibrated.csv").read_text().splitlines()[1].startswith("0.5,0.5,1,90210,58e358,")
+    assert (tmp_path / "new.calibrated.csv").read_text().splitlines()[1].startswith("0.5,0.5,1,90210,58e358,9,")
 
 
 def test_a_target_with_leading_zeros_is_a_number(tmp_path):
@@ -694,8 +695,17 @@ def test_separators_and_decimal_commas_are_recognized_and_told(tmp_path, separat
     assert file.with_name("data.calibrated.csv").read_text().startswith("line,b,mean,std,q0.5\n1.5,0,1.5,")
     file.write_text("line\n1.234\n")  # which may be 1234
     assert_refused(run("apply", model, file), "'1.234'", "--decimal '.' or --decimal ',' --thousands '.'")
-    monitored = monitor(file.with_name("data.calibrated.csv"), "--calibration-rows", "1")
-    assert_refused(monitored, "has no column 'truth'")
+
+
+def test_monitor_reads_files_in_the_same_way(stream):
+    file, *_ = stream
+    expected = monitor(file).stdout
+    rows = file.read_text().replace(",", ";").replace(".", ",")
+    file.write_bytes(rows.replace("line", "Größe").encode("cp1252"))
+    result = run("monitor", file, "--target", "truth", "--prediction", "Größe", "--encoding", "cp1252")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == expected
+    assert "has fields separated by semicolons and decimal commas" in result.stderr
 
 
 def test_points_that_may_separate_thousands_come_with_a_warning(tmp_path):
@@ -763,17 +773,22 @@ def test_tsv_files_are_read_and_written(table, file, tmp_path):
     assert pl.read_csv(tmp_path / "out.tsv", separator="\t").columns[:-4] == table.columns
 
 
-def test_a_closed_pipe_ends_quietly_with_the_file_written(file):
-    """Of stdout and, as of `2>&1 | head`, of stderr."""
+def test_a_closed_pipe_ends_quietly_with_the_file_written(file, monkeypatch):
     command = [sys.executable, "-m", "jaxcal", "calibrate", file, "--target", "truth", "--prediction", "line"]
-    for stderr in (subprocess.PIPE, subprocess.STDOUT):
-        file.with_name("data.calibrated.csv").unlink(missing_ok=True)
-        with subprocess.Popen([*command, "--method", "crude"], stdout=subprocess.PIPE, stderr=stderr) as process:
-            process.stdout.close()
-            told = process.stderr.read() if process.stderr else b""
-        assert process.returncode == 0
-        assert told == b""
-        assert len(pl.read_csv(file.with_name("data.calibrated.csv"))) == ROWS
+    options = ("--method", "split-conformal", "--features", "a")  # the latter has no effect, which is a warning
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        told = process.stderr.read().splitlines()
+    assert process.returncode == 0
+    assert told == [b"Warning: --features has no effect: split-conformal uses none."]
+    assert len(pl.read_csv(file.with_name("data.calibrated.csv"))) == ROWS
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        for _ in range(2):
+            console.complain("Warning", "nobody reads this")
 
 
 # Mistakes: one line, exit code 2

@@ -169,7 +169,7 @@ def _counts(values: "polars.Series") -> bool:
 
 
 def _check_no_numbers(values: "polars.Series", file: Path) -> None:
-    """Raise ValueError if a column of text holds numbers that were not read as such, or most of its values are some."""
+    """Raise ValueError if a column of text holds numbers that were not read as such, or mostly numbers."""
     import polars
 
     texts = values.cast(polars.String)
@@ -177,7 +177,7 @@ def _check_no_numbers(values: "polars.Series", file: Path) -> None:
     if problem := numerals.explain(texts):
         raise ValueError(f"column {values.name!r} of {file} {problem} {instead}")
     there, others = texts.drop_nulls(), numerals.not_numbers(texts)
-    if 0 < len(others) < len(there) / 2:
+    if 0 < len(others) < len(there) / 2 and not numerals.has_leading_zeros(there):
         raise ValueError(
             f"column {values.name!r} of {file} holds numbers, and {others[0]!r} among them: correct it, or leave it "
             f"empty. {instead}"

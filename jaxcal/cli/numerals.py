@@ -100,7 +100,12 @@ def _cast(texts: "polars.Series", dtype: Any) -> "polars.Series | None":
 def _holds_names(texts: "polars.Series", numbers: "polars.Series") -> bool:
     """Whether numbers are names: with leading zeros, or infinite as 58e358 is."""
     is_too_large = numbers.is_infinite().any() and not texts.str.contains("(?i)inf").any()
-    return is_too_large or texts.str.contains(_PADDED).any()
+    return is_too_large or has_leading_zeros(texts)
+
+
+def has_leading_zeros(texts: "polars.Series") -> bool:
+    """Whether a text in a column is a whole number with leading zeros."""
+    return bool(texts.str.contains(_PADDED).any())
 
 
 def numbers_in(texts: "polars.Series") -> "polars.Series | None":

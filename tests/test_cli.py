@@ -708,6 +708,17 @@ def test_monitor_reads_files_in_the_same_way(stream):
     assert "has fields separated by semicolons and decimal commas" in result.stderr
 
 
+def test_texts_in_parquet_are_texts(table, tmp_path):
+    path = tmp_path / "data.parquet"
+    texts = pl.Series(["1,234.50", "950.00"] * (ROWS // 2))
+    table.with_columns(id=texts).write_parquet(path)
+    result = calibrate(path, "--method", "kmeans")
+    assert result.exit_code == 0, result.output
+    assert "id (2 labels)" in result.stdout
+    table.with_columns(line=texts).write_parquet(path)
+    assert_refused(calibrate(path), "must hold numbers; data row 1 holds '1,234.50'")
+
+
 def test_points_that_may_separate_thousands_come_with_a_warning(tmp_path):
     file = tmp_path / "data.csv"
     file.write_text(of_numbers(enumerate(["1.234", "5.678"] * 12), ";"))

@@ -174,7 +174,7 @@ def _check_no_numbers(values: "polars.Series", file: Path) -> None:
 
     texts = values.cast(polars.String)
     instead = "To keep it in the file and not use it, name it in --exclude."
-    if problem := numerals.explain(texts):
+    if problem := files.unread_numbers(texts, file):
         raise ValueError(f"column {values.name!r} of {file} {problem} {instead}")
     there, others = texts.drop_nulls(), numerals.not_numbers(texts)
     if 0 < len(others) < len(there) / 2 and not numerals.has_leading_zeros(there):

@@ -164,7 +164,8 @@ def numbers(table: "polars.DataFrame", column: str, file: Path, *, may_be_missin
         found = numerals.numbers_in(values)
         values = values if found is None else found
     if not (is_numeric(values.dtype) or values.dtype == polars.Null):
-        bad = numerals.not_numbers(values)[0] if values.dtype == polars.String else values[0]
+        others = numerals.not_numbers(values) if values.dtype == polars.String else values
+        bad = values[0] if others.is_empty() else others[0]
         row = values.to_list().index(bad)
         raise ValueError(f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {bad!r}.")
     numbers = values.cast(polars.Float64).to_numpy()
@@ -213,10 +214,15 @@ def texts_in(table: "polars.DataFrame") -> list[str]:
 
 
 def check_numerals(table: "polars.DataFrame", columns: Iterable[str], file: Path) -> None:
-    """Raise ValueError if one of these columns of a table holds numbers that were not read as such."""
+    """Raise ValueError if one of these columns of a CSV holds numbers that were not read as such."""
     for name in texts_in(table):
-        if name in columns and (problem := numerals.explain(table[name])):
+        if name in columns and (problem := unread_numbers(table[name], file)):
             raise ValueError(f"column {name!r} of {file} {problem}")
+
+
+def unread_numbers(values: "polars.Series", file: Path) -> str | None:
+    """Which numbers in a column of texts were not read as such, as the end of a sentence; in Parquet a text is one."""
+    return None if file.suffix.lower() == ".parquet" else numerals.explain(values)
 
 
 def check_column(table: "polars.DataFrame", column: str, file: Path) -> None:

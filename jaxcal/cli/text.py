@@ -279,7 +279,9 @@ def _codec(name: str, marked: str | None) -> str:
     except LookupError as error:
         raise ValueError(f"--encoding must be an encoding of Python, such as utf-8 or cp1252; got {name!r}.") from error
     found = codecs.lookup(name).name
-    return {"utf-8-sig": "utf-8", "utf-16": marked or "utf-16-le"}.get(found, found)
+    if found == "utf-16":
+        return "utf-16-be" if marked == "utf-16-be" else "utf-16-le"
+    return "utf-8" if found == "utf-8-sig" else found
 
 
 def _checked_utf8(raw: bytes) -> bytes:

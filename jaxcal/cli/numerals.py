@@ -112,8 +112,8 @@ def numbers_in(texts: "polars.Series") -> "polars.Series | None":
     """The numbers in a column of texts that is none only because of leading zeros; None of another."""
     import polars
 
-    is_whole = not texts.str.contains(_MARKED).any()
-    return _cast(texts.str.strip_chars(), polars.Float64) if is_whole else None
+    has_no_mark = not texts.str.contains(_MARKED).any()
+    return _cast(texts.str.strip_chars(), polars.Float64) if has_no_mark else None
 
 
 def recognize(columns: Iterable["polars.Series"]) -> set[Marks]:

@@ -208,7 +208,9 @@ def _find_records(utf8: bytes, separator: str, file: Path) -> tuple[np.ndarray, 
                 ends.append(lines.end)
             start = reader.line_num + 1
     except csv.Error as error:
-        raise ValueError(f"cannot read {file}: the record that starts in line {start}: {error}.") from error
+        raise ValueError(
+            f"cannot read {file}: the record that starts in line {start}: {error}; look at its quotes."
+        ) from error
     if not names:
         raise ValueError(f"cannot read {file}: it is empty.")
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:

@@ -178,6 +178,15 @@ def test_randomized_pit_values_are_uniform_where_scores_are_equal(score):
     np.testing.assert_allclose(quantiles, np.linspace(0.1, 0.9, 9), atol=0.03)
 
 
+def test_features_of_another_dtype_follow_the_rows():
+    x, y = X.astype(np.float32), RARE.astype(np.float32)
+    base = jc.Normal(np.full(NUM, np.float32(0.1)), np.ones(NUM, np.float32))
+    options = {"features": lambda x: x[:, 0] > 0.5, "confidence_levels": [LEVEL]}
+    lower, upper = conditional(x, base, y, **options)(x, base).interval(LEVEL)
+    assert lower.dtype == np.float32
+    assert ((lower <= 0) & (upper >= 0)).all()
+
+
 def test_cross_conformal_intervals_hold_it():
     x = np.random.default_rng(0).uniform(size=(NUM, 1))
     fit_mean = lambda x, y, key: lambda x: np.full(len(x), np.asarray(y).mean() + 0.07)

@@ -129,7 +129,7 @@ def fit(
     features = inputs if features is None else features
     table = _as_features(x, features, rows)
     columns = Columns.of(table, categorical)
-    given = columns(table)
+    given = columns(table).astype(errors.dtype)  # labels have the default dtype, whatever that of the rows is
     if _checks.is_traced(errors, given):
         raise TypeError("an argument is traced, but a regression runs by its values: call fit outside jit and vmap.")
     directions = Directions.of(np.asarray(given))

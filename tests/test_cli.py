@@ -874,8 +874,8 @@ def test_output_that_would_overwrite(table, file, tmp_path):
         ("line", float("inf"), "column 'line'"),
         (
             "spread",
-            0.0,
-            "column 'spread' of {file} must be positive; 1 values are not, the first in data row 4",
+            -1.0,
+            "column 'spread' of {file} must not be negative; 1 values are, the first in data row 4",
         ),
         ("truth", "high", "column 'truth' of {file} must hold numbers; data row 4 holds 'high'"),
     ],

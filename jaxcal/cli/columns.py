@@ -227,14 +227,14 @@ class Rows:
         """The rows of a table; without a truth if it has no column of that name.
 
         Raises:
-            ValueError: if a column is missing, or holds anything but finite numbers (above 0: std).
+            ValueError: if a column is missing, or holds anything but finite numbers (std: not below 0).
         """
         mean = files.numbers(table, str(roles.prediction), file)
         std = None if roles.std is None else files.numbers(table, roles.std, file)
-        if std is not None and (std <= 0).any():
+        if std is not None and (std < 0).any():
             raise ValueError(
-                f"column {roles.std!r} of {file} must be positive; {np.sum(std <= 0)} values are not, "
-                f"the first in data row {np.argmax(std <= 0) + 1}."
+                f"column {roles.std!r} of {file} must not be negative; {np.sum(std < 0)} values are, "
+                f"the first in data row {np.argmax(std < 0) + 1}."
             )
         readers = {"by": (roles.by, files.labels), "weights": (roles.weights, files.numbers)}
         return cls(

@@ -55,8 +55,7 @@ def init(
 
     Raises:
         TypeError: if base is not a Distribution.
-        ValueError: if y or base is empty, not finite, of the wrong shape or length; if an
-            option is not allowed.
+        ValueError: if y or base is empty, not finite, of the wrong shape or length; if an option is not allowed.
 
     Source: Gibbs and Candès, Adaptive conformal inference under distribution shift, NeurIPS 2021, eq. 2 and
     proposition 4.1.

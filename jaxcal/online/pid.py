@@ -62,8 +62,8 @@ def init(
 
     Raises:
         TypeError: if base is not a Distribution.
-        ValueError: if y or base is empty, not finite, of the wrong shape or length; if an
-            option is not allowed; if all calibration scores are 0 and no gain is given.
+        ValueError: if y or base is empty, not finite, of the wrong shape or length; if an option is not allowed; if all
+            calibration scores are 0 and no gain is given.
 
     Source: section 2 of the paper; the bound follows from its proposition on error integration.
 

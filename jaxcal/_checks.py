@@ -8,6 +8,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable
+from decimal import Decimal
 from functools import partial, wraps
 from numbers import Real
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import dtypes
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, DTypeLike, Float
 
 _CALLED_THROUGH = ("jaxcal", "equinox", "jax", "jaxtyping", "beartype", "functools", "contextlib")
 
@@ -54,12 +55,14 @@ def renamed_value(name: str, value: T, **names: str) -> T | str:
 
 
 def as_floats(name: str, values: Any) -> Float[Array, "..."]:
-    """`values` as a floating-point JAX array; integers and booleans are cast to the default float dtype.
+    """`values` as a JAX array of float32, if they have that or half precision, else of the default float dtype.
 
-    So are numbers of an array of objects, as mixed columns of a data frame give it; there None is NaN.
+    Any order of bytes is allowed, and so is an array of objects that are numbers, as mixed columns of a data frame give
+    it; there None is NaN. A number beyond the range of the dtype becomes infinite.
 
     Raises:
-        ValueError: if the values are not real numbers, or a tensor of PyTorch that requires its gradient.
+        ValueError: if the values are not real numbers, one is masked, or they are a tensor of PyTorch that requires its
+            gradient.
     """
     # A copy without the gradient would be a silent loss of it, where somebody trains through what is computed here.
     if getattr(values, "requires_grad", False) is True:
@@ -67,28 +70,83 @@ def as_floats(name: str, values: Any) -> Float[Array, "..."]:
             f"{name} is a tensor that requires its gradient, which does not pass from JAX to PyTorch: give "
             f"{name}.detach().cpu().numpy()."
         )
-    if _holds_objects(values):
-        values = _numbers_of(name, np.asarray(values))
+    if not isinstance(values, jax.Array):
+        # JAX may share the memory of an array, and would compile a program for every shape: NumPy makes a copy.
+        if hasattr(values, "__array__") or _has_masked_parts(values):
+            return jax.device_put(as_numpy_floats(name, values))
+        try:
+            values = jnp.asarray(values)
+        except (TypeError, ValueError, OverflowError) as error:
+            if isinstance(values, list | tuple | int):  # NumPy reads more: objects, any order of bytes, large integers
+                return jax.device_put(as_numpy_floats(name, values))
+            raise ValueError(f"{name} must be an array of real numbers; got {type(values).__name__}.") from error
+    dtype = _float_dtype(name, values.dtype)
+    return values if values.dtype == dtype else values.astype(dtype)
+
+
+def as_numpy_floats(name: str, values: Any, dtype: DTypeLike | None = None) -> np.ndarray:
+    """Known `values` as a new array of NumPy, of this dtype or as `as_floats` chooses it.
+
+    Raises:
+        ValueError: if they are not real numbers, or one is masked.
+    """
+    found = _as_array(name, values)
+    chosen = _float_dtype(name, found.dtype)
+    with np.errstate(over="ignore"):
+        return np.array(found, chosen if dtype is None else dtype)
+
+
+def _float_dtype(name: str, dtype: np.dtype) -> np.dtype:
+    """The dtype to compute in with numbers of a dtype.
+
+    Raises:
+        ValueError: if it is not one of real numbers.
+    """
+    if dtype.kind in "mM":
+        raise ValueError(f"{name} must hold real numbers; got dtype {dtype}: make numbers of them, such as days.")
+    if jnp.issubdtype(dtype, jnp.floating):
+        return dtypes.canonicalize_dtype(np.float32 if dtype.itemsize <= 4 else float)
+    if jnp.issubdtype(dtype, jnp.integer) or dtype.kind == "b":
+        return dtypes.canonicalize_dtype(float)
+    raise ValueError(f"{name} must hold real numbers; got dtype {dtype}.")
+
+
+def _as_array(name: str, values: Any) -> np.ndarray:
+    """`values` as NumPy has them; those of objects as numbers.
+
+    Raises:
+        ValueError: if NumPy cannot read them, an object is no real number, or a value is masked.
+    """
+    check_not_masked(name, values)
+    if str(getattr(values, "dtype", "")) == "torch.bfloat16":  # of which NumPy knows nothing
+        values = values.float()
     try:
-        if type(values) is np.ndarray and values.dtype.kind in "fiub":
-            # A copy, since JAX may share the memory; made by NumPy, since JAX compiles a program for every shape.
-            dtype = dtypes.canonicalize_dtype(values.dtype if values.dtype.kind == "f" else float)
-            return jax.device_put(np.array(values, dtype))
-        array = jnp.asarray(values)
+        found = np.asarray(values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be an array of real numbers; got {type(values).__name__}.") from error
-    if jnp.issubdtype(array.dtype, jnp.floating):
-        return array
-    if jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool:
-        return array.astype(float)
-    raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}.")
+    return _numbers_of(name, found) if found.dtype.kind in "OUS" else found
 
 
-def _holds_objects(values: Any) -> bool:
-    """Whether values are an array of objects or strings, or a series of pandas or polars that holds such."""
-    if isinstance(values, jax.Array) or not (hasattr(values, "dtype") and hasattr(values, "__array__")):
-        return False
-    return getattr(values.dtype, "kind", "O") in "OUS" and np.asarray(values).dtype.kind in "OUS"
+def _has_masked_parts(values: Any) -> bool:
+    """Whether values are a list that holds masked arrays or values, also in lists of its own."""
+    is_list = isinstance(values, list | tuple)
+    return is_list and any(isinstance(each, np.ma.MaskedArray) or _has_masked_parts(each) for each in values)
+
+
+def check_not_masked(name: str, values: Any) -> None:
+    """Raise ValueError if a mask of NumPy hides a value; say how many it hides, and which is the first."""
+    if not (isinstance(values, np.ma.MaskedArray) or _has_masked_parts(values)):
+        return
+    hidden = np.ma.getmaskarray(np.ma.asarray(values))
+    if hidden.any():
+        where = f", the first at {_first_index(hidden)}" if hidden.ndim else ""
+        raise ValueError(f"{name} holds {hidden.sum()} masked values{where}: leave their rows out, or fill them.")
+
+
+def _first_index(bad: np.ndarray) -> str:
+    """Where the first of some values of an array is."""
+    index = tuple(int(place) for place in np.argwhere(bad)[0])
+    return f"index {index[0] if len(index) == 1 else index}"
 
 
 def _numbers_of(name: str, values: np.ndarray) -> np.ndarray:
@@ -98,8 +156,8 @@ def _numbers_of(name: str, values: np.ndarray) -> np.ndarray:
         ValueError: if one is no real number, or too large.
     """
     flat = values.ravel()
-    is_number = np.array([isinstance(each, Real | np.bool_) for each in flat], bool)
-    is_missing = np.array([_is_missing(each) for each in flat], bool)
+    is_number = np.array([isinstance(each, Real | Decimal | np.bool_) for each in flat], bool)
+    is_missing = np.array([_is_missing(each) for each in flat], bool) & (values.ndim > 0)
     bad = ~(is_number | is_missing)
     if bad.any():
         _refuse_objects(name, values, bad.reshape(values.shape))
@@ -117,9 +175,11 @@ def _is_missing(value: Any) -> bool:
 
 def _refuse_objects(name: str, values: np.ndarray, bad: np.ndarray) -> NoReturn:
     """Raise the ValueError for what is no number: what the first is, and where."""
-    row, *place = map(int, np.argwhere(bad)[0]) if bad.ndim else (0,)
     first = values[bad][0]
     shown = repr(first.item() if isinstance(first, np.generic) else first)
+    if bad.ndim == 0:
+        raise ValueError(f"{name} must be a real number; got {shown}.")
+    row, *place = map(int, np.argwhere(bad)[0])
     where, instead = f"row {row}", "give numbers."
     if bad.ndim == 2:
         others = np.flatnonzero(bad.any(axis=0)).tolist()
@@ -215,6 +275,7 @@ def as_labels(name: str, labels: Any, length: int) -> np.ndarray:
     """
     if is_traced(labels):
         raise TypeError(f"{name} is traced, but its values must be known: call this outside jit, vmap and grad.")
+    check_not_masked(name, labels)
     found = np.asarray(labels)
     if found.dtype == object and all(isinstance(label, str) for label in found):  # as data frames have them
         found = found.astype(str)
@@ -230,11 +291,13 @@ def check_finite(name: str, array: ArrayLike) -> None:
     """Raise ValueError if a known value is NaN or infinite; say how many are, and which is the first."""
     if is_traced(array):
         return
-    bad = ~np.isfinite(np.asarray(array))
+    values = np.asarray(array)
+    bad = ~np.isfinite(values)
     if bad.any():
-        index = tuple(int(i) for i in np.argwhere(bad)[0])
-        where = index[0] if len(index) == 1 else index
-        raise ValueError(f"{name} holds {int(bad.sum())} values that are NaN or infinite, the first at index {where}.")
+        largest = np.finfo(values.dtype).max
+        hint = f": {values.dtype} holds numbers up to {largest:.2g}." if np.isinf(values[bad][0]) else "."
+        where = f", the first at {_first_index(bad)}" if bad.ndim else ""
+        raise ValueError(f"{name} holds {bad.sum()} values that are NaN or infinite{where}{hint}")
 
 
 def check_length(name: str, array: Array | np.ndarray, length: int | None) -> None:
@@ -286,21 +349,39 @@ def check_at_least(name: str, value: int, minimum: int) -> None:
 
 
 def check_positive(name: str, value: ArrayLike) -> None:
-    """Raise ValueError unless every known value is real and positive, in the precision in use, too."""
+    """Raise ValueError unless every known value is a positive real number, in the precision in use, too."""
     if is_traced(value):
         return
-    values = np.asarray(value)
-    if np.iscomplexobj(values) or not np.all(values > 0):
-        raise ValueError(f"{name} must be positive; got {value}.")
-    dtype = dtypes.canonicalize_dtype(float)
-    if not np.all(values.astype(dtype) > 0):
-        raise ValueError(f"{name} must be positive; got {value}, which is 0 in {dtype.name}.")
+    values, dtype = as_numpy_floats(name, value, float), dtypes.canonicalize_dtype(float)
+    _refuse(name, "be positive", values, ~(values > 0))
+    with np.errstate(under="ignore"):
+        _refuse(name, "be positive", values, ~(values.astype(dtype) > 0), f", which is 0 in {dtype.name}")
 
 
 def check_not_negative(name: str, value: ArrayLike) -> None:
-    """Raise ValueError if a known value is negative, NaN or complex."""
-    if not is_traced(value) and (np.iscomplexobj(value) or not np.all(np.asarray(value) >= 0)):
-        raise ValueError(f"{name} must not be negative; got {value}.")
+    """Raise ValueError if a known value is negative, NaN or no real number."""
+    if not is_traced(value):
+        values = as_numpy_floats(name, value, float)
+        _refuse(name, "not be negative", values, ~(values >= 0))
+
+
+def _refuse(name: str, rule: str, values: np.ndarray, bad: np.ndarray | np.bool_, why: str = "") -> None:
+    """Raise ValueError if there are bad values; say which is the first, and how many there are.
+
+    Args:
+        name: of the values.
+        rule: what they must: "be positive".
+        values: all of them.
+        bad: which break the rule.
+        why: further words about the first.
+    """
+    if not bad.any():
+        return
+    first = values[bad][0]
+    if values.ndim == 0:
+        raise ValueError(f"{name} must {rule}; got {first}{why}.")
+    of = f", the first of {bad.sum()} such values" if bad.sum() > 1 else ""
+    raise ValueError(f"{name} must {rule}; got {first:g}{why} at {_first_index(bad)}{of}.")
 
 
 def check_varies(name: str, targets: ArrayLike, size: ArrayLike = 0) -> None:
@@ -318,11 +399,23 @@ def check_fraction(name: str, value: ArrayLike) -> None:
     """Raise ValueError unless every known value lies in the open interval (0, 1)."""
     if is_traced(value):
         return
-    values = np.asarray(value, dtype=float)
+    values = as_numpy_floats(name, value, float)
     bad = values[~((values > 0) & (values < 1))]
     if bad.size:
         hint = f": did you mean {bad.flat[0] / 100:g}?" if 1 < bad.flat[0] < 100 else "."
         raise ValueError(f"{name} must lie between 0 and 1; got {bad.flat[0]:g}{hint}")
+
+
+def as_fraction(name: str, value: ArrayLike) -> ArrayLike:
+    """One number in the open interval (0, 1): a known one as a number of Python, in double precision.
+
+    Raises:
+        ValueError: if it is not one real number, or a known one lies outside.
+    """
+    if np.ndim(value):
+        raise ValueError(f"{name} must be one number; got shape {np.shape(value)}.")
+    check_fraction(name, value)
+    return as_floats(name, value) if is_traced(value) else as_numpy_floats(name, value, float).item()
 
 
 def squared(name: str, value: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -345,6 +438,29 @@ def check_known(models: str, *arrays: Any) -> None:
     """Raise TypeError, in the name of models of NumPy packages, if an array is traced by a transformation of JAX."""
     if is_traced(*arrays):
         raise TypeError(f"{models} are NumPy models: neither fit nor prediction runs under jit, vmap or grad.")
+
+
+def as_model(fit: Callable, fitted: Any) -> Callable:
+    """What a fit function of a user returned, if it is a function.
+
+    Raises:
+        TypeError: if it is not.
+    """
+    if callable(fitted):
+        return fitted
+    while isinstance(fit, partial):
+        fit = fit.func
+    name = getattr(fit, "__name__", type(fit).__name__)
+    if fitted is None:
+        raise TypeError(f"the fit function {name} returned None: is its return missing?")
+    hint = ": did you mean its method predict?" if hasattr(fitted, "predict") else "."
+    raise TypeError(f"the fit function {name} must return a function; got {type(fitted).__name__}{hint}")
+
+
+def percent(fraction: float) -> str:
+    """A fraction in percent, to two significant digits."""
+    digits = np.format_float_positional(100 * fraction, precision=2, unique=False, fractional=False, trim="-")
+    return f"{digits} %"
 
 
 def check_key(key: Any, name: str = "key") -> None:

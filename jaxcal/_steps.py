@@ -107,12 +107,16 @@ def checked(step: Any) -> Callable:
     return step
 
 
-def with_key(fit: Callable, *arguments: Any, key: PRNGKeyArray, **options: Any) -> Any:
-    """The value of a fit function, which gets the key if it takes one and has none of its own."""
+def with_key(fit: Callable, *arguments: Any, key: PRNGKeyArray, **options: Any) -> Callable:
+    """What a fit function returns, which gets the key if it takes one and has none of its own.
+
+    Raises:
+        TypeError: if it is no function.
+    """
     parameter = inspect.signature(fit).parameters.get("key")
     if parameter is not None and (parameter.default is None or parameter.default is parameter.empty):
         options["key"] = key
-    return fit(*arguments, **options)
+    return _checks.as_model(fit, fit(*arguments, **options))
 
 
 def with_weights(fit: Callable, weights: Float[Array, " n"] | None) -> Callable:

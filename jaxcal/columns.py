@@ -534,6 +534,8 @@ def _holds_labels(name: str, column: Any) -> bool:
         return False
     if dtype in (nw.String, nw.Categorical, nw.Enum, nw.Object):
         return True
+    if dtype == nw.Unknown and column.to_numpy().dtype.kind in "fiu":  # of another order of bytes, or long doubles
+        return False
     raise ValueError(
         f"{name} of x holds {dtype}, which is neither numbers nor labels: make numbers of it, such as days "
         "since a date, or drop it."
@@ -550,8 +552,11 @@ def _numbers(name: str, column: Any) -> np.ndarray:
 
     if _holds_labels(name, column):
         raise ValueError(f"{name} of x holds labels, where the fit had numbers.")
-    values = np.asarray(column.cast(nw.Float32 if column.dtype == nw.Float32 else nw.Float64).to_numpy())
-    values = values.astype(np.float32 if column.dtype == nw.Float32 else np.float64)
+    if column.dtype != nw.Unknown:
+        column = column.cast(nw.Float32 if str(column.dtype) in ("Float16", "Float32") else nw.Float64)
+    given = column.to_numpy()
+    is_short = given.dtype.kind == "f" and given.dtype.itemsize <= 4
+    values = _checks.as_numpy_floats(f"{name} of x", given, np.float32 if is_short else np.float64)
     if np.isinf(values).any():
         raise ValueError(f"{name} of x holds {np.isinf(values).sum()} values that are infinite.")
     return values

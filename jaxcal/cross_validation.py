@@ -273,7 +273,7 @@ def _fitted_to_folds(
     found = []
     with progress.work("cross-validation: models", len(parts), tables) as work:
         for fold, key in zip(parts, keys, strict=True):
-            model = fit(*take_rows(fold.training, *tables), key=key)
+            model = _checks.as_model(fit, fit(*take_rows(fold.training, *tables), key=key))
             found.append((model, model(*take_rows(fold.held_out, tables[0]))))
             work.advance()
     return found

@@ -59,7 +59,7 @@ class Guarantee:
             >>> print(Guarantee.of(0.9, 20, "conformal").places, Guarantee.of(0.9, 20, "symmetric").places)
             19 19
         """
-        _checks.check_fraction("confidence_level", confidence_level)
+        confidence_level = _checks.as_fraction("confidence_level", confidence_level)
         _checks.check_choice("rule", rule, quantiles.CONFORMAL_RULES)
         rank = lambda level: int(quantiles.empirical_rank(level, num_calibration, "conformal"))
         if rule == "symmetric":
@@ -87,7 +87,7 @@ class Guarantee:
         """
         from scipy.special import betaincinv
 
-        _checks.check_fraction("p", p)
+        p = _checks.as_fraction("p", p)
         outside = self.num_calibration + 1 - self.places
         return float(betaincinv(self.places, outside, p)) if outside else 1.0
 
@@ -101,7 +101,7 @@ class Guarantee:
             >>> print("{:.3f} to {:.3f}".format(*Guarantee.of(0.9, 1000, "symmetric").interval()))
             0.884 to 0.915
         """
-        _checks.check_fraction("probability", probability)
+        probability = _checks.as_fraction("probability", probability)
         return self.quantile((1 - probability) / 2), self.quantile((1 + probability) / 2)
 
     def __str__(self) -> str:
@@ -160,7 +160,8 @@ class WorstCaseGuarantee:
 
     def __post_init__(self):
         """Check the level and the sizes."""
-        _checks.check_fraction("confidence_level", self.confidence_level)
+        level = _checks.as_fraction("confidence_level", self.confidence_level)
+        object.__setattr__(self, "confidence_level", level)
         if self.num_folds is not None and self.num_calibration % self.num_folds:
             raise ValueError(
                 f"num_calibration must be a multiple of num_folds; got {self.num_calibration} and {self.num_folds}."

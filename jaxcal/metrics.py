@@ -117,6 +117,7 @@ def interval_score(
         ValueError: if the confidence level lies outside (0, 1).
     """
     y = _as_targets(y, distribution)
+    confidence_level = _checks.as_fraction("confidence_level", confidence_level)
     lower, upper = distribution.interval(confidence_level)
     weights = _checks.as_weights(weights, y.shape[0])
     return linalg.weighted_mean(scores.interval_score(y, lower, upper, confidence_level), weights)

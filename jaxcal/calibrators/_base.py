@@ -116,7 +116,7 @@ def as_levels(levels: Sequence[float] | np.ndarray) -> tuple[float, ...]:
     Raises:
         ValueError: if they are no vector or an empty one, one lies outside (0, 1), or they do not increase.
     """
-    values = np.asarray(levels, dtype=float)
+    values = _checks.as_numpy_floats("levels", levels, float)
     if values.ndim != 1 or values.size == 0:
         raise ValueError(f"levels must be a vector of at least one level; got shape {values.shape}.")
     _checks.check_fraction("levels", values)
@@ -131,10 +131,12 @@ def as_confidence_levels(wanted: Sequence[float] | None) -> tuple[float, ...]:
     Raises:
         ValueError: if there are none, or one lies outside (0, 1).
     """
-    levels = tuple(sorted({float(level) for level in (_CONFIDENCE_LEVELS if wanted is None else wanted)}))
-    _checks.check_length("confidence_levels", np.array(levels), None)
-    _checks.check_fraction("confidence_levels", np.array(levels))
-    return levels
+    levels = _checks.as_numpy_floats("confidence_levels", _CONFIDENCE_LEVELS if wanted is None else wanted, float)
+    if levels.ndim != 1:
+        raise ValueError(f"confidence_levels must be a vector of levels; got shape {levels.shape}.")
+    _checks.check_length("confidence_levels", levels, None)
+    _checks.check_fraction("confidence_levels", levels)
+    return tuple(np.unique(levels).tolist())
 
 
 def check_rows_reach(rows: int, confidence_level: float) -> None:

@@ -161,7 +161,7 @@ def fit(
         if not (bad := rows_without_probability(base, y, p)).size:
             return Isotonic(smoothed(jnp.sort(p), smoothing), "fitted", scaled=True, by_cdf=True)
         warnings.warn(
-            f"{100 * bad.size / p.shape[0]:.2g} % of the PIT values are 0 or 1 in this precision: the predictions are "
+            f"{_checks.percent(bad.size / p.shape[0])} of the PIT values are 0 or 1 in this precision: the predictions are "
             "recalibrated by their means and stds, without their shapes (score='signed').",
             stacklevel=2,
         )
@@ -236,7 +236,7 @@ def _warn_of_extremes(z: np.ndarray) -> None:
     fraction = np.mean((z < _SATURATED[0]) | (z > _SATURATED[1]))
     if fraction > 0:
         warnings.warn(
-            f"{100 * fraction:.2g} % of the PIT values are 0 or 1 in double precision, with |z| up to "
+            f"{_checks.percent(fraction)} of the PIT values are 0 or 1 in double precision, with |z| up to "
             f"{np.abs(z).max():.3g}: the stds of base are far too small there. The recalibrated distribution is "
             "not affected.",
             stacklevel=3,

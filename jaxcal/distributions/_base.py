@@ -128,7 +128,7 @@ class Distribution(Rows):
         Warns:
             UserWarning: as `icdf` does, once.
         """
-        check_confidence_level(confidence_level)
+        confidence_level = _checks.as_fraction("confidence_level", confidence_level)
         low, high = (1 - confidence_level) / 2, (1 + confidence_level) / 2
         low = 1 - high if self._mirrors_levels else low
         lower, upper = _ends(self._rounded_quantiles(jnp.asarray([low, high]), np.array([-1, 1])))
@@ -265,13 +265,6 @@ def sample_by_inversion(
     levels = jax.random.uniform(key, (math.prod(shape), *rows), dtype)
     # In the middles of the cells that random numbers come from: never 0, where a quantile may be infinite.
     return jax.vmap(icdf)(levels + float(jnp.finfo(dtype).epsneg)).reshape(shape + rows)
-
-
-def check_confidence_level(confidence_level: ArrayLike) -> None:
-    """Raise ValueError unless it is one number, between 0 and 1 if known."""
-    if np.ndim(confidence_level):
-        raise ValueError(f"confidence_level must be one number; got shape {np.shape(confidence_level)}.")
-    _checks.check_fraction("confidence_level", confidence_level)
 
 
 def warn_if_too_few(rows: int, levels: ArrayLike, what: str = "the quantile is infinite") -> None:

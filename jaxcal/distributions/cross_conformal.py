@@ -18,7 +18,6 @@ from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
     as_table,
-    check_confidence_level,
     check_not_negative,
     match,
     warn_if_too_few,
@@ -137,7 +136,7 @@ class CrossConformal(Distribution):
         ceil((1 - a) (L + 1))-th smallest of the centers plus errors, or the median of the centers where that lies
         outside: the quantiles at (1 -+ confidence_level) / 2.
         """
-        check_confidence_level(confidence_level)
+        confidence_level = _checks.as_fraction("confidence_level", confidence_level)
         level = (1 + confidence_level) / 2
         ends = self._both(jnp.asarray([(1 - confidence_level) / 2, level]))
         self._warn_of_levels(level, ends[1])

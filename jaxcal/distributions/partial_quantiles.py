@@ -13,7 +13,6 @@ from jaxcal import _checks
 from jaxcal.distributions._base import (
     Distribution,
     as_rows,
-    check_confidence_level,
     check_share,
     outer_levels,
     warn_if_beyond,
@@ -93,7 +92,7 @@ class PartialQuantiles(Distribution):
 
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
         """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2."""
-        check_confidence_level(confidence_level)
+        confidence_level = _checks.as_fraction("confidence_level", confidence_level)
         both = (1 - confidence_level) / 2, (1 + confidence_level) / 2
         ends = [self._quantiles(jnp.asarray(p)) for p in both]
         if not _checks.is_traced(*both):

@@ -17,7 +17,6 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxcal import _checks
 from jaxcal.distributions import Distribution
-from jaxcal.distributions._base import check_confidence_level
 from jaxcal.functional import quantiles, scores, tracking
 from jaxcal.online._base import OnlineIntervals, as_array, calibration_scores, pushed
 
@@ -66,7 +65,7 @@ def init(
         >>> print(*state.interval(jc.Point(1000.0)))
         [910.] [1090.]
     """
-    check_confidence_level(confidence_level)
+    confidence_level = _checks.as_fraction("confidence_level", confidence_level)
     if np.ndim(step_size):
         raise ValueError(
             f"step_size must be one number; got shape {np.shape(step_size)}: init_aggregated takes several."
@@ -118,7 +117,7 @@ def init_aggregated(
         >>> print(*state.interval(jc.Point(1000.0)))
         [910.] [1090.]
     """
-    check_confidence_level(confidence_level)
+    confidence_level = _checks.as_fraction("confidence_level", confidence_level)
     step_sizes = _checks.as_vector("step_sizes", step_sizes)
     _checks.check_positive("step_sizes", step_sizes)
     _checks.check_at_least("horizon", horizon, 1)

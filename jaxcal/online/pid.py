@@ -22,7 +22,6 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal import _checks
 from jaxcal.distributions import Distribution
-from jaxcal.distributions._base import check_confidence_level
 from jaxcal.functional import linalg, quantiles, tracking
 from jaxcal.online._base import OnlineIntervals, as_array, calibration_scores, pushed
 
@@ -73,7 +72,7 @@ def init(
         >>> print(*state.interval(jc.Point(1000.0)))
         [910.] [1090.]
     """
-    check_confidence_level(confidence_level)
+    confidence_level = _checks.as_fraction("confidence_level", confidence_level)
     options = {"learning_rate": learning_rate, "saturation": saturation}
     for name, value in (options if gain is None else options | {"gain": gain}).items():
         _checks.check_positive(name, value)

@@ -137,7 +137,8 @@ def fit(
     rows = np.asarray(x, float), np.asarray(y_scaler(y), float)
     seed = int(jax.random.bits(key, dtype="uint32"))
     if model == "ngboost":
-        trees = _boost(*rows, num_trees or (_CRUDE_TREES if preset else None), learning_rate, seed)
+        num_trees = num_trees or (_CRUDE_TREES if preset else None)
+        trees = _boost(*rows, np.asarray(y), num_trees, learning_rate, seed)
         return Forest(model, trees, y_scaler, columns)
     grow = partial(
         _grow_forest,
@@ -333,7 +334,10 @@ class Forest:
         return Normal(self.y_scaler.inverse(standardized_mean).astype(dtype), std_of_y.astype(dtype))
 
 
-def _boost(x: np.ndarray, y: np.ndarray, num_trees: int | None, learning_rate: float, seed: int) -> "NGBRegressor":
+def _boost(
+    x: np.ndarray, z: np.ndarray, y: np.ndarray, num_trees: int | None, learning_rate: float, seed: int
+) -> "NGBRegressor":
+    """Boosted trees of standardized targets z; y as the user gave them."""
     try:
         from ngboost import NGBRegressor
         from sklearn.tree import DecisionTreeRegressor
@@ -352,10 +356,10 @@ def _boost(x: np.ndarray, y: np.ndarray, num_trees: int | None, learning_rate: f
         held_out, rest = np.split(order, [int(_HELD_OUT * len(y))])
         _checks.check_varies("without the validation set, y is", y[rest])
         trial = unfitted(_BOOSTED_TREES).fit(
-            x[rest], y[rest], X_val=x[held_out], Y_val=y[held_out], early_stopping_rounds=_PATIENCE
+            x[rest], z[rest], X_val=x[held_out], Y_val=z[held_out], early_stopping_rounds=_PATIENCE
         )
         num_trees = int(trial.best_val_loss_itr) + 1
-    return unfitted(num_trees).fit(x, y)
+    return unfitted(num_trees).fit(x, z)
 
 
 def _boosted_moments(model: "NGBRegressor | BoostedNormal", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -86,15 +86,15 @@ def fit(
     _checks.check_known("boosted trees", x, y)
     columns, x, y = as_data(x, y, categorical, at_least=_LEAST_ROWS)
     _checks.check_choice("model", model, tuple(_BOOST))
-    grid = np.asarray(_checks.as_vector("levels", np.asarray(levels, float)), float)
+    grid = np.asarray(_checks.as_vector("levels", levels), float)
     _checks.check_fraction("levels", grid)
     if (np.diff(grid) <= 0).any():
         raise ValueError(f"levels must be strictly increasing; got {tuple(levels)}.")
     seed = int(jax.random.bits(key, dtype="uint32")) >> 1  # these packages take 31 bits
     held_out, rest = np.split(np.random.default_rng(seed).permutation(len(y)), [int(_HELD_OUT * len(y))])
+    _checks.check_varies("without the held-out rows, y is", np.asarray(y)[rest])
     y_scaler = Standardizer.of(y)
     rows, targets = np.asarray(x, float), np.asarray(y_scaler(y), float)
-    _checks.check_varies("without the held-out rows, y is", targets[rest])
     predict = _BOOST[model](rows[rest], targets[rest], grid, seed, options)
     errors = np.sort(targets[held_out, None] - np.sort(predict(rows[held_out]), axis=1), axis=0)
     ranks = np.arange(1, len(errors) + 1) / (len(errors) + 1)

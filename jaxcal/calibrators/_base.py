@@ -88,7 +88,16 @@ def check_base(base: object, length: int | None = None, *, outputs: bool = False
     checked("base.mean", base.mean, length=length)
     if isinstance(base, Point):
         return
-    checked("base.std", base.std, length=length)
+    std = checked("base.std", base.std, length=length)
+    if _checks.is_traced(std):
+        return
+    known, least = np.asarray(std), np.finfo(std.dtype).tiny  # XLA takes a smaller number for 0
+    bad = np.argwhere((known > 0) & (known < least))
+    if len(bad):
+        raise ValueError(
+            f"base.std must be at least {least:.2g}, the least normal number of {std.dtype}, or 0; "
+            f"{_are_not(known, bad)}. Give y and base in another unit."
+        )
 
 
 def check_positive_std(base: Distribution, instead: str) -> None:
@@ -100,14 +109,16 @@ def check_positive_std(base: Distribution, instead: str) -> None:
     """
     if isinstance(base, Point) or _checks.is_traced(std := base.std):
         return
-    bad = np.argwhere(np.asarray(std) <= 0)
+    known = np.asarray(std)
+    bad = np.argwhere(known <= 0)
     if len(bad):
-        index = tuple(int(i) for i in bad[0])
-        where = index[0] if len(index) == 1 else index
-        raise ValueError(
-            f"base.std must be positive; {len(bad)} values are not, the first at index {where} ({std[index]:g}): "
-            f"{instead}."
-        )
+        raise ValueError(f"base.std must be positive; {_are_not(known, bad)}: {instead}.")
+
+
+def _are_not(values: np.ndarray, bad: np.ndarray) -> str:
+    """How many values are not what they must be, and the first of them, as the end of a message."""
+    index = tuple(int(i) for i in bad[0])
+    return f"{len(bad)} values are not, the first at index {index[0] if len(index) == 1 else index} ({values[index]:g})"
 
 
 def as_levels(levels: Sequence[float] | np.ndarray) -> tuple[float, ...]:

@@ -96,7 +96,8 @@ def fit(
         ValueError: if y or base is empty, not finite or of the wrong shape, a std of base is not positive, `shift` or
             `preset` is none of the above, or a group, or all rows, leave fewer than two degrees of freedom, without
             which there is no mean; with the preset one row is enough, and there is no "auto". If labels or weights are
-            not as many as the rows, or a weight is negative, NaN or infinite, or all of a group are 0.
+            not as many as the rows, or a weight is negative, NaN or infinite, or all of a group are 0. If a std of base
+            is below the least normal number of its dtype, or (y - base.mean) / base.std leaves its range.
 
     Warns:
         UserWarning: if y equals the shifted mean in every row, or every row of a group. The scale is then the machine
@@ -141,6 +142,7 @@ def fit(
     fitted = _fit(rows, groups, number if groups.labels else None, shift, scaled, plug_in=preset == "paper")
     if counts is not None and fitted.df is not None and not _checks.is_traced(fitted.df):
         _check_degrees_of_freedom(np.atleast_1d(fitted.df), sizes, groups)
+    _check_range(fitted)
     _warn_without_width(fitted)
     return fitted
 
@@ -219,6 +221,16 @@ def _check_degrees_of_freedom(df: np.ndarray, sizes: np.ndarray, groups: Groups)
     warnings.warn(
         f"{leave}: the intervals cover what they claim, but the std is infinite. Give more rows{more}.", stacklevel=3
     )
+
+
+def _check_range(fitted: GaussianMLE) -> None:
+    """Raise ValueError if an error was not finite."""
+    found = fitted.shift, fitted.scale
+    if not _checks.is_traced(*found) and not np.isfinite(found).all():
+        raise ValueError(
+            f"(y - base.mean) / base.std leaves the range of {fitted.scale.dtype}: the stds of base are far too small, "
+            "or its means far too large."
+        )
 
 
 def _warn_without_width(fitted: GaussianMLE) -> None:

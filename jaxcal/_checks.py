@@ -138,9 +138,13 @@ def check_not_masked(name: str, values: Any) -> None:
     if not (isinstance(values, np.ma.MaskedArray) or _has_masked_parts(values)):
         return
     hidden = np.ma.getmaskarray(np.ma.asarray(values))
+    if hidden.any() and hidden.ndim == 0:
+        raise ValueError(f"{name} is masked: give a number.")
     if hidden.any():
-        where = f", the first at {_first_index(hidden)}" if hidden.ndim else ""
-        raise ValueError(f"{name} holds {hidden.sum()} masked values{where}: leave their rows out, or fill them.")
+        raise ValueError(
+            f"{name} holds {hidden.sum()} masked values, the first at {_first_index(hidden)}: leave their rows out, or "
+            "fill them."
+        )
 
 
 def _first_index(bad: np.ndarray) -> str:
@@ -277,6 +281,8 @@ def as_labels(name: str, labels: Any, length: int) -> np.ndarray:
         raise TypeError(f"{name} is traced, but its values must be known: call this outside jit, vmap and grad.")
     check_not_masked(name, labels)
     found = np.asarray(labels)
+    if jnp.issubdtype(found.dtype, jnp.floating):  # of any precision: labels are numbers of Python
+        found = found.astype(float)
     if found.dtype == object and all(isinstance(label, str) for label in found):  # as data frames have them
         found = found.astype(str)
     if found.shape != (length,):

@@ -161,8 +161,8 @@ def fit(
         if not (bad := rows_without_probability(base, y, p)).size:
             return Isotonic(smoothed(jnp.sort(p), smoothing), "fitted", scaled=True, by_cdf=True)
         warnings.warn(
-            f"{_checks.percent(bad.size / p.shape[0])} of the PIT values are 0 or 1 in this precision: the predictions are "
-            "recalibrated by their means and stds, without their shapes (score='signed').",
+            f"{_checks.percent(bad.size / p.shape[0])} of the PIT values are 0 or 1 in this precision: the predictions "
+            "are recalibrated by their means and stds, without their shapes (score='signed').",
             stacklevel=2,
         )
     scaled = not isinstance(base, Point)

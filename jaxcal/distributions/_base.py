@@ -4,6 +4,7 @@ import abc
 import math
 import warnings
 from collections.abc import Callable
+from functools import wraps
 from typing import TypeVar
 
 import equinox as eqx
@@ -20,6 +21,17 @@ D = TypeVar("D", bound="Distribution")
 
 # Values in units of their table's mean and std are rounded three times as often as others on the way there and back.
 ROUNDINGS = 3
+
+
+def of_targets(method: Callable[[D, Array], Array]) -> Callable[[D, ArrayLike], Array]:
+    """A method of targets as one program; JAX misreads those of another order of bytes, which come in here."""
+    program = eqx.filter_jit(method)
+
+    @wraps(method)
+    def of_numbers(self: D, y: ArrayLike) -> Array:
+        return program(self, _checks.as_floats("y", y))
+
+    return of_numbers
 
 
 class Distribution(Rows):
@@ -80,7 +92,8 @@ class Distribution(Rows):
             raise ValueError(f"p must be one level or a vector of levels; got shape {levels.shape}.")
         check_share("p", levels)
         values = self._rounded_quantiles(levels)
-        self._warn_of_levels(p, values)
+        if not _checks.is_traced(p):
+            self._warn_of_levels(_checks.as_numpy_floats("p", p, float), values)
         return values
 
     @eqx.filter_jit

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution, marked_out_of_fold, match
+from jaxcal.distributions._base import Distribution, marked_out_of_fold, match, of_targets
 from jaxcal.distributions._rows import R, Rows, replaced
 
 
@@ -143,17 +143,17 @@ class Concatenated(Distribution):
         """The stds of the parts."""
         return self._join([part.std for part in self.parts])
 
-    @eqx.filter_jit
+    @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Those of the parts."""
         return self._each(lambda part, y: part.cdf(y), y)
 
-    @eqx.filter_jit
+    @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Those of the parts."""
         return self._each(lambda part, y: part.log_prob(y), y)
 
-    @eqx.filter_jit
+    @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Those of the parts."""
         return self._each(lambda part, y: part.crps(y), y)

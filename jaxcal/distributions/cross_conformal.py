@@ -20,6 +20,7 @@ from jaxcal.distributions._base import (
     as_table,
     check_not_negative,
     match,
+    of_targets,
     warn_if_too_few,
 )
 from jaxcal.functional import linalg, quantiles, rounding, scores
@@ -106,7 +107,7 @@ class CrossConformal(Distribution):
 
         return self._each_row(std)
 
-    @eqx.filter_jit
+    @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The fraction of the table up to y, as far as rounding can tell."""
 
@@ -118,12 +119,12 @@ class CrossConformal(Distribution):
 
         return self._each_row(fraction, match(y, self.mean))
 
-    @eqx.filter_jit
+    @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """-inf everywhere: a distribution of atoms has no density."""
         return jnp.full_like(match(y, self.mean), -jnp.inf)
 
-    @eqx.filter_jit
+    @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """`functional.scores.empirical_crps` of the table."""
         crps = lambda row, y: scores.empirical_crps(y, jnp.sort(row.table))

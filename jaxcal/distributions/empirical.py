@@ -21,6 +21,7 @@ from jaxcal.distributions._base import (
     check_not_negative,
     check_share,
     match,
+    of_targets,
     outer_levels,
     place,
     reached,
@@ -111,7 +112,7 @@ class Empirical(Distribution):
         unit = linalg.scale_of(deviations)
         return self.scale * (unit * linalg.sqrt(self._average((deviations / unit) ** 2)))
 
-    @eqx.filter_jit
+    @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """k / L for the k values of the table up to y, as far as rounding can tell; what rule="randomized" says.
 
@@ -124,12 +125,12 @@ class Empirical(Distribution):
         upto, below = (self._count(rounded_outward(y, side, self.loc)) for side in (0.5, -0.5))
         return (below + self.tau * (upto - below + 1)) / (size + 1)
 
-    @eqx.filter_jit
+    @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """-inf everywhere: a distribution of atoms has no density."""
         return jnp.full_like(match(y, self.loc), -jnp.inf)
 
-    @eqx.filter_jit
+    @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The scale times `functional.scores.empirical_crps` at (y - loc) / scale."""
         error, positive = match(y, self.loc) - self.loc, self.scale > 0

@@ -16,6 +16,7 @@ from jaxcal.distributions._base import (
     ROUNDINGS,
     Distribution,
     match,
+    of_targets,
     outer_levels,
     place,
     place_levels,
@@ -85,7 +86,7 @@ class GroupedEmpirical(Distribution):
         """The std of the table, scaled."""
         return self.scale * self.tables.std[self.group]
 
-    @eqx.filter_jit
+    @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The fraction of the weight of the table up to y, as far as rounding can tell."""
         y = reached(match(y, self.loc), self.loc)
@@ -95,7 +96,7 @@ class GroupedEmpirical(Distribution):
         """-inf everywhere: a distribution of atoms has no density."""
         return jnp.full_like(match(y, self.loc), -jnp.inf)
 
-    @eqx.filter_jit
+    @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The scale times `functional.tables.crps` at (y - loc) / scale."""
         error, positive = match(y, self.loc) - self.loc, self.scale > 0
@@ -199,7 +200,7 @@ class GroupedQuantiles(Distribution):
         """The std of the table, scaled."""
         return self._units[1] * linear_tables.mean_and_std(self.tables, self.group, self.new_weight, self.tails)[1]
 
-    @eqx.filter_jit
+    @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The level of y, by `functional.linear_tables.cdf`."""
         loc, scale = self._units
@@ -208,7 +209,7 @@ class GroupedQuantiles(Distribution):
         level = linear_tables.cdf(self.tables, self.group, u, self.new_weight, self.tails)
         return jnp.where(scale > 0, level, (u >= 0).astype(level.dtype))
 
-    @eqx.filter_jit
+    @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density of a smoothed version, `functional.linear_tables.log_density`."""
         loc, scale = self._units
@@ -217,7 +218,7 @@ class GroupedQuantiles(Distribution):
         log_density = linear_tables.log_density(self.tables, self.group, (match(y, loc) - loc) / scale, self.new_weight)
         return jnp.where(positive, log_density - jnp.log(scale), -jnp.inf)
 
-    @eqx.filter_jit
+    @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The scale times `functional.linear_tables.crps`."""
         loc, scale = self._units

@@ -13,7 +13,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution, as_parameter, check_not_negative, match, warn_if_beyond
+from jaxcal.distributions._base import Distribution, as_parameter, check_not_negative, match, of_targets, warn_if_beyond
 from jaxcal.distributions._rows import replaced
 from jaxcal.distributions.empirical import INFINITE_RULES, Empirical
 from jaxcal.distributions.parametric import Normal, Point
@@ -70,12 +70,12 @@ class Mixture(Distribution):
         unit = linalg.scale_of(stds, deviations, axis=0)
         return unit[0] * linalg.sqrt(self._average((stds / unit) ** 2 + (deviations / unit) ** 2))
 
-    @eqx.filter_jit
+    @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The weighted mean of the members' cdfs."""
         return self._average(self._each(lambda member: member.cdf(y)))
 
-    @eqx.filter_jit
+    @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log of the weighted mean of the members' densities."""
         logs = self._each(lambda member: member.log_prob(y))
@@ -85,7 +85,7 @@ class Mixture(Distribution):
         weights = jnp.broadcast_to(self._columns(logs.ndim), logs.shape)
         return jnp.where(dense, logsumexp(logs, axis=0, b=weights), -jnp.inf)
 
-    @eqx.filter_jit
+    @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Closed for normal and point members; for others by quadrature, `functional.scores.mixture_crps`."""
         y = match(y, self.mean)

@@ -15,6 +15,7 @@ from jaxcal.distributions._base import (
     as_rows,
     check_not_negative,
     match,
+    of_targets,
     place,
     place_levels,
     standardize,
@@ -43,17 +44,17 @@ class Point(Distribution):
         """Zeros."""
         return jnp.zeros_like(self.mean)
 
-    @eqx.filter_jit
+    @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """A step from 0 to 1 at the mean."""
         return (match(y, self.mean) >= self.mean).astype(self.mean.dtype)
 
-    @eqx.filter_jit
+    @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """-inf everywhere: there is no density."""
         return jnp.full_like(match(y, self.mean), -jnp.inf)
 
-    @eqx.filter_jit
+    @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The absolute error |y - mean|."""
         return jnp.abs(match(y, self.mean) - self.mean)
@@ -88,17 +89,17 @@ class Normal(Distribution):
         self.mean, self.std = as_rows(outputs=True, mean=mean, std=std)
         check_not_negative("std", self.std)
 
-    @eqx.filter_jit
+    @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Phi((y - mean) / std)."""
         return ndtr(standardize(match(y, self.mean), self.mean, self.std))
 
-    @eqx.filter_jit
+    @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density, finite far in the tails; -inf where std is 0."""
         return normal.log_prob(match(y, self.mean), self.mean, self.std)
 
-    @eqx.filter_jit
+    @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The closed form of `functional.normal.crps`."""
         return normal.crps(match(y, self.mean), self.mean, self.std)
@@ -158,17 +159,17 @@ class StudentT(Distribution):
         df = jnp.where(finite, self.df, 3)
         return jnp.where(finite, self.scale * jnp.sqrt(df / (df - 2)), jnp.inf)
 
-    @eqx.filter_jit
+    @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """F((y - loc) / scale), to full relative precision in the lower tail."""
         return student_t.cdf(standardize(match(y, self.loc), self.loc, self.scale), self.df)
 
-    @eqx.filter_jit
+    @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density; -inf where scale is 0."""
         return student_t.log_prob(match(y, self.loc), self.df, self.loc, self.scale)
 
-    @eqx.filter_jit
+    @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The closed form of `functional.student_t.crps`; NaN where df <= 1."""
         return student_t.crps(match(y, self.loc), self.df, self.loc, self.scale)

@@ -21,6 +21,7 @@ from jaxcal.distributions._base import (
     check_increasing,
     check_not_negative,
     match,
+    of_targets,
     outer_levels,
     place,
     place_levels,
@@ -99,19 +100,19 @@ class Quantiles(Distribution):
         unit = linalg.scale_of(deviations, axis=-1)
         return unit[..., 0] * linalg.sqrt(_mean_square(p, deviations / unit))
 
-    @eqx.filter_jit
+    @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The largest level whose quantile is at most y."""
         p, q = self._knots
         return _with_knots(quantiles.interpolate_monotone)(match(y, q[..., 0]), q, p)
 
-    @eqx.filter_jit
+    @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log of the constant density between two quantiles; -inf outside, where only atoms are."""
         p, q = self._knots
         return _with_knots(_log_slope)(match(y, q[..., 0]), q, p)
 
-    @eqx.filter_jit
+    @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The closed form of `functional.scores.quantile_crps`."""
         levels = jnp.expand_dims(self.levels, -2)
@@ -213,7 +214,7 @@ class ScaledQuantiles(Distribution):
         """The std of Z, scaled."""
         return self.scale * self._moments[1]
 
-    @eqx.filter_jit
+    @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The largest level whose quantile is at most y; in normal tails by the formula above."""
         y = match(y, self.loc)
@@ -226,7 +227,7 @@ class ScaledQuantiles(Distribution):
             cdf = jnp.where(upper, 1 - tail, jnp.where(x > end, tail, cdf))
         return jnp.where(self.scale > 0, cdf, (error >= 0).astype(cdf.dtype))
 
-    @eqx.filter_jit
+    @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density, which is constant between two knots; -inf where only atoms are.
 
@@ -246,7 +247,7 @@ class ScaledQuantiles(Distribution):
         positive = self.scale > 0
         return jnp.where(positive, log_density - jnp.log(jnp.where(positive, self.scale, 1)), -jnp.inf)
 
-    @eqx.filter_jit
+    @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The scale times the score of Z at u = (y - loc) / scale, by prefix sums of integrals over the segments.
 

@@ -17,6 +17,7 @@ from jaxcal.distributions._base import (
     as_parameter,
     check_increasing,
     match,
+    of_targets,
     outer_levels,
     sample_by_inversion,
     warn_if_too_few,
@@ -108,7 +109,7 @@ class Recalibrated(Distribution):
         square = self._expectation(lambda p, q: ((q - mean) / divisor) ** 2)
         return jnp.where(finite, divisor * linalg.sqrt(square), unit)
 
-    @eqx.filter_jit
+    @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """R(base.cdf(y))."""
         p = self.base.cdf(match(y, self.base.mean))
@@ -117,7 +118,7 @@ class Recalibrated(Distribution):
         u, levels = self._knots
         return _on_one_axis(interpolate_monotone)(rounding.outward(p, 1), u, levels)
 
-    @eqx.filter_jit
+    @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density of a smoothed version: base.log_prob(y) + log r(base.cdf(y)).
 
@@ -130,7 +131,7 @@ class Recalibrated(Distribution):
         slope = jnp.vectorize(smoothing.map_log_slope, signature="(n),(l)->(n)")(self.base.cdf(y), self.u)
         return self.base.log_prob(y) + slope
 
-    @eqx.filter_jit
+    @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Twice the integral of the pinball loss over the level, by quadrature; with a rule that of the table."""
         y = match(y, self.base.mean)

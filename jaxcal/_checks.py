@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial, wraps
-from numbers import Real
+from numbers import Number, Real
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import equinox as eqx
@@ -77,7 +77,9 @@ def as_floats(name: str, values: Any) -> Float[Array, "..."]:
         try:
             values = jnp.asarray(values)
         except (TypeError, ValueError, OverflowError) as error:
-            if isinstance(values, list | tuple | int):  # NumPy reads more: objects, any order of bytes, large integers
+            if isinstance(
+                values, list | tuple | Number
+            ):  # NumPy reads more: objects, any order of bytes, large integers
                 return jax.device_put(as_numpy_floats(name, values))
             raise ValueError(f"{name} must be an array of real numbers; got {type(values).__name__}.") from error
     dtype = _float_dtype(name, values.dtype)
@@ -137,7 +139,8 @@ def check_not_masked(name: str, values: Any) -> None:
     """Raise ValueError if a mask of NumPy hides a value; say how many it hides, and which is the first."""
     if not (isinstance(values, np.ma.MaskedArray) or _has_masked_parts(values)):
         return
-    hidden = np.ma.getmaskarray(np.ma.asarray(values))
+    with warnings.catch_warnings(action="ignore"):  # of NumPy, that a masked number of a list is NaN
+        hidden = np.ma.getmaskarray(np.ma.asarray(values))
     if hidden.any() and hidden.ndim == 0:
         raise ValueError(f"{name} is masked: give a number.")
     if hidden.any():
@@ -387,7 +390,7 @@ def _refuse(name: str, rule: str, values: np.ndarray, bad: np.ndarray | np.bool_
     if values.ndim == 0:
         raise ValueError(f"{name} must {rule}; got {first}{why}.")
     of = f", the first of {bad.sum()} such values" if bad.sum() > 1 else ""
-    raise ValueError(f"{name} must {rule}; got {first:g}{why} at {_first_index(bad)}{of}.")
+    raise ValueError(f"{name} must {rule}; got {first:g}{why} at {_first_index(np.asarray(bad))}{of}.")
 
 
 def check_varies(name: str, targets: ArrayLike, size: ArrayLike = 0) -> None:
@@ -412,7 +415,7 @@ def check_fraction(name: str, value: ArrayLike) -> None:
         raise ValueError(f"{name} must lie between 0 and 1; got {bad.flat[0]:g}{hint}")
 
 
-def as_fraction(name: str, value: ArrayLike) -> ArrayLike:
+def as_fraction(name: str, value: ArrayLike) -> Any:
     """One number in the open interval (0, 1): a known one as a number of Python, in double precision.
 
     Raises:

@@ -361,10 +361,10 @@ def as_table(x: Any) -> Table:
         ValueError: if the shape is not (n, d), or there are no rows or no columns.
     """
     if is_frame(x):
-        shape = _as_frame(x).shape
-        if not all(shape):
-            raise ValueError(f"x is empty: its shape is {shape}.")
-        return x
+        frame = _as_frame(x)
+        if not all(frame.shape):
+            raise ValueError(f"x is empty: its shape is {frame.shape}.")
+        return frame.to_native()
     is_of_objects = isinstance(x, np.ndarray) and x.dtype.kind in "OUS"
     return np.atleast_2d(x.T).T if is_of_objects else _checks.as_numbers("x", x)
 
@@ -518,6 +518,12 @@ def _as_frame(x: Any) -> Any:
         ) from error
     if frame is None or len(set(names)) < len(names):
         raise ValueError(f"the columns of x must have different names; got {', '.join(names)}.")
+    if frame.implementation.is_pandas():  # which takes no rows of numbers of another order of bytes
+        native = frame.to_native()
+        swapped = {name: dtype for name, dtype in native.dtypes.items() if not getattr(dtype, "isnative", True)}
+        if swapped:
+            native = native.astype({name: dtype.newbyteorder("=") for name, dtype in swapped.items()})
+            return nw.from_native(native, eager_only=True)
     return frame
 
 

@@ -71,6 +71,28 @@ def test_a_categorical_column_of_an_array():
         Columns.of(x, [2])
 
 
+@pytest.mark.parametrize("dtype", [">f8", ">f4", ">f2", ">i4", "f2", np.longdouble])
+def test_columns_of_pandas_hold_numbers_of_any_order_of_bytes_and_precision(dtype):
+    whole = np.round(AGE).astype(dtype)
+    short = whole.dtype.kind == "f" and whole.dtype.itemsize <= 4
+    frame = pandas.DataFrame({"age": whole, "old": np.where(AGE > 40, 1, 2).astype(dtype)})
+    columns = Columns.of(frame)
+    found = columns(pandas.DataFrame({"old": frame["old"], "age": whole}))
+    assert found.dtype == jnp.zeros(0, np.float32 if short else float).dtype
+    np.testing.assert_array_equal(found[:, 0], whole.astype(float))
+    assert Columns.of(frame, ["old"]).categories == (None, (1.0, 2.0))
+    fit_age = lambda x, y, *, key: lambda x: x["age"].to_numpy()
+    np.testing.assert_array_equal(jc.out_of_fold(fit_age, frame, Y, key=KEY).mean, whole.astype(float))
+
+
+@pytest.mark.skipif(not hasattr(polars, "Float16"), reason="polars of this version has no Float16")
+def test_half_precision_of_polars_is_computed_in_float32():
+    frame = polars.DataFrame({"age": polars.Series([1.5, None, 3.5], dtype=polars.Float16)})
+    found = Columns.of(frame)(frame)
+    np.testing.assert_array_equal(found, [[1.5, 0], [2.5, 1], [3.5, 0]])
+    assert found.dtype == np.float32
+
+
 @LIBRARIES
 def test_missing_numbers_are_the_median_and_an_indicator(library):
     age = np.where(np.arange(N) % 4 == 0, np.nan, AGE)

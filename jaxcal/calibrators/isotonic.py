@@ -236,7 +236,7 @@ def _warn_of_extremes(z: np.ndarray) -> None:
     fraction = np.mean((z < _SATURATED[0]) | (z > _SATURATED[1]))
     if fraction > 0:
         warnings.warn(
-            f"{_checks.percent(fraction)} of the PIT values are 0 or 1 in double precision, with |z| up to "
+            f"{_checks.percent(float(fraction))} of the PIT values are 0 or 1 in double precision, with |z| up to "
             f"{np.abs(z).max():.3g}: the stds of base are far too small there. The recalibrated distribution is "
             "not affected.",
             stacklevel=3,

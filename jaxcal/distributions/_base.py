@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -18,20 +18,21 @@ from jaxcal.distributions._rows import Rows, replaced
 from jaxcal.functional import quantiles, rounding
 
 D = TypeVar("D", bound="Distribution")
+M = TypeVar("M", bound=Callable)
 
 # Values in units of their table's mean and std are rounded three times as often as others on the way there and back.
 ROUNDINGS = 3
 
 
-def of_targets(method: Callable[[D, Array], Array]) -> Callable[[D, ArrayLike], Array]:
+def of_targets(method: M) -> M:
     """A method of targets as one program; JAX misreads those of another order of bytes, which come in here."""
     program = eqx.filter_jit(method)
 
     @wraps(method)
-    def of_numbers(self: D, y: ArrayLike) -> Array:
+    def of_numbers(self: "Distribution", y: Any) -> Array:
         return program(self, _checks.as_floats("y", y))
 
-    return of_numbers
+    return cast("M", of_numbers)
 
 
 class Distribution(Rows):

@@ -77,9 +77,8 @@ def as_floats(name: str, values: Any) -> Float[Array, "..."]:
         try:
             values = jnp.asarray(values)
         except (TypeError, ValueError, OverflowError) as error:
-            if isinstance(
-                values, list | tuple | Number
-            ):  # NumPy reads more: objects, any order of bytes, large integers
+            # NumPy reads more: objects, any order of bytes, large integers.
+            if isinstance(values, list | tuple | Number):
                 return jax.device_put(as_numpy_floats(name, values))
             raise ValueError(f"{name} must be an array of real numbers; got {type(values).__name__}.") from error
     dtype = _float_dtype(name, values.dtype)

@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -123,6 +123,63 @@ class Fold(NamedTuple):
 
     training: np.ndarray
     held_out: np.ndarray
+
+
+def as_folds(name: str, folds: Iterable, num_rows: int) -> list[Fold]:
+    """Folds that are given: as the rows of each, or as pairs of training rows and held-out rows.
+
+    Args:
+        name: of the argument.
+        folds: the numbers of rows of each fold, or a mask; or pairs of these, as the splitters of scikit-learn give
+            them.
+        num_rows: the number of rows.
+
+    Raises:
+        ValueError: if lists do not hold every row once; if pairs hold out a row several times, or a row that is among
+            their training rows; if one of them is empty or holds no numbers of rows.
+    """
+    given = list(folds)
+    pairs = [each for each in given if isinstance(each, tuple | list) and len(each) == 2 and np.ndim(each[0])]
+    if not given or 0 < len(pairs) < len(given):
+        raise ValueError(f"{name} must hold lists of row numbers, or pairs of training rows and held-out rows.")
+    if not pairs:
+        parts = [_row_numbers(name, each, num_rows) for each in given]
+        if len(parts) < 2 or not np.array_equal(np.sort(np.concatenate(parts)), np.arange(num_rows)):
+            raise ValueError(
+                f"{name} must be a number, or two lists of row numbers or more that hold every row once. Give pairs "
+                "of training rows and held-out rows for other folds."
+            )
+        return [Fold(np.setdiff1d(np.arange(num_rows), part), part) for part in parts]
+    found = [Fold(*(_row_numbers(name, rows, num_rows) for rows in pair)) for pair in pairs]
+    for number, fold in enumerate(found):
+        if (both := np.intersect1d(fold.training, fold.held_out)).size:
+            raise ValueError(
+                f"{name} must hold out other rows than it trains on; row {both[0]} is both in fold {number}. Its error "
+                "would not be out of sample."
+            )
+    times = np.bincount(np.concatenate([fold.held_out for fold in found]), minlength=num_rows)
+    if times.max() > 1:
+        raise ValueError(
+            f"{name} must hold out every row once at most; row {times.argmax()} is held out {times.max()} times. Give "
+            "folds that share no held-out rows."
+        )
+    if times.sum() < 2:
+        raise ValueError(f"{name} must hold out at least 2 rows; got 1.")
+    return found
+
+
+def _row_numbers(name: str, rows: ArrayLike, num_rows: int) -> np.ndarray:
+    """The numbers of rows that are given as such, or as a mask."""
+    found = np.asarray(rows)
+    if found.dtype == bool and found.shape == (num_rows,):
+        found = np.flatnonzero(found)
+    if found.ndim != 1 or not found.size:
+        raise ValueError(f"{name} must hold vectors of row numbers, none empty; got one of shape {found.shape}.")
+    if found.dtype.kind not in "iu":
+        raise ValueError(f"{name} must hold row numbers; got some of dtype {found.dtype}.")
+    if found.min() < 0 or found.max() >= num_rows:
+        raise ValueError(f"{name} must hold row numbers from 0 to {num_rows - 1}; got {found.min()} to {found.max()}.")
+    return found.astype(int)
 
 
 def as_labels(groups: ArrayLike | None, num_rows: int) -> np.ndarray | None:

@@ -330,6 +330,7 @@ class MeasuredCoverage:
         confidence_level: of the interval, in (0, 1).
         num_rows: the number n of data points, each predicted by a model that was fitted without it.
         num_covered: how many of the data points lay in their interval.
+        num_not_held_out: how many further data points no fold held out, so that the coverage rests on the others alone.
 
     Example:
         >>> print(MeasuredCoverage(0.9, 300, 262))
@@ -340,6 +341,7 @@ class MeasuredCoverage:
     confidence_level: float
     num_rows: int
     num_covered: int
+    num_not_held_out: int = 0
 
     @property
     def coverage(self) -> float:
@@ -360,10 +362,12 @@ class MeasuredCoverage:
         """What was measured, in plain words."""
         level = f"{100 * self.confidence_level:g} %"
         low, high = (f"{100 * end:.1f} %" for end in self.band())
+        left = self.num_not_held_out
+        more = f" The other {left} of {self.num_rows + left} data points were never held out." if left else ""
         return (
             f"No coverage is guaranteed. The {level} interval covered {100 * self.coverage:.1f} % of {self.num_rows} "
             "data points, each predicted by a model that was fitted without it; "
-            f"exact {level} intervals cover between {low} and {high} of as many (in 19 of 20 cases)."
+            f"exact {level} intervals cover between {low} and {high} of as many (in 19 of 20 cases).{more}"
         )
 
 

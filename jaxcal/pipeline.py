@@ -7,7 +7,7 @@ step's guarantee holds. Or the models of the folds predict new rows, too: then t
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from jaxcal.cross_conformal import JackknifePlus
 from jaxcal.cross_validation import (
     Fold,
     as_distribution,
+    as_folds,
     as_labels,
     as_table_and_targets,
     columns_of,
@@ -57,7 +58,7 @@ def fit(
     calibrators: Sequence[Callable] = (),
     recalibrate: Callable | None = conformal.fit,
     method: str = "folds",
-    folds: int | Sequence[ArrayLike] | None = None,
+    folds: int | Iterable | None = None,
     fraction: float = 0.25,
     groups: ArrayLike | None = None,
     weights: ArrayLike | None = None,
@@ -92,7 +93,9 @@ def fit(
         folds: number of folds; with "split" the scores after the last step are measured by so many. None: 10 of at
             most 1,000 rows, where the errors of models fitted to fewer rows are too large, and 5 of more. With "cv+"
             all have the same size; the rest, fewer rows than folds, is in the training rows of each.
-            With "folds" and "prefit" also the numbers of the rows of each fold, which hold every row once.
+            With "folds" and "prefit" also the numbers of the rows of each fold, which hold every row once. Or pairs of
+            training rows and held-out rows, as the splitters of scikit-learn give them, that hold out every row once
+            at most. No step is calibrated by a row that is never held out.
         fraction: with "split", of the rows that are set aside; of fewer than 9 no interval of 90 % can be
             guaranteed, and it is infinite.
         groups: labels [n]: rows of one group stay in one fold, or on one side of the split. CV+ then guarantees
@@ -109,7 +112,8 @@ def fit(
         TypeError: if a step is neither a function nor, as predictor, an object with fit and predict; if key is no
             random key.
         ValueError: if x or y is empty or of the wrong shape, y is not finite, there are fewer rows or groups than
-            folds, or there are calibrators without a predictor; if method="cv+" comes without a predictor, or with
+            folds, or there are calibrators without a predictor; if given folds hold out a row several times, or train
+            on a row that they hold out, or come with groups; if method="cv+" comes without a predictor, or with
             `recalibrate`; if weights come without a predictor that takes them, or `by` without a last step that does;
             if a step refuses x, as those of jaxcal do where an array is not finite.
 
@@ -130,15 +134,20 @@ def fit(
     _checks.check_key(key)
     x, y = as_table_and_targets(x, y)
     _checks.check_choice("method", method, ("folds", "split", "cv+", "prefit"))
-    if isinstance(folds, Sequence) and method not in ("folds", "prefit"):
+    is_given = isinstance(folds, Iterable) and getattr(folds, "ndim", 1) > 0
+    number, given = (None, list(folds)) if is_given else (folds, None)
+    if given is not None and method not in ("folds", "prefit"):
         raise ValueError(
-            f"method={method!r} draws its folds itself: give their number; got {len(folds)} lists of rows."
+            f"method={method!r} draws its folds itself: give their number; got {len(given)} lists of rows."
         )
     choice = candidates() if predictor is None else predictor if isinstance(predictor, list) else []
     if choice and (calibrators or weights is not None or method == "prefit"):
         raise ValueError("calibrators, weights and method='prefit' need a predictor: give one, or none of them.")
     labels, weights = as_labels(groups, len(y)), _checks.as_weights(weights, len(y))
-    columns, number = columns_of(x, categorical), None if isinstance(folds, Sequence) else folds
+    if given is not None:
+        _checks.check_alone("folds says which rows stay together", groups=groups)
+        given = as_folds("folds", given, len(y))
+    columns = columns_of(x, categorical)
     if method == "cv+":
         if choice or recalibrate is not conformal.fit or by is not None:
             raise ValueError(_OF_CV_PLUS)
@@ -150,8 +159,8 @@ def fit(
         aside = _set_aside(len(y), fraction, number, labels, aside_key)
     elif method == "prefit":
         predictor = Fitted(predictor)
-        aside = None if calibrators else _all_aside(len(y), folds, labels, aside_key)
-    options = {"folds": folds, "columns": columns, "recalibrate": recalibrate, "method": method, "key": key}
+        aside = None if calibrators else _all_aside(given or number, len(y), labels, aside_key)
+    options = {"folds": given or number, "columns": columns, "recalibrate": recalibrate, "method": method, "key": key}
     options["by"] = Groups.of(by, len(y))
     others = ()
     if choice:
@@ -291,12 +300,14 @@ class Step(eqx.Module):
         predictions: of the rows, m of them.
         y: their targets [m].
         rows: their numbers [m].
+        num_not_held_out: how many further rows are in no fold, and have no say in the scores.
     """
 
     name: str = eqx.field(static=True)
     predictions: Distribution
     y: Float[Array, " m"]
     rows: Array
+    num_not_held_out: int = eqx.field(static=True, default=0)
 
     @property
     def scores(self) -> Scores:
@@ -312,7 +323,8 @@ class Step(eqx.Module):
     def coverage(self, confidence_level: float) -> MeasuredCoverage:
         """How many of the rows the central intervals cover."""
         covered = metrics.coverage(self.y, self.predictions, confidence_level=confidence_level)
-        return MeasuredCoverage(confidence_level, len(self.y), round(float(covered) * len(self.y)))
+        num_rows = len(self.y)
+        return MeasuredCoverage(confidence_level, num_rows, round(float(covered) * num_rows), self.num_not_held_out)
 
     def __str__(self) -> str:
         """A line of the table."""
@@ -342,7 +354,7 @@ def _fit(
     calibrators: Sequence[Callable],
     *,
     recalibrate: Callable | None,
-    folds: int | Sequence[ArrayLike] | None,
+    folds: int | list[Fold] | None,
     groups: np.ndarray | None,
     weights: Float[Array, " n"] | None,
     by: Groups,
@@ -363,9 +375,12 @@ def _fit(
         blocks = [chain(*take_rows(part, x)) for part in parts]
     else:
         pieces = _pieces(folds, len(y), groups, order_key)
-        parts = [piece.held_out for piece in pieces]
         keys = list(jax.random.split(folds_key, len(pieces)))
         blocks = predictions_of_folds(fit_rows, x, y, pieces, keys, weights=weights)
+        parts = [piece.held_out for piece in pieces]
+        if len(parts) == 1:
+            places = _places_in_parts(len(parts[0]), order_key)
+            parts, blocks = [parts[0][own] for own in places], [[each[own] for each in blocks[0]] for own in places]
         chain = fit_rows(x, y, weights, key=chain_key)
     names = [name_of(step) for step in (predictor, *calibrators)]
     step_of = partial(_step, y=y, parts=parts, out_of_fold=aside is None)
@@ -464,14 +479,14 @@ def _recalibrated(
     by: Groups,
 ) -> list[Distribution]:
     """What the last step makes of each part, fitted to the others: its scores are of held-out rows, too."""
-    found = []
+    order, found = np.concatenate(parts), []
+    places = np.split(np.arange(len(order)), np.cumsum([len(part) for part in parts])[:-1])
+    whole = joined(predictions, places)
     for k, (prediction, part) in enumerate(zip(predictions, parts, strict=True)):
-        others = [other for j, other in enumerate(predictions) if j != k]
-        rows = np.concatenate([other for j, other in enumerate(parts) if j != k])
-        ends = np.cumsum([other.mean.shape[0] for other in others])
-        places = np.split(np.arange(len(rows)), ends[:-1])
+        others = np.delete(np.arange(len(order)), places[k])
+        rows = order[others]
         x_others, y_others = take_rows(rows, x, y)
-        last = fit_last(x_others, joined(others, places), y_others, **by.of_rows(rows))
+        last = fit_last(x_others, whole[others], y_others, **by.of_rows(rows))
         found.append(last(*take_rows(part, x), prediction, **by.of_rows(part)))
     return found
 
@@ -492,26 +507,20 @@ def _step(
         predictions=marked_out_of_fold(whole) if out_of_fold else whole,
         y=take_rows(rows, y)[0],
         rows=jax.device_put(rows),
+        num_not_held_out=len(y) - len(rows) if out_of_fold else 0,
     )
 
 
-def _pieces(
-    folds: int | Sequence[ArrayLike] | None, num_rows: int, groups: np.ndarray | None, key: PRNGKeyArray
-) -> list[Fold]:
-    """Folds at random, or those that were given.
+def _pieces(folds: int | list[Fold] | None, num_rows: int, groups: np.ndarray | None, key: PRNGKeyArray) -> list[Fold]:
+    """Folds at random, or those that were given."""
+    if isinstance(folds, list):
+        return folds
+    return folds_of(num_rows, number_of_folds(folds, num_rows, number_of_groups(num_rows, groups)), groups, key)
 
-    Raises:
-        ValueError: if the given ones do not hold every row once, or there are groups as well.
-    """
-    if not isinstance(folds, Sequence):
-        number = number_of_folds(folds, num_rows, number_of_groups(num_rows, groups))
-        return folds_of(num_rows, number, groups, key)
-    parts = [np.asarray(part, int) for part in folds]
-    if groups is not None or len(parts) < 2 or not np.array_equal(np.sort(np.concatenate(parts)), np.arange(num_rows)):
-        raise ValueError(
-            "folds must be a number, or two lists of row numbers or more that hold every row once, without groups."
-        )
-    return [Fold(_rest(num_rows, [part]), part) for part in parts]
+
+def _places_in_parts(num_rows: int, key: PRNGKeyArray) -> list[np.ndarray]:
+    """The rows of one fold in parts, so that the last step, too, is scored on rows that it was not fitted to."""
+    return [piece.held_out for piece in folds_of(num_rows, number_of_folds(None, num_rows, num_rows), None, key)]
 
 
 def _set_aside(
@@ -535,10 +544,11 @@ def _set_aside(
 
 
 def _all_aside(
-    num_rows: int, folds: int | Sequence[ArrayLike] | None, groups: np.ndarray | None, key: PRNGKeyArray
+    folds: int | list[Fold] | None, num_rows: int, groups: np.ndarray | None, key: PRNGKeyArray
 ) -> list[np.ndarray]:
-    """All rows, in parts."""
-    return [piece.held_out for piece in _pieces(folds, num_rows, groups, key)]
+    """All rows that are held out, in parts."""
+    parts = [piece.held_out for piece in _pieces(folds, num_rows, groups, key)]
+    return parts if len(parts) > 1 else [parts[0][own] for own in _places_in_parts(len(parts[0]), key)]
 
 
 def _rest(num_rows: int, parts: Sequence[np.ndarray]) -> np.ndarray:

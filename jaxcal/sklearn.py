@@ -5,7 +5,10 @@ what else takes estimators. It computes in 64 bits, as scikit-learn does, whatev
 distributions that it gives have JAX's own. It needs scikit-learn, the extra `sklearn`.
 """
 
-from collections.abc import Callable
+import datetime
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
@@ -14,9 +17,10 @@ import jax
 import numpy as np
 from jax import dtypes
 
-from jaxcal import pipeline
+from jaxcal import _checks, pipeline
 from jaxcal.calibrators import conformal
-from jaxcal.columns import Layout, Series, Table, is_frame, like
+from jaxcal.columns import Layout, Series, Table, is_frame, like, num_rows
+from jaxcal.cross_validation import Fold, as_folds
 from jaxcal.distributions import Distribution
 from jaxcal.guarantee import Guarantee, MeasuredCoverage, WorstCaseGuarantee
 
@@ -43,8 +47,9 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         method: "folds": rows are predicted by estimators fitted without them, and the final one is fitted to all rows.
             "split": a quarter of the rows is set aside for the last step. "cv+": the estimators of the folds predict
             together. "prefit": the estimator is fitted already, to other rows. `guarantee_` says what follows.
-        cv: number of folds; None for 10 of at most 1,000 rows and 5 of more. With "folds" also a splitter of
-            scikit-learn, or its splits, whose test parts hold every row once.
+        cv: number of folds; None for 10 of at most 1,000 rows and 5 of more. With "folds" and "prefit" also a splitter
+            of scikit-learn, or its splits, that holds out every row once at most, such as `GroupKFold` and
+            `TimeSeriesSplit`. No step is calibrated by a row that is never held out.
         random_state: seed, generator or None, as of scikit-learn.
 
     Attributes:
@@ -100,13 +105,21 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
             X: inputs [n, d]. A data frame comes to the estimator as it is.
             y: targets [n].
             sample_weight: weights of the rows [n] for the estimator; calibration counts every row once.
-            groups: labels [n]: rows of one group stay in one fold, or on one side of the split.
+            groups: labels [n]: rows of one group stay in one fold, or on one side of the split. A splitter gets them in
+                place of the pipeline.
             by: labels [n] of groups that are calibrated each by its own rows, the name of a column, or a function of X.
+
+        Raises:
+            ValueError: if X or y is masked, y is not finite, or `cv` holds out a row several times; if there are fewer
+                rows or groups than folds; if `sample_weight` is negative or not as long as y; if X is a frame with a
+                column of dates that the estimator does not take.
         """
         X, y = self._validated(X, y)
-        weights = self._weights(sample_weight)
+        self._check_options(sample_weight)
+        folds = self._folds(X, y, groups)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), _in_own_words(X):
+            weights = self._weights(sample_weight, num_rows(X))
             self.pipeline_ = pipeline.fit(
                 X,
                 y,
@@ -114,8 +127,8 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
                 calibrators=tuple(self.calibrators),
                 recalibrate=self.recalibrate,
                 method=self.method,
-                folds=self._folds(X, y, groups),
-                groups=groups,
+                folds=folds,
+                groups=None if isinstance(folds, list) else groups,
                 weights=weights,
                 by=by,
                 key=jax.random.key(seed),
@@ -161,13 +174,14 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         """What is wanted of the distributions of the rows, in 64 bits, with arrays of NumPy's."""
         check_is_fitted(self)
         X, _ = self._validated(X)
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), _in_own_words(X):
             found = wanted(self.pipeline_(X, by=by))
             return jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, found)
 
     def _validated(self, X: Table, y: Any = "no_validation") -> tuple[Table, Any]:
         """Inputs and targets as scikit-learn checks them; a data frame stays what it is."""
         is_fit = not isinstance(y, str)
+        _check_not_masked(X=X, y=y)
         if is_frame(X):
             if hasattr(X, "iloc"):  # scikit-learn knows the names of pandas alone
                 validate_data(self, X, y, reset=is_fit, skip_check_array=True)
@@ -184,19 +198,46 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         found: Any = validate_data(self, X, y, y_numeric=True, ensure_min_samples=2, **options)
         return found
 
-    def _folds(self, X: Table, y: Any, groups: Series | None) -> int | list[np.ndarray] | None:
-        """The number of folds, or the rows of each."""
-        if self.cv is None or isinstance(self.cv, Integral):
-            return None if self.cv is None else int(self.cv)
-        splitter: Any = check_cv(self.cv)
-        return [test for _, test in splitter.split(X, y, groups)]
+    def _check_options(self, sample_weight: Series | None) -> None:
+        """Raise ValueError for options that do not go together."""
+        has_estimator = self.estimator is not None and not isinstance(self.estimator, list)
+        if not has_estimator and (len(self.calibrators) or sample_weight is not None or self.method == "prefit"):
+            raise ValueError("calibrators, sample_weight and method='prefit' need an estimator: give one.")
+        if self.method == "cv+" and not (has_estimator and self.recalibrate is conformal.fit):
+            raise ValueError("method='cv+' needs an estimator and the default of recalibrate: CV+ is its last step.")
 
-    def _weights(self, sample_weight: Series | None) -> np.ndarray | None:
-        """The weights that the estimator asks for."""
+    def _folds(self, X: Table, y: Any, groups: Series | None) -> int | list[Fold] | None:
+        """The number of folds, or the rows of each."""
+        if self.cv is None:
+            return None
+        rows = num_rows(X)
+        if isinstance(self.cv, Integral):
+            _checks.check_at_least("cv", self.cv, 2)
+            if self.cv > rows:
+                raise ValueError(f"cv={self.cv} folds need as many rows at least; X has {rows}.")
+            return int(self.cv)
+        splitter: Any = check_cv(self.cv)
+        if self.method in ("split", "cv+"):
+            raise ValueError(f"method={self.method!r} draws its folds itself: give cv as a number; got {self.cv!r}.")
+        return as_folds("cv", splitter.split(X, y, groups), rows)
+
+    def _weights(self, sample_weight: Series | None, length: int) -> np.ndarray | None:
+        """The weights that the estimator asks for.
+
+        Raises:
+            ValueError: if they are not one for each row, or one is negative or not finite, or all are 0.
+        """
         if _routing_enabled():
             given = {} if sample_weight is None else {"sample_weight": sample_weight}
             sample_weight = process_routing(self, "fit", **given).estimator.fit.get("sample_weight")
-        return None if sample_weight is None else column_or_1d(sample_weight)
+        if sample_weight is None:
+            return None
+        weights = column_or_1d(sample_weight)
+        checked = _checks.as_vector("sample_weight", weights, length=length)
+        _checks.check_not_negative("sample_weight", checked)
+        if not np.any(checked):
+            raise ValueError("sample_weight is 0 in all rows: at least one row must count.")
+        return weights
 
     def get_metadata_routing(self) -> MetadataRouter:
         """What metadata the estimator gets."""
@@ -213,6 +254,53 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         if isinstance(self.estimator, BaseEstimator):
             tags.input_tags.allow_nan = get_tags(self.estimator).input_tags.allow_nan
         return tags
+
+
+@contextmanager
+def _in_own_words(X: Table) -> Iterator[None]:
+    """Errors call the inputs X, as scikit-learn does, and name columns of dates that an estimator does not take."""
+    try:
+        yield
+    except ValueError as error:
+        told = _OF_INPUTS.sub("X", str(error))
+        if type(error) is not ValueError or told == str(error):
+            raise
+        raise ValueError(told) from error
+    except TypeError as error:
+        columns = _columns_of_dates(X) if is_frame(X) and _OF_DATES.search(str(error)) else []
+        if not columns:
+            raise
+        named = ", ".join(map(repr, columns))
+        raise ValueError(
+            f"X holds dates or times in {'columns' if columns[1:] else 'column'} {named}, which the estimator does not "
+            "take: make numbers of them, such as days since a date, or drop them."
+        ) from error
+
+
+# Where a message of jaxcal names its argument x, and what messages of NumPy and pandas call dates.
+_OF_INPUTS = re.compile(r"^x\b|(?<=\bof )x\b(?!['=])|\bx(?=\.index\b)")
+_OF_DATES = re.compile("date|time|period", re.IGNORECASE)
+
+
+def _columns_of_dates(X: Any) -> list[str]:
+    """The names of the columns that hold dates or times."""
+    import narwhals.stable.v2 as nw
+
+    frame = nw.from_native(X, eager_only=True)
+    kinds = (datetime.date, datetime.time, datetime.timedelta)
+    holds_dates = lambda column: any(isinstance(value, kinds) for value in column.to_list())
+    is_of_dates = lambda column: (
+        column.dtype.is_temporal() or column.dtype == nw.Unknown or (column.dtype == nw.Object and holds_dates(column))
+    )
+    return [column.name for column in frame.iter_columns() if is_of_dates(column)]
+
+
+def _check_not_masked(**arrays: Any) -> None:
+    """Raise ValueError if a value is masked, since a copy of the array would take it for a number."""
+    for name, array in arrays.items():
+        masked = np.ma.count_masked(array) if isinstance(array, np.ma.MaskedArray) else 0
+        if masked:
+            raise ValueError(f"{name} holds {masked} masked values: drop their rows, or give {name}.filled(...).")
 
 
 def neg_crps(estimator: Any, X: Table, y: Series) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxcal as jc
+from jaxcal.distributions._rows import Rows
 from jaxcal.guarantee import MeasuredCoverage
 
 pytestmark = pytest.mark.contract_in_32_bits
@@ -345,9 +346,72 @@ def test_calibrators_of_a_model_that_is_fitted_already_leave_no_guarantee(rng):
     )
 
 
+def test_folds_may_be_pairs_of_training_rows_and_held_out_rows(rng):
+    x, y = line_with_noise(rng, 60)
+    order = rng.permutation(60)
+    pairs = [(order[:20], order[30:40]), (order[:30], order[40:45]), (order[5:45], order[45:])]
+    held_out = np.sort(order[30:])
+    pipeline = jc.pipeline.fit(x, y, predictor=fit_line, folds=pairs, key=KEY)
+    predicted = np.empty(60)
+    for training, own in pairs:
+        predicted[own] = fit_line(x[training, None], y[training])(x[own, None])
+    np.testing.assert_array_equal(pipeline.steps[-1].rows, held_out)
+    np.testing.assert_allclose(pipeline.steps[0].predictions.mean, predicted[held_out], rtol=1e-4, atol=1e-5)
+    lower, upper = pipeline(x[:1]).interval(0.8)
+    np.testing.assert_allclose((upper - lower) / 2, reach(np.abs(y - predicted)[held_out], 0.8), rtol=1e-4)
+    assert pipeline.guarantee(0.9).num_not_held_out == 30
+    # The rows of a fold are recalibrated by the errors of the others.
+    own = np.sort(order[40:45])
+    others = np.setdiff1d(held_out, own)
+    lower, upper = pipeline.out_of_fold[np.searchsorted(held_out, own)].interval(0.8)
+    np.testing.assert_allclose((upper - lower) / 2, reach(np.abs(y - predicted)[others], 0.8), rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["folds", "prefit"])
+def test_the_rows_of_a_single_fold_score_the_last_step_in_parts(method, rng):
+    x, y = line_with_noise(rng, 60)
+    predictor = fit_line if method == "folds" else zeros
+    fit = partial(jc.pipeline.fit, x, y, predictor=predictor, method=method, key=KEY)
+    pipeline = fit(folds=[(np.arange(30), np.arange(30, 60))])
+    model = fit_line(x[:30, None], y[:30]) if method == "folds" else zeros
+    assert pipeline.steps[-1].rows.tolist() == list(range(30, 60))
+    np.testing.assert_allclose(pipeline.steps[0].predictions.mean, model(x[30:, None]), rtol=1e-4, atol=1e-5)
+    lower, upper = pipeline.out_of_fold.interval(0.8)
+    sizes = np.abs(y[30:] - model(x[30:, None]))
+    assert len(set(np.round((upper - lower) / 2, 5).tolist())) > 1
+    lower, upper = pipeline(x[:1]).interval(0.8)
+    np.testing.assert_allclose((upper - lower) / 2, reach(sizes, 0.8), rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["folds", "cv+"])
+def test_twice_as_many_folds_look_up_twice_as_many_lengths(method, rng, monkeypatch):
+    length, looked_up = Rows.__len__, []
+    monkeypatch.setattr(Rows, "__len__", lambda rows: (looked_up.append(1), length(rows))[1])
+    numbers = []
+    for folds in (10, 20):
+        looked_up.clear()
+        jc.pipeline.fit(*line_with_noise(rng, 20), predictor=fit_line, method=method, folds=folds, key=KEY)
+        numbers.append(len(looked_up))
+    assert numbers[1] <= 2 * numbers[0] + 5
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        ({"folds": [np.arange(15), np.arange(14, 30)]}, ValueError, "folds must be a number, or two lists"),
+        ({"folds": [np.arange(15), np.arange(15, 30)], "groups": np.arange(30)}, ValueError, "cannot go with groups"),
+        (
+            {"folds": [(np.arange(9), [9]), (np.arange(9), [9])]},
+            ValueError,
+            "every row once at most; row 9 is held out 2",
+        ),
+        ({"folds": [(np.arange(9), np.arange(8, 12))]}, ValueError, "row 8 is both in fold 0"),
+        ({"folds": [(np.arange(9), [9]), np.arange(8)]}, ValueError, "folds must hold lists of row numbers, or pairs"),
+        ({"folds": [(np.arange(9), [-1])]}, ValueError, "row numbers from 0 to 29; got -1 to -1"),
+        ({"folds": [(np.arange(9), [9.5])]}, ValueError, "row numbers; got some of dtype float64"),
+        ({"folds": [(np.arange(9), [9])]}, ValueError, "must hold out at least 2 rows; got 1"),
+        ({"folds": []}, ValueError, "folds must hold lists of row numbers"),
+        ({"folds": [(np.arange(9), [9, 10])], "method": "split"}, ValueError, "draws its folds itself"),
         ({"predictor": None, "weights": np.ones(30)}, ValueError, "need a predictor"),
         ({"predictor": None, "method": "prefit"}, ValueError, "need a predictor"),
         ({"predictor": jc.mlp, "method": "prefit"}, TypeError, "did you mean jaxcal.predictors.mlp.fit"),

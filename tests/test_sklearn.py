@@ -19,7 +19,20 @@ from sklearn.base import clone  # noqa: E402
 from sklearn.compose import make_column_transformer  # noqa: E402
 from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: E402
 from sklearn.linear_model import LinearRegression, Ridge  # noqa: E402
-from sklearn.model_selection import GridSearchCV, KFold, cross_val_score  # noqa: E402
+from sklearn.model_selection import (  # noqa: E402
+    GridSearchCV,
+    GroupKFold,
+    KFold,
+    LeaveOneGroupOut,
+    LeaveOneOut,
+    PredefinedSplit,
+    RepeatedKFold,
+    ShuffleSplit,
+    StratifiedKFold,
+    TimeSeriesSplit,
+    cross_val_score,
+    cross_validate,
+)
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler  # noqa: E402
 from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
@@ -120,7 +133,7 @@ def test_a_frame_comes_untouched_to_the_estimator_and_its_index_comes_back(libra
         assert interval.index.equals(index)
         with pytest.raises(ValueError, match="feature names should match"):
             model.predict(frame[["b", "a", "city"]])
-        with pytest.raises(ValueError, match="x and y have different indices"):
+        with pytest.raises(ValueError, match=r"^X and y have different indices.* y = y\.loc\[X\.index\]"):
             regressor(make_pipeline(encoder, Ridge())).fit(frame, pandas.Series(Y))
 
 
@@ -169,8 +182,176 @@ def test_rows_of_a_group_stay_together():
     np.testing.assert_allclose(
         of_splitter.pipeline_.steps[0].y - of_splitter.pipeline_.steps[0].predictions.mean, errors
     )
-    with pytest.raises(ValueError, match="hold every row once"):
-        regressor(cv=[(np.arange(60), np.arange(60, 100)), (np.arange(60, 100), np.arange(60))]).fit(X, Y)
+
+
+SHORT, TARGETS, GROUPS = X[:60], Y[:60], np.arange(60) // 5
+IN_PART = np.repeat([-1, 0, 1, 2], 15)
+
+
+def splits_of(cv, y, groups):
+    """The pairs of a splitter, or those that are given."""
+    return list(cv.split(SHORT, y, groups) if hasattr(cv, "split") else cv)
+
+
+@pytest.mark.parametrize("library", ["numpy", "pandas"])
+@pytest.mark.parametrize("method", ["folds", "prefit"])
+@pytest.mark.parametrize(
+    "cv",
+    [
+        GroupKFold(3),
+        LeaveOneGroupOut(),
+        LeaveOneOut(),
+        TimeSeriesSplit(4),
+        PredefinedSplit(IN_PART),
+        PredefinedSplit(np.where(IN_PART < 1, -1, 0)),
+        KFold(3, shuffle=True, random_state=0),
+        StratifiedKFold(3),
+        ShuffleSplit(1, test_size=20, random_state=0),
+        [(np.arange(30), np.arange(30, 40)), (np.arange(40, 60), np.arange(10))],
+        [(np.arange(60) < 30, np.arange(60) >= 30), (np.arange(60) >= 30, np.arange(60) < 30)],
+    ],
+    ids=lambda cv: type(cv).__name__,
+)
+def test_a_splitter_holds_rows_out_and_names_the_training_rows(cv, method, library):
+    y = np.where(TARGETS > 0, 1.0, 0.0) if isinstance(cv, StratifiedKFold) else TARGETS
+    x = SHORT if library == "numpy" else pandas.DataFrame(SHORT, columns=["a", "b"])
+    fitted = LinearRegression().fit(x, y)
+    predicted = np.full(60, np.nan)
+    groups = GROUPS if isinstance(cv, GroupKFold | LeaveOneGroupOut) else None
+    for training, held_out in splits_of(cv, y, groups):
+        model = LinearRegression().fit(SHORT[training], y[training])
+        whole = model.predict(SHORT) if method == "folds" else fitted.predict(x)
+        predicted[held_out] = whole[held_out]
+    rows = np.flatnonzero(np.isfinite(predicted))
+    model = regressor(fitted if method == "prefit" else None, cv=cv, method=method).fit(x, y, groups=groups)
+    for step in model.pipeline_.steps:
+        np.testing.assert_array_equal(step.rows, rows)
+    np.testing.assert_allclose(model.pipeline_.steps[0].predictions.mean, predicted[rows], rtol=1e-5, atol=1e-6)
+    errors = np.sort(np.abs(y - predicted)[rows])
+    lower, upper = np.asarray(model.predict_interval(x, confidence_level=0.8))[0]
+    np.testing.assert_allclose((upper - lower) / 2, errors[int(np.ceil(0.8 * (len(rows) + 1))) - 1], rtol=1e-5)
+    np.testing.assert_allclose(model.predict(x), fitted.predict(x))
+    if method == "prefit":
+        assert model.guarantee_.num_calibration == len(rows)
+    else:
+        assert (model.guarantee_.num_rows, model.guarantee_.num_not_held_out) == (len(rows), 60 - len(rows))
+
+
+def test_the_guarantee_says_which_rows_it_rests_on():
+    some = str(regressor(cv=TimeSeriesSplit(4)).fit(SHORT, TARGETS).guarantee_)
+    assert "of 48 data points, each predicted by a model that was fitted without it" in some
+    assert some.endswith("The other 12 of 60 data points were never held out.")
+    assert "never" not in str(regressor(cv=KFold(4)).fit(SHORT, TARGETS).guarantee_)
+
+
+@pytest.mark.parametrize("calibrators", [(), (jc.gaussian_mle.fit,)])
+def test_groups_of_the_last_step_are_those_of_the_rows_that_are_held_out(calibrators):
+    """Every second row has a tenth of the noise."""
+    kind, cv = np.arange(120) % 2, TimeSeriesSplit(4)
+    model = regressor(cv=cv, calibrators=calibrators).fit(X, Y, by=kind)
+    lower, upper = model.predict_interval(X, by=kind).T
+    assert (upper - lower)[0] > 3 * (upper - lower)[1]
+    if not calibrators:
+        errors = Y - np.concatenate([np.full(24, np.nan), model.pipeline_.steps[0].predictions.mean])
+        for own in (0, 1):
+            sizes = np.sort(np.abs(errors[24:][kind[24:] == own]))
+            np.testing.assert_allclose((upper - lower)[own] / 2, sizes[int(np.ceil(0.9 * 49)) - 1], rtol=1e-5)
+
+
+def test_splits_may_be_a_generator_and_weights_follow_the_rows():
+    weights = RNG.uniform(size=60)
+    generator = (pair for pair in TimeSeriesSplit(4).split(SHORT))
+    model = regressor(cv=generator).fit(SHORT, TARGETS, sample_weight=weights)
+    expected = [
+        LinearRegression().fit(SHORT[a], TARGETS[a], sample_weight=weights[a]).predict(SHORT[b])
+        for a, b in TimeSeriesSplit(4).split(SHORT)
+    ]
+    np.testing.assert_allclose(model.pipeline_.steps[0].predictions.mean, np.concatenate(expected), rtol=1e-5)
+
+
+def test_groups_reach_a_splitter_through_routed_metadata():
+    weights = RNG.uniform(size=60)
+    with config_context(enable_metadata_routing=True):
+        asked = regressor(LinearRegression().set_fit_request(sample_weight=True), cv=GroupKFold(3))
+        direct = asked.fit(SHORT, TARGETS, groups=GROUPS, sample_weight=weights)
+        errors = [
+            LinearRegression().fit(SHORT[a], TARGETS[a], sample_weight=weights[a]).predict(SHORT[b])
+            for a, b in GroupKFold(3).split(SHORT, TARGETS, GROUPS)
+        ]
+        order = np.argsort(np.concatenate([b for _, b in GroupKFold(3).split(SHORT, TARGETS, GROUPS)]))
+        np.testing.assert_allclose(
+            direct.pipeline_.steps[0].predictions.mean, np.concatenate(errors)[order], rtol=1e-5, atol=1e-6
+        )
+        routed = clone(asked).set_fit_request(groups=True, sample_weight=False)
+        found = cross_validate(routed, SHORT, TARGETS, params={"groups": GROUPS}, cv=2)
+    assert np.isfinite(found["test_score"]).all()
+
+
+def no_fit(x, y):
+    raise AssertionError("fitted in spite of the mistake")
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "message"),
+    [
+        ({"cv": 1}, {}, "^cv must be at least 2; got 1"),
+        ({"cv": 61}, {}, "^cv=61 folds need as many rows at least; X has 60"),
+        ({"cv": 5}, {"groups": np.arange(60) // 20}, "there are 3 groups; at least 5 are needed"),
+        ({"cv": GroupKFold(3), "method": "split"}, {}, "give cv as a number; got GroupKFold"),
+        ({"cv": KFold(3), "method": "cv+"}, {}, "give cv as a number; got KFold"),
+        (
+            {"cv": RepeatedKFold(n_splits=3, n_repeats=4)},
+            {},
+            "^cv must hold out every row once at most; row 0 is .* 4 times",
+        ),
+        ({"cv": ShuffleSplit(9, random_state=0)}, {}, "^cv must hold out every row once at most; row"),
+        ({"cv": [(np.arange(31), np.arange(30, 60))]}, {}, "^cv must hold out other rows than it trains on; row 30 is"),
+        ({"cv": [(np.arange(30), np.arange(30, 61))]}, {}, "^cv must hold row numbers from 0 to 59; got 30 to 60"),
+        ({"cv": [(np.arange(0), np.arange(30, 60))]}, {}, "^cv must hold vectors of row numbers, none empty"),
+        ({}, {"sample_weight": -np.ones(60)}, "^sample_weight must not be negative"),
+        ({}, {"sample_weight": np.ones(59)}, "^sample_weight has 59 rows where 60 are expected"),
+        ({}, {"sample_weight": np.zeros(60)}, "^sample_weight is 0 in all rows"),
+        ({}, {"sample_weight": np.full(60, np.nan)}, "^sample_weight holds 60 values that are NaN"),
+        ({"estimator": None}, {"sample_weight": np.ones(60)}, "^calibrators, sample_weight and .* need an estimator"),
+        ({"estimator": None, "method": "cv+"}, {}, "^method='cv\\+' needs an estimator"),
+        ({}, {"y": np.ma.masked_less(TARGETS, 0)}, r"^y holds \d+ masked values: drop their rows, or give y.filled"),
+        ({}, {"X": np.ma.masked_less(SHORT, 0)}, r"^X holds \d+ masked values"),
+    ],
+)
+def test_mistakes_are_named_in_the_words_of_the_estimator(options, given, message):
+    model = CalibratedRegressor(**({"estimator": no_fit} | options))
+    with pytest.raises(ValueError, match=message):
+        model.fit(**({"X": SHORT, "y": TARGETS} | given))
+
+
+def test_masked_inputs_are_refused_in_predictions_and_a_mask_of_nothing_is_none():
+    model = regressor(cv=2).fit(np.ma.array(SHORT), np.ma.array(TARGETS))
+    np.testing.assert_array_equal(model.predict(SHORT), regressor(cv=2).fit(SHORT, TARGETS).predict(SHORT))
+    with pytest.raises(ValueError, match="X holds 1 masked values"):
+        model.predict(np.ma.array(SHORT, mask=np.arange(120).reshape(60, 2) == 7))
+
+
+@pytest.mark.parametrize("kind", ["dates", "zoned", "spans", "objects", "alone"])
+def test_a_column_of_dates_is_named(kind):
+    days = pandas.date_range("2020-01-01", periods=60)
+    of_kind = {"zoned": days.tz_localize("UTC"), "spans": days - days[0], "objects": [day.date() for day in days]}
+    frame = pandas.DataFrame({"a": SHORT[:, 0], "when": of_kind.get(kind, days)})
+    frame = frame[["when"]] if kind == "alone" else frame
+    with pytest.raises(ValueError, match=r"^X holds dates or times in column 'when', .*: make numbers of them"):
+        regressor(cv=2).fit(frame, TARGETS)
+    with pytest.raises(ValueError, match=r"^column 'when' of X holds .*: make numbers"):
+        regressor(jc.mlp.fit, cv=2).fit(frame, TARGETS)
+    if kind != "alone":
+        takes_them = make_pipeline(FunctionTransformer(lambda frame: frame[["a"]]), Ridge())
+        assert regressor(takes_them, cv=2).fit(frame, TARGETS).predict(frame).shape == (60,)
+
+
+def test_an_error_of_the_estimator_is_its_own():
+    def fails(x, y):
+        raise TypeError("no dates here")
+
+    with pytest.raises(TypeError, match=r"^no dates here"):
+        regressor(fails, cv=2).fit(pandas.DataFrame({"a": SHORT[:, 0]}), TARGETS)
 
 
 def test_in_searches_and_pipelines():

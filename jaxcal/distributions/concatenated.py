@@ -2,13 +2,14 @@
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
@@ -121,8 +122,8 @@ class Concatenated(Distribution):
 
     def __init__(self, parts: Sequence[Distribution], rows: Sequence[ArrayLike | Sequence[int]]):
         numbers = [np.array(each) for each in rows]
-        self.parts, self.rows = tuple(parts), tuple(map(jax.device_put, numbers))
-        sizes = [len(part) for part in self.parts]
+        self.parts, self.rows = tuple(parts), tuple(jax.device_put(numbers))
+        sizes = _lengths(self.parts)
         given = [each.shape[0] for each in numbers]
         if sizes != given:
             raise ValueError(f"the parts predict {sizes} rows, where {given} are expected.")
@@ -131,7 +132,7 @@ class Concatenated(Distribution):
 
     def __len__(self) -> int:
         """The number of rows."""
-        return sum(map(len, self.parts))
+        return sum(_lengths(self.parts))
 
     @property
     def mean(self) -> Float[Array, "*n"]:
@@ -143,20 +144,17 @@ class Concatenated(Distribution):
         """The stds of the parts."""
         return self._join([part.std for part in self.parts])
 
-    @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Those of the parts."""
-        return self._each(lambda part, y: part.cdf(y), y)
+        return self._each("cdf", y)
 
-    @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Those of the parts."""
-        return self._each(lambda part, y: part.log_prob(y), y)
+        return self._each("log_prob", y)
 
-    @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Those of the parts."""
-        return self._each(lambda part, y: part.crps(y), y)
+        return self._each("crps", y)
 
     def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
         """Those of the parts, as each reads them."""
@@ -175,7 +173,7 @@ class Concatenated(Distribution):
         return self._join(samples, axis=len(shape))
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        return self._each(lambda part, p: part._icdf(p), p)
+        return self._each("_icdf", p)
 
     def _take(self, rows: Int[Array | np.ndarray, " k"]) -> "Concatenated":
         if _checks.is_traced(rows, *self.rows):
@@ -191,12 +189,63 @@ class Concatenated(Distribution):
         taken = Concatenated([part._take(place[rows[new]]) for part, new in chosen], [new for _, new in chosen])
         return marked_out_of_fold(taken) if self.is_out_of_fold else taken
 
-    def _each(self, function: Callable[[Any, Array], Array], values: ArrayLike) -> Array:
-        """The function of every part and of the values of its rows."""
+    def _each(self, method: str, values: ArrayLike) -> Float[Array, "*n"]:
+        """What a method of every part makes of the values of its rows."""
         values = match(values, self.mean)
-        return self._join([function(part, values[rows]) for part, rows in zip(self.parts, self.rows, strict=True)])
+        if _checks.is_traced(values, *jax.tree.leaves(self)):
+            return self._in_turn(method, values)
+        found = np.empty(values.shape, values.dtype)
+        for parts, rows in _alike(self.parts, self.rows):
+            found[rows] = _of_alike(method, parts, values[rows])
+        return jax.device_put(found)
 
     @eqx.filter_jit
+    def _in_turn(self, method: str, values: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The same without a loop, in which a second derivative would be another."""
+        of_part = lambda part, rows: getattr(part, method)(values[rows])
+        return self._join([of_part(part, rows) for part, rows in zip(self.parts, self.rows, strict=True)])
+
     def _join(self, values: Sequence[Array], axis: int = 0) -> Array:
-        order = jnp.argsort(jnp.concatenate(self.rows))
-        return jnp.take(jnp.concatenate(values, axis), order, axis)
+        """The values of the parts in the order of the rows."""
+        if _checks.is_traced(*values, *self.rows):
+            order = jnp.argsort(jnp.concatenate(self.rows))
+            return jnp.take(jnp.concatenate(values, axis), order, axis)
+        order = np.argsort(np.concatenate(self.rows))
+        return jax.device_put(np.take(np.concatenate(values, axis), order, axis))
+
+
+def _lengths(parts: Sequence[Distribution]) -> list[int]:
+    """The number of rows of every part; of parts of one structure the axis of rows is looked up once."""
+    found, places = [], {}
+    for part in parts:
+        leaves, structure = jax.tree.flatten(part)
+        kind = structure, tuple(map(np.ndim, leaves))
+        if type(part).__len__ is not Rows.__len__:
+            found.append(len(part))
+            continue
+        if kind not in places:
+            places[kind] = next((k, axis) for k, axis in enumerate(jax.tree.leaves(part._axes())) if axis >= 0)
+        place, axis = places[kind]
+        found.append(leaves[place].shape[axis])
+    return found
+
+
+def _alike(
+    parts: Sequence[Distribution], rows: Sequence[Int[Array, " k"]]
+) -> list[tuple[Distribution, Int[np.ndarray, "m k"]]]:
+    """Stacks of the parts whose arrays are alike, and the rows of each part."""
+    kinds: dict[Any, list[int]] = {}
+    for number, part in enumerate(parts):
+        leaves, structure = jax.tree.flatten(part)
+        kinds.setdefault((structure, *((leaf.shape, leaf.dtype) for leaf in leaves)), []).append(number)
+    stack = lambda *leaves: np.stack(leaves)
+    return [
+        (jax.tree.map(stack, *(parts[k] for k in numbers)), np.stack([rows[k] for k in numbers]))
+        for numbers in kinds.values()
+    ]
+
+
+@eqx.filter_jit
+def _of_alike(method: str, parts: Distribution, values: Float[Array, "m k"]) -> Float[Array, "m k"]:
+    """What a method of every part of a stack makes of its values, by one program for all of them."""
+    return lax.map(lambda each: getattr(each[0], method)(each[1]), (parts, values))

@@ -134,8 +134,7 @@ def fit(
     _checks.check_key(key)
     x, y = as_table_and_targets(x, y)
     _checks.check_choice("method", method, ("folds", "split", "cv+", "prefit"))
-    is_given = isinstance(folds, Iterable) and getattr(folds, "ndim", 1) > 0
-    number, given = (None, list(folds)) if is_given else (folds, None)
+    number, given = (None, list(folds)) if isinstance(folds, Iterable) else (folds, None)
     if given is not None and method not in ("folds", "prefit"):
         raise ValueError(
             f"method={method!r} draws its folds itself: give their number; got {len(given)} lists of rows."

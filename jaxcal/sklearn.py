@@ -212,10 +212,11 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
             return None
         rows = num_rows(X)
         if isinstance(self.cv, Integral):
-            _checks.check_at_least("cv", self.cv, 2)
-            if self.cv > rows:
-                raise ValueError(f"cv={self.cv} folds need as many rows at least; X has {rows}.")
-            return int(self.cv)
+            number = int(self.cv)
+            _checks.check_at_least("cv", number, 2)
+            if number > rows:
+                raise ValueError(f"cv={number} folds need as many rows at least; X has {rows}.")
+            return number
         splitter: Any = check_cv(self.cv)
         if self.method in ("split", "cv+"):
             raise ValueError(f"method={self.method!r} draws its folds itself: give cv as a number; got {self.cv!r}.")

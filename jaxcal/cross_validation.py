@@ -168,7 +168,7 @@ def as_folds(name: str, folds: Iterable, num_rows: int) -> list[Fold]:
     return found
 
 
-def _row_numbers(name: str, rows: ArrayLike, num_rows: int) -> np.ndarray:
+def _row_numbers(name: str, rows: Any, num_rows: int) -> np.ndarray:
     """The numbers of rows that are given as such, or as a mask."""
     found = np.asarray(rows)
     if found.dtype == bool and found.shape == (num_rows,):

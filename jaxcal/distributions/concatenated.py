@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution, marked_out_of_fold, match, of_targets
+from jaxcal.distributions._base import D, Distribution, marked_out_of_fold, match
 from jaxcal.distributions._rows import R, Rows, replaced
 
 
@@ -98,6 +98,10 @@ def _joined(parts: Sequence[Any], order: Int[ArrayLike, " n"] | None) -> Any:
     return jax.tree.map(join, parts[0]._axes(), *parts)
 
 
+# So many parts, as those of the default folds, are one program without a loop.
+_FEW_PARTS = 16
+
+
 class Concatenated(Distribution):
     """Distributions of different data points, whose rows are put into one order.
 
@@ -119,10 +123,12 @@ class Concatenated(Distribution):
 
     parts: tuple[Distribution, ...]
     rows: tuple[Int[Array, "*k"], ...]
+    # Mean and std, where they are kept for rows that are taken many times.
+    moments: tuple[Float[Array, "*n"], Float[Array, "*n"]] | None = None
 
     def __init__(self, parts: Sequence[Distribution], rows: Sequence[ArrayLike | Sequence[int]]):
         numbers = [np.array(each) for each in rows]
-        self.parts, self.rows = tuple(parts), tuple(jax.device_put(numbers))
+        self.parts, self.rows, self.moments = tuple(parts), tuple(jax.device_put(numbers)), None
         sizes = _lengths(self.parts)
         given = [each.shape[0] for each in numbers]
         if sizes != given:
@@ -132,17 +138,19 @@ class Concatenated(Distribution):
 
     def __len__(self) -> int:
         """The number of rows."""
-        return sum(_lengths(self.parts))
+        if self.rows[0].ndim > 1:
+            return len(self.parts[0])  # raises: it is a stack of several runs
+        return sum(own.shape[0] for own in self.rows)
 
     @property
     def mean(self) -> Float[Array, "*n"]:
         """The means of the parts."""
-        return self._join([part.mean for part in self.parts])
+        return self._join([part.mean for part in self.parts]) if self.moments is None else self.moments[0]
 
     @property
     def std(self) -> Float[Array, "*n"]:
         """The stds of the parts."""
-        return self._join([part.std for part in self.parts])
+        return self._join([part.std for part in self.parts]) if self.moments is None else self.moments[1]
 
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """Those of the parts."""
@@ -184,15 +192,21 @@ class Concatenated(Distribution):
         part_of, place = np.empty((2, len(self)), np.int32)
         for number, own in enumerate(self.rows):
             part_of[np.asarray(own)], place[np.asarray(own)] = number, np.arange(len(own))
-        chosen = [(part, np.flatnonzero(part_of[rows] == number)) for number, part in enumerate(self.parts)]
-        chosen = [(part, new) for part, new in chosen if new.size]
-        taken = Concatenated([part._take(place[rows[new]]) for part, new in chosen], [new for _, new in chosen])
+        by_part = np.argsort(part_of[rows], kind="stable")
+        ends = np.cumsum(np.bincount(part_of[rows], minlength=len(self.parts)))
+        chosen = [(k, new) for k, new in enumerate(np.split(by_part, ends[:-1])) if new.size]
+        parts, sizes = self.parts, np.bincount(part_of).tolist()
+        taken = Concatenated(
+            [_rows_of(parts[k], place[rows[new]], sizes[k]) for k, new in chosen], [new for _, new in chosen]
+        )
+        if self.moments is not None:
+            taken = replaced(taken, moments=tuple(jnp.take(each, rows) for each in self.moments))
         return marked_out_of_fold(taken) if self.is_out_of_fold else taken
 
     def _each(self, method: str, values: ArrayLike) -> Float[Array, "*n"]:
         """What a method of every part makes of the values of its rows."""
         values = match(values, self.mean)
-        if _checks.is_traced(values, *jax.tree.leaves(self)):
+        if len(self.parts) <= _FEW_PARTS or _checks.is_traced(values, *jax.tree.leaves(self)):
             return self._in_turn(method, values)
         found = np.empty(values.shape, values.dtype)
         for parts, rows in _alike(self.parts, self.rows):
@@ -201,7 +215,7 @@ class Concatenated(Distribution):
 
     @eqx.filter_jit
     def _in_turn(self, method: str, values: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        """The same without a loop, in which a second derivative would be another."""
+        """The same without a loop, whose second derivative would be another one."""
         of_part = lambda part, rows: getattr(part, method)(values[rows])
         return self._join([of_part(part, rows) for part, rows in zip(self.parts, self.rows, strict=True)])
 
@@ -212,6 +226,18 @@ class Concatenated(Distribution):
             return jnp.take(jnp.concatenate(values, axis), order, axis)
         order = np.argsort(np.concatenate(self.rows))
         return jax.device_put(np.take(np.concatenate(values, axis), order, axis))
+
+
+def with_moments(distribution: D) -> D:
+    """The same predictions; those of several parts know their means and stds, also after rows are taken."""
+    if not isinstance(distribution, Concatenated):
+        return distribution
+    return replaced(distribution, moments=(distribution.mean, distribution.std))
+
+
+def _rows_of(part: Distribution, rows: Int[Array | np.ndarray, " k"], size: int) -> Distribution:
+    """The rows of these numbers of a part; the part itself if these are all, in their order."""
+    return part if np.array_equal(rows, np.arange(size)) else part._take(rows)
 
 
 def _lengths(parts: Sequence[Distribution]) -> list[int]:

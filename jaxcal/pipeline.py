@@ -389,8 +389,9 @@ def _fit(
     if recalibrate is not None:
         fit_last = partial(with_key, by.told(with_columns(checked(recalibrate), columns)), key=last_key)
         end = steps[-1]
-        last = fit_last(*take_rows(end.rows, x), end.predictions, end.y, **by.of_rows(np.asarray(end.rows)))
-        recalibrated = _recalibrated(fit_last, x, y, [block[-1] for block in blocks], parts, by)
+        with one_warning("in the last step, which is fitted without each fold as well"):
+            last = fit_last(*take_rows(end.rows, x), end.predictions, end.y, **by.of_rows(np.asarray(end.rows)))
+            recalibrated = _recalibrated(fit_last, x, y, [block[-1] for block in blocks], parts, by)
         steps.append(step_of(name_of(recalibrate), recalibrated))
     return Pipeline(
         chain=chain,

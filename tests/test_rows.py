@@ -26,6 +26,7 @@ from jaxcal.distributions import (
     StudentT,
 )
 from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.distributions.concatenated import with_moments
 from jaxcal.functional import linear_tables, tables
 
 pytestmark = pytest.mark.any_precision
@@ -247,3 +248,19 @@ def test_what_cannot_be_put_together_is_named():
         jc.concatenate([])
     with pytest.raises(ValueError, match="distributions of vectors must be of one class"):
         jc.concatenate([BUILD["multivariate normal"](ALL), BUILD["multivariate empirical"](ALL)])
+
+
+@pytest.mark.parametrize("method", ["cdf", "crps", "mean", "std"])
+def test_many_parts_are_each_what_they_are_alone(method, rng):
+    parts = [Empirical(rng.normal(size=1 + k % 2), 1.0, np.sort(rng.normal(size=5))) for k in range(20)]
+    order, ends = rng.permutation(30), np.cumsum([len(part) for part in parts])
+    rows, y = np.split(order, ends[:-1]), rng.normal(size=30)
+    is_moment = method in ("mean", "std")
+    of = lambda distribution, y: getattr(distribution, method) if is_moment else getattr(distribution, method)(y)
+    alone = np.empty(30)
+    for part, own in zip(parts, rows, strict=True):
+        alone[own] = of(part, y[own])
+    whole = with_moments(Concatenated(parts, rows))
+    np.testing.assert_allclose(of(whole, y), alone, rtol=1e-6, atol=1e-6)
+    some = rng.permutation(30)[:9]
+    np.testing.assert_allclose(of(whole[some], y[some]), alone[some], rtol=1e-6, atol=1e-6)

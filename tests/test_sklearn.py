@@ -248,7 +248,7 @@ def test_groups_of_the_last_step_are_those_of_the_rows_that_are_held_out():
     kind = np.arange(120) % 2
     model = regressor(cv=TimeSeriesSplit(4)).fit(X, Y, by=kind)
     lower, upper = model.predict_interval(X, by=kind).T
-    errors = Y[24:] - model.pipeline_.steps[0].predictions.mean
+    errors = Y[24:] - np.asarray(model.pipeline_.steps[0].predictions.mean)
     for own in (0, 1):
         sizes = np.sort(np.abs(errors[kind[24:] == own]))
         np.testing.assert_allclose((upper - lower)[own] / 2, sizes[int(np.ceil(0.9 * 49)) - 1], rtol=1e-5)

@@ -257,8 +257,8 @@ def _lengths(parts: Sequence[Distribution]) -> list[int]:
 
 
 def _alike(
-    parts: Sequence[Distribution], rows: Sequence[Int[Array, " k"]]
-) -> list[tuple[Distribution, Int[np.ndarray, "m k"]]]:
+    parts: Sequence[Distribution], rows: Sequence[Int[Array, "..."]]
+) -> list[tuple[Distribution, Int[np.ndarray, "..."]]]:
     """Stacks of the parts whose arrays are alike, and the rows of each part."""
     kinds: dict[Any, list[int]] = {}
     for number, part in enumerate(parts):

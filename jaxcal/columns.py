@@ -520,9 +520,10 @@ def _as_frame(x: Any) -> Any:
         raise ValueError(f"the columns of x must have different names; got {', '.join(names)}.")
     if frame.implementation.is_pandas():  # which takes no rows of numbers of another order of bytes
         native = frame.to_native()
-        swapped = {name: dtype for name, dtype in native.dtypes.items() if not getattr(dtype, "isnative", True)}
+        of_numpy = {name: dtype for name, dtype in native.dtypes.items() if isinstance(dtype, np.dtype)}
+        swapped = {name: dtype.newbyteorder("=") for name, dtype in of_numpy.items() if not dtype.isnative}
         if swapped:
-            native = native.astype({name: dtype.newbyteorder("=") for name, dtype in swapped.items()})
+            native = native.astype(swapped)
             return nw.from_native(native, eager_only=True)
     return frame
 

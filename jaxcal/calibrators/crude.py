@@ -127,7 +127,7 @@ def fit(
         >>> from jaxcal.calibrators import crude
         >>> base = Normal(jnp.zeros(4), jnp.array([1.0, 2.0, 1.0, 2.0]))
         >>> fitted = crude.fit(None, base, jnp.array([3.0, -2.0, 0.0, 1.0]))
-        >>> print(fitted.z, fitted(None, Normal(5.0, 2.0)).icdf(0.8))
+        >>> print(fitted.z, fitted(None, Normal(5.0, 2.0)).icdf(0.8).round(2))
         [-1.   0.   0.5  3. ] [11.]
     """
     _checks.check_choice("preset", preset, (None, "paper"))

@@ -77,7 +77,7 @@ def step(
         >>> import jax.numpy as jnp, jaxcal as jc
         >>> state = jc.online.adaptive.init(jc.Point(jnp.zeros(9)), jnp.arange(1.0, 10.0), confidence_level=0.8)
         >>> state, (lower, upper) = jc.online.step(state, jc.Point(100.0), 103.0)
-        >>> print(lower, upper)
+        >>> print(lower.round(2), upper.round(2))
         [92.] [108.]
     """
     if isinstance(base, Distribution) and base.mean.ndim == 0:

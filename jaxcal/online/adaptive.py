@@ -62,7 +62,7 @@ def init(
     Example:
         >>> import jax.numpy as jnp, jaxcal as jc
         >>> state = init(jc.Point(jnp.zeros(99)), jnp.arange(1.0, 100.0), confidence_level=0.9)
-        >>> print(*state.interval(jc.Point(1000.0)))
+        >>> print(*(end.round(2) for end in state.interval(jc.Point(1000.0))))
         [910.] [1090.]
     """
     confidence_level = _checks.as_fraction("confidence_level", confidence_level)
@@ -114,7 +114,7 @@ def init_aggregated(
     Example:
         >>> import jax.numpy as jnp, jaxcal as jc
         >>> state = init_aggregated(jc.Point(jnp.zeros(99)), jnp.arange(1.0, 100.0), confidence_level=0.9)
-        >>> print(*state.interval(jc.Point(1000.0)))
+        >>> print(*(end.round(2) for end in state.interval(jc.Point(1000.0))))
         [910.] [1090.]
     """
     confidence_level = _checks.as_fraction("confidence_level", confidence_level)

@@ -227,7 +227,7 @@ def fit(
         >>> from jaxcal.calibrators import conformal
         >>> fitted = conformal.fit(None, Point(jnp.zeros(99)), jnp.arange(1.0, 100.0))
         >>> lower, upper = fitted(None, Point(1000.0)).interval(0.9)
-        >>> print(lower, upper, fitted.guarantee(0.9).coverage)
+        >>> print(lower.round(2), upper.round(2), fitted.guarantee(0.9).coverage)
         [910.] [1090.] 0.9
         >>> calibrate = conformal.fit(None, Point(jnp.zeros(99)), jnp.arange(1.0, 100.0), rule="linear")
         >>> distribution = calibrate(None, Point(1000.0))

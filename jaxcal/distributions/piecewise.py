@@ -173,9 +173,9 @@ class ScaledQuantiles(Distribution):
     scale: Float[Array, "*n"]
     levels: Float[Array, "*l"]
     z: Float[Array, "*l"]
-    shift: Float[Array, "*n"] | None
     tails: str = eqx.field(static=True)
     from_sample: bool = eqx.field(static=True)
+    shift: Float[Array, "*n"] | None = None
     _shared: ClassVar = {"levels": 1, "z": 1}
 
     def __init__(

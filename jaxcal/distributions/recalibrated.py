@@ -62,7 +62,7 @@ class Recalibrated(Distribution):
 
     base: Distribution
     u: Float[Array, "*l"]
-    steps: Empirical | None
+    steps: Empirical | None = None
     _shared: ClassVar = {"u": 1}
 
     def __init__(

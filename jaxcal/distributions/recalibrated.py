@@ -93,7 +93,7 @@ class Recalibrated(Distribution):
     def mean(self) -> Float[Array, "*n"]:
         """The integral of the quantile function over the level; not finite where that of the base is not."""
         if self.steps is not None:
-            return self._table.mean
+            return self._table(self.steps).mean
         base = self.base.mean
         return jnp.where(jnp.isfinite(base), base + self._expectation(lambda p, q: q - base), base)
 
@@ -102,7 +102,7 @@ class Recalibrated(Distribution):
     def std(self) -> Float[Array, "*n"]:
         """The root of the integral of the squared deviation from the mean; not finite where that of the base is not."""
         if self.steps is not None:
-            return self._table.std
+            return self._table(self.steps).std
         mean, unit = self.mean, self.base.std
         finite = jnp.isfinite(unit) & (unit > 0)
         divisor = jnp.where(finite, unit, 1)
@@ -136,7 +136,7 @@ class Recalibrated(Distribution):
         """Twice the integral of the pinball loss over the level, by quadrature; with a rule that of the table."""
         y = match(y, self.base.mean)
         if self.steps is not None:
-            return self._table.crps(y)
+            return self._table(self.steps).crps(y)
         return 2 * self._expectation(lambda p, q: jnp.maximum(q - y, 0) - p * (q - y))
 
     def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
@@ -149,7 +149,7 @@ class Recalibrated(Distribution):
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels; with a rule values of the table."""
         if self.steps is not None:
-            return self._table.sample(key, shape)
+            return self._table(self.steps).sample(key, shape)
         return sample_by_inversion(self._icdf, key, shape, self.base.mean.shape, self.u.dtype)
 
     @property
@@ -186,13 +186,11 @@ class Recalibrated(Distribution):
         # Rounding must not put a level below 1 at 1, where a quantile may be infinite.
         return jnp.where(p < 1, jnp.minimum(level, 1 - float(jnp.finfo(u.dtype).epsneg)), 1)
 
-    @property
-    def _table(self) -> Empirical:
+    def _table(self, steps: Empirical) -> Empirical:
         """For every row the quantiles of the base at the values of the table [n, L], in increasing order."""
         quantiles = jax.vmap(lambda p: self.base._icdf(jnp.full_like(self.base.mean, p)), out_axes=-1)(self.u)
         # Rounding in the search for a quantile must not put two of them out of order.
         ordered = jax.lax.cummax(jax.lax.stop_gradient(quantiles), axis=1)
-        steps = self.steps
         return Empirical(steps.loc, 1.0, linalg.snapped(quantiles, ordered), steps.rule, steps.tau)
 
     @property

@@ -81,14 +81,15 @@ class ConformalCalibrator(eqx.Module):
         if self.scale == "cdf":
             check_base(base)
             check_not_point(base)
-            return Recalibrated(base, self.scores, *self._rule(base.mean))
+            rule = "linear" if self.seed is None else "randomized"
+            return Recalibrated(base, self.scores, rule, self._tau(base.mean))
         loc, scale = location_and_scale(base, self.scale == "std")
         if self.seed is None:
             return ScaledQuantiles(loc, scale, levels_of_sample(self.scores), self.scores, from_sample=True)
-        return Empirical(loc, scale, self.scores, *self._rule(loc))
+        return Empirical(loc, scale, self.scores, "randomized", self._tau(loc))
 
-    def _rule(self, rows: Float[Array, "*n"]) -> tuple[str] | tuple[str, Float[Array, "*n"]]:
-        """The rule and, if it draws, what it draws for each of these rows."""
+    def _tau(self, rows: Float[Array, "*n"]) -> Float[Array, "*n"] | None:
+        """What rule="randomized" draws for each of these rows."""
         if self.seed is None:
-            return ("linear",)
-        return "randomized", jax.random.uniform(jax.random.key(self.seed), rows.shape, rows.dtype)
+            return None
+        return jax.random.uniform(jax.random.key(self.seed), rows.shape, rows.dtype)

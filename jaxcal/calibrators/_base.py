@@ -239,7 +239,7 @@ def standardized_errors(
 
 @jax.jit
 def in_scales(y: Float[Array, " l"], mean: Float[Array, " l"], scale: Float[Array, " l"]) -> Float[Array, " l"]:
-    """(y - mean) / scale; by a scale of 0 an error is 0, if rounding cannot tell it from 0, else infinite."""
+    """(y - mean) / scale; by a scale of 0 an error is 0, if it is within rounding of 0, else infinite."""
     error, positive = y - mean, scale > 0
     same = jnp.abs(error) <= rounding.tolerance(y, mean)
     without = jnp.where(same, 0, jnp.sign(error) * jnp.inf)

@@ -267,7 +267,7 @@ def rounded_outward(
 
 
 def reached(y: Float[Array, "*n"], *locations: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """The largest value that rounding cannot tell from y, as quantiles of these locations are rounded."""
+    """The largest value within rounding of y, as quantiles of these locations are rounded."""
     return rounded_outward(y, 1, *locations)
 
 

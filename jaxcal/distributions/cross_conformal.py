@@ -37,8 +37,8 @@ class CrossConformal(Distribution):
     c_i(x) -+ s_i(x) R_i with the average s_i(x) of the models' stds, are equally likely: mean, std, cdf, score and
     samples are those of this table. Quantiles are those of `functional.quantiles.jackknife_plus_quantile`: they read
     the values c_i - R_i below the median and c_i + R_i above it, at ranks that guarantee a coverage. So `icdf` is not
-    quite the inverse of `cdf`. They are rounded away from the median, and what rounding cannot tell from y counts as
-    equal to it (`functional.rounding`).
+    quite the inverse of `cdf`. They are rounded away from the median, and what is within rounding of y counts as equal
+    to it (`functional.rounding`).
 
     No [n, L] array is made where n and L are large: rows come in batches.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # slow to import
 
 # What people write where a value is missing.
 _MISSING = ("", "NA", "N/A", "n/a", "na", "NaN", "nan", "NAN", "NULL", "Null", "null", "None", "none", "?", "-")
-# What separates fields, and what messages call a file with it.
+# Separators of fields, and the words for them in messages.
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 # The first records tell what separates fields.
 _FIRST_RECORDS = 100

@@ -1,10 +1,8 @@
-"""How often intervals cover targets that are equal in many rows: `python -m benchmarks.tables.ties`.
+"""How often intervals cover targets that are equal in many rows: `python -m benchmarks.tables.ties --bits 32`.
 
 Rain, claims and counts are 0 in most rows. Where a model says the same of many rows, their scores are equal, and an
 interval ends at a value that many new rows have. Every calibrator with a guarantee is measured, in both precisions,
 with its ends rounded outward and as floating point leaves them (`jaxcal.functional.rounding`).
-
-`--quick` draws few calibration sets.
 """
 
 import argparse
@@ -25,7 +23,7 @@ import jaxcal as jc
 from benchmarks.tables import _jobs, _report
 from jaxcal.functional import rounding
 
-RESULT = Path(__file__).parents[1] / "results" / "ties.md"
+RESULTS = Path(__file__).parents[1] / "results"
 LEVEL, NUM_TRAIN, NUM_NEW = 0.9, 400, 1000
 # How many calibration sets of how many rows.
 SETS = {400: 8, 20_000: 2}
@@ -164,25 +162,23 @@ CV_PLUS = "CV+"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few calibration sets")
-    quick = parser.parse_args().quick
-    sets = {400: 3} if quick else SETS
-    tables = []
-    for bits in (32, 64):
-        with jax.enable_x64(bits == 64):
-            tables += [*rows_of(bits, sets)]
-    header = ["calibrator", "rows", "bits", "lowest", "in", "mean", "short", "as they are: lowest", "short", "width"]
+    parser.add_argument("--bits", type=int, choices=(32, 64), required=True, help="the precision")
+    parser.add_argument("--rows", type=int, nargs="*", choices=tuple(SETS), default=[*SETS], help="of calibration")
+    options = parser.parse_args()
+    sets = {rows: SETS[rows] for rows in options.rows}
+    with jax.enable_x64(options.bits == 64):
+        table = [*rows_of(sets)]
+    header = ["calibrator", "rows", "lowest", "in", "mean", "short", "as they are: lowest", "short", "width"]
     numbers = " and ".join(map(str, sets.values()))
     legend = LEGEND.format(cells=len(TARGETS) * len(BASES), sets=numbers, cv_plus=_SETS_OF_CV_PLUS)
-    parts = ["# How often intervals cover equal targets", f"- {_jobs.origin()}", legend]
-    text = "\n\n".join([*parts, _report.markdown_table(header, tables)]) + "\n"
-    if not quick:
-        RESULT.write_text(text, encoding="utf-8")
+    title = f"# How often intervals cover equal targets, in {options.bits} bits"
+    text = "\n\n".join([title, f"- {_jobs.origin()}", legend, _report.markdown_table(header, table)]) + "\n"
+    (RESULTS / f"ties_{options.bits}.md").write_text(text, encoding="utf-8")
     print(text)
 
 
-def rows_of(bits: int, sets: dict[int, int]) -> Iterator[list[str]]:
-    """The rows of the table in one precision."""
+def rows_of(sets: dict[int, int]) -> Iterator[list[str]]:
+    """The rows of the table in the precision in use."""
     rounded = covered_by(sets, BASES)
     # As floating point leaves the ends.
     with mock.patch.object(rounding, "UNITS", 0), mock.patch.object(rounding, "beyond", lambda cdf, end, *_: end):
@@ -196,7 +192,6 @@ def rows_of(bits: int, sets: dict[int, int]) -> Iterator[list[str]]:
         yield [
             name,
             str(size),
-            str(bits),
             f"{100 * means[lowest]:.1f}",
             ", ".join(lowest),
             f"{100 * np.mean([*means.values()]):.1f}",

@@ -247,10 +247,10 @@ def in_scales(y: Float[Array, " l"], mean: Float[Array, " l"], scale: Float[Arra
 
 
 def sorted_errors(
-    base: Distribution, y: Float[Array, " l"], scaled: bool, *, finite: bool = False, instead: str = AS_POINT
+    base: Distribution, y: Float[Array, " l"], scaled: bool, *, finite: bool = False
 ) -> Float[Array, " l"]:
     """The table that CRUDE, isotonic and conformal calibration read: `standardized_errors` in increasing order."""
-    return jnp.sort(standardized_errors(base, y, scaled, finite=finite, instead=instead))
+    return jnp.sort(standardized_errors(base, y, scaled, finite=finite))
 
 
 @jax.jit

@@ -129,7 +129,12 @@ class Distribution(Rows):
         self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
     ) -> Float[Array, "..."]:
         """The quantiles at these levels, rounded to a side: as they are, unless calibration rows decide them."""
-        return values
+        return rounded_outward(values, side, *self._locations) if self._locations else values
+
+    @property
+    def _locations(self) -> tuple[Float[Array, "*n"], ...]:
+        """What quantiles that calibration rows decide are the sum of, beside a multiple of the scale."""
+        return ()
 
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
         """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2.

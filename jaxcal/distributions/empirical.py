@@ -166,10 +166,9 @@ class Empirical(Distribution):
     def _sides(self, levels: Float[Array, "..."]) -> Array:
         return jnp.zeros_like(levels) if self.rule == "inverse_cdf" else super()._sides(levels)
 
-    def _moved(
-        self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
-        return rounded_outward(values, side, self.loc)
+    @property
+    def _locations(self) -> tuple[Float[Array, "*n"], ...]:
+        return (self.loc,)
 
     def _count(self, y: Float[Array, "*n"]) -> Float[Array, "*n"]:
         """How many values of each row's table are at most y."""

@@ -128,10 +128,9 @@ class GroupedEmpirical(Distribution):
     def _sides(self, levels: Float[Array, "..."]) -> Array:
         return jnp.zeros_like(levels) if self.rule == "inverse_cdf" else super()._sides(levels)
 
-    def _moved(
-        self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
-        return rounded_outward(values, side, self.loc)
+    @property
+    def _locations(self) -> tuple[Float[Array, "*n"], ...]:
+        return (self.loc,)
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         z = tables.quantile(self.tables, self.group, p, self.rule, self.new_weight)

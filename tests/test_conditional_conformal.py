@@ -85,6 +85,24 @@ def test_the_regression_is_that_of_a_linear_program(kind):
         np.testing.assert_allclose(loss, -program.fun, rtol=1e-9)
 
 
+@once
+@pytest.mark.parametrize("level", [0.5, 0.9])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_regression_of_many_equal_scores_has_an_optimum(level, dtype):
+    # 20,000 scores, moved apart by less than sums of them round.
+    rng = np.random.default_rng(0)
+    groups = rng.integers(0, 2, size=(20_000, 2)) / 0.49 - 1.03
+    features = np.column_stack([np.ones(20_000), groups]).astype(dtype)
+    moved = quantile_regression.separated(dtype(50) + rng.integers(0, 2, 20_000).astype(dtype))
+    vertex = quantile_regression.solve(features, moved, level, quantile_regression.independent_rows(features))
+    basis, duals = np.asarray(vertex.basis), np.where(np.asarray(vertex.side) > 0, level, level - 1)
+    duals[basis] = vertex.duals
+    assert ((duals >= level - 1) & (duals <= level)).all()
+    np.testing.assert_allclose(duals @ features, 0, atol=1e-2 if dtype == np.float32 else 1e-7)
+    residuals = moved - features.astype(float) @ np.linalg.solve(features[basis].astype(float), moved[basis])
+    assert (np.asarray(vertex.side) * residuals > -1e-12).all()
+
+
 # The calibrator
 
 

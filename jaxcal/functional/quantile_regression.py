@@ -90,13 +90,14 @@ def solve(
         >>> print(scores[vertex.basis], vertex.duals, vertex.side)
         [4.] [0.2] [-1 -1  0 -1  1]
     """
-    dtype, basis = features.dtype, np.array(start)
+    dtype, basis, side = features.dtype, np.array(start), None
     features, scores = features.astype(float), scores.astype(float)
     for _ in range(100 + 20 * features.shape[1] + len(scores)):
         inverse = np.linalg.inv(features[basis])
         residuals = scores - features @ (inverse @ scores[basis])
-        side = np.where(residuals > 0, 1, -1)
-        side[basis] = 0
+        if side is None:
+            side = np.where(residuals > 0, 1, -1)
+            side[basis] = 0
         duals = -(np.where(side > 0, level, np.where(side < 0, level - 1, 0)) @ features) @ inverse
         excess = np.maximum(duals - level, level - 1 - duals)
         leaving = int(np.argmax(excess))
@@ -104,20 +105,22 @@ def solve(
             duals = np.clip(duals, level - 1, level)
             found = basis.astype(np.int32), inverse.astype(dtype), duals.astype(dtype), side.astype(np.int8)
             return Vertex(*map(jax.device_put, found))
-        basis[leaving] = _downhill(features, residuals, side, inverse[:, leaving], duals[leaving], level)
+        upwards = 1 if duals[leaving] > level else -1
+        passed = _downhill(features @ (-upwards * inverse[:, leaving]), residuals, side, excess[leaving])
+        # Sides change here alone: of a row that nearly lies on the regression the residual does not tell the side.
+        side[passed] *= -1
+        side[basis[leaving]] = upwards
+        basis[leaving] = passed[-1]
+        side[basis] = 0
     raise FloatingPointError("the quantile regression found no optimum: the features are close to dependent.")
 
 
-def _downhill(
-    features: np.ndarray, residuals: np.ndarray, side: np.ndarray, column: np.ndarray, dual: float, level: float
-) -> int:
-    """The row that is interpolated where the loss is least as another row leaves the basis, upwards or downwards."""
-    upwards = dual > level
-    speed = features @ (-column if upwards else column)
+def _downhill(speed: np.ndarray, residuals: np.ndarray, side: np.ndarray, slope: float) -> np.ndarray:
+    """The rows that the regression meets as it moves, up to the one where the loss, of this slope, is least."""
     met = np.flatnonzero(side * speed > 1e-10)
     order = met[np.argsort(residuals[met] / speed[met], kind="stable")]
-    slope = np.cumsum(np.abs(speed[order])) - (dual - level if upwards else level - 1 - dual)
-    return int(order[min(np.searchsorted(slope, 0), len(order) - 1)])
+    rises = np.cumsum(np.abs(speed[order])) - slope
+    return order[: np.searchsorted(rises, 0) + 1]
 
 
 def independent_rows(features: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " d"]:

@@ -10,6 +10,7 @@ from jaxtyping import ArrayLike
 
 from jaxcal import _checks, metrics
 from jaxcal.distributions import Distribution
+from jaxcal.functional import rounding
 from jaxcal.guarantee import calibrated_band
 from jaxcal.labels import ColumnBins
 from jaxcal.plots import _style
@@ -133,11 +134,15 @@ def _pit_density(y: ArrayLike, distribution: Distribution, bins: int) -> np.ndar
 
 
 def _just_below(targets: np.ndarray, distribution: Distribution) -> np.ndarray:
-    """Values so little below the targets that no more lies between than an atom at the target."""
-    std = np.nan_to_num(np.asarray(distribution.std), posinf=0)
+    """Values so little below the targets that no more lies between than an atom at the target.
+
+    A cdf counts what is within rounding of a target (`functional.rounding`), so they are further below than that.
+    """
+    mean, std = (np.abs(np.nan_to_num(np.asarray(each), posinf=0)) for each in (distribution.mean, distribution.std))
     precision = np.finfo(targets.dtype)
+    sizes = np.maximum(np.maximum(np.abs(targets), mean), std)
     # Not the next number: beside 0 this is one that compiled programs take as 0.
-    return targets - np.maximum(precision.eps * np.maximum(np.abs(targets), std), precision.tiny)
+    return targets - np.maximum(16 * rounding.UNITS * precision.eps * sizes, precision.tiny)
 
 
 def coverage_by(

@@ -1,5 +1,6 @@
 """Rows of predictions: how many there are, and some of them. What distributions of numbers and of vectors share."""
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -87,10 +88,10 @@ class Rows(eqx.Module):
 
 def replaced(module: M, **fields: Any) -> M:
     """The module with other values in some fields, without the checks of its `__init__`."""
-    copy = jax.tree.map(lambda leaf: leaf, module)
+    other = copy.copy(module)
     for name, value in fields.items():
-        object.__setattr__(copy, name, value)  # as an __init__ would
-    return copy
+        object.__setattr__(other, name, value)  # as an __init__ would
+    return other
 
 
 @jax.jit

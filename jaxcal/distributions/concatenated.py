@@ -122,25 +122,28 @@ class Concatenated(Distribution):
     """
 
     parts: tuple[Distribution, ...]
-    rows: tuple[Int[Array, "*k"], ...]
+    # The numbers of the rows of all parts, one after the other, and where those of the next part begin. One array, since
+    # n folds take rows n times of n parts.
+    rows: Int[Array, "*n"]
+    ends: tuple[int, ...] = eqx.field(static=True)
     # Mean and std, where they are kept for rows that are taken many times.
     moments: tuple[Float[Array, "*n"], Float[Array, "*n"]] | None = None
 
     def __init__(self, parts: Sequence[Distribution], rows: Sequence[ArrayLike | Sequence[int]]):
-        numbers = [np.array(each) for each in rows]
-        self.parts, self.rows, self.moments = tuple(parts), tuple(jax.device_put(numbers)), None
-        sizes = _lengths(self.parts)
-        given = [each.shape[0] for each in numbers]
+        numbers = [np.asarray(each) for each in rows]
+        sizes, given = _lengths(parts), [each.shape[0] for each in numbers]
         if sizes != given:
             raise ValueError(f"the parts predict {sizes} rows, where {given} are expected.")
         if not np.array_equal(np.sort(np.concatenate(numbers)), np.arange(sum(sizes))):
             raise ValueError(f"rows must hold each of the numbers 0 to {sum(sizes) - 1} once.")
+        self.parts, self.moments = tuple(parts), None
+        self.rows, self.ends = jax.device_put(np.concatenate(numbers)), tuple(np.cumsum(sizes).tolist())
 
     def __len__(self) -> int:
         """The number of rows."""
-        if self.rows[0].ndim > 1:
+        if self.rows.ndim > 1:
             return len(self.parts[0])  # raises: it is a stack of several runs
-        return sum(own.shape[0] for own in self.rows)
+        return self.rows.shape[0]
 
     @property
     def mean(self) -> Float[Array, "*n"]:
@@ -184,24 +187,31 @@ class Concatenated(Distribution):
         return self._each("_icdf", p)
 
     def _take(self, rows: Int[Array | np.ndarray, " k"]) -> "Concatenated":
-        if _checks.is_traced(rows, *self.rows):
+        if _checks.is_traced(rows, self.rows):
             raise TypeError(
                 "rows of a Concatenated cannot be taken under jit, vmap or grad: they decide how many each part has. "
                 "Take them outside."
             )
-        part_of, place = np.empty((2, len(self)), np.int32)
-        for number, own in enumerate(self.rows):
-            part_of[np.asarray(own)], place[np.asarray(own)] = number, np.arange(len(own))
-        by_part = np.argsort(part_of[rows], kind="stable")
-        ends = np.cumsum(np.bincount(part_of[rows], minlength=len(self.parts)))
-        chosen = [(k, new) for k, new in enumerate(np.split(by_part, ends[:-1])) if new.size]
-        parts, sizes = self.parts, np.bincount(part_of).tolist()
-        taken = Concatenated(
-            [_rows_of(parts[k], place[rows[new]], sizes[k]) for k, new in chosen], [new for _, new in chosen]
+        place = np.argsort(np.asarray(self.rows))[rows]  # among the rows of all parts, one after the other
+        part_of = np.searchsorted(self.ends, place, side="right")
+        by_part = np.argsort(part_of, kind="stable")
+        sizes = np.bincount(part_of, minlength=len(self.parts))
+        ends, place = np.cumsum(sizes), place[by_part]
+        starts = (0, *self.ends[:-1])
+        # Parts of which all rows are taken, in their order, stay as they are.
+        is_whole = _is_range(place, sizes, starts) & (sizes == np.diff(self.ends, prepend=0))
+        parts = [
+            part if whole else part._take(place[end - size : end] - start)
+            for part, whole, size, end, start in zip(self.parts, is_whole, sizes, ends, starts, strict=True)
+            if size
+        ]
+        return replaced(
+            self,
+            parts=tuple(parts),
+            rows=jax.device_put(by_part),
+            ends=tuple(ends[sizes > 0].tolist()),
+            moments=None if self.moments is None else tuple(jnp.take(each, rows) for each in self.moments),
         )
-        if self.moments is not None:
-            taken = replaced(taken, moments=tuple(jnp.take(each, rows) for each in self.moments))
-        return marked_out_of_fold(taken) if self.is_out_of_fold else taken
 
     def _each(self, method: str, values: ArrayLike) -> Float[Array, "*n"]:
         """What a method of every part makes of the values of its rows."""
@@ -209,23 +219,29 @@ class Concatenated(Distribution):
         if len(self.parts) <= _FEW_PARTS or _checks.is_traced(values, *jax.tree.leaves(self)):
             return self._in_turn(method, values)
         found = np.empty(values.shape, values.dtype)
-        for parts, rows in _alike(self.parts, self.rows):
+        for parts, rows in _alike(self.parts, np.split(np.asarray(self.rows), self.ends[:-1])):
             found[rows] = _of_alike(method, parts, values[rows])
         return jax.device_put(found)
 
     @eqx.filter_jit
     def _in_turn(self, method: str, values: Float[Array, "*n"]) -> Float[Array, "*n"]:
         """The same without a loop, whose second derivative would be another one."""
-        of_part = lambda part, rows: getattr(part, method)(values[rows])
-        return self._join([of_part(part, rows) for part, rows in zip(self.parts, self.rows, strict=True)])
+        own = jnp.split(values[self.rows], self.ends[:-1])
+        return self._join([getattr(part, method)(given) for part, given in zip(self.parts, own, strict=True)])
 
     def _join(self, values: Sequence[Array], axis: int = 0) -> Array:
         """The values of the parts in the order of the rows."""
-        if _checks.is_traced(*values, *self.rows):
-            order = jnp.argsort(jnp.concatenate(self.rows))
-            return jnp.take(jnp.concatenate(values, axis), order, axis)
-        order = np.argsort(np.concatenate(self.rows))
-        return jax.device_put(np.take(np.concatenate(values, axis), order, axis))
+        if _checks.is_traced(*values, self.rows):
+            return jnp.take(jnp.concatenate(values, axis), jnp.argsort(self.rows), axis)
+        return jax.device_put(np.take(np.concatenate(values, axis), np.argsort(np.asarray(self.rows)), axis))
+
+
+def _is_range(numbers: np.ndarray, sizes: np.ndarray, starts: Sequence[int]) -> np.ndarray:
+    """Whether pieces of these sizes of a vector of numbers are start, start + 1, ...; for every piece."""
+    ends = np.cumsum(sizes)
+    wanted = np.arange(len(numbers)) + np.repeat(np.asarray(starts) - (ends - sizes), sizes)
+    differ = np.append(0, np.cumsum(numbers != wanted))
+    return differ[ends] == differ[ends - sizes]
 
 
 def with_moments(distribution: D) -> D:
@@ -233,11 +249,6 @@ def with_moments(distribution: D) -> D:
     if not isinstance(distribution, Concatenated):
         return distribution
     return replaced(distribution, moments=(distribution.mean, distribution.std))
-
-
-def _rows_of(part: Distribution, rows: Int[Array | np.ndarray, " k"], size: int) -> Distribution:
-    """The rows of these numbers of a part; the part itself if these are all, in their order."""
-    return part if np.array_equal(rows, np.arange(size)) else part._take(rows)
 
 
 def _lengths(parts: Sequence[Distribution]) -> list[int]:
@@ -257,7 +268,7 @@ def _lengths(parts: Sequence[Distribution]) -> list[int]:
 
 
 def _alike(
-    parts: Sequence[Distribution], rows: Sequence[Int[Array, "..."]]
+    parts: Sequence[Distribution], rows: Sequence[Int[np.ndarray, "..."]]
 ) -> list[tuple[Distribution, Int[np.ndarray, "..."]]]:
     """Stacks of the parts whose arrays are alike, and the rows of each part."""
     kinds: dict[Any, list[int]] = {}

@@ -122,8 +122,8 @@ class Concatenated(Distribution):
     """
 
     parts: tuple[Distribution, ...]
-    # The numbers of the rows of all parts, one after the other, and where those of the next part begin. One array, since
-    # n folds take rows n times of n parts.
+    # The numbers of the rows of all parts, one after the other, and where each part ends. One array, since n folds take
+    # rows of n parts n times.
     rows: Int[Array, "*n"]
     ends: tuple[int, ...] = eqx.field(static=True)
     # Mean and std, where they are kept for rows that are taken many times.

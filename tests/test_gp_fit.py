@@ -1,5 +1,7 @@
 """The fit of Gaussian processes: the exact evidence and its curvature, the climb, what makes no sense, the options."""
 
+from typing import NamedTuple
+
 import equinox as eqx
 import gpjax as gpx
 import jax
@@ -16,6 +18,7 @@ from jaxcal.gp.kernels import SquaredExponential, gram
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.options import Options
 from jaxcal.optimize import Result
+from jaxcal.optimize.iterate import iterate
 
 pytestmark = [pytest.mark.contract_in_32_bits, pytest.mark.usefixtures("own_programs")]
 
@@ -99,12 +102,45 @@ def test_inducing_points_never_know_more_than_there_is(rng):
 # The climb
 
 
-def climber(evaluate, tolerance):
-    return jax.jit(lambda start, limit: newton.ascend(evaluate, start, tolerance=tolerance, max_iterations=limit))
+class End(NamedTuple):
+    """Where an ascent ended."""
+
+    place: np.ndarray
+    value: float
+    steps: int
+    converged: bool
 
 
-def ascend(evaluate, start, *, tolerance=1e-3, max_iterations=1000):
-    return climber(evaluate, tolerance)(jnp.asarray(start, float), max_iterations)
+@pytest.fixture(params=["host", "traced"])
+def ascend(request):
+    """An ascent from one place, by the host or within a compiled program."""
+    on_host = request.param == "host"
+
+    def climb(evaluate, start, *, tolerance=1e-3, max_iterations=1000):
+        at_places = jax.jit(jax.vmap(evaluate))
+        going = lambda ascents: ~ascents.done & (ascents.steps < max_iterations) & ~jnp_or_np.isnan(ascents.local.value)
+        jnp_or_np = np if on_host else jnp
+        limit = jnp_or_np.full(1, tolerance)
+
+        def advance(xp, ascents, found):
+            return newton.advance(xp, ascents, found, going(ascents), limit)
+
+        def found(ascents):
+            there = at_places(jnp.asarray(ascents.asked))
+            return newton.Local(*map(np.asarray, there)) if on_host else there
+
+        run = lambda place: iterate(
+            found, advance, newton.Ascents.at(jnp_or_np, place), lambda ascents: going(ascents).any(), on_host=on_host
+        )
+        place = np.asarray(start, float)[None]
+        end = run(place) if on_host else jax.jit(run)(jnp.asarray(place))
+        return End(*(np.asarray(part)[0] for part in (end.place, end.local.value, end.steps, end.done)))
+
+    return climb
+
+
+def local(value, gradient, information):
+    return newton.Local(value, gradient, information, jnp.asarray(True))
 
 
 def least_squares(residuals):
@@ -112,12 +148,12 @@ def least_squares(residuals):
 
     def evaluate(place):
         values, slopes = residuals(place), jax.jacfwd(residuals)(place)
-        return newton.Local(-values @ values, -2 * slopes.T @ values, 2 * slopes.T @ slopes)
+        return local(-values @ values, -2 * slopes.T @ values, 2 * slopes.T @ slopes)
 
     return evaluate
 
 
-def test_top_of_a_quadratic_is_found(rng):
+def test_top_of_a_quadratic_is_found(rng, ascend):
     root, top = jnp.asarray(rng.normal(size=(4, 4))), jnp.asarray([1.0, -5.0, 3.0, 0.5])
     end = ascend(least_squares(lambda place: root @ (place - top)), np.zeros(4), tolerance=1e-8)
     assert end.converged
@@ -128,7 +164,7 @@ def test_top_of_a_quadratic_is_found(rng):
 
 @pytest.mark.parametrize("steepness", [1.0, 10.0, 100.0])
 @pytest.mark.parametrize("start", [(-1.2, 1.0), (3.0, -8.0), (0.0, 0.0)])
-def test_a_curved_ridge_is_followed(steepness, start):
+def test_a_curved_ridge_is_followed(steepness, start, ascend):
     residuals = lambda place: jnp.stack([1 - place[0], steepness * (place[1] - place[0] ** 2)])
     end = ascend(least_squares(residuals), start, tolerance=1e-6)
     assert end.converged
@@ -136,56 +172,55 @@ def test_a_curved_ridge_is_followed(steepness, start):
 
 
 @pytest.mark.parametrize("factor", [0.1, 1.0, 10.0])
-def test_values_never_fall(factor):
+def test_values_never_fall(factor, ascend):
     """Even where the information is a bad approximation: a tenth of the curvature, or ten times it."""
 
     def evaluate(place):
         curvature = jnp.cosh(place - 1)
-        return newton.Local(-jnp.sum(curvature), -jnp.sinh(place - 1), factor * jnp.diag(curvature))
+        return local(-jnp.sum(curvature), -jnp.sinh(place - 1), factor * jnp.diag(curvature))
 
-    climb = climber(evaluate, 0.0)
-    values = [float(climb(jnp.asarray([4.0, -3.0]), limit).value) for limit in range(20)]
+    values = [ascend(evaluate, [4.0, -3.0], tolerance=0.0, max_iterations=limit).value for limit in range(0, 20, 4)]
     assert (np.diff(values) >= 0).all()
     assert values[-1] > values[0] + 1
 
 
-def test_a_step_to_where_there_is_no_value_is_shortened():
+def test_a_step_to_where_there_is_no_value_is_shortened(ascend):
     """The top lies just before the edge, and the information lets every step go too far."""
 
     def evaluate(place):
         value = jnp.where(place[0] > 1, jnp.nan, -jnp.sum((place - 0.9) ** 2))
-        return newton.Local(value, -2 * (place - 0.9), 0.2 * jnp.eye(2))
+        return local(value, -2 * (place - 0.9), 0.2 * jnp.eye(2))
 
     end = ascend(evaluate, [0.0, 0.0], tolerance=1e-6)
     assert end.converged
     np.testing.assert_allclose(end.place, 0.9, atol=2e-3)
 
 
-def test_a_gradient_that_is_not_a_number_is_no_place_to_be():
+def test_a_gradient_that_is_not_a_number_is_no_place_to_be(ascend):
     def evaluate(place):
         slope = jnp.where(place > 1, jnp.nan, -2 * (place - 0.9))
-        return newton.Local(-jnp.sum((place - 0.9) ** 2), slope, 0.2 * jnp.eye(1))
+        return local(-jnp.sum((place - 0.9) ** 2), slope, 0.2 * jnp.eye(1))
 
     end = ascend(evaluate, [0.0], tolerance=1e-6)
     assert end.converged
     np.testing.assert_allclose(end.place, 0.9, atol=2e-3)
 
 
-def test_an_initial_value_without_a_loss_ends_at_once():
-    nowhere = lambda place: newton.Local(jnp.asarray(jnp.nan), place, jnp.eye(2))
+def test_an_initial_value_without_a_loss_ends_at_once(ascend):
+    nowhere = lambda place: local(jnp.asarray(jnp.nan), place, jnp.eye(2))
     end = ascend(nowhere, [1.0, 2.0])
     assert np.isnan(end.value)
     assert not end.converged
     assert end.steps == 0
 
 
-def test_a_hyperparameter_without_effect_does_not_shorten_the_steps_of_the_others():
+def test_a_hyperparameter_without_effect_does_not_shorten_the_steps_of_the_others(ascend):
     """A variance on its way to zero, whose Newton step grows without end."""
 
     def evaluate(place):
         variance = jnp.exp(place[1])
         value = -((place[0] - 20) ** 2) / 2 - 5 * variance
-        return newton.Local(value, jnp.stack([20 - place[0], -5 * variance]), jnp.diag(jnp.stack([1, 5 * variance**2])))
+        return local(value, jnp.stack([20 - place[0], -5 * variance]), jnp.diag(jnp.stack([1, 5 * variance**2])))
 
     end = ascend(evaluate, [0.0, 0.0], tolerance=0.02)
     assert end.converged
@@ -195,7 +230,7 @@ def test_a_hyperparameter_without_effect_does_not_shorten_the_steps_of_the_other
     assert end.value > -0.05
 
 
-def test_a_limit_of_steps_is_kept():
+def test_a_limit_of_steps_is_kept(ascend):
     end = ascend(least_squares(lambda place: place - 50), [0.0], max_iterations=3)
     assert end.steps == 3
     assert not end.converged

@@ -1,23 +1,19 @@
-"""The greatest exact evidence: damped Newton steps from several initial values.
+"""The greatest exact evidence: a race of damped Newton steps from several initial values, on few rows and on all.
 
-All are climbed from by some steps; those on the way to different places then go on to the end. Of many rows some decide
-which two optima are climbed to on all. A lengthscale for every column is climbed to from the isotropic optimum.
+Of many rows some decide which two optima are climbed to on all, and where further ascents by column begin.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal.functional import gp
-from jaxcal.functional._loops import carried
-from jaxcal.gp import newton
+from jaxcal.gp import race
 from jaxcal.gp.model import (
     Data,
     Found,
@@ -33,18 +29,15 @@ from jaxcal.gp.model import (
     row_noise,
     some_rows,
 )
+from jaxcal.gp.newton import Floats, Local
 from jaxcal.gp.options import Options
-from jaxcal.optimize import Result, over_runs
+from jaxcal.optimize import Result
 
-# Of more rows than this, so many decide which optima are climbed to, as far as to this tolerance: the best, and another
-# one no further below than this.
-_FEW_ROWS, _FEW_ROWS_TOLERANCE, _RIVAL = 500, 0.1, 10.0
-# Every initial value is climbed from by so many steps, on so many rows; to the end go all but those less than so many
-# nats from a better one: they are on the way to the same place. None is left for being low: a plateau may lie before
-# the highest optimum.
-_FIRST_LAP, _FIRST_ROWS, _ALIKE = 8, 250, 0.2
-# Two optima are one if no log hyperparameter differs by more.
-_SAME = 0.3
+# Of more than twice as many rows, so many decide which optima are climbed to, as far as to this tolerance: the best,
+# and another one no further below than this. From both go so many steps by column, as far as to the loose tolerance.
+FEW_ROWS, _FEW_ROWS_TOLERANCE, _RIVAL, _FEW_ROWS_STEPS = 250, 0.1, 10.0, 40
+# Isotropic ascents that others by column follow end here at first.
+_LOOSE = 0.5
 
 
 def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options: Options) -> Found:
@@ -60,34 +53,138 @@ def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options:
         initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
     model_of = as_vector(one_of(initial_models))[1]
     vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(initial_models)
-    tied = _tied(owners) if by_column else jnp.eye(vectors.shape[1], dtype=vectors.dtype)
-    climb = partial(_climb_some, model_of=model_of, jitter=jitter)
-    failed, are_rivals = None, None
-    if number_of(initial_models) > 2 and data.targets.shape[0] > _FEW_ROWS:
-        ends = _race_on_few_rows(climb, vectors, tied, data, options)
-        failed, (vectors, are_rivals) = ends.failed, _best_two(ends)
-    ends = _race(partial(climb, data=data, options=options), vectors, are_rivals, tied, by_column, options)
-    first = jax.tree.map(lambda end: end[: len(vectors)], ends)
-    best = jnp.argmax(first.heights)
-    chosen = jax.tree.map(lambda end: end[best], first)
-    if by_column:
-        cost = 0.5 * further * jnp.log(jnp.asarray(data.number, vectors.dtype)) if options.ard == "auto" else 0.0
-        chosen = _wider_if_it_gains(chosen, jax.tree.map(lambda end: end[-1], ends), jnp.asarray(cost))
-    result = jnp.where(chosen.converged, Result.CONVERGED, Result.STEP_LIMIT)
+    low, high = bounds(one_of(initial_models), data)
+    on = lambda rows: _exact_objective(model_of, low, high, rows, jitter)
+    is_many = number_of(initial_models) > 2 and data.targets.shape[0] > 2 * FEW_ROWS
+    cost = 0.5 * further * jnp.log(jnp.asarray(data.number, vectors.dtype)) if options.ard == "auto" else 0.0
+    best = optimum(
+        on(data),
+        on(some_rows(data, FEW_ROWS)) if is_many else None,
+        vectors,
+        tied=_tied(owners) if by_column else None,
+        cost=cost,
+        tolerance=options.tolerance,
+        max_iterations=options.max_iterations,
+        on_host=False,
+    )
+    # Without what the bounds cost: of hyperparameters that move together once.
+    value = best.value + penalty(best.place, low, high, data.number * best.shares)[0]
+    result = jnp.where(best.converged, Result.CONVERGED, Result.STEP_LIMIT)
     return Found(
-        model=model_of(chosen.places),
-        evidence=chosen.values,
-        steps=chosen.steps,
-        result=jnp.where(jnp.isfinite(chosen.values), result, Result.NOT_FINITE),
-        failed_initial_values=first.failed if failed is None else failed,
+        model=model_of(best.place),
+        evidence=value,
+        steps=best.steps,
+        result=jnp.where(jnp.isfinite(value), result, Result.NOT_FINITE),
+        failed_initial_values=best.failed_initial_values,
     )
 
 
-def _wider_if_it_gains(isotropic: "_Ends", wide: "_Ends", cost: Float[Array, ""]) -> "_Ends":
-    """Where the climb by column ended, or the isotropic one that it began at if it gains no more than the cost."""
-    gains = wide.values > isotropic.values + cost
-    chosen = jax.tree.map(lambda new, old: jnp.where(gains, new, old), wide, isotropic)
-    return chosen._replace(steps=isotropic.steps + wide.steps)
+class Optimum(NamedTuple):
+    """The best place that was found.
+
+    Attributes:
+        place: [p].
+        value: of the objective; not finite where there is none.
+        steps: of the ascents to it, on all rows.
+        converged: whether it ended by the tolerance.
+        shares: of the penalty that each hyperparameter has [p].
+        failed_initial_values: how many initial vectors had no value.
+    """
+
+    place: Float[Floats, " p"]
+    value: Float[Floats, ""]
+    steps: Int[Floats, ""]
+    converged: Bool[Floats, ""]
+    shares: Float[Floats, " p"]
+    failed_initial_values: Int[Floats, ""]
+
+
+def optimum(
+    objective: race.Objective,
+    few: race.Objective | None,
+    vectors: Float[Floats, "a p"],
+    *,
+    tied: Float[Floats, "p p"] | None,
+    cost: ArrayLike,
+    tolerance: ArrayLike,
+    max_iterations: ArrayLike,
+    on_host: bool,
+) -> Optimum:
+    """Where the objective is the greatest.
+
+    Args:
+        objective: on all rows.
+        few: on few rows, which decide what is climbed to on all; None where all decide.
+        vectors: initial ones.
+        tied: the directions of isotropic ascents, where others by column follow; None where all are free.
+        cost: what an ascent by column must gain.
+        tolerance: in nats.
+        max_iterations: the most steps of an ascent.
+        on_host: as of `optimize.iterate`.
+    """
+    xp = np if on_host else jnp
+    loose = tolerance if tied is None else xp.maximum(tolerance, _LOOSE)
+    # By column from the best isotropic end, and from an initial vector.
+    by_column = vectors[:0] if tied is None else vectors[np.zeros(2, int)]
+    field = race.Field(
+        isotropic=vectors,
+        runs=xp.ones(len(vectors), bool),
+        tied=xp.asarray(np.eye(vectors.shape[1]), vectors.dtype) if tied is None else tied,
+        by_column=by_column,
+        runs_by_column=xp.ones(len(by_column), bool),
+        num_seeded=1,
+        within=np.inf,
+        tolerances=(loose, tolerance, tolerance),
+        limits=(max_iterations, max_iterations),
+        cost=xp.asarray(cost, vectors.dtype),
+    )
+    failed = None
+    if few is not None:
+        field, failed = _decided_by_few(few, field, on_host=on_host)
+    number = field.isotropic.shape[0]
+    ends = race.run(objective, field, on_host=on_host)
+    failed = xp.sum(~xp.isfinite(ends.values[:number])) if failed is None else failed
+    heights = xp.where(xp.arange(len(ends.values)) < number, ends.values + field.cost, ends.values)
+    best = xp.argmax(heights)
+    isotropic = xp.argmax(heights[:number])
+    is_wide = best >= number
+    shares = xp.where(is_wide, 1, 1 / (field.tied @ field.tied.sum(0)))
+    return Optimum(
+        place=ends.places[best],
+        value=ends.values[best],
+        steps=ends.steps[best] + xp.where(is_wide, ends.steps[isotropic], 0),
+        converged=ends.converged[best],
+        shares=xp.asarray(shares, vectors.dtype),
+        failed_initial_values=xp.asarray(failed, np.int32),
+    )
+
+
+def _decided_by_few(
+    objective: race.Objective, field: race.Field, *, on_host: bool
+) -> tuple[race.Field, Int[Floats, ""]]:
+    """The field on all rows, by what few say: the best two optima, and where ascents by column from both ended."""
+    xp = np if on_host else jnp
+    tolerance, limit = xp.maximum(field.tolerances[1], _FEW_ROWS_TOLERANCE), field.limits[0]
+    number, by_column = field.isotropic.shape[0], field.by_column.shape[0] > 0
+    ends = race.run(
+        objective,
+        field._replace(
+            by_column=field.isotropic[np.zeros(3 * by_column, int)],
+            runs_by_column=xp.ones(3 * by_column, bool),
+            num_seeded=2,
+            within=_RIVAL,
+            tolerances=(tolerance, xp.maximum(tolerance, _LOOSE), None),
+            limits=(limit, xp.minimum(limit, _FEW_ROWS_STEPS)),
+        ),
+        on_host=on_host,
+    )
+    isotropic, runs = race.best_two(xp, ends.places[:number], ends.values[:number], _RIVAL)
+    return field._replace(
+        isotropic=isotropic,
+        runs=runs,
+        by_column=xp.concatenate([field.by_column[:1], ends.places[number:]]),
+        runs_by_column=xp.concatenate([field.runs_by_column[:1], xp.isfinite(ends.values[number:])]),
+    ), xp.sum(~xp.isfinite(ends.values[:number]))
 
 
 def _owners(model: Model, data: Data) -> tuple[Float[Array, " q"], int]:
@@ -104,130 +201,13 @@ def _tied(owners: Float[Array, " q"]) -> Float[Array, "q q"]:
     return (owners[:, None] == jnp.arange(len(owners))[None]).astype(owners.dtype)
 
 
-def _race_on_few_rows(
-    climb: Callable[..., "_Ends"], vectors: Float[Array, "s p"], tied: Float[Array, "p p"], data: Data, options: Options
-) -> "_Ends":
-    """Every vector is climbed from by some steps on the fewest rows, then those to different places on more, nearly."""
-    loose = options._replace(tolerance=max(options.tolerance, _FEW_ROWS_TOLERANCE))
-    climb = partial(climb, directions=jnp.stack([tied] * len(vectors)), options=loose)
-    few_steps = jnp.full(len(vectors), min(_FIRST_LAP, options.max_iterations))
-    ends = climb(_Ends.before(vectors), few_steps, data=some_rows(data, _FIRST_ROWS))
-    # What so few rows say is no end, and their evidence no match for that of more.
-    ends = ends._replace(converged=jnp.zeros_like(ends.converged))
-    limits = jnp.where(_goes_on(ends), options.max_iterations, -1)
-    unmatched = jnp.where(jnp.isnan(ends.values), ends.values, -jnp.inf)
-    return climb(ends._replace(values=unmatched), limits, data=some_rows(data, _FEW_ROWS))
-
-
-def _race(
-    climb: Callable[..., "_Ends"],
-    vectors: Float[Array, "s p"],
-    are_rivals: Bool[Array, " s"] | None,
-    tied: Float[Array, "p p"],
-    by_column: bool,
-    options: Options,
-) -> "_Ends":
-    """The vectors that are rivals are climbed from to the end.
-
-    Where nobody knows which are, every vector is climbed from by some steps, and those on the way to different places
-    to the end. All in directions that are tied; from the best place then, as a further vector, in all directions if
-    `by_column`. One loop for all: the compiled program holds the climb once.
-    """
-    number, width = vectors.shape
-    directions = jnp.stack([tied] * number + [jnp.eye(width, dtype=vectors.dtype)] * by_column)
-    ends = _Ends.before(jnp.concatenate([vectors, vectors[:1]]) if by_column else vectors)
-    is_further = np.arange(number + by_column) >= number
-    known = None if are_rivals is None else jnp.concatenate([are_rivals, jnp.zeros(int(by_column), bool)])
-    if known is not None:
-        ends = ends._replace(values=jnp.where(known, ends.values, jnp.nan))
-
-    def lap(count, ends: _Ends) -> _Ends:
-        values = jnp.where(is_further, -jnp.inf, ends.heights)
-        goes_on = _goes_on(ends._replace(values=values)) if known is None else known
-        first = jnp.where(is_further, -1, min(_FIRST_LAP, options.max_iterations))
-        last, further = (jnp.where(which, options.max_iterations, -1) for which in (goes_on, is_further))
-        limits = jnp.where(count == 0, first, jnp.where(count == 1, last, further))
-        best = ends.places[jnp.argmax(values)]
-        places = jnp.where((is_further & (count == 2))[:, None], best[None], ends.places)
-        return climb(ends._replace(places=places), limits, directions=directions)
-
-    return lax.fori_loop(0 if known is None else 1, 2 + by_column, lap, carried(ends))
-
-
-class _Ends(NamedTuple):
-    """Where several climbs ended; where one did, without the axis s.
-
-    Attributes:
-        places: [s, p].
-        values: [s], the evidence; NaN where there is none, or an absurd one.
-        steps: [s].
-        converged: [s].
-    """
-
-    places: Float[Array, "*s p"]
-    values: Float[Array, "*s"]
-    steps: Int[Array, "*s"]
-    converged: Bool[Array, "*s"]
-
-    @classmethod
-    def before(cls, vectors: Float[Array, "s p"]) -> "_Ends":
-        """No climb, yet, from these vectors."""
-        zeros, number = jnp.zeros_like(vectors[:, 0]), len(vectors)
-        return cls(vectors, zeros, jnp.zeros(number, jnp.int32), jnp.zeros(number, bool))
-
-    @property
-    def heights(self) -> Float[Array, "*s"]:
-        """The values to compare: -inf where there is none."""
-        return jnp.where(jnp.isnan(self.values), -jnp.inf, self.values)
-
-    @property
-    def failed(self) -> Int[Array, ""]:
-        """How many found nothing."""
-        return jnp.sum(jnp.isnan(self.values), dtype=jnp.int32)
-
-
-def _climb_some(
-    ends: _Ends,
-    limits: Int[Array, " s"],
-    *,
-    directions: Float[Array, "s p p"],
-    model_of: Callable[[Float[Array, " p"]], Model],
-    data: Data,
-    jitter: ArrayLike,
-    options: Options,
-) -> _Ends:
-    """Where the exact evidence is climbed to from each place, in so many steps along the columns of its directions.
-
-    Where the limit is negative the end stays as it is.
-    """
-    low, high = bounds(model_of(ends.places[0]), data)
-    evaluate = _exact_objective(model_of, low, high, data, jitter)
-
-    def climb(vector, limit, along):
-        # Hyperparameters that move together have one penalty.
-        shares = 1 / (along @ jnp.sum(along, axis=0))
-
-        def local(moved):
-            value, gradient, information = evaluate(vector + along @ moved, shares)
-            return newton.Local(value, gradient @ along, along.T @ information @ along)
-
-        end = newton.ascend(local, jnp.zeros_like(vector), tolerance=options.tolerance, max_iterations=limit)
-        place = vector + along @ end.place
-        value = end.value + penalty(place, low, high, data.number * shares)[0]
-        return place, jnp.where(is_sane(model_of(place), value, data), value, jnp.nan), end.steps, end.converged
-
-    after = _Ends(*over_runs(climb, mesh=options.mesh)(ends.places, limits, directions))
-    kept = jax.tree.map(lambda new, old: jnp.where(_rows_like(limits >= 0, new), new, old), after, ends)
-    return kept._replace(steps=ends.steps + jnp.maximum(after.steps, 0))
-
-
 def _exact_objective(
     model_of: Callable[[Float[Array, " p"]], Model],
     low: Float[Array, " p"],
     high: Float[Array, " p"],
     data: Data,
     jitter: ArrayLike,
-) -> Callable[[Float[Array, " p"], Float[Array, " p"]], newton.Local]:
+) -> race.Objective:
     """The exact evidence, less a fraction of what is beyond its bounds, with its gradient and average information."""
     n = data.number
     counts = jnp.ones_like(data.targets) if data.included is None else data.included.astype(data.targets.dtype)
@@ -237,7 +217,7 @@ def _exact_objective(
         added = jitter * jnp.mean(model.kernel.diagonal(data.points)) + row_noise(model, data)
         return added * counts
 
-    def evaluate(vector: Float[Array, " p"], shares: Float[Array, " p"]) -> newton.Local:
+    def evaluate(vector: Float[Array, " p"], shares: Float[Array, " p"]) -> Local:
         model = model_of(vector)
         terms = gp.likelihood_terms(noisy_gram(model, data, jitter), data.targets)
         by_diagonal = jax.jacfwd(on_diagonal)(vector)
@@ -251,34 +231,7 @@ def _exact_objective(
             products = products.at[:, : len(by_kernel)].add(columns * counts[:, None])
         information = gp.average_information(terms.inverse, products)
         beyond, steepness, bend = penalty(vector, low, high, n * shares)
-        return newton.Local(
-            terms.value - log_likelihood_of_padding(data) - beyond, gradient - steepness, information + jnp.diag(bend)
-        )
+        value = terms.value - log_likelihood_of_padding(data)
+        return Local(value - beyond, gradient - steepness, information + jnp.diag(bend), is_sane(model, value, data))
 
     return evaluate
-
-
-def _best_two(ends: _Ends) -> tuple[Float[Array, "2 p"], Bool[Array, "2"]]:
-    """The best place, and the best of those that differ from it; and whether they may be the best of more rows."""
-    values = ends.heights
-    best = jnp.argmax(values)
-    others = jnp.where(_differs(ends.places, ends.places[best]), values, -jnp.inf)
-    two = jnp.stack([best, jnp.argmax(others)])
-    return ends.places[two], jnp.stack([values[best], jnp.max(others)]) >= values[best] - _RIVAL
-
-
-def _goes_on(ends: _Ends) -> Bool[Array, " s"]:
-    """The climbs that have not ended, without those on the way to where a better one is."""
-    values, number = ends.heights, ends.values.shape[0]
-    better = (values[None] > values[:, None]) | ((values[None] == values[:, None]) & np.tri(number, k=-1, dtype=bool))
-    near = ~jax.vmap(lambda place: _differs(ends.places, place))(ends.places)
-    near |= jnp.abs(values[None] - values[:, None]) < _ALIKE
-    return jnp.isfinite(values) & ~jnp.any(better & near, axis=1) & ~ends.converged
-
-
-def _differs(places: Float[Array, "s p"], place: Float[Array, " p"]) -> Bool[Array, " s"]:
-    return jnp.max(jnp.abs(places - place[None]), axis=1) > _SAME
-
-
-def _rows_like(condition: Bool[Array, " s"], array: Array) -> Bool[Array, "s ..."]:
-    return condition.reshape(-1, *(1,) * (array.ndim - 1))

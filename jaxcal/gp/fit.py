@@ -79,10 +79,11 @@ def check_fit(process: Process, n: int, *, throw: bool) -> None:
 
 
 def warn_of_outliers(process: Process, n: int) -> None:
-    """Warn if an error is greater than any of n normal ones; nothing while traced."""
-    if process.greatest_error is None or _checks.is_traced(*process.greatest_error):
+    """Warn if an error of a fit that makes sense is greater than any of n normal ones; nothing while traced."""
+    if process.greatest_error is None or _checks.is_traced(*process.greatest_error, process.result):
         return
     errors, rows = (np.ravel(a) for a in process.greatest_error)
+    errors = np.where(np.ravel(process.result) == Result.NOT_FINITE, 0, errors)
     worst = int(np.argmax(errors))
     error = float(errors[worst])
     if not noise.is_usual(error, n) and error > noise.greatest_error(n):

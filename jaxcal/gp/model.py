@@ -29,7 +29,7 @@ _LOGIT_FRACTION = 14.0
 _LOG_DFS = math.log(noise.GREATEST_DF / noise.LEAST_DF)
 _PREDICTED_AT_ONCE = 2048
 # A prior variance, or that of the noise, that exceeds the target's by this factor is absurd.
-_ABSURD = 1e6
+ABSURD = 1e6
 
 
 class Data(NamedTuple):
@@ -321,7 +321,7 @@ def is_sane(model: Model, value: Float[Array, ""], data: Data) -> Bool[Array, ""
 def has_sane_variances(model: Model, data: Data) -> Bool[Array, ""]:
     """Whether neither the prior's variance nor that of the noise is far beyond the target's."""
     prior = jnp.mean(model.kernel.diagonal(data.points))
-    return jnp.maximum(prior, model.noise_variance(data.points, data.included)) < _ABSURD * data.mean_square
+    return jnp.maximum(prior, model.noise_variance(data.points, data.included)) < ABSURD * data.mean_square
 
 
 def some_rows(data: Data, number: int) -> Data:

@@ -3,17 +3,18 @@
 Gilmour, Thompson & Cullis, "Average Information REML", Biometrics 1995. The matrix is never negative and costs little
 beside the gradient. Steps are damped as Levenberg and Marquardt do, and kept within a box: a hyperparameter on its way
 to where it has no effect, a variance to zero, say, must not shorten the steps of the others.
+
+Several ascents stand along a leading axis s. A step of all is one function, `advance(xp, ...)`: of NumPy's arrays
+where the host climbs, of JAX's inside of a transformation (`optimize.iterate`).
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
-
-from jaxcal.functional._loops import carried
 
 # The longest step of a log hyperparameter, and the longest one whose gain counts as still to be had.
 _LONGEST_STEP, _FORESEEN_STEP = 2.0, 3.0
@@ -26,195 +27,219 @@ _LEAST_RATIO = 1e-3
 # Damping: at first, the least and the greatest, and what is added to the curvature before it is multiplied.
 _DAMPING, _LEAST_DAMPING, _GREATEST_DAMPING, _CURVATURE = 0.1, 1e-6, 1e4, 0.1
 
+Floats = Array | np.ndarray
+
 
 class Local(NamedTuple):
-    """An objective near a point.
+    """An objective near points; of a single one without the axis s.
 
     Attributes:
-        value: there.
-        gradient: [p].
-        information: [p, p], an approximation of the negative Hessian that is never negative.
+        value: [s]; not finite where there is none: such a step is too long.
+        gradient: [s, p].
+        information: [s, p, p], an approximation of the negative Hessian that is never negative.
+        makes_sense: [s], whether the value may be believed; ascents pass where it does not.
     """
 
-    value: Float[Array, ""]
-    gradient: Float[Array, " p"]
-    information: Float[Array, "p p"]
+    value: Float[Floats, "*s"]
+    gradient: Float[Floats, "*s p"]
+    information: Float[Floats, "*s p p"]
+    makes_sense: Bool[Floats, "*s"]
 
 
-class Ascent(NamedTuple):
-    """Where an ascent ended.
+class Ascents(NamedTuple):
+    """Where several ascents are, and what they try next.
 
     Attributes:
-        place: [p].
-        value: of the objective there; NaN if it was not finite at the initial values.
-        steps: evaluations after the first one.
-        converged: whether the gain foreseen is below the tolerance, or rounding hides any gain.
+        place: [s, p].
+        local: the objective there; its value is NaN if it is not finite at the initial place.
+        information: [s, p, p], of which steps are made: that of `local`, corrected.
+        damping: [s].
+        move: [s, p], to try next.
+        ahead: [s], the gain that is foreseen, were each hyperparameter to move by at most three.
+        steps: [s], evaluations after the first one; -1 before it.
+        mark: [s], the value some steps ago.
+        done: [s], whether the gain foreseen is below the tolerance, or rounding hides any gain.
     """
 
-    place: Float[Array, " p"]
-    value: Float[Array, ""]
-    steps: Int[Array, ""]
-    converged: Bool[Array, ""]
-
-
-class _State(NamedTuple):
-    """What a step begins with: the place and what is known there, the damping, and the move to try from it."""
-
-    place: Float[Array, " p"]
+    place: Float[Floats, "s p"]
     local: Local
-    information: Float[Array, "p p"]
-    damping: Float[Array, ""]
-    move: Float[Array, " p"]
-    steps: Int[Array, ""]
-    mark: Float[Array, ""]
-    done: Bool[Array, ""]
+    information: Float[Floats, "s p p"]
+    damping: Float[Floats, " s"]
+    move: Float[Floats, "s p"]
+    ahead: Float[Floats, " s"]
+    steps: Int[Floats, " s"]
+    mark: Float[Floats, " s"]
+    done: Bool[Floats, " s"]
 
-
-def ascend(
-    evaluate: Callable[[Float[Array, " p"]], Local],
-    initial: Float[Array, " p"],
-    *,
-    tolerance: float | Float[Array, ""],
-    max_iterations: int | Int[Array, ""],
-) -> Ascent:
-    """Maximize an objective from initial values, by steps that never lower it.
-
-    Ends where the quadratic model foresees a gain below `tolerance`, were each hyperparameter to move by at most three;
-    where eight steps together have gained less, as on a curved ridge; or where no step however short gains anything, by
-    rounding.
-
-    Args:
-        evaluate: the objective near a point; not finite where there is none: such a step is too long.
-        initial: where to begin.
-        tolerance: in units of the objective.
-        max_iterations: how many steps are tried at most; below 0 nothing is evaluated, and the value is NaN.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> bowl = lambda p: Local(-jnp.sum((p - 1) ** 2), -2 * (p - 1), 2 * jnp.eye(2))
-        >>> ascent = ascend(bowl, jnp.zeros(2), tolerance=1e-6, max_iterations=50)
-        >>> ascent.place.round(2).tolist(), bool(ascent.converged)
-        ([1.0, 1.0], True)
-    """
-    evaluate = jax.jit(evaluate)  # traced once
-
-    def step(state: _State) -> _State:
-        place, local, information, damping, move, steps, mark, _ = state
-        first = steps < 0
-        found = evaluate(place + move)
-        gain = found.value - local.value
-        foreseen = _foreseen(local.gradient, information, move)
-        ratio = gain / jnp.maximum(foreseen, jnp.finfo(gain.dtype).tiny)
-        # False where the value is not a number.
-        taken = first | ((gain > 0) & (ratio > _LEAST_RATIO) & jnp.isfinite(found.gradient).all())
-        choose = lambda new, old: jnp.where(taken, new, old)
-        change = local.gradient - found.gradient
-        place, local = jax.tree.map(choose, (place + move, found), (place, local))
-        corrected = jnp.where(ratio > 1, _corrected(local.information, move, change), local.information)
-        information = jnp.where(taken, corrected, information)
-        factor = jnp.where(ratio > 0.7, 1 / 3, jnp.where(ratio < 0.25, 2.0, jnp.ones_like(damping)))
-        factor = jnp.where(first, 1.0, jnp.where(taken, factor, 5.0)).astype(damping.dtype)
-        stuck = ~taken & (damping > _GREATEST_DAMPING)
-        damping = jnp.maximum(damping * factor, jnp.where(taken, _LEAST_DAMPING, jnp.full_like(damping, _DAMPING)))
-        checked = (steps + 1) % _RIDGE_STEPS == 0
-        ridge = checked & ~first & (local.value - mark < tolerance)
-        mark = jnp.where(checked, local.value, mark)
-        move, ahead = _look_ahead(local, information, damping)
-        return _State(
+    @classmethod
+    def at(cls, xp: ModuleType, place: Float[Floats, "s p"]) -> "Ascents":
+        """Before the first evaluation, which is a step of no length."""
+        zeros, matrix = xp.zeros_like(place[:, 0]), xp.zeros_like(place[:, :, None] * place[:, None])
+        return cls(
             place=place,
-            local=local,
-            information=information,
-            damping=damping,
-            move=move,
-            steps=steps + 1,
-            mark=mark,
-            done=stuck | ridge | (ahead < tolerance),
+            local=Local(zeros, xp.zeros_like(place), matrix, zeros == 0),
+            information=matrix,
+            damping=zeros + _DAMPING,
+            move=xp.zeros_like(place),
+            ahead=zeros + np.inf,
+            steps=xp.full(place.shape[0], -1, np.int32),
+            mark=zeros,
+            done=zeros > 0,
         )
 
-    def unfinished(state: _State) -> Bool[Array, ""]:
-        going_on = ~state.done & (state.steps < max_iterations) & jnp.isfinite(state.local.value)
-        return ((state.steps < 0) & (max_iterations >= 0)) | going_on
+    @property
+    def asked(self) -> Float[Floats, "s p"]:
+        """Where the objective is to be evaluated."""
+        return self.place + self.move
 
-    # The first evaluation is a step of no length: the compiled program holds the objective once.
-    nothing = Local(*(jnp.zeros(part.shape, part.dtype) for part in jax.eval_shape(evaluate, initial)))
-    state = _State(
-        place=initial,
-        local=nothing,
-        information=nothing.information,
-        damping=jnp.asarray(_DAMPING, initial.dtype),
-        move=jnp.zeros_like(initial),
-        steps=jnp.int32(-1),
-        mark=nothing.value,
-        done=jnp.zeros((), bool),
+
+def advance(
+    xp: ModuleType,
+    ascents: Ascents,
+    found: Local,
+    active: Bool[Floats, " s"],
+    tolerance: Float[Floats, " s"],
+) -> Ascents:
+    """One step of those that are active, by what the objective is where they asked; no step lowers it.
+
+    An ascent is done where the quadratic model foresees a gain below the tolerance; where eight steps together have
+    gained less, as on a curved ridge; or where no step however short gains anything, by rounding.
+    """
+    first, move = ascents.steps < 0, ascents.move
+    local = ascents.local
+    gain = found.value - local.value
+    foreseen = _foreseen(local.gradient, ascents.information, move)
+    ratio = gain / xp.maximum(foreseen, np.finfo(gain.dtype).tiny)
+    finite = xp.isfinite(found.gradient).all(-1) & xp.isfinite(found.information).all((-2, -1))
+    # False where the value is not a number.
+    taken = first | ((gain > 0) & (ratio > _LEAST_RATIO) & finite)
+    there = first & ~(xp.isfinite(found.value) & finite)
+    found = found._replace(value=xp.where(there, np.nan, found.value))
+    choose = lambda new, old: _where(xp, taken, new, old)
+    corrected = _corrected(xp, found.information, move, local.gradient - found.gradient)
+    corrected = _where(xp, (ratio > 1) & ~first, corrected, found.information)
+    local = Local(*(choose(new, old) for new, old in zip(found, local, strict=True)))
+    information = choose(corrected, ascents.information)
+
+    factor = xp.where(ratio > 0.7, 1 / 3, xp.where(ratio < 0.25, 2.0, 1.0))
+    factor = xp.where(first, 1.0, xp.where(taken, factor, 5.0))
+    least = xp.where(taken, _LEAST_DAMPING, _DAMPING)
+    damping = xp.maximum(ascents.damping * factor, least).astype(gain.dtype)
+    stuck = ~taken & (ascents.damping > _GREATEST_DAMPING)
+    steps = ascents.steps + 1
+    checked = steps % _RIDGE_STEPS == 0
+    ridge = checked & ~first & (local.value - ascents.mark < tolerance)
+    next_move, ahead = _look_ahead(xp, local, information, damping)
+    after = Ascents(
+        place=choose(ascents.asked, ascents.place),
+        local=local,
+        information=information,
+        damping=damping,
+        move=next_move,
+        ahead=ahead,
+        steps=steps,
+        mark=xp.where(checked, local.value, ascents.mark),
+        done=stuck | ridge | (ahead < tolerance),
     )
-    end = lax.while_loop(unfinished, step, carried(state))
-    return Ascent(end.place, jnp.where(end.steps < 0, jnp.nan, end.local.value), end.steps, end.done)
+    return where(xp, active, after, ascents)
+
+
+def where(xp: ModuleType, chosen: Bool[Floats, " s"], new: Any, old: Any) -> Any:
+    """Some ascents of one, the others of the other."""
+    local = Local(*(_where(xp, chosen, a, b) for a, b in zip(new.local, old.local, strict=True)))
+    rest = {name: _where(xp, chosen, a, getattr(old, name)) for name, a in new._asdict().items() if name != "local"}
+    return Ascents(local=local, **rest)
+
+
+def _where(xp: ModuleType, chosen: Bool[Floats, " s"], new: Floats, old: Floats) -> Floats:
+    return xp.where(chosen.reshape(chosen.shape + (1,) * (new.ndim - 1)), new, old)
 
 
 def _look_ahead(
-    local: Local, information: Float[Array, "p p"], damping: Float[Array, ""]
-) -> tuple[Float[Array, " p"], Float[Array, ""]]:
-    """The next move, and the gain that is foreseen if both the average and the corrected information are right.
+    xp: ModuleType, local: Local, information: Float[Floats, "s p p"], damping: Float[Floats, " s"]
+) -> tuple[Float[Floats, "s p"], Float[Floats, " s"]]:
+    """The next moves, and the gains that are foreseen if both the average and the corrected information are right.
 
     That is the gain of all hyperparameters together, or of one alone if that is more. All three systems of equations
-    are solved at once: the compiled program holds a solution once.
+    of an ascent are solved at once.
     """
-    gradient, slight = local.gradient, 1e3 * jnp.finfo(damping.dtype).eps
-    models = jnp.stack([local.information, information])
-    diagonals = jnp.diagonal(models, axis1=1, axis2=2)
-    damped = information + _diagonal(damping * (diagonals[1] + _CURVATURE))
-    curvatures = jnp.concatenate([damped[None], models + jax.vmap(_diagonal)(slight * (diagonals + 1))])
-    longest = jnp.array([_LONGEST_STEP, _FORESEEN_STEP, _FORESEEN_STEP], gradient.dtype)
-    moves = jax.vmap(_step_in_box, (0, None, 0))(curvatures, gradient, longest)
-    together = jax.vmap(_foreseen, (None, 0, 0))(gradient, models, moves[1:])
-    alone = jnp.clip(gradient[None] / (diagonals + slight), -_FORESEEN_STEP, _FORESEEN_STEP)
-    return moves[0], jnp.maximum(jnp.max(together), jnp.max(gradient[None] * alone - alone**2 * diagonals / 2))
+    gradient, dtype = local.gradient[None], damping.dtype
+    slight = 1e3 * float(np.finfo(dtype).eps)
+    models = xp.stack([local.information, information])
+    diagonals = xp.diagonal(models, axis1=-2, axis2=-1)
+    eye = np.eye(models.shape[-1], dtype=dtype)[None, None]
+    added = xp.stack([damping[:, None] * (diagonals[1] + _CURVATURE), *(slight * (diagonals + 1))])
+    curvatures = xp.stack([information, *models]) + eye * added[:, :, None]
+    longest = np.array([_LONGEST_STEP, _FORESEEN_STEP, _FORESEEN_STEP], dtype)[:, None, None]
+    moves = _step_in_box(xp, curvatures, xp.broadcast_to(gradient, (3, *gradient.shape[1:])), longest)
+    together = _foreseen(gradient, models, moves[1:])
+    alone = xp.clip(gradient / (diagonals + slight), -_FORESEEN_STEP, _FORESEEN_STEP)
+    gains = xp.max(gradient * alone - alone**2 * diagonals / 2, axis=-1)
+    return moves[0], xp.maximum(xp.max(together, axis=0), xp.max(gains, axis=0))
 
 
 def _corrected(
-    information: Float[Array, "p p"], move: Float[Array, " p"], change: Float[Array, " p"]
-) -> Float[Array, "p p"]:
+    xp: ModuleType,
+    information: Float[Floats, "s p p"],
+    move: Float[Floats, "s p"],
+    change: Float[Floats, "s p"],
+) -> Float[Floats, "s p p"]:
     """The information with less curvature along the last step, where the gradient's change tells of less.
 
     Along a ridge the average information may be too great by factors: steps would be too short, and the end too early.
     """
-    along = information @ move
-    foreseen = move @ along
+    along = _times(information, move)
+    foreseen = xp.sum(move * along, axis=-1)
     usable = foreseen > 0
-    ratio = jnp.clip(jnp.where(usable, move @ change / jnp.where(usable, foreseen, 1), 1), _LEAST_CURVATURE, 1)
-    return information + (ratio - 1) * jnp.outer(along, along) / jnp.where(usable, foreseen, 1)
+    divisor = xp.where(usable, foreseen, 1)
+    ratio = xp.clip(xp.where(usable, xp.sum(move * change, axis=-1) / divisor, 1), _LEAST_CURVATURE, 1)
+    return information + ((ratio - 1) / divisor)[:, None, None] * (along[:, :, None] * along[:, None])
 
 
 def _foreseen(
-    gradient: Float[Array, " p"], information: Float[Array, "p p"], move: Float[Array, " p"]
-) -> Float[Array, ""]:
-    return move @ gradient - move @ information @ move / 2
+    gradient: Float[Floats, "... p"], information: Float[Floats, "... p p"], move: Float[Floats, "... p"]
+) -> Float[Floats, "..."]:
+    return (move * (gradient - _times(information, move) / 2)).sum(-1)
+
+
+def _times(matrix: Float[Floats, "... p p"], vector: Float[Floats, "... p"]) -> Float[Floats, "... p"]:
+    return (matrix * vector[..., None, :]).sum(-1)
 
 
 def _step_in_box(
-    curvature: Float[Array, "p p"], gradient: Float[Array, " p"], longest: Float[Array, ""]
-) -> Float[Array, " p"]:
-    """The Newton step, with what would leave the box held at its edge and the rest solved for again."""
-    step = _solve(curvature, gradient)
-    outside = jnp.abs(step) >= longest
-    edge = jnp.where(outside, jnp.clip(step, -longest, longest), 0)
-    right = jnp.where(outside, edge, gradient - curvature @ edge)
-    held = outside[:, None] | outside[None]
-    step = _solve(jnp.where(held, jnp.eye(len(step), dtype=step.dtype), curvature), right)
-    return jnp.clip(step, -longest, longest)
+    xp: ModuleType,
+    curvature: Float[Floats, "k s p p"],
+    gradient: Float[Floats, "k s p"],
+    longest: Float[Floats, "k 1 1"],
+) -> Float[Floats, "k s p"]:
+    """The Newton steps by k curvatures, with what would leave the box held at its edge and the rest solved for again."""
+    solve = _solve_on_host if xp is np else _solve
+    step = solve(curvature, gradient)
+    outside = abs(step) >= longest
+    edge = xp.where(outside, xp.clip(step, -longest, longest), 0)
+    right = xp.where(outside, edge, gradient - _times(curvature, edge))
+    held = outside[..., :, None] | outside[..., None, :]
+    eye = np.eye(gradient.shape[-1], dtype=gradient.dtype)[None, None]
+    step = solve(xp.where(held, eye, curvature), right)
+    return xp.clip(step, -longest, longest)
 
 
-def _solve(matrix: Float[Array, "p p"], right: Float[Array, " p"]) -> Float[Array, " p"]:
-    """The solution of a small positive definite system, by elimination: fewer operations to compile than a factor's."""
-    table = jnp.concatenate([matrix, right[:, None]], axis=1)
-    rows = jnp.arange(len(right))[:, None]
-
-    def eliminate(k: Int[Array, ""], table: Float[Array, "p q"]) -> Float[Array, "p q"]:
-        row = table[k] / table[k, k]
-        return jnp.where(rows == k, row[None], table - table[:, k, None] * row[None])
-
-    return lax.fori_loop(0, len(right), eliminate, table)[:, -1]
+def _solve_on_host(matrix: Float[np.ndarray, "k s p p"], right: Float[np.ndarray, "k s p"]) -> np.ndarray:
+    """The solutions of small positive definite systems; NaN where they are not finite."""
+    finite = np.isfinite(matrix).all((-2, -1)) & np.isfinite(right).all(-1)
+    solvable = np.where(finite[..., None, None], matrix, np.eye(right.shape[-1]))
+    return np.where(finite[..., None], np.linalg.solve(solvable, right[..., None])[..., 0], np.nan)
 
 
-def _diagonal(values: Float[Array, " p"]) -> Float[Array, "p p"]:
-    return values[:, None] * jnp.eye(values.shape[0], dtype=values.dtype)
+def _solve(matrix: Float[Array, "k s p p"], right: Float[Array, "k s p"]) -> Float[Array, "k s p"]:
+    """The same by elimination: fewer operations to compile than a factor's."""
+    table = jnp.concatenate([matrix, right[..., None]], axis=-1)
+    rows = np.arange(right.shape[-1])[None, None, :, None]
+
+    def eliminate(k: Int[Array, ""], table: Float[Array, "m s p q"]) -> Float[Array, "m s p q"]:
+        row = lax.dynamic_index_in_dim(table, k, -2)
+        row = row / lax.dynamic_index_in_dim(row, k, -1)
+        column = lax.dynamic_index_in_dim(table, k, -1)
+        return jnp.where(rows == k, row, table - column * row)
+
+    return lax.fori_loop(0, right.shape[-1], eliminate, table)[..., -1]

@@ -1,0 +1,247 @@
+"""A race of ascents to the greatest evidence: isotropic ones, then with a lengthscale for every column.
+
+All ascents stand along one axis, and those that still run are active. Every eight rounds those are taken out that are
+on the way to where a better one is, or cannot reach the best any more. Where the isotropic ones have ended, ascents by
+column begin at the best of them, and at places that are given. A round of all is one function of NumPy's or of JAX's
+arrays: see `optimize.iterate`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Bool, Float, Int
+
+from jaxcal.functional._loops import over_leading_axis
+from jaxcal.gp import newton
+from jaxcal.gp.newton import Floats, Local
+from jaxcal.optimize.iterate import iterate
+
+# Ascents are compared every so many rounds.
+_LAP = 8
+# Of two ascents less than so many nats apart, or in no log hyperparameter further apart than this, the lower one is on
+# its way to the place of the other.
+ALIKE, SAME = 0.2, 0.3
+# An ascent is taken out if not even so many times the gain that it foresees brings it to the best one.
+_HOPE = 30.0
+# If the best ascent by column is better by so much more than it must be, the isotropic one need not be ended.
+_CLEAR = 5.0
+# In which order: isotropic ascents, those by column, the best isotropic one to its end.
+_ISOTROPIC, _BY_COLUMN, _LAST, _OVER = range(4)
+
+# The objective at a vector, penalized by the shares of its bounds that hyperparameters that move together have.
+Objective = Callable[[Float[Floats, " p"], Float[Floats, " p"]], Local]
+
+
+class Field(NamedTuple):
+    """Who runs, and how far.
+
+    Attributes:
+        isotropic: where the isotropic ascents begin [a, p].
+        runs: which of these run [a].
+        tied: the directions in which they move, one a column [p, p].
+        by_column: where ascents by column begin [b, p]; the first `num_seeded` of them at isotropic ends.
+        runs_by_column: which of these run [b].
+        num_seeded: how many begin where the best isotropic ascents ended, one or two.
+        within: by how much the second of these may be below the best.
+        tolerances: of isotropic ascents at first, of those by column, of the best isotropic one at last; None if it
+            need not be ended.
+        limits: the most steps of isotropic ascents, and of those by column.
+        cost: what an ascent by column must gain.
+    """
+
+    isotropic: Float[Floats, "a p"]
+    runs: Bool[Floats, " a"]
+    tied: Float[Floats, "p p"]
+    by_column: Float[Floats, "b p"]
+    runs_by_column: Bool[Floats, " b"]
+    num_seeded: int
+    within: float
+    tolerances: tuple
+    limits: tuple
+    cost: Float[Floats, ""]
+
+
+class Ends(NamedTuple):
+    """Where ascents ended; where one did, without the axis s.
+
+    Attributes:
+        places: [s, p].
+        values: of the objective [s]; -inf where there is none.
+        steps: [s], evaluations after the first one.
+        converged: [s].
+    """
+
+    places: Float[Floats, "*s p"]
+    values: Float[Floats, "*s"]
+    steps: Int[Floats, "*s"]
+    converged: Bool[Floats, "*s"]
+
+
+class _Race(NamedTuple):
+    """The state of a race.
+
+    Attributes:
+        ascents: along the directions, from their starts.
+        starts: [s, p].
+        active: which still run [s].
+        rounds: since the phase began.
+        phase: what is run, `_ISOTROPIC` to `_OVER`.
+    """
+
+    ascents: newton.Ascents
+    starts: Float[Floats, "s p"]
+    active: Bool[Floats, " s"]
+    rounds: Int[Floats, ""]
+    phase: Int[Floats, ""]
+
+
+def run(objective: Objective, field: Field, *, on_host: bool) -> Ends:
+    """Where all ascents of a field ended, the isotropic ones first."""
+    xp = np if on_host else jnp
+    number = field.isotropic.shape[0]
+    starts = xp.concatenate([field.isotropic, field.by_column])
+    eye = np.eye(starts.shape[1], dtype=starts.dtype)
+    # Directions in which several move together, or one each.
+    directions = xp.stack([field.tied] * number + [xp.asarray(eye)] * field.by_column.shape[0])
+    race = _Race(
+        ascents=newton.Ascents.at(xp, xp.zeros_like(starts)),
+        starts=starts,
+        active=xp.concatenate([field.runs, xp.zeros_like(field.runs_by_column)]),
+        rounds=xp.zeros((), np.int32),
+        phase=xp.zeros((), np.int32),
+    )
+    end = iterate(
+        partial(_evaluated, objective, directions, on_host=on_host),
+        partial(_advance, field=field, directions=directions),
+        race,
+        lambda race: race.active.any(),
+        on_host=on_host,
+    )
+    return Ends(_places(end, directions), _heights(xp, end.ascents), xp.maximum(end.ascents.steps, 0), end.ascents.done)
+
+
+def _evaluated(objective: Objective, directions: Float[Floats, "s p p"], race: _Race, *, on_host: bool) -> Local:
+    """The objective where the active ascents ask, along their directions; 0 for the others."""
+    vectors = race.starts + _along(directions, race.ascents.asked)
+
+    def one(vector: Floats, along: Floats) -> Local:
+        shares = 1 / (along @ along.sum(0))  # of the penalty, among those that move together
+        local = objective(vector, shares)
+        return local._replace(gradient=local.gradient @ along, information=along.T @ local.information @ along)
+
+    if on_host:
+        found = Local(*(np.zeros_like(part) for part in race.ascents.local))
+        for k in np.flatnonzero(race.active):
+            for whole, part in zip(found, one(vectors[k], directions[k]), strict=True):
+                whole[k] = part
+        return found
+    nothing = jax.tree.map(lambda part: jnp.zeros_like(part[0]), race.ascents.local)
+    ask = lambda asked: lax.cond(asked[2], lambda: one(*asked[:2]), lambda: nothing)
+    return over_leading_axis(ask, (vectors, directions, race.active))
+
+
+def _advance(xp: ModuleType, race: _Race, found: Local, *, field: Field, directions: Float[Floats, "s p p"]) -> _Race:
+    """One round of all that are active; where none of a phase is any more, the next phase begins."""
+    number = field.isotropic.shape[0]
+    is_isotropic = np.arange(race.active.shape[0]) < number
+    first, by_column, last = field.tolerances
+    tolerance = xp.where(is_isotropic, xp.where(race.phase == _LAST, first if last is None else last, first), by_column)
+    limit = xp.where(is_isotropic, *field.limits)
+    tolerance = xp.asarray(tolerance, race.starts.dtype)
+    ascents = newton.advance(xp, race.ascents, found, race.active, tolerance)
+    heights, rounds = _heights(xp, ascents), race.rounds + 1
+    goes_on = race.active & ~ascents.done & (ascents.steps < limit) & xp.isfinite(ascents.local.value)
+    race = race._replace(ascents=ascents, rounds=rounds, active=goes_on)
+    kept = _worth(xp, race, heights, is_isotropic, directions)
+    race = race._replace(active=goes_on & (kept | (rounds % _LAP != 0)))
+    if not field.by_column.shape[0]:
+        return race
+    return _next_phase(xp, race, heights, field, directions)
+
+
+def _worth(
+    xp: ModuleType,
+    race: _Race,
+    heights: Float[Floats, " s"],
+    is_isotropic: Bool[np.ndarray, " s"],
+    directions: Float[Floats, "s p p"],
+) -> Bool[Floats, " s"]:
+    """The ascents that may reach the best of their kind, without those on the way to where a better one is."""
+    one, other = heights[:, None], heights[None]
+    number = heights.shape[0]
+    alike = is_isotropic[:, None] == is_isotropic[None]
+    better = alike & ((other > one) | ((other == one) & np.tri(number, k=-1, dtype=bool)))
+    near = ~differ(xp, _places(race, directions)) | (abs(xp.where(better, other - one, np.inf)) < ALIKE)
+    best = xp.max(xp.where(alike, other, -np.inf), axis=1)
+    hope = heights + _HOPE * race.ascents.ahead + ALIKE >= best
+    return hope & ~(better & near).any(axis=1)
+
+
+def _next_phase(
+    xp: ModuleType, race: _Race, heights: Float[Floats, " s"], field: Field, directions: Float[Floats, "s p p"]
+) -> _Race:
+    """The race as it is, or at the begin of the next phase if nobody runs any more."""
+    number, further = field.isotropic.shape[0], field.by_column.shape[0]
+    is_isotropic = np.arange(number + further) < number
+    places = _places(race, directions)
+    over = ~race.active.any()
+    to_columns, to_last = over & (race.phase == _ISOTROPIC), over & (race.phase == _BY_COLUMN)
+    # By column: from the best isotropic ends, if there are any.
+    seeds, are_there = best_two(xp, places[:number], heights[:number], field.within)
+    starts = xp.concatenate([race.starts[:number], seeds[: field.num_seeded], race.starts[number + field.num_seeded :]])
+    runs = xp.concatenate([are_there[: field.num_seeded], xp.ones(further - field.num_seeded, bool)])
+    begin = xp.concatenate([xp.zeros(number, bool), runs & field.runs_by_column])
+    # At last: the best isotropic one, unless one by column is better by far.
+    best = xp.argmax(heights[:number])
+    gains = xp.max(heights[number:]) > heights[best] + field.cost + _CLEAR
+    ahead = race.ascents.ahead[best]
+    tight = 0.0 if field.tolerances[2] is None else field.tolerances[2]
+    ends = (field.tolerances[2] is not None) & ~gains & (ahead >= tight) & xp.isfinite(heights[best])
+    ends = ends & (race.ascents.steps[best] < field.limits[0])
+    last = (np.arange(number + further) == best) & ends
+    active = xp.where(to_columns, begin, xp.where(to_last, last, race.active))
+    phase = race.phase + over
+    return race._replace(
+        starts=xp.where(to_columns & ~is_isotropic[:, None], starts, race.starts),
+        active=active,
+        rounds=xp.where(over, 0, race.rounds),
+        # Who does not begin is passed over.
+        phase=xp.asarray(phase, np.int32),
+    )
+
+
+def best_two(
+    xp: ModuleType, places: Float[Floats, "s p"], heights: Float[Floats, " s"], within: float = np.inf
+) -> tuple[Float[Floats, "2 p"], Bool[Floats, "2"]]:
+    """The best place and the best of those that differ from it, and whether they are there and so near to the best."""
+    best = xp.argmax(heights)
+    apart = xp.max(abs(places - places[best][None]), axis=1) > SAME
+    others = xp.where(apart, heights, -np.inf)
+    two = xp.stack([best, xp.argmax(others)])
+    values = xp.stack([heights[best], xp.max(others)])
+    return places[two], xp.isfinite(values) & (values >= heights[best] - within)
+
+
+def differ(xp: ModuleType, places: Float[Floats, "s p"]) -> Bool[Floats, "s s"]:
+    """Whether two places are apart, for every pair."""
+    return xp.max(abs(places[:, None] - places[None]), axis=2) > SAME
+
+
+def _places(race: _Race, directions: Float[Floats, "s p p"]) -> Float[Floats, "s p"]:
+    return race.starts + _along(directions, race.ascents.place)
+
+
+def _along(directions: Float[Floats, "s p p"], moved: Float[Floats, "s p"]) -> Float[Floats, "s p"]:
+    return (directions * moved[:, None]).sum(-1)
+
+
+def _heights(xp: ModuleType, ascents: newton.Ascents) -> Float[Floats, " s"]:
+    """The values to compare: -inf where there is none, none yet, or one that makes no sense."""
+    known = xp.isfinite(ascents.local.value) & (ascents.steps >= 0) & ascents.local.makes_sense
+    return xp.where(known, ascents.local.value, -np.inf)

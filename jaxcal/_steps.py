@@ -1,8 +1,11 @@
 """What users give to a pipeline: its steps, as functions or as estimators of scikit-learn, and groups of the rows."""
 
 import copy
+import datetime
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,7 +28,8 @@ class Estimator(eqx.Module):
 
     def __call__(self, x: Table) -> Point:
         """The predictions of the rows, in the dtype of an array of numbers."""
-        predicted = _checks.as_floats("model.predict(x)", self.model.predict(_untouched(x)))
+        with _naming_dates(x):
+            predicted = _checks.as_floats("model.predict(x)", self.model.predict(_untouched(x)))
         return Point(predicted.astype(x.dtype) if isinstance(x, jax.Array) else predicted)
 
 
@@ -74,8 +78,42 @@ def _fit_estimator(
 ) -> Estimator:
     fresh = _unfitted(estimator)
     weights = {} if sample_weight is None else {"sample_weight": np.asarray(sample_weight)}
-    fitted = fresh.fit(_untouched(x), np.asarray(y), **weights)
+    with _naming_dates(x):
+        fitted = fresh.fit(_untouched(x), np.asarray(y), **weights)
     return Estimator(fresh if fitted is None else fitted)
+
+
+# What messages of NumPy and pandas call dates.
+_OF_DATES = re.compile("date|time|period", re.IGNORECASE)
+
+
+@contextmanager
+def _naming_dates(x: Table) -> Iterator[None]:
+    """An error of an estimator that does not take dates names the columns that hold them."""
+    try:
+        yield
+    except TypeError as error:
+        columns = _columns_of_dates(x) if is_frame(x) and _OF_DATES.search(str(error)) else []
+        if not columns:
+            raise
+        named = ", ".join(map(repr, columns))
+        raise ValueError(
+            f"x holds dates or times in {'columns' if columns[1:] else 'column'} {named}, which the estimator does not "
+            "take: make numbers of them, such as days since a date, or drop them."
+        ) from error
+
+
+def _columns_of_dates(x: Any) -> list[str]:
+    """The names of the columns that hold dates or times."""
+    import narwhals.stable.v2 as nw
+
+    frame = nw.from_native(x, eager_only=True)
+    kinds = (datetime.date, datetime.time, datetime.timedelta)
+    holds_dates = lambda column: any(isinstance(value, kinds) for value in column.to_list())
+    is_of_dates = lambda column: (
+        column.dtype.is_temporal() or column.dtype == nw.Unknown or (column.dtype == nw.Object and holds_dates(column))
+    )
+    return [column.name for column in frame.iter_columns() if is_of_dates(column)]
 
 
 def _untouched(x: Table) -> Any:

@@ -330,10 +330,22 @@ def _fitted_to_folds(
     found = []
     with progress.work("cross-validation: models", len(parts), tables) as work:
         for fold, key in zip(parts, keys, strict=True):
-            model = _checks.as_model(fit, fit(*take_rows(fold.training, *tables), key=key))
+            model = _fitted(fit, take_rows(fold.training, *tables), key)
             found.append((model, model(*take_rows(fold.held_out, tables[0]))))
             work.advance()
     return found
+
+
+def _fitted(fit: Callable, tables: tuple[Any, ...], key: PRNGKeyArray) -> Callable:
+    """A model of training rows; an error says where these have one target, as those of a fold may have."""
+    try:
+        return _checks.as_model(fit, fit(*tables, key=key))
+    except ValueError as error:
+        if not _checks.is_traced(tables[1]) and np.ptp(y := np.asarray(tables[1])) == 0:
+            raise ValueError(
+                f"the {len(y)} training rows of a fold have one target alone, {y[0]:g}: give other folds. {error}"
+            ) from error
+        raise
 
 
 def _of_a_vmap(

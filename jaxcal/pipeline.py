@@ -8,6 +8,7 @@ step's guarantee holds. Or the models of the folds predict new rows, too: then t
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -135,6 +136,8 @@ def fit(
     _checks.check_key(key)
     x, y = as_table_and_targets(x, y)
     _checks.check_choice("method", method, ("folds", "split", "cv+", "prefit"))
+    if hasattr(folds, "split") and not isinstance(folds, str):
+        raise ValueError(f"folds is a {type(folds).__name__}: give the folds that it makes, list(folds.split(x, y)).")
     number, given = (None, list(folds)) if isinstance(folds, Iterable) else (folds, None)
     if given is not None and method not in ("folds", "prefit"):
         raise ValueError(
@@ -312,17 +315,19 @@ class Step(eqx.Module):
     @property
     def scores(self) -> Scores:
         """Continuous ranked probability score and root mean squared error."""
-        rmse = float(metrics.rmse(self.y, self.predictions))
+        with _precision_of(self.y):
+            rmse, crps = float(metrics.rmse(self.y, self.predictions)), self.predictions.crps(self.y)
+            errors = self.predictions.mean - self.y
         # In units in which their squares are numbers.
         unit = rmse or 1.0
-        crps = np.asarray(self.predictions.crps(self.y), float) / unit
-        squares = (np.asarray(self.predictions.mean - self.y, float) / unit) ** 2
+        crps, squares = np.asarray(crps, float) / unit, (np.asarray(errors, float) / unit) ** 2
         error_of = lambda values: float(values.std(ddof=1) / np.sqrt(len(values)))
         return Scores(unit * float(crps.mean()), unit * error_of(crps), rmse, unit * error_of(squares) / 2)
 
     def coverage(self, confidence_level: float) -> MeasuredCoverage:
         """How many of the rows the central intervals cover."""
-        covered = metrics.coverage(self.y, self.predictions, confidence_level=confidence_level)
+        with _precision_of(self.y):
+            covered = metrics.coverage(self.y, self.predictions, confidence_level=confidence_level)
         num_rows = len(self.y)
         return MeasuredCoverage(confidence_level, num_rows, round(float(covered) * num_rows), self.num_not_held_out)
 
@@ -337,10 +342,16 @@ class Step(eqx.Module):
         return f"{self.name:30}" + "".join(f"{cell:>20}" for cell in cells) + f"{coverage:>26}"
 
 
+def _precision_of(y: Array) -> AbstractContextManager:
+    """Where float64 numbers are, 64 bits: the estimator of scikit-learn computes in these, whatever JAX does."""
+    return jax.enable_x64(True) if y.dtype == np.float64 else nullcontext()
+
+
 _OF_CV_PLUS = (
     "method='cv+' needs a predictor, and neither recalibrate nor by: its guarantee is for the models of the folds "
     "themselves, with their absolute errors, and not for a predictor that is chosen by these errors."
 )
+_LAST_STEP = "in the last step, which is fitted without each fold as well"
 _HEADER = f"{'':30}{'CRPS':>20}{'RMSE':>20}{'90 % interval covers':>26}"
 
 
@@ -389,7 +400,7 @@ def _fit(
     if recalibrate is not None:
         fit_last = partial(with_key, by.told(with_columns(checked(recalibrate), columns)), key=last_key)
         end = steps[-1]
-        with one_warning("in the last step, which is fitted without each fold as well"):
+        with one_warning(_LAST_STEP):
             last = fit_last(*take_rows(end.rows, x), end.predictions, end.y, **by.of_rows(np.asarray(end.rows)))
             recalibrated = _recalibrated(fit_last, x, y, [block[-1] for block in blocks], parts, by)
         steps.append(step_of(name_of(recalibrate), recalibrated))
@@ -426,9 +437,10 @@ def _fit_cv_plus(
     chains, blocks = models_of_folds(fit_rows, x, y, pieces, keys, weights=weights)
     ends, parts = [block[-1] for block in blocks], [piece.held_out for piece in pieces]
     ends_of_chains = [_End(chain) for chain in chains]
-    models = cross_conformal.of_folds(ends_of_chains, ends, pieces, x, y, score=None, has_groups=groups is not None)
     no_groups = Groups.of(None, num_rows)
-    by_step = [*zip(*blocks, strict=True), _recalibrated(conformal.fit, x, y, ends, parts, no_groups)]
+    with one_warning(_LAST_STEP):
+        models = cross_conformal.of_folds(ends_of_chains, ends, pieces, x, y, score=None, has_groups=groups is not None)
+        by_step = [*zip(*blocks, strict=True), _recalibrated(conformal.fit, x, y, ends, parts, no_groups)]
     names = [*(name_of(step) for step in (predictor, *calibrators)), "cv+"]
     steps = [
         _step(name, predictions, y=y, parts=parts, out_of_fold=True)

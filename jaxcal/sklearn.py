@@ -5,7 +5,6 @@ what else takes estimators. It computes in 64 bits, as scikit-learn does, whatev
 distributions that it gives have JAX's own. It needs scikit-learn, the extra `sklearn`.
 """
 
-import datetime
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -116,9 +115,10 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         """
         X, y = self._validated(X, y)
         self._check_options(sample_weight)
+        _check_not_masked(groups=groups, by=by, sample_weight=sample_weight)
         folds = self._folds(X, y, groups)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
-        with jax.enable_x64(True), _in_own_words(X):
+        with jax.enable_x64(True), _in_own_words():
             weights = self._weights(sample_weight, num_rows(X))
             self.pipeline_ = pipeline.fit(
                 X,
@@ -174,7 +174,7 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         """What is wanted of the distributions of the rows, in 64 bits, with arrays of NumPy's."""
         check_is_fitted(self)
         X, _ = self._validated(X)
-        with jax.enable_x64(True), _in_own_words(X):
+        with jax.enable_x64(True), _in_own_words():
             found = wanted(self.pipeline_(X, by=by))
             return jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, found)
 
@@ -258,8 +258,8 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
 
 
 @contextmanager
-def _in_own_words(X: Table) -> Iterator[None]:
-    """Errors call the inputs X, as scikit-learn does, and name columns of dates that an estimator does not take."""
+def _in_own_words() -> Iterator[None]:
+    """Errors call the inputs X, as scikit-learn does."""
     try:
         yield
     except ValueError as error:
@@ -267,33 +267,10 @@ def _in_own_words(X: Table) -> Iterator[None]:
         if type(error) is not ValueError or told == str(error):
             raise
         raise ValueError(told) from error
-    except TypeError as error:
-        columns = _columns_of_dates(X) if is_frame(X) and _OF_DATES.search(str(error)) else []
-        if not columns:
-            raise
-        named = ", ".join(map(repr, columns))
-        raise ValueError(
-            f"X holds dates or times in {'columns' if columns[1:] else 'column'} {named}, which the estimator does not "
-            "take: make numbers of them, such as days since a date, or drop them."
-        ) from error
 
 
-# Where a message of jaxcal names its argument x, and what messages of NumPy and pandas call dates.
+# Where a message of jaxcal names its argument x.
 _OF_INPUTS = re.compile(r"^x\b|(?<=\bof )x\b(?!['=])|\bx(?=\.index\b)")
-_OF_DATES = re.compile("date|time|period", re.IGNORECASE)
-
-
-def _columns_of_dates(X: Any) -> list[str]:
-    """The names of the columns that hold dates or times."""
-    import narwhals.stable.v2 as nw
-
-    frame = nw.from_native(X, eager_only=True)
-    kinds = (datetime.date, datetime.time, datetime.timedelta)
-    holds_dates = lambda column: any(isinstance(value, kinds) for value in column.to_list())
-    is_of_dates = lambda column: (
-        column.dtype.is_temporal() or column.dtype == nw.Unknown or (column.dtype == nw.Object and holds_dates(column))
-    )
-    return [column.name for column in frame.iter_columns() if is_of_dates(column)]
 
 
 def _check_not_masked(**arrays: Any) -> None:

@@ -86,6 +86,14 @@ def test_equal_slices_have_the_moments_of_the_rows_in_the_leaves(whole, whole_of
     np.testing.assert_allclose(mixture.std, moments.std, rtol=1e-3)
 
 
+def test_what_is_said_of_a_row_depends_on_no_other_row(whole):
+    """Not in the last digit: else the errors of calibration rows and of new ones are not exchangeable."""
+    many, few = whole(np.concatenate([NEW, NEW[:50]])).components, whole(NEW[:7]).components
+    for of_many, of_few in ((many.mean, few.mean), (many.std, few.std)):
+        np.testing.assert_array_equal(of_many[:, len(NEW) :], of_many[:, :50])
+        np.testing.assert_array_equal(of_many[:, :7], of_few)
+
+
 def test_slices_are_the_means_of_pieces_of_the_quantile_function(whole):
     """Of the targets in the leaves of a row, one by one, and at 40,000 levels."""
     components = of_equal_slices(whole)(NEW[:5]).components

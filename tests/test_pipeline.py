@@ -395,6 +395,31 @@ def test_twice_as_many_folds_look_up_twice_as_many_lengths(method, rng, monkeypa
     assert numbers[1] <= 2 * numbers[0] + 5
 
 
+class Halves(list):
+    """Like a splitter of scikit-learn, and of a type that is told to be taken."""
+
+    def split(self, x, y):
+        yield from (np.split(np.arange(len(y)), 2), np.split(np.arange(len(y)), 2)[::-1])
+
+
+def varied(x, y):
+    if np.ptp(y) == 0:
+        raise ValueError("y is constant.")
+    return fit_line(x, y)
+
+
+@pytest.mark.parametrize("method", ["split", "folds", "cv+"])
+def test_infinite_errors_of_all_folds_are_one_warning(method, rng):
+    """Of a base that gives some rows a std of 0."""
+    x = rng.uniform(-1, 1, 60)
+    flat = lambda x, y: lambda x: jc.Normal(jnp.zeros(len(x)), jnp.where(x[:, 0] > 0.5, 0.0, 1.0))
+    with pytest.warns(UserWarning, match=r"base\.std is 0") as caught:
+        jc.pipeline.fit(x, rng.normal(size=60), predictor=flat, method=method, folds=3, key=KEY)
+    infinite = [each for each in caught if "base.std is 0" in str(each.message)]
+    assert len(infinite) == 1
+    assert str(infinite[0].message).startswith("in the last step, which is fitted without each fold as well: ")
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -412,6 +437,8 @@ def test_twice_as_many_folds_look_up_twice_as_many_lengths(method, rng, monkeypa
         ({"folds": [(np.arange(9), [9])]}, ValueError, "must hold out at least 2 rows; got 1"),
         ({"folds": []}, ValueError, "folds must hold lists of row numbers"),
         ({"folds": [(np.arange(9), [9, 10])], "method": "split"}, ValueError, "draws its folds itself"),
+        ({"folds": Halves()}, ValueError, r"folds is a Halves: give the folds that it makes, list\(folds.split"),
+        ({"y": np.eye(30)[3], "predictor": varied}, ValueError, "27 training rows of a fold have one target alone, 0"),
         ({"predictor": None, "weights": np.ones(30)}, ValueError, "need a predictor"),
         ({"predictor": None, "method": "prefit"}, ValueError, "need a predictor"),
         ({"predictor": jc.mlp, "method": "prefit"}, TypeError, "did you mean jaxcal.predictors.mlp.fit"),

@@ -312,6 +312,8 @@ def no_fit(x, y):
         ({"estimator": None, "method": "cv+"}, {}, "^method='cv\\+' needs an estimator"),
         ({}, {"y": np.ma.masked_less(TARGETS, 0)}, r"^y holds \d+ masked values: drop their rows, or give y.filled"),
         ({}, {"X": np.ma.masked_less(SHORT, 0)}, r"^X holds \d+ masked values"),
+        ({}, {"sample_weight": np.ma.masked_less(np.arange(60.0), 3)}, "^sample_weight holds 3 masked values"),
+        ({"cv": GroupKFold(3)}, {"groups": np.ma.masked_less(np.arange(60) // 20, 1)}, "^groups holds 20 masked"),
     ],
 )
 def test_mistakes_are_named_in_the_words_of_the_estimator(options, given, message):
@@ -340,6 +342,19 @@ def test_a_column_of_dates_is_named(kind):
     if kind != "alone":
         takes_them = make_pipeline(FunctionTransformer(lambda frame: frame[["a"]]), Ridge())
         assert regressor(takes_them, cv=2).fit(frame, TARGETS).predict(frame).shape == (60,)
+
+
+def test_a_pipeline_names_a_column_of_dates_as_well():
+    frame = pandas.DataFrame({"a": SHORT[:, 0], "when": pandas.date_range("2020-01-01", periods=60)})
+    with pytest.raises(ValueError, match=r"^x holds dates or times in column 'when', .*: make numbers of them"):
+        jc.pipeline.fit(frame, TARGETS, predictor=LinearRegression(), key=jax.random.key(0))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_pipeline_of_64_bits_is_told_where_jax_has_32():
+    with jax.enable_x64(False):
+        told = str(regressor(cv=2).fit(SHORT, TARGETS).pipeline_)
+    assert "LinearRegression" in told
 
 
 def test_an_error_of_the_estimator_is_its_own():

@@ -195,8 +195,9 @@ def error_scale(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
 
 
 # What uses no std, for a message about those that are 0.
-AS_POINT = "give jaxcal.Point(base.mean) as base, for errors on the scale of y"
-ABSOLUTE = f"take score='absolute', or {AS_POINT}"
+_POINT = "give jaxcal.Point(base.mean) as base, for errors on the scale of y"
+AS_POINT = f"{_POINT}, or in a pipeline take jaxcal.conformal.fit with score='absolute'"
+ABSOLUTE = f"take score='absolute', or {_POINT}"
 
 
 def standardized_errors(

@@ -88,6 +88,10 @@ class IOKernel(eqx.Module):
             return self
         return IOKernel(self.input.by_column(a.inputs), self.output)
 
+    def parts(self, a: Points) -> list[tuple[Array, SquaredExponential | GPJaxKernel]]:
+        """The kernels that it is the sum of, each with its rows."""
+        return [(rows, part) for part, rows in self._parts(a)]
+
     def _parts(self, *points: Points) -> Iterable[tuple]:
         """The kernels that there are, each with its own part of the points."""
         each = [(of.inputs, of.output) for of in points]
@@ -365,7 +369,6 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
         _checks.check_varies("y is", targets, size)
 
 
-@eqx.filter_jit
 def _fit(
     x,
     mean,
@@ -379,19 +382,32 @@ def _fit(
     arrays = x, mean, std, y
     if not setting.options.differentiable:
         arrays = _checks.without_derivative(arrays, "rio.fit", "give differentiable=True")
-    dtype = jnp.result_type(*jax.tree.leaves(arrays))
-    x, mean, std, y = jax.tree.map(lambda a: a.astype(dtype), arrays)
-    fit_one = partial(_fit_one, columns, given, setting, included, x)
     # Several outputs are as many independent processes.
-    return fit_one(mean, std, y) if y.ndim == 1 else eqx.filter_vmap(fit_one, in_axes=1)(mean, std, y)
+    fit = _fit_one if y.ndim == 1 else _fit_outputs
+    return fit(columns, given, setting, included, *arrays)
+
+
+@eqx.filter_jit
+def _fit_outputs(columns: Columns | None, given: IOKernel | None, setting: _Setting, included, x, *outputs) -> "RIO":
+    fit_one = partial(_fit_one, columns, given, setting, included, x)
+    return eqx.filter_vmap(fit_one, in_axes=1)(*outputs)
 
 
 def _fit_one(columns: Columns | None, given: IOKernel | None, setting: _Setting, included, x, mean, std, y) -> "RIO":
+    # The options of the search are not among what decides how rows are scaled.
+    scales, data = _prepared(columns, setting._replace(options=setting.options.of_rows()), included, x, mean, std, y)
+    return scales.rio(maximize_evidence(eqx.Partial(_initial_models, given, setting), data, setting.options), setting)
+
+
+@eqx.filter_jit
+def _prepared(columns: Columns | None, setting: _Setting, included, *arrays) -> tuple["_Scales", Data]:
+    """The rows as the process takes them, and by what they are scaled."""
+    dtype = jnp.result_type(*jax.tree.leaves(arrays))
+    x, mean, std, y = jax.tree.map(lambda a: a.astype(dtype), arrays)
     weights = None if included is None else included.astype(y.dtype)
     x_scaler = None if columns is None else Standardizer.of(x, weights).without(columns.indicators)
     scales = _Scales.of(columns, x_scaler, mean, std, y, setting, weights)
-    data = scales.data(x, mean, std, y, setting, included)
-    return scales.rio(maximize_evidence(eqx.Partial(_initial_models, given, setting), data, setting.options), setting)
+    return scales, scales.data(x, mean, std, y, setting, included)
 
 
 def _fit_stochastic(

@@ -23,7 +23,6 @@ from jaxcal.gp.model import (
     is_sane,
     log_likelihood_of_padding,
     noisy_gram,
-    number_of,
     one_of,
     penalty,
     row_noise,
@@ -40,35 +39,60 @@ FEW_ROWS, _FEW_ROWS_TOLERANCE, _RIVAL, _FEW_ROWS_STEPS = 250, 0.1, 10.0, 40
 _LOOSE = 0.5
 
 
+class Start(NamedTuple):
+    """Where a search of the exact evidence begins.
+
+    Attributes:
+        models: the initial ones along a leading axis, with lengthscales by column where the options ask for them.
+        vectors: what they learn [a, p].
+        low, high: the bounds [p].
+        tied: the directions in which isotropic ascents move, one a column [p, p]; None where none by column follow.
+        cost: what an ascent by column must gain, in nats.
+    """
+
+    models: Model
+    vectors: Float[Array, "a p"]
+    low: Float[Array, " p"]
+    high: Float[Array, " p"]
+    tied: Float[Array, "p p"] | None
+    cost: Float[Array, ""]
+
+    @classmethod
+    def of(cls, initial_models: Model, data: Data, options: Options) -> "Start":
+        """The start from initial models, which are isotropic.
+
+        With ard="auto" each further lengthscale must gain log(n) / 2 nats, Schwarz's criterion.
+        """
+        owners, further = _owners(one_of(initial_models), data)
+        tied, cost = None, jnp.zeros((), owners.dtype)
+        if options.ard and further:
+            wide = eqx.filter_vmap(lambda model: model.kernel.by_column(data.points))(initial_models)
+            initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
+            tied = _tied(owners)
+            if options.ard == "auto":
+                cost = 0.5 * further * jnp.log(jnp.asarray(data.number, owners.dtype))
+        vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(initial_models)
+        low, high = bounds(one_of(initial_models), data)
+        return cls(models=initial_models, vectors=vectors, low=low, high=high, tied=tied, cost=cost)
+
+    def few_decide(self, data: Data) -> bool:
+        """Whether few rows decide what is climbed to on all."""
+        return self.vectors.shape[0] > 2 and data.targets.shape[0] > 2 * FEW_ROWS
+
+
 def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options: Options) -> Found:
     """The hyperparameters of the greatest exact evidence: isotropic ones, then by column where the options ask for it.
 
-    Of many rows some decide which two optima are climbed to on all. With ard="auto" each further lengthscale must gain
-    log(n) / 2 nats, Schwarz's criterion.
+    Of many rows some decide which two optima are climbed to on all.
     """
-    owners, further = _owners(one_of(initial_models), data)
-    by_column = bool(options.ard and further)
-    if by_column:
-        wide = eqx.filter_vmap(lambda model: model.kernel.by_column(data.points))(initial_models)
-        initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
-    model_of = as_vector(one_of(initial_models))[1]
-    vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(initial_models)
-    low, high = bounds(one_of(initial_models), data)
-    on = lambda rows: _exact_objective(model_of, low, high, rows, jitter)
-    is_many = number_of(initial_models) > 2 and data.targets.shape[0] > 2 * FEW_ROWS
-    cost = 0.5 * further * jnp.log(jnp.asarray(data.number, vectors.dtype)) if options.ard == "auto" else 0.0
+    start = Start.of(initial_models, data, options)
+    model_of = as_vector(one_of(start.models))[1]
+    on = lambda rows: _exact_objective(model_of, start.low, start.high, rows, jitter)
     best = optimum(
-        on(data),
-        on(some_rows(data, FEW_ROWS)) if is_many else None,
-        vectors,
-        tied=_tied(owners) if by_column else None,
-        cost=cost,
-        tolerance=options.tolerance,
-        max_iterations=options.max_iterations,
-        on_host=False,
+        on(data), on(some_rows(data, FEW_ROWS)) if start.few_decide(data) else None, start, options, on_host=False
     )
     # Without what the bounds cost: of hyperparameters that move together once.
-    value = best.value + penalty(best.place, low, high, data.number * best.shares)[0]
+    value = best.value + penalty(best.place, start.low, start.high, data.number * best.shares)[0]
     result = jnp.where(best.converged, Result.CONVERGED, Result.STEP_LIMIT)
     return Found(
         model=model_of(best.place),
@@ -100,28 +124,18 @@ class Optimum(NamedTuple):
 
 
 def optimum(
-    objective: race.Objective,
-    few: race.Objective | None,
-    vectors: Float[Floats, "a p"],
-    *,
-    tied: Float[Floats, "p p"] | None,
-    cost: ArrayLike,
-    tolerance: ArrayLike,
-    max_iterations: ArrayLike,
-    on_host: bool,
+    objective: race.Objective, few: race.Objective | None, start: Start, options: Options, *, on_host: bool
 ) -> Optimum:
     """Where the objective is the greatest.
 
     Args:
         objective: on all rows.
         few: on few rows, which decide what is climbed to on all; None where all decide.
-        vectors: initial ones.
-        tied: the directions of isotropic ascents, where others by column follow; None where all are free.
-        cost: what an ascent by column must gain.
-        tolerance: in nats.
-        max_iterations: the most steps of an ascent.
+        start: where to begin; of NumPy's arrays on the host.
+        options: of which tolerance and steps count.
         on_host: as of `optimize.iterate`.
     """
+    vectors, tied, tolerance, most = start.vectors, start.tied, options.tolerance, options.max_iterations
     xp = np if on_host else jnp
     loose = tolerance if tied is None else xp.maximum(tolerance, _LOOSE)
     # By column from the best isotropic end, and from an initial vector.
@@ -135,8 +149,8 @@ def optimum(
         num_seeded=1,
         within=np.inf,
         tolerances=(loose, tolerance, tolerance),
-        limits=(max_iterations, max_iterations),
-        cost=xp.asarray(cost, vectors.dtype),
+        limits=(most, most),
+        cost=start.cost,
     )
     failed = None
     if few is not None:

@@ -2,7 +2,9 @@
 
 import warnings
 from functools import partial
+from typing import cast
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,10 @@ from jaxtyping import Array, Float, Int
 
 from jaxcal import _checks
 from jaxcal.functional import noise
-from jaxcal.gp import nearest
+from jaxcal.gp import exact, host, nearest
 from jaxcal.gp.implicit import with_derivatives
-from jaxcal.gp.model import Data
+from jaxcal.gp.kernels import SquaredExponential, scattered
+from jaxcal.gp.model import Data, Found, Model, as_vector, one_of
 from jaxcal.gp.noise import InitialOf, with_input_noise, with_student_t_noise
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, better_of, process_of, process_of_nearest
@@ -36,6 +39,66 @@ def maximize_evidence(initial_of: InitialOf, data: Data, options: Options) -> Pr
         data: what to explain.
         options: how.
     """
+    if host.suits(data, options):
+        start, order = _start(initial_of, data, options.of_rows())
+        if (parts := host.parts_of(start.models, data)) is not None:
+            return _on_host(start, parts, data, order, options)
+    return _compiled(initial_of, data, options)
+
+
+@eqx.filter_jit
+def _start(initial_of: InitialOf, data: Data, options: Options) -> tuple[exact.Start, Int[Array, " n"]]:
+    """Where the host begins, and the rows in the order in which few are taken."""
+    return exact.Start.of(initial_of(data, None), data, options), scattered(data.points, data.included)
+
+
+def _on_host(
+    start: exact.Start,
+    parts: list[tuple[Array, SquaredExponential]],
+    data: Data,
+    order: Int[Array, " n"],
+    options: Options,
+) -> Process:
+    """The process at the smallest jitter at which evidence and posterior are finite, by a search on the host."""
+    process = None
+    for tries in range(JITTER_TRIES):
+        jitter = jitter_of_try(jnp.int32(tries), data.targets.dtype, options.bound)
+        found = host.search(start, parts, data, np.asarray(order), float(jitter), options)
+        process = _process_at(start.models, data, jitter, found)
+        if int(process.result) != Result.NOT_FINITE:
+            break
+    return cast(Process, process)
+
+
+@eqx.filter_jit
+def _process_of_vector(
+    models: Model,
+    data: Data,
+    jitter: Float[Array, ""],
+    vector: Float[Array, " p"],
+    evidence: Float[Array, ""],
+    steps: Int[Array, ""],
+    result: Int[Array, ""],
+    failed: Int[Array, ""],
+) -> Process:
+    model = as_vector(one_of(models))[1](vector)
+    return process_of(Found(model, evidence, steps, result, failed), data, jitter, None)
+
+
+def _process_at(models: Model, data: Data, jitter: Float[Array, ""], found: host.Found) -> Process:
+    """The process with what the host found."""
+    dtype = data.targets.dtype
+    result = Result.CONVERGED if found.converged else Result.STEP_LIMIT
+    if not np.isfinite(found.evidence):
+        result = Result.NOT_FINITE
+    numbers = (found.vector.astype(dtype), np.asarray(found.evidence, dtype))
+    counts = (np.int32(found.steps), np.int32(result), np.int32(found.failed_initial_values))
+    return _process_of_vector(models, data, jitter, *numbers, *counts)
+
+
+@eqx.filter_jit
+def _compiled(initial_of: InitialOf, data: Data, options: Options) -> Process:
+    """The process by one program, for all other cases."""
     _warn_of_float64_on_a_tpu(data)
     search_all = one_run_at_a_time(partial(first_finite, _attempt, JITTER_TRIES))
     if not options.differentiable:

@@ -1,20 +1,24 @@
-"""The exact evidence of sums of squared exponentials as the host sees it: NumPy and LAPACK, in float64.
+"""The search for the greatest exact evidence by the host: NumPy and LAPACK, in float64, which compile nothing.
 
-`gp.exact` has the same objective in JAX, for any kernel.
+It is for sums of squared exponentials with Gaussian noise, on CPUs, where nothing is traced. `gp.exact` has the rules
+of the search, and the same objective in JAX for any kernel.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float, Int
 
+from jaxcal import _checks
 from jaxcal.functional import gp_host
 from jaxcal.functional.gp import LOG_2PI
-from jaxcal.gp.model import ABSURD, NOISE_FLOOR
+from jaxcal.gp import exact, race
+from jaxcal.gp.kernels import SquaredExponential
+from jaxcal.gp.model import ABSURD, NOISE_FLOOR, Data, Model
 from jaxcal.gp.newton import Local
-
-_EPS = float(np.finfo(float).eps)
+from jaxcal.gp.options import Options
 
 
 class Rows(NamedTuple):
@@ -25,12 +29,23 @@ class Rows(NamedTuple):
         targets: [n], of mean zero.
         base_variance: as of `model.Data`, [n]; None where it gave none.
         log_noise: of noise that is known; None where it is learned.
+        eps: of the dtype in which the posterior is computed, whose rounding is among the noise.
     """
 
     parts: tuple[Float[np.ndarray, "n _"], ...]
     targets: Float[np.ndarray, " n"]
     base_variance: Float[np.ndarray, " n"] | None = None
     log_noise: float | None = None
+    eps: float = float(np.finfo(float).eps)
+
+    def some(self, numbers: Int[np.ndarray, " m"]) -> "Rows":
+        """Some of the rows."""
+        cut = lambda array: None if array is None else array[numbers]
+        return self._replace(
+            parts=tuple(part[numbers] for part in self.parts),
+            targets=self.targets[numbers],
+            base_variance=cut(self.base_variance),
+        )
 
 
 class Hyperparameters(NamedTuple):
@@ -66,14 +81,14 @@ def evaluate(
     n, p = len(rows.targets), len(vector)
     found = read(vector, rows, widths)
     variances = [part.variance for part in found.parts]
-    prior, rounding = sum(variances), _EPS * n * sum(variances)
+    prior, rounding = sum(variances), rows.eps * n * sum(variances)
     common = NOISE_FLOOR + found.noise + rounding
     relative = np.ones(n)
     if rows.base_variance is not None:
         relative = 1 - found.fraction + found.fraction * rows.base_variance
     by_diagonal, at = np.zeros((n, p)), 0
     for variance, width in zip(variances, widths, strict=True):
-        by_diagonal[:, at] = variance * (jitter + _EPS * n * relative)
+        by_diagonal[:, at] = variance * (jitter + rows.eps * n * relative)
         at += 1 + width
     if rows.log_noise is None:
         by_diagonal[:, at] = found.noise * relative
@@ -87,7 +102,9 @@ def evaluate(
     return terms, bool(terms.value <= greatest and max(prior, common) < ABSURD * mean_square)
 
 
-def objective(rows: Rows, widths: Sequence[int], low: np.ndarray, high: np.ndarray, jitter: float):
+def objective(
+    rows: Rows, widths: Sequence[int], low: Float[np.ndarray, " p"], high: Float[np.ndarray, " p"], jitter: float
+) -> race.Objective:
     """The evidence, less what is beyond the bounds: as `exact._exact_objective`."""
     n = len(rows.targets)
 
@@ -108,3 +125,87 @@ def objective(rows: Rows, widths: Sequence[int], low: np.ndarray, high: np.ndarr
         )
 
     return at
+
+
+def suits(data: Data, options: Options) -> bool:
+    """Whether the host may search: of concrete rows, on a CPU, the exact evidence with Gaussian noise."""
+    simple = options.bound == "exact" and options.noise == "gaussian" and options.learning_rate is None
+    is_concrete = not _checks.is_traced(*jax.tree.leaves(data))
+    return simple and not options.differentiable and is_concrete and jax.default_backend() == "cpu"
+
+
+def parts_of(models: Model, data: Data) -> list[tuple[Array, SquaredExponential]] | None:
+    """The rows and the kernel of every squared exponential; None where there is something else, or nothing to learn."""
+    parts = getattr(models.kernel, "parts", None)
+    found = None if parts is None or "kernel" in models.fixed else parts(data.points)
+    is_known = found and all(isinstance(kernel, SquaredExponential) for _, kernel in found)
+    return found if is_known else None
+
+
+class Found(NamedTuple):
+    """What the host found.
+
+    Attributes:
+        vector: what is learned of the best model.
+        evidence: its log evidence; NaN where there is none.
+        steps: as of `exact.Optimum`.
+        converged: likewise.
+        failed_initial_values: likewise.
+    """
+
+    vector: Float[np.ndarray, " p"]
+    evidence: float
+    steps: int
+    converged: bool
+    failed_initial_values: int
+
+
+def search(
+    start: exact.Start,
+    parts: list[tuple[Array, SquaredExponential]],
+    data: Data,
+    order: Int[np.ndarray, " n"],
+    jitter: float,
+    options: Options,
+) -> Found:
+    """The best hyperparameters.
+
+    Args:
+        start: where to begin.
+        parts: the rows and the kernels, `parts_of(start.models, data)`.
+        data: the rows, which may be padded.
+        order: the rows' numbers as `kernels.scattered` has them.
+        jitter: as a fraction of the mean variance.
+        options: how.
+    """
+    as_numbers = lambda array: np.asarray(array, float)
+    counts = np.ones(len(data.targets), bool) if data.included is None else np.asarray(data.included)
+    is_known = "log_noise" in start.models.fixed
+    rows = Rows(
+        parts=tuple(as_numbers(points)[counts] for points, _ in parts),
+        targets=as_numbers(data.targets)[counts],
+        base_variance=None if data.base_variance is None else as_numbers(data.base_variance)[counts],
+        log_noise=float(start.models.log_noise[0]) if is_known else None,
+        eps=float(np.finfo(data.targets.dtype).eps),
+    )
+    widths = [int(np.prod(kernel.log_lengthscale.shape[1:], dtype=int)) for _, kernel in parts]
+    start = start._replace(
+        vectors=as_numbers(start.vectors),
+        low=as_numbers(start.low),
+        high=as_numbers(start.high),
+        tied=None if start.tied is None else as_numbers(start.tied),
+        cost=as_numbers(start.cost),
+    )
+    on = lambda rows: objective(rows, widths, start.low, start.high, jitter)
+    few = None
+    if start.few_decide(data):
+        few = on(rows.some((np.cumsum(counts) - 1)[order[: exact.FEW_ROWS]]))
+    best = exact.optimum(on(rows), few, start, options, on_host=True)
+    terms, is_sane = evaluate(best.place, rows, widths, jitter)
+    return Found(
+        vector=best.place,
+        evidence=terms.value if terms is not None and is_sane else np.nan,
+        steps=int(best.steps),
+        converged=bool(best.converged),
+        failed_initial_values=int(best.failed_initial_values),
+    )

@@ -100,6 +100,10 @@ class SquaredExponential(eqx.Module):
             return self
         return SquaredExponential(self.log_variance, jnp.broadcast_to(self.log_lengthscale, a.shape[1:]))
 
+    def parts(self, a: Float[Array, "n d"]) -> "list[tuple[Array, SquaredExponential]]":
+        """The squared exponentials that it is the sum of, each with its rows."""
+        return [(a, self)]
+
 
 class GPJaxKernel(eqx.Module):
     """A kernel of gpjax in the form of `SquaredExponential`."""

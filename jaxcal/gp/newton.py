@@ -212,7 +212,7 @@ def _step_in_box(
     gradient: Float[Floats, "k s p"],
     longest: Float[Floats, "k 1 1"],
 ) -> Float[Floats, "k s p"]:
-    """The Newton steps by k curvatures, with what would leave the box held at its edge and the rest solved for again."""
+    """The Newton steps by k curvatures; what would leave the box is held at its edge, and the rest solved for again."""
     solve = _solve_on_host if xp is np else _solve
     step = solve(curvature, gradient)
     outside = abs(step) >= longest

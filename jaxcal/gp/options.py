@@ -34,6 +34,10 @@ class Options(NamedTuple):
     learning_rate: float | None = None
     differentiable: bool = False
 
+    def of_rows(self) -> "Options":
+        """Without what is of the search alone: no program that prepares rows depends on it."""
+        return self._replace(tolerance=0.0, max_iterations=0)
+
     @classmethod
     def of(
         cls,

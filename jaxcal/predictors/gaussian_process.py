@@ -287,7 +287,6 @@ def _given(kernel: Any, noise_variance: ArrayLike | None, preset: str | None) ->
     return Given(GPJaxKernel.of("kernel", kernel), noise_variance)
 
 
-@eqx.filter_jit
 def _fit(
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
@@ -299,16 +298,30 @@ def _fit(
 ) -> "GaussianProcess":
     if not options.differentiable:
         x, y, given = _checks.without_derivative((x, y, given), "gaussian_process.fit", "give differentiable=True")
+    robust = options.noise == "student_t"
+    data, x_scaler, y_scaler, given = _prepared(x, y, included, columns.indicators, given, preset, robust)
+    process = maximize_evidence(eqx.Partial(_initial_models, given, y_scaler, preset), data, options)
+    return GaussianProcess(process=process, columns=columns, x_scaler=x_scaler, y_scaler=y_scaler)
+
+
+@eqx.filter_jit
+def _prepared(
+    x: Float[Array, "n d"],
+    y: Float[Array, " n"],
+    included: Bool[Array, " n"] | None,
+    indicators: Any,
+    given: Given,
+    preset: str | None,
+    robust: bool,
+) -> tuple[Data, Standardizer, Standardizer, Given]:
+    """The rows as the process takes them, and by what they are scaled."""
     dtype = jnp.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
-    robust = options.noise == "student_t"
     weights = None if included is None else included.astype(dtype)
     standardize = partial(Standardizer.of, weights=weights)
     scaler = Standardizer.identity if preset == "nngp" else Standardizer.robust if robust else standardize
-    x_scaler, y_scaler = standardize(x).without(columns.indicators), scaler(y)
-    initial_of = eqx.Partial(_initial_models, given, y_scaler, preset)
-    process = maximize_evidence(initial_of, Data.of(x_scaler(x), y_scaler(y), included=included), options)
-    return GaussianProcess(process=process, columns=columns, x_scaler=x_scaler, y_scaler=y_scaler)
+    x_scaler, y_scaler = standardize(x).without(indicators), scaler(y)
+    return Data.of(x_scaler(x), y_scaler(y), included=included), x_scaler, y_scaler, given
 
 
 def _fit_stochastic(

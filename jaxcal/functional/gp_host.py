@@ -74,6 +74,7 @@ def likelihood_terms(
         -3.3872 [ 1. -1.]
     """
     dtype = targets.dtype
+    diagonal, by_diagonal = diagonal.astype(dtype), by_diagonal.astype(dtype)
     covariances = [_covariance(part) for part in parts]
     gram = sum(covariances[1:], covariances[0].copy())
     on_diagonal = slice(None, None, len(targets) + 1)
@@ -122,7 +123,7 @@ def _covariance(part: Part) -> Float[np.ndarray, "n n"]:
 
 def _scaled(part: Part) -> Float[np.ndarray, "n d"]:
     """Rows in lengthscales, from their mean: distances are the same, and less cancels in their squares."""
-    return (part.rows - part.rows.mean(axis=0)) / part.lengthscale
+    return (part.rows - part.rows.mean(axis=0)) / part.lengthscale.astype(part.rows.dtype)
 
 
 def _derivatives(

@@ -91,8 +91,9 @@ def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options:
     best = optimum(
         on(data), on(some_rows(data, FEW_ROWS)) if start.few_decide(data) else None, start, options, on_host=False
     )
-    # Without what the bounds cost: of hyperparameters that move together once.
-    value = best.value + penalty(best.place, start.low, start.high, data.number * best.shares)[0]
+    # Without what the bounds cost.
+    shares = race.shares_of(best.directions)
+    value = best.value + penalty(best.place, start.low, start.high, data.number * shares)[0]
     result = jnp.where(best.converged, Result.CONVERGED, Result.STEP_LIMIT)
     return Found(
         model=model_of(best.place),
@@ -111,7 +112,7 @@ class Optimum(NamedTuple):
         value: of the objective; not finite where there is none.
         steps: of the ascents to it, on all rows.
         converged: whether it ended by the tolerance.
-        shares: of the penalty that each hyperparameter has [p].
+        directions: in which it was climbed to, one a column [p, p].
         failed_initial_values: how many initial vectors had no value.
     """
 
@@ -119,7 +120,7 @@ class Optimum(NamedTuple):
     value: Float[Floats, ""]
     steps: Int[Floats, ""]
     converged: Bool[Floats, ""]
-    shares: Float[Floats, " p"]
+    directions: Float[Floats, "p p"]
     failed_initial_values: Int[Floats, ""]
 
 
@@ -162,14 +163,37 @@ def optimum(
     best = xp.argmax(heights)
     isotropic = xp.argmax(heights[:number])
     is_wide = best >= number
-    shares = xp.where(is_wide, 1, 1 / (field.tied @ field.tied.sum(0)))
     return Optimum(
         place=ends.places[best],
         value=ends.values[best],
         steps=ends.steps[best] + xp.where(is_wide, ends.steps[isotropic], 0),
         converged=ends.converged[best],
-        shares=xp.asarray(shares, vectors.dtype),
+        directions=xp.where(is_wide, np.eye(vectors.shape[1], dtype=vectors.dtype), field.tied),
         failed_initial_values=xp.asarray(failed, np.int32),
+    )
+
+
+def ended(objective: race.Objective, best: Optimum, options: Options) -> Optimum:
+    """The optimum near the one of an objective that is not as exact; on the host."""
+    nobody = best.place[None][:0]
+    field = race.Field(
+        isotropic=best.place[None],
+        runs=np.ones(1, bool),
+        tied=best.directions,
+        by_column=nobody,
+        runs_by_column=np.zeros(0, bool),
+        num_seeded=1,
+        within=np.inf,
+        tolerances=(options.tolerance, options.tolerance, None),
+        limits=(options.max_iterations, options.max_iterations),
+        cost=np.zeros(()),
+    )
+    ends = race.run(objective, field, on_host=True)
+    return best._replace(
+        place=ends.places[0],
+        value=ends.values[0],
+        steps=best.steps + ends.steps[0],
+        converged=ends.converged[0],
     )
 
 

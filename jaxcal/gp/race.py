@@ -126,13 +126,17 @@ def run(objective: Objective, field: Field, *, on_host: bool) -> Ends:
     return Ends(_places(end, directions), _heights(xp, end.ascents), xp.maximum(end.ascents.steps, 0), end.ascents.done)
 
 
+def shares_of(directions: Float[Floats, "p p"]) -> Float[Floats, " p"]:
+    """The share of the penalty that each hyperparameter has among those that move together."""
+    return 1 / (directions @ directions.sum(0))
+
+
 def _evaluated(objective: Objective, directions: Float[Floats, "s p p"], race: _Race, *, on_host: bool) -> Local:
     """The objective where the active ascents ask, along their directions; 0 for the others."""
     vectors = race.starts + _along(directions, race.ascents.asked)
 
     def one(vector: Floats, along: Floats) -> Local:
-        shares = 1 / (along @ along.sum(0))  # of the penalty, among those that move together
-        local = objective(vector, shares)
+        local = objective(vector, shares_of(along))
         return local._replace(gradient=local.gradient @ along, information=along.T @ local.information @ along)
 
     if on_host:

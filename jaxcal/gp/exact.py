@@ -51,11 +51,11 @@ class Start(NamedTuple):
     """
 
     models: Model
-    vectors: Float[Array, "a p"]
-    low: Float[Array, " p"]
-    high: Float[Array, " p"]
-    tied: Float[Array, "p p"] | None
-    cost: Float[Array, ""]
+    vectors: Float[Floats, "a p"]
+    low: Float[Floats, " p"]
+    high: Float[Floats, " p"]
+    tied: Float[Floats, "p p"] | None
+    cost: Float[Floats, ""]
 
     @classmethod
     def of(cls, initial_models: Model, data: Data, options: Options) -> "Start":

@@ -16,6 +16,7 @@ from jaxcal.gp import exact, host, nearest
 from jaxcal.gp.implicit import with_derivatives
 from jaxcal.gp.kernels import SquaredExponential, scattered
 from jaxcal.gp.model import Data, Found, Model, as_vector, one_of
+from jaxcal.gp.newton import Floats
 from jaxcal.gp.noise import InitialOf, with_input_noise, with_student_t_noise
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, better_of, process_of, process_of_nearest
@@ -75,12 +76,13 @@ def _process_of_vector(
     models: Model,
     data: Data,
     jitter: Float[Array, ""],
-    vector: Float[Array, " p"],
-    evidence: Float[Array, ""],
-    steps: Int[Array, ""],
-    result: Int[Array, ""],
-    failed: Int[Array, ""],
+    vector: Float[Floats, " p"],
+    evidence: Float[Floats, ""],
+    steps: Int[Floats, ""],
+    result: Int[Floats, ""],
+    failed: Int[Floats, ""],
 ) -> Process:
+    """The process of the model that a vector says."""
     model = as_vector(one_of(models))[1](vector)
     return process_of(Found(model, evidence, steps, result, failed), data, jitter, None)
 

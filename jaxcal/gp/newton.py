@@ -27,7 +27,8 @@ _LEAST_RATIO = 1e-3
 # Damping: at first, the least and the greatest, and what is added to the curvature before it is multiplied.
 _DAMPING, _LEAST_DAMPING, _GREATEST_DAMPING, _CURVATURE = 0.1, 1e-6, 1e4, 0.1
 
-Floats = Array | np.ndarray
+# NumPy's arrays or JAX's.
+Floats = Any
 
 
 class Local(NamedTuple):
@@ -226,7 +227,7 @@ def _step_in_box(
 
 def _solve_on_host(matrix: Float[np.ndarray, "k s p p"], right: Float[np.ndarray, "k s p"]) -> np.ndarray:
     """The solutions of small positive definite systems; NaN where they are not finite."""
-    finite = np.isfinite(matrix).all((-2, -1)) & np.isfinite(right).all(-1)
+    finite = np.asarray(np.isfinite(matrix).all((-2, -1)) & np.isfinite(right).all(-1))
     solvable = np.where(finite[..., None, None], matrix, np.eye(right.shape[-1]))
     return np.where(finite[..., None], np.linalg.solve(solvable, right[..., None])[..., 0], np.nan)
 

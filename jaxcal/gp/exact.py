@@ -37,6 +37,8 @@ from jaxcal.optimize import Result
 FEW_ROWS, _FEW_ROWS_TOLERANCE, _RIVAL, _FEW_ROWS_STEPS = 250, 0.1, 10.0, 40
 # Isotropic ascents that others by column follow end here at first.
 _LOOSE = 0.5
+# How much is hoped of an ascent (`race.Field`): few rows are cheap, and many climb from where these have led.
+_HOPE, _HOPE_OF_MANY = 30.0, 3.0
 
 
 class Start(NamedTuple):
@@ -152,6 +154,7 @@ def optimum(
         tolerances=(loose, tolerance, tolerance),
         limits=(most, most),
         cost=start.cost,
+        hope=_HOPE if few is None else _HOPE_OF_MANY,
     )
     failed = None
     if few is not None:
@@ -187,6 +190,7 @@ def ended(objective: race.Objective, best: Optimum, options: Options) -> Optimum
         tolerances=(options.tolerance, options.tolerance, None),
         limits=(options.max_iterations, options.max_iterations),
         cost=np.zeros(()),
+        hope=_HOPE,
     )
     ends = race.run(objective, field, on_host=True)
     return best._replace(
@@ -213,6 +217,7 @@ def _decided_by_few(
             within=_RIVAL,
             tolerances=(tolerance, xp.maximum(tolerance, _LOOSE), None),
             limits=(limit, xp.minimum(limit, _FEW_ROWS_STEPS)),
+            hope=_HOPE,
         ),
         on_host=on_host,
     )

@@ -27,8 +27,6 @@ _LAP = 8
 # Of two ascents less than so many nats apart, or in no log hyperparameter further apart than this, the lower one is on
 # its way to the place of the other.
 ALIKE, SAME = 0.2, 0.3
-# An ascent is taken out if not even so many times the gain that it foresees brings it to the best one.
-_HOPE = 30.0
 # If the best ascent by column is better by so much more than it must be, the isotropic one need not be ended.
 _CLEAR = 5.0
 # In which order: isotropic ascents, those by column, the best isotropic one to its end.
@@ -53,6 +51,7 @@ class Field(NamedTuple):
             need not be ended.
         limits: the most steps of isotropic ascents, and of those by column.
         cost: what an ascent by column must gain.
+        hope: an ascent is taken out if not even so many times the gain that it foresees brings it to the best one.
     """
 
     isotropic: Float[Floats, "a p"]
@@ -65,6 +64,7 @@ class Field(NamedTuple):
     tolerances: tuple
     limits: tuple
     cost: Float[Floats, ""]
+    hope: float
 
 
 class Ends(NamedTuple):
@@ -162,7 +162,7 @@ def _advance(xp: ModuleType, race: _Race, found: Local, *, field: Field, directi
     heights, rounds = _heights(xp, ascents), race.rounds + 1
     goes_on = race.active & ~ascents.done & (ascents.steps < limit) & xp.isfinite(ascents.local.value)
     race = race._replace(ascents=ascents, rounds=rounds, active=goes_on)
-    kept = _worth(xp, race, heights, is_isotropic, directions)
+    kept = _worth(xp, race, heights, is_isotropic, directions, field.hope)
     race = race._replace(active=goes_on & (kept | (rounds % _LAP != 0)))
     if not field.by_column.shape[0]:
         return race
@@ -175,6 +175,7 @@ def _worth(
     heights: Float[Floats, " s"],
     is_isotropic: Bool[np.ndarray, " s"],
     directions: Float[Floats, "s p p"],
+    hope: float,
 ) -> Bool[Floats, " s"]:
     """The ascents that may reach the best of their kind, without those on the way to where a better one is."""
     one, other = heights[:, None], heights[None]
@@ -183,8 +184,8 @@ def _worth(
     better = alike & ((other > one) | ((other == one) & np.tri(number, k=-1, dtype=bool)))
     near = ~differ(xp, _places(race, directions)) | (abs(xp.where(better, other - one, np.inf)) < ALIKE)
     best = xp.max(xp.where(alike, other, -np.inf), axis=1)
-    hope = heights + _HOPE * race.ascents.ahead + ALIKE >= best
-    return hope & ~(better & near).any(axis=1)
+    may_reach = heights + hope * race.ascents.ahead + ALIKE >= best
+    return may_reach & ~(better & near).any(axis=1)
 
 
 def _next_phase(

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from jaxcal import Point, gaussian_process, rio
-from jaxcal.functional import gp, sparse_gp
+from jaxcal.functional import gp, gp_host, sparse_gp
 from jaxcal.gp import model as models
 from jaxcal.gp import newton, search
 from jaxcal.gp.kernels import SquaredExponential, gram
@@ -272,9 +272,9 @@ def test_the_least_noise_of_all_rows_decides_what_makes_sense(rng):
 @pytest.mark.parametrize("method", ["rio", pytest.param("gaussian_process", marks=pytest.mark.slow)])
 def test_an_evidence_out_of_rounding_is_no_optimum(rows, method, monkeypatch):
     """The old code took any evidence that was finite; here one that is a thousand nats too great."""
-    plain = gp.likelihood_terms
+    plain = gp_host.likelihood_terms
     wrong = lambda *given: plain(*given)._replace(value=plain(*given).value + 1000)
-    monkeypatch.setattr(gp, "likelihood_terms", wrong)
+    monkeypatch.setattr(gp_host, "likelihood_terms", wrong)
     # Rows of a number that no other test has: what is compiled here must serve none.
     x, base, y = rows[0][:-3], Point(rows[1].mean[:-3]), rows[2][:-3]
     given = (x, base, y) if method == "rio" else (x, y)

@@ -67,6 +67,17 @@ def own_programs():
     jax.clear_caches()
 
 
+@pytest.fixture(scope="session")
+def half_precision():
+    """Skips a test of float16 in compiled programs on processors that XLA has none for: those without AVX."""
+    import jax
+
+    try:
+        jax.jit(lambda x: x.astype("float16").astype("float32") - 0.1)(np.ones(3, np.float32)).block_until_ready()
+    except jax.errors.JaxRuntimeError as error:
+        pytest.skip(f"XLA has no programs of half precision for this processor: {error}")
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     """Random numbers that are the same in every run."""

@@ -391,8 +391,14 @@ def one_warning(about: str) -> Iterator[None]:
         warnings.warn(f"{about}: {first}{more}", category, stacklevel=4)
 
 
-def as_distribution(predicted: Distribution | ArrayLike) -> Distribution:
-    """What a model gives, as a Distribution: means are a `Point`."""
+def as_distribution(predicted: Distribution | ArrayLike | None) -> Distribution:
+    """What a model gives, as a Distribution: means are a `Point`.
+
+    Raises:
+        TypeError: if it gives None.
+    """
+    if predicted is None:
+        raise TypeError("a model gave None where predictions are expected: does its function return them?")
     return predicted if isinstance(predicted, Distribution) else Point(_checks.as_floats("prediction", predicted))
 
 

@@ -101,6 +101,7 @@ def test_numbers_are_what_they_are_converted_to(way):
             np.testing.assert_array_equal(own, other, err_msg=stored)
 
 
+@pytest.mark.usefixtures("half_precision")
 def test_tracers_of_half_precision_are_computed_in_float32():
     mean, std, y = (jnp.asarray(a, jnp.float16) for a in (MEAN, STD, Y))
     crps = lambda *arrays: jc.Normal(*arrays[:2]).crps(arrays[2])

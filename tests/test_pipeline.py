@@ -437,6 +437,7 @@ def test_infinite_errors_of_all_folds_are_one_warning(method, rng):
         ({"folds": [(np.arange(9), [9])]}, ValueError, "must hold out at least 2 rows; got 1"),
         ({"folds": []}, ValueError, "folds must hold lists of row numbers"),
         ({"folds": [(np.arange(9), [9, 10])], "method": "split"}, ValueError, "draws its folds itself"),
+        ({"predictor": lambda x, y: lambda x: None}, TypeError, "a model gave None where predictions are expected"),
         ({"folds": Halves()}, ValueError, r"folds is a Halves: give the folds that it makes, list\(folds.split"),
         ({"y": np.eye(30)[3], "predictor": varied}, ValueError, "27 training rows of a fold have one target alone, 0"),
         ({"predictor": None, "weights": np.ones(30)}, ValueError, "need a predictor"),

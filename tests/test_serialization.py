@@ -220,6 +220,7 @@ def rewrite(path, change):
 # What comes back
 
 
+@pytest.mark.usefixtures("half_precision")
 def test_every_value_comes_back(path):
     # A JAX array of every type is there in both precisions but for those of 64 bits.
     value = every_value() | {"64 bits": [jnp.arange(3), jnp.array([0.1, 1e-30]), np.array([1e300, 2**-1074])]}

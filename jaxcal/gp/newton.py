@@ -122,10 +122,10 @@ def advance(
     local = Local(*(choose(new, old) for new, old in zip(found, local, strict=True)))
     information = choose(corrected, ascents.information)
 
-    factor = xp.where(ratio > 0.7, 1 / 3, xp.where(ratio < 0.25, 2.0, 1.0))
-    factor = xp.where(first, 1.0, xp.where(taken, factor, 5.0))
-    least = xp.where(taken, _LEAST_DAMPING, _DAMPING)
-    damping = xp.maximum(ascents.damping * factor, least).astype(gain.dtype)
+    one = xp.ones_like(gain)
+    factor = xp.where(ratio > 0.7, one / 3, xp.where(ratio < 0.25, 2 * one, one))
+    factor = xp.where(first, one, xp.where(taken, factor, 5 * one))
+    damping = xp.maximum(ascents.damping * factor, xp.where(taken, _LEAST_DAMPING * one, _DAMPING * one))
     stuck = ~taken & (ascents.damping > _GREATEST_DAMPING)
     steps = ascents.steps + 1
     checked = steps % _RIDGE_STEPS == 0

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Bool, Float, Int
 
-from jaxcal.functional._loops import over_leading_axis
+from jaxcal.functional._loops import carried
 from jaxcal.gp import newton
 from jaxcal.gp.newton import Floats, Local
 from jaxcal.optimize.iterate import iterate
@@ -109,6 +109,7 @@ def run(objective: Objective, field: Field, *, on_host: bool) -> Ends:
     eye = np.eye(starts.shape[1], dtype=starts.dtype)
     # Directions in which several move together, or one each.
     directions = xp.stack([field.tied] * number + [xp.asarray(eye)] * field.by_column.shape[0])
+    directions = directions if on_host else carried(directions)
     race = _Race(
         ascents=newton.Ascents.at(xp, xp.zeros_like(starts)),
         starts=starts,
@@ -127,7 +128,7 @@ def run(objective: Objective, field: Field, *, on_host: bool) -> Ends:
 
 
 def shares_of(directions: Float[Floats, "p p"]) -> Float[Floats, " p"]:
-    """The share of the penalty that each hyperparameter has among those that move together."""
+    """The fraction of the penalty that each hyperparameter bears, of those that move together."""
     return 1 / (directions @ directions.sum(0))
 
 
@@ -146,18 +147,24 @@ def _evaluated(objective: Objective, directions: Float[Floats, "s p p"], race: _
                 whole[k] = part
         return found
     nothing = jax.tree.map(lambda part: jnp.zeros_like(part[0]), race.ascents.local)
-    ask = lambda asked: lax.cond(asked[2], lambda: one(*asked[:2]), lambda: nothing)
-    return over_leading_axis(ask, (vectors, directions, race.active))
+    ask = lambda vector, along, active: lax.cond(active, lambda: one(vector, along), lambda: nothing)
+    # On a CPU one after the other, elsewhere all at once, of which those that are not active count for nothing.
+    return lax.platform_dependent(
+        vectors,
+        directions,
+        race.active,
+        cpu=lambda *asked: lax.map(lambda each: ask(*each), asked),
+        default=lambda vectors, directions, _: jax.vmap(one)(vectors, directions),
+    )
 
 
 def _advance(xp: ModuleType, race: _Race, found: Local, *, field: Field, directions: Float[Floats, "s p p"]) -> _Race:
     """One round of all that are active; where none of a phase is any more, the next phase begins."""
     number = field.isotropic.shape[0]
     is_isotropic = np.arange(race.active.shape[0]) < number
-    first, by_column, last = field.tolerances
-    tolerance = xp.where(is_isotropic, xp.where(race.phase == _LAST, first if last is None else last, first), by_column)
+    first, by_column, last = (xp.asarray(0 if each is None else each, race.starts.dtype) for each in field.tolerances)
+    tolerance = xp.where(is_isotropic, xp.where(race.phase == _LAST, last, first), by_column)
     limit = xp.where(is_isotropic, *field.limits)
-    tolerance = xp.asarray(tolerance, race.starts.dtype)
     ascents = newton.advance(xp, race.ascents, found, race.active, tolerance)
     heights, rounds = _heights(xp, ascents), race.rounds + 1
     goes_on = race.active & ~ascents.done & (ascents.steps < limit) & xp.isfinite(ascents.local.value)

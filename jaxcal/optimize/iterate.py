@@ -1,8 +1,8 @@
 """One loop for two worlds: Python around an evaluation, or `lax.while_loop` inside of a caller's transformation.
 
-A search is an `evaluate`, which is dear, and an `advance`, which decides what to evaluate next. The host runs them in
-turn, `advance` in NumPy: nothing but the evaluation is ever compiled, if it is. Inside of `jit`, `vmap` or `grad` both
-are one compiled loop. `advance` has one source, written by `xp.where` and without branches on values.
+A search is an `evaluate`, which is expensive, and an `advance`, which decides what to evaluate next. The host runs one
+after the other, `advance` in NumPy: nothing but the evaluation is ever compiled, if it is. Inside of `jit`, `vmap` or
+`grad` both are one compiled loop. `advance` has one source, written by `xp.where` and without branches on values.
 """
 
 from collections.abc import Callable

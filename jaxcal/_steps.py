@@ -83,7 +83,7 @@ def _fit_estimator(
     return Estimator(fresh if fitted is None else fitted)
 
 
-# What messages of NumPy and pandas call dates.
+# NumPy and pandas call dates so in their messages.
 _OF_DATES = re.compile("date|time|period", re.IGNORECASE)
 
 
@@ -99,7 +99,7 @@ def _naming_dates(x: Table) -> Iterator[None]:
         named = ", ".join(map(repr, columns))
         raise ValueError(
             f"x holds dates or times in {'columns' if columns[1:] else 'column'} {named}, which the estimator does not "
-            "take: make numbers of them, such as days since a date, or drop them."
+            "take: make numbers of them, such as days, or drop them."
         ) from error
 
 

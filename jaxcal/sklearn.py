@@ -269,7 +269,7 @@ def _in_own_words() -> Iterator[None]:
         raise ValueError(told) from error
 
 
-# Where a message of jaxcal names its argument x.
+# The places in which a message of jaxcal names its argument x.
 _OF_INPUTS = re.compile(r"^x\b|(?<=\bof )x\b(?!['=])|\bx(?=\.index\b)")
 
 

@@ -102,8 +102,8 @@ def test_targets_that_are_no_numbers_are_shown_with_their_row():
 
 @without_annotations
 def test_the_value_of_a_model_is_named_where_it_is_no_array():
-    with pytest.raises(ValueError, match="prediction must be an array of real numbers; got NoneType"):
-        jc.out_of_fold(lambda x, y, *, key: lambda x: None, X, X, key=KEY)
+    with pytest.raises(ValueError, match="prediction must be an array of real numbers; got dict"):
+        jc.out_of_fold(lambda x, y, *, key: lambda x: {}, X, X, key=KEY)
 
 
 def test_keys_of_jax_are_random_keys():

@@ -1,4 +1,4 @@
-"""Rows of predictions: how many there are, and some of them. What distributions of numbers and of vectors share."""
+"""Rows of predictions: how many there are, and some of them. Distributions of numbers and of vectors share this."""
 
 import copy
 import dataclasses

@@ -195,14 +195,15 @@ class Concatenated(Distribution):
         place = np.argsort(np.asarray(self.rows))[rows]  # among the rows of all parts, one after the other
         part_of = np.searchsorted(self.ends, place, side="right")
         by_part = np.argsort(part_of, kind="stable")
-        sizes = np.bincount(part_of, minlength=len(self.parts))
-        ends, place = np.cumsum(sizes), place[by_part]
-        starts = (0, *self.ends[:-1])
+        part_of, place, number = part_of[by_part], place[by_part], len(self.parts)
+        sizes, starts = np.bincount(part_of, minlength=number), np.array([0, *self.ends[:-1]])
+        ends, place = np.cumsum(sizes), place - starts[part_of]  # in the part
         # Parts of which all rows are taken, in their order, stay as they are.
-        is_whole = _is_range(place, sizes, starts) & (sizes == np.diff(self.ends, prepend=0))
+        is_elsewhere = place != np.arange(len(place)) - (ends - sizes)[part_of]
+        is_whole = (sizes == np.diff(self.ends, prepend=0)) & (np.bincount(part_of, is_elsewhere, number) == 0)
         parts = [
-            part if whole else part._take(place[end - size : end] - start)
-            for part, whole, size, end, start in zip(self.parts, is_whole, sizes, ends, starts, strict=True)
+            part if whole else part._take(place[end - size : end])
+            for part, whole, size, end in zip(self.parts, is_whole, sizes, ends, strict=True)
             if size
         ]
         return replaced(
@@ -234,14 +235,6 @@ class Concatenated(Distribution):
         if _checks.is_traced(*values, self.rows):
             return jnp.take(jnp.concatenate(values, axis), jnp.argsort(self.rows), axis)
         return jax.device_put(np.take(np.concatenate(values, axis), np.argsort(np.asarray(self.rows)), axis))
-
-
-def _is_range(numbers: np.ndarray, sizes: np.ndarray, starts: Sequence[int]) -> np.ndarray:
-    """Whether pieces of these sizes of a vector of numbers are start, start + 1, ...; for every piece."""
-    ends = np.cumsum(sizes)
-    wanted = np.arange(len(numbers)) + np.repeat(np.asarray(starts) - (ends - sizes), sizes)
-    differ = np.append(0, np.cumsum(numbers != wanted))
-    return differ[ends] == differ[ends - sizes]
 
 
 def with_moments(distribution: D) -> D:

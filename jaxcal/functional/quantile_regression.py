@@ -90,14 +90,13 @@ def solve(
         >>> print(scores[vertex.basis], vertex.duals, vertex.side)
         [4.] [0.2] [-1 -1  0 -1  1]
     """
-    dtype, basis, side = features.dtype, np.array(start), None
+    dtype, basis = features.dtype, np.array(start)
     features, scores = features.astype(float), scores.astype(float)
+    side = np.where(scores > features @ (np.linalg.inv(features[basis]) @ scores[basis]), 1, -1)
+    side[basis] = 0
     for _ in range(100 + 20 * features.shape[1] + len(scores)):
         inverse = np.linalg.inv(features[basis])
         residuals = scores - features @ (inverse @ scores[basis])
-        if side is None:
-            side = np.where(residuals > 0, 1, -1)
-            side[basis] = 0
         duals = -(np.where(side > 0, level, np.where(side < 0, level - 1, 0)) @ features) @ inverse
         excess = np.maximum(duals - level, level - 1 - duals)
         leaving = int(np.argmax(excess))

@@ -5,6 +5,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike
 
@@ -138,11 +139,10 @@ def _just_below(targets: np.ndarray, distribution: Distribution) -> np.ndarray:
 
     A cdf counts what is within rounding of a target (`functional.rounding`), so they are further below than that.
     """
-    mean, std = (np.abs(np.nan_to_num(np.asarray(each), posinf=0)) for each in (distribution.mean, distribution.std))
-    precision = np.finfo(targets.dtype)
-    sizes = np.maximum(np.maximum(np.abs(targets), mean), std)
+    mean, std = (jnp.nan_to_num(each, posinf=0) for each in (distribution.mean, distribution.std))
     # Not the next number: beside 0 this is one that compiled programs take as 0.
-    return targets - np.maximum(16 * rounding.UNITS * precision.eps * sizes, precision.tiny)
+    least = np.finfo(targets.dtype).tiny
+    return targets - np.maximum(16 * np.asarray(rounding.tolerance(jnp.asarray(targets), mean, std)), least)
 
 
 def coverage_by(

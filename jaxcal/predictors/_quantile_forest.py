@@ -26,7 +26,7 @@ _WIDTHS = (0.1, 0.2, 0.4, 0.8)
 _LEAST_STD = 1e-3
 # The steps of the EM algorithm.
 _STEPS = 100
-# So many numbers of a sparse matrix are in memory at once.
+# The most numbers of a sparse matrix that are in memory at once.
 _AT_ONCE = 2**20
 
 
@@ -111,17 +111,17 @@ class LeafTargets:
 def _cut(weights: np.ndarray, targets: np.ndarray, ends: np.ndarray) -> Slices:
     """The slices of weighted targets; those of row i, in increasing order, are at ends[i] to ends[i + 1].
 
-    With G(p) the integral of the quantile function from 0 to p, the mean of the slice from p to p' is
-    (G(p') - G(p)) / (p' - p), and its mean square likewise. Every row is summed up by itself: what it says must not
-    depend on the rows beside it, not in the last digit, or calibration rows and new ones were not exchangeable.
+    G(p) is the integral of the quantile function from 0 to p. The mean of the slice from p to p' is
+    (G(p') - G(p)) / (p' - p), and its mean square likewise. Every row is summed up by itself. If its last digit
+    depended on the rows beside it, calibration rows and new ones would not be exchangeable.
     """
     sizes = np.diff(ends)
     is_there = np.arange(sizes.max())[None] < sizes[:, None]
     weight, target = np.zeros(is_there.shape), np.zeros(is_there.shape)
     weight[is_there], target[is_there] = weights, targets
-    weight /= np.cumsum(weight, axis=1)[:, -1:]
     level, at = np.cumsum(weight, axis=1), np.arange(1, _SLICES) / _SLICES
-    place = np.minimum(_first_reaching(level, at), sizes[:, None] - 1)
+    weight, level = weight / level[:, -1:], level / level[:, -1:]
+    place = np.stack([np.searchsorted(own, at) for own in level])
     of = lambda table: np.take_along_axis(table, place, axis=1)
     inside = at[None] - of(_until(level))
 
@@ -135,19 +135,8 @@ def _cut(weights: np.ndarray, targets: np.ndarray, ends: np.ndarray) -> Slices:
 
 
 def _until(sums: np.ndarray) -> np.ndarray:
-    """Of running sums along the rows those without the own term."""
+    """The running sums along the rows, each without its own term."""
     return np.concatenate([np.zeros_like(sums[:, :1]), sums[:, :-1]], axis=1)
-
-
-def _first_reaching(level: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The first column [n, k] in which a row of increasing levels [n, m] is at least as large as each of k values."""
-    low = np.zeros((len(level), len(at)), int)
-    high = np.full_like(low, level.shape[1] - 1)
-    for _ in range(level.shape[1].bit_length()):
-        middle = (low + high) // 2
-        reaches = np.take_along_axis(level, middle, axis=1) >= at[None]
-        low, high = np.where(reaches, low, np.minimum(middle + 1, high)), np.where(reaches, middle, high)
-    return low
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class ConformalCalibrator(eqx.Module):
         return Empirical(loc, scale, self.scores, "randomized", self._tau(loc))
 
     def _tau(self, rows: Float[Array, "*n"]) -> Float[Array, "*n"] | None:
-        """What rule="randomized" draws for each of these rows."""
+        """The draws of rule="randomized", one for each of these rows."""
         if self.seed is None:
             return None
         return jax.random.uniform(jax.random.key(self.seed), rows.shape, rows.dtype)

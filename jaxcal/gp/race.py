@@ -146,16 +146,32 @@ def _evaluated(objective: Objective, directions: Float[Floats, "s p p"], race: _
             for whole, part in zip(found, one(vectors[k], directions[k]), strict=True):
                 whole[k] = part
         return found
-    nothing = jax.tree.map(lambda part: jnp.zeros_like(part[0]), race.ascents.local)
-    ask = lambda vector, along, active: lax.cond(active, lambda: one(vector, along), lambda: nothing)
     # On a CPU one after the other, elsewhere all at once, of which those that are not active count for nothing.
     return lax.platform_dependent(
         vectors,
         directions,
         race.active,
-        cpu=lambda *asked: lax.map(lambda each: ask(*each), asked),
-        default=lambda vectors, directions, _: jax.vmap(one)(vectors, directions),
+        jax.tree.map(jnp.zeros_like, race.ascents.local),
+        cpu=partial(_one_after_another, one),
+        default=lambda vectors, directions, *_: jax.vmap(one)(vectors, directions),
     )
+
+
+def _one_after_another(
+    one: Callable[[Floats, Floats], Local],
+    vectors: Float[Floats, "s p"],
+    directions: Float[Floats, "s p p"],
+    active: Bool[Floats, " s"],
+    nothing: Local,
+) -> Local:
+    """The objective of the active ascents alone."""
+    order = jnp.argsort(~active)
+
+    def add(k: Int[Floats, ""], found: Local) -> Local:
+        row = order[k]
+        return jax.tree.map(lambda whole, part: whole.at[row].set(part), found, one(vectors[row], directions[row]))
+
+    return lax.fori_loop(0, active.sum(), add, carried(nothing))
 
 
 def _advance(xp: ModuleType, race: _Race, found: Local, *, field: Field, directions: Float[Floats, "s p p"]) -> _Race:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxcal.functional import linalg
+from jaxcal.functional._numpy import AnyArray, namespace, numpy_or_jit
 
 # The interquartile range of the standard normal distribution.
 _NORMAL_RANGE = 1.3489795
@@ -26,59 +27,66 @@ class Standardizer(eqx.Module):
     A constant column has no scale: it maps to 0, and the inverse is the constant whatever comes in.
     """
 
-    loc: Float[Array, "*d"]
-    scale: Float[Array, "*d"]
+    loc: Float[AnyArray, "*d"]
+    scale: Float[AnyArray, "*d"]
 
     @classmethod
-    @eqx.filter_jit
-    def of(cls, values: Float[Array, " n *d"], weights: Float[Array, " n"] | None = None) -> "Standardizer":
+    @numpy_or_jit
+    def of(cls, values: Float[AnyArray, " n *d"], weights: Float[AnyArray, " n"] | None = None) -> "Standardizer":
         """The standardizer of a sample, column by column; with positive weights of the rows of a weighted one."""
+        xp, dtype = namespace(values), values.dtype
+        if xp is np:
+            values = values.astype(float)  # sums of NumPy over many rows of 32 bits would round
         # On the range [0, 1] no square over- or underflows, and a constant column is exactly constant.
-        low = jnp.min(values, axis=0)
-        span = jnp.max(values, axis=0) - low
+        low = xp.min(values, axis=0)
+        span = xp.max(values, axis=0) - low
         unit = (values - low[None]) / _nonzero(span)[None]
         if weights is None:
-            # The derivative of the root is 0 where a column is constant.
-            return cls(low + span * jnp.mean(unit, axis=0), span * linalg.sqrt(jnp.var(unit, axis=0, ddof=1)))
-        fractions = (weights / weights.sum()).astype(values.dtype)
-        mean = jnp.tensordot(fractions, unit, 1)
-        # The divisor n - 1 of n rows of equal weight.
-        variance = jnp.tensordot(fractions, (unit - mean[None]) ** 2, 1) / (1 - jnp.sum(fractions**2))
-        return cls(low + span * mean, span * linalg.sqrt(variance))
+            mean, variance = xp.mean(unit, axis=0), xp.var(unit, axis=0, ddof=1)
+        else:
+            fractions = (weights / weights.sum()).astype(values.dtype)
+            mean = xp.tensordot(fractions, unit, 1)
+            # The divisor n - 1 of n rows of equal weight.
+            variance = xp.tensordot(fractions, (unit - mean[None]) ** 2, 1) / (1 - xp.sum(fractions**2))
+        # The derivative of the root is 0 where a column is constant.
+        return cls((low + span * mean).astype(dtype), (span * linalg.sqrt(variance)).astype(dtype))
 
     @classmethod
-    @eqx.filter_jit
-    def robust(cls, values: Float[Array, " n *d"]) -> "Standardizer":
+    @numpy_or_jit
+    def robust(cls, values: Float[AnyArray, " n *d"]) -> "Standardizer":
         """By the median and the interquartile range, over that of a standard normal sample; as `of` where it is 0."""
-        lower, middle, upper = jnp.quantile(values, jnp.asarray([0.25, 0.5, 0.75], values.dtype), axis=0)
+        xp = namespace(values)
+        lower, middle, upper = xp.quantile(values, xp.asarray([0.25, 0.5, 0.75], values.dtype), axis=0)
         spread = (upper - lower) / _NORMAL_RANGE
-        return cls(middle, jnp.where(spread > 0, spread, cls.of(values).scale))
+        return cls(middle, xp.where(spread > 0, spread, cls.of(values).scale))
 
     @classmethod
-    def identity(cls, like: Float[Array, " n *d"]) -> "Standardizer":
+    def identity(cls, like: Float[AnyArray, " n *d"]) -> "Standardizer":
         """The standardizer that changes nothing, for a sample of this shape and dtype."""
-        return cls(jnp.zeros_like(like[0]), jnp.ones_like(like[0]))
+        xp = namespace(like)
+        return cls(xp.zeros_like(like[0]), xp.ones_like(like[0]))
 
-    @eqx.filter_jit
-    def __call__(self, values: Float[Array, " n *d"]) -> Float[Array, " n *d"]:
+    @numpy_or_jit
+    def __call__(self, values: Float[AnyArray, " n *d"]) -> Float[AnyArray, " n *d"]:
         """`(values - loc) / scale`, row by row."""
         return (values - self.loc[None]) / _nonzero(self.scale)[None]
 
-    @eqx.filter_jit
-    def inverse(self, values: Float[Array, " n *d"]) -> Float[Array, " n *d"]:
+    @numpy_or_jit
+    def inverse(self, values: Float[AnyArray, " n *d"]) -> Float[AnyArray, " n *d"]:
         """`loc + scale * values`, row by row."""
         return self.loc[None] + self.scale[None] * values
 
+    @numpy_or_jit
     def without(self, columns: tuple[int, ...]) -> "Standardizer":
         """The same map of all columns but these, which it leaves as they are."""
         if not columns:
             return self
-        chosen = np.array(columns)
-        return Standardizer(self.loc.at[..., chosen].set(0), self.scale.at[..., chosen].set(1))
+        xp, chosen = namespace(self.loc), np.isin(np.arange(self.loc.shape[-1]), columns)
+        return Standardizer(xp.where(chosen, 0, self.loc), xp.where(chosen, 1, self.scale))
 
 
-def _nonzero(scale: Float[Array, "*d"]) -> Float[Array, "*d"]:
-    return jnp.where(scale > 0, scale, 1)
+def _nonzero(scale: Float[AnyArray, "*d"]) -> Float[AnyArray, "*d"]:
+    return namespace(scale).where(scale > 0, scale, 1)
 
 
 def input_scaler(

@@ -32,12 +32,13 @@ from jaxcal.calibrators._base import check_base
 from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
 from jaxcal.functional import linalg
+from jaxcal.functional._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.gp import initial, minibatch
-from jaxcal.gp.fit import check_fit, maximize_evidence
+from jaxcal.gp.fit import check_fit, fit_rows
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
-from jaxcal.gp.model import Data, Model
+from jaxcal.gp.model import Data, Model, one_of
+from jaxcal.gp.noise import InitialOf
 from jaxcal.gp.options import Options
-from jaxcal.gp.padding import fit_padded
 from jaxcal.gp.process import HoldsProcess, Process
 from jaxcal.optimize import Result
 from jaxcal.preprocessing import Standardizer
@@ -46,8 +47,8 @@ from jaxcal.preprocessing import Standardizer
 class Points(eqx.Module):
     """Where the kernel is evaluated: what goes into the model and what comes out, or None where it has no part."""
 
-    inputs: Float[Array, "n d"] | None
-    output: Float[Array, "n 1"] | None
+    inputs: Float[AnyArray, "n d"] | None
+    output: Float[AnyArray, "n 1"] | None
 
 
 class IOKernel(eqx.Module):
@@ -56,11 +57,11 @@ class IOKernel(eqx.Module):
     input: SquaredExponential | GPJaxKernel | None
     output: SquaredExponential | GPJaxKernel | None
 
-    def __call__(self, a: Points, b: Points) -> Float[Array, "n m"]:
+    def __call__(self, a: Points, b: Points) -> Float[AnyArray, "n m"]:
         """The covariance of every row of a with every row of b."""
         return _sum(part(one, other) for part, one, other in self._parts(a, b))
 
-    def diagonal(self, a: Points) -> Float[Array, " n"]:
+    def diagonal(self, a: Points) -> Float[AnyArray, " n"]:
         """The variance at every row of a."""
         return _sum(part.diagonal(one) for part, one in self._parts(a))
 
@@ -72,7 +73,7 @@ class IOKernel(eqx.Module):
         return jnp.concatenate(sums), jnp.concatenate(products, axis=1)
 
     def bounds(
-        self, a: Points, target_variance: Float[Array, ""], included: Bool[Array, " n"] | None
+        self, a: Points, target_variance: Float[AnyArray, ""], included: Bool[AnyArray, " n"] | None
     ) -> tuple["IOKernel", "IOKernel"]:
         """The least and the greatest hyperparameters that make sense for the rows that count."""
         pairs = [
@@ -88,7 +89,7 @@ class IOKernel(eqx.Module):
             return self
         return IOKernel(self.input.by_column(a.inputs), self.output)
 
-    def parts(self, a: Points) -> list[tuple[Array, SquaredExponential | GPJaxKernel]]:
+    def parts(self, a: Points) -> list[tuple[AnyArray, SquaredExponential | GPJaxKernel]]:
         """The kernels that it is the sum of, each with its rows."""
         return [(rows, part) for part, rows in self._parts(a)]
 
@@ -98,17 +99,18 @@ class IOKernel(eqx.Module):
         return (parts for parts in zip((self.input, self.output), *each, strict=True) if parts[0] is not None)
 
 
-def _sum(terms: Iterable[Array]) -> Array:
+def _sum(terms: Iterable[AnyArray]) -> AnyArray:
     return reduce(operator.add, terms)
 
 
 class _Setting(NamedTuple):
-    """The options of `fit` that decide what is compiled."""
+    """The options of `fit` by which rows are prepared."""
 
     kernel: str
     target: str
     paper: bool
-    options: Options
+    robust: bool
+    by_column: bool
 
 
 def fit(
@@ -225,7 +227,7 @@ def fit(
     y = _checks.as_vector("y", y) if base.mean.ndim == 1 else _checks.as_matrix("y", y)
     _checks.check_rows("y", y, 2)
     check_base(base, y.shape[0], outputs=True)
-    setting = _setting(
+    setting, options = _setting(
         y.shape[0],
         kernel,
         target,
@@ -248,14 +250,17 @@ def fit(
     _check_spread(base.mean, y, target)
     columns = None if setting.kernel == "output" else Columns.of(x, categorical)
     if bound == "stochastic":
-        rio = _fit_stochastic(columns, x, base.mean, _own_std(base), y, given, setting, epochs, key)
+        rio = _fit_stochastic(columns, x, base.mean, _own_std(base), y, given, setting, options, epochs, key)
     else:
         x = None if columns is None else columns(x)
         if x is not None:
             _checks.check_length("x", x, y.shape[0])
-        fit_all = partial(_fit, columns=columns, given=given, setting=setting)
         rows = x, base.mean, _own_std(base), y
-        rio = fit_padded(fit_all, rows, setting.options, constant_variance=given is None and not setting.paper)
+        if not differentiable:
+            rows = _checks.without_derivative(rows, "rio.fit", "give differentiable=True")
+        prepare = eqx.Partial(_prepared, columns, given, setting)
+        scales, process = fit_rows(prepare, rows, options, stationary=given is None and not setting.paper)
+        rio = scales.rio(process, setting)
     check_fit(rio.process, y.shape[0], throw=throw)
     return rio
 
@@ -280,7 +285,7 @@ class RIO(HoldsProcess):
     x_scaler: Standardizer | None
     output_scaler: Standardizer
     target_scaler: Standardizer
-    base_std: Float[Array, "*runs"] | None
+    base_std: Float[AnyArray, "*runs"] | None
     target: str = eqx.field(static=True)
 
     def __call__(self, x: Table | None, base: Distribution, *, include_noise: bool = True) -> Normal | StudentT:
@@ -325,7 +330,7 @@ def _own_std(base: Distribution) -> Array | None:
     return None if isinstance(base, Point) else base.std
 
 
-def _setting(n: int, kernel: str | tuple, target: str, preset: str | None, **asked: Any) -> _Setting:
+def _setting(n: int, kernel: str | tuple, target: str, preset: str | None, **asked: Any) -> tuple[_Setting, Options]:
     """The options, checked, with what the preset and the kernel decide; `asked` goes to `Options.of`."""
     paper, by_name = preset == "paper", isinstance(kernel, str)
     depends_on = kernel if isinstance(kernel, str) else _depends_on(kernel)
@@ -341,7 +346,8 @@ def _setting(n: int, kernel: str | tuple, target: str, preset: str | None, **ask
         defaults |= {"inducing": "trained", "num_inducing": 50, "tolerance": 0.0}
         asked["bound"] = "collapsed" if asked["bound"] == "auto" else asked["bound"]
     asked |= {name: default for name, default in defaults.items() if asked[name] is None}
-    return _Setting(depends_on, target, paper, Options.of(n, **asked))
+    setting = _Setting(depends_on, target, paper, robust=asked["noise"] == "student_t", by_column=bool(asked["ard"]))
+    return setting, Options.of(n, **asked)
 
 
 def _depends_on(kernels: tuple) -> str:
@@ -369,51 +375,24 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
         _checks.check_varies("y is", targets, size)
 
 
-def _fit(
-    x,
-    mean,
-    std,
-    y,
-    included: Bool[Array, " n"] | None,
-    columns: Columns | None,
-    given: IOKernel | None,
-    setting: _Setting,
-) -> "RIO":
-    arrays = x, mean, std, y
-    if not setting.options.differentiable:
-        arrays = _checks.without_derivative(arrays, "rio.fit", "give differentiable=True")
-    # Several outputs are as many independent processes.
-    fit = _fit_one if y.ndim == 1 else _fit_outputs
-    return fit(columns, given, setting, included, *arrays)
-
-
-@eqx.filter_jit
-def _fit_outputs(columns: Columns | None, given: IOKernel | None, setting: _Setting, included, x, *outputs) -> "RIO":
-    fit_one = partial(_fit_one, columns, given, setting, included, x)
-    return eqx.filter_vmap(fit_one, in_axes=1)(*outputs)
-
-
-def _fit_one(columns: Columns | None, given: IOKernel | None, setting: _Setting, included, x, mean, std, y) -> "RIO":
-    # The options of the search are not among what decides how rows are scaled.
-    scales, data = _prepared(columns, setting._replace(options=setting.options.of_rows()), included, x, mean, std, y)
-    return scales.rio(maximize_evidence(eqx.Partial(_initial_models, given, setting), data, setting.options), setting)
-
-
-@eqx.filter_jit
-def _prepared(columns: Columns | None, setting: _Setting, included, *arrays) -> tuple["_Scales", Data]:
-    """The rows as the process takes them, and by what they are scaled."""
-    dtype = jnp.result_type(*jax.tree.leaves(arrays))
+def _prepared(
+    columns: Columns | None, given: IOKernel | None, setting: _Setting, *rows: AnyArray | None
+) -> tuple["_Scales", InitialOf, Data]:
+    """By what rows are scaled, the initial values, and the rows as the process takes them."""
+    *arrays, included = rows
+    dtype = np.result_type(*jax.tree.leaves(arrays))
     x, mean, std, y = jax.tree.map(lambda a: a.astype(dtype), arrays)
     weights = None if included is None else included.astype(y.dtype)
     x_scaler = None if columns is None else Standardizer.of(x, weights).without(columns.indicators)
     scales = _Scales.of(columns, x_scaler, mean, std, y, setting, weights)
-    return scales, scales.data(x, mean, std, y, setting, included)
+    initial_of = eqx.Partial(_initial_models, given, setting)
+    return scales, initial_of, scales.data(x, mean, std, y, setting, included)
 
 
 def _fit_stochastic(
-    columns: Columns | None, x, mean, std, y, given: IOKernel | None, setting: _Setting, epochs: int, key
+    columns: Columns | None, x, mean, std, y, given: IOKernel | None, setting: _Setting, options: Options, epochs, key
 ) -> "RIO":
-    """As `_fit`, but x is read part by part."""
+    """The fit by a bound that reads x part by part."""
     if y.ndim > 1:
         raise ValueError(f"bound='stochastic' fits one output; y has {y.shape[1]}: fit them one by one.")
     minibatch.check_known(x, mean, std, y)
@@ -429,7 +408,7 @@ def _fit_stochastic(
     data_of = lambda x, mean, std, y: scales.data(x, mean, std, y, setting)
     read = minibatch.reader(data_of, (x, mean, std, y), y.dtype)
     initial_of = eqx.Partial(_initial_models, given, setting)
-    return scales.rio(minibatch.maximize_bound(initial_of, read, n, setting.options, key=key, epochs=epochs), setting)
+    return scales.rio(minibatch.maximize_bound(initial_of, read, n, options, key=key, epochs=epochs), setting)
 
 
 class _Scales(NamedTuple):
@@ -439,21 +418,21 @@ class _Scales(NamedTuple):
     x: Standardizer | None
     output: Standardizer
     target: Standardizer
-    base_std: Float[Array, ""] | None
+    base_std: Float[AnyArray, ""] | None
 
     @classmethod
     def of(
         cls,
         columns: Columns | None,
         x_scaler: Standardizer | None,
-        mean: Array,
-        std: Array | None,
-        y: Array,
+        mean: AnyArray,
+        std: AnyArray | None,
+        y: AnyArray,
         setting: _Setting,
-        weights: Float[Array, " n"] | None = None,
+        weights: Float[AnyArray, " n"] | None = None,
     ) -> "_Scales":
         scaler = Standardizer.identity if setting.paper else partial(Standardizer.of, weights=weights)
-        target_scaler = Standardizer.robust if setting.options.noise == "student_t" else scaler
+        target_scaler = Standardizer.robust if setting.robust else scaler
         return cls(
             columns=columns,
             x=x_scaler,
@@ -464,12 +443,12 @@ class _Scales(NamedTuple):
 
     def data(
         self,
-        x: Array | None,
-        mean: Array,
-        std: Array | None,
-        y: Array,
+        x: AnyArray | None,
+        mean: AnyArray,
+        std: AnyArray | None,
+        y: AnyArray,
         setting: _Setting,
-        included: Bool[Array, " n"] | None = None,
+        included: Bool[AnyArray, " n"] | None = None,
     ) -> Data:
         """Rows as the process takes them."""
         variance = None if std is None or self.base_std is None else (std / self.base_std) ** 2
@@ -489,24 +468,31 @@ class _Scales(NamedTuple):
         )
 
 
-def _unit(std: Array) -> Array:
+def _unit(std: AnyArray) -> AnyArray:
     """The size of the stds, by which they are divided: 1 where all are 0."""
-    return jnp.where(std > 0, std, 1)
+    return namespace(std).where(std > 0, std, 1)
 
 
 def _explained(mean, y, setting: _Setting):
     return y - mean if setting.target == "residual" else y
 
 
-@eqx.filter_jit
+@numpy_or_jit(when=lambda rio, *_: rio.process.is_exact)
 def _predict(rio: "RIO", x, mean, std, include_noise: bool) -> Normal | StudentT:
     predict_one = lambda rio, mean, std: _predict_one(rio, x, mean, std, include_noise)
     if mean.ndim == 1:
-        return predict_one(rio, mean, std)
-    return eqx.filter_vmap(predict_one, in_axes=(eqx.if_array(0), 1, 1), out_axes=1)(rio, mean, std)
+        center, scale, df = predict_one(rio, mean, std)
+    elif namespace(mean) is jnp:
+        center, scale, df = eqx.filter_vmap(predict_one, in_axes=(eqx.if_array(0), 1, 1), out_axes=1)(rio, mean, std)
+    else:
+        of_output = lambda k: predict_one(one_of(rio, k), mean[:, k], None if std is None else std[:, k])
+        centers, scales, _ = zip(*map(of_output, range(mean.shape[1])), strict=True)
+        center, scale, df = np.stack(centers, axis=1), np.stack(scales, axis=1), None
+    return Normal(center, scale) if df is None else StudentT(df, center, scale)
 
 
-def _predict_one(rio: "RIO", x, mean, std, include_noise: bool) -> Normal | StudentT:
+def _predict_one(rio: "RIO", x, mean, std, include_noise: bool) -> tuple[AnyArray, AnyArray, AnyArray | None]:
+    """The mean and the std, and no degrees of freedom; or the location, the scale and the degrees of freedom."""
     points = _points(x, mean, rio.x_scaler, rio.output_scaler, None)
     if include_noise:
         latent, scale, df = rio.process.observed(points, None if std is None else (std / rio.base_std) ** 2)
@@ -514,8 +500,7 @@ def _predict_one(rio: "RIO", x, mean, std, include_noise: bool) -> Normal | Stud
         (latent, scale), df = rio.process(points), None
     explained = rio.target_scaler.inverse(latent)
     center = mean + explained if rio.target == "residual" else explained
-    scale = rio.target_scaler.scale * linalg.sqrt(scale)
-    return Normal(center, scale) if df is None else StudentT(df, center, scale)
+    return center, rio.target_scaler.scale * linalg.sqrt(scale), df
 
 
 def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
@@ -534,7 +519,7 @@ def _initial_models(given: IOKernel | None, setting: _Setting, data: Data, noise
 
     if setting.paper:
         ones = combine([SquaredExponential(jnp.zeros(()), jnp.zeros(()))] * 2)
-        kernel = given or (ones.by_column(data.points) if setting.options.ard else ones)
+        kernel = given or (ones.by_column(data.points) if setting.by_column else ones)
         return initial.at(data, kernel, 1.0)
     if given is not None:
         return initial.at_given(data, given, noise=noise)

@@ -19,10 +19,12 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve, solve_triangular
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
+from jaxcal.functional._numpy import AnyArray, namespace
 from jaxcal.functional.linalg import crossproduct, half_log_det, inverse_factor, inverse_triangular, solve_lower
 
 LOG_2PI = 1.8378770664093453
@@ -40,14 +42,15 @@ class Posterior(eqx.Module):
         widen: [m, m], what is still unknown at the inducing points; None for an exact posterior.
     """
 
-    weights: Float[Array, " m"]
-    shrink: Float[Array, "m m"]
-    widen: Float[Array, "m m"] | None
+    weights: Float[AnyArray, " m"]
+    shrink: Float[AnyArray, "m m"]
+    widen: Float[AnyArray, "m m"] | None
 
     @property
-    def is_finite(self) -> Bool[Array, ""]:
+    def is_finite(self) -> Bool[AnyArray, ""]:
         """Whether the covariances could be factorized."""
-        return jnp.isfinite(self.weights).all() & jnp.isfinite(self.shrink).all()
+        xp = namespace(self.weights)
+        return xp.isfinite(self.weights).all() & xp.isfinite(self.shrink).all()
 
 
 class LeaveOneOut(NamedTuple):
@@ -58,13 +61,13 @@ class LeaveOneOut(NamedTuple):
         variance: [n], of the target: with the noise.
     """
 
-    error: Float[Array, " n"]
-    variance: Float[Array, " n"]
+    error: Float[AnyArray, " n"]
+    variance: Float[AnyArray, " n"]
 
     @property
-    def standardized(self) -> Float[Array, " n"]:
+    def standardized(self) -> Float[AnyArray, " n"]:
         """Errors over their standard deviations."""
-        return self.error / jnp.sqrt(self.variance)
+        return self.error / namespace(self.variance).sqrt(self.variance)
 
 
 def log_likelihood(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> Float[Array, ""]:
@@ -122,13 +125,14 @@ def average_information(inverse: Float[Array, "n n"], gradients: Float[Array, "n
     return whitened.T @ whitened / 2
 
 
-def greatest_log_likelihood(n: int | Int[Array, ""], noise_variance: ArrayLike) -> Float[Array, ""]:
+def greatest_log_likelihood(n: int | Int[AnyArray, ""], noise_variance: ArrayLike) -> Float[AnyArray, ""]:
     """-n log(2 pi noise) / 2: no targets have a greater log N(y; 0, G) where G is at least noise I.
 
     >>> round(greatest_log_likelihood(2, 1.0).item(), 4)
     -1.8379
     """
-    return -0.5 * n * (LOG_2PI + jnp.log(jnp.asarray(noise_variance)))
+    xp = np if isinstance(noise_variance, np.ndarray | np.generic) else jnp
+    return -0.5 * n * (LOG_2PI + xp.log(xp.asarray(noise_variance)))
 
 
 def posterior(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> Posterior:
@@ -138,21 +142,20 @@ def posterior(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> Posteri
 
 
 def predict(
-    posterior: Posterior, cross: Float[Array, " m"], prior_variance: Float[Array, ""]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Latent mean and variance at one point; RIO, eq. 5 and 6.
+    posterior: Posterior, cross: Float[AnyArray, "*p m"], prior_variance: Float[AnyArray, "*p"]
+) -> tuple[Float[AnyArray, "*p"], Float[AnyArray, "*p"]]:
+    """Latent means and variances at one point, or at several; RIO, eq. 5 and 6.
 
     Args:
         posterior: what `posterior` or `sparse_posterior` gave.
-        cross: the point's covariances with the conditioning points.
-        prior_variance: the point's covariance with itself.
+        cross: the points' covariances with the conditioning points.
+        prior_variance: the points' covariances with themselves.
     """
-    known = posterior.shrink @ cross
-    variance = prior_variance - known @ known
+    known = cross @ posterior.shrink.T
+    variance = prior_variance - (known**2).sum(-1)
     if posterior.widen is not None:
-        unknown = posterior.widen @ cross
-        variance = variance + unknown @ unknown
-    return cross @ posterior.weights, jnp.maximum(variance, 0)
+        variance = variance + ((cross @ posterior.widen.T) ** 2).sum(-1)
+    return cross @ posterior.weights, namespace(variance).maximum(variance, 0)
 
 
 def conditional(

@@ -15,6 +15,9 @@ from scipy.linalg import lapack
 
 from jaxcal.functional.gp import LOG_2PI
 
+# A triangle is mirrored so many rows at a time.
+_BLOCK = 64
+
 
 class Part(NamedTuple):
     """A squared exponential, variance * exp(-|a - b|^2 / (2 lengthscale^2)) on rows a; RIO, eq. 3.
@@ -80,40 +83,33 @@ def likelihood_terms(
     on_diagonal = slice(None, None, len(targets) + 1)
     gram.flat[on_diagonal] += diagonal
     potrf, potri = lapack.get_lapack_funcs(("potrf", "potri"), (gram,))
-    factor, failed = potrf(gram, lower=1, clean=1, overwrite_a=1)
+    factor, failed = potrf(gram.T, lower=1, clean=1, overwrite_a=1)  # in place: LAPACK stores by columns
     if failed or not np.isfinite(factor[-1, -1]):
         return None
-    inverse, _ = potri(factor, lower=1)
-    inverse = _mirrored(inverse)
-    weights = inverse @ targets
+    inverse = _mirrored(potri(factor, lower=1)[0])
+    weights, precision = inverse @ targets, np.diagonal(inverse).copy()
     log_det = np.log(np.diagonal(factor)).sum(dtype=float)  # half of it
     value = -float(targets.astype(float) @ weights) / 2 - log_det - len(targets) * LOG_2PI / 2
 
-    # The derivative by G, (a a' - G^-1) / 2; Rasmussen & Williams (2006), eq. 5.9.
-    by_gram = np.multiply.outer(weights, weights)
-    by_gram -= inverse
-    by_gram /= 2
-    gradient = (by_gram.flat[on_diagonal] @ by_diagonal).astype(dtype)
+    # The derivative by G is (a a' - G^-1) / 2; Rasmussen & Williams (2006), eq. 5.9.
+    gradient = (weights**2 - precision) @ by_diagonal / 2
     products = by_diagonal * weights[:, None]  # the columns G_i a
     at = 0
     for part, covariance in zip(parts, covariances, strict=True):
-        sums, columns = _derivatives(part, covariance, weights, by_gram)
+        sums, columns = _derivatives(part, covariance, weights, inverse)
         gradient[at : at + len(sums)] += sums
         products[:, at : at + len(sums)] += columns
         at += len(sums)
     information = products.T @ (inverse @ products) / 2
-    precision = inverse.flat[on_diagonal].copy()
     return Terms(value, gradient, information, weights, factor, precision)
 
 
 def _covariance(part: Part) -> Float[np.ndarray, "n n"]:
     """K(a, a), symmetric, with the variance on its diagonal."""
     scaled = _scaled(part)
-    halves = np.einsum("ij,ij->i", scaled, scaled) / 2
+    halves, ones = np.einsum("ij,ij->i", scaled, scaled)[:, None] / -2, np.ones_like(scaled[:, :1])
     # -|a - b|^2 / 2 by one product of matrices: no exponent is above 0, and those of the diagonal are 0.
-    exponents = scaled @ scaled.T
-    exponents -= halves[:, None]
-    exponents -= halves
+    exponents = np.concatenate([scaled, halves, ones], axis=1) @ np.concatenate([scaled, ones, halves], axis=1).T
     np.minimum(exponents, 0, out=exponents)
     exponents.flat[:: len(halves) + 1] = 0
     np.exp(exponents, out=exponents)
@@ -130,16 +126,19 @@ def _derivatives(
     part: Part,
     covariance: Float[np.ndarray, "n n"],
     weights: Float[np.ndarray, " n"],
-    cotangents: Float[np.ndarray, "n n"],
+    inverse: Float[np.ndarray, "n n"],
 ) -> tuple[Float[np.ndarray, " q"], Float[np.ndarray, "n q"]]:
-    """sum(S K_i) and K_i a of the log variance and the log lengthscales: `kernels.squared_exponential_derivatives`."""
+    """sum(S K_i), with S = (a a' - G^-1) / 2, and K_i a of the log variance and the log lengthscales.
+
+    `kernels.squared_exponential_derivatives` has the formulas. The part of a a' is in the products with a.
+    """
     s = _scaled(part)
-    squares, a = s * s, weights[:, None]
-    weighted = cotangents * covariance
-    total = weighted.sum(axis=1)
-    sums = 2 * (total @ squares - np.einsum("ij,ij->j", s, weighted @ s))
+    squares, a, ones = s * s, weights[:, None], np.ones_like(s[:, :1])
     found = covariance @ np.concatenate([a, s * a, squares * a], axis=1)
     by_weights, by_rows, by_squares = np.split(found, [1, 1 + s.shape[1]], axis=1)
+    weighted = (inverse * covariance) @ np.concatenate([ones, s], axis=1)
+    total, of_rows = (a * by_weights - weighted[:, :1]) / 2, (a * by_rows - weighted[:, 1:]) / 2
+    sums = 2 * (squares * total - s * of_rows).sum(axis=0)
     products = squares * by_weights - 2 * s * by_rows + by_squares
     if len(part.lengthscale) < s.shape[1]:  # one for all columns
         sums, products = sums.sum(keepdims=True), products.sum(axis=1, keepdims=True)
@@ -147,7 +146,11 @@ def _derivatives(
 
 
 def _mirrored(lower: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
-    """The symmetric matrix whose lower triangle is given."""
-    whole = np.tril(lower)
-    whole += np.tril(lower, -1).T
-    return whole
+    """The symmetric matrix whose lower triangle is given, in place, block by block."""
+    for first in range(0, len(lower), _BLOCK):
+        block = slice(first, first + _BLOCK)
+        below = slice(first + _BLOCK, None)
+        lower[block, below] = lower[below, block].T
+        square = lower[block, block]
+        square[:] = np.tril(square) + np.tril(square, -1).T
+    return lower

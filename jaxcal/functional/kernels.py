@@ -7,10 +7,11 @@
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxcal.functional._numpy import AnyArray, constant, namespace
 from jaxcal.functional.linalg import sqrt
 
 # Rows of at most so many columns are subtracted: that is exact, and as fast as a product of matrices.
@@ -18,11 +19,11 @@ _FEW_COLUMNS = 8
 
 
 def squared_exponential(
-    a: Float[Array, "n d"],
-    b: Float[Array, "m d"],
-    lengthscale: Float[Array, ""] | Float[Array, " d"],
+    a: Float[AnyArray, "n d"],
+    b: Float[AnyArray, "m d"],
+    lengthscale: Float[AnyArray, ""] | Float[AnyArray, " d"],
     variance: ArrayLike = 1.0,
-) -> Float[Array, "n m"]:
+) -> Float[AnyArray, "n m"]:
     """variance * exp(-|a - b|^2 / (2 lengthscale^2)) for every pair of rows; RIO, eq. 3.
 
     No squared distance is negative, so that no covariance exceeds the variance at any lengthscale. Those of up to
@@ -42,34 +43,39 @@ def squared_exponential(
     >>> round(squared_exponential(jnp.zeros((1, 2)), jnp.ones((1, 2)), jnp.asarray(1.0)).item(), 4)
     0.3679
     """
-    if jnp.ndim(lengthscale):
-        return jnp.asarray(variance) * jnp.exp(-0.5 * _squared_distances(a, b, 1 / lengthscale))
-    distances = _squared_distances(a, b, jnp.ones(a.shape[1], a.dtype))
-    return jnp.asarray(variance) * jnp.exp(-0.5 * lengthscale**-2 * distances)
+    xp = namespace(a, b, lengthscale, variance)
+    if np.ndim(lengthscale):
+        return xp.asarray(variance) * xp.exp(-0.5 * _squared_distances(a, b, 1 / lengthscale))
+    distances = _squared_distances(a, b, xp.ones(a.shape[1], a.dtype))
+    return xp.asarray(variance) * xp.exp(-0.5 * lengthscale**-2 * distances)
 
 
 def _squared_distances(
-    a: Float[Array, "n d"], b: Float[Array, "m d"], weights: Float[Array, " d"]
-) -> Float[Array, "n m"]:
+    a: Float[AnyArray, "n d"], b: Float[AnyArray, "m d"], weights: Float[AnyArray, " d"]
+) -> Float[AnyArray, "n m"]:
     """|weights (a - b)|^2 for every pair of rows, never negative."""
-    return _by_products(a, b, weights) if a.dtype == jnp.float64 else _distances(a, b, weights)
+    has_derivatives = namespace(a, b, weights) is jnp and a.dtype == jnp.float64
+    return _by_products(a, b, weights) if has_derivatives else _distances(a, b, weights)
 
 
-def _distances(a: Float[Array, "n d"], b: Float[Array, "m d"], weights: Float[Array, " d"]) -> Float[Array, "n m"]:
+def _distances(
+    a: Float[AnyArray, "n d"], b: Float[AnyArray, "m d"], weights: Float[AnyArray, " d"]
+) -> Float[AnyArray, "n m"]:
+    xp = namespace(a, b, weights)
     if a.shape[1] <= _FEW_COLUMNS:
         # The difference comes first: where both sides are weighted before it, a multiplication fused into the
         # subtraction rounds one side alone, and the covariance is not symmetric.
         columns = ((a[:, j][:, None] - b[:, j][None]) * weights[j] for j in range(a.shape[1]))
-        return jnp.asarray(sum(map(jnp.square, columns)))
+        return xp.asarray(sum(map(xp.square, columns)))
     a, b = _weighted(a, b, weights)
-    squares = jnp.sum(a * a, axis=1)[:, None] + jnp.sum(b * b, axis=1)[None]
-    return jnp.maximum(squares - 2 * (a @ b.T), 0)
+    squares = xp.sum(a * a, axis=1)[:, None] + xp.sum(b * b, axis=1)[None]
+    return xp.maximum(squares - 2 * (a @ b.T), 0)
 
 
-def _weighted(a: Array, b: Array, weights: Array) -> tuple[Array, Array]:
+def _weighted(a: AnyArray, b: AnyArray, weights: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Both by the weights, from an origin among them: distances do not change, and small numbers cancel less."""
     a, b = a * weights[None], b * weights[None]
-    origin = lax.stop_gradient(jnp.mean(a, axis=0, keepdims=True))
+    origin = constant(a.mean(axis=0, keepdims=True))
     return a - origin, b - origin
 
 

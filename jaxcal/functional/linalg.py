@@ -19,23 +19,25 @@ from jax.scipy.linalg import solve_triangular
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Real
 
+from jaxcal.functional._numpy import AnyArray, constant, namespace
+
 # Triangular matrices up to this size are taken as a whole, which compiles faster; greater ones are halved, down to this
 # size, and products of them made in so many strips.
 _WHOLE, _LEAF, _STRIPS = 256, 128, 6
 
 
-def sqrt(x: Float[Array, "..."]) -> Float[Array, "..."]:
+def sqrt(x: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
     """The square root, with a derivative of 0 in place of infinity at 0; NaN stays NaN.
 
     >>> import jax
     >>> jax.grad(sqrt)(jnp.zeros(())).item()
     0.0
     """
-    is_zero = x == 0
-    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, x)))
+    xp, is_zero = namespace(x), x == 0
+    return xp.where(is_zero, 0, xp.sqrt(xp.where(is_zero, 1, x)))
 
 
-def scale_of(*values: Float[Array, "..."], axis: int | None = None) -> Float[Array, "..."]:
+def scale_of(*values: Float[AnyArray, "..."], axis: int | None = None) -> Float[AnyArray, "..."]:
     """What values are divided by before they are squared: the largest size along an axis, which is kept, or 1 for 0.
 
     Squares of float32 numbers are finite and not 0 only between 1e-19 and 1e19. No derivative passes.
@@ -43,9 +45,10 @@ def scale_of(*values: Float[Array, "..."], axis: int | None = None) -> Float[Arr
     >>> scale_of(jnp.array([3.0, -4.0])).item()
     4.0
     """
-    sizes = [jnp.max(jnp.abs(each), axis, keepdims=axis is not None) for each in values]
-    size = lax.stop_gradient(jnp.max(jnp.stack(sizes), axis=0))
-    return jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+    xp = namespace(*values)
+    sizes = [xp.max(abs(each), axis, keepdims=axis is not None) for each in values]
+    size = constant(xp.max(xp.stack(sizes), axis=0))
+    return xp.where((size > 0) & xp.isfinite(size), size, 1)
 
 
 def finite_part(values: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -74,7 +77,9 @@ def snapped(x: Float[Array, "..."], value: Float[Array, "..."]) -> Float[Array, 
     return x + jnp.where(jnp.isfinite(difference), difference, 0)
 
 
-def root_mean_square(values: Float[Array, "..."], weights: Real[ArrayLike, "..."] | None = None) -> Float[Array, ""]:
+def root_mean_square(
+    values: Float[AnyArray, "..."], weights: Real[ArrayLike, "..."] | None = None
+) -> Float[AnyArray, ""]:
     """The root of the mean of all squares, of numbers of any size; with weights of a weighted mean.
 
     >>> f"{root_mean_square(jnp.full(3, 1e30)):.1e}"
@@ -84,7 +89,7 @@ def root_mean_square(values: Float[Array, "..."], weights: Real[ArrayLike, "..."
     return scale * sqrt(weighted_mean((values / scale) ** 2, weights))
 
 
-def weighted_mean(values: Float[Array, "..."], weights: Real[ArrayLike, "..."] | None) -> Float[Array, ""]:
+def weighted_mean(values: Float[AnyArray, "..."], weights: Real[ArrayLike, "..."] | None) -> Float[AnyArray, ""]:
     """The mean, weighted if there are weights; what has weight 0 does not count, even if it is infinite or NaN.
 
     What is not finite counts as 0 in the derivative by a weight of 0.
@@ -92,11 +97,12 @@ def weighted_mean(values: Float[Array, "..."], weights: Real[ArrayLike, "..."] |
     >>> weighted_mean(jnp.array([1.0, 4.0, jnp.inf]), jnp.array([1.0, 2.0, 0.0])).item()
     3.0
     """
+    xp = namespace(values)
     if weights is None:
-        return jnp.mean(values)
+        return xp.mean(values)
     fractions = fractions_of(weights, values.dtype)
     # A value of weight 0 has a part in the derivative by the weight.
-    return jnp.sum(fractions * jnp.where((fractions > 0) | jnp.isfinite(values), values, 0))
+    return xp.sum(fractions * xp.where((fractions > 0) | xp.isfinite(values), values, 0))
 
 
 def fractions_of(weights: Real[ArrayLike, "..."], dtype: DTypeLike) -> Float[Array, "..."]:

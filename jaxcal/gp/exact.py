@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal.functional import gp
+from jaxcal.functional._numpy import AnyArray, namespace
 from jaxcal.gp import race
 from jaxcal.gp.model import (
     Data,
@@ -23,6 +24,7 @@ from jaxcal.gp.model import (
     is_sane,
     log_likelihood_of_padding,
     noisy_gram,
+    number_of,
     one_of,
     penalty,
     row_noise,
@@ -65,21 +67,22 @@ class Start(NamedTuple):
 
         With ard="auto" each further lengthscale must gain log(n) / 2 nats, Schwarz's criterion.
         """
+        xp, dtype = namespace(data.targets), data.targets.dtype
         owners, further = _owners(one_of(initial_models), data)
-        tied, cost = None, jnp.zeros((), owners.dtype)
+        tied, cost = None, xp.zeros((), dtype)
         if options.ard and further:
-            wide = eqx.filter_vmap(lambda model: model.kernel.by_column(data.points))(initial_models)
+            wide = initial_models.kernel.by_column(data.points)
             initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
             tied = _tied(owners)
             if options.ard == "auto":
-                cost = 0.5 * further * jnp.log(jnp.asarray(data.number, owners.dtype))
-        vectors = eqx.filter_vmap(lambda model: as_vector(model)[0])(initial_models)
+                cost = 0.5 * further * xp.log(xp.asarray(data.number, dtype))
+        vectors = xp.stack([as_vector(one_of(initial_models, k))[0] for k in range(number_of(initial_models))])
         low, high = bounds(one_of(initial_models), data)
         return cls(models=initial_models, vectors=vectors, low=low, high=high, tied=tied, cost=cost)
 
-    def few_decide(self, data: Data) -> bool:
-        """Whether few rows decide what is climbed to on all."""
-        return self.vectors.shape[0] > 2 and data.targets.shape[0] > 2 * FEW_ROWS
+    def few_decide(self, number: int) -> bool:
+        """Whether few of so many rows decide what is climbed to on all."""
+        return self.vectors.shape[0] > 2 and number > 2 * FEW_ROWS
 
 
 def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options: Options) -> Found:
@@ -90,9 +93,8 @@ def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options:
     start = Start.of(initial_models, data, options)
     model_of = as_vector(one_of(start.models))[1]
     on = lambda rows: _exact_objective(model_of, start.low, start.high, rows, jitter)
-    best = optimum(
-        on(data), on(some_rows(data, FEW_ROWS)) if start.few_decide(data) else None, start, options, on_host=False
-    )
+    few = on(some_rows(data, FEW_ROWS)) if start.few_decide(data.targets.shape[0]) else None
+    best = optimum(on(data), few, start, options, on_host=False)
     # Without what the bounds cost.
     shares = race.shares_of(best.directions)
     value = best.value + penalty(best.place, start.low, start.high, data.number * shares)[0]
@@ -230,18 +232,18 @@ def _decided_by_few(
     ), xp.sum(~xp.isfinite(ends.values[:number]))
 
 
-def _owners(model: Model, data: Data) -> tuple[Float[Array, " q"], int]:
+def _owners(model: Model, data: Data) -> tuple[Float[AnyArray, " q"], int]:
     """For each hyperparameter with lengthscales by column the number of the one it has without, and how many more."""
     vector, model_of = as_vector(model)
-    numbered = model_of(jnp.arange(len(vector), dtype=vector.dtype))
+    numbered = model_of(namespace(vector).arange(len(vector), dtype=vector.dtype))
     wide = eqx.tree_at(lambda m: m.kernel, numbered, numbered.kernel.by_column(data.points))
     owners = as_vector(wide)[0]
     return owners, len(owners) - len(vector)
 
 
-def _tied(owners: Float[Array, " q"]) -> Float[Array, "q q"]:
+def _tied(owners: Float[AnyArray, " q"]) -> Float[AnyArray, "q q"]:
     """The directions in which hyperparameters of one owner move together, one a column; those that are left are 0."""
-    return (owners[:, None] == jnp.arange(len(owners))[None]).astype(owners.dtype)
+    return (owners[:, None] == np.arange(len(owners))[None]).astype(owners.dtype)
 
 
 def _exact_objective(

@@ -1,106 +1,112 @@
 """From data to a fitted Gaussian process: the search, the posterior, and the answers to what went wrong."""
 
 import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxcal import _checks
 from jaxcal.functional import noise
-from jaxcal.gp import exact, host, nearest
+from jaxcal.functional._numpy import ARRAYS, AnyArray, is_on_host, to_jax, to_numpy
+from jaxcal.gp import host, nearest, padding
 from jaxcal.gp.implicit import with_derivatives
-from jaxcal.gp.kernels import SquaredExponential, scattered
-from jaxcal.gp.model import Data, Found, Model, as_vector, one_of
-from jaxcal.gp.newton import Floats
+from jaxcal.gp.model import Data
 from jaxcal.gp.noise import InitialOf, with_input_noise, with_student_t_noise
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, better_of, process_of, process_of_nearest
-from jaxcal.gp.search import jitter_of_try, optimum_of_some, search
+from jaxcal.gp.search import JITTER_TRIES, jitter_of_try, optimum_of_some, search
 from jaxcal.optimize import Result, as_constants, first_finite, one_run_at_a_time
 
-# How many amounts of jitter are tried, each a hundred times the one before.
-JITTER_TRIES = 4
+S = TypeVar("S")
+T = TypeVar("T")
+
 # Where rounding may hide more than this fraction of the leave-one-out variance, stds are off by more than a few per
 # cent.
 _MUCH_ROUNDING = 0.1
 
 
+def fit_rows(
+    prepare: Callable[..., tuple[S, InitialOf, Data]],
+    rows: Sequence[Array | None],
+    options: Options,
+    *,
+    stationary: bool,
+) -> tuple[S, Process]:
+    """What the rows are scaled by, and the process of the greatest evidence.
+
+    On a CPU, of known rows, the host searches for the exact evidence under Gaussian noise (`gp.host`). Everywhere else
+    the whole fit is one compiled program.
+
+    Args:
+        prepare: `prepare(*rows, included)` gives what the rows are scaled by, the initial values and the data. It is
+            written for the arrays of NumPy and of JAX, and a pytree, such as an `eqx.Partial`.
+        rows: x, and what has a last axis of outputs if there are several; None for what is not there.
+        options: how.
+        stationary: whether the kernel is a sum of squared exponentials, whose variance is the same at all rows.
+    """
+    if stationary and options.is_plain and is_on_host(prepare, rows):
+        with np.errstate(all="ignore"):  # what is not finite is told by values
+            by_host = partial(_by_host, to_numpy(prepare), options)
+            return to_jax(over_outputs(by_host, to_numpy(tuple(rows))))
+    padded, included = padding.padded(rows, options, stationary=stationary)
+    scales, process = _compiled(prepare, padded, included, options.of_numbers())
+    return scales, process if included is None else padding.without_padding(process, len(rows[-1]))
+
+
+def _by_host(
+    prepare: Callable[..., tuple[S, InitialOf, Data]], options: Options, *rows: np.ndarray | None
+) -> tuple[S, Process]:
+    scales, initial_of, data = prepare(*rows, None)
+    return scales, host.fit(initial_of, data, options)
+
+
+@eqx.filter_jit
+def _compiled(
+    prepare: Callable[..., tuple[S, InitialOf, Data]],
+    rows: Sequence[Array | None],
+    included: Bool[Array, " n"] | None,
+    options: Options,
+) -> tuple[S, Process]:
+    def one(*rows: Array | None) -> tuple[S, Process]:
+        scales, initial_of, data = prepare(*rows, included)
+        return scales, maximize_evidence(initial_of, data, options)
+
+    return over_outputs(one, rows)
+
+
+def over_outputs(fit_one: Callable[..., T], rows: Sequence[AnyArray | None]) -> T:
+    """`fit_one(*rows)`, or of several outputs one after the other, on the host, or all by one `vmap`.
+
+    Args:
+        fit_one: of one output.
+        rows: as of `fit_rows`.
+    """
+    x, *outputs = rows
+    if outputs[-1].ndim == 1:
+        return fit_one(x, *outputs)
+    if isinstance(outputs[-1], jax.Array):
+        return eqx.filter_vmap(partial(fit_one, x), in_axes=1)(*outputs)
+    column = lambda array, k: None if array is None else array[:, k]
+    each = [fit_one(x, *(column(array, k) for array in outputs)) for k in range(outputs[-1].shape[1])]
+    return jax.tree.map(lambda *parts: np.stack(parts) if isinstance(parts[0], ARRAYS) else parts[0], *each)
+
+
 def maximize_evidence(initial_of: InitialOf, data: Data, options: Options) -> Process:
     """The process of the greatest evidence, at the smallest jitter at which evidence and posterior are finite.
 
-    Safe under `vmap`: see `optimize.one_run_at_a_time`.
+    Part of a compiled program; safe under `vmap`: see `optimize.one_run_at_a_time`.
 
     Args:
-        initial_of: gives the initial values; a pytree where it holds arrays, such as an `eqx.Partial`.
+        initial_of: gives the initial values.
         data: what to explain.
         options: how.
     """
-    if host.suits(data, options):
-        start, order = _start(initial_of, data, options.of_rows())
-        if (parts := host.parts_of(start.models, data)) is not None:
-            return _on_host(start, parts, data, order, options)
-    return _compiled(initial_of, data, options)
-
-
-@eqx.filter_jit
-def _start(initial_of: InitialOf, data: Data, options: Options) -> tuple[exact.Start, Int[Array, " n"]]:
-    """Where the host begins, and the rows in the order in which few are taken."""
-    return exact.Start.of(initial_of(data, None), data, options), scattered(data.points, data.included)
-
-
-def _on_host(
-    start: exact.Start,
-    parts: list[tuple[Array, SquaredExponential]],
-    data: Data,
-    order: Int[Array, " n"],
-    options: Options,
-) -> Process:
-    """The process at the smallest jitter at which evidence and posterior are finite, by a search on the host."""
-    process = None
-    for tries in range(JITTER_TRIES):
-        jitter = jitter_of_try(jnp.int32(tries), data.targets.dtype, options.bound)
-        found = host.search(start, parts, data, np.asarray(order), float(jitter), options)
-        process = _process_at(start.models, data, jitter, found)
-        if int(process.result) != Result.NOT_FINITE:
-            break
-    return cast(Process, process)
-
-
-@eqx.filter_jit
-def _process_of_vector(
-    models: Model,
-    data: Data,
-    jitter: Float[Array, ""],
-    vector: Float[Floats, " p"],
-    evidence: Float[Floats, ""],
-    steps: Int[Floats, ""],
-    result: Int[Floats, ""],
-    failed: Int[Floats, ""],
-) -> Process:
-    """The process of the model that a vector says."""
-    model = as_vector(one_of(models))[1](vector)
-    return process_of(Found(model, evidence, steps, result, failed), data, jitter, None)
-
-
-def _process_at(models: Model, data: Data, jitter: Float[Array, ""], found: host.Found) -> Process:
-    """The process with what the host found."""
-    dtype = data.targets.dtype
-    result = Result.CONVERGED if found.converged else Result.STEP_LIMIT
-    if not np.isfinite(found.evidence):
-        result = Result.NOT_FINITE
-    numbers = (found.vector.astype(dtype), np.asarray(found.evidence, dtype))
-    counts = (np.int32(found.steps), np.int32(result), np.int32(found.failed_initial_values))
-    return _process_of_vector(models, data, jitter, *numbers, *counts)
-
-
-@eqx.filter_jit
-def _compiled(initial_of: InitialOf, data: Data, options: Options) -> Process:
-    """The process by one program, for all other cases."""
     _warn_of_float64_on_a_tpu(data)
     search_all = one_run_at_a_time(partial(first_finite, _attempt, JITTER_TRIES))
     if not options.differentiable:

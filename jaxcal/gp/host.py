@@ -9,16 +9,20 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
+from scipy.linalg import lapack
 
-from jaxcal import _checks
-from jaxcal.functional import gp_host
+from jaxcal.functional import gp, gp_host
 from jaxcal.functional.gp import LOG_2PI
 from jaxcal.gp import exact, race
-from jaxcal.gp.kernels import SquaredExponential
-from jaxcal.gp.model import ABSURD, NOISE_FLOOR, Data, Model
+from jaxcal.gp.kernels import scattered
+from jaxcal.gp.model import ABSURD, NOISE_FLOOR, Data, Found, Model, as_vector, one_of, penalty
 from jaxcal.gp.newton import Local
+from jaxcal.gp.noise import InitialOf
 from jaxcal.gp.options import Options
+from jaxcal.gp.process import Process, process_given
+from jaxcal.gp.search import JITTER_TRIES, jitter_of_try
+from jaxcal.optimize import Result
 
 # Of more rows the search is in float32, and only its end in float64.
 _SMALL = 300
@@ -119,109 +123,94 @@ def objective(
     rows: Rows, widths: Sequence[int], low: Float[np.ndarray, " p"], high: Float[np.ndarray, " p"], jitter: float
 ) -> race.Objective:
     """The evidence, less what is beyond the bounds: as `exact._exact_objective`."""
-    n = len(rows.targets)
+    n, p = len(rows.targets), len(low)
+    nothing = Local(np.full((), np.nan), np.full(p, np.nan), np.full((p, p), np.nan), np.asarray(False))
 
     def at(vector: Float[np.ndarray, " p"], shares: Float[np.ndarray, " p"]) -> Local:
         terms, is_sane = evaluate(vector, rows, widths, jitter)
         if terms is None:
-            p = len(vector)
-            return Local(np.full((), np.nan), np.full(p, np.nan), np.full((p, p), np.nan), np.asarray(False))
-        beyond = np.maximum(vector - high, 0) - np.maximum(low - vector, 0)
-        weight = 2 * n * shares
-        cost = np.sum(weight * beyond**2) / 2
-        bend = np.diag(np.where(beyond != 0, weight, 0))
+            return nothing
+        beyond, steepness, bend = penalty(vector, low, high, n * shares)
         return Local(
-            value=np.asarray(terms.value - cost),
-            gradient=terms.gradient - weight * beyond,
-            information=terms.information + bend,
+            value=np.asarray(terms.value - beyond),
+            gradient=terms.gradient - steepness,
+            information=terms.information + np.diag(bend),
             makes_sense=np.asarray(is_sane),
         )
 
     return at
 
 
-def suits(data: Data, options: Options) -> bool:
-    """Whether the host may search: of concrete rows, on a CPU, the exact evidence with Gaussian noise."""
-    simple = options.bound == "exact" and options.noise == "gaussian" and options.learning_rate is None
-    is_concrete = not _checks.is_traced(*jax.tree.leaves(data))
-    return simple and not options.differentiable and is_concrete and jax.default_backend() == "cpu"
-
-
-def parts_of(models: Model, data: Data) -> list[tuple[Array, SquaredExponential]] | None:
-    """The rows and the kernel of every squared exponential; None where there is something else, or nothing to learn."""
-    parts = getattr(models.kernel, "parts", None)
-    found = None if parts is None or "kernel" in models.fixed else parts(data.points)
-    is_known = found and all(isinstance(kernel, SquaredExponential) for _, kernel in found)
-    return found if is_known else None
-
-
-class Found(NamedTuple):
-    """What the host found.
-
-    Attributes:
-        vector: what is learned of the best model.
-        evidence: its log evidence; NaN where there is none.
-        steps: as of `exact.Optimum`.
-        converged: likewise.
-        failed_initial_values: likewise.
-    """
-
-    vector: Float[np.ndarray, " p"]
-    evidence: float
-    steps: int
-    converged: bool
-    failed_initial_values: int
-
-
-def search(
-    start: exact.Start,
-    parts: list[tuple[Array, SquaredExponential]],
-    data: Data,
-    order: Int[np.ndarray, " n"],
-    jitter: float,
-    options: Options,
-) -> Found:
-    """The best hyperparameters.
+def fit(initial_of: InitialOf, data: Data, options: Options) -> Process:
+    """The process at the smallest jitter at which evidence and posterior are finite.
 
     Args:
-        start: where to begin.
-        parts: the rows and the kernels, `parts_of(start.models, data)`.
-        data: the rows, which may be padded.
-        order: the rows' numbers as `kernels.scattered` has them.
-        jitter: as a fraction of the mean variance.
-        options: how.
+        initial_of: gives the initial values: of a sum of squared exponentials.
+        data: what to explain, of NumPy's arrays and without padding.
+        options: how: by the exact evidence, under Gaussian noise.
     """
-    as_numbers = lambda array: np.asarray(array, float)
-    counts = np.ones(len(data.targets), bool) if data.included is None else np.asarray(data.included)
+    start = exact.Start.of(initial_of(data, None), data, options)
+    dtype, model_of = data.targets.dtype, as_vector(one_of(start.models))[1]
+    parts = one_of(start.models).kernel.parts(data.points)
+    widths = [kernel.log_lengthscale.size for _, kernel in parts]
     is_known = "log_noise" in start.models.fixed
     rows = Rows(
-        parts=tuple(as_numbers(points)[counts] for points, _ in parts),
-        targets=as_numbers(data.targets)[counts],
-        base_variance=None if data.base_variance is None else as_numbers(data.base_variance)[counts],
+        parts=tuple(points.astype(float) for points, _ in parts),
+        targets=data.targets.astype(float),
+        base_variance=None if data.base_variance is None else data.base_variance.astype(float),
         log_noise=float(start.models.log_noise[0]) if is_known else None,
-        eps=float(np.finfo(data.targets.dtype).eps),
+        eps=float(np.finfo(dtype).eps),
     )
-    widths = [int(np.prod(kernel.log_lengthscale.shape[1:], dtype=int)) for _, kernel in parts]
-    start = start._replace(
-        vectors=as_numbers(start.vectors),
-        low=as_numbers(start.low),
-        high=as_numbers(start.high),
-        tied=None if start.tied is None else as_numbers(start.tied),
-        cost=as_numbers(start.cost),
-    )
+    wide = lambda array: None if array is None else array.astype(float)
+    start = start._replace(**{name: wide(getattr(start, name)) for name in ("vectors", "low", "high", "tied", "cost")})
+    order = scattered(data.points)[: exact.FEW_ROWS]
+    for tries in range(JITTER_TRIES):
+        jitter = jitter_of_try(np.int32(tries), dtype, options.bound)
+        best = _searched(start, rows, widths, order, float(jitter), options)
+        process = _process_at(best, rows, widths, data, model_of(best.place.astype(dtype)), jitter)
+        if process.result != Result.NOT_FINITE:
+            break
+    return process
+
+
+def _searched(
+    start: exact.Start,
+    rows: Rows,
+    widths: Sequence[int],
+    order: Int[np.ndarray, " m"],
+    jitter: float,
+    options: Options,
+) -> exact.Optimum:
+    """The best hyperparameters: of many rows found in float32, and climbed to in float64."""
     on = lambda rows: objective(rows, widths, start.low, start.high, jitter)
-    few = None
-    if start.few_decide(data):
-        few = on(rows.some((np.cumsum(counts) - 1)[order[: exact.FEW_ROWS]]))
+    few = on(rows.some(order)) if start.few_decide(len(rows.targets)) else None
     is_small = len(rows.targets) <= _SMALL
     best = exact.optimum(on(rows if is_small else rows.in_float32()), few, start, options, on_host=True)
-    if not is_small:
-        best = exact.ended(on(rows), best, options)
-    terms, is_sane = evaluate(best.place, rows, widths, jitter)
-    return Found(
-        vector=best.place,
-        evidence=terms.value if terms is not None and is_sane else np.nan,
-        steps=int(best.steps),
-        converged=bool(best.converged),
-        failed_initial_values=int(best.failed_initial_values),
+    return best if is_small else exact.ended(on(rows), best, options)
+
+
+def _process_at(
+    best: exact.Optimum,
+    rows: Rows,
+    widths: Sequence[int],
+    data: Data,
+    model: Model,
+    jitter: Float[np.ndarray, ""],
+) -> Process:
+    """The process with what was found; the last evaluation is its posterior."""
+    dtype, n = data.targets.dtype, len(data.targets)
+    terms, is_sane = evaluate(best.place, rows, widths, float(jitter))
+    found = Found(
+        model=model,
+        evidence=np.asarray(terms.value if terms is not None and is_sane else np.nan, dtype),
+        steps=best.steps,
+        result=np.int32(Result.CONVERGED if best.converged else Result.STEP_LIMIT),
+        failed_initial_values=best.failed_initial_values,
     )
+    if terms is None:
+        after = gp.Posterior(np.full(n, np.nan, dtype), np.full((n, n), np.nan, dtype), None)
+        return process_given(found, data, jitter, after, gp.LeaveOneOut(after.weights, after.weights))
+    shrink, _ = lapack.get_lapack_funcs(("trtri",), (terms.factor,))[0](terms.factor, lower=1)
+    after = gp.Posterior(terms.weights.astype(dtype), shrink.astype(dtype), None)
+    others = gp.LeaveOneOut(terms.weights / terms.precision, 1 / terms.precision)
+    return process_given(found, data, jitter, after, jax.tree.map(lambda part: part.astype(dtype), others))

@@ -9,6 +9,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float
 
+from jaxcal.functional._numpy import AnyArray, namespace
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential, spacing
 from jaxcal.gp.model import Data, Model
 
@@ -27,7 +28,7 @@ Combine = Callable[[Sequence[SquaredExponential]], Kernel]
 
 
 def on_grid(
-    data: Data, parts: Sequence[Float[Array, "n _"]], combine: Combine, *, noise: Float[Array, ""] | None = None
+    data: Data, parts: Sequence[Float[AnyArray, "n _"]], combine: Combine, *, noise: Float[AnyArray, ""] | None = None
 ) -> Model:
     """Models of several lengthscales and fractions of noise, along a leading axis of their arrays.
 
@@ -37,20 +38,15 @@ def on_grid(
         combine: makes the kernel of the squared exponentials on each.
         noise: the variance of the noise, which stays; None where it is learned.
     """
-    dtype, table = data.targets.dtype, np.array(_ONE if len(parts) == 1 else _TWO)
-    spacings = [spacing(part, data.included) for part in parts]
-
-    def initial(factors, learned_noise):
-        variance = learned_noise if noise is None else noise
-        signal = jnp.maximum(1 - variance, _LEAST_SIGNAL) / len(parts)
-        kernels = [
-            SquaredExponential(jnp.log(signal), jnp.log(factor * spacing))
-            for factor, spacing in zip(factors, spacings, strict=True)
-        ]
-        return _model(data, combine(kernels), variance, () if noise is None else ("log_noise",))
-
-    *factors, noises = jnp.asarray(table.T, dtype)
-    return eqx.filter_vmap(initial)(factors, noises)
+    xp, dtype = namespace(data.targets), data.targets.dtype
+    *factors, noises = xp.asarray(np.transpose(_ONE if len(parts) == 1 else _TWO), dtype)
+    variances = noises if noise is None else xp.broadcast_to(noise, noises.shape).astype(dtype)
+    log_signals = xp.log(xp.maximum(1 - variances, _LEAST_SIGNAL) / len(parts))
+    kernels = [
+        SquaredExponential(log_signals, xp.log(factor * spacing(part, data.included)))
+        for factor, part in zip(factors, parts, strict=True)
+    ]
+    return _model(data, combine(kernels), variances, () if noise is None else ("log_noise",))
 
 
 def at_given(data: Data, kernel: Kernel, *, noise: Float[Array, ""] | None = None) -> Model:
@@ -86,9 +82,10 @@ def nngp_grid(data: Data, variances: Iterable[ArrayLike], noise: ArrayLike) -> M
     return eqx.filter_vmap(initial)(*map(jnp.ravel, grid))
 
 
-def _model(data: Data, kernel: Kernel, noise: Float[Array, ""], fixed: tuple[str, ...] = ()) -> Model:
-    logit = None if data.base_variance is None else jnp.zeros_like(noise)
-    return Model(kernel, jnp.log(noise), logit, fixed=fixed)
+def _model(data: Data, kernel: Kernel, noise: Float[AnyArray, "*s"], fixed: tuple[str, ...] = ()) -> Model:
+    xp = namespace(noise)
+    logit = None if data.base_variance is None else xp.zeros_like(noise)
+    return Model(kernel, xp.log(noise), logit, fixed=fixed)
 
 
 def _of_dtype(kernel: Kernel, dtype: DTypeLike) -> Kernel:

@@ -16,8 +16,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
 from jaxcal.functional import kernels
+from jaxcal.functional._numpy import AnyArray, namespace
 
-Points = PyTree[Float[Array, "..."]]
+Points = PyTree[Float[AnyArray, "..."]]
 
 # The search stays within these multiples of the target's variance, and of the distances between rows. Beyond them the
 # evidence hardly changes, rounding decides, or a kernel explains single rows.
@@ -62,18 +63,23 @@ class Kernel(Protocol):
 
 
 class SquaredExponential(eqx.Module):
-    """variance * exp(-|a - b|^2 / (2 lengthscale^2)), a lengthscale for all columns or one each; RIO, eq. 3."""
+    """variance * exp(-|a - b|^2 / (2 lengthscale^2)), a lengthscale for all columns or one each; RIO, eq. 3.
 
-    log_variance: Float[Array, ""]
-    log_lengthscale: Float[Array, ""] | Float[Array, " d"]
+    Several kernels may stand along leading axes of the arrays.
+    """
 
-    def __call__(self, a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
+    log_variance: Float[AnyArray, "*s"]
+    log_lengthscale: Float[AnyArray, "*s"] | Float[AnyArray, "*s d"]
+
+    def __call__(self, a: Float[AnyArray, "n d"], b: Float[AnyArray, "m d"]) -> Float[AnyArray, "n m"]:
         """The covariance of every row of a with every row of b."""
-        return kernels.squared_exponential(a, b, jnp.exp(self.log_lengthscale), jnp.exp(self.log_variance))
+        xp = namespace(self.log_variance)
+        return kernels.squared_exponential(a, b, xp.exp(self.log_lengthscale), xp.exp(self.log_variance))
 
-    def diagonal(self, a: Float[Array, "n d"]) -> Float[Array, " n"]:
+    def diagonal(self, a: Float[AnyArray, "n d"]) -> Float[AnyArray, " n"]:
         """The variance at every row of a."""
-        return jnp.full_like(a[:, 0], jnp.exp(self.log_variance))
+        xp = namespace(a, self.log_variance)
+        return xp.full_like(a[:, 0], xp.exp(self.log_variance))
 
     def derivatives(
         self, a: Float[Array, "n d"], weights: Float[Array, " n"], cotangents: Float[Array, "n n"]
@@ -83,24 +89,26 @@ class SquaredExponential(eqx.Module):
         return kernels.squared_exponential_derivatives(a, *scales, weights, cotangents)
 
     def bounds(
-        self, a: Float[Array, "n d"], target_variance: Float[Array, ""], included: Bool[Array, " n"] | None
+        self, a: Float[AnyArray, "n d"], target_variance: Float[AnyArray, ""], included: Bool[AnyArray, " n"] | None
     ) -> tuple["SquaredExponential", "SquaredExponential"]:
         """The least and the greatest hyperparameters that make sense for the rows that count."""
-        log_spacing = jnp.broadcast_to(jnp.log(spacing(a, included)), self.log_lengthscale.shape)
-        log_variance = jnp.broadcast_to(jnp.log(target_variance), self.log_variance.shape)
+        xp = namespace(a, target_variance)
+        log_spacing = xp.broadcast_to(xp.log(spacing(a, included)), self.log_lengthscale.shape)
+        log_variance = xp.broadcast_to(xp.log(target_variance), self.log_variance.shape)
         low, high = (
             SquaredExponential(log_variance + math.log(variance), log_spacing + math.log(scale))
             for variance, scale in zip(_VARIANCES, _LENGTHSCALES, strict=True)
         )
         return low, high
 
-    def by_column(self, a: Float[Array, "n d"]) -> "SquaredExponential":
-        """The same kernel with a lengthscale for every column; as it is if there is only one."""
-        if a.shape[1] == 1:
+    def by_column(self, a: Float[AnyArray, "n d"]) -> "SquaredExponential":
+        """The same kernel with a lengthscale for every column; as it is if there is only one, or it has them."""
+        if a.shape[1] == 1 or self.log_lengthscale.ndim > self.log_variance.ndim:
             return self
-        return SquaredExponential(self.log_variance, jnp.broadcast_to(self.log_lengthscale, a.shape[1:]))
+        xp, shape = namespace(self.log_lengthscale), (*self.log_lengthscale.shape, a.shape[1])
+        return SquaredExponential(self.log_variance, xp.broadcast_to(self.log_lengthscale[..., None], shape))
 
-    def parts(self, a: Float[Array, "n d"]) -> "list[tuple[Array, SquaredExponential]]":
+    def parts(self, a: Float[AnyArray, "n d"]) -> "list[tuple[AnyArray, SquaredExponential]]":
         """The squared exponentials that it is the sum of, each with its rows."""
         return [(a, self)]
 
@@ -165,29 +173,33 @@ def take(points: Points, rows: ArrayLike) -> Points:
     return jax.tree.map(lambda a: a[rows], points)
 
 
-def scattered(points: Points, included: Bool[Array, " n"] | None = None) -> Int[Array, " n"]:
+def scattered(points: Points, included: Bool[AnyArray, " n"] | None = None) -> Int[AnyArray, " n"]:
     """The numbers of the rows in an order as if at random that depends on their values, not on how they are ordered.
 
     Rows that do not count come last.
     """
-    total = sum(jnp.sum(leaf.reshape(leaf.shape[0], -1), axis=1) for leaf in jax.tree.leaves(points))
-    place = jnp.sin(_SCATTER * total)
-    return jnp.argsort(place if included is None else jnp.where(included, place, jnp.inf))
+    leaves = jax.tree.leaves(points)
+    xp = namespace(*leaves)
+    total = sum(xp.sum(leaf.reshape(leaf.shape[0], -1), axis=1) for leaf in leaves)
+    place = xp.sin(_SCATTER * total)
+    return xp.argsort(place if included is None else xp.where(included, place, np.inf), stable=True)
 
 
-def spacing(points: Float[Array, "n d"], included: Bool[Array, " n"] | None = None) -> Float[Array, ""]:
+def spacing(points: Float[AnyArray, "n d"], included: Bool[AnyArray, " n"] | None = None) -> Float[AnyArray, ""]:
     """The lengthscale at which the median pair of rows has a correlation of 1 / e."""
+    xp = namespace(points)
     some = points[scattered(points, included)[:_PAIRS]]
-    number = some.shape[0] if included is None else jnp.minimum(jnp.sum(included, dtype=jnp.int32), some.shape[0])
-    pairs = jnp.arange(some.shape[0], dtype=jnp.int32)
-    distances = jnp.linalg.norm(some - some[(pairs - number // 2) % number], axis=1)
+    number = some.shape[0] if included is None else xp.minimum(xp.sum(included, dtype=np.int32), some.shape[0])
+    pairs = xp.arange(some.shape[0], dtype=np.int32)
+    distances = xp.linalg.norm(some - some[(pairs - number // 2) % number], axis=1)
     middle = median(distances, None if included is None else pairs < number)
-    return jnp.where(middle > 0, middle, jnp.sqrt(2.0 * points.shape[1])) / jnp.sqrt(2.0)
+    return xp.where(middle > 0, middle, math.sqrt(2 * points.shape[1])) / math.sqrt(2)
 
 
-def median(values: Float[Array, " n"], included: Bool[Array, " n"] | None = None) -> Float[Array, ""]:
+def median(values: Float[AnyArray, " n"], included: Bool[AnyArray, " n"] | None = None) -> Float[AnyArray, ""]:
     """The median of the values that count."""
+    xp = namespace(values)
     if included is None:
-        return jnp.median(values)
-    ordered, number = jnp.sort(jnp.where(included, values, jnp.inf)), jnp.sum(included, dtype=jnp.int32)
+        return xp.median(values)
+    ordered, number = xp.sort(xp.where(included, values, np.inf)), xp.sum(included, dtype=np.int32)
     return (ordered[(number - 1) // 2] + ordered[number // 2]) / 2

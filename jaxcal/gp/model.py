@@ -12,12 +12,14 @@ from typing import NamedTuple, cast
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
 from jaxcal.functional import gp, linalg, noise, sparse_gp
+from jaxcal.functional._numpy import AnyArray, constant, namespace
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 
 # Noise below this fraction of the target's variance is taken for none.
@@ -45,32 +47,32 @@ class Data(NamedTuple):
     """
 
     points: Points
-    targets: Float[Array, " n"]
-    base_variance: Float[Array, " n"] | None = None
-    relative_noise: Float[Array, " n"] | None = None
-    included: Bool[Array, " n"] | None = None
+    targets: Float[AnyArray, " n"]
+    base_variance: Float[AnyArray, " n"] | None = None
+    relative_noise: Float[AnyArray, " n"] | None = None
+    included: Bool[AnyArray, " n"] | None = None
 
     @classmethod
     def of(
         cls,
         points: Points,
-        targets: Float[Array, " n"],
-        base_variance: Float[Array, " n"] | None = None,
-        included: Bool[Array, " n"] | None = None,
+        targets: Float[AnyArray, " n"],
+        base_variance: Float[AnyArray, " n"] | None = None,
+        included: Bool[AnyArray, " n"] | None = None,
     ) -> "Data":
         """The rows, those that do not count with a target of 0."""
-        targets = targets if included is None else jnp.where(included, targets, 0)
+        targets = targets if included is None else namespace(targets).where(included, targets, 0)
         return cls(points, targets, base_variance, included=included)
 
     @property
-    def number(self) -> int | Int[Array, ""]:
+    def number(self) -> int | Int[AnyArray, ""]:
         """How many rows count."""
-        return self.targets.shape[0] if self.included is None else jnp.sum(self.included, dtype=jnp.int32)
+        return self.targets.shape[0] if self.included is None else self.included.sum(dtype=np.int32)
 
     @property
-    def mean_square(self) -> Float[Array, ""]:
+    def mean_square(self) -> Float[AnyArray, ""]:
         """The mean square of the targets."""
-        return jnp.sum(self.targets**2) / self.number
+        return (self.targets**2).sum() / self.number
 
 
 class StudentT(eqx.Module):
@@ -113,34 +115,35 @@ class Model(eqx.Module):
     """
 
     kernel: Kernel
-    log_noise: Float[Array, ""]
-    logit_fraction: Float[Array, ""] | None = None
+    log_noise: Float[AnyArray, "*s"]
+    logit_fraction: Float[AnyArray, "*s"] | None = None
     student_t: StudentT | None = None
     inducing: Points | None = None
     fixed: tuple[str, ...] = eqx.field(static=True, default=())
 
-    def noise_variance(self, points: Points, included: Bool[Array, " n"] | None = None) -> Float[Array, ""]:
+    def noise_variance(self, points: Points, included: Bool[AnyArray, " n"] | None = None) -> Float[AnyArray, ""]:
         """The mean variance of the noise at the training rows, those of `Data`, in units of the scaled target.
 
         It is no less than `rounding`.
         """
         return self.noise_above(self.rounding(points, included))
 
-    def noise_above(self, rounding: Float[Array, ""]) -> Float[Array, ""]:
+    def noise_above(self, rounding: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
         """`noise_variance`, given `rounding`."""
-        return NOISE_FLOOR + jnp.exp(self.log_noise) + rounding
+        return NOISE_FLOOR + namespace(self.log_noise).exp(self.log_noise) + rounding
 
-    def rounding(self, points: Points, included: Bool[Array, " n"] | None = None) -> Float[Array, ""]:
+    def rounding(self, points: Points, included: Bool[AnyArray, " n"] | None = None) -> Float[AnyArray, ""]:
         """The noise variance that rounding in the factorization of the rows' covariance would hide."""
-        return rounding_of(jnp.sum(self.kernel.diagonal(points), where=included))
+        variances = self.kernel.diagonal(points)
+        return rounding_of(variances.sum() if included is None else variances.sum(where=included))
 
     def relative_noise(
-        self, base_variance: Float[Array, " n"] | None, relative_noise: Float[Array, " n"] | None = None
-    ) -> Float[Array, " n"] | None:
+        self, base_variance: Float[AnyArray, " n"] | None, relative_noise: Float[AnyArray, " n"] | None = None
+    ) -> Float[AnyArray, " n"] | None:
         """The variance of the noise at every row, relative to `noise_variance`; None where it is the same."""
         factors = [] if relative_noise is None else [relative_noise]
         if self.logit_fraction is not None and base_variance is not None:
-            fraction = jax.nn.sigmoid(self.logit_fraction)
+            fraction = 1 / (1 + namespace(self.logit_fraction).exp(-self.logit_fraction))
             factors.append(1 - fraction + fraction * base_variance)
         if self.student_t is not None and self.student_t.log_squares is not None:
             factors.append(1 / self.student_t.weights)
@@ -149,11 +152,9 @@ class Model(eqx.Module):
     def bounds(self, data: Data) -> tuple["Model", "Model"]:
         """The least and the greatest hyperparameters that make sense for these rows."""
         variance = data.mean_square
-        kernels = self.kernel.bounds(data.points, variance, data.included)
-        log_noises = [jnp.log(variance * bound) for bound in _NOISES]
-        logits = [
-            None if self.logit_fraction is None else jnp.full_like(variance, b * _LOGIT_FRACTION) for b in (-1, 1)
-        ]
+        xp, kernels = namespace(variance), self.kernel.bounds(data.points, variance, data.included)
+        log_noises = [xp.log(variance * bound) for bound in _NOISES]
+        logits = [None if self.logit_fraction is None else xp.full_like(variance, b * _LOGIT_FRACTION) for b in (-1, 1)]
         rest = [jax.tree.map(lambda a, b=b: jnp.full_like(a, b), self.student_t) for b in (-jnp.inf, jnp.inf)]
         low, high = (
             Model(kernel, log_noise, logit, student_t, fixed=self.fixed)
@@ -162,9 +163,9 @@ class Model(eqx.Module):
         return low, high
 
 
-def rounding_of(prior: Float[Array, ""]) -> Float[Array, ""]:
+def rounding_of(prior: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
     """`Model.rounding`, given the sum of the rows' prior variances."""
-    return jnp.finfo(prior.dtype).eps * prior
+    return float(np.finfo(prior.dtype).eps) * prior
 
 
 def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> Float[Array, ""]:
@@ -187,7 +188,9 @@ def posterior(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = N
     return sparse_gp.posterior(sums, whiten, model.noise_variance(data.points))
 
 
-def predict(kernel: Kernel, given: gp.Posterior, at: Points, points: Points) -> tuple[Array, Array]:
+def predict(
+    kernel: Kernel, given: gp.Posterior, at: Points, points: Points
+) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]]:
     """Latent means and variances at points; RIO, eq. 5 and 6.
 
     Args:
@@ -200,7 +203,13 @@ def predict(kernel: Kernel, given: gp.Posterior, at: Points, points: Points) -> 
     def predict_one(point: Points):
         return gp.predict(given, *_covariances(kernel, point, at))
 
-    return lax.map(predict_one, points, batch_size=_PREDICTED_AT_ONCE)
+    if namespace(given.weights) is jnp:
+        return lax.map(predict_one, points, batch_size=_PREDICTED_AT_ONCE)
+    number = jax.tree.leaves(points)[0].shape[0]
+    parts = [take(points, slice(k, k + _PREDICTED_AT_ONCE)) for k in range(0, number, _PREDICTED_AT_ONCE)]
+    found = [gp.predict(given, kernel(part, at), kernel.diagonal(part)) for part in parts]
+    means, variances = (np.concatenate(each) for each in zip(*found, strict=True))
+    return means, variances
 
 
 def leave_one_out(model: Model, given: gp.Posterior, data: Data) -> gp.LeaveOneOut:
@@ -260,7 +269,7 @@ def log_likelihood_of_padding(data: Data) -> Float[Array, ""]:
     return -0.5 * gp.LOG_2PI * jnp.asarray(data.targets.shape[0] - data.number, data.targets.dtype)
 
 
-def row_noise(model: Model, data: Data) -> Float[Array, "*n"]:
+def row_noise(model: Model, data: Data) -> Float[AnyArray, "*n"]:
     """The variance of the noise: of every row, or one for all."""
     common = model.noise_variance(data.points, data.included)
     relative = model.relative_noise(data.base_variance, data.relative_noise)
@@ -312,16 +321,16 @@ def without_rows(model: Model) -> Model:
     return eqx.tree_at(lambda m: m.student_t.log_squares, model, None, is_leaf=lambda node: node is None)
 
 
-def is_sane(model: Model, value: Float[Array, ""], data: Data) -> Bool[Array, ""]:
+def is_sane(model: Model, value: Float[AnyArray, ""], data: Data) -> Bool[AnyArray, ""]:
     """Whether an evidence is finite and one that the noise allows, of variances not far beyond the target's."""
-    greatest = gp.greatest_log_likelihood(data.number, jnp.min(row_noise(model, data)))
+    greatest = gp.greatest_log_likelihood(data.number, row_noise(model, data).min())
     return (value <= greatest) & has_sane_variances(model, data)
 
 
-def has_sane_variances(model: Model, data: Data) -> Bool[Array, ""]:
+def has_sane_variances(model: Model, data: Data) -> Bool[AnyArray, ""]:
     """Whether neither the prior's variance nor that of the noise is far beyond the target's."""
-    prior = jnp.mean(model.kernel.diagonal(data.points))
-    return jnp.maximum(prior, model.noise_variance(data.points, data.included)) < ABSURD * data.mean_square
+    prior, absurd = model.kernel.diagonal(data.points).mean(), ABSURD * data.mean_square
+    return (prior < absurd) & (model.noise_variance(data.points, data.included) < absurd)
 
 
 def some_rows(data: Data, number: int) -> Data:
@@ -333,28 +342,43 @@ def some_rows(data: Data, number: int) -> Data:
 
 def as_vector(
     model: Model, *, with_inducing: bool = False
-) -> tuple[Float[Array, " p"], Callable[[Float[Array, " p"]], Model]]:
+) -> tuple[Float[AnyArray, " p"], Callable[[Float[AnyArray, " p"]], Model]]:
     """What is learned of a model, with or without inducing points, as a vector, and the model of such a vector."""
     params, fixed = split(model, with_inducing=with_inducing)
-    vector, unravel = ravel_pytree(params)
-    return vector, lambda vector: eqx.combine(unravel(vector), fixed)
+    if not any(isinstance(leaf, np.ndarray | np.generic) for leaf in jax.tree.leaves(params)):
+        vector, unravel = ravel_pytree(params)
+        return vector, lambda vector: eqx.combine(unravel(vector), fixed)
+    leaves, tree = jax.tree.flatten(params)
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+
+    def model_of(vector: Float[np.ndarray, " p"]) -> Model:
+        parts = np.split(vector, ends)
+        return eqx.combine(
+            tree.unflatten([p.reshape(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)]), fixed
+        )
+
+    return np.concatenate([np.ravel(leaf) for leaf in leaves]), model_of
 
 
-def bounds(model: Model, data: Data) -> tuple[Float[Array, " p"], Float[Array, " p"]]:
+def bounds(model: Model, data: Data) -> tuple[Float[AnyArray, " p"], Float[AnyArray, " p"]]:
     """The least and the greatest hyperparameters, as vectors."""
-    low, high = (lax.stop_gradient(as_vector(bound)[0]) for bound in model.bounds(data))
+    low, high = (constant(as_vector(bound)[0]) for bound in model.bounds(data))
     return low, high
 
 
 def penalty(
-    vector: Float[Array, " p"], low: Float[Array, " p"], high: Float[Array, " p"], n: int | Float[Array, " p"]
-) -> tuple[Float[Array, ""], Float[Array, " p"], Float[Array, " p"]]:
+    vector: Float[AnyArray, " p"],
+    low: Float[AnyArray, " p"],
+    high: Float[AnyArray, " p"],
+    n: int | Float[AnyArray, " p"],
+) -> tuple[Float[AnyArray, ""], Float[AnyArray, " p"], Float[AnyArray, " p"]]:
     """What hyperparameters beyond their bounds cost, n times the square, with first and second derivatives.
 
     No row gives more than half a nat for a step of one in the log of a variance: none goes far beyond.
     """
-    beyond = jnp.maximum(vector - high, 0) - jnp.maximum(low - vector, 0)
-    return jnp.sum(n * beyond**2), 2 * n * beyond, jnp.where(beyond != 0, 2 * n, jnp.zeros_like(beyond))
+    xp = namespace(vector)
+    beyond = xp.maximum(vector - high, 0) - xp.maximum(low - vector, 0)
+    return xp.sum(n * beyond**2), 2 * n * beyond, xp.where(beyond != 0, 2 * n, xp.zeros_like(beyond))
 
 
 def cost_beyond_bounds(model: Model, data: Data, n: int | None = None) -> Callable[[Model], Float[Array, ""]]:
@@ -379,7 +403,7 @@ def with_more_noise(models: Model, variances: tuple[float, ...]) -> Model:
 
 def one_of(models: Model, number: ArrayLike = 0) -> Model:
     """One of the models along the leading axis of their arrays."""
-    return jax.tree.map(lambda leaf: leaf[number] if eqx.is_array(leaf) else leaf, models)
+    return jax.tree.map(lambda leaf: leaf[number] if isinstance(leaf, jax.Array | np.ndarray) else leaf, models)
 
 
 def alone(model: Model) -> Model:
@@ -389,4 +413,4 @@ def alone(model: Model) -> Model:
 
 def number_of(models: Model) -> int:
     """How many models lie along the leading axis of their arrays."""
-    return next(leaf for leaf in jax.tree.leaves(models) if eqx.is_array(leaf)).shape[0]
+    return next(leaf for leaf in jax.tree.leaves(models) if isinstance(leaf, jax.Array | np.ndarray)).shape[0]

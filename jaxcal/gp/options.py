@@ -3,6 +3,7 @@
 import warnings
 from typing import NamedTuple
 
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxcal import _checks
@@ -34,9 +35,21 @@ class Options(NamedTuple):
     learning_rate: float | None = None
     differentiable: bool = False
 
-    def of_rows(self) -> "Options":
-        """Without what is of the search alone: no program that prepares rows depends on it."""
-        return self._replace(tolerance=0.0, max_iterations=0)
+    @property
+    def is_plain(self) -> bool:
+        """Whether the evidence is exact, the noise Gaussian, and Newton's steps lead to it as closely as is asked."""
+        return (
+            self.bound == "exact"
+            and self.noise == "gaussian"
+            and self.learning_rate is None
+            and not self.differentiable
+        )
+
+    def of_numbers(self) -> "Options":
+        """The same, by arrays where a compiled program need not know a number."""
+        if self.bound != "exact" or self.learning_rate is not None or self.noise != "gaussian":
+            return self
+        return self._replace(tolerance=np.float32(self.tolerance), max_iterations=np.int32(self.max_iterations))
 
     @classmethod
     def of(

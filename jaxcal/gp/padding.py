@@ -1,55 +1,48 @@
 """Rows filled up to a common number, so that fits of several sizes share a compiled program.
 
 Folds differ by a row, a set that grows has another size each time, and every size would be compiled anew. Rows that are
-filled in do not count in the fit, `Data.included`, and are cut off from what it found.
+filled in do not count in the fit, `Data.included`, and are cut off from what it found. The host needs none of this.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from jaxcal import _checks
 from jaxcal.gp.options import Options
-from jaxcal.gp.process import HoldsProcess, Process
-
-F = TypeVar("F", bound=HoldsProcess)
+from jaxcal.gp.process import Process
 
 # Rows are filled up to a multiple of this: little of the time of a fit, but where the fit takes no time.
 _MULTIPLE = 16
 
 
-def fit_padded(
-    fit: Callable[..., F], arrays: Sequence[Array | None], options: Options, *, constant_variance: bool
-) -> F:
-    """`fit(*arrays, included)` of rows that are filled up where the fit knows padding, and what it found without them.
+def padded(
+    rows: Sequence[Array | None], options: Options, *, stationary: bool
+) -> tuple[tuple[Array | None, ...], Bool[Array, " n"] | None]:
+    """The rows filled up where the fit knows padding, and which of them count; None where all do.
 
     That is the exact fit with equal, normal noise, by kernels whose variance is the same at all rows. Of rows that are
     traced the number is in a program anyway.
 
     Args:
-        fit: gives what holds a process; `included` is None where all rows count.
-        arrays: with a leading axis of rows; None for what is not there.
+        rows: arrays with a leading axis of rows; None for what is not there.
         options: of the fit.
-        constant_variance: whether the kernel's variance is known to be the same at all rows.
+        stationary: whether the kernel's variance is known to be the same at all rows.
     """
-    exact = options.bound == "exact" and options.noise == "gaussian" and options.learning_rate is None
-    given = [array for array in arrays if array is not None]
-    number = given[0].shape[0]
-    can_be_padded = exact and constant_variance and not options.differentiable and not _checks.is_traced(*given)
+    number = rows[-1].shape[0]
+    can_be_padded = stationary and options.is_plain and not _checks.is_traced(*rows)
     if not can_be_padded or number % _MULTIPLE == 0:
-        return fit(*arrays, None)
+        return tuple(rows), None
     places = np.r_[np.arange(number), np.zeros(-number % _MULTIPLE, int)]
     # On the host: there a number of rows needs no program. The first row is repeated, so that no extreme changes.
-    padded = [None if array is None else jax.device_put(np.asarray(array)[places]) for array in arrays]
-    fitted = fit(*padded, jax.device_put(np.arange(len(places)) < number))
-    return eqx.tree_at(lambda fitted: fitted.process, fitted, _without_padding(fitted.process, number))
+    filled = tuple(None if array is None else jax.device_put(np.asarray(array)[places]) for array in rows)
+    return filled, jax.device_put(np.arange(len(places)) < number)
 
 
-def _without_padding(process: Process, number: int) -> Process:
+def without_padding(process: Process, number: int) -> Process:
     """The process with so many rows, the first ones; of several outputs their axis comes before."""
     first, every = slice(number), slice(None)
     cut = lambda array, *last_axes: jax.device_put(np.asarray(array)[(..., *last_axes)])

@@ -5,13 +5,15 @@ from typing import cast
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcal.functional import gp, noise, normal
+from jaxcal.functional._numpy import AnyArray, namespace
 from jaxcal.gp import nearest
-from jaxcal.gp.kernels import Points, median, scattered, take
+from jaxcal.gp.kernels import Points, SquaredExponential, median, scattered, take
 from jaxcal.gp.model import (
     Data,
     Found,
@@ -70,18 +72,25 @@ class Process(eqx.Module):
     model: Model
     points: Points
     posterior: gp.Posterior | nearest.Nearest | Either
-    noise_variance: Float[Array, "*runs"]
-    rounding_fraction: Float[Array, "*runs"]
-    evidence: Float[Array, "*runs"]
-    iterations: Int[Array, "*runs"]
-    result: Int[Array, "*runs"]
-    jitter: Float[Array, "*runs"]
-    failed_initial_values: Int[Array, "*runs"]
-    greatest_error: tuple[Float[Array, "*runs"], Int[Array, "*runs"]] | None = None
+    noise_variance: Float[AnyArray, "*runs"]
+    rounding_fraction: Float[AnyArray, "*runs"]
+    evidence: Float[AnyArray, "*runs"]
+    iterations: Int[AnyArray, "*runs"]
+    result: Int[AnyArray, "*runs"]
+    jitter: Float[AnyArray, "*runs"]
+    failed_initial_values: Int[AnyArray, "*runs"]
+    greatest_error: tuple[Float[AnyArray, "*runs"], Int[AnyArray, "*runs"]] | None = None
     log_noise: "Process | None" = None
     log_noise_offset: Float[Array, "*runs"] | None = None
 
-    def __call__(self, points: Points) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is a sum of squared exponentials with Gaussian noise, given all rows: NumPy can predict it."""
+        parts = getattr(self.model.kernel, "parts", lambda points: ())(self.points)
+        plain = self.log_noise is None and self.model.student_t is None and isinstance(self.posterior, gp.Posterior)
+        return plain and bool(parts) and all(isinstance(kernel, SquaredExponential) for _, kernel in parts)
+
+    def __call__(self, points: Points) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]]:
         """Latent means and variances at points; RIO, eq. 5 and 6."""
         kernel, given = self.model.kernel, self.posterior
         if isinstance(given, Either):
@@ -100,8 +109,8 @@ class Process(eqx.Module):
         return given.scale if isinstance(given, nearest.Nearest) else jnp.ones_like(self.noise_variance)
 
     def observed(
-        self, points: Points, base_variance: Float[Array, " n"] | None = None
-    ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, " n"] | None]:
+        self, points: Points, base_variance: Float[AnyArray, " n"] | None = None
+    ) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"], Float[AnyArray, " n"] | None]:
         """Means, variances and no degrees of freedom of new targets; or of Student t ones squared scales and degrees.
 
         Args:
@@ -113,7 +122,7 @@ class Process(eqx.Module):
             log_mean, log_variance = self.log_noise(points)
             base_variance = jnp.exp(log_mean + log_variance / 2 + jnp.asarray(self.log_noise_offset))
         relative = self.model.relative_noise(base_variance)
-        added = self.noise_variance * (jnp.ones_like(mean) if relative is None else relative)
+        added = self.noise_variance * (namespace(mean).ones_like(mean) if relative is None else relative)
         if self.model.student_t is None:
             return mean, variance + added, None
         df, scale = noise.student_t_sum(added, self.model.student_t.df, variance)
@@ -158,14 +167,20 @@ class HoldsProcess(eqx.Module):
 
 def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | None) -> Process:
     """The process after data, NOT_FINITE where its posterior is not, or where it makes no sense."""
-    model = found.model
-    after = posterior(model, data, jitter, mesh)
+    after = posterior(found.model, data, jitter, mesh)
+    return process_given(found, data, jitter, after, leave_one_out(found.model, after, data))
+
+
+def process_given(
+    found: Found, data: Data, jitter: Float[AnyArray, ""], after: gp.Posterior, others: gp.LeaveOneOut
+) -> Process:
+    """`process_of`, given the posterior and the leave-one-out errors."""
+    model, xp = found.model, namespace(after.weights)
     good = after.is_finite & is_sane(model, found.evidence, data)
-    others = leave_one_out(model, after, data)
     greatest = None
     if model.student_t is None:
-        errors = jnp.abs(others.standardized)  # 0 of padding
-        greatest = jnp.max(errors), jnp.argmax(errors)
+        errors = abs(others.standardized)  # 0 of padding
+        greatest = xp.max(errors), xp.argmax(errors).astype(np.int32)
     return Process(
         model=without_rows(model),
         points=data.points if model.inducing is None else model.inducing,
@@ -174,7 +189,7 @@ def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | 
         rounding_fraction=model.rounding(data.points, data.included) / median(others.variance, data.included),
         evidence=found.evidence,
         iterations=found.steps,
-        result=jnp.where(good, found.result, Result.NOT_FINITE),
+        result=xp.where(good, found.result, Result.NOT_FINITE).astype(np.int32),
         jitter=jitter,
         failed_initial_values=found.failed_initial_values,
         greatest_error=greatest,

@@ -23,12 +23,13 @@ from jaxcal import _checks
 from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Normal, StudentT
 from jaxcal.functional import linalg
+from jaxcal.functional._numpy import AnyArray, numpy_or_jit
 from jaxcal.gp import initial, minibatch
-from jaxcal.gp.fit import check_fit, maximize_evidence
+from jaxcal.gp.fit import check_fit, fit_rows
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
+from jaxcal.gp.noise import InitialOf
 from jaxcal.gp.options import Options
-from jaxcal.gp.padding import fit_padded
 from jaxcal.gp.process import HoldsProcess, Process
 from jaxcal.preprocessing import Standardizer
 
@@ -172,8 +173,11 @@ def fit(
     else:
         rows = columns(x), y
         _checks.check_length("x", rows[0], y.shape[0])
-        fit_all = partial(_fit, columns=columns, given=given, preset=preset, options=options)
-        fitted = fit_padded(fit_all, rows, options, constant_variance=given.kernel is None and preset is None)
+        if not differentiable:
+            rows, given = _checks.without_derivative((rows, given), "gaussian_process.fit", "give differentiable=True")
+        prepare = eqx.Partial(_prepared, columns.indicators, given, preset, noise == "student_t")
+        scalers, process = fit_rows(prepare, rows, options, stationary=given.kernel is None and preset is None)
+        fitted = GaussianProcess(process=process, columns=columns, x_scaler=scalers.x, y_scaler=scalers.y)
     check_fit(fitted.process, y.shape[0], throw=throw)
     return fitted
 
@@ -265,7 +269,7 @@ class Given(NamedTuple):
     """What the user gave of the process; None for what is learned, or the preset's."""
 
     kernel: Kernel | None
-    noise_variance: Float[Array, ""] | None
+    noise_variance: Float[AnyArray, ""] | None
 
 
 def _given(kernel: Any, noise_variance: ArrayLike | None, preset: str | None) -> Given:
@@ -287,47 +291,37 @@ def _given(kernel: Any, noise_variance: ArrayLike | None, preset: str | None) ->
     return Given(GPJaxKernel.of("kernel", kernel), noise_variance)
 
 
-def _fit(
-    x: Float[Array, "n d"],
-    y: Float[Array, " n"],
-    included: Bool[Array, " n"] | None,
-    columns: Columns,
-    given: Given,
-    preset: str | None,
-    options: Options,
-) -> "GaussianProcess":
-    if not options.differentiable:
-        x, y, given = _checks.without_derivative((x, y, given), "gaussian_process.fit", "give differentiable=True")
-    robust = options.noise == "student_t"
-    data, x_scaler, y_scaler, given = _prepared(x, y, included, columns.indicators, given, preset, robust)
-    process = maximize_evidence(eqx.Partial(_initial_models, given, y_scaler, preset), data, options)
-    return GaussianProcess(process=process, columns=columns, x_scaler=x_scaler, y_scaler=y_scaler)
+class _Scalers(NamedTuple):
+    """By what rows are scaled."""
+
+    x: Standardizer
+    y: Standardizer
 
 
-@eqx.filter_jit
 def _prepared(
-    x: Float[Array, "n d"],
-    y: Float[Array, " n"],
-    included: Bool[Array, " n"] | None,
     indicators: Any,
     given: Given,
     preset: str | None,
     robust: bool,
-) -> tuple[Data, Standardizer, Standardizer, Given]:
-    """The rows as the process takes them, and by what they are scaled."""
-    dtype = jnp.result_type(x, y)
+    x: Float[AnyArray, "n d"],
+    y: Float[AnyArray, " n"],
+    included: Bool[AnyArray, " n"] | None,
+) -> tuple[_Scalers, InitialOf, Data]:
+    """By what rows are scaled, the initial values, and the rows as the process takes them."""
+    dtype = np.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
     weights = None if included is None else included.astype(dtype)
     standardize = partial(Standardizer.of, weights=weights)
     scaler = Standardizer.identity if preset == "nngp" else Standardizer.robust if robust else standardize
-    x_scaler, y_scaler = standardize(x).without(indicators), scaler(y)
-    return Data.of(x_scaler(x), y_scaler(y), included=included), x_scaler, y_scaler, given
+    scalers = _Scalers(standardize(x).without(indicators), scaler(y))
+    initial_of = eqx.Partial(_initial_models, given, scalers.y, preset)
+    return scalers, initial_of, Data.of(scalers.x(x), scalers.y(y), included=included)
 
 
 def _fit_stochastic(
     columns: Columns, x, y, given: Given, preset: str | None, options: Options, epochs: int, key
 ) -> "GaussianProcess":
-    """As `_fit`, but x is read part by part."""
+    """The fit by a bound that reads x part by part."""
     minibatch.check_known(x, y)
     key = minibatch.given_key(key)
     x = minibatch.as_rows(x if columns.is_plain else columns(x), y.shape[0])
@@ -355,7 +349,7 @@ def _initial_models(
     return initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
 
 
-@eqx.filter_jit
+@numpy_or_jit(when=lambda fitted, *_: fitted.process.is_exact)
 def _predict(process: "GaussianProcess", x: Float[Array, "n d"], include_noise: bool) -> Normal | StudentT:
     points, given = process.x_scaler(x), process.process
     latent, scale, df = given.observed(points) if include_noise else (*given(points), None)

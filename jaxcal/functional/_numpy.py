@@ -1,0 +1,90 @@
+"""Where NumPy answers at once, NumPy answers: known arrays on a CPU need no compiled program.
+
+A function is written once, for the arrays of either library: `xp = namespace(values)`. `numpy_or_jit` calls it with
+arrays of NumPy where all are known and on a CPU, and elsewhere as one compiled program.
+"""
+
+from collections.abc import Callable
+from functools import partial, wraps
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# NumPy's arrays, JAX's or tracers, in annotations of shapes.
+AnyArray = Any
+ARRAYS = np.ndarray | np.generic | jax.Array
+
+
+def namespace(*arrays: AnyArray) -> ModuleType:
+    """`jax.numpy` if one of the arrays is of JAX, else NumPy.
+
+    >>> namespace(np.zeros(2)) is np, namespace(np.zeros(2), jnp.zeros(2)) is jnp
+    (True, True)
+    """
+    return jnp if any(isinstance(array, jax.Array) for array in arrays) else np
+
+
+def constant(array: AnyArray) -> AnyArray:
+    """The array, through which no derivative passes."""
+    return lax.stop_gradient(array) if isinstance(array, jax.Array) else array
+
+
+def is_on_host(*trees: Any) -> bool:
+    """Whether NumPy can read all arrays: JAX works on a CPU, and no transformation traces them."""
+    arrays = [leaf for leaf in jax.tree.leaves(trees) if isinstance(leaf, jax.Array)]
+    traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
+    return not traced and jax.default_backend() == "cpu" and all(array.is_fully_addressable for array in arrays)
+
+
+def to_numpy(tree: T) -> T:
+    """The same with arrays of NumPy, which share the memory of JAX's."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
+
+
+def to_jax(tree: T) -> T:
+    """The same with arrays of JAX, which are known also where a transformation is at work around."""
+    with jax.ensure_compile_time_eval():
+        put = lambda leaf: jax.device_put(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
+        return jax.tree.map(put, tree)
+
+
+def numpy_or_jit(function: Callable[P, T] | None = None, *, when: Callable[..., bool] = lambda *args: True) -> Any:
+    """A function of either library's arrays: by NumPy where that can read all of them, else one compiled program.
+
+    Arrays of NumPy alone stay with NumPy: they come from a function of this kind.
+
+    Args:
+        function: what to decorate.
+        when: of its arguments, whether NumPy knows how.
+
+    Example:
+        >>> @numpy_or_jit
+        ... def root(values):
+        ...     return namespace(values).sqrt(values)
+        >>> root(jnp.array([4.0])).tolist(), type(root(np.array([4.0]))) is np.ndarray
+        ([2.0], True)
+    """
+    if function is None:
+        return partial(numpy_or_jit, when=when)
+    program = eqx.filter_jit(function)
+
+    @wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        leaves = jax.tree.leaves((args, options))
+        if not any(isinstance(leaf, jax.Array) for leaf in leaves):
+            return function(*args, **options)
+        if not (is_on_host(leaves) and when(*args)):
+            return program(*args, **options)
+        args, options = to_numpy((args, options))
+        with np.errstate(all="ignore"):  # what is not finite is told by values, as in a program
+            return to_jax(function(*args, **options))
+
+    return call

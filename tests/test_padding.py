@@ -1,4 +1,4 @@
-"""Rows that fill up a fit to a common number change nothing but what has to be compiled."""
+"""What is compiled: nothing of known rows on a CPU; elsewhere rows that fill up a fit change nothing but that."""
 
 import equinox as eqx
 import jax
@@ -7,6 +7,7 @@ import pytest
 from compiled import compilations
 
 from jaxcal import Normal, Point, gaussian_process, rio
+from jaxcal.gp import fit
 
 X64 = jax.config.read("jax_enable_x64")
 TOLERANCE = 1e-6 if X64 else 2e-2
@@ -37,16 +38,20 @@ def by_process(x, mean, y):
     "predict",
     [pytest.param(by_rio, marks=pytest.mark.slow), pytest.param(by_rio_with_std, marks=pytest.mark.slow), by_process],
 )
-def test_padding_changes_no_prediction(predict):
-    """Under jit rows are not filled up."""
+def test_padding_changes_no_prediction(predict, monkeypatch):
+    """The host fills nothing up, nor does a program under jit: that is for devices."""
     x, mean, y = rows(45)
-    found, alone = predict(x, mean, y), eqx.filter_jit(lambda mean, y: predict(x, mean, y))(mean, y)
-    np.testing.assert_allclose(found.mean, alone.mean, rtol=TOLERANCE, atol=TOLERANCE)
-    np.testing.assert_allclose(found.std, alone.std, rtol=TOLERANCE)
+    alone = predict(x, mean, y)
+    monkeypatch.setattr(fit, "is_on_host", lambda *_: False)
+    found, inside = predict(x, mean, y), eqx.filter_jit(lambda mean, y: predict(x, mean, y))(mean, y)
+    for other in (found, inside):
+        np.testing.assert_allclose(other.mean, alone.mean, rtol=TOLERANCE, atol=TOLERANCE)
+        np.testing.assert_allclose(other.std, alone.std, rtol=TOLERANCE)
 
 
 @pytest.mark.slow
-def test_what_was_fitted_has_the_rows_that_there_are():
+def test_what_was_fitted_has_the_rows_that_there_are(monkeypatch):
+    monkeypatch.setattr(fit, "is_on_host", lambda *_: False)
     x, mean, y = rows(45, outputs=2)
     fitted = rio.fit(x, Point(mean), y)
     alone = eqx.filter_jit(lambda y: rio.fit(x, Point(mean), y))(y)
@@ -55,10 +60,19 @@ def test_what_was_fitted_has_the_rows_that_there_are():
     np.testing.assert_allclose(fitted.scaled_noise, alone.scaled_noise, rtol=10 * TOLERANCE)
 
 
-@pytest.mark.parametrize("predict", [by_rio, by_process])
-def test_another_number_of_rows_compiles_no_fit(predict):
-    predict(*rows(45))
+def test_another_number_of_rows_compiles_no_fit(monkeypatch):
+    """On a device, where rows are filled up; nor does another tolerance or another limit of steps."""
+    monkeypatch.setattr(fit, "is_on_host", lambda *_: False)
+    x, _, y = rows(45)
+    gaussian_process.fit(x, y)
+    with compilations() as compiled:
+        gaussian_process.fit(x[:43], y[:43], tolerance=0.01, max_iterations=50)
+    assert compiled == []
+
+
+@pytest.mark.parametrize("predict", [by_rio, by_rio_with_std, by_process])
+def test_known_rows_compile_nothing(predict):
+    """On a CPU, whatever their number."""
     with compilations() as compiled:
         predict(*rows(43))
-    # The prediction is of as many rows as were fitted to.
-    assert compiled == ["jit(_predict)"]
+    assert compiled == []

@@ -380,7 +380,7 @@ def _prepared(
 ) -> tuple["_Scales", InitialOf, Data]:
     """By what rows are scaled, the initial values, and the rows as the process takes them."""
     *arrays, included = rows
-    dtype = np.result_type(*jax.tree.leaves(arrays))
+    dtype = np.result_type(*(a.dtype for a in jax.tree.leaves(arrays)))
     x, mean, std, y = jax.tree.map(lambda a: a.astype(dtype), arrays)
     weights = None if included is None else included.astype(y.dtype)
     x_scaler = None if columns is None else Standardizer.of(x, weights).without(columns.indicators)

@@ -168,7 +168,7 @@ def gram(kernel: Kernel, points: Points, extra: ArrayLike = 0) -> Float[Array, "
     return jnp.where(np.eye(diagonal.shape[0], dtype=bool), diagonal[:, None], kernel(points, points))
 
 
-def take(points: Points, rows: ArrayLike) -> Points:
+def take(points: Points, rows: ArrayLike | slice) -> Points:
     """Some of the points, by their numbers."""
     return jax.tree.map(lambda a: a[rows], points)
 

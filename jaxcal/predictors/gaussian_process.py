@@ -308,7 +308,7 @@ def _prepared(
     included: Bool[AnyArray, " n"] | None,
 ) -> tuple[_Scalers, InitialOf, Data]:
     """By what rows are scaled, the initial values, and the rows as the process takes them."""
-    dtype = np.result_type(x, y)
+    dtype = np.result_type(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)
     weights = None if included is None else included.astype(dtype)
     standardize = partial(Standardizer.of, weights=weights)
@@ -350,7 +350,7 @@ def _initial_models(
 
 
 @numpy_or_jit(when=lambda fitted, *_: fitted.process.is_exact)
-def _predict(process: "GaussianProcess", x: Float[Array, "n d"], include_noise: bool) -> Normal | StudentT:
+def _predict(process: "GaussianProcess", x: Float[AnyArray, "n d"], include_noise: bool) -> Normal | StudentT:
     points, given = process.x_scaler(x), process.process
     latent, scale, df = given.observed(points) if include_noise else (*given(points), None)
     center, scale = process.y_scaler.inverse(latent), process.y_scaler.scale * linalg.sqrt(scale)

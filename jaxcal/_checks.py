@@ -21,6 +21,9 @@ from jax import dtypes
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, DTypeLike, Float
 
+from jaxcal import _numpy
+from jaxcal._numpy import AnyArray
+
 _CALLED_THROUGH = ("jaxcal", "equinox", "jax", "jaxtyping", "beartype", "functools", "contextlib")
 
 P = ParamSpec("P")
@@ -54,8 +57,10 @@ def renamed_value(name: str, value: T, **names: str) -> T | str:
     return names[value]
 
 
-def as_floats(name: str, values: Any) -> Float[Array, "..."]:
+def as_floats(name: str, values: Any) -> Float[AnyArray, "..."]:
     """`values` as a JAX array of float32, if they have that or half precision, else of the default float dtype.
+
+    Where NumPy is at work (`_numpy.by_numpy`) arrays stay NumPy's, and of their own precision.
 
     Any order of bytes is allowed, and so is an array of objects that are numbers, as mixed columns of a data frame give
     it; there None is NaN. A number beyond the range of the dtype becomes infinite.
@@ -70,6 +75,9 @@ def as_floats(name: str, values: Any) -> Float[Array, "..."]:
             f"{name} is a tensor that requires its gradient, which does not pass from JAX to PyTorch: give "
             f"{name}.detach().cpu().numpy()."
         )
+    if _numpy.is_working():
+        found = np.asarray(values)
+        return found if found.dtype.kind == "f" else found.astype(_float_dtype(name, found.dtype))
     if not isinstance(values, jax.Array):
         # JAX may share the memory of an array, and would compile a program for every shape: NumPy makes a copy.
         if hasattr(values, "__array__") or _has_masked_parts(values):
@@ -196,7 +204,7 @@ def _refuse_objects(name: str, values: np.ndarray, bad: np.ndarray) -> NoReturn:
     raise ValueError(f"{name} must be an array of real numbers; got {shown} in {where}: {instead}")
 
 
-def as_vector(name: str, values: Any, *, length: int | None = None) -> Float[Array, " n"]:
+def as_vector(name: str, values: Any, *, length: int | None = None) -> Float[AnyArray, " n"]:
     """`values` as a vector [n] of finite numbers.
 
     Raises:
@@ -215,7 +223,7 @@ def hint_of_column(name: str, array: Array) -> str:
     return f": did you mean {name}[:, 0]?" if array.ndim == 2 and array.shape[1] == 1 else "."
 
 
-def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[Array, "n d"]:
+def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[AnyArray, "n d"]:
     """`values` as a matrix [n, d] of finite numbers, one row a point; a vector [n] is one column.
 
     Raises:
@@ -227,7 +235,7 @@ def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[Arr
     return array
 
 
-def as_numbers(name: str, values: Any) -> Float[Array, "n d"]:
+def as_numbers(name: str, values: Any) -> Float[AnyArray, "n d"]:
     """`values` as a matrix [n, d] of numbers that need not be finite; a vector [n] is one column.
 
     Raises:
@@ -243,7 +251,7 @@ def as_numbers(name: str, values: Any) -> Float[Array, "n d"]:
     return array
 
 
-def as_weights(values: Any, length: int) -> Float[Array, " n"] | None:
+def as_weights(values: Any, length: int) -> Float[AnyArray, " n"] | None:
     """Weights of rows as a vector [n], or None.
 
     Raises:

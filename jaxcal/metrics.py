@@ -8,6 +8,7 @@ Lower is better, except for `improvement_ratio`, where higher is, and for `cover
 """
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, overload
@@ -20,6 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, is_working, namespace, numpy_or_jit
 from jaxcal.distributions import (
     Concatenated,
     CrossConformal,
@@ -38,22 +40,27 @@ from jaxcal.distributions import (
 from jaxcal.functional import linalg, scores
 from jaxcal.preprocessing import Standardizer
 
-Scalar = Float[Array, ""]
+Scalar = Float[AnyArray, ""]
 Weights = Real[ArrayLike, " n"] | None
 P = ParamSpec("P")
 
 
+def _in_numpy(y: ArrayLike, distribution: Distribution, *_: Any, **__: Any) -> bool:
+    """Whether NumPy knows the methods of a distribution."""
+    return distribution._in_numpy
+
+
 def _metric(
-    formula: Callable[Concatenate[Float[Array, " n"], Distribution, P], Scalar],
+    formula: Callable[Concatenate[Float[AnyArray, " n"], Distribution, P], Scalar],
 ) -> Callable[Concatenate[ArrayLike, Distribution, P], Scalar]:
     """The metric of a formula: the targets are checked where their values are known, the rest is one program."""
-    compiled = eqx.filter_jit(formula)
+    answer = numpy_or_jit(formula, when=_in_numpy)
 
     @wraps(formula)
     def metric(y: ArrayLike, distribution: Distribution, *args: P.args, **options: P.kwargs) -> Scalar:
         y = _as_targets(y, distribution)
         options["weights"] = _checks.as_weights(options.get("weights"), y.shape[0])
-        return compiled(y, distribution, *args, **options)
+        return answer(y, distribution, *args, **options)
 
     return metric
 
@@ -62,7 +69,7 @@ def _metric(
 
 
 @_metric
-def rmse(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def rmse(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Root mean squared error of the predicted mean, in the unit of y.
 
     Example:
@@ -74,13 +81,13 @@ def rmse(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights 
 
 
 @_metric
-def mae(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def mae(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Mean absolute error of the predicted mean, in the unit of y."""
-    return linalg.weighted_mean(jnp.abs(y - distribution.mean), weights)
+    return linalg.weighted_mean(abs(y - distribution.mean), weights)
 
 
 @_metric
-def nlpd(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def nlpd(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Negative log predictive density, -mean log p(y), in nats.
 
     It is infinite for distributions without a density: `Point`, and `Empirical`, which `crude`, `conformal` without a
@@ -97,7 +104,7 @@ def nlpd(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights 
 
 
 @_metric
-def crps(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def crps(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Continuous ranked probability score, the mean over rows of ∫ (F(t) - 1{t >= y})² dt, in the unit of y.
 
     For a `Point` it is the mean absolute error (Gneiting and Raftery 2007, eq. 20).
@@ -139,7 +146,9 @@ def pinball(y: ArrayLike, distribution: Distribution, levels: ArrayLike, *, weig
 
 
 @eqx.filter_jit
-def _pinball(y: Float[Array, " n"], distribution: Distribution, levels: Float[Array, " k"], weights: Weights) -> Scalar:
+def _pinball(
+    y: Float[AnyArray, " n"], distribution: Distribution, levels: Float[AnyArray, " k"], weights: Weights
+) -> Scalar:
     def loss(level: Scalar) -> Scalar:
         return linalg.weighted_mean(scores.pinball(y, distribution.icdf(level), level), weights)
 
@@ -169,14 +178,14 @@ def improvement_ratio(y: ArrayLike, before: Distribution, after: Distribution, *
 # Calibration
 
 
-def pit(y: ArrayLike, distribution: Distribution) -> Float[Array, " n"]:
+def pit(y: ArrayLike, distribution: Distribution) -> Float[AnyArray, " n"]:
     """Probability integral transform F(y) of every row [n]: uniform on (0, 1) for a calibrated forecast."""
     return distribution.cdf(_as_targets(y, distribution))
 
 
 def observed_fractions(
     y: ArrayLike, distribution: Distribution, levels: ArrayLike, *, closed: bool = False, weights: Weights = None
-) -> Float[Array, " k"]:
+) -> Float[AnyArray, " k"]:
     """Fraction of the targets below the predicted quantile of every level: the curve of a reliability diagram.
 
     The fraction at level p is mean 1{y < F⁻¹(p)} (CRUDE eq. 11, USNRT eq. 9), with `closed` 1{y <= F⁻¹(p)}
@@ -209,17 +218,22 @@ def observed_fractions(
     return _observed_fractions(y, distribution, levels.astype(_dtype(y, distribution)), closed, weights)
 
 
-@eqx.filter_jit
+@numpy_or_jit(when=_in_numpy)
 def _observed_fractions(
-    y: Float[Array, " n"], distribution: Distribution, levels: Float[Array, " k"], closed: bool, weights: Weights
-) -> Float[Array, " k"]:
-    is_below = _below_quantile(y, distribution, jnp.less_equal if closed else jnp.less)
-    return jax.lax.map(lambda level: _share(is_below(level), levels.dtype, weights), levels)
+    y: Float[AnyArray, " n"], distribution: Distribution, levels: Float[AnyArray, " k"], closed: bool, weights: Weights
+) -> Float[AnyArray, " k"]:
+    is_below = _below_quantile(y, distribution, operator.le if closed else operator.lt)
+    return _one_by_one(lambda level: _share(is_below(level), levels.dtype, weights), levels)
+
+
+def _one_by_one(function: Callable[[AnyArray], AnyArray], values: AnyArray) -> AnyArray:
+    """The function over the leading axis, in the memory of one."""
+    return np.stack([function(value) for value in values]) if is_working() else jax.lax.map(function, values)
 
 
 def _below_quantile(
-    y: Float[Array, " n"], distribution: Distribution, less: Callable
-) -> Callable[[Scalar], Bool[Array, " n"]]:
+    y: Float[AnyArray, " n"], distribution: Distribution, less: Callable
+) -> Callable[[Scalar], Bool[AnyArray, " n"]]:
     """A function that says for a level which rows lie below their quantile of that level.
 
     The definitions are by quantile, and ties with atoms count: so compare with the quantile. Only where that
@@ -260,15 +274,15 @@ def coverage(
     return _share_inside(y, *distribution.interval(confidence_level), weights=_checks.as_weights(weights, y.shape[0]))
 
 
-@jax.jit
+@numpy_or_jit
 def _share_inside(
-    y: Float[Array, " n"], lower: Float[Array, " n"], upper: Float[Array, " n"], weights: Weights
+    y: Float[AnyArray, " n"], lower: Float[AnyArray, " n"], upper: Float[AnyArray, " n"], weights: Weights
 ) -> Scalar:
     return _share((lower <= y) & (y <= upper), jnp.result_type(y, lower), weights)
 
 
 @_metric
-def ece(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def ece(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Expected calibration error over 99 levels, in percent: USNRT eq. 9-10.
 
     100/99 sum_k |mean 1{y < F⁻¹(t_k)} - t_k|, t_k = 0.01, ..., 0.99 (Ma, Yan and Zhang). It is not 0 for a
@@ -302,7 +316,7 @@ def calibrated_ece(num_rows: int) -> float:
 
 
 @_metric
-def tce(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def tce(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Tail-interval calibration error, in percent: USNRT eq. 11-12.
 
     The mean over t = 0.05, 0.1, 0.15, 0.2 of 100 |mean 1{F⁻¹(t) < y < F⁻¹(1 - t)} - (1 - 2t)|, intervals
@@ -312,7 +326,7 @@ def tce(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights =
 
 
 @_metric
-def calibration_rmse(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def calibration_rmse(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Root mean squared distance of the reliability curve from the diagonal, a fraction: CRUDE eq. 11-12.
 
     sqrt(1/100 sum_j (mean 1{y < F⁻¹(p_j)} - p_j)²) over the 101 levels p_j = j/100: as printed, 101 terms are
@@ -323,7 +337,7 @@ def calibration_rmse(y: Float[Array, " n"], distribution: Distribution, *, weigh
 
 @_metric
 def calibration_sse(
-    y: Float[Array, " n"], distribution: Distribution, *, num_levels: int = 21, weights: Weights = None
+    y: Float[AnyArray, " n"], distribution: Distribution, *, num_levels: int = 21, weights: Weights = None
 ) -> Scalar:
     """Sum of squared distances of the reliability curve from the diagonal: Sharp-GP eq. 8-9.
 
@@ -335,8 +349,8 @@ def calibration_sse(
         ValueError: if there are fewer than 2 levels.
     """
     _checks.check_at_least("num_levels", num_levels, 2)
-    levels = jnp.asarray(np.arange(num_levels) / (num_levels - 1), _dtype(y, distribution))
-    return jnp.sum((observed_fractions(y, distribution, levels, closed=True, weights=weights) - levels) ** 2)
+    levels = namespace(y).asarray(np.arange(num_levels) / (num_levels - 1), _dtype(y, distribution))
+    return ((observed_fractions(y, distribution, levels, closed=True, weights=weights) - levels) ** 2).sum()
 
 
 # Levels t in percent whose curve, with 1 - t, the metrics above take: every level, and those of the tails.
@@ -353,65 +367,67 @@ class _Curve(NamedTuple):
         between: [k], of F⁻¹(t) < y < F⁻¹(1 - t).
     """
 
-    levels: Float[Array, "2 k"]
-    below: Float[Array, "2 k"]
-    at_most: Float[Array, "2 k"]
-    between: Float[Array, " k"]
+    levels: Float[AnyArray, "2 k"]
+    below: Float[AnyArray, "2 k"]
+    at_most: Float[AnyArray, "2 k"]
+    between: Float[AnyArray, " k"]
 
 
-def _curve(y: Float[Array, " n"], distribution: Distribution, percents: tuple[int, ...], weights: Weights) -> _Curve:
+def _curve(y: Float[AnyArray, " n"], distribution: Distribution, percents: tuple[int, ...], weights: Weights) -> _Curve:
     """The curve at t of so many percent: one pass over the quantiles, in O(n) memory."""
-    low, dtype = np.array(percents), _dtype(y, distribution)
-    levels = jnp.asarray(np.stack([low, 100 - low]) / 100, dtype)
-    is_below, is_at_most = (jax.vmap(_below_quantile(y, distribution, less)) for less in (jnp.less, jnp.less_equal))
+    xp, low, dtype = namespace(y), np.array(percents), _dtype(y, distribution)
+    levels = xp.asarray(np.stack([low, 100 - low]) / 100, dtype)
+    is_below, is_at_most = (_below_quantile(y, distribution, less) for less in (operator.lt, operator.le))
 
-    def fractions(pair: Float[Array, " 2"]) -> Float[Array, " 5"]:
-        below, at_most = is_below(pair), is_at_most(pair)
-        between = below[1:] & ~at_most[:1]
-        return jax.vmap(lambda rows: _share(rows, dtype, weights))(jnp.concatenate([below, at_most, between]))
+    def fractions(pair: Float[AnyArray, " 2"]) -> Float[AnyArray, " 5"]:
+        below, at_most = ([of(level) for level in pair] for of in (is_below, is_at_most))
+        rows = [*below, *at_most, below[1] & ~at_most[0]]
+        return xp.stack([_share(each, dtype, weights) for each in rows])
 
-    found = jax.lax.map(fractions, levels.T).T
+    found = _one_by_one(fractions, levels.T).T
     return _Curve(levels, found[:2], found[2:4], found[4])
 
 
 def _ece(curve: _Curve) -> Scalar:
-    return 100 * jnp.mean(_in_order(jnp.abs(curve.below - curve.levels))[1:-1])
+    return 100 * _in_order(abs(curve.below - curve.levels))[1:-1].mean()
 
 
 def _tce(curve: _Curve) -> Scalar:
-    return 100 * jnp.mean(jnp.abs(curve.between - (curve.levels[1] - curve.levels[0])))
+    return 100 * abs(curve.between - (curve.levels[1] - curve.levels[0])).mean()
 
 
 def _calibration_rmse(curve: _Curve) -> Scalar:
-    return linalg.sqrt(jnp.sum(_in_order(curve.below - curve.levels) ** 2) / 100)
+    return linalg.sqrt((_in_order(curve.below - curve.levels) ** 2).sum() / 100)
 
 
-def _in_order(values: Float[Array, "2 k"]) -> Float[Array, " levels"]:
+def _in_order(values: Float[AnyArray, "2 k"]) -> Float[AnyArray, " levels"]:
     """Values at levels t and 1 - t, up to a half, as values at increasing levels."""
-    return jnp.concatenate([values[0], values[1, -2::-1]])
+    return namespace(values).concatenate([values[0], values[1, -2::-1]])
 
 
 @_metric
-def max_calibration_error(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def max_calibration_error(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Largest distance of the reliability curve from the diagonal, in percent: ACCRUE's "Cal. err.".
 
     100 sup |C(phi) - phi|, where C is the empirical cdf of the PIT values, without binning: both sides of
     every jump count (Camporeale and Carè 2021, sections 3 and 5). It is the Kolmogorov-Smirnov statistic of
     uniformity, and about 83/sqrt(n) for a perfect model.
     """
-    values = pit(y, distribution)
+    xp, values = namespace(y), pit(y, distribution)
     num_rows = values.shape[0]
     if weights is None:
-        values, steps = jnp.sort(values), jnp.arange(num_rows + 1, dtype=values.dtype) / num_rows
+        values, steps = xp.sort(values), xp.arange(num_rows + 1, dtype=values.dtype) / num_rows
     else:
-        order = jnp.argsort(values)
-        values, steps = values[order], jnp.cumsum(linalg.fractions_of(weights, values.dtype)[order])
-        steps = jnp.concatenate([jnp.zeros(1, values.dtype), steps])
-    return 100 * jnp.maximum(jnp.max(steps[1:] - values), jnp.max(values - steps[:-1]))
+        order = xp.argsort(values)
+        values, steps = values[order], xp.cumsum(linalg.fractions_of(weights, values.dtype)[order])
+        steps = xp.concatenate([xp.zeros(1, values.dtype), steps])
+    return 100 * xp.maximum(xp.max(steps[1:] - values), xp.max(values - steps[:-1]))
 
 
 @_metric
-def ence(y: Float[Array, " n"], distribution: Distribution, *, num_bins: int = 10, weights: Weights = None) -> Scalar:
+def ence(
+    y: Float[AnyArray, " n"], distribution: Distribution, *, num_bins: int = 10, weights: Weights = None
+) -> Scalar:
     """Expected normalized calibration error of the predicted standard deviation, a fraction.
 
     The rows are sorted by predicted std into bins of equal size (to one row), and |RMV - RMSE| / RMV is
@@ -426,25 +442,29 @@ def ence(y: Float[Array, " n"], distribution: Distribution, *, num_bins: int = 1
     _checks.check_at_least("num_bins", num_bins, 1)
     num_rows = y.shape[0]
     num_bins = min(num_bins, num_rows)
-    order = jnp.argsort(distribution.std, stable=True)
-    bins, counts = np.arange(num_rows) * num_bins // num_rows, jnp.ones(num_rows, y.dtype)
+    xp = namespace(y)
+    order = xp.argsort(distribution.std, stable=True)
+    bins, counts = np.arange(num_rows) * num_bins // num_rows, xp.ones(num_rows, y.dtype)
     if weights is not None:
         counts = linalg.fractions_of(weights, y.dtype)[order]
         # What rounding puts just below the edge of a bin lies on it.
-        before = num_bins * (jnp.cumsum(counts) - counts + num_rows * jnp.finfo(y.dtype).eps)
-        bins = jnp.clip(before, 0, num_bins - 1).astype(jnp.int32)
+        before = num_bins * (xp.cumsum(counts) - counts + num_rows * float(np.finfo(y.dtype).eps))
+        bins = xp.clip(before, 0, num_bins - 1).astype(np.int32)
 
-    def bin_sums(values: Float[Array, " n"]) -> Float[Array, " bins"]:
-        return jax.ops.segment_sum(counts * values[order], bins, num_segments=num_bins, indices_are_sorted=True)
+    def bin_sums(values: Float[AnyArray, " n"]) -> Float[AnyArray, " bins"]:
+        of_rows = counts * values[order]
+        if is_working():
+            return np.bincount(bins, of_rows, num_bins).astype(y.dtype)
+        return jax.ops.segment_sum(of_rows, bins, num_segments=num_bins, indices_are_sorted=True)
 
     # Both are root means over the same rows of the bin: the counts cancel in the ratio.
     std, errors = distribution.std, y - distribution.mean
     unit = linalg.scale_of(std, errors)
     root_variance = linalg.sqrt(bin_sums((std / unit) ** 2))
     root_error = linalg.sqrt(bin_sums((errors / unit) ** 2))
-    gap = jnp.abs(root_variance - root_error)
-    ratios = jnp.where(gap == 0, 0, gap / jnp.where(gap == 0, 1, root_variance))
-    return linalg.weighted_mean(ratios, (bin_sums(jnp.ones_like(std)) > 0).astype(std.dtype))
+    gap = abs(root_variance - root_error)
+    ratios = xp.where(gap == 0, 0, gap / xp.where(gap == 0, 1, root_variance))
+    return linalg.weighted_mean(ratios, (bin_sums(xp.ones_like(std)) > 0).astype(std.dtype))
 
 
 # Sharpness
@@ -462,19 +482,19 @@ def mean_width(
     return _mean_difference(*distribution.interval(confidence_level), weights=_checks.as_weights(weights, y.shape[0]))
 
 
-@jax.jit
-def _mean_difference(lower: Float[Array, " n"], upper: Float[Array, " n"], weights: Weights) -> Scalar:
+@numpy_or_jit
+def _mean_difference(lower: Float[AnyArray, " n"], upper: Float[AnyArray, " n"], weights: Weights) -> Scalar:
     return linalg.weighted_mean(upper - lower, weights)
 
 
 @_metric
-def sharpness(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def sharpness(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Root of the mean predicted variance, in the unit of y (CRUDE, section 4: Zelikman et al. 2020)."""
     return linalg.root_mean_square(distribution.std, weights)
 
 
 @_metric
-def mean_std(y: Float[Array, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def mean_std(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Mean predicted standard deviation, in the unit of y; USNRT's sharpness (eq. 13) is 100 times this."""
     return linalg.weighted_mean(distribution.std, weights)
 
@@ -575,29 +595,29 @@ def evaluate(
 class _Evaluated(NamedTuple):
     """What `evaluate` gives, in this order; of groups [groups]."""
 
-    rmse: Float[Array, "*groups"]
-    mae: Float[Array, "*groups"]
-    nlpd: Float[Array, "*groups"]
-    crps: Float[Array, "*groups"]
-    interval_score_90: Float[Array, "*groups"]
-    coverage_90: Float[Array, "*groups"]
-    ece: Float[Array, "*groups"]
-    tce: Float[Array, "*groups"]
-    calibration_rmse: Float[Array, "*groups"]
-    calibration_sse: Float[Array, "*groups"]
-    max_calibration_error: Float[Array, "*groups"]
-    ence: Float[Array, "*groups"]
-    width_90: Float[Array, "*groups"]
-    sharpness: Float[Array, "*groups"]
-    mean_std: Float[Array, "*groups"]
+    rmse: Float[AnyArray, "*groups"]
+    mae: Float[AnyArray, "*groups"]
+    nlpd: Float[AnyArray, "*groups"]
+    crps: Float[AnyArray, "*groups"]
+    interval_score_90: Float[AnyArray, "*groups"]
+    coverage_90: Float[AnyArray, "*groups"]
+    ece: Float[AnyArray, "*groups"]
+    tce: Float[AnyArray, "*groups"]
+    calibration_rmse: Float[AnyArray, "*groups"]
+    calibration_sse: Float[AnyArray, "*groups"]
+    max_calibration_error: Float[AnyArray, "*groups"]
+    ence: Float[AnyArray, "*groups"]
+    width_90: Float[AnyArray, "*groups"]
+    sharpness: Float[AnyArray, "*groups"]
+    mean_std: Float[AnyArray, "*groups"]
 
 
-@eqx.filter_jit
+@numpy_or_jit(when=_in_numpy)
 def _evaluate(
-    y: Float[Array, " n"],
+    y: Float[AnyArray, " n"],
     distribution: Distribution,
-    lower: Float[Array, " n"],
-    upper: Float[Array, " n"],
+    lower: Float[AnyArray, " n"],
+    upper: Float[AnyArray, " n"],
     weights: Weights,
 ) -> _Evaluated:
     """All metrics, with one interval and one curve for those that take them."""
@@ -613,7 +633,7 @@ def _evaluate(
         ece=_ece(curve),
         tce=_tce(jax.tree.map(lambda values: values[..., np.array(_TAILS)], curve)),
         calibration_rmse=_calibration_rmse(curve),
-        calibration_sse=jnp.sum(_in_order(curve.at_most - curve.levels)[::5] ** 2),
+        calibration_sse=(_in_order(curve.at_most - curve.levels)[::5] ** 2).sum(),
         max_calibration_error=of_rows(max_calibration_error),
         ence=of_rows(ence),
         width_90=_mean_difference(lower, upper, weights),
@@ -624,10 +644,10 @@ def _evaluate(
 
 @eqx.filter_jit
 def _evaluate_groups(
-    y: Float[Array, " n"],
+    y: Float[AnyArray, " n"],
     distribution: Distribution,
-    lower: Float[Array, " n"],
-    upper: Float[Array, " n"],
+    lower: Float[AnyArray, " n"],
+    upper: Float[AnyArray, " n"],
     number: Int[ArrayLike, " n"],
     weights: Weights,
     groups: int,
@@ -637,8 +657,8 @@ def _evaluate_groups(
 
 
 def _why_infinite(
-    nlpd: Float[Array, " groups"],
-    y: Float[Array, " n"],
+    nlpd: Float[AnyArray, " groups"],
+    y: Float[AnyArray, " n"],
     distribution: Distribution,
     weights: Weights,
     number: Int[ArrayLike, " n"],
@@ -819,7 +839,7 @@ def _worst_slab_coverage(
 # Helpers
 
 
-def _as_targets(y: ArrayLike, distribution: Distribution) -> Float[Array, " n"]:
+def _as_targets(y: ArrayLike, distribution: Distribution) -> Float[AnyArray, " n"]:
     """The targets as a vector of as many rows as there are predictions."""
     shape = distribution.mean.shape
     if len(shape) != 1:
@@ -842,8 +862,8 @@ def _dtype(y: ArrayLike, distribution: Distribution) -> DTypeLike:
     return jnp.result_type(_checks.as_floats("y", y), distribution.mean)
 
 
-def _share(rows: Bool[Array, " n"], dtype: DTypeLike, weights: Weights = None) -> Scalar:
+def _share(rows: Bool[AnyArray, " n"], dtype: DTypeLike, weights: Weights = None) -> Scalar:
     if weights is not None:
         return linalg.weighted_mean(rows.astype(dtype), weights)
     # Counted in integers: a float32 sum of ones stops growing at 2^24.
-    return jnp.count_nonzero(rows).astype(dtype) / rows.size
+    return namespace(rows).asarray(rows.sum(dtype=np.int32), dtype) / rows.size

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional import linalg
-from jaxcal.functional._numpy import AnyArray, namespace, numpy_or_jit
 
 # The interquartile range of the standard normal distribution.
 _NORMAL_RANGE = 1.3489795

@@ -28,11 +28,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.calibrators._base import check_base
 from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
 from jaxcal.functional import linalg
-from jaxcal.functional._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.gp import initial, minibatch
 from jaxcal.gp.fit import check_fit, fit_rows
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential

@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, is_working, namespace, numpy_or_jit
 from jaxcal.distributions._rows import Rows, replaced
 from jaxcal.functional import quantiles, rounding
 
@@ -24,13 +25,17 @@ M = TypeVar("M", bound=Callable)
 ROUNDINGS = 3
 
 
+def _numpy_knows(distribution: "Distribution", *_: Any) -> bool:
+    return distribution._in_numpy
+
+
 def of_targets(method: M) -> M:
     """A method of targets as one program; JAX misreads those of another order of bytes, which come in here."""
-    program = eqx.filter_jit(method)
+    answer = numpy_or_jit(method, when=_numpy_knows)
 
     @wraps(method)
     def of_numbers(self: "Distribution", y: Any) -> Array:
-        return program(self, _checks.as_floats("y", y))
+        return answer(self, _checks.as_floats("y", y))
 
     return cast("M", of_numbers)
 
@@ -45,6 +50,9 @@ class Distribution(Rows):
         is_out_of_fold: whether `jaxcal.out_of_fold` made the predictions: each row by a model that was fitted without
             it, and is not the one that will predict new data points. No coverage guarantee follows from their errors.
     """
+
+    # Whether NumPy answers what is asked of known rows, beside a compiled program.
+    _in_numpy: ClassVar[bool] = False
 
     is_out_of_fold: bool = eqx.field(static=True, default=False, kw_only=True, repr=False)
     mean: eqx.AbstractVar[Float[Array, "*n"]]
@@ -104,10 +112,10 @@ class Distribution(Rows):
         at = lambda level: self._icdf(jnp.full(rows.shape, level, rows.dtype))
         return at(levels) if levels.ndim == 0 else jax.vmap(at, out_axes=-1)(levels)
 
-    @eqx.filter_jit
+    @numpy_or_jit(when=_numpy_knows)
     def _rounded_quantiles(
-        self, levels: Float[Array, "..."], side: Real[ArrayLike, "..."] | None = None
-    ) -> Float[Array, "..."]:
+        self, levels: Float[AnyArray, "..."], side: Real[ArrayLike, "..."] | None = None
+    ) -> Float[AnyArray, "..."]:
         """The quantiles at checked levels, moved outward if calibration rows decide them, as one program.
 
         Args:
@@ -121,13 +129,13 @@ class Distribution(Rows):
         """Whether the lower level of an interval is exactly 1 less the upper one, for ranks that mirror each other."""
         return False
 
-    def _sides(self, levels: Float[Array, "..."]) -> Array:
+    def _sides(self, levels: Float[AnyArray, "..."]) -> AnyArray:
         """To which side the quantile at each level is rounded."""
-        return jnp.where(levels < 0.5, -1, 1)
+        return namespace(levels).where(levels < 0.5, -1, 1)
 
     def _moved(
-        self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
+        self, values: Float[AnyArray, "..."], levels: Float[AnyArray, "..."], side: Real[ArrayLike, "..."]
+    ) -> Float[AnyArray, "..."]:
         """The quantiles at these levels, rounded to a side: as they are, unless calibration rows decide them."""
         return rounded_outward(values, side, *self._locations) if self._locations else values
 
@@ -150,7 +158,7 @@ class Distribution(Rows):
         confidence_level = _checks.as_fraction("confidence_level", confidence_level)
         low, high = (1 - confidence_level) / 2, (1 + confidence_level) / 2
         low = 1 - high if self._mirrors_levels else low
-        lower, upper = _ends(self._rounded_quantiles(jnp.asarray([low, high]), np.array([-1, 1])))
+        lower, upper = _ends(self._rounded_quantiles(_checks.as_floats("levels", [low, high]), np.array([-1, 1])))
         if not _checks.is_traced(low, high):
             self._warn_of_levels(np.array([low, high]), upper)  # once for both ends
         return lower, upper
@@ -164,8 +172,8 @@ class Distribution(Rows):
         """
 
 
-@jax.jit
-def _ends(both: Float[Array, "*n 2"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+@numpy_or_jit
+def _ends(both: Float[AnyArray, "*n 2"]) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
     """The quantiles at two levels, one after the other."""
     return both[..., 0], both[..., 1]
 
@@ -175,7 +183,7 @@ def marked_out_of_fold(distribution: D) -> D:
     return replaced(distribution, is_out_of_fold=True)
 
 
-def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[Array]:
+def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[AnyArray]:
     """The parameters as vectors [n] of one dtype; a number holds for all rows and has no say in the dtype.
 
     With `outputs` they may be matrices [n, t] of several outputs.
@@ -215,44 +223,47 @@ def outer_levels(p: ArrayLike) -> ArrayLike:
     return p if _checks.is_traced(p) else np.maximum(p, 1 - np.asarray(p))
 
 
-def as_parameter(values: Array, dtype: np.dtype) -> Array:
+def as_parameter(values: AnyArray, dtype: np.dtype) -> AnyArray:
     """Checked values as a JAX array of this dtype, even if it is a NumPy array that `vmap` hands through."""
     return jnp.array(values, dtype) if _checks.is_traced(values) else values.astype(dtype)
 
 
-def _repeated(value: Float[Array, ""], shape: tuple[int, ...], dtype: np.dtype) -> Array:
+def _repeated(value: Float[AnyArray, ""], shape: tuple[int, ...], dtype: np.dtype) -> AnyArray:
     """A number in every place; a known one without a program for the shape."""
     if _checks.is_traced(value):
         return jnp.full(shape, value, dtype)
-    return jax.device_put(np.full(shape, value, dtype))
+    found = np.full(shape, value, dtype)
+    return found if is_working() else jax.device_put(found)
 
 
-def match(y: ArrayLike, rows: Array) -> Array:
+def match(y: ArrayLike, rows: AnyArray) -> AnyArray:
     """`y` in the dtype and the shape of the rows."""
     values = _checks.as_floats("y", y).astype(rows.dtype)
     if values.ndim > rows.ndim or values.shape != rows.shape[rows.ndim - values.ndim :]:
         hint = _checks.hint_of_column("y", values)
         raise ValueError(f"y must be one number or have shape {rows.shape}; got {values.shape}{hint}")
-    return jnp.broadcast_to(values, rows.shape)
+    return namespace(values, rows).broadcast_to(values, rows.shape)
 
 
-def standardize(y: Array, loc: Array, scale: Array) -> Array:
+def standardize(y: AnyArray, loc: AnyArray, scale: AnyArray) -> AnyArray:
     """(y - loc) / scale; infinite where the scale is 0, so that a cdf becomes a step."""
-    positive, step = scale > 0, jnp.where(y >= loc, jnp.full_like(loc, jnp.inf), -jnp.inf)
-    return jnp.where(positive, (y - loc) / jnp.where(positive, scale, 1), step)
+    xp = namespace(y, loc, scale)
+    positive, step = scale > 0, xp.where(y >= loc, xp.full_like(loc, np.inf), -np.inf)
+    return xp.where(positive, (y - loc) / xp.where(positive, scale, 1), step)
 
 
-def place(z: Array, loc: Array, scale: Array) -> Array:
+def place(z: AnyArray, loc: AnyArray, scale: AnyArray) -> AnyArray:
     """Values loc + scale * z for z [..., n]; loc where the scale is 0, even if z is infinite."""
-    loc, scale = jnp.broadcast_to(loc, z.shape), jnp.broadcast_to(scale, z.shape)
-    return loc + scale * jnp.where((scale == 0) & jnp.isinf(z), 0, z)
+    xp = namespace(z, loc, scale)
+    loc, scale = xp.broadcast_to(loc, z.shape), xp.broadcast_to(scale, z.shape)
+    return loc + scale * xp.where((scale == 0) & xp.isinf(z), 0, z)
 
 
-def place_levels(z: Array, loc: Array, scale: Array) -> Array:
+def place_levels(z: AnyArray, loc: AnyArray, scale: AnyArray) -> AnyArray:
     """Quantiles z of one level, or of k levels along a further last axis, placed in every row."""
     if z.ndim > loc.ndim:
         loc, scale = loc[..., None], scale[..., None]
-    return place(jnp.broadcast_to(z, jnp.broadcast_shapes(z.shape, loc.shape)), loc, scale)
+    return place(namespace(z, loc).broadcast_to(z, np.broadcast_shapes(z.shape, loc.shape)), loc, scale)
 
 
 def rounded_outward(
@@ -318,7 +329,7 @@ def warn_if_beyond(levels: Float[Array, "..."], p: ArrayLike) -> None:
         )
 
 
-def check_share(name: str, values: Array) -> None:
+def check_share(name: str, values: AnyArray) -> None:
     """Raise ValueError unless known values lie in [0, 1]."""
     if _checks.is_traced(values):
         return
@@ -327,7 +338,7 @@ def check_share(name: str, values: Array) -> None:
         raise ValueError(f"{name} must lie between 0 and 1; got {known.min():g} to {known.max():g}.")
 
 
-def check_not_negative(name: str, values: Array) -> None:
+def check_not_negative(name: str, values: AnyArray) -> None:
     """Raise ValueError if a known value is negative."""
     if not _checks.is_traced(values) and (least := np.asarray(values).min()) < 0:
         raise ValueError(f"{name} must not be negative; got {least:g}.")

@@ -2,14 +2,16 @@
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import ndtr, ndtri
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
 from jaxcal.distributions._base import (
     Distribution,
     as_rows,
@@ -34,37 +36,39 @@ class Point(Distribution):
         [2. 1.]
     """
 
-    mean: Float[Array, "*n"]
+    _in_numpy: ClassVar[bool] = True
+
+    mean: Float[AnyArray, "*n"]
 
     def __init__(self, mean: Real[ArrayLike, "..."]):
         (self.mean,) = as_rows(outputs=True, mean=mean)
 
     @property
-    def std(self) -> Float[Array, "*n"]:
+    def std(self) -> Float[AnyArray, "*n"]:
         """Zeros."""
-        return jnp.zeros_like(self.mean)
+        return namespace(self.mean).zeros_like(self.mean)
 
     @of_targets
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
         """A step from 0 to 1 at the mean."""
         return (match(y, self.mean) >= self.mean).astype(self.mean.dtype)
 
     @of_targets
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
         """-inf everywhere: there is no density."""
-        return jnp.full_like(match(y, self.mean), -jnp.inf)
+        return namespace(self.mean).full_like(match(y, self.mean), -np.inf)
 
     @of_targets
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def crps(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
         """The absolute error |y - mean|."""
-        return jnp.abs(match(y, self.mean) - self.mean)
+        return abs(match(y, self.mean) - self.mean)
 
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[AnyArray, "..."]:
         """The mean, `shape` times."""
         _checks.check_key(key)
         return jnp.broadcast_to(self.mean, shape + self.mean.shape)
 
-    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def _icdf(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
         return self.mean
 
 
@@ -82,43 +86,45 @@ class Normal(Distribution):
         6.08 to 13.92
     """
 
-    mean: Float[Array, "*n"]
-    std: Float[Array, "*n"]
+    _in_numpy: ClassVar[bool] = True
+
+    mean: Float[AnyArray, "*n"]
+    std: Float[AnyArray, "*n"]
 
     def __init__(self, mean: Real[ArrayLike, "..."], std: Real[ArrayLike, "..."]):
         self.mean, self.std = as_rows(outputs=True, mean=mean, std=std)
         check_not_negative("std", self.std)
 
     @of_targets
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
         """Phi((y - mean) / std)."""
-        return ndtr(standardize(match(y, self.mean), self.mean, self.std))
+        return special(self.mean).ndtr(standardize(match(y, self.mean), self.mean, self.std))
 
     @of_targets
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
         """The log density, finite far in the tails; -inf where std is 0."""
         return normal.log_prob(match(y, self.mean), self.mean, self.std)
 
     @of_targets
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def crps(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
         """The closed form of `functional.normal.crps`."""
         return normal.crps(match(y, self.mean), self.mean, self.std)
 
     @eqx.filter_jit
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[AnyArray, "..."]:
         """Values mean + std * z, z standard normal."""
         _checks.check_key(key)
         z = jax.random.normal(key, shape + self.mean.shape, self.mean.dtype)
         return place(z, self.mean, self.std)
 
-    @eqx.filter_jit
-    def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+    @numpy_or_jit
+    def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
         """Those of the standard normal distribution, found once for all rows, placed."""
-        z = ndtri(levels.astype(self.mean.dtype))
+        z = special(self.mean, levels).ndtri(levels.astype(self.mean.dtype))
         return place_levels(z if z.ndim == 0 else z.reshape((1,) * self.mean.ndim + (-1,)), self.mean, self.std)
 
-    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        return place(ndtri(p), self.mean, self.std)
+    def _icdf(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+        return place(special(p).ndtri(p), self.mean, self.std)
 
 
 class StudentT(Distribution):

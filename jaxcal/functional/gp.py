@@ -24,7 +24,7 @@ from jax import lax
 from jax.scipy.linalg import solve, solve_triangular
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from jaxcal.functional._numpy import AnyArray, namespace
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional.linalg import crossproduct, half_log_det, inverse_factor, inverse_triangular, solve_lower
 
 LOG_2PI = 1.8378770664093453

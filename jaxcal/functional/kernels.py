@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxcal.functional._numpy import AnyArray, constant, namespace
+from jaxcal._numpy import AnyArray, constant, namespace
 from jaxcal.functional.linalg import sqrt
 
 # Rows of at most so many columns are subtracted: that is exact, and as fast as a product of matrices.

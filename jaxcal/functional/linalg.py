@@ -19,7 +19,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Real
 
-from jaxcal.functional._numpy import AnyArray, constant, namespace
+from jaxcal._numpy import AnyArray, constant, namespace
 
 # Triangular matrices up to this size are taken as a whole, which compiles faster; greater ones are halved, down to this
 # size, and products of them made in so many strips.
@@ -105,9 +105,9 @@ def weighted_mean(values: Float[AnyArray, "..."], weights: Real[ArrayLike, "..."
     return xp.sum(fractions * xp.where((fractions > 0) | xp.isfinite(values), values, 0))
 
 
-def fractions_of(weights: Real[ArrayLike, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
+def fractions_of(weights: Real[ArrayLike, "..."], dtype: DTypeLike) -> Float[AnyArray, "..."]:
     """Weights divided by their sum."""
-    weights = jnp.asarray(weights, dtype)
+    weights = namespace(weights).asarray(weights, dtype)
     return weights / weights.sum()
 
 

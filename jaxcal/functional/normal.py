@@ -2,10 +2,10 @@
 
 import math
 
-import jax
-import jax.numpy as jnp
-from jax.scipy.special import ndtr
-from jaxtyping import Array, ArrayLike, Float, Real
+import numpy as np
+from jaxtyping import ArrayLike, Float, Real
+
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 SQRT_PI = math.sqrt(math.pi)
@@ -13,8 +13,8 @@ SQRT_PI = math.sqrt(math.pi)
 _FAR = 40.0
 
 
-@jax.jit
-def crps(y: Real[ArrayLike, "*#n"], mean: Real[ArrayLike, "*#n"], std: Real[ArrayLike, "*#n"]) -> Float[Array, "*n"]:
+@numpy_or_jit
+def crps(y: Real[ArrayLike, "*#n"], mean: Real[ArrayLike, "*#n"], std: Real[ArrayLike, "*#n"]) -> Float[AnyArray, "*n"]:
     """CRPS of a normal distribution: std (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)), z = (y - mean) / std.
 
     At std = 0 it is |y - mean|, its limit, with finite derivatives.
@@ -33,13 +33,13 @@ def crps(y: Real[ArrayLike, "*#n"], mean: Real[ArrayLike, "*#n"], std: Real[Arra
         >>> [f"{score:.3f}" for score in crps(jnp.array([0.0, 2.0]), 0.0, jnp.array([1.0, 0.0]))]
         ['0.234', '2.000']
     """
-    return mean_abs(jnp.subtract(y, mean), std) - jnp.divide(std, SQRT_PI)
+    return mean_abs(y - mean, std) - std / SQRT_PI
 
 
-@jax.jit
+@numpy_or_jit
 def log_prob(
     y: Real[ArrayLike, "*#n"], mean: Real[ArrayLike, "*#n"], std: Real[ArrayLike, "*#n"]
-) -> Float[Array, "*n"]:
+) -> Float[AnyArray, "*n"]:
     """Log density of a normal distribution, -z^2 / 2 - log(std) - log(2 pi) / 2; -inf at std = 0, where there is none.
 
     Args:
@@ -54,14 +54,16 @@ def log_prob(
         >>> print(f"{log_prob(100.0, 0.0, 1.0):.1f}")
         -5000.9
     """
-    positive = jnp.greater(std, 0)
-    safe = jnp.where(positive, std, 1.0)
-    z = jnp.subtract(y, mean) / safe
-    return jnp.where(positive, -0.5 * z**2 - jnp.log(safe) - LOG_SQRT_2PI, -jnp.inf)
+    xp = namespace(y, mean, std)
+    positive = xp.greater(std, 0)
+    safe = xp.where(positive, std, 1.0)
+    z = (y - mean) / safe
+    return xp.where(positive, -0.5 * z**2 - xp.log(safe) - LOG_SQRT_2PI, -np.inf)
 
 
-def mean_abs(mean: Array, std: ArrayLike) -> Array:
+def mean_abs(mean: AnyArray, std: ArrayLike) -> AnyArray:
     """E|X| for X normal: mean (2 Phi(z) - 1) + 2 std phi(z), z = mean / std; |mean| at std = 0."""
-    near = jnp.abs(mean) < jnp.multiply(_FAR, std)
-    z = jnp.where(near, mean / jnp.where(near, std, jnp.ones_like(mean)), _FAR * jnp.sign(mean))
-    return mean * (2 * ndtr(z) - 1) + 2 * std * jnp.exp(-0.5 * z**2 - LOG_SQRT_2PI)
+    xp = namespace(mean, std)
+    near = abs(mean) < _FAR * std
+    z = xp.where(near, mean / xp.where(near, std, xp.ones_like(mean)), _FAR * xp.sign(mean))
+    return mean * (2 * special(mean, std).ndtr(z) - 1) + 2 * std * xp.exp(-0.5 * z**2 - LOG_SQRT_2PI)

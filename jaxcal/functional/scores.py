@@ -17,6 +17,7 @@ from jax.scipy.special import ndtri
 from jaxtyping import Array, ArrayLike, DTypeLike, Float, Int, Real
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional import normal
 from jaxcal.functional.linalg import fractions_of, root_sum_squares, weighted_mean
 from jaxcal.functional.normal import SQRT_PI
@@ -217,13 +218,13 @@ def pinball(
     return jnp.maximum(level * error, jnp.subtract(level, 1) * error)
 
 
-@jax.jit
+@numpy_or_jit
 def interval_score(
     y: Real[ArrayLike, "*#n"],
     lower: Real[ArrayLike, "*#n"],
     upper: Real[ArrayLike, "*#n"],
     confidence_level: Real[ArrayLike, ""],
-) -> Float[Array, "*n"]:
+) -> Float[AnyArray, "*n"]:
     """Interval (Winkler) score: the width plus 2 / (1 - confidence_level) times the distance of y from it.
 
     Args:
@@ -241,8 +242,9 @@ def interval_score(
         >>> print(interval_score(jnp.array([0.5, 2.0]), 0.0, 1.0, 0.5))
         [1. 5.]
     """
-    miss = jnp.maximum(jnp.subtract(lower, y), 0) + jnp.maximum(jnp.subtract(y, upper), 0)
-    return jnp.subtract(upper, lower) + 2 / (1 - confidence_level) * miss
+    xp = namespace(y, lower, upper)
+    miss = xp.maximum(xp.subtract(lower, y), 0) + xp.maximum(xp.subtract(y, upper), 0)
+    return xp.subtract(upper, lower) + 2 / (1 - confidence_level) * miss
 
 
 def _checks_weights(compiled: Callable[P, T]) -> Callable[P, T]:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional import gp
-from jaxcal.functional._numpy import AnyArray, namespace
 from jaxcal.gp import race
 from jaxcal.gp.model import (
     Data,

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcal import _checks
+from jaxcal._numpy import ARRAYS, AnyArray, by_numpy, is_on_host
 from jaxcal.functional import noise
-from jaxcal.functional._numpy import ARRAYS, AnyArray, is_on_host, to_jax, to_numpy
 from jaxcal.gp import host, nearest, padding
 from jaxcal.gp.implicit import with_derivatives
 from jaxcal.gp.model import Data
@@ -51,9 +51,7 @@ def fit_rows(
         stationary: whether the kernel is a sum of squared exponentials, whose variance is the same at all rows.
     """
     if stationary and options.is_plain and is_on_host(prepare, rows):
-        with np.errstate(all="ignore"):  # what is not finite is told by values
-            by_host = partial(_by_host, to_numpy(prepare), options)
-            return to_jax(over_outputs(by_host, to_numpy(tuple(rows))))
+        return by_numpy(over_outputs, eqx.Partial(_by_host, prepare, options), tuple(rows))
     padded, included = padding.padded(rows, options, stationary=stationary)
     scales, process = _compiled(prepare, padded, included, options.of_numbers())
     return scales, process if included is None else padding.without_padding(process, len(rows[-1]))

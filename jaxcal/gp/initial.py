@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxcal.functional._numpy import AnyArray, namespace
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential, spacing
 from jaxcal.gp.model import Data, Model
 

@@ -15,8 +15,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional import kernels
-from jaxcal.functional._numpy import AnyArray, namespace
 
 Points = PyTree[Float[AnyArray, "..."]]
 

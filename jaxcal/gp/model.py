@@ -18,8 +18,8 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
+from jaxcal._numpy import AnyArray, constant, namespace
 from jaxcal.functional import gp, linalg, noise, sparse_gp
-from jaxcal.functional._numpy import AnyArray, constant, namespace
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 
 # Noise below this fraction of the target's variance is taken for none.

@@ -10,8 +10,8 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional import gp, noise, normal
-from jaxcal.functional._numpy import AnyArray, namespace
 from jaxcal.gp import nearest
 from jaxcal.gp.kernels import Points, SquaredExponential, median, scattered, take
 from jaxcal.gp.model import (

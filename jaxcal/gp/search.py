@@ -15,8 +15,8 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, DTypeLike, Float, Int, PyTree
 
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional import sparse_gp
-from jaxcal.functional._numpy import AnyArray, namespace
 from jaxcal.gp.exact import exact_optimum
 from jaxcal.gp.kernels import Kernel, Points, take
 from jaxcal.gp.model import (

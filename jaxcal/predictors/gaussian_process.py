@@ -20,10 +20,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, numpy_or_jit
 from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Normal, StudentT
 from jaxcal.functional import linalg
-from jaxcal.functional._numpy import AnyArray, numpy_or_jit
 from jaxcal.gp import initial, minibatch
 from jaxcal.gp.fit import check_fit, fit_rows
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential

@@ -4,6 +4,7 @@ A function is written once, for the arrays of either library: `xp = namespace(va
 arrays of NumPy where all are known and on a CPU, and elsewhere as one compiled program.
 """
 
+import threading
 from collections.abc import Callable
 from functools import partial, wraps
 from types import ModuleType
@@ -12,8 +13,12 @@ from typing import Any, ParamSpec, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.scipy.special
 import numpy as np
+import scipy.special
 from jax import lax
+
+_thread = threading.local()
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,9 +37,19 @@ def namespace(*arrays: AnyArray) -> ModuleType:
     return jnp if any(isinstance(array, jax.Array) for array in arrays) else np
 
 
+def special(*arrays: AnyArray) -> ModuleType:
+    """`jax.scipy.special` or `scipy.special`, as `namespace`."""
+    return jax.scipy.special if namespace(*arrays) is jnp else scipy.special
+
+
 def constant(array: AnyArray) -> AnyArray:
     """The array, through which no derivative passes."""
     return lax.stop_gradient(array) if isinstance(array, jax.Array) else array
+
+
+def is_working() -> bool:
+    """Whether this thread is inside of a function of `numpy_or_jit` that NumPy answers."""
+    return getattr(_thread, "works", False)
 
 
 def is_on_host(*trees: Any) -> bool:
@@ -44,22 +59,28 @@ def is_on_host(*trees: Any) -> bool:
     return not traced and jax.default_backend() == "cpu" and all(array.is_fully_addressable for array in arrays)
 
 
-def to_numpy(tree: T) -> T:
-    """The same with arrays of NumPy, which share the memory of JAX's."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
+def by_numpy(function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """`function(*args, **options)` with arrays of NumPy, which share the memory of JAX's; the result is JAX's again.
 
-
-def to_jax(tree: T) -> T:
-    """The same with arrays of JAX, which are known also where a transformation is at work around."""
+    Results are known also where a transformation is at work around.
+    """
+    read = lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+    args, options = jax.tree.map(read, (args, options))
+    _thread.works = True
+    try:
+        with np.errstate(all="ignore"):  # what is not finite is told by values, as in a program
+            found = function(*args, **options)
+    finally:
+        _thread.works = False
     with jax.ensure_compile_time_eval():
         put = lambda leaf: jax.device_put(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
-        return jax.tree.map(put, tree)
+        return jax.tree.map(put, found)
 
 
-def numpy_or_jit(function: Callable[P, T] | None = None, *, when: Callable[..., bool] = lambda *args: True) -> Any:
+def numpy_or_jit(function: Callable[P, T] | None = None, *, when: Callable[..., bool] = lambda *_, **__: True) -> Any:
     """A function of either library's arrays: by NumPy where that can read all of them, else one compiled program.
 
-    Arrays of NumPy alone stay with NumPy: they come from a function of this kind.
+    Inside of another such function that NumPy answers, arrays stay NumPy's.
 
     Args:
         function: what to decorate.
@@ -69,8 +90,8 @@ def numpy_or_jit(function: Callable[P, T] | None = None, *, when: Callable[..., 
         >>> @numpy_or_jit
         ... def root(values):
         ...     return namespace(values).sqrt(values)
-        >>> root(jnp.array([4.0])).tolist(), type(root(np.array([4.0]))) is np.ndarray
-        ([2.0], True)
+        >>> root(jnp.array([4.0])).tolist()
+        [2.0]
     """
     if function is None:
         return partial(numpy_or_jit, when=when)
@@ -78,13 +99,10 @@ def numpy_or_jit(function: Callable[P, T] | None = None, *, when: Callable[..., 
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> T:
-        leaves = jax.tree.leaves((args, options))
-        if not any(isinstance(leaf, jax.Array) for leaf in leaves):
+        if is_working():
             return function(*args, **options)
-        if not (is_on_host(leaves) and when(*args)):
-            return program(*args, **options)
-        args, options = to_numpy((args, options))
-        with np.errstate(all="ignore"):  # what is not finite is told by values, as in a program
-            return to_jax(function(*args, **options))
+        if is_on_host(args, options) and when(*args, **options):
+            return by_numpy(function, *args, **options)
+        return program(*args, **options)
 
     return call

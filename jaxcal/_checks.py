@@ -40,7 +40,7 @@ def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 new = names[old]
                 if new in options:
                     raise TypeError(f"{old} is an old name of {new}: give one of them.")
-                warnings.warn(f"{old} is called {new} now.", DeprecationWarning, stacklevel=2)
+                warn(f"{old} is called {new} now.", DeprecationWarning)
                 options[new] = options.pop(old)
             return function(*args, **options)
 
@@ -53,7 +53,7 @@ def renamed_value(name: str, value: T, **names: str) -> T | str:
     """The new name of an option's value, with a warning where the old one came; `old="new"`."""
     if not isinstance(value, str) or value not in names:
         return value
-    warnings.warn(f"{name}={value!r} is called {names[value]!r} now.", DeprecationWarning, stacklevel=3)
+    warn(f"{name}={value!r} is called {names[value]!r} now.", DeprecationWarning)
     return names[value]
 
 
@@ -438,10 +438,9 @@ def squared(name: str, value: Float[Array, "..."]) -> Float[Array, "..."]:
     """`value` squared; a warning where a known square leaves the range of its dtype."""
     square = value**2
     if not is_traced(square) and _leaves_the_range(np.asarray(value), np.asarray(square)):
-        warnings.warn(
+        warn(
             f"{name} is in squared units and leaves the range of {square.dtype}, as 0 or infinite: take its root, or "
             "another unit.",
-            stacklevel=3,
         )
     return square
 
@@ -499,12 +498,12 @@ def check_key(key: Any, name: str = "key") -> None:
     raise TypeError(f"{name} must be one random key, such as jax.random.key(0); got {got}.")
 
 
-def warn(message: str) -> None:
-    """A UserWarning at the first line outside of jaxcal, and of what its functions are called through."""
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """A warning at the first line outside of jaxcal, and of what its functions are called through."""
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _CALLED_THROUGH:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 def is_traced(*arrays: Any) -> bool:

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.special
 import numpy as np
-import scipy.special
 from jax import lax
 
 _thread = threading.local()
@@ -39,7 +38,11 @@ def namespace(*arrays: AnyArray) -> ModuleType:
 
 def special(*arrays: AnyArray) -> ModuleType:
     """`jax.scipy.special` or `scipy.special`, as `namespace`."""
-    return jax.scipy.special if namespace(*arrays) is jnp else scipy.special
+    if namespace(*arrays) is jnp:
+        return jax.scipy.special
+    import scipy.special  # only where it is needed: a third of a second
+
+    return scipy.special
 
 
 def constant(array: AnyArray) -> AnyArray:

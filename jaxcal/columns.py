@@ -5,7 +5,6 @@ prediction: a column of labels becomes an indicator of each, a column with missi
 an indicator of them. The columns of a frame are looked up by their names.
 """
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -296,7 +295,7 @@ class Columns(eqx.Module):
         )
         if self.unseen == "error":
             raise ValueError(f"{message}; unseen='majority' takes the most frequent category in its place.")
-        warnings.warn(f"{message}: {len(strange)} rows are predicted as of no category.", stacklevel=5)
+        _checks.warn(f"{message}: {len(strange)} rows are predicted as of no category.")
 
     def _check_complete(self, missing: dict[int, np.ndarray]) -> None:
         """Raise ValueError if values are missing in a column that had all in the fit."""

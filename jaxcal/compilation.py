@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from jaxcal import _folders
+from jaxcal import _checks, _folders
 
 # What is kept of all machines and versions together, in bytes.
 _MOST = 2**30
@@ -54,7 +53,7 @@ def enable_compilation_cache(path: str | os.PathLike | None = None) -> Path | No
         if _programs() in folder.parents:
             _forget_oldest(_programs())
     except OSError as error:
-        warnings.warn(f"compiled programs are not kept: {error}. JAX_ENABLE_COMPILATION_CACHE=0 says so.", stacklevel=2)
+        _checks.warn(f"compiled programs are not kept: {error}. JAX_ENABLE_COMPILATION_CACHE=0 says so.")
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     seconds = settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]

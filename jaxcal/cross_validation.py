@@ -388,7 +388,7 @@ def one_warning(about: str) -> Iterator[None]:
     for category in dict.fromkeys(each.category for each in caught):
         first, *others = [each.message for each in caught if each.category is category]
         more = f" There were {len(others)} more." if others else ""
-        warnings.warn(f"{about}: {first}{more}", category, stacklevel=4)
+        _checks.warn(f"{about}: {first}{more}", category)
 
 
 def as_distribution(predicted: Distribution | ArrayLike | None) -> Distribution:

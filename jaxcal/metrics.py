@@ -583,7 +583,7 @@ def evaluate(
     lower, upper = distribution.interval(0.9)
     if by is None:
         values = _evaluate(y, distribution, lower, upper, weights)
-        (why,) = _why_infinite(values.nlpd[None], y, distribution, weights, np.zeros(y.shape, int))
+        (why,) = _why_infinite(values.nlpd, y, distribution, weights, np.zeros(y.shape, int))
         return Scores(values._asdict(), why)
     labels, number = _groups(by, weights, y)
     values = _evaluate_groups(y, distribution, lower, upper, number, weights, len(labels))
@@ -657,15 +657,15 @@ def _evaluate_groups(
 
 
 def _why_infinite(
-    nlpd: Float[AnyArray, " groups"],
+    nlpd: Float[AnyArray, "*groups"],
     y: Float[AnyArray, " n"],
     distribution: Distribution,
     weights: Weights,
     number: Int[ArrayLike, " n"],
 ) -> list[str]:
     """Why the NLPD of each group is infinite: no density at all, or not at some targets; "" of one that is not."""
-    if _checks.is_traced(nlpd) or not (infinite := np.isposinf(nlpd)).any():
-        return [""] * len(nlpd)
+    if _checks.is_traced(nlpd) or not (infinite := np.isposinf(np.atleast_1d(nlpd))).any():
+        return [""] * nlpd.size
     kinds = _kinds(distribution)
     if kinds <= _ATOMS:
         names = dict.fromkeys([type(distribution).__name__, *sorted(kind.__name__ for kind in kinds)])

@@ -35,7 +35,6 @@ import json
 import math
 import os
 import types
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -161,10 +160,9 @@ def load(path: str | os.PathLike) -> Any:
     reader = _Reader(str(path), about["version"], safetensors.numpy.load(data))
     model = reader.value(about["tree"], "")
     if reader.has_narrowed:
-        warnings.warn(
+        _checks.warn(
             f"{path} was written in 64 bits and is loaded in 32: predictions change by rounding. To keep all digits, "
             "jax.config.update('jax_enable_x64', True) before loading.",
-            stacklevel=2,
         )
     return model
 

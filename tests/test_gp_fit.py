@@ -12,8 +12,8 @@ import scipy.stats
 
 from jaxcal import Point, gaussian_process, rio
 from jaxcal.functional import gp, gp_host, sparse_gp
-from jaxcal.gp import model as models
 from jaxcal.gp import fit as gp_fit
+from jaxcal.gp import model as models
 from jaxcal.gp import newton, search
 from jaxcal.gp.kernels import SquaredExponential, gram
 from jaxcal.gp.model import Data, Model

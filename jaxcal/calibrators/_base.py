@@ -1,7 +1,6 @@
 """What calibrators share: checks of the base predictions, their errors, and the table of sorted errors."""
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -357,4 +356,4 @@ def num_among(rows: tuple[Array, Array], known: tuple[Array, Array]) -> int:
 def warn_without_width(z: Float[Array, " l"]) -> None:
     """Warn the caller of a fit whose errors are all zero."""
     if not _checks.is_traced(z) and not np.asarray(z).any():
-        warnings.warn("y equals base.mean in every row: no prediction has a width.", stacklevel=3)
+        _checks.warn("y equals base.mean in every row: no prediction has a width.")

@@ -12,7 +12,6 @@ the paper's setting by half on small data sets. Give rows that the model has not
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -366,17 +365,15 @@ def _join(rows: _Rows, validation: _Rows) -> _Rows:
     if not _checks.is_traced(*rows, *validation):
         own, new = (float(jnp.median(jnp.abs(part.y - part.mean))) for part in (rows, validation))
         if new > _TOO_LARGE * own:
-            warnings.warn(
+            _checks.warn(
                 f"the errors of the validation rows are typically {new:.2g}, those of the rows fitted to {own:.2g}: it "
                 "seems that the model was trained on these. The std will be too small for new rows; see "
                 "jaxcal.out_of_fold.",
-                stacklevel=3,
             )
         if known := num_among((validation.x, validation.y), (rows.x, rows.y)):
-            warnings.warn(
+            _checks.warn(
                 f"{known} of {validation.y.shape[0]} rows of validation are among those that are fitted to: they do "
                 "not show when to stop.",
-                stacklevel=3,
             )
     if rows.weights is not None or validation.weights is not None:
         # Of mean 1 in both parts, whatever their size.

@@ -12,7 +12,6 @@ over all rows as well.
 Source: Gibbs, Cherian and Candès, Conformal prediction with conditional guarantees, JRSSB 87 (2025).
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -308,10 +307,9 @@ class ConditionalConformal(eqx.Module):
         levels = _levels(self.confidence_levels)
         values, lowest, highest, failed = _quantiles(self, loc, scale, given.astype(loc.dtype), levels)
         if not _checks.is_traced(failed) and (count := int(np.asarray(failed).sum())):
-            warnings.warn(
+            _checks.warn(
                 f"in {count} rows the interval is infinite: the regression could not be solved in {loc.dtype}. Rescale "
                 "the features, or take 64 bits: jax.config.update('jax_enable_x64', True).",
-                stacklevel=2,
             )
         return PartialQuantiles(levels, values, lowest, highest)
 

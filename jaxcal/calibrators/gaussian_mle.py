@@ -13,7 +13,6 @@ regression.
 Every group of rows may have a shift and a scale of its own, and rows may count differently.
 """
 
-import warnings
 from typing import NamedTuple
 
 import equinox as eqx
@@ -218,9 +217,7 @@ def _check_degrees_of_freedom(df: np.ndarray, sizes: np.ndarray, groups: Groups)
             f"{leave}; at least 2 are needed, and 3 for a finite std: {2 - df[worst]:.3g} more rows of equal weight "
             f"are needed. Give more rows{more}."
         )
-    warnings.warn(
-        f"{leave}: the intervals cover what they claim, but the std is infinite. Give more rows{more}.", stacklevel=3
-    )
+    _checks.warn(f"{leave}: the intervals cover what they claim, but the std is infinite. Give more rows{more}.")
 
 
 def _check_range(fitted: GaussianMLE) -> None:
@@ -242,10 +239,9 @@ def _warn_without_width(fitted: GaussianMLE) -> None:
     if flat.size:
         labels = fitted.groups.labels
         of_group = f" of {flat.size} groups, the first of them {labels[flat[0]]!r}" if labels else ""
-        warnings.warn(
+        _checks.warn(
             f"y equals the (shifted) mean of base in every row{of_group}: the scale is {scale[flat[0]]:.0e} in place "
             "of 0. Was the model trained on these rows? Calibrate on others.",
-            stacklevel=3,
         )
 
 

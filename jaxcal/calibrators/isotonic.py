@@ -13,8 +13,6 @@ A new row lies below the k-th smallest value with probability k / (L + 1), not k
 paper's levels.
 """
 
-import warnings
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -160,10 +158,9 @@ def fit(
         p = base.cdf(y)
         if not (bad := rows_without_probability(base, y, p)).size:
             return Isotonic(smoothed(jnp.sort(p), smoothing), "fitted", scaled=True, by_cdf=True)
-        warnings.warn(
+        _checks.warn(
             f"{_checks.percent(bad.size / p.shape[0])} of the PIT values are 0 or 1 in this precision: the predictions "
             "are recalibrated by their means and stds, without their shapes (score='signed').",
-            stacklevel=2,
         )
     scaled = not isinstance(base, Point)
     z = sorted_errors(base, y, scaled, finite=True)
@@ -235,9 +232,8 @@ def _levels_of_paper(z: Float[Array, " l"]) -> Float[Array, " l"]:
 def _warn_of_extremes(z: np.ndarray) -> None:
     fraction = np.mean((z < _SATURATED[0]) | (z > _SATURATED[1]))
     if fraction > 0:
-        warnings.warn(
+        _checks.warn(
             f"{_checks.percent(float(fraction))} of the PIT values are 0 or 1 in double precision, with |z| up to "
             f"{np.abs(z).max():.3g}: the stds of base are far too small there. The recalibrated distribution is "
             "not affected.",
-            stacklevel=3,
         )

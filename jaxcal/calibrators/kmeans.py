@@ -87,10 +87,9 @@ def fit(
     centers = _cluster(np.asarray(points), num_clusters, seed, None if known is None else np.asarray(known))
     std = _root_mean_squares(rows.y - rows.mean, _nearest(centers, x_scaler(inputs)), len(centers), counts)
     if not _checks.is_traced(std) and (empty := int((np.asarray(std) == 0).sum())):
-        warnings.warn(
+        _checks.warn(
             f"y equals base.mean in every row of {empty} of {len(centers)} clusters: their std is 0, and no prediction "
             "there has a width. Was the model trained on these rows? Give others, or fewer clusters.",
-            stacklevel=2,
         )
     return KMeans(centers=centers, cluster_std=std, columns=columns, x_scaler=x_scaler)
 

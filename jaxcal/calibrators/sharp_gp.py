@@ -20,7 +20,6 @@ finite quantile covers as it should.
 (docs/results.md): take that where the model is one.
 """
 
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, cast, runtime_checkable
@@ -226,11 +225,10 @@ def fit(
         y_train = _checks.as_vector("y_train", y_train, length=x_train.shape[0])
         _checks.check_varies("y_train is", y_train, jnp.max(jnp.abs(y_train)))
         if known := num_among((rows.x, rows.y), (x_train, y_train)):
-            warnings.warn(
+            _checks.warn(
                 f"{known} of {rows.y.shape[0]} calibration rows are among the training rows, whose errors are smaller "
                 "than new ones: intervals will be too narrow. jaxcal.pipeline calibrates by errors of rows that the "
                 "model was not trained on.",
-                stacklevel=2,
             )
     warn_without_width(rows.y - rows.mean)
     kernel = None if kernel is None else _checked(kernel, x_train.shape[1])

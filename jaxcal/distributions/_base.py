@@ -2,7 +2,6 @@
 
 import abc
 import math
-import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ClassVar, TypeVar, cast
@@ -305,9 +304,8 @@ def warn_if_too_few(rows: int, levels: ArrayLike, what: str = "the quantile is i
     inside = known[(known > 0) & (known < 1)]
     needed = quantiles.smallest_table(inside.max()) if inside.size else 0
     if rows < needed:
-        warnings.warn(
+        _checks.warn(
             f"{rows} calibration rows are too few for the level asked for, which needs at least {needed}: {what}.",
-            stacklevel=6,  # each bound method of Equinox is a frame, too
         )
 
 
@@ -322,10 +320,9 @@ def warn_if_beyond(levels: Float[Array, "..."], p: ArrayLike) -> None:
     beyond = wanted[inside & ((wanted < low - rounding) | (wanted > high + rounding))]
     if beyond.size:
         what = " and ".join(f"{level:g}" for level in beyond) if beyond.size < 3 else f"{beyond.size} levels"
-        warnings.warn(
+        _checks.warn(
             f"quantiles are given at levels from {low:g} to {high:g}; at {what} the outermost of them is taken, which "
             "is too near to the median.",
-            stacklevel=6,  # each bound method of Equinox is a frame, too
         )
 
 

@@ -2,7 +2,6 @@
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
-import warnings
 from typing import ClassVar
 
 import equinox as eqx
@@ -111,10 +110,9 @@ class GroupedEmpirical(Distribution):
         if rows.any():
             sizes = np.diff(np.asarray(self.tables.start))[np.asarray(self.group)[rows]]
             least = sizes.min() // (2 if self.rule == "symmetric" else 1)
-            warnings.warn(
+            _checks.warn(
                 f"in {rows.sum()} rows the quantile is infinite: their groups have too few calibration rows for a "
                 f"guarantee at the level asked for; the smallest has {least}.",
-                stacklevel=5,  # as in `warn_if_too_few`
             )
 
     @eqx.filter_jit
@@ -234,10 +232,9 @@ class GroupedQuantiles(Distribution):
         inside = levels[levels < 1]
         needed = quantiles.smallest_table(inside.max()) if inside.size else 0
         if (few := sizes < needed).any():
-            warnings.warn(
+            _checks.warn(
                 f"in {few.sum()} rows the group has too few calibration rows for the level asked for, which needs at "
                 f"least {needed}; the smallest has {sizes.min()}. The quantile may cover less than its level.",
-                stacklevel=5,  # as in `warn_if_too_few`
             )
 
     @eqx.filter_jit

@@ -2,8 +2,6 @@
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
-import warnings
-
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -107,10 +105,9 @@ class PartialQuantiles(Distribution):
             return
         infinite = np.isinf(np.asarray(values))
         if rows := int((infinite.any(axis=-1) if infinite.ndim > self.lowest.ndim else infinite).sum()):
-            warnings.warn(
+            _checks.warn(
                 f"in {rows} rows the quantile is infinite: too few calibration rows resemble them for a guarantee at "
                 "the level asked for.",
-                stacklevel=5,  # as in `warn_if_too_few`
             )
         else:
             warn_if_beyond(self.finite.levels, p)

@@ -1,6 +1,5 @@
 """From data to a fitted Gaussian process: the search, the posterior, and the answers to what went wrong."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -116,9 +115,7 @@ def maximize_evidence(initial_of: InitialOf, data: Data, options: Options) -> Pr
 def _warn_of_float64_on_a_tpu(data: Data) -> None:
     """While a program is traced: once for every one that is compiled, and never for one that is there."""
     if data.targets.dtype == jnp.float64 and jax.default_backend() == "tpu":
-        warnings.warn(
-            "a TPU has no float64: the program that imitates it compiles for minutes. Give float32 rows.", stacklevel=2
-        )
+        _checks.warn("a TPU has no float64: the program that imitates it compiles for minutes. Give float32 rows.")
 
 
 def _attempt(initial_of: InitialOf, data: Data, options: Options, tries: Int[Array, ""]) -> Process:
@@ -156,21 +153,19 @@ def warn_of_outliers(process: Process, n: int) -> None:
     worst = int(np.argmax(errors))
     error = float(errors[worst])
     if not noise.is_usual(error, n) and error > noise.greatest_error(n):
-        warnings.warn(
+        _checks.warn(
             f"row {rows[worst]} lies {error:.1f} standard deviations from what the other rows say: it is an "
             "outlier, or the noise has heavy tails or depends on the inputs. noise='student_t' keeps single rows from "
             "deciding the fit; noise='input' lets the noise differ.",
-            stacklevel=4,
         )
 
 
 def warn_of_rounding(fraction: Float[Array, "*runs"]) -> None:
     """Warn if rounding may hide much of the leave-one-out variance; nothing while traced."""
     if not _checks.is_traced(fraction) and np.any(np.asarray(fraction) > _MUCH_ROUNDING):
-        warnings.warn(
+        _checks.warn(
             f"the uncertainty is hardly greater than what rounding in {fraction.dtype} hides: stds may be off by "
             "factors. jax.config.update('jax_enable_x64', True), before anything else, gives them in float64.",
-            stacklevel=4,
         )
 
 

@@ -1,6 +1,5 @@
 """How a Gaussian process is fitted: what a user asks for, checked, with the defaults filled in."""
 
-import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -102,7 +101,7 @@ class Options(NamedTuple):
             num_inducing = min(n, _NUM_STOCHASTIC if bound == "stochastic" else _NUM_INDUCING)
         _checks.check_at_least("num_inducing", num_inducing, 1)
         if num_inducing > n and bound == "collapsed":
-            warnings.warn(f"num_inducing is {num_inducing}, but there are {n} rows; {n} are taken.", stacklevel=4)
+            _checks.warn(f"num_inducing is {num_inducing}, but there are {n} rows; {n} are taken.")
         if inducing is None:
             inducing = "trained" if bound == "stochastic" else "greedy"
         return cls(

@@ -1,7 +1,6 @@
 """How USNRT's trees grow: at every node the split between whose sides the residuals' spread differs most."""
 
 import math
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -113,10 +112,9 @@ class Search(NamedTuple):
             step = 10 if paper else 1
         _checks.check_at_least("step", step, 1)
         if is_auto and num_rows < 2 * min_leaf:
-            warnings.warn(
+            _checks.warn(
                 f"min_leaf='auto' splits {2 * min_leaf} rows and more; of {num_rows} rows the tree is one leaf. Give a "
                 "min_leaf, or take variance_network.fit.",
-                stacklevel=4,  # past fit and the decorator of its options
             )
         log_significance = math.log(significance)
         return cls(

@@ -6,10 +6,11 @@ A line is {"job": {...}, "stamp": {...}, "records": [{...}, ...]}. A last one th
 import contextlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from jaxcal import _checks
 
 Record = dict[str, Any]
 # Descriptors that hold locks. A forked process inherits them, and would keep the locks for longer than this one.
@@ -79,10 +80,9 @@ def read_lines(path: Path) -> dict[str, Record]:
         if first is not line and json.dumps(first["records"]) != json.dumps(line["records"]):
             repeated.append(number)
     if repeated:
-        warnings.warn(
+        _checks.warn(
             f"{path}: line {repeated[0]} is a job that was finished before, with other records; {len(repeated)} such "
             f"lines are not read.",
-            stacklevel=3,
         )
     return lines
 
@@ -145,7 +145,7 @@ def _lock(descriptor: int, path: Path) -> None:
             f"another sweep is writing to {path}: wait for its end, or give this one a file of its own."
         ) from None
     except OSError as error:
-        warnings.warn(f"{path} cannot be locked ({error}): no other sweep must write to it meanwhile.", stacklevel=7)
+        _checks.warn(f"{path} cannot be locked ({error}): no other sweep must write to it meanwhile.")
 
 
 def _drop_torn_line(path: Path) -> None:

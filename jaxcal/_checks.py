@@ -80,7 +80,7 @@ def as_floats(name: str, values: Any) -> Float[AnyArray, "..."]:
         return found if found.dtype.kind == "f" else found.astype(_float_dtype(name, found.dtype))
     if not isinstance(values, jax.Array):
         # JAX may share the memory of an array, and would compile a program for every shape: NumPy makes a copy.
-        if hasattr(values, "__array__") or _has_masked_parts(values):
+        if hasattr(values, "__array__") or _has_masked_parts(values) or _is_list_of_numbers(values):
             return jax.device_put(as_numpy_floats(name, values))
         try:
             values = jnp.asarray(values)
@@ -134,6 +134,11 @@ def _as_array(name: str, values: Any) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be an array of real numbers; got {type(values).__name__}.") from error
     return _numbers_of(name, found) if found.dtype.kind in "OUS" else found
+
+
+def _is_list_of_numbers(values: Any) -> bool:
+    """Whether values are a list of Python's numbers."""
+    return isinstance(values, list | tuple) and all(type(each) in (int, float) for each in values)
 
 
 def _has_masked_parts(values: Any) -> bool:

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.any_precision
 PACKAGE = Path(jaxcal.__file__).parent
 # From the bottom up. A module may import those of layers below its own, and of its own where it is listed as free.
 LAYERS = [
+    {"_programs"},
     {"_numpy"},
     {"_checks", "_files", "_folders", "_functions"},
     {"functional"},

@@ -33,7 +33,7 @@ def of_targets(method: M) -> M:
     answer = numpy_or_jit(method, when=_numpy_knows)
 
     @wraps(method)
-    def of_numbers(self: "Distribution", y: Any) -> Array:
+    def of_numbers(self: "Distribution", y: Any) -> AnyArray:
         return answer(self, _checks.as_floats("y", y))
 
     return cast("M", of_numbers)
@@ -54,35 +54,35 @@ class Distribution(Rows):
     _in_numpy: ClassVar[bool] = False
 
     is_out_of_fold: bool = eqx.field(static=True, default=False, kw_only=True, repr=False)
-    mean: eqx.AbstractVar[Float[Array, "*n"]]
-    std: eqx.AbstractVar[Float[Array, "*n"]]
+    mean: eqx.AbstractVar[Float[AnyArray, "*n"]]
+    std: eqx.AbstractVar[Float[AnyArray, "*n"]]
 
     @abc.abstractmethod
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
         """The probability of a value of at most `y`."""
 
     @abc.abstractmethod
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
         """The log density at `y`; -inf where there is none, as for distributions of atoms."""
 
     @abc.abstractmethod
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def crps(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
         """The continuous ranked probability score, the integral of (cdf(t) - 1{y <= t})^2 dt, in y's unit."""
 
     @abc.abstractmethod
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[AnyArray, "..."]:
         """Independent random values, of shape `shape` + [n]."""
 
     @abc.abstractmethod
-    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def _icdf(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
         """The quantile of every row at a level of its own."""
 
     @property
-    def variance(self) -> Float[Array, "*n"]:
+    def variance(self) -> Float[AnyArray, "*n"]:
         """The square of `std`; warns where that leaves the range of the dtype."""
         return _checks.squared("the variance", self.std)
 
-    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
+    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[AnyArray, "..."]:
         """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.
 
         Those that are read from calibration rows are rounded away from the median, by `functional.rounding`: up for
@@ -105,7 +105,7 @@ class Distribution(Rows):
         return values
 
     @eqx.filter_jit
-    def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+    def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
         """The quantiles at checked levels, as one program."""
         rows = self.mean
         at = lambda level: self._icdf(jnp.full(rows.shape, level, rows.dtype))
@@ -139,11 +139,11 @@ class Distribution(Rows):
         return rounded_outward(values, side, *self._locations) if self._locations else values
 
     @property
-    def _locations(self) -> tuple[Float[Array, "*n"], ...]:
+    def _locations(self) -> tuple[Float[AnyArray, "*n"], ...]:
         """What quantiles that calibration rows decide are the sum of, beside a multiple of the scale."""
         return ()
 
-    def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+    def interval(self, confidence_level: ArrayLike) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
         """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2.
 
         If calibration rows decide the ends, they are rounded outward, as those of `icdf`.
@@ -162,7 +162,7 @@ class Distribution(Rows):
             self._warn_of_levels(np.array([low, high]), upper)  # once for both ends
         return lower, upper
 
-    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
+    def _warn_of_levels(self, p: ArrayLike, values: Float[AnyArray, "..."]) -> None:
         """Warn the caller of `icdf` or `interval` of known levels that the distribution does not reach.
 
         Args:

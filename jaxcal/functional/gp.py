@@ -25,6 +25,7 @@ from jax.scipy.linalg import solve, solve_triangular
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal._numpy import AnyArray, namespace
+from jaxcal._programs import exact_products
 from jaxcal.functional.linalg import crossproduct, half_log_det, inverse_factor, inverse_triangular, solve_lower
 
 LOG_2PI = 1.8378770664093453
@@ -101,6 +102,7 @@ class LikelihoodTerms(NamedTuple):
     by_gram: Float[Array, "n n"]
 
 
+@exact_products
 def likelihood_terms(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> LikelihoodTerms:
     """`log_likelihood` with its derivative by the covariance, from one factorization of its lower triangle."""
     factor = lax.linalg.cholesky(gram, symmetrize_input=False)
@@ -111,6 +113,7 @@ def likelihood_terms(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> 
     return LikelihoodTerms(value, weights, inverse, (jnp.outer(weights, weights) - crossproduct(inverse)) / 2)
 
 
+@exact_products
 def average_information(inverse: Float[Array, "n n"], gradients: Float[Array, "n p"]) -> Float[Array, "p p"]:
     """(G_i a)' G^-1 (G_j a) / 2, the average of the observed and the expected information on hyperparameters i and j.
 
@@ -135,12 +138,14 @@ def greatest_log_likelihood(n: int | Int[AnyArray, ""], noise_variance: ArrayLik
     return -0.5 * n * (LOG_2PI + xp.log(xp.asarray(noise_variance)))
 
 
+@exact_products
 def posterior(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> Posterior:
     """The posterior given all rows; `gram` holds the noise on its diagonal."""
     shrink = inverse_factor(gram)
     return Posterior(weights=shrink.T @ (shrink @ targets), shrink=shrink, widen=None)
 
 
+@exact_products
 def predict(
     posterior: Posterior, cross: Float[AnyArray, "*p m"], prior_variance: Float[AnyArray, "*p"]
 ) -> tuple[Float[AnyArray, "*p"], Float[AnyArray, "*p"]]:
@@ -158,6 +163,7 @@ def predict(
     return cross @ posterior.weights, namespace(variance).maximum(variance, 0)
 
 
+@exact_products
 def conditional(
     gram: Float[Array, "k k"], cross: Float[Array, " k"], targets: Float[Array, " k"], prior_variance: Float[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -198,12 +204,14 @@ def explained_variance(gram: Float[Array, "n n"], cross: Float[Array, "n m"]) ->
     return _explained_variance_fwd(gram, cross)[0]
 
 
+@exact_products
 def _explained_variance_fwd(gram, cross):
     factor = lax.linalg.cholesky(gram, symmetrize_input=False)
     whitened = solve_lower(factor, cross)
     return jnp.sum(whitened**2, axis=0), (factor, whitened)
 
 
+@exact_products
 def _explained_variance_bwd(kept, cotangent):
     factor, whitened = kept
     weights = solve_lower(factor, whitened, transposed=True)
@@ -233,6 +241,7 @@ def _leave_one_out_variance_fwd(gram):
     return variance, (inverse, variance)
 
 
+@exact_products
 def _leave_one_out_variance_bwd(kept, cotangent):
     inverse, variance = kept
     precision = crossproduct(inverse)
@@ -243,6 +252,7 @@ leave_one_out_variance.defvjp(_leave_one_out_variance_fwd, _leave_one_out_varian
 
 
 @jax.custom_jvp
+@exact_products
 def log_det_and_fit(
     gram: Float[Array, "n n"], targets: Float[Array, " n"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -253,6 +263,7 @@ def log_det_and_fit(
 
 
 @log_det_and_fit.defjvp
+@exact_products
 def _log_det_and_fit_jvp(primals, tangents):
     gram, targets = primals
     gram_dot, targets_dot = tangents

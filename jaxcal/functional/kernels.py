@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxcal._numpy import AnyArray, constant, namespace
+from jaxcal._programs import exact_products
 from jaxcal.functional.linalg import sqrt
 
 # Rows of at most so many columns are subtracted: that is exact, and as fast as a product of matrices.
@@ -58,6 +59,7 @@ def _squared_distances(
     return _by_products(a, b, weights) if has_derivatives else _distances(a, b, weights)
 
 
+@exact_products
 def _distances(
     a: Float[AnyArray, "n d"], b: Float[AnyArray, "m d"], weights: Float[AnyArray, " d"]
 ) -> Float[AnyArray, "n m"]:
@@ -89,12 +91,14 @@ def _by_products(a: Float[Array, "n d"], b: Float[Array, "m d"], weights: Float[
 
 
 @_by_products.defjvp
+@exact_products
 def _by_products_jvp(primals, tangents):
     (a, b), (a_dot, b_dot) = jax.jvp(_weighted, primals, tangents)
     squares = jnp.sum(a * a_dot, axis=1)[:, None] + jnp.sum(b * b_dot, axis=1)[None]
     return _distances(*primals), 2 * (squares - a @ b_dot.T - a_dot @ b.T)
 
 
+@exact_products
 def squared_exponential_derivatives(
     a: Float[Array, "n d"],
     lengthscale: Float[Array, ""] | Float[Array, " d"],

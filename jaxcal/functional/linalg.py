@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal._numpy import AnyArray, constant, namespace
+from jaxcal._programs import exact_products
 
 # Triangular matrices up to this size are taken as a whole, which compiles faster; greater ones are halved, down to this
 # size, and products of them made in so many strips.
@@ -133,12 +134,14 @@ def inverse_factor(gram: Float[Array, "m m"]) -> Float[Array, "m m"]:
 
 
 @inverse_factor.defjvp
+@exact_products
 def _inverse_factor_jvp(primals, tangents):
     inverse = inverse_factor(*primals)
     half = jnp.tril(jnp.ones_like(inverse)) - 0.5 * jnp.eye(inverse.shape[0], dtype=inverse.dtype)
     return inverse, -(half * (inverse @ tangents[0] @ inverse.T)) @ inverse
 
 
+@exact_products
 def solve_lower(
     factor: Float[Array, "n n"], right: Float[Array, "n m"], *, transposed: bool = False
 ) -> Float[Array, "n m"]:
@@ -161,6 +164,7 @@ def solve_lower(
     return jnp.concatenate([above, below])
 
 
+@exact_products
 def inverse_triangular(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
     """The inverse of a lower triangular matrix: by halves, so that most of the work is products of matrices."""
     # Else XLA puts the blocks together anew, entry by entry, for everything that takes the whole.
@@ -177,6 +181,7 @@ def _inverse_by_halves(factor: Float[Array, "n n"], whole: int) -> Float[Array, 
     return jnp.block([[first, jnp.zeros_like(corner.T)], [corner, last]])
 
 
+@exact_products
 def crossproduct(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
     """X'X of a lower triangular X: its lower half, strip by strip without the zeros of X, and the mirror image."""
     n = factor.shape[0]

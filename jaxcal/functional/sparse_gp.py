@@ -21,6 +21,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
+from jaxcal._programs import exact_products
 from jaxcal.functional._loops import carried
 from jaxcal.functional.gp import LOG_2PI, LeaveOneOut, Posterior, log_det_and_fit
 from jaxcal.functional.linalg import add_diagonal
@@ -49,6 +50,7 @@ class RowSums(NamedTuple):
     num_rows: ArrayLike
 
 
+@exact_products
 def row_sums(
     covariances: Callable[[PyTree], Float[Array, "m c"]],
     whiten: Float[Array, "m m"],
@@ -89,6 +91,7 @@ def row_sums(
     )
 
 
+@exact_products
 def collapsed_bound(sums: RowSums, noise_variance: Float[Array, ""]) -> Float[Array, ""]:
     """log N(y; 0, Q + noise P^-1) - tr(P (K - Q)) / (2 noise), with Q = K_xz K_zz^-1 K_zx and precisions P.
 
@@ -107,6 +110,7 @@ def collapsed_bound(sums: RowSums, noise_variance: Float[Array, ""]) -> Float[Ar
     return -fit - gap - log_det - log_noise / 2
 
 
+@exact_products
 def variational_bound(
     sums: RowSums,
     mean: Float[Array, " m"],
@@ -135,6 +139,7 @@ def variational_bound(
     return scale * expected - divergence
 
 
+@exact_products
 def posterior(sums: RowSums, whiten: Float[Array, "m m"], noise_variance: Float[Array, ""]) -> Posterior:
     """The posterior through the inducing points under the optimal q(u), Titsias (2009), eq. 6 and 10.
 
@@ -146,6 +151,7 @@ def posterior(sums: RowSums, whiten: Float[Array, "m m"], noise_variance: Float[
     return Posterior(weights=widen.T @ whitened, shrink=whiten, widen=widen)
 
 
+@exact_products
 def leave_one_out(
     posterior: Posterior,
     cross: Float[Array, " m"],
@@ -174,6 +180,7 @@ def leave_one_out(
     return LeaveOneOut((target - cross @ posterior.weights) / left, latent + noise_variance)
 
 
+@exact_products
 def greedy_rows(
     covariances_with: Callable[[Int[Array, ""]], Float[Array, " n"]],
     prior_variance: Float[Array, " n"],
@@ -206,17 +213,20 @@ def greedy_rows(
     return lax.fori_loop(0, num_rows, choose, carried(start))[0]
 
 
+@exact_products
 def _capacity(sums: RowSums, noise_variance) -> Float[Array, "m m"]:
     """I + A A' / noise."""
     return add_diagonal(sums.outer / noise_variance, 1)
 
 
 @eqx.filter_custom_vjp
+@exact_products
 def _streamed_sums(given):
     """Outer and cross of `RowSums`; `given` is (covariances, whiten, rows, targets, precisions)."""
     return _sums(given)
 
 
+@exact_products
 def _sums(given):
     covariances, whiten, *of_rows = given
 
@@ -231,6 +241,7 @@ def _sums(given):
 
 
 @_streamed_sums.def_fwd
+@exact_products
 def _streamed_sums_fwd(perturbed, given):
     del perturbed
     # Not the function itself: so the derivative has derivatives of its own.
@@ -239,6 +250,7 @@ def _streamed_sums_fwd(perturbed, given):
 
 
 @_streamed_sums.def_bwd
+@exact_products
 def _streamed_sums_bwd(sums, cotangents, perturbed, given):
     """One more pass over the rows, with the cotangents of the sums known: no chunk's covariances are kept.
 
@@ -280,6 +292,7 @@ def _streamed_sums_bwd(sums, cotangents, perturbed, given):
     return by_covariances, solve_triangular(whiten, by_root.T, lower=True).T, *by_rows
 
 
+@exact_products
 def _distributed_sums(covariances, whiten, rows, targets, precisions, mesh: Mesh):
     """As `_streamed_sums`, every device of the mesh summing over its part of the rows."""
     spread = PartitionSpec(mesh.axis_names)

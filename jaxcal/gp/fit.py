@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxcal import _checks
-from jaxcal._numpy import ARRAYS, AnyArray, by_numpy, is_on_host
+from jaxcal import _checks, _programs
+from jaxcal._numpy import ARRAYS, AnyArray, by_numpy, is_on_host, threads_for
 from jaxcal.functional import noise
 from jaxcal.gp import host, nearest, padding
 from jaxcal.gp.implicit import with_derivatives
@@ -60,10 +60,11 @@ def _by_host(
     prepare: Callable[..., tuple[S, InitialOf, Data]], options: Options, *rows: np.ndarray | None
 ) -> tuple[S, Process]:
     scales, initial_of, data = prepare(*rows, None)
-    return scales, host.fit(initial_of, data, options)
+    with threads_for(len(rows[-1])):
+        return scales, host.fit(initial_of, data, options)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _compiled(
     prepare: Callable[..., tuple[S, InitialOf, Data]],
     rows: Sequence[Array | None],
@@ -94,6 +95,7 @@ def over_outputs(fit_one: Callable[..., T], rows: Sequence[AnyArray | None]) -> 
     return jax.tree.map(lambda *parts: np.stack(parts) if isinstance(parts[0], ARRAYS) else parts[0], *each)
 
 
+@_programs.exact_products
 def maximize_evidence(initial_of: InitialOf, data: Data, options: Options) -> Process:
     """The process of the greatest evidence, at the smallest jitter at which evidence and posterior are finite.
 

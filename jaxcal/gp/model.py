@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
-from jaxcal._numpy import AnyArray, constant, namespace
+from jaxcal._numpy import AnyArray, constant, namespace, threads_for
 from jaxcal.functional import gp, linalg, noise, sparse_gp
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 
@@ -207,7 +207,8 @@ def predict(
         return lax.map(predict_one, points, batch_size=_PREDICTED_AT_ONCE)
     number = jax.tree.leaves(points)[0].shape[0]
     parts = [take(points, slice(k, k + _PREDICTED_AT_ONCE)) for k in range(0, number, _PREDICTED_AT_ONCE)]
-    found = [gp.predict(given, kernel(part, at), kernel.diagonal(part)) for part in parts]
+    with threads_for(len(given.weights)):
+        found = [gp.predict(given, kernel(part, at), kernel.diagonal(part)) for part in parts]
     means, variances = (np.concatenate(each) for each in zip(*found, strict=True))
     return means, variances
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcal._numpy import AnyArray, namespace
+from jaxcal._programs import exact_products
 from jaxcal.functional import gp, noise, normal
 from jaxcal.gp import nearest
 from jaxcal.gp.kernels import Points, SquaredExponential, median, scattered, take
@@ -90,6 +91,7 @@ class Process(eqx.Module):
         plain = self.log_noise is None and self.model.student_t is None and isinstance(self.posterior, gp.Posterior)
         return plain and bool(parts) and all(isinstance(kernel, SquaredExponential) for _, kernel in parts)
 
+    @exact_products
     def __call__(self, points: Points) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]]:
         """Latent means and variances at points; RIO, eq. 5 and 6."""
         kernel, given = self.model.kernel, self.posterior

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -279,7 +280,8 @@ def _given(kernel: Any, noise_variance: ArrayLike | None, preset: str | None) ->
         raise ValueError(f"preset={preset!r} has a kernel and a noise of its own.")
     if noise_variance is not None:
         _checks.check_positive("noise_variance", noise_variance)
-        noise_variance = jnp.asarray(noise_variance)
+        known = noise_variance if isinstance(noise_variance, jax.Array) else np.asarray(noise_variance)
+        noise_variance = _checks.as_floats("noise_variance", known)
     if by_name:
         _checks.check_choice("kernel", kernel, (_SQUARED_EXPONENTIAL, "nngp"))
         if kernel == _SQUARED_EXPONENTIAL:

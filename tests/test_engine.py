@@ -1,0 +1,159 @@
+"""One fit in two worlds: on the host, and inside of a caller's transformation, with the same answers."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import compilations
+from threadpoolctl import threadpool_info
+
+from jaxcal import Normal, Point, _numpy, _programs, gaussian_process, metrics, rio
+
+X64 = jax.config.read("jax_enable_x64")
+# The evidence of both worlds in nats, and predictions of a target of variance one.
+NATS, CLOSE = (0.01, 1e-3) if X64 else (0.5, 5e-2)
+N, NEW = 40, 5
+
+
+def rows(of=np):
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(N, 2))
+    y = np.sin(2 * x[:, 0]) + 0.5 * np.cos(x[:, 1]) + 0.2 * rng.normal(size=N)
+    return of.asarray(x), of.asarray(y)
+
+
+def by_process(x, y, new):
+    fitted = gaussian_process.fit(x, y)
+    return fitted.evidence, fitted(new).mean
+
+
+def by_rio(x, y, new):
+    model = lambda x: Point(0.8 * (np if isinstance(x, np.ndarray) else jnp).sin(2 * x[:, 0]))
+    fitted = rio.fit(x, model(x), y)
+    return fitted.evidence, fitted(new, model(new)).mean
+
+
+# A fit to data that a function closes over
+
+
+@pytest.mark.parametrize("of", [np, jnp], ids=["numpy", "jax"])
+@pytest.mark.parametrize("predict", [by_process, by_rio])
+def test_known_data_are_fitted_inside_of_a_program(predict, of):
+    x, y = rows(of)
+    evidence, mean = predict(x, y, x[:NEW])
+    inside = jax.jit(lambda new: predict(x, y, new))(x[:NEW])
+    np.testing.assert_allclose(inside[0], evidence, atol=NATS)
+    np.testing.assert_allclose(inside[1], mean, atol=CLOSE)
+
+
+def test_known_data_are_fitted_inside_of_derivatives():
+    x, y = rows()
+    fitted = gaussian_process.fit(x, y)
+    total = lambda new: gaussian_process.fit(x, y)(new).mean.sum()
+    slope = jax.grad(lambda new: fitted(new).mean.sum())(x[:NEW])
+    np.testing.assert_allclose(jax.grad(total)(x[:NEW]), slope, atol=CLOSE)
+    np.testing.assert_allclose(jax.jit(jax.grad(total))(x[:NEW]), slope, atol=CLOSE)
+    at = jnp.asarray(x[0])
+    bend = jax.hessian(lambda point: total(point[None]))(at)
+    np.testing.assert_allclose(bend, jax.hessian(lambda point: fitted(point[None]).mean.sum())(at), atol=10 * CLOSE)
+
+
+def test_nothing_is_compiled_without_jit_either():
+    x, y = rows()
+    evidence, mean = by_process(x, y, x[:NEW])
+    with jax.disable_jit():
+        found = by_process(x, y, x[:NEW])
+    np.testing.assert_array_equal(found[0], evidence)
+    np.testing.assert_array_equal(found[1], mean)
+
+
+# A fit to data that are traced
+
+
+@pytest.mark.parametrize("predict", [by_process, by_rio])
+def test_both_worlds_find_the_same_optimum(predict):
+    x, y = rows()
+    evidence, mean = predict(x, y, x[:NEW])
+    traced = jax.jit(predict)(x, y, x[:NEW])
+    np.testing.assert_allclose(traced[0], evidence, atol=NATS)
+    np.testing.assert_allclose(traced[1], mean, atol=CLOSE)
+
+
+# Threads
+
+
+def test_fits_at_once_are_those_one_after_another():
+    x, y = rows()
+    parts = [(x[k:], y[k:]) for k in range(4)]
+    alone = [float(gaussian_process.fit(*part).evidence) for part in parts]
+    before = [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda part: float(gaussian_process.fit(*part).evidence), parts * 3))
+    np.testing.assert_array_equal(found, alone * 3)
+    assert [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"] == before
+
+
+@pytest.mark.any_precision
+def test_the_limit_of_threads_holds_until_the_last_one_leaves():
+    blas = lambda: {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+    with _numpy.threads_for(10):
+        first = _numpy.threads_for(10)
+        with first:
+            assert blas() == {1}
+        assert blas() == {1}
+    with _numpy.threads_for(10**6):
+        pass
+
+
+# What is compiled
+
+
+def test_another_number_or_option_compiles_nothing():
+    x, y = rows()
+    std = np.full(N, 0.3)
+    with compilations() as compiled:
+        fitted = gaussian_process.fit(x, y, tolerance=0.1, max_iterations=30, noise_variance=0.04)
+        for number in (1, 7, 30):
+            predicted = fitted(x[:number])
+            metrics.evaluate(y[:number], predicted)
+        rio.fit(x, Normal(y - 0.1, std), y[::-1].copy(), tolerance=0.1, max_iterations=30)
+    assert compiled == []
+
+
+@pytest.mark.any_precision
+def test_options_are_for_programs_at_top_level(monkeypatch):
+    known = {"xla_backend_optimization_level": 1}
+    monkeypatch.setattr(_programs, "_OPTIONS", {"cpu": known})
+    monkeypatch.setattr(_programs, "_has_options", lambda backend: True)
+    double = _programs.jit(lambda x: 2 * x)
+    one = jnp.ones(())
+    assert double(one) == 2
+    assert jax.jit(double)(one) == jax.vmap(double)(one[None])[0] == jax.grad(double)(one) == 2
+    assert jax.jit(lambda x: x * double(one))(one) == jax.grad(lambda x: x * double(one))(one) == 2
+    assert jax.make_jaxpr(double)(one)
+    with jax.disable_jit():
+        assert double(one) == 2
+
+
+@pytest.mark.any_precision
+@pytest.mark.parametrize(
+    ("options", "flags", "are_there"),
+    [
+        ({"xla_backend_optimization_level": 1}, "", True),
+        ({"xla_backend_optimization_level": 1}, "--xla_backend_optimization_level=2", False),
+        ({"xla_is_not_known": 1}, "", False),
+    ],
+)
+def test_options_are_what_the_user_left_open_and_xla_knows(monkeypatch, options, flags, are_there):
+    monkeypatch.setattr(_programs, "_OPTIONS", {"cpu": options})
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    disabled = jax.config.read("jax_disable_most_optimizations")
+    try:
+        jax.config.update("jax_disable_most_optimizations", False)
+        assert _programs._has_options.__wrapped__("cpu") is are_there
+        jax.config.update("jax_disable_most_optimizations", True)
+        assert not _programs._has_options.__wrapped__("cpu")
+    finally:
+        jax.config.update("jax_disable_most_optimizations", disabled)

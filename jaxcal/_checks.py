@@ -223,7 +223,7 @@ def as_vector(name: str, values: Any, *, length: int | None = None) -> Float[Any
     return array
 
 
-def hint_of_column(name: str, array: Array) -> str:
+def hint_of_column(name: str, array: AnyArray) -> str:
     """The end of a message about the shape of an array that should be a vector."""
     return f": did you mean {name}[:, 0]?" if array.ndim == 2 and array.shape[1] == 1 else "."
 

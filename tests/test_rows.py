@@ -212,7 +212,7 @@ def test_other_rows_are_put_together_as_parts():
         assert isinstance(whole, Concatenated)
         assert len(whole) == len(parts[0]) + len(parts[1])
         quantiles = np.concatenate([part._quantiles(levels) for part in parts])
-        np.testing.assert_array_equal(whole._quantiles(levels), quantiles)
+        np.testing.assert_allclose(whole._quantiles(levels), quantiles, rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(whole.sample(jax.random.key(0), (2, 3)).shape, (2, 3, len(whole)))
     # Tables of other lengths, rules and outcomes.
     assert isinstance(jc.concatenate([first, Empirical(np.zeros(1), 1.0, TABLE, "crude")]), Concatenated)

@@ -22,7 +22,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, DTypeLike, Float
 
 from jaxcal import _numpy
-from jaxcal._numpy import AnyArray
+from jaxcal._numpy import JaxArray
 
 _CALLED_THROUGH = ("jaxcal", "equinox", "jax", "jaxtyping", "beartype", "functools", "contextlib")
 
@@ -57,7 +57,7 @@ def renamed_value(name: str, value: T, **names: str) -> T | str:
     return names[value]
 
 
-def as_floats(name: str, values: Any) -> Float[AnyArray, "..."]:
+def as_floats(name: str, values: Any) -> Float[JaxArray, "..."]:
     """`values` as a JAX array of float32, if they have that or half precision, else of the default float dtype.
 
     Where NumPy is at work (`_numpy.by_numpy`) arrays stay NumPy's, and of their own precision.
@@ -76,7 +76,7 @@ def as_floats(name: str, values: Any) -> Float[AnyArray, "..."]:
             f"{name}.detach().cpu().numpy()."
         )
     if _numpy.is_working():
-        found = np.asarray(values)
+        found: Any = np.asarray(values)
         return found if found.dtype.kind == "f" else found.astype(_float_dtype(name, found.dtype))
     if not isinstance(values, jax.Array):
         # JAX may share the memory of an array, and would compile a program for every shape: NumPy makes a copy.
@@ -209,7 +209,7 @@ def _refuse_objects(name: str, values: np.ndarray, bad: np.ndarray) -> NoReturn:
     raise ValueError(f"{name} must be an array of real numbers; got {shown} in {where}: {instead}")
 
 
-def as_vector(name: str, values: Any, *, length: int | None = None) -> Float[AnyArray, " n"]:
+def as_vector(name: str, values: Any, *, length: int | None = None) -> Float[JaxArray, " n"]:
     """`values` as a vector [n] of finite numbers.
 
     Raises:
@@ -223,12 +223,12 @@ def as_vector(name: str, values: Any, *, length: int | None = None) -> Float[Any
     return array
 
 
-def hint_of_column(name: str, array: AnyArray) -> str:
+def hint_of_column(name: str, array: JaxArray) -> str:
     """The end of a message about the shape of an array that should be a vector."""
     return f": did you mean {name}[:, 0]?" if array.ndim == 2 and array.shape[1] == 1 else "."
 
 
-def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[AnyArray, "n d"]:
+def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[JaxArray, "n d"]:
     """`values` as a matrix [n, d] of finite numbers, one row a point; a vector [n] is one column.
 
     Raises:
@@ -240,7 +240,7 @@ def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[Any
     return array
 
 
-def as_numbers(name: str, values: Any) -> Float[AnyArray, "n d"]:
+def as_numbers(name: str, values: Any) -> Float[JaxArray, "n d"]:
     """`values` as a matrix [n, d] of numbers that need not be finite; a vector [n] is one column.
 
     Raises:
@@ -256,7 +256,7 @@ def as_numbers(name: str, values: Any) -> Float[AnyArray, "n d"]:
     return array
 
 
-def as_weights(values: Any, length: int) -> Float[AnyArray, " n"] | None:
+def as_weights(values: Any, length: int) -> Float[JaxArray, " n"] | None:
     """Weights of rows as a vector [n], or None.
 
     Raises:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import jax.scipy.special
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from threadpoolctl import ThreadpoolController
 
 from jaxcal import _programs
@@ -27,11 +28,12 @@ _FEW_ROWS = 1024
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# NumPy's arrays, JAX's or tracers, in annotations of shapes; type checkers take them for JAX's.
+# NumPy's arrays, JAX's or tracers, in annotations of shapes; and the same, which type checkers take for JAX's.
+AnyArray = Any
 if TYPE_CHECKING:
-    AnyArray = jax.Array
+    JaxArray = jax.Array
 else:
-    AnyArray = Any
+    JaxArray = Any
 ARRAYS = np.ndarray | np.generic | jax.Array
 
 
@@ -66,7 +68,7 @@ def is_working() -> bool:
 def is_on_host(*trees: Any) -> bool:
     """Whether NumPy can read all arrays: JAX works on a CPU, and no transformation traces them."""
     arrays = [leaf for leaf in jax.tree.leaves(trees) if isinstance(leaf, jax.Array)]
-    traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
+    traced = any(isinstance(array, Tracer) for array in arrays)
     return not traced and jax.default_backend() == "cpu" and all(array.is_fully_addressable for array in arrays)
 
 

@@ -54,7 +54,8 @@ def jit(function: Callable[P, T]) -> Callable[P, T]:
 
     @cache
     def with_options(backend: str) -> Callable[P, T]:
-        return eqx.filter_jit(function, compiler_options=_OPTIONS[backend])
+        jitted: Any = eqx.filter_jit  # hands what it does not know to `jax.jit`
+        return jitted(function, compiler_options=_OPTIONS[backend])
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> T:

@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray, is_working, namespace, numpy_or_jit
+from jaxcal._numpy import JaxArray, is_working, namespace, numpy_or_jit
 from jaxcal.distributions import (
     Concatenated,
     CrossConformal,
@@ -40,7 +40,7 @@ from jaxcal.distributions import (
 from jaxcal.functional import linalg, scores
 from jaxcal.preprocessing import Standardizer
 
-Scalar = Float[AnyArray, ""]
+Scalar = Float[JaxArray, ""]
 Weights = Real[ArrayLike, " n"] | None
 P = ParamSpec("P")
 
@@ -51,7 +51,7 @@ def _in_numpy(y: ArrayLike, distribution: Distribution, *_: Any, **__: Any) -> b
 
 
 def _metric(
-    formula: Callable[Concatenate[Float[AnyArray, " n"], Distribution, P], Scalar],
+    formula: Callable[Concatenate[Float[JaxArray, " n"], Distribution, P], Scalar],
 ) -> Callable[Concatenate[ArrayLike, Distribution, P], Scalar]:
     """The metric of a formula: the targets are checked where their values are known, the rest is one program."""
     answer = numpy_or_jit(formula, when=_in_numpy)
@@ -69,7 +69,7 @@ def _metric(
 
 
 @_metric
-def rmse(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def rmse(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Root mean squared error of the predicted mean, in the unit of y.
 
     Example:
@@ -81,13 +81,13 @@ def rmse(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weigh
 
 
 @_metric
-def mae(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def mae(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Mean absolute error of the predicted mean, in the unit of y."""
     return linalg.weighted_mean(abs(y - distribution.mean), weights)
 
 
 @_metric
-def nlpd(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def nlpd(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Negative log predictive density, -mean log p(y), in nats.
 
     It is infinite for distributions without a density: `Point`, and `Empirical`, which `crude`, `conformal` without a
@@ -104,7 +104,7 @@ def nlpd(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weigh
 
 
 @_metric
-def crps(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def crps(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Continuous ranked probability score, the mean over rows of ∫ (F(t) - 1{t >= y})² dt, in the unit of y.
 
     For a `Point` it is the mean absolute error (Gneiting and Raftery 2007, eq. 20).
@@ -147,7 +147,7 @@ def pinball(y: ArrayLike, distribution: Distribution, levels: ArrayLike, *, weig
 
 @eqx.filter_jit
 def _pinball(
-    y: Float[AnyArray, " n"], distribution: Distribution, levels: Float[AnyArray, " k"], weights: Weights
+    y: Float[JaxArray, " n"], distribution: Distribution, levels: Float[JaxArray, " k"], weights: Weights
 ) -> Scalar:
     def loss(level: Scalar) -> Scalar:
         return linalg.weighted_mean(scores.pinball(y, distribution.icdf(level), level), weights)
@@ -178,14 +178,14 @@ def improvement_ratio(y: ArrayLike, before: Distribution, after: Distribution, *
 # Calibration
 
 
-def pit(y: ArrayLike, distribution: Distribution) -> Float[AnyArray, " n"]:
+def pit(y: ArrayLike, distribution: Distribution) -> Float[JaxArray, " n"]:
     """Probability integral transform F(y) of every row [n]: uniform on (0, 1) for a calibrated forecast."""
     return distribution.cdf(_as_targets(y, distribution))
 
 
 def observed_fractions(
     y: ArrayLike, distribution: Distribution, levels: ArrayLike, *, closed: bool = False, weights: Weights = None
-) -> Float[AnyArray, " k"]:
+) -> Float[JaxArray, " k"]:
     """Fraction of the targets below the predicted quantile of every level: the curve of a reliability diagram.
 
     The fraction at level p is mean 1{y < F⁻¹(p)} (CRUDE eq. 11, USNRT eq. 9), with `closed` 1{y <= F⁻¹(p)}
@@ -220,20 +220,21 @@ def observed_fractions(
 
 @numpy_or_jit(when=_in_numpy)
 def _observed_fractions(
-    y: Float[AnyArray, " n"], distribution: Distribution, levels: Float[AnyArray, " k"], closed: bool, weights: Weights
-) -> Float[AnyArray, " k"]:
+    y: Float[JaxArray, " n"], distribution: Distribution, levels: Float[JaxArray, " k"], closed: bool, weights: Weights
+) -> Float[JaxArray, " k"]:
     is_below = _below_quantile(y, distribution, operator.le if closed else operator.lt)
     return _one_by_one(lambda level: _share(is_below(level), levels.dtype, weights), levels)
 
 
-def _one_by_one(function: Callable[[AnyArray], AnyArray], values: AnyArray) -> AnyArray:
+def _one_by_one(function: Callable[[JaxArray], JaxArray], values: JaxArray) -> JaxArray:
     """The function over the leading axis, in the memory of one."""
-    return np.stack([function(value) for value in values]) if is_working() else jax.lax.map(function, values)
+    stack: Any = np.stack
+    return stack([function(value) for value in values]) if is_working() else jax.lax.map(function, values)
 
 
 def _below_quantile(
-    y: Float[AnyArray, " n"], distribution: Distribution, less: Callable
-) -> Callable[[Scalar], Bool[AnyArray, " n"]]:
+    y: Float[JaxArray, " n"], distribution: Distribution, less: Callable
+) -> Callable[[Scalar], Bool[JaxArray, " n"]]:
     """A function that says for a level which rows lie below their quantile of that level.
 
     The definitions are by quantile, and ties with atoms count: so compare with the quantile. Only where that
@@ -276,13 +277,13 @@ def coverage(
 
 @numpy_or_jit
 def _share_inside(
-    y: Float[AnyArray, " n"], lower: Float[AnyArray, " n"], upper: Float[AnyArray, " n"], weights: Weights
+    y: Float[JaxArray, " n"], lower: Float[JaxArray, " n"], upper: Float[JaxArray, " n"], weights: Weights
 ) -> Scalar:
     return _share((lower <= y) & (y <= upper), jnp.result_type(y, lower), weights)
 
 
 @_metric
-def ece(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def ece(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Expected calibration error over 99 levels, in percent: USNRT eq. 9-10.
 
     100/99 sum_k |mean 1{y < F⁻¹(t_k)} - t_k|, t_k = 0.01, ..., 0.99 (Ma, Yan and Zhang). It is not 0 for a
@@ -316,7 +317,7 @@ def calibrated_ece(num_rows: int) -> float:
 
 
 @_metric
-def tce(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def tce(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Tail-interval calibration error, in percent: USNRT eq. 11-12.
 
     The mean over t = 0.05, 0.1, 0.15, 0.2 of 100 |mean 1{F⁻¹(t) < y < F⁻¹(1 - t)} - (1 - 2t)|, intervals
@@ -326,7 +327,7 @@ def tce(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weight
 
 
 @_metric
-def calibration_rmse(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def calibration_rmse(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Root mean squared distance of the reliability curve from the diagonal, a fraction: CRUDE eq. 11-12.
 
     sqrt(1/100 sum_j (mean 1{y < F⁻¹(p_j)} - p_j)²) over the 101 levels p_j = j/100: as printed, 101 terms are
@@ -337,7 +338,7 @@ def calibration_rmse(y: Float[AnyArray, " n"], distribution: Distribution, *, we
 
 @_metric
 def calibration_sse(
-    y: Float[AnyArray, " n"], distribution: Distribution, *, num_levels: int = 21, weights: Weights = None
+    y: Float[JaxArray, " n"], distribution: Distribution, *, num_levels: int = 21, weights: Weights = None
 ) -> Scalar:
     """Sum of squared distances of the reliability curve from the diagonal: Sharp-GP eq. 8-9.
 
@@ -367,19 +368,19 @@ class _Curve(NamedTuple):
         between: [k], of F⁻¹(t) < y < F⁻¹(1 - t).
     """
 
-    levels: Float[AnyArray, "2 k"]
-    below: Float[AnyArray, "2 k"]
-    at_most: Float[AnyArray, "2 k"]
-    between: Float[AnyArray, " k"]
+    levels: Float[JaxArray, "2 k"]
+    below: Float[JaxArray, "2 k"]
+    at_most: Float[JaxArray, "2 k"]
+    between: Float[JaxArray, " k"]
 
 
-def _curve(y: Float[AnyArray, " n"], distribution: Distribution, percents: tuple[int, ...], weights: Weights) -> _Curve:
+def _curve(y: Float[JaxArray, " n"], distribution: Distribution, percents: tuple[int, ...], weights: Weights) -> _Curve:
     """The curve at t of so many percent: one pass over the quantiles, in O(n) memory."""
     xp, low, dtype = namespace(y), np.array(percents), _dtype(y, distribution)
     levels = xp.asarray(np.stack([low, 100 - low]) / 100, dtype)
     is_below, is_at_most = (_below_quantile(y, distribution, less) for less in (operator.lt, operator.le))
 
-    def fractions(pair: Float[AnyArray, " 2"]) -> Float[AnyArray, " 5"]:
+    def fractions(pair: Float[JaxArray, " 2"]) -> Float[JaxArray, " 5"]:
         below, at_most = ([of(level) for level in pair] for of in (is_below, is_at_most))
         rows = [*below, *at_most, below[1] & ~at_most[0]]
         return xp.stack([_share(each, dtype, weights) for each in rows])
@@ -400,13 +401,13 @@ def _calibration_rmse(curve: _Curve) -> Scalar:
     return linalg.sqrt((_in_order(curve.below - curve.levels) ** 2).sum() / 100)
 
 
-def _in_order(values: Float[AnyArray, "2 k"]) -> Float[AnyArray, " levels"]:
+def _in_order(values: Float[JaxArray, "2 k"]) -> Float[JaxArray, " levels"]:
     """Values at levels t and 1 - t, up to a half, as values at increasing levels."""
     return namespace(values).concatenate([values[0], values[1, -2::-1]])
 
 
 @_metric
-def max_calibration_error(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def max_calibration_error(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Largest distance of the reliability curve from the diagonal, in percent: ACCRUE's "Cal. err.".
 
     100 sup |C(phi) - phi|, where C is the empirical cdf of the PIT values, without binning: both sides of
@@ -426,7 +427,7 @@ def max_calibration_error(y: Float[AnyArray, " n"], distribution: Distribution, 
 
 @_metric
 def ence(
-    y: Float[AnyArray, " n"], distribution: Distribution, *, num_bins: int = 10, weights: Weights = None
+    y: Float[JaxArray, " n"], distribution: Distribution, *, num_bins: int = 10, weights: Weights = None
 ) -> Scalar:
     """Expected normalized calibration error of the predicted standard deviation, a fraction.
 
@@ -451,10 +452,11 @@ def ence(
         before = num_bins * (xp.cumsum(counts) - counts + num_rows * float(np.finfo(y.dtype).eps))
         bins = xp.clip(before, 0, num_bins - 1).astype(np.int32)
 
-    def bin_sums(values: Float[AnyArray, " n"]) -> Float[AnyArray, " bins"]:
+    def bin_sums(values: Float[JaxArray, " n"]) -> Float[JaxArray, " bins"]:
         of_rows = counts * values[order]
         if is_working():
-            return np.bincount(bins, of_rows, num_bins).astype(y.dtype)
+            count: Any = np.bincount
+            return count(bins, of_rows, num_bins).astype(y.dtype)
         return jax.ops.segment_sum(of_rows, bins, num_segments=num_bins, indices_are_sorted=True)
 
     # Both are root means over the same rows of the bin: the counts cancel in the ratio.
@@ -483,18 +485,18 @@ def mean_width(
 
 
 @numpy_or_jit
-def _mean_difference(lower: Float[AnyArray, " n"], upper: Float[AnyArray, " n"], weights: Weights) -> Scalar:
+def _mean_difference(lower: Float[JaxArray, " n"], upper: Float[JaxArray, " n"], weights: Weights) -> Scalar:
     return linalg.weighted_mean(upper - lower, weights)
 
 
 @_metric
-def sharpness(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def sharpness(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Root of the mean predicted variance, in the unit of y (CRUDE, section 4: Zelikman et al. 2020)."""
     return linalg.root_mean_square(distribution.std, weights)
 
 
 @_metric
-def mean_std(y: Float[AnyArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
+def mean_std(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Mean predicted standard deviation, in the unit of y; USNRT's sharpness (eq. 13) is 100 times this."""
     return linalg.weighted_mean(distribution.std, weights)
 
@@ -595,29 +597,29 @@ def evaluate(
 class _Evaluated(NamedTuple):
     """What `evaluate` gives, in this order; of groups [groups]."""
 
-    rmse: Float[AnyArray, "*groups"]
-    mae: Float[AnyArray, "*groups"]
-    nlpd: Float[AnyArray, "*groups"]
-    crps: Float[AnyArray, "*groups"]
-    interval_score_90: Float[AnyArray, "*groups"]
-    coverage_90: Float[AnyArray, "*groups"]
-    ece: Float[AnyArray, "*groups"]
-    tce: Float[AnyArray, "*groups"]
-    calibration_rmse: Float[AnyArray, "*groups"]
-    calibration_sse: Float[AnyArray, "*groups"]
-    max_calibration_error: Float[AnyArray, "*groups"]
-    ence: Float[AnyArray, "*groups"]
-    width_90: Float[AnyArray, "*groups"]
-    sharpness: Float[AnyArray, "*groups"]
-    mean_std: Float[AnyArray, "*groups"]
+    rmse: Float[JaxArray, "*groups"]
+    mae: Float[JaxArray, "*groups"]
+    nlpd: Float[JaxArray, "*groups"]
+    crps: Float[JaxArray, "*groups"]
+    interval_score_90: Float[JaxArray, "*groups"]
+    coverage_90: Float[JaxArray, "*groups"]
+    ece: Float[JaxArray, "*groups"]
+    tce: Float[JaxArray, "*groups"]
+    calibration_rmse: Float[JaxArray, "*groups"]
+    calibration_sse: Float[JaxArray, "*groups"]
+    max_calibration_error: Float[JaxArray, "*groups"]
+    ence: Float[JaxArray, "*groups"]
+    width_90: Float[JaxArray, "*groups"]
+    sharpness: Float[JaxArray, "*groups"]
+    mean_std: Float[JaxArray, "*groups"]
 
 
 @numpy_or_jit(when=_in_numpy)
 def _evaluate(
-    y: Float[AnyArray, " n"],
+    y: Float[JaxArray, " n"],
     distribution: Distribution,
-    lower: Float[AnyArray, " n"],
-    upper: Float[AnyArray, " n"],
+    lower: Float[JaxArray, " n"],
+    upper: Float[JaxArray, " n"],
     weights: Weights,
 ) -> _Evaluated:
     """All metrics, with one interval and one curve for those that take them."""
@@ -644,10 +646,10 @@ def _evaluate(
 
 @eqx.filter_jit
 def _evaluate_groups(
-    y: Float[AnyArray, " n"],
+    y: Float[JaxArray, " n"],
     distribution: Distribution,
-    lower: Float[AnyArray, " n"],
-    upper: Float[AnyArray, " n"],
+    lower: Float[JaxArray, " n"],
+    upper: Float[JaxArray, " n"],
     number: Int[ArrayLike, " n"],
     weights: Weights,
     groups: int,
@@ -657,8 +659,8 @@ def _evaluate_groups(
 
 
 def _why_infinite(
-    nlpd: Float[AnyArray, "*groups"],
-    y: Float[AnyArray, " n"],
+    nlpd: Float[JaxArray, "*groups"],
+    y: Float[JaxArray, " n"],
     distribution: Distribution,
     weights: Weights,
     number: Int[ArrayLike, " n"],
@@ -839,7 +841,7 @@ def _worst_slab_coverage(
 # Helpers
 
 
-def _as_targets(y: ArrayLike, distribution: Distribution) -> Float[AnyArray, " n"]:
+def _as_targets(y: ArrayLike, distribution: Distribution) -> Float[JaxArray, " n"]:
     """The targets as a vector of as many rows as there are predictions."""
     shape = distribution.mean.shape
     if len(shape) != 1:
@@ -862,7 +864,7 @@ def _dtype(y: ArrayLike, distribution: Distribution) -> DTypeLike:
     return jnp.result_type(_checks.as_floats("y", y), distribution.mean)
 
 
-def _share(rows: Bool[AnyArray, " n"], dtype: DTypeLike, weights: Weights = None) -> Scalar:
+def _share(rows: Bool[JaxArray, " n"], dtype: DTypeLike, weights: Weights = None) -> Scalar:
     if weights is not None:
         return linalg.weighted_mean(rows.astype(dtype), weights)
     # Counted in integers: a float32 sum of ones stops growing at 2^24.

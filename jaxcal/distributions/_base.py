@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray, is_working, namespace, numpy_or_jit
+from jaxcal._numpy import JaxArray, is_working, namespace, numpy_or_jit
 from jaxcal.distributions._rows import Rows, replaced
 from jaxcal.functional import quantiles, rounding
 
@@ -33,7 +33,7 @@ def of_targets(method: M) -> M:
     answer = numpy_or_jit(method, when=_numpy_knows)
 
     @wraps(method)
-    def of_numbers(self: "Distribution", y: Any) -> AnyArray:
+    def of_numbers(self: "Distribution", y: Any) -> JaxArray:
         return answer(self, _checks.as_floats("y", y))
 
     return cast("M", of_numbers)
@@ -54,35 +54,35 @@ class Distribution(Rows):
     _in_numpy: ClassVar[bool] = False
 
     is_out_of_fold: bool = eqx.field(static=True, default=False, kw_only=True, repr=False)
-    mean: eqx.AbstractVar[Float[AnyArray, "*n"]]
-    std: eqx.AbstractVar[Float[AnyArray, "*n"]]
+    mean: eqx.AbstractVar[Float[JaxArray, "*n"]]
+    std: eqx.AbstractVar[Float[JaxArray, "*n"]]
 
     @abc.abstractmethod
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
+    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[JaxArray, "*n"]:
         """The probability of a value of at most `y`."""
 
     @abc.abstractmethod
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
+    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[JaxArray, "*n"]:
         """The log density at `y`; -inf where there is none, as for distributions of atoms."""
 
     @abc.abstractmethod
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
+    def crps(self, y: Real[ArrayLike, "..."]) -> Float[JaxArray, "*n"]:
         """The continuous ranked probability score, the integral of (cdf(t) - 1{y <= t})^2 dt, in y's unit."""
 
     @abc.abstractmethod
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[AnyArray, "..."]:
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[JaxArray, "..."]:
         """Independent random values, of shape `shape` + [n]."""
 
     @abc.abstractmethod
-    def _icdf(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+    def _icdf(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """The quantile of every row at a level of its own."""
 
     @property
-    def variance(self) -> Float[AnyArray, "*n"]:
+    def variance(self) -> Float[JaxArray, "*n"]:
         """The square of `std`; warns where that leaves the range of the dtype."""
         return _checks.squared("the variance", self.std)
 
-    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[AnyArray, "..."]:
+    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[JaxArray, "..."]:
         """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.
 
         Those that are read from calibration rows are rounded away from the median, by `functional.rounding`: up for
@@ -105,7 +105,7 @@ class Distribution(Rows):
         return values
 
     @eqx.filter_jit
-    def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
+    def _quantiles(self, levels: Float[JaxArray, "..."]) -> Float[JaxArray, "..."]:
         """The quantiles at checked levels, as one program."""
         rows = self.mean
         at = lambda level: self._icdf(jnp.full(rows.shape, level, rows.dtype))
@@ -113,8 +113,8 @@ class Distribution(Rows):
 
     @numpy_or_jit(when=_numpy_knows)
     def _rounded_quantiles(
-        self, levels: Float[AnyArray, "..."], side: Real[ArrayLike, "..."] | None = None
-    ) -> Float[AnyArray, "..."]:
+        self, levels: Float[JaxArray, "..."], side: Real[ArrayLike, "..."] | None = None
+    ) -> Float[JaxArray, "..."]:
         """The quantiles at checked levels, moved outward if calibration rows decide them, as one program.
 
         Args:
@@ -128,22 +128,22 @@ class Distribution(Rows):
         """Whether the lower level of an interval is exactly 1 less the upper one, for ranks that mirror each other."""
         return False
 
-    def _sides(self, levels: Float[AnyArray, "..."]) -> AnyArray:
+    def _sides(self, levels: Float[JaxArray, "..."]) -> JaxArray:
         """To which side the quantile at each level is rounded."""
         return namespace(levels).where(levels < 0.5, -1, 1)
 
     def _moved(
-        self, values: Float[AnyArray, "..."], levels: Float[AnyArray, "..."], side: Real[ArrayLike, "..."]
-    ) -> Float[AnyArray, "..."]:
+        self, values: Float[JaxArray, "..."], levels: Float[JaxArray, "..."], side: Real[ArrayLike, "..."]
+    ) -> Float[JaxArray, "..."]:
         """The quantiles at these levels, rounded to a side: as they are, unless calibration rows decide them."""
         return rounded_outward(values, side, *self._locations) if self._locations else values
 
     @property
-    def _locations(self) -> tuple[Float[AnyArray, "*n"], ...]:
+    def _locations(self) -> tuple[Float[JaxArray, "*n"], ...]:
         """What quantiles that calibration rows decide are the sum of, beside a multiple of the scale."""
         return ()
 
-    def interval(self, confidence_level: ArrayLike) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
+    def interval(self, confidence_level: ArrayLike) -> tuple[Float[JaxArray, "*n"], Float[JaxArray, "*n"]]:
         """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2.
 
         If calibration rows decide the ends, they are rounded outward, as those of `icdf`.
@@ -162,7 +162,7 @@ class Distribution(Rows):
             self._warn_of_levels(np.array([low, high]), upper)  # once for both ends
         return lower, upper
 
-    def _warn_of_levels(self, p: ArrayLike, values: Float[AnyArray, "..."]) -> None:
+    def _warn_of_levels(self, p: ArrayLike, values: Float[JaxArray, "..."]) -> None:
         """Warn the caller of `icdf` or `interval` of known levels that the distribution does not reach.
 
         Args:
@@ -172,7 +172,7 @@ class Distribution(Rows):
 
 
 @numpy_or_jit
-def _ends(both: Float[AnyArray, "*n 2"]) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
+def _ends(both: Float[JaxArray, "*n 2"]) -> tuple[Float[JaxArray, "*n"], Float[JaxArray, "*n"]]:
     """The quantiles at two levels, one after the other."""
     return both[..., 0], both[..., 1]
 
@@ -182,7 +182,7 @@ def marked_out_of_fold(distribution: D) -> D:
     return replaced(distribution, is_out_of_fold=True)
 
 
-def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[AnyArray]:
+def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[JaxArray]:
     """The parameters as vectors [n] of one dtype; a number holds for all rows and has no say in the dtype.
 
     With `outputs` they may be matrices [n, t] of several outputs.
@@ -222,20 +222,20 @@ def outer_levels(p: ArrayLike) -> ArrayLike:
     return p if _checks.is_traced(p) else np.maximum(p, 1 - np.asarray(p))
 
 
-def as_parameter(values: AnyArray, dtype: np.dtype) -> AnyArray:
+def as_parameter(values: JaxArray, dtype: np.dtype) -> JaxArray:
     """Checked values as a JAX array of this dtype, even if it is a NumPy array that `vmap` hands through."""
     return jnp.array(values, dtype) if _checks.is_traced(values) else values.astype(dtype)
 
 
-def _repeated(value: Float[AnyArray, ""], shape: tuple[int, ...], dtype: np.dtype) -> AnyArray:
+def _repeated(value: Float[JaxArray, ""], shape: tuple[int, ...], dtype: np.dtype) -> JaxArray:
     """A number in every place; a known one without a program for the shape."""
     if _checks.is_traced(value):
         return jnp.full(shape, value, dtype)
-    found = np.full(shape, value, dtype)
+    found: Any = np.full(shape, value, dtype)
     return found if is_working() else jax.device_put(found)
 
 
-def match(y: ArrayLike, rows: AnyArray) -> AnyArray:
+def match(y: ArrayLike, rows: JaxArray) -> JaxArray:
     """`y` in the dtype and the shape of the rows."""
     values = _checks.as_floats("y", y).astype(rows.dtype)
     if values.ndim > rows.ndim or values.shape != rows.shape[rows.ndim - values.ndim :]:
@@ -244,21 +244,21 @@ def match(y: ArrayLike, rows: AnyArray) -> AnyArray:
     return namespace(values, rows).broadcast_to(values, rows.shape)
 
 
-def standardize(y: AnyArray, loc: AnyArray, scale: AnyArray) -> AnyArray:
+def standardize(y: JaxArray, loc: JaxArray, scale: JaxArray) -> JaxArray:
     """(y - loc) / scale; infinite where the scale is 0, so that a cdf becomes a step."""
     xp = namespace(y, loc, scale)
     positive, step = scale > 0, xp.where(y >= loc, xp.full_like(loc, np.inf), -np.inf)
     return xp.where(positive, (y - loc) / xp.where(positive, scale, 1), step)
 
 
-def place(z: AnyArray, loc: AnyArray, scale: AnyArray) -> AnyArray:
+def place(z: JaxArray, loc: JaxArray, scale: JaxArray) -> JaxArray:
     """Values loc + scale * z for z [..., n]; loc where the scale is 0, even if z is infinite."""
     xp = namespace(z, loc, scale)
     loc, scale = xp.broadcast_to(loc, z.shape), xp.broadcast_to(scale, z.shape)
     return loc + scale * xp.where((scale == 0) & xp.isinf(z), 0, z)
 
 
-def place_levels(z: AnyArray, loc: AnyArray, scale: AnyArray) -> AnyArray:
+def place_levels(z: JaxArray, loc: JaxArray, scale: JaxArray) -> JaxArray:
     """Quantiles z of one level, or of k levels along a further last axis, placed in every row."""
     if z.ndim > loc.ndim:
         loc, scale = loc[..., None], scale[..., None]
@@ -326,7 +326,7 @@ def warn_if_beyond(levels: Float[Array, "..."], p: ArrayLike) -> None:
         )
 
 
-def check_share(name: str, values: AnyArray) -> None:
+def check_share(name: str, values: JaxArray) -> None:
     """Raise ValueError unless known values lie in [0, 1]."""
     if _checks.is_traced(values):
         return
@@ -335,7 +335,7 @@ def check_share(name: str, values: AnyArray) -> None:
         raise ValueError(f"{name} must lie between 0 and 1; got {known.min():g} to {known.max():g}.")
 
 
-def check_not_negative(name: str, values: AnyArray) -> None:
+def check_not_negative(name: str, values: JaxArray) -> None:
     """Raise ValueError if a known value is negative."""
     if not _checks.is_traced(values) and (least := np.asarray(values).min()) < 0:
         raise ValueError(f"{name} must not be negative; got {least:g}.")

@@ -108,8 +108,8 @@ def weighted_mean(values: Float[AnyArray, "..."], weights: Real[ArrayLike, "..."
 
 def fractions_of(weights: Real[ArrayLike, "..."], dtype: DTypeLike) -> Float[AnyArray, "..."]:
     """Weights divided by their sum."""
-    weights = namespace(weights).asarray(weights, dtype)
-    return weights / weights.sum()
+    of_rows: AnyArray = namespace(weights).asarray(weights, dtype)
+    return of_rows / of_rows.sum()
 
 
 def root_sum_squares(a: Array, b: Array) -> Array:

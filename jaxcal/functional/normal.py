@@ -33,7 +33,7 @@ def crps(y: Real[ArrayLike, "*#n"], mean: Real[ArrayLike, "*#n"], std: Real[Arra
         >>> [f"{score:.3f}" for score in crps(jnp.array([0.0, 2.0]), 0.0, jnp.array([1.0, 0.0]))]
         ['0.234', '2.000']
     """
-    return mean_abs(y - mean, std) - std / SQRT_PI
+    return mean_abs(namespace(y, mean).subtract(y, mean), std) - std / SQRT_PI
 
 
 @numpy_or_jit
@@ -57,7 +57,7 @@ def log_prob(
     xp = namespace(y, mean, std)
     positive = xp.greater(std, 0)
     safe = xp.where(positive, std, 1.0)
-    z = (y - mean) / safe
+    z = xp.subtract(y, mean) / safe
     return xp.where(positive, -0.5 * z**2 - xp.log(safe) - LOG_SQRT_2PI, -np.inf)
 
 

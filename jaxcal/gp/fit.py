@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -32,7 +32,7 @@ _MUCH_ROUNDING = 0.1
 
 def fit_rows(
     prepare: Callable[..., tuple[S, InitialOf, Data]],
-    rows: Sequence[Array | None],
+    rows: Sequence[Any],
     options: Options,
     *,
     stationary: bool,
@@ -56,9 +56,7 @@ def fit_rows(
     return scales, process if included is None else padding.without_padding(process, len(rows[-1]))
 
 
-def _by_host(
-    prepare: Callable[..., tuple[S, InitialOf, Data]], options: Options, *rows: np.ndarray | None
-) -> tuple[S, Process]:
+def _by_host(prepare: Callable[..., tuple[S, InitialOf, Data]], options: Options, *rows: AnyArray) -> tuple[S, Process]:
     scales, initial_of, data = prepare(*rows, None)
     with threads_for(len(rows[-1])):
         return scales, host.fit(initial_of, data, options)
@@ -67,7 +65,7 @@ def _by_host(
 @_programs.jit
 def _compiled(
     prepare: Callable[..., tuple[S, InitialOf, Data]],
-    rows: Sequence[Array | None],
+    rows: Sequence[Any],
     included: Bool[Array, " n"] | None,
     options: Options,
 ) -> tuple[S, Process]:
@@ -78,7 +76,7 @@ def _compiled(
     return over_outputs(one, rows)
 
 
-def over_outputs(fit_one: Callable[..., T], rows: Sequence[AnyArray | None]) -> T:
+def over_outputs(fit_one: Callable[..., T], rows: Sequence[AnyArray]) -> T:
     """`fit_one(*rows)`, or of several outputs one after the other, on the host, or all by one `vmap`.
 
     Args:

@@ -5,7 +5,7 @@ of the search, and the same objective in JAX for any kernel.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -150,8 +150,9 @@ def fit(initial_of: InitialOf, data: Data, options: Options) -> Process:
         options: how: by the exact evidence, under Gaussian noise.
     """
     start = exact.Start.of(initial_of(data, None), data, options)
-    dtype, model_of = data.targets.dtype, as_vector(one_of(start.models))[1]
-    parts = one_of(start.models).kernel.parts(data.points)
+    one, dtype = one_of(start.models), data.targets.dtype
+    kernel: Any = one.kernel
+    model_of, parts = as_vector(one)[1], kernel.parts(data.points)
     widths = [kernel.log_lengthscale.size for _, kernel in parts]
     is_known = "log_noise" in start.models.fixed
     rows = Rows(
@@ -164,12 +165,17 @@ def fit(initial_of: InitialOf, data: Data, options: Options) -> Process:
     wide = lambda array: None if array is None else array.astype(float)
     start = start._replace(**{name: wide(getattr(start, name)) for name in ("vectors", "low", "high", "tied", "cost")})
     order = scattered(data.points)[: exact.FEW_ROWS]
-    for tries in range(JITTER_TRIES):
+
+    def attempt(tries: int) -> Process:
         jitter = jitter_of_try(np.int32(tries), dtype, options.bound)
         best = _searched(start, rows, widths, order, float(jitter), options)
-        process = _process_at(best, rows, widths, data, model_of(best.place.astype(dtype)), jitter)
+        return _process_at(best, rows, widths, data, model_of(best.place.astype(dtype)), jitter)
+
+    process = attempt(0)
+    for tries in range(1, JITTER_TRIES):
         if process.result != Result.NOT_FINITE:
             break
+        process = attempt(tries)
     return process
 
 

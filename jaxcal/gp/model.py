@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable
 from functools import reduce
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -21,6 +21,8 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 from jaxcal._numpy import AnyArray, constant, namespace, threads_for
 from jaxcal.functional import gp, linalg, noise, sparse_gp
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
+
+M = TypeVar("M", bound=eqx.Module)
 
 # Noise below this fraction of the target's variance is taken for none.
 NOISE_FLOOR = 1e-6
@@ -308,10 +310,10 @@ class Found(NamedTuple):
     """
 
     model: Model
-    evidence: Float[Array, ""]
-    steps: Int[Array, ""]
-    result: Int[Array, ""]
-    failed_initial_values: Int[Array, ""]
+    evidence: Float[AnyArray, ""]
+    steps: Int[AnyArray, ""]
+    result: Int[AnyArray, ""]
+    failed_initial_values: Int[AnyArray, ""]
 
 
 def without_rows(model: Model) -> Model:
@@ -402,8 +404,8 @@ def with_more_noise(models: Model, variances: tuple[float, ...]) -> Model:
     return eqx.tree_at(lambda m: m.log_noise, jax.tree.map(repeat, models), jnp.concatenate(log_noises))
 
 
-def one_of(models: Model, number: ArrayLike = 0) -> Model:
-    """One of the models along the leading axis of their arrays."""
+def one_of(models: M, number: Any = 0) -> M:
+    """One of the models, or of other modules, along the leading axis of their arrays."""
     return jax.tree.map(lambda leaf: leaf[number] if isinstance(leaf, jax.Array | np.ndarray) else leaf, models)
 
 

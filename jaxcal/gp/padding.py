@@ -5,6 +5,7 @@ filled in do not count in the fit, `Data.included`, and are cut off from what it
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,7 +21,7 @@ _MULTIPLE = 16
 
 
 def padded(
-    rows: Sequence[Array | None], options: Options, *, stationary: bool
+    rows: Sequence[Any], options: Options, *, stationary: bool
 ) -> tuple[tuple[Array | None, ...], Bool[Array, " n"] | None]:
     """The rows filled up where the fit knows padding, and which of them count; None where all do.
 

@@ -40,9 +40,9 @@ from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, s
 from jaxcal.gp import initial, model, widths
 from jaxcal.gp.fit import maximize_evidence, warn_of_rounding
 from jaxcal.gp.kernels import SquaredExponential
-from jaxcal.gp.model import Data, Model
+from jaxcal.gp.model import Data, Model, jitter_of_try
 from jaxcal.gp.options import Options
-from jaxcal.gp.search import greedy_points, jitter_of_try
+from jaxcal.gp.search import greedy_points
 from jaxcal.optimize import Result, over_runs
 from jaxcal.preprocessing import Standardizer
 

@@ -7,7 +7,7 @@ many.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     """
 
     rows: Float[np.ndarray, "n d"]
-    variance: float
+    variance: Float[Any, ""]
     lengthscale: Float[np.ndarray, " k"]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal._numpy import AnyArray, namespace
+from jaxcal._programs import exact_products
 from jaxcal.functional import gp
 from jaxcal.gp import race
 from jaxcal.gp.model import (
@@ -26,7 +27,6 @@ from jaxcal.gp.model import (
     noisy_gram,
     number_of,
     one_of,
-    penalty,
     row_noise,
     some_rows,
 )
@@ -52,6 +52,7 @@ class Start(NamedTuple):
         low, high: the bounds [p].
         tied: the directions in which isotropic ascents move, one a column [p, p]; None where none by column follow.
         cost: what an ascent by column must gain, in nats.
+        number: of rows.
     """
 
     models: Model
@@ -60,6 +61,7 @@ class Start(NamedTuple):
     high: Float[Floats, " p"]
     tied: Float[Floats, "p p"] | None
     cost: Float[Floats, ""]
+    number: int | Int[Floats, ""]
 
     @classmethod
     def of(cls, initial_models: Model, data: Data, options: Options) -> "Start":
@@ -78,7 +80,7 @@ class Start(NamedTuple):
                 cost = 0.5 * further * xp.log(xp.asarray(data.number, dtype))
         vectors = xp.stack([as_vector(one_of(initial_models, k))[0] for k in range(number_of(initial_models))])
         low, high = bounds(one_of(initial_models), data)
-        return cls(models=initial_models, vectors=vectors, low=low, high=high, tied=tied, cost=cost)
+        return cls(models=initial_models, vectors=vectors, low=low, high=high, tied=tied, cost=cost, number=data.number)
 
     def few_decide(self, number: int) -> bool:
         """Whether few of so many rows decide what is climbed to on all."""
@@ -92,18 +94,15 @@ def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options:
     """
     start = Start.of(initial_models, data, options)
     model_of = as_vector(one_of(start.models))[1]
-    on = lambda rows: _exact_objective(model_of, start.low, start.high, rows, jitter)
+    on = lambda rows: _exact_objective(model_of, rows, jitter)
     few = on(some_rows(data, FEW_ROWS)) if start.few_decide(data.targets.shape[0]) else None
     best = optimum(on(data), few, start, options, on_host=False)
-    # Without what the bounds cost.
-    shares = race.shares_of(best.directions)
-    value = best.value + penalty(best.place, start.low, start.high, data.number * shares)[0]
     result = jnp.where(best.converged, Result.CONVERGED, Result.STEP_LIMIT)
     return Found(
         model=model_of(best.place),
-        evidence=value,
+        evidence=best.value,
         steps=best.steps,
-        result=jnp.where(jnp.isfinite(value), result, Result.NOT_FINITE),
+        result=jnp.where(jnp.isfinite(best.value), result, Result.NOT_FINITE),
         failed_initial_values=best.failed_initial_values,
     )
 
@@ -113,7 +112,7 @@ class Optimum(NamedTuple):
 
     Attributes:
         place: [p].
-        value: of the objective; not finite where there is none.
+        value: of the evidence; not finite where there is none.
         steps: of the ascents to it, on all rows.
         converged: whether it ended by the tolerance.
         directions: in which it was climbed to, one a column [p, p].
@@ -156,6 +155,9 @@ def optimum(
         tolerances=(loose, tolerance, tolerance),
         limits=(most, most),
         cost=start.cost,
+        low=start.low,
+        high=start.high,
+        number=start.number,
         hope=_HOPE if few is None else _HOPE_OF_MANY,
     )
     failed = None
@@ -168,17 +170,19 @@ def optimum(
     best = xp.argmax(heights)
     isotropic = xp.argmax(heights[:number])
     is_wide = best >= number
+    directions = xp.where(is_wide, np.eye(vectors.shape[1], dtype=vectors.dtype), field.tied)
+    beyond = race.penalty_of(field, ends.places[best][None], directions[None])[0][0]
     return Optimum(
         place=ends.places[best],
-        value=ends.values[best],
+        value=ends.values[best] + beyond,
         steps=ends.steps[best] + xp.where(is_wide, ends.steps[isotropic], 0),
         converged=ends.converged[best],
-        directions=xp.where(is_wide, np.eye(vectors.shape[1], dtype=vectors.dtype), field.tied),
+        directions=directions,
         failed_initial_values=xp.asarray(failed, np.int32),
     )
 
 
-def ended(objective: race.Objective, best: Optimum, options: Options) -> Optimum:
+def ended(objective: race.Objective, best: Optimum, start: Start, options: Options) -> Optimum:
     """The optimum near the one of an objective that is not as exact; on the host."""
     nobody = best.place[None][:0]
     field = race.Field(
@@ -192,6 +196,9 @@ def ended(objective: race.Objective, best: Optimum, options: Options) -> Optimum
         tolerances=(options.tolerance, options.tolerance, None),
         limits=(options.max_iterations, options.max_iterations),
         cost=np.zeros(()),
+        low=start.low,
+        high=start.high,
+        number=start.number,
         hope=_HOPE,
     )
     ends = race.run(objective, field, on_host=True)
@@ -219,6 +226,7 @@ def _decided_by_few(
             within=_RIVAL,
             tolerances=(tolerance, xp.maximum(tolerance, _LOOSE), None),
             limits=(limit, xp.minimum(limit, _FEW_ROWS_STEPS)),
+            number=xp.minimum(field.number, FEW_ROWS),
             hope=_HOPE,
         ),
         on_host=on_host,
@@ -247,27 +255,23 @@ def _tied(owners: Float[AnyArray, " q"]) -> Float[AnyArray, "q q"]:
 
 
 def _exact_objective(
-    model_of: Callable[[Float[Array, " p"]], Model],
-    low: Float[Array, " p"],
-    high: Float[Array, " p"],
-    data: Data,
-    jitter: ArrayLike,
-) -> race.Objective:
-    """The exact evidence, less a fraction of what is beyond its bounds, with its gradient and average information."""
-    n = data.number
+    model_of: Callable[[Float[Array, " p"]], Model], data: Data, jitter: ArrayLike
+) -> Callable[[Float[Array, " p"]], Local]:
+    """The exact evidence, with its gradient and average information."""
     counts = jnp.ones_like(data.targets) if data.included is None else data.included.astype(data.targets.dtype)
 
-    def on_diagonal(vector):
+    def on_diagonal(vector: Float[Array, " p"]) -> Float[Array, " n"]:
         model = model_of(vector)
         added = jitter * jnp.mean(model.kernel.diagonal(data.points)) + row_noise(model, data)
         return added * counts
 
-    def evaluate(vector: Float[Array, " p"], shares: Float[Array, " p"]) -> Local:
+    @exact_products
+    def evaluate(vector: Float[Array, " p"]) -> Local:
         model = model_of(vector)
         terms = gp.likelihood_terms(noisy_gram(model, data, jitter), data.targets)
         by_diagonal = jax.jacfwd(on_diagonal)(vector)
         gradient = jnp.diagonal(terms.by_gram) @ by_diagonal
-        products = by_diagonal * terms.weights[:, None]
+        products = by_diagonal * terms.weights[:, None]  # the columns G_i a
         if "kernel" not in model.fixed:
             # The diagonal of the kernel itself is among its derivatives.
             by_gram = terms.by_gram if data.included is None else terms.by_gram * counts[:, None] * counts[None]
@@ -275,8 +279,7 @@ def _exact_objective(
             gradient = gradient.at[: len(by_kernel)].add(by_kernel)
             products = products.at[:, : len(by_kernel)].add(columns * counts[:, None])
         information = gp.average_information(terms.inverse, products)
-        beyond, steepness, bend = penalty(vector, low, high, n * shares)
         value = terms.value - log_likelihood_of_padding(data)
-        return Local(value - beyond, gradient - steepness, information + jnp.diag(bend), is_sane(model, value, data))
+        return Local(value, gradient, information, is_sane(model, value, data))
 
     return evaluate

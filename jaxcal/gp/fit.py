@@ -11,15 +11,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import ARRAYS, AnyArray, by_numpy, is_on_host, threads_for
+from jaxcal._numpy import ARRAYS, AnyArray, by_numpy, is_on_host
 from jaxcal.functional import noise
 from jaxcal.gp import host, nearest, padding
 from jaxcal.gp.implicit import with_derivatives
-from jaxcal.gp.model import Data
+from jaxcal.gp.model import JITTER_TRIES, Data, jitter_of_try
 from jaxcal.gp.noise import InitialOf, with_input_noise, with_student_t_noise
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, better_of, process_of, process_of_nearest
-from jaxcal.gp.search import JITTER_TRIES, jitter_of_try, optimum_of_some, search
+from jaxcal.gp.search import optimum_of_some, search
 from jaxcal.optimize import Result, as_constants, first_finite, one_run_at_a_time
 
 S = TypeVar("S")
@@ -50,16 +50,10 @@ def fit_rows(
         stationary: whether the kernel is a sum of squared exponentials, whose variance is the same at all rows.
     """
     if stationary and options.is_plain and is_on_host(prepare, rows):
-        return by_numpy(over_outputs, eqx.Partial(_by_host, prepare, options), tuple(rows))
+        return by_numpy(over_outputs, eqx.Partial(host.fit, prepare, options), tuple(rows))
     padded, included = padding.padded(rows, options, stationary=stationary)
     scales, process = _compiled(prepare, padded, included, options.of_numbers())
     return scales, process if included is None else padding.without_padding(process, len(rows[-1]))
-
-
-def _by_host(prepare: Callable[..., tuple[S, InitialOf, Data]], options: Options, *rows: AnyArray) -> tuple[S, Process]:
-    scales, initial_of, data = prepare(*rows, None)
-    with threads_for(len(rows[-1])):
-        return scales, host.fit(initial_of, data, options)
 
 
 @_programs.jit

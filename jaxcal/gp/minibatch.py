@@ -26,10 +26,20 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
 from jaxcal import _checks, progress
 from jaxcal.functional import gp, linalg, sparse_gp
 from jaxcal.gp.kernels import Points
-from jaxcal.gp.model import Data, Model, is_sane, jittered_gram, rounding_of, row_sums, split
+from jaxcal.gp.model import (
+    JITTER_TRIES,
+    Data,
+    Model,
+    is_sane,
+    jitter_of_try,
+    jittered_gram,
+    rounding_of,
+    row_sums,
+    split,
+)
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process
-from jaxcal.gp.search import JITTER_TRIES, jitter_of_try, sparse_initial, with_inducing_points
+from jaxcal.gp.search import sparse_initial, with_inducing_points
 from jaxcal.optimize import Result, minimize, scale_by_adam
 from jaxcal.preprocessing import Standardizer
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Bool, DTypeLike, Float, Int, PyTree
 
 from jaxcal._numpy import AnyArray, constant, namespace, threads_for
 from jaxcal.functional import gp, linalg, noise, sparse_gp
@@ -32,6 +32,8 @@ _NOISES = 1e-9, 1e1
 _LOGIT_FRACTION = 14.0
 _LOG_DFS = math.log(noise.GREATEST_DF / noise.LEAST_DF)
 _PREDICTED_AT_ONCE = 2048
+# How many amounts of jitter are tried, each a hundred times the one before.
+JITTER_TRIES = 4
 # A prior variance, or that of the noise, that exceeds the target's by this factor is absurd.
 ABSURD = 1e6
 
@@ -279,6 +281,16 @@ def row_noise(model: Model, data: Data) -> Float[AnyArray, "*n"]:
     return common if relative is None else common * relative
 
 
+def jitter_of_try(step: Int[AnyArray, ""], dtype: DTypeLike, bound: str) -> Float[AnyArray, ""]:
+    """The fraction of the mean variance that is added to the diagonal: a hundred times more at each step.
+
+    Noise is on the exact process's diagonal already: its first step adds none.
+    """
+    least = max(1e-8, 10 * float(jnp.finfo(dtype).eps))
+    jitter = least * np.asarray(100, dtype) ** step
+    return namespace(step).where(step > 0, jitter, 0).astype(dtype) if bound == "exact" else jitter
+
+
 def jittered_gram(kernel: Kernel, points: Points, jitter: ArrayLike, added: ArrayLike = 0) -> Float[Array, "n n"]:
     """The covariance of the points with themselves, with jitter and noise on the diagonal."""
     return gram(kernel, points, jitter * jnp.mean(kernel.diagonal(points)) + added)
@@ -370,18 +382,18 @@ def bounds(model: Model, data: Data) -> tuple[Float[AnyArray, " p"], Float[AnyAr
 
 
 def penalty(
-    vector: Float[AnyArray, " p"],
-    low: Float[AnyArray, " p"],
-    high: Float[AnyArray, " p"],
-    n: int | Float[AnyArray, " p"],
-) -> tuple[Float[AnyArray, ""], Float[AnyArray, " p"], Float[AnyArray, " p"]]:
+    vector: Float[AnyArray, "*s p"],
+    low: Float[AnyArray, "*#s p"],
+    high: Float[AnyArray, "*#s p"],
+    n: int | Float[AnyArray, "*s p"],
+) -> tuple[Float[AnyArray, "*s"], Float[AnyArray, "*s p"], Float[AnyArray, "*s p"]]:
     """What hyperparameters beyond their bounds cost, n times the square, with first and second derivatives.
 
     No row gives more than half a nat for a step of one in the log of a variance: none goes far beyond.
     """
     xp = namespace(vector)
     beyond = xp.maximum(vector - high, 0) - xp.maximum(low - vector, 0)
-    return xp.sum(n * beyond**2), 2 * n * beyond, xp.where(beyond != 0, 2 * n, xp.zeros_like(beyond))
+    return (n * beyond**2).sum(-1), 2 * n * beyond, xp.where(beyond != 0, 2 * n, xp.zeros_like(beyond))
 
 
 def cost_beyond_bounds(model: Model, data: Data, n: int | None = None) -> Callable[[Model], Float[Array, ""]]:

@@ -9,7 +9,7 @@ arrays: see `optimize.iterate`.
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxcal.functional._loops import carried
 from jaxcal.gp import newton
+from jaxcal.gp.model import penalty
 from jaxcal.gp.newton import Floats, Local
 from jaxcal.optimize.iterate import iterate
 
@@ -32,8 +33,8 @@ _CLEAR = 5.0
 # In which order: isotropic ascents, those by column, the best isotropic one to its end.
 _ISOTROPIC, _BY_COLUMN, _LAST, _OVER = range(4)
 
-# The objective at a vector, penalized by the shares of its bounds that hyperparameters that move together have.
-Objective = Callable[[Float[Floats, " p"], Float[Floats, " p"]], Local]
+# The objective at a vector; on the host with something else beside it.
+Objective = Callable[[Float[Floats, " p"]], Any]
 
 
 class Field(NamedTuple):
@@ -51,6 +52,9 @@ class Field(NamedTuple):
             need not be ended.
         limits: the most steps of isotropic ascents, and of those by column.
         cost: what an ascent by column must gain.
+        low, high: the bounds [p], of which what is beyond costs `number` times its square; together for hyperparameters
+            that move together.
+        number: of rows.
         hope: an ascent is taken out if not even so many times the gain that it foresees brings it to the best one.
     """
 
@@ -64,6 +68,9 @@ class Field(NamedTuple):
     tolerances: tuple
     limits: tuple
     cost: Float[Floats, ""]
+    low: Float[Floats, " p"]
+    high: Float[Floats, " p"]
+    number: int | Int[Floats, ""]
     hope: float
 
 
@@ -118,7 +125,7 @@ def run(objective: Objective, field: Field, *, on_host: bool) -> Ends:
         phase=xp.zeros((), np.int32),
     )
     end = iterate(
-        partial(_evaluated, objective, directions, on_host=on_host),
+        partial(_evaluated, objective, field, directions, on_host=on_host),
         partial(_advance, field=field, directions=directions),
         race,
         lambda race: race.active.any(),
@@ -127,49 +134,52 @@ def run(objective: Objective, field: Field, *, on_host: bool) -> Ends:
     return Ends(_places(end, directions), _heights(xp, end.ascents), xp.maximum(end.ascents.steps, 0), end.ascents.done)
 
 
-def shares_of(directions: Float[Floats, "p p"]) -> Float[Floats, " p"]:
-    """The fraction of the penalty that each hyperparameter bears, of those that move together."""
-    return 1 / (directions @ directions.sum(0))
+def penalty_of(
+    field: Field, vectors: Float[Floats, "s p"], directions: Float[Floats, "s p p"]
+) -> tuple[Float[Floats, " s"], Float[Floats, "s p"], Float[Floats, "s p"]]:
+    """What vectors beyond the bounds cost: `model.penalty`, which hyperparameters that move together bear together."""
+    together = 1 / (directions * directions.sum(1)[:, None]).sum(-1)
+    return penalty(vectors, field.low[None], field.high[None], field.number * together)
 
 
-def _evaluated(objective: Objective, directions: Float[Floats, "s p p"], race: _Race, *, on_host: bool) -> Local:
-    """The objective where the active ascents ask, along their directions; 0 for the others."""
+def _evaluated(
+    objective: Objective, field: Field, directions: Float[Floats, "s p p"], race: _Race, *, on_host: bool
+) -> Local:
+    """The objective less the penalty where the active ascents ask, along their directions."""
     vectors = race.starts + _along(directions, race.ascents.asked)
-
-    def one(vector: Floats, along: Floats) -> Local:
-        local = objective(vector, shares_of(along))
-        return local._replace(gradient=local.gradient @ along, information=along.T @ local.information @ along)
-
     if on_host:
         found = Local(*(np.zeros_like(part) for part in race.ascents.local))
         for k in np.flatnonzero(race.active):
-            for whole, part in zip(found, one(vectors[k], directions[k]), strict=True):
+            for whole, part in zip(found, objective(vectors[k])[0], strict=True):
                 whole[k] = part
-        return found
-    # On a CPU one after the other, elsewhere all at once, of which those that are not active count for nothing.
-    return lax.platform_dependent(
-        vectors,
-        directions,
-        race.active,
-        jax.tree.map(jnp.zeros_like, race.ascents.local),
-        cpu=partial(_one_after_another, one),
-        default=lambda vectors, directions, *_: jax.vmap(one)(vectors, directions),
+    else:
+        # On a CPU one after the other, elsewhere all at once, of which those that are not active count for nothing.
+        found = lax.platform_dependent(
+            vectors,
+            race.active,
+            jax.tree.map(jnp.zeros_like, race.ascents.local),
+            cpu=partial(_one_after_another, objective),
+            default=lambda vectors, *_: jax.vmap(objective)(vectors),
+        )
+    cost, steepness, bend = penalty_of(field, vectors, directions)
+    gradient = found.gradient - steepness
+    information = found.information + bend[:, None] * np.eye(bend.shape[1], dtype=bend.dtype)[None]
+    return found._replace(
+        value=found.value - cost,
+        gradient=(gradient[:, None] @ directions)[:, 0],
+        information=directions.swapaxes(1, 2) @ information @ directions,
     )
 
 
 def _one_after_another(
-    one: Callable[[Floats, Floats], Local],
-    vectors: Float[Floats, "s p"],
-    directions: Float[Floats, "s p p"],
-    active: Bool[Floats, " s"],
-    nothing: Local,
+    objective: Objective, vectors: Float[Floats, "s p"], active: Bool[Floats, " s"], nothing: Local
 ) -> Local:
     """The objective of the active ascents alone."""
     order = jnp.argsort(~active)
 
     def add(k: Int[Floats, ""], found: Local) -> Local:
         row = order[k]
-        return jax.tree.map(lambda whole, part: whole.at[row].set(part), found, one(vectors[row], directions[row]))
+        return jax.tree.map(lambda whole, part: whole.at[row].set(part), found, objective(vectors[row]))
 
     return lax.fori_loop(0, active.sum(), add, carried(nothing))
 

@@ -10,12 +10,10 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, ArrayLike, DTypeLike, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional import sparse_gp
 from jaxcal.gp.exact import exact_optimum
 from jaxcal.gp.kernels import Kernel, Points, take
@@ -42,8 +40,6 @@ _SUBSET_ROWS = 1000
 _COMPARED_ROWS, _COMPARED_POINTS, _MORE_NOISE = 4000, 100, (0.1, 0.5)
 # Greedy inducing points are chosen among so many rows, which then decide on the hyperparameters.
 _MANY_ROWS = 10_000
-# How many amounts of jitter are tried, each a hundred times the one before.
-JITTER_TRIES = 4
 # GPyTorch keeps the variance of the noise above this.
 _GPYTORCH_NOISE = 1e-4
 
@@ -162,16 +158,6 @@ def greedy_points(kernel: Kernel, points: Points, num_inducing: int) -> Points:
     kernel, held = as_constants((kernel, points))
     covariances_with = lambda row: kernel(take(held, row[None]), held)[0]
     return take(points, sparse_gp.greedy_rows(covariances_with, kernel.diagonal(held), num_inducing))
-
-
-def jitter_of_try(step: Int[AnyArray, ""], dtype: DTypeLike, bound: str) -> Float[AnyArray, ""]:
-    """The fraction of the mean variance that is added to the diagonal: a hundred times more at each step.
-
-    Noise is on the exact process's diagonal already: its first step adds none.
-    """
-    least = max(1e-8, 10 * float(jnp.finfo(dtype).eps))
-    jitter = least * np.asarray(100, dtype) ** step
-    return namespace(step).where(step > 0, jitter, 0).astype(dtype) if bound == "exact" else jitter
 
 
 def descend(model: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:

@@ -142,16 +142,16 @@ def optimum(
     vectors, tied, tolerance, most = start.vectors, start.tied, options.tolerance, options.max_iterations
     xp = np if on_host else jnp
     loose = tolerance if tied is None else xp.maximum(tolerance, _LOOSE)
-    # By column from the best isotropic end, and from an initial vector.
-    by_column = vectors[:0] if tied is None else vectors[np.zeros(2, int)]
+    # By column from the best isotropic ends, and from an initial vector; few rows have said which of many.
+    by_column = vectors[np.zeros(0 if tied is None else 3 if few is None else 2, int)]
     field = race.Field(
         isotropic=vectors,
         runs=xp.ones(len(vectors), bool),
         tied=xp.asarray(np.eye(vectors.shape[1]), vectors.dtype) if tied is None else tied,
         by_column=by_column,
         runs_by_column=xp.ones(len(by_column), bool),
-        num_seeded=1,
-        within=np.inf,
+        num_seeded=2 if few is None else 1,
+        within=_RIVAL,
         tolerances=(loose, tolerance, tolerance),
         limits=(most, most),
         cost=start.cost,

@@ -82,6 +82,12 @@ class Start(NamedTuple):
         low, high = bounds(one_of(initial_models), data)
         return cls(models=initial_models, vectors=vectors, low=low, high=high, tied=tied, cost=cost, number=data.number)
 
+    def in_float64(self) -> "Start":
+        """The same, for a search by NumPy."""
+        wide = lambda array: None if array is None else array.astype(float)
+        names = ("vectors", "low", "high", "tied", "cost")
+        return self._replace(**{name: wide(getattr(self, name)) for name in names})
+
     def few_decide(self, number: int) -> bool:
         """Whether few of so many rows decide what is climbed to on all."""
         return self.vectors.shape[0] > 2 and number > 2 * FEW_ROWS
@@ -232,11 +238,13 @@ def _decided_by_few(
         on_host=on_host,
     )
     isotropic, runs = race.best_two(xp, ends.places[:number], ends.values[:number], _RIVAL)
+    places, values = ends.places[number:], ends.values[number:]
+    alone = ~race.follow(xp, places, values, np.ones((len(values), len(values)), bool))
     return field._replace(
         isotropic=isotropic,
         runs=runs,
-        by_column=xp.concatenate([field.by_column[:1], ends.places[number:]]),
-        runs_by_column=xp.concatenate([field.runs_by_column[:1], xp.isfinite(ends.values[number:])]),
+        by_column=xp.concatenate([field.by_column[:1], places]),
+        runs_by_column=xp.concatenate([field.runs_by_column[:1], xp.isfinite(values) & alone]),
     ), xp.sum(~xp.isfinite(ends.values[:number]))
 
 

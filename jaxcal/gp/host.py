@@ -55,19 +55,19 @@ def fit(
 
 
 def _maximized(initial_of: InitialOf, data: Data, options: Options) -> Process:
-    start = exact.Start.of(initial_of(data, None), data, options)
-    model, rows = one_of(start.models), Rows.of(one_of(start.models), data)
-    wide = lambda array: None if array is None else array.astype(float)
-    start = start._replace(**{name: wide(getattr(start, name)) for name in ("vectors", "low", "high", "tied", "cost")})
-    n, process = len(data.targets), None
-    few = rows.some(scattered(data.points)[: exact.FEW_ROWS]) if start.few_decide(n) else None
+    """The process of the greatest evidence: of many rows searched for in float32, and climbed to in float64."""
+    start = exact.Start.of(initial_of(data, None), data, options).in_float64()
+    n, model, process = len(data.targets), one_of(start.models), None
+    rows = Rows.of(model, data)
+    searched, is_small = rows if n <= _SMALL else rows.in_float32(), n <= _SMALL
+    few = rows.some(scattered(data.points)[: exact.FEW_ROWS])
     for tries in range(JITTER_TRIES):
         jitter = jitter_of_try(np.int32(tries), data.targets.dtype, options.bound)
-        on = lambda rows, jitter=jitter: partial(evaluate, rows=rows, jitter=float(jitter))
+        on = partial(partial, evaluate, jitter=float(jitter))
         with threads_for(n):
-            searched, deciding = on(rows if n <= _SMALL else rows.in_float32()), None if few is None else on(few)
-            best = exact.optimum(searched, deciding, start, options, on_host=True)
-            best = best if n <= _SMALL else exact.ended(on(rows), best, start, options)
+            deciding = on(few) if start.few_decide(n) else None
+            best = exact.optimum(on(searched), deciding, start, options, on_host=True)
+            best = best if is_small else exact.ended(on(rows), best, start, options)
             process = _process_at(best, rows, data, model, jitter)
         if process.result != Result.NOT_FINITE:
             break
@@ -124,13 +124,13 @@ class Rows(NamedTuple):
         )
 
 
-def evaluate(vector: Float[np.ndarray, " p"], rows: Rows, jitter: float) -> tuple[Local, gp_host.Terms | None]:
+def evaluate(rows: Rows, vector: Float[np.ndarray, " p"], *, jitter: float) -> tuple[Local, gp_host.Terms | None]:
     """The evidence near a vector of hyperparameters, as `exact._exact_objective`, and what the posterior needs.
 
     Args:
+        rows: the data.
         vector: logs of the variance and the lengthscales of each kernel; of the noise variance, where it is learned;
             the logit of the fraction of noise that follows the base's variance, where there is one.
-        rows: the data.
         jitter: as a fraction of the prior variance.
     """
     n, p, values = len(rows.targets), len(vector), np.exp(vector)
@@ -162,7 +162,7 @@ def evaluate(vector: Float[np.ndarray, " p"], rows: Rows, jitter: float) -> tupl
 def _process_at(best: exact.Optimum, rows: Rows, data: Data, model: Model, jitter: Float[np.ndarray, ""]) -> Process:
     """The process with what was found; the last evaluation is its posterior."""
     dtype, n = data.targets.dtype, len(data.targets)
-    local, terms = evaluate(best.place, rows, float(jitter))
+    local, terms = evaluate(rows, best.place, jitter=float(jitter))
     found = Found(
         model=as_vector(model)[1](best.place.astype(dtype)),
         evidence=np.where(local.makes_sense, local.value, np.nan).astype(dtype),

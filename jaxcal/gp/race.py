@@ -211,14 +211,11 @@ def _worth(
     hope: float,
 ) -> Bool[Floats, " s"]:
     """The ascents that may reach the best of their kind, without those on the way to where a better one is."""
-    one, other = heights[:, None], heights[None]
-    number = heights.shape[0]
+    other = heights[None]
     alike = is_isotropic[:, None] == is_isotropic[None]
-    better = alike & ((other > one) | ((other == one) & np.tri(number, k=-1, dtype=bool)))
-    near = ~differ(xp, _places(race, directions)) | (abs(xp.where(better, other - one, np.inf)) < ALIKE)
     best = xp.max(xp.where(alike, other, -np.inf), axis=1)
     may_reach = heights + hope * race.ascents.ahead + ALIKE >= best
-    return may_reach & ~(better & near).any(axis=1)
+    return may_reach & ~follow(xp, _places(race, directions), heights, alike)
 
 
 def _next_phase(
@@ -266,9 +263,14 @@ def best_two(
     return places[two], xp.isfinite(values) & (values >= heights[best] - within)
 
 
-def differ(xp: ModuleType, places: Float[Floats, "s p"]) -> Bool[Floats, "s s"]:
-    """Whether two places are apart, for every pair."""
-    return xp.max(abs(places[:, None] - places[None]), axis=2) > SAME
+def follow(
+    xp: ModuleType, places: Float[Floats, "s p"], heights: Float[Floats, " s"], alike: Bool[Floats, "s s"]
+) -> Bool[Floats, " s"]:
+    """Whether an ascent is on its way to where a better one of its kind is."""
+    gap = heights[None] - heights[:, None]
+    better = alike & ((gap > 0) | ((gap == 0) & np.tri(heights.shape[0], k=-1, dtype=bool)))
+    near = (xp.max(abs(places[:, None] - places[None]), axis=2) <= SAME) | (gap < ALIKE)
+    return (better & near).any(axis=1)
 
 
 def _places(race: _Race, directions: Float[Floats, "s p p"]) -> Float[Floats, "s p"]:

@@ -1,0 +1,151 @@
+"""What exact Gaussian processes cost from the first import on: `python benchmarks/speed/light_engine.py --before DIR`.
+
+DIR is a checkout of an older commit, such as `git worktree add DIR COMMIT` makes. Every story is told by fresh
+processes without compiled programs on disk, in turn by the older commit and by this one, each pinned to the same core
+with one thread. The data are concrete (800 rows) and kin8nm (2,000 rows), in float32, with the default options; the
+model behind `rio` is a linear one.
+
+- story: import, first fit of 800 rows, prediction of 230 rows, all scores; processor seconds of the whole process;
+- again: the same fit once more, its programs there, the least of three;
+- many: a fit of 2,000 rows once more, the least of two;
+- programs: how many are compiled for 790 rows in place of 800, for another tolerance, and for predictions of 1, 7, 50,
+  300 and 900 rows;
+- evidence: of the fits of 800 rows and of 2,000, in nats, and the CRPS on 230 other rows, in the unit of y.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from _common import provenance, tell
+from first_call import commit
+
+HERE = Path(__file__).resolve().parents[2]
+METHODS = ("gaussian_process", "rio")
+_STORY = """
+import json, logging, re, resource, time, warnings
+processor = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+warnings.simplefilter("ignore")
+import numpy as np
+import jax
+import jaxcal as jc
+imported = processor()
+
+def rows(name, number):
+    data = jc.datasets.load(name)
+    x, y = data.x.astype(np.float32), data.y.astype(np.float32)
+    columns = np.c_[x, np.ones(len(x))]
+    mean = columns @ np.linalg.lstsq(columns[:number], y[:number], rcond=None)[0]
+    return x, mean.astype(np.float32), y
+
+def fit(part, x, mean, y, **options):
+    if METHOD == "rio":
+        found = jc.rio.fit(x[part], jc.Point(mean[part]), y[part], **options)
+    else:
+        found = jc.gaussian_process.fit(x[part], y[part], **options)
+    jax.block_until_ready(found.evidence)
+    return found
+
+def predict(found, part, x, mean, y):
+    return found(x[part], jc.Point(mean[part])) if METHOD == "rio" else found(x[part])
+
+def timed(call):
+    began = processor()
+    call()
+    return processor() - began
+
+data, train, test = rows("concrete", 800), slice(800), slice(800, 1030)
+fitted = fit(train, *data)
+predicted = predict(fitted, test, *data)
+scores = jc.metrics.evaluate(data[2][test], predicted)
+figures = {"import": imported, "story": processor(), "evidence": float(fitted.evidence), "crps": float(scores["crps"])}
+"""
+_MORE = """
+figures["again"] = min(timed(lambda: fit(train, *data)) for _ in range(3))
+count = []
+class Counts(logging.Handler):
+    def emit(self, record):
+        if re.match("Finished XLA compilation", record.getMessage()):
+            count.append(1)
+logger = logging.getLogger("jax._src.dispatch")
+logger.setLevel(logging.DEBUG)
+logger.propagate = False
+logger.addHandler(Counts())
+def compiled(call):
+    before = len(count)
+    call()
+    return len(count) - before
+figures["rows"] = compiled(lambda: fit(slice(790), *data))
+figures["option"] = compiled(lambda: fit(train, *data, tolerance=0.01))
+figures["batches"] = compiled(lambda: [predict(fitted, slice(k), *data) for k in (1, 7, 50, 300, 900)])
+many, all_rows = rows("kin8nm", 2000), slice(2000)
+found = fit(all_rows, *many)
+figures["evidence of many"] = float(found.evidence)
+figures["many"] = min(timed(lambda: fit(all_rows, *many)) for _ in range(2))
+"""
+_END = "\nprint(json.dumps(figures))\n"
+# What is printed, with the number of decimals.
+LINES = {
+    "import": ("import, processor s", 2),
+    "story": ("story, processor s", 2),
+    "again": ("again, 800 rows, processor s", 2),
+    "many": ("again, 2,000 rows, processor s", 2),
+    "rows": ("programs for another number of rows", 0),
+    "option": ("programs for another tolerance", 0),
+    "batches": ("programs for five batch sizes", 0),
+    "evidence": ("log evidence, 800 rows", 2),
+    "evidence of many": ("log evidence, 2,000 rows", 2),
+    "crps": ("CRPS on other rows", 3),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, required=True, help="a checkout of the commit to compare with")
+    parser.add_argument("--rounds", type=int, default=3, help="stories of each; their median is told")
+    parser.add_argument("--core", type=int, default=0, help="the core that processes are pinned to")
+    parser.add_argument("--out", type=Path, help="a file for what is printed")
+    arguments = parser.parse_args()
+    tell(report(arguments), arguments.out)
+
+
+def report(arguments: argparse.Namespace) -> Iterator[str]:
+    """The lines, those of a method as soon as it was told."""
+    sides = {"before": arguments.before.resolve(), "after": HERE}
+    yield provenance("equinox")
+    yield ", ".join(f"{side}: {commit(path)}" for side, path in sides.items()) + f"; stories: {arguments.rounds} rounds"
+    for method in METHODS:
+        runs = {side: [] for side in sides}
+        for number in range(arguments.rounds):
+            for side, path in sides.items():
+                runs[side].append(told(method, path, arguments.core, whole=number == 0))
+        yield f"\n{method:40}{'before':>10}{'after':>10}{'ratio':>8}"
+        for key, (name, decimals) in LINES.items():
+            of_side = {side: statistics.median(run[key] for run in each if key in run) for side, each in runs.items()}
+            cells = "".join(f"{value:10.{decimals}f}" for value in of_side.values())
+            ratio = f"{of_side['after'] / of_side['before']:8.2f}" if decimals == 2 and "evidence" not in key else ""
+            yield f"{name:40}{cells}{ratio}"
+
+
+def told(method: str, checkout: Path, core: int, *, whole: bool) -> dict[str, float]:
+    """One process's figures; with those of further calls where the whole is asked for."""
+    code = f"METHOD = {method!r}" + _STORY + (_MORE if whole else "") + _END
+    own = {"PYTHONPATH": str(checkout), "NPROC": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    environment = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"}
+    run = subprocess.run(
+        ["taskset", "-c", str(core), sys.executable, "-c", code],
+        env=environment | own,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    main()

@@ -30,7 +30,7 @@ def crps(y: Real[ArrayLike, "*#n"], mean: Real[ArrayLike, "*#n"], std: Real[Arra
     Source: Gneiting and Raftery, JASA 102 (2007), section 4.2.
 
     Example:
-        >>> [f"{score:.3f}" for score in crps(jnp.array([0.0, 2.0]), 0.0, jnp.array([1.0, 0.0]))]
+        >>> [f"{score:.3f}" for score in crps(np.array([0.0, 2.0]), 0.0, np.array([1.0, 0.0]))]
         ['0.234', '2.000']
     """
     return mean_abs(namespace(y, mean).subtract(y, mean), std) - std / SQRT_PI

@@ -239,7 +239,7 @@ def _decided_by_few(
     )
     isotropic, runs = race.best_two(xp, ends.places[:number], ends.values[:number], _RIVAL)
     places, values = ends.places[number:], ends.values[number:]
-    alone = ~race.follow(xp, places, values, np.ones((len(values), len(values)), bool))
+    alone = ~race.follow(xp, places, values, xp.zeros_like(values), np.ones((len(values), len(values)), bool))
     return field._replace(
         isotropic=isotropic,
         runs=runs,

@@ -25,8 +25,8 @@ from jaxcal.optimize.iterate import iterate
 
 # Ascents are compared every so many rounds.
 _LAP = 8
-# Of two ascents less than so many nats apart, or in no log hyperparameter further apart than this, the lower one is on
-# its way to the place of the other.
+# Of two ascents that are in no log hyperparameter further apart than this, or as high but for so many nats, of which the
+# lower one foresees no more, that one is on its way to the place of the other.
 ALIKE, SAME = 0.2, 0.3
 # If the best ascent by column is better by so much more than it must be, the isotropic one need not be ended.
 _CLEAR = 5.0
@@ -215,7 +215,7 @@ def _worth(
     alike = is_isotropic[:, None] == is_isotropic[None]
     best = xp.max(xp.where(alike, other, -np.inf), axis=1)
     may_reach = heights + hope * race.ascents.ahead + ALIKE >= best
-    return may_reach & ~follow(xp, _places(race, directions), heights, alike)
+    return may_reach & ~follow(xp, _places(race, directions), heights, race.ascents.ahead, alike)
 
 
 def _next_phase(
@@ -264,12 +264,20 @@ def best_two(
 
 
 def follow(
-    xp: ModuleType, places: Float[Floats, "s p"], heights: Float[Floats, " s"], alike: Bool[Floats, "s s"]
+    xp: ModuleType,
+    places: Float[Floats, "s p"],
+    heights: Float[Floats, " s"],
+    ahead: Float[Floats, " s"],
+    alike: Bool[Floats, "s s"],
 ) -> Bool[Floats, " s"]:
-    """Whether an ascent is on its way to where a better one of its kind is."""
+    """Whether an ascent is on its way to where a better one of its kind is.
+
+    That is near to it, or as high without a gain ahead.
+    """
     gap = heights[None] - heights[:, None]
     better = alike & ((gap > 0) | ((gap == 0) & np.tri(heights.shape[0], k=-1, dtype=bool)))
-    near = (xp.max(abs(places[:, None] - places[None]), axis=2) <= SAME) | (gap < ALIKE)
+    near = xp.max(abs(places[:, None] - places[None]), axis=2) <= SAME
+    near = near | ((gap < ALIKE) & (ahead < ALIKE)[:, None])
     return (better & near).any(axis=1)
 
 

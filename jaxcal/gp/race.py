@@ -25,8 +25,8 @@ from jaxcal.optimize.iterate import iterate
 
 # Ascents are compared every so many rounds.
 _LAP = 8
-# Of two ascents that are in no log hyperparameter further apart than this, or as high but for so many nats, of which the
-# lower one foresees no more, that one is on its way to the place of the other.
+# Of two ascents the lower one is on its way to the place of the other if no log hyperparameter is further apart than
+# this; or if it is lower by less than so many nats, and foresees no greater gain.
 ALIKE, SAME = 0.2, 0.3
 # If the best ascent by column is better by so much more than it must be, the isotropic one need not be ended.
 _CLEAR = 5.0

@@ -79,12 +79,12 @@ def by_numpy(function: Callable[..., T], *args: Any, **options: Any) -> T:
     """
     read = lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
     args, options = jax.tree.map(read, (args, options))
-    _thread.works = True
+    before, _thread.works = is_working(), True
     try:
         with np.errstate(all="ignore"):  # what is not finite is told by values, as in a program
             found = function(*args, **options)
     finally:
-        _thread.works = False
+        _thread.works = before
     with jax.ensure_compile_time_eval():
         put = lambda leaf: jax.device_put(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
         return jax.tree.map(put, found)

@@ -140,6 +140,7 @@ def told(method: str, checkout: Path, core: int, *, whole: bool) -> dict[str, fl
     run = subprocess.run(
         ["taskset", "-c", str(core), sys.executable, "-c", code],
         env=environment | own,
+        cwd=checkout,  # Python looks for modules there first
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -121,7 +121,7 @@ def numpy_or_jit(function: Callable[P, T] | None = None, *, when: Callable[..., 
     return call
 
 
-class _OneThread(contextlib.ContextDecorator):
+class _OneThread:
     """One thread of BLAS, for as long as somebody needs it: the limit is the process's, and several may fit at once."""
 
     def __init__(self) -> None:

@@ -59,13 +59,14 @@ def _maximized(initial_of: InitialOf, data: Data, options: Options) -> Process:
     start = exact.Start.of(initial_of(data, None), data, options).in_float64()
     n, model, process = len(data.targets), one_of(start.models), None
     rows = Rows.of(model, data)
-    searched, is_small = rows if n <= _SMALL else rows.in_float32(), n <= _SMALL
-    few = rows.some(scattered(data.points)[: exact.FEW_ROWS])
+    is_small = n <= _SMALL
+    searched = rows if is_small else rows.in_float32()
+    few = rows.some(scattered(data.points)[: exact.FEW_ROWS]) if start.few_decide(n) else None
     for tries in range(JITTER_TRIES):
         jitter = jitter_of_try(np.int32(tries), data.targets.dtype, options.bound)
         on = partial(partial, evaluate, jitter=float(jitter))
         with threads_for(n):
-            deciding = on(few) if start.few_decide(n) else None
+            deciding = None if few is None else on(few)
             best = exact.optimum(on(searched), deciding, start, options, on_host=True)
             best = best if is_small else exact.ended(on(rows), best, start, options)
             process = _process_at(best, rows, data, model, jitter)
@@ -129,8 +130,8 @@ def evaluate(rows: Rows, vector: Float[np.ndarray, " p"], *, jitter: float) -> t
 
     Args:
         rows: the data.
-        vector: logs of the variance and the lengthscales of each kernel; of the noise variance, where it is learned;
-            the logit of the fraction of noise that follows the base's variance, where there is one.
+        vector: logs of the variance and the lengthscales of each kernel. If the noise variance is learned, its log
+            follows. If the base has a variance, the logit of the fraction of noise that follows it comes last.
         jitter: as a fraction of the prior variance.
     """
     n, p, values = len(rows.targets), len(vector), np.exp(vector)

@@ -25,8 +25,8 @@ from jaxcal.optimize.iterate import iterate
 
 # Ascents are compared every so many rounds.
 _LAP = 8
-# Of two ascents the lower one is on its way to the place of the other if no log hyperparameter is further apart than
-# this; or if it is lower by less than so many nats, and foresees no greater gain.
+# Of two ascents the lower one is on its way to the place of the other in two cases. No log hyperparameter is further
+# apart than `SAME`. Or it is lower by less than `ALIKE` nats, and foresees no greater gain.
 ALIKE, SAME = 0.2, 0.3
 # If the best ascent by column is better by so much more than it must be, the isotropic one need not be ended.
 _CLEAR = 5.0
@@ -52,8 +52,8 @@ class Field(NamedTuple):
             need not be ended.
         limits: the most steps of isotropic ascents, and of those by column.
         cost: what an ascent by column must gain.
-        low, high: the bounds [p], of which what is beyond costs `number` times its square; together for hyperparameters
-            that move together.
+        low, high: the bounds [p]. What is beyond them costs `number` times its square; hyperparameters that move
+            together bear it together.
         number: of rows.
         hope: an ascent is taken out if not even so many times the gain that it foresees brings it to the best one.
     """

@@ -65,18 +65,19 @@ def is_working() -> bool:
     return getattr(_thread, "works", False)
 
 
-def is_on_host(*trees: Any) -> bool:
-    """Whether NumPy can read all arrays: JAX works on a CPU, and no transformation traces them."""
+def is_known(*trees: Any) -> bool:
+    """Whether this process can read all arrays: no transformation traces them."""
     arrays = [leaf for leaf in jax.tree.leaves(trees) if isinstance(leaf, jax.Array)]
-    traced = any(isinstance(array, Tracer) for array in arrays)
-    return not traced and jax.default_backend() == "cpu" and all(array.is_fully_addressable for array in arrays)
+    return not any(isinstance(array, Tracer) or not array.is_fully_addressable for array in arrays)
+
+
+def is_on_host(*trees: Any) -> bool:
+    """Whether NumPy can answer: JAX works on a CPU, and all arrays are known."""
+    return jax.default_backend() == "cpu" and is_known(*trees)
 
 
 def by_numpy(function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """`function(*args, **options)` with arrays of NumPy, which share the memory of JAX's; the result is JAX's again.
-
-    Results are known also where a transformation is at work around.
-    """
+    """`function(*args, **options)` with arrays of NumPy, which share the memory of JAX's; the result is `in_jax`."""
     read = lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
     args, options = jax.tree.map(read, (args, options))
     before, _thread.works = is_working(), True
@@ -85,9 +86,14 @@ def by_numpy(function: Callable[..., T], *args: Any, **options: Any) -> T:
             found = function(*args, **options)
     finally:
         _thread.works = before
-    with jax.ensure_compile_time_eval():
-        put = lambda leaf: jax.device_put(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
-        return jax.tree.map(put, found)
+    return in_jax(found)
+
+
+def in_jax(tree: T) -> T:
+    """A pytree with NumPy's arrays as JAX's, which are known also where a transformation is at work around."""
+    put = lambda leaf: jax.device_put(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
+    with _programs.at_top():
+        return jax.tree.map(put, tree)
 
 
 def numpy_or_jit(function: Callable[P, T] | None = None, *, when: Callable[..., bool] = lambda *_, **__: True) -> Any:

@@ -1,5 +1,6 @@
 """How functions become programs: with exact products, and compiled as quickly as they still run well."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +66,12 @@ def jit(function: Callable[P, T]) -> Callable[P, T]:
         return with_options(backend)(*args, **options)
 
     return call
+
+
+def at_top() -> contextlib.AbstractContextManager[None]:
+    """In it programs of known arrays run, also where a transformation is at work around, which would take them in."""
+    # Elsewhere it would make JAX compile every operation on constants alone.
+    return contextlib.nullcontext() if _is_at_top() else jax.ensure_compile_time_eval()
 
 
 def _is_at_top() -> bool:

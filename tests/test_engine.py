@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compilations
+from gpjax.kernels import Matern32
 from threadpoolctl import threadpool_info
 
 from jaxcal import Normal, Point, _numpy, _programs, gaussian_process, metrics, rio
@@ -35,11 +36,20 @@ def by_rio(x, y, new):
     return fitted.evidence, fitted(new, model(new)).mean
 
 
+def by_gpjax(x, y, new):
+    """A kernel that only JAX knows."""
+    fitted = gaussian_process.fit(x, y, kernel=Matern32(active_dims=[0, 1], lengthscale=jnp.ones(2)))
+    return fitted.evidence, fitted(new).mean
+
+
+PREDICTIONS = [by_process, by_rio, by_gpjax]
+
+
 # A fit to data that a function closes over
 
 
 @pytest.mark.parametrize("of", [np, jnp], ids=["numpy", "jax"])
-@pytest.mark.parametrize("predict", [by_process, by_rio])
+@pytest.mark.parametrize("predict", PREDICTIONS)
 def test_known_data_are_fitted_inside_of_a_program(predict, of):
     x, y = rows(of)
     evidence, mean = predict(x, y, x[:NEW])
@@ -72,13 +82,33 @@ def test_nothing_is_compiled_without_jit_either():
 # A fit to data that are traced
 
 
-@pytest.mark.parametrize("predict", [by_process, by_rio])
+@pytest.mark.parametrize("predict", PREDICTIONS)
 def test_both_worlds_find_the_same_optimum(predict):
     x, y = rows()
     evidence, mean = predict(x, y, x[:NEW])
     traced = jax.jit(predict)(x, y, x[:NEW])
     np.testing.assert_allclose(traced[0], evidence, atol=NATS)
     np.testing.assert_allclose(traced[1], mean, atol=CLOSE)
+
+
+def test_vectors_all_at_once_find_the_same_optimum(monkeypatch):
+    """As on an accelerator, which is asked at all ascents by one call."""
+    x, y = rows()
+    evidence, mean = by_gpjax(x, y, x[:NEW])
+    monkeypatch.setattr(jax, "default_backend", lambda: "accelerator")
+    found = by_gpjax(x, y, x[:NEW])
+    np.testing.assert_allclose(found[0], evidence, atol=NATS)
+    np.testing.assert_allclose(found[1], mean, atol=CLOSE)
+
+
+@pytest.mark.skipif(not X64, reason="finite differences need the last digits")
+def test_derivatives_pass_through_a_search_on_the_host():
+    """Inside of a program: test_derivatives.py."""
+    x, y = rows()
+    mean = lambda y: gaussian_process.fit(x, y, ard=False, differentiable=True)(x[:NEW]).mean[0]
+    step = 1e-5 * np.eye(N)[3]
+    difference = (mean(y + step) - mean(y - step)) / 2e-5
+    np.testing.assert_allclose(jax.grad(mean)(jnp.asarray(y))[3], difference, rtol=1e-4)
 
 
 # Threads
@@ -120,6 +150,19 @@ def test_another_number_or_option_compiles_nothing():
             metrics.evaluate(y[:number], predicted)
         rio.fit(x, Normal(y - 0.1, std), y[::-1].copy(), tolerance=0.1, max_iterations=30)
     assert compiled == []
+
+
+def test_programs_are_shared_by_nearby_numbers():
+    """Of a kernel that only JAX knows: by the rows of fits, and by the points of predictions."""
+    x, y = rows()
+    fitted = gaussian_process.fit(x, y, kernel=Matern32(active_dims=[0, 1]))
+    whole = fitted(x[:8])
+    with compilations() as compiled:
+        few = [fitted(x[:number]) for number in (8, 7, 5)]
+        gaussian_process.fit(x[:35], y[:35], kernel=Matern32(active_dims=[0, 1]), tolerance=0.1)
+    assert compiled == []
+    for part in few:
+        np.testing.assert_allclose(part.mean, whole.mean[: len(part.mean)], atol=CLOSE)
 
 
 @pytest.mark.any_precision

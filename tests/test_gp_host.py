@@ -50,7 +50,7 @@ def test_both_forms_of_the_evidence_are_the_same(rows, number, by_column, base):
         return Model(kernel, jnp.asarray(log_noise), jnp.asarray(0.4) if base else None)
 
     vector_of = lambda odd: np.asarray(as_vector(model(*odd))[0])
-    in_jax = jax.jit(exact._exact_objective(as_vector(model(*ODD["usual"]))[1], data, jitter))
+    in_jax = jax.jit(exact.exact_objective(as_vector(model(*ODD["usual"]))[1], data, jitter))
     for name, odd in ODD.items():
         vector = vector_of(odd)
         (one, _), other = host.evaluate(host.Rows(parts, widths, y, variance), vector, jitter=jitter), in_jax(vector)

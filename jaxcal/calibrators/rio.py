@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.calibrators._base import check_base
 from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
@@ -39,6 +39,7 @@ from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
 from jaxcal.gp.model import Data, Model, one_of
 from jaxcal.gp.noise import InitialOf
 from jaxcal.gp.options import Options
+from jaxcal.gp.padding import prediction
 from jaxcal.gp.process import HoldsProcess, Process
 from jaxcal.optimize import Result
 from jaxcal.preprocessing import Standardizer
@@ -308,7 +309,7 @@ class RIO(HoldsProcess):
         x = None if self.columns is None else self.columns(x)
         if x is not None:
             _checks.check_length("x", x, base.mean.shape[0])
-        return _predict(self, x, base.mean, std, include_noise)
+        return _predict(self, (x, std, base.mean), include_noise)
 
     @property
     def kernel(self) -> IOKernel:
@@ -477,8 +478,9 @@ def _explained(mean, y, setting: _Setting):
     return y - mean if setting.target == "residual" else y
 
 
-@numpy_or_jit(when=lambda rio, *_: rio.process.is_exact)
-def _predict(rio: "RIO", x, mean, std, include_noise: bool) -> Normal | StudentT:
+@prediction
+def _predict(rio: "RIO", rows: tuple[AnyArray, ...], include_noise: bool) -> Normal | StudentT:
+    x, std, mean = rows
     predict_one = lambda rio, mean, std: _predict_one(rio, x, mean, std, include_noise)
     if mean.ndim == 1:
         center, scale, df = predict_one(rio, mean, std)

@@ -24,7 +24,7 @@ from jaxcal._programs import exact_products
 
 # Triangular matrices up to this size are taken as a whole, which compiles faster; greater ones are halved, down to this
 # size, and products of them made in so many strips.
-_WHOLE, _LEAF, _STRIPS = 256, 128, 6
+_WHOLE, _LEAF, _STRIPS = 1024, 128, 6
 
 
 def sqrt(x: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:

@@ -24,6 +24,7 @@ from jaxcal.gp.model import (
     bounds,
     is_sane,
     log_likelihood_of_padding,
+    mean_variance,
     noisy_gram,
     number_of,
     one_of,
@@ -84,7 +85,7 @@ class Start(NamedTuple):
 
     def in_float64(self) -> "Start":
         """The same, for a search by NumPy."""
-        wide = lambda array: None if array is None else array.astype(float)
+        wide = lambda array: None if array is None else np.asarray(array, float)
         names = ("vectors", "low", "high", "tied", "cost")
         return self._replace(**{name: wide(getattr(self, name)) for name in names})
 
@@ -100,17 +101,10 @@ def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options:
     """
     start = Start.of(initial_models, data, options)
     model_of = as_vector(one_of(start.models))[1]
-    on = lambda rows: _exact_objective(model_of, rows, jitter)
+    on = lambda rows: race.in_program(exact_objective(model_of, rows, jitter))
     few = on(some_rows(data, FEW_ROWS)) if start.few_decide(data.targets.shape[0]) else None
     best = optimum(on(data), few, start, options, on_host=False)
-    result = jnp.where(best.converged, Result.CONVERGED, Result.STEP_LIMIT)
-    return Found(
-        model=model_of(best.place),
-        evidence=best.value,
-        steps=best.steps,
-        result=jnp.where(jnp.isfinite(best.value), result, Result.NOT_FINITE),
-        failed_initial_values=best.failed_initial_values,
-    )
+    return best.as_found(model_of(best.place))
 
 
 class Optimum(NamedTuple):
@@ -132,9 +126,21 @@ class Optimum(NamedTuple):
     directions: Float[Floats, "p p"]
     failed_initial_values: Int[Floats, ""]
 
+    def as_found(self, model: Model) -> Found:
+        """What the search found, with the model at the place."""
+        xp = namespace(self.value)
+        result = xp.where(self.converged, Result.CONVERGED, Result.STEP_LIMIT)
+        return Found(
+            model=model,
+            evidence=self.value,
+            steps=self.steps,
+            result=xp.where(xp.isfinite(self.value), result, Result.NOT_FINITE).astype(np.int32),
+            failed_initial_values=self.failed_initial_values,
+        )
+
 
 def optimum(
-    objective: race.Objective, few: race.Objective | None, start: Start, options: Options, *, on_host: bool
+    objective: race.Objectives, few: race.Objectives | None, start: Start, options: Options, *, on_host: bool
 ) -> Optimum:
     """Where the objective is the greatest.
 
@@ -188,7 +194,7 @@ def optimum(
     )
 
 
-def ended(objective: race.Objective, best: Optimum, start: Start, options: Options) -> Optimum:
+def ended(objective: race.Objectives, best: Optimum, start: Start, options: Options) -> Optimum:
     """The optimum near the one of an objective that is not as exact; on the host."""
     nobody = best.place[None][:0]
     field = race.Field(
@@ -217,7 +223,7 @@ def ended(objective: race.Objective, best: Optimum, start: Start, options: Optio
 
 
 def _decided_by_few(
-    objective: race.Objective, field: race.Field, *, on_host: bool
+    objective: race.Objectives, field: race.Field, *, on_host: bool
 ) -> tuple[race.Field, Int[Floats, ""]]:
     """The field on all rows, by what few say: the best two optima, and where ascents by column from both ended."""
     xp = np if on_host else jnp
@@ -262,7 +268,7 @@ def _tied(owners: Float[AnyArray, " q"]) -> Float[AnyArray, "q q"]:
     return (owners[:, None] == np.arange(len(owners))[None]).astype(owners.dtype)
 
 
-def _exact_objective(
+def exact_objective(
     model_of: Callable[[Float[Array, " p"]], Model], data: Data, jitter: ArrayLike
 ) -> Callable[[Float[Array, " p"]], Local]:
     """The exact evidence, with its gradient and average information."""
@@ -270,7 +276,7 @@ def _exact_objective(
 
     def on_diagonal(vector: Float[Array, " p"]) -> Float[Array, " n"]:
         model = model_of(vector)
-        added = jitter * jnp.mean(model.kernel.diagonal(data.points)) + row_noise(model, data)
+        added = jitter * mean_variance(model.kernel, data.points, data.included) + row_noise(model, data)
         return added * counts
 
     @exact_products

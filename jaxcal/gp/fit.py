@@ -8,12 +8,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import ARRAYS, AnyArray, by_numpy, is_on_host
+from jaxcal._numpy import ARRAYS, AnyArray, by_numpy, in_jax, is_known, is_on_host
 from jaxcal.functional import noise
-from jaxcal.gp import host, nearest, padding
+from jaxcal.gp import device, host, nearest
 from jaxcal.gp.implicit import with_derivatives
 from jaxcal.gp.model import JITTER_TRIES, Data, jitter_of_try
 from jaxcal.gp.noise import InitialOf, with_input_noise, with_student_t_noise
@@ -39,35 +39,58 @@ def fit_rows(
 ) -> tuple[S, Process]:
     """What the rows are scaled by, and the process of the greatest evidence.
 
-    On a CPU, of known rows, the host searches for the exact evidence under Gaussian noise (`gp.host`). Everywhere else
-    the whole fit is one compiled program.
+    Of known rows the host searches for the exact evidence under Gaussian noise: by NumPy on a CPU (`gp.host`), by small
+    programs on accelerators and for other kernels (`gp.device`). Everywhere else the whole fit is one compiled program.
 
     Args:
         prepare: `prepare(*rows, included)` gives what the rows are scaled by, the initial values and the data. It is
             written for the arrays of NumPy and of JAX, and a pytree, such as an `eqx.Partial`.
         rows: x, and what has a last axis of outputs if there are several; None for what is not there.
         options: how.
-        stationary: whether the kernel is a sum of squared exponentials, whose variance is the same at all rows.
+        stationary: whether the kernel is a sum of squared exponentials, which NumPy knows.
     """
-    if stationary and options.is_plain and is_on_host(prepare, rows):
-        return by_numpy(over_outputs, eqx.Partial(host.fit, prepare, options), tuple(rows))
-    padded, included = padding.padded(rows, options, stationary=stationary)
-    scales, process = _compiled(prepare, padded, included, options.of_numbers())
-    return scales, process if included is None else padding.without_padding(process, len(rows[-1]))
+    rows = tuple(rows)
+    known = as_constants((prepare, rows))
+    if not (options.is_plain and is_known(known)):
+        return _compiled(prepare, rows, options.of_numbers())
+    if stationary and is_on_host(known):
+        found = by_numpy(over_outputs, eqx.Partial(host.fit, known[0], options), known[1])
+    else:
+        with _programs.at_top():
+            found = in_jax(over_outputs(partial(device.fit, known[0], options), jax.tree.map(np.asarray, known[1])))
+    return _with_derivatives(found[1], prepare, rows, options.of_numbers()) if options.differentiable else found
 
 
 @_programs.jit
 def _compiled(
-    prepare: Callable[..., tuple[S, InitialOf, Data]],
-    rows: Sequence[Any],
-    included: Bool[Array, " n"] | None,
-    options: Options,
+    prepare: Callable[..., tuple[S, InitialOf, Data]], rows: Sequence[Any], options: Options
 ) -> tuple[S, Process]:
     def one(*rows: Array | None) -> tuple[S, Process]:
-        scales, initial_of, data = prepare(*rows, included)
+        scales, initial_of, data = prepare(*rows, None)
         return scales, maximize_evidence(initial_of, data, options)
 
     return over_outputs(one, rows)
+
+
+@_programs.jit
+@_programs.exact_products
+def _with_derivatives(
+    process: Process,
+    prepare: Callable[..., tuple[S, InitialOf, Data]],
+    rows: Sequence[Any],
+    options: Options,
+) -> tuple[S, Process]:
+    """The process that a search has found, as a function of the rows; arguments as of `fit_rows`."""
+
+    def one(process: Process, *rows: Array | None) -> tuple[S, Process]:
+        scales, initial_of, data = prepare(*rows, None)
+        return scales, with_derivatives(process, initial_of, data, options)
+
+    x, *outputs = rows
+    if outputs[-1].ndim == 1:
+        return one(process, *rows)
+    by_output = lambda process, *outputs: one(process, x, *outputs)
+    return eqx.filter_vmap(by_output, in_axes=(eqx.if_array(0), *(1 for _ in outputs)))(process, *outputs)
 
 
 def over_outputs(fit_one: Callable[..., T], rows: Sequence[AnyArray]) -> T:

@@ -6,23 +6,22 @@ objective in JAX for any kernel; `functional.gp_host` the algebra.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import DTypeLike, Float, Int
 from scipy.linalg import lapack
 
 from jaxcal._numpy import threads_for
 from jaxcal.functional import gp, gp_host
 from jaxcal.functional.gp import LOG_2PI
-from jaxcal.gp import exact
+from jaxcal.gp import exact, race
 from jaxcal.gp.kernels import scattered
 from jaxcal.gp.model import (
     ABSURD,
     JITTER_TRIES,
     NOISE_FLOOR,
     Data,
-    Found,
     Model,
     as_vector,
     jitter_of_try,
@@ -35,9 +34,11 @@ from jaxcal.gp.process import Process, process_given
 from jaxcal.optimize import Result
 
 S = TypeVar("S")
+# The evidence near a vector of hyperparameters, and what the posterior needs; None where the evidence is not finite.
+Evaluate = Callable[[Float[np.ndarray, " p"]], tuple[Local, gp_host.Terms | None]]
 
-# Of more rows the search is in float32, and only its end in float64.
-_SMALL = 300
+# More rows are searched in float32, in half of the time, where the noise is so many times what rounding hides.
+_SMALL, _SAFE = 300, 30.0
 
 
 def fit(
@@ -57,22 +58,58 @@ def fit(
 def _maximized(initial_of: InitialOf, data: Data, options: Options) -> Process:
     """The process of the greatest evidence: of many rows searched for in float32, and climbed to in float64."""
     start = exact.Start.of(initial_of(data, None), data, options).in_float64()
-    n, model, process = len(data.targets), one_of(start.models), None
+    n, model = len(data.targets), one_of(start.models)
     rows = Rows.of(model, data)
-    is_small = n <= _SMALL
-    searched = rows if is_small else rows.in_float32()
     few = rows.some(scattered(data.points)[: exact.FEW_ROWS]) if start.few_decide(n) else None
-    for tries in range(JITTER_TRIES):
-        jitter = jitter_of_try(np.int32(tries), data.targets.dtype, options.bound)
-        on = partial(partial, evaluate, jitter=float(jitter))
+
+    def attempt(jitter: Float[np.ndarray, ""]) -> Process:
+        on = lambda evaluate: race.one_by_one(lambda vector: evaluate(vector)[0])
+        exactly = _Remembered(partial(evaluate, rows, jitter=float(jitter)))
+        deciding = None if few is None else on(partial(evaluate, few, jitter=float(jitter)))
         with threads_for(n):
-            deciding = None if few is None else on(few)
-            best = exact.optimum(on(searched), deciding, start, options, on_host=True)
-            best = best if is_small else exact.ended(on(rows), best, start, options)
-            process = _process_at(best, rows, data, model, jitter)
+            if n <= _SMALL:
+                best = exact.optimum(on(exactly), deciding, start, options, on_host=True)
+            else:
+                quickly = _quick(rows, exactly, float(jitter))
+                best = exact.optimum(on(quickly), deciding, start, options, on_host=True)
+                best = exact.ended(on(exactly), best, start, options)
+            return _process_at(best, exactly, data, model, jitter)
+
+    return by_least_jitter(attempt, data.targets.dtype)
+
+
+def _quick(rows: "Rows", exactly: Evaluate, jitter: float) -> Evaluate:
+    """The evidence in float32 where rounding hides little of the noise, else in float64."""
+    narrow, eps = rows.in_float32(), float(np.finfo(np.float32).eps)
+
+    def evaluate_quickly(vector: Float[np.ndarray, " p"]) -> tuple[Local, gp_host.Terms | None]:
+        _, prior, common = rows.variances(np.exp(vector))
+        is_safe = common > _SAFE * eps * len(rows.targets) * prior
+        return evaluate(narrow, vector, jitter=jitter) if is_safe else exactly(vector)
+
+    return evaluate_quickly
+
+
+class _Remembered:
+    """An evaluation whose last answer is kept: the last one of a search is the posterior."""
+
+    def __init__(self, evaluate: Evaluate) -> None:
+        self.evaluate, self.last = evaluate, None
+
+    def __call__(self, vector: Float[np.ndarray, " p"]) -> tuple[Local, gp_host.Terms | None]:
+        if self.last is None or not np.array_equal(self.last[0], vector):
+            self.last = vector.copy(), self.evaluate(vector)
+        return self.last[1]
+
+
+def by_least_jitter(attempt: Callable[[Float[np.ndarray, ""]], Process], dtype: DTypeLike) -> Process:
+    """The process at the smallest jitter at which evidence and posterior are finite; else at the greatest."""
+    process = attempt(jitter_of_try(np.int32(0), dtype, "exact"))
+    for tries in range(1, JITTER_TRIES):
         if process.result != Result.NOT_FINITE:
             break
-    return cast(Process, process)
+        process = attempt(jitter_of_try(np.int32(tries), dtype, "exact"))
+    return process
 
 
 class Rows(NamedTuple):
@@ -108,10 +145,21 @@ class Rows(NamedTuple):
             eps=float(np.finfo(data.targets.dtype).eps),
         )
 
+    @property
+    def starts(self) -> Int[np.ndarray, " k"]:
+        """Where in a vector the kernels begin, and what is of the noise."""
+        return np.cumsum([0, *(1 + width for width in self.widths)])
+
+    def variances(self, values: Float[np.ndarray, " p"]) -> tuple[Any, Any, Any]:
+        """Of the noise, of the prior, and of the noise with its floor and with rounding, as `model.Model` has them."""
+        starts, n = self.starts, len(self.targets)
+        prior = values[starts[:-1]].sum()
+        noise = values[starts[-1]] if self.log_noise is None else np.exp(self.log_noise)
+        return noise, prior, NOISE_FLOOR + noise + self.eps * n * prior
+
     def in_float32(self) -> "Rows":
-        """The same rows, for a search in half of the time."""
-        eps = float(np.finfo(np.float32).eps)
-        return self._mapped(lambda array: array.astype(np.float32))._replace(eps=eps)
+        """The same rows for an evaluation in half of the time."""
+        return self._mapped(lambda array: array.astype(np.float32))
 
     def some(self, numbers: Int[np.ndarray, " m"]) -> "Rows":
         """Some of the rows."""
@@ -126,7 +174,7 @@ class Rows(NamedTuple):
 
 
 def evaluate(rows: Rows, vector: Float[np.ndarray, " p"], *, jitter: float) -> tuple[Local, gp_host.Terms | None]:
-    """The evidence near a vector of hyperparameters, as `exact._exact_objective`, and what the posterior needs.
+    """The evidence near a vector of hyperparameters, as `exact.exact_objective`, and what the posterior needs.
 
     Args:
         rows: the data.
@@ -134,14 +182,13 @@ def evaluate(rows: Rows, vector: Float[np.ndarray, " p"], *, jitter: float) -> t
             follows. If the base has a variance, the logit of the fraction of noise that follows it comes last.
         jitter: as a fraction of the prior variance.
     """
-    n, p, values = len(rows.targets), len(vector), np.exp(vector)
-    starts = np.cumsum([0, *(1 + width for width in rows.widths)])
+    n, p, values, starts = len(rows.targets), len(vector), np.exp(vector), rows.starts
     parts = [
         gp_host.Part(points, values[at], values[at + 1 : at + 1 + width])
         for points, width, at in zip(rows.parts, rows.widths, starts, strict=False)
     ]
-    prior, noise = values[starts[:-1]].sum(), np.exp(vector[starts[-1]] if rows.log_noise is None else rows.log_noise)
-    common, relative = NOISE_FLOOR + noise + rows.eps * n * prior, np.ones(n)
+    noise, prior, common = rows.variances(values)
+    relative = np.ones(n)
     by_diagonal = np.zeros((n, p))
     if rows.base_variance is not None:
         # The noise of a row: common (1 - s + s base_variance), with s the sigmoid of the logit.
@@ -160,17 +207,14 @@ def evaluate(rows: Rows, vector: Float[np.ndarray, " p"], *, jitter: float) -> t
     return Local(np.asarray(terms.value), terms.gradient, terms.information, np.asarray(is_sane)), terms
 
 
-def _process_at(best: exact.Optimum, rows: Rows, data: Data, model: Model, jitter: Float[np.ndarray, ""]) -> Process:
+def _process_at(
+    best: exact.Optimum, evaluate: Evaluate, data: Data, model: Model, jitter: Float[np.ndarray, ""]
+) -> Process:
     """The process with what was found; the last evaluation is its posterior."""
     dtype, n = data.targets.dtype, len(data.targets)
-    local, terms = evaluate(rows, best.place, jitter=float(jitter))
-    found = Found(
-        model=as_vector(model)[1](best.place.astype(dtype)),
-        evidence=np.where(local.makes_sense, local.value, np.nan).astype(dtype),
-        steps=best.steps,
-        result=np.int32(Result.CONVERGED if best.converged else Result.STEP_LIMIT),
-        failed_initial_values=best.failed_initial_values,
-    )
+    local, terms = evaluate(best.place)
+    value = np.where(local.makes_sense, local.value, np.nan).astype(dtype)
+    found = best._replace(value=value).as_found(as_vector(model)[1](best.place.astype(dtype)))
     if terms is None:
         nothing = np.full(n, np.nan, dtype)
         after = gp.Posterior(nothing, np.full((n, n), np.nan, dtype), None)

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
@@ -28,6 +29,8 @@ _LENGTHSCALES = 1e-2, 1e3
 _PAIRS = 500
 # So many radians a unit of the rows' sums make their sines look random.
 _SCATTER = 1e3
+# Derivatives of so many rows' covariances fit into the cache of a processor.
+_ROWS_AT_ONCE = 32
 
 
 @runtime_checkable
@@ -139,12 +142,18 @@ class GPJaxKernel(eqx.Module):
     def derivatives(
         self, a: Float[Array, "n d"], weights: Float[Array, " n"], cotangents: Float[Array, "n n"]
     ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
-        """By the kernel's arrays, by automatic differentiation."""
+        """By the kernel's arrays, by automatic differentiation for every pair of rows, some rows at a time."""
         arrays, static = eqx.partition(self, eqx.is_inexact_array)
         vector, unravel = ravel_pytree(arrays)
-        covariance = lambda vector: eqx.combine(unravel(vector), static)(a, a)
-        (sums,) = jax.vjp(covariance, vector)[1](cotangents)
-        return sums, jax.jacfwd(lambda vector: covariance(vector) @ weights)(vector)
+        by_vector = jax.grad(lambda vector, one, other: eqx.combine(unravel(vector), static).kernel(one, other))
+        by_pair = jax.vmap(by_vector, in_axes=(None, None, 0))
+
+        def of_row(row: tuple[Float[Array, " d"], Float[Array, " n"]]) -> Float[Array, "2 p"]:
+            one, cotangent = row
+            return jnp.stack([cotangent, weights]) @ by_pair(vector, one, a)
+
+        found = lax.map(of_row, (a, cotangents), batch_size=_ROWS_AT_ONCE)
+        return found[:, 0].sum(axis=0), found[:, 1]
 
     def bounds(
         self, a: Float[Array, "n d"], target_variance: Float[Array, ""], included: Bool[Array, " n"] | None

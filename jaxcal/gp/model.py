@@ -263,7 +263,7 @@ def row_sums(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = No
 
 def noisy_gram(model: Model, data: Data, jitter: ArrayLike) -> Float[Array, "n n"]:
     """The covariance of the targets; padding has variance 1 and no covariances, and changes no determinant."""
-    found = jittered_gram(model.kernel, data.points, jitter, row_noise(model, data))
+    found = jittered_gram(model.kernel, data.points, jitter, row_noise(model, data), data.included)
     if data.included is None:
         return found
     return jnp.where(data.included[:, None] & data.included[None], found, jnp.eye(len(found), dtype=found.dtype))
@@ -291,9 +291,21 @@ def jitter_of_try(step: Int[AnyArray, ""], dtype: DTypeLike, bound: str) -> Floa
     return namespace(step).where(step > 0, jitter, 0).astype(dtype) if bound == "exact" else jitter
 
 
-def jittered_gram(kernel: Kernel, points: Points, jitter: ArrayLike, added: ArrayLike = 0) -> Float[Array, "n n"]:
+def mean_variance(kernel: Kernel, points: Points, included: Bool[AnyArray, " n"] | None = None) -> Float[AnyArray, ""]:
+    """The mean prior variance of the rows that count, of which jitter is a fraction."""
+    variances = kernel.diagonal(points)
+    return variances.mean() if included is None else variances.mean(where=included)
+
+
+def jittered_gram(
+    kernel: Kernel,
+    points: Points,
+    jitter: ArrayLike,
+    added: ArrayLike = 0,
+    included: Bool[AnyArray, " n"] | None = None,
+) -> Float[Array, "n n"]:
     """The covariance of the points with themselves, with jitter and noise on the diagonal."""
-    return gram(kernel, points, jitter * jnp.mean(kernel.diagonal(points)) + added)
+    return gram(kernel, points, jitter * mean_variance(kernel, points, included) + added)
 
 
 def split(model: Model, *, with_inducing: bool = False) -> tuple[PyTree, PyTree]:
@@ -344,7 +356,7 @@ def is_sane(model: Model, value: Float[AnyArray, ""], data: Data) -> Bool[AnyArr
 
 def has_sane_variances(model: Model, data: Data) -> Bool[AnyArray, ""]:
     """Whether neither the prior's variance nor that of the noise is far beyond the target's."""
-    prior, absurd = model.kernel.diagonal(data.points).mean(), ABSURD * data.mean_square
+    prior, absurd = mean_variance(model.kernel, data.points, data.included), ABSURD * data.mean_square
     return (prior < absurd) & (model.noise_variance(data.points, data.included) < absurd)
 
 

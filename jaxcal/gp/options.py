@@ -36,17 +36,12 @@ class Options(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the evidence is exact, the noise Gaussian, and Newton's steps lead to it as closely as is asked."""
-        return (
-            self.bound == "exact"
-            and self.noise == "gaussian"
-            and self.learning_rate is None
-            and not self.differentiable
-        )
+        """Whether Newton's steps lead to the exact evidence under Gaussian noise."""
+        return self.bound == "exact" and self.noise == "gaussian" and self.learning_rate is None
 
     def of_numbers(self) -> "Options":
         """The same, by arrays where a compiled program need not know a number."""
-        if self.bound != "exact" or self.learning_rate is not None or self.noise != "gaussian":
+        if not self.is_plain:
             return self
         return self._replace(tolerance=np.float32(self.tolerance), max_iterations=np.int32(self.max_iterations))
 

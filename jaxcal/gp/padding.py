@@ -1,53 +1,83 @@
-"""Rows filled up to a common number, so that fits of several sizes share a compiled program.
+"""Rows filled up to a common number, so that fits and predictions of several sizes share a compiled program.
 
 Folds differ by a row, a set that grows has another size each time, and every size would be compiled anew. Rows that are
-filled in do not count in the fit, `Data.included`, and are cut off from what it found. The host needs none of this.
+filled in do not count in the fit, `Data.included`, and are cut off from what it found. NumPy needs none of this.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, Bool
 
-from jaxcal import _checks
-from jaxcal.gp.options import Options
+from jaxcal._numpy import is_known, is_on_host, is_working, numpy_or_jit
+from jaxcal._programs import at_top
 from jaxcal.gp.process import Process
 
-# Rows are filled up to a multiple of this: little of the time of a fit, but where the fit takes no time.
+# Rows of a fit are filled up to a multiple of this: little of its time, but where it takes no time.
 _MULTIPLE = 16
+# Points of a prediction are filled up to a power of two, and many of them to a multiple of this one.
+_FEW_POINTS = 1024
+
+T = TypeVar("T")
 
 
-def padded(
-    rows: Sequence[Any], options: Options, *, stationary: bool
-) -> tuple[tuple[Array | None, ...], Bool[Array, " n"] | None]:
-    """The rows filled up where the fit knows padding, and which of them count; None where all do.
-
-    That is the exact fit with equal, normal noise, by kernels whose variance is the same at all rows. Of rows that are
-    traced the number is in a program anyway.
+def padded(rows: Sequence[Any]) -> tuple[tuple[Array | None, ...], Bool[Array, " n"]]:
+    """The rows of a fit filled up, and which of them count.
 
     Args:
         rows: arrays with a leading axis of rows; None for what is not there.
-        options: of the fit.
-        stationary: whether the kernel's variance is known to be the same at all rows.
     """
-    number = rows[-1].shape[0]
-    can_be_padded = stationary and options.is_plain and not _checks.is_traced(*rows)
-    if not can_be_padded or number % _MULTIPLE == 0:
-        return tuple(rows), None
-    places = np.r_[np.arange(number), np.zeros(-number % _MULTIPLE, int)]
-    # On the host: there a number of rows needs no program. The first row is repeated, so that no extreme changes.
-    filled = tuple(None if array is None else jax.device_put(np.asarray(array)[places]) for array in rows)
-    return filled, jax.device_put(np.arange(len(places)) < number)
+    number = len(rows[-1])
+    size = number + -number % _MULTIPLE
+    return _filled(rows, size), jax.device_put(np.arange(size) < number)
 
 
 def without_padding(process: Process, number: int) -> Process:
-    """The process with so many rows, the first ones; of several outputs their axis comes before."""
-    first, every = slice(number), slice(None)
-    cut = lambda array, *last_axes: jax.device_put(np.asarray(array)[(..., *last_axes)])
+    """The process with so many rows, the first ones."""
     parts = lambda process: (process.points, process.posterior.weights, process.posterior.shrink)
     points, weights, shrink = parts(process)
-    points = jax.tree.map(lambda rows: cut(rows, first, every), points)
-    return eqx.tree_at(parts, process, (points, cut(weights, first), cut(shrink, first, first)))
+    points, weights = jax.tree.map(lambda rows: _cut(rows, slice(number)), (points, weights))
+    return eqx.tree_at(parts, process, (points, weights, _cut(shrink, (slice(number), slice(number)))))
+
+
+def prediction(predict: Callable[..., T]) -> Callable[..., T]:
+    """`predict(fitted, points, include_noise)`: by NumPy where it knows how, else by one program for each bucket.
+
+    Args:
+        predict: what to decorate; `fitted` holds a process, `points` is a tuple of arrays with a leading axis of points
+            or None, and all that it gives has that axis.
+    """
+    answer = numpy_or_jit(predict, when=lambda fitted, *_: fitted.process.is_exact)
+
+    @wraps(predict)
+    def call(fitted: Any, points: tuple[Any, ...], include_noise: bool) -> T:
+        in_numpy = is_working() or (fitted.process.is_exact and is_on_host(fitted, points))
+        if in_numpy or not is_known(fitted, points) or _is_distributed(points):
+            return answer(fitted, points, include_noise)
+        number = len(points[-1])
+        few = 1 << (number - 1).bit_length()
+        filled = _filled(points, few if number <= _FEW_POINTS else number + -number % _FEW_POINTS)
+        with at_top():
+            found = answer(fitted, filled, include_noise)
+            return jax.tree.map(lambda array: _cut(array, slice(number)), found)
+
+    return call
+
+
+def _is_distributed(points: tuple[Any, ...]) -> bool:
+    return any(len(array.sharding.device_set) > 1 for array in points if isinstance(array, jax.Array))
+
+
+def _filled(rows: Sequence[Any], size: int) -> tuple[Array | None, ...]:
+    """On the host: there a number of rows needs no program. The first row is repeated, so that no extreme changes."""
+    places = np.arange(size)
+    places[len(rows[-1]) :] = 0
+    return tuple(None if array is None else jax.device_put(np.asarray(array)[places]) for array in rows)
+
+
+def _cut(array: Array, part: Any) -> Array:
+    return jax.device_put(np.asarray(array)[part])

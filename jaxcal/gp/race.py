@@ -9,13 +9,13 @@ arrays: see `optimize.iterate`.
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxcal.functional._loops import carried
 from jaxcal.gp import newton
@@ -33,8 +33,9 @@ _CLEAR = 5.0
 # In which order: isotropic ascents, those by column, the best isotropic one to its end.
 _ISOTROPIC, _BY_COLUMN, _LAST, _OVER = range(4)
 
-# The objective at a vector; on the host with something else beside it.
-Objective = Callable[[Float[Floats, " p"]], Any]
+# The objective at a vector; and at those of several vectors [s, p] that are active [s].
+Objective = Callable[[Float[Floats, " p"]], Local]
+Objectives = Callable[[Float[Floats, "s p"], Bool[Floats, " s"]], Local]
 
 
 class Field(NamedTuple):
@@ -108,8 +109,54 @@ class _Race(NamedTuple):
     phase: Int[Floats, ""]
 
 
-def run(objective: Objective, field: Field, *, on_host: bool) -> Ends:
-    """Where all ascents of a field ended, the isotropic ones first."""
+def one_by_one(objective: Objective) -> Objectives:
+    """An objective that the host calls where ascents are active."""
+
+    def evaluate(vectors: Float[np.ndarray, "s p"], active: Bool[np.ndarray, " s"]) -> Local:
+        s, p = vectors.shape
+        found = Local(np.zeros(s), np.zeros((s, p)), np.zeros((s, p, p)), np.zeros(s, bool))
+        for k in np.flatnonzero(active):
+            for whole, part in zip(found, objective(vectors[k]), strict=True):
+                whole[k] = part
+        return found
+
+    return evaluate
+
+
+def in_program(objective: Objective) -> Objectives:
+    """An objective as a part of a program: on a CPU where ascents are active, elsewhere everywhere, all at once."""
+
+    def evaluate(vectors: Float[Array, "s p"], active: Bool[Array, " s"]) -> Local:
+        return lax.platform_dependent(
+            vectors,
+            active,
+            cpu=partial(_one_after_another, objective),
+            default=lambda vectors, _: jax.vmap(objective)(vectors),
+        )
+
+    return evaluate
+
+
+def _one_after_another(objective: Objective, vectors: Float[Array, "s p"], active: Bool[Array, " s"]) -> Local:
+    order, (s, p) = jnp.argsort(~active), vectors.shape
+    zeros = lambda *shape: jnp.zeros(shape, vectors.dtype)
+    nothing = Local(zeros(s), zeros(s, p), zeros(s, p, p), jnp.zeros(s, bool))
+
+    def add(k: Int[Array, ""], found: Local) -> Local:
+        row = order[k]
+        return jax.tree.map(lambda whole, part: whole.at[row].set(part), found, objective(vectors[row]))
+
+    return lax.fori_loop(0, active.sum(), add, carried(nothing))
+
+
+def run(objectives: Objectives, field: Field, *, on_host: bool) -> Ends:
+    """Where all ascents of a field ended, the isotropic ones first.
+
+    Args:
+        objectives: of `one_by_one` or of `in_program`.
+        field: who runs.
+        on_host: as of `optimize.iterate`; the field is of NumPy's arrays then.
+    """
     xp = np if on_host else jnp
     number = field.isotropic.shape[0]
     starts = xp.concatenate([field.isotropic, field.by_column])
@@ -125,7 +172,7 @@ def run(objective: Objective, field: Field, *, on_host: bool) -> Ends:
         phase=xp.zeros((), np.int32),
     )
     end = iterate(
-        partial(_evaluated, objective, field, directions, on_host=on_host),
+        partial(_evaluated, objectives, field, directions),
         partial(_advance, field=field, directions=directions),
         race,
         lambda race: race.active.any(),
@@ -142,25 +189,10 @@ def penalty_of(
     return penalty(vectors, field.low[None], field.high[None], field.number * together)
 
 
-def _evaluated(
-    objective: Objective, field: Field, directions: Float[Floats, "s p p"], race: _Race, *, on_host: bool
-) -> Local:
+def _evaluated(objectives: Objectives, field: Field, directions: Float[Floats, "s p p"], race: _Race) -> Local:
     """The objective less the penalty where the active ascents ask, along their directions."""
     vectors = race.starts + _along(directions, race.ascents.asked)
-    if on_host:
-        found = Local(*(np.zeros_like(part) for part in race.ascents.local))
-        for k in np.flatnonzero(race.active):
-            for whole, part in zip(found, objective(vectors[k])[0], strict=True):
-                whole[k] = part
-    else:
-        # On a CPU one after the other, elsewhere all at once, of which those that are not active count for nothing.
-        found = lax.platform_dependent(
-            vectors,
-            race.active,
-            jax.tree.map(jnp.zeros_like, race.ascents.local),
-            cpu=partial(_one_after_another, objective),
-            default=lambda vectors, *_: jax.vmap(objective)(vectors),
-        )
+    found = objectives(vectors, race.active)
     cost, steepness, bend = penalty_of(field, vectors, directions)
     gradient = found.gradient - steepness
     information = found.information + bend[:, None] * np.eye(bend.shape[1], dtype=bend.dtype)[None]
@@ -169,19 +201,6 @@ def _evaluated(
         gradient=(gradient[:, None] @ directions)[:, 0],
         information=directions.swapaxes(1, 2) @ information @ directions,
     )
-
-
-def _one_after_another(
-    objective: Objective, vectors: Float[Floats, "s p"], active: Bool[Floats, " s"], nothing: Local
-) -> Local:
-    """The objective of the active ascents alone."""
-    order = jnp.argsort(~active)
-
-    def add(k: Int[Floats, ""], found: Local) -> Local:
-        row = order[k]
-        return jax.tree.map(lambda whole, part: whole.at[row].set(part), found, objective(vectors[row]))
-
-    return lax.fori_loop(0, active.sum(), add, carried(nothing))
 
 
 def _advance(xp: ModuleType, race: _Race, found: Local, *, field: Field, directions: Float[Floats, "s p p"]) -> _Race:

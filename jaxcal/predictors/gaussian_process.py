@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray, numpy_or_jit
+from jaxcal._numpy import AnyArray
 from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Normal, StudentT
 from jaxcal.functional import linalg
@@ -31,6 +31,7 @@ from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.noise import InitialOf
 from jaxcal.gp.options import Options
+from jaxcal.gp.padding import prediction
 from jaxcal.gp.process import HoldsProcess, Process
 from jaxcal.preprocessing import Standardizer
 
@@ -208,7 +209,7 @@ class GaussianProcess(HoldsProcess):
         Raises:
             ValueError: if x is empty, not finite, or has other columns than the training inputs.
         """
-        return _predict(self, self.columns(x), include_noise)
+        return _predict(self, (self.columns(x),), include_noise)
 
     @property
     def kernel(self) -> Any:
@@ -351,9 +352,9 @@ def _initial_models(
     return initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
 
 
-@numpy_or_jit(when=lambda fitted, *_: fitted.process.is_exact)
-def _predict(process: "GaussianProcess", x: Float[AnyArray, "n d"], include_noise: bool) -> Normal | StudentT:
-    points, given = process.x_scaler(x), process.process
+@prediction
+def _predict(process: "GaussianProcess", x: tuple[Float[AnyArray, "n d"]], include_noise: bool) -> Normal | StudentT:
+    points, given = process.x_scaler(x[0]), process.process
     latent, scale, df = given.observed(points) if include_noise else (*given(points), None)
     center, scale = process.y_scaler.inverse(latent), process.y_scaler.scale * linalg.sqrt(scale)
     return Normal(center, scale) if df is None else StudentT(df, center, scale)

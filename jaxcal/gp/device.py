@@ -1,0 +1,92 @@
+"""The exact fit of known rows by small programs that the host calls: for accelerators, and for any kernel.
+
+The host decides, as in `gp.host`; `gp.exact` has the rules of the search and the objective. There are three programs:
+what the rows give, the objective near vectors, and the process at the best one. Rows are filled up (`gp.padding`), so
+that nearby numbers of them share the programs. Where nothing is left to learn, the best initial process is taken.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from jaxcal import _programs
+from jaxcal._numpy import AnyArray
+from jaxcal.gp import exact, host, padding, race
+from jaxcal.gp.model import Data, Model, as_vector, one_of, some_rows
+from jaxcal.gp.newton import Local
+from jaxcal.gp.noise import InitialOf
+from jaxcal.gp.options import Options
+from jaxcal.gp.process import Process, process_of
+from jaxcal.gp.search import best_initial
+
+S = TypeVar("S")
+
+
+def fit(prepare: Callable[..., tuple[S, InitialOf, Data]], options: Options, *rows: Any) -> tuple[S, Process]:
+    """What rows are scaled by, and the process at the smallest jitter at which evidence and posterior are finite.
+
+    Args:
+        prepare: as of `fit.fit_rows`.
+        options: how: by the exact evidence, under Gaussian noise.
+        rows: of one output, in NumPy's arrays; None for what is not there.
+    """
+    scales, data, few, start = _prepared(prepare, *padding.padded(rows), options.of_numbers())
+    begin = jax.device_get(start).in_float64()
+
+    def attempt(jitter: Float[np.ndarray, ""]) -> Process:
+        if not begin.vectors.shape[1]:
+            return _process_of_best(start.models, data, jitter)
+        on = partial(_objectives, start.models, jitter)
+        best = exact.optimum(on(data), None if few is None else on(few), begin, options, on_host=True)
+        return _process_at(start.models, data, jitter, best)
+
+    process = host.by_least_jitter(attempt, np.dtype(data.targets.dtype))
+    return scales, padding.without_padding(process, len(rows[-1]))
+
+
+@_programs.jit
+def _prepared(
+    prepare: Callable[..., tuple[S, InitialOf, Data]],
+    rows: Sequence[Any],
+    included: Bool[Array, " n"],
+    options: Options,
+) -> tuple[S, Data, Data | None, exact.Start]:
+    """What the rows are scaled by, all of them and few that decide, and where the search begins."""
+    scales, initial_of, data = prepare(*rows, included)
+    start = exact.Start.of(initial_of(data, None), data, options)
+    few = some_rows(data, exact.FEW_ROWS) if start.few_decide(data.targets.shape[0]) else None
+    return scales, data, few, start
+
+
+def _objectives(models: Model, jitter: Float[np.ndarray, ""], data: Data) -> race.Objectives:
+    """The objective at the host's vectors: on a CPU where ascents are active, elsewhere everywhere in one call."""
+
+    def near(vectors: Float[np.ndarray, "s p"]) -> Local:
+        found = _near(models, data, jitter, vectors.astype(data.targets.dtype))
+        return Local(*map(np.asarray, found))
+
+    if jax.default_backend() == "cpu":
+        return race.one_by_one(lambda vector: Local(*(part[0] for part in near(vector[None]))))
+    return lambda vectors, _: near(vectors)
+
+
+@_programs.jit
+def _near(models: Model, data: Data, jitter: Float[AnyArray, ""], vectors: Float[AnyArray, "s p"]) -> Local:
+    return jax.vmap(exact.exact_objective(as_vector(one_of(models))[1], data, jitter))(vectors)
+
+
+@_programs.jit
+def _process_of_best(models: Model, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+    """The best of the processes in which nothing is left to learn."""
+    return process_of(best_initial(models, data, jitter), data, jitter, None)
+
+
+@_programs.jit
+def _process_at(models: Model, data: Data, jitter: Float[AnyArray, ""], best: exact.Optimum) -> Process:
+    """The process with what was found."""
+    found = best.as_found(as_vector(one_of(models))[1](best.place.astype(data.targets.dtype)))
+    return process_of(found._replace(evidence=found.evidence.astype(data.targets.dtype)), data, jitter, None)

@@ -5,7 +5,6 @@ objective in JAX for any kernel; `functional.gp_host` the algebra.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -64,42 +63,40 @@ def _maximized(initial_of: InitialOf, data: Data, options: Options) -> Process:
 
     def attempt(jitter: Float[np.ndarray, ""]) -> Process:
         on = lambda evaluate: race.one_by_one(lambda vector: evaluate(vector)[0])
-        exactly = _Remembered(partial(evaluate, rows, jitter=float(jitter)))
-        deciding = None if few is None else on(partial(evaluate, few, jitter=float(jitter)))
+        exactly = _Exactly(rows, float(jitter))
+        quickly = exactly if n <= _SMALL else _quick(exactly)
+        deciding = None if few is None else on(_quick(_Exactly(few, float(jitter))))
         with threads_for(n):
-            if n <= _SMALL:
-                best = exact.optimum(on(exactly), deciding, start, options, on_host=True)
-            else:
-                quickly = _quick(rows, exactly, float(jitter))
-                best = exact.optimum(on(quickly), deciding, start, options, on_host=True)
-                best = exact.ended(on(exactly), best, start, options)
+            best = exact.optimum(on(quickly), deciding, start, options, on_host=True)
+            best = best if quickly is exactly else exact.ended(on(exactly), best, start, options)
             return _process_at(best, exactly, data, model, jitter)
 
     return by_least_jitter(attempt, data.targets.dtype)
 
 
-def _quick(rows: "Rows", exactly: Evaluate, jitter: float) -> Evaluate:
-    """The evidence in float32 where rounding hides little of the noise, else in float64."""
-    narrow, eps = rows.in_float32(), float(np.finfo(np.float32).eps)
+class _Exactly:
+    """The evaluation of rows in float64. Its last answer is kept: the last one of a search is the posterior."""
+
+    def __init__(self, rows: "Rows", jitter: float) -> None:
+        self.rows, self.jitter, self.memory, self.last = rows, jitter, rows.memory(), None
+
+    def __call__(self, vector: Float[np.ndarray, " p"]) -> tuple[Local, gp_host.Terms | None]:
+        if self.last is None or not np.array_equal(self.last[0], vector):
+            self.last = vector.copy(), evaluate(self.rows, vector, jitter=self.jitter, memory=self.memory)
+        return self.last[1]
+
+
+def _quick(exactly: _Exactly) -> Evaluate:
+    """The evaluation in float32 where rounding hides little of the noise, else exactly."""
+    rows, eps = exactly.rows.in_float32(), float(np.finfo(np.float32).eps)
+    memory = rows.memory()
 
     def evaluate_quickly(vector: Float[np.ndarray, " p"]) -> tuple[Local, gp_host.Terms | None]:
         _, prior, common = rows.variances(np.exp(vector))
         is_safe = common > _SAFE * eps * len(rows.targets) * prior
-        return evaluate(narrow, vector, jitter=jitter) if is_safe else exactly(vector)
+        return evaluate(rows, vector, jitter=exactly.jitter, memory=memory) if is_safe else exactly(vector)
 
     return evaluate_quickly
-
-
-class _Remembered:
-    """An evaluation whose last answer is kept: the last one of a search is the posterior."""
-
-    def __init__(self, evaluate: Evaluate) -> None:
-        self.evaluate, self.last = evaluate, None
-
-    def __call__(self, vector: Float[np.ndarray, " p"]) -> tuple[Local, gp_host.Terms | None]:
-        if self.last is None or not np.array_equal(self.last[0], vector):
-            self.last = vector.copy(), self.evaluate(vector)
-        return self.last[1]
 
 
 def by_least_jitter(attempt: Callable[[Float[np.ndarray, ""]], Process], dtype: DTypeLike) -> Process:
@@ -161,6 +158,11 @@ class Rows(NamedTuple):
         """The same rows for an evaluation in half of the time."""
         return self._mapped(lambda array: array.astype(np.float32))
 
+    def memory(self) -> Float[np.ndarray, "k n n"]:
+        """Memory for one evaluation after another."""
+        n = len(self.targets)
+        return np.empty((len(self.parts) + 2, n, n), self.targets.dtype)
+
     def some(self, numbers: Int[np.ndarray, " m"]) -> "Rows":
         """Some of the rows."""
         return self._mapped(lambda array: array[numbers])
@@ -173,7 +175,9 @@ class Rows(NamedTuple):
         )
 
 
-def evaluate(rows: Rows, vector: Float[np.ndarray, " p"], *, jitter: float) -> tuple[Local, gp_host.Terms | None]:
+def evaluate(
+    rows: Rows, vector: Float[np.ndarray, " p"], *, jitter: float, memory: Float[np.ndarray, "k n n"] | None = None
+) -> tuple[Local, gp_host.Terms | None]:
     """The evidence near a vector of hyperparameters, as `exact.exact_objective`, and what the posterior needs.
 
     Args:
@@ -181,6 +185,7 @@ def evaluate(rows: Rows, vector: Float[np.ndarray, " p"], *, jitter: float) -> t
         vector: logs of the variance and the lengthscales of each kernel. If the noise variance is learned, its log
             follows. If the base has a variance, the logit of the fraction of noise that follows it comes last.
         jitter: as a fraction of the prior variance.
+        memory: of `Rows.memory`, in which all is computed; None for its own.
     """
     n, p, values, starts = len(rows.targets), len(vector), np.exp(vector), rows.starts
     parts = [
@@ -198,7 +203,7 @@ def evaluate(rows: Rows, vector: Float[np.ndarray, " p"], *, jitter: float) -> t
     by_diagonal[:, starts[:-1]] = values[starts[:-1]] * (jitter + rows.eps * n * relative[:, None])
     if rows.log_noise is None:
         by_diagonal[:, starts[-1]] = noise * relative
-    terms = gp_host.likelihood_terms(parts, jitter * prior + common * relative, by_diagonal, rows.targets)
+    terms = gp_host.likelihood_terms(parts, jitter * prior + common * relative, by_diagonal, rows.targets, memory)
     if terms is None:
         return Local(np.full((), np.nan), np.full(p, np.nan), np.full((p, p), np.nan), np.asarray(False)), None
     # As `model.is_sane`.

@@ -21,13 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_methods
+from gpjax.kernels import RBF
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from test_methods import FORESTS, KEY, METHODS, NEEDS_VALUES
 
 from jaxcal import Point, rio
 from jaxcal.calibrators import kmeans
 from jaxcal.functional import levene
-from jaxcal.gp import minibatch
+from jaxcal.gp import device, minibatch
 from jaxcal.optimize import over_runs
 from jaxcal.predictors import _growing, _tree_networks
 
@@ -49,6 +50,8 @@ FORMS = {
         test_methods.call_mlp,
     ),
     "deep-ensemble-crude": (partial(test_methods.fit_deep_ensemble, preset="crude"), test_methods.call_mlp),
+    # By the programs of known rows, which all kernels have on an accelerator.
+    "rio-known": (partial(test_methods.fit_rio, kernel=(RBF(), RBF())), test_methods.call_rio),
     "rio-stochastic": (
         partial(test_methods.fit_rio, bound="stochastic", key=KEY, epochs=1, num_inducing=10),
         test_methods.call_rio,
@@ -63,11 +66,12 @@ PARTS = {
         *((_tree_networks, name) for name in ("_train_means", "_train_start", "_train_variances", "_by_leaf")),
     ],
     "kmeans": [(kmeans, "_root_mean_squares")],
+    "rio-known": [(device, name) for name in ("_prepared", "_near", "_process_at")],
     "rio-stochastic": [(minibatch, name) for name in ("_start", "_pass_over", "_jitted_sum_over", "_conclude")],
 }
-ON_HOST = {name for name, reasons in NEEDS_VALUES.items() if "fit" in reasons} | {"rio-stochastic"}
+ON_HOST = {name for name, reasons in NEEDS_VALUES.items() if "fit" in reasons} | {"rio-known", "rio-stochastic"}
 # The others take long to trace.
-QUICK = ("crude", "conformal", "gaussian-mle", "mlp", "deep-ensemble", "rio")
+QUICK = ("crude", "conformal", "gaussian-mle", "mlp", "deep-ensemble", "rio", "rio-known")
 
 
 def named(names):

@@ -135,7 +135,8 @@ def greatest_log_likelihood(n: int | Int[AnyArray, ""], noise_variance: ArrayLik
     -1.8379
     """
     xp = np if isinstance(noise_variance, np.ndarray | np.generic) else jnp
-    return -0.5 * n * (LOG_2PI + xp.log(xp.asarray(noise_variance)))
+    log_noise = xp.log(xp.asarray(noise_variance))
+    return -0.5 * xp.asarray(n, log_noise.dtype) * (LOG_2PI + log_noise)
 
 
 @exact_products

@@ -7,7 +7,7 @@ that nearby numbers of them share the programs. Where nothing is left to learn, 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -15,13 +15,14 @@ from jaxtyping import Array, Bool, Float
 
 from jaxcal import _programs
 from jaxcal._numpy import AnyArray
-from jaxcal.gp import exact, host, padding, race
-from jaxcal.gp.model import Data, Model, as_vector, one_of, some_rows
+from jaxcal.gp import exact, padding, race
+from jaxcal.gp.model import Data, Model, as_vector, jitters, one_of, some_rows
 from jaxcal.gp.newton import Local
 from jaxcal.gp.noise import InitialOf
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, process_of
 from jaxcal.gp.search import best_initial
+from jaxcal.optimize import Result
 
 S = TypeVar("S")
 
@@ -35,17 +36,17 @@ def fit(prepare: Callable[..., tuple[S, InitialOf, Data]], options: Options, *ro
         rows: of one output, in NumPy's arrays; None for what is not there.
     """
     scales, data, few, start = _prepared(prepare, *padding.padded(rows), options.of_numbers())
-    begin = jax.device_get(start).in_float64()
-
-    def attempt(jitter: Float[np.ndarray, ""]) -> Process:
-        if not begin.vectors.shape[1]:
-            return _process_of_best(start.models, data, jitter)
-        on = partial(_objectives, start.models, jitter)
-        best = exact.optimum(on(data), None if few is None else on(few), begin, options, on_host=True)
-        return _process_at(start.models, data, jitter, best)
-
-    process = host.by_least_jitter(attempt, np.dtype(data.targets.dtype))
-    return scales, padding.without_padding(process, len(rows[-1]))
+    begin, process = jax.device_get(start).in_float64(), None
+    for jitter in jitters(data.targets.dtype):
+        if begin.vectors.shape[1]:
+            on = partial(_objectives, start.models, jitter)
+            best = exact.optimum(on(data), None if few is None else on(few), begin, options, on_host=True)
+            process = _process_at(start.models, data, jitter, best)
+        else:
+            process = _process_of_best(start.models, data, jitter)
+        if process.result != Result.NOT_FINITE:
+            break
+    return scales, padding.without_padding(cast(Process, process), len(rows[-1]))
 
 
 @_programs.jit

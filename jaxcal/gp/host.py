@@ -5,10 +5,10 @@ objective in JAX for any kernel; `functional.gp_host` the algebra.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-from jaxtyping import DTypeLike, Float, Int
+from jaxtyping import Float, Int
 from scipy.linalg import lapack
 
 from jaxcal._numpy import threads_for
@@ -18,12 +18,11 @@ from jaxcal.gp import exact, race
 from jaxcal.gp.kernels import scattered
 from jaxcal.gp.model import (
     ABSURD,
-    JITTER_TRIES,
     NOISE_FLOOR,
     Data,
     Model,
     as_vector,
-    jitter_of_try,
+    jitters,
     one_of,
 )
 from jaxcal.gp.newton import Local
@@ -33,8 +32,6 @@ from jaxcal.gp.process import Process, process_given
 from jaxcal.optimize import Result
 
 S = TypeVar("S")
-# The evidence near a vector of hyperparameters, and what the posterior needs; None where the evidence is not finite.
-Evaluate = Callable[[Float[np.ndarray, " p"]], tuple[Local, gp_host.Terms | None]]
 
 # More rows are searched in float32, in half of the time, where the noise is so many times what rounding hides.
 _SMALL, _SAFE = 300, 30.0
@@ -51,62 +48,22 @@ def fit(
         rows: of one output.
     """
     scales, initial_of, data = prepare(*rows, None)
-    return scales, _maximized(initial_of, data, options)
-
-
-def _maximized(initial_of: InitialOf, data: Data, options: Options) -> Process:
-    """The process of the greatest evidence: of many rows searched for in float32, and climbed to in float64."""
     start = exact.Start.of(initial_of(data, None), data, options).in_float64()
-    n, model = len(data.targets), one_of(start.models)
-    rows = Rows.of(model, data)
-    few = rows.some(scattered(data.points)[: exact.FEW_ROWS]) if start.few_decide(n) else None
-
-    def attempt(jitter: Float[np.ndarray, ""]) -> Process:
-        on = lambda evaluate: race.one_by_one(lambda vector: evaluate(vector)[0])
-        exactly = _Exactly(rows, float(jitter))
-        quickly = exactly if n <= _SMALL else _quick(exactly)
-        deciding = None if few is None else on(_quick(_Exactly(few, float(jitter))))
+    n, model, process = len(data.targets), one_of(start.models), None
+    every = Rows.of(model, data)
+    few = every.some(scattered(data.points)[: exact.FEW_ROWS]) if start.few_decide(n) else None
+    for jitter in jitters(data.targets.dtype):
+        exactly = Evidence(every, jitter)
+        quickly = exactly if n <= _SMALL else exactly.in_float32()
+        deciding = None if few is None else race.one_by_one(Evidence(few, jitter).in_float32())
         with threads_for(n):
-            best = exact.optimum(on(quickly), deciding, start, options, on_host=True)
-            best = best if quickly is exactly else exact.ended(on(exactly), best, start, options)
-            return _process_at(best, exactly, data, model, jitter)
-
-    return by_least_jitter(attempt, data.targets.dtype)
-
-
-class _Exactly:
-    """The evaluation of rows in float64. Its last answer is kept: the last one of a search is the posterior."""
-
-    def __init__(self, rows: "Rows", jitter: float) -> None:
-        self.rows, self.jitter, self.memory, self.last = rows, jitter, rows.memory(), None
-
-    def __call__(self, vector: Float[np.ndarray, " p"]) -> tuple[Local, gp_host.Terms | None]:
-        if self.last is None or not np.array_equal(self.last[0], vector):
-            self.last = vector.copy(), evaluate(self.rows, vector, jitter=self.jitter, memory=self.memory)
-        return self.last[1]
-
-
-def _quick(exactly: _Exactly) -> Evaluate:
-    """The evaluation in float32 where rounding hides little of the noise, else exactly."""
-    rows, eps = exactly.rows.in_float32(), float(np.finfo(np.float32).eps)
-    memory = rows.memory()
-
-    def evaluate_quickly(vector: Float[np.ndarray, " p"]) -> tuple[Local, gp_host.Terms | None]:
-        _, prior, common = rows.variances(np.exp(vector))
-        is_safe = common > _SAFE * eps * len(rows.targets) * prior
-        return evaluate(rows, vector, jitter=exactly.jitter, memory=memory) if is_safe else exactly(vector)
-
-    return evaluate_quickly
-
-
-def by_least_jitter(attempt: Callable[[Float[np.ndarray, ""]], Process], dtype: DTypeLike) -> Process:
-    """The process at the smallest jitter at which evidence and posterior are finite; else at the greatest."""
-    process = attempt(jitter_of_try(np.int32(0), dtype, "exact"))
-    for tries in range(1, JITTER_TRIES):
+            best = exact.optimum(race.one_by_one(quickly), deciding, start, options, on_host=True)
+            if quickly is not exactly:
+                best = exact.ended(race.one_by_one(exactly), best, start, options)
+            process = _process_at(best, exactly, data, model, jitter)
         if process.result != Result.NOT_FINITE:
             break
-        process = attempt(jitter_of_try(np.int32(tries), dtype, "exact"))
-    return process
+    return scales, cast(Process, process)
 
 
 class Rows(NamedTuple):
@@ -158,11 +115,6 @@ class Rows(NamedTuple):
         """The same rows for an evaluation in half of the time."""
         return self._mapped(lambda array: array.astype(np.float32))
 
-    def memory(self) -> Float[np.ndarray, "k n n"]:
-        """Memory for one evaluation after another."""
-        n = len(self.targets)
-        return np.empty((len(self.parts) + 2, n, n), self.targets.dtype)
-
     def some(self, numbers: Int[np.ndarray, " m"]) -> "Rows":
         """Some of the rows."""
         return self._mapped(lambda array: array[numbers])
@@ -175,49 +127,71 @@ class Rows(NamedTuple):
         )
 
 
-def evaluate(
-    rows: Rows, vector: Float[np.ndarray, " p"], *, jitter: float, memory: Float[np.ndarray, "k n n"] | None = None
-) -> tuple[Local, gp_host.Terms | None]:
-    """The evidence near a vector of hyperparameters, as `exact.exact_objective`, and what the posterior needs.
+class Evidence:
+    """The evidence of rows near vectors of hyperparameters, as `exact.exact_objective`.
 
-    Args:
+    A vector holds the logs of the variance and the lengthscales of each kernel. If the noise variance is learned, its
+    log follows. If the base has a variance, the logit of the fraction of noise that follows it comes last.
+
+    Attributes:
         rows: the data.
-        vector: logs of the variance and the lengthscales of each kernel. If the noise variance is learned, its log
-            follows. If the base has a variance, the logit of the fraction of noise that follows it comes last.
         jitter: as a fraction of the prior variance.
-        memory: of `Rows.memory`, in which all is computed; None for its own.
+        exactly: asked in place of this one where rounding hides much of the noise; None for an exact one.
+        last: the last vector, what was found there, and what the posterior needs; None where that is not finite.
     """
-    n, p, values, starts = len(rows.targets), len(vector), np.exp(vector), rows.starts
-    parts = [
-        gp_host.Part(points, values[at], values[at + 1 : at + 1 + width])
-        for points, width, at in zip(rows.parts, rows.widths, starts, strict=False)
-    ]
-    noise, prior, common = rows.variances(values)
-    relative = np.ones(n)
-    by_diagonal = np.zeros((n, p))
-    if rows.base_variance is not None:
-        # The noise of a row: common (1 - s + s base_variance), with s the sigmoid of the logit.
-        fraction = 1 / (1 + np.exp(-vector[-1]))
-        relative = 1 - fraction + fraction * rows.base_variance
-        by_diagonal[:, -1] = common * fraction * (1 - fraction) * (rows.base_variance - 1)
-    by_diagonal[:, starts[:-1]] = values[starts[:-1]] * (jitter + rows.eps * n * relative[:, None])
-    if rows.log_noise is None:
-        by_diagonal[:, starts[-1]] = noise * relative
-    terms = gp_host.likelihood_terms(parts, jitter * prior + common * relative, by_diagonal, rows.targets, memory)
-    if terms is None:
-        return Local(np.full((), np.nan), np.full(p, np.nan), np.full((p, p), np.nan), np.asarray(False)), None
-    # As `model.is_sane`.
-    greatest = -n * (LOG_2PI + np.log(common * relative.min())) / 2
-    is_sane = (terms.value <= greatest) & (max(prior, common) < ABSURD * np.mean(rows.targets**2))
-    return Local(np.asarray(terms.value), terms.gradient, terms.information, np.asarray(is_sane)), terms
+
+    last: Any
+
+    def __init__(self, rows: Rows, jitter: Float[Any, ""], exactly: "Evidence | None" = None) -> None:
+        self.rows, self.jitter, self.exactly, self.last = rows, float(jitter), exactly, None
+        n = len(rows.targets)
+        # To have it fresh for every call takes a quarter of the time of 800 rows.
+        self._memory = np.empty((len(rows.parts) + 2, n, n), rows.targets.dtype)
+
+    def in_float32(self) -> "Evidence":
+        """The same in half of the time where that is safe."""
+        return Evidence(self.rows.in_float32(), self.jitter, self)
+
+    def __call__(self, vector: Float[np.ndarray, " p"]) -> Local:
+        """The evidence near a vector."""
+        rows, n, p, values = self.rows, len(self.rows.targets), len(vector), np.exp(vector)
+        noise, prior, common = rows.variances(values)
+        if self.exactly is not None and common < _SAFE * np.finfo(rows.targets.dtype).eps * n * prior:
+            return self.exactly(vector)
+        if self.last is not None and np.array_equal(self.last[0], vector):
+            return self.last[1]
+        starts, relative, by_diagonal = rows.starts, np.ones(n), np.zeros((n, p))
+        parts = [
+            gp_host.Part(points, values[at], values[at + 1 : at + 1 + width])
+            for points, width, at in zip(rows.parts, rows.widths, starts, strict=False)
+        ]
+        if rows.base_variance is not None:
+            # The noise of a row: common (1 - s + s base_variance), with s the sigmoid of the logit.
+            fraction = 1 / (1 + np.exp(-vector[-1]))
+            relative = 1 - fraction + fraction * rows.base_variance
+            by_diagonal[:, -1] = common * fraction * (1 - fraction) * (rows.base_variance - 1)
+        by_diagonal[:, starts[:-1]] = values[starts[:-1]] * (self.jitter + rows.eps * n * relative[:, None])
+        if rows.log_noise is None:
+            by_diagonal[:, starts[-1]] = noise * relative
+        diagonal = self.jitter * prior + common * relative
+        terms = gp_host.likelihood_terms(parts, diagonal, by_diagonal, rows.targets, self._memory)
+        if terms is None:
+            local = Local(np.full((), np.nan), np.full(p, np.nan), np.full((p, p), np.nan), np.asarray(False))
+        else:
+            # As `model.is_sane`.
+            greatest = -n * (LOG_2PI + np.log(common * relative.min())) / 2
+            is_sane = (terms.value <= greatest) & (max(prior, common) < ABSURD * np.mean(rows.targets**2))
+            local = Local(np.asarray(terms.value), terms.gradient, terms.information, np.asarray(is_sane))
+        self.last = vector.copy(), local, terms
+        return local
 
 
 def _process_at(
-    best: exact.Optimum, evaluate: Evaluate, data: Data, model: Model, jitter: Float[np.ndarray, ""]
+    best: exact.Optimum, evidence: Evidence, data: Data, model: Model, jitter: Float[np.ndarray, ""]
 ) -> Process:
     """The process with what was found; the last evaluation is its posterior."""
-    dtype, n = data.targets.dtype, len(data.targets)
-    local, terms = evaluate(best.place)
+    dtype, n, local = data.targets.dtype, len(data.targets), evidence(best.place)
+    terms = evidence.last[2]
     value = np.where(local.makes_sense, local.value, np.nan).astype(dtype)
     found = best._replace(value=value).as_found(as_vector(model)[1](best.place.astype(dtype)))
     if terms is None:

@@ -291,6 +291,11 @@ def jitter_of_try(step: Int[AnyArray, ""], dtype: DTypeLike, bound: str) -> Floa
     return namespace(step).where(step > 0, jitter, 0).astype(dtype) if bound == "exact" else jitter
 
 
+def jitters(dtype: DTypeLike) -> list[Float[np.ndarray, ""]]:
+    """What the exact process is tried with, one after the other."""
+    return [jitter_of_try(np.int32(tries), dtype, "exact") for tries in range(JITTER_TRIES)]
+
+
 def mean_variance(kernel: Kernel, points: Points, included: Bool[AnyArray, " n"] | None = None) -> Float[AnyArray, ""]:
     """The mean prior variance of the rows that count, of which jitter is a fraction."""
     variances = kernel.diagonal(points)

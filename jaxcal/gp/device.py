@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from jaxcal import _programs
+from jaxcal import _checks, _programs
 from jaxcal._numpy import AnyArray
 from jaxcal.gp import exact, padding, race
 from jaxcal.gp.model import Data, Model, as_vector, jitters, one_of, some_rows
@@ -49,6 +50,12 @@ def fit(prepare: Callable[..., tuple[S, InitialOf, Data]], options: Options, *ro
     return scales, padding.without_padding(cast(Process, process), len(rows[-1]))
 
 
+def warn_of_float64_on_a_tpu(data: Data) -> None:
+    """While a program is traced: once for every one that is compiled, and never for one that is there."""
+    if data.targets.dtype == jnp.float64 and jax.default_backend() == "tpu":
+        _checks.warn("a TPU has no float64: the program that imitates it compiles for minutes. Give float32 rows.")
+
+
 @_programs.jit
 def _prepared(
     prepare: Callable[..., tuple[S, InitialOf, Data]],
@@ -58,6 +65,7 @@ def _prepared(
 ) -> tuple[S, Data, Data | None, exact.Start]:
     """What the rows are scaled by, all of them and few that decide, and where the search begins."""
     scales, initial_of, data = prepare(*rows, included)
+    warn_of_float64_on_a_tpu(data)
     start = exact.Start.of(initial_of(data, None), data, options)
     few = some_rows(data, exact.FEW_ROWS) if start.few_decide(data.targets.shape[0]) else None
     return scales, data, few, start

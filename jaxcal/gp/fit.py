@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
@@ -14,6 +13,7 @@ from jaxcal import _checks, _programs
 from jaxcal._numpy import ARRAYS, AnyArray, by_numpy, in_jax, is_known, is_on_host
 from jaxcal.functional import noise
 from jaxcal.gp import device, host, nearest
+from jaxcal.gp.device import warn_of_float64_on_a_tpu
 from jaxcal.gp.implicit import with_derivatives
 from jaxcal.gp.model import JITTER_TRIES, Data, jitter_of_try
 from jaxcal.gp.noise import InitialOf, with_input_noise, with_student_t_noise
@@ -121,18 +121,12 @@ def maximize_evidence(initial_of: InitialOf, data: Data, options: Options) -> Pr
         data: what to explain.
         options: how.
     """
-    _warn_of_float64_on_a_tpu(data)
+    warn_of_float64_on_a_tpu(data)
     search_all = one_run_at_a_time(partial(first_finite, _attempt, JITTER_TRIES))
     if not options.differentiable:
         return search_all(initial_of, data, options)
     process = search_all(*as_constants((initial_of, data)), options)
     return with_derivatives(process, initial_of, data, options)
-
-
-def _warn_of_float64_on_a_tpu(data: Data) -> None:
-    """While a program is traced: once for every one that is compiled, and never for one that is there."""
-    if data.targets.dtype == jnp.float64 and jax.default_backend() == "tpu":
-        _checks.warn("a TPU has no float64: the program that imitates it compiles for minutes. Give float32 rows.")
 
 
 def _attempt(initial_of: InitialOf, data: Data, options: Options, tries: Int[Array, ""]) -> Process:

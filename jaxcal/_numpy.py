@@ -96,7 +96,12 @@ def in_jax(tree: T) -> T:
         return jax.tree.map(put, tree)
 
 
-def numpy_or_jit(function: Callable[P, T] | None = None, *, when: Callable[..., bool] = lambda *_, **__: True) -> Any:
+def numpy_or_jit(
+    function: Callable[P, T] | None = None,
+    *,
+    when: Callable[..., bool] = lambda *_, **__: True,
+    around: Callable[[Callable], Callable] = lambda program: program,
+) -> Any:
     """A function of either library's arrays: by NumPy where that can read all of them, else one compiled program.
 
     Inside of another such function that NumPy answers, arrays stay NumPy's.
@@ -104,6 +109,7 @@ def numpy_or_jit(function: Callable[P, T] | None = None, *, when: Callable[..., 
     Args:
         function: what to decorate.
         when: of its arguments, whether NumPy knows how.
+        around: what to decorate the program with.
 
     Example:
         >>> @numpy_or_jit
@@ -113,8 +119,8 @@ def numpy_or_jit(function: Callable[P, T] | None = None, *, when: Callable[..., 
         [2.0]
     """
     if function is None:
-        return partial(numpy_or_jit, when=when)
-    program = _programs.jit(function)
+        return partial(numpy_or_jit, when=when, around=around)
+    program = around(_programs.jit(function))
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> T:

@@ -22,8 +22,8 @@ from jaxtyping import Array, ArrayLike, Float, Real
 from jaxcal._numpy import AnyArray, constant, namespace
 from jaxcal._programs import exact_products
 
-# Triangular matrices up to this size are taken as a whole, which compiles faster; greater ones are halved, down to this
-# size, and products of them made in so many strips.
+# Triangular matrices up to this size are taken as a whole, which compiles faster. Greater ones are halved, down to the
+# second size. Products of them are made in so many strips.
 _WHOLE, _LEAF, _STRIPS = 1024, 128, 6
 
 

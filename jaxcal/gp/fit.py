@@ -39,8 +39,8 @@ def fit_rows(
 ) -> tuple[S, Process]:
     """What the rows are scaled by, and the process of the greatest evidence.
 
-    Of known rows the host searches for the exact evidence under Gaussian noise: by NumPy on a CPU (`gp.host`), by small
-    programs on accelerators and for other kernels (`gp.device`). Everywhere else the whole fit is one compiled program.
+    The host searches for the exact evidence of known rows under Gaussian noise. It asks NumPy on a CPU (`gp.host`), and
+    small programs on accelerators and for other kernels (`gp.device`). Any other fit is one compiled program.
 
     Args:
         prepare: `prepare(*rows, included)` gives what the rows are scaled by, the initial values and the data. It is

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool
 
-from jaxcal._numpy import is_known, is_on_host, is_working, numpy_or_jit
+from jaxcal._numpy import is_known, numpy_or_jit
 from jaxcal._programs import at_top
 from jaxcal.gp.process import Process
 
@@ -48,21 +48,22 @@ def prediction(predict: Callable[..., T]) -> Callable[..., T]:
     """`predict(fitted, points, include_noise)`: by NumPy where it knows how, else by one program for each bucket.
 
     Args:
-        predict: what to decorate; `fitted` holds a process, `points` is a tuple of arrays with a leading axis of points
-            or None, and all that it gives has that axis.
+        predict: what to decorate. `fitted` holds a process. `points` is a tuple of arrays with a leading axis of
+            points, or None. All that it gives has that axis.
     """
-    answer = numpy_or_jit(predict, when=lambda fitted, *_: fitted.process.is_exact)
+    return numpy_or_jit(predict, when=lambda fitted, *_: fitted.process.is_exact, around=_by_buckets)
 
-    @wraps(predict)
+
+def _by_buckets(program: Callable[..., T]) -> Callable[..., T]:
+    @wraps(program)
     def call(fitted: Any, points: tuple[Any, ...], include_noise: bool) -> T:
-        in_numpy = is_working() or (fitted.process.is_exact and is_on_host(fitted, points))
-        if in_numpy or not is_known(fitted, points) or _is_distributed(points):
-            return answer(fitted, points, include_noise)
+        if not is_known(fitted, points) or _is_distributed(points):
+            return program(fitted, points, include_noise)
         number = len(points[-1])
         few = 1 << (number - 1).bit_length()
         filled = _filled(points, few if number <= _FEW_POINTS else number + -number % _FEW_POINTS)
         with at_top():
-            found = answer(fitted, filled, include_noise)
+            found = program(fitted, filled, include_noise)
             return jax.tree.map(lambda array: _cut(array, slice(number)), found)
 
     return call

@@ -57,6 +57,7 @@ def renamed_value(name: str, value: T, **names: str) -> T | str:
     return names[value]
 
 
+@_numpy.keeps_known
 def as_floats(name: str, values: Any) -> Float[JaxArray, "..."]:
     """`values` as a JAX array of float32, if they have that or half precision, else of the default float dtype.
 
@@ -240,6 +241,7 @@ def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[Jax
     return array
 
 
+@_numpy.keeps_known
 def as_numbers(name: str, values: Any) -> Float[JaxArray, "n d"]:
     """`values` as a matrix [n, d] of numbers that need not be finite; a vector [n] is one column.
 
@@ -524,7 +526,7 @@ def without_derivative(tree: T, what: str, instead: str) -> T:
         what: has no derivative: "mlp.fit".
         instead: what to do, a clause: "give steps= for ...".
     """
-    refuse = lambda leaf: _identity(what, instead, leaf) if eqx.is_inexact_array(leaf) else leaf
+    refuse = lambda leaf: _identity(what, instead, leaf) if is_traced(leaf) and eqx.is_inexact_array(leaf) else leaf
     return jax.tree.map(refuse, tree)
 
 

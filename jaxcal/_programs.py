@@ -3,12 +3,12 @@
 import contextlib
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
+from jax.core import eval_context
 from jax.extend.core import get_opaque_trace_state
 
 P = ParamSpec("P")
@@ -69,9 +69,8 @@ def jit(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def at_top() -> contextlib.AbstractContextManager[None]:
-    """In it programs of known arrays run, also where a transformation is at work around, which would take them in."""
-    # Elsewhere it would make JAX compile every operation on constants alone.
-    return contextlib.nullcontext() if _is_at_top() else jax.ensure_compile_time_eval()
+    """In it known arrays are computed with as if no transformation were at work around, which would take them in."""
+    return eval_context()
 
 
 def _is_at_top() -> bool:
@@ -81,9 +80,9 @@ def _is_at_top() -> bool:
 
 @cache
 def _top() -> Any:
-    """The state without a transformation: the one that a new thread is in."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(get_opaque_trace_state).result()
+    """The state without a transformation."""
+    with at_top():
+        return get_opaque_trace_state()
 
 
 @cache

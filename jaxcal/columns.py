@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
+from jaxcal._numpy import keeps_known
 
 # A label is a string in a column of text, and a number in one of numbers; None stands for a missing one.
 Label = str | float | None
@@ -187,6 +188,7 @@ class Columns(eqx.Module):
         start = self.num_columns - len(self.categorical)
         return tuple(range(start, start + len(self.incomplete) + sum(self.sizes)))
 
+    @keeps_known
     def __call__(self, x: Table) -> Float[Array, "n p"]:
         """The inputs of a method: the columns of numbers, indicators of missing values, indicators of labels.
 

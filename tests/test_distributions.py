@@ -527,6 +527,19 @@ def test_student_t_of_many_rows():
         np.testing.assert_allclose(end[some], 2 * scipy.stats.t.ppf(level, 5), rtol=EXACT)
 
 
+def test_student_t_of_several_outputs():
+    """Each output is as it is alone."""
+    df, loc, y = 3 + np.arange(6.0).reshape(3, 2), np.ones((3, 2)), np.arange(6.0).reshape(3, 2)
+    both = StudentT(df, loc, 2.0)
+    for k in range(2):
+        alone = StudentT(df[:, k], loc[:, k], 2.0)
+        for ours, theirs in zip(both.interval(0.9), alone.interval(0.9), strict=True):
+            np.testing.assert_allclose(ours[:, k], theirs, rtol=EXACT)
+        np.testing.assert_allclose(both.std[:, k], alone.std, rtol=EXACT)
+        np.testing.assert_allclose(both.crps(y)[:, k], alone.crps(y[:, k]), rtol=EXACT)
+        np.testing.assert_allclose(both.icdf(np.array([0.1, 0.7]))[:, k], alone.icdf(np.array([0.1, 0.7])), rtol=EXACT)
+
+
 def test_student_t_quantiles_of_equal_degrees_of_freedom():
     distribution = StudentT(5.0, LOC, SCALE)
     expected = scipy.stats.t.ppf(LEVELS, 5, LOC[:, None], SCALE[:, None])

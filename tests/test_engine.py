@@ -36,9 +36,14 @@ def by_rio(x, y, new):
     return fitted.evidence, fitted(new, model(new)).mean
 
 
-def by_gpjax(x, y, new):
+def matern():
     """A kernel that only JAX knows."""
-    fitted = gaussian_process.fit(x, y, kernel=Matern32(active_dims=[0, 1], lengthscale=jnp.ones(2)))
+    with jax.core.eval_context():  # also inside of a program, where its parameters would be traced
+        return Matern32(active_dims=[0, 1], lengthscale=jnp.ones(2))
+
+
+def by_gpjax(x, y, new):
+    fitted = gaussian_process.fit(x, y, kernel=matern())
     return fitted.evidence, fitted(new).mean
 
 
@@ -56,6 +61,28 @@ def test_known_data_are_fitted_inside_of_a_program(predict, of):
     inside = jax.jit(lambda new: predict(x, y, new))(x[:NEW])
     np.testing.assert_allclose(inside[0], evidence, atol=NATS)
     np.testing.assert_allclose(inside[1], mean, atol=CLOSE)
+
+
+@pytest.mark.parametrize("of", [np, jnp], ids=["numpy", "jax"])
+@pytest.mark.parametrize("fit", ["process", "rio", "gpjax"])
+def test_known_data_are_fitted_by_the_host_also_inside_of_a_program(fit, of):
+    x, y = rows(of)
+    base, kernel = Point(0.8 * y), matern()
+    evidence = {
+        "process": lambda: gaussian_process.fit(x, y).evidence,
+        "rio": lambda: rio.fit(x, base, y).evidence,
+        "gpjax": lambda: gaussian_process.fit(x, y, kernel=kernel).evidence,
+    }[fit]
+    alone = evidence()
+    one, scaled = jnp.ones(2), lambda one: one * evidence()
+    with compilations() as compiled:
+        inside = jax.jit(scaled)(one)
+    assert len(compiled) == 1  # the caller's own
+    np.testing.assert_array_equal(inside, alone)
+    jax.vmap(scaled)(one), jax.grad(scaled)(one[0])
+    with compilations() as compiled:
+        jax.vmap(scaled)(one), jax.grad(scaled)(one[0])
+    assert compiled == []
 
 
 def test_known_data_are_fitted_inside_of_derivatives():

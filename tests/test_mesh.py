@@ -110,6 +110,14 @@ for name, mesh, number in NUMBERS:
     found[name, number] = *compare(floats(spread(*some)), floats(vmapped(*(a[:number] for a in runs)))), exchanged
 print(json.dumps([[*key, *value] for key, value in found.items()]))
 """
+PLACES = """
+from jaxcal.gp import fit
+x, y = jax.device_put((rng.normal(size=(30, 2)), rng.normal(size=30)), devices[2])
+fit.is_on_host = lambda *_: False  # as on accelerators
+fitted = gaussian_process.fit(x, y, noise_variance=0.5, max_iterations=2)
+arrays = jax.tree.leaves((eqx.filter(fitted.process, eqx.is_array), fitted.process(x)))
+print(json.dumps([list(map(str, array.devices())) == [str(devices[2])] for array in arrays]))
+"""
 DERIVATIVES = """
 from jaxcal.optimize import over_runs
 
@@ -192,6 +200,10 @@ def test_runs_spread_over_devices(method, numbers):
         assert num_devices == 4, name
         assert difference < tolerance, name
         assert exchanged == []
+
+
+def test_a_fit_by_programs_stays_where_its_rows_are():
+    assert all(on_four_devices(COMMON + PLACES))
 
 
 def test_derivatives_of_runs_spread_over_devices():

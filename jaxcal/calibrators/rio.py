@@ -260,7 +260,7 @@ def fit(
         if not differentiable:
             rows = _checks.without_derivative(rows, "rio.fit", "give differentiable=True")
         prepare = eqx.Partial(_prepared, columns, given, setting)
-        scales, process = fit_rows(prepare, rows, options, stationary=given is None and not setting.paper)
+        scales, process = fit_rows(prepare, rows, options, in_numpy=given is None and not setting.paper)
         rio = scales.rio(process, setting)
     check_fit(rio.process, y.shape[0], throw=throw)
     return rio

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal._numpy import JaxArray, is_working, namespace, numpy_or_jit
+from jaxcal._numpy import JaxArray, is_working, keeps_known, namespace, numpy_or_jit
 from jaxcal.distributions._rows import Rows, replaced
 from jaxcal.functional import quantiles, rounding
 
@@ -182,6 +182,7 @@ def marked_out_of_fold(distribution: D) -> D:
     return replaced(distribution, is_out_of_fold=True)
 
 
+@keeps_known
 def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[JaxArray]:
     """The parameters as vectors [n] of one dtype; a number holds for all rows and has no say in the dtype.
 

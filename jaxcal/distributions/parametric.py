@@ -131,9 +131,9 @@ class StudentT(Distribution):
     """Student t predictions, loc + scale * T with T of `df` degrees of freedom. Rows with scale 0 are points.
 
     Args:
-        df: degrees of freedom, [n] or one number for all rows; positive.
-        loc: [n], or one number for all rows.
-        scale: [n], or one number for all rows; not negative.
+        df: degrees of freedom, [n], or of several outputs [n, t], or one number for all rows; positive.
+        loc: likewise.
+        scale: likewise; not negative.
 
     Example:
         >>> distribution = StudentT(4.0, jnp.array([0.0, 1.0]), 2.0)
@@ -146,7 +146,7 @@ class StudentT(Distribution):
     scale: Float[Array, "*n"]
 
     def __init__(self, df: Real[ArrayLike, "..."], loc: Real[ArrayLike, "..."], scale: Real[ArrayLike, "..."]):
-        self.df, self.loc, self.scale = as_rows(df=df, loc=loc, scale=scale)
+        self.df, self.loc, self.scale = as_rows(outputs=True, df=df, loc=loc, scale=scale)
         check_not_negative("scale", self.scale)
         if not _checks.is_traced(self.df) and (least := np.asarray(self.df).min()) <= 0:
             raise ValueError(f"df must be positive; got {least:g}.")

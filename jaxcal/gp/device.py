@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Device
 from jaxtyping import Array, Bool, Float
 
 from jaxcal import _checks, _programs
@@ -28,15 +29,18 @@ from jaxcal.optimize import Result
 S = TypeVar("S")
 
 
-def fit(prepare: Callable[..., tuple[S, InitialOf, Data]], options: Options, *rows: Any) -> tuple[S, Process]:
+def fit(
+    prepare: Callable[..., tuple[S, InitialOf, Data]], options: Options, device: Device | None, *rows: Any
+) -> tuple[S, Process]:
     """What rows are scaled by, and the process at the smallest jitter at which evidence and posterior are finite.
 
     Args:
         prepare: as of `fit.fit_rows`.
         options: how: by the exact evidence, under Gaussian noise.
+        device: where; None for the one that JAX takes.
         rows: of one output, in NumPy's arrays; None for what is not there.
     """
-    scales, data, few, start = _prepared(prepare, *padding.padded(rows), options.of_numbers())
+    scales, data, few, start = _prepared(prepare, *padding.padded(rows, device), options.of_numbers())
     begin, process = jax.device_get(start).in_float64(), None
     for jitter in jitters(data.targets.dtype):
         if begin.vectors.shape[1]:

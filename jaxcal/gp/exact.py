@@ -35,9 +35,10 @@ from jaxcal.gp.newton import Floats, Local
 from jaxcal.gp.options import Options
 from jaxcal.optimize import Result
 
-# Of more than twice as many rows, so many decide which optima are climbed to, as far as to this tolerance: the best,
-# and another one no further below than this. From both go so many steps by column, as far as to the loose tolerance.
-FEW_ROWS, _FEW_ROWS_TOLERANCE, _RIVAL, _FEW_ROWS_STEPS = 250, 0.1, 10.0, 40
+# Of many rows few decide which optima are climbed to, as far as to this tolerance: the best, and another one no further
+# below than this. From both go so many steps by column, as far as to the loose tolerance. Rows that are filled up
+# (`gp.padding`) are many where the rows are.
+_MANY_ROWS, FEW_ROWS, _FEW_ROWS_TOLERANCE, _RIVAL, _FEW_ROWS_STEPS = 512, 250, 0.1, 10.0, 40
 # Isotropic ascents that others by column follow end here at first.
 _LOOSE = 0.5
 # How much is hoped of an ascent (`race.Field`): few rows are cheap, and many climb from where these have led.
@@ -91,7 +92,7 @@ class Start(NamedTuple):
 
     def few_decide(self, number: int) -> bool:
         """Whether few of so many rows decide what is climbed to on all."""
-        return self.vectors.shape[0] > 2 and number > 2 * FEW_ROWS
+        return self.vectors.shape[0] > 2 and number > _MANY_ROWS
 
 
 def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options: Options) -> Found:

@@ -18,6 +18,7 @@ from jaxcal.gp.implicit import with_derivatives
 from jaxcal.gp.model import JITTER_TRIES, Data, jitter_of_try
 from jaxcal.gp.noise import InitialOf, with_input_noise, with_student_t_noise
 from jaxcal.gp.options import Options
+from jaxcal.gp.padding import device_of
 from jaxcal.gp.process import Process, better_of, process_of, process_of_nearest
 from jaxcal.gp.search import optimum_of_some, search
 from jaxcal.optimize import Result, as_constants, first_finite, one_run_at_a_time
@@ -35,7 +36,7 @@ def fit_rows(
     rows: Sequence[Any],
     options: Options,
     *,
-    stationary: bool,
+    in_numpy: bool,
 ) -> tuple[S, Process]:
     """What the rows are scaled by, and the process of the greatest evidence.
 
@@ -47,17 +48,18 @@ def fit_rows(
             written for the arrays of NumPy and of JAX, and a pytree, such as an `eqx.Partial`.
         rows: x, and what has a last axis of outputs if there are several; None for what is not there.
         options: how.
-        stationary: whether the kernel is a sum of squared exponentials, which NumPy knows.
+        in_numpy: whether the kernel is a sum of squared exponentials, which NumPy knows.
     """
     rows = tuple(rows)
     known = as_constants((prepare, rows))
     if not (options.is_plain and is_known(known)):
         return _compiled(prepare, rows, options.of_numbers())
-    if stationary and is_on_host(known):
+    if in_numpy and is_on_host(known):
         found = by_numpy(over_outputs, eqx.Partial(host.fit, known[0], options), known[1])
     else:
         with _programs.at_top():
-            found = in_jax(over_outputs(partial(device.fit, known[0], options), jax.tree.map(np.asarray, known[1])))
+            fit_one = partial(device.fit, known[0], options, device_of(known))
+            found = in_jax(over_outputs(fit_one, jax.tree.map(np.asarray, known[1])))
     return _with_derivatives(found[1], prepare, rows, options.of_numbers()) if options.differentiable else found
 
 

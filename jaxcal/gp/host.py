@@ -155,20 +155,21 @@ class Evidence:
         """The evidence near a vector."""
         rows, n, p, values = self.rows, len(self.rows.targets), len(vector), np.exp(vector)
         noise, prior, common = rows.variances(values)
-        if self.exactly is not None and common < _SAFE * np.finfo(rows.targets.dtype).eps * n * prior:
-            return self.exactly(vector)
-        if self.last is not None and np.array_equal(self.last[0], vector):
-            return self.last[1]
         starts, relative, by_diagonal = rows.starts, np.ones(n), np.zeros((n, p))
-        parts = [
-            gp_host.Part(points, values[at], values[at + 1 : at + 1 + width])
-            for points, width, at in zip(rows.parts, rows.widths, starts, strict=False)
-        ]
         if rows.base_variance is not None:
             # The noise of a row: common (1 - s + s base_variance), with s the sigmoid of the logit.
             fraction = 1 / (1 + np.exp(-vector[-1]))
             relative = 1 - fraction + fraction * rows.base_variance
             by_diagonal[:, -1] = common * fraction * (1 - fraction) * (rows.base_variance - 1)
+        least = common * relative.min()
+        if self.exactly is not None and least < _SAFE * np.finfo(rows.targets.dtype).eps * n * prior:
+            return self.exactly(vector)
+        if self.last is not None and np.array_equal(self.last[0], vector):
+            return self.last[1]
+        parts = [
+            gp_host.Part(points, values[at], values[at + 1 : at + 1 + width])
+            for points, width, at in zip(rows.parts, rows.widths, starts, strict=False)
+        ]
         by_diagonal[:, starts[:-1]] = values[starts[:-1]] * (self.jitter + rows.eps * n * relative[:, None])
         if rows.log_noise is None:
             by_diagonal[:, starts[-1]] = noise * relative
@@ -178,7 +179,7 @@ class Evidence:
             local = Local(np.full((), np.nan), np.full(p, np.nan), np.full((p, p), np.nan), np.asarray(False))
         else:
             # As `model.is_sane`.
-            greatest = -n * (LOG_2PI + np.log(common * relative.min())) / 2
+            greatest = -n * (LOG_2PI + np.log(least)) / 2
             is_sane = (terms.value <= greatest) & (max(prior, common) < ABSURD * np.mean(rows.targets**2))
             local = Local(np.asarray(terms.value), terms.gradient, terms.information, np.asarray(is_sane))
         self.last = vector.copy(), local, terms

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 import numpy as np
+from jax import Device
 from jaxtyping import Array, Bool
 
 from jaxcal._numpy import is_known, numpy_or_jit
@@ -25,15 +26,23 @@ _FEW_POINTS = 1024
 T = TypeVar("T")
 
 
-def padded(rows: Sequence[Any]) -> tuple[tuple[Array | None, ...], Bool[Array, " n"]]:
+def padded(rows: Sequence[Any], device: Device | None) -> tuple[tuple[Array | None, ...], Bool[Array, " n"]]:
     """The rows of a fit filled up, and which of them count.
 
     Args:
         rows: arrays with a leading axis of rows; None for what is not there.
+        device: where to put them.
     """
     number = len(rows[-1])
     size = number + -number % _MULTIPLE
-    return _filled(rows, size), jax.device_put(np.arange(size) < number)
+    return _filled(rows, size, device), jax.device_put(np.arange(size) < number, device)
+
+
+def device_of(*trees: Any) -> Device | None:
+    """The one device that arrays were put on; None where they stay wherever JAX has them, or on several."""
+    arrays = [leaf for leaf in jax.tree.leaves(trees) if isinstance(leaf, jax.Array) and leaf.committed]
+    devices = {device for array in arrays for device in array.devices()}
+    return devices.pop() if len(devices) == 1 else None
 
 
 def without_padding(process: Process, number: int) -> Process:
@@ -61,7 +70,8 @@ def _by_buckets(program: Callable[..., T]) -> Callable[..., T]:
             return program(fitted, points, include_noise)
         number = len(points[-1])
         few = 1 << (number - 1).bit_length()
-        filled = _filled(points, few if number <= _FEW_POINTS else number + -number % _FEW_POINTS)
+        size = few if number <= _FEW_POINTS else number + -number % _FEW_POINTS
+        filled = _filled(points, size, device_of(fitted, points))
         with at_top():
             found = program(fitted, filled, include_noise)
             return jax.tree.map(lambda array: _cut(array, slice(number)), found)
@@ -73,12 +83,13 @@ def _is_distributed(points: tuple[Any, ...]) -> bool:
     return any(len(array.sharding.device_set) > 1 for array in points if isinstance(array, jax.Array))
 
 
-def _filled(rows: Sequence[Any], size: int) -> tuple[Array | None, ...]:
+def _filled(rows: Sequence[Any], size: int, device: Device | None) -> tuple[Array | None, ...]:
     """On the host: there a number of rows needs no program. The first row is repeated, so that no extreme changes."""
     places = np.arange(size)
     places[len(rows[-1]) :] = 0
-    return tuple(None if array is None else jax.device_put(np.asarray(array)[places]) for array in rows)
+    return tuple(None if array is None else jax.device_put(np.asarray(array)[places], device) for array in rows)
 
 
 def _cut(array: Array, part: Any) -> Array:
-    return jax.device_put(np.asarray(array)[part])
+    found = np.asarray(array)[part]
+    return array if found.shape == array.shape else jax.device_put(found, device_of(array))

@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
 from jaxcal.optimize.batching import one_run_at_a_time
@@ -143,8 +144,9 @@ def at_optimum(loss: Loss, found: Stationary, least_curvature: ArrayLike) -> Flo
 
 
 def as_constants(tree: T) -> T:
-    """A pytree with its arrays held constant: no derivative passes. What else it holds stays."""
-    return jax.tree.map(lambda leaf: lax.stop_gradient(leaf) if eqx.is_inexact_array(leaf) else leaf, tree)
+    """A pytree with its arrays held constant: no derivative passes. What else it holds, and what is known, stays."""
+    hold = lambda leaf: lax.stop_gradient(leaf) if isinstance(leaf, Tracer) and eqx.is_inexact_array(leaf) else leaf
+    return jax.tree.map(hold, tree)
 
 
 def _matrix(pushforward: Gradient, place: Float[Array, " p"]) -> Float[Array, "p p"]:

@@ -178,7 +178,7 @@ def fit(
         if not differentiable:
             rows, given = _checks.without_derivative((rows, given), "gaussian_process.fit", "give differentiable=True")
         prepare = eqx.Partial(_prepared, columns.indicators, given, preset, noise == "student_t")
-        scalers, process = fit_rows(prepare, rows, options, stationary=given.kernel is None and preset is None)
+        scalers, process = fit_rows(prepare, rows, options, in_numpy=given.kernel is None and preset is None)
         fitted = GaussianProcess(process=process, columns=columns, x_scaler=scalers.x, y_scaler=scalers.y)
     check_fit(fitted.process, y.shape[0], throw=throw)
     return fitted

@@ -79,9 +79,8 @@ def is_on_host(*trees: Any) -> bool:
 def keeps_known(function: Callable[P, T]) -> Callable[P, T]:
     """A function that makes known arrays of known arguments, also where a transformation is at work around.
 
-    >>> halved = keeps_known(lambda array: array / 2)
-    >>> found = []
-    >>> _ = jax.jit(lambda: found.append(halved(jnp.ones(2))))()
+    >>> halved, array, found = keeps_known(lambda array: array / 2), jnp.ones(2), []
+    >>> _ = jax.jit(lambda: found.append(halved(array)))()
     >>> is_known(found)
     True
     """

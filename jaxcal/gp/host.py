@@ -142,7 +142,7 @@ class Evidence:
 
     last: Any
 
-    def __init__(self, rows: Rows, jitter: Float[Any, ""], exactly: "Evidence | None" = None) -> None:
+    def __init__(self, rows: Rows, jitter: float | Float[Any, ""], exactly: "Evidence | None" = None) -> None:
         self.rows, self.jitter, self.exactly, self.last = rows, float(jitter), exactly, None
         n = len(rows.targets)
         self._memory = np.empty((len(rows.parts) + 2, n, n), rows.targets.dtype)

@@ -87,7 +87,7 @@ def keeps_known(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> T:
-        if not is_known(args, options):
+        if _programs.is_at_top() or not is_known(args, options):
             return function(*args, **options)
         with _programs.at_top():
             return function(*args, **options)

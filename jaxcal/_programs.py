@@ -61,7 +61,7 @@ def jit(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> T:
         backend = jax.default_backend()
-        if not (_is_at_top() and _has_options(backend)):
+        if not (is_at_top() and _has_options(backend)):
             return plain(*args, **options)
         return with_options(backend)(*args, **options)
 
@@ -73,7 +73,7 @@ def at_top() -> contextlib.AbstractContextManager[None]:
     return eval_context()
 
 
-def _is_at_top() -> bool:
+def is_at_top() -> bool:
     """Whether no transformation is at work around."""
     return get_opaque_trace_state() == _top()
 

@@ -35,10 +35,12 @@ from jaxcal.gp.newton import Floats, Local
 from jaxcal.gp.options import Options
 from jaxcal.optimize import Result
 
-# Of many rows few decide which optima are climbed to, as far as to this tolerance: the best, and another one no further
-# below than this. From both go so many steps by column, as far as to the loose tolerance. Rows that are filled up
-# (`gp.padding`) are many where the rows are.
-_MANY_ROWS, FEW_ROWS, _FEW_ROWS_TOLERANCE, _RIVAL, _FEW_ROWS_STEPS = 512, 250, 0.1, 10.0, 40
+# Of more rows than 512 some decide which optima all of them climb to: 250. The first number is a multiple of 16, as are
+# rows that `gp.padding` fills up.
+_MANY_ROWS, FEW_ROWS = 512, 250
+# Ascents on the few rows end at this tolerance. All rows climb to the best optimum, and to a rival less than 10 nats
+# below it. From both the few rows take at most 40 steps by column, to the loose tolerance.
+_FEW_ROWS_TOLERANCE, _RIVAL, _FEW_ROWS_STEPS = 0.1, 10.0, 40
 # Isotropic ascents that others by column follow end here at first.
 _LOOSE = 0.5
 # How much is hoped of an ascent (`race.Field`): few rows are cheap, and many climb from where these have led.
@@ -91,7 +93,7 @@ class Start(NamedTuple):
         return self._replace(**{name: wide(getattr(self, name)) for name in names})
 
     def few_decide(self, number: int) -> bool:
-        """Whether few of so many rows decide what is climbed to on all."""
+        """Whether few of so many rows decide which optima all rows climb to."""
         return self.vectors.shape[0] > 2 and number > _MANY_ROWS
 
 

@@ -49,8 +49,8 @@ def without_padding(process: Process, number: int) -> Process:
     """The process with so many rows, the first ones."""
     parts = lambda process: (process.points, process.posterior.weights, process.posterior.shrink)
     points, weights, shrink = parts(process)
-    points, weights = jax.tree.map(lambda rows: _cut(rows, slice(number)), (points, weights))
-    return eqx.tree_at(parts, process, (points, weights, _cut(shrink, (slice(number), slice(number)))))
+    points, weights = jax.tree.map(lambda rows: _cut(rows, number), (points, weights))
+    return eqx.tree_at(parts, process, (points, weights, _cut(shrink, number, axes=2)))
 
 
 def prediction(predict: Callable[..., T]) -> Callable[..., T]:
@@ -74,7 +74,7 @@ def _by_buckets(program: Callable[..., T]) -> Callable[..., T]:
         filled = _filled(points, size, device_of(fitted, points))
         with at_top():
             found = program(fitted, filled, include_noise)
-            return jax.tree.map(lambda array: _cut(array, slice(number)), found)
+            return jax.tree.map(lambda array: _cut(array, number), found)
 
     return call
 
@@ -85,11 +85,15 @@ def _is_distributed(points: tuple[Any, ...]) -> bool:
 
 def _filled(rows: Sequence[Any], size: int, device: Device | None) -> tuple[Array | None, ...]:
     """On the host: there a number of rows needs no program. The first row is repeated, so that no extreme changes."""
+    if size == len(rows[-1]):
+        return tuple(None if array is None else jax.device_put(array, device) for array in rows)
     places = np.arange(size)
     places[len(rows[-1]) :] = 0
     return tuple(None if array is None else jax.device_put(np.asarray(array)[places], device) for array in rows)
 
 
-def _cut(array: Array, part: Any) -> Array:
-    found = np.asarray(array)[part]
-    return array if found.shape == array.shape else jax.device_put(found, device_of(array))
+def _cut(array: Array, number: int, *, axes: int = 1) -> Array:
+    """The first rows, and of a square matrix the first columns, too."""
+    if len(array) == number:
+        return array
+    return jax.device_put(np.asarray(array)[(slice(number),) * axes], device_of(array))

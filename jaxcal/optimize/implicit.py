@@ -13,9 +13,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
+from jaxcal._checks import is_traced
 from jaxcal.optimize.batching import one_run_at_a_time
 from jaxcal.optimize.result import Result, select
 
@@ -144,8 +144,8 @@ def at_optimum(loss: Loss, found: Stationary, least_curvature: ArrayLike) -> Flo
 
 
 def as_constants(tree: T) -> T:
-    """A pytree with its arrays held constant: no derivative passes. What else it holds, and what is known, stays."""
-    hold = lambda leaf: lax.stop_gradient(leaf) if isinstance(leaf, Tracer) and eqx.is_inexact_array(leaf) else leaf
+    """A pytree with its traced arrays held constant: no derivative passes. All else stays as it is."""
+    hold = lambda leaf: lax.stop_gradient(leaf) if is_traced(leaf) and eqx.is_inexact_array(leaf) else leaf
     return jax.tree.map(hold, tree)
 
 

@@ -64,7 +64,6 @@ _LEAST_CURVATURE = 1e-7
 _TOO_LARGE = 1.5
 
 
-@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: Table,
     base: Distribution,

@@ -51,7 +51,6 @@ from jaxcal.preprocessing import Standardizer
 _DISTANCES_AT_ONCE = 2**22
 
 
-@_checks.renamed(neighbours="neighbors")
 def fit(
     x: Table | None,
     base: Distribution | MultivariateNormal,

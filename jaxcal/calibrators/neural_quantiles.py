@@ -72,7 +72,6 @@ _FEW_ROWS = 64
 _CHUNK = 64
 
 
-@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: Table | None,
     base: Distribution,

@@ -131,12 +131,7 @@ def calibrate(
     ] = None,
     calibration_fraction: Annotated[
         float | None,
-        typer.Option(
-            "--calibration-fraction",
-            "--calibration-share",
-            help="Fraction of FILE to fit on, drawn at random.",
-            show_default="0.5",
-        ),
+        typer.Option(help="Fraction of FILE to fit on, drawn at random.", show_default="0.5"),
     ] = None,
     calibration: Annotated[Path | None, typer.Option(help="Fit on this file, and on no row of FILE.")] = None,
     training: Annotated[

@@ -150,7 +150,6 @@ def load(name: str) -> Dataset:
     )
 
 
-@_checks.renamed(shares="fractions")
 def split(n: int, fractions: Sequence[float], *, seed: int) -> tuple[Int[np.ndarray, " part"], ...]:
     """Random disjoint parts of n rows: the row numbers of each.
 

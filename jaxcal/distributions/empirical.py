@@ -80,7 +80,6 @@ class Empirical(Distribution):
         rule: str = "inverse_cdf",
         tau: Real[ArrayLike, "..."] | None = None,
     ):
-        rule = _checks.renamed_value("rule", rule, randomised="randomized")
         _checks.check_choice("rule", rule, (*quantiles.RULES, "randomized"))
         if (rule == "randomized") != (tau is not None):
             given = "no tau" if tau is None else "a tau"

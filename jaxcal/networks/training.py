@@ -131,10 +131,8 @@ class StepOptions(TrainingOptions, total=False):
     initial: eqx.Module | None
 
 
-def takes_training_options(
-    declared: type = TrainingOptions, /, **old_names: str
-) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator: `help` shows the options in place of `**options`; their old names, and others, are taken, too."""
+def takes_training_options(declared: type = TrainingOptions) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator: `help` shows the options in place of `**options`."""
 
     def decorate(fit: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(fit)
@@ -143,7 +141,6 @@ def takes_training_options(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
             for name, annotation in declared.__annotations__.items()
         ]
-        fit = _checks.renamed(validation_share="validation_fraction", **old_names)(fit)
         fit.__signature__ = signature.replace(  # pyright: ignore[reportFunctionMemberAccess]
             parameters=[*parameters, *options]
         )

@@ -42,7 +42,7 @@ from jaxcal.networks.training import (
 )
 
 
-@takes_training_options(law="distribution")
+@takes_training_options()
 def fit(
     x: Table,
     y: Series,

@@ -40,7 +40,6 @@ _STEPS = 100
 _MOST_KEPT = 1000
 
 
-@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: Table,
     y: Series,

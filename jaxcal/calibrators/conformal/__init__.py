@@ -236,7 +236,6 @@ def fit(
     """
     if key is not None:
         _checks.check_key(key)
-    rule = _checks.renamed_value("rule", rule, randomised="randomized")
     _checks.check_choice("rule", rule, tuple(_SCORES))
     if score is None:
         score = "signed" if rule else "absolute" if isinstance(base, Point) else "scaled"

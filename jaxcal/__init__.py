@@ -10,7 +10,6 @@ from jaxcal import (
     datasets,
     density_ratio,
     functional,
-    labels,
     metrics,
     networks,
     online,
@@ -50,6 +49,7 @@ from jaxcal.distributions import (
     StudentT,
     concatenate,
 )
+from jaxcal.frames import labels
 from jaxcal.guarantee import Guarantee
 from jaxcal.predictors import (
     deep_ensemble,

@@ -15,15 +15,15 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Series, Table, is_frame
 from jaxcal.distributions import Distribution, Point
-from jaxcal.labels import ColumnLabels
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.labels import ColumnLabels
+from jaxcal.frames.layout import Series, Table, is_frame
 
 
 class Estimator(eqx.Module):
     """A fitted model with `predict`, as scikit-learn has it, as a function of inputs."""
 
-    __module__ = "jaxcal.pipeline"  # its name in files
     model: Any
 
     def __call__(self, x: Table) -> Point:
@@ -191,7 +191,6 @@ class Groups(eqx.Module):
         labels: of the rows of the fit [n]; None where the source is a function.
     """
 
-    __module__ = "jaxcal.pipeline"  # its name in files
     source: Any
     labels: np.ndarray | None
 

@@ -15,7 +15,6 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks, progress
 from jaxcal._steps import checked, with_key
-from jaxcal.columns import Categorical, Layout, Series, Table
 from jaxcal.cross_validation import (
     WITHOUT_A_FOLD,
     as_labels,
@@ -31,6 +30,8 @@ from jaxcal.cross_validation import (
 )
 from jaxcal.distributions import Distribution
 from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.frames.columns import Categorical
+from jaxcal.frames.layout import Layout, Series, Table
 
 
 def fit(

@@ -28,7 +28,6 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import ABSOLUTE, check_base, error_scale, is_scaled, standardized_errors
-from jaxcal.columns import Categorical, Layout, Series, Table
 from jaxcal.cross_validation import (
     Fold,
     as_distribution,
@@ -44,6 +43,8 @@ from jaxcal.cross_validation import (
     with_columns,
 )
 from jaxcal.distributions import CrossConformal, Distribution, Normal, Point
+from jaxcal.frames.columns import Categorical
+from jaxcal.frames.layout import Layout, Series, Table
 from jaxcal.guarantee import WorstCaseGuarantee
 from jaxcal.predictors.forests import Forest
 

@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks, progress
-from jaxcal.columns import Categorical, Columns, Series, Table, as_table, check_same_index, is_frame, num_rows, take
 from jaxcal.distributions import Concatenated, Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.distributions.concatenated import beneath_each_other
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.layout import Series, Table, as_table, check_same_index, is_frame, num_rows, take
 from jaxcal.optimize import Result
 
 # What a warning of one of several fits is about.

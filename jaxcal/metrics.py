@@ -37,8 +37,8 @@ from jaxcal.distributions import (
     ScaledQuantiles,
     StudentT,
 )
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import linalg, scores
-from jaxcal.preprocessing import Standardizer
 
 Scalar = Float[JaxArray, ""]
 Weights = Real[ArrayLike, " n"] | None

@@ -21,7 +21,6 @@ from jaxcal import _checks, cross_conformal, metrics, progress
 from jaxcal._steps import Estimator, Fitted, Groups, OfNumbers, as_fit, checked, name_of, with_key, with_weights
 from jaxcal.calibrators import conformal, rio
 from jaxcal.chain import fit_steps
-from jaxcal.columns import Categorical, Layout, Series, Table
 from jaxcal.cross_conformal import JackknifePlus
 from jaxcal.cross_validation import (
     Fold,
@@ -43,6 +42,8 @@ from jaxcal.cross_validation import (
 from jaxcal.distributions import Distribution, Point
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.distributions.concatenated import with_moments
+from jaxcal.frames.columns import Categorical
+from jaxcal.frames.layout import Layout, Series, Table
 from jaxcal.guarantee import Guarantee, MeasuredCoverage, WorstCaseGuarantee
 from jaxcal.predictors import gaussian_process, mlp
 

@@ -58,9 +58,8 @@ _START = 8 + len(_BEGINNING)
 _NO_DIGEST = b"0" * (2 * hashlib.sha256().digest_size)
 # What classes and functions may come from: these parts of jaxcal, and what these modules show.
 _PARTS = {
-    *("calibrators", "chain", "columns", "cross_conformal", "cross_validation", "density_ratio", "distributions"),
-    *("functional", "gp", "guarantee", "labels", "metrics", "networks", "online", "optimize", "pipeline"),
-    *("predictors", "preprocessing"),
+    *("_steps", "calibrators", "chain", "cross_conformal", "cross_validation", "density_ratio", "distributions"),
+    *("frames", "functional", "gp", "guarantee", "metrics", "networks", "online", "optimize", "pipeline", "predictors"),
 }
 _MODULES = ("equinox.nn", "gpjax.kernels", "gpjax.parameters", "paramax")
 _DTYPES = {"bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
@@ -80,7 +79,7 @@ def save(path: str | os.PathLike, model: Any) -> None:
 
     - functions of the user's, such as `by`, `weights` or `features`, and the user's own classes: a file holds the name
       of a function or a class, and only names in jaxcal, jax.nn, jax.numpy, equinox.nn and gpjax's kernels are loaded.
-      Give arrays, or `jaxcal.labels`, where a calibrator takes them;
+      Give arrays, or `jaxcal.frames.labels`, where a calibrator takes them;
     - models of other packages: what `jaxcal.pipeline` or `jaxcal.density_ratio` made of an estimator of scikit-learn,
       or `quantile_boosting` of LightGBM, XGBoost or CatBoost.
 

@@ -18,9 +18,9 @@ from jax import dtypes
 
 from jaxcal import _checks, pipeline
 from jaxcal.calibrators import conformal
-from jaxcal.columns import Layout, Series, Table, is_frame, like, num_rows
 from jaxcal.cross_validation import Fold, as_folds
 from jaxcal.distributions import Distribution
+from jaxcal.frames.layout import Layout, Series, Table, is_frame, like, num_rows
 from jaxcal.guarantee import Guarantee, MeasuredCoverage, WorstCaseGuarantee
 
 try:

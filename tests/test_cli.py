@@ -22,8 +22,8 @@ from jaxcal import datasets, metrics, pipeline, progress
 from jaxcal.calibrators import rio
 from jaxcal.cli import app, console, files
 from jaxcal.cli.text import Format, Text
-from jaxcal.columns import Columns
 from jaxcal.distributions import Normal
+from jaxcal.frames.columns import Columns
 from jaxcal.predictors import gaussian_process
 
 pytestmark = pytest.mark.any_precision
@@ -959,7 +959,7 @@ def test_programs_are_kept_and_openblas_has_one_thread(tmp_path):
 import jax, jax.numpy as jnp, threadpoolctl
 from jaxcal.cli import app, console, files
 from jaxcal.cli.text import Format, Text
-from jaxcal.columns import Columns
+from jaxcal.frames.columns import Columns
 app(["data"], standalone_mode=False)
 jnp.linalg.cholesky(jnp.eye(2))
 pools = threadpoolctl.threadpool_info()

@@ -8,8 +8,8 @@ import pytest
 
 from jaxcal import Empirical, GroupedEmpirical, Normal, Point
 from jaxcal.calibrators import _pooling, conformal, crude, isotonic
+from jaxcal.frames.labels import ColumnBins, StdBins
 from jaxcal.functional import tables
-from jaxcal.labels import ColumnBins, StdBins
 
 pytestmark = pytest.mark.contract_in_32_bits
 

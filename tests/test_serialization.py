@@ -28,8 +28,8 @@ from jax import dtypes
 import jaxcal as jc
 from jaxcal import distributions
 from jaxcal.distributions import multivariate
+from jaxcal.frames.labels import ColumnBins
 from jaxcal.functional import linear_tables, tables
-from jaxcal.labels import ColumnBins
 from jaxcal.networks import FeedForward
 from jaxcal.optimize import Optimum, Result
 from jaxcal.predictors import quantile_boosting, usnrt

@@ -12,8 +12,9 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Distribution, Point
+from jaxcal.frames.columns import Categorical, Columns, as_data
+from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import rounding
 from jaxcal.functional.quantiles import smallest_table, smoothed_table
 from jaxcal.guarantee import Guarantee
@@ -39,7 +40,7 @@ def as_rows(x: Table, base: Distribution, y: Series, categorical: Categorical) -
 
     Raises:
         TypeError: if `base` is not a Distribution.
-        ValueError: if x, y or base is empty, not finite or of the wrong shape; as `jaxcal.columns.as_data`.
+        ValueError: if x, y or base is empty, not finite or of the wrong shape; as `as_data`.
     """
     columns, x, y = as_data(x, y, categorical, at_least=1)
     check_base(base, y.shape[0])

@@ -12,8 +12,8 @@ from jaxcal import _checks
 from jaxcal.calibrators import _pooling
 from jaxcal.calibrators._base import error_scale, location_and_scale, standardized_errors
 from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights
-from jaxcal.columns import Table
 from jaxcal.distributions import Distribution, GroupedEmpirical, GroupedQuantiles
+from jaxcal.frames.layout import Table
 from jaxcal.functional import linear_tables, quantiles, tables
 from jaxcal.functional.linear_tables import LinearTables
 from jaxcal.functional.tables import Tables

@@ -16,11 +16,11 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import coverage_guarantee
-from jaxcal.columns import Table
 from jaxcal.distributions import Distribution
+from jaxcal.frames.labels import StdBins
+from jaxcal.frames.layout import Table
 from jaxcal.functional.quantiles import smallest_table
 from jaxcal.guarantee import Guarantee, WeightedGuarantee
-from jaxcal.labels import StdBins
 
 Labels = ArrayLike | Sequence | Callable | eqx.Module
 Weights = ArrayLike | Callable

@@ -33,7 +33,6 @@ from jaxcal.calibrators._base import (
 )
 from jaxcal.calibrators._grouped_tables import GroupedTables
 from jaxcal.calibrators._groups import Labels, Weights
-from jaxcal.columns import Categorical, Columns, Series, Table
 from jaxcal.distributions import (
     Distribution,
     Empirical,
@@ -43,9 +42,11 @@ from jaxcal.distributions import (
     Point,
     Recalibrated,
 )
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.layout import Series, Table
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional.quantiles import empirical_rank
 from jaxcal.guarantee import Guarantee
-from jaxcal.preprocessing import Standardizer
 
 # The largest number of distances to calibration rows that memory holds at once.
 _DISTANCES_AT_ONCE = 2**22
@@ -78,7 +79,7 @@ def fit(
     base, y and weights; the derivative of a rank, and of which rows are neighbors, is 0.
 
     Args:
-        x: inputs [L, d], or a data frame (`jaxcal.columns`); a vector [L] is one column. Only `neighbors` uses them;
+        x: inputs [L, d], or a data frame (`jaxcal.frames`); a vector [L] is one column. Only `neighbors` uses them;
             without it x may be None.
         base: the model's predictions at x, [L]; for vector targets [L, t] a `MultivariateNormal`.
         y: targets [L], or [L, t].

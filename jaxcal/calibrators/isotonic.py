@@ -35,7 +35,6 @@ from jaxcal.calibrators._base import (
 )
 from jaxcal.calibrators._grouped_tables import GroupedTables
 from jaxcal.calibrators._groups import Labels, Weights
-from jaxcal.columns import Series, Table
 from jaxcal.distributions import (
     Concatenated,
     Distribution,
@@ -46,6 +45,7 @@ from jaxcal.distributions import (
     ScaledQuantiles,
     StudentT,
 )
+from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg
 
 # Beyond these Phi(z) is 0 or 1 in double precision.

@@ -33,8 +33,10 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import FINE_LEVELS, Rows, as_levels, as_rows, check_base, num_among, warn_without_width
-from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Distribution, PartialQuantiles, Quantiles
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.layout import Series, Table, check_same_index
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import gp, rounding
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
 from jaxcal.gp import initial, model, widths
@@ -44,7 +46,6 @@ from jaxcal.gp.model import Data, Model, jitter_of_try
 from jaxcal.gp.options import Options
 from jaxcal.gp.search import greedy_points
 from jaxcal.optimize import Result, over_runs
-from jaxcal.preprocessing import Standardizer
 
 # Levels near the middle need no lengthscales of their own: their quantiles are close to the mean anyway.
 _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
@@ -152,7 +153,7 @@ def fit(
     base, with `differentiable=True` in the rows that are fitted to and in the kernel, too.
 
     Args:
-        x: inputs [N, d] of calibration rows, which the model was not trained on, or a data frame (`jaxcal.columns`); a
+        x: inputs [N, d] of calibration rows, which the model was not trained on, or a data frame (`jaxcal.frames`); a
             vector [N] is one column.
         base: the model's predictions at x, of which the mean is used.
         y: targets [N].
@@ -285,7 +286,7 @@ class SharpGP(eqx.Module):
         the outermost level are that level's.
 
         Args:
-            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
             base: the model's predictions at x.
 
         Raises:

@@ -18,14 +18,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.cross_validation import out_of_bag_weights
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.frames.columns import Categorical, Columns, as_data
+from jaxcal.frames.layout import Series, Table
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.predictors import _tree_arrays
 from jaxcal.predictors._quantile_forest import LeafTargets, Shape, Slices, WholeDistribution
 from jaxcal.predictors._tree_arrays import BoostedNormal, ForestArrays
-from jaxcal.preprocessing import Standardizer
 
 if TYPE_CHECKING:
     from ngboost import NGBRegressor
@@ -91,7 +92,7 @@ def fit(
     runs under `jit`, `vmap` or `grad`.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column.
         y: targets [n].
         key: random key of the validation set and of the trees.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
@@ -223,7 +224,7 @@ class Forest:
         """The predictions at the rows of x, in its dtype.
 
         Args:
-            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
 
         Raises:
             TypeError: if x is traced by a transformation of JAX.

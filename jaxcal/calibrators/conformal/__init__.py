@@ -43,8 +43,8 @@ from jaxcal.calibrators.conformal import distributions, intervals, quantiles
 from jaxcal.calibrators.conformal.distributions import ConformalCalibrator
 from jaxcal.calibrators.conformal.intervals import SplitConformal
 from jaxcal.calibrators.conformal.quantiles import ConformalizedQuantiles, GroupedConformalizedQuantiles
-from jaxcal.columns import Series, Table
 from jaxcal.distributions import Distribution, Point
+from jaxcal.frames.layout import Series, Table
 
 __all__ = [
     "ConformalCalibrator",
@@ -191,8 +191,8 @@ def fit(
         key: random key of the ranks that rule="randomized" draws. `ConformalCalibrator` says which draws are the same
             in all calls.
         by: labels of groups [L], numbers or strings, or a function of x that gives them, such as those of
-            `jaxcal.labels` and `usnrt.USNRT.apply`; not with rule="randomized" or score="cdf". Labels that are an
-            array here are given again at the call, `module(x, base, by=labels)`.
+            `jc.labels` and `usnrt.USNRT.apply`; not with rule="randomized" or score="cdf". Labels that are an array
+            here are given again at the call, `module(x, base, by=labels)`.
         weights: of the rows [L], not negative, or a function of x that gives them; likewise. For a shift of the inputs
             they are proportional to the density of the new inputs over that of the calibration inputs.
         smoothing: None, or the half width in (0, 1/2] of a window of ranks: each of the sorted scores becomes the mean

@@ -14,8 +14,8 @@ from jaxcal.calibrators._base import (
     smoothed,
     sorted_errors,
 )
-from jaxcal.columns import Table
 from jaxcal.distributions import Distribution, Empirical, Normal, Point, Recalibrated, ScaledQuantiles
+from jaxcal.frames.layout import Table
 
 
 def fit(

@@ -14,8 +14,8 @@ from jaxcal.calibrators._base import (
     smoothed,
     standardized_errors,
 )
-from jaxcal.columns import Table
 from jaxcal.distributions import Distribution, Empirical, Point
+from jaxcal.frames.layout import Table
 from jaxcal.guarantee import Guarantee
 
 

@@ -22,8 +22,8 @@ from jaxcal.calibrators._base import (
     smoothed,
 )
 from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights
-from jaxcal.columns import Table
 from jaxcal.distributions import Distribution, PartialQuantiles, Point, Quantiles
+from jaxcal.frames.layout import Table
 from jaxcal.functional import rounding, tables
 from jaxcal.functional.quantiles import empirical_quantile, smallest_table
 from jaxcal.functional.tables import Tables

@@ -5,8 +5,6 @@ fitted from somebody's predictions, `fit(x, base, y)`, and called on inputs and 
 """
 
 from jaxcal import (
-    chain,
-    cross_conformal,
     datasets,
     density_ratio,
     functional,
@@ -31,7 +29,6 @@ from jaxcal.calibrators import (
     sharp_gp,
 )
 from jaxcal.compilation import enable_compilation_cache
-from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import (
     Distribution,
     Empirical,
@@ -51,6 +48,8 @@ from jaxcal.distributions import (
 )
 from jaxcal.frames import labels
 from jaxcal.guarantee import Guarantee
+from jaxcal.pipeline import chain, cross_conformal
+from jaxcal.pipeline.out_of_fold import out_of_fold
 from jaxcal.predictors import (
     deep_ensemble,
     dropout,

@@ -58,8 +58,8 @@ _START = 8 + len(_BEGINNING)
 _NO_DIGEST = b"0" * (2 * hashlib.sha256().digest_size)
 # What classes and functions may come from: these parts of jaxcal, and what these modules show.
 _PARTS = {
-    *("_steps", "calibrators", "chain", "cross_conformal", "cross_validation", "density_ratio", "distributions"),
-    *("frames", "functional", "gp", "guarantee", "metrics", "networks", "online", "optimize", "pipeline", "predictors"),
+    *("calibrators", "density_ratio", "distributions", "frames", "functional", "gp", "guarantee", "metrics"),
+    *("networks", "online", "optimize", "pipeline", "predictors"),
 }
 _MODULES = ("equinox.nn", "gpjax.kernels", "gpjax.parameters", "paramax")
 _DTYPES = {"bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}

@@ -268,7 +268,7 @@ def test_no_init_runs(path, monkeypatch):
 
 def test_a_pipeline_comes_back_with_its_table(path):
     grow = functools.partial(jc.forests.fit, model="random_forest", num_trees=5, preset="usnrt")
-    pipeline = jc.pipeline.fit(X, Y, predictor=grow, recalibrate=jc.conformal.fit, folds=3, key=KEY)
+    pipeline = jc.pipeline.fit(X, Y, predictor=grow, method=jc.pipeline.Folds(folds=3), key=KEY)
     loaded = through_a_file(path, pipeline)
     assert str(loaded) == str(pipeline)
     assert str(loaded.guarantee(0.8)) == str(pipeline.guarantee(0.8))
@@ -339,7 +339,7 @@ class Stateful:
 
 
 def pipeline_of(predictor):
-    return jc.pipeline.fit(X, Y, predictor=predictor, recalibrate=jc.conformal.fit, folds=2, key=KEY)
+    return jc.pipeline.fit(X, Y, predictor=predictor, method=jc.pipeline.Folds(folds=2), key=KEY)
 
 
 @once

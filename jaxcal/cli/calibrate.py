@@ -13,12 +13,12 @@ import typer
 
 import jaxcal
 from jaxcal import _checks, datasets, pipeline, serialization
-from jaxcal._steps import OfNumbers
 from jaxcal.cli import console, files, methods, report
 from jaxcal.cli.columns import Roles, Rows, choose_features, targets
 from jaxcal.cli.options import Decimal, Encoding, Separator, Thousands, csv_format
 from jaxcal.cli.text import Format, Text
 from jaxcal.distributions import Concatenated, Distribution
+from jaxcal.pipeline.steps import OfNumbers
 
 if TYPE_CHECKING:  # slow to import
     import polars

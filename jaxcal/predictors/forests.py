@@ -18,7 +18,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.cross_validation import out_of_bag_weights
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.frames.columns import Categorical, Columns, as_data
@@ -453,3 +452,22 @@ def _check_grown_on(tree: Any, leaf: np.ndarray, count: np.ndarray, targets: np.
 
 def _missing(package: str) -> ImportError:
     return ImportError(f"{package} is not installed: pip install 'jaxcal[forests]'.")
+
+
+def out_of_bag_weights(in_bag: np.ndarray) -> np.ndarray:
+    """For every row equal weights, with sum 1, of the models whose samples it is not in.
+
+    Args:
+        in_bag: [m, n] whether row i is in the sample of model k.
+
+    Raises:
+        ValueError: if there is a row that is in all samples.
+    """
+    without = ~in_bag
+    numbers = without.sum(axis=0)
+    if not numbers.all():
+        row = int(numbers.argmin())
+        raise ValueError(
+            f"row {row} is in the bootstrap samples of all {len(in_bag)} models: none was fitted without it. Fit more."
+        )
+    return without / numbers

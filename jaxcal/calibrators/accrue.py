@@ -299,7 +299,7 @@ def _as_weight(beta: str | ArrayLike) -> Float[Array, ""] | None:
         _checks.check_choice("beta", beta, ("auto",))
         return None
     weight = _checks.as_floats("beta", beta)
-    if weight.ndim or (not _checks.is_traced(weight) and not 0 <= weight <= 1):
+    if weight.ndim or (not _checks.is_traced(weight) and not 0 <= np.asarray(weight) <= 1):
         raise ValueError(f"beta must be 'auto' or one number between 0 and 1; got {beta}.")
     return weight
 

@@ -351,7 +351,7 @@ def check_increasing(name: str, values: Array, *, strictly: bool) -> None:
     bad = np.argwhere(after <= before if strictly else after < before)
     if bad.size:
         *row, k = bad[0].tolist()
-        first, second = values[(*row, k)], values[(*row, k + 1)]
+        first, second = known[(*row, k)], known[(*row, k + 1)]
         where = f" in row {row[0]}" if row else ""
         raise ValueError(
             f"{name} must be {'strictly increasing' if strictly else 'in increasing order'}; "

@@ -165,7 +165,8 @@ def fit(
     tried = _tried(x, y, choice, plan, order_key)
     best = int(np.argmin([pipeline.steps[-1].scores.crps for pipeline in tried]))
     others = tuple(pipeline.steps for k, pipeline in enumerate(tried) if k != best)
-    chosen = _fit(x, y, *choice[best], plan) if isinstance(method, Split) else tried[best]
+    predictor, calibrators = choice[best]
+    chosen = _fit(x, y, predictor, calibrators, plan) if isinstance(method, Split) else tried[best]
     return dataclasses.replace(chosen, others=others)
 
 
@@ -198,7 +199,11 @@ class _Plan:
 
 
 def _tried(
-    x: Table, y: Float[Array, " n"], choice: list[tuple[Any, Sequence[Callable]]], plan: _Plan, order_key: PRNGKeyArray
+    x: Table,
+    y: Float[Array, " n"],
+    choice: Sequence[tuple[Any, Sequence[Callable]]],
+    plan: _Plan,
+    order_key: PRNGKeyArray,
 ) -> list[Pipeline]:
     """The pipelines to choose from. What is set aside has no say in the choice: its guarantee would not hold."""
     method = plan.method
@@ -225,7 +230,7 @@ def _fit(x: Table, y: Float[Array, " n"], predictor: Any, calibrators: Sequence[
     keys = list(jax.random.split(folds_key, len(folds))) if is_out_of_fold else [chain_key]
     about = WITHOUT_A_FOLD if is_out_of_fold else _SET_ASIDE
     chains, blocks = models_of_folds(fit_rows, (x,), targets, folds, keys, predict=Chain.after_each_step, about=about)
-    chain = fit_rows(x, *targets, key=chain_key) if division.predicts == "all_rows" else chains[0]
+    chain: Any = fit_rows(x, *targets, key=chain_key) if division.predicts == "all_rows" else chains[0]
     parts = [division.rows[places] for places in division.parts]
     if not folds[1:]:
         blocks = [[each[places] for each in blocks[0]] for places in division.parts]

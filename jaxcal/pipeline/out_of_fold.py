@@ -143,7 +143,8 @@ def _fitted(fit: Callable, inputs: tuple[Any, ...], targets: tuple[Array, ...], 
     try:
         return _checks.as_model(fit, fit(*inputs, *targets, key=key))
     except ValueError as error:
-        if not _checks.is_traced(targets[0]) and np.ptp(y := np.asarray(targets[0])) == 0:
+        y = targets[0]
+        if len(y) and not _checks.is_traced(y) and np.ptp(np.asarray(y)) == 0:
             raise ValueError(
                 f"the {len(y)} training rows of a fold have one target alone, {y[0]:g}: give other folds. {error}"
             ) from error

@@ -30,7 +30,6 @@ from jaxcal.distributions import (
     GroupedEmpirical,
     Mixture,
     Normal,
-    PartialQuantiles,
     Point,
     Quantiles,
     Recalibrated,
@@ -688,7 +687,7 @@ def _why_infinite(
 
 # Distributions without a density, and those whose density ends at their outermost quantiles.
 _ATOMS = {Point, Empirical, GroupedEmpirical, CrossConformal}
-_BETWEEN_QUANTILES = {Quantiles, PartialQuantiles, ScaledQuantiles}
+_BETWEEN_QUANTILES = {Quantiles, ScaledQuantiles}
 
 
 def _kinds(distribution: Distribution) -> set[type]:

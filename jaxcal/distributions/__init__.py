@@ -14,7 +14,6 @@ from jaxcal.distributions.grouped import GroupedEmpirical, GroupedQuantiles
 from jaxcal.distributions.mixture import Mixture
 from jaxcal.distributions.multivariate import MultivariateEmpirical, MultivariateNormal
 from jaxcal.distributions.parametric import Normal, Point, StudentT
-from jaxcal.distributions.partial_quantiles import PartialQuantiles
 from jaxcal.distributions.piecewise import Quantiles, ScaledQuantiles
 from jaxcal.distributions.recalibrated import Recalibrated
 
@@ -29,7 +28,6 @@ __all__ = [
     "MultivariateEmpirical",
     "MultivariateNormal",
     "Normal",
-    "PartialQuantiles",
     "Point",
     "Quantiles",
     "Recalibrated",

@@ -157,17 +157,17 @@ class Distribution(Rows):
         confidence_level = _checks.as_fraction("confidence_level", confidence_level)
         low, high = (1 - confidence_level) / 2, (1 + confidence_level) / 2
         low = 1 - high if self._mirrors_levels else low
-        lower, upper = _ends(self._rounded_quantiles(_checks.as_floats("levels", [low, high]), np.array([-1, 1])))
+        ends = self._rounded_quantiles(_checks.as_floats("levels", [low, high]), np.array([-1, 1]))
         if not _checks.is_traced(low, high):
-            self._warn_of_levels(np.array([low, high]), upper)  # once for both ends
-        return lower, upper
+            self._warn_of_levels(np.array([low, high]), ends)  # once for both
+        return _ends(ends)
 
     def _warn_of_levels(self, p: ArrayLike, values: Float[JaxArray, "..."]) -> None:
         """Warn the caller of `icdf` or `interval` of known levels that the distribution does not reach.
 
         Args:
-            p: the levels; both ends of an interval.
-            values: the quantiles; the upper end of an interval.
+            p: one level, or k levels, such as those of both ends of an interval.
+            values: the quantiles, [n] or [n, k].
         """
 
 

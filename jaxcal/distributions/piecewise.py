@@ -20,6 +20,7 @@ from jaxcal.distributions._base import (
     as_rows,
     check_increasing,
     check_not_negative,
+    check_share,
     match,
     of_targets,
     outer_levels,
@@ -50,14 +51,23 @@ class Quantiles(Distribution):
     `sort=True` sorts them within each row, the rearrangement of Chernozhukov, Fernandez-Val & Galichon (Econometrica
     78, 2010). Whatever the targets, this never increases the pinball loss, the mean over the levels.
 
+    With `lowest` and `highest` the quantiles of a row are known between two levels of its own. Beyond these a quantile
+    is infinite, which means that it is refused, and comes with a warning. All else, mean, std, cdf, density, score and
+    samples, is that of the finite values.
+
     Args:
         levels: [k], strictly increasing in (0, 1), the same for all rows.
-        values: [n, k], the quantiles, not decreasing along a row unless they are sorted.
+        values: [n, k], the quantiles, finite and not decreasing along a row unless they are sorted.
         sort: whether to sort the values within each row.
+        lowest: [n], or one number for all rows: the level below which a quantile is -inf; 0 where none is. None for
+            all rows if `highest` is None, too.
+        highest: [n], or one number for all rows: the level above which it is +inf; 1 where none is.
+        num_calibration: how many calibration rows bound the levels, of all rows alike; None where rows differ.
 
     Raises:
         ValueError: if the values have another number of columns than there are levels, a row of them decreases and is
-            not sorted, or the levels do not increase strictly within (0, 1).
+            not sorted, or the levels do not increase strictly within (0, 1); if `lowest` or `highest` lies outside
+            [0, 1].
 
     Example:
         >>> distribution = Quantiles(jnp.array([0.25, 0.75]), jnp.array([[0.0, 2.0]]))
@@ -65,13 +75,28 @@ class Quantiles(Distribution):
         [0.5] [1.5]
         >>> print(Quantiles(jnp.array([0.25, 0.75]), jnp.array([[2.0, 0.0]]), sort=True).values)
         [[0. 2.]]
+        >>> partial = Quantiles(jnp.array([0.1, 0.25, 0.75]), jnp.array([[-3.0, -1.0, 1.0]]), lowest=0.25, highest=1.0)
+        >>> print(partial.icdf(0.25))  # icdf(0.1) is -inf, and comes with a warning
+        [-1.]
     """
 
     levels: Float[Array, "*k"]
     values: Float[Array, "*n k"]
+    lowest: Float[Array, "*n"] | None
+    highest: Float[Array, "*n"] | None
+    num_calibration: int | None = eqx.field(static=True)
     _shared: ClassVar = {"levels": 1}
 
-    def __init__(self, levels: Real[ArrayLike, "..."], values: Real[ArrayLike, "..."], *, sort: bool = False):
+    def __init__(
+        self,
+        levels: Real[ArrayLike, "..."],
+        values: Real[ArrayLike, "..."],
+        *,
+        sort: bool = False,
+        lowest: Real[ArrayLike, "..."] | None = None,
+        highest: Real[ArrayLike, "..."] | None = None,
+        num_calibration: int | None = None,
+    ):
         matrix = _checks.as_matrix("values", values)
         self.values = as_parameter(matrix, matrix.dtype)
         self.levels = as_parameter(_checks.as_vector("levels", levels), matrix.dtype)
@@ -84,6 +109,12 @@ class Quantiles(Distribution):
         if sort:
             self.values = jnp.sort(self.values, axis=1)
         _check_not_crossing(self.values)
+        self.lowest, self.highest, self.num_calibration = None, None, num_calibration
+        if lowest is not None or highest is not None:
+            ends = {"lowest": 0.0 if lowest is None else lowest, "highest": 1.0 if highest is None else highest}
+            self.lowest, self.highest, _ = as_rows(**ends, values=self.values[:, 0])
+            check_share("lowest", self.lowest)
+            check_share("highest", self.highest)
 
     @property
     @eqx.filter_jit
@@ -119,7 +150,19 @@ class Quantiles(Distribution):
         return _with_knots(scores.quantile_crps)(match(y, self.values[..., 0]), levels, self.values)
 
     def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
-        warn_if_beyond(self.levels, p)
+        if self.num_calibration is not None:
+            warn_if_too_few(self.num_calibration, outer_levels(p))
+        elif self.lowest is None:
+            warn_if_beyond(self.levels, p)
+        elif not _checks.is_traced(p, values):
+            infinite = np.isinf(np.asarray(values))
+            if rows := int((infinite.any(axis=-1) if infinite.ndim > self.lowest.ndim else infinite).sum()):
+                _checks.warn(
+                    f"in {rows} rows the quantile is infinite: too few calibration rows resemble them for a guarantee "
+                    "at the level asked for.",
+                )
+            else:
+                warn_if_beyond(self.levels, p)
 
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
@@ -127,9 +170,16 @@ class Quantiles(Distribution):
         _checks.check_key(key)
         rows = self.values.shape[:-1]
         levels = jax.random.uniform(key, (math.prod(shape), *rows), self.values.dtype)
-        return jax.vmap(self._icdf)(levels).reshape(shape + rows)
+        return jax.vmap(self._known)(levels).reshape(shape + rows)
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        known = self._known(p)
+        if self.lowest is None:
+            return known
+        return jnp.where(p < self.lowest, -jnp.inf, jnp.where(p > self.highest, jnp.inf, known))
+
+    def _known(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The quantiles as if all were known."""
         return _with_knots(quantiles.interpolate_monotone)(p, *self._knots)
 
     @property

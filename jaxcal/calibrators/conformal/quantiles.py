@@ -22,7 +22,7 @@ from jaxcal.calibrators._base import (
     smoothed,
 )
 from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights
-from jaxcal.distributions import Distribution, PartialQuantiles, Point, Quantiles
+from jaxcal.distributions import Distribution, Point, Quantiles
 from jaxcal.frames.layout import Table
 from jaxcal.functional import rounding, tables
 from jaxcal.functional.quantiles import empirical_quantile, smallest_table
@@ -145,7 +145,7 @@ class GroupedConformalizedQuantiles(eqx.Module):
 
     def __call__(
         self, x: Table | None, base: Distribution, *, by: Labels | None = None, weights: Weights | None = None
-    ) -> Quantiles | PartialQuantiles:
+    ) -> Quantiles:
         """The distributions that `ConformalizedQuantiles` gives, each by the scores of the row's group.
 
         With weights an interval is infinite, with a warning, where the weight of a row is too large beside those of the
@@ -169,7 +169,7 @@ class GroupedConformalizedQuantiles(eqx.Module):
         levels = _levels(self.confidence_levels)
         if not self.rows.weighted:
             return Quantiles(levels, values)
-        return PartialQuantiles(levels, values, (1 - reach) / 2, (1 + reach) / 2)
+        return Quantiles(levels, values, lowest=(1 - reach) / 2, highest=(1 + reach) / 2)
 
     def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee | WeightedGuarantee:
         """The coverage guarantee of the interval at one of the levels of the fit, in the group with a label.

@@ -35,7 +35,6 @@ from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import (
     Distribution,
     Empirical,
-    GroupedEmpirical,
     GroupedQuantiles,
     Mixture,
     MultivariateEmpirical,
@@ -69,7 +68,6 @@ __version__ = "0.1.0"
 __all__ = [
     "Distribution",
     "Empirical",
-    "GroupedEmpirical",
     "GroupedQuantiles",
     "Guarantee",
     "Mixture",

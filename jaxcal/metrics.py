@@ -27,7 +27,6 @@ from jaxcal.distributions import (
     CrossConformal,
     Distribution,
     Empirical,
-    GroupedEmpirical,
     Mixture,
     Normal,
     Point,
@@ -686,7 +685,7 @@ def _why_infinite(
 
 
 # Distributions without a density, and those whose density ends at their outermost quantiles.
-_ATOMS = {Point, Empirical, GroupedEmpirical, CrossConformal}
+_ATOMS = {Point, Empirical, CrossConformal}
 _BETWEEN_QUANTILES = {Quantiles, ScaledQuantiles}
 
 

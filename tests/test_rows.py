@@ -12,7 +12,6 @@ from jaxcal.distributions import (
     Concatenated,
     CrossConformal,
     Empirical,
-    GroupedEmpirical,
     GroupedQuantiles,
     Mixture,
     MultivariateEmpirical,
@@ -62,8 +61,13 @@ BUILD = {
     "empirical": lambda rows: Empirical(LOC[rows], SCALE[rows], TABLE),
     "own tables": lambda rows: Empirical(LOC[rows], SCALE[rows], TABLES[rows]),
     "randomized": lambda rows: Empirical(LOC[rows], SCALE[rows], TABLE, "randomized", OTHER[rows]),
-    "grouped": lambda rows: GroupedEmpirical(
-        *grouped(rows), tables.make(*OF_GROUPS, 2), "crude", jnp.asarray(OTHER[rows])
+    "grouped": lambda rows: Empirical(
+        LOC[rows],
+        SCALE[rows],
+        tables.make(*OF_GROUPS, 2),
+        "crude",
+        group=jnp.asarray(GROUP[rows]),
+        new_weight=jnp.asarray(OTHER[rows]),
     ),
     "grouped quantiles": lambda rows: GroupedQuantiles(
         *grouped(rows), linear_tables.make(*OF_GROUPS, np.array([3, 2]))

@@ -12,7 +12,7 @@ from jaxcal import _checks
 from jaxcal.calibrators import _pooling
 from jaxcal.calibrators._base import error_scale, location_and_scale, standardized_errors
 from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights
-from jaxcal.distributions import Distribution, GroupedEmpirical, GroupedQuantiles
+from jaxcal.distributions import Distribution, Empirical, GroupedQuantiles
 from jaxcal.frames.layout import Table
 from jaxcal.functional import linear_tables, quantiles, tables
 from jaxcal.functional.linear_tables import LinearTables
@@ -49,7 +49,7 @@ class GroupedTables(eqx.Module):
         *,
         by: Labels | None = None,
         weights: Weights | None = None,
-    ) -> GroupedEmpirical | GroupedQuantiles:
+    ) -> Empirical | GroupedQuantiles:
         """The distributions base.mean + scale * Z, Z from the table of the row's group.
 
         Args:
@@ -69,7 +69,7 @@ class GroupedTables(eqx.Module):
             new_weight = jnp.ones_like(loc)
         if isinstance(self.tables, LinearTables):
             return GroupedQuantiles(loc, scale, number, self.tables, self.tails, new_weight)
-        return GroupedEmpirical(loc, scale, number, self.tables, self.rule, new_weight)
+        return Empirical(loc, scale, self.tables, self.rule, group=number, new_weight=new_weight)
 
     def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee | WeightedGuarantee:
         """The coverage guarantee of the central interval at this level, in the group with a label.

@@ -10,7 +10,7 @@ from jaxcal.distributions._base import Distribution
 from jaxcal.distributions.concatenated import Concatenated, concatenate
 from jaxcal.distributions.cross_conformal import CrossConformal
 from jaxcal.distributions.empirical import Empirical
-from jaxcal.distributions.grouped import GroupedEmpirical, GroupedQuantiles
+from jaxcal.distributions.grouped import GroupedQuantiles
 from jaxcal.distributions.mixture import Mixture
 from jaxcal.distributions.multivariate import MultivariateEmpirical, MultivariateNormal
 from jaxcal.distributions.parametric import Normal, Point, StudentT
@@ -22,7 +22,6 @@ __all__ = [
     "CrossConformal",
     "Distribution",
     "Empirical",
-    "GroupedEmpirical",
     "GroupedQuantiles",
     "Mixture",
     "MultivariateEmpirical",

@@ -1,4 +1,4 @@
-"""Distributions of a table that the rows of a group share: `GroupedEmpirical`, `GroupedQuantiles`."""
+"""Distributions of a table that the rows of a group share: `GroupedQuantiles`."""
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -19,122 +19,11 @@ from jaxcal.distributions._base import (
     outer_levels,
     place,
     place_levels,
-    reached,
     rounded_outward,
     sample_by_inversion,
-    standardize,
 )
-from jaxcal.functional import linalg, linear_tables, quantiles, tables
+from jaxcal.functional import linear_tables, quantiles
 from jaxcal.functional.linear_tables import LinearTables
-from jaxcal.functional.tables import Tables
-
-
-class GroupedEmpirical(Distribution):
-    """Predictions loc + scale * Z, with Z one of the weighted values of the table of the row's group.
-
-    `Empirical` with a table for each group, and weights. A row takes O(log M) for M values in all, and no [n, L] array
-    is ever made. A row with scale 0 is a point. Made by calibrators that are fitted with `by` or `weights`.
-
-    Args:
-        loc: [n].
-        scale: [n], not negative.
-        group: the number of each row's group [n].
-        tables: of all groups, made by `functional.tables.make`.
-        rule: how `icdf` reads a table, see `functional.tables.quantile`. "conformal" and "symmetric" are infinite, with
-            a warning, where the table is too short for a guarantee.
-        new_weight: the weight of each row [n] beside those of its table, for these two rules; 1 where None.
-
-    Example:
-        >>> from jaxcal.functional import tables
-        >>> both = tables.make(jnp.array([-1.0, 1.0, -5.0, 5.0]), jnp.array([0, 0, 1, 1]), 2)
-        >>> distribution = GroupedEmpirical(jnp.zeros(2), jnp.ones(2), jnp.array([0, 1]), both, "inverse_cdf")
-        >>> print(distribution.icdf(0.9), distribution.std)
-        [1. 5.] [1. 5.]
-    """
-
-    loc: Float[Array, "*n"]
-    scale: Float[Array, "*n"]
-    group: Int[Array, "*n"]
-    tables: Tables
-    new_weight: Float[Array, "*n"] | None
-    rule: str = eqx.field(static=True)
-    _shared: ClassVar = {"tables": 1}
-
-    def __init__(
-        self,
-        loc: Float[Array, " n"],
-        scale: Float[Array, " n"],
-        group: Int[Array, " n"],
-        tables: Tables,
-        rule: str,
-        new_weight: Float[Array, " n"] | None = None,
-    ):
-        _checks.check_choice("rule", rule, quantiles.RULES)
-        self.loc, self.scale, self.group, self.tables = loc, scale, group, tables
-        self.rule, self.new_weight = rule, new_weight
-
-    @property
-    @eqx.filter_jit
-    def mean(self) -> Float[Array, "*n"]:
-        """The mean of the table, placed."""
-        return self.loc + self.scale * self.tables.mean[self.group]
-
-    @property
-    @eqx.filter_jit
-    def std(self) -> Float[Array, "*n"]:
-        """The std of the table, scaled."""
-        return self.scale * self.tables.std[self.group]
-
-    @of_targets
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """The fraction of the weight of the table up to y, as far as rounding can tell."""
-        y = reached(match(y, self.loc), self.loc)
-        return tables.cdf(self.tables, self.group, standardize(y, self.loc, self.scale))
-
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """-inf everywhere: a distribution of atoms has no density."""
-        return jnp.full_like(match(y, self.loc), -jnp.inf)
-
-    @of_targets
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """The scale times `functional.tables.crps` at (y - loc) / scale."""
-        error, positive = match(y, self.loc) - self.loc, self.scale > 0
-        score = tables.crps(self.tables, self.group, error / jnp.where(positive, self.scale, 1))
-        return jnp.where(positive, self.scale * score, jnp.abs(error))
-
-    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
-        if self.rule not in quantiles.CONFORMAL_RULES or _checks.is_traced(p, values):
-            return
-        inside, rows = (np.asarray(p) > 0) & (np.asarray(p) < 1), np.isinf(np.asarray(values))
-        rows = (rows & inside).any(axis=-1) if rows.ndim > self.group.ndim else rows & inside.all()
-        if rows.any():
-            sizes = np.diff(np.asarray(self.tables.start))[np.asarray(self.group)[rows]]
-            least = sizes.min() // (2 if self.rule == "symmetric" else 1)
-            _checks.warn(
-                f"in {rows.sum()} rows the quantile is infinite: their groups have too few calibration rows for a "
-                f"guarantee at the level asked for; the smallest has {least}.",
-            )
-
-    @eqx.filter_jit
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
-        """Values loc + scale * z, z drawn from the table by weight."""
-        finite = eqx.tree_at(lambda tables: tables.values, self.tables, linalg.finite_part(self.tables.values))
-        z = lambda levels: tables.quantile(finite, self.group, levels, "inverse_cdf")
-        drawn = lambda levels: place(z(levels), self.loc, self.scale)
-        return sample_by_inversion(drawn, key, shape, self.loc.shape, self.loc.dtype)
-
-    def _sides(self, levels: Float[Array, "..."]) -> Array:
-        return jnp.zeros_like(levels) if self.rule == "inverse_cdf" else super()._sides(levels)
-
-    @property
-    def _locations(self) -> tuple[Float[Array, "*n"], ...]:
-        return (self.loc,)
-
-    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        z = tables.quantile(self.tables, self.group, p, self.rule, self.new_weight)
-        # An infinite quantile is a refusal, and stays one where the scale is 0.
-        infinite = jnp.isinf(z)
-        return jnp.where(infinite, z, place(jnp.where(infinite, 0, z), self.loc, self.scale))
 
 
 class GroupedQuantiles(Distribution):

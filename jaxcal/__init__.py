@@ -35,7 +35,6 @@ from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import (
     Distribution,
     Empirical,
-    GroupedQuantiles,
     Mixture,
     MultivariateEmpirical,
     MultivariateNormal,
@@ -68,7 +67,6 @@ __version__ = "0.1.0"
 __all__ = [
     "Distribution",
     "Empirical",
-    "GroupedQuantiles",
     "Guarantee",
     "Mixture",
     "MultivariateEmpirical",

@@ -12,7 +12,6 @@ from jaxcal.distributions import (
     Concatenated,
     CrossConformal,
     Empirical,
-    GroupedQuantiles,
     Mixture,
     MultivariateEmpirical,
     MultivariateNormal,
@@ -43,11 +42,6 @@ MODELS, WEIGHTS = RNG.normal(size=(5, 2)), np.array([[1.0, 0.0, 1.0], [0.0, 1.0,
 OF_GROUPS = jnp.array([-1.0, 1.0, 2.0, -5.0, 5.0]), jnp.array([0, 0, 0, 1, 1])
 
 
-def grouped(rows):
-    array = lambda values: jnp.asarray(values[rows])
-    return array(LOC), array(SCALE), array(GROUP)
-
-
 # Each is a function of the numbers of its rows.
 BUILD = {
     "point": lambda rows: Point(LOC[rows]),
@@ -69,8 +63,12 @@ BUILD = {
         group=jnp.asarray(GROUP[rows]),
         new_weight=jnp.asarray(OTHER[rows]),
     ),
-    "grouped quantiles": lambda rows: GroupedQuantiles(
-        *grouped(rows), linear_tables.make(*OF_GROUPS, np.array([3, 2]))
+    "grouped quantiles": lambda rows: ScaledQuantiles(
+        LOC[rows],
+        SCALE[rows],
+        None,
+        linear_tables.make(*OF_GROUPS, np.array([3, 2])),
+        group=jnp.asarray(GROUP[rows]),
     ),
     "quantiles": lambda rows: Quantiles(LEVELS, LOC[rows, None] + SHAPE),
     "scaled quantiles": lambda rows: ScaledQuantiles(LOC[rows], SCALE[rows], LEVELS, SHAPE, "normal"),

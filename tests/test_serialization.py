@@ -124,7 +124,7 @@ def every_distribution():
         jc.Quantiles(jnp.array([0.25, 0.75]), jnp.array([[0.0, 2.0], [1.0, 4.0]])),
         jc.ScaledQuantiles(loc, scale, jnp.array([0.25, 0.75]), jnp.array([-1.0, 1.0]), "normal"),
         jc.Empirical(loc, scale, tables.make(values, groups, 2), "conformal", group=group),
-        jc.GroupedQuantiles(loc, scale, group, linear_tables.make(values, groups, np.array([2, 2]))),
+        jc.ScaledQuantiles(loc, scale, None, linear_tables.make(values, groups, np.array([2, 2])), group=group),
         jc.Quantiles(jnp.array([0.25, 0.75]), jnp.array([[-1.0, 1.0], [0.0, 2.0]]), lowest=0.25, highest=0.75),
         jc.Recalibrated(normal, jnp.array([0.1, 0.5, 0.9])),
         distributions.CrossConformal(loc[:, None], jnp.ones((1, 4)), jnp.array([1.0, 2.0, 3.0, 4.0])),

@@ -12,7 +12,7 @@ from jaxcal import _checks
 from jaxcal.calibrators import _pooling
 from jaxcal.calibrators._base import error_scale, location_and_scale, standardized_errors
 from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights
-from jaxcal.distributions import Distribution, Empirical, GroupedQuantiles
+from jaxcal.distributions import Distribution, Empirical, ScaledQuantiles
 from jaxcal.frames.layout import Table
 from jaxcal.functional import linear_tables, quantiles, tables
 from jaxcal.functional.linear_tables import LinearTables
@@ -30,7 +30,7 @@ class GroupedTables(eqx.Module):
             pooling.
         scaled: whether errors are measured in predicted stds, or on the scale of y.
         rule: how a quantile is read from a table, see `functional.tables.quantile`; or "linear", between its values.
-        tails: with the rule "linear" beyond the values, see `GroupedQuantiles`.
+        tails: with the rule "linear" beyond the values, see `ScaledQuantiles`.
         out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
     """
 
@@ -49,7 +49,7 @@ class GroupedTables(eqx.Module):
         *,
         by: Labels | None = None,
         weights: Weights | None = None,
-    ) -> Empirical | GroupedQuantiles:
+    ) -> Empirical | ScaledQuantiles:
         """The distributions base.mean + scale * Z, Z from the table of the row's group.
 
         Args:
@@ -68,7 +68,7 @@ class GroupedTables(eqx.Module):
         if self.pooling is not None:  # a pooled table is worth a number of rows, and a new row is worth one
             new_weight = jnp.ones_like(loc)
         if isinstance(self.tables, LinearTables):
-            return GroupedQuantiles(loc, scale, number, self.tables, self.tails, new_weight)
+            return ScaledQuantiles(loc, scale, None, self.tables, self.tails, group=number, new_weight=new_weight)
         return Empirical(loc, scale, self.tables, self.rule, group=number, new_weight=new_weight)
 
     def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee | WeightedGuarantee:

@@ -107,9 +107,7 @@ class Distribution(Rows):
     @eqx.filter_jit
     def _quantiles(self, levels: Float[JaxArray, "..."]) -> Float[JaxArray, "..."]:
         """The quantiles at checked levels, as one program."""
-        rows = self.mean
-        at = lambda level: self._icdf(jnp.full(rows.shape, level, rows.dtype))
-        return at(levels) if levels.ndim == 0 else jax.vmap(at, out_axes=-1)(levels)
+        return at_levels(self._icdf, levels, self.mean)
 
     @numpy_or_jit(when=_numpy_knows)
     def _rounded_quantiles(
@@ -285,6 +283,14 @@ def rounded_outward(
 def reached(y: Float[Array, "*n"], *locations: Float[Array, "*n"]) -> Float[Array, "*n"]:
     """The largest value within rounding of y, as quantiles of these locations are rounded."""
     return rounded_outward(y, 1, *locations)
+
+
+def at_levels(
+    icdf: Callable[[Array], Array], levels: Float[Array, "..."], rows: Float[Array, "*n"]
+) -> Float[Array, "..."]:
+    """The quantiles of all rows at one level, [n], or at k levels, [n, k]."""
+    at = lambda level: icdf(jnp.full(rows.shape, level, rows.dtype))
+    return at(levels) if levels.ndim == 0 else jax.vmap(at, out_axes=-1)(levels)
 
 
 def sample_by_inversion(

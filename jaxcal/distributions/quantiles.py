@@ -4,13 +4,13 @@
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.distributions._base import (
@@ -18,6 +18,8 @@ from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
     as_rows,
+    at_levels,
+    check_group,
     check_increasing,
     check_not_negative,
     check_share,
@@ -26,12 +28,12 @@ from jaxcal.distributions._base import (
     outer_levels,
     place,
     place_levels,
-    rounded_outward,
     sample_by_inversion,
     warn_if_beyond,
     warn_if_too_few,
 )
-from jaxcal.functional import linalg, normal_tail, quantiles, scores, smoothing
+from jaxcal.functional import linalg, linear_tables, normal_tail, quantiles, scores, smoothing
+from jaxcal.functional.linear_tables import LinearTables
 
 # What a quantile is beyond the outermost values of a sample, by the tails.
 _BEYOND = {
@@ -191,7 +193,7 @@ class Quantiles(Distribution):
 
 
 class ScaledQuantiles(Distribution):
-    """Predictions loc + scale * Z, whose quantile function is linear between knots that all rows share.
+    """Predictions loc + scale * Z, whose quantile function is linear between knots that all rows share, or a group.
 
     Beyond the outer levels it is constant, as that of `Quantiles` (tails="constant"). Or Z has there the tails of a
     standard normal distribution, scaled to the mass that is left (tails="normal"): P(Z <= t) is levels[0] Phi(t) /
@@ -203,99 +205,103 @@ class ScaledQuantiles(Distribution):
     distribution: with `from_sample` the log density is that of a smoothed version, and quantiles at levels that so few
     values do not reach come with a warning. All else is as without it.
 
+    With `group` every row has the sample of its group, whose values may have weights, and normal tails are those of the
+    sample's mean and std. A row takes O(log M) for M values of all groups.
+
     Args:
         loc: [n], or one number for all rows.
         scale: [n], or one number for all rows; not negative.
-        levels: [L], in increasing order in (0, 1); the last may be 1 where the tails are constant.
-        z: [L], the quantiles of Z at these levels, in increasing order.
+        levels: [L], in increasing order in (0, 1); the last may be 1 where the tails are constant. None with tables of
+            groups, which have their own.
+        z: [L], the quantiles of Z at these levels, in increasing order; with `group` the tables of all groups, made by
+            `functional.linear_tables.make`.
         tails: "constant" or "normal".
-        from_sample: whether z are the sorted values of a sample. They decide the ends of intervals, which are then
-            rounded outward.
+        from_sample: whether z are the sorted values of a sample, as those of groups are. They decide the ends of
+            intervals, which are then rounded outward.
         shift: [n], a part of loc, if z are in units of their own: its size has a say in the rounding.
+        group: the number of each row's group [n], with tables of groups only.
+        new_weight: the weight of each row [n] beside those of its group's table; their mean where None.
+
+    Raises:
+        ValueError: if an argument is not finite or of the wrong shape, z or the levels do not increase, or these leave
+            (0, 1); if group comes without tables of groups, or the other way around.
 
     Example:
         >>> distribution = ScaledQuantiles(jnp.array([0.0, 10.0]), 2.0, jnp.array([0.25, 0.75]), jnp.array([-1.0, 1.0]))
         >>> print(distribution.icdf(0.625), distribution.cdf(1.0))
         [ 1. 11.] [0.625 0.   ]
+        >>> values, group = jnp.array([-1.0, 1.0, -5.0, 5.0]), jnp.array([0, 0, 1, 1])
+        >>> both = linear_tables.make(values, group, np.array([2, 2]))
+        >>> distribution = ScaledQuantiles(jnp.zeros(2), 1.0, None, both, group=jnp.array([0, 1]))
+        >>> print(", ".join(f"{quantile:.1f}" for quantile in distribution.icdf(0.6)))
+        0.6, 3.0
     """
 
     loc: Float[Array, "*n"]
     scale: Float[Array, "*n"]
-    levels: Float[Array, "*l"]
-    z: Float[Array, "*l"]
+    levels: Float[Array, "*l"] | None
+    z: Float[Array, "*l"] | LinearTables
+    shift: Float[Array, "*n"] | None
+    group: Int[Array, "*n"] | None
+    new_weight: Float[Array, "*n"] | None
     tails: str = eqx.field(static=True)
     from_sample: bool = eqx.field(static=True)
-    shift: Float[Array, "*n"] | None = None
     _shared: ClassVar = {"levels": 1, "z": 1}
 
     def __init__(
         self,
         loc: Real[ArrayLike, "..."],
         scale: Real[ArrayLike, "..."],
-        levels: Real[ArrayLike, "..."],
-        z: Real[ArrayLike, "..."],
+        levels: Real[ArrayLike, "..."] | None,
+        z: Real[ArrayLike, "..."] | LinearTables,
         tails: str = "constant",
         *,
         from_sample: bool = False,
         shift: Real[ArrayLike, "..."] | None = None,
+        group: Int[Array, "*n"] | None = None,
+        new_weight: Float[Array, "*n"] | None = None,
     ):
-        _checks.check_choice("tails", tails, ("constant", "normal"))
+        _checks.check_choice("tails", tails, linear_tables.TAILS)
+        check_group(z, LinearTables, group, new_weight)
         self.loc, self.scale = as_rows(loc=loc, scale=scale)
         self.shift = None if shift is None else as_rows(loc=self.loc, shift=shift)[1].astype(self.loc.dtype)
-        self.z = as_parameter(_checks.as_vector("z", z), self.loc.dtype)
-        self.levels = as_parameter(_checks.as_vector("levels", levels, length=self.z.shape[0]), self.loc.dtype)
-        self.tails, self.from_sample = tails, from_sample
+        self.tails, self.from_sample = tails, from_sample or group is not None
+        self.levels, self.z = (None, z) if isinstance(z, LinearTables) else _as_curve(levels, z, self.loc, tails)
+        self.group, self.new_weight = group, new_weight
         check_not_negative("scale", self.scale)
-        check_increasing("z", self.z, strictly=False)
-        check_increasing("levels", self.levels, strictly=False)
-        if not _checks.is_traced(self.levels):
-            inner = np.asarray(self.levels)
-            _checks.check_fraction("levels", inner if tails == "normal" else inner[inner != 1])
 
     @property
     @eqx.filter_jit
     def mean(self) -> Float[Array, "*n"]:
         """The mean of Z, placed."""
-        return self.loc + self.scale * self._moments[0]
+        loc, scale = self._units
+        return loc + scale * self._curve.moments()[0]
 
     @property
     @eqx.filter_jit
     def std(self) -> Float[Array, "*n"]:
         """The std of Z, scaled."""
-        return self.scale * self._moments[1]
+        return self._units[1] * self._curve.moments()[1]
 
     @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The largest level whose quantile is at most y; in normal tails by the formula above."""
         y = match(y, self.loc)
         error, u = self._standardized(self._moved(y, y, 1))  # y itself, unless calibration rows decide
-        p, q = self._knots
-        cdf = _with_knots(quantiles.interpolate_monotone)(u, q, p)
-        if self.tails == "normal":
-            upper, mass, end, x = self._nearest_end(u)
-            tail = mass * normal_tail.survival(x, end)
-            cdf = jnp.where(upper, 1 - tail, jnp.where(x > end, tail, cdf))
-        return jnp.where(self.scale > 0, cdf, (error >= 0).astype(cdf.dtype))
+        cdf = self._curve.cdf(u)
+        return jnp.where(self._units[1] > 0, cdf, (error >= 0).astype(cdf.dtype))
 
     @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """The log density, which is constant between two knots; -inf where only atoms are.
 
-        With `from_sample` it is that of a smoothed version, `functional.smoothing.sample_log_density`, finite
-        everywhere: the cdf and the quantiles are not the integral of this density, though near it.
+        With `from_sample` it is that of a smoothed version, `functional.smoothing.sample_log_density`, of groups
+        `functional.linear_tables.log_density`, finite everywhere: the cdf and the quantiles are not the integral of
+        this density, though near it.
         """
-        _, u = self._standardized(y)
-        if self.from_sample:
-            log_density = jnp.vectorize(smoothing.sample_log_density, signature="(n),(l)->(n)")(u, self.z)
-        else:
-            p, q = self._knots
-            log_density = _with_knots(_log_slope)(u, q, p)
-            if self.tails == "normal":
-                upper, mass, end, x = self._nearest_end(u)
-                in_tail = jnp.log(mass) + normal_tail.log_prob(x, end)
-                log_density = jnp.where(upper | (x > end), in_tail, log_density)
-        positive = self.scale > 0
-        return jnp.where(positive, log_density - jnp.log(jnp.where(positive, self.scale, 1)), -jnp.inf)
+        scale, positive = self._units[1], self._units[1] > 0
+        log_density = self._curve.log_density(self._standardized(y)[1])
+        return jnp.where(positive, log_density - jnp.log(jnp.where(positive, scale, 1)), -jnp.inf)
 
     @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
@@ -304,37 +310,29 @@ class ScaledQuantiles(Distribution):
         Beyond an outer knot the score grows by the distance from it, less twice the integral of the tail between.
         """
         error, u = self._standardized(y)
-        p, q = self._knots
-        upper, mass, end, x = self._nearest_end(u)
-        score = _with_knots(_linear_crps)(jnp.clip(u, q[..., 0], q[..., -1]), q, p) + x - end
-        if self.tails == "normal":
-            masses, ends = self._ends
-            inside = (masses**2 * normal_tail.square_of_survival(ends)).sum(-1, keepdims=True)
-            beyond_end = _pick(upper, masses * normal_tail.excess(ends)[0])
-            score = score + inside - 2 * (beyond_end - mass * normal_tail.survival(x, end) * normal_tail.excess(x)[0])
-        return jnp.where(self.scale > 0, self.scale * score, jnp.abs(error))
+        scale = self._units[1]
+        return jnp.where(scale > 0, scale * self._curve.crps(u), jnp.abs(error))
 
     def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
-        if self.from_sample:
-            warn_if_too_few(self.z.shape[-1], outer_levels(p), _BEYOND[self.tails])
-        elif self.tails == "constant":
-            warn_if_beyond(self.levels, p)
+        self._curve.warn_of_levels(p)
 
     def _moved(
         self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
     ) -> Float[Array, "..."]:
+        return super()._moved(values, levels, ROUNDINGS * side if len(self._locations) > 1 else side)
+
+    @property
+    def _locations(self) -> tuple[Float[Array, "*n"], ...]:
         if not self.from_sample:
-            return values
-        if self.shift is None:
-            return rounded_outward(values, side, self.loc)
-        return rounded_outward(values, ROUNDINGS * side, self.loc - self.shift, self.shift)
+            return ()
+        if isinstance(curve := self._curve, _CurvesOfGroups):
+            return self.loc, self.scale * curve.tables.center[curve.group]
+        return (self.loc,) if self.shift is None else (self.loc - self.shift, self.shift)
 
     @eqx.filter_jit
     def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
         """The quantiles of Z at checked levels, placed in every row."""
-        standard = jnp.zeros_like(self.loc[..., :1]), jnp.ones_like(self.scale[..., :1])
-        of_z = eqx.tree_at(lambda distribution: (distribution.loc, distribution.scale), self, standard)
-        return place_levels(Distribution._quantiles(of_z, levels), self.loc, self.scale)
+        return place_levels(self._curve.quantiles(levels), *self._units)
 
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
@@ -343,17 +341,123 @@ class ScaledQuantiles(Distribution):
 
     @eqx.filter_jit
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        return place(self._curve.icdf(p), *self._units)
+
+    @property
+    def _curve(self) -> "_Curve | _CurvesOfGroups":
+        """What is known of Z."""
+        if isinstance(self.z, LinearTables) and self.group is not None:
+            return _CurvesOfGroups(self.z, self.group, self.new_weight, self.tails)
+        return _Curve(cast("Array", self.levels), cast("Array", self.z), self.tails, self.from_sample)
+
+    @property
+    def _units(self) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+        """Where the unit of Z lies in every row, and its size."""
+        return self._curve.units(self.loc, self.scale)
+
+    def _standardized(self, y: ArrayLike) -> tuple[Array, Array]:
+        """y less where the unit of Z lies, and that over its size (or over 1 where it is 0)."""
+        loc, scale = self._units
+        error = match(y, loc) - loc
+        return error, error / jnp.where(scale > 0, scale, 1)
+
+
+class _Curve(NamedTuple):
+    """Z, the same for all rows.
+
+    Attributes:
+        levels: [L], behind leading axes of runs.
+        z: likewise, the quantiles at these levels.
+        tails: as of `ScaledQuantiles`.
+        from_sample: likewise.
+    """
+
+    levels: Float[Array, "*l"]
+    z: Float[Array, "*l"]
+    tails: str
+    from_sample: bool
+
+    def units(self, loc: Array, scale: Array) -> tuple[Array, Array]:
+        """Where the unit of z lies in rows of this location and scale, and its size."""
+        return loc, scale
+
+    def moments(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """The mean and the std, both [1]."""
+        p, q = self._knots
+        mean = _mean(p, q)
+        if self.tails == "constant":
+            deviations = q - mean[..., None]
+            unit = linalg.scale_of(deviations, axis=-1)
+            return mean, unit[..., 0] * linalg.sqrt(_mean_square(p, deviations / unit))
+        masses, ends = self._ends
+        excess, square = normal_tail.excess(ends)
+        mean = mean + jnp.diff(masses * excess)
+        deviations = q - mean[..., None]
+        # The std of a normal tail is about 1: smaller deviations do not count, and their squares may be 0.
+        unit = jnp.maximum(linalg.scale_of(deviations, axis=-1), 1)
+        inside, unit = _mean_square(p, deviations / unit), unit[..., 0]
+        deviations = ends + jnp.concatenate([mean, -mean], axis=-1)
+        beyond = (masses * (2 * deviations * excess + square)).sum(-1, keepdims=True)
+        return mean, unit * linalg.sqrt(inside + beyond / unit / unit)
+
+    def cdf(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The level of u."""
+        p, q = self._knots
+        cdf = _with_knots(quantiles.interpolate_monotone)(u, q, p)
+        if self.tails == "constant":
+            return cdf
+        upper, mass, end, x = self._nearest_end(u)
+        tail = mass * normal_tail.survival(x, end)
+        return jnp.where(upper, 1 - tail, jnp.where(x > end, tail, cdf))
+
+    def log_density(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The log density at u; of a sample that of a smoothed version."""
+        if self.from_sample:
+            return jnp.vectorize(smoothing.sample_log_density, signature="(n),(l)->(n)")(u, self.z)
+        p, q = self._knots
+        log_density = _with_knots(_log_slope)(u, q, p)
+        if self.tails == "constant":
+            return log_density
+        upper, mass, end, x = self._nearest_end(u)
+        in_tail = jnp.log(mass) + normal_tail.log_prob(x, end)
+        return jnp.where(upper | (x > end), in_tail, log_density)
+
+    def crps(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The score at u."""
+        p, q = self._knots
+        upper, mass, end, x = self._nearest_end(u)
+        score = _with_knots(_linear_crps)(jnp.clip(u, q[..., 0], q[..., -1]), q, p) + x - end
+        if self.tails == "constant":
+            return score
+        masses, ends = self._ends
+        inside = (masses**2 * normal_tail.square_of_survival(ends)).sum(-1, keepdims=True)
+        beyond_end = _pick(upper, masses * normal_tail.excess(ends)[0])
+        return score + inside - 2 * (beyond_end - mass * normal_tail.survival(x, end) * normal_tail.excess(x)[0])
+
+    def quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The quantiles at one level or k levels, [1] or [1, k]."""
+        return at_levels(self.icdf, levels, self.z[..., :1])
+
+    def icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The quantile for every row at a level of its own."""
         levels, q = self._knots
         z = _with_knots(quantiles.interpolate_monotone)(p, levels, q)
-        if self.tails == "normal":
-            upper = p > self.levels[..., -1:]
-            fraction = jnp.where(upper, 1 - p, p)
-            mass, end = (_pick(upper, pair) for pair in self._ends)
-            beyond, possible = fraction < mass, fraction > 0
-            x = normal_tail.quantile(jnp.where(beyond & possible, fraction, mass) / mass, end)
-            x = jnp.where(possible, x, jnp.inf)
-            z = jnp.where(beyond, jnp.where(upper, x, -x), z)
-        return place(z, self.loc, self.scale)
+        if self.tails == "constant":
+            return z
+        upper = p > self.levels[..., -1:]
+        fraction = jnp.where(upper, 1 - p, p)
+        mass, end = (_pick(upper, pair) for pair in self._ends)
+        beyond, possible = fraction < mass, fraction > 0
+        x = normal_tail.quantile(jnp.where(beyond & possible, fraction, mass) / mass, end)
+        x = jnp.where(possible, x, jnp.inf)
+        return jnp.where(beyond, jnp.where(upper, x, -x), z)
+
+    def warn_of_levels(self, p: ArrayLike) -> None:
+        """Warn of known levels that are not reached."""
+        if self.from_sample:
+            warn_if_too_few(self.z.shape[-1], outer_levels(p), _BEYOND[self.tails])
+        elif self.tails == "constant":
+            warn_if_beyond(self.levels, p)
 
     @property
     def _knots(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
@@ -374,30 +478,76 @@ class ScaledQuantiles(Distribution):
         mass, end = (_pick(upper, pair) for pair in self._ends)
         return upper, mass, end, jnp.maximum(jnp.where(upper, u, -u), end)
 
-    @property
-    def _moments(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-        """The mean and the std of Z, both [1]."""
-        p, q = self._knots
-        mean = _mean(p, q)
-        if self.tails == "constant":
-            deviations = q - mean[..., None]
-            unit = linalg.scale_of(deviations, axis=-1)
-            return mean, unit[..., 0] * linalg.sqrt(_mean_square(p, deviations / unit))
-        masses, ends = self._ends
-        excess, square = normal_tail.excess(ends)
-        mean = mean + jnp.diff(masses * excess)
-        deviations = q - mean[..., None]
-        # The std of a normal tail is about 1: smaller deviations do not count, and their squares may be 0.
-        unit = jnp.maximum(linalg.scale_of(deviations, axis=-1), 1)
-        inside, unit = _mean_square(p, deviations / unit), unit[..., 0]
-        deviations = ends + jnp.concatenate([mean, -mean], axis=-1)
-        beyond = (masses * (2 * deviations * excess + square)).sum(-1, keepdims=True)
-        return mean, unit * linalg.sqrt(inside + beyond / unit / unit)
 
-    def _standardized(self, y: ArrayLike) -> tuple[Array, Array]:
-        """y - loc, and that over the scale (or over 1 where it is 0)."""
-        error = match(y, self.loc) - self.loc
-        return error, error / jnp.where(self.scale > 0, self.scale, 1)
+class _CurvesOfGroups(NamedTuple):
+    """Z of every group, in units of its own, and the number of each row's group [n]; methods as of `_Curve`."""
+
+    tables: LinearTables
+    group: Int[Array, "*n"]
+    new_weight: Float[Array, "*n"] | None
+    tails: str
+
+    def units(self, loc: Array, scale: Array) -> tuple[Array, Array]:
+        """Where the unit of each row's table lies, and its size."""
+        return loc + scale * self.tables.center[self.group], scale * self.tables.spread[self.group]
+
+    def moments(self) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+        """The mean and the std, both [n]."""
+        return linear_tables.mean_and_std(self.tables, self.group, self.new_weight, self.tails)
+
+    def cdf(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The level of u."""
+        return linear_tables.cdf(self.tables, self.group, u, self.new_weight, self.tails)
+
+    def log_density(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The log density at u of a smoothed version."""
+        return linear_tables.log_density(self.tables, self.group, u, self.new_weight)
+
+    def crps(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The score at u."""
+        return linear_tables.crps(self.tables, self.group, u, self.new_weight, self.tails)
+
+    def quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The quantiles at one level or k levels: rows without weights of their own share the search of their group."""
+        number = self.tables.total.shape[0]
+        if self.new_weight is not None or number > self.group.shape[0]:
+            return at_levels(self.icdf, levels, self.tables.total[self.group])
+        of_group = self._replace(group=jnp.arange(number, dtype=jnp.int32))
+        return at_levels(of_group.icdf, levels, self.tables.total)[self.group]
+
+    def icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The quantile of every row at a level of its own."""
+        return linear_tables.quantile(self.tables, self.group, p, self.new_weight, self.tails)
+
+    def warn_of_levels(self, p: ArrayLike) -> None:
+        """Warn of known levels that the values of some groups do not reach."""
+        if _checks.is_traced(p, self.group, self.tables.start):
+            return
+        sizes = np.diff(np.asarray(self.tables.start))[np.asarray(self.group)]
+        levels = np.asarray(outer_levels(p))
+        inside = levels[levels < 1]
+        needed = quantiles.smallest_table(inside.max()) if inside.size else 0
+        if (few := sizes < needed).any():
+            _checks.warn(
+                f"in {few.sum()} rows the group has too few calibration rows for the level asked for, which needs at "
+                f"least {needed}; the smallest has {sizes.min()}. The quantile may cover less than its level.",
+            )
+
+
+def _as_curve(
+    levels: Real[ArrayLike, "..."] | None, z: Real[ArrayLike, "..."], loc: Float[Array, "*n"], tails: str
+) -> tuple[Float[Array, "*l"], Float[Array, "*l"]]:
+    """Checked levels and quantiles of Z in the dtype of the rows."""
+    if levels is None:
+        raise ValueError("levels is None, which goes with tables of groups as z: give the levels of z.")
+    z = as_parameter(_checks.as_vector("z", z), loc.dtype)
+    levels = as_parameter(_checks.as_vector("levels", levels, length=z.shape[0]), loc.dtype)
+    check_increasing("z", z, strictly=False)
+    check_increasing("levels", levels, strictly=False)
+    if not _checks.is_traced(levels):
+        inner = np.asarray(levels)
+        _checks.check_fraction("levels", inner if tails == "normal" else inner[inner != 1])
+    return levels, z
 
 
 def _check_not_crossing(values: Float[Array, "n k"]) -> None:

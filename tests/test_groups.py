@@ -252,7 +252,7 @@ def test_what_is_missing_or_unknown_is_quoted():
     with pytest.raises(ValueError, match="partial_pooling goes with labels of groups"):
         crude.fit(x, base, y, partial_pooling=True)
     with pytest.raises(ValueError, match="tables read by the rule 'linear' guarantee nothing"):
-        isotonic.fit(x, base, y, by=labels).guarantee(0.9, "loud")
+        conformal.fit(x, base, y, by=labels, rule="linear").guarantee(0.9, "loud")
     weighted = conformal.fit(x, base, y, weights=np.ones(100))
     with pytest.raises(ValueError, match="fitted with weights: give those of these rows"):
         weighted(x, base)

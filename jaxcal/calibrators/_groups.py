@@ -7,7 +7,7 @@ inputs over that of the calibration inputs, it holds for the new ones (Tibshiran
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -29,6 +29,11 @@ from jaxcal.guarantee import Guarantee, WeightedGuarantee
 
 Labels = ArrayLike | Sequence | Callable | eqx.Module
 Weights = ArrayLike | Callable
+# The sorted errors of calibration rows, or a table of them for every group. The type checker cannot know which.
+if TYPE_CHECKING:
+    Errors = Any
+else:
+    Errors = Float[Array, "*l"] | Tables | LinearTables
 
 _NO_GROUPS = "by has no effect: the calibrator was fitted without groups."
 _NO_WEIGHTS = "weights have no effect: the calibrator was fitted without."
@@ -248,7 +253,7 @@ def tables_of_groups(
     weights: Weights | None,
     rule: str,
     scale: Float[Array, " l"] | None = None,
-) -> tuple[Tables | LinearTables, CalibrationGroups]:
+) -> tuple[Errors, CalibrationGroups]:
     """A table of the errors of calibration rows for every group, with weights; and the groups.
 
     Args:
@@ -270,8 +275,9 @@ def tables_of_groups(
     rows, (number, known, kept) = CalibrationGroups.of(x, base, by, weights, errors.dtype)
     errors, count = errors if kept is None else errors[kept], rows.groups.count
     if scale is not None:
-        rows = dataclasses.replace(rows, pooling=_pooling.best(errors, jax.device_put(number), rows.sizes, scale))
-        errors, number, known = _pooling.pooled(errors, number, rows.sizes, rows.pooling)
+        pooling = _pooling.best(errors, jax.device_put(number), rows.sizes, scale)
+        errors, number, known = _pooling.pooled(errors, number, rows.sizes, pooling)
+        rows = dataclasses.replace(rows, pooling=pooling)
     if rule == "linear":
         return linear_tables.make(errors, number, np.bincount(number, minlength=count), known), rows
     symmetric = rule == "symmetric"

@@ -9,7 +9,7 @@ predicted covariance, and the predictive distribution is `MultivariateEmpirical`
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -30,7 +30,7 @@ from jaxcal.calibrators._base import (
     standardized_errors,
     warn_without_width,
 )
-from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights, of_new_rows, tables_of_groups
+from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
 from jaxcal.distributions import (
     Distribution,
     Empirical,
@@ -44,7 +44,6 @@ from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional.quantiles import empirical_rank
-from jaxcal.functional.tables import Tables
 from jaxcal.guarantee import Guarantee, WeightedGuarantee
 
 # The largest number of distances to calibration rows that memory holds at once.
@@ -199,7 +198,7 @@ class CRUDE(eqx.Module):
         rows: the groups and weights of the calibration rows; None where there are none.
     """
 
-    z: Float[Array, "*l"] | Tables
+    z: Errors
     rank: str | None = eqx.field(static=True)
     num_calibration: int = eqx.field(static=True)
     scaled: bool = eqx.field(static=True, default=True)
@@ -239,6 +238,7 @@ class CRUDE(eqx.Module):
         if self.rank is None:
             return self._of_vectors(base)
         check_base(base)
+        base = cast("Distribution", base)
         group, new_weight = of_new_rows(self.rows, x, base, by, weights)
         if self.by_cdf:
             check_not_point(base)

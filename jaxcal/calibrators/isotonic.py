@@ -32,7 +32,7 @@ from jaxcal.calibrators._base import (
     standardized_errors,
     warn_without_width,
 )
-from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights, of_new_rows, tables_of_groups
+from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
 from jaxcal.distributions import (
     Concatenated,
     Distribution,
@@ -175,7 +175,7 @@ class Isotonic(eqx.Module):
         rows: the groups and weights of the calibration rows; None where there are none.
     """
 
-    z: Float[Array, "*runs l"] | LinearTables
+    z: Errors
     tails: str = eqx.field(static=True)
     scaled: bool = eqx.field(static=True)
     by_cdf: bool = eqx.field(static=True, default=False)

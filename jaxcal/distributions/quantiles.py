@@ -113,8 +113,8 @@ class Quantiles(Distribution):
         _check_not_crossing(self.values)
         self.lowest, self.highest, self.num_calibration = None, None, num_calibration
         if lowest is not None or highest is not None:
-            ends = {"lowest": 0.0 if lowest is None else lowest, "highest": 1.0 if highest is None else highest}
-            self.lowest, self.highest, _ = as_rows(**ends, values=self.values[:, 0])
+            low, high = 0.0 if lowest is None else lowest, 1.0 if highest is None else highest
+            self.lowest, self.highest, _ = as_rows(lowest=low, highest=high, values=self.values[:, 0])
             check_share("lowest", self.lowest)
             check_share("highest", self.highest)
 
@@ -176,7 +176,7 @@ class Quantiles(Distribution):
 
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         known = self._known(p)
-        if self.lowest is None:
+        if self.lowest is None or self.highest is None:
             return known
         return jnp.where(p < self.lowest, -jnp.inf, jnp.where(p > self.highest, jnp.inf, known))
 

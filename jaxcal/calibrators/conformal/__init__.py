@@ -57,11 +57,10 @@ from jaxcal.calibrators._base import (
     smoothed,
     standardized_errors,
 )
-from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights, of_new_rows, tables_of_groups
+from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
 from jaxcal.calibrators.conformal import quantiles
 from jaxcal.distributions import Distribution, Empirical, Normal, Point, Quantiles, Recalibrated, ScaledQuantiles
 from jaxcal.frames.layout import Series, Table
-from jaxcal.functional.linear_tables import LinearTables
 from jaxcal.functional.tables import Tables
 from jaxcal.guarantee import Guarantee, WeightedGuarantee
 
@@ -198,10 +197,12 @@ def fit(
             f"confidence_levels go with score='quantile'; score={score!r} answers at any level: drop them."
         )
     check_base(base, y.shape[0])
-    if rule == "randomized" and key is None:
-        raise ValueError("rule='randomized' needs a key: give key=jax.random.key(0), say.")
+    rows, seed = None, None
+    if rule == "randomized":
+        if key is None:
+            raise ValueError("rule='randomized' needs a key: give key=jax.random.key(0), say.")
+        seed = jax.random.bits(key, (), "uint32")
     scale, reading = _scale(score, base), rule or ("conformal" if score == "signed" else "symmetric")
-    rows = None
     if scale == "cdf":
         scores = smoothed(jnp.sort(probabilities(base, y)), smoothing)
     else:
@@ -216,7 +217,7 @@ def fit(
     return ConformalCalibrator(
         scores=scores,
         rows=rows,
-        seed=jax.random.bits(key, (), "uint32") if rule == "randomized" and key is not None else None,
+        seed=seed,
         rule=reading,
         scale=scale,
         num_calibration=y.shape[0],
@@ -295,7 +296,7 @@ class ConformalCalibrator(eqx.Module):
         confidence_levels: the levels of score="quantile", in increasing order; else None.
     """
 
-    scores: Float[Array, "*l"] | Tables | LinearTables
+    scores: Errors
     rule: str = eqx.field(static=True)
     scale: str = eqx.field(static=True)
     num_calibration: int = eqx.field(static=True)

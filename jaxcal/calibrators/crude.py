@@ -157,7 +157,7 @@ def fit(
     neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors, categorical)
     rows = None
     if by_cdf:
-        z = jnp.sort(probabilities(base, y))
+        z = smoothed(jnp.sort(probabilities(base, y)), smoothing)
     else:
         errors = standardized_errors(base, y, scaled, finite=partial_pooling or smoothing is not None)
         if has_groups:
@@ -165,10 +165,10 @@ def fit(
             z, rows = tables_of_groups(x, base, errors, by=by, weights=weights, rule=rank, scale=scale)
         else:
             # A search for neighbors takes the first of equally distant rows: they must not be sorted by their errors.
-            z = errors if neighbors is not None else jnp.sort(errors)
+            z = errors if neighbors is not None else smoothed(jnp.sort(errors), smoothing)
             warn_without_width(z)
     return CRUDE(
-        z=smoothed(z, smoothing),
+        z=z,
         rows=rows,
         neighborhood=neighborhood,
         scaled=scaled,

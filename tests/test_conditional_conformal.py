@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from jaxcal import Normal, PartialQuantiles, Point, Quantiles, out_of_fold
+from jaxcal import Normal, Point, Quantiles, out_of_fold
 from jaxcal.calibrators import conditional_conformal, conformal
 from jaxcal.functional import quantile_regression
 from jaxcal.guarantee import ConditionalGuarantee
@@ -326,7 +326,7 @@ def test_a_path_that_was_not_solved_is_infinite_and_said_so(fitted):
 def test_partial_quantiles_are_quantiles_but_for_the_infinite_ones():
     levels, values = np.array([0.1, 0.3, 0.7, 0.9]), np.array([[-2.0, -1.0, 1.0, 3.0], [0.0, 1.0, 2.0, 3.0]])
     known = Quantiles(levels, values)
-    partial = PartialQuantiles(levels, values, np.array([0.3, 0.0]), np.array([1.0, 0.7]))
+    partial = Quantiles(levels, values, lowest=np.array([0.3, 0.0]), highest=np.array([1.0, 0.7]))
     y, key = np.array([0.3, 2.2]), jax.random.key(0)
     for name in ("mean", "std"):
         np.testing.assert_array_equal(getattr(partial, name), getattr(known, name))
@@ -341,7 +341,7 @@ def test_partial_quantiles_are_quantiles_but_for_the_infinite_ones():
     expected[0, 0], expected[1, 4] = -np.inf, np.inf
     np.testing.assert_array_equal(found, expected)
     with pytest.raises(ValueError, match="highest must lie between 0 and 1"):
-        PartialQuantiles(levels, values, 0.0, 2.0)
+        Quantiles(levels, values, highest=2.0)
 
 
 # Coverage

@@ -33,7 +33,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import FINE_LEVELS, Rows, as_levels, as_rows, check_base, num_among, warn_without_width
-from jaxcal.distributions import Distribution, PartialQuantiles, Quantiles
+from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index
 from jaxcal.frames.preprocessing import Standardizer
@@ -278,12 +278,11 @@ class SharpGP(eqx.Module):
     grid: tuple[float, ...] = eqx.field(static=True)
     is_bounded: bool = eqx.field(static=True)
 
-    def __call__(self, x: Table, base: Distribution) -> Quantiles | PartialQuantiles:
+    def __call__(self, x: Table, base: Distribution) -> Quantiles:
         """The calibrated distribution of every row.
 
         Quantiles at levels below 1 / (N + 1) and above N / (N + 1), of N calibration rows, are infinite and come with
-        a warning. With `preset="paper"` and with a single level, whose distributions are `Quantiles`, quantiles beyond
-        the outermost level are that level's.
+        a warning. With `preset="paper"` and with a single level quantiles beyond the outermost level are that level's.
 
         Args:
             x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
@@ -300,8 +299,13 @@ class SharpGP(eqx.Module):
         if not self.is_bounded:
             return Quantiles(np.array(self.grid), values)
         rounding = 2 * float(jnp.finfo(values.dtype).eps)
-        lowest, highest = self.grid[0] - rounding, self.grid[-1] + rounding
-        return PartialQuantiles(np.array(self.grid), values, lowest, highest, self.scores.shape[-1])
+        return Quantiles(
+            np.array(self.grid),
+            values,
+            lowest=self.grid[0] - rounding,
+            highest=self.grid[-1] + rounding,
+            num_calibration=self.scores.shape[-1],
+        )
 
     @property
     def lengthscales(self) -> Float[Array, "*runs k d"]:

@@ -17,7 +17,7 @@ from jaxcal.distributions._base import Distribution, as_parameter, check_not_neg
 from jaxcal.distributions._rows import replaced
 from jaxcal.distributions.empirical import INFINITE_RULES, Empirical
 from jaxcal.distributions.parametric import Normal, Point
-from jaxcal.distributions.piecewise import Quantiles
+from jaxcal.distributions.quantiles import Quantiles
 from jaxcal.functional import linalg, quantiles, scores
 
 T = TypeVar("T")

@@ -15,9 +15,7 @@ from jaxcal.distributions import (
     CrossConformal,
     Distribution,
     Empirical,
-    GroupedEmpirical,
     Mixture,
-    PartialQuantiles,
     Point,
     Quantiles,
     Recalibrated,
@@ -240,8 +238,8 @@ def _why_infinite(
 
 
 # Distributions without a density, and those whose density ends at their outermost quantiles.
-_ATOMS = {Point, Empirical, GroupedEmpirical, CrossConformal}
-_BETWEEN_QUANTILES = {Quantiles, PartialQuantiles, ScaledQuantiles}
+_ATOMS = {Point, Empirical, CrossConformal}
+_BETWEEN_QUANTILES = {Quantiles, ScaledQuantiles}
 
 
 def _kinds(distribution: Distribution) -> set[type]:

@@ -472,21 +472,6 @@ def test_what_this_version_does_not_know_is_named(path, change, message):
 
 
 @once
-def test_a_field_that_a_file_lacks_takes_its_default(path):
-    """In modules, dataclasses and named tuples, as a later version may add one."""
-    from jaxcal.gp.nngp import NNGP
-
-    settings = jc.networks.presets.Settings(hidden=(2,), beta=0.7)
-    for model, field, expected in (
-        (NNGP(depth=3), "depth", NNGP()),
-        (jc.Guarantee(0.9, 99, 90, widened_to=91), "widened_to", jc.Guarantee(0.9, 99, 90)),
-        (settings, "beta", settings._replace(beta=0.0)),
-    ):
-        jc.save(path, model)
-        rewrite(path, lambda about, field=field: fields(about).pop(field))
-        assert_same(jc.load(path), expected)
-
-
 # What a name in a file must not reach, by any of the ways that names are used.
 FORBIDDEN = (
     "os.system",

@@ -471,7 +471,6 @@ def test_what_this_version_does_not_know_is_named(path, change, message):
         jc.load(path)
 
 
-@once
 # What a name in a file must not reach, by any of the ways that names are used.
 FORBIDDEN = (
     "os.system",

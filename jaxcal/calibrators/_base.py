@@ -35,7 +35,7 @@ class Rows(NamedTuple):
     y: Float[Array, " n"]
 
 
-def as_rows(x: Table, base: Distribution, y: Series, categorical: Categorical) -> tuple[Columns, Rows]:
+def checked_rows(x: Table, base: Distribution, y: Series, categorical: Categorical) -> tuple[Columns, Rows]:
     """The columns of x and checked rows, for methods of the inputs that use the mean of `base` alone.
 
     Raises:

@@ -26,7 +26,14 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators import _groups
-from jaxcal.calibrators._base import as_rows, check_base, check_positive_std, error_scale, num_among, rows_that_count
+from jaxcal.calibrators._base import (
+    check_base,
+    check_positive_std,
+    checked_rows,
+    error_scale,
+    num_among,
+    rows_that_count,
+)
 from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.frames.columns import Categorical, Columns
@@ -340,7 +347,7 @@ def _as_rows(
     x: Table, base: Distribution, y: Series, weights: Weights | None, relative: bool, categorical: Categorical
 ) -> tuple[Columns, _Rows]:
     """The columns of x, and checked rows, those that count."""
-    columns, checked = as_rows(x, base, y, categorical)
+    columns, checked = checked_rows(x, base, y, categorical)
     if relative:
         check_positive_std(base, "leave relative=False, which uses no std")
     rows = _Rows(*checked, unit=error_scale(base, relative), weights=None)

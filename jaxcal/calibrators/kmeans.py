@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators import _groups
-from jaxcal.calibrators._base import as_rows, check_base, rows_that_count
+from jaxcal.calibrators._base import check_base, checked_rows, rows_that_count
 from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.frames.columns import Categorical, Columns
@@ -72,7 +72,7 @@ def fit(
         [1. 3.]
     """
     _checks.check_key(key)
-    columns, rows = as_rows(x, base, y, categorical)
+    columns, rows = checked_rows(x, base, y, categorical)
     rows, counts = rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
     inputs, known = lax.stop_gradient((rows.x, counts))  # under an eager jax.grad they are known
     (counted,), known = rows_that_count((inputs,), known)

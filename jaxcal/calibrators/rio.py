@@ -404,7 +404,7 @@ def _fit_stochastic(
     if columns is None:
         x = None
     else:
-        x = minibatch.as_rows(x if columns.is_plain else columns(x), n)
+        x = minibatch.unread_rows(x if columns.is_plain else columns(x), n)
         x_scaler = minibatch.standardizer(x, y.dtype).without(columns.indicators)
     scales = _Scales.of(columns, x_scaler, mean, std, y, setting)
     data_of = lambda x, mean, std, y: scales.data(x, mean, std, y, setting)

@@ -32,7 +32,15 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import FINE_LEVELS, Rows, as_levels, as_rows, check_base, num_among, warn_without_width
+from jaxcal.calibrators._base import (
+    FINE_LEVELS,
+    Rows,
+    as_levels,
+    check_base,
+    checked_rows,
+    num_among,
+    warn_without_width,
+)
 from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index
@@ -204,7 +212,7 @@ def fit(
     if y_train is not None:
         check_same_index(x_train, y_train)
     columns = Columns.of(x_train, categorical)
-    _, rows = as_rows(x, base, y, columns)
+    _, rows = checked_rows(x, base, y, columns)
     x_train = columns(x_train)
     _checks.check_rows("x_train", x_train, 2)
     setting = _setting(

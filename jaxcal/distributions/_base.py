@@ -181,7 +181,7 @@ def marked_out_of_fold(distribution: D) -> D:
 
 
 @keeps_known
-def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[JaxArray]:
+def as_parameters(*, outputs: bool = False, **parameters: ArrayLike) -> list[JaxArray]:
     """The parameters as vectors [n] of one dtype; a number holds for all rows and has no say in the dtype.
 
     With `outputs` they may be matrices [n, t] of several outputs.
@@ -340,22 +340,6 @@ def check_share(name: str, values: JaxArray) -> None:
     known = np.asarray(values)  # under jit even an operation on a known JAX array is traced
     if not ((known >= 0) & (known <= 1)).all():
         raise ValueError(f"{name} must lie between 0 and 1; got {known.min():g} to {known.max():g}.")
-
-
-def check_not_negative(name: str, values: JaxArray) -> None:
-    """Raise ValueError if a known value is negative."""
-    if not _checks.is_traced(values) and (least := np.asarray(values).min()) < 0:
-        raise ValueError(f"{name} must not be negative; got {least:g}.")
-
-
-def check_group(z: object, kind: type, group: Array | None, new_weight: Array | None) -> None:
-    """Raise ValueError unless tables of groups, z of this kind, come with a group, and all else without."""
-    if isinstance(z, kind) != (group is not None) or (group is None and new_weight is not None):
-        given = [name for name, value in (("group", group), ("new_weight", new_weight)) if value is not None]
-        raise ValueError(
-            f"group and new_weight are for tables of groups, {kind.__name__} as z, and these need a group; got "
-            f"{type(z).__name__} with {' and '.join(given) or 'neither'}."
-        )
 
 
 def check_increasing(name: str, values: Array, *, strictly: bool) -> None:

@@ -16,11 +16,10 @@ from jaxcal import _checks
 from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
-    as_rows,
+    as_parameters,
     as_table,
     check_group,
     check_increasing,
-    check_not_negative,
     check_share,
     match,
     of_targets,
@@ -111,11 +110,11 @@ class Empirical(Distribution):
         if (rule == "randomized") != (tau is not None):
             given = "no tau" if tau is None else "a tau"
             raise ValueError(f"rule='randomized' and tau go together; got rule={rule!r} and {given}.")
-        self.loc, self.scale = as_rows(loc=loc, scale=scale)
-        self.tau = None if tau is None else as_rows(loc=self.loc, tau=tau)[1].astype(self.loc.dtype)
+        self.loc, self.scale = as_parameters(loc=loc, scale=scale)
+        self.tau = None if tau is None else as_parameters(loc=self.loc, tau=tau)[1].astype(self.loc.dtype)
         self.z = z if isinstance(z, Tables) else _as_sorted(z, self.loc, rule)
         self.rule, self.group, self.new_weight = rule, group, new_weight
-        check_not_negative("scale", self.scale)
+        _checks.check_not_negative("scale", self.scale)
         if self.tau is not None:
             check_share("tau", self.tau)
 

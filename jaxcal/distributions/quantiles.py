@@ -17,11 +17,10 @@ from jaxcal.distributions._base import (
     ROUNDINGS,
     Distribution,
     as_parameter,
-    as_rows,
+    as_parameters,
     at_levels,
     check_group,
     check_increasing,
-    check_not_negative,
     check_share,
     match,
     of_targets,
@@ -114,7 +113,7 @@ class Quantiles(Distribution):
         self.lowest, self.highest, self.num_calibration = None, None, num_calibration
         if lowest is not None or highest is not None:
             low, high = 0.0 if lowest is None else lowest, 1.0 if highest is None else highest
-            self.lowest, self.highest, _ = as_rows(lowest=low, highest=high, values=self.values[:, 0])
+            self.lowest, self.highest, _ = as_parameters(lowest=low, highest=high, values=self.values[:, 0])
             check_share("lowest", self.lowest)
             check_share("highest", self.highest)
 
@@ -263,12 +262,12 @@ class ScaledQuantiles(Distribution):
     ):
         _checks.check_choice("tails", tails, linear_tables.TAILS)
         check_group(z, LinearTables, group, new_weight)
-        self.loc, self.scale = as_rows(loc=loc, scale=scale)
-        self.shift = None if shift is None else as_rows(loc=self.loc, shift=shift)[1].astype(self.loc.dtype)
+        self.loc, self.scale = as_parameters(loc=loc, scale=scale)
+        self.shift = None if shift is None else as_parameters(loc=self.loc, shift=shift)[1].astype(self.loc.dtype)
         self.tails, self.from_sample = tails, from_sample or group is not None
         self.levels, self.z = (None, z) if isinstance(z, LinearTables) else _as_curve(levels, z, self.loc, tails)
         self.group, self.new_weight = group, new_weight
-        check_not_negative("scale", self.scale)
+        _checks.check_not_negative("scale", self.scale)
 
     @property
     @eqx.filter_jit

@@ -233,7 +233,7 @@ def given_key(key: PRNGKeyArray | None) -> PRNGKeyArray:
     return key
 
 
-def as_rows(x: ArrayLike, length: int) -> np.ndarray:
+def unread_rows(x: ArrayLike, length: int) -> np.ndarray:
     """Inputs [n, d] where they are, a file on disk, say: no more of them is read than their first row.
 
     Raises:

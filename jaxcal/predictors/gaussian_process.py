@@ -328,7 +328,7 @@ def _fit_stochastic(
     """The fit by a bound that reads x part by part."""
     minibatch.check_known(x, y)
     key = minibatch.given_key(key)
-    x = minibatch.as_rows(x if columns.is_plain else columns(x), y.shape[0])
+    x = minibatch.unread_rows(x if columns.is_plain else columns(x), y.shape[0])
     x_scaler, y_scaler = minibatch.standardizer(x, y.dtype).without(columns.indicators), Standardizer.of(y)
     read = minibatch.reader(lambda x, y: Data(x_scaler(x), y_scaler(y)), (x, y), y.dtype)
     initial_of = eqx.Partial(_initial_models, given, y_scaler, preset)

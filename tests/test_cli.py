@@ -24,6 +24,7 @@ from jaxcal.cli import app, console, files
 from jaxcal.cli.text import Format, Text
 from jaxcal.distributions import Normal
 from jaxcal.frames.columns import Columns
+from jaxcal.pipeline.steps import OfNumbers
 from jaxcal.predictors import gaussian_process
 
 pytestmark = pytest.mark.any_precision
@@ -275,7 +276,7 @@ def test_a_saved_calibrator_predicts_the_same(table, file, tmp_path, options):
 
 
 def test_a_saved_pipeline_predicts_the_same(table, file, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "candidates", lambda: [(gaussian_process.fit, ()), (pipeline.OfNumbers(None), ())])
+    monkeypatch.setattr(pipeline, "candidates", lambda: [(gaussian_process.fit, ()), (OfNumbers(None), ())])
     model, new = tmp_path / "model", tmp_path / "new.csv"
     table.drop("line", "spread", "id").write_csv(file)
     result = run("calibrate", file, "--target", "truth", "--save", model)

@@ -193,7 +193,7 @@ def test_runs_under_jit_and_over_runs(fitted):
 def test_the_derivative_in_the_inputs_is_that_of_the_regression():
     """The cutoff is linear in the features wherever no row changes place."""
     fitted = conditional_conformal.fit(X, BASE, Y, features=lambda x: x, confidence_levels=(0.9,))
-    upper = lambda shift: fitted(jnp.asarray(X_NEW) + shift, BASE_NEW).finite.values[:, 1]
+    upper = lambda shift: fitted(jnp.asarray(X_NEW) + shift, BASE_NEW).values[:, 1]
     _, slope = jax.jvp(upper, (0.0,), (1.0,))
     np.testing.assert_allclose(slope, (upper(1e-6) - upper(-1e-6)) / 2e-6, rtol=1e-4)
     total = lambda mean: fitted(jnp.asarray(X_NEW), Point(mean)).mean.sum()
@@ -217,7 +217,7 @@ def test_intervals_are_infinite_where_too_few_rows_resemble_the_new_one():
         distribution.icdf(0.75)
     assert np.isfinite(distribution.std).all()
     largest = np.abs(Y - BASE.mean)[number == 2].max()
-    values = distribution.finite.values
+    values = distribution.values
     np.testing.assert_allclose(values[:, -1][new == 2], BASE_NEW.mean[new == 2] + largest, rtol=1e-9)
 
 
@@ -232,14 +232,14 @@ def test_a_randomized_interval_of_a_group_without_rows_is_infinite_as_often_as_i
     for level, reached in zip(LEVELS, (0.5, 0.75, 0.9), strict=True):
         infinite = np.asarray(distribution.highest) <= reached
         assert abs(infinite.mean() - level) < 4 * np.sqrt(level * (1 - level) / 2000)
-    assert (np.asarray(distribution.finite.values)[np.asarray(distribution.highest) == 1] == 0).all()
+    assert (np.asarray(distribution.values)[np.asarray(distribution.highest) == 1] == 0).all()
 
 
 @once
 def test_intervals_are_nested():
     x = np.random.default_rng(0).normal(size=(60, 3))
     fitted = conditional_conformal.fit(None, BASE, Y, features=x, score="signed", confidence_levels=(0.5, 0.55, 0.6))
-    values = fitted(None, BASE, features=3 * x[::-1]).finite.values
+    values = fitted(None, BASE, features=3 * x[::-1]).values
     assert (np.diff(values, axis=1) >= 0).all()
     assert (np.diff(values, axis=1) == 0).any()  # some had to be widened
 
@@ -247,7 +247,7 @@ def test_intervals_are_nested():
 def test_draws_belong_to_rows_and_keys(fitted):
     fit = lambda key: conditional_conformal.fit(X, BASE, Y, features=groups, confidence_levels=LEVELS, key=key)
     randomized = fit(jax.random.key(0))
-    ends = lambda module: module(X_NEW, BASE_NEW).finite.values[:, -1]
+    ends = lambda module: module(X_NEW, BASE_NEW).values[:, -1]
     np.testing.assert_array_equal(ends(randomized), ends(randomized))
     assert (np.asarray(ends(randomized)) != np.asarray(ends(fit(jax.random.key(1))))).any()
     assert (np.asarray(ends(randomized)) <= np.asarray(ends(fitted)) + EXACT).all()

@@ -342,6 +342,16 @@ def check_share(name: str, values: JaxArray) -> None:
         raise ValueError(f"{name} must lie between 0 and 1; got {known.min():g} to {known.max():g}.")
 
 
+def check_group(z: object, kind: type, group: Array | None, new_weight: Array | None) -> None:
+    """Raise ValueError unless tables of groups, z of this kind, come with a group, and all else without."""
+    if isinstance(z, kind) != (group is not None) or (group is None and new_weight is not None):
+        given = [name for name, value in (("group", group), ("new_weight", new_weight)) if value is not None]
+        raise ValueError(
+            f"group and new_weight are for tables of groups, {kind.__name__} as z, and these need a group; got "
+            f"{type(z).__name__} with {' and '.join(given) or 'neither'}."
+        )
+
+
 def check_increasing(name: str, values: Array, *, strictly: bool) -> None:
     """Raise ValueError unless known values increase along the last axis."""
     if _checks.is_traced(values):

@@ -5,12 +5,9 @@ fitted from somebody's predictions, `fit(x, base, y)`, and called on inputs and 
 """
 
 from jaxcal import (
-    chain,
-    cross_conformal,
     datasets,
     density_ratio,
     functional,
-    labels,
     metrics,
     networks,
     online,
@@ -32,17 +29,13 @@ from jaxcal.calibrators import (
     sharp_gp,
 )
 from jaxcal.compilation import enable_compilation_cache
-from jaxcal.cross_validation import out_of_fold
 from jaxcal.distributions import (
     Distribution,
     Empirical,
-    GroupedEmpirical,
-    GroupedQuantiles,
     Mixture,
     MultivariateEmpirical,
     MultivariateNormal,
     Normal,
-    PartialQuantiles,
     Point,
     Quantiles,
     Recalibrated,
@@ -50,7 +43,10 @@ from jaxcal.distributions import (
     StudentT,
     concatenate,
 )
+from jaxcal.frames import labels
 from jaxcal.guarantee import Guarantee
+from jaxcal.pipeline import chain, cross_conformal
+from jaxcal.pipeline.out_of_fold import out_of_fold
 from jaxcal.predictors import (
     deep_ensemble,
     dropout,
@@ -70,14 +66,11 @@ __version__ = "0.1.0"
 __all__ = [
     "Distribution",
     "Empirical",
-    "GroupedEmpirical",
-    "GroupedQuantiles",
     "Guarantee",
     "Mixture",
     "MultivariateEmpirical",
     "MultivariateNormal",
     "Normal",
-    "PartialQuantiles",
     "Point",
     "Quantiles",
     "Recalibrated",

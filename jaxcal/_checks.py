@@ -9,9 +9,9 @@ import sys
 import warnings
 from collections.abc import Callable
 from decimal import Decimal
-from functools import partial, wraps
+from functools import partial
 from numbers import Number, Real
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import equinox as eqx
 import jax
@@ -26,35 +26,7 @@ from jaxcal._numpy import JaxArray
 
 _CALLED_THROUGH = ("jaxcal", "equinox", "jax", "jaxtyping", "beartype", "functools", "contextlib")
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator: keywords are taken by their old names, too, with a warning; `old="new"`."""
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        @wraps(function)
-        def with_old_names(*args: P.args, **options: P.kwargs) -> T:
-            for old in names.keys() & options.keys():
-                new = names[old]
-                if new in options:
-                    raise TypeError(f"{old} is an old name of {new}: give one of them.")
-                warn(f"{old} is called {new} now.", DeprecationWarning)
-                options[new] = options.pop(old)
-            return function(*args, **options)
-
-        return with_old_names
-
-    return decorate
-
-
-def renamed_value(name: str, value: T, **names: str) -> T | str:
-    """The new name of an option's value, with a warning where the old one came; `old="new"`."""
-    if not isinstance(value, str) or value not in names:
-        return value
-    warn(f"{name}={value!r} is called {names[value]!r} now.", DeprecationWarning)
-    return names[value]
 
 
 @_numpy.keeps_known

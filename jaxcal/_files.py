@@ -1,4 +1,4 @@
-"""Files that are written in one step."""
+"""Files that are written in one step, and the folder of the user's cache."""
 
 import os
 import secrets
@@ -29,3 +29,8 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror or error}.") from error
+
+
+def user_cache() -> Path:
+    """`$XDG_CACHE_HOME/jaxcal`, else `~/.cache/jaxcal`, for downloads and compiled programs; it may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxcal"

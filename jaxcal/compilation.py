@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from jaxcal import _checks, _folders
+from jaxcal import _checks
+from jaxcal._files import user_cache
 
 # What is kept of all machines and versions together, in bytes.
 _MOST = 2**30
@@ -84,7 +85,7 @@ def _setting(name: str) -> Any:
 
 
 def _programs() -> Path:
-    return _folders.user_cache() / "programs"
+    return user_cache() / "programs"
 
 
 def _machine() -> str:

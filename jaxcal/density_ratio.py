@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Table, is_frame
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.layout import Table, is_frame
 
 
 def fit(x: Table, new_x: Table, *, categorical: Categorical = (), classifier: Any = None) -> "DensityRatio":
@@ -27,7 +28,7 @@ def fit(x: Table, new_x: Table, *, categorical: Categorical = (), classifier: An
     weights that do not depend on the calibration rows.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.columns`), distributed as those of the calibration rows; a vector [n]
+        x: inputs [n, d], or a data frame (`jaxcal.frames`), distributed as those of the calibration rows; a vector [n]
             is one column.
         new_x: inputs [m, d], or a data frame, distributed as those to predict.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name. To the

@@ -287,7 +287,6 @@ class ConditionalGuarantee:
         """The probability that the interval covers a new row is at least this: the confidence level."""
         return self.confidence_level
 
-    @_checks.renamed(share="fraction")
     def most(self, fraction: float = 1.0) -> float:
         """The largest probability that an interval covers in a group that is this fraction of all rows.
 

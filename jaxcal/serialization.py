@@ -58,9 +58,8 @@ _START = 8 + len(_BEGINNING)
 _NO_DIGEST = b"0" * (2 * hashlib.sha256().digest_size)
 # What classes and functions may come from: these parts of jaxcal, and what these modules show.
 _PARTS = {
-    *("calibrators", "chain", "columns", "cross_conformal", "cross_validation", "density_ratio", "distributions"),
-    *("functional", "gp", "guarantee", "labels", "metrics", "networks", "online", "optimize", "pipeline"),
-    *("predictors", "preprocessing"),
+    *("calibrators", "density_ratio", "distributions", "frames", "functional", "gp", "guarantee", "metrics"),
+    *("networks", "online", "optimize", "pipeline", "predictors"),
 }
 _MODULES = ("equinox.nn", "gpjax.kernels", "gpjax.parameters", "paramax")
 _DTYPES = {"bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
@@ -80,7 +79,7 @@ def save(path: str | os.PathLike, model: Any) -> None:
 
     - functions of the user's, such as `by`, `weights` or `features`, and the user's own classes: a file holds the name
       of a function or a class, and only names in jaxcal, jax.nn, jax.numpy, equinox.nn and gpjax's kernels are loaded.
-      Give arrays, or `jaxcal.labels`, where a calibrator takes them;
+      Give arrays, or `jaxcal.frames.labels`, where a calibrator takes them;
     - models of other packages: what `jaxcal.pipeline` or `jaxcal.density_ratio` made of an estimator of scikit-learn,
       or `quantile_boosting` of LightGBM, XGBoost or CatBoost.
 
@@ -411,12 +410,13 @@ class _Reader:
             self._refuse(place, f"a {name}")
         if extra := sorted(given.keys() - set(_fields(cls))):
             self._refuse(place, f"a {cls.__name__} with the field {extra[0]!r}")
-        values = {
-            field: self._field(cls, field, given[field], _join(place, field))
-            if field in given
-            else self._new(cls, field, place)
-            for field in _fields(cls)
-        }
+        if lacking := sorted(set(_fields(cls)) - given.keys()):
+            raise ValueError(
+                f"{self._path} cannot be loaded: {place or 'the model'} is a {cls.__name__}, and the file lacks its "
+                f"field {lacking[0]!r}, which jaxcal {_own_version()} needs. The file was written by jaxcal "
+                f"{self._version}."
+            )
+        values = {field: self._field(cls, field, given[field], _join(place, field)) for field in _fields(cls)}
         if issubclass(cls, tuple):
             return tuple.__new__(cls, values.values())
         made = object.__new__(cls)
@@ -433,16 +433,6 @@ class _Reader:
             return self.value(node, place)
         default = _default_of_init(cls, field)
         return self._refuse(place, f"the default of a {cls.__name__}") if default is _NONE else default
-
-    def _new(self, cls: type, field: str, place: str) -> Any:
-        """What a field is that the file lacks, since the class has had it only since."""
-        default = _default(cls, field)
-        if default is _NONE:
-            raise ValueError(
-                f"{self._path} cannot be loaded: {place or 'the model'} is a {cls.__name__}, and the file lacks its "
-                f"field {field!r}, which jaxcal {_own_version()} needs. The file was written by jaxcal {self._version}."
-            )
-        return default
 
 
 # Names
@@ -521,16 +511,6 @@ def _fields(record: Any) -> tuple[str, ...]:
     if hasattr(record, "_field_defaults"):
         return record._fields
     return tuple(field.name for field in dataclasses.fields(record))
-
-
-def _default(cls: type, name: str) -> Any:
-    """The default of a field; `_NONE` where it has none."""
-    if hasattr(cls, "_field_defaults"):
-        return getattr(cls, "_field_defaults", {}).get(name, _NONE)
-    field = next(field for field in dataclasses.fields(cls) if field.name == name)  # pyright: ignore[reportArgumentType]
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return _NONE if field.default is dataclasses.MISSING else field.default
 
 
 def _default_of_init(cls: type, name: str) -> Any:

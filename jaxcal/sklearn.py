@@ -5,6 +5,7 @@ what else takes estimators. It computes in 64 bits, as scikit-learn does, whatev
 distributions that it gives have JAX's own. It needs scikit-learn, the extra `sklearn`.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +19,11 @@ from jax import dtypes
 
 from jaxcal import _checks, pipeline
 from jaxcal.calibrators import conformal
-from jaxcal.columns import Layout, Series, Table, is_frame, like, num_rows
-from jaxcal.cross_validation import Fold, as_folds
 from jaxcal.distributions import Distribution
+from jaxcal.frames.layout import Layout, Series, Table, is_frame, like, num_rows
 from jaxcal.guarantee import Guarantee, MeasuredCoverage, WorstCaseGuarantee
+from jaxcal.pipeline.folds import Fold, as_folds
+from jaxcal.pipeline.methods import as_method
 
 try:
     from sklearn.base import BaseEstimator, MetaEstimatorMixin, RegressorMixin
@@ -117,6 +119,7 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         self._check_options(sample_weight)
         _check_not_masked(groups=groups, by=by, sample_weight=sample_weight)
         folds = self._folds(X, y, groups)
+        groups = None if isinstance(folds, list) else groups
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         with jax.enable_x64(True), _in_own_words():
             weights = self._weights(sample_weight, num_rows(X))
@@ -126,9 +129,7 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
                 predictor=self.estimator,
                 calibrators=tuple(self.calibrators),
                 recalibrate=self.recalibrate,
-                method=self.method,
-                folds=folds,
-                groups=None if isinstance(folds, list) else groups,
+                method=dataclasses.replace(as_method(self.method), folds=folds, groups=groups),
                 weights=weights,
                 by=by,
                 key=jax.random.key(seed),

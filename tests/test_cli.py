@@ -22,8 +22,9 @@ from jaxcal import datasets, metrics, pipeline, progress
 from jaxcal.calibrators import rio
 from jaxcal.cli import app, console, files
 from jaxcal.cli.text import Format, Text
-from jaxcal.columns import Columns
 from jaxcal.distributions import Normal
+from jaxcal.frames.columns import Columns
+from jaxcal.pipeline.steps import OfNumbers
 from jaxcal.predictors import gaussian_process
 
 pytestmark = pytest.mark.any_precision
@@ -275,7 +276,7 @@ def test_a_saved_calibrator_predicts_the_same(table, file, tmp_path, options):
 
 
 def test_a_saved_pipeline_predicts_the_same(table, file, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "candidates", lambda: [(gaussian_process.fit, ()), (pipeline.OfNumbers(None), ())])
+    monkeypatch.setattr(pipeline, "candidates", lambda: [(gaussian_process.fit, ()), (OfNumbers(None), ())])
     model, new = tmp_path / "model", tmp_path / "new.csv"
     table.drop("line", "spread", "id").write_csv(file)
     result = run("calibrate", file, "--target", "truth", "--save", model)
@@ -959,7 +960,7 @@ def test_programs_are_kept_and_openblas_has_one_thread(tmp_path):
 import jax, jax.numpy as jnp, threadpoolctl
 from jaxcal.cli import app, console, files
 from jaxcal.cli.text import Format, Text
-from jaxcal.columns import Columns
+from jaxcal.frames.columns import Columns
 app(["data"], standalone_mode=False)
 jnp.linalg.cholesky(jnp.eye(2))
 pools = threadpoolctl.threadpool_info()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jaxcal as jc
-from jaxcal.columns import Columns
-from jaxcal.labels import ColumnBins, ColumnLabels
+from jaxcal.frames.columns import Columns
+from jaxcal.frames.labels import ColumnBins, ColumnLabels
 
 pandas = pytest.importorskip("pandas", reason="a data frame needs a library")
 polars = pytest.importorskip("polars", reason="a data frame needs a library")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from jaxcal import Normal, PartialQuantiles, Point, Quantiles, out_of_fold
+from jaxcal import Normal, Point, Quantiles, out_of_fold
 from jaxcal.calibrators import conditional_conformal, conformal
 from jaxcal.functional import quantile_regression
 from jaxcal.guarantee import ConditionalGuarantee
@@ -193,7 +193,7 @@ def test_runs_under_jit_and_over_runs(fitted):
 def test_the_derivative_in_the_inputs_is_that_of_the_regression():
     """The cutoff is linear in the features wherever no row changes place."""
     fitted = conditional_conformal.fit(X, BASE, Y, features=lambda x: x, confidence_levels=(0.9,))
-    upper = lambda shift: fitted(jnp.asarray(X_NEW) + shift, BASE_NEW).finite.values[:, 1]
+    upper = lambda shift: fitted(jnp.asarray(X_NEW) + shift, BASE_NEW).values[:, 1]
     _, slope = jax.jvp(upper, (0.0,), (1.0,))
     np.testing.assert_allclose(slope, (upper(1e-6) - upper(-1e-6)) / 2e-6, rtol=1e-4)
     total = lambda mean: fitted(jnp.asarray(X_NEW), Point(mean)).mean.sum()
@@ -217,7 +217,7 @@ def test_intervals_are_infinite_where_too_few_rows_resemble_the_new_one():
         distribution.icdf(0.75)
     assert np.isfinite(distribution.std).all()
     largest = np.abs(Y - BASE.mean)[number == 2].max()
-    values = distribution.finite.values
+    values = distribution.values
     np.testing.assert_allclose(values[:, -1][new == 2], BASE_NEW.mean[new == 2] + largest, rtol=1e-9)
 
 
@@ -232,14 +232,14 @@ def test_a_randomized_interval_of_a_group_without_rows_is_infinite_as_often_as_i
     for level, reached in zip(LEVELS, (0.5, 0.75, 0.9), strict=True):
         infinite = np.asarray(distribution.highest) <= reached
         assert abs(infinite.mean() - level) < 4 * np.sqrt(level * (1 - level) / 2000)
-    assert (np.asarray(distribution.finite.values)[np.asarray(distribution.highest) == 1] == 0).all()
+    assert (np.asarray(distribution.values)[np.asarray(distribution.highest) == 1] == 0).all()
 
 
 @once
 def test_intervals_are_nested():
     x = np.random.default_rng(0).normal(size=(60, 3))
     fitted = conditional_conformal.fit(None, BASE, Y, features=x, score="signed", confidence_levels=(0.5, 0.55, 0.6))
-    values = fitted(None, BASE, features=3 * x[::-1]).finite.values
+    values = fitted(None, BASE, features=3 * x[::-1]).values
     assert (np.diff(values, axis=1) >= 0).all()
     assert (np.diff(values, axis=1) == 0).any()  # some had to be widened
 
@@ -247,7 +247,7 @@ def test_intervals_are_nested():
 def test_draws_belong_to_rows_and_keys(fitted):
     fit = lambda key: conditional_conformal.fit(X, BASE, Y, features=groups, confidence_levels=LEVELS, key=key)
     randomized = fit(jax.random.key(0))
-    ends = lambda module: module(X_NEW, BASE_NEW).finite.values[:, -1]
+    ends = lambda module: module(X_NEW, BASE_NEW).values[:, -1]
     np.testing.assert_array_equal(ends(randomized), ends(randomized))
     assert (np.asarray(ends(randomized)) != np.asarray(ends(fit(jax.random.key(1))))).any()
     assert (np.asarray(ends(randomized)) <= np.asarray(ends(fitted)) + EXACT).all()
@@ -326,7 +326,7 @@ def test_a_path_that_was_not_solved_is_infinite_and_said_so(fitted):
 def test_partial_quantiles_are_quantiles_but_for_the_infinite_ones():
     levels, values = np.array([0.1, 0.3, 0.7, 0.9]), np.array([[-2.0, -1.0, 1.0, 3.0], [0.0, 1.0, 2.0, 3.0]])
     known = Quantiles(levels, values)
-    partial = PartialQuantiles(levels, values, np.array([0.3, 0.0]), np.array([1.0, 0.7]))
+    partial = Quantiles(levels, values, lowest=np.array([0.3, 0.0]), highest=np.array([1.0, 0.7]))
     y, key = np.array([0.3, 2.2]), jax.random.key(0)
     for name in ("mean", "std"):
         np.testing.assert_array_equal(getattr(partial, name), getattr(known, name))
@@ -341,7 +341,7 @@ def test_partial_quantiles_are_quantiles_but_for_the_infinite_ones():
     expected[0, 0], expected[1, 4] = -np.inf, np.inf
     np.testing.assert_array_equal(found, expected)
     with pytest.raises(ValueError, match="highest must lie between 0 and 1"):
-        PartialQuantiles(levels, values, 0.0, 2.0)
+        Quantiles(levels, values, highest=2.0)
 
 
 # Coverage

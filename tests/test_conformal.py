@@ -57,7 +57,7 @@ def test_the_score_follows_the_base(rows):
     for base, score in ((Normal(mean, std), "scaled"), (Point(mean), "absolute")):
         assert eqx.tree_equal(conformal.fit(None, base, y), conformal.fit(None, base, y, score=score))
     signed = conformal.fit(None, Normal(mean, std), y, score="signed")
-    assert eqx.tree_equal(signed.z, crude.fit(None, Normal(mean, std), y, rank="conformal").z)
+    assert eqx.tree_equal(signed.scores, crude.fit(None, Normal(mean, std), y, rank="conformal").z)
 
 
 def conformalized(interval, y, new, level):
@@ -136,7 +136,7 @@ def test_a_widened_interval_tells_what_it_covers():
 def test_quantiles_may_coincide():
     base = Quantiles(np.array([0.05, 0.5, 0.95]), np.zeros((20, 3)))
     fitted = conformal.fit(None, base, np.arange(20.0), score="quantile", confidence_levels=[0.9])
-    assert fitted.margins.tolist() == [18.0]
+    assert fitted.scores.tolist() == [18.0]
 
 
 # ------------------------------------------------------------------ the guarantee
@@ -247,6 +247,15 @@ def fit_on(make=Normal, size=60, **options):
         (lambda: fit_on(score="quantile", size=18), "level 0.95: at least 19 are needed"),
         (lambda: fit_on(score="quantile").guarantee(0.7), "must be one of 0.5, 0.8, 0.9, 0.95; got 0.7"),
         (lambda: fit_on().guarantee(90.0), "did you mean 0.9"),
+        (lambda: fit_on(rule="linear").guarantee(0.9), "tables read by the rule 'linear' guarantee nothing: use"),
+        (
+            lambda: fit_on()(None, Point(np.zeros(2)), by=["a", "b"]),
+            "by has no effect: the calibrator was fitted without groups",
+        ),
+        (
+            lambda: fit_on(score="quantile")(None, Normal(0.0, 1.0), weights=np.ones(1)),
+            "weights have no effect: the calibrator was fitted without",
+        ),
         (lambda: conformal.fit(None, Point(np.zeros(3)), np.zeros(4)), "base.mean has 3 rows where 4"),
         (lambda: Guarantee.of(0.9, 20, "symmetric").interval(90.0), "probability .* did you mean 0.9"),
     ],

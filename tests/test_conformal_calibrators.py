@@ -299,7 +299,7 @@ NORMAL = Normal(np.zeros(5), np.ones(5))
             "base is a Point: score='cdf' needs distributions",
         ),
         (
-            lambda: conformal.ConformalCalibrator(jnp.array([0.2, 0.7]), None, "cdf")(None, Point(0.0)),
+            lambda: fit_on(StudentT(9.0, MEAN, STD), Y, rule="linear", score="cdf")(None, Point(0.0)),
             "base is a Point: score='cdf' needs distributions that have a density. Give such, or use",
         ),
         (

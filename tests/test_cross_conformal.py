@@ -13,9 +13,11 @@ import pytest
 
 import jaxcal as jc
 from jaxcal import cross_conformal
-from jaxcal.cross_validation import equal_folds_of, out_of_bag_weights
 from jaxcal.distributions import CrossConformal
 from jaxcal.guarantee import MeasuredCoverage, WorstCaseGuarantee
+from jaxcal.pipeline import CVPlus
+from jaxcal.pipeline.folds import drawn
+from jaxcal.predictors.forests import out_of_bag_weights
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -146,7 +148,7 @@ def test_mistakes_in_a_distribution_are_named(change, message):
 
 
 def test_folds_of_equal_size():
-    parts = equal_folds_of(23, 5, KEY)
+    parts = drawn(23, 5, None, KEY, equal=True)
     held_out = np.concatenate([part.held_out for part in parts])
     assert [len(part.held_out) for part in parts] == [4] * 5
     assert len(set(held_out.tolist())) == 20
@@ -374,7 +376,7 @@ class Mean:
 @pytest.mark.parametrize("predictor", [Mean(), lambda x, y: fit_line(x, y, key=None), fit_normal])
 def test_pipelines_of_objects_modules_and_functions(predictor):
     x, y = line_with_noise(40)
-    pipeline = jc.pipeline.fit(x, y, predictor=predictor, method="cv+", folds=5, key=KEY)
+    pipeline = jc.pipeline.fit(x, y, predictor=predictor, method=CVPlus(folds=5), key=KEY)
     assert isinstance(pipeline(x), CrossConformal)
     assert [step.name for step in pipeline.steps][-1] == "cv+"
     assert pipeline.guarantee(0.9) == WorstCaseGuarantee(0.9, 40, 5)
@@ -409,7 +411,7 @@ def test_a_pipeline_with_groups_reports_what_was_measured():
     x, y = line_with_noise(40)
     predictor = lambda x, y: fit_line(x, y, key=None)
     groups = np.repeat(np.arange(8), 5)
-    pipeline = jc.pipeline.fit(x, y, predictor=predictor, method="cv+", key=KEY, groups=groups, folds=4)
+    pipeline = jc.pipeline.fit(x, y, predictor=predictor, method=CVPlus(groups=groups, folds=4), key=KEY)
     assert isinstance(pipeline.guarantee(0.9), MeasuredCoverage)
     assert pipeline.guarantee(0.9).num_rows == 40
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxcal as jc
-from jaxcal.cross_validation import folds_of
+from jaxcal.pipeline.folds import drawn
 
 pytestmark = pytest.mark.any_precision
 
@@ -36,7 +36,7 @@ def test_every_row_is_predicted_by_a_model_that_has_not_seen_it():
 def test_a_group_stays_in_one_fold():
     groups = np.array(list("aabbbcdeeffffgghh"))
     order = jax.random.key(1)
-    for fold in folds_of(17, 3, groups, order):
+    for fold in drawn(17, 3, groups, order):
         assert not set(groups[fold.training]) & set(groups[fold.held_out])
         assert sorted([*fold.training, *fold.held_out]) == list(range(17))
         assert 5 <= len(fold.held_out) <= 7
@@ -53,13 +53,13 @@ def test_folds_are_random_and_the_fits_have_keys_of_their_own():
     x = np.arange(60.0)
     jc.out_of_fold(fit, x, x, key=KEY, folds=5)
     assert len(set(seen)) == 5
-    parts = [fold.held_out for fold in folds_of(60, 5, None, KEY)]
+    parts = [fold.held_out for fold in drawn(60, 5, None, KEY)]
     # Of neighbors in one fold there are 55 without a random order, and about 11 with it.
     fold_of = np.zeros(60, int)
     for number, part in enumerate(parts):
         fold_of[part] = number
     assert np.sum(fold_of[1:] == fold_of[:-1]) < 25
-    others = [fold.held_out for fold in folds_of(60, 5, None, jax.random.key(1))]
+    others = [fold.held_out for fold in drawn(60, 5, None, jax.random.key(1))]
     assert any(set(a) != set(b) for a, b in zip(parts, others, strict=True))
 
 

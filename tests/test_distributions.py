@@ -18,7 +18,6 @@ from jaxcal.distributions import (
     Empirical,
     Mixture,
     Normal,
-    PartialQuantiles,
     Point,
     Quantiles,
     Recalibrated,
@@ -777,7 +776,7 @@ def test_several_outputs_are_as_many_columns(rng):
                 lambda: Mixture(jax.vmap(Normal)(np.zeros((2, 5, 1)), np.ones((2, 5, 1)))),
                 lambda: Empirical(np.zeros((5, 1)), 1.0, TABLE),
                 lambda: ScaledQuantiles(np.zeros((5, 1)), 1.0, KNOTS, SHAPE),
-                lambda: PartialQuantiles(KNOTS, np.tile(SHAPE, (5, 1)), np.zeros((5, 1)), 1.0),
+                lambda: Quantiles(KNOTS, np.tile(SHAPE, (5, 1)), lowest=np.zeros((5, 1))),
             )
         ),
         (lambda: build("normal").icdf(95.0), "p must lie between 0 and 1; got 95"),
@@ -828,7 +827,7 @@ def test_crossing_quantiles_say_how_many_rows_cross():
 ASYMMETRIC = np.array([0.2, 0.5, 0.9])
 ENDING = {
     "quantiles": lambda: Quantiles(ASYMMETRIC, np.tile([0.0, 1.0, 2.0], (3, 1))),
-    "partial": lambda: PartialQuantiles(ASYMMETRIC, np.tile([0.0, 1.0, 2.0], (3, 1)), 0.0, 1.0),
+    "partial": lambda: Quantiles(ASYMMETRIC, np.tile([0.0, 1.0, 2.0], (3, 1)), lowest=0.0),
     "scaled": lambda: ScaledQuantiles(LOC, 1.0, ASYMMETRIC, np.array([0.0, 1.0, 2.0])),
     "mixture": lambda: Mixture(
         jax.vmap(lambda loc: Quantiles(ASYMMETRIC, loc[:, None] + jnp.array([[0.0, 1.0, 2.0]])))(np.zeros((2, 3)))

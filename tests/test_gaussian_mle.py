@@ -12,7 +12,7 @@ import scipy.stats
 
 from jaxcal.calibrators import gaussian_mle
 from jaxcal.distributions import Normal, Point
-from jaxcal.labels import StdBins
+from jaxcal.frames.labels import StdBins
 
 pytestmark = pytest.mark.contract_in_32_bits
 

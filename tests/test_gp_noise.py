@@ -8,11 +8,11 @@ import scipy.integrate
 import scipy.stats
 
 from jaxcal import Normal, Point, StudentT, gaussian_process, metrics, rio
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import gp, noise
 from jaxcal.gp import model as models
 from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
-from jaxcal.preprocessing import Standardizer
 
 pytestmark = pytest.mark.contract_in_32_bits
 

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcal import Empirical, GroupedEmpirical, Normal, Point
+from jaxcal import Empirical, Normal, Point
 from jaxcal.calibrators import _pooling, conformal, crude, isotonic
+from jaxcal.frames.labels import ColumnBins, StdBins
 from jaxcal.functional import tables
-from jaxcal.labels import ColumnBins, StdBins
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -98,7 +98,7 @@ def test_a_table_of_each_group_is_an_empirical_distribution(rule):
     for k in range(2):
         alone = Empirical(loc, scale, np.sort(values[number == k]), rule)
         made = tables.make(jnp.asarray(values), number, 2)
-        grouped = GroupedEmpirical(alone.loc, alone.scale, jnp.full(3, k), made, rule)
+        grouped = Empirical(loc, scale, made, rule, group=jnp.full(3, k))
         pairs = [(getattr(alone, name), getattr(grouped, name)) for name in ("mean", "std")]
         pairs += [(getattr(alone, name)(y), getattr(grouped, name)(y)) for name in ("cdf", "crps", "log_prob")]
         pairs += [(alone.icdf(np.array(LEVELS)), grouped.icdf(np.array(LEVELS)))]
@@ -109,7 +109,7 @@ def test_a_table_of_each_group_is_an_empirical_distribution(rule):
 
 def test_samples_follow_the_weights():
     made = tables.make(jnp.asarray([1.0, 2.0, 7.0]), np.array([0, 0, 1]), 2, jnp.asarray([1.0, 3.0, 1.0]))
-    distribution = GroupedEmpirical(jnp.zeros(2), jnp.ones(2), jnp.asarray([0, 1]), made, "inverse_cdf")
+    distribution = Empirical(np.zeros(2), 1.0, made, group=jnp.asarray([0, 1]))
     drawn = np.asarray(distribution.sample(jax.random.key(0), (4000,)))
     np.testing.assert_allclose(np.mean(drawn[:, 0] == 2), 0.75, atol=0.03)
     assert (drawn[:, 1] == 7).all()
@@ -252,7 +252,7 @@ def test_what_is_missing_or_unknown_is_quoted():
     with pytest.raises(ValueError, match="partial_pooling goes with labels of groups"):
         crude.fit(x, base, y, partial_pooling=True)
     with pytest.raises(ValueError, match="tables read by the rule 'linear' guarantee nothing"):
-        isotonic.fit(x, base, y, by=labels).guarantee(0.9, "loud")
+        conformal.fit(x, base, y, by=labels, rule="linear").guarantee(0.9, "loud")
     weighted = conformal.fit(x, base, y, weights=np.ones(100))
     with pytest.raises(ValueError, match="fitted with weights: give those of these rows"):
         weighted(x, base)

@@ -10,9 +10,9 @@ import pytest
 from scipy import optimize, stats
 
 import jaxcal as jc
+from jaxcal.frames.preprocessing import LogTails, Standardizer
 from jaxcal.networks import Widening
 from jaxcal.predictors import deep_ensemble, dropout, evidential, mlp, variance_network
-from jaxcal.preprocessing import LogTails, Standardizer
 
 pytestmark = pytest.mark.contract_in_32_bits
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from compiled import compilations
 
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.networks import FeedForward
 from jaxcal.optimize import Result
 from jaxcal.predictors import mlp
-from jaxcal.preprocessing import Standardizer
 
 pytestmark = pytest.mark.contract_in_32_bits
 

@@ -9,12 +9,12 @@ import scipy.stats
 from gpjax.kernels import Matern32
 from gpjax.parameters import NonNegativeReal
 
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import kernels
 from jaxcal.gp.kernels import GPJaxKernel
 from jaxcal.gp.model import Data
 from jaxcal.gp.nngp import NNGP
 from jaxcal.predictors import gaussian_process
-from jaxcal.preprocessing import Standardizer
 
 pytestmark = pytest.mark.contract_in_32_bits
 

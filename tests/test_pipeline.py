@@ -10,6 +10,7 @@ import pytest
 import jaxcal as jc
 from jaxcal.distributions._rows import Rows
 from jaxcal.guarantee import MeasuredCoverage
+from jaxcal.pipeline import CVPlus, Folds, Prefit, Split
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -112,7 +113,7 @@ def test_with_folds_the_coverage_is_measured_and_not_guaranteed(fitted):
 
 def test_with_rows_set_aside_the_guarantee_is_that_of_the_last_step(rng):
     x, y = line_with_noise(rng, ROWS)
-    pipeline = jc.pipeline.fit(x, y, predictor=fit_line, method="split", fraction=0.3, key=KEY)
+    pipeline = jc.pipeline.fit(x, y, predictor=fit_line, method=Split(fraction=0.3), key=KEY)
     aside = np.asarray(pipeline.steps[-1].rows)
     assert len(aside) == 60
     assert pipeline.guarantee(0.9).num_calibration == 60
@@ -166,8 +167,8 @@ def test_groups_stay_together(rng):
         )
     )
     fit = partial(jc.pipeline.fit, x, y, predictor=fit_mean_of_near, key=KEY)
-    assert fit(groups=groups).steps[0].scores.rmse > 1.3 * fit().steps[0].scores.rmse
-    split = fit(groups=groups, method="split")
+    assert fit(method=Folds(groups=groups)).steps[0].scores.rmse > 1.3 * fit().steps[0].scores.rmse
+    split = fit(method=Split(groups=groups))
     aside = np.asarray(split.steps[0].rows)
     assert not set(groups[aside]) & set(np.delete(groups, aside))
 
@@ -181,7 +182,8 @@ def test_as_many_folds_as_the_rows_need_and_the_groups_allow(rows, groups, folds
         return fit_line(x, y)
 
     x, y = line_with_noise(rng, rows)
-    jc.pipeline.fit(x, y, predictor=fit, recalibrate=None, groups=np.arange(rows) % groups, key=KEY)
+    method = Folds(groups=np.arange(rows) % groups)
+    jc.pipeline.fit(x, y, predictor=fit, recalibrate=None, method=method, key=KEY)
     assert len(fits) == folds + 1
 
 
@@ -209,7 +211,7 @@ def test_an_object_that_is_no_estimator_of_scikit_learn_is_copied(rng):
     model = Mean()
     pipeline = jc.pipeline.fit(x, y, predictor=model, key=KEY)
     assert not hasattr(model, "mean")
-    np.testing.assert_allclose(pipeline.chain(jnp.asarray(x)[:, None])[0].mean, y.mean(), rtol=1e-5)
+    np.testing.assert_allclose(pipeline.chain(jnp.asarray(x)[:, None]).mean, y.mean(), rtol=1e-5)
 
 
 def test_keys_are_passed_where_they_are_taken(rng):
@@ -220,10 +222,10 @@ def test_keys_are_passed_where_they_are_taken(rng):
         return lambda x: jnp.zeros(len(x))
 
     x, y = line_with_noise(rng, 30)
-    jc.pipeline.fit(x, y, predictor=fit_with_key, folds=3, key=KEY)
+    jc.pipeline.fit(x, y, predictor=fit_with_key, method=Folds(folds=3), key=KEY)
     assert len({tuple(key) for key in keys}) == 4
     keys.clear()
-    jc.pipeline.fit(x, y, predictor=partial(fit_with_key, key=jax.random.key(5)), folds=3, key=KEY)
+    jc.pipeline.fit(x, y, predictor=partial(fit_with_key, key=jax.random.key(5)), method=Folds(folds=3), key=KEY)
     assert keys == [jax.random.key_data(jax.random.key(5)).tolist()] * 4
 
 
@@ -240,8 +242,8 @@ def test_without_a_predictor_the_best_of_a_list_is_taken(rng, monkeypatch):
     constant = lambda x, y: lambda x: jnp.zeros(len(x))
     monkeypatch.setattr(jc.pipeline, "candidates", lambda: [(constant, ()), (fit_line, (jc.gaussian_mle.fit,))])
     x, y = line_with_noise(rng, 80)
-    for method in ("folds", "split"):
-        pipeline = jc.pipeline.fit(x, y, method=method, folds=2, fraction=0.5, key=KEY)
+    for method in (Folds(folds=2), Split(folds=2, fraction=0.5)):
+        pipeline = jc.pipeline.fit(x, y, method=method, key=KEY)
         assert pipeline.steps[0].name == "fit_line"
         assert len(pipeline.others) == 1
         assert "tried as well" in str(pipeline)
@@ -250,7 +252,7 @@ def test_without_a_predictor_the_best_of_a_list_is_taken(rng, monkeypatch):
 @pytest.mark.slow
 def test_the_default_list_is_fitted(rng):
     x = rng.uniform(-2, 2, 40)
-    pipeline = jc.pipeline.fit(x, np.sin(2 * x) + 0.1 * rng.normal(size=40), folds=2, key=KEY)
+    pipeline = jc.pipeline.fit(x, np.sin(2 * x) + 0.1 * rng.normal(size=40), method=Folds(folds=2), key=KEY)
     assert len(pipeline.others) >= 1
     assert all(pipeline.steps[-1].scores.crps < steps[-1].scores.crps for steps in pipeline.others)
     lower, upper = pipeline(x).interval(0.9)
@@ -265,7 +267,7 @@ def test_print_is_a_table_of_the_steps(fitted):
     assert lines[4] == "200 data points, out of fold; mean ± standard error."
 
 
-@pytest.mark.parametrize(("method", "sizes"), [("folds", [40, 40, 40, 60]), ("split", [45]), ("cv+", [40] * 3)])
+@pytest.mark.parametrize(("method", "sizes"), [(Folds, [40, 40, 40, 60]), (Split, [45]), (CVPlus, [40] * 3)])
 def test_weights_reach_the_predictor_with_their_rows(method, sizes):
     seen = []
 
@@ -274,7 +276,7 @@ def test_weights_reach_the_predictor_with_their_rows(method, sizes):
         return lambda x: jnp.zeros(len(x))
 
     x = np.arange(60.0)
-    jc.pipeline.fit(x, x % 7, predictor=fit, weights=1 + x**2, method=method, folds=3, key=KEY)
+    jc.pipeline.fit(x, x % 7, predictor=fit, weights=1 + x**2, method=method(folds=3), key=KEY)
     assert sorted(len(rows) for rows, _ in seen) == sizes
     for rows, weights in seen:
         np.testing.assert_allclose(weights, 1 + rows**2, rtol=1e-6)
@@ -295,20 +297,20 @@ def is_loud(x):
 
 
 @pytest.mark.parametrize("by", ["labels", "column", "function"])
-@pytest.mark.parametrize("method", ["folds", "split"])
+@pytest.mark.parametrize("method", [Folds(folds=3), Split(folds=3, fraction=0.5)], ids=["folds", "split"])
 def test_every_group_has_the_intervals_of_its_own_rows(method, by, rng):
     x = rng.uniform(-1, 1, (60, 1))
     y, kind = np.where(is_loud(x), 10, 1) * rng.normal(size=60), np.where(is_loud(x), "loud", "calm")
     table = pytest.importorskip("polars").DataFrame({"kind": kind}) if by == "column" else x
     given = {"labels": kind, "column": "kind", "function": is_loud}[by]
-    options = {"by": given, "method": method, "folds": 3, "fraction": 0.5}
+    options = {"by": given, "method": method}
     pipeline = jc.pipeline.fit(table, y, predictor=lambda x, y: zeros, key=KEY, **options)
     step = pipeline.steps[-1]
     lower, upper = pipeline(table, **({"by": kind} if by == "labels" else {})).interval(0.8)
     for loud in (False, True):
         own = np.asarray(step.rows)[np.asarray(is_loud(x))[step.rows] == loud]
         np.testing.assert_allclose(((upper - lower) / 2)[is_loud(x) == loud], reach(np.abs(y[own]), 0.8), rtol=1e-5)
-        if method == "split":
+        if isinstance(method, Split):
             label = {"function": loud}.get(by, "loud" if loud else "calm")
             assert pipeline.last.guarantee(0.8, label).num_calibration == len(own)
     assert isinstance(pipeline.guarantee(0.8), MeasuredCoverage)
@@ -316,7 +318,7 @@ def test_every_group_has_the_intervals_of_its_own_rows(method, by, rng):
 
 def test_labels_come_with_new_rows_if_they_came_with_those_of_the_fit(rng):
     x, y = line_with_noise(rng, 60)
-    fit = partial(jc.pipeline.fit, x, y, predictor=zeros, method="prefit", folds=3, key=KEY)
+    fit = partial(jc.pipeline.fit, x, y, predictor=zeros, method=Prefit(folds=3), key=KEY)
     for pipeline, labels in ((fit(by=x > 0), None), (fit(by=is_loud), x > 0), (fit(), x > 0)):
         with pytest.raises(ValueError, match="by must be the labels of the rows if the fit had labels, and only then"):
             pipeline(x, by=labels)
@@ -351,7 +353,7 @@ def test_folds_may_be_pairs_of_training_rows_and_held_out_rows(rng):
     order = rng.permutation(60)
     pairs = [(order[:20], order[30:40]), (order[:30], order[40:45]), (order[5:45], order[45:])]
     held_out = np.sort(order[30:])
-    pipeline = jc.pipeline.fit(x, y, predictor=fit_line, folds=pairs, key=KEY)
+    pipeline = jc.pipeline.fit(x, y, predictor=fit_line, method=Folds(folds=pairs), key=KEY)
     predicted = np.empty(60)
     for training, own in pairs:
         predicted[own] = fit_line(x[training, None], y[training])(x[own, None])
@@ -367,13 +369,12 @@ def test_folds_may_be_pairs_of_training_rows_and_held_out_rows(rng):
     np.testing.assert_allclose((upper - lower) / 2, reach(np.abs(y - predicted)[others], 0.8), rtol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["folds", "prefit"])
+@pytest.mark.parametrize("method", [Folds, Prefit])
 def test_the_rows_of_a_single_fold_score_the_last_step_in_parts(method, rng):
     x, y = line_with_noise(rng, 60)
-    predictor = fit_line if method == "folds" else zeros
-    fit = partial(jc.pipeline.fit, x, y, predictor=predictor, method=method, key=KEY)
-    pipeline = fit(folds=[(np.arange(30), np.arange(30, 60))])
-    model = fit_line(x[:30, None], y[:30]) if method == "folds" else zeros
+    single = method(folds=[(np.arange(30), np.arange(30, 60))])
+    pipeline = jc.pipeline.fit(x, y, predictor=fit_line if method is Folds else zeros, method=single, key=KEY)
+    model = fit_line(x[:30, None], y[:30]) if method is Folds else zeros
     assert pipeline.steps[-1].rows.tolist() == list(range(30, 60))
     np.testing.assert_allclose(pipeline.steps[0].predictions.mean, model(x[30:, None]), rtol=1e-4, atol=1e-5)
     lower, upper = pipeline.out_of_fold.interval(0.8)
@@ -383,14 +384,14 @@ def test_the_rows_of_a_single_fold_score_the_last_step_in_parts(method, rng):
     np.testing.assert_allclose((upper - lower) / 2, reach(sizes, 0.8), rtol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["folds", "cv+"])
+@pytest.mark.parametrize("method", [Folds, CVPlus])
 def test_twice_as_many_folds_look_up_twice_as_many_lengths(method, rng, monkeypatch):
     length, looked_up = Rows.__len__, []
     monkeypatch.setattr(Rows, "__len__", lambda rows: (looked_up.append(1), length(rows))[1])
     numbers = []
     for folds in (10, 20):
         looked_up.clear()
-        jc.pipeline.fit(*line_with_noise(rng, 20), predictor=fit_line, method=method, folds=folds, key=KEY)
+        jc.pipeline.fit(*line_with_noise(rng, 20), predictor=fit_line, method=method(folds=folds), key=KEY)
         numbers.append(len(looked_up))
     assert numbers[1] <= 2 * numbers[0] + 5
 
@@ -408,13 +409,13 @@ def varied(x, y):
     return fit_line(x, y)
 
 
-@pytest.mark.parametrize("method", ["split", "folds", "cv+"])
+@pytest.mark.parametrize("method", [Split, Folds, CVPlus])
 def test_infinite_errors_of_all_folds_are_one_warning(method, rng):
     """Of a base that gives some rows a std of 0."""
     x = rng.uniform(-1, 1, 60)
     flat = lambda x, y: lambda x: jc.Normal(jnp.zeros(len(x)), jnp.where(x[:, 0] > 0.5, 0.0, 1.0))
     with pytest.warns(UserWarning, match=r"base\.std is 0") as caught:
-        jc.pipeline.fit(x, rng.normal(size=60), predictor=flat, method=method, folds=3, key=KEY)
+        jc.pipeline.fit(x, rng.normal(size=60), predictor=flat, method=method(folds=3), key=KEY)
     infinite = [each for each in caught if "base.std is 0" in str(each.message)]
     assert len(infinite) == 1
     assert str(infinite[0].message).startswith("in the last step, which is fitted without each fold as well: ")
@@ -423,22 +424,38 @@ def test_infinite_errors_of_all_folds_are_one_warning(method, rng):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"folds": [np.arange(15), np.arange(14, 30)]}, ValueError, "folds must be a number, or two lists"),
-        ({"folds": [np.arange(15), np.arange(15, 30)], "groups": np.arange(30)}, ValueError, "cannot go with groups"),
         (
-            {"folds": [(np.arange(9), [9]), (np.arange(9), [9])]},
+            {"method": Folds(folds=[np.arange(15), np.arange(14, 30)])},
+            ValueError,
+            "folds must be a number, or two lists",
+        ),
+        (
+            {"method": Folds(folds=[np.arange(15), np.arange(15, 30)], groups=np.arange(30))},
+            ValueError,
+            "cannot go with groups",
+        ),
+        (
+            {"method": Folds(folds=[(np.arange(9), [9]), (np.arange(9), [9])])},
             ValueError,
             "every row once at most; row 9 is held out 2",
         ),
-        ({"folds": [(np.arange(9), np.arange(8, 12))]}, ValueError, "row 8 is both in fold 0"),
-        ({"folds": [(np.arange(9), [9]), np.arange(8)]}, ValueError, "folds must hold lists of row numbers, or pairs"),
-        ({"folds": [(np.arange(9), [-1])]}, ValueError, "row numbers from 0 to 29; got -1 to -1"),
-        ({"folds": [(np.arange(9), [9.5])]}, ValueError, "row numbers; got some of dtype float64"),
-        ({"folds": [(np.arange(9), [9])]}, ValueError, "must hold out at least 2 rows; got 1"),
-        ({"folds": []}, ValueError, "folds must hold lists of row numbers"),
-        ({"folds": [(np.arange(9), [9, 10])], "method": "split"}, ValueError, "draws its folds itself"),
+        ({"method": Folds(folds=[(np.arange(9), np.arange(8, 12))])}, ValueError, "row 8 is both in fold 0"),
+        (
+            {"method": Folds(folds=[(np.arange(9), [9]), np.arange(8)])},
+            ValueError,
+            "folds must hold lists of row numbers, or pairs",
+        ),
+        ({"method": Folds(folds=[(np.arange(9), [-1])])}, ValueError, "row numbers from 0 to 29; got -1 to -1"),
+        ({"method": Folds(folds=[(np.arange(9), [9.5])])}, ValueError, "row numbers; got some of dtype float64"),
+        ({"method": Folds(folds=[(np.arange(9), [9])])}, ValueError, "must hold out at least 2 rows; got 1"),
+        ({"method": Folds(folds=[])}, ValueError, "folds must hold lists of row numbers"),
+        ({"method": Split(folds=[(np.arange(9), [9, 10])])}, ValueError, "draws its folds itself"),
         ({"predictor": lambda x, y: lambda x: None}, TypeError, "a model gave None where predictions are expected"),
-        ({"folds": Halves()}, ValueError, r"folds is a Halves: give the folds that it makes, list\(folds.split"),
+        (
+            {"method": Folds(folds=Halves())},
+            ValueError,
+            r"folds is a Halves: give the folds that it makes, list\(folds.split",
+        ),
         ({"y": np.eye(30)[3], "predictor": varied}, ValueError, "27 training rows of a fold have one target alone, 0"),
         ({"predictor": None, "weights": np.ones(30)}, ValueError, "need a predictor"),
         ({"predictor": None, "method": "prefit"}, ValueError, "need a predictor"),
@@ -458,11 +475,11 @@ def test_infinite_errors_of_all_folds_are_one_warning(method, rng):
         ({"predictor": jc.mlp}, TypeError, "did you mean jaxcal.predictors.mlp.fit"),
         ({"predictor": None, "calibrators": [jc.rio.fit]}, ValueError, "need a predictor"),
         ({"method": "jackknife"}, ValueError, "one of 'folds', 'split'"),
-        ({"folds": 1}, ValueError, "folds must be at least 2"),
-        ({"method": "split", "fraction": 0.1, "folds": 5}, ValueError, "sets 3 of 30 rows aside; at least 5"),
-        ({"method": "split", "fraction": 30.0}, ValueError, r"between 0 and 1; got 30: did you mean 0\.3"),
-        ({"groups": np.arange(29)}, ValueError, "a label for each row"),
-        ({"groups": np.arange(30) // 10, "folds": 5}, ValueError, "3 groups; at least 5"),
+        ({"method": Folds(folds=1)}, ValueError, "folds must be at least 2"),
+        ({"method": Split(fraction=0.1, folds=5)}, ValueError, "sets 3 of 30 rows aside; at least 5"),
+        ({"method": Split(fraction=30.0)}, ValueError, r"between 0 and 1; got 30: did you mean 0\.3"),
+        ({"method": Folds(groups=np.arange(29))}, ValueError, "a label for each row"),
+        ({"method": Folds(groups=np.arange(30) // 10, folds=5)}, ValueError, "3 groups; at least 5"),
         ({"y": np.zeros(29)}, ValueError, "29 rows where 30"),
     ],
 )

@@ -12,13 +12,10 @@ from jaxcal.distributions import (
     Concatenated,
     CrossConformal,
     Empirical,
-    GroupedEmpirical,
-    GroupedQuantiles,
     Mixture,
     MultivariateEmpirical,
     MultivariateNormal,
     Normal,
-    PartialQuantiles,
     Point,
     Quantiles,
     Recalibrated,
@@ -45,11 +42,6 @@ MODELS, WEIGHTS = RNG.normal(size=(5, 2)), np.array([[1.0, 0.0, 1.0], [0.0, 1.0,
 OF_GROUPS = jnp.array([-1.0, 1.0, 2.0, -5.0, 5.0]), jnp.array([0, 0, 0, 1, 1])
 
 
-def grouped(rows):
-    array = lambda values: jnp.asarray(values[rows])
-    return array(LOC), array(SCALE), array(GROUP)
-
-
 # Each is a function of the numbers of its rows.
 BUILD = {
     "point": lambda rows: Point(LOC[rows]),
@@ -63,15 +55,24 @@ BUILD = {
     "empirical": lambda rows: Empirical(LOC[rows], SCALE[rows], TABLE),
     "own tables": lambda rows: Empirical(LOC[rows], SCALE[rows], TABLES[rows]),
     "randomized": lambda rows: Empirical(LOC[rows], SCALE[rows], TABLE, "randomized", OTHER[rows]),
-    "grouped": lambda rows: GroupedEmpirical(
-        *grouped(rows), tables.make(*OF_GROUPS, 2), "crude", jnp.asarray(OTHER[rows])
+    "grouped": lambda rows: Empirical(
+        LOC[rows],
+        SCALE[rows],
+        tables.make(*OF_GROUPS, 2),
+        "crude",
+        group=jnp.asarray(GROUP[rows]),
+        new_weight=jnp.asarray(OTHER[rows]),
     ),
-    "grouped quantiles": lambda rows: GroupedQuantiles(
-        *grouped(rows), linear_tables.make(*OF_GROUPS, np.array([3, 2]))
+    "grouped quantiles": lambda rows: ScaledQuantiles(
+        LOC[rows],
+        SCALE[rows],
+        None,
+        linear_tables.make(*OF_GROUPS, np.array([3, 2])),
+        group=jnp.asarray(GROUP[rows]),
     ),
     "quantiles": lambda rows: Quantiles(LEVELS, LOC[rows, None] + SHAPE),
     "scaled quantiles": lambda rows: ScaledQuantiles(LOC[rows], SCALE[rows], LEVELS, SHAPE, "normal"),
-    "partial quantiles": lambda rows: PartialQuantiles(LEVELS, LOC[rows, None] + SHAPE, OTHER[rows] / 2, 1.0),
+    "partial quantiles": lambda rows: Quantiles(LEVELS, LOC[rows, None] + SHAPE, lowest=OTHER[rows] / 2),
     "recalibrated": lambda rows: Recalibrated(Normal(LOC[rows], SCALE[rows]), LEVELS),
     "cross-conformal": lambda rows: CrossConformal(MODELS[rows], WEIGHTS, SHAPE**2, MODELS[rows] ** 2),
     "multivariate normal": lambda rows: MultivariateNormal(MODELS[rows], ROOTS[rows] @ ROOTS[rows].mT),

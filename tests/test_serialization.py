@@ -28,8 +28,8 @@ from jax import dtypes
 import jaxcal as jc
 from jaxcal import distributions
 from jaxcal.distributions import multivariate
+from jaxcal.frames.labels import ColumnBins
 from jaxcal.functional import linear_tables, tables
-from jaxcal.labels import ColumnBins
 from jaxcal.networks import FeedForward
 from jaxcal.optimize import Optimum, Result
 from jaxcal.predictors import quantile_boosting, usnrt
@@ -123,9 +123,9 @@ def every_distribution():
         jc.Empirical(loc, scale, values[:3].sort()),
         jc.Quantiles(jnp.array([0.25, 0.75]), jnp.array([[0.0, 2.0], [1.0, 4.0]])),
         jc.ScaledQuantiles(loc, scale, jnp.array([0.25, 0.75]), jnp.array([-1.0, 1.0]), "normal"),
-        jc.GroupedEmpirical(loc, scale, group, tables.make(values, groups, 2), "conformal"),
-        jc.GroupedQuantiles(loc, scale, group, linear_tables.make(values, groups, np.array([2, 2]))),
-        jc.PartialQuantiles(jnp.array([0.25, 0.75]), jnp.array([[-1.0, 1.0], [0.0, 2.0]]), 0.25, 0.75),
+        jc.Empirical(loc, scale, tables.make(values, groups, 2), "conformal", group=group),
+        jc.ScaledQuantiles(loc, scale, None, linear_tables.make(values, groups, np.array([2, 2])), group=group),
+        jc.Quantiles(jnp.array([0.25, 0.75]), jnp.array([[-1.0, 1.0], [0.0, 2.0]]), lowest=0.25, highest=0.75),
         jc.Recalibrated(normal, jnp.array([0.1, 0.5, 0.9])),
         distributions.CrossConformal(loc[:, None], jnp.ones((1, 4)), jnp.array([1.0, 2.0, 3.0, 4.0])),
         distributions.Concatenated([normal, jc.Point(jnp.array([5.0]))], [[0, 2], [1]]),
@@ -268,9 +268,8 @@ def test_no_init_runs(path, monkeypatch):
 
 def test_a_pipeline_comes_back_with_its_table(path):
     grow = functools.partial(jc.forests.fit, model="random_forest", num_trees=5, preset="usnrt")
-    pipeline = jc.pipeline.fit(X, Y, predictor=grow, recalibrate=jc.conformal.fit, folds=3, key=KEY)
+    pipeline = jc.pipeline.fit(X, Y, predictor=grow, method=jc.pipeline.Folds(folds=3), key=KEY)
     loaded = through_a_file(path, pipeline)
-    assert b"jaxcal.pipeline.Groups" in path.read_bytes()  # as older files name it
     assert str(loaded) == str(pipeline)
     assert str(loaded.guarantee(0.8)) == str(pipeline.guarantee(0.8))
     assert_same(loaded(NEW), pipeline(NEW))
@@ -340,7 +339,7 @@ class Stateful:
 
 
 def pipeline_of(predictor):
-    return jc.pipeline.fit(X, Y, predictor=predictor, recalibrate=jc.conformal.fit, folds=2, key=KEY)
+    return jc.pipeline.fit(X, Y, predictor=predictor, method=jc.pipeline.Folds(folds=2), key=KEY)
 
 
 @once
@@ -470,22 +469,6 @@ def test_what_this_version_does_not_know_is_named(path, change, message):
     rewrite(path, lambda about: (about.update(version="9.3"), change(about)))
     with pytest.raises(ValueError, match=message):
         jc.load(path)
-
-
-@once
-def test_a_field_that_a_file_lacks_takes_its_default(path):
-    """In modules, dataclasses and named tuples, as a later version may add one."""
-    from jaxcal.gp.nngp import NNGP
-
-    settings = jc.networks.presets.Settings(hidden=(2,), beta=0.7)
-    for model, field, expected in (
-        (NNGP(depth=3), "depth", NNGP()),
-        (jc.Guarantee(0.9, 99, 90, widened_to=91), "widened_to", jc.Guarantee(0.9, 99, 90)),
-        (settings, "beta", settings._replace(beta=0.0)),
-    ):
-        jc.save(path, model)
-        rewrite(path, lambda about, field=field: fields(about).pop(field))
-        assert_same(jc.load(path), expected)
 
 
 # What a name in a file must not reach, by any of the ways that names are used.

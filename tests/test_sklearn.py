@@ -61,7 +61,7 @@ def regressor(estimator=None, **options):
 def test_it_is_the_pipeline():
     model = regressor(calibrators=[jc.rio.fit], cv=3).fit(X, Y)
     key = jax.random.key(np.random.RandomState(0).randint(np.iinfo(np.int32).max))
-    options = {"predictor": LinearRegression(), "calibrators": (jc.rio.fit,), "folds": 3}
+    options = {"predictor": LinearRegression(), "calibrators": (jc.rio.fit,), "method": jc.pipeline.Folds(folds=3)}
     with jax.enable_x64(True):
         direct = jc.pipeline.fit(X, Y, key=key, **options)
         np.testing.assert_allclose(model.predict(X), direct(X).mean, rtol=1e-10)

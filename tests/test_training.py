@@ -38,22 +38,6 @@ def test_an_unknown_option_is_refused():
         fit(learning_rates=0.1)
 
 
-def test_an_old_name_is_taken_with_a_warning():
-    with pytest.warns(DeprecationWarning, match="validation_share is called validation_fraction now"):
-        old = fit(validation_share=0.5)
-    np.testing.assert_array_equal(old(X).mean, fit(validation_fraction=0.5)(X).mean)
-    with pytest.raises(TypeError, match="give one of them"):
-        fit(validation_share=0.5, validation_fraction=0.5)
-
-
-def test_an_old_value_is_taken_with_a_warning():
-    base = jc.Point(X[:, 0])
-    with pytest.warns(DeprecationWarning, match="rule='randomised' is called 'randomized' now"):
-        old = jc.conformal.fit(None, base, Y, rule="randomised", key=KEY)
-    new = jc.conformal.fit(None, base, Y, rule="randomized", key=KEY)
-    np.testing.assert_array_equal(old(None, base).icdf(0.5), new(None, base).icdf(0.5))
-
-
 def test_weight_decay_draws_every_network_to_zero():
     size = lambda network: sum(float(np.sum(layer.weight**2)) for layer in network.network.layers)
     assert size(fit(weight_decay=10.0)) < size(fit())

@@ -110,7 +110,7 @@ def test_models_of_folds_may_predict_a_std_of_0():
 def test_a_pipeline_warns_once_and_goes_on():
     knows_zeros = lambda x, y: lambda x: jc.Normal(*2 * [np.where(np.asarray(x)[:, 0] < 0.6, 0.0, 1.0)])
     with pytest.warns(UserWarning, match="is infinite in 6 of 120 rows") as found:
-        fitted = jc.pipeline.fit(X, Y, predictor=knows_zeros, folds=4, key=KEY)
+        fitted = jc.pipeline.fit(X, Y, predictor=knows_zeros, method=jc.pipeline.Folds(folds=4), key=KEY)
     assert len(found) == 1
     lower, upper = map(np.asarray, fitted(X).interval(0.9))
     assert np.mean((lower <= Y) & (upper >= Y)) >= 0.9

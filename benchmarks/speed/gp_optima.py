@@ -116,11 +116,11 @@ def reference(x, base, y) -> float:
     # The older checkout has no such modules.
     from jaxcal._numpy import by_numpy
     from jaxcal.calibrators.rio import IOKernel, Points
+    from jaxcal.frames.preprocessing import Standardizer
     from jaxcal.gp import host
     from jaxcal.gp.kernels import SquaredExponential, spacing
     from jaxcal.gp.model import Data, Model
     from jaxcal.gp.options import Options
-    from jaxcal.preprocessing import Standardizer
 
     options = Options.of(len(y), bound="exact", max_iterations=200, tolerance=TOLERANCE)
 

@@ -483,9 +483,9 @@ def bound() -> None:
     import jax.numpy as jnp
 
     from jaxcal.calibrators.rio import IOKernel, Points
+    from jaxcal.frames.preprocessing import Standardizer
     from jaxcal.gp.kernels import SquaredExponential, take
     from jaxcal.gp.model import Data, Model, evidence
-    from jaxcal.preprocessing import Standardizer
 
     rows = {name: jnp.asarray(values) for name, values in np.load(job()["file"]).items()}
     points = Points(Standardizer.of(rows["x"])(rows["x"]), rows["base"][:, None])

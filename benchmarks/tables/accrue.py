@@ -19,9 +19,9 @@ import numpy as np
 
 import jaxcal as jc
 from benchmarks.tables import _accrue_report, _jobs
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.networks import FeedForward
 from jaxcal.optimize import minimize_from_each, num_train
-from jaxcal.preprocessing import Standardizer
 
 DATASETS = ("boston", "concrete", "energy", "kin8nm", "power_plant", "protein", "wine_red", "yacht")
 RUNS, RUNS_OF_LARGE = 50, {"protein": 5}

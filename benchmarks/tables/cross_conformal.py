@@ -84,7 +84,7 @@ PROBLEMS = {
 
 
 def split(fit: Callable, x: np.ndarray, y: np.ndarray, key: jax.Array) -> Callable:
-    return jc.pipeline.fit(x, y, predictor=fit, method="split", fraction=SPLIT, key=key)
+    return jc.pipeline.fit(x, y, predictor=fit, method=jc.pipeline.Split(fraction=SPLIT), key=key)
 
 
 def out_of_fold(fit: Callable, x: np.ndarray, y: np.ndarray, key: jax.Array) -> Callable:

@@ -13,7 +13,7 @@ import numpy as np
 
 import jaxcal as jc
 from benchmarks.tables import _jobs, _report
-from jaxcal.labels import ColumnBins, StdBins
+from jaxcal.frames.labels import ColumnBins, StdBins
 
 RESULT = Path(__file__).parents[1] / "results" / "groups.md"
 SIZES, BINS, NUM_NEW = (60, 200, 1000, 10_000), (4, 20), 4000

@@ -26,6 +26,7 @@ import jaxcal as jc
 from benchmarks.tables import _jobs, _report
 from benchmarks.tables.cross_conformal import fit_plane
 from jaxcal.distributions import Empirical
+from jaxcal.pipeline import folds as jaxcal_folds
 
 RESULT = Path(__file__).parents[1] / "results" / "peers_conformal.md"
 SIZES, LEVELS, NUM_NEW, NUM_GROUPS, MODELS = (9, 19, 99, 999), (0.5, 0.8, 0.9, 0.99), 20, 3, 30
@@ -171,7 +172,7 @@ def mapie_cv_plus(rows: Rows, level: float):
     from mapie.regression import CrossConformalRegressor
 
     folds, size = FOLDS[len(rows.y)], len(rows.y)
-    parts = jc.cross_conformal.folds_for(size, folds, None, jax.random.split(jax.random.key(0), folds + 1)[0])
+    parts = jaxcal_folds.drawn(size, folds, None, jax.random.split(jax.random.key(0), folds + 1)[0], equal=True)
     number = np.empty(size, int)
     for fold, part in enumerate(parts):
         number[part.held_out] = fold

@@ -103,7 +103,7 @@ def run_job(dataset: str, seed: int, predictor: str) -> list[dict]:
         return [{**described, **times, **scores_of(y_test, fitted(x_test))}]
     records = []
     for chain in CHAINS:
-        fitted, times = fit(predictors()[predictor], chain, folds=FOLDS, recalibrate=None)
+        fitted, times = fit(predictors()[predictor], chain, method=jc.pipeline.Folds(folds=FOLDS), recalibrate=None)
         before = fitted(x_test)
         for name, last in LAST.items():
             after = before if last is None else last(x, fitted.out_of_fold, y)(x_test, before)

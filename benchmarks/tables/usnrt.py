@@ -23,7 +23,7 @@ import numpy as np
 import jaxcal as jc
 from benchmarks.tables import _jobs, _usnrt_report, _usnrt_stability
 from benchmarks.tables._usnrt_report import METRICS, UNCORRECTED
-from jaxcal.preprocessing import Encoder
+from jaxcal.frames.preprocessing import Encoder
 
 DATASETS = (
     "grid_stability",

@@ -12,6 +12,7 @@ from _common import KEY, coverages, draw_all, draw_band, draw_coverage, draw_row
 
 import jaxcal as jc
 from jaxcal.functional import levene
+from jaxcal.pipeline import Folds
 from jaxcal.plots import _style
 
 
@@ -253,7 +254,9 @@ def pipeline():
         train, test = jc.datasets.split(len(data.y), (0.6, 0.4), seed=seed)
         x, y = data.x[train], data.y[train]
         model = GradientBoostingRegressor(random_state=0).fit(x, y)
-        fitted = jc.pipeline.fit(x, y, predictor=GradientBoostingRegressor(random_state=0), folds=10, key=KEY)
+        fitted = jc.pipeline.fit(
+            x, y, predictor=GradientBoostingRegressor(random_state=0), method=Folds(folds=10), key=KEY
+        )
         training = y - model.predict(x)
         own = jc.Normal(model.predict(data.x[test]), training.std())
         for name, forecast in {"training errors": own, "jc.pipeline": fitted(data.x[test])}.items():

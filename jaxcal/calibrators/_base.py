@@ -12,10 +12,11 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Distribution, Point
+from jaxcal.frames.columns import Categorical, Columns, as_data
+from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import rounding
-from jaxcal.functional.quantiles import smallest_table, smoothed_table
+from jaxcal.functional.quantiles import CONFORMAL_RULES, smallest_table, smoothed_table
 from jaxcal.guarantee import Guarantee
 
 R = TypeVar("R", bound=tuple)
@@ -34,12 +35,12 @@ class Rows(NamedTuple):
     y: Float[Array, " n"]
 
 
-def as_rows(x: Table, base: Distribution, y: Series, categorical: Categorical) -> tuple[Columns, Rows]:
+def checked_rows(x: Table, base: Distribution, y: Series, categorical: Categorical) -> tuple[Columns, Rows]:
     """The columns of x and checked rows, for methods of the inputs that use the mean of `base` alone.
 
     Raises:
         TypeError: if `base` is not a Distribution.
-        ValueError: if x, y or base is empty, not finite or of the wrong shape; as `jaxcal.columns.as_data`.
+        ValueError: if x, y or base is empty, not finite or of the wrong shape; as `as_data`.
     """
     columns, x, y = as_data(x, y, categorical, at_least=1)
     check_base(base, y.shape[0])
@@ -246,13 +247,6 @@ def in_scales(y: Float[Array, " l"], mean: Float[Array, " l"], scale: Float[Arra
     return jnp.where(positive, error / jnp.where(positive, scale, 1), without)
 
 
-def sorted_errors(
-    base: Distribution, y: Float[Array, " l"], scaled: bool, *, finite: bool = False
-) -> Float[Array, " l"]:
-    """The table that CRUDE, isotonic and conformal calibration read: `standardized_errors` in increasing order."""
-    return jnp.sort(standardized_errors(base, y, scaled, finite=finite))
-
-
 @jax.jit
 def levels_of_sample(z: Float[Array, "*runs l"]) -> Float[Array, " l"]:
     """The levels k / (L + 1) at which L sorted values cover a new exchangeable one."""
@@ -301,6 +295,12 @@ def coverage_guarantee(confidence_level: float, num_calibration: int, rule: str,
     """
     check_not_out_of_fold(out_of_fold)
     return Guarantee.of(confidence_level, num_calibration, rule)
+
+
+def check_guarantees(rule: str) -> None:
+    """Raise ValueError if a table that is read by this rule guarantees no coverage of central intervals."""
+    if rule not in CONFORMAL_RULES:
+        raise ValueError(f"tables read by the rule {rule!r} guarantee nothing: use conformal.fit without a rule.")
 
 
 def check_smoothing(smoothing: float | None, **others: object) -> None:

@@ -5,8 +5,9 @@ prediction: Vovk, Lindsay, Nouretdinov and Gammerman 2003). With weights w(x), p
 inputs over that of the calibration inputs, it holds for the new ones (Tibshirani, Barber, Candès and Ramdas 2019).
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,15 +16,27 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import coverage_guarantee
-from jaxcal.columns import Table
+from jaxcal.calibrators import _pooling
+from jaxcal.calibrators._base import check_guarantees, coverage_guarantee
 from jaxcal.distributions import Distribution
+from jaxcal.frames.labels import StdBins
+from jaxcal.frames.layout import Table
+from jaxcal.functional import linear_tables, tables
+from jaxcal.functional.linear_tables import LinearTables
 from jaxcal.functional.quantiles import smallest_table
+from jaxcal.functional.tables import Tables
 from jaxcal.guarantee import Guarantee, WeightedGuarantee
-from jaxcal.labels import StdBins
 
 Labels = ArrayLike | Sequence | Callable | eqx.Module
 Weights = ArrayLike | Callable
+# The sorted errors of calibration rows, or a table of them for every group. The type checker cannot know which.
+if TYPE_CHECKING:
+    Errors = Any
+else:
+    Errors = Float[Array, "*l"] | Tables | LinearTables
+
+_NO_GROUPS = "by has no effect: the calibrator was fitted without groups."
+_NO_WEIGHTS = "weights have no effect: the calibrator was fitted without."
 
 
 class _Function(eqx.Module):
@@ -67,7 +80,7 @@ class Groups(eqx.Module):
         """
         if not self.labels:
             if by is not None:
-                raise ValueError("by has no effect: the calibrator was fitted without groups.")
+                raise ValueError(_NO_GROUPS)
             return jax.device_put(np.zeros(length, np.int32))
         by = self.by if by is None else by
         if by is None:
@@ -117,6 +130,8 @@ class CalibrationGroups(eqx.Module):
         effective: how many rows of equal weight they are worth [groups], (sum w)^2 / sum w^2.
         weights: the function of x that gives the weight of a row; None where they come with the rows.
         weighted: whether the rows have weights.
+        pooling: how many rows of a group those of all groups count for, in the table of each; None without partial
+            pooling.
     """
 
     groups: Groups
@@ -124,6 +139,7 @@ class CalibrationGroups(eqx.Module):
     effective: Float[Array, " groups"]
     weights: Callable | None = eqx.field(static=True)
     weighted: bool = eqx.field(static=True)
+    pooling: Float[Array, ""] | None = None
 
     @classmethod
     def of(
@@ -151,7 +167,7 @@ class CalibrationGroups(eqx.Module):
     def of_new(
         self, x: Table | None, base: Distribution, by: Labels | None, weights: Weights | None
     ) -> tuple[Int[Array, " n"], Float[Array, " n"] | None]:
-        """The number of the group of each new row, and its weight, if the calibration rows have weights.
+        """The number of the group of each new row, and its weight, if the calibration rows have weights or are pooled.
 
         Raises:
             ValueError: if labels or weights are missing or have no effect, are of the wrong length or out of range; if
@@ -164,10 +180,10 @@ class CalibrationGroups(eqx.Module):
             raise ValueError(
                 "the calibrator was fitted with weights: give those of these rows, weights=w."
                 if self.weighted
-                else "weights have no effect: the calibrator was fitted without."
+                else _NO_WEIGHTS
             )
-        if weights is None:
-            return number, None
+        if weights is None:  # a pooled table is worth a number of rows, and a new row is worth one
+            return number, None if self.pooling is None else jnp.ones_like(base.mean)
         new_weight = _checks.as_vector("weights", values_at(x, weights, "weights"), length=length)
         _checks.check_not_negative("weights", new_weight)  # all may be 0
         return number, new_weight
@@ -178,9 +194,12 @@ class CalibrationGroups(eqx.Module):
         """That of the interval which a rule reads from the table of the group with a label.
 
         Raises:
-            ValueError: if the confidence level lies outside (0, 1), the errors are out of fold, there is no group with
-                the label, or it has too few rows for the level.
+            ValueError: if the confidence level lies outside (0, 1), the errors are out of fold, the rule or a pooled
+                table guarantees nothing, there is no group with the label, or it has too few rows for the level.
         """
+        if self.pooling is not None:
+            raise ValueError("partially pooled tables guarantee nothing: fit without partial_pooling for a guarantee.")
+        check_guarantees(rule)
         number = self.groups.number_of(group)
         rows = int(self.sizes[number])
         guarantee = coverage_guarantee(confidence_level, rows, rule, out_of_fold)
@@ -207,6 +226,62 @@ class Rows(NamedTuple):
     number: Int[np.ndarray, " l"]
     weights: Float[Array, " l"] | None
     kept: Int[np.ndarray, " l"] | None
+
+
+def of_new_rows(
+    rows: CalibrationGroups | None, x: Table | None, base: Distribution, by: Labels | None, weights: Weights | None
+) -> tuple[Int[Array, " n"] | None, Float[Array, " n"] | None]:
+    """`CalibrationGroups.of_new`; nothing for a calibrator that was fitted without groups and weights, as rows=None.
+
+    Raises:
+        ValueError: as that does.
+    """
+    if rows is not None:
+        return rows.of_new(x, base, by, weights)
+    for given, no_effect in ((by, _NO_GROUPS), (weights, _NO_WEIGHTS)):
+        if given is not None:
+            raise ValueError(no_effect)
+    return None, None
+
+
+def tables_of_groups(
+    x: Table | None,
+    base: Distribution,
+    errors: Float[Array, " l"],
+    *,
+    by: Labels | None,
+    weights: Weights | None,
+    rule: str,
+    scale: Float[Array, " l"] | None = None,
+) -> tuple[Errors, CalibrationGroups]:
+    """A table of the errors of calibration rows for every group, with weights; and the groups.
+
+    Args:
+        x: inputs [l, d], for functions of x.
+        base: checked predictions [l].
+        errors: of the rows [l], in units of `scale`.
+        by: labels of groups, or where they come from; None for one group of all.
+        weights: of the rows, or where they come from; None for equal ones.
+        rule: how a quantile is read from a table, see `functional.tables.quantile`, with absolute errors and their
+            negatives for "symmetric"; or "linear", between its values.
+        scale: of the errors, for partial pooling in the unit of y; None for tables of the groups alone.
+
+    Raises:
+        ValueError: as `CalibrationGroups.of` does; if partial pooling comes without groups, with weights, or with a
+            single row.
+    """
+    if scale is not None and (by is None or weights is not None or errors.shape[0] < 2):
+        raise ValueError("partial_pooling goes with labels of groups, by, without weights, from two rows on.")
+    rows, (number, known, kept) = CalibrationGroups.of(x, base, by, weights, errors.dtype)
+    errors, count = errors if kept is None else errors[kept], rows.groups.count
+    if scale is not None:
+        pooling = _pooling.best(errors, jax.device_put(number), rows.sizes, scale)
+        errors, number, known = _pooling.pooled(errors, number, rows.sizes, pooling)
+        rows = dataclasses.replace(rows, pooling=pooling)
+    if rule == "linear":
+        return linear_tables.make(errors, number, np.bincount(number, minlength=count), known), rows
+    symmetric = rule == "symmetric"
+    return tables.make(jnp.abs(errors) if symmetric else errors, number, count, known, symmetric), rows
 
 
 def weights_of(x: Table | None, weights: Weights | None, length: int) -> Float[Array, " l"] | None:

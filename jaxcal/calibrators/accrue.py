@@ -26,10 +26,19 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators import _groups
-from jaxcal.calibrators._base import as_rows, check_base, check_positive_std, error_scale, num_among, rows_that_count
+from jaxcal.calibrators._base import (
+    check_base,
+    check_positive_std,
+    checked_rows,
+    error_scale,
+    num_among,
+    rows_that_count,
+)
 from jaxcal.calibrators._groups import Weights
-from jaxcal.columns import Categorical, Columns, Series, Table
 from jaxcal.distributions import Distribution, Normal
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.layout import Series, Table
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.networks import FeedForward, TrainingRecord, presets
 from jaxcal.networks.training import GIVE_STEPS, check_steps
@@ -44,7 +53,6 @@ from jaxcal.optimize import (
     num_train,
     train_full_batch,
 )
-from jaxcal.preprocessing import Standardizer
 
 # Section 5.1: the network's layers, the second of symmetric saturating linear functions, and the polynomial's order.
 _HIDDEN, _ACTIVATIONS = (50, 10), (jax.nn.relu, jax.nn.hard_tanh)
@@ -64,7 +72,6 @@ _LEAST_CURVATURE = 1e-7
 _TOO_LARGE = 1.5
 
 
-@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: Table,
     base: Distribution,
@@ -116,7 +123,7 @@ def fit(
     find the length of its own. Any other derivative through the fit is refused.
 
     Args:
-        x: inputs [l, d], or a data frame (`jaxcal.columns`); a vector [l] is one column.
+        x: inputs [l, d], or a data frame (`jaxcal.frames`); a vector [l] is one column.
         base: the model's predictions [l] on rows that it was not trained on; without `relative` only the mean is used.
         y: targets [l].
         key: random key of the initial weights and of the validation set.
@@ -340,7 +347,7 @@ def _as_rows(
     x: Table, base: Distribution, y: Series, weights: Weights | None, relative: bool, categorical: Categorical
 ) -> tuple[Columns, _Rows]:
     """The columns of x, and checked rows, those that count."""
-    columns, checked = as_rows(x, base, y, categorical)
+    columns, checked = checked_rows(x, base, y, categorical)
     if relative:
         check_positive_std(base, "leave relative=False, which uses no std")
     rows = _Rows(*checked, unit=error_scale(base, relative), weights=None)

@@ -33,8 +33,9 @@ from jaxcal.calibrators._base import (
     standardized_errors,
 )
 from jaxcal.calibrators._groups import values_at
-from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index, is_frame, num_rows
-from jaxcal.distributions import Distribution, PartialQuantiles, Point
+from jaxcal.distributions import Distribution, Point, Quantiles
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.layout import Series, Table, check_same_index, is_frame, num_rows
 from jaxcal.functional import quantile_regression, rounding
 from jaxcal.functional.quantile_regression import FAILED, INFINITE, MINUS_INFINITE, Vertex
 from jaxcal.guarantee import ConditionalGuarantee
@@ -78,7 +79,7 @@ def fit(
     does. In 32 bits the ends may be off by about 1e-5 of the size of the errors.
 
     Args:
-        x: inputs [n, ...], or a data frame (`jaxcal.columns`), for features that are x or a function of x; else it is
+        x: inputs [n, ...], or a data frame (`jaxcal.frames`), for features that are x or a function of x; else it is
             not used and may be None.
         base: the model's predictions at x, [n].
         y: targets [n].
@@ -279,7 +280,7 @@ class ConditionalConformal(eqx.Module):
     out_of_fold: bool = eqx.field(static=True)
     columns: Columns | None = None
 
-    def __call__(self, x: Table | None, base: Distribution, *, features: Features | None = None) -> PartialQuantiles:
+    def __call__(self, x: Table | None, base: Distribution, *, features: Features | None = None) -> Quantiles:
         """The distributions with these intervals at the levels of the fit, and lines in between.
 
         The guarantee is that of the intervals at these levels alone. The distribution ends at the widest of them. An
@@ -311,7 +312,7 @@ class ConditionalConformal(eqx.Module):
                 f"in {count} rows the interval is infinite: the regression could not be solved in {loc.dtype}. Rescale "
                 "the features, or take 64 bits: jax.config.update('jax_enable_x64', True).",
             )
-        return PartialQuantiles(levels, values, lowest, highest)
+        return Quantiles(levels, values, lowest=lowest, highest=highest)
 
     def _numbers(self, features: Table) -> Float[Array, "n D"]:
         """The features as numbers."""

@@ -9,6 +9,7 @@ predicted covariance, and the predictive distribution is `MultivariateEmpirical`
 """
 
 from functools import partial
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -17,23 +18,19 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators import _grouped_tables
 from jaxcal.calibrators._base import (
     check_base,
     check_not_point,
     check_not_smoothed,
     check_smoothing,
     coverage_guarantee,
-    location_and_scale,
+    error_scale,
     probabilities,
     smoothed,
-    sorted_errors,
     standardized_errors,
     warn_without_width,
 )
-from jaxcal.calibrators._grouped_tables import GroupedTables
-from jaxcal.calibrators._groups import Labels, Weights
-from jaxcal.columns import Categorical, Columns, Series, Table
+from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
 from jaxcal.distributions import (
     Distribution,
     Empirical,
@@ -43,15 +40,16 @@ from jaxcal.distributions import (
     Point,
     Recalibrated,
 )
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.layout import Series, Table
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional.quantiles import empirical_rank
-from jaxcal.guarantee import Guarantee
-from jaxcal.preprocessing import Standardizer
+from jaxcal.guarantee import Guarantee, WeightedGuarantee
 
 # The largest number of distances to calibration rows that memory holds at once.
 _DISTANCES_AT_ONCE = 2**22
 
 
-@_checks.renamed(neighbours="neighbors")
 def fit(
     x: Table | None,
     base: Distribution | MultivariateNormal,
@@ -66,7 +64,7 @@ def fit(
     partial_pooling: bool = False,
     smoothing: float | None = None,
     preset: str | None = None,
-) -> "CRUDE | VectorCRUDE | GroupedTables":
+) -> "CRUDE":
     """Sort the standardized errors z = (y - base.mean) / base.std: the table that shapes every prediction.
 
     The calibration rows must not be those that the model behind `base` was trained on, where its errors are smaller
@@ -79,7 +77,7 @@ def fit(
     base, y and weights; the derivative of a rank, and of which rows are neighbors, is 0.
 
     Args:
-        x: inputs [L, d], or a data frame (`jaxcal.columns`); a vector [L] is one column. Only `neighbors` uses them;
+        x: inputs [L, d], or a data frame (`jaxcal.frames`); a vector [L] is one column. Only `neighbors` uses them;
             without it x may be None.
         base: the model's predictions at x, [L]; for vector targets [L, t] a `MultivariateNormal`.
         y: targets [L], or [L, t].
@@ -152,26 +150,31 @@ def fit(
     if by_cdf and neighbors is not None:
         raise ValueError(f"neighbors={neighbors} cannot go with score='cdf': use score='signed', or no neighbors.")
     rank = rank or ("crude" if preset else "conformal")
-    if by is not None or weights is not None or partial_pooling:
-        if neighbors is not None or by_cdf:
-            given = "score='cdf'" if by_cdf else f"neighbors={neighbors}"
-            raise ValueError(f"{given} cannot go with by or weights: leave one of them out.")
-        return _grouped_tables.fit(
-            x, base, y, by=by, weights=weights, scaled=scaled, rule=rank, partial_pooling=partial_pooling
-        )
+    has_groups = by is not None or weights is not None or partial_pooling
+    if has_groups and (neighbors is not None or by_cdf):
+        given = "score='cdf'" if by_cdf else f"neighbors={neighbors}"
+        raise ValueError(f"{given} cannot go with by or weights: leave one of them out.")
     neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors, categorical)
+    rows = None
     if by_cdf:
-        z = jnp.sort(probabilities(base, y))
+        z = smoothed(jnp.sort(probabilities(base, y)), smoothing)
     else:
-        # A search for neighbors takes the first of equally distant rows: they must not be sorted by their errors.
-        z = (sorted_errors if neighbors is None else standardized_errors)(base, y, scaled, finite=smoothing is not None)
-        warn_without_width(z)
+        errors = standardized_errors(base, y, scaled, finite=partial_pooling or smoothing is not None)
+        if has_groups:
+            scale = error_scale(base, scaled) if partial_pooling else None
+            z, rows = tables_of_groups(x, base, errors, by=by, weights=weights, rule=rank, scale=scale)
+        else:
+            # A search for neighbors takes the first of equally distant rows: they must not be sorted by their errors.
+            z = errors if neighbors is not None else smoothed(jnp.sort(errors), smoothing)
+            warn_without_width(z)
     return CRUDE(
-        z=smoothed(z, smoothing),
+        z=z,
+        rows=rows,
         neighborhood=neighborhood,
         scaled=scaled,
         by_cdf=by_cdf,
         rank=rank,
+        num_calibration=y.shape[0],
         out_of_fold=base.is_out_of_fold,
         smoothed=smoothing is not None,
     )
@@ -182,56 +185,82 @@ class CRUDE(eqx.Module):
 
     Attributes:
         z: the standardized errors [L], or the probabilities base.cdf(y), in increasing order; with neighbors in the
-            order of the calibration rows.
-        neighborhood: which errors form the table of a prediction; None for all.
+            order of the calibration rows; with groups or weights a table of them for every group. Of vector targets the
+            whitened errors [L, t], in the order of the calibration rows. The components of a row stay together, which
+            keeps the dependence between them that the predicted covariance does not explain.
+        rank: "crude" or "conformal"; None for vector targets, which have no ranks.
+        num_calibration: the number L of calibration rows.
         scaled: whether errors are measured in predicted stds; else, after a `Point`, on the scale of y.
         by_cdf: whether z are probabilities base.cdf(y) in place of errors.
-        rank: "crude" or "conformal".
         out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
         smoothed: whether z are means over neighboring ranks.
+        neighborhood: which errors form the table of a prediction; None for all.
+        rows: the groups and weights of the calibration rows; None where there are none.
     """
 
-    z: Float[Array, "*l"]
-    neighborhood: "Neighborhood | None"
-    scaled: bool = eqx.field(static=True)
-    rank: str = eqx.field(static=True)
-    out_of_fold: bool = eqx.field(static=True)
+    z: Errors
+    rank: str | None = eqx.field(static=True)
+    num_calibration: int = eqx.field(static=True)
+    scaled: bool = eqx.field(static=True, default=True)
     by_cdf: bool = eqx.field(static=True, default=False)
+    out_of_fold: bool = eqx.field(static=True, default=False)
     smoothed: bool = eqx.field(static=True, default=False)
+    neighborhood: "Neighborhood | None" = None
+    rows: CalibrationGroups | None = None
 
-    def __call__(self, x: Table | None, base: Distribution) -> Empirical | Recalibrated:
-        """The distribution base.mean + base.std * Z of every row.
+    def __call__(
+        self,
+        x: Table | None,
+        base: Distribution | MultivariateNormal,
+        *,
+        by: Labels | None = None,
+        weights: Weights | None = None,
+    ) -> Empirical | Recalibrated | MultivariateEmpirical:
+        """The distribution base.mean + base.std * Z of every row; of vectors base.mean + base.factor Z.
 
-        Without neighbors all rows share one table: n predictions take n means and n stds. With k neighbors every row
-        has a table of its own, [n, k]. With score="cdf" a row keeps the shape of its base, and its quantiles are the
-        base's own.
+        Without neighbors all rows share one table, or with groups those of a group: n predictions take n means and n
+        stds. With k neighbors every row has a table of its own, [n, k]. With score="cdf" a row keeps the shape of its
+        base, and its quantiles are the base's own.
 
         Args:
-            x: inputs [n, d]; a vector [n] is one column. Only neighbors use them; without neighbors x may be None.
-            base: the model's predictions at x, [n].
+            x: inputs [n, d]; a vector [n] is one column. Only neighbors and functions of x use them; else x may be
+                None.
+            base: the model's predictions at x, [n]; for vector targets a `MultivariateNormal`, [n, t].
+            by: labels of the rows [n], if they were an array in the fit.
+            weights: of the rows [n], if they were an array in the fit.
 
         Raises:
-            TypeError: if base is not a Distribution.
+            TypeError: if base is not a Distribution, or for vector targets no `MultivariateNormal`.
             ValueError: if an argument is not finite, of the wrong shape or length; if base is a `Point` where errors
-                are measured in predicted stds.
+                are measured in predicted stds, or has another number of components; if labels or weights are missing,
+                have no effect or are out of range; if no calibration row has the label of a row.
         """
+        if self.rank is None:
+            return self._of_vectors(base)
+        check_base(base)
+        base = cast("Distribution", base)
+        group, new_weight = of_new_rows(self.rows, x, base, by, weights)
         if self.by_cdf:
-            check_base(base)
             check_not_point(base)
             return Recalibrated(base, self.z, self.rank)
-        loc, scale = location_and_scale(base, self.scaled)
+        loc, scale = base.mean, error_scale(base, self.scaled)
         if self.neighborhood is None:
-            return Empirical(loc, scale, self.z, self.rank)
+            return Empirical(loc, scale, self.z, self.rank, group=group, new_weight=new_weight)
         x = self.neighborhood.columns(x)
         _checks.check_length("x", x, loc.shape[0])
         return Empirical(loc, scale, self.neighborhood.tables(self.z, x), self.rank)
 
-    def guarantee(self, confidence_level: float) -> Guarantee:
-        """The coverage guarantee of the central interval at this level.
+    def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee | WeightedGuarantee:
+        """The coverage guarantee of the central interval at this level, in the group with a label.
+
+        Args:
+            confidence_level: in (0, 1).
+            group: the label of a group, if the fit had groups.
 
         Raises:
-            ValueError: if the confidence level lies outside (0, 1); if the rank is "crude" or the table one of
-                neighbors or smoothed, which guarantee nothing; if the errors are out of fold.
+            ValueError: if the confidence level lies outside (0, 1); if the rank is "crude" or None, or the table one of
+                neighbors, pooled or smoothed, which guarantee nothing; if the errors are out of fold; if there is no
+                group with the label, or it has too few rows for the level.
 
         Example:
             >>> import jax.numpy as jnp
@@ -243,12 +272,16 @@ class CRUDE(eqx.Module):
         """
         _checks.check_fraction("confidence_level", confidence_level)
         check_not_smoothed(self.smoothed)
-        rows = self.z.shape[-1]
+        if self.rank is None:
+            raise ValueError("vector targets have no ranks, and no coverage is guaranteed: calibrate each component.")
+        if self.rows is not None:
+            return self.rows.guarantee(confidence_level, group, self.rank, self.out_of_fold)
         if self.neighborhood is not None:
             raise ValueError(
                 "a table of neighbors guarantees nothing: its intervals cover about what they claim. Fit without "
                 "neighbors for a guarantee."
             )
+        rows = self.num_calibration
         if self.rank == "crude":
             low, high = (empirical_rank((1 + sign * confidence_level) / 2, rows, "crude") for sign in (-1, 1))
             raise ValueError(
@@ -257,28 +290,8 @@ class CRUDE(eqx.Module):
             )
         return coverage_guarantee(confidence_level, rows, self.rank, self.out_of_fold)
 
-
-class VectorCRUDE(eqx.Module):
-    """A table of whitened errors of vector targets; made by `fit`.
-
-    Attributes:
-        z: the whitened errors [L, t], in the order of the calibration rows. The components of a row stay together,
-            which keeps the dependence between them that the predicted covariance does not explain.
-    """
-
-    z: Float[Array, "*l t"]
-
-    def __call__(self, x: Table | None, base: MultivariateNormal) -> MultivariateEmpirical:
-        """The distribution base.mean + base.factor Z of every row, Z one of the whitened errors.
-
-        Args:
-            x: not used; may be None.
-            base: the model's predictions [n, t].
-
-        Raises:
-            TypeError: if base is not a `MultivariateNormal`.
-            ValueError: if it has another number of components.
-        """
+    def _of_vectors(self, base: Distribution | MultivariateNormal) -> MultivariateEmpirical:
+        """The distributions of vectors."""
         if not isinstance(base, MultivariateNormal):
             raise TypeError(
                 f"base must be a MultivariateNormal, as it was in the fit; got {type(base).__name__}. "
@@ -315,11 +328,11 @@ class Neighborhood(eqx.Module):
         return lax.map(table, lax.stop_gradient(self.x_scaler(x)), batch_size=at_once)
 
 
-def _fit_vectors(base: MultivariateNormal, y: Series) -> VectorCRUDE:
+def _fit_vectors(base: MultivariateNormal, y: Series) -> CRUDE:
     y = _checks.as_matrix("y", y, length=base.mean.shape[0])
     z = base.whiten(y)
     _checks.check_finite("the whitened errors", z)
-    return VectorCRUDE(z)
+    return CRUDE(z=z, rank=None, num_calibration=y.shape[0])
 
 
 def _neighborhood(x: Table | None, length: int, number: int, categorical: Categorical) -> Neighborhood:

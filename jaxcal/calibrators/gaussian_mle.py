@@ -26,8 +26,8 @@ from jaxcal import _checks
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import AS_POINT, check_base, check_positive_std, error_scale, location_and_scale
 from jaxcal.calibrators._groups import Groups, Labels, Weights
-from jaxcal.columns import Series, Table
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
+from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg, student_t
 
 # What sums over groups are added up from, so that float32 sums of many rows stay exact enough.
@@ -84,7 +84,7 @@ def fit(
         y: targets [n].
         shift: "constant", on the scale of y; "scaled", in stds; "none"; or "auto". None is "auto", and with the preset
             "constant".
-        by: labels of groups [n], numbers or strings, a function of x that gives them, or `jaxcal.labels.StdBins` of the
+        by: labels of groups [n], numbers or strings, a function of x that gives them, or `jc.labels.StdBins` of the
             predicted std. Labels that are an array are given again in the call.
         weights: of the rows [n], not negative, or a function of x that gives them; equal where None. The call needs
             none.

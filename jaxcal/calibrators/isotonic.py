@@ -20,22 +20,19 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxcal import _checks
-from jaxcal.calibrators import _grouped_tables
 from jaxcal.calibrators._base import (
     check_base,
     check_not_point,
     check_smoothing,
+    error_scale,
     levels_of_sample,
-    location_and_scale,
     probabilities,
     rows_without_probability,
     smoothed,
-    sorted_errors,
+    standardized_errors,
     warn_without_width,
 )
-from jaxcal.calibrators._grouped_tables import GroupedTables
-from jaxcal.calibrators._groups import Labels, Weights
-from jaxcal.columns import Series, Table
+from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
 from jaxcal.distributions import (
     Concatenated,
     Distribution,
@@ -46,7 +43,9 @@ from jaxcal.distributions import (
     ScaledQuantiles,
     StudentT,
 )
+from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg
+from jaxcal.functional.linear_tables import LinearTables
 
 # Beyond these Phi(z) is 0 or 1 in double precision.
 _SATURATED = (-38.47, 8.292)
@@ -63,7 +62,7 @@ def fit(
     weights: Weights | None = None,
     partial_pooling: bool = False,
     smoothing: float | None = None,
-) -> "Isotonic | GroupedTables":
+) -> "Isotonic":
     """Recalibrate predictions by isotonic regression on their PIT values.
 
     The calibration rows must not be those that the model behind `base` was trained on. `jaxcal.out_of_fold` predicts
@@ -141,17 +140,11 @@ def fit(
         if score == "cdf" or tails not in (None, "fitted"):
             given = "score='cdf'" if score == "cdf" else f"tails={tails!r}"
             raise ValueError(f"by and weights go with score='signed' and tails='fitted'; got {given}.")
-        return _grouped_tables.fit(
-            x,
-            base,
-            y,
-            by=by,
-            weights=weights,
-            scaled=not isinstance(base, Point),
-            rule="linear",
-            tails="normal",
-            partial_pooling=partial_pooling,
-        )
+        scaled = not isinstance(base, Point)
+        errors = standardized_errors(base, y, scaled, finite=True)
+        scale = error_scale(base, scaled) if partial_pooling else None
+        made, rows = tables_of_groups(x, base, errors, by=by, weights=weights, rule="linear", scale=scale)
+        return Isotonic(made, "fitted", scaled, rows=rows)
     if score == "cdf" and not isinstance(base, Normal):
         return Isotonic(smoothed(jnp.sort(probabilities(base, y)), smoothing), "fitted", scaled=True, by_cdf=True)
     if score is None and tails is None and _has_own_shape(base):
@@ -163,7 +156,7 @@ def fit(
             "are recalibrated by their means and stds, without their shapes (score='signed').",
         )
     scaled = not isinstance(base, Point)
-    z = sorted_errors(base, y, scaled, finite=True)
+    z = jnp.sort(standardized_errors(base, y, scaled, finite=True))
     warn_without_width(z)
     if isinstance(base, Normal) and not _checks.is_traced(z):  # what Phi says of z are PIT values
         _warn_of_extremes(np.asarray(z))
@@ -174,28 +167,44 @@ class Isotonic(eqx.Module):
     """Recalibrated predictions; made by `fit`.
 
     Attributes:
-        z: the standardized errors [L], or the probabilities base.cdf(y), in increasing order.
+        z: the standardized errors [L], or the probabilities base.cdf(y), in increasing order; with groups or weights
+            a table of them for every group.
         tails: "fitted", "anchored" or "support".
         scaled: whether errors are measured in predicted stds; else, after a `Point`, on the scale of y.
         by_cdf: whether z are probabilities.
+        rows: the groups and weights of the calibration rows; None where there are none.
     """
 
-    z: Float[Array, "*runs l"]
+    z: Errors
     tails: str = eqx.field(static=True)
     scaled: bool = eqx.field(static=True)
     by_cdf: bool = eqx.field(static=True, default=False)
+    rows: CalibrationGroups | None = None
 
-    def __call__(self, x: Table | None, base: Distribution) -> ScaledQuantiles | Recalibrated:
-        """The recalibrated distributions of the predictions `base` [n]; x is not used.
+    def __call__(
+        self, x: Table | None, base: Distribution, *, by: Labels | None = None, weights: Weights | None = None
+    ) -> ScaledQuantiles | Recalibrated:
+        """The recalibrated distributions of the predictions.
+
+        Args:
+            x: inputs [n, d]; used by functions of x alone, else it may be None.
+            base: the model's predictions, [n].
+            by: labels of the rows [n], if they were an array in the fit.
+            weights: of the rows [n], if they were an array in the fit.
 
         Raises:
-            TypeError, ValueError: as `fit` does for its base; ValueError, too, if base is a `Point` and `scaled`.
+            TypeError, ValueError: as `fit` does for its base; ValueError, too, if base is a `Point` and `scaled`; if
+                labels or weights are missing, have no effect, are of the wrong length or out of range; if no
+                calibration row has the label of a row.
         """
+        check_base(base)
+        group, new_weight = of_new_rows(self.rows, x, base, by, weights)
         if self.by_cdf:
-            check_base(base)
             check_not_point(base)
             return Recalibrated(base, self.z)
-        loc, scale = location_and_scale(base, self.scaled)
+        loc, scale = base.mean, error_scale(base, self.scaled)
+        if isinstance(self.z, LinearTables):
+            return ScaledQuantiles(loc, scale, None, self.z, "normal", group=group, new_weight=new_weight)
         levels, z, tails, shift = levels_of_sample(self.z), self.z, "normal", None
         if self.tails == "fitted":
             loc, scale, z, shift = _by_fitted_normal(loc, scale, z)

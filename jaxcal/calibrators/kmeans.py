@@ -15,12 +15,13 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators import _groups
-from jaxcal.calibrators._base import as_rows, check_base, rows_that_count
+from jaxcal.calibrators._base import check_base, checked_rows, rows_that_count
 from jaxcal.calibrators._groups import Weights
-from jaxcal.columns import Categorical, Columns, Series, Table
 from jaxcal.distributions import Distribution, Normal
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.layout import Series, Table
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import linalg
-from jaxcal.preprocessing import Standardizer
 
 
 def fit(
@@ -43,7 +44,7 @@ def fit(
     in base, y and weights; which rows form a cluster has derivative 0.
 
     Args:
-        x: inputs [l, d], or a data frame (`jaxcal.columns`); a vector [l] is one column.
+        x: inputs [l, d], or a data frame (`jaxcal.frames`); a vector [l] is one column.
         base: the model's predictions [l] on rows that it was not trained on; only the mean is used.
         y: targets [l].
         key: random key of the first centers.
@@ -71,7 +72,7 @@ def fit(
         [1. 3.]
     """
     _checks.check_key(key)
-    columns, rows = as_rows(x, base, y, categorical)
+    columns, rows = checked_rows(x, base, y, categorical)
     rows, counts = rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
     inputs, known = lax.stop_gradient((rows.x, counts))  # under an eager jax.grad they are known
     (counted,), known = rows_that_count((inputs,), known)

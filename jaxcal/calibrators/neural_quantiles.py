@@ -43,8 +43,9 @@ from jaxcal import _checks
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import FINE_LEVELS, as_levels, check_base, rows_that_count
 from jaxcal.calibrators._groups import Weights
-from jaxcal.columns import Series, Table
 from jaxcal.distributions import Distribution, Point, Quantiles
+from jaxcal.frames.layout import Series, Table
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional.scores import pinball
 from jaxcal.networks import FeedForward, TrainingRecord, presets
 from jaxcal.networks.training import GIVE_STEPS, check_steps, starting_network
@@ -57,7 +58,6 @@ from jaxcal.optimize import (
     train_full_batch,
     train_minibatches,
 )
-from jaxcal.preprocessing import Standardizer
 
 _HIDDEN = (20, 20)
 # The levels of the returned distribution, and of pretraining.
@@ -72,7 +72,6 @@ _FEW_ROWS = 64
 _CHUNK = 64
 
 
-@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: Table | None,
     base: Distribution,

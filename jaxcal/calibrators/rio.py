@@ -30,8 +30,10 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace
 from jaxcal.calibrators._base import check_base
-from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Distribution, Normal, Point, StudentT
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.layout import Series, Table, check_same_index
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import linalg
 from jaxcal.gp import initial, minibatch
 from jaxcal.gp.fit import check_fit, fit_rows
@@ -42,7 +44,6 @@ from jaxcal.gp.options import Options
 from jaxcal.gp.padding import prediction
 from jaxcal.gp.process import HoldsProcess, Process
 from jaxcal.optimize import Result
-from jaxcal.preprocessing import Standardizer
 
 
 class Points(eqx.Module):
@@ -157,7 +158,7 @@ def fit(
     to, too.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column; None where the kernel depends
+        x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column; None where the kernel depends
             on the output alone.
         base: the model's predictions at x, [n] or of several outputs [n, t]; with a std (a Normal, say) or
             without one (a Point).
@@ -293,7 +294,7 @@ class RIO(HoldsProcess):
         """The distribution of the targets at the rows of x; RIO, eq. 5 to 7. A StudentT where the noise is one.
 
         Args:
-            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column;
+            x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column;
                 None where the kernel depends on the output alone.
             base: the model's predictions at x; with a std of its own if the one of `fit` had one.
             include_noise: whether the variance is that of a new observation, as in the paper's code, or that of
@@ -403,7 +404,7 @@ def _fit_stochastic(
     if columns is None:
         x = None
     else:
-        x = minibatch.as_rows(x if columns.is_plain else columns(x), n)
+        x = minibatch.unread_rows(x if columns.is_plain else columns(x), n)
         x_scaler = minibatch.standardizer(x, y.dtype).without(columns.indicators)
     scales = _Scales.of(columns, x_scaler, mean, std, y, setting)
     data_of = lambda x, mean, std, y: scales.data(x, mean, std, y, setting)

@@ -32,9 +32,19 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import FINE_LEVELS, Rows, as_levels, as_rows, check_base, num_among, warn_without_width
-from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
-from jaxcal.distributions import Distribution, PartialQuantiles, Quantiles
+from jaxcal.calibrators._base import (
+    FINE_LEVELS,
+    Rows,
+    as_levels,
+    check_base,
+    checked_rows,
+    num_among,
+    warn_without_width,
+)
+from jaxcal.distributions import Distribution, Quantiles
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.layout import Series, Table, check_same_index
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import gp, rounding
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
 from jaxcal.gp import initial, model, widths
@@ -44,7 +54,6 @@ from jaxcal.gp.model import Data, Model, jitter_of_try
 from jaxcal.gp.options import Options
 from jaxcal.gp.search import greedy_points
 from jaxcal.optimize import Result, over_runs
-from jaxcal.preprocessing import Standardizer
 
 # Levels near the middle need no lengthscales of their own: their quantiles are close to the mean anyway.
 _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
@@ -152,7 +161,7 @@ def fit(
     base, with `differentiable=True` in the rows that are fitted to and in the kernel, too.
 
     Args:
-        x: inputs [N, d] of calibration rows, which the model was not trained on, or a data frame (`jaxcal.columns`); a
+        x: inputs [N, d] of calibration rows, which the model was not trained on, or a data frame (`jaxcal.frames`); a
             vector [N] is one column.
         base: the model's predictions at x, of which the mean is used.
         y: targets [N].
@@ -203,7 +212,7 @@ def fit(
     if y_train is not None:
         check_same_index(x_train, y_train)
     columns = Columns.of(x_train, categorical)
-    _, rows = as_rows(x, base, y, columns)
+    _, rows = checked_rows(x, base, y, columns)
     x_train = columns(x_train)
     _checks.check_rows("x_train", x_train, 2)
     setting = _setting(
@@ -277,15 +286,14 @@ class SharpGP(eqx.Module):
     grid: tuple[float, ...] = eqx.field(static=True)
     is_bounded: bool = eqx.field(static=True)
 
-    def __call__(self, x: Table, base: Distribution) -> Quantiles | PartialQuantiles:
+    def __call__(self, x: Table, base: Distribution) -> Quantiles:
         """The calibrated distribution of every row.
 
         Quantiles at levels below 1 / (N + 1) and above N / (N + 1), of N calibration rows, are infinite and come with
-        a warning. With `preset="paper"` and with a single level, whose distributions are `Quantiles`, quantiles beyond
-        the outermost level are that level's.
+        a warning. With `preset="paper"` and with a single level quantiles beyond the outermost level are that level's.
 
         Args:
-            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
             base: the model's predictions at x.
 
         Raises:
@@ -299,8 +307,13 @@ class SharpGP(eqx.Module):
         if not self.is_bounded:
             return Quantiles(np.array(self.grid), values)
         rounding = 2 * float(jnp.finfo(values.dtype).eps)
-        lowest, highest = self.grid[0] - rounding, self.grid[-1] + rounding
-        return PartialQuantiles(np.array(self.grid), values, lowest, highest, self.scores.shape[-1])
+        return Quantiles(
+            np.array(self.grid),
+            values,
+            lowest=self.grid[0] - rounding,
+            highest=self.grid[-1] + rounding,
+            num_calibration=self.scores.shape[-1],
+        )
 
     @property
     def lengthscales(self) -> Float[Array, "*runs k d"]:

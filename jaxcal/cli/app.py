@@ -67,7 +67,8 @@ def demo(
     _make_folder(out)
     console.say(f"{dataset}: {len(data.y)} rows, {data.x.shape[1]} features, target {data.target_name}.")
     model = GradientBoostingRegressor(random_state=seed)
-    fit = partial(pipeline.fit, data.x, data.y, predictor=model, folds=5, key=jax.random.key(seed))
+    folds, key = pipeline.Folds(folds=5), jax.random.key(seed)
+    fit = partial(pipeline.fit, data.x, data.y, predictor=model, method=folds, key=key)
     with console.working(
         "Fit boosted trees, RIO and a last step to all rows and, for out-of-fold errors, without each of 5 folds"
     ):

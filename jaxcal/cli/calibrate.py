@@ -13,12 +13,12 @@ import typer
 
 import jaxcal
 from jaxcal import _checks, datasets, pipeline, serialization
-from jaxcal._steps import OfNumbers
 from jaxcal.cli import console, files, methods, report
 from jaxcal.cli.columns import Roles, Rows, choose_features, targets
 from jaxcal.cli.options import Decimal, Encoding, Separator, Thousands, csv_format
 from jaxcal.cli.text import Format, Text
 from jaxcal.distributions import Concatenated, Distribution
+from jaxcal.pipeline.steps import OfNumbers
 
 if TYPE_CHECKING:  # slow to import
     import polars
@@ -131,12 +131,7 @@ def calibrate(
     ] = None,
     calibration_fraction: Annotated[
         float | None,
-        typer.Option(
-            "--calibration-fraction",
-            "--calibration-share",
-            help="Fraction of FILE to fit on, drawn at random.",
-            show_default="0.5",
-        ),
+        typer.Option(help="Fraction of FILE to fit on, drawn at random.", show_default="0.5"),
     ] = None,
     calibration: Annotated[Path | None, typer.Option(help="Fit on this file, and on no row of FILE.")] = None,
     training: Annotated[

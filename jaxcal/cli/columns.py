@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from jaxcal.cli import console, files, numerals
-from jaxcal.columns import Columns, names_rows
 from jaxcal.distributions import Distribution, Normal, Point
+from jaxcal.frames.columns import Columns, names_rows
 
 if TYPE_CHECKING:  # slow to import, and used by one command
     import polars

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from jaxcal import chain
 from jaxcal.cli import files
+from jaxcal.pipeline import chain
 
 # What these make of predictions depends on no input; of the other calibrators it does.
 _WITHOUT_INPUTS = ("crude", "gaussian-mle", "isotonic", "neural-quantiles", "split-conformal")

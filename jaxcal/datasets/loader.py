@@ -24,8 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxcal import _checks
-from jaxcal._folders import user_cache
+from jaxcal._files import user_cache
 from jaxcal.datasets.catalog import ENTRIES, NAMES, Original
 
 
@@ -150,7 +149,6 @@ def load(name: str) -> Dataset:
     )
 
 
-@_checks.renamed(shares="fractions")
 def split(n: int, fractions: Sequence[float], *, seed: int) -> tuple[Int[np.ndarray, " part"], ...]:
     """Random disjoint parts of n rows: the row numbers of each.
 

@@ -10,12 +10,10 @@ from jaxcal.distributions._base import Distribution
 from jaxcal.distributions.concatenated import Concatenated, concatenate
 from jaxcal.distributions.cross_conformal import CrossConformal
 from jaxcal.distributions.empirical import Empirical
-from jaxcal.distributions.grouped import GroupedEmpirical, GroupedQuantiles
 from jaxcal.distributions.mixture import Mixture
 from jaxcal.distributions.multivariate import MultivariateEmpirical, MultivariateNormal
 from jaxcal.distributions.parametric import Normal, Point, StudentT
-from jaxcal.distributions.partial_quantiles import PartialQuantiles
-from jaxcal.distributions.piecewise import Quantiles, ScaledQuantiles
+from jaxcal.distributions.quantiles import Quantiles, ScaledQuantiles
 from jaxcal.distributions.recalibrated import Recalibrated
 
 __all__ = [
@@ -23,13 +21,10 @@ __all__ = [
     "CrossConformal",
     "Distribution",
     "Empirical",
-    "GroupedEmpirical",
-    "GroupedQuantiles",
     "Mixture",
     "MultivariateEmpirical",
     "MultivariateNormal",
     "Normal",
-    "PartialQuantiles",
     "Point",
     "Quantiles",
     "Recalibrated",

@@ -107,9 +107,7 @@ class Distribution(Rows):
     @eqx.filter_jit
     def _quantiles(self, levels: Float[JaxArray, "..."]) -> Float[JaxArray, "..."]:
         """The quantiles at checked levels, as one program."""
-        rows = self.mean
-        at = lambda level: self._icdf(jnp.full(rows.shape, level, rows.dtype))
-        return at(levels) if levels.ndim == 0 else jax.vmap(at, out_axes=-1)(levels)
+        return at_levels(self._icdf, levels, self.mean)
 
     @numpy_or_jit(when=_numpy_knows)
     def _rounded_quantiles(
@@ -157,17 +155,17 @@ class Distribution(Rows):
         confidence_level = _checks.as_fraction("confidence_level", confidence_level)
         low, high = (1 - confidence_level) / 2, (1 + confidence_level) / 2
         low = 1 - high if self._mirrors_levels else low
-        lower, upper = _ends(self._rounded_quantiles(_checks.as_floats("levels", [low, high]), np.array([-1, 1])))
+        ends = self._rounded_quantiles(_checks.as_floats("levels", [low, high]), np.array([-1, 1]))
         if not _checks.is_traced(low, high):
-            self._warn_of_levels(np.array([low, high]), upper)  # once for both ends
-        return lower, upper
+            self._warn_of_levels(np.array([low, high]), ends)  # once for both
+        return _ends(ends)
 
     def _warn_of_levels(self, p: ArrayLike, values: Float[JaxArray, "..."]) -> None:
         """Warn the caller of `icdf` or `interval` of known levels that the distribution does not reach.
 
         Args:
-            p: the levels; both ends of an interval.
-            values: the quantiles; the upper end of an interval.
+            p: one level, or k levels, such as those of both ends of an interval.
+            values: the quantiles, [n] or [n, k].
         """
 
 
@@ -183,7 +181,7 @@ def marked_out_of_fold(distribution: D) -> D:
 
 
 @keeps_known
-def as_rows(*, outputs: bool = False, **parameters: ArrayLike) -> list[JaxArray]:
+def as_parameters(*, outputs: bool = False, **parameters: ArrayLike) -> list[JaxArray]:
     """The parameters as vectors [n] of one dtype; a number holds for all rows and has no say in the dtype.
 
     With `outputs` they may be matrices [n, t] of several outputs.
@@ -287,6 +285,14 @@ def reached(y: Float[Array, "*n"], *locations: Float[Array, "*n"]) -> Float[Arra
     return rounded_outward(y, 1, *locations)
 
 
+def at_levels(
+    icdf: Callable[[Array], Array], levels: Float[Array, "..."], rows: Float[Array, "*n"]
+) -> Float[Array, "..."]:
+    """The quantiles of all rows at one level, [n], or at k levels, [n, k]."""
+    at = lambda level: icdf(jnp.full(rows.shape, level, rows.dtype))
+    return at(levels) if levels.ndim == 0 else jax.vmap(at, out_axes=-1)(levels)
+
+
 def sample_by_inversion(
     icdf: Callable[[Array], Array], key: PRNGKeyArray, shape: tuple[int, ...], rows: tuple[int, ...], dtype: np.dtype
 ) -> Float[Array, "..."]:
@@ -336,10 +342,14 @@ def check_share(name: str, values: JaxArray) -> None:
         raise ValueError(f"{name} must lie between 0 and 1; got {known.min():g} to {known.max():g}.")
 
 
-def check_not_negative(name: str, values: JaxArray) -> None:
-    """Raise ValueError if a known value is negative."""
-    if not _checks.is_traced(values) and (least := np.asarray(values).min()) < 0:
-        raise ValueError(f"{name} must not be negative; got {least:g}.")
+def check_group(z: object, kind: type, group: Array | None, new_weight: Array | None) -> None:
+    """Raise ValueError unless tables of groups, z of this kind, come with a group, and all else without."""
+    if isinstance(z, kind) != (group is not None) or (group is None and new_weight is not None):
+        given = [name for name, value in (("group", group), ("new_weight", new_weight)) if value is not None]
+        raise ValueError(
+            f"group and new_weight are for tables of groups, {kind.__name__} as z, and these need a group; got "
+            f"{type(z).__name__} with {' and '.join(given) or 'neither'}."
+        )
 
 
 def check_increasing(name: str, values: Array, *, strictly: bool) -> None:

@@ -78,12 +78,12 @@ class Rows(eqx.Module):
 
     def _check_one_run(self) -> None:
         for name, ndim in self._shared.items():
-            first = jax.tree.leaves(getattr(self, name))[0]
-            if first.ndim > ndim:
-                raise ValueError(
-                    f"this {type(self).__name__} is a stack of several runs, whose {name} has shape {first.shape}: "
-                    "take the rows of each run under jax.vmap."
-                )
+            for first in jax.tree.leaves(getattr(self, name))[:1]:
+                if first.ndim > ndim:
+                    raise ValueError(
+                        f"this {type(self).__name__} is a stack of several runs, whose {name} has shape {first.shape}: "
+                        "take the rows of each run under jax.vmap."
+                    )
 
 
 def replaced(module: M, **fields: Any) -> M:

@@ -18,7 +18,6 @@ from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
     as_table,
-    check_not_negative,
     match,
     of_targets,
     warn_if_too_few,
@@ -84,9 +83,9 @@ class CrossConformal(Distribution):
         self.stds = None if stds is None else as_parameter(_checks.as_matrix("stds", stds, length=rows), dtype)
         if self.stds is not None:
             _checks.check_columns("stds", self.stds, models, "predictions has")
-            check_not_negative("stds", self.stds)
-        check_not_negative("errors", self.errors)
-        check_not_negative("weights", self.weights)
+            _checks.check_not_negative("stds", self.stds)
+        _checks.check_not_negative("errors", self.errors)
+        _checks.check_not_negative("weights", self.weights)
         _check_sums("weights", self.weights)
 
     @property

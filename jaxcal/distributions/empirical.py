@@ -4,21 +4,22 @@
 
 import math
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
-    as_rows,
+    as_parameters,
     as_table,
+    check_group,
     check_increasing,
-    check_not_negative,
     check_share,
     match,
     of_targets,
@@ -26,17 +27,19 @@ from jaxcal.distributions._base import (
     place,
     reached,
     rounded_outward,
+    sample_by_inversion,
     standardize,
     warn_if_too_few,
 )
-from jaxcal.functional import linalg, quantiles, scores
+from jaxcal.functional import linalg, quantiles, scores, tables
+from jaxcal.functional.tables import Tables
 
 # Those whose quantile is infinite where the table is too short for the level.
 INFINITE_RULES = (*quantiles.CONFORMAL_RULES, "randomized")
 
 
 class Empirical(Distribution):
-    """Predictions loc + scale * Z, with Z uniform on a sorted table z: one that all rows share, or one a row.
+    """Predictions loc + scale * Z, with Z uniform on a sorted table z: one of all rows, of each row or of each group.
 
     With a shared table the cdf and the score cost O(log L) a row, and no [n, L] array is ever made. A row with
     scale 0 is a point.
@@ -46,55 +49,72 @@ class Empirical(Distribution):
     std, score and samples are those of the table, given that the value is finite (the score of the whole would be
     infinite).
 
+    With `group` every row has the table of its group, whose values may have weights: Z is one of them with a
+    probability that is proportional to its weight. A row takes O(log M) for M values of all groups.
+
     Args:
         loc: [n], or one number for all rows.
         scale: [n], or one number for all rows; not negative.
-        z: [L] standardized values, in increasing order, or [n, L], a table for every row. They may be infinite, and
-            quantiles then are, too; mean, std, score and samples take the outermost finite values in their place.
-        rule: how `icdf` reads the table, see `functional.quantiles.empirical_quantile`. Only "inverse_cdf"
-            makes it the inverse of `cdf`; "conformal" and "symmetric", which is for tables symmetric about 0, are
-            infinite, with a warning, where the table is too short for a guarantee. "conformal" rounds ranks away from
-            the median: ceil((L + 1) p), below the median floor((L + 1) p). Their central intervals hold a new
-            exchangeable value with probability at least the confidence level. Nothing else depends on these rules.
-            "randomized" reads it by `functional.quantiles.randomized_quantile`.
+        z: [L] standardized values, in increasing order, or [n, L], a table for every row; with `group` the tables of
+            all groups, made by `functional.tables.make`. Values may be infinite, and quantiles then are, too; mean,
+            std, score and samples take the outermost finite values in their place.
+        rule: how `icdf` reads the table, see `functional.quantiles.empirical_quantile`, and of groups
+            `functional.tables.quantile`. Only "inverse_cdf" makes it the inverse of `cdf`; "conformal" and "symmetric",
+            which is for tables symmetric about 0, are infinite, with a warning, where the table is too short for a
+            guarantee. "conformal" rounds ranks away from the median: ceil((L + 1) p), below the median
+            floor((L + 1) p). Their central intervals hold a new exchangeable value with probability at least the
+            confidence level. Nothing else depends on these rules. "randomized", without groups, reads it by
+            `functional.quantiles.randomized_quantile`.
         tau: [n], or one number for all rows, in [0, 1]; with rule="randomized" only. Drawn from the uniform
             distribution it makes every quantile of an exchangeable value exact in the mean.
+        group: the number of each row's group [n], with tables of groups only.
+        new_weight: the weight of each row [n] beside those of its group's table, for the rules "conformal" and
+            "symmetric"; 1 where None.
+
+    Raises:
+        ValueError: if an argument is not finite or of the wrong shape, the rule is none of these, z does not increase,
+            or is not symmetric with the rule "symmetric"; if tau comes without rule="randomized", or group without
+            tables of groups, or the other way around.
 
     Example:
         >>> distribution = Empirical(jnp.array([0.0, 10.0]), 2.0, jnp.array([-1.0, 0.0, 1.0]))
         >>> print(distribution.icdf(0.9))
         [ 2. 12.]
+        >>> both = tables.make(jnp.array([-1.0, 1.0, -5.0, 5.0]), jnp.array([0, 0, 1, 1]), 2)
+        >>> distribution = Empirical(jnp.zeros(2), 1.0, both, group=jnp.array([0, 1]))
+        >>> print(distribution.icdf(0.9), distribution.std)
+        [1. 5.] [1. 5.]
     """
 
     loc: Float[Array, "*n"]
     scale: Float[Array, "*n"]
-    z: Float[Array, "*n_l"]
+    z: Float[Array, "*n_l"] | Tables
     tau: Float[Array, "*n"] | None
+    group: Int[Array, "*n"] | None
+    new_weight: Float[Array, "*n"] | None
     rule: str = eqx.field(static=True)
 
     def __init__(
         self,
         loc: Real[ArrayLike, "..."],
         scale: Real[ArrayLike, "..."],
-        z: Real[ArrayLike, "..."],
+        z: Real[ArrayLike, "..."] | Tables,
         rule: str = "inverse_cdf",
         tau: Real[ArrayLike, "..."] | None = None,
+        *,
+        group: Int[Array, "*n"] | None = None,
+        new_weight: Float[Array, "*n"] | None = None,
     ):
-        rule = _checks.renamed_value("rule", rule, randomised="randomized")
-        _checks.check_choice("rule", rule, (*quantiles.RULES, "randomized"))
+        check_group(z, Tables, group, new_weight)
+        _checks.check_choice("rule", rule, quantiles.RULES if group is not None else (*quantiles.RULES, "randomized"))
         if (rule == "randomized") != (tau is not None):
             given = "no tau" if tau is None else "a tau"
             raise ValueError(f"rule='randomized' and tau go together; got rule={rule!r} and {given}.")
-        self.loc, self.scale = as_rows(loc=loc, scale=scale)
-        shared = np.ndim(z) < 2
-        table = as_table("z", z) if shared else as_table("z", z, rows=self.loc.shape[0])
-        self.z = as_parameter(table, self.loc.dtype)
-        self.tau = None if tau is None else as_rows(loc=self.loc, tau=tau)[1].astype(self.loc.dtype)
-        self.rule = rule
-        check_not_negative("scale", self.scale)
-        check_increasing("z", self.z, strictly=False)
-        if rule == "symmetric":
-            _check_symmetric("z", self.z)
+        self.loc, self.scale = as_parameters(loc=loc, scale=scale)
+        self.tau = None if tau is None else as_parameters(loc=self.loc, tau=tau)[1].astype(self.loc.dtype)
+        self.z = z if isinstance(z, Tables) else _as_sorted(z, self.loc, rule)
+        self.rule, self.group, self.new_weight = rule, group, new_weight
+        _checks.check_not_negative("scale", self.scale)
         if self.tau is not None:
             check_share("tau", self.tau)
 
@@ -102,28 +122,29 @@ class Empirical(Distribution):
     @eqx.filter_jit
     def mean(self) -> Float[Array, "*n"]:
         """The mean of the table, placed."""
-        return self.loc + self.scale * self._average(self._finite)
+        return self.loc + self.scale * self._moments[0]
 
     @property
     @eqx.filter_jit
     def std(self) -> Float[Array, "*n"]:
         """The std of the table (with the divisor L), scaled."""
-        deviations = self._finite - self._finite.mean(-1, keepdims=True)
-        unit = linalg.scale_of(deviations)
-        return self.scale * (unit * linalg.sqrt(self._average((deviations / unit) ** 2)))
+        return self.scale * self._moments[1]
 
     @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
         """k / L for the k values of the table up to y, as far as rounding can tell; what rule="randomized" says.
 
         Then it is (k + tau (m + 1)) / (L + 1), with k values below y and m equal to it: uniform for an exchangeable y.
+        Of weighted values it is the fraction of the weight up to y.
         """
-        y, size = match(y, self.loc), self.z.shape[-1]
+        y = match(y, self.loc)
+        if self._of_groups:
+            return tables.cdf(*self._of_groups, standardize(reached(y, self.loc), self.loc, self.scale))
         if self.tau is None:
-            return self._count(reached(y, self.loc)) / size
+            return self._count(reached(y, self.loc)) / self._size
         # Half as far, so that a quantile, which is moved by the whole, lies beyond its value.
         upto, below = (self._count(rounded_outward(y, side, self.loc)) for side in (0.5, -0.5))
-        return (below + self.tau * (upto - below + 1)) / (size + 1)
+        return (below + self.tau * (upto - below + 1)) / (self._size + 1)
 
     @of_targets
     def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
@@ -132,24 +153,34 @@ class Empirical(Distribution):
 
     @of_targets
     def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
-        """The scale times `functional.scores.empirical_crps` at (y - loc) / scale."""
+        """The scale times the score of Z at (y - loc) / scale, `functional.scores.empirical_crps` or `tables.crps`."""
         error, positive = match(y, self.loc) - self.loc, self.scale > 0
         u = error / jnp.where(positive, self.scale, 1)
-        score = self._read(lambda z, u: scores.empirical_crps(u, linalg.finite_part(z)), u)
+        if self._of_groups:
+            score = tables.crps(*self._of_groups, u)
+        else:
+            score = self._read(lambda z, u: scores.empirical_crps(u, linalg.finite_part(z)), u)
         return jnp.where(positive, self.scale * score, jnp.abs(error))
 
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
-        """Values loc + scale * z, z drawn from the table."""
+        """Values loc + scale * z, z drawn from the table, by weight where there are weights."""
         _checks.check_key(key)
         rows = self.loc.shape
-        drawn = jax.random.randint(key, (math.prod(shape), *rows), 0, self.z.shape[-1])
+        if self._of_groups:
+            of_all, group = self._of_groups
+            finite = eqx.tree_at(lambda tables: tables.values, of_all, linalg.finite_part(of_all.values))
+            icdf = lambda p: place(tables.quantile(finite, group, p, "inverse_cdf"), self.loc, self.scale)
+            return sample_by_inversion(icdf, key, shape, rows, self.loc.dtype)
+        drawn = jax.random.randint(key, (math.prod(shape), *rows), 0, self._size)
         z = jax.vmap(lambda index: self._read(lambda z, k: linalg.finite_part(z)[k], index))(drawn)
         return place(z.reshape(shape + rows), self.loc, self.scale)
 
     @eqx.filter_jit
     def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        if self.rule == "conformal":
+        if self._of_groups:
+            z = tables.quantile(*self._of_groups, p, self.rule, self.new_weight)
+        elif self.rule == "conformal":
             z = self._read(quantiles.outward_quantile, p)
         elif self.tau is None:
             z = self._read(lambda z, p: quantiles.empirical_quantile(z, p, self.rule), p)
@@ -170,15 +201,15 @@ class Empirical(Distribution):
     def _locations(self) -> tuple[Float[Array, "*n"], ...]:
         return (self.loc,)
 
-    def _count(self, y: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        """How many values of each row's table are at most y."""
-        u = standardize(y, self.loc, self.scale)
-        return self._read(lambda z, u: jnp.searchsorted(z, u, side="right"), u).astype(u.dtype)
+    @property
+    def _of_groups(self) -> tuple[Tables, Int[Array, "*n"]] | tuple[()]:
+        """The tables of all groups and the number of each row's; nothing without groups."""
+        return (self.z, self.group) if isinstance(self.z, Tables) and self.group is not None else ()
 
     @property
-    def _finite(self) -> Float[Array, "*n_l"]:
-        """The tables, whose infinite values become their outermost finite ones."""
-        return jnp.vectorize(linalg.finite_part, signature="(l)->(l)")(self.z)
+    def _size(self) -> int:
+        """L, without groups."""
+        return cast("Array", self.z).shape[-1]
 
     @property
     def _shared(self) -> Mapping[str, int]:
@@ -186,8 +217,8 @@ class Empirical(Distribution):
 
     @property
     def _is_shared(self) -> bool:
-        """Whether the rows share a table; leading axes, of runs, are those of the rows."""
-        return self.z.ndim <= self.loc.ndim
+        """Whether the rows share a table, or those of groups; leading axes, of runs, are those of the rows."""
+        return isinstance(self.z, Tables) or self.z.ndim <= self.loc.ndim
 
     def _read(self, function: Callable[..., Array], *values: Array) -> Array:
         """The function of a table and of what is looked up in it, each [n], for the table of each row."""
@@ -195,22 +226,64 @@ class Empirical(Distribution):
         signature = f"(l){f',{row}' * len(values)}->{row}"
         return jnp.vectorize(function, signature=signature)(self.z, *values)
 
-    def _average(self, values: Float[Array, "*n_l"]) -> Float[Array, "*n"]:
-        """The mean over the table; of a shared one with an axis of length 1 for the rows."""
-        return values.mean(-1, keepdims=self._is_shared)
+    def _count(self, y: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """How many values of each row's table are at most y."""
+        u = standardize(y, self.loc, self.scale)
+        return self._read(lambda z, u: jnp.searchsorted(z, u, side="right"), u).astype(u.dtype)
+
+    @property
+    def _moments(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """The mean and the std of each row's table, [n]; of a shared one with an axis of length 1 for the rows."""
+        if self._of_groups:
+            of_all, group = self._of_groups
+            return of_all.mean[group], of_all.std[group]
+        # Infinite values become the outermost finite ones.
+        values = jnp.vectorize(linalg.finite_part, signature="(l)->(l)")(self.z)
+        average = lambda values: values.mean(-1, keepdims=self._is_shared)
+        deviations = values - values.mean(-1, keepdims=True)
+        unit = linalg.scale_of(deviations)
+        return average(values), unit * linalg.sqrt(average((deviations / unit) ** 2))
 
     def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
-        if needed := self._needed(p):
+        if self._of_groups:
+            self._warn_of_groups(p, values, *self._of_groups)
+        elif needed := self._needed(p):
             warn_if_too_few(*needed)
 
     def _needed(self, p: ArrayLike) -> tuple[int, ArrayLike, str] | None:
         """What `warn_if_too_few` is asked at levels p; None for a rule whose quantiles are finite."""
         if self.rule not in INFINITE_RULES or _checks.is_traced(p):
             return None
-        symmetric, size = self.rule == "symmetric", self.z.shape[-1]
+        symmetric, size = self.rule == "symmetric", self._size
         levels = np.abs(2 * np.asarray(p) - 1) if symmetric else outer_levels(p)
         where = " in some rows" if self.rule == "randomized" else ""
         return size // 2 if symmetric else size, levels, f"the quantile is infinite{where}"
+
+    def _warn_of_groups(
+        self, p: ArrayLike, values: Float[Array, "..."], of_all: Tables, group: Int[Array, "*n"]
+    ) -> None:
+        """Warn of infinite quantiles of groups that are too small."""
+        if self.rule not in quantiles.CONFORMAL_RULES or _checks.is_traced(p, values):
+            return
+        inside, rows = (np.asarray(p) > 0) & (np.asarray(p) < 1), np.isinf(np.asarray(values))
+        rows = (rows & inside).any(axis=-1) if rows.ndim > group.ndim else rows & inside
+        if rows.any():
+            sizes = np.diff(np.asarray(of_all.start))[np.asarray(group)[rows]]
+            least = sizes.min() // (2 if self.rule == "symmetric" else 1)
+            _checks.warn(
+                f"in {rows.sum()} rows the quantile is infinite: their groups have too few calibration rows for a "
+                f"guarantee at the level asked for; the smallest has {least}.",
+            )
+
+
+def _as_sorted(z: Real[ArrayLike, "..."], loc: Float[Array, "*n"], rule: str) -> Float[Array, "*n_l"]:
+    """Checked tables in the dtype of the rows: a vector for all rows, or a matrix with a table for each."""
+    table = as_table("z", z) if np.ndim(z) < 2 else as_table("z", z, rows=loc.shape[0])
+    table = as_parameter(table, loc.dtype)
+    check_increasing("z", table, strictly=False)
+    if rule == "symmetric":
+        _check_symmetric("z", table)
+    return table
 
 
 def _check_symmetric(name: str, values: Array) -> None:

@@ -13,11 +13,11 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution, as_parameter, check_not_negative, match, of_targets, warn_if_beyond
+from jaxcal.distributions._base import Distribution, as_parameter, match, of_targets, warn_if_beyond
 from jaxcal.distributions._rows import replaced
 from jaxcal.distributions.empirical import INFINITE_RULES, Empirical
 from jaxcal.distributions.parametric import Normal, Point
-from jaxcal.distributions.piecewise import Quantiles
+from jaxcal.distributions.quantiles import Quantiles
 from jaxcal.functional import linalg, quantiles, scores
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Mixture(Distribution):
         self.components = components
         weights = np.full(members, 1 / members) if weights is None else weights
         self.weights = as_parameter(_checks.as_vector("weights", weights, length=members), dtype)
-        check_not_negative("weights", self.weights)
+        _checks.check_not_negative("weights", self.weights)
         if not _checks.is_traced(self.weights) and not abs((total := np.asarray(self.weights).sum()) - 1) < 1e-3:
             raise ValueError(f"weights must sum to 1; got {total:g}.")
 

@@ -14,8 +14,7 @@ from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
 from jaxcal.distributions._base import (
     Distribution,
-    as_rows,
-    check_not_negative,
+    as_parameters,
     match,
     of_targets,
     place,
@@ -41,7 +40,7 @@ class Point(Distribution):
     mean: Float[AnyArray, "*n"]
 
     def __init__(self, mean: Real[ArrayLike, "..."]):
-        (self.mean,) = as_rows(outputs=True, mean=mean)
+        (self.mean,) = as_parameters(outputs=True, mean=mean)
 
     @property
     def std(self) -> Float[AnyArray, "*n"]:
@@ -92,8 +91,8 @@ class Normal(Distribution):
     std: Float[AnyArray, "*n"]
 
     def __init__(self, mean: Real[ArrayLike, "..."], std: Real[ArrayLike, "..."]):
-        self.mean, self.std = as_rows(outputs=True, mean=mean, std=std)
-        check_not_negative("std", self.std)
+        self.mean, self.std = as_parameters(outputs=True, mean=mean, std=std)
+        _checks.check_not_negative("std", self.std)
 
     @of_targets
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
@@ -146,8 +145,8 @@ class StudentT(Distribution):
     scale: Float[Array, "*n"]
 
     def __init__(self, df: Real[ArrayLike, "..."], loc: Real[ArrayLike, "..."], scale: Real[ArrayLike, "..."]):
-        self.df, self.loc, self.scale = as_rows(outputs=True, df=df, loc=loc, scale=scale)
-        check_not_negative("scale", self.scale)
+        self.df, self.loc, self.scale = as_parameters(outputs=True, df=df, loc=loc, scale=scale)
+        _checks.check_not_negative("scale", self.scale)
         if not _checks.is_traced(self.df) and (least := np.asarray(self.df).min()) <= 0:
             raise ValueError(f"df must be positive; got {least:g}.")
 

@@ -168,7 +168,6 @@ def best_splits(
     return _search(problem)
 
 
-@_checks.renamed(levels="categories", num_levels="num_categories")
 def best_subset(
     categories: ArrayLike,
     residuals: ArrayLike,

@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks, progress
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import gp, linalg, sparse_gp
 from jaxcal.gp.kernels import Points
 from jaxcal.gp.model import (
@@ -41,7 +42,6 @@ from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process
 from jaxcal.gp.search import sparse_initial, with_inducing_points
 from jaxcal.optimize import Result, minimize, scale_by_adam
-from jaxcal.preprocessing import Standardizer
 
 # Gives the rows of a slice, or those of increasing numbers.
 Read = Callable[[slice | Int[np.ndarray, " k"]], Data]
@@ -233,7 +233,7 @@ def given_key(key: PRNGKeyArray | None) -> PRNGKeyArray:
     return key
 
 
-def as_rows(x: ArrayLike, length: int) -> np.ndarray:
+def unread_rows(x: ArrayLike, length: int) -> np.ndarray:
     """Inputs [n, d] where they are, a file on disk, say: no more of them is read than their first row.
 
     Raises:

@@ -15,6 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions import Mixture, Normal
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import normal
 from jaxcal.functional._loops import carried
 from jaxcal.networks import presets
@@ -32,7 +33,6 @@ from jaxcal.networks.training import (
     trainer,
 )
 from jaxcal.optimize import Optimum
-from jaxcal.preprocessing import Standardizer
 
 
 def settle_normal(

@@ -6,10 +6,11 @@ from typing import Generic, TypeVar
 import equinox as eqx
 from jaxtyping import Array, Float
 
-from jaxcal.columns import Columns, Table
 from jaxcal.distributions import Distribution
+from jaxcal.frames.columns import Columns
+from jaxcal.frames.layout import Table
+from jaxcal.frames.preprocessing import LogTails, Standardizer
 from jaxcal.networks.training import TrainingRecord
-from jaxcal.preprocessing import LogTails, Standardizer
 
 D = TypeVar("D", bound=Distribution)
 
@@ -33,7 +34,7 @@ class TrainedNetwork(eqx.Module, Generic[D]):
         """The predictions at the rows of x; the same for a row whatever the others are.
 
         Args:
-            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
 
         Raises:
             ValueError: if x is empty, not finite, or has other columns than the training inputs.

@@ -14,6 +14,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal.frames.preprocessing import LogTails, Standardizer, input_scaler
 from jaxcal.networks import presets
 from jaxcal.networks.modules import FeedForward
 from jaxcal.networks.presets import Settings
@@ -27,7 +28,6 @@ from jaxcal.optimize import (
     train_minibatches,
     with_weight_decay,
 )
-from jaxcal.preprocessing import LogTails, Standardizer, input_scaler
 
 XY = tuple[Float[Array, "n d"], Float[Array, " n"]]
 
@@ -57,7 +57,7 @@ class TrainingOptions(TypedDict, total=False):
     rounding. A random fraction of the data is the validation set: training stops when its loss has not improved for
     `patience` epochs, and the weights of the best epoch are kept. No derivative passes through such a training.
 
-    By default the inputs have logarithmic tails (`jaxcal.preprocessing.LogTails`), and a scale for each of them is
+    By default the inputs have logarithmic tails (`preprocessing.LogTails`), and a scale for each of them is
     trained with the weights, faster than these, so that a network learns early which inputs matter (Holzmüller,
     Grinsztajn & Steinwart, "Better by Default", NeurIPS 2024). In the settings of papers, their presets, there is
     neither, `learning_rate` stays as it is, and it and `patience` are those of the paper, or 1e-3 and 10 where it names
@@ -131,10 +131,8 @@ class StepOptions(TrainingOptions, total=False):
     initial: eqx.Module | None
 
 
-def takes_training_options(
-    declared: type = TrainingOptions, /, **old_names: str
-) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator: `help` shows the options in place of `**options`; their old names, and others, are taken, too."""
+def takes_training_options(declared: type = TrainingOptions) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator: `help` shows the options in place of `**options`."""
 
     def decorate(fit: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(fit)
@@ -143,7 +141,6 @@ def takes_training_options(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
             for name, annotation in declared.__annotations__.items()
         ]
-        fit = _checks.renamed(validation_share="validation_fraction", **old_names)(fit)
         fit.__signature__ = signature.replace(  # pyright: ignore[reportFunctionMemberAccess]
             parameters=[*parameters, *options]
         )

@@ -17,7 +17,6 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.cross_validation import as_labels
 from jaxcal.distributions import Distribution
 from jaxcal.functional.martingales import p_values
 from jaxcal.online import martingales
@@ -347,7 +346,8 @@ def _groups(rows: np.ndarray, is_new: np.ndarray, groups: ArrayLike | None, new_
     """The number of the group of every row, from 0."""
     if (groups is None) != (new_groups is None):
         raise ValueError("groups and new_groups go together: give both, or none.")
-    old, new = as_labels(groups, int((~is_new).sum())), as_labels(new_groups, int(is_new.sum()))
+    as_labels = lambda labels, which: None if labels is None else _checks.as_labels("groups", labels, int(which.sum()))
+    old, new = as_labels(groups, ~is_new), as_labels(new_groups, is_new)
     if old is not None and new is not None:
         return np.unique(np.concatenate([old, new]), return_inverse=True)[1].ravel()
     copies = np.unique(rows, axis=0, return_inverse=True)[1].ravel()

@@ -11,9 +11,9 @@ from jaxtyping import ArrayLike
 
 from jaxcal import _checks, metrics
 from jaxcal.distributions import Distribution
+from jaxcal.frames.labels import ColumnBins
 from jaxcal.functional import rounding
 from jaxcal.guarantee import calibrated_band
-from jaxcal.labels import ColumnBins
 from jaxcal.plots import _style
 
 if TYPE_CHECKING:

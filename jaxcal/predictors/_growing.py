@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks, progress
-from jaxcal.columns import Columns
+from jaxcal.frames.columns import Columns
+from jaxcal.frames.preprocessing import LogTails, Standardizer, input_scaler
 from jaxcal.functional import levene, multiplicity
 from jaxcal.predictors._tree import Node, Tree, stack_on_host
-from jaxcal.preprocessing import LogTails, Standardizer, input_scaler
 
 # Ma, Yan & Zhang (2023), section V-A: a tenth of the rows in a leaf, or so many. Fewer are enough where the networks of
 # a leaf start from those of all rows.

@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxcal.distributions import Mixture, Normal
-from jaxcal.preprocessing import Standardizer
+from jaxcal.frames.preprocessing import Standardizer
 
 # So many slices of equal probability.
 _SLICES = 20

@@ -13,8 +13,9 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Mixture
+from jaxcal.frames.columns import Categorical, as_data
+from jaxcal.frames.layout import Series, Table
 from jaxcal.networks import NormalNetwork, TrainedNetwork, TrainingOptions, TrainingRecord, Widening
 from jaxcal.networks.normal import as_mixture, settle_normal, train_normal
 from jaxcal.networks.training import TAKE_ANOTHER, XY, Rows, takes_training_options
@@ -51,7 +52,7 @@ def fit(
     differentiable in x; a derivative through the training is refused.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly, with std 0.
         key: random key of the members.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.

@@ -16,8 +16,9 @@ from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Mixture, Normal, Point
+from jaxcal.frames.columns import Categorical, as_data
+from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg, normal
 from jaxcal.networks import (
     ConcreteNetwork,
@@ -42,7 +43,7 @@ from jaxcal.networks.training import (
 )
 
 
-@takes_training_options(law="distribution")
+@takes_training_options()
 def fit(
     x: Table,
     y: Series,
@@ -90,7 +91,7 @@ def fit(
     differentiable in x; a derivative through the training is refused.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the validation rows, the batches and the masks.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.

@@ -13,8 +13,9 @@ from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import StudentT
+from jaxcal.frames.columns import Categorical, as_data
+from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import student_t
 from jaxcal.networks import FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, Widening, presets
 from jaxcal.networks.held_out import widened
@@ -66,7 +67,7 @@ def fit(
     differentiable in x; a derivative through the training is refused.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the validation rows and the batches.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.

@@ -18,14 +18,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Series, Table, as_data
-from jaxcal.cross_validation import out_of_bag_weights
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.frames.columns import Categorical, Columns, as_data
+from jaxcal.frames.layout import Series, Table
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.predictors import _tree_arrays
 from jaxcal.predictors._quantile_forest import LeafTargets, Shape, Slices, WholeDistribution
 from jaxcal.predictors._tree_arrays import BoostedNormal, ForestArrays
-from jaxcal.preprocessing import Standardizer
 
 if TYPE_CHECKING:
     from ngboost import NGBRegressor
@@ -91,7 +91,7 @@ def fit(
     runs under `jit`, `vmap` or `grad`.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column.
         y: targets [n].
         key: random key of the validation set and of the trees.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
@@ -223,7 +223,7 @@ class Forest:
         """The predictions at the rows of x, in its dtype.
 
         Args:
-            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
 
         Raises:
             TypeError: if x is traced by a transformation of JAX.
@@ -452,3 +452,22 @@ def _check_grown_on(tree: Any, leaf: np.ndarray, count: np.ndarray, targets: np.
 
 def _missing(package: str) -> ImportError:
     return ImportError(f"{package} is not installed: pip install 'jaxcal[forests]'.")
+
+
+def out_of_bag_weights(in_bag: np.ndarray) -> np.ndarray:
+    """For every row equal weights, with sum 1, of the models whose samples it is not in.
+
+    Args:
+        in_bag: [m, n] whether row i is in the sample of model k.
+
+    Raises:
+        ValueError: if there is a row that is in all samples.
+    """
+    without = ~in_bag
+    numbers = without.sum(axis=0)
+    if not numbers.all():
+        row = int(numbers.argmin())
+        raise ValueError(
+            f"row {row} is in the bootstrap samples of all {len(in_bag)} models: none was fitted without it. Fit more."
+        )
+    return without / numbers

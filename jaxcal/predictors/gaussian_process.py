@@ -22,8 +22,10 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray
-from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Normal, StudentT
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.layout import Series, Table, check_same_index
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import linalg
 from jaxcal.gp import initial, minibatch
 from jaxcal.gp.fit import check_fit, fit_rows
@@ -33,7 +35,6 @@ from jaxcal.gp.noise import InitialOf
 from jaxcal.gp.options import Options
 from jaxcal.gp.padding import prediction
 from jaxcal.gp.process import HoldsProcess, Process
-from jaxcal.preprocessing import Standardizer
 
 _SQUARED_EXPONENTIAL = "squared_exponential"
 # Weight variances and bias variances of RIO, appendix D.1, and the variance of its noise.
@@ -88,7 +89,7 @@ def fit(
     fitted to.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column.
         y: targets [n].
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         kernel: "squared_exponential", "nngp", or any kernel of gpjax, with its hyperparameters as initial values.
@@ -203,7 +204,7 @@ class GaussianProcess(HoldsProcess):
         """The distribution of the targets at the rows of x; a StudentT where the noise is one.
 
         Args:
-            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
             include_noise: whether the variance is that of a new observation, or that of f alone.
 
         Raises:
@@ -327,7 +328,7 @@ def _fit_stochastic(
     """The fit by a bound that reads x part by part."""
     minibatch.check_known(x, y)
     key = minibatch.given_key(key)
-    x = minibatch.as_rows(x if columns.is_plain else columns(x), y.shape[0])
+    x = minibatch.unread_rows(x if columns.is_plain else columns(x), y.shape[0])
     x_scaler, y_scaler = minibatch.standardizer(x, y.dtype).without(columns.indicators), Standardizer.of(y)
     read = minibatch.reader(lambda x, y: Data(x_scaler(x), y_scaler(y)), (x, y), y.dtype)
     initial_of = eqx.Partial(_initial_models, given, y_scaler, preset)

@@ -12,8 +12,9 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Point
+from jaxcal.frames.columns import Categorical, as_data
+from jaxcal.frames.layout import Series, Table
 from jaxcal.networks import FeedForward, StepOptions, TrainedNetwork, TrainingRecord, presets
 from jaxcal.networks.training import (
     GIVE_STEPS,
@@ -54,7 +55,7 @@ def fit(
     learning rate and the weight decay; a derivative through a training without `steps` is refused.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly (not with the preset).
         key: random key of the weights, the validation rows and the batches.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.

@@ -20,13 +20,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Mixture, Normal
+from jaxcal.frames.columns import Categorical, Columns, as_data
+from jaxcal.frames.layout import Series, Table
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import normal
 from jaxcal.networks import FeedForward, TrainingRecord, presets
 from jaxcal.networks.training import TAKE_ANOTHER
 from jaxcal.optimize import num_train, train_steps
-from jaxcal.preprocessing import Standardizer
 
 _HEADS = 8
 # A fraction of the rows that are drawn for a step is context at most, and all of them are targets.
@@ -40,7 +41,6 @@ _STEPS = 100
 _MOST_KEPT = 1000
 
 
-@_checks.renamed(validation_share="validation_fraction")
 def fit(
     x: Table,
     y: Series,
@@ -86,7 +86,7 @@ def fit(
     differentiable in x and in the context; a derivative through the training is refused.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.columns`), or [f, n, d] of several functions; a vector [n] is one
+        x: inputs [n, d], or a data frame (`jaxcal.frames`), or [f, n, d] of several functions; a vector [n] is one
             column.
         y: targets [n], or [f, n] of several functions. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the validation set, the contexts and the latents.
@@ -260,7 +260,7 @@ class NeuralProcess(eqx.Module):
         """The predictions at the rows of x; the same for a row whatever the others are.
 
         Args:
-            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
             context: the rows ([c, d], [c]) that are known of the function, in any order; None for those that `fit`
                 was given.
 

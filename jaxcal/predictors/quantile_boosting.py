@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from jaxcal import _checks, progress
-from jaxcal.columns import Categorical, Columns, Series, Table, as_data
 from jaxcal.distributions import Quantiles
+from jaxcal.frames.columns import Categorical, Columns, as_data
+from jaxcal.frames.layout import Series, Table
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.predictors import _tree_arrays
-from jaxcal.preprocessing import Standardizer
 
 _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 _HELD_OUT = 0.2
@@ -57,7 +58,7 @@ def fit(
     runs under `jit`, `vmap` or `grad`.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column.
         y: targets [n].
         key: random key of the held-out rows and of the trees.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
@@ -131,7 +132,7 @@ class QuantileBoosting:
         """The quantiles at the rows of x, in its dtype.
 
         Args:
-            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
 
         Raises:
             TypeError: if x is traced by a transformation of JAX.

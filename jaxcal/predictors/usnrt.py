@@ -19,8 +19,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Series, Table, check_same_index
 from jaxcal.distributions import Mixture, Normal
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.layout import Series, Table, check_same_index
+from jaxcal.frames.preprocessing import LogTails, Standardizer
 from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, Widening, presets
 from jaxcal.networks.held_out import widened
 from jaxcal.networks.normal import as_mixture, as_normal
@@ -28,7 +30,6 @@ from jaxcal.networks.training import settle, takes_training_options
 from jaxcal.predictors import _tree_networks
 from jaxcal.predictors._growing import Growing, Problem, Search, arranged, grow, stack_trees
 from jaxcal.predictors._tree import Branch, Tree
-from jaxcal.preprocessing import LogTails, Standardizer
 
 _FOLDS = 5
 
@@ -228,7 +229,7 @@ class USNRT(eqx.Module):
         """The predictions at the rows of x: normal distributions, or of an ensemble mixtures of them.
 
         Args:
-            x: inputs [n, d], or a data frame, as `jaxcal.columns.Columns.table` takes them; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
 
         Raises:
             ValueError: if x is empty, not finite, or has other columns than the training inputs, or a categorical

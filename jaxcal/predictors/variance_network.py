@@ -15,8 +15,9 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Series, Table, as_data
 from jaxcal.distributions import Normal
+from jaxcal.frames.columns import Categorical, as_data
+from jaxcal.frames.layout import Series, Table
 from jaxcal.networks import NormalNetwork, StepOptions, TrainedNetwork, TrainingRecord, Widening
 from jaxcal.networks.held_out import widened
 from jaxcal.networks.normal import as_normal, settle_normal, train_normal
@@ -68,7 +69,7 @@ def fit(
     take the plain likelihood, and nothing is widened, as there is no validation set.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.columns`); a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column.
         y: targets [n]. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the validation rows and the batches.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.

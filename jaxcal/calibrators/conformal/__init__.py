@@ -11,13 +11,13 @@ the data. The scores, by the argument `score` of `fit`:
 | "signed" | (y - mean) / std, or y - mean: two tails | Linusson, Johansson and Lofstrom 2014 |
 | "quantile" | max(lower - y, y - upper), for every level | Romano, Patterson and Candes 2019 |
 
-The first three make one table of errors, which gives intervals at any level: `SplitConformal`, whose distributions are
-`Empirical` with the rule "symmetric" or "conformal". The last makes intervals at levels that are chosen in the fit:
-`ConformalizedQuantiles`, whose distributions are `Quantiles`.
+The first three make one table of errors, which gives intervals at any level: the distributions are `Empirical` with
+the rule "symmetric" or "conformal". The last makes intervals at levels that are chosen in the fit: the distributions
+are `Quantiles`.
 
-A score that increases with y gives a whole predictive distribution, `ConformalCalibrator`. Such are "signed" and "cdf",
-which is base.cdf(y). A new row lies below the quantile at level p with probability p: neither less nor more. How a
-quantile is read from the sorted scores, by the argument `rule`:
+A score that increases with y gives a whole predictive distribution. Such are "signed" and "cdf", which is base.cdf(y).
+A new row lies below the quantile at level p with probability p: neither less nor more. How a quantile is read from the
+sorted scores, by the argument `rule`:
 
 | rule | quantile | source |
 |---|---|---|
@@ -29,31 +29,42 @@ rule="randomized". "RM" is rule="linear" from `Point(base.mean)`, without the va
 2018) is `isotonic.fit`.
 """
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any
 
-from jaxtyping import PRNGKeyArray
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real, UInt32
 
 from jaxcal import _checks
-from jaxcal.calibrators import _grouped_tables
-from jaxcal.calibrators._base import check_base, check_smoothing
-from jaxcal.calibrators._grouped_tables import GroupedTables
-from jaxcal.calibrators._groups import Labels, Weights
-from jaxcal.calibrators.conformal import distributions, intervals, quantiles
-from jaxcal.calibrators.conformal.distributions import ConformalCalibrator
-from jaxcal.calibrators.conformal.intervals import SplitConformal
-from jaxcal.calibrators.conformal.quantiles import ConformalizedQuantiles, GroupedConformalizedQuantiles
-from jaxcal.columns import Series, Table
-from jaxcal.distributions import Distribution, Point
+from jaxcal.calibrators._base import (
+    ABSOLUTE,
+    AS_POINT,
+    as_confidence_levels,
+    check_base,
+    check_guarantees,
+    check_not_point,
+    check_not_smoothed,
+    check_rows_reach,
+    check_smoothing,
+    coverage_guarantee,
+    error_scale,
+    levels_of_sample,
+    probabilities,
+    smoothed,
+    standardized_errors,
+)
+from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
+from jaxcal.calibrators.conformal import quantiles
+from jaxcal.distributions import Distribution, Empirical, Normal, Point, Quantiles, Recalibrated, ScaledQuantiles
+from jaxcal.frames.layout import Series, Table
+from jaxcal.functional.tables import Tables
+from jaxcal.guarantee import Guarantee, WeightedGuarantee
 
-__all__ = [
-    "ConformalCalibrator",
-    "ConformalizedQuantiles",
-    "GroupedConformalizedQuantiles",
-    "GroupedTables",
-    "SplitConformal",
-    "fit",
-]
+__all__ = ["ConformalCalibrator", "fit"]
 
 # The scores that each rule takes.
 _SCORES = {
@@ -63,68 +74,6 @@ _SCORES = {
 }
 
 
-@overload
-def fit(
-    x: Table | None,
-    base: Distribution,
-    y: Series,
-    *,
-    score: Literal["absolute", "scaled", "signed"] | None = None,
-    rule: None = None,
-    confidence_levels: None = None,
-    key: PRNGKeyArray | None = None,
-    smoothing: float | None = None,
-) -> SplitConformal: ...
-@overload
-def fit(
-    x: Table | None,
-    base: Distribution,
-    y: Series,
-    *,
-    score: Literal["absolute", "scaled", "signed"] | None = None,
-    rule: None = None,
-    confidence_levels: None = None,
-    key: PRNGKeyArray | None = None,
-    by: Labels | None = None,
-    weights: Weights | None = None,
-) -> SplitConformal | GroupedTables: ...
-@overload
-def fit(
-    x: Table | None,
-    base: Distribution,
-    y: Series,
-    *,
-    score: Literal["quantile"],
-    rule: None = None,
-    confidence_levels: Sequence[float] | None = None,
-    key: PRNGKeyArray | None = None,
-    smoothing: float | None = None,
-) -> ConformalizedQuantiles: ...
-@overload
-def fit(
-    x: Table | None,
-    base: Distribution,
-    y: Series,
-    *,
-    score: Literal["quantile"],
-    rule: None = None,
-    confidence_levels: Sequence[float] | None = None,
-    key: PRNGKeyArray | None = None,
-    by: Labels | None = None,
-    weights: Weights | None = None,
-) -> ConformalizedQuantiles | GroupedConformalizedQuantiles: ...
-@overload
-def fit(
-    x: Table | None,
-    base: Distribution,
-    y: Series,
-    *,
-    score: Literal["signed", "cdf"] | None = None,
-    rule: Literal["randomized", "linear"],
-    confidence_levels: None = None,
-    key: PRNGKeyArray | None = None,
-    smoothing: float | None = None,
-) -> ConformalCalibrator: ...
 def fit(
     x: Table | None,
     base: Distribution,
@@ -137,7 +86,7 @@ def fit(
     by: Labels | None = None,
     weights: Weights | None = None,
     smoothing: float | None = None,
-) -> SplitConformal | ConformalizedQuantiles | ConformalCalibrator | GroupedTables | GroupedConformalizedQuantiles:
+) -> "ConformalCalibrator":
     """Sort the scores of calibration rows, which must not be rows that the model was trained on.
 
     The model that predicts the calibration rows must be the one that will predict new rows: predictions out of fold
@@ -191,18 +140,13 @@ def fit(
         key: random key of the ranks that rule="randomized" draws. `ConformalCalibrator` says which draws are the same
             in all calls.
         by: labels of groups [L], numbers or strings, or a function of x that gives them, such as those of
-            `jaxcal.labels` and `usnrt.USNRT.apply`; not with rule="randomized" or score="cdf". Labels that are an
-            array here are given again at the call, `module(x, base, by=labels)`.
+            `jc.labels` and `usnrt.USNRT.apply`; not with rule="randomized" or score="cdf". Labels that are an array
+            here are given again at the call, `module(x, base, by=labels)`.
         weights: of the rows [L], not negative, or a function of x that gives them; likewise. For a shift of the inputs
             they are proportional to the density of the new inputs over that of the calibration inputs.
         smoothing: None, or the half width in (0, 1/2] of a window of ranks: each of the sorted scores becomes the mean
             of those within floor(smoothing L) ranks, `functional.quantiles.smoothed_table`. The derivative of a
             quantile then depends on many rows, as training through the calibration wants. It guarantees no coverage.
-
-    Returns:
-        without a rule a `SplitConformal`, or with score="quantile" a `ConformalizedQuantiles`; with a rule a
-        `ConformalCalibrator`; with `by` or `weights` a `GroupedTables`, or with score="quantile" a
-        `GroupedConformalizedQuantiles`.
 
     Raises:
         TypeError: if base is not a Distribution; if key is no random key.
@@ -236,29 +180,226 @@ def fit(
     """
     if key is not None:
         _checks.check_key(key)
-    rule = _checks.renamed_value("rule", rule, randomised="randomized")
     _checks.check_choice("rule", rule, tuple(_SCORES))
     if score is None:
         score = "signed" if rule else "absolute" if isinstance(base, Point) else "scaled"
     _checks.check_choice(f"with rule={rule!r} score", score, _SCORES[rule])
     check_smoothing(smoothing, by=by, weights=weights)
     y = _checks.as_vector("y", y)
-    if by is not None or weights is not None:
-        if rule == "randomized" or score == "cdf":
-            given = f"rule={rule!r}" if rule == "randomized" else f"score={score!r}"
-            raise ValueError(f"by and weights go with all but rule='randomized' and score='cdf'; got {given}.")
-        if score == "quantile":
-            return quantiles.fit_groups(x, base, y, confidence_levels, by, weights)
-        check_base(base, y.shape[0])
-        scaled = score == "scaled" or (score == "signed" and not isinstance(base, Point))
-        table_rule = rule or ("conformal" if score == "signed" else "symmetric")
-        return _grouped_tables.fit(x, base, y, by=by, weights=weights, scaled=scaled, rule=table_rule)
+    has_groups = by is not None or weights is not None
+    if has_groups and (rule == "randomized" or score == "cdf"):
+        given = f"rule={rule!r}" if rule == "randomized" else f"score={score!r}"
+        raise ValueError(f"by and weights go with all but rule='randomized' and score='cdf'; got {given}.")
     if score == "quantile":
-        return quantiles.fit(base, y, confidence_levels, smoothing)
+        return _fit_quantiles(x, base, y, as_confidence_levels(confidence_levels), by, weights, smoothing)
     if confidence_levels is not None:
         raise ValueError(
             f"confidence_levels go with score='quantile'; score={score!r} answers at any level: drop them."
         )
-    if rule is None:
-        return intervals.fit(base, y, score, smoothing)
-    return distributions.fit(base, y, score, rule, key, smoothing)
+    check_base(base, y.shape[0])
+    rows, seed = None, None
+    if rule == "randomized":
+        if key is None:
+            raise ValueError("rule='randomized' needs a key: give key=jax.random.key(0), say.")
+        seed = jax.random.bits(key, (), "uint32")
+    scale, reading = _scale(score, base), rule or ("conformal" if score == "signed" else "symmetric")
+    if scale == "cdf":
+        scores = smoothed(jnp.sort(probabilities(base, y)), smoothing)
+    else:
+        finite, instead = rule == "linear" or smoothing is not None, AS_POINT if rule else ABSOLUTE
+        errors = standardized_errors(base, y, scale == "std", finite=finite, instead=instead)
+        if has_groups:
+            scores, rows = tables_of_groups(x, base, errors, by=by, weights=weights, rule=reading)
+        elif reading == "symmetric":
+            scores = _symmetric(errors, smoothing)
+        else:
+            scores = smoothed(jnp.sort(errors), smoothing)
+    return ConformalCalibrator(
+        scores=scores,
+        rows=rows,
+        seed=seed,
+        rule=reading,
+        scale=scale,
+        num_calibration=y.shape[0],
+        out_of_fold=base.is_out_of_fold,
+        smoothed=smoothing is not None,
+    )
+
+
+def _scale(score: str, base: Distribution) -> str:
+    """What the scores are measured in: predicted stds, "std", the unit of y, "y", or as probabilities, "cdf"."""
+    if score == "cdf" and not isinstance(base, Normal):
+        return "cdf"
+    return "std" if score == "scaled" or (score != "absolute" and not isinstance(base, Point)) else "y"
+
+
+@jax.jit
+def _symmetric(errors: Float[Array, " l"], smoothing: Real[ArrayLike, ""] | None) -> Float[Array, " m"]:
+    """The sorted absolute errors, smoothed if that is asked for, after their negatives."""
+    sizes = smoothed(jnp.sort(jnp.abs(errors)), smoothing)
+    return jnp.concatenate([-sizes[::-1], sizes])
+
+
+def _fit_quantiles(
+    x: Table | None,
+    base: Distribution,
+    y: Float[Array, " l"],
+    confidence_levels: tuple[float, ...],
+    by: Labels | None,
+    weights: Weights | None,
+    smoothing: float | None,
+) -> "ConformalCalibrator":
+    """`fit` with score="quantile", of checked targets."""
+    rows, num_covered = None, None
+    if by is not None or weights is not None:
+        scores, rows = quantiles.tables_of_groups(x, base, y, confidence_levels, by, weights)
+    else:
+        check_rows_reach(y.shape[0], confidence_levels[-1])
+        of_base, levels = quantiles.of_base(base, confidence_levels, y.shape[0]), np.array(confidence_levels, y.dtype)
+        scores, num_covered = quantiles.margins(of_base, y, levels, smoothing)
+    return ConformalCalibrator(
+        scores=scores,
+        rows=rows,
+        num_covered=num_covered,
+        rule="symmetric",
+        scale="y",
+        confidence_levels=confidence_levels,
+        num_calibration=y.shape[0],
+        out_of_fold=base.is_out_of_fold,
+        smoothed=smoothing is not None,
+    )
+
+
+class ConformalCalibrator(eqx.Module):
+    """The scores of calibration rows, and how predictions are made of them; made by `fit`.
+
+    The ranks of rule="randomized" are drawn from a seed that the fit has fixed: a call gives the same distributions
+    each time, under `jit` and after loading as well. The draw belongs to the position of a row: row i has the same tau
+    in every call, and in every calibrator that was fitted with the same key. The coverage of each row is exact on
+    average over keys and calibration sets. For independent draws fit again with another key.
+
+    Attributes:
+        scores: of the calibration rows, in increasing order [L]; with the rule "symmetric" the absolute errors and
+            their negatives, [2 L]; with groups or weights a table of them for every group. With score="quantile" by how
+            much the interval of each level grows at either end, [k], on the scale of y and negative where it shrinks;
+            with groups or weights the tables of every level, [k] leading.
+        rows: the groups and weights of the calibration rows; None where there are none.
+        num_covered: with score="quantile" and without groups how many calibration rows lie in the interval of each
+            level, [k], after it is widened to contain those of lower levels; else None.
+        seed: of the ranks of rule="randomized", else None. Unlike a key it can be saved.
+        rule: how a quantile is read from the scores: "symmetric" from absolute errors, "conformal" from signed errors,
+            "randomized" or "linear".
+        scale: what the scores are measured in: predicted stds, "std", or the unit of y, "y"; or "cdf", probabilities.
+        num_calibration: the number of calibration rows.
+        out_of_fold: whether the scores are those of predictions by `jaxcal.out_of_fold`.
+        smoothed: whether the scores are means over neighboring ranks.
+        confidence_levels: the levels of score="quantile", in increasing order; else None.
+    """
+
+    scores: Errors
+    rule: str = eqx.field(static=True)
+    scale: str = eqx.field(static=True)
+    num_calibration: int = eqx.field(static=True)
+    out_of_fold: bool = eqx.field(static=True)
+    smoothed: bool = eqx.field(static=True)
+    confidence_levels: tuple[float, ...] | None = eqx.field(static=True, default=None)
+    rows: CalibrationGroups | None = None
+    num_covered: Int[Array, "*k"] | None = None
+    seed: UInt32[Array, "*runs"] | None = None
+
+    def __call__(
+        self, x: Table | None, base: Distribution, *, by: Labels | None = None, weights: Weights | None = None
+    ) -> Empirical | ScaledQuantiles | Recalibrated | Quantiles:
+        """The calibrated distributions.
+
+        - Without a rule they are `Empirical`, with the intervals of `guarantee`. An interval at a level for which there
+          are too few calibration rows is infinite; a warning says how many rows are needed.
+        - With score="quantile" they are `Quantiles`, with the intervals at the levels of the fit, the base's median,
+          and lines in between. The guarantee is that of the intervals at these levels alone. The distribution ends at
+          the widest of them. With weights an interval is infinite, with a warning, where the weight of a row is too
+          large beside those of the calibration rows.
+        - With rule="randomized" they are `Empirical`, with mass at -inf and +inf: their mean, std and score are those
+          of the finite values.
+        - With rule="linear" they are `ScaledQuantiles`, with atoms of mass 1 / (L + 1) at both ends, and all methods
+          but the density, that of a smoothed version, are exact.
+        - Scores that are probabilities, scale "cdf", make `Recalibrated`. With rule="linear" its probabilities are
+          linear in those of the base, with the base's own tails. With rule="randomized" its quantiles are those of the
+          base at these probabilities, and its mean, std and score those of a table for each row, [n, L].
+
+        Args:
+            x: inputs [n, d]; used by functions of x alone, else it may be None.
+            base: the model's predictions, [n].
+            by: labels of the rows [n], if they were an array in the fit.
+            weights: of the rows [n], if they were an array in the fit.
+
+        Raises:
+            TypeError: if base is not a Distribution.
+            ValueError: if its mean or std, or with score="quantile" a quantile that is needed, is not finite; if it is
+                a `Point` where the scores need more; if labels or weights are missing or have no effect, are of the
+                wrong length or out of range; if no calibration row has the label of a row.
+        """
+        if self.confidence_levels is not None:
+            return self._move(x, base, self.confidence_levels, by, weights)
+        check_base(base)
+        group, new_weight = of_new_rows(self.rows, x, base, by, weights)
+        if self.scale == "cdf":
+            check_not_point(base)
+            return Recalibrated(base, self.scores, self.rule, self._tau(base.mean))
+        loc, scale = base.mean, error_scale(base, self.scale == "std")
+        if self.rule != "linear":
+            tau = self._tau(loc)
+            return Empirical(loc, scale, self.scores, self.rule, tau, group=group, new_weight=new_weight)
+        levels = None if group is not None else levels_of_sample(self.scores)
+        return ScaledQuantiles(loc, scale, levels, self.scores, from_sample=True, group=group, new_weight=new_weight)
+
+    def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee | WeightedGuarantee:
+        """The coverage guarantee of the central interval at this level, in the group with a label.
+
+        With score="quantile" it is that of the interval at one of the levels of the fit. One that is widened to contain
+        those of lower levels covers more: without groups the guarantee tells how many calibration rows it covers.
+
+        Args:
+            confidence_level: in (0, 1).
+            group: the label of a group, if the fit had groups.
+
+        Raises:
+            ValueError: if the confidence level lies outside (0, 1), or with score="quantile" is none of those of the
+                fit; if the scores are out of fold or smoothed, or a rule was given, which guarantees no interval; if
+                there is no group with the label, or it has too few rows for the level.
+        """
+        if self.confidence_levels is not None:
+            _checks.check_choice("confidence_level", confidence_level, self.confidence_levels)
+        check_not_smoothed(self.smoothed)
+        check_guarantees(self.rule)
+        if self.rows is not None:
+            return self.rows.guarantee(confidence_level, group, self.rule, self.out_of_fold)
+        guarantee = coverage_guarantee(confidence_level, self.num_calibration, self.rule, self.out_of_fold)
+        if self.num_covered is None or self.confidence_levels is None or self.num_covered.ndim > 1:  # of several runs
+            return guarantee
+        number = int(self.num_covered[self.confidence_levels.index(confidence_level)])
+        return dataclasses.replace(guarantee, widened_to=number) if number > guarantee.places else guarantee
+
+    def _move(
+        self,
+        x: Table | None,
+        base: Distribution,
+        confidence_levels: tuple[float, ...],
+        by: Labels | None,
+        weights: Weights | None,
+    ) -> Quantiles:
+        """The base's quantiles at the levels of the fit, moved outwards."""
+        values, levels = quantiles.of_base(base, confidence_levels), quantiles.levels_of(confidence_levels)
+        group, new_weight = of_new_rows(self.rows, x, base, by, weights)
+        if not isinstance(self.scores, Tables):
+            return Quantiles(levels, quantiles.moved_outwards(values, self.scores))
+        central = np.array(confidence_levels)
+        values, reach = quantiles.moved_by_tables(values, self.scores, group, central, new_weight)
+        if new_weight is None:
+            return Quantiles(levels, values)
+        return Quantiles(levels, values, lowest=(1 - reach) / 2, highest=(1 + reach) / 2)
+
+    def _tau(self, rows: Float[Array, "*n"]) -> Float[Array, "*n"] | None:
+        """The draws of rule="randomized", one for each of these rows."""
+        if self.seed is None:
+            return None
+        return jax.random.uniform(jax.random.key(self.seed), rows.shape, rows.dtype)

@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal.columns import Layout, Table, is_frame, labels_in, numbers_in
 from jaxcal.distributions import Distribution
+from jaxcal.frames.layout import Layout, Table, is_frame
+from jaxcal.frames.values import labels_in, numbers_in
 
 
 class ColumnBins(eqx.Module):

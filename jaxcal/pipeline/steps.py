@@ -12,18 +12,18 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.columns import Categorical, Columns, Series, Table, is_frame
 from jaxcal.distributions import Distribution, Point
-from jaxcal.labels import ColumnLabels
+from jaxcal.frames.columns import Categorical, Columns
+from jaxcal.frames.labels import ColumnLabels
+from jaxcal.frames.layout import Series, Table, as_table, check_same_index, is_frame, num_rows
 
 
 class Estimator(eqx.Module):
     """A fitted model with `predict`, as scikit-learn has it, as a function of inputs."""
 
-    __module__ = "jaxcal.pipeline"  # its name in files
     model: Any
 
     def __call__(self, x: Table) -> Point:
@@ -39,6 +39,7 @@ class Fitted(eqx.Module):
     model: Any
 
     def __call__(self, x: Table, y: Float[Array, " n"]) -> Callable:
+        """The model, whatever the rows."""
         return Estimator(self.model) if hasattr(self.model, "predict") else checked(self.model)
 
 
@@ -47,7 +48,8 @@ class OfNumbers(eqx.Module):
 
     model: Any
 
-    def __call__(self, x: Table, y: Float[Array, " n"], *, categorical: Categorical = ()) -> "Callable":
+    def __call__(self, x: Table, y: Float[Array, " n"], *, categorical: Categorical = ()) -> Callable:
+        """The fitted estimator, after the columns of x."""
         columns = Columns.of(x, categorical)
         return _WithColumns(columns, _fit_estimator(self.model, columns(x), y))
 
@@ -180,6 +182,48 @@ def name_of(step: Any) -> str:
     return step.__module__.rpartition(".")[2] if name == "fit" else name
 
 
+def as_table_and_targets(x: Table, y: Series) -> tuple[Table, Float[Array, " n"]]:
+    """Inputs that are handed on to whatever is fitted, and checked targets.
+
+    Raises:
+        ValueError: if x or y is empty or of the wrong shape, y is not finite, or x is a frame and y a series of another
+            index.
+    """
+    check_same_index(x, y)
+    x = as_table(x)
+    return x, _checks.as_vector("y", y, length=num_rows(x))
+
+
+def columns_of(x: Table, categorical: Categorical) -> Categorical:
+    """The columns of a frame, for fits to parts of it, which may lack a label; of an array what is categorical."""
+    if not is_frame(x):
+        return categorical
+    try:
+        return Columns.of(x, categorical)
+    except ValueError:  # not for these methods; it is raised again by a fit that needs them
+        return categorical
+
+
+def with_columns(fit: Callable, columns: Categorical) -> Callable:
+    """A fit that is told which columns are categorical, if it takes that and is not told already."""
+    if not columns:
+        return fit
+    parameter = inspect.signature(fit).parameters.get("categorical")
+    takes_it = parameter is not None and parameter.default == ()
+    return partial(fit, categorical=columns) if takes_it else fit
+
+
+def as_distribution(predicted: Distribution | ArrayLike | None) -> Distribution:
+    """What a model gives, as a Distribution: means are a `Point`.
+
+    Raises:
+        TypeError: if it gives None.
+    """
+    if predicted is None:
+        raise TypeError("a model gave None where predictions are expected: does its function return them?")
+    return predicted if isinstance(predicted, Distribution) else Point(_checks.as_floats("prediction", predicted))
+
+
 # Groups of rows
 
 
@@ -191,7 +235,6 @@ class Groups(eqx.Module):
         labels: of the rows of the fit [n]; None where the source is a function.
     """
 
-    __module__ = "jaxcal.pipeline"  # its name in files
     source: Any
     labels: np.ndarray | None
 

@@ -10,27 +10,16 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks, progress
-from jaxcal._steps import checked, with_key
-from jaxcal.columns import Categorical, Layout, Series, Table
-from jaxcal.cross_validation import (
-    WITHOUT_A_FOLD,
-    as_labels,
-    as_table_and_targets,
-    columns_of,
-    folds_of,
-    joined,
-    number_of_folds,
-    number_of_groups,
-    one_warning,
-    take_rows,
-    with_columns,
-)
+from jaxcal import _checks
 from jaxcal.distributions import Distribution
 from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.frames.columns import Categorical
+from jaxcal.frames.layout import Layout, Series, Table
+from jaxcal.pipeline.folds import as_labels, drawn, number_for
+from jaxcal.pipeline.out_of_fold import joined, models_of_folds
+from jaxcal.pipeline.steps import as_distribution, as_table_and_targets, checked, columns_of, with_columns, with_key
 
 
 def fit(
@@ -87,52 +76,61 @@ def fit(
     columns = () if x is None else columns_of(x, categorical)
     *first, last = (with_columns(checked(step), columns) for step in calibrators)
     order_key, folds_key, first_key, last_key = jax.random.split(key, 4)
-    labels, keys_of = as_labels(groups, len(y)), lambda key: list(jax.random.split(key, len(first)))
-    number = number_of_folds(folds, len(y), number_of_groups(len(y), labels))
-    pieces = folds_of(len(y), number, labels, order_key)
-    predictions = []
-    with one_warning(WITHOUT_A_FOLD), progress.work("chain.fit: folds", len(pieces), y) as work:
-        for piece, fold_key in zip(pieces, jax.random.split(folds_key, len(pieces)), strict=True):
-            training, held_out = piece.training, piece.held_out
-            steps = fit_steps(first, _rows(x, training), base[training], y[training], keys=keys_of(fold_key))
-            predictions.append(_applied(steps, _rows(x, held_out), base[held_out]))
-            work.advance()
-    out_of_fold = marked_out_of_fold(joined(predictions, [piece.held_out for piece in pieces]))
+    labels = as_labels(groups, len(y))
+    parts = drawn(len(y), number_for(folds, len(y), labels), labels, order_key)
+
+    def fit_first(x: Any, base: Distribution, y: Array, *, key: PRNGKeyArray) -> Chain:
+        return Chain(None, fit_steps(first, x, base, y, keys=list(jax.random.split(key, len(first)))))
+
+    keys = list(jax.random.split(folds_key, len(parts)))
+    _, predictions = models_of_folds(fit_first, (x, base), (y,), parts, keys)
+    out_of_fold = marked_out_of_fold(joined(predictions, [fold.held_out for fold in parts]))
     groups_of_last = {} if by is None else {"by": _checks.as_labels("by", by, len(y))}
+    fitted = fit_first(x, base, y, key=first_key)
     return Chain(
-        first=fit_steps(first, x, base, y, keys=keys_of(first_key)),
-        last=with_key(last, x, out_of_fold, y, key=last_key, **groups_of_last),
+        predictor=None,
+        calibrators=(*fitted.calibrators, with_key(last, x, out_of_fold, y, key=last_key, **groups_of_last)),
         layout=None if x is None else Layout.of(x),
     )
 
 
 class Chain(eqx.Module):
-    """Fitted calibrators, one after the other; made by `fit`.
+    """Fitted steps, one after the other: a predictor, where there is one, and calibrators.
 
     Attributes:
-        first: all but the last, fitted to all rows.
-        last: the last one, fitted to what the others predict of rows they were not fitted to.
-        layout: the columns of x; None if the fit had none.
+        predictor: None where the predictions are somebody's.
+        calibrators: in their order.
+        layout: the columns of x; None if the steps look at these alone.
     """
 
-    first: tuple[Callable, ...]
-    last: Callable
-    layout: Layout | None
+    predictor: Callable | None
+    calibrators: tuple[Callable, ...]
+    layout: Layout | None = None
 
-    def __call__(self, x: Table | None, base: Distribution, *, by: Series | None = None) -> Distribution:
+    def __call__(self, x: Table | None, base: Distribution | None = None, *, by: Series | None = None) -> Distribution:
         """The distribution of every row after the last step.
 
         Args:
             x: inputs [m, d], as of the fit.
-            base: the model's predictions of the rows [m].
-            by: the labels of their groups [m], where the fit had such.
+            base: somebody's predictions of the rows [m]; None where the chain has a predictor.
+            by: the labels of their groups [m] for the last step, where its fit had such.
 
         Raises:
             ValueError: if x has other columns than in the fit; as the steps do.
         """
+        return self.after_each_step(x, base, by=by)[-1]
+
+    def after_each_step(
+        self, x: Table | None, base: Distribution | None = None, *, by: Series | None = None
+    ) -> list[Distribution]:
+        """What is predicted by the predictor, or `base`, and after each calibrator; arguments as of the call."""
         x = x if x is None or self.layout is None else self.layout(x)
-        groups = {} if by is None else {"by": by}
-        return self.last(x, _applied(self.first, x, base), **groups)
+        first: Any = base if self.predictor is None else as_distribution(self.predictor(x))
+        predictions = [first]
+        for number, calibrator in enumerate(self.calibrators, start=1):
+            groups = {} if by is None or number < len(self.calibrators) else {"by": by}
+            predictions.append(calibrator(x, predictions[-1], **groups))
+        return predictions
 
 
 def fit_steps(
@@ -149,13 +147,3 @@ def fit_steps(
         base = fitted[-1](x, base) if fitted else base
         fitted.append(with_key(calibrator, x, base, y, key=each))
     return tuple(fitted)
-
-
-def _applied(steps: Sequence[Callable], x: Table | None, base: Distribution) -> Distribution:
-    for step in steps:
-        base = step(x, base)
-    return base
-
-
-def _rows(x: Table | None, rows: np.ndarray) -> Any:
-    return None if x is None else take_rows(rows, x)[0]

@@ -28,24 +28,14 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import ABSOLUTE, check_base, error_scale, is_scaled, standardized_errors
-from jaxcal.columns import Categorical, Layout, Series, Table
-from jaxcal.cross_validation import (
-    Fold,
-    as_distribution,
-    as_labels,
-    as_table_and_targets,
-    columns_of,
-    equal_folds_of,
-    folds_of,
-    joined,
-    models_of_folds,
-    out_of_bag_weights,
-    take_rows,
-    with_columns,
-)
 from jaxcal.distributions import CrossConformal, Distribution, Normal, Point
+from jaxcal.frames.columns import Categorical
+from jaxcal.frames.layout import Layout, Series, Table
 from jaxcal.guarantee import WorstCaseGuarantee
-from jaxcal.predictors.forests import Forest
+from jaxcal.pipeline.folds import Fold, as_labels, drawn
+from jaxcal.pipeline.out_of_fold import joined, models_of_folds, take_rows
+from jaxcal.pipeline.steps import as_distribution, as_table_and_targets, columns_of, with_columns
+from jaxcal.predictors.forests import Forest, out_of_bag_weights
 
 Moments = tuple[Float[Array, "n k"], Float[Array, "n k"] | None]
 
@@ -111,21 +101,9 @@ def fit(
     _checks.check_at_least("folds", folds, 2)
     with jax.ensure_compile_time_eval():  # a known key gives known folds, also where the fit is traced
         order_key, *keys = jax.random.split(key, folds + 1)
-    parts = folds_for(len(y), folds, labels, order_key)
-    fit_model = with_columns(fit_model, columns_of(x, categorical))
-    models, predictions = models_of_folds(fit_model, x, y, parts, keys)
+    parts = drawn(len(y), folds, labels, order_key, equal=True)  # as the guarantee needs them
+    models, predictions = models_of_folds(with_columns(fit_model, columns_of(x, categorical)), (x,), (y,), parts, keys)
     return of_folds(models, predictions, parts, x, y, score=score, has_groups=labels is not None)
-
-
-def folds_for(num_rows: int, folds: int, groups: np.ndarray | None, key: PRNGKeyArray) -> list[Fold]:
-    """Folds of equal size, which the guarantee needs; or of whole groups.
-
-    Raises:
-        ValueError: if there are fewer rows or groups than folds, or folds is less than 2.
-    """
-    if groups is None:
-        return equal_folds_of(num_rows, folds, key)
-    return folds_of(num_rows, folds, groups, key)
 
 
 def of_folds(
@@ -215,7 +193,7 @@ def fit_bootstrap(
     parts = [Fold(sample, np.arange(num_rows)) for sample in samples]
     about = "in a fit to a bootstrap sample, which counts its rows anew"
     keys = list(jax.random.split(fits_key, number))
-    models, predictions = models_of_folds(fit_model, x, y, parts, keys, about=about)
+    models, predictions = models_of_folds(fit_model, (x,), (y,), parts, keys, about=about)
     predictions = [as_distribution(each) for each in predictions]
     scaled = _is_scaled(score, predictions[0])
     weights = jax.device_put(weights.astype(predictions[0].mean.dtype))

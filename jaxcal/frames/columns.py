@@ -16,66 +16,11 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal._numpy import keeps_known
-
-# A label is a string in a column of text, and a number in one of numbers; None stands for a missing one.
-Label = str | float | None
-_OF_LABELS = (str, int, float, type(None))
-# Inputs: an array, or a data frame of any library; and targets: an array, or a series.
-Table = Any
-Series = Any
+from jaxcal.frames.layout import Layout, Series, Table, as_frame, check_same_index, is_frame
+from jaxcal.frames.values import Label, distinct_labels, holds_labels, numbers
 
 # A column of text with so many labels, and more than half as many as rows, holds names of the rows.
 _FEW_LABELS = 20
-
-
-class Layout(eqx.Module):
-    """How many columns the inputs of a fit had, and in which order; made by `Layout.of`.
-
-    Attributes:
-        num_columns: how many there are.
-        names: of the columns of a data frame; None of an array.
-    """
-
-    num_columns: int = eqx.field(static=True)
-    names: tuple[str, ...] | None = eqx.field(static=True)
-
-    @classmethod
-    def of(cls, x: Table) -> "Layout":
-        """That of a table.
-
-        Raises:
-            ValueError: if two columns have one name.
-        """
-        if is_frame(x):
-            names = tuple(map(str, _as_frame(x).columns))
-            return cls(len(names), names)
-        shape = np.shape(x)
-        return cls(shape[-1] if len(shape) > 1 else 1, None)
-
-    def __call__(self, x: Table) -> Table:
-        """The table with the columns of the fit, in their order, looked up by name; those of an array are the same.
-
-        Raises:
-            ValueError: if a frame lacks a column, or an array has another number of them.
-        """
-        if not is_frame(x):
-            table = as_table(x)
-            if table.shape[1] != self.num_columns:
-                raise ValueError(f"x has {table.shape[1]} columns; the fit had {self.num_columns}.")
-            return table
-        frame = _as_frame(x)
-        names = tuple(map(str, frame.columns))
-        if self.names is None:
-            if len(names) != self.num_columns:
-                raise ValueError(f"x has {len(names)} columns; the fit had {self.num_columns}.")
-            return x
-        if names == self.names:
-            return x
-        return frame[:, [_place_of(name, names) for name in self.names]].to_native()
-
-    def called(self, place: int) -> str:
-        """What messages call a column."""
-        return f"column {place}" if self.names is None else f"column {self.names[place]!r}"
 
 
 class Columns(eqx.Module):
@@ -127,7 +72,7 @@ class Columns(eqx.Module):
         chosen = positions(categorical, layout)
         found = [
             _Found.of(layout.called(place), column, place in chosen)
-            for place, column in enumerate(_as_frame(x).iter_columns())
+            for place, column in enumerate(as_frame(x).iter_columns())
         ]
         medians = {place: each.median for place, each in enumerate(found) if each.median is not None}
         return cls(
@@ -256,10 +201,10 @@ class Columns(eqx.Module):
 
     def _of_frame(self, x: Any) -> Float[Array, "n c"]:
         matrix, missing = [], {}
-        for place, column in enumerate(_as_frame(self.layout(x)).iter_columns()):
+        for place, column in enumerate(as_frame(self.layout(x)).iter_columns()):
             categories = self.categories[place]
             if categories is None:
-                values = _numbers(self.layout.called(place), column)
+                values = numbers(self.layout.called(place), column)
                 missing[place] = np.isnan(values)
                 matrix.append(values)
             else:
@@ -272,7 +217,8 @@ class Columns(eqx.Module):
 
     def _positions_of_labels(self, place: int, column: Any, categories: tuple[Label, ...]) -> np.ndarray:
         """The positions of the labels in a column of a frame; small integers leave the dtype of other columns alone."""
-        labels, number = _labels(self.layout.called(place), column, of_numbers=isinstance(categories[0], float))
+        of_numbers = isinstance(categories[0], float)
+        labels, number = distinct_labels(self.layout.called(place), column, of_numbers=of_numbers)
         known = {label: position for position, label in enumerate(categories)}
         position = np.array([known.get(label, -1) for label in labels], np.int16)[number]
         if (position < 0).any():
@@ -347,109 +293,9 @@ def positions(categorical: Sequence[int | str], layout: Layout) -> tuple[int, ..
     return found
 
 
-def is_frame(x: Any) -> bool:
-    """Whether x is a data frame: what has columns, of a library that narwhals knows."""
-    kind = type(x)  # of a lazy frame the names of the columns would have to be computed
-    return hasattr(kind, "columns") or hasattr(kind, "column_names")
-
-
-def as_table(x: Any) -> Table:
-    """A table that is handed on to whatever is fitted: a frame or an array of objects as it is, numbers as a matrix.
-
-    Numbers may be missing: it is for what is fitted to refuse them.
-
-    Raises:
-        ValueError: if the shape is not (n, d), or there are no rows or no columns.
-    """
-    if is_frame(x):
-        frame = _as_frame(x)
-        if not all(frame.shape):
-            raise ValueError(f"x is empty: its shape is {frame.shape}.")
-        return frame.to_native()
-    is_of_objects = isinstance(x, np.ndarray) and x.dtype.kind in "OUS"
-    return np.atleast_2d(x.T).T if is_of_objects else _checks.as_numbers("x", x)
-
-
-def num_rows(x: Table) -> int:
-    """How many rows a table has."""
-    return (_as_frame(x) if is_frame(x) else x).shape[0]
-
-
 def names_rows(num_labels: int, num_rows: int) -> bool:
     """Whether a column of so many different labels seems to hold names of the rows."""
     return num_labels > max(_FEW_LABELS, num_rows / 2)
-
-
-def labels_in(x: Table, name: str) -> np.ndarray:
-    """The labels in a column of a frame, [n].
-
-    Raises:
-        ValueError: if there is no such column, or a label is missing.
-    """
-    column = _column(x, name)
-    if count := int(_values(column)[1].sum()):
-        raise ValueError(f"column {name!r} of x has no label in {count} rows: give each row a label.")
-    return column.to_numpy()
-
-
-def numbers_in(x: Table, column: int | str) -> Float[Array, " n"]:
-    """The numbers in a column of a frame, by its position or its name, [n].
-
-    Raises:
-        ValueError: if there is no such column, or it holds labels, or values that are missing or infinite.
-    """
-    values = _column(x, column)
-    called = f"column {str(values.name)!r}"
-    if _holds_labels(called, values):
-        raise ValueError(f"{called} of x holds labels, where numbers are needed.")
-    return _checks.as_vector(f"{called} of x", _numbers(called, values))
-
-
-def _column(x: Table, column: int | str) -> Any:
-    """A column of a frame, as a series of narwhals."""
-    frame = _as_frame(x)
-    return frame[frame.columns[_place_of(column, tuple(map(str, frame.columns)))]]
-
-
-def _place_of(column: int | str, names: tuple[str, ...]) -> int:
-    """The position of a column of a frame.
-
-    Raises:
-        ValueError: if there is no such column.
-    """
-    if column not in (*range(len(names)), *names):
-        raise ValueError(f"x has no column {column!r}; its columns are {', '.join(names)}.")
-    return names.index(column) if isinstance(column, str) else column
-
-
-def take(rows: Int[ArrayLike, " k"], x: Table) -> Table:
-    """The rows of a table by their numbers; a frame stays one, of its own library, with its index."""
-    numbers = np.asarray(rows)
-    return _as_frame(x)[numbers.tolist(), :].to_native() if is_frame(x) else x[numbers]
-
-
-def like(x: Table, columns: dict[str, np.ndarray]) -> Any:
-    """A matrix [n, k] of these columns; of a frame a frame of its library, with its index."""
-    if not is_frame(x):
-        return np.column_stack(list(columns.values()))
-    import narwhals.stable.v2 as nw
-
-    found = nw.from_dict(columns, backend=_as_frame(x).implementation).to_native()
-    if hasattr(x, "index") and not callable(x.index):  # of pandas
-        found.index = x.index
-    return found
-
-
-def check_same_index(x: Any, y: Any) -> None:
-    """Raise ValueError if a frame and a series of pandas have different indices: their rows would not be one's."""
-    index, other = getattr(x, "index", None), getattr(y, "index", None)
-    if index is None or other is None or callable(index) or callable(other):
-        return
-    if not index.equals(other):
-        raise ValueError(
-            "x and y have different indices: their rows do not belong together. Align them, y = y.loc[x.index], or "
-            "drop the index, y.to_numpy()."
-        )
 
 
 # Which columns have no order: some of them, by position or by name, or those of a larger table.
@@ -488,118 +334,20 @@ class _Found(NamedTuple):
 
     @classmethod
     def of(cls, name: str, column: Any, categorical: bool) -> "_Found":
-        of_labels = _holds_labels(name, column)
+        of_labels = holds_labels(name, column)
         if not (categorical or of_labels):
-            values = _numbers(name, column)
+            values = numbers(name, column)
             missing = np.isnan(values)
             if missing.all():
                 raise ValueError(f"{name} of x has no value at all: drop it.")
             return cls(None, None, float(np.median(values[~missing])) if missing.any() else None)
-        labels, number = _labels(name, column, of_numbers=not of_labels)
+        labels, number = distinct_labels(name, column, of_numbers=not of_labels)
         if not categorical and names_rows(len(labels), len(number)):
             raise ValueError(
                 f"{name} of x holds {len(labels)} different labels in {len(number)} rows: it seems to name "
                 "the rows. Drop it, or name it in categorical=."
             )
         return cls(labels, int(np.bincount(number).argmax()), None)
-
-
-def _as_frame(x: Any) -> Any:
-    """A frame of narwhals, if its columns have different names."""
-    import narwhals.stable.v2 as nw
-
-    try:
-        frame = nw.from_native(x, eager_only=True)
-        names = list(map(str, frame.columns))
-    except nw.exceptions.DuplicateError:
-        frame, names = None, list(map(str, x.columns))
-    except TypeError as error:
-        raise TypeError(
-            f"x is a {type(x).__name__}, which is no data frame with values: collect it, or give an array."
-        ) from error
-    if frame is None or len(set(names)) < len(names):
-        raise ValueError(f"the columns of x must have different names; got {', '.join(names)}.")
-    if frame.implementation.is_pandas():  # which takes no rows of numbers of another order of bytes
-        native = frame.to_native()
-        of_numpy = {name: dtype for name, dtype in native.dtypes.items() if isinstance(dtype, np.dtype)}
-        swapped = {name: dtype.newbyteorder("=") for name, dtype in of_numpy.items() if not dtype.isnative}
-        if swapped:
-            native = native.astype(swapped)
-            return nw.from_native(native, eager_only=True)
-    return frame
-
-
-def _holds_labels(name: str, column: Any) -> bool:
-    """Whether a column of a frame is categorical or holds text.
-
-    Raises:
-        ValueError: if it holds neither that nor numbers.
-    """
-    import narwhals.stable.v2 as nw
-
-    dtype = column.dtype
-    if dtype.is_numeric() or dtype == nw.Boolean:
-        return False
-    if dtype in (nw.String, nw.Categorical, nw.Enum, nw.Object):
-        return True
-    if dtype == nw.Unknown and column.to_numpy().dtype.kind in "fiu":  # of another order of bytes, or long doubles
-        return False
-    raise ValueError(
-        f"{name} of x holds {dtype}, which is neither numbers nor labels: make numbers of it, such as days "
-        "since a date, or drop it."
-    )
-
-
-def _numbers(name: str, column: Any) -> np.ndarray:
-    """The values of a column as floats, NaN where they are missing.
-
-    Raises:
-        ValueError: if it holds labels, or a value is infinite.
-    """
-    import narwhals.stable.v2 as nw
-
-    if _holds_labels(name, column):
-        raise ValueError(f"{name} of x holds labels, where the fit had numbers.")
-    if column.dtype != nw.Unknown:
-        column = column.cast(nw.Float32 if str(column.dtype) in ("Float16", "Float32") else nw.Float64)
-    given = column.to_numpy()
-    is_short = given.dtype.kind == "f" and given.dtype.itemsize <= 4
-    values = _checks.as_numpy_floats(f"{name} of x", given, np.float32 if is_short else np.float64)
-    if np.isinf(values).any():
-        raise ValueError(f"{name} of x holds {np.isinf(values).sum()} values that are infinite.")
-    return values
-
-
-def _labels(name: str, column: Any, *, of_numbers: bool) -> tuple[tuple[Label, ...], Int[np.ndarray, " n"]]:
-    """The labels of a column in increasing order, a missing one last, and the position of every row's.
-
-    Raises:
-        ValueError: if one is neither a number nor a string.
-    """
-    if of_numbers:
-        values = _numbers(name, column)
-        missing = np.isnan(values)
-    else:
-        given, missing = _values(column)
-        bad = [value for value in given if not isinstance(value, _OF_LABELS)]
-        if bad:
-            raise ValueError(
-                f"{name} of x holds {len(bad)} values that are neither numbers nor strings, the first "
-                f"{bad[0]!r}: make numbers or strings of them."
-            )
-        values = np.array([str(value) for value in given])
-    labels, position = np.unique(values[~missing], return_inverse=True)
-    number = np.full(len(values), len(labels))
-    number[~missing] = position
-    found = [float(label) if of_numbers else str(label) for label in labels]
-    return tuple([*found, None] if missing.any() else found), number
-
-
-def _values(column: Any) -> tuple[list, np.ndarray]:
-    """The values of a column of labels, and which are missing: NaN, or None, which is also in place of pandas' NA."""
-    is_null = column.is_null().to_list()
-    given = [None if null else value for value, null in zip(column.to_list(), is_null, strict=True)]
-    return given, np.array([value is None or value != value for value in given])
 
 
 def _shown(label: Label) -> str:

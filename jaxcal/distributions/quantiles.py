@@ -1,0 +1,608 @@
+"""Distributions whose quantile function is linear between knots: `Quantiles`, `ScaledQuantiles`."""
+# Equinox lets a property stand for an abstract variable; the type checker does not know that.
+# pyright: reportIncompatibleVariableOverride=false
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
+
+from jaxcal import _checks
+from jaxcal.distributions._base import (
+    ROUNDINGS,
+    Distribution,
+    as_parameter,
+    as_parameters,
+    at_levels,
+    check_group,
+    check_increasing,
+    check_share,
+    match,
+    of_targets,
+    outer_levels,
+    place,
+    place_levels,
+    sample_by_inversion,
+    warn_if_beyond,
+    warn_if_too_few,
+)
+from jaxcal.functional import linalg, linear_tables, normal_tail, quantiles, scores, smoothing
+from jaxcal.functional.linear_tables import LinearTables
+
+# What a quantile is beyond the outermost values of a sample, by the tails.
+_BEYOND = {
+    "constant": "the quantile is the outermost of their values, and covers less than its level",
+    "normal": "the quantile lies beyond all their values, in a normal tail, and may cover less than its level",
+}
+
+
+class Quantiles(Distribution):
+    """Predictions given by their quantiles at k levels, linear in between.
+
+    Beyond the outer levels the quantile function is constant: atoms of mass levels[0] and 1 - levels[-1] lie
+    at the outer quantiles. The mean, the std, the cdf and the score are exactly those of this distribution. `icdf` and
+    `interval` at a level beyond the outermost come with a warning.
+
+    Models that are fitted to every level by itself give quantiles that cross: one at a higher level is the lower one.
+    `sort=True` sorts them within each row, the rearrangement of Chernozhukov, Fernandez-Val & Galichon (Econometrica
+    78, 2010). Whatever the targets, this never increases the pinball loss, the mean over the levels.
+
+    With `lowest` and `highest` the quantiles of a row are known between two levels of its own. Beyond these a quantile
+    is infinite, which means that it is refused, and comes with a warning. All else, mean, std, cdf, density, score and
+    samples, is that of the finite values.
+
+    Args:
+        levels: [k], strictly increasing in (0, 1), the same for all rows.
+        values: [n, k], the quantiles, finite and not decreasing along a row unless they are sorted.
+        sort: whether to sort the values within each row.
+        lowest: [n], or one number for all rows: the level below which a quantile is -inf; 0 where none is. None for
+            all rows if `highest` is None, too.
+        highest: [n], or one number for all rows: the level above which it is +inf; 1 where none is.
+        num_calibration: how many calibration rows bound the levels, of all rows alike; None where rows differ.
+
+    Raises:
+        ValueError: if the values have another number of columns than there are levels, a row of them decreases and is
+            not sorted, or the levels do not increase strictly within (0, 1); if `lowest` or `highest` lies outside
+            [0, 1].
+
+    Example:
+        >>> distribution = Quantiles(jnp.array([0.25, 0.75]), jnp.array([[0.0, 2.0]]))
+        >>> print(distribution.cdf(1.0), distribution.icdf(0.625))
+        [0.5] [1.5]
+        >>> print(Quantiles(jnp.array([0.25, 0.75]), jnp.array([[2.0, 0.0]]), sort=True).values)
+        [[0. 2.]]
+        >>> partial = Quantiles(jnp.array([0.1, 0.25, 0.75]), jnp.array([[-3.0, -1.0, 1.0]]), lowest=0.25, highest=1.0)
+        >>> print(partial.icdf(0.25))  # icdf(0.1) is -inf, and comes with a warning
+        [-1.]
+    """
+
+    levels: Float[Array, "*k"]
+    values: Float[Array, "*n k"]
+    lowest: Float[Array, "*n"] | None
+    highest: Float[Array, "*n"] | None
+    num_calibration: int | None = eqx.field(static=True)
+    _shared: ClassVar = {"levels": 1}
+
+    def __init__(
+        self,
+        levels: Real[ArrayLike, "..."],
+        values: Real[ArrayLike, "..."],
+        *,
+        sort: bool = False,
+        lowest: Real[ArrayLike, "..."] | None = None,
+        highest: Real[ArrayLike, "..."] | None = None,
+        num_calibration: int | None = None,
+    ):
+        matrix = _checks.as_matrix("values", values)
+        self.values = as_parameter(matrix, matrix.dtype)
+        self.levels = as_parameter(_checks.as_vector("levels", levels), matrix.dtype)
+        if self.values.shape[1] != self.levels.shape[0]:
+            raise ValueError(
+                f"values must have one column a level: got shape {self.values.shape} and {self.levels.shape[0]} levels."
+            )
+        _checks.check_fraction("levels", self.levels)
+        check_increasing("levels", self.levels, strictly=True)
+        if sort:
+            self.values = jnp.sort(self.values, axis=1)
+        _check_not_crossing(self.values)
+        self.lowest, self.highest, self.num_calibration = None, None, num_calibration
+        if lowest is not None or highest is not None:
+            low, high = 0.0 if lowest is None else lowest, 1.0 if highest is None else highest
+            self.lowest, self.highest, _ = as_parameters(lowest=low, highest=high, values=self.values[:, 0])
+            check_share("lowest", self.lowest)
+            check_share("highest", self.highest)
+
+    @property
+    @eqx.filter_jit
+    def mean(self) -> Float[Array, "*n"]:
+        """The integral of the quantile function over the level."""
+        return _mean(*self._knots)
+
+    @property
+    @eqx.filter_jit
+    def std(self) -> Float[Array, "*n"]:
+        """The root of the integral of the squared deviation from the mean over the level."""
+        p, q = self._knots
+        deviations = q - self.mean[..., None]
+        unit = linalg.scale_of(deviations, axis=-1)
+        return unit[..., 0] * linalg.sqrt(_mean_square(p, deviations / unit))
+
+    @of_targets
+    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The largest level whose quantile is at most y."""
+        p, q = self._knots
+        return _with_knots(quantiles.interpolate_monotone)(match(y, q[..., 0]), q, p)
+
+    @of_targets
+    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The log of the constant density between two quantiles; -inf outside, where only atoms are."""
+        p, q = self._knots
+        return _with_knots(_log_slope)(match(y, q[..., 0]), q, p)
+
+    @of_targets
+    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The closed form of `functional.scores.quantile_crps`."""
+        levels = jnp.expand_dims(self.levels, -2)
+        return _with_knots(scores.quantile_crps)(match(y, self.values[..., 0]), levels, self.values)
+
+    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
+        if self.num_calibration is not None:
+            warn_if_too_few(self.num_calibration, outer_levels(p))
+        elif self.lowest is None:
+            warn_if_beyond(self.levels, p)
+        elif not _checks.is_traced(p, values):
+            infinite = np.isinf(np.asarray(values))
+            if rows := int((infinite.any(axis=-1) if infinite.ndim > self.lowest.ndim else infinite).sum()):
+                _checks.warn(
+                    f"in {rows} rows the quantile is infinite: too few calibration rows resemble them for a guarantee "
+                    "at the level asked for.",
+                )
+            else:
+                warn_if_beyond(self.levels, p)
+
+    @eqx.filter_jit
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+        """The quantiles at uniformly random levels."""
+        _checks.check_key(key)
+        rows = self.values.shape[:-1]
+        levels = jax.random.uniform(key, (math.prod(shape), *rows), self.values.dtype)
+        return jax.vmap(self._known)(levels).reshape(shape + rows)
+
+    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        known = self._known(p)
+        if self.lowest is None or self.highest is None:
+            return known
+        return jnp.where(p < self.lowest, -jnp.inf, jnp.where(p > self.highest, jnp.inf, known))
+
+    def _known(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The quantiles as if all were known."""
+        return _with_knots(quantiles.interpolate_monotone)(p, *self._knots)
+
+    @property
+    def _knots(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """The levels and the quantiles with those of levels 0 and 1 added, both [n, k + 2]."""
+        levels = jnp.broadcast_to(jnp.expand_dims(self.levels, -2), self.values.shape)
+        ends = [(0, 0)] * (self.values.ndim - 1) + [(1, 1)]
+        return jnp.pad(levels, ends, constant_values=(0, 1)), jnp.pad(self.values, ends, mode="edge")
+
+
+class ScaledQuantiles(Distribution):
+    """Predictions loc + scale * Z, whose quantile function is linear between knots that all rows share, or a group.
+
+    Beyond the outer levels it is constant, as that of `Quantiles` (tails="constant"). Or Z has there the tails of a
+    standard normal distribution, scaled to the mass that is left (tails="normal"): P(Z <= t) is levels[0] Phi(t) /
+    Phi(z[0]) for t <= z[0], and likewise above; in logs, so that a knot at -40 does no harm. All methods are exact for
+    this distribution; the cdf and the score cost O(log L) a row, and no [n, L] array is ever made. A row with scale 0
+    is a point.
+
+    Where z is a sorted sample, the density between each two knots would be no estimate of that of the sample's
+    distribution: with `from_sample` the log density is that of a smoothed version, and quantiles at levels that so few
+    values do not reach come with a warning. All else is as without it.
+
+    With `group` every row has the sample of its group, whose values may have weights, and normal tails are those of the
+    sample's mean and std. A row takes O(log M) for M values of all groups.
+
+    Args:
+        loc: [n], or one number for all rows.
+        scale: [n], or one number for all rows; not negative.
+        levels: [L], in increasing order in (0, 1); the last may be 1 where the tails are constant. None with tables of
+            groups, which have their own.
+        z: [L], the quantiles of Z at these levels, in increasing order; with `group` the tables of all groups, made by
+            `functional.linear_tables.make`.
+        tails: "constant" or "normal".
+        from_sample: whether z are the sorted values of a sample, as those of groups are. They decide the ends of
+            intervals, which are then rounded outward.
+        shift: [n], a part of loc, if z are in units of their own: its size has a say in the rounding.
+        group: the number of each row's group [n], with tables of groups only.
+        new_weight: the weight of each row [n] beside those of its group's table; their mean where None.
+
+    Raises:
+        ValueError: if an argument is not finite or of the wrong shape, z or the levels do not increase, or these leave
+            (0, 1); if group comes without tables of groups, or the other way around.
+
+    Example:
+        >>> distribution = ScaledQuantiles(jnp.array([0.0, 10.0]), 2.0, jnp.array([0.25, 0.75]), jnp.array([-1.0, 1.0]))
+        >>> print(distribution.icdf(0.625), distribution.cdf(1.0))
+        [ 1. 11.] [0.625 0.   ]
+        >>> values, group = jnp.array([-1.0, 1.0, -5.0, 5.0]), jnp.array([0, 0, 1, 1])
+        >>> both = linear_tables.make(values, group, np.array([2, 2]))
+        >>> distribution = ScaledQuantiles(jnp.zeros(2), 1.0, None, both, group=jnp.array([0, 1]))
+        >>> print(", ".join(f"{quantile:.1f}" for quantile in distribution.icdf(0.6)))
+        0.6, 3.0
+    """
+
+    loc: Float[Array, "*n"]
+    scale: Float[Array, "*n"]
+    levels: Float[Array, "*l"] | None
+    z: Float[Array, "*l"] | LinearTables
+    shift: Float[Array, "*n"] | None
+    group: Int[Array, "*n"] | None
+    new_weight: Float[Array, "*n"] | None
+    tails: str = eqx.field(static=True)
+    from_sample: bool = eqx.field(static=True)
+    _shared: ClassVar = {"levels": 1, "z": 1}
+
+    def __init__(
+        self,
+        loc: Real[ArrayLike, "..."],
+        scale: Real[ArrayLike, "..."],
+        levels: Real[ArrayLike, "..."] | None,
+        z: Real[ArrayLike, "..."] | LinearTables,
+        tails: str = "constant",
+        *,
+        from_sample: bool = False,
+        shift: Real[ArrayLike, "..."] | None = None,
+        group: Int[Array, "*n"] | None = None,
+        new_weight: Float[Array, "*n"] | None = None,
+    ):
+        _checks.check_choice("tails", tails, linear_tables.TAILS)
+        check_group(z, LinearTables, group, new_weight)
+        self.loc, self.scale = as_parameters(loc=loc, scale=scale)
+        self.shift = None if shift is None else as_parameters(loc=self.loc, shift=shift)[1].astype(self.loc.dtype)
+        self.tails, self.from_sample = tails, from_sample or group is not None
+        self.levels, self.z = (None, z) if isinstance(z, LinearTables) else _as_curve(levels, z, self.loc, tails)
+        self.group, self.new_weight = group, new_weight
+        _checks.check_not_negative("scale", self.scale)
+
+    @property
+    @eqx.filter_jit
+    def mean(self) -> Float[Array, "*n"]:
+        """The mean of Z, placed."""
+        loc, scale = self._units
+        return loc + scale * self._curve.moments()[0]
+
+    @property
+    @eqx.filter_jit
+    def std(self) -> Float[Array, "*n"]:
+        """The std of Z, scaled."""
+        return self._units[1] * self._curve.moments()[1]
+
+    @of_targets
+    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The largest level whose quantile is at most y; in normal tails by the formula above."""
+        y = match(y, self.loc)
+        error, u = self._standardized(self._moved(y, y, 1))  # y itself, unless calibration rows decide
+        cdf = self._curve.cdf(u)
+        return jnp.where(self._units[1] > 0, cdf, (error >= 0).astype(cdf.dtype))
+
+    @of_targets
+    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The log density, which is constant between two knots; -inf where only atoms are.
+
+        With `from_sample` it is that of a smoothed version, `functional.smoothing.sample_log_density`, of groups
+        `functional.linear_tables.log_density`, finite everywhere: the cdf and the quantiles are not the integral of
+        this density, though near it.
+        """
+        scale, positive = self._units[1], self._units[1] > 0
+        log_density = self._curve.log_density(self._standardized(y)[1])
+        return jnp.where(positive, log_density - jnp.log(jnp.where(positive, scale, 1)), -jnp.inf)
+
+    @of_targets
+    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+        """The scale times the score of Z at u = (y - loc) / scale, by prefix sums of integrals over the segments.
+
+        Beyond an outer knot the score grows by the distance from it, less twice the integral of the tail between.
+        """
+        error, u = self._standardized(y)
+        scale = self._units[1]
+        return jnp.where(scale > 0, scale * self._curve.crps(u), jnp.abs(error))
+
+    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
+        self._curve.warn_of_levels(p)
+
+    def _moved(
+        self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        return super()._moved(values, levels, ROUNDINGS * side if len(self._locations) > 1 else side)
+
+    @property
+    def _locations(self) -> tuple[Float[Array, "*n"], ...]:
+        if not self.from_sample:
+            return ()
+        if isinstance(curve := self._curve, _CurvesOfGroups):
+            return self.loc, self.scale * curve.tables.center[curve.group]
+        return (self.loc,) if self.shift is None else (self.loc - self.shift, self.shift)
+
+    @eqx.filter_jit
+    def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The quantiles of Z at checked levels, placed in every row."""
+        return place_levels(self._curve.quantiles(levels), *self._units)
+
+    @eqx.filter_jit
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+        """The quantiles at uniformly random levels."""
+        return sample_by_inversion(self._icdf, key, shape, self.loc.shape, self.loc.dtype)
+
+    @eqx.filter_jit
+    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        return place(self._curve.icdf(p), *self._units)
+
+    @property
+    def _curve(self) -> "_Curve | _CurvesOfGroups":
+        """What is known of Z."""
+        if isinstance(self.z, LinearTables) and self.group is not None:
+            return _CurvesOfGroups(self.z, self.group, self.new_weight, self.tails)
+        return _Curve(cast("Array", self.levels), cast("Array", self.z), self.tails, self.from_sample)
+
+    @property
+    def _units(self) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+        """Where the unit of Z lies in every row, and its size."""
+        return self._curve.units(self.loc, self.scale)
+
+    def _standardized(self, y: ArrayLike) -> tuple[Array, Array]:
+        """y less where the unit of Z lies, and that over its size (or over 1 where it is 0)."""
+        loc, scale = self._units
+        error = match(y, loc) - loc
+        return error, error / jnp.where(scale > 0, scale, 1)
+
+
+class _Curve(NamedTuple):
+    """Z, the same for all rows.
+
+    Attributes:
+        levels: [L], behind leading axes of runs.
+        z: likewise, the quantiles at these levels.
+        tails: as of `ScaledQuantiles`.
+        from_sample: likewise.
+    """
+
+    levels: Float[Array, "*l"]
+    z: Float[Array, "*l"]
+    tails: str
+    from_sample: bool
+
+    def units(self, loc: Array, scale: Array) -> tuple[Array, Array]:
+        """Where the unit of z lies in rows of this location and scale, and its size."""
+        return loc, scale
+
+    def moments(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """The mean and the std, both [1]."""
+        p, q = self._knots
+        mean = _mean(p, q)
+        if self.tails == "constant":
+            deviations = q - mean[..., None]
+            unit = linalg.scale_of(deviations, axis=-1)
+            return mean, unit[..., 0] * linalg.sqrt(_mean_square(p, deviations / unit))
+        masses, ends = self._ends
+        excess, square = normal_tail.excess(ends)
+        mean = mean + jnp.diff(masses * excess)
+        deviations = q - mean[..., None]
+        # The std of a normal tail is about 1: smaller deviations do not count, and their squares may be 0.
+        unit = jnp.maximum(linalg.scale_of(deviations, axis=-1), 1)
+        inside, unit = _mean_square(p, deviations / unit), unit[..., 0]
+        deviations = ends + jnp.concatenate([mean, -mean], axis=-1)
+        beyond = (masses * (2 * deviations * excess + square)).sum(-1, keepdims=True)
+        return mean, unit * linalg.sqrt(inside + beyond / unit / unit)
+
+    def cdf(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The level of u."""
+        p, q = self._knots
+        cdf = _with_knots(quantiles.interpolate_monotone)(u, q, p)
+        if self.tails == "constant":
+            return cdf
+        upper, mass, end, x = self._nearest_end(u)
+        tail = mass * normal_tail.survival(x, end)
+        return jnp.where(upper, 1 - tail, jnp.where(x > end, tail, cdf))
+
+    def log_density(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The log density at u; of a sample that of a smoothed version."""
+        if self.from_sample:
+            return jnp.vectorize(smoothing.sample_log_density, signature="(n),(l)->(n)")(u, self.z)
+        p, q = self._knots
+        log_density = _with_knots(_log_slope)(u, q, p)
+        if self.tails == "constant":
+            return log_density
+        upper, mass, end, x = self._nearest_end(u)
+        in_tail = jnp.log(mass) + normal_tail.log_prob(x, end)
+        return jnp.where(upper | (x > end), in_tail, log_density)
+
+    def crps(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The score at u."""
+        p, q = self._knots
+        upper, mass, end, x = self._nearest_end(u)
+        score = _with_knots(_linear_crps)(jnp.clip(u, q[..., 0], q[..., -1]), q, p) + x - end
+        if self.tails == "constant":
+            return score
+        masses, ends = self._ends
+        inside = (masses**2 * normal_tail.square_of_survival(ends)).sum(-1, keepdims=True)
+        beyond_end = _pick(upper, masses * normal_tail.excess(ends)[0])
+        return score + inside - 2 * (beyond_end - mass * normal_tail.survival(x, end) * normal_tail.excess(x)[0])
+
+    def quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The quantiles at one level or k levels, [1] or [1, k]."""
+        return at_levels(self.icdf, levels, self.z[..., :1])
+
+    def icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The quantile for every row at a level of its own."""
+        levels, q = self._knots
+        z = _with_knots(quantiles.interpolate_monotone)(p, levels, q)
+        if self.tails == "constant":
+            return z
+        upper = p > self.levels[..., -1:]
+        fraction = jnp.where(upper, 1 - p, p)
+        mass, end = (_pick(upper, pair) for pair in self._ends)
+        beyond, possible = fraction < mass, fraction > 0
+        x = normal_tail.quantile(jnp.where(beyond & possible, fraction, mass) / mass, end)
+        x = jnp.where(possible, x, jnp.inf)
+        return jnp.where(beyond, jnp.where(upper, x, -x), z)
+
+    def warn_of_levels(self, p: ArrayLike) -> None:
+        """Warn of known levels that are not reached."""
+        if self.from_sample:
+            warn_if_too_few(self.z.shape[-1], outer_levels(p), _BEYOND[self.tails])
+        elif self.tails == "constant":
+            warn_if_beyond(self.levels, p)
+
+    @property
+    def _knots(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """The levels and z with those of levels 0 and 1 added, both [1, L + 2]: the same for all rows."""
+        ends = [(0, 0)] * (self.z.ndim - 1) + [(1, 1)]
+        levels, z = jnp.pad(self.levels, ends, constant_values=(0, 1)), jnp.pad(self.z, ends, mode="edge")
+        return jnp.expand_dims(levels, -2), jnp.expand_dims(z, -2)
+
+    @property
+    def _ends(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """The masses beyond the lower and the upper knot, and where these are, seen outwards; both [2]."""
+        masses = jnp.concatenate([self.levels[..., :1], 1 - self.levels[..., -1:]], axis=-1)
+        return masses, jnp.concatenate([-self.z[..., :1], self.z[..., -1:]], axis=-1)
+
+    def _nearest_end(self, u: Array) -> tuple[Array, ...]:
+        """Whether u is at or beyond the upper end, the mass and the end on its side, and u seen outwards, if beyond."""
+        upper = u >= self.z[..., -1:]
+        mass, end = (_pick(upper, pair) for pair in self._ends)
+        return upper, mass, end, jnp.maximum(jnp.where(upper, u, -u), end)
+
+
+class _CurvesOfGroups(NamedTuple):
+    """Z of every group, in units of its own, and the number of each row's group [n]; methods as of `_Curve`."""
+
+    tables: LinearTables
+    group: Int[Array, "*n"]
+    new_weight: Float[Array, "*n"] | None
+    tails: str
+
+    def units(self, loc: Array, scale: Array) -> tuple[Array, Array]:
+        """Where the unit of each row's table lies, and its size."""
+        return loc + scale * self.tables.center[self.group], scale * self.tables.spread[self.group]
+
+    def moments(self) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+        """The mean and the std, both [n]."""
+        return linear_tables.mean_and_std(self.tables, self.group, self.new_weight, self.tails)
+
+    def cdf(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The level of u."""
+        return linear_tables.cdf(self.tables, self.group, u, self.new_weight, self.tails)
+
+    def log_density(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The log density at u of a smoothed version."""
+        return linear_tables.log_density(self.tables, self.group, u, self.new_weight)
+
+    def crps(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The score at u."""
+        return linear_tables.crps(self.tables, self.group, u, self.new_weight, self.tails)
+
+    def quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The quantiles at one level or k levels: rows without weights of their own share the search of their group."""
+        number = self.tables.total.shape[0]
+        if self.new_weight is not None or number > self.group.shape[0]:
+            return at_levels(self.icdf, levels, self.tables.total[self.group])
+        of_group = self._replace(group=jnp.arange(number, dtype=jnp.int32))
+        return at_levels(of_group.icdf, levels, self.tables.total)[self.group]
+
+    def icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The quantile of every row at a level of its own."""
+        return linear_tables.quantile(self.tables, self.group, p, self.new_weight, self.tails)
+
+    def warn_of_levels(self, p: ArrayLike) -> None:
+        """Warn of known levels that the values of some groups do not reach."""
+        if _checks.is_traced(p, self.group, self.tables.start):
+            return
+        sizes = np.diff(np.asarray(self.tables.start))[np.asarray(self.group)]
+        levels = np.asarray(outer_levels(p))
+        inside = levels[levels < 1]
+        needed = quantiles.smallest_table(inside.max()) if inside.size else 0
+        if (few := sizes < needed).any():
+            _checks.warn(
+                f"in {few.sum()} rows the group has too few calibration rows for the level asked for, which needs at "
+                f"least {needed}; the smallest has {sizes.min()}. The quantile may cover less than its level.",
+            )
+
+
+def _as_curve(
+    levels: Real[ArrayLike, "..."] | None, z: Real[ArrayLike, "..."], loc: Float[Array, "*n"], tails: str
+) -> tuple[Float[Array, "*l"], Float[Array, "*l"]]:
+    """Checked levels and quantiles of Z in the dtype of the rows."""
+    if levels is None:
+        raise ValueError("levels is None, which goes with tables of groups as z: give the levels of z.")
+    z = as_parameter(_checks.as_vector("z", z), loc.dtype)
+    levels = as_parameter(_checks.as_vector("levels", levels, length=z.shape[0]), loc.dtype)
+    check_increasing("z", z, strictly=False)
+    check_increasing("levels", levels, strictly=False)
+    if not _checks.is_traced(levels):
+        inner = np.asarray(levels)
+        _checks.check_fraction("levels", inner if tails == "normal" else inner[inner != 1])
+    return levels, z
+
+
+def _check_not_crossing(values: Float[Array, "n k"]) -> None:
+    """Raise ValueError if known quantiles decrease along a row; say in how many, and which is the first."""
+    if _checks.is_traced(values):
+        return
+    known = np.asarray(values)
+    crossing = np.diff(known) < 0
+    rows = np.flatnonzero(crossing.any(axis=1))
+    if rows.size:
+        row, k = rows[0], crossing[rows[0]].argmax()
+        raise ValueError(
+            f"values must not decrease along a row: the quantiles of {rows.size} of {len(known)} rows cross, the first "
+            f"in row {row}, {known[row, k]:g} before {known[row, k + 1]:g}. sort=True sorts them within each row."
+        )
+
+
+def _with_knots(function: Callable[[Array, Array, Array], Array]) -> Callable[[Array, Array, Array], Array]:
+    """A function of one value and the k knots of one curve, over all rows."""
+    return jnp.vectorize(function, signature="(),(k),(k)->()")
+
+
+def _mean(p: Array, q: Array) -> Array:
+    """The integral over the level p of quantiles q that are linear between levels."""
+    return (jnp.diff(p) * (q[..., :-1] + q[..., 1:]) / 2).sum(-1)
+
+
+def _mean_square(p: Array, q: Array) -> Array:
+    """The integral of their square."""
+    a, b = q[..., :-1], q[..., 1:]
+    return (jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1)
+
+
+def _log_slope(x: Array, xp: Array, fp: Array) -> Array:
+    """The log of the slope at x of a piecewise-linear curve; -inf where it jumps or is constant."""
+    right = jnp.clip(jnp.searchsorted(xp, x, side="right"), 1, xp.shape[0] - 1)
+    step, rise = xp[right] - xp[right - 1], fp[right] - fp[right - 1]
+    sloped = (step > 0) & (rise > 0) & (x >= xp[0])
+    rise, step = jnp.where(sloped, rise, 1), jnp.where(sloped, step, 1)
+    return jnp.where(sloped, jnp.log(rise) - jnp.log(step), -jnp.inf)
+
+
+def _linear_crps(u: Array, q: Array, p: Array) -> Array:
+    """CRPS at u within the knots q of the distribution whose cdf is linear between values p from 0 to 1.
+
+    It takes O(log k) a value.
+
+    The integrals of cdf^2 up to every knot and of (1 - cdf)^2 from it on are prefix sums of positive terms.
+    """
+    width, squares = jnp.diff(q), lambda f: f[:-1] ** 2 + f[:-1] * f[1:] + f[1:] ** 2
+    below = jnp.pad(jnp.cumsum(width * squares(p) / 3), (1, 0))
+    above = jnp.pad(jnp.cumsum((width * squares(1 - p) / 3)[::-1])[::-1], (0, 1))
+    left = jnp.clip(jnp.searchsorted(q, u, side="right") - 1, 0)
+    return (below + above)[left] + (u - q[left]) * (p[left] + quantiles.interpolate_monotone(u, q, p) - 1)
+
+
+def _pick(upper: Array, pair: Array) -> Array:
+    """The second of a pair for the rows where `upper`, the first for the others."""
+    return jnp.where(upper, pair[..., 1:], pair[..., :1])

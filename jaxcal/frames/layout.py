@@ -1,0 +1,157 @@
+"""The rows and the columns of a table, an array or a data frame: how many, in which order, by which names."""
+
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import ArrayLike, Int
+
+from jaxcal import _checks
+
+# Inputs: an array, or a data frame of any library; and targets: an array, or a series.
+Table = Any
+Series = Any
+
+
+class Layout(eqx.Module):
+    """How many columns the inputs of a fit had, and in which order; made by `Layout.of`.
+
+    Attributes:
+        num_columns: how many there are.
+        names: of the columns of a data frame; None of an array.
+    """
+
+    num_columns: int = eqx.field(static=True)
+    names: tuple[str, ...] | None = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, x: Table) -> "Layout":
+        """That of a table.
+
+        Raises:
+            ValueError: if two columns have one name.
+        """
+        if is_frame(x):
+            names = tuple(map(str, as_frame(x).columns))
+            return cls(len(names), names)
+        shape = np.shape(x)
+        return cls(shape[-1] if len(shape) > 1 else 1, None)
+
+    def __call__(self, x: Table) -> Table:
+        """The table with the columns of the fit, in their order, looked up by name; those of an array are the same.
+
+        Raises:
+            ValueError: if a frame lacks a column, or an array has another number of them.
+        """
+        if not is_frame(x):
+            table = as_table(x)
+            if table.shape[1] != self.num_columns:
+                raise ValueError(f"x has {table.shape[1]} columns; the fit had {self.num_columns}.")
+            return table
+        frame = as_frame(x)
+        names = tuple(map(str, frame.columns))
+        if self.names is None:
+            if len(names) != self.num_columns:
+                raise ValueError(f"x has {len(names)} columns; the fit had {self.num_columns}.")
+            return x
+        if names == self.names:
+            return x
+        return frame[:, [place_of(name, names) for name in self.names]].to_native()
+
+    def called(self, place: int) -> str:
+        """What messages call a column."""
+        return f"column {place}" if self.names is None else f"column {self.names[place]!r}"
+
+
+def is_frame(x: Any) -> bool:
+    """Whether x is a data frame: what has columns, of a library that narwhals knows."""
+    kind = type(x)  # of a lazy frame the names of the columns would have to be computed
+    return hasattr(kind, "columns") or hasattr(kind, "column_names")
+
+
+def as_table(x: Any) -> Table:
+    """A table that is handed on to whatever is fitted: a frame or an array of objects as it is, numbers as a matrix.
+
+    Numbers may be missing: it is for what is fitted to refuse them.
+
+    Raises:
+        ValueError: if the shape is not (n, d), or there are no rows or no columns.
+    """
+    if is_frame(x):
+        frame = as_frame(x)
+        if not all(frame.shape):
+            raise ValueError(f"x is empty: its shape is {frame.shape}.")
+        return frame.to_native()
+    is_of_objects = isinstance(x, np.ndarray) and x.dtype.kind in "OUS"
+    return np.atleast_2d(x.T).T if is_of_objects else _checks.as_numbers("x", x)
+
+
+def num_rows(x: Table) -> int:
+    """How many rows a table has."""
+    return (as_frame(x) if is_frame(x) else x).shape[0]
+
+
+def take(rows: Int[ArrayLike, " k"], x: Table) -> Table:
+    """The rows of a table by their numbers; a frame stays one, of its own library, with its index."""
+    numbers = np.asarray(rows)
+    return as_frame(x)[numbers.tolist(), :].to_native() if is_frame(x) else x[numbers]
+
+
+def like(x: Table, columns: dict[str, np.ndarray]) -> Any:
+    """A matrix [n, k] of these columns; of a frame a frame of its library, with its index."""
+    if not is_frame(x):
+        return np.column_stack(list(columns.values()))
+    import narwhals.stable.v2 as nw
+
+    found = nw.from_dict(columns, backend=as_frame(x).implementation).to_native()
+    if hasattr(x, "index") and not callable(x.index):  # of pandas
+        found.index = x.index
+    return found
+
+
+def check_same_index(x: Any, y: Any) -> None:
+    """Raise ValueError if a frame and a series of pandas have different indices: their rows would not be one's."""
+    index, other = getattr(x, "index", None), getattr(y, "index", None)
+    if index is None or other is None or callable(index) or callable(other):
+        return
+    if not index.equals(other):
+        raise ValueError(
+            "x and y have different indices: their rows do not belong together. Align them, y = y.loc[x.index], or "
+            "drop the index, y.to_numpy()."
+        )
+
+
+def as_frame(x: Any) -> Any:
+    """A frame of narwhals, if its columns have different names."""
+    import narwhals.stable.v2 as nw
+
+    try:
+        frame = nw.from_native(x, eager_only=True)
+        names = list(map(str, frame.columns))
+    except nw.exceptions.DuplicateError:
+        frame, names = None, list(map(str, x.columns))
+    except TypeError as error:
+        raise TypeError(
+            f"x is a {type(x).__name__}, which is no data frame with values: collect it, or give an array."
+        ) from error
+    if frame is None or len(set(names)) < len(names):
+        raise ValueError(f"the columns of x must have different names; got {', '.join(names)}.")
+    if frame.implementation.is_pandas():  # which takes no rows of numbers of another order of bytes
+        native = frame.to_native()
+        of_numpy = {name: dtype for name, dtype in native.dtypes.items() if isinstance(dtype, np.dtype)}
+        swapped = {name: dtype.newbyteorder("=") for name, dtype in of_numpy.items() if not dtype.isnative}
+        if swapped:
+            native = native.astype(swapped)
+            return nw.from_native(native, eager_only=True)
+    return frame
+
+
+def place_of(column: int | str, names: tuple[str, ...]) -> int:
+    """The position of a column of a frame.
+
+    Raises:
+        ValueError: if there is no such column.
+    """
+    if column not in (*range(len(names)), *names):
+        raise ValueError(f"x has no column {column!r}; its columns are {', '.join(names)}.")
+    return names.index(column) if isinstance(column, str) else column

@@ -1,0 +1,117 @@
+"""What a column of a data frame holds: numbers, or labels; values may be missing."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxcal import _checks
+from jaxcal.frames.layout import Table, as_frame, place_of
+
+# A label is a string in a column of text, and a number in one of numbers; None stands for a missing one.
+Label = str | float | None
+_OF_LABELS = (str, int, float, type(None))
+
+
+def labels_in(x: Table, name: str) -> np.ndarray:
+    """The labels in a column of a frame, [n].
+
+    Raises:
+        ValueError: if there is no such column, or a label is missing.
+    """
+    column = _column(x, name)
+    if count := int(values_of(column)[1].sum()):
+        raise ValueError(f"column {name!r} of x has no label in {count} rows: give each row a label.")
+    return column.to_numpy()
+
+
+def numbers_in(x: Table, column: int | str) -> Float[Array, " n"]:
+    """The numbers in a column of a frame, by its position or its name, [n].
+
+    Raises:
+        ValueError: if there is no such column, or it holds labels, or values that are missing or infinite.
+    """
+    values = _column(x, column)
+    called = f"column {str(values.name)!r}"
+    if holds_labels(called, values):
+        raise ValueError(f"{called} of x holds labels, where numbers are needed.")
+    return _checks.as_vector(f"{called} of x", numbers(called, values))
+
+
+def _column(x: Table, column: int | str) -> Any:
+    """A column of a frame, as a series of narwhals."""
+    frame = as_frame(x)
+    return frame[frame.columns[place_of(column, tuple(map(str, frame.columns)))]]
+
+
+def holds_labels(name: str, column: Any) -> bool:
+    """Whether a column of a frame is categorical or holds text.
+
+    Raises:
+        ValueError: if it holds neither that nor numbers.
+    """
+    import narwhals.stable.v2 as nw
+
+    dtype = column.dtype
+    if dtype.is_numeric() or dtype == nw.Boolean:
+        return False
+    if dtype in (nw.String, nw.Categorical, nw.Enum, nw.Object):
+        return True
+    if dtype == nw.Unknown and column.to_numpy().dtype.kind in "fiu":  # of another order of bytes, or long doubles
+        return False
+    raise ValueError(
+        f"{name} of x holds {dtype}, which is neither numbers nor labels: make numbers of it, such as days "
+        "since a date, or drop it."
+    )
+
+
+def numbers(name: str, column: Any) -> np.ndarray:
+    """The values of a column as floats, NaN where they are missing.
+
+    Raises:
+        ValueError: if it holds labels, or a value is infinite.
+    """
+    import narwhals.stable.v2 as nw
+
+    if holds_labels(name, column):
+        raise ValueError(f"{name} of x holds labels, where the fit had numbers.")
+    if column.dtype != nw.Unknown:
+        column = column.cast(nw.Float32 if str(column.dtype) in ("Float16", "Float32") else nw.Float64)
+    given = column.to_numpy()
+    is_short = given.dtype.kind == "f" and given.dtype.itemsize <= 4
+    values = _checks.as_numpy_floats(f"{name} of x", given, np.float32 if is_short else np.float64)
+    if np.isinf(values).any():
+        raise ValueError(f"{name} of x holds {np.isinf(values).sum()} values that are infinite.")
+    return values
+
+
+def distinct_labels(name: str, column: Any, *, of_numbers: bool) -> tuple[tuple[Label, ...], Int[np.ndarray, " n"]]:
+    """The labels of a column in increasing order, a missing one last, and the position of every row's.
+
+    Raises:
+        ValueError: if one is neither a number nor a string.
+    """
+    if of_numbers:
+        values = numbers(name, column)
+        missing = np.isnan(values)
+    else:
+        given, missing = values_of(column)
+        bad = [value for value in given if not isinstance(value, _OF_LABELS)]
+        if bad:
+            raise ValueError(
+                f"{name} of x holds {len(bad)} values that are neither numbers nor strings, the first "
+                f"{bad[0]!r}: make numbers or strings of them."
+            )
+        values = np.array([str(value) for value in given])
+    labels, position = np.unique(values[~missing], return_inverse=True)
+    number = np.full(len(values), len(labels))
+    number[~missing] = position
+    found = [float(label) if of_numbers else str(label) for label in labels]
+    return tuple([*found, None] if missing.any() else found), number
+
+
+def values_of(column: Any) -> tuple[list, np.ndarray]:
+    """The values of a column of labels, and which are missing: NaN, or None, which is also in place of pandas' NA."""
+    is_null = column.is_null().to_list()
+    given = [None if null else value for value, null in zip(column.to_list(), is_null, strict=True)]
+    return given, np.array([value is None or value != value for value in given])

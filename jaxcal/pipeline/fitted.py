@@ -1,0 +1,156 @@
+"""A fitted pipeline: what it predicts, what is known of its coverage, and the scores of its steps."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxcal import _checks, metrics
+from jaxcal.distributions import Distribution, Point
+from jaxcal.frames.layout import Layout, Series, Table
+from jaxcal.guarantee import Guarantee, MeasuredCoverage, WorstCaseGuarantee
+from jaxcal.pipeline.chain import Chain
+from jaxcal.pipeline.cross_conformal import JackknifePlus
+from jaxcal.pipeline.steps import Groups
+
+# The interval of which the coverage is reported.
+_LEVEL = 0.9
+_HEADER = f"{'':30}{'CRPS':>20}{'RMSE':>20}{'90 % interval covers':>26}"
+
+
+class Pipeline(eqx.Module):
+    """A predictor, calibrators and a last step; made by `fit`. `print(pipeline)` is a table of their scores.
+
+    Attributes:
+        chain: predictor and calibrators, fitted to all rows, or to those that were not set aside; with "cv+" all those
+            that were fitted without a fold, as a `jaxcal.cross_conformal.JackknifePlus`.
+        last: the last step; None where there is none, and with "cv+", whose `chain` does it.
+        steps: what the predictor alone, each calibrator and the last step predict of rows they were not fitted to. That
+            of "cv+" is what conformal calibration by the errors of the other folds makes of the predictions of a fold.
+        others: the steps of the other pipelines that were tried, where the predictor was chosen.
+        method: "folds", "split", "cv+" or "prefit".
+        layout: the columns of x.
+        by: where the last step has its groups from.
+    """
+
+    chain: Chain | JackknifePlus
+    last: Callable | None
+    steps: tuple["Step", ...]
+    others: tuple[tuple["Step", ...], ...]
+    method: str = eqx.field(static=True)
+    layout: Layout
+    by: Groups
+
+    def __call__(self, x: Table, *, by: Series | None = None) -> Distribution:
+        """The predictive distribution of every row of x.
+
+        Args:
+            x: inputs [n, d], or a data frame with the columns of the fit.
+            by: the labels of the groups [n], where the fit had labels.
+
+        Raises:
+            ValueError: if x has other columns than in the fit; if labels are missing, or there are no groups.
+        """
+        x = self.layout(x)
+        if isinstance(self.chain, JackknifePlus):
+            return self.chain(x)
+        prediction = self.chain(x)
+        return prediction if self.last is None else self.last(x, prediction, **self.by.of_new_rows(by))
+
+    @property
+    def out_of_fold(self) -> Distribution:
+        """What the whole pipeline predicts of the rows in `steps[-1].rows`, fitted without them."""
+        return self.steps[-1].predictions
+
+    def guarantee(self, confidence_level: float) -> Guarantee | WorstCaseGuarantee | MeasuredCoverage:
+        """What is known of the coverage of the central interval at this level; `print` tells it in words.
+
+        With "split", and with "prefit" and no calibrators, it is the guarantee of the last step, if it gives one, with
+        "cv+" that of CV+, if there are no groups. With "folds" there is no guarantee: the model that predicts has made
+        none of the errors by which it was recalibrated. Then it is what was measured. Where `by` gave groups, each has
+        a guarantee of its own, `last.guarantee`, and this is what was measured of all rows.
+
+        Raises:
+            ValueError: if the confidence level lies outside (0, 1).
+        """
+        _checks.check_fraction("confidence_level", confidence_level)
+        if isinstance(self.chain, JackknifePlus) and not self.chain.has_groups:
+            return self.chain.guarantee(confidence_level)
+        guarantee = getattr(self.last, "guarantee", None)
+        if guarantee is not None and self.by.source is None and not self.out_of_fold.is_out_of_fold:
+            return guarantee(confidence_level)
+        return self.steps[-1].coverage(confidence_level)
+
+    def __str__(self) -> str:
+        """A table of the steps and their scores."""
+        how = "out of fold" if self.out_of_fold.is_out_of_fold else "set aside"
+        about = f"{len(self.steps[-1].y)} data points, {how}; mean ± standard error."
+        lines = [_HEADER, *map(str, self.steps), about]
+        for steps in self.others:
+            lines += ["", "tried as well:", *map(str, steps)]
+        return "\n".join(lines)
+
+
+class Scores(NamedTuple):
+    """Means over data points, with their standard errors."""
+
+    crps: float
+    crps_error: float
+    rmse: float
+    rmse_error: float
+
+
+class Step(eqx.Module):
+    """A step of a pipeline, and what it predicts of rows that neither it nor a step before was fitted to.
+
+    Attributes:
+        name: of the method.
+        predictions: of the rows, m of them.
+        y: their targets [m].
+        rows: their numbers [m].
+        num_not_held_out: how many further rows are in no fold, and have no say in the scores.
+    """
+
+    name: str = eqx.field(static=True)
+    predictions: Distribution
+    y: Float[Array, " m"]
+    rows: Array
+    num_not_held_out: int = eqx.field(static=True, default=0)
+
+    @property
+    def scores(self) -> Scores:
+        """Continuous ranked probability score and root mean squared error."""
+        with _precision_of(self.y):
+            rmse, crps = float(metrics.rmse(self.y, self.predictions)), self.predictions.crps(self.y)
+            errors = self.predictions.mean - self.y
+        # In units in which their squares are numbers.
+        unit = rmse or 1.0
+        crps, squares = np.asarray(crps, float) / unit, (np.asarray(errors, float) / unit) ** 2
+        error_of = lambda values: float(values.std(ddof=1) / np.sqrt(len(values)))
+        return Scores(unit * float(crps.mean()), unit * error_of(crps), rmse, unit * error_of(squares) / 2)
+
+    def coverage(self, confidence_level: float) -> MeasuredCoverage:
+        """How many of the rows the central intervals cover."""
+        with _precision_of(self.y):
+            covered = metrics.coverage(self.y, self.predictions, confidence_level=confidence_level)
+        num_rows = len(self.y)
+        return MeasuredCoverage(confidence_level, num_rows, round(float(covered) * num_rows), self.num_not_held_out)
+
+    def __str__(self) -> str:
+        """A line of the table."""
+        scores, covered = self.scores, self.coverage(_LEVEL)
+        cells = (f"{v:.4g} ± {e:.2g}" for v, e in ((scores.crps, scores.crps_error), (scores.rmse, scores.rmse_error)))
+        low, high = covered.band()
+        coverage = f"{100 * covered.coverage:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+        if isinstance(self.predictions, Point):
+            coverage = "no interval"
+        return f"{self.name:30}" + "".join(f"{cell:>20}" for cell in cells) + f"{coverage:>26}"
+
+
+def _precision_of(y: Array) -> AbstractContextManager:
+    """Where float64 numbers are, 64 bits: the estimator of scikit-learn computes in these, whatever JAX does."""
+    return jax.enable_x64(True) if y.dtype == np.float64 else nullcontext()

@@ -1,0 +1,216 @@
+"""Where the errors come from that the last step of a pipeline is fitted to: `Folds`, `Split`, `CVPlus`, `Prefit`.
+
+A method divides the rows: into folds, whose models predict what they were not fitted to, and these predictions into
+parts, so that the last step is scored on rows that it was not fitted to.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import ArrayLike, PRNGKeyArray
+
+from jaxcal import _checks
+from jaxcal.pipeline.folds import Fold, as_folds, as_labels, drawn, number_for
+
+# Random keys: of what is drawn once, and of folds.
+Keys = tuple[PRNGKeyArray, PRNGKeyArray]
+
+
+class Division(NamedTuple):
+    """How the rows of a pipeline are divided.
+
+    Attributes:
+        folds: a model is fitted to the training rows of each, and predicts those that it holds out.
+        parts: what is held out, in parts, as the places among all that is: one part a fold, or those of a single one.
+        predicts: which models predict new rows: "all_rows", one that is fitted to all of them, too; "fold", the only
+            one; or "folds", all together.
+    """
+
+    folds: list[Fold]
+    parts: list[np.ndarray]
+    predicts: str
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The numbers of the rows that are held out, fold by fold."""
+        return np.concatenate([fold.held_out for fold in self.folds])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Method(abc.ABC):
+    """How the rows are divided; its kinds are `Folds`, `Split`, `CVPlus` and `Prefit`.
+
+    Attributes:
+        folds: the number of folds. None: 10 of at most 1,000 rows, where the errors of models fitted to fewer rows are
+            too large, and 5 of more. Of `Folds` and `Prefit` also the numbers of the rows of each fold, which hold
+            every row once. Or pairs of training rows and held-out rows, as the splitters of scikit-learn give them,
+            that hold out every row once at most. No step is calibrated by a row that is never held out.
+        groups: labels [n]: rows of one group stay in one fold, or on one side of the split.
+    """
+
+    folds: int | Iterable | None = None
+    groups: ArrayLike | None = None
+
+    name: ClassVar[str]
+    takes_rows: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def divide(self, num_rows: int, keys: Keys) -> Division:
+        """The rows of each fold.
+
+        Args:
+            num_rows: how many there are.
+            keys: of what is drawn once, and of folds.
+
+        Raises:
+            ValueError: if there are fewer rows or groups than folds; if given folds hold out a row several times, or
+                train on a row that they hold out, or come with groups.
+        """
+
+    @property
+    def number(self) -> int | None:
+        """The number of folds, where that was given."""
+        given: Any = self.folds
+        return None if isinstance(given, Iterable) else given
+
+    def labels(self, num_rows: int) -> np.ndarray | None:
+        """The labels of the groups, if there are any."""
+        return as_labels(self.groups, num_rows)
+
+    def checked(self, num_rows: int) -> "Method":
+        """The same with the rows of given folds, checked.
+
+        Raises:
+            ValueError: as `divide`.
+        """
+        self.labels(num_rows)
+        if hasattr(self.folds, "split") and not isinstance(self.folds, str):
+            raise ValueError(
+                f"folds is a {type(self.folds).__name__}: give the folds that it makes, list(folds.split(x, y))."
+            )
+        if not isinstance(self.folds, Iterable):
+            return self
+        given = list(self.folds)
+        if not self.takes_rows:
+            raise ValueError(
+                f"method={self.name!r} draws its folds itself: give their number; got {len(given)} lists of rows."
+            )
+        _checks.check_alone("folds says which rows stay together", groups=self.groups)
+        return dataclasses.replace(self, folds=as_folds("folds", given, num_rows))
+
+
+class Folds(Method):
+    """Predictor and calibrators are fitted once without each fold, and then to all rows.
+
+    No guarantee follows: the model that predicts has made none of the errors. What was measured is told.
+    """
+
+    name = "folds"
+
+    def divide(self, num_rows: int, keys: Keys) -> Division:
+        """Folds at random, or those that were given."""
+        return _divided(self, num_rows, keys[1], "all_rows")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Split(Method):
+    """A fraction of the rows is set aside for the last step, whose guarantee holds, if it gives one.
+
+    Attributes:
+        fraction: of the rows that are set aside; of fewer than 9 no interval of 90 % can be guaranteed, and it is
+            infinite.
+        folds: the number of parts by which the last step is scored; None as of `Folds`.
+        groups: labels [n]: rows of one group stay on one side.
+    """
+
+    fraction: float = 0.25
+
+    name = "split"
+    takes_rows = False
+
+    def divide(self, num_rows: int, keys: Keys) -> Division:
+        """A fraction of the rows at random, or of the groups, and the rest."""
+        _checks.check_fraction("fraction", self.fraction)
+        groups = self.labels(num_rows)
+        kinds, label_of = np.unique(np.arange(num_rows) if groups is None else groups, return_inverse=True)
+        aside_key, parts_key = jax.random.split(keys[0])
+        number = round(self.fraction * len(kinds))
+        folds = max(2, min(number, number_for(None, num_rows))) if self.number is None else self.number
+        if not folds <= number < len(kinds):
+            raise ValueError(
+                f"a fraction of {self.fraction:g} sets {number} of {len(kinds)} "
+                f"{'rows' if groups is None else 'groups'} aside; at least {folds} are needed, and one to fit on."
+            )
+        chosen = np.asarray(jax.random.permutation(aside_key, len(kinds)))[:number]
+        aside = np.flatnonzero(np.isin(label_of, chosen))
+        parts = drawn(len(aside), folds, None if groups is None else groups[aside], parts_key)
+        fold = Fold(np.setdiff1d(np.arange(num_rows), aside), aside)
+        return Division([fold], [part.held_out for part in parts], "fold")
+
+
+class CVPlus(Method):
+    """Predictor and calibrators are fitted without each fold, and kept: the intervals are those of CV+.
+
+    All folds have the same size; the rest, fewer rows than folds, is in the training rows of each. The guarantee is
+    `jaxcal.cross_conformal`'s; with groups there is none.
+    """
+
+    name = "cv+"
+    takes_rows = False
+
+    def divide(self, num_rows: int, keys: Keys) -> Division:
+        """Folds at random, of one size."""
+        groups = self.labels(num_rows)
+        folds = drawn(num_rows, number_for(self.number, num_rows, groups), groups, keys[0], equal=True)
+        return Division(folds, _places(folds), "folds")
+
+
+class Prefit(Method):
+    """The predictor is fitted already, to other rows, and all rows are for the steps after it.
+
+    Without calibrators the guarantee of the last step holds; they are fitted without each fold, as with `Folds`.
+    """
+
+    name = "prefit"
+
+    def divide(self, num_rows: int, keys: Keys) -> Division:
+        """All rows that are held out, for the last step."""
+        rows, parts, _ = _divided(self, num_rows, keys[0], "fold")
+        held_out = np.concatenate([fold.held_out for fold in rows])
+        return Division([Fold(np.setdiff1d(np.arange(num_rows), held_out), held_out)], parts, "fold")
+
+
+def as_method(method: "str | Method") -> Method:
+    """The method, or of a name the one with its defaults.
+
+    Raises:
+        ValueError: if there is none of this name.
+    """
+    if isinstance(method, Method):
+        return method
+    kinds = {kind.name: kind for kind in (Folds, Split, CVPlus, Prefit)}
+    _checks.check_choice("method", method, tuple(kinds))
+    return kinds[method]()
+
+
+def _divided(method: Method, num_rows: int, key: PRNGKeyArray, predicts: str) -> Division:
+    """By folds at random, or by those that were given; what a single one holds out is divided at random."""
+    groups = method.labels(num_rows)
+    if isinstance(method.folds, list):
+        folds = method.folds
+    else:
+        folds = drawn(num_rows, number_for(method.number, num_rows, groups), groups, key)
+    if folds[1:]:
+        return Division(folds, _places(folds), predicts)
+    size = len(folds[0].held_out)
+    return Division(folds, [part.held_out for part in drawn(size, number_for(None, size), None, key)], predicts)
+
+
+def _places(folds: list[Fold]) -> list[np.ndarray]:
+    """Those of each fold, among all that are held out."""
+    sizes = [len(fold.held_out) for fold in folds]
+    return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])

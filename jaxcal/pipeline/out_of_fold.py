@@ -1,0 +1,225 @@
+"""Predictions of data points by models that were fitted without them: the one loop over folds."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
+
+from jaxcal import _checks, progress
+from jaxcal.distributions import Concatenated, Distribution
+from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.distributions._rows import Rows
+from jaxcal.distributions.concatenated import beneath_each_other
+from jaxcal.frames.columns import Categorical
+from jaxcal.frames.layout import Series, Table, take
+from jaxcal.optimize import Result
+from jaxcal.pipeline.folds import Fold, as_labels, drawn
+from jaxcal.pipeline.steps import as_distribution, as_table_and_targets, columns_of, with_columns
+
+# What a warning of one of several fits is about.
+WITHOUT_A_FOLD = "in a fit without a fold, which counts its rows anew"
+
+
+def out_of_fold(
+    fit: Callable,
+    x: Table,
+    y: Series,
+    *,
+    key: PRNGKeyArray,
+    categorical: Categorical = (),
+    folds: int = 5,
+    groups: ArrayLike | None = None,
+) -> Distribution:
+    """Predict every data point by a model that was fitted to the other folds, so that none is set aside.
+
+    A calibrator fitted to them corrects the model that is fitted to all data points, `fit(x, y, key=key)`. That model's
+    errors on new ones are a little smaller than those out of fold, its errors on its own very much smaller. No coverage
+    guarantee follows from them, since the model that will predict is another one: `conformal` and `crude` refuse it.
+    They know these predictions by `is_out_of_fold`, not a distribution that is made anew from their means and stds.
+
+    `jaxcal.pipeline` does all of this in one call.
+
+    Args:
+        fit: `fit(x, y, key=key)` gives a function of inputs whose value is a Distribution or an array of means: any
+            predictor of jaxcal with its options as a `functools.partial`, or a few lines around somebody else's.
+        x: inputs [n, d], or a data frame, which is handed on as it is; a vector [n] is one column.
+        y: targets [n].
+        key: random key of the folds, and of the fits.
+        categorical: the columns of x whose values have no order, for a `fit` that takes that.
+        folds: number of folds, whose sizes differ by one at most; so many models are fitted, each to equally many data
+            points, so that nothing compiles anew.
+        groups: labels [n], of numbers or strings: data points of one group stay in one fold. Folds then differ in size.
+
+    Returns:
+        the predictions of all data points, in their order; a `Point` where the model gives means, `Concatenated` where
+        the rows of a fold share something.
+
+    Raises:
+        TypeError: if key is no random key.
+        ValueError: if x or y is empty or of the wrong shape, there are fewer data points or groups than folds, or folds
+            is less than 2.
+
+    Example:
+        >>> import jax, numpy as np, jaxcal as jc
+        >>> x, key = np.linspace(-1, 1, 50), jax.random.key(0)
+        >>> def fit_line(x, y, *, key):
+        ...     slope, intercept = np.polyfit(x[:, 0], y, 1)
+        ...     return lambda x: intercept + slope * x[:, 0]
+        >>> distribution = jc.out_of_fold(fit_line, x, x**3, key=key)
+        >>> fitted = jc.accrue.fit(x, distribution, x**3, key=key, model="polynomial")
+        >>> final = fit_line(x[:, None], x**3, key=key)
+        >>> fitted(x, jc.Point(final(x[:, None]))).std.shape
+        (50,)
+    """
+    x, y = as_table_and_targets(x, y)
+    _checks.check_key(key)
+    order_key, *keys = jax.random.split(key, folds + 1)
+    parts = drawn(len(y), folds, as_labels(groups, len(y)), order_key)
+    _, predictions = models_of_folds(with_columns(fit, columns_of(x, categorical)), (x,), (y,), parts, keys)
+    rows = [fold.held_out for fold in parts]
+    return marked_out_of_fold(joined([as_distribution(part) for part in predictions], rows))
+
+
+def models_of_folds(
+    fit: Callable,
+    inputs: tuple[Any, ...],
+    targets: tuple[Array, ...],
+    folds: Sequence[Fold],
+    keys: Sequence[PRNGKeyArray],
+    *,
+    predict: Callable = lambda model, *inputs: model(*inputs),
+    about: str = WITHOUT_A_FOLD,
+) -> tuple[list[Callable], list[Any]]:
+    """For each fold a model that is fitted to its training rows, and what that predicts of the others.
+
+    On an accelerator the models are fitted in one `vmap`, where that can be done.
+
+    Args:
+        fit: `fit(*inputs, *targets, key=key)` gives a function of inputs.
+        inputs: tables, or predictions, of all rows; None for what is not there.
+        targets: y, and weights if there are some.
+        folds: which rows.
+        keys: of the fits.
+        predict: of a model and inputs, what it predicts.
+        about: what warnings of the fits are about, a clause.
+    """
+    with one_warning(about):
+        work = _Work(fit, predict, inputs, targets, folds, keys)
+        found = _of_a_vmap(work) if jax.default_backend() != "cpu" else None
+        return _one_by_one(work) if found is None else found
+
+
+class _Work(NamedTuple):
+    """What `models_of_folds` was given."""
+
+    fit: Callable
+    predict: Callable
+    inputs: tuple[Any, ...]
+    targets: tuple[Array, ...]
+    folds: Sequence[Fold]
+    keys: Sequence[PRNGKeyArray]
+
+
+def _one_by_one(work: _Work) -> tuple[list[Callable], list[Any]]:
+    fit, predict, inputs, targets, folds, keys = work
+    models, predictions = [], []
+    with progress.work("cross-validation: models", len(folds), targets) as told:
+        for fold, key in zip(folds, keys, strict=True):
+            model = _fitted(fit, take_rows(fold.training, *inputs), take_rows(fold.training, *targets), key)
+            models.append(model)
+            predictions.append(predict(model, *take_rows(fold.held_out, *inputs)))
+            told.advance()
+    return models, predictions
+
+
+def _fitted(fit: Callable, inputs: tuple[Any, ...], targets: tuple[Array, ...], key: PRNGKeyArray) -> Callable:
+    """A model of training rows; an error says where these have one target, as those of a fold may have."""
+    try:
+        return _checks.as_model(fit, fit(*inputs, *targets, key=key))
+    except ValueError as error:
+        y = targets[0]
+        if len(y) and not _checks.is_traced(y) and np.ptp(np.asarray(y)) == 0:
+            raise ValueError(
+                f"the {len(y)} training rows of a fold have one target alone, {y[0]:g}: give other folds. {error}"
+            ) from error
+        raise
+
+
+def _of_a_vmap(work: _Work) -> tuple[list[Callable], list[Any]] | None:
+    """The same from one `vmap` of the fits; None where the fits must run one after another.
+
+    That is where training parts differ in size, `fit` reads values or memory does not suffice; and where something went
+    wrong, since inside a transformation nothing is raised: one after another, they say what.
+    """
+    fit, predict, inputs, targets, folds, keys = work
+    tables, number = (*inputs, *targets), len(folds)
+    can_be_stacked = number > 1 and all(isinstance(table, jax.Array) for table in tables)
+    if not can_be_stacked or len({len(fold.training) for fold in folds}) > 1:
+        return None
+    rows = jnp.asarray(np.stack([fold.training for fold in folds]))
+    try:
+        fit_rows = lambda rows, key: fit(*(table[rows] for table in tables), key=key)
+        stacked = eqx.filter_vmap(fit_rows)(rows, jnp.stack(keys))
+        arrays, rest = eqx.partition(stacked, eqx.is_array)
+        model_of = lambda k: eqx.combine(jax.tree.map(lambda leaf: leaf[k], arrays), rest)
+        models = [model_of(k) for k in range(number)]
+        rows_of = lambda fold: take_rows(fold.held_out, *inputs)
+        found = [predict(model, *rows_of(fold)) for model, fold in zip(models, folds, strict=True)]
+    except (TypeError, IndexError, jax.errors.JaxRuntimeError):  # the first two are those of values in a trace
+        return None
+    return (models, found) if _is_sound(stacked, found) else None
+
+
+def _is_sound(models: Any, predictions: Any) -> bool:
+    """Whether every optimization ended with a number, and there are predictions of numbers."""
+    is_code = lambda path: getattr(path[-1], "name", "") == "result" if path else False
+    codes = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(models) if is_code(path)]
+    numbers = [leaf for leaf in jax.tree.leaves(predictions) if eqx.is_inexact_array(leaf)]
+    wrong = [*(code == Result.NOT_FINITE for code in codes), *map(jnp.isnan, numbers)]
+    return not any(each.any() for each in wrong)
+
+
+@contextmanager
+def one_warning(about: str) -> Iterator[None]:
+    """One warning in place of those of a kind that come inside: what they are about, the first, and how many."""
+    with warnings.catch_warnings(record=True) as caught:
+        yield
+    for category in dict.fromkeys(each.category for each in caught):
+        first, *others = [each.message for each in caught if each.category is category]
+        more = f" There were {len(others)} more." if others else ""
+        _checks.warn(f"{about}: {first}{more}", category)
+
+
+def joined(parts: Sequence[Any], rows: Sequence[np.ndarray]) -> Distribution:
+    """The predictions of several models in the order of the rows' numbers.
+
+    Raises:
+        ValueError: if a part does not predict as many rows as there are numbers.
+    """
+    whole = Concatenated(parts, rows)
+    together = beneath_each_other(parts, np.argsort(np.concatenate(rows)))
+    return whole if together is None else together
+
+
+def take_rows(rows: Int[ArrayLike, " k"], *tables: Any) -> tuple[Any, ...]:
+    """The rows of these numbers of every table, or predictions; of arrays by one program; None of None."""
+    if all(isinstance(table, jax.Array) for table in tables):
+        return _take_rows(rows, *tables)
+    return tuple(_taken(rows, table) for table in tables)
+
+
+def _taken(rows: Int[ArrayLike, " k"], table: Any) -> Any:
+    if isinstance(table, Rows):
+        return table[rows]
+    return None if table is None else _take_rows(rows, table)[0] if isinstance(table, jax.Array) else take(rows, table)
+
+
+@jax.jit
+def _take_rows(rows: Int[ArrayLike, " k"], *arrays: Array) -> tuple[Array, ...]:
+    return tuple(array[rows] for array in arrays)

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from jaxcal.calibrators import conformal
-from jaxcal.distributions import Empirical, Mixture, Normal, Point, Recalibrated, ScaledQuantiles, StudentT
+from jaxcal.distributions import Empirical, Mixture, Normal, Point, Quantiles, Recalibrated, ScaledQuantiles, StudentT
 from jaxcal.functional import quantiles
 
 pytestmark = pytest.mark.contract_in_32_bits
@@ -304,6 +304,10 @@ NORMAL = Normal(np.zeros(5), np.ones(5))
         ),
         (
             lambda: fit_on(Empirical(np.zeros(5), 1.0, np.arange(-4.0, 5)), rule="linear", score="cdf"),
+            "base is a Empirical: score='cdf' needs distributions that have a density",
+        ),
+        (
+            lambda: fit_on(Quantiles(np.array([0.4, 0.6]), np.tile([90.0, 91], (5, 1))), rule="linear", score="cdf"),
             "a density of base at y. 5 rows, the first at index 0, lack one of the two: take score='signed'",
         ),
         (

@@ -396,8 +396,8 @@ def test_which_bases_are_recalibrated_by_their_probabilities():
     for base, by_cdf in ((t, True), (mixture, True), (plain, False), (Point(np.zeros(20)), False)):
         assert isotonic.fit(None, base, y).by_cdf == by_cdf
         assert not isotonic.fit(None, base, y, score="signed").by_cdf
-    parts = [[t, mixture], [t, plain]]
-    for (first, second), by_cdf in zip(parts, (True, False), strict=True):
+    parts = [[t, mixture], [t, plain], [plain, plain]]
+    for (first, second), by_cdf in zip(parts, (True, True, False), strict=True):
         joined = Concatenated([first, second], [np.arange(20), np.arange(20, 40)])
         assert isotonic.fit(None, joined, np.concatenate([y, y])).by_cdf == by_cdf
     # A saturated base falls back on means and stds, and says so; asked for by name it is refused.

@@ -272,7 +272,7 @@ def test_an_infinite_nlpd_says_why():
     found = {
         "inf: Point has no density": Point(y),
         "inf: Empirical has no density": Empirical(y, 1.0, np.array([-1.0, 1.0])),
-        "inf: Mixture of Point has no density": points,
+        "inf: Mixture has no density": points,
         "inf: 2 of 5 targets lie at or beyond the outermost quantiles, the first at index 2": ending,
         "inf: 1 of 5 targets lie where there is no density, the first at index 3": with_a_point,
     }

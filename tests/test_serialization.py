@@ -512,7 +512,7 @@ def test_a_file_cannot_name_what_is_not_allowed(path, name):
 
 @once
 def test_a_method_must_be_a_public_one_of_its_class(path):
-    for name in ("__class__", "_icdf", "mean", "std", "delete"):
+    for name in ("__class__", "_quantiles", "mean", "std", "delete"):
         jc.save(path, jc.Normal(jnp.zeros(2), 1.0).interval)
         rewrite(path, lambda about, name=name: about["tree"].update(method=name))
         with pytest.raises(ValueError, match=f"the model is the method '{name}' of a Normal, which jaxcal"):

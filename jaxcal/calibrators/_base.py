@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal import _checks
-from jaxcal.distributions import Distribution, Point
+from jaxcal.distributions import Distribution
 from jaxcal.frames.columns import Categorical, Columns, as_data
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import rounding
@@ -86,7 +86,7 @@ def check_base(base: object, length: int | None = None, *, outputs: bool = False
         )
     checked = _checks.as_matrix if outputs and base.mean.ndim == 2 else _checks.as_vector
     checked("base.mean", base.mean, length=length)
-    if isinstance(base, Point):
+    if not base.has_std:
         return
     std = checked("base.std", base.std, length=length)
     if _checks.is_traced(std):
@@ -107,7 +107,7 @@ def check_positive_std(base: Distribution, instead: str) -> None:
         base: checked predictions.
         instead: what to do, a clause: "take score='absolute'".
     """
-    if isinstance(base, Point) or _checks.is_traced(std := base.std):
+    if not base.has_std or _checks.is_traced(std := base.std):
         return
     known = np.asarray(std)
     bad = np.argwhere(known <= 0)
@@ -177,7 +177,7 @@ def is_scaled(score: str | None, base: Distribution) -> bool:
         ValueError: if the score is none of None, "absolute" and "scaled".
     """
     _checks.check_choice("score", score, (None, "absolute", "scaled"))
-    return score == "scaled" or (score is None and not isinstance(base, Point))
+    return score == "scaled" or (score is None and base.has_std)
 
 
 def error_scale(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
@@ -186,10 +186,10 @@ def error_scale(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
     Raises:
         ValueError: if `base` is a `Point`, which has no std, and `scaled`.
     """
-    if scaled and isinstance(base, Point):
+    if scaled and not base.has_std:
         raise ValueError(
-            "base is a Point, but errors are measured in predicted stds: it must have a std. Give one that "
-            "has, such as jaxcal.Normal(mean, std)."
+            f"base is a {type(base).__name__}, but errors are measured in predicted stds: it must have a std. Give one "
+            "that has, such as jaxcal.Normal(mean, std)."
         )
     return base.std if scaled else jnp.ones_like(base.mean)
 
@@ -260,7 +260,7 @@ def probabilities(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l
     Raises:
         ValueError: if base is a `Point`; if one of them is 0 or 1, or base has no density at its y.
     """
-    check_not_point(base)
+    check_density(base)
     p = base.cdf(y)
     if (bad := rows_without_probability(base, y, p)).size:
         raise ValueError(
@@ -279,11 +279,12 @@ def rows_without_probability(base: Distribution, y: Float[Array, " l"], p: Float
     return np.flatnonzero(~((known > 0) & (known < 1) & np.isfinite(density)))
 
 
-def check_not_point(base: Distribution) -> None:
-    """Raise ValueError if base is a `Point`, which has no probabilities strictly between 0 and 1."""
-    if isinstance(base, Point):
+def check_density(base: Distribution) -> None:
+    """Raise ValueError if base has no density, as a `Point`: then its probabilities jump."""
+    if not base.has_density:
         raise ValueError(
-            "base is a Point: score='cdf' needs distributions that have a density. Give such, or use score='signed'."
+            f"base is a {type(base).__name__}: score='cdf' needs distributions that have a density. Give such, or use "
+            "score='signed'."
         )
 
 

@@ -33,7 +33,7 @@ from jaxcal.calibrators._base import (
     standardized_errors,
 )
 from jaxcal.calibrators._groups import values_at
-from jaxcal.distributions import Distribution, Point, Quantiles
+from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index, is_frame, num_rows
 from jaxcal.functional import quantile_regression, rounding
@@ -124,7 +124,7 @@ def fit(
     levels = as_confidence_levels(confidence_levels)
     if key is None:
         check_rows_reach(rows, levels[-1])
-    scaled = score == "scaled" or (score in (None, "signed") and not isinstance(base, Point))
+    scaled = score == "scaled" or (score in (None, "signed") and base.has_std)
     errors = standardized_errors(base, y, scaled, finite=True, instead=ABSOLUTE)
     features = inputs if features is None else features
     table = _as_features(x, features, rows)

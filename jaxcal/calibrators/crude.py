@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from jaxcal import _checks
 from jaxcal.calibrators._base import (
     check_base,
-    check_not_point,
+    check_density,
     check_not_smoothed,
     check_smoothing,
     coverage_guarantee,
@@ -36,8 +36,6 @@ from jaxcal.distributions import (
     Empirical,
     MultivariateEmpirical,
     MultivariateNormal,
-    Normal,
-    Point,
     Recalibrated,
 )
 from jaxcal.frames.columns import Categorical, Columns
@@ -146,7 +144,7 @@ def fit(
     check_smoothing(smoothing, neighbors=neighbors, by=by, weights=weights)
     y = _checks.as_vector("y", y)
     check_base(base, y.shape[0])
-    by_cdf, scaled = score == "cdf" and not isinstance(base, Normal), not isinstance(base, Point)
+    by_cdf, scaled = score == "cdf" and not base.is_location_scale, base.has_std
     if by_cdf and neighbors is not None:
         raise ValueError(f"neighbors={neighbors} cannot go with score='cdf': use score='signed', or no neighbors.")
     rank = rank or ("crude" if preset else "conformal")
@@ -241,7 +239,7 @@ class CRUDE(eqx.Module):
         base = cast("Distribution", base)
         group, new_weight = of_new_rows(self.rows, x, base, by, weights)
         if self.by_cdf:
-            check_not_point(base)
+            check_density(base)
             return Recalibrated(base, self.z, self.rank)
         loc, scale = base.mean, error_scale(base, self.scaled)
         if self.neighborhood is None:

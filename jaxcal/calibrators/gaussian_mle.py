@@ -26,7 +26,7 @@ from jaxcal import _checks
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import AS_POINT, check_base, check_positive_std, error_scale, location_and_scale
 from jaxcal.calibrators._groups import Groups, Labels, Weights
-from jaxcal.distributions import Distribution, Normal, Point, StudentT
+from jaxcal.distributions import Distribution, Normal, StudentT
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg, student_t
 
@@ -134,7 +134,7 @@ def fit(
     sizes = np.bincount(number)
     if not preset and counts is None:
         _check_degrees_of_freedom(sizes - (shift != "none"), sizes, groups)
-    scaled = not isinstance(base, Point)
+    scaled = base.has_std
     # Weights of 1 go through the same program as others: equal ones, of any size, change no bit.
     w = jax.device_put(np.ones(y.shape, y.dtype)) if counts is None else counts
     rows = _Rows(base.mean, error_scale(base, scaled), y, w)

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from jaxcal import _checks
 from jaxcal.calibrators._base import (
     check_base,
-    check_not_point,
+    check_density,
     check_smoothing,
     error_scale,
     levels_of_sample,
@@ -34,14 +34,10 @@ from jaxcal.calibrators._base import (
 )
 from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
 from jaxcal.distributions import (
-    Concatenated,
     Distribution,
-    Mixture,
     Normal,
-    Point,
     Recalibrated,
     ScaledQuantiles,
-    StudentT,
 )
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg
@@ -93,9 +89,9 @@ def fit(
         x: inputs [L, d], for functions of x; else it is not used and may be None.
         base: the model's predictions [L] on rows that it was not trained on.
         y: targets [L].
-        score: "signed" or "cdf", as above. None is "cdf" for bases of a density everywhere that is not normal, as
-            `StudentT` and a `Mixture` of normals, if no tails, `by` or weights are given and no base.cdf(y) is 0 or 1;
-            else "signed".
+        score: "signed" or "cdf", as above. None is "cdf" for bases that are continuous and whose rows may differ in
+            shape, as `StudentT` and a `Mixture` of normals, if no tails, `by` or weights are given and no base.cdf(y)
+            is 0 or 1; else "signed".
         tails: with score="signed" one of the above; None is "fitted", the only one with `by` or weights.
         by: labels of groups [L], or a function of x that gives them: every group is recalibrated by itself. As of
             `conformal.fit`, and so are weights.
@@ -140,14 +136,14 @@ def fit(
         if score == "cdf" or tails not in (None, "fitted"):
             given = "score='cdf'" if score == "cdf" else f"tails={tails!r}"
             raise ValueError(f"by and weights go with score='signed' and tails='fitted'; got {given}.")
-        scaled = not isinstance(base, Point)
+        scaled = base.has_std
         errors = standardized_errors(base, y, scaled, finite=True)
         scale = error_scale(base, scaled) if partial_pooling else None
         made, rows = tables_of_groups(x, base, errors, by=by, weights=weights, rule="linear", scale=scale)
         return Isotonic(made, "fitted", scaled, rows=rows)
-    if score == "cdf" and not isinstance(base, Normal):
+    if score == "cdf" and not base.is_location_scale:
         return Isotonic(smoothed(jnp.sort(probabilities(base, y)), smoothing), "fitted", scaled=True, by_cdf=True)
-    if score is None and tails is None and _has_own_shape(base):
+    if score is None and tails is None and base.is_continuous and not base.is_location_scale:
         p = base.cdf(y)
         if not (bad := rows_without_probability(base, y, p)).size:
             return Isotonic(smoothed(jnp.sort(p), smoothing), "fitted", scaled=True, by_cdf=True)
@@ -155,7 +151,7 @@ def fit(
             f"{_checks.percent(bad.size / p.shape[0])} of the PIT values are 0 or 1 in this precision: the predictions "
             "are recalibrated by their means and stds, without their shapes (score='signed').",
         )
-    scaled = not isinstance(base, Point)
+    scaled = base.has_std
     z = jnp.sort(standardized_errors(base, y, scaled, finite=True))
     warn_without_width(z)
     if isinstance(base, Normal) and not _checks.is_traced(z):  # what Phi says of z are PIT values
@@ -200,7 +196,7 @@ class Isotonic(eqx.Module):
         check_base(base)
         group, new_weight = of_new_rows(self.rows, x, base, by, weights)
         if self.by_cdf:
-            check_not_point(base)
+            check_density(base)
             return Recalibrated(base, self.z)
         loc, scale = base.mean, error_scale(base, self.scaled)
         if isinstance(self.z, LinearTables):
@@ -211,15 +207,6 @@ class Isotonic(eqx.Module):
         elif self.tails == "support":
             levels, tails = _levels_of_paper(self.z), "constant"
         return ScaledQuantiles(loc, scale, levels, z, tails, from_sample=True, shift=shift)
-
-
-def _has_own_shape(base: Distribution) -> bool:
-    """Whether its distributions may differ in shape from row to row, and have a density everywhere."""
-    if isinstance(base, Concatenated):
-        return all(map(_has_own_shape, base.parts))
-    if isinstance(base, Mixture):
-        return isinstance(base.components, Normal | StudentT)
-    return isinstance(base, StudentT | Recalibrated)
 
 
 @jax.jit

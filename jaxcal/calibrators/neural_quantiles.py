@@ -43,7 +43,7 @@ from jaxcal import _checks
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import FINE_LEVELS, as_levels, check_base, rows_that_count
 from jaxcal.calibrators._groups import Weights
-from jaxcal.distributions import Distribution, Point, Quantiles
+from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.frames.layout import Series, Table
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional.scores import pinball
@@ -273,9 +273,10 @@ def _predict(fitted: NeuralQuantiles, deciles: Float[Array, "n 9"]) -> Quantiles
 def _quantiles_of(base: Distribution, levels: np.ndarray) -> Float[Array, "n k"]:
     """The quantiles of a checked base, finite."""
     check_base(base)
-    if isinstance(base, Point):
+    if not base.has_std:
         raise ValueError(
-            "base is a Point, whose quantiles are all its mean: it must have a std. jaxcal.accrue, for one, learns it."
+            f"base is a {type(base).__name__}, whose quantiles are all its mean: it must have a std. "
+            "jaxcal.accrue, for one, learns it."
         )
     if not _checks.is_traced(std := base.std) and not np.asarray(std).any():
         raise ValueError("base.std is 0 in every row: there is no shape to correct. jaxcal.accrue learns a std.")

@@ -30,7 +30,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace
 from jaxcal.calibrators._base import check_base
-from jaxcal.distributions import Distribution, Normal, Point, StudentT
+from jaxcal.distributions import Distribution, Normal, StudentT
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index
 from jaxcal.frames.preprocessing import Standardizer
@@ -329,7 +329,7 @@ class RIO(HoldsProcess):
 
 
 def _own_std(base: Distribution) -> Array | None:
-    return None if isinstance(base, Point) else base.std
+    return base.std if base.has_std else None
 
 
 def _setting(n: int, kernel: str | tuple, target: str, preset: str | None, **asked: Any) -> tuple[_Setting, Options]:

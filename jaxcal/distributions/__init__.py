@@ -7,6 +7,7 @@ over runs or ensemble members gives a valid distribution, whose arrays have furt
 """
 
 from jaxcal.distributions._base import Distribution
+from jaxcal.distributions._reach import Reach
 from jaxcal.distributions.concatenated import Concatenated, concatenate
 from jaxcal.distributions.cross_conformal import CrossConformal
 from jaxcal.distributions.empirical import Empirical
@@ -27,6 +28,7 @@ __all__ = [
     "Normal",
     "Point",
     "Quantiles",
+    "Reach",
     "Recalibrated",
     "ScaledQuantiles",
     "StudentT",

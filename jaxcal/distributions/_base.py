@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal._numpy import JaxArray, is_working, keeps_known, namespace, numpy_or_jit
+from jaxcal._numpy import JaxArray, by_numpy, is_known, is_working, keeps_known, namespace, numpy_or_jit
+from jaxcal.distributions._reach import EVERYWHERE, Reach
 from jaxcal.distributions._rows import Rows, replaced
-from jaxcal.functional import quantiles, rounding
+from jaxcal.functional import rounding
 
 D = TypeVar("D", bound="Distribution")
 M = TypeVar("M", bound=Callable)
@@ -45,7 +46,15 @@ class Distribution(Rows):
     Wherever a method takes `y`, it is [n] or one value for all rows, and the result is [n]. `len(distribution)` is n,
     and `distribution[index]` has some of the rows, by a number, a slice, a mask or numbers. `concatenate` joins rows.
 
+    Calibrators, metrics and plots never ask for a class. They ask for properties, and those of this class are right for
+    a distribution with a density everywhere, whose quantiles are known at all levels. All but `reach` are static.
+
     Attributes:
+        has_std: whether predictions have a spread, in units of which errors can be measured.
+        has_density: whether there is a density at all. Atoms have none.
+        is_continuous: whether rows of a positive std have a density everywhere, and no atom.
+        is_location_scale: whether all rows are known to have one shape, and to differ by mean and std alone.
+        has_closed_quantiles: whether a quantile costs about as much as the cdf. Else it is found by a search.
         is_out_of_fold: whether `jaxcal.out_of_fold` made the predictions: each row by a model that was fitted without
             it, and is not the one that will predict new data points. No coverage guarantee follows from their errors.
     """
@@ -53,9 +62,20 @@ class Distribution(Rows):
     # Whether NumPy answers what is asked of known rows, beside a compiled program.
     _in_numpy: ClassVar[bool] = False
 
+    has_std: ClassVar[bool] = True
+    has_density: ClassVar[bool] = True
+    is_continuous: ClassVar[bool] = True
+    is_location_scale: ClassVar[bool] = False
+    has_closed_quantiles: ClassVar[bool] = True
+
     is_out_of_fold: bool = eqx.field(static=True, default=False, kw_only=True, repr=False)
     mean: eqx.AbstractVar[Float[JaxArray, "*n"]]
     std: eqx.AbstractVar[Float[JaxArray, "*n"]]
+
+    @property
+    def reach(self) -> Reach:
+        """Between which levels quantiles are known. Quantiles beyond come with a warning."""
+        return EVERYWHERE
 
     @abc.abstractmethod
     def cdf(self, y: Real[ArrayLike, "..."]) -> Float[JaxArray, "*n"]:
@@ -70,12 +90,13 @@ class Distribution(Rows):
         """The continuous ranked probability score, the integral of (cdf(t) - 1{y <= t})^2 dt, in y's unit."""
 
     @abc.abstractmethod
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[JaxArray, "..."]:
-        """Independent random values, of shape `shape` + [n]."""
+    def quantile(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
+        """The quantile of every row at a level of its own, in [0, 1], neither checked nor rounded."""
 
-    @abc.abstractmethod
-    def _icdf(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
-        """The quantile of every row at a level of its own."""
+    @eqx.filter_jit
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[JaxArray, "..."]:
+        """Independent random values, of shape `shape` + [n]: the quantiles at uniformly random levels."""
+        return sample_by_inversion(self.quantile, key, shape, self.mean.shape, self.mean.dtype)
 
     @property
     def variance(self) -> Float[JaxArray, "*n"]:
@@ -92,22 +113,20 @@ class Distribution(Rows):
             ValueError: if p has more than one axis, or a known level lies outside [0, 1].
 
         Warns:
-            UserWarning: if the quantiles that are given, the table or the sample behind the distribution do not reach a
-                known level strictly between 0 and 1; it says what the quantile is then.
+            UserWarning: if a known level strictly between 0 and 1 is beyond `reach`; it says what the quantile is then.
         """
         levels = _checks.as_floats("p", p)
         if levels.ndim > 1:
             raise ValueError(f"p must be one level or a vector of levels; got shape {levels.shape}.")
         check_share("p", levels)
         values = self._rounded_quantiles(levels)
-        if not _checks.is_traced(p):
-            self._warn_of_levels(_checks.as_numpy_floats("p", p, float), values)
+        self._warn_of_levels(p, values)
         return values
 
     @eqx.filter_jit
     def _quantiles(self, levels: Float[JaxArray, "..."]) -> Float[JaxArray, "..."]:
         """The quantiles at checked levels, as one program."""
-        return at_levels(self._icdf, levels, self.mean)
+        return at_levels(self.quantile, levels, self.mean)
 
     @numpy_or_jit(when=_numpy_knows)
     def _rounded_quantiles(
@@ -156,17 +175,21 @@ class Distribution(Rows):
         low, high = (1 - confidence_level) / 2, (1 + confidence_level) / 2
         low = 1 - high if self._mirrors_levels else low
         ends = self._rounded_quantiles(_checks.as_floats("levels", [low, high]), np.array([-1, 1]))
-        if not _checks.is_traced(low, high):
-            self._warn_of_levels(np.array([low, high]), ends)  # once for both
+        self._warn_of_levels([low, high], ends)  # once for both
         return _ends(ends)
 
-    def _warn_of_levels(self, p: ArrayLike, values: Float[JaxArray, "..."]) -> None:
-        """Warn the caller of `icdf` or `interval` of known levels that the distribution does not reach.
+    def _warn_of_levels(self, p: Any, values: Float[JaxArray, "..."]) -> None:
+        """Warn the caller of `icdf` or `interval` of known quantiles at levels that are not reached."""
+        if type(self).reach is Distribution.reach or not is_known(self, p, values):
+            return
+        if message := _known_reach(self).warning(_checks.as_numpy_floats("p", p, float), values):
+            _checks.warn(message)
 
-        Args:
-            p: one level, or k levels, such as those of both ends of an interval.
-            values: the quantiles, [n] or [n, k].
-        """
+
+@keeps_known
+def _known_reach(distribution: Distribution) -> Reach:
+    """By NumPy: a warning compiles nothing."""
+    return by_numpy(lambda known: known.reach, distribution)
 
 
 @numpy_or_jit
@@ -214,11 +237,6 @@ def as_table(name: str, values: ArrayLike, *, rows: int | None = None) -> Array:
     if not _checks.is_traced(array) and (missing := int(np.isnan(np.asarray(array)).sum())):
         raise ValueError(f"{name} holds {missing} values that are NaN.")
     return array
-
-
-def outer_levels(p: ArrayLike) -> ArrayLike:
-    """max(p, 1 - p) of known levels, which the table of a quantile must reach."""
-    return p if _checks.is_traced(p) else np.maximum(p, 1 - np.asarray(p))
 
 
 def as_parameter(values: JaxArray, dtype: np.dtype) -> JaxArray:
@@ -301,36 +319,6 @@ def sample_by_inversion(
     levels = jax.random.uniform(key, (math.prod(shape), *rows), dtype)
     # In the middles of the cells that random numbers come from: never 0, where a quantile may be infinite.
     return jax.vmap(icdf)(levels + float(jnp.finfo(dtype).epsneg)).reshape(shape + rows)
-
-
-def warn_if_too_few(rows: int, levels: ArrayLike, what: str = "the quantile is infinite") -> None:
-    """Warn of known levels that so few calibration rows do not reach: within `Distribution._warn_of_levels`."""
-    if _checks.is_traced(levels):
-        return
-    known = np.atleast_1d(np.asarray(levels, float))
-    inside = known[(known > 0) & (known < 1)]
-    needed = quantiles.smallest_table(inside.max()) if inside.size else 0
-    if rows < needed:
-        _checks.warn(
-            f"{rows} calibration rows are too few for the level asked for, which needs at least {needed}: {what}.",
-        )
-
-
-def warn_if_beyond(levels: Float[Array, "..."], p: ArrayLike) -> None:
-    """Warn of known p beyond the outermost of known levels: within `Distribution._warn_of_levels`."""
-    if _checks.is_traced(levels, p):
-        return
-    given, wanted = np.asarray(levels, float), np.unique(np.asarray(p, float))
-    low, high = given[..., 0].min(), given[..., -1].max()
-    rounding = 4 * float(max(jnp.finfo(dtype).eps for dtype in (levels.dtype, np.result_type(p, np.float16))))
-    inside = (wanted > 0) & (wanted < 1)
-    beyond = wanted[inside & ((wanted < low - rounding) | (wanted > high + rounding))]
-    if beyond.size:
-        what = " and ".join(f"{level:g}" for level in beyond) if beyond.size < 3 else f"{beyond.size} levels"
-        _checks.warn(
-            f"quantiles are given at levels from {low:g} to {high:g}; at {what} the outermost of them is taken, which "
-            "is too near to the median.",
-        )
 
 
 def check_share(name: str, values: JaxArray) -> None:

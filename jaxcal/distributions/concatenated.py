@@ -14,6 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.distributions._base import D, Distribution, marked_out_of_fold, match
+from jaxcal.distributions._reach import Reach
 from jaxcal.distributions._rows import R, Rows, replaced
 
 
@@ -139,6 +140,37 @@ class Concatenated(Distribution):
         self.parts, self.moments = tuple(parts), None
         self.rows, self.ends = jax.device_put(np.concatenate(numbers)), tuple(np.cumsum(sizes).tolist())
 
+    @property
+    def has_std(self) -> bool:
+        """Whether those of a part have one."""
+        return any(part.has_std for part in self.parts)
+
+    @property
+    def has_density(self) -> bool:
+        """Whether those of a part have one."""
+        return any(part.has_density for part in self.parts)
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether those of all parts are."""
+        return all(part.is_continuous for part in self.parts)
+
+    @property
+    def is_location_scale(self) -> bool:
+        """Whether those of all parts are, and of one class."""
+        return len(set(map(type, self.parts))) == 1 and self.parts[0].is_location_scale
+
+    @property
+    def has_closed_quantiles(self) -> bool:
+        """Whether those of all parts have."""
+        return all(part.has_closed_quantiles for part in self.parts)
+
+    @property
+    def reach(self) -> Reach:
+        """Those of the parts, of each row."""
+        of_rows = lambda end: self._join([np.broadcast_to(end(part.reach), len(part.mean)) for part in self.parts])
+        return Reach(of_rows(lambda reach: reach.lowest), of_rows(lambda reach: reach.highest))
+
     def __len__(self) -> int:
         """The number of rows."""
         if self.rows.ndim > 1:
@@ -183,8 +215,9 @@ class Concatenated(Distribution):
         samples = [part.sample(each, shape) for part, each in zip(self.parts, keys, strict=True)]
         return self._join(samples, axis=len(shape))
 
-    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        return self._each("_icdf", p)
+    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """Those of the parts."""
+        return self._each("quantile", p)
 
     def _take(self, rows: Int[Array | np.ndarray, " k"]) -> "Concatenated":
         if _checks.is_traced(rows, self.rows):

@@ -20,8 +20,8 @@ from jaxcal.distributions._base import (
     as_table,
     match,
     of_targets,
-    warn_if_too_few,
 )
+from jaxcal.distributions._reach import Reach
 from jaxcal.functional import linalg, quantiles, rounding, scores
 
 # The largest number of centers that memory holds at once.
@@ -67,6 +67,7 @@ class CrossConformal(Distribution):
     errors: Float[Array, "*l"]
     stds: Float[Array, "*n_k"] | None
     _shared: ClassVar = {"weights": 2, "errors": 1}
+    has_density = is_continuous = False
 
     def __init__(
         self,
@@ -87,6 +88,11 @@ class CrossConformal(Distribution):
         _checks.check_not_negative("errors", self.errors)
         _checks.check_not_negative("weights", self.weights)
         _check_sums("weights", self.weights)
+
+    @property
+    def reach(self) -> Reach:
+        """As far as the ranks of the calibration rows reach."""
+        return Reach.of_rows(self.errors.shape[-1], central=True)
 
     @property
     @eqx.filter_jit
@@ -142,10 +148,6 @@ class CrossConformal(Distribution):
         self._warn_of_levels(level, ends[1])
         return ends
 
-    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
-        if not _checks.is_traced(p):
-            warn_if_too_few(self.errors.shape[-1], np.abs(2 * np.asarray(p) - 1))
-
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values drawn from the table."""
@@ -166,7 +168,8 @@ class CrossConformal(Distribution):
         return self._each_row(lambda row: row.quantile(levels))
 
     @eqx.filter_jit
-    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """That of the jackknife+, rounded away from the median."""
         return self._each_row(lambda row, p: row.quantile(p), p)
 
     def _each_row(self, function: Callable[..., Array], *values: Array) -> Array:

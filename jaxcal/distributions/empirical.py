@@ -23,14 +23,13 @@ from jaxcal.distributions._base import (
     check_share,
     match,
     of_targets,
-    outer_levels,
     place,
     reached,
     rounded_outward,
     sample_by_inversion,
     standardize,
-    warn_if_too_few,
 )
+from jaxcal.distributions._reach import EVERYWHERE, Reach
 from jaxcal.functional import linalg, quantiles, scores, tables
 from jaxcal.functional.tables import Tables
 
@@ -86,6 +85,8 @@ class Empirical(Distribution):
         [1. 5.] [1. 5.]
     """
 
+    has_density = is_continuous = False
+
     loc: Float[Array, "*n"]
     scale: Float[Array, "*n"]
     z: Float[Array, "*n_l"] | Tables
@@ -117,6 +118,17 @@ class Empirical(Distribution):
         _checks.check_not_negative("scale", self.scale)
         if self.tau is not None:
             check_share("tau", self.tau)
+
+    @property
+    def reach(self) -> Reach:
+        """As far as the ranks of the table reach, with a rule whose quantiles are infinite beyond."""
+        central = self.rule == "symmetric"
+        if self.rule not in INFINITE_RULES:
+            return EVERYWHERE
+        if self._of_groups:
+            return _reach_of_groups(*self._of_groups, self.new_weight, central)
+        where = " in some rows" if self.rule == "randomized" else ""
+        return Reach.of_rows(self._size // (1 + central), f"the quantile is infinite{where}", central=central)
 
     @property
     @eqx.filter_jit
@@ -177,7 +189,8 @@ class Empirical(Distribution):
         return place(z.reshape(shape + rows), self.loc, self.scale)
 
     @eqx.filter_jit
-    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """As the rule reads the table."""
         if self._of_groups:
             z = tables.quantile(*self._of_groups, p, self.rule, self.new_weight)
         elif self.rule == "conformal":
@@ -244,36 +257,17 @@ class Empirical(Distribution):
         unit = linalg.scale_of(deviations)
         return average(values), unit * linalg.sqrt(average((deviations / unit) ** 2))
 
-    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
-        if self._of_groups:
-            self._warn_of_groups(p, values, *self._of_groups)
-        elif needed := self._needed(p):
-            warn_if_too_few(*needed)
 
-    def _needed(self, p: ArrayLike) -> tuple[int, ArrayLike, str] | None:
-        """What `warn_if_too_few` is asked at levels p; None for a rule whose quantiles are finite."""
-        if self.rule not in INFINITE_RULES or _checks.is_traced(p):
-            return None
-        symmetric, size = self.rule == "symmetric", self._size
-        levels = np.abs(2 * np.asarray(p) - 1) if symmetric else outer_levels(p)
-        where = " in some rows" if self.rule == "randomized" else ""
-        return size // 2 if symmetric else size, levels, f"the quantile is infinite{where}"
-
-    def _warn_of_groups(
-        self, p: ArrayLike, values: Float[Array, "..."], of_all: Tables, group: Int[Array, "*n"]
-    ) -> None:
-        """Warn of infinite quantiles of groups that are too small."""
-        if self.rule not in quantiles.CONFORMAL_RULES or _checks.is_traced(p, values):
-            return
-        inside, rows = (np.asarray(p) > 0) & (np.asarray(p) < 1), np.isinf(np.asarray(values))
-        rows = (rows & inside).any(axis=-1) if rows.ndim > group.ndim else rows & inside
-        if rows.any():
-            sizes = np.diff(np.asarray(of_all.start))[np.asarray(group)[rows]]
-            least = sizes.min() // (2 if self.rule == "symmetric" else 1)
-            _checks.warn(
-                f"in {rows.sum()} rows the quantile is infinite: their groups have too few calibration rows for a "
-                f"guarantee at the level asked for; the smallest has {least}.",
-            )
+def _reach_of_groups(
+    of_all: Tables, group: Int[Array, "*n"], new_weight: Float[Array, "*n"] | None, central: bool
+) -> Reach:
+    """As far as the weights of each row's group reach beside its own; a symmetric table holds each value twice."""
+    sides = 1 + central
+    start, end = of_all.start[group], of_all.start[group + 1]
+    total = of_all.upto[end - 1] / sides
+    share = total / (total + (1 if new_weight is None else new_weight))
+    highest = (1 + share) / 2 if central else share
+    return Reach(1 - highest, highest, "the quantile is infinite", (end - start) // sides)
 
 
 def _as_sorted(z: Real[ArrayLike, "..."], loc: Float[Array, "*n"], rule: str) -> Float[Array, "*n_l"]:

@@ -3,6 +3,7 @@
 # pyright: reportIncompatibleVariableOverride=false
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
@@ -13,11 +14,12 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import Distribution, as_parameter, match, of_targets, warn_if_beyond
+from jaxcal._numpy import namespace
+from jaxcal.distributions._base import Distribution, as_parameter, match, of_targets
+from jaxcal.distributions._reach import EVERYWHERE, Reach
 from jaxcal.distributions._rows import replaced
 from jaxcal.distributions.empirical import INFINITE_RULES, Empirical
 from jaxcal.distributions.parametric import Normal, Point
-from jaxcal.distributions.quantiles import Quantiles
 from jaxcal.functional import linalg, quantiles, scores
 
 T = TypeVar("T")
@@ -43,6 +45,7 @@ class Mixture(Distribution):
     components: Distribution
     weights: Float[Array, "*m"]
     _shared: ClassVar = {"weights": 1}
+    has_closed_quantiles = False
 
     def __init__(self, components: Distribution, weights: Real[ArrayLike, "..."] | None = None):
         members, dtype = _stack_of(components)
@@ -54,6 +57,26 @@ class Mixture(Distribution):
         _checks.check_not_negative("weights", self.weights)
         if not _checks.is_traced(self.weights) and not abs((total := np.asarray(self.weights).sum()) - 1) < 1e-3:
             raise ValueError(f"weights must sum to 1; got {total:g}.")
+
+    @property
+    def has_density(self) -> bool:
+        """As of the members."""
+        return self.components.has_density
+
+    @property
+    def is_continuous(self) -> bool:
+        """As of the members."""
+        return self.components.is_continuous
+
+    @property
+    def reach(self) -> Reach:
+        """From the lowest to the highest level of a member."""
+        of_member = lambda k: jax.tree.map(lambda leaf: leaf[k], self.components).reach
+        reach, xp = of_member(0), namespace(self.weights)
+        if reach is EVERYWHERE:
+            return reach
+        lowest, highest, *_ = zip(*map(of_member, range(len(self.weights))), strict=True)
+        return reach._replace(lowest=reduce(xp.minimum, lowest), highest=reduce(xp.maximum, highest))
 
     @property
     @eqx.filter_jit
@@ -92,7 +115,7 @@ class Mixture(Distribution):
         if isinstance(self.components, Normal | Point):
             return scores.normal_mixture_crps(y, self.components.mean, self.components.std, self.weights)
         crps = lambda y: self._each(lambda member: member.crps(y))
-        icdf = lambda p: self._each(lambda member: member._icdf(p))
+        icdf = lambda p: self._each(lambda member: member.quantile(p))
         return scores.mixture_crps(y, self.weights, crps, icdf)
 
     @eqx.filter_jit
@@ -107,17 +130,14 @@ class Mixture(Distribution):
         return jnp.take_along_axis(values, drawn, axis=0)[0]
 
     @eqx.filter_jit
-    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The root of the cdf, by a bracketing search between the quantiles of the members."""
         if isinstance(self.components, Point):
             return quantiles.weighted_quantile(self.components.mean, self.weights, p)
         # The members' quantiles only bracket the mixture's: no derivative passes through them.
         components, level = jax.lax.stop_gradient((self.components, p))
-        ends = jax.vmap(lambda member: member._icdf(level))(components)
+        ends = jax.vmap(lambda member: member.quantile(level))(components)
         return quantiles.invert_cdf(self.cdf, p, ends.min(0), ends.max(0))
-
-    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
-        if isinstance(self.components, Quantiles):
-            warn_if_beyond(self.components.levels, p)
 
     def _axes(self) -> "Mixture":
         """Behind that of the members, in the arrays of the components."""

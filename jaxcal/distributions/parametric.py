@@ -36,6 +36,7 @@ class Point(Distribution):
     """
 
     _in_numpy: ClassVar[bool] = True
+    has_std = has_density = is_continuous = False
 
     mean: Float[AnyArray, "*n"]
 
@@ -62,12 +63,8 @@ class Point(Distribution):
         """The absolute error |y - mean|."""
         return abs(match(y, self.mean) - self.mean)
 
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[AnyArray, "..."]:
-        """The mean, `shape` times."""
-        _checks.check_key(key)
-        return jnp.broadcast_to(self.mean, shape + self.mean.shape)
-
-    def _icdf(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+    def quantile(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+        """The mean."""
         return self.mean
 
 
@@ -86,6 +83,7 @@ class Normal(Distribution):
     """
 
     _in_numpy: ClassVar[bool] = True
+    is_location_scale = True
 
     mean: Float[AnyArray, "*n"]
     std: Float[AnyArray, "*n"]
@@ -122,7 +120,8 @@ class Normal(Distribution):
         z = special(self.mean, levels).ndtri(levels.astype(self.mean.dtype))
         return place_levels(z if z.ndim == 0 else z.reshape((1,) * self.mean.ndim + (-1,)), self.mean, self.std)
 
-    def _icdf(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+    def quantile(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+        """mean + std * z, z of the standard normal distribution."""
         return place(special(p).ndtri(p), self.mean, self.std)
 
 
@@ -139,6 +138,8 @@ class StudentT(Distribution):
         >>> print(distribution.variance.round(4))
         [8. 8.]
     """
+
+    has_closed_quantiles = False
 
     df: Float[Array, "*n"]
     loc: Float[Array, "*n"]
@@ -197,7 +198,8 @@ class StudentT(Distribution):
         t = Distribution._quantiles(StudentT(distinct, np.zeros_like(distinct), np.ones_like(distinct)), levels)
         return _placed(t, jax.device_put(row.astype(np.int32)), self.loc, self.scale)
 
-    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """loc + scale * t, t of the standard distribution."""
         return place(student_t.icdf(p, self.df), self.loc, self.scale)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
+from jaxcal._numpy import namespace
 from jaxcal.distributions._base import (
     ROUNDINGS,
     Distribution,
@@ -24,13 +25,10 @@ from jaxcal.distributions._base import (
     check_share,
     match,
     of_targets,
-    outer_levels,
     place,
     place_levels,
-    sample_by_inversion,
-    warn_if_beyond,
-    warn_if_too_few,
 )
+from jaxcal.distributions._reach import EVERYWHERE, Reach
 from jaxcal.functional import linalg, linear_tables, normal_tail, quantiles, scores, smoothing
 from jaxcal.functional.linear_tables import LinearTables
 
@@ -87,6 +85,7 @@ class Quantiles(Distribution):
     highest: Float[Array, "*n"] | None
     num_calibration: int | None = eqx.field(static=True)
     _shared: ClassVar = {"levels": 1}
+    is_continuous = False
 
     def __init__(
         self,
@@ -116,6 +115,17 @@ class Quantiles(Distribution):
             self.lowest, self.highest, _ = as_parameters(lowest=low, highest=high, values=self.values[:, 0])
             check_share("lowest", self.lowest)
             check_share("highest", self.highest)
+
+    @property
+    def reach(self) -> Reach:
+        """From the lowest to the highest of the levels, or of those that are known in a row."""
+        if self.num_calibration is not None:
+            return Reach.of_rows(self.num_calibration)
+        low, high = self.levels[..., 0], self.levels[..., -1]
+        if self.lowest is None or self.highest is None:
+            return Reach(low, high)
+        xp = namespace(self.lowest)
+        return Reach(xp.maximum(self.lowest, low[..., None]), xp.minimum(self.highest, high[..., None]))
 
     @property
     @eqx.filter_jit
@@ -150,21 +160,6 @@ class Quantiles(Distribution):
         levels = jnp.expand_dims(self.levels, -2)
         return _with_knots(scores.quantile_crps)(match(y, self.values[..., 0]), levels, self.values)
 
-    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
-        if self.num_calibration is not None:
-            warn_if_too_few(self.num_calibration, outer_levels(p))
-        elif self.lowest is None:
-            warn_if_beyond(self.levels, p)
-        elif not _checks.is_traced(p, values):
-            infinite = np.isinf(np.asarray(values))
-            if rows := int((infinite.any(axis=-1) if infinite.ndim > self.lowest.ndim else infinite).sum()):
-                _checks.warn(
-                    f"in {rows} rows the quantile is infinite: too few calibration rows resemble them for a guarantee "
-                    "at the level asked for.",
-                )
-            else:
-                warn_if_beyond(self.levels, p)
-
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels."""
@@ -173,7 +168,8 @@ class Quantiles(Distribution):
         levels = jax.random.uniform(key, (math.prod(shape), *rows), self.values.dtype)
         return jax.vmap(self._known)(levels).reshape(shape + rows)
 
-    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """Linear between the levels."""
         known = self._known(p)
         if self.lowest is None or self.highest is None:
             return known
@@ -246,6 +242,7 @@ class ScaledQuantiles(Distribution):
     tails: str = eqx.field(static=True)
     from_sample: bool = eqx.field(static=True)
     _shared: ClassVar = {"levels": 1, "z": 1}
+    is_continuous = False
 
     def __init__(
         self,
@@ -268,6 +265,11 @@ class ScaledQuantiles(Distribution):
         self.levels, self.z = (None, z) if isinstance(z, LinearTables) else _as_curve(levels, z, self.loc, tails)
         self.group, self.new_weight = group, new_weight
         _checks.check_not_negative("scale", self.scale)
+
+    @property
+    def reach(self) -> Reach:
+        """As far as the ranks of the sample reach, or from the lowest to the highest level, unless tails are beyond."""
+        return self._curve.reach
 
     @property
     @eqx.filter_jit
@@ -312,9 +314,6 @@ class ScaledQuantiles(Distribution):
         scale = self._units[1]
         return jnp.where(scale > 0, scale * self._curve.crps(u), jnp.abs(error))
 
-    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
-        self._curve.warn_of_levels(p)
-
     def _moved(
         self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
     ) -> Float[Array, "..."]:
@@ -334,12 +333,8 @@ class ScaledQuantiles(Distribution):
         return place_levels(self._curve.quantiles(levels), *self._units)
 
     @eqx.filter_jit
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
-        """The quantiles at uniformly random levels."""
-        return sample_by_inversion(self._icdf, key, shape, self.loc.shape, self.loc.dtype)
-
-    @eqx.filter_jit
-    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """loc + scale * z, z the quantile of Z."""
         return place(self._curve.icdf(p), *self._units)
 
     @property
@@ -451,12 +446,12 @@ class _Curve(NamedTuple):
         x = jnp.where(possible, x, jnp.inf)
         return jnp.where(beyond, jnp.where(upper, x, -x), z)
 
-    def warn_of_levels(self, p: ArrayLike) -> None:
-        """Warn of known levels that are not reached."""
+    @property
+    def reach(self) -> Reach:
+        """Between which levels quantiles are known."""
         if self.from_sample:
-            warn_if_too_few(self.z.shape[-1], outer_levels(p), _BEYOND[self.tails])
-        elif self.tails == "constant":
-            warn_if_beyond(self.levels, p)
+            return Reach.of_rows(self.z.shape[-1], _BEYOND[self.tails])
+        return Reach(self.levels[..., 0], self.levels[..., -1]) if self.tails == "constant" else EVERYWHERE
 
     @property
     def _knots(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
@@ -518,19 +513,14 @@ class _CurvesOfGroups(NamedTuple):
         """The quantile of every row at a level of its own."""
         return linear_tables.quantile(self.tables, self.group, p, self.new_weight, self.tails)
 
-    def warn_of_levels(self, p: ArrayLike) -> None:
-        """Warn of known levels that the values of some groups do not reach."""
-        if _checks.is_traced(p, self.group, self.tables.start):
-            return
-        sizes = np.diff(np.asarray(self.tables.start))[np.asarray(self.group)]
-        levels = np.asarray(outer_levels(p))
-        inside = levels[levels < 1]
-        needed = quantiles.smallest_table(inside.max()) if inside.size else 0
-        if (few := sizes < needed).any():
-            _checks.warn(
-                f"in {few.sum()} rows the group has too few calibration rows for the level asked for, which needs at "
-                f"least {needed}; the smallest has {sizes.min()}. The quantile may cover less than its level.",
-            )
+    @property
+    def reach(self) -> Reach:
+        """Between which levels quantiles are known, by the weights of each row's group."""
+        start, end = self.tables.start[self.group], self.tables.start[self.group + 1]
+        total = self.tables.total[self.group]
+        new = total / (end - start) if self.new_weight is None else self.new_weight
+        low, high = ((self.tables.middle[place] + new / 2) / (total + new) for place in (start, end - 1))
+        return Reach(low, high, "the quantile may cover less than its level", end - start)
 
 
 def _as_curve(

@@ -18,10 +18,8 @@ from jaxcal.distributions._base import (
     check_increasing,
     match,
     of_targets,
-    outer_levels,
-    sample_by_inversion,
-    warn_if_too_few,
 )
+from jaxcal.distributions._reach import Reach
 from jaxcal.distributions._rows import replaced
 from jaxcal.distributions.empirical import Empirical
 from jaxcal.functional import linalg, rounding, smoothing
@@ -79,6 +77,21 @@ class Recalibrated(Distribution):
         one = jnp.ones_like(base.mean)
         self.steps = None if rule == "linear" else Empirical(0 * one, one, self.u, rule, tau)
 
+    @property
+    def has_density(self) -> bool:
+        """Whether there is no rule."""
+        return self.steps is None
+
+    @property
+    def has_closed_quantiles(self) -> bool:
+        """As of the base."""
+        return self.base.has_closed_quantiles
+
+    @property
+    def reach(self) -> Reach:
+        """As far as the ranks of the calibration rows reach."""
+        return Reach.of_rows(self.u.shape[-1], _BEYOND) if self.steps is None else self.steps.reach
+
     def __len__(self) -> int:
         """The number of rows."""
         return len(self.base)
@@ -87,6 +100,11 @@ class Recalibrated(Distribution):
         self._check_one_run()
         steps = None if self.steps is None else self.steps._take(rows)
         return replaced(self, base=self.base._take(rows), steps=steps)  # bases need not be arrays with a row each
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether there is no rule."""
+        return self.steps is None
 
     @property
     @eqx.filter_jit
@@ -139,18 +157,12 @@ class Recalibrated(Distribution):
             return self._table(self.steps).crps(y)
         return 2 * self._expectation(lambda p, q: jnp.maximum(q - y, 0) - p * (q - y))
 
-    def _warn_of_levels(self, p: ArrayLike, values: Float[Array, "..."]) -> None:
-        if self.steps is None:
-            warn_if_too_few(self.u.shape[-1], outer_levels(p), _BEYOND)
-        elif needed := self.steps._needed(p):
-            warn_if_too_few(*needed)
-
     @eqx.filter_jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels; with a rule values of the table."""
         if self.steps is not None:
             return self._table(self.steps).sample(key, shape)
-        return sample_by_inversion(self._icdf, key, shape, self.base.mean.shape, self.u.dtype)
+        return super().sample(key, shape)
 
     @property
     def _mirrors_levels(self) -> bool:
@@ -172,15 +184,16 @@ class Recalibrated(Distribution):
         side = jnp.broadcast_to(side, levels.shape)
         return move(values, levels, side) if levels.ndim == 0 else jax.vmap(move, (-1, 0, 0), -1)(values, levels, side)
 
-    def _icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+        """The base's quantile at the level that R maps to p."""
         level = self._base_level(p)
         infinite = jnp.isinf(level)
-        return jnp.where(infinite, level, self.base._icdf(jnp.where(infinite, 0.5, level)))
+        return jnp.where(infinite, level, self.base.quantile(jnp.where(infinite, 0.5, level)))
 
     def _base_level(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         """The level of the base at which the quantile at level p lies; infinite where the rule has no finite one."""
         if self.steps is not None:
-            return self.steps._icdf(p)
+            return self.steps.quantile(p)
         u, levels = self._knots
         level = _on_one_axis(interpolate_monotone)(p, levels, u)
         # Rounding must not put a level below 1 at 1, where a quantile may be infinite.
@@ -188,7 +201,7 @@ class Recalibrated(Distribution):
 
     def _table(self, steps: Empirical) -> Empirical:
         """For every row the quantiles of the base at the values of the table [n, L], in increasing order."""
-        quantiles = jax.vmap(lambda p: self.base._icdf(jnp.full_like(self.base.mean, p)), out_axes=-1)(self.u)
+        quantiles = jax.vmap(lambda p: self.base.quantile(jnp.full_like(self.base.mean, p)), out_axes=-1)(self.u)
         # Rounding in the search for a quantile must not put two of them out of order.
         ordered = jax.lax.cummax(jax.lax.stop_gradient(quantiles), axis=1)
         return Empirical(steps.loc, 1.0, linalg.snapped(quantiles, ordered), steps.rule, steps.tau)
@@ -212,7 +225,7 @@ class Recalibrated(Distribution):
         @jax.checkpoint
         def add_point(total: Array, point: Array) -> tuple[Array, None]:
             level = jnp.full_like(total, point[0])
-            return total + point[1] * function(level, self._icdf(level)), None
+            return total + point[1] * function(level, self.quantile(level)), None
 
         return jax.lax.scan(add_point, jnp.zeros_like(self.base.mean), jnp.asarray(points, dtype))[0]
 

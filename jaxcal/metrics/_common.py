@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Real
 
 from jaxcal import _checks
 from jaxcal._numpy import JaxArray, is_working, namespace, numpy_or_jit
-from jaxcal.distributions import Distribution, Mixture, Normal, Recalibrated, StudentT
+from jaxcal.distributions import Distribution
 from jaxcal.functional import linalg
 
 Scalar = Float[JaxArray, ""]
@@ -135,19 +135,11 @@ def below_quantile(
     is the root of a continuous cdf, and expensive, is the cdf at y compared with the level instead: these are the
     same rows, at one evaluation for all levels.
     """
-    if not _is_continuous_without_closed_quantiles(distribution):
+    if distribution.has_closed_quantiles or not distribution.is_continuous:
         return lambda level: less(y, distribution.icdf(level))
     values = distribution.cdf(y)
     # A cdf that rounds to 0 or 1 far out must not put y beyond an infinite quantile.
     return lambda level: jnp.where((level > 0) & (level < 1), less(values, level), level >= 1)
-
-
-def _is_continuous_without_closed_quantiles(distribution: Distribution) -> bool:
-    if isinstance(distribution, Mixture):
-        return isinstance(distribution.components, Normal | StudentT)
-    if isinstance(distribution, Recalibrated):
-        return distribution.steps is None and _is_continuous_without_closed_quantiles(distribution.base)
-    return isinstance(distribution, StudentT)
 
 
 def one_by_one(function: Callable[[JaxArray], JaxArray], values: JaxArray) -> JaxArray:

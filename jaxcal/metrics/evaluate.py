@@ -10,17 +10,7 @@ from jaxtyping import ArrayLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal._numpy import JaxArray, numpy_or_jit
-from jaxcal.distributions import (
-    Concatenated,
-    CrossConformal,
-    Distribution,
-    Empirical,
-    Mixture,
-    Point,
-    Quantiles,
-    Recalibrated,
-    ScaledQuantiles,
-)
+from jaxcal.distributions import Distribution
 from jaxcal.functional import linalg, scores
 from jaxcal.metrics._common import (
     PERCENTS,
@@ -219,13 +209,12 @@ def _why_infinite(
     """Why the NLPD of each group is infinite: no density at all, or not at some targets; "" of one that is not."""
     if _checks.is_traced(nlpd) or not (infinite := np.isposinf(np.atleast_1d(nlpd))).any():
         return [""] * nlpd.size
-    kinds = _kinds(distribution)
-    if kinds <= _ATOMS:
-        names = dict.fromkeys([type(distribution).__name__, *sorted(kind.__name__ for kind in kinds)])
-        return [f"{' of '.join(names)} has no density" if is_one else "" for is_one in infinite]
+    if not distribution.has_density:
+        return [f"{type(distribution).__name__} has no density" if is_one else "" for is_one in infinite]
     counts = np.ones(y.shape, bool) if weights is None else np.asarray(weights) > 0
     without = counts & np.isneginf(distribution.log_prob(y))
-    where = "at or beyond the outermost quantiles" if kinds <= _BETWEEN_QUANTILES else "where there is no density"
+    ends = not distribution.is_continuous and np.all(np.asarray(distribution.reach.lowest) > 0)
+    where = "at or beyond the outermost quantiles" if ends else "where there is no density"
 
     def reason(group: int) -> str:
         own = number == group
@@ -235,19 +224,3 @@ def _why_infinite(
         return f"{len(rows)} of {(counts & own).sum()} targets lie {where}, the first at index {rows[0]}"
 
     return [reason(group) if is_one else "" for group, is_one in enumerate(infinite)]
-
-
-# Distributions without a density, and those whose density ends at their outermost quantiles.
-_ATOMS = {Point, Empirical, CrossConformal}
-_BETWEEN_QUANTILES = {Quantiles, ScaledQuantiles}
-
-
-def _kinds(distribution: Distribution) -> set[type]:
-    """The classes of the distributions that it is made of."""
-    if isinstance(distribution, Mixture):
-        return _kinds(distribution.components)
-    if isinstance(distribution, Recalibrated):
-        return _kinds(distribution.base if distribution.steps is None else distribution.steps)
-    if isinstance(distribution, Concatenated):
-        return set().union(*map(_kinds, distribution.parts))
-    return {type(distribution)}

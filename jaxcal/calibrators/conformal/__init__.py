@@ -45,8 +45,8 @@ from jaxcal.calibrators._base import (
     AS_POINT,
     as_confidence_levels,
     check_base,
+    check_density,
     check_guarantees,
-    check_not_point,
     check_not_smoothed,
     check_rows_reach,
     check_smoothing,
@@ -59,7 +59,7 @@ from jaxcal.calibrators._base import (
 )
 from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
 from jaxcal.calibrators.conformal import quantiles
-from jaxcal.distributions import Distribution, Empirical, Normal, Point, Quantiles, Recalibrated, ScaledQuantiles
+from jaxcal.distributions import Distribution, Empirical, Quantiles, Recalibrated, ScaledQuantiles
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional.tables import Tables
 from jaxcal.guarantee import Guarantee, WeightedGuarantee
@@ -182,7 +182,7 @@ def fit(
         _checks.check_key(key)
     _checks.check_choice("rule", rule, tuple(_SCORES))
     if score is None:
-        score = "signed" if rule else "absolute" if isinstance(base, Point) else "scaled"
+        score = "signed" if rule else "scaled" if base.has_std else "absolute"
     _checks.check_choice(f"with rule={rule!r} score", score, _SCORES[rule])
     check_smoothing(smoothing, by=by, weights=weights)
     y = _checks.as_vector("y", y)
@@ -228,9 +228,9 @@ def fit(
 
 def _scale(score: str, base: Distribution) -> str:
     """What the scores are measured in: predicted stds, "std", the unit of y, "y", or as probabilities, "cdf"."""
-    if score == "cdf" and not isinstance(base, Normal):
+    if score == "cdf" and not base.is_location_scale:
         return "cdf"
-    return "std" if score == "scaled" or (score != "absolute" and not isinstance(base, Point)) else "y"
+    return "std" if score == "scaled" or (score != "absolute" and base.has_std) else "y"
 
 
 @jax.jit
@@ -343,7 +343,7 @@ class ConformalCalibrator(eqx.Module):
         check_base(base)
         group, new_weight = of_new_rows(self.rows, x, base, by, weights)
         if self.scale == "cdf":
-            check_not_point(base)
+            check_density(base)
             return Recalibrated(base, self.scores, self.rule, self._tau(base.mean))
         loc, scale = base.mean, error_scale(base, self.scale == "std")
         if self.rule != "linear":

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
+from jaxcal._numpy import JaxArray
 from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
@@ -215,7 +216,7 @@ class Empirical(Distribution):
         return (self.loc,)
 
     @property
-    def _of_groups(self) -> tuple[Tables, Int[Array, "*n"]] | tuple[()]:
+    def _of_groups(self) -> tuple[Tables, Int[JaxArray, "*n"]] | tuple[()]:
         """The tables of all groups and the number of each row's; nothing without groups."""
         return (self.z, self.group) if isinstance(self.z, Tables) and self.group is not None else ()
 
@@ -259,7 +260,7 @@ class Empirical(Distribution):
 
 
 def _reach_of_groups(
-    of_all: Tables, group: Int[Array, "*n"], new_weight: Float[Array, "*n"] | None, central: bool
+    of_all: Tables, group: Int[JaxArray, "*n"], new_weight: Float[JaxArray, "*n"] | None, central: bool
 ) -> Reach:
     """As far as the weights of each row's group reach beside its own; a symmetric table holds each value twice."""
     sides = 1 + central

@@ -1,7 +1,7 @@
 """Every metric at once, of all rows or of each group, and why a score is infinite."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,7 +15,6 @@ from jaxcal.functional import linalg, scores
 from jaxcal.metrics._common import (
     PERCENTS,
     TAILS,
-    Scalar,
     Weights,
     as_targets,
     calibration_rmse_of,
@@ -68,17 +67,9 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-@overload
-def evaluate(
-    y: ArrayLike, distribution: Distribution, *, weights: Weights = None, by: None = None
-) -> dict[str, Scalar]: ...
-@overload
-def evaluate(
-    y: ArrayLike, distribution: Distribution, *, weights: Weights = None, by: ArrayLike | Sequence
-) -> dict[Any, dict[str, Scalar | int]]: ...
 def evaluate(
     y: ArrayLike, distribution: Distribution, *, weights: Weights = None, by: ArrayLike | Sequence | None = None
-) -> dict[str, Scalar] | dict[Any, dict[str, Scalar | int]]:
+) -> Scores:
     """Every metric that needs no parameter, by name, with intervals at 90 %; `print` shows a line for each.
 
     Where NLPD is infinite, its line says why.
@@ -115,33 +106,13 @@ def evaluate(
     lower, upper = distribution.interval(0.9)
     if by is None:
         values = _evaluate(y, distribution, lower, upper, weights)
-        (why,) = _why_infinite(values.nlpd, y, distribution, weights, np.zeros(y.shape, int))
-        return Scores(values._asdict(), why)
+        (why,) = _why_infinite(values["nlpd"], y, distribution, weights, np.zeros(y.shape, int))
+        return Scores(values, why)
     labels, number = groups_of(by, weights, y)
     values = _evaluate_groups(y, distribution, lower, upper, number, weights, len(labels))
-    why, rows = _why_infinite(values.nlpd, y, distribution, weights, number), np.bincount(number).tolist()
-    of_group = lambda k: {name: value[k] for name, value in values._asdict().items()}
+    why, rows = _why_infinite(values["nlpd"], y, distribution, weights, number), np.bincount(number).tolist()
+    of_group = lambda k: {name: value[k] for name, value in values.items()}
     return Scores({label: Scores({"rows": rows[k], **of_group(k)}, why[k]) for k, label in enumerate(labels)})
-
-
-class _Evaluated(NamedTuple):
-    """What `evaluate` gives, in this order; of groups [groups]."""
-
-    rmse: Float[JaxArray, "*groups"]
-    mae: Float[JaxArray, "*groups"]
-    nlpd: Float[JaxArray, "*groups"]
-    crps: Float[JaxArray, "*groups"]
-    interval_score_90: Float[JaxArray, "*groups"]
-    coverage_90: Float[JaxArray, "*groups"]
-    ece: Float[JaxArray, "*groups"]
-    tce: Float[JaxArray, "*groups"]
-    calibration_rmse: Float[JaxArray, "*groups"]
-    calibration_sse: Float[JaxArray, "*groups"]
-    max_calibration_error: Float[JaxArray, "*groups"]
-    ence: Float[JaxArray, "*groups"]
-    width_90: Float[JaxArray, "*groups"]
-    sharpness: Float[JaxArray, "*groups"]
-    mean_std: Float[JaxArray, "*groups"]
 
 
 @numpy_or_jit(when=in_numpy)
@@ -151,26 +122,28 @@ def _evaluate(
     lower: Float[JaxArray, " n"],
     upper: Float[JaxArray, " n"],
     weights: Weights,
-) -> _Evaluated:
-    """All metrics, with one interval and one curve for those that take them."""
+) -> Scores:
+    """All metrics in the order of a printed table, with one interval and one curve for those that take them."""
     curve = curve_of(y, distribution, PERCENTS, weights)
     of_rows = lambda metric: metric(y, distribution, weights=weights)
-    return _Evaluated(
-        rmse=of_rows(rmse),
-        mae=of_rows(mae),
-        nlpd=of_rows(nlpd),
-        crps=of_rows(crps),
-        interval_score_90=linalg.weighted_mean(scores.interval_score(y, lower, upper, 0.9), weights),
-        coverage_90=share_inside(y, lower, upper, weights),
-        ece=ece_of(curve),
-        tce=tce_of(jax.tree.map(lambda values: values[..., np.array(TAILS)], curve)),
-        calibration_rmse=calibration_rmse_of(curve),
-        calibration_sse=(in_order(curve.at_most - curve.levels)[::5] ** 2).sum(),
-        max_calibration_error=of_rows(max_calibration_error),
-        ence=of_rows(ence),
-        width_90=mean_difference(lower, upper, weights),
-        sharpness=of_rows(sharpness),
-        mean_std=of_rows(mean_std),
+    return Scores(
+        {
+            "rmse": of_rows(rmse),
+            "mae": of_rows(mae),
+            "nlpd": of_rows(nlpd),
+            "crps": of_rows(crps),
+            "interval_score_90": linalg.weighted_mean(scores.interval_score(y, lower, upper, 0.9), weights),
+            "coverage_90": share_inside(y, lower, upper, weights),
+            "ece": ece_of(curve),
+            "tce": tce_of(jax.tree.map(lambda values: values[..., np.array(TAILS)], curve)),
+            "calibration_rmse": calibration_rmse_of(curve),
+            "calibration_sse": (in_order(curve.at_most - curve.levels)[::5] ** 2).sum(),
+            "max_calibration_error": of_rows(max_calibration_error),
+            "ence": of_rows(ence),
+            "width_90": mean_difference(lower, upper, weights),
+            "sharpness": of_rows(sharpness),
+            "mean_std": of_rows(mean_std),
+        }
     )
 
 
@@ -194,7 +167,7 @@ def _evaluate_groups(
     number: Int[ArrayLike, " n"],
     weights: Weights,
     groups: int,
-) -> _Evaluated:
+) -> Scores:
     of_group = lambda weights: _evaluate(y, distribution, lower, upper, weights)
     return map_groups(of_group, number, weights, groups, y.dtype)
 

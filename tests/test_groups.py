@@ -297,7 +297,7 @@ def test_each_group_is_recalibrated_by_its_own_rows(linear):
     levels = np.array([0.001, 0.2, 0.5, 0.77, 0.999])
     with pytest.warns(UserWarning, match="calibration rows"):
         expected = alone.icdf(levels)
-    with pytest.warns(UserWarning, match="the group has too few calibration rows"):
+    with pytest.warns(UserWarning, match="their groups have too few calibration rows"):
         np.testing.assert_allclose(distribution.icdf(levels)[own], expected, rtol=1000 * EXACT, atol=30 * EXACT)
     # The quartiles that the bins of the density have their shape by differ a little.
     np.testing.assert_allclose(distribution.log_prob(new)[own], alone.log_prob(new[own]), atol=0.25)

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from cases import CASES
 from typer.testing import CliRunner
 
 import jaxcal
@@ -28,7 +29,7 @@ EXAMPLES = [block for block, _ in BLOCK.findall(README.read_text(encoding="utf-8
 CLUSTERS = DOCS / "clusters.md"
 WITH_CODE = [page for page in PAGES if page != CLUSTERS and BLOCK.search(page.read_text(encoding="utf-8"))]
 # Rounding decides how a training goes on: on another processor what these print is another network's.
-NETWORKS = re.compile(r"jc\.(accrue|deep_ensemble|dropout|evidential|mlp|neural_\w+|usnrt|variance_network)\.fit")
+NETWORKS = [f"jc.{case.method.__name__.rpartition('.')[2]}.fit" for case in CASES if case.is_network]
 COMMAND = re.compile(r"```sh\n(jaxcal [^`]*)```\n\n```text\n([^`]*)```")
 # Without the lines of tables, whose lengths follow the width of the screen.
 NUMBERS_AND_WORDS = re.compile(r"\d+\.?\d*(?:e[+-]?\d+)?|[^\d\s\u2500-\u257f]+")
@@ -54,7 +55,7 @@ def test_the_code_of_a_page_runs_and_prints_what_is_shown(page, monkeypatch, tmp
     monkeypatch.delenv("JAXCAL_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     text, namespace = page.read_text(encoding="utf-8"), {"__name__": "__main__"}
-    tolerance = 0.3 if NETWORKS.search(text) else 0.02
+    tolerance = 0.3 if any(fit in text for fit in NETWORKS) else 0.02
     for block, shown in BLOCK.findall(text):
         code = compile(block, str(page), "exec")
         if not_installed(block):

@@ -65,8 +65,8 @@ class Case:
         fit: of x, the means of a model, and y; options replace those of the case.
         call: of what was fitted, x and the means.
         tolerance: of predictions that differ by rounding.
-        needs_values: what it does not do by design, and how it says so: its "fit", its "predict" or the "vmap" of
-            either depends on values that a trace lacks.
+        needs_values: what depends on values that a trace lacks, by design, and how the error says so: its "fit", its
+            "predict", or the "vmap" of either.
         shapes_by_values: a fit to other values has other shapes, and compiles.
         differentiable: derivatives pass through its fit. Those of optima are tested with `differentiable=True` in
             test_derivatives.py; the others say that they have none.

@@ -9,54 +9,55 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import cases
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_methods
+from cases import KEY, SMALL, Case, of_points, predictor
 from gpjax.kernels import RBF
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
-from test_methods import FORESTS, KEY, METHODS, NEEDS_VALUES
 
 from jaxcal import Point, rio
 from jaxcal.calibrators import kmeans
 from jaxcal.functional import levene
 from jaxcal.gp import device, minibatch
 from jaxcal.optimize import over_runs
-from jaxcal.predictors import _growing, _tree_networks
+from jaxcal.predictors import _growing, _tree_networks, deep_ensemble, gaussian_process, variance_network
 
 pytestmark = [
     pytest.mark.any_precision,
-    # As in test_methods.
+    # As in test_methods.py.
     pytest.mark.filterwarnings("ignore:the uncertainty is hardly greater"),
 ]
-X, MEAN, Y = (rows.astype(np.float32) for rows in (test_methods.X, test_methods.MEAN, test_methods.Y))
+X, MEAN, Y = (rows.astype(np.float32) for rows in (cases.X, cases.MEAN, cases.Y))
 LEVELS = np.array([0.1, 0.9], np.float32)
+ON_HOST = {"fit": "its steps run on the host"}
 # Further forms of a fit, with programs of their own.
-FORMS = {
-    "rio-paper": (partial(test_methods.fit_rio, preset="paper", num_inducing=10), test_methods.call_rio),
-    "rio-student-t": (partial(test_methods.fit_rio, noise="student_t"), test_methods.call_rio),
-    "rio-input-noise": (partial(test_methods.fit_rio, noise="input"), test_methods.call_rio),
-    "gaussian-process-adam": (partial(test_methods.fit_gaussian_process, optimizer="adam"), test_methods.call_mlp),
-    "variance-network-alternating": (
-        partial(test_methods.fit_variance_network, form="alternating"),
-        test_methods.call_mlp,
-    ),
-    "deep-ensemble-crude": (partial(test_methods.fit_deep_ensemble, preset="crude"), test_methods.call_mlp),
+FORMS = (
+    of_points("rio-paper", rio, {"preset": "paper", "num_inducing": 10}),
+    of_points("rio-student-t", rio, {"noise": "student_t"}),
+    of_points("rio-input-noise", rio, {"noise": "input"}),
+    predictor("gaussian-process-adam", gaussian_process, {"optimizer": "adam"}),
+    predictor("variance-network-alternating", variance_network, {**SMALL, "form": "alternating"}),
+    predictor("deep-ensemble-crude", deep_ensemble, {**SMALL, "num_members": 2, "preset": "crude"}),
     # By the programs of known rows, which all kernels have on an accelerator.
-    "rio-known": (partial(test_methods.fit_rio, kernel=(RBF(), RBF())), test_methods.call_rio),
-    "rio-stochastic": (
-        partial(test_methods.fit_rio, bound="stochastic", key=KEY, epochs=1, num_inducing=10),
-        test_methods.call_rio,
+    of_points("rio-known", rio, {"kernel": (RBF(), RBF())}, needs_values=ON_HOST, quick_to_trace=True),
+    of_points(
+        "rio-stochastic",
+        rio,
+        {"bound": "stochastic", "key": KEY, "epochs": 1, "num_inducing": 10},
+        needs_values=ON_HOST,
     ),
-}
+)
+CASES = (*cases.CASES, *FORMS)
 # The compiled parts of the fits that run on the host: the rest of each is NumPy's or scikit-learn's.
 PARTS = {
     "usnrt": [
@@ -69,13 +70,12 @@ PARTS = {
     "rio-known": [(device, name) for name in ("_prepared", "_near", "_process_at")],
     "rio-stochastic": [(minibatch, name) for name in ("_start", "_pass_over", "_jitted_sum_over", "_conclude")],
 }
-ON_HOST = {name for name, reasons in NEEDS_VALUES.items() if "fit" in reasons} | {"rio-known", "rio-stochastic"}
-# The others take long to trace.
-QUICK = ("crude", "conformal", "gaussian-mle", "mlp", "deep-ensemble", "rio", "rio-known")
 
 
-def named(names):
-    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+def params_of(chosen: Iterable[Case]) -> list:
+    """The cases by their names; all but a few take long to trace."""
+    marks = lambda case: () if case.quick_to_trace else pytest.mark.slow
+    return [pytest.param(case, id=case.name, marks=marks(case)) for case in chosen]
 
 
 class Program(NamedTuple):
@@ -90,16 +90,16 @@ class Program(NamedTuple):
         return jax.jit(self.fun).trace(*self.args).lower(lowering_platforms=(platform,)).as_text()
 
 
-def programs_of(name: str) -> list[Program]:
+def programs_of(case: Case) -> list[Program]:
     """Fit and prediction in one, or the compiled parts of a fit on the host, and the prediction."""
-    fit, call = {**METHODS, **FORMS}[name]
-    if name not in ON_HOST:
+    fit, call, of_fit = case.fit, case.call, PARTS.get(case.name, ())
+    if "fit" not in case.needs_values:
         fitted = lambda mean, y: read(call(fit(X, mean, y), X, mean), y)
         return [Program("fit and prediction", fitted, (MEAN, Y))]
-    with recorded(PARTS.get(name, ())) as parts:
+    with recorded(of_fit) as parts:
         module = fit(X, MEAN, Y)
-    assert {part.name for part in parts} == {name for _, name in PARTS.get(name, ())}
-    if "predict" in NEEDS_VALUES.get(name, {}):
+    assert {part.name for part in parts} == {name for _, name in of_fit}
+    if "predict" in case.needs_values:
         return parts
     return [
         *parts,
@@ -177,17 +177,17 @@ def test_faults_are_seen(fun, found):
     assert any(found in line for line in lines) if found else not lines
 
 
-@pytest.mark.parametrize("name", named([*METHODS, *FORMS]))
-def test_fit_and_prediction_lower_for_accelerators(name):
-    for each in programs_of(name):
+@pytest.mark.parametrize("case", params_of(CASES))
+def test_fit_and_prediction_lower_for_accelerators(case):
+    for each in programs_of(case):
         for platform in ("cuda", "tpu"):
             assert faults(each.lowered(platform)) == [], each.name
 
 
-@pytest.mark.parametrize("name", named(name for name in [*METHODS, *FORMS] if name not in ON_HOST))
-def test_runs_of_a_mesh_pass_the_check_of_what_varies(name):
+@pytest.mark.parametrize("case", params_of(case for case in CASES if "fit" not in case.needs_values))
+def test_runs_of_a_mesh_pass_the_check_of_what_varies(case):
     """A user's own `shard_map` takes a fit and prediction as they are; from the trace alone."""
-    ((_, run, rows),) = programs_of(name)
+    ((_, run, rows),) = programs_of(case)
     runs = [np.stack([part] * 8) for part in rows]
     mesh, spec = AbstractMesh((4,), ("runs",), axis_types=(AxisType.Auto,)), PartitionSpec("runs")
     spread = jax.shard_map(over_runs(run), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=True)
@@ -219,7 +219,8 @@ import test_accelerators
 
 device = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
 there = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=SingleDeviceSharding(device))
-for program in test_accelerators.programs_of(sys.argv[1]):
+(case,) = [case for case in test_accelerators.CASES if case.name == sys.argv[1]]
+for program in test_accelerators.programs_of(case):
     compiled = jax.jit(program.fun).lower(*jax.tree.map(there, program.args)).compile()
     print(program.name, compiled.memory_analysis().temp_size_in_bytes)
 """
@@ -227,7 +228,7 @@ for program in test_accelerators.programs_of(sys.argv[1]):
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu, which compiles for a TPU, is not there")
-@pytest.mark.parametrize("name", [name for name in [*METHODS, *FORMS] if name not in FORESTS])
+@pytest.mark.parametrize("name", [case.name for case in CASES if "predict" not in case.needs_values])
 def test_fit_and_prediction_compile_for_a_tpu(name):
     """Ahead of time, in a process of its own: a compilation cannot be interrupted."""
     subprocess.run(

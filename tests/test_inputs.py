@@ -1,11 +1,14 @@
 """Tensors of PyTorch, and numbers in the place of random keys, are refused wherever they come in, with what to do."""
 
+import inspect
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES
 
 import jaxcal as jc
 from jaxcal import _checks, optimize
@@ -128,19 +131,20 @@ def test_what_is_no_key_is_named(key, message):
         _checks.check_key(key, "seed")
 
 
-PREDICTORS = (
-    *(jc.mlp, jc.variance_network, jc.deep_ensemble, jc.dropout, jc.evidential, jc.forests, jc.neural_process),
-    *(jc.quantile_boosting, jc.usnrt),
-)
-# Their key may be None.
-AT_CHOICE = {
-    "gaussian_process": partial(jc.gaussian_process.fit, X, X),
-    **{each.__name__: partial(each.fit, X, Point(X), X) for each in (jc.rio, jc.conformal, jc.conditional_conformal)},
-}
+def taking_a_key(*, needed: bool) -> dict[str, Callable]:
+    """The fits of predictors and calibrators whose key is needed, or may be None, as functions of it."""
+    fits = {}
+    for method in dict.fromkeys(case.method for case in CASES if case.method is not jc.cross_conformal):
+        parameters = inspect.signature(method.fit).parameters
+        if "key" in parameters and (parameters["key"].default is inspect.Parameter.empty) == needed:
+            fits[method.__name__] = partial(method.fit, *((X, Point(X), X) if "base" in parameters else (X, X)))
+    return fits
+
+
+AT_CHOICE = taking_a_key(needed=False)
 # The key is checked first, whatever the other arguments are.
 TAKING_A_KEY = {
-    **{each.__name__: partial(each.fit, X, X) for each in PREDICTORS},
-    **{each.__name__: partial(each.fit, X, Point(X), X) for each in (jc.accrue, jc.kmeans, jc.neural_quantiles)},
+    **taking_a_key(needed=True),
     "cv_plus": partial(jc.cross_conformal.fit, lambda x, y, *, key: lambda x: x[:, 0], X, X),
     "bootstrap": partial(jc.cross_conformal.fit_bootstrap, lambda x, y, *, key: lambda x: x[:, 0], X, X),
     "of_forest": partial(jc.cross_conformal.of_forest, None, X, X),

@@ -1,7 +1,7 @@
 """What the scripts that draw the pictures of the pages have in common: panels, a toy problem, and saving."""
 
+import inspect
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -71,10 +71,11 @@ def draw_coverage(ax, levels, covered):
     ax.set(xlabel="level of the interval", ylabel="fraction of rows inside")
 
 
-def draw_all(functions: Sequence[Callable]) -> None:
-    """Draw every picture, or those that the command line names."""
+def draw_all() -> None:
+    """Draw the pictures of the script that runs, one by each of its functions, or those that its arguments name."""
     jax.config.update("jax_enable_x64", True)
-    for draw in functions:
-        if len(sys.argv) == 1 or draw.__name__ in sys.argv[1:]:
-            print(draw.__name__, flush=True)
+    for name, draw in vars(sys.modules["__main__"]).items():
+        is_own = inspect.isfunction(draw) and draw.__module__ == "__main__"
+        if is_own and (len(sys.argv) == 1 or name in sys.argv[1:]):
+            print(name, flush=True)
             draw()

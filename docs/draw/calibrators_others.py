@@ -145,7 +145,5 @@ def neural_quantiles():
     save(figure, "neural_quantiles")
 
 
-DRAWN = (conditional_conformal, isotonic, kmeans, gaussian_mle, neural_quantiles)
-
 if __name__ == "__main__":
-    draw_all(DRAWN)
+    draw_all()

@@ -143,7 +143,5 @@ def conformal():
     save(figure, "conformal")
 
 
-DRAWN = (rio, crude, sharp_gp, accrue, conformal)
-
 if __name__ == "__main__":
-    draw_all(DRAWN)
+    draw_all()

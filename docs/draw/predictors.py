@@ -297,20 +297,5 @@ def online():
     save(figure, "online")
 
 
-DRAWN = (
-    usnrt,
-    gaussian_process,
-    mlp,
-    deep_ensemble,
-    dropout,
-    evidential,
-    variance_network,
-    neural_process,
-    forests,
-    quantile_boosting,
-    pipeline,
-    online,
-)
-
 if __name__ == "__main__":
-    draw_all(DRAWN)
+    draw_all()

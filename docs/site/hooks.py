@@ -41,6 +41,16 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|
 log = logging.getLogger("mkdocs.hooks")
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages that the list of methods links to into the menu, under the headings of the list."""
+    text = (ROOT / "docs" / "methods" / "index.md").read_text(encoding="utf-8")
+    (menu,) = [entry["Methods"] for entry in config.nav or () if "Methods" in entry]
+    for section in text.split("\n## ")[1:]:
+        heading, _, body = section.partition("\n")
+        menu.append({heading: [f"methods/{page}" for page in re.findall(r"\]\((\w+\.md)\)", body)]})
+    return config
+
+
 @event_priority(100)  # before the plugin of the notebooks looks for them
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files that lie outside of `docs`."""

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from compiled import compilations
 from jax import lax
-from test_methods import compilations
 
 from jaxcal import online
 from jaxcal.calibrators import conformal

@@ -26,6 +26,10 @@ class Settings(NamedTuple):
         beta: the power of the variance that weighs the likelihood of a row, `normal.train_normal`.
         calibrate: whether the std is scaled by the validation set, `held_out.Widening`.
         variance_activation: of the variance's own network, in the alternating form.
+        form: of a network of means and variances, and
+        rounds: see `variance_network.fit`.
+        what: the fit that trains, and
+        instead: what to do where a derivative through the training is asked for, as `_checks.without_derivative` says.
     """
 
     hidden: tuple[int, ...] = (64, 64)
@@ -44,6 +48,10 @@ class Settings(NamedTuple):
     beta: float = 0.0
     calibrate: bool = False
     variance_activation: Callable = jax.nn.relu
+    form: str = "joint"
+    rounds: int = 2
+    what: str = ""
+    instead: str = ""
 
 
 class NeuralProcess(NamedTuple):

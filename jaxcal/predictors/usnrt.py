@@ -145,7 +145,7 @@ def fit(
     _checks.check_rows("x", table, 2)
     of_paper = presets.usnrt(columns.num_columns)
     leaf = of_paper._replace(hidden=(4 * columns.num_columns, 2 * columns.num_columns), patience=25)
-    settings = settle(options, {None: presets.DEFAULT, "paper": leaf}, preset)
+    settings = settle("usnrt.fit", options, {None: presets.DEFAULT, "paper": leaf}, preset)
     if split_hidden is None:
         split_hidden = of_paper.hidden if preset == "paper" else presets.DEFAULT.hidden
     _checks.check_at_least("num_members", num_members, 1)

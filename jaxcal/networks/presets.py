@@ -1,7 +1,7 @@
 """The settings of the training of networks: jaxcal's own, under None, and those of the papers."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -10,7 +10,7 @@ from jaxtyping import ArrayLike
 
 from jaxcal import _checks
 
-S = TypeVar("S", "Settings", "NeuralProcess", "NeuralQuantiles", "ACCRUE")
+S = TypeVar("S")
 
 
 class Settings(NamedTuple):
@@ -117,4 +117,4 @@ def settle(known: Mapping[str | None, S], preset: str | None, **given: Any) -> S
         ValueError: if there is no such preset.
     """
     _checks.check_choice("preset", preset, tuple(known))
-    return known[preset]._replace(**{name: value for name, value in given.items() if value is not None})
+    return cast(Any, known[preset])._replace(**{name: value for name, value in given.items() if value is not None})

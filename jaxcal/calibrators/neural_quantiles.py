@@ -49,15 +49,7 @@ from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional.scores import pinball
 from jaxcal.networks import FeedForward, TrainingRecord, presets
 from jaxcal.networks.training import GIVE_STEPS, check_steps, starting_network
-from jaxcal.optimize import (
-    Optimum,
-    Result,
-    adam,
-    num_train,
-    raise_unless_finite,
-    train_full_batch,
-    train_minibatches,
-)
+from jaxcal.optimize import Optimum, Result, adam, num_train, raise_unless_finite, train_full_batch, train_minibatches
 
 _HIDDEN = (20, 20)
 # The levels of the returned distribution, and of pretraining.

@@ -15,16 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal.functional import gp, normal
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
-from jaxcal.gp.model import (
-    Data,
-    Found,
-    Model,
-    alone,
-    as_vector,
-    cost_beyond_bounds,
-    one_of,
-    with_more_noise,
-)
+from jaxcal.gp.model import Data, Found, Model, alone, as_vector, cost_beyond_bounds, one_of, with_more_noise
 from jaxcal.gp.options import Options
 from jaxcal.optimize import Result, minimize, over_runs
 

@@ -103,7 +103,7 @@ class Search(NamedTuple):
         num_rows: int,
         num_columns: int,
         min_leaf: int | str,
-        **given: float | str | Sequence | None,
+        **given: int | float | str | Sequence | None,
     ) -> "Search":
         """The options that were given, and those of the preset in place of None."""
         of_paper = {"center": "mean", "correction": "none", "step": 10, "num_folds": 1}

@@ -182,19 +182,12 @@ def fit(
     _checks.check_key(key)
     columns, rows = _as_rows(x, base, y, weights, relative, categorical)
     _checks.check_rows("x", rows.x, _LEAST_ROWS)
-    settings = _settle(
-        steps,
-        learning_rate,
-        restarts=restarts,
-        validation_fraction=validation_fraction,
-        validation=validation,
-        max_iterations=max_iterations,
-        patience=patience,
-    )
+    given = {"validation_fraction": validation_fraction, "max_iterations": max_iterations, "patience": patience}
+    settings = _settle(steps, learning_rate, validation=validation, restarts=restarts, **given)
     _checks.check_varies("y is", rows.y)
     if not _checks.is_traced(rows.y, rows.mean) and np.array_equal(rows.y, rows.mean):
         raise ValueError("y equals base.mean in every row: there is no std to learn.")
-    score = _Score(_as_weight(beta), _as_length(smoothing))
+    task = _Task(rows, columns, _Score(_as_weight(beta), _as_length(smoothing)), relative)
     until = jnp.asarray(settings.max_iterations), jnp.asarray(settings.patience)
     if model == "polynomial":
         _check_polynomial(rows, validation, steps)
@@ -202,20 +195,20 @@ def fit(
             raise ValueError(
                 "differentiable=True goes with beta=1, or with smoothing=0.1, say: the reliability score has kinks."
             )
-        fitted = _fit_polynomial(rows, columns, score, until, relative, differentiable)
+        fitted = _fit_polynomial(task, until[0], differentiable)
     elif differentiable:
         raise ValueError("differentiable=True is for model='polynomial': give steps= for a network.")
     elif steps is not None:
         rate, initial = jnp.asarray(settings.learning_rate), _initial_models(model, rows, key, 1)
-        fitted = _fit_by_steps(rows, columns, initial, score, rate, steps, key, relative)
+        fitted = _fit_by_steps(task, initial, rate, steps, key)
     else:
         size = num_train(rows.y.shape[0], settings.validation_fraction) if validation is None else rows.y.shape[0]
         if validation is not None:
-            rows = _join(rows, _validation_rows(validation, weights, relative, columns))
+            task = task._replace(rows=_join(rows, _validation_rows(validation, weights, relative, columns)))
         split_key, start_key = jax.random.split(key)
         initial = _initial_models(model, rows, start_key, settings.restarts)
         order_key = split_key if validation is None else None
-        fitted = _fit_networks(rows, columns, initial, score, until, size, order_key, relative)
+        fitted = _fit_networks(task, initial, until, size, order_key)
     if not _checks.is_traced(fitted.loss) and not np.isfinite(fitted.loss):
         raise FloatingPointError("the loss is NaN or infinite: are some errors larger by many orders of magnitude?")
     return fitted
@@ -429,92 +422,77 @@ class _Problem(NamedTuple):
         return jax.tree.map(lambda a: a[chosen], self)
 
 
-def _problem(rows: _Rows, x_scaler: Standardizer, relative: bool) -> tuple[_Problem, Float[Array, ""]]:
-    """The problem, and the errors' typical size in units of `rows.unit`."""
-    scale = Standardizer.of(rows.y, rows.weights).scale
-    scale = jnp.where(scale > 0, scale, 1)
-    errors = (rows.y - rows.mean) / scale
-    unit = rows.unit / scale if relative else rows.unit
-    # By the median: a single error that is far too large must not decide where the search begins.
-    sizes = jnp.abs(errors) / unit
-    median = jnp.median(sizes)
-    typical = jnp.where(median > 0, median / _MEDIAN_SIZE, jnp.sqrt(jnp.mean(sizes**2)))
-    problem = _Problem(x_scaler(rows.x), errors, jnp.log(typical) + jnp.log(unit), rows.weights)
-    return problem, typical if relative else scale * typical
+class _Task(NamedTuple):
+    """What a fit is asked: the rows and their columns, the score, and whether the std is relative to that of base."""
+
+    rows: _Rows
+    columns: Columns
+    score: _Score
+    relative: bool
+
+    def standardized_inputs(self) -> Standardizer:
+        """The standardization of the inputs, but of a polynomial."""
+        return Standardizer.of(self.rows.x).without(self.columns.indicators)
+
+    def problem(self, x_scaler: Standardizer) -> tuple[_Problem, Float[Array, ""]]:
+        """The problem, and the errors' typical size in units of `rows.unit`."""
+        rows = self.rows
+        scale = Standardizer.of(rows.y, rows.weights).scale
+        scale = jnp.where(scale > 0, scale, 1)
+        errors = (rows.y - rows.mean) / scale
+        unit = rows.unit / scale if self.relative else rows.unit
+        # By the median: a single error that is far too large must not decide where the search begins.
+        sizes = jnp.abs(errors) / unit
+        median = jnp.median(sizes)
+        typical = jnp.where(median > 0, median / _MEDIAN_SIZE, jnp.sqrt(jnp.mean(sizes**2)))
+        problem = _Problem(x_scaler(rows.x), errors, jnp.log(typical) + jnp.log(unit), rows.weights)
+        return problem, typical if self.relative else scale * typical
+
+    def fitted(
+        self, model: Callable, x_scaler: Standardizer, scale, beta, optimum: Optimum, *, validated: bool = False
+    ) -> ACCRUE:
+        """The module of a model, and of the optimum that it comes from, by a validation set or without."""
+        return ACCRUE(
+            model=model,
+            columns=self.columns,
+            x_scaler=x_scaler,
+            scale=scale,
+            beta=beta,
+            loss=optimum.loss,
+            training=TrainingRecord.of(optimum, throw=False, validated=validated),
+            relative=self.relative,
+        )
 
 
 @eqx.filter_jit
-def _fit_networks(
-    rows: _Rows,
-    columns: Columns,
-    initial,
-    score: _Score,
-    until,
-    size: int,
-    key: PRNGKeyArray | None,
-    relative: bool,
-) -> ACCRUE:
+def _fit_networks(task: _Task, initial, until, size: int, key: PRNGKeyArray | None) -> ACCRUE:
     """The best of the trained models. `size` rows are trained on: a random choice, or, without a key, the first."""
-    rows, initial, score = _checks.without_derivative((rows, initial, score), "accrue.fit", GIVE_STEPS)
-    x_scaler = Standardizer.of(rows.x).without(columns.indicators)
-    problem, scale = _problem(rows, x_scaler, relative)
-    places = jnp.arange(rows.y.shape[0])
+    task, initial = _checks.without_derivative((task, initial), "accrue.fit", GIVE_STEPS)
+    x_scaler = task.standardized_inputs()
+    problem, scale = task.problem(x_scaler)
+    places = jnp.arange(task.rows.y.shape[0])
     order = places if key is None else jax.random.permutation(key, places)
     train, validation = problem.part(order[:size]), problem.part(order[size:])
-    score = train.score(score)
+    score = train.score(task.score)
     params, fixed = eqx.partition(initial, eqx.is_inexact_array)
     loss = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), score)
     optimum = minimize_from_each(
         loss(train), params, max_iterations=until[0], validation_loss=loss(validation), patience=until[1]
     )
     model = eqx.combine(optimum.params, fixed)
-    scales = x_scaler, scale
-    return _fitted(model, columns, scales, score.beta, optimum, relative, validated=True)
+    return task.fitted(model, x_scaler, scale, score.beta, optimum, validated=True)
 
 
 @eqx.filter_jit
-def _fit_by_steps(
-    rows: _Rows,
-    columns: Columns,
-    initial,
-    score: _Score,
-    learning_rate,
-    steps: int,
-    key: PRNGKeyArray,
-    relative: bool,
-) -> ACCRUE:
+def _fit_by_steps(task: _Task, initial, learning_rate, steps: int, key: PRNGKeyArray) -> ACCRUE:
     """The only one of the initial models, after so many steps on all rows."""
     model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_inexact_array(leaf) else leaf, initial)
-    x_scaler = Standardizer.of(rows.x).without(columns.indicators)
-    problem, scale = _problem(rows, x_scaler, relative)
-    score = problem.score(score)
-    optimum = train_full_batch(
-        _loss_of_all,
-        model,
-        (problem, score),
-        key=key,
-        num_steps=steps,
-        optimizer=adam,
-        learning_rate=learning_rate,
-    )
-    scales = x_scaler, scale
-    return _fitted(optimum.params, columns, scales, score.beta, optimum, relative, validated=False)
-
-
-def _fitted(
-    model: Callable, columns: Columns, scales: tuple, beta, optimum: Optimum, relative: bool, *, validated: bool
-) -> ACCRUE:
-    """The module of a model, and of the optimum that it comes from, by a validation set or without."""
-    return ACCRUE(
-        model=model,
-        columns=columns,
-        x_scaler=scales[0],
-        scale=scales[1],
-        beta=beta,
-        loss=optimum.loss,
-        training=TrainingRecord.of(optimum, throw=False, validated=validated),
-        relative=relative,
-    )
+    x_scaler = task.standardized_inputs()
+    problem, scale = task.problem(x_scaler)
+    score = problem.score(task.score)
+    take = partial(train_full_batch, num_steps=steps, optimizer=adam, learning_rate=learning_rate)
+    optimum = take(_loss_of_all, model, (problem, score), key=key)
+    return task.fitted(optimum.params, x_scaler, scale, score.beta, optimum)
 
 
 def _loss_of_all(model: Callable, rows: tuple[_Problem, _Score], key: PRNGKeyArray | None) -> Float[Array, ""]:
@@ -524,21 +502,18 @@ def _loss_of_all(model: Callable, rows: tuple[_Problem, _Score], key: PRNGKeyArr
 
 
 @eqx.filter_jit
-def _fit_polynomial(
-    rows: _Rows, columns: Columns, score: _Score, until, relative: bool, differentiable: bool
-) -> ACCRUE:
+def _fit_polynomial(task: _Task, max_iterations: Int[Array, ""], differentiable: bool) -> ACCRUE:
     """Algorithm 1, with a softplus around the polynomial, on the whole range of x mapped to [-1, 1]."""
     if not differentiable:
-        rows, score = _checks.without_derivative((rows, score), "accrue.fit", "give differentiable=True")
-    low, high = rows.x.min(0), rows.x.max(0)
+        task = _checks.without_derivative(task, "accrue.fit", "give differentiable=True")
+    low, high = task.rows.x.min(0), task.rows.x.max(0)
     x_scaler = Standardizer((low + high) / 2, (high - low) / 2)
-    problem, scale = _problem(rows, x_scaler, relative)
-    score = problem.score(score)
-    order, optimum = _by_order(*as_constants((problem, score)), until[0])
+    problem, scale = task.problem(x_scaler)
+    score = problem.score(task.score)
+    order, optimum = _by_order(*as_constants((problem, score)), max_iterations)
     if differentiable:
-        optimum = _with_derivatives(problem, score, order, optimum, until[0])
-    model, scales = Polynomial(optimum.params), (x_scaler, scale)
-    return _fitted(model, columns, scales, score.beta, optimum, relative, validated=False)
+        optimum = _with_derivatives(problem, score, order, optimum, max_iterations)
+    return task.fitted(Polynomial(optimum.params), x_scaler, scale, score.beta, optimum)
 
 
 def _by_order(problem: _Problem, score: _Score, max_iterations: Int[Array, ""]) -> tuple[Int[Array, ""], Optimum]:

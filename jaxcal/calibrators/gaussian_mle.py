@@ -270,7 +270,12 @@ class _Regression(NamedTuple):
 
     def sum(self, values: Float[Array, " n"]) -> Float[Array, " groups"]:
         """The sum over the rows of every group."""
-        return _sum(values, self.number, self.num_groups)
+        if self.number is None:
+            return jnp.sum(values, keepdims=True)
+        part = jnp.arange(values.shape[0], dtype=jnp.int32) % _PARTS
+        place = jnp.asarray(self.number) * _PARTS + part
+        parts = jax.ops.segment_sum(values, place, num_segments=self.num_groups * _PARTS)
+        return parts.reshape(self.num_groups, _PARTS).sum(1)
 
     def of_row(self, values: Float[Array, " groups"]) -> Float[Array, "*n"]:
         """What the group of every row has."""
@@ -293,14 +298,6 @@ class _Regression(NamedTuple):
         """That of the residuals."""
         squares = (self.z - self.of_row(slope) * self.u) ** 2
         return linalg.sqrt(self.sum(self.w * squares) / self.sum(self.w))
-
-
-def _sum(values: Float[Array, " n"], number: Int[ArrayLike, " n"] | None, num_groups: int) -> Float[Array, " groups"]:
-    if number is None:
-        return jnp.sum(values, keepdims=True)
-    part = jnp.arange(values.shape[0], dtype=jnp.int32) % _PARTS
-    parts = jax.ops.segment_sum(values, jnp.asarray(number) * _PARTS + part, num_segments=num_groups * _PARTS)
-    return parts.reshape(num_groups, _PARTS).sum(1)
 
 
 def _max(values: Float[Array, " n"], number: Int[ArrayLike, " n"] | None, num_groups: int) -> Float[Array, " groups"]:

@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal._extras import needed
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import check_base, checked_rows, rows_that_count
 from jaxcal.calibrators._groups import Weights
@@ -146,11 +147,9 @@ def _nearest(centers: Float[Array, "k d"], points: Float[Array, "n d"]) -> Int[A
 
 def _cluster(x: np.ndarray, number: int, seed: int, weights: np.ndarray | None) -> Float[Array, "k d"]:
     """Centers, without those that no row is nearest to."""
-    try:
+    with needed("scikit-learn", "'jaxcal[forests]'"):
         from sklearn.cluster import KMeans as Clusters
         from sklearn.exceptions import ConvergenceWarning
-    except ImportError as error:
-        raise ImportError("scikit-learn is not installed: pip install 'jaxcal[forests]'.") from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # of fewer different rows than clusters
         clusters = Clusters(number, random_state=seed)

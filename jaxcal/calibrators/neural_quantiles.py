@@ -49,15 +49,7 @@ from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional.scores import pinball
 from jaxcal.networks import FeedForward, TrainingRecord, presets
 from jaxcal.networks.training import GIVE_STEPS, check_steps, starting_network
-from jaxcal.optimize import (
-    Optimum,
-    Result,
-    adam,
-    num_train,
-    raise_unless_finite,
-    train_full_batch,
-    train_minibatches,
-)
+from jaxcal.optimize import Optimum, Result, adam, num_train, raise_unless_finite, train_full_batch, train_minibatches
 
 _HIDDEN = (20, 20)
 # The levels of the returned distribution, and of pretraining.
@@ -186,18 +178,10 @@ def fit(
         network = new()
         optimum = _pretrain_and_train(rows, network, (pretraining_key, key), size, settings, learning_rate, throw)
     else:
-        optimum = train_full_batch(
-            _check_loss,
-            starting_network(initial, new),
-            (rows.features, rows.errors, rows.weights),
-            key=key,
-            num_steps=steps,
-            optimizer=adam,
-            learning_rate=learning_rate,
-        )
-    if throw:
-        raise_unless_finite(optimum)
-    training = TrainingRecord(epochs=optimum.steps, validation_loss=optimum.loss, result=optimum.result)
+        take = partial(train_full_batch, num_steps=steps, optimizer=adam, learning_rate=learning_rate)
+        network, learned = starting_network(initial, new), (rows.features, rows.errors, rows.weights)
+        optimum = take(_check_loss, network, learned, key=key)
+    training = TrainingRecord.of(optimum, throw=throw)
     return NeuralQuantiles(network=optimum.params, scaler=rows.scaler, unit=rows.unit, training=training, levels=levels)
 
 
@@ -353,29 +337,14 @@ def _pretrain_and_train(
     own, learned = (rows.features, rows.quantiles), (rows.features, rows.errors, rows.weights)
     few = jax.tree.map(lambda a: a[:_FEW_ROWS], own)
     train, rest = (jax.tree.map(lambda a, part=part: a[part], learned) for part in (slice(size), slice(size, None)))
-    is_validated = size < rows.errors.shape[0]
-    pretrained = _train(
-        _identity_loss,
-        network,
-        own,
-        few,
-        key=keys[0],
-        epochs=settings.pretraining_epochs,
-        patience=None,
-        learning_rate=learning_rate,
-    )
+    descend = partial(_train, learning_rate=learning_rate)
+    pretrained = descend(_identity_loss, network, own, few, key=keys[0], epochs=settings.pretraining_epochs)
     if throw:
         raise_unless_finite(pretrained)
-    optimum = _train(
-        _check_loss,
-        pretrained.params,
-        train,
-        rest if is_validated else train,
-        key=keys[1],
-        epochs=settings.max_epochs,
-        patience=settings.patience if is_validated else None,
-        learning_rate=learning_rate,
-    )
+    is_validated = size < rows.errors.shape[0]
+    held_out, patience = (rest, settings.patience) if is_validated else (train, None)
+    options = {"key": keys[1], "epochs": settings.max_epochs, "patience": patience}
+    optimum = descend(_check_loss, pretrained.params, train, held_out, **options)
     diverged = pretrained.result == Result.NOT_FINITE
     return optimum._replace(result=jnp.where(diverged, pretrained.result, optimum.result))
 
@@ -388,8 +357,8 @@ def _train(
     *,
     key: PRNGKeyArray,
     epochs: int,
-    patience: int | None,
     learning_rate: ArrayLike,
+    patience: int | None = None,
 ) -> Optimum:
     """Train until the validation loss stops improving; or, without `patience`, for all epochs, to the last weights."""
     if epochs == 0:

@@ -115,6 +115,19 @@ class _Setting(NamedTuple):
     by_column: bool
 
 
+class _Rows(NamedTuple):
+    """What a fit is made of: inputs, if they matter, the base's means and, if it has them, stds, and targets."""
+
+    x: Any
+    mean: AnyArray
+    std: AnyArray | None
+    y: AnyArray
+
+    def explained(self, setting: _Setting) -> AnyArray:
+        """What the process explains."""
+        return self.y - self.mean if setting.target == "residual" else self.y
+
+
 def fit(
     x: Table | None,
     base: Distribution,
@@ -251,13 +264,14 @@ def fit(
     given = None if isinstance(kernel, str) else _from_gpjax(kernel)
     _check_spread(base.mean, y, target)
     columns = None if setting.kernel == "output" else Columns.of(x, categorical)
+    rows = _Rows(x, base.mean, _own_std(base), y)
     if bound == "stochastic":
-        rio = _fit_stochastic(columns, x, base.mean, _own_std(base), y, given, setting, options, epochs, key)
+        rio = _fit_stochastic(columns, rows, given, setting, options, epochs, key)
     else:
         x = None if columns is None else columns(x)
         if x is not None:
             _checks.check_length("x", x, y.shape[0])
-        rows = x, base.mean, _own_std(base), y
+        rows = rows._replace(x=x)
         if not differentiable:
             rows = _checks.without_derivative(rows, "rio.fit", "give differentiable=True")
         prepare = eqx.Partial(_prepared, columns, given, setting)
@@ -383,32 +397,29 @@ def _prepared(
     """By what rows are scaled, the initial values, and the rows as the process takes them."""
     *arrays, included = rows
     dtype = np.result_type(*(a.dtype for a in jax.tree.leaves(arrays)))
-    x, mean, std, y = jax.tree.map(lambda a: a.astype(dtype), arrays)
-    weights = None if included is None else included.astype(y.dtype)
-    x_scaler = None if columns is None else Standardizer.of(x, weights).without(columns.indicators)
-    scales = _Scales.of(columns, x_scaler, mean, std, y, setting, weights)
+    some = _Rows(*jax.tree.map(lambda a: a.astype(dtype), arrays))
+    weights = None if included is None else included.astype(dtype)
+    x_scaler = None if columns is None else Standardizer.of(some.x, weights).without(columns.indicators)
+    scales = _Scales.of(columns, x_scaler, some, setting, weights)
     initial_of = eqx.Partial(_initial_models, given, setting)
-    return scales, initial_of, scales.data(x, mean, std, y, setting, included)
+    return scales, initial_of, scales.data(some, setting, included)
 
 
 def _fit_stochastic(
-    columns: Columns | None, x, mean, std, y, given: IOKernel | None, setting: _Setting, options: Options, epochs, key
+    columns: Columns | None, rows: _Rows, given: IOKernel | None, setting: _Setting, options: Options, epochs: int, key
 ) -> "RIO":
     """The fit by a bound that reads x part by part."""
-    if y.ndim > 1:
-        raise ValueError(f"bound='stochastic' fits one output; y has {y.shape[1]}: fit them one by one.")
-    minibatch.check_known(x, mean, std, y)
+    n, dtype = rows.y.shape[0], rows.y.dtype
+    if rows.y.ndim > 1:
+        raise ValueError(f"bound='stochastic' fits one output; y has {rows.y.shape[1]}: fit them one by one.")
+    minibatch.check_known(*rows)
     key = minibatch.given_key(key)
-    n = y.shape[0]
-    x_scaler = None
-    if columns is None:
-        x = None
-    else:
-        x = minibatch.unread_rows(x if columns.is_plain else columns(x), n)
-        x_scaler = minibatch.standardizer(x, y.dtype).without(columns.indicators)
-    scales = _Scales.of(columns, x_scaler, mean, std, y, setting)
-    data_of = lambda x, mean, std, y: scales.data(x, mean, std, y, setting)
-    read = minibatch.reader(data_of, (x, mean, std, y), y.dtype)
+    x = x_scaler = None
+    if columns is not None:
+        x = minibatch.unread_rows(rows.x if columns.is_plain else columns(rows.x), n)
+        x_scaler = minibatch.standardizer(x, dtype).without(columns.indicators)
+    scales = _Scales.of(columns, x_scaler, rows, setting)
+    read = minibatch.reader(lambda *some: scales.data(_Rows(*some), setting), (x, *rows[1:]), dtype)
     initial_of = eqx.Partial(_initial_models, given, setting)
     return scales.rio(minibatch.maximize_bound(initial_of, read, n, options, key=key, epochs=epochs), setting)
 
@@ -427,9 +438,7 @@ class _Scales(NamedTuple):
         cls,
         columns: Columns | None,
         x_scaler: Standardizer | None,
-        mean: AnyArray,
-        std: AnyArray | None,
-        y: AnyArray,
+        rows: _Rows,
         setting: _Setting,
         weights: Float[AnyArray, " n"] | None = None,
     ) -> "_Scales":
@@ -438,24 +447,16 @@ class _Scales(NamedTuple):
         return cls(
             columns=columns,
             x=x_scaler,
-            output=scaler(mean),
-            target=target_scaler(_explained(mean, y, setting)),
-            base_std=None if std is None else _unit(linalg.root_mean_square(std, weights)),
+            output=scaler(rows.mean),
+            target=target_scaler(rows.explained(setting)),
+            base_std=None if rows.std is None else _unit(linalg.root_mean_square(rows.std, weights)),
         )
 
-    def data(
-        self,
-        x: AnyArray | None,
-        mean: AnyArray,
-        std: AnyArray | None,
-        y: AnyArray,
-        setting: _Setting,
-        included: Bool[AnyArray, " n"] | None = None,
-    ) -> Data:
+    def data(self, rows: _Rows, setting: _Setting, included: Bool[AnyArray, " n"] | None = None) -> Data:
         """Rows as the process takes them."""
-        variance = None if std is None or self.base_std is None else (std / self.base_std) ** 2
-        points = _points(x, mean, self.x, self.output, setting.kernel)
-        return Data.of(points, self.target(_explained(mean, y, setting)), variance, included)
+        variance = None if rows.std is None or self.base_std is None else (rows.std / self.base_std) ** 2
+        points = _points(rows.x, rows.mean, self.x, self.output, setting.kernel)
+        return Data.of(points, self.target(rows.explained(setting)), variance, included)
 
     def rio(self, process: Process, setting: _Setting) -> "RIO":
         """The process with what it needs to predict in the units of y."""
@@ -473,10 +474,6 @@ class _Scales(NamedTuple):
 def _unit(std: AnyArray) -> AnyArray:
     """The size of the stds, by which they are divided: 1 where all are 0."""
     return namespace(std).where(std > 0, std, 1)
-
-
-def _explained(mean, y, setting: _Setting):
-    return y - mean if setting.target == "residual" else y
 
 
 @prediction

@@ -53,6 +53,7 @@ from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model, jitter_of_try
 from jaxcal.gp.options import Options
 from jaxcal.gp.search import greedy_points
+from jaxcal.networks import presets
 from jaxcal.optimize import Result, over_runs
 
 # Levels near the middle need no lengthscales of their own: their quantiles are close to the mean anyway.
@@ -95,14 +96,18 @@ class HasKernel(Protocol):
 class _Setting(NamedTuple):
     """The options of `fit` that decide what is compiled."""
 
-    levels: tuple[float, ...]
-    grid: tuple[float, ...]
-    is_bounded: bool
-    search: str
-    fit_on: str
-    num_inducing: int | None
-    num_searched: int
-    differentiable: bool
+    search: str = "line"
+    fit_on: str = "training"
+    num_inducing: int | None = None
+    num_searched: int = 1000
+    differentiable: bool = False
+    levels: tuple[float, ...] = ()
+    grid: tuple[float, ...] = ()
+    is_bounded: bool = True
+
+
+# By `preset`: jaxcal's own, and the one of Capone, Hirche & Pleiss (2023).
+_PRESETS = {None: _Setting(), "paper": _Setting(search="ard", fit_on="calibration", is_bounded=False)}
 
 
 def fit(
@@ -215,17 +220,9 @@ def fit(
     _, rows = checked_rows(x, base, y, columns)
     x_train = columns(x_train)
     _checks.check_rows("x_train", x_train, 2)
-    setting = _setting(
-        rows.y.shape[0],
-        x_train.shape[0],
-        levels=levels,
-        search=search,
-        fit_on=fit_on,
-        num_inducing=num_inducing,
-        num_searched=num_searched,
-        preset=preset,
-        differentiable=differentiable,
-    )
+    asked = {"search": search, "fit_on": fit_on, "num_inducing": num_inducing, "num_searched": num_searched}
+    setting = presets.settle(_PRESETS, preset, differentiable=differentiable, **asked)
+    setting = _checked_setting(setting, levels, rows.y.shape[0], x_train.shape[0])
     if y_train is None:
         if kernel is None or setting.fit_on == "training":
             raise ValueError("y_train may be None only with a kernel and fit_on='calibration'.")
@@ -321,36 +318,25 @@ class SharpGP(eqx.Module):
         return jnp.exp(self.log_lengthscales) * self.x_scaler.scale[..., None, :]
 
 
-def _setting(
-    num_rows, num_train, *, levels, search, fit_on, num_inducing, num_searched, preset, differentiable
+def _checked_setting(
+    asked: _Setting, levels: float | Sequence[float] | None, num_rows: int, num_train: int
 ) -> _Setting:
-    """The options, checked, with the defaults that depend on each other filled in."""
-    _checks.check_choice("preset", preset, (None, "paper"))
-    paper = preset == "paper"
-    search = search or ("ard" if paper else "line")
-    fit_on = fit_on or ("calibration" if paper else "training")
-    _checks.check_choice("search", search, ("ard", "line"))
-    _checks.check_choice("fit_on", fit_on, ("training", "calibration"))
-    _checks.check_at_least("num_searched", num_searched, 2)
-    if differentiable and search == "ard":
+    """The options, checked, with the defaults that depend on the rows filled in."""
+    _checks.check_choice("search", asked.search, ("ard", "line"))
+    _checks.check_choice("fit_on", asked.fit_on, ("training", "calibration"))
+    _checks.check_at_least("num_searched", asked.num_searched, 2)
+    if asked.differentiable and asked.search == "ard":
         # Its objective has kinks, where two errors change places, and mostly it ends at one of them.
         raise ValueError("differentiable=True goes with search='line': the search by column has no derivative.")
+    num_inducing = asked.num_inducing
     if num_inducing is None and num_train > _EXACT_ROWS:
         num_inducing = _NUM_INDUCING
     if num_inducing is not None:
         _checks.check_at_least("num_inducing", num_inducing, 1)
         num_inducing = min(num_inducing, num_train)
     own, grid = _levels(levels, num_rows)
-    return _Setting(
-        levels=own,
-        grid=grid,
-        is_bounded=not paper and not _is_single(levels),
-        search=search,
-        fit_on=fit_on,
-        num_inducing=num_inducing,
-        num_searched=num_searched,
-        differentiable=differentiable,
-    )
+    is_bounded = asked.is_bounded and not _is_single(levels)
+    return asked._replace(num_inducing=num_inducing, levels=own, grid=grid, is_bounded=is_bounded)
 
 
 def _levels(levels: float | Sequence[float] | None, num_rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -1,5 +1,3 @@
 """The command line: `jaxcal demo`, `calibrate`, `apply`, `monitor`, `methods` and `data`."""
 
-from jaxcal.cli.app import app
-
-__all__ = ["app"]
+from jaxcal.cli.app import app as app

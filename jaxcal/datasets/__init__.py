@@ -1,18 +1,13 @@
 """Named public regression data sets, raw and in their original row order, the splits of them, and simulated ones."""
 
-from jaxcal.datasets.loader import Dataset, Location, find, license_of, load, names, pbp_split, split
-from jaxcal.datasets.simulated import Heteroscedastic, heteroscedastic, heteroscedastic_moments
-
-__all__ = [
-    "Dataset",
-    "Heteroscedastic",
-    "Location",
-    "find",
-    "heteroscedastic",
-    "heteroscedastic_moments",
-    "license_of",
-    "load",
-    "names",
-    "pbp_split",
-    "split",
-]
+from jaxcal.datasets.loader import Dataset as Dataset
+from jaxcal.datasets.loader import Location as Location
+from jaxcal.datasets.loader import find as find
+from jaxcal.datasets.loader import license_of as license_of
+from jaxcal.datasets.loader import load as load
+from jaxcal.datasets.loader import names as names
+from jaxcal.datasets.loader import pbp_split as pbp_split
+from jaxcal.datasets.loader import split as split
+from jaxcal.datasets.simulated import Heteroscedastic as Heteroscedastic
+from jaxcal.datasets.simulated import heteroscedastic as heteroscedastic
+from jaxcal.datasets.simulated import heteroscedastic_moments as heteroscedastic_moments

@@ -6,31 +6,18 @@ A distribution computes in the dtype of its own parameters. Its methods are elem
 over runs or ensemble members gives a valid distribution, whose arrays have further leading axes.
 """
 
-from jaxcal.distributions._base import Distribution
-from jaxcal.distributions._reach import Reach
-from jaxcal.distributions.concatenated import Concatenated, concatenate
-from jaxcal.distributions.cross_conformal import CrossConformal
-from jaxcal.distributions.empirical import Empirical
-from jaxcal.distributions.mixture import Mixture
-from jaxcal.distributions.multivariate import MultivariateEmpirical, MultivariateNormal
-from jaxcal.distributions.parametric import Normal, Point, StudentT
-from jaxcal.distributions.quantiles import Quantiles, ScaledQuantiles
-from jaxcal.distributions.recalibrated import Recalibrated
-
-__all__ = [
-    "Concatenated",
-    "CrossConformal",
-    "Distribution",
-    "Empirical",
-    "Mixture",
-    "MultivariateEmpirical",
-    "MultivariateNormal",
-    "Normal",
-    "Point",
-    "Quantiles",
-    "Reach",
-    "Recalibrated",
-    "ScaledQuantiles",
-    "StudentT",
-    "concatenate",
-]
+from jaxcal.distributions._base import Distribution as Distribution
+from jaxcal.distributions._reach import Reach as Reach
+from jaxcal.distributions.concatenated import Concatenated as Concatenated
+from jaxcal.distributions.concatenated import concatenate as concatenate
+from jaxcal.distributions.cross_conformal import CrossConformal as CrossConformal
+from jaxcal.distributions.empirical import Empirical as Empirical
+from jaxcal.distributions.mixture import Mixture as Mixture
+from jaxcal.distributions.multivariate import MultivariateEmpirical as MultivariateEmpirical
+from jaxcal.distributions.multivariate import MultivariateNormal as MultivariateNormal
+from jaxcal.distributions.parametric import Normal as Normal
+from jaxcal.distributions.parametric import Point as Point
+from jaxcal.distributions.parametric import StudentT as StudentT
+from jaxcal.distributions.quantiles import Quantiles as Quantiles
+from jaxcal.distributions.quantiles import ScaledQuantiles as ScaledQuantiles
+from jaxcal.distributions.recalibrated import Recalibrated as Recalibrated

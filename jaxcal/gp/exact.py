@@ -43,8 +43,8 @@ _MANY_ROWS, FEW_ROWS = 512, 250
 _FEW_ROWS_TOLERANCE, _RIVAL, _FEW_ROWS_STEPS = 0.1, 10.0, 40
 # Isotropic ascents that others by column follow end here at first.
 _LOOSE = 0.5
-# How much is hoped of an ascent (`race.Field`): few rows are cheap, and many climb from where these have led.
-_HOPE, _HOPE_OF_MANY = 30.0, 3.0
+# How much is hoped of an ascent (`race.Field`) of many rows, which climb from where few have led.
+_HOPE_OF_MANY = 3.0
 
 
 class Start(NamedTuple):
@@ -165,15 +165,15 @@ def optimum(
         tied=xp.asarray(np.eye(vectors.shape[1]), vectors.dtype) if tied is None else tied,
         by_column=by_column,
         runs_by_column=xp.ones(len(by_column), bool),
-        num_seeded=2 if few is None else 1,
-        within=_RIVAL,
         tolerances=(loose, tolerance, tolerance),
         limits=(most, most),
         cost=start.cost,
         low=start.low,
         high=start.high,
         number=start.number,
-        hope=_HOPE if few is None else _HOPE_OF_MANY,
+        num_seeded=2 if few is None else 1,
+        within=_RIVAL,
+        hope=race.HOPE if few is None else _HOPE_OF_MANY,
     )
     failed = None
     if few is not None:
@@ -199,30 +199,22 @@ def optimum(
 
 def ended(objective: race.Objectives, best: Optimum, start: Start, options: Options) -> Optimum:
     """The optimum near the one of an objective that is not as exact; on the host."""
-    nobody = best.place[None][:0]
+    place = best.place[None]
     field = race.Field(
-        isotropic=best.place[None],
+        isotropic=place,
         runs=np.ones(1, bool),
         tied=best.directions,
-        by_column=nobody,
+        by_column=place[:0],
         runs_by_column=np.zeros(0, bool),
-        num_seeded=1,
-        within=np.inf,
         tolerances=(options.tolerance, options.tolerance, None),
         limits=(options.max_iterations, options.max_iterations),
         cost=np.zeros(()),
         low=start.low,
         high=start.high,
         number=start.number,
-        hope=_HOPE,
     )
-    ends = race.run(objective, field, on_host=True)
-    return best._replace(
-        place=ends.places[0],
-        value=ends.values[0],
-        steps=best.steps + ends.steps[0],
-        converged=ends.converged[0],
-    )
+    place, value, steps, converged = (each[0] for each in race.run(objective, field, on_host=True))
+    return best._replace(place=place, value=value, steps=best.steps + steps, converged=converged)
 
 
 def _decided_by_few(
@@ -238,11 +230,10 @@ def _decided_by_few(
             by_column=field.isotropic[np.zeros(3 * by_column, int)],
             runs_by_column=xp.ones(3 * by_column, bool),
             num_seeded=2,
-            within=_RIVAL,
             tolerances=(tolerance, xp.maximum(tolerance, _LOOSE), None),
             limits=(limit, xp.minimum(limit, _FEW_ROWS_STEPS)),
             number=xp.minimum(field.number, FEW_ROWS),
-            hope=_HOPE,
+            hope=race.HOPE,
         ),
         on_host=on_host,
     )

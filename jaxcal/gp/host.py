@@ -16,15 +16,7 @@ from jaxcal.functional import gp, gp_host
 from jaxcal.functional.gp import LOG_2PI
 from jaxcal.gp import exact, race
 from jaxcal.gp.kernels import scattered
-from jaxcal.gp.model import (
-    ABSURD,
-    NOISE_FLOOR,
-    Data,
-    Model,
-    as_vector,
-    jitters,
-    one_of,
-)
+from jaxcal.gp.model import ABSURD, NOISE_FLOOR, Data, Model, as_vector, jitters, one_of
 from jaxcal.gp.newton import Local
 from jaxcal.gp.noise import InitialOf
 from jaxcal.gp.options import Options

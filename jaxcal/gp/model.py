@@ -6,6 +6,7 @@ Exact where the model has no inducing points, else sparse: Titsias (2009). `func
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -22,7 +23,7 @@ from jaxcal._numpy import AnyArray, constant, namespace, threads_for
 from jaxcal.functional import gp, linalg, noise, sparse_gp
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 
-M = TypeVar("M", bound=eqx.Module)
+M = TypeVar("M")
 
 # Noise below this fraction of the target's variance is taken for none.
 NOISE_FLOOR = 1e-6
@@ -323,7 +324,7 @@ def split(model: Model, *, with_inducing: bool = False) -> tuple[PyTree, PyTree]
 
 def _covariances(kernel: Kernel, point: Points, at: Points) -> tuple[Float[Array, " m"], Float[Array, ""]]:
     """One point's covariances with others, and with itself."""
-    row = jax.tree.map(lambda a: a[None], point)
+    row = alone(point)
     return kernel(row, at)[0], kernel.diagonal(row)[0]
 
 
@@ -347,10 +348,8 @@ class Found(NamedTuple):
 
 def without_rows(model: Model) -> Model:
     """The model without what is of the training rows: inducing points, and the precisions of Student t noise."""
-    model = eqx.tree_at(lambda m: m.inducing, model, None, is_leaf=lambda node: node is None)
-    if model.student_t is None:
-        return model
-    return eqx.tree_at(lambda m: m.student_t.log_squares, model, None, is_leaf=lambda node: node is None)
+    student_t = None if model.student_t is None else replace(model.student_t, log_squares=None)
+    return replace(model, inducing=None, student_t=student_t)
 
 
 def is_sane(model: Model, value: Float[AnyArray, ""], data: Data) -> Bool[AnyArray, ""]:
@@ -438,8 +437,18 @@ def one_of(models: M, number: Any = 0) -> M:
     return jax.tree.map(lambda leaf: leaf[number] if isinstance(leaf, jax.Array | np.ndarray) else leaf, models)
 
 
-def alone(model: Model) -> Model:
-    """The model as the only one along a leading axis."""
+def greatest(models: Model, value_of: Callable[[Model], Float[Array, ""]]) -> tuple[Int[Array, ""], Float[Array, " s"]]:
+    """Which of the models along a leading axis has the greatest value, and the values of all.
+
+    One after the other: all at once would hold as many matrices of the rows' covariances.
+    """
+    arrays, static = eqx.partition(models, eqx.is_array)
+    values = lax.map(lambda one: value_of(eqx.combine(one, static)), arrays)
+    return jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values)), values
+
+
+def alone(model: M) -> M:
+    """A model, or a point, as the only one along a leading axis."""
     return jax.tree.map(lambda leaf: leaf[None] if eqx.is_array(leaf) else leaf, model)
 
 

@@ -15,16 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal.functional import gp, normal
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
-from jaxcal.gp.model import (
-    Data,
-    Found,
-    Model,
-    alone,
-    as_vector,
-    cost_beyond_bounds,
-    one_of,
-    with_more_noise,
-)
+from jaxcal.gp.model import Data, Found, Model, alone, as_vector, cost_beyond_bounds, greatest, one_of, with_more_noise
 from jaxcal.gp.options import Options
 from jaxcal.optimize import Result, minimize, over_runs
 
@@ -138,9 +129,7 @@ def other_rows(data: Data) -> Int[Array, " r"]:
 def _of_the_best_noise(model: Model, loss) -> Model:
     """The model with its own noise, or with more."""
     models = with_more_noise(alone(model), _MORE_NOISE)
-    arrays, static = eqx.partition(models, eqx.is_array)
-    values = lax.map(lambda arrays: loss(eqx.combine(arrays, static)), arrays)
-    return one_of(models, jnp.argmin(jnp.where(jnp.isnan(values), jnp.inf, values)))
+    return one_of(models, greatest(models, lambda model: -loss(model))[0])
 
 
 def _errors(
@@ -155,7 +144,7 @@ def _errors(
 
 def _predict_one(kernel: Kernel, given: Nearest, at: Points, point: Points, near: Int[Array, " k"]):
     """Latent mean and variance at a point, given some of the rows."""
-    some, point = take(at, near), _as_row(point)
+    some, point = take(at, near), alone(point)
     cross, prior = kernel(point, some)[0], kernel.diagonal(point)[0]
     mean, variance = gp.conditional(gram(kernel, some, given.noises[near]), cross, given.targets[near], prior)
     return mean, given.scale * variance
@@ -172,16 +161,12 @@ def _neighbors(kernel: Kernel, at: Points, point: Points, without: ArrayLike = -
 
     The squared distance is the variance of the difference between the process there and here.
     """
-    point, priors = _as_row(point), kernel.diagonal(at)
+    point, priors = alone(point), kernel.diagonal(at)
     distances = kernel.diagonal(point) + priors - 2 * kernel(point, at)[0]
     n = priors.shape[0]
     distances = jnp.where(jnp.arange(n) == without, jnp.inf, distances)
     # In 64 bits XLA sorts the whole array on a CPU.
     return lax.top_k(-distances.astype(jnp.float32), min(_NEAREST, n - 1))[1]
-
-
-def _as_row(point: Points) -> Points:
-    return jax.tree.map(lambda a: a[None], point)
 
 
 def _batch(given: Nearest) -> int:

@@ -10,16 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from jaxcal.functional import gp, noise
-from jaxcal.gp.model import (
-    Data,
-    Found,
-    Model,
-    StudentT,
-    evidence,
-    expected_squares,
-    leave_one_out,
-    posterior,
-)
+from jaxcal.gp.model import Data, Found, Model, StudentT, evidence, expected_squares, leave_one_out, posterior
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, process_of
 from jaxcal.gp.search import descend, refine, search

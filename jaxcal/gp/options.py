@@ -1,6 +1,6 @@
 """How a Gaussian process is fitted: what a user asks for, checked, with the defaults filled in."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -55,29 +55,28 @@ class Options(NamedTuple):
         num_inducing: int | None = None,
         inducing: str | None = None,
         tolerance: float | None = None,
-        ard: bool | str = False,
-        noise: str = "gaussian",
-        mesh: Mesh | None = None,
-        learning_rate: float | None = None,
-        differentiable: bool = False,
+        **others: Any,
     ) -> "Options":
         """What the user of a method asked for n rows, checked, with the defaults in place of None."""
+        asked = cls(bound, "greedy", 0, max_iterations, **others)
         _checks.check_choice("bound", bound, ("auto", "exact", "nearest", "collapsed", "stochastic"))
         _checks.check_choice("inducing", inducing, (None, "greedy", "trained"))
-        _checks.check_choice("ard", ard, (True, False, "auto"))
-        _checks.check_choice("noise", noise, ("gaussian", "student_t", "input"))
-        simple = noise == "gaussian" and learning_rate is None
-        if bound == "nearest" and learning_rate is not None:
+        _checks.check_choice("ard", asked.ard, (True, False, "auto"))
+        _checks.check_choice("noise", asked.noise, ("gaussian", "student_t", "input"))
+        gaussian, adam = asked.noise == "gaussian", asked.learning_rate is not None
+        if bound == "nearest" and adam:
             raise ValueError("bound='nearest' goes without Adam and without a preset.")
-        if noise != "gaussian" and (bound in ("nearest", "stochastic") or learning_rate is not None):
-            raise ValueError(f"noise={noise!r} is for the exact and the collapsed bound, without Adam or a preset.")
-        if differentiable and (noise != "gaussian" or bound == "stochastic" or mesh or learning_rate is not None):
+        if not gaussian and (bound in ("nearest", "stochastic") or adam):
+            raise ValueError(
+                f"noise={asked.noise!r} is for the exact and the collapsed bound, without Adam or a preset."
+            )
+        if asked.differentiable and (not gaussian or bound == "stochastic" or asked.mesh or adam):
             raise ValueError(
                 "differentiable=True needs an optimum: it goes with noise='gaussian' on one device, without "
                 "bound='stochastic', Adam and the presets that take Adam."
             )
         _checks.check_at_least("max_iterations", max_iterations, 1)
-        sparse = {"num_inducing": num_inducing, "inducing": inducing, "mesh": mesh}
+        sparse = {"num_inducing": num_inducing, "inducing": inducing, "mesh": asked.mesh}
         wants_sparse = [name for name, value in sparse.items() if value is not None]
         if bound in ("exact", "nearest") and wants_sparse:
             raise ValueError(
@@ -86,7 +85,7 @@ class Options(NamedTuple):
             )
         if bound == "auto":
             exact = num_inducing >= n if num_inducing is not None else n <= _EXACT_ROWS and not wants_sparse
-            asks = simple and not wants_sparse and n <= _NEAREST_ROWS
+            asks = gaussian and not adam and not wants_sparse and n <= _NEAREST_ROWS
             many = "better" if asks else "collapsed"
             bound = "exact" if exact else many
         if tolerance is None:
@@ -99,16 +98,6 @@ class Options(NamedTuple):
             _checks.warn(f"num_inducing is {num_inducing}, but there are {n} rows; {n} are taken.")
         if inducing is None:
             inducing = "trained" if bound == "stochastic" else "greedy"
-        return cls(
-            bound=bound,
-            inducing=inducing,
-            # Not the number of rows: programs of several numbers of them are the same.
-            num_inducing=0 if bound == "exact" else min(num_inducing, n),
-            max_iterations=max_iterations,
-            tolerance=tolerance,
-            ard=ard,
-            noise=noise,
-            mesh=mesh,
-            learning_rate=learning_rate,
-            differentiable=differentiable,
-        )
+        # Not the number of rows: programs of several numbers of them are the same.
+        num_inducing = 0 if bound == "exact" else min(num_inducing, n)
+        return asked._replace(bound=bound, inducing=inducing, num_inducing=num_inducing, tolerance=tolerance)

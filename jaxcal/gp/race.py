@@ -28,6 +28,8 @@ _LAP = 8
 # Of two ascents the lower one is on its way to the place of the other in two cases. No log hyperparameter is further
 # apart than `SAME`. Or it is lower by less than `ALIKE` nats, and foresees no greater gain.
 ALIKE, SAME = 0.2, 0.3
+# How much is hoped of an ascent (`Field.hope`) on few rows, which are cheap, or from near its end.
+HOPE = 30.0
 # If the best ascent by column is better by so much more than it must be, the isotropic one need not be ended.
 _CLEAR = 5.0
 # In which order: isotropic ascents, those by column, the best isotropic one to its end.
@@ -47,8 +49,6 @@ class Field(NamedTuple):
         tied: the directions in which they move, one a column [p, p].
         by_column: where ascents by column begin [b, p]; the first `num_seeded` of them at isotropic ends.
         runs_by_column: which of these run [b].
-        num_seeded: how many begin where the best isotropic ascents ended, one or two.
-        within: by how much the second of these may be below the best.
         tolerances: of isotropic ascents at first, of those by column, of the best isotropic one at last; None if it
             need not be ended.
         limits: the most steps of isotropic ascents, and of those by column.
@@ -56,6 +56,8 @@ class Field(NamedTuple):
         low, high: the bounds [p]. What is beyond them costs `number` times its square; hyperparameters that move
             together bear it together.
         number: of rows.
+        num_seeded: how many begin where the best isotropic ascents ended, one or two.
+        within: by how much the second of these may be below the best.
         hope: an ascent is taken out if not even so many times the gain that it foresees brings it to the best one.
     """
 
@@ -64,15 +66,15 @@ class Field(NamedTuple):
     tied: Float[Floats, "p p"]
     by_column: Float[Floats, "b p"]
     runs_by_column: Bool[Floats, " b"]
-    num_seeded: int
-    within: float
     tolerances: tuple
     limits: tuple
     cost: Float[Floats, ""]
     low: Float[Floats, " p"]
     high: Float[Floats, " p"]
     number: int | Int[Floats, ""]
-    hope: float
+    num_seeded: int = 1
+    within: float = np.inf
+    hope: float = HOPE
 
 
 class Ends(NamedTuple):

@@ -24,6 +24,7 @@ from jaxcal.gp.model import (
     alone,
     cost_beyond_bounds,
     evidence,
+    greatest,
     number_of,
     one_of,
     some_rows,
@@ -104,14 +105,8 @@ def sparse_initial(
     candidates = with_more_noise(jax.tree.map(join, initial_models, first.model), _MORE_NOISE)
     compared = some_rows(data, _COMPARED_ROWS)
     few_points = options._replace(inducing="greedy", num_inducing=min(options.num_inducing, _COMPARED_POINTS))
-    arrays, static = eqx.partition(candidates, eqx.is_array)
-
-    def bound(candidate) -> Float[Array, ""]:
-        model = with_inducing_points(eqx.combine(candidate, static), compared, few_points)
-        return evidence(model, compared, jitter)
-
-    values = lax.map(bound, arrays)
-    best = jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values))
+    bound = lambda model: evidence(with_inducing_points(model, compared, few_points), compared, jitter)
+    best, values = greatest(candidates, bound)
     return first._replace(model=one_of(candidates, best), evidence=values[best])
 
 
@@ -123,14 +118,9 @@ def refine(model: Model, data: Data, jitter: Float[Array, ""], options: Options)
 
 
 def best_initial(initial_models: Model, data: Data, jitter: ArrayLike) -> Found:
-    """The initial values of the greatest exact evidence, of those along the leading axis of the arrays.
-
-    One after the other: all at once would hold as many matrices of the rows' covariances.
-    """
-    arrays, static = eqx.partition(initial_models, eqx.is_array)
-    values = lax.map(lambda one: evidence(eqx.combine(one, static), data, jitter), arrays)
+    """The initial values of the greatest exact evidence, of those along the leading axis of the arrays."""
+    best, values = greatest(initial_models, lambda model: evidence(model, data, jitter))
     is_nan = jnp.isnan(values)
-    best = jnp.argmax(jnp.where(is_nan, -jnp.inf, values))
     result = jnp.where(is_nan[best], Result.NOT_FINITE, Result.CONVERGED)
     return Found(
         model=one_of(initial_models, best),

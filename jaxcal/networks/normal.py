@@ -36,46 +36,46 @@ from jaxcal.optimize import Optimum
 
 
 def settle_normal(
-    num_inputs: int, options: TrainingOptions, preset: str | None, declared: type = TrainingOptions
+    what: str,
+    num_inputs: int,
+    options: TrainingOptions,
+    preset: str | None,
+    declared: type = TrainingOptions,
+    **own: str | int | None,
 ) -> presets.Settings:
-    """The settings of networks of means and variances."""
-    known = {None: presets.DEFAULT, "crude": presets.CRUDE, "usnrt": presets.usnrt(num_inputs)}
-    return settle(options, known, preset, declared)
+    """The settings of networks of means and variances; the options are those of `variance_network.fit`."""
+    usnrt = presets.usnrt(num_inputs)._replace(form="alternating")
+    known = {None: presets.DEFAULT, "crude": presets.CRUDE, "usnrt": usnrt}
+    settings = settle(what, options, known, preset, declared, **own)
+    _checks.check_choice("form", settings.form, ("joint", "alternating"))
+    _checks.check_at_least("rounds", settings.rounds, 1)
+    if settings.steps is not None and settings.form != "joint":
+        raise ValueError(f"steps={settings.steps} are those of one network: give form='joint'; got {settings.form!r}.")
+    return settings
 
 
 def train_normal(
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
+    settings: presets.Settings,
+    indicators: tuple[int, ...],
     *,
     key: PRNGKeyArray,
-    form: str | None,
-    rounds: int,
-    settings: presets.Settings,
-    preset: str | None,
-    what: str,
-    instead: str,
-    indicators: tuple[int, ...],
     split_key: PRNGKeyArray | None = None,
 ) -> tuple[Optimum, Rows]:
-    """The networks, trained, and the rows they were trained on; the options are those of `variance_network.fit`.
+    """The networks, trained, and the rows they were trained on.
 
-    What is said where a derivative is asked for, `training.trainer` describes, and indicators `training.split`. The
-    validation set is that of the `split_key`, by default one of the key.
+    Indicators are described by `training.split`. The validation set is that of the `split_key`, by default one of the
+    key.
     """
-    form = form or ("alternating" if preset == "usnrt" else "joint")
-    _checks.check_choice("form", form, ("joint", "alternating"))
-    _checks.check_at_least("rounds", rounds, 1)
-    if settings.steps is not None and form != "joint":
-        raise ValueError(f"steps={settings.steps} are those of one network: give form='joint'; got {form!r}.")
     own_split_key, train_key = jax.random.split(key)
     rows = split(x, y, settings, own_split_key if split_key is None else split_key, indicators=indicators)
-    if form == "joint":
-        train = trainer(settings, what=what, instead=instead)
-        return _joint(rows, settings, train, train_key), rows
+    if settings.form == "joint":
+        return _joint(rows, settings, train_key), rows
     # Arrays: another rate compiles no new program.
     _checks.check_positive("learning_rate", settings.learning_rate)
     rates = {name: jnp.asarray(getattr(settings, name)) for name in ("learning_rate", "weight_decay")}
-    return _alternating(rows, settings._replace(**rates), train_key, rounds, what, instead), rows
+    return _alternating(rows, settings._replace(**rates), train_key), rows
 
 
 def as_normal(moments: tuple[Float[Array, " n"], Float[Array, " n"]], y_scaler: Standardizer) -> Normal:
@@ -93,36 +93,23 @@ def as_mixture(
     return Mixture(jax.vmap(lambda mean, variance: as_normal((mean, variance), y_scaler))(means, variances))
 
 
-def _joint(
-    rows: Rows,
-    settings: presets.Settings,
-    train: Callable[..., Optimum],
-    key: PRNGKeyArray,
-) -> Optimum:
+def _joint(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> Optimum:
     """One network with two outputs, trained on the likelihood."""
     init_key, train_key = jax.random.split(key)
     new = new_network(rows.train[0], settings.hidden)
     network = starting_network(settings.initial, lambda: NormalNetwork((new(2, key=init_key),)))
     loss = Partial(_negative_log_likelihood, beta=jnp.asarray(settings.beta, rows.train[1].dtype))
-    return train(loss, network, rows.train, rows.validation, key=train_key)
+    return trainer(settings)(loss, network, rows.train, rows.validation, key=train_key)
 
 
 @eqx.filter_jit
-def _alternating(
-    rows: Rows,
-    settings: presets.Settings,
-    key: PRNGKeyArray,
-    rounds: int,
-    what: str,
-    instead: str,
-) -> Optimum:
+def _alternating(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> Optimum:
     """Two networks, trained alternately, by one compiled program: outside of one every fit would compile its loop."""
     new = new_network(rows.train[0], settings.hidden)
     new_variance = partial(new, activation=settings.variance_activation)
     num_rows = rows.train[1].shape[0], rows.validation[1].shape[0]
-    train = trainer(settings, what=what, instead=instead)
-    anew = not settings.calibrate
-    return alternate((rows.train, rows.validation), num_rows, new, new_variance, train, key, rounds, anew=anew)
+    parts, train, anew = (rows.train, rows.validation), trainer(settings), not settings.calibrate
+    return alternate(parts, num_rows, new, new_variance, train, key, settings.rounds, anew=anew)
 
 
 def alternate(

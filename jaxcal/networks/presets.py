@@ -1,7 +1,7 @@
 """The settings of the training of networks: jaxcal's own, under None, and those of the papers."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -10,7 +10,7 @@ from jaxtyping import ArrayLike
 
 from jaxcal import _checks
 
-S = TypeVar("S", "Settings", "NeuralProcess", "NeuralQuantiles", "ACCRUE")
+S = TypeVar("S")
 
 
 class Settings(NamedTuple):
@@ -26,6 +26,10 @@ class Settings(NamedTuple):
         beta: the power of the variance that weighs the likelihood of a row, `normal.train_normal`.
         calibrate: whether the std is scaled by the validation set, `held_out.Widening`.
         variance_activation: of the variance's own network, in the alternating form.
+        form: of a network of means and variances, and
+        rounds: see `variance_network.fit`.
+        what: the fit that trains, and
+        instead: what to do where a derivative through the training is asked for, as `_checks.without_derivative` says.
     """
 
     hidden: tuple[int, ...] = (64, 64)
@@ -44,6 +48,10 @@ class Settings(NamedTuple):
     beta: float = 0.0
     calibrate: bool = False
     variance_activation: Callable = jax.nn.relu
+    form: str = "joint"
+    rounds: int = 2
+    what: str = ""
+    instead: str = ""
 
 
 class NeuralProcess(NamedTuple):
@@ -109,4 +117,4 @@ def settle(known: Mapping[str | None, S], preset: str | None, **given: Any) -> S
         ValueError: if there is no such preset.
     """
     _checks.check_choice("preset", preset, tuple(known))
-    return known[preset]._replace(**{name: value for name, value in given.items() if value is not None})
+    return cast(Any, known[preset])._replace(**{name: value for name, value in given.items() if value is not None})

@@ -1,7 +1,8 @@
 """What the trained networks of all methods have in common."""
 
 import abc
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import equinox as eqx
 from jaxtyping import Array, Float
@@ -10,9 +11,13 @@ from jaxcal.distributions import Distribution
 from jaxcal.frames.columns import Columns
 from jaxcal.frames.layout import Table
 from jaxcal.frames.preprocessing import LogTails, Standardizer
-from jaxcal.networks.training import TrainingRecord
+from jaxcal.networks.held_out import Widening
+from jaxcal.networks.presets import Settings
+from jaxcal.networks.training import XY, Rows, TrainingRecord
+from jaxcal.optimize import Optimum
 
 D = TypeVar("D", bound=Distribution)
+F = TypeVar("F", bound="TrainedNetwork")
 
 
 class TrainedNetwork(eqx.Module, Generic[D]):
@@ -29,6 +34,16 @@ class TrainedNetwork(eqx.Module, Generic[D]):
     x_scaler: Standardizer | LogTails
     y_scaler: Standardizer
     training: TrainingRecord
+
+    @classmethod
+    def of(cls: type[F], columns: Columns, rows: Rows, optimum: Optimum, settings: Settings, **own: Any) -> F:
+        """What `fit` returns: the parts that all methods have, from a training, and the method's own.
+
+        Raises:
+            FloatingPointError: if the training diverged, and the settings say to throw.
+        """
+        training = TrainingRecord.of(optimum, throw=settings.throw, validated=settings.steps is None)
+        return cls(columns=columns, x_scaler=rows.x_scaler, y_scaler=rows.y_scaler, training=training, **own)
 
     def __call__(self, x: Table) -> D:
         """The predictions at the rows of x; the same for a row whatever the others are.
@@ -49,3 +64,30 @@ class TrainedNetwork(eqx.Module, Generic[D]):
 @eqx.filter_jit
 def _predict(fitted: TrainedNetwork[D], x: Float[Array, "n d"]) -> D:
     return fitted._distribution(fitted.x_scaler(x))
+
+
+class WidenedNetwork(TrainedNetwork[D]):
+    """A network whose variance is made that of new rows by its validation set.
+
+    Attributes:
+        widening: what does so; None with a preset.
+    """
+
+    widening: Widening | None
+
+    @classmethod
+    def of(cls: type[F], columns: Columns, rows: Rows, optimum: Optimum, settings: Settings, **own: Any) -> F:
+        """As `TrainedNetwork.of`; with settings that calibrate, widened by the validation set."""
+        fitted = super().of(columns, rows, optimum, settings, widening=None, **own)
+        return replace(fitted, widening=_widening(fitted, rows.validation)) if settings.calibrate else fitted
+
+    @abc.abstractmethod
+    def _moments(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], ...]:
+        """The mean and the variance, not widened, at standardized inputs; of Student t the squared scale, and df."""
+
+
+@eqx.filter_jit
+def _widening(fitted: WidenedNetwork, validation: XY) -> Widening:
+    x, y = validation
+    mean, variance, *df = fitted._moments(x)
+    return Widening.of(variance, y - mean, df=df[0] if df else None)

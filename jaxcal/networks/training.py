@@ -182,12 +182,22 @@ class TrainingRecord(eqx.Module):
 
 
 def settle(
+    what: str,
     options: TrainingOptions,
     known: Mapping[str | None, Settings],
     preset: str | None = None,
     declared: type = TrainingOptions,
+    **own: Any,
 ) -> Settings:
-    """The options that were given, and those of the preset in place of the others.
+    """The options that were given, of training and the method's own, and those of the preset in place of the others.
+
+    Args:
+        what: the fit that trains, "mlp.fit".
+        options: of training.
+        known: the presets.
+        preset: which of them.
+        declared: the options that there are.
+        **own: options of the method's own.
 
     Raises:
         TypeError: if there is no such option.
@@ -197,7 +207,8 @@ def settle(
         raise TypeError(
             f"fit has no option {unknown[0]!r}; those of training are {', '.join(declared.__annotations__)}."
         )
-    settings = presets.settle(known, preset, **options)
+    instead = GIVE_STEPS if "steps" in declared.__annotations__ else TAKE_ANOTHER
+    settings = presets.settle(known, preset, **options, **own, what=what, instead=instead)
     _checks.check_not_negative("weight_decay", settings.weight_decay)
     without = ("batch_size", "max_epochs", "patience", "validation_fraction")
     check_steps(settings.steps, settings.initial, **{name: options.get(name) for name in without})
@@ -262,8 +273,6 @@ def trainer(
     settings: Settings,
     optimizer: Callable[..., optax.GradientTransformation] = adam,
     *,
-    what: str,
-    instead: str,
     restore_best: bool = True,
 ) -> Callable[..., Optimum]:
     """`train_minibatches` as the settings have it, or `train_full_batch`, to which validation rows mean nothing.
@@ -271,8 +280,6 @@ def trainer(
     Args:
         settings: of the training.
         optimizer: a function from the learning rate.
-        what: the fit that asks, and
-        instead: what to do where a derivative of it is asked for, see there.
         restore_best: see there.
     """
     descent = Partial(with_weight_decay, optimizer=optimizer, weight_decay=jnp.asarray(settings.weight_decay))
@@ -289,8 +296,8 @@ def trainer(
         patience=settings.patience,
         plateau_decay=settings.plateau_decay,
         restore_best=restore_best,
-        what=what,
-        instead=instead,
+        what=settings.what,
+        instead=settings.instead,
     )
 
     def train(loss, params, data, *rest, **options):

@@ -12,19 +12,13 @@ interval of the next row, and take its target when it is known:
 coverage guarantees of `conformal` rest on.
 """
 
-from jaxcal.online import adaptive, martingales, pid
-from jaxcal.online._base import OnlineIntervals, run, step
-from jaxcal.online.exchangeability import ErrorCheck, InputCheck, check_errors, check_inputs
-
-__all__ = [
-    "ErrorCheck",
-    "InputCheck",
-    "OnlineIntervals",
-    "adaptive",
-    "check_errors",
-    "check_inputs",
-    "martingales",
-    "pid",
-    "run",
-    "step",
-]
+from jaxcal.online import adaptive as adaptive
+from jaxcal.online import martingales as martingales
+from jaxcal.online import pid as pid
+from jaxcal.online._base import OnlineIntervals as OnlineIntervals
+from jaxcal.online._base import run as run
+from jaxcal.online._base import step as step
+from jaxcal.online.exchangeability import ErrorCheck as ErrorCheck
+from jaxcal.online.exchangeability import InputCheck as InputCheck
+from jaxcal.online.exchangeability import check_errors as check_errors
+from jaxcal.online.exchangeability import check_inputs as check_inputs

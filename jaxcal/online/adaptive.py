@@ -9,6 +9,8 @@ gammas and takes their mean, with weights that fall with the pinball losses of t
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -126,7 +128,21 @@ def init_aggregated(
     return _aggregated(recent, level, steps, horizon, scaled)
 
 
-class AdaptiveIntervals(OnlineIntervals):
+class _RankedIntervals(OnlineIntervals):
+    """Intervals by a quantile of the last scores, which are kept in order, too."""
+
+    recent: Float[Array, "*w"]
+    table: Float[Array, "*w"]
+    confidence_level: Float[Array, "*runs"]
+    scaled: bool = eqx.field(static=True)
+
+    def _after(self, score: Float[Array, ""], **moved: Float[Array, "..."]) -> Any:
+        """This state with the oldest score replaced, and with what has moved besides."""
+        table = quantiles.replace_in_sorted(self.table, self.recent[0], score)
+        return replace(self, recent=pushed(self.recent, score), table=table, **moved)
+
+
+class AdaptiveIntervals(_RankedIntervals):
     """The state of ACI; made by `init`.
 
     Attributes:
@@ -138,12 +154,8 @@ class AdaptiveIntervals(OnlineIntervals):
         scaled: whether scores are |y - mean| / std, or |y - mean|.
     """
 
-    recent: Float[Array, "*w"]
-    table: Float[Array, "*w"]
     alpha: Float[Array, "*runs"]
-    confidence_level: Float[Array, "*runs"]
     step_size: Float[Array, "*runs"]
-    scaled: bool = eqx.field(static=True)
 
     def threshold(self) -> Float[Array, ""]:
         """The conformal quantile of the scores at level 1 - alpha."""
@@ -152,18 +164,10 @@ class AdaptiveIntervals(OnlineIntervals):
     def updated(self, score: Float[Array, ""], missed: Bool[Array, ""]) -> "AdaptiveIntervals":
         """After a row: the oldest score replaced, and alpha moved by gamma (1 - confidence_level - missed)."""
         error = 1 - self.confidence_level - missed.astype(self.alpha.dtype)
-        return eqx.tree_at(
-            lambda state: (state.recent, state.table, state.alpha),
-            self,
-            (
-                pushed(self.recent, score),
-                quantiles.replace_in_sorted(self.table, self.recent[0], score),
-                self.alpha + self.step_size * error,
-            ),
-        )
+        return self._after(score, alpha=self.alpha + self.step_size * error)
 
 
-class AggregatedIntervals(OnlineIntervals):
+class AggregatedIntervals(_RankedIntervals):
     """The state of DtACI; made by `init_aggregated`.
 
     Attributes:
@@ -178,15 +182,11 @@ class AggregatedIntervals(OnlineIntervals):
         scaled: whether scores are |y - mean| / std, or |y - mean|.
     """
 
-    recent: Float[Array, "*w"]
-    table: Float[Array, "*w"]
     alphas: Float[Array, "*k"]
     weights: Float[Array, "*k"]
-    confidence_level: Float[Array, "*runs"]
     step_sizes: Float[Array, "*k"]
     eta: Float[Array, "*runs"]
     sigma: Float[Array, "*runs"]
-    scaled: bool = eqx.field(static=True)
 
     @property
     def alpha(self) -> Float[Array, ""]:
@@ -207,15 +207,9 @@ class AggregatedIntervals(OnlineIntervals):
         beta = 1 - smaller.astype(score.dtype) / (size + 1)
         misses = smaller >= quantiles.empirical_rank(1 - self.alphas, size, "conformal")
         losses = scores.pinball(beta, self.alphas, target)
-        return eqx.tree_at(
-            lambda state: (state.recent, state.table, state.alphas, state.weights),
-            self,
-            (
-                pushed(self.recent, score),
-                quantiles.replace_in_sorted(self.table, self.recent[0], score),
-                self.alphas + self.step_sizes * (target - misses.astype(score.dtype)),
-                tracking.reweighted(self.weights, losses, self.eta, self.sigma),
-            ),
+        alphas = self.alphas + self.step_sizes * (target - misses.astype(score.dtype))
+        return self._after(
+            score, alphas=alphas, weights=tracking.reweighted(self.weights, losses, self.eta, self.sigma)
         )
 
 

@@ -17,6 +17,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal._extras import needed
 from jaxcal.distributions import Distribution
 from jaxcal.functional.martingales import p_values
 from jaxcal.online import martingales
@@ -356,11 +357,9 @@ def _groups(rows: np.ndarray, is_new: np.ndarray, groups: ArrayLike | None, new_
 
 def _scores(classifier: Any, seed: int, x: np.ndarray, is_new: np.ndarray, held_out: np.ndarray) -> np.ndarray:
     """What a classifier that is fitted to rows gives to others: higher for new ones. Zeros if all are of one kind."""
-    try:
+    with needed("scikit-learn", "'jaxcal[sklearn]'"):
         from sklearn.base import clone
         from sklearn.ensemble import ExtraTreesClassifier
-    except ImportError as error:
-        raise ImportError("scikit-learn is not installed: pip install 'jaxcal[sklearn]'.") from error
     if is_new.all() or not is_new.any():
         return np.zeros(len(held_out))
     if classifier is None:

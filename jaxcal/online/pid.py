@@ -13,6 +13,7 @@ Source: Angelopoulos, Candès and Tibshirani, Conformal PID control for time ser
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -128,15 +129,12 @@ class ControlledIntervals(OnlineIntervals):
         """After a row: the oldest score replaced, q moved, and the row counted."""
         finite = linalg.finite_part(self.recent)
         error = missed.astype(self.tracked.dtype) - (1 - self.confidence_level)
-        return eqx.tree_at(
-            lambda state: (state.recent, state.tracked, state.num_rows, state.num_missed),
+        return replace(
             self,
-            (
-                pushed(self.recent, score),
-                self.tracked + self.learning_rate * finite.max() * error,
-                self.num_rows + 1,
-                self.num_missed + missed,
-            ),
+            recent=pushed(self.recent, score),
+            tracked=self.tracked + self.learning_rate * finite.max() * error,
+            num_rows=self.num_rows + 1,
+            num_missed=self.num_missed + missed,
         )
 
 

@@ -12,21 +12,13 @@ or saved: `ax.figure.savefig("reliability.pdf")` does that. They need matplotlib
 Where a picture takes several forecasts, it takes them by name: `{"before": base, "after": calibrated}`.
 """
 
-from jaxcal.plots._calibration import coverage_by, pit_histogram, reliability_diagram
-from jaxcal.plots._intervals import intervals, prediction_band
-from jaxcal.plots._residuals import residuals, z_scores
-from jaxcal.plots._tree import tree
-from jaxcal.plots._widths import width_against_coverage, widths
-
-__all__ = [
-    "coverage_by",
-    "intervals",
-    "pit_histogram",
-    "prediction_band",
-    "reliability_diagram",
-    "residuals",
-    "tree",
-    "width_against_coverage",
-    "widths",
-    "z_scores",
-]
+from jaxcal.plots._calibration import coverage_by as coverage_by
+from jaxcal.plots._calibration import pit_histogram as pit_histogram
+from jaxcal.plots._calibration import reliability_diagram as reliability_diagram
+from jaxcal.plots._intervals import intervals as intervals
+from jaxcal.plots._intervals import prediction_band as prediction_band
+from jaxcal.plots._residuals import residuals as residuals
+from jaxcal.plots._residuals import z_scores as z_scores
+from jaxcal.plots._tree import tree as tree
+from jaxcal.plots._widths import width_against_coverage as width_against_coverage
+from jaxcal.plots._widths import widths as widths

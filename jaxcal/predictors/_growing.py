@@ -1,7 +1,7 @@
 """How USNRT's trees grow: at every node the split between whose sides the residuals' spread differs most."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,11 +15,14 @@ from jaxcal import _checks, progress
 from jaxcal.frames.columns import Columns
 from jaxcal.frames.preprocessing import LogTails, Standardizer, input_scaler
 from jaxcal.functional import levene, multiplicity
+from jaxcal.networks import presets
 from jaxcal.predictors._tree import Node, Tree, stack_on_host
 
 # Ma, Yan & Zhang (2023), section V-A: a tenth of the rows in a leaf, or so many. Fewer are enough where the networks of
 # a leaf start from those of all rows.
 _LEAVES, _LEAST_ROWS_OF_PAPER, _LEAST_ROWS = 10, 1000, 200
+# Of the networks whose residuals decide on the splits.
+FOLDS = 5
 # Of the intervals of std ratios.
 _CONFIDENCE_LEVEL = 0.95
 
@@ -73,53 +76,55 @@ def _arrays_of(columns: Columns, table: Float[Array, "n c"], y: Float[Array, " n
 
 
 class Search(NamedTuple):
-    """How splits are looked for."""
+    """How the splits of a node are searched and tested, and by which residuals; the values here are the defaults.
 
-    min_leaf: int
-    log_significance: float
-    center: str
-    correction: str
-    step: int
+    Attributes:
+        min_leaf: the least number of rows in a leaf.
+        significance: the p value up to which a node is split.
+        center: "mean" or "median", what Levene's test takes deviations from.
+        correction: for the number of splits that were tried.
+        step: every so many-th cut is tried.
+        num_folds: by networks without a fold of so many; 1 for networks of every node.
+        split_hidden: their hidden layers.
+    """
+
+    min_leaf: int = _LEAST_ROWS
+    significance: float = 0.01
+    center: str = "median"
+    correction: str = "miller-siegmund"
+    step: int = 1
+    num_folds: int = FOLDS
+    split_hidden: Sequence[int] = presets.DEFAULT.hidden
 
     @classmethod
     def of(
         cls,
         preset: str | None,
         num_rows: int,
-        *,
+        num_columns: int,
         min_leaf: int | str,
-        significance: float,
-        center: str | None,
-        correction: str | None,
-        step: int | None,
+        **given: int | float | str | Sequence | None,
     ) -> "Search":
         """The options that were given, and those of the preset in place of None."""
-        _checks.check_choice("preset", preset, (None, "paper"))
-        paper = preset == "paper"
+        of_paper = {"center": "mean", "correction": "none", "step": 10, "num_folds": 1}
+        paper = cls(_LEAST_ROWS_OF_PAPER, split_hidden=presets.usnrt(num_columns).hidden, **of_paper)
+        search = presets.settle({None: cls(), "paper": paper}, preset, **given)
         is_auto = isinstance(min_leaf, str)
         if is_auto:
             _checks.check_choice("min_leaf", min_leaf, ("auto",))
-            min_leaf = max(num_rows // _LEAVES, _LEAST_ROWS_OF_PAPER if paper else _LEAST_ROWS)
+            min_leaf = max(num_rows // _LEAVES, search.min_leaf)
         _checks.check_at_least("min_leaf", min_leaf, 2)
-        _checks.check_fraction("significance", significance)
-        if center is None:
-            center = "mean" if paper else "median"
-        _checks.check_choice("center", center, ("mean", "median"))
-        if correction is None:
-            correction = "none" if paper else "miller-siegmund"
-        _checks.check_choice("correction", correction, ("none", "miller-siegmund", "permutation"))
-        if step is None:
-            step = 10 if paper else 1
-        _checks.check_at_least("step", step, 1)
+        _checks.check_fraction("significance", search.significance)
+        _checks.check_choice("center", search.center, ("mean", "median"))
+        _checks.check_choice("correction", search.correction, ("none", "miller-siegmund", "permutation"))
+        _checks.check_at_least("step", search.step, 1)
+        _checks.check_at_least("num_folds", search.num_folds, 1)
         if is_auto and num_rows < 2 * min_leaf:
             _checks.warn(
                 f"min_leaf='auto' splits {2 * min_leaf} rows and more; of {num_rows} rows the tree is one leaf. Give a "
                 "min_leaf, or take variance_network.fit.",
             )
-        log_significance = math.log(significance)
-        return cls(
-            min_leaf=min_leaf, log_significance=log_significance, center=center, correction=correction, step=step
-        )
+        return search._replace(min_leaf=min_leaf)
 
     def slots(self, num_rows: int) -> int:
         """How many nodes of one level can be tested at most: so many are searched, for one compiled program."""
@@ -197,7 +202,7 @@ def _split(
     new = []
     for (place, part), best in zip(tested, _best_splits(problem, search, residuals, nodes, key), strict=True):
         node = tree.nodes[place].updated(statistic=best.statistic, log_p=best.log_p, residual_std=part.std(ddof=1))
-        if best.feature >= 0 and best.log_p <= search.log_significance:
+        if best.feature >= 0 and best.log_p <= math.log(search.significance):
             children = len(tree.nodes), len(tree.nodes) + 1
             node = node.updated(feature=best.feature, threshold=best.threshold, children=children)
             if best.left_categories is not None:

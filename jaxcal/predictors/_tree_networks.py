@@ -15,7 +15,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 from jaxcal.networks import NormalNetwork, Widening, presets
 from jaxcal.networks.modules import FeedForward
 from jaxcal.networks.normal import alternate, residual_negative_log_likelihood
-from jaxcal.networks.training import TAKE_ANOTHER, new_network, squared_error, trainer
+from jaxcal.networks.training import new_network, squared_error, trainer
 from jaxcal.optimize import Optimum, Span, num_train, over_runs, reported_runs
 from jaxcal.predictors._growing import Problem
 
@@ -351,5 +351,4 @@ def _if_clearly_better(train: Callable[..., Optimum], count: Int[Array, ""]) -> 
 
 def _trainer(lists: Lists, settings: presets.Settings):
     """How all these networks are trained, on the rows that there are."""
-    train = trainer(settings, what="usnrt.fit", instead=TAKE_ANOTHER)
-    return partial(train, num_rows=(lists.num_train, lists.num_validation))
+    return partial(trainer(settings), num_rows=(lists.num_train, lists.num_validation))

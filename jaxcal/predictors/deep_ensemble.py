@@ -16,9 +16,11 @@ from jaxcal import _checks
 from jaxcal.distributions import Mixture
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
-from jaxcal.networks import NormalNetwork, TrainedNetwork, TrainingOptions, TrainingRecord, Widening
+from jaxcal.networks import NormalNetwork, TrainingOptions
+from jaxcal.networks.held_out import mixture_moments
 from jaxcal.networks.normal import as_mixture, settle_normal, train_normal
-from jaxcal.networks.training import TAKE_ANOTHER, XY, Rows, takes_training_options
+from jaxcal.networks.trained import WidenedNetwork
+from jaxcal.networks.training import Rows, takes_training_options
 from jaxcal.optimize import Optimum, Span, over_runs, reported_runs
 
 
@@ -82,31 +84,14 @@ def fit(
     _checks.check_at_least("num_members", num_members, 1)
     # Values can be checked here only: under `over_runs` they are traced.
     columns, x, y = as_data(x, y, categorical)
-    settings = settle_normal(x.shape[1], options, preset)
-    train = Partial(
-        train_normal,
-        form=form,
-        rounds=rounds,
-        settings=settings,
-        preset=preset,
-        what="deep_ensemble.fit",
-        instead=TAKE_ANOTHER,
-        indicators=columns.indicators,
-    )
+    settings = settle_normal("deep_ensemble.fit", x.shape[1], options, preset, form=form, rounds=rounds)
+    train = Partial(train_normal, settings=settings, indicators=columns.indicators)
     members = partial(_train_members, train, x, y, key, num_members, settings.calibrate)
     optima, rows = reported_runs(members, "deep_ensemble.fit: members", num_members, train, x, y, key)
-    rows = _first(rows)
-    return DeepEnsemble(
-        networks=optima.params,
-        widening=_widening(optima.params, rows.validation) if settings.calibrate else None,
-        columns=columns,
-        x_scaler=rows.x_scaler,
-        y_scaler=rows.y_scaler,
-        training=TrainingRecord.of(optima, throw=settings.throw),
-    )
+    return DeepEnsemble.of(columns, _first(rows), optima, settings, networks=optima.params)
 
 
-class DeepEnsemble(TrainedNetwork[Mixture]):
+class DeepEnsemble(WidenedNetwork[Mixture]):
     """Trained networks of means and variances; made by `fit`.
 
     Attributes:
@@ -116,21 +101,16 @@ class DeepEnsemble(TrainedNetwork[Mixture]):
     """
 
     networks: NormalNetwork
-    widening: Widening | None
 
     def _distribution(self, x: Float[Array, "n d"]) -> Mixture:
-        return as_mixture(*_moments(self.networks, x), self.widening, self.y_scaler)
+        return as_mixture(*self._members(x), self.widening, self.y_scaler)
 
+    def _moments(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], ...]:
+        return mixture_moments(*self._members(x))
 
-def _moments(networks: NormalNetwork, x: Float[Array, "n d"]) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
-    """The mean and the variance of every member."""
-    return eqx.filter_vmap(lambda network: jax.vmap(network)(x))(networks)
-
-
-@eqx.filter_jit
-def _widening(networks: NormalNetwork, validation: XY) -> Widening:
-    x, y = validation
-    return Widening.of_mixture(*_moments(networks, x), y)
+    def _members(self, x: Float[Array, "n d"]) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
+        """The mean and the variance of every member."""
+        return eqx.filter_vmap(lambda network: jax.vmap(network)(x))(self.networks)
 
 
 @eqx.filter_jit

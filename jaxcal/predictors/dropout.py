@@ -20,27 +20,11 @@ from jaxcal.distributions import Mixture, Normal, Point
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg, normal
-from jaxcal.networks import (
-    ConcreteNetwork,
-    FeedForward,
-    TrainedNetwork,
-    TrainingOptions,
-    TrainingRecord,
-    Widening,
-    presets,
-)
+from jaxcal.networks import ConcreteNetwork, FeedForward, TrainingOptions, presets
 from jaxcal.networks.held_out import mixture_moments, widened
 from jaxcal.networks.normal import as_mixture
-from jaxcal.networks.training import (
-    TAKE_ANOTHER,
-    XY,
-    new_network,
-    settle,
-    split,
-    squared_error,
-    takes_training_options,
-    trainer,
-)
+from jaxcal.networks.trained import WidenedNetwork
+from jaxcal.networks.training import XY, new_network, settle, split, squared_error, takes_training_options, trainer
 
 
 @takes_training_options()
@@ -126,7 +110,7 @@ def fit(
     _checks.check_at_least("num_samples", num_samples, 2)
     _checks.check_choice("distribution", distribution, ("normal", "mixture"))
     columns, x, y = as_data(x, y, categorical)
-    settings = settle(options, _presets(rate, x.shape[1]), preset)
+    settings = settle("dropout.fit", options, _presets(rate, x.shape[1]), preset)
     if not settings.hidden:
         raise ValueError("hidden must hold at least one width: dropout follows the hidden layers.")
     init_key, split_key, train_key, mask_key = jax.random.split(key, 4)
@@ -139,22 +123,12 @@ def fit(
     else:
         given_rate, network = jnp.asarray(rate, dtype), new("scalar")
         loss = Partial(_squared_error, rate=given_rate)
-    train = trainer(settings, what="dropout.fit", instead=TAKE_ANOTHER)
-    optimum = train(loss, network, rows.train, rows.validation, key=train_key)
-    training = TrainingRecord.of(optimum, throw=settings.throw)
+    optimum = trainer(settings)(loss, network, rows.train, rows.validation, key=train_key)
     passes = Passes(optimum.params, given_rate, jax.random.bits(mask_key, (num_samples,), "uint32"))
     unexplained = preset is None and given_rate is not None
     noise_std = _noise_std(passes, rows.validation) if unexplained else None
-    return Dropout(
-        passes=passes,
-        noise_std=noise_std,
-        widening=_widening(passes, noise_std, rows.validation) if settings.calibrate else None,
-        columns=columns,
-        x_scaler=rows.x_scaler,
-        y_scaler=rows.y_scaler,
-        training=training,
-        distribution=distribution,
-    )
+    own = {"passes": passes, "noise_std": noise_std, "distribution": distribution}
+    return Dropout.of(columns, rows, optimum, settings, **own)
 
 
 class Passes(eqx.Module):
@@ -182,7 +156,7 @@ class Passes(eqx.Module):
         return lax.map(one, self.seeds)
 
 
-class Dropout(TrainedNetwork[Normal | Mixture]):
+class Dropout(WidenedNetwork[Normal | Mixture]):
     """A trained network with its masks; made by `fit`.
 
     Attributes:
@@ -197,11 +171,10 @@ class Dropout(TrainedNetwork[Normal | Mixture]):
 
     passes: Passes
     noise_std: Float[Array, "*runs"] | None
-    widening: Widening | None
     distribution: str = eqx.field(static=True)
 
     def _distribution(self, x: Float[Array, "n d"]) -> Normal | Mixture:
-        means, noise = _moments(self.passes, self.noise_std, x)
+        means, noise = self._of_passes(x)
         scaler = self.y_scaler
         if self.distribution == "normal":
             mean, variance = mixture_moments(means, noise)
@@ -211,22 +184,17 @@ class Dropout(TrainedNetwork[Normal | Mixture]):
             return Mixture(jax.vmap(lambda mean: Point(scaler.inverse(mean)))(means))
         return as_mixture(means, noise, self.widening, scaler)
 
+    def _moments(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], ...]:
+        return mixture_moments(*self._of_passes(x))
 
-def _moments(
-    passes: Passes, noise_std: Float[Array, ""] | None, x: Float[Array, "n d"]
-) -> tuple[Float[Array, "samples n"], Float[Array, "samples n"]]:
-    """The mean of every pass, and the variance of its noise, 0 if it has none."""
-    samples = passes(x)
-    if passes.rate is None:
-        means, log_variances = jnp.moveaxis(samples, -1, 0)
-        return means, jnp.exp(log_variances)
-    return samples, jnp.zeros_like(samples) if noise_std is None else jnp.broadcast_to(noise_std**2, samples.shape)
-
-
-@eqx.filter_jit
-def _widening(passes: Passes, noise_std: Float[Array, ""] | None, validation: XY) -> Widening:
-    x, y = validation
-    return Widening.of_mixture(*_moments(passes, noise_std, x), y)
+    def _of_passes(self, x: Float[Array, "n d"]) -> tuple[Float[Array, "samples n"], Float[Array, "samples n"]]:
+        """The mean of every pass, and the variance of its noise, 0 if it has none."""
+        samples = self.passes(x)
+        if self.passes.rate is None:
+            means, log_variances = jnp.moveaxis(samples, -1, 0)
+            return means, jnp.exp(log_variances)
+        variance = 0 if self.noise_std is None else self.noise_std**2
+        return samples, jnp.broadcast_to(variance, samples.shape).astype(samples.dtype)
 
 
 def _presets(rate: ArrayLike | str, num_inputs: int) -> dict[str | None, presets.Settings]:

@@ -6,7 +6,6 @@ density, `functional.student_t.log_prob`; its penalty on evidence for wrong pred
 
 from typing import Unpack
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
@@ -17,17 +16,10 @@ from jaxcal.distributions import StudentT
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import student_t
-from jaxcal.networks import FeedForward, TrainedNetwork, TrainingOptions, TrainingRecord, Widening, presets
+from jaxcal.networks import FeedForward, TrainingOptions, presets
 from jaxcal.networks.held_out import widened
-from jaxcal.networks.training import (
-    TAKE_ANOTHER,
-    XY,
-    new_network,
-    settle,
-    split,
-    takes_training_options,
-    trainer,
-)
+from jaxcal.networks.trained import WidenedNetwork
+from jaxcal.networks.training import XY, new_network, settle, split, takes_training_options, trainer
 
 # What nu, alpha - 1 and beta are at least, so that scale and std are finite and no density is infinite.
 _FLOOR = 1e-6
@@ -93,28 +85,17 @@ def fit(
     _checks.check_key(key)
     _checks.check_not_negative("penalty", penalty)
     columns, x, y = as_data(x, y, categorical)
-    settings = settle(options, {None: presets.DEFAULT, "usnrt": presets.usnrt(x.shape[1])}, preset)
+    known = {None: presets.DEFAULT, "usnrt": presets.usnrt(x.shape[1])}
+    settings = settle("evidential.fit", options, known, preset)
     init_key, split_key, train_key = jax.random.split(key, 3)
     rows = split(x, y, settings, split_key, indicators=columns.indicators)
-    dtype = rows.train[0].dtype
-    optimum = trainer(settings, what="evidential.fit", instead=TAKE_ANOTHER)(
-        Partial(_loss, penalty=jnp.asarray(penalty, dtype)),
-        new_network(rows.train[0], settings.hidden)(4, key=init_key),
-        rows.train,
-        rows.validation,
-        key=train_key,
-    )
-    return Evidential(
-        network=optimum.params,
-        widening=_widening(optimum.params, rows.validation) if settings.calibrate else None,
-        columns=columns,
-        x_scaler=rows.x_scaler,
-        y_scaler=rows.y_scaler,
-        training=TrainingRecord.of(optimum, throw=settings.throw),
-    )
+    network = new_network(rows.train[0], settings.hidden)(4, key=init_key)
+    loss = Partial(_loss, penalty=jnp.asarray(penalty, rows.train[0].dtype))
+    optimum = trainer(settings)(loss, network, rows.train, rows.validation, key=train_key)
+    return Evidential.of(columns, rows, optimum, settings, network=optimum.params)
 
 
-class Evidential(TrainedNetwork[StudentT]):
+class Evidential(WidenedNetwork[StudentT]):
     """A trained evidential network; made by `fit`.
 
     Attributes:
@@ -124,19 +105,15 @@ class Evidential(TrainedNetwork[StudentT]):
     """
 
     network: FeedForward
-    widening: Widening | None
 
     def _distribution(self, x: Float[Array, "n d"]) -> StudentT:
+        loc, squared_scale, df = self._moments(x)
+        scale = jnp.sqrt(widened(squared_scale, self.widening))
+        return StudentT(df, self.y_scaler.inverse(loc), self.y_scaler.scale[None] * scale)
+
+    def _moments(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], ...]:
         gamma, nu, alpha, beta = _evidence(self.network, x)
-        scale = jnp.sqrt(widened(_squared_scale(nu, alpha, beta), self.widening))
-        return StudentT(2 * alpha, self.y_scaler.inverse(gamma), self.y_scaler.scale[None] * scale)
-
-
-@eqx.filter_jit
-def _widening(network: FeedForward, validation: XY) -> Widening:
-    x, y = validation
-    gamma, nu, alpha, beta = _evidence(network, x)
-    return Widening.of(_squared_scale(nu, alpha, beta), y - gamma, df=2 * alpha)
+        return gamma, _squared_scale(nu, alpha, beta), 2 * alpha
 
 
 def _loss(network: FeedForward, rows: XY, key: PRNGKeyArray | None, *, penalty: Float[Array, ""]) -> Float[Array, " n"]:

@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal._extras import needed
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.frames.columns import Categorical, Columns, as_data
@@ -338,11 +339,9 @@ def _boost(
     x: np.ndarray, z: np.ndarray, y: np.ndarray, num_trees: int | None, learning_rate: float, seed: int
 ) -> "NGBRegressor":
     """Boosted trees of standardized targets z; y as the user gave them."""
-    try:
+    with needed("ngboost", "'jaxcal[forests]'"):
         from ngboost import NGBRegressor
         from sklearn.tree import DecisionTreeRegressor
-    except ImportError as error:
-        raise _missing("ngboost") from error
 
     def unfitted(num_trees: int) -> "NGBRegressor":
         # The package's own base learner takes its random numbers from NumPy's global state.
@@ -371,10 +370,8 @@ def _boosted_moments(model: "NGBRegressor | BoostedNormal", x: np.ndarray) -> tu
 
 
 def _grow_forest(model: str, x: np.ndarray, y: np.ndarray, **options: Any) -> "ForestRegressor":
-    try:
+    with needed("scikit-learn", "'jaxcal[forests]'"):
         from sklearn import ensemble
-    except ImportError as error:
-        raise _missing("scikit-learn") from error
     return getattr(ensemble, _FORESTS[model])(**options).fit(x, y)
 
 
@@ -448,10 +445,6 @@ def _check_grown_on(tree: Any, leaf: np.ndarray, count: np.ndarray, targets: np.
     means = np.bincount(leaf, weights=count * targets, minlength=tree.node_count)[is_leaf] / in_leaf
     if not np.allclose(means, tree.value[is_leaf, 0, 0], atol=1e-4 * targets.std()):
         raise ValueError("y must be the targets that the forest was fitted to, in the same order; others came.")
-
-
-def _missing(package: str) -> ImportError:
-    return ImportError(f"{package} is not installed: pip install 'jaxcal[forests]'.")
 
 
 def out_of_bag_weights(in_bag: np.ndarray) -> np.ndarray:

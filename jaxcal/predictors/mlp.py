@@ -15,9 +15,8 @@ from jaxcal import _checks
 from jaxcal.distributions import Point
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
-from jaxcal.networks import FeedForward, StepOptions, TrainedNetwork, TrainingRecord, presets
+from jaxcal.networks import FeedForward, StepOptions, TrainedNetwork, presets
 from jaxcal.networks.training import (
-    GIVE_STEPS,
     check_steps,
     new_network,
     settle,
@@ -78,7 +77,7 @@ def fit(
     """
     _checks.check_key(key)
     columns, x, y = as_data(x, y, categorical)
-    settings = settle(options, {None: presets.DEFAULT, "paper": presets.RIO}, preset, StepOptions)
+    settings = settle("mlp.fit", options, {None: presets.DEFAULT, "paper": presets.RIO}, preset, StepOptions)
     check_steps(settings.steps, preset=preset)
     paper = preset == "paper"
     init_key, split_key, train_key = jax.random.split(key, 3)
@@ -86,13 +85,10 @@ def fit(
     rows = split(x, y, settings, split_key, indicators=columns.indicators, scale_target=not paper)
     new = partial(new_network(rows.train[0], settings.hidden), "scalar", key=init_key)
     optimizer = keras_rmsprop if paper else adam
-    train = trainer(settings, optimizer, what="mlp.fit", instead=GIVE_STEPS, restore_best=not paper)
+    train = trainer(settings, optimizer, restore_best=not paper)
     network = starting_network(settings.initial, new)
     optimum = train(squared_error, network, rows.train, rows.validation, key=train_key)
-    training = TrainingRecord.of(optimum, throw=settings.throw, validated=settings.steps is None)
-    return MLP(
-        network=optimum.params, columns=columns, x_scaler=rows.x_scaler, y_scaler=rows.y_scaler, training=training
-    )
+    return MLP.of(columns, rows, optimum, settings, network=optimum.params)
 
 
 class MLP(TrainedNetwork[Point]):

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from jaxcal import _checks, progress
+from jaxcal._extras import needed
 from jaxcal.distributions import Quantiles
 from jaxcal.frames.columns import Categorical, Columns, as_data
 from jaxcal.frames.layout import Series, Table
@@ -182,10 +183,8 @@ class _Together:
 
 
 def _boost_scikit_learn(x: np.ndarray, y: np.ndarray, levels: np.ndarray, seed: int, options: dict) -> _Each:
-    try:
+    with needed("scikit-learn", "'jaxcal[forests]'"):
         from sklearn.ensemble import HistGradientBoostingRegressor
-    except ImportError as error:
-        raise ImportError("scikit-learn is not installed: pip install 'jaxcal[forests]'.") from error
     common = {"loss": "quantile", "random_state": seed, **options}
     return _Each(_of_levels(lambda p: HistGradientBoostingRegressor(quantile=p, **common).fit(x, y), levels))
 
@@ -225,7 +224,5 @@ _BOOST = {
 
 
 def _imported(package: str) -> Any:
-    try:
+    with needed(package, package):
         return importlib.import_module(package)
-    except ImportError as error:
-        raise ImportError(f"{package} is not installed: pip install {package}.") from error

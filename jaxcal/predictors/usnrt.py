@@ -28,10 +28,8 @@ from jaxcal.networks.held_out import widened
 from jaxcal.networks.normal import as_mixture, as_normal
 from jaxcal.networks.training import settle, takes_training_options
 from jaxcal.predictors import _tree_networks
-from jaxcal.predictors._growing import Growing, Problem, Search, arranged, grow, stack_trees
+from jaxcal.predictors._growing import FOLDS, Growing, Problem, Search, arranged, grow, stack_trees
 from jaxcal.predictors._tree import Branch, Tree
-
-_FOLDS = 5
 
 
 @takes_training_options()
@@ -145,35 +143,26 @@ def fit(
     _checks.check_rows("x", table, 2)
     of_paper = presets.usnrt(columns.num_columns)
     leaf = of_paper._replace(hidden=(4 * columns.num_columns, 2 * columns.num_columns), patience=25)
-    settings = settle(options, {None: presets.DEFAULT, "paper": leaf}, preset)
-    if split_hidden is None:
-        split_hidden = of_paper.hidden if preset == "paper" else presets.DEFAULT.hidden
+    settings = settle("usnrt.fit", options, {None: presets.DEFAULT, "paper": leaf}, preset)
     _checks.check_at_least("num_members", num_members, 1)
-    num_folds = _num_folds(num_folds, preset)
-    search = Search.of(
-        preset,
-        len(y),
-        min_leaf=min_leaf,
-        significance=significance,
-        center=center,
-        correction=correction,
-        step=step,
-    )
+    tests = {"significance": significance, "center": center, "correction": correction, "step": step}
+    by = {"num_folds": num_folds, "split_hidden": split_hidden}
+    search = Search.of(preset, len(y), columns.num_columns, min_leaf, **tests, **by)
     scalers, problem = arranged(columns, table, y, log_tails=settings.log_tails)
     # As many leaves as there can be at most.
     num_leaves = num_members * max(len(y) // search.min_leaf, 1)
     grow_key, (of_leaves, of_folds, of_held_out, of_all) = _tree_networks.draws(
-        key, (num_leaves, num_members * (_FOLDS if num_folds == 1 else num_folds), 1, num_members)
+        key, (num_leaves, num_members * (FOLDS if search.num_folds == 1 else search.num_folds), 1, num_members)
     )
-    splitting = settings._replace(hidden=tuple(split_hidden))
+    splitting = settings._replace(hidden=tuple(search.split_hidden))
     folds = partial(_tree_networks.out_of_fold_residuals, problem, splitting, num_members=num_members, draws=of_folds)
-    residuals = None if num_folds == 1 else folds(num_folds)
+    residuals = None if search.num_folds == 1 else folds(search.num_folds)
     draws = residuals is None or search.correction == "permutation"
     trees = _grow(problem, search, splitting, num_members, grow_key if draws else None, residuals)
     held_out = _tree_networks.held_out_rows(problem, settings, of_held_out)
     start = None
     if held_out is not None:
-        residuals = folds(_FOLDS) if residuals is None else residuals
+        residuals = folds(FOLDS) if residuals is None else residuals
         start = _tree_networks.train_on_all_rows(problem, settings, held_out, residuals, of_all)
     rows = [tree.leaves() for tree in trees]
     leaves = _tree_networks.train_leaves(problem, settings, rows, num_leaves, held_out, start, of_leaves)
@@ -314,14 +303,6 @@ class USNRT(eqx.Module):
     def _tree_of(self, member: int) -> Tree:
         _checks.check_choice("member", member, tuple(range(self.leaf_rmse.shape[0])))
         return jax.tree.map(lambda part: part[member], self.trees)
-
-
-def _num_folds(num_folds: int | None, preset: str | None) -> int:
-    """The number that was given, or that of the preset."""
-    if num_folds is None:
-        return 1 if preset == "paper" else _FOLDS
-    _checks.check_at_least("num_folds", num_folds, 1)
-    return num_folds
 
 
 def _grow(

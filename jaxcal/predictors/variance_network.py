@@ -10,7 +10,6 @@ Quantification of Variance Networks by Tree-Structured Learning", section V-A).
 
 from typing import Unpack
 
-import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -18,10 +17,11 @@ from jaxcal import _checks
 from jaxcal.distributions import Normal
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
-from jaxcal.networks import NormalNetwork, StepOptions, TrainedNetwork, TrainingRecord, Widening
+from jaxcal.networks import NormalNetwork, StepOptions
 from jaxcal.networks.held_out import widened
 from jaxcal.networks.normal import as_normal, settle_normal, train_normal
-from jaxcal.networks.training import GIVE_STEPS, XY, takes_training_options
+from jaxcal.networks.trained import WidenedNetwork
+from jaxcal.networks.training import takes_training_options
 
 
 @takes_training_options(StepOptions)
@@ -96,30 +96,13 @@ def fit(
     """
     _checks.check_key(key)
     columns, x, y = as_data(x, y, categorical)
-    settings = settle_normal(x.shape[1], options, preset, StepOptions)
-    optimum, rows = train_normal(
-        x,
-        y,
-        key=key,
-        form=form,
-        rounds=rounds,
-        settings=settings,
-        preset=preset,
-        what="variance_network.fit",
-        instead=GIVE_STEPS,
-        indicators=columns.indicators,
-    )
-    return VarianceNetwork(
-        network=optimum.params,
-        widening=_widening(optimum.params, rows.validation) if settings.calibrate else None,
-        columns=columns,
-        x_scaler=rows.x_scaler,
-        y_scaler=rows.y_scaler,
-        training=TrainingRecord.of(optimum, throw=settings.throw, validated=settings.steps is None),
-    )
+    own = {"form": form, "rounds": rounds}
+    settings = settle_normal("variance_network.fit", x.shape[1], options, preset, StepOptions, **own)
+    optimum, rows = train_normal(x, y, settings, columns.indicators, key=key)
+    return VarianceNetwork.of(columns, rows, optimum, settings, network=optimum.params)
 
 
-class VarianceNetwork(TrainedNetwork[Normal]):
+class VarianceNetwork(WidenedNetwork[Normal]):
     """A trained network of means and variances; made by `fit`.
 
     Attributes:
@@ -129,15 +112,10 @@ class VarianceNetwork(TrainedNetwork[Normal]):
     """
 
     network: NormalNetwork
-    widening: Widening | None
 
     def _distribution(self, x: Float[Array, "n d"]) -> Normal:
-        mean, variance = jax.vmap(self.network)(x)
+        mean, variance = self._moments(x)
         return as_normal((mean, widened(variance, self.widening)), self.y_scaler)
 
-
-@eqx.filter_jit
-def _widening(network: NormalNetwork, validation: XY) -> Widening:
-    x, y = validation
-    mean, variance = jax.vmap(network)(x)
-    return Widening.of(variance, y - mean)
+    def _moments(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], ...]:
+        return jax.vmap(self.network)(x)

@@ -16,7 +16,7 @@ from jaxcal import _checks, datasets, pipeline, serialization
 from jaxcal.cli import console, files, methods, report
 from jaxcal.cli.columns import Roles, Rows, choose_features, targets
 from jaxcal.cli.files import Table
-from jaxcal.cli.options import Decimal, Encoding, Separator, Thousands, csv_format
+from jaxcal.cli.options import Decimal, Encoding, Out, Separator, Thousands, csv_format, told
 from jaxcal.cli.text import Format
 from jaxcal.distributions import Concatenated, Distribution
 from jaxcal.pipeline.steps import OfNumbers
@@ -91,22 +91,12 @@ class _Options:
 def calibrate(
     file: Annotated[Path, typer.Argument(help="CSV or Parquet, one row a prediction.")],
     target: Annotated[str, typer.Option(help="Column of the true values; empty where they are not known.")],
-    prediction: Annotated[
-        str | None, typer.Option(help="Column of the model's predictions.", show_default="fit a model")
-    ] = None,
+    prediction: Annotated[str | None, told("Column of the model's predictions.", "fit a model")] = None,
     std: Annotated[str | None, typer.Option(help="Column of its standard deviations, if it has any.")] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(help="Columns of the inputs, a,b,c.", show_default="all others with numbers or labels"),
-    ] = None,
-    exclude: Annotated[
-        str | None, typer.Option(help="Columns, a,b,c, that are no features and stay in the file.", show_default="none")
-    ] = None,
+    features: Annotated[str | None, told("Columns of the inputs, a,b,c.", "all others with numbers or labels")] = None,
+    exclude: Annotated[str | None, told("Columns, a,b,c, that are no features and stay in the file.", "none")] = None,
     method: Annotated[
-        str | None,
-        typer.Option(
-            help="A calibrator of `jaxcal methods`, or several in their order: rio,crude.", show_default="rio"
-        ),
+        str | None, told("A calibrator of `jaxcal methods`, or several in their order: rio,crude.", "rio")
     ] = None,
     by: Annotated[
         str | None,
@@ -115,10 +105,7 @@ def calibrate(
     weights: Annotated[
         str | None, typer.Option(help="Column of weights, such as density ratios, if the method can use them.")
     ] = None,
-    calibration_fraction: Annotated[
-        float | None,
-        typer.Option(help="Fraction of FILE to fit on, drawn at random.", show_default="0.5"),
-    ] = None,
+    calibration_fraction: Annotated[float | None, told("Fraction of FILE to fit on, drawn at random.", "0.5")] = None,
     calibration: Annotated[Path | None, typer.Option(help="Fit on this file, and on no row of FILE.")] = None,
     training: Annotated[
         Path | None, typer.Option(help="The rows that the model was trained on, which sharp-gp uses.")
@@ -126,9 +113,7 @@ def calibrate(
     quantiles: Annotated[str, typer.Option(help="Levels of the quantiles to write.")] = "0.05,0.5,0.95",
     seed: Annotated[int, typer.Option(help="Of the random fraction, and of the method.")] = 0,
     prefix: Annotated[str, typer.Option(help="Before the names of the columns written.")] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="CSV or Parquet.", show_default="FILE with .calibrated in its name")
-    ] = None,
+    out: Out = None,
     save: Annotated[Path | None, typer.Option(help="Keep what was fitted in this file, for `jaxcal apply`.")] = None,
     page: Annotated[
         Path | None, typer.Option("--report", help="A page, .html, with scores and pictures before and after.")
@@ -182,15 +167,9 @@ def calibrate(
 def apply(
     model: Annotated[Path, typer.Argument(help="What `jaxcal calibrate --save` wrote.")],
     file: Annotated[Path, typer.Argument(help="CSV or Parquet, with the columns of the fit.")],
-    quantiles: Annotated[
-        str | None, typer.Option(help="Levels of the quantiles to write.", show_default="those of the fit")
-    ] = None,
-    prefix: Annotated[
-        str | None, typer.Option(help="Before the names of the columns written.", show_default="that of the fit")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="CSV or Parquet.", show_default="FILE with .calibrated in its name")
-    ] = None,
+    quantiles: Annotated[str | None, told("Levels of the quantiles to write.", "those of the fit")] = None,
+    prefix: Annotated[str | None, told("Before the names of the columns written.", "that of the fit")] = None,
+    out: Out = None,
     separator: Separator = None,
     decimal: Decimal = None,
     thousands: Thousands = None,

@@ -257,7 +257,7 @@ def _read_original(original: Original, path: Path) -> _Table:
     table = np.loadtxt(
         path,
         delimiter=original.delimiter,
-        skiprows=original.header_lines,
+        skiprows=0 if original.delimiter is None else 1,
         converters={positions[name]: levels.index for name, levels in original.levels.items()},
         ndmin=2,
     )

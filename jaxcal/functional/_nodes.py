@@ -55,16 +55,7 @@ class Problem(eqx.Module):
 
     @classmethod
     def of(
-        cls,
-        x: Any,
-        residuals: Any,
-        *,
-        orders: Any = None,
-        nodes: Any = None,
-        min_leaf: int,
-        num_nodes: int = 1,
-        center: str,
-        step: int = 1,
+        cls, x: Any, residuals: Any, orders: Any, nodes: Any, min_leaf: int, num_nodes: int, center: str, step: int
     ) -> "Problem":
         """What was given, checked."""
         x = _checks.as_matrix("x", x)
@@ -79,16 +70,7 @@ class Problem(eqx.Module):
         if orders is not None and orders.shape != x.T.shape:
             raise ValueError(f"orders must have shape (d, n) = {x.T.shape}; got {orders.shape}.")
         x, residuals = lax.stop_gradient((x, residuals))
-        return cls(
-            x=x,
-            residuals=residuals,
-            orders=orders,
-            nodes=nodes,
-            min_leaf=jnp.asarray(min_leaf),
-            num_nodes=num_nodes,
-            center=center,
-            step=step,
-        )
+        return cls(x, residuals, orders, nodes, jnp.asarray(min_leaf), num_nodes, center, step)
 
     @property
     def layout(self) -> Layout:

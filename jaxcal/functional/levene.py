@@ -26,15 +26,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Real
 from jaxcal import _checks
 from jaxcal.functional import _wavelet, student_t
 from jaxcal.functional._loops import over_leading_axis
-from jaxcal.functional._nodes import (
-    Problem,
-    Ranked,
-    admissible_cuts,
-    by_node,
-    centered_deviations,
-    layout_of,
-    rank,
-)
+from jaxcal.functional._nodes import Problem, Ranked, admissible_cuts, by_node, centered_deviations, layout_of, rank
 from jaxcal.functional.quantiles import last_place
 
 # Up to here all partitions of the categories of a feature are tried: 32767 of 16.
@@ -121,8 +113,7 @@ def best_split(
         >>> int(split.feature), float(split.threshold), int(split.num_left), f"{split.statistic:.2f}"
         (0, 3.0, 3, '3.39')
     """
-    split = _search(Problem.of(x, residuals, orders=orders, min_leaf=min_leaf, center=center, step=step))
-    return jax.tree.map(lambda part: part[0], split)
+    return _of_one(_search(Problem.of(x, residuals, orders, None, min_leaf, 1, center, step)))
 
 
 def best_splits(
@@ -162,10 +153,7 @@ def best_splits(
         >>> print(splits.feature, splits.threshold, splits.num_left, splits.num_rows)
         [0 0] [2. 7.] [2 2] [4 4]
     """
-    problem = Problem.of(
-        x, residuals, orders=orders, nodes=nodes, min_leaf=min_leaf, num_nodes=num_nodes, center=center, step=step
-    )
-    return _search(problem)
+    return _search(Problem.of(x, residuals, orders, nodes, min_leaf, num_nodes, center, step))
 
 
 def best_subset(
@@ -417,6 +405,11 @@ def _search(problem: Problem) -> Split:
     )
 
 
+def _of_one(split: Split) -> Split:
+    """The split of the only node."""
+    return jax.tree.map(lambda part: part[0], split)
+
+
 def _statistics(residuals: Array, ranks: Array, ranked: Ranked, center: str) -> Array:
     """T of every node's rows before each place [padded] against its others; residuals and ranks are in list order."""
     start, end = ranked.layout.start, ranked.layout.end
@@ -564,16 +557,9 @@ def _best_of_cuts(
     place = jnp.argsort(jnp.argsort(means)).astype(residuals.dtype)
     x = jnp.pad(place, (0, 1))[bins][:, None]
     problem = Problem(
-        x=x,
-        residuals=residuals,
-        orders=None,
-        nodes=nodes,
-        min_leaf=jnp.asarray(min_leaf),
-        num_nodes=1,
-        center=center,
-        step=1,
+        x, residuals, orders=None, nodes=nodes, min_leaf=jnp.asarray(min_leaf), num_nodes=1, center=center, step=1
     )
-    split = jax.tree.map(lambda part: part[0], _search(problem))
+    split = _of_one(_search(problem))
     left = (place <= split.threshold) & (number > 0) & split.exists
     # The order was chosen after seeing the residuals: the best cut stands for all 2^(k - 1) - 1 partitions.
     doublings = jnp.maximum((number > 0).sum() - 1, 0).astype(residuals.dtype)

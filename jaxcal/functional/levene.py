@@ -301,24 +301,15 @@ def std_ratio(
         2.00, 0.91 to 4.41
     """
     residuals, sides = _checks.as_floats("residuals", residuals), jnp.asarray(sides)
-    left, right = (_moments(residuals, sides == side) for side in (0, 1))
-    total = left.number + right.number
-    kurtosis = (left.number * left.kurtosis + right.number * right.kurtosis) / total
-    variance = sum((kurtosis - (side.number - 3) / side.number) / (4 * (side.number - 1)) for side in (left, right))
-    log_ratio = jnp.log(right.std / left.std)
+    number, std, kurtosis = jnp.array([_moments(residuals, sides == side) for side in (0, 1)]).T
+    of_both = (number * kurtosis).sum() / number.sum()
+    variance = ((of_both - (number - 3) / number) / (4 * (number - 1))).sum()
+    log_ratio = jnp.log(std[1] / std[0])
     reach = critical_value * jnp.sqrt(variance)
     return jnp.exp(log_ratio), jnp.exp(log_ratio - reach), jnp.exp(log_ratio + reach)
 
 
-class _Moments(NamedTuple):
-    """Of the residuals of a side."""
-
-    number: Array
-    std: Array
-    kurtosis: Array
-
-
-def _moments(residuals: Array, is_in: Array) -> _Moments:
+def _moments(residuals: Array, is_in: Array) -> tuple[Array, Array, Array]:
     """The number, the std and the kurtosis of some residuals, the latter about a trimmed mean."""
     number = is_in.sum().astype(residuals.dtype)
     mean = jnp.mean(residuals, where=is_in)
@@ -328,7 +319,7 @@ def _moments(residuals: Array, is_in: Array) -> _Moments:
     kept = (place >= trimmed) & (place < number - trimmed)
     center = jnp.mean(jnp.sort(jnp.where(is_in, residuals, jnp.inf)), where=kept)
     kurtosis = jnp.mean(((residuals - center) ** 2 / variance) ** 2, where=is_in)
-    return _Moments(number, jnp.sqrt(variance * number / (number - 1)), kurtosis)
+    return number, jnp.sqrt(variance * number / (number - 1)), kurtosis
 
 
 @jax.jit

@@ -141,10 +141,7 @@ def _make(
     below, above = jax.vmap(sums_within)(steps, jnp.stack([is_first, is_last[::-1]]))
     levels = Levels(z, middle, start, total)
     return LinearTables(
-        values=z,
-        middle=middle,
-        start=start,
-        total=total,
+        **vars(levels),
         center=center,
         spread=spread,
         below=below,

@@ -99,8 +99,7 @@ def calibrate(
         str | None, told("A calibrator of `jaxcal methods`, or several in their order: rio,crude.", "rio")
     ] = None,
     by: Annotated[
-        str | None,
-        typer.Option(help="Column of labels: each group is calibrated by its own rows, if the method can."),
+        str | None, typer.Option(help="Column of labels: each group is calibrated by its own rows, if the method can.")
     ] = None,
     weights: Annotated[
         str | None, typer.Option(help="Column of weights, such as density ratios, if the method can use them.")
@@ -247,12 +246,7 @@ def _checked_out(out: Path | None, inputs: Sequence[Path | None], table: Table) 
 
 
 def _write(
-    forecast: Distribution,
-    table: Table,
-    levels: Sequence[float],
-    names: Sequence[str],
-    fitting: np.ndarray | None,
-    out: Path,
+    forecast: Distribution, table: Table, levels: list[float], names: list[str], fitting: np.ndarray | None, out: Path
 ) -> None:
     """Write mean, std and quantiles of every row and, where a part was fitted on, which rows those were."""
     values = [forecast.mean, forecast.std, *np.asarray(forecast.icdf(np.array(levels))).T]

@@ -27,7 +27,7 @@ class Table:
     Attributes:
         frame: its values.
         file: where it is.
-        text: of a CSV.
+        text: its text, if it is a CSV.
     """
 
     frame: "polars.DataFrame"

@@ -206,11 +206,8 @@ def finish(ax: Axes, x_label: str, y_label: str, frame: tuple[float, float] | No
     else:
         _add_legend_above(ax, *frame)
     width, height = size_in_pixels(ax)
-    x, y = ax.xaxis.label, ax.yaxis.label
-    for text, length, room in (
-        (x, x.get_window_extent().width, width),
-        (y, y.get_window_extent().height, height),
-    ):
+    for text, side, room in ((ax.xaxis.label, "width", width), (ax.yaxis.label, "height", height)):
+        length = getattr(text.get_window_extent(), side)
         if length > room:
             text.set_fontsize(max(SMALLEST_FONT, font_of(text) * room / length))
 

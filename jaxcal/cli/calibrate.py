@@ -142,15 +142,9 @@ def calibrate(
     roles.check(tables.source)
     options = _Options(method or "rio", calibration_fraction, training, features, exclude, seed)
     if prediction is None:
-        given = {
-            "--std": std,
-            "--method": method,
-            "--by": by,
-            "--weights": weights,
-            "--calibration-fraction": calibration_fraction,
-            "--training": training,
-        }
-        if needless := [name for name, value in given.items() if value is not None]:
+        names_of_given = ("--std", "--method", "--by", "--weights", "--calibration-fraction", "--training")
+        given = zip(names_of_given, (std, method, by, weights, calibration_fraction, training), strict=True)
+        if needless := [name for name, value in given if value is not None]:
             raise ValueError(f"{', '.join(needless)} needs a column of predictions, --prediction.")
         fitted = _fit_pipeline(tables, roles, options, is_saved=save is not None)
     else:

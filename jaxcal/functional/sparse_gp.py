@@ -288,9 +288,8 @@ def _distributed_sums(covariances, whiten, rows, targets, precisions, mesh: Mesh
     arrays, static = eqx.partition(covariances, eqx.is_array)
     # Every device takes the same number of rows.
     spread_out = _padded((rows, targets, precisions), mesh.size)
-    if (
-        AxisType.Explicit in mesh.axis_types
-    ):  # as `jax.make_mesh` gives them: the rows go where the constraint puts them
+    # As `jax.make_mesh` gives them: the rows go where the constraint puts them.
+    if AxisType.Explicit in mesh.axis_types:
         spread_out = jax.tree.map(lambda a: jax.reshard(a, NamedSharding(mesh, spread)), spread_out)
 
     def local(arrays, whiten, rows, targets, precisions):

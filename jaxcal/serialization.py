@@ -492,11 +492,8 @@ def _join(place: str, name: str) -> str:
 # Records
 
 
-class _Nothing:
-    """Stands where there is no value."""
-
-
-_NONE = _Nothing()
+# Stands where there is no value.
+_NONE = object()
 
 
 def _is_record(cls: Any) -> bool:

@@ -192,8 +192,7 @@ def cdf(
         >>> print(cdf(tables, jnp.array([0, 0]), jnp.array([0.0, -2.0])))
         [0.5 0. ]
     """
-    half, whole = _new(tables, group, new_weight)
-    start, end = tables.start[group], tables.start[group + 1]
+    half, whole, start, end = _rows(tables, group, new_weight)
     middle, after = _read(tables.values, tables.middle, start, end, u)
     level = (middle + half) / whole
     is_below, is_above = after == start, after == end
@@ -215,8 +214,7 @@ def quantile(
         >>> print(quantile(tables, jnp.array([0, 0]), jnp.array([0.5, 0.9])))
         [0. 1.]
     """
-    half, whole = _new(tables, group, new_weight)
-    start, end = tables.start[group], tables.start[group + 1]
+    half, whole, start, end = _rows(tables, group, new_weight)
     z, after = _read(tables.middle, tables.values, start, end, p * whole - half)
     if tails == "constant":
         return z
@@ -234,7 +232,7 @@ def mean_and_std(
     tables: LinearTables, group: GroupOfRows, new_weight: OfRows | None = None, tails: str = "constant"
 ) -> tuple[OfRows, OfRows]:
     """The mean and the std of each row's table, in units of its group; the arguments are those of `cdf`."""
-    half, whole = _new(tables, group, new_weight)
+    half, whole, *_ = _rows(tables, group, new_weight)
     mean, square = (tables.moments[group, k] / whole for k in range(2))
     for upper in (False, True):
         mass, bound = _end(tables, group, jnp.full(whole.shape, upper), half, whole)
@@ -251,8 +249,7 @@ def crps(
 
     It is the integral of cdf^2 up to u and of (1 - cdf)^2 from u on, by sums of these between the values.
     """
-    half, whole = _new(tables, group, new_weight)
-    start, end = tables.start[group], tables.start[group + 1]
+    half, whole, start, end = _rows(tables, group, new_weight)
     inner = jnp.clip(u, tables.values[start], tables.values[end - 1])
     middle, after = _read(tables.values, tables.middle, start, end, inner)
     left = jnp.maximum(after - 1, start)
@@ -276,7 +273,7 @@ def log_density(tables: LinearTables, group: GroupOfRows, u: OfRows, new_weight:
     It is that of `functional.smoothing.sample_log_density`, for every group and with weights: finite everywhere, and
     -inf where all values of a table are equal.
     """
-    half, whole = _new(tables, group, new_weight)
+    half, whole, *_ = _rows(tables, group, new_weight)
     bins = tables.density
     start, end, unit = bins.first[group], bins.first[group + 1], bins.unit[group]
     x = (u - bins.center[group]) / jnp.where(unit > 0, unit, 1)
@@ -290,11 +287,11 @@ def log_density(tables: LinearTables, group: GroupOfRows, u: OfRows, new_weight:
     return jnp.where(unit > 0, log_density, -jnp.inf)
 
 
-def _new(tables: Levels, group: GroupOfRows, new_weight: OfRows | None) -> tuple[OfRows, OfRows]:
-    """w / 2 and W + w of every row."""
-    total = tables.total[group]
-    new = total / (tables.start[group + 1] - tables.start[group]) if new_weight is None else new_weight
-    return new / 2, total + new
+def _rows(tables: Levels, group: GroupOfRows, new_weight: OfRows | None) -> tuple[Array, ...]:
+    """Of every row w / 2 and W + w, and where the table of its group begins and ends."""
+    start, end, total = tables.start[group], tables.start[group + 1], tables.total[group]
+    new = total / (end - start) if new_weight is None else new_weight
+    return new / 2, total + new, start, end
 
 
 def _read(

@@ -11,7 +11,7 @@ import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
@@ -101,21 +101,16 @@ def _machine() -> str:
 def _forget_oldest(folder: Path) -> None:
     """Delete the files that were written or read longest ago, where all together are too large."""
     files = sorted(_files(folder))
-    size = sum(file.size for file in files)
-    for file in files:
-        if size <= _MOST:
+    together = sum(size for _, size, _ in files)
+    for _, size, path in files:
+        if together <= _MOST:
             return
-        Path(file.path).unlink(missing_ok=True)
-        size -= file.size
+        Path(path).unlink(missing_ok=True)
+        together -= size
 
 
-class _File(NamedTuple):
-    used: float
-    size: int
-    path: str
-
-
-def _files(folder: Path) -> Iterator[_File]:
+def _files(folder: Path) -> Iterator[tuple[float, int, str]]:
+    """Of each file when it was last used, its size and its path."""
     # Not by `Path`: these are thousands, before a command begins.
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -124,4 +119,4 @@ def _files(folder: Path) -> Iterator[_File]:
             path = os.path.join(parent, name)
             with contextlib.suppress(FileNotFoundError):  # another process deletes as well
                 status = os.stat(path)
-                yield _File(max(status.st_atime, status.st_mtime), status.st_size, path)
+                yield max(status.st_atime, status.st_mtime), status.st_size, path

@@ -201,13 +201,9 @@ def _can_show() -> bool:
     """Whether somebody looks at stderr, and nothing else writes bars at the same time, as other threads may."""
     if threading.current_thread() is not threading.main_thread() or multiprocessing.parent_process() is not None:
         return False
-    return _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
-
-
-def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return hasattr(shell, "kernel")
+    is_notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    return is_notebook or (sys.stderr is not None and sys.stderr.isatty())
 
 
 class _Bar:

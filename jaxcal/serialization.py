@@ -346,9 +346,9 @@ class _Reader:
             case {"function": name}:
                 function = _find_function(name)
                 return self._refuse(place, f"the function {name}") if function is None else function
-            case {"partial": function, "args": args, "keywords": keywords}:
-                parts = {"partial": function, "args": args, "keywords": keywords}
-                function, args, keywords = (self.value(part, _join(place, key)) for key, part in parts.items())
+            case {"partial": _, "args": _, "keywords": _}:
+                parts = ("partial", "args", "keywords")
+                function, args, keywords = (self.value(node[part], _join(place, part)) for part in parts)
                 return partial(function, *args, **keywords)
             case {"method": name, "of": owner}:
                 return self._method(self.value(owner, _join(place, "__self__")), name, place)
@@ -492,11 +492,8 @@ def _join(place: str, name: str) -> str:
 # Records
 
 
-class _Nothing:
-    """Stands where there is no value."""
-
-
-_NONE = _Nothing()
+# Stands where there is no value.
+_NONE = object()
 
 
 def _is_record(cls: Any) -> bool:

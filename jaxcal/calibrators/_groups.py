@@ -36,6 +36,7 @@ else:
     Errors = Float[Array, "*l"] | Tables | LinearTables
 
 _NO_GROUPS = "by has no effect: the calibrator was fitted without groups."
+_LACKS_WEIGHTS = "the calibrator was fitted with weights: give those of these rows, weights=w."
 _NO_WEIGHTS = "weights have no effect: the calibrator was fitted without."
 
 
@@ -177,11 +178,7 @@ class CalibrationGroups(eqx.Module):
         number = self.groups.number_of_rows(x, base, by, length)
         weights = self.weights if weights is None else weights
         if (weights is not None) != self.weighted:
-            raise ValueError(
-                "the calibrator was fitted with weights: give those of these rows, weights=w."
-                if self.weighted
-                else _NO_WEIGHTS
-            )
+            raise ValueError(_LACKS_WEIGHTS if self.weighted else _NO_WEIGHTS)
         if weights is None:  # a pooled table is worth a number of rows, and a new row is worth one
             return number, None if self.pooling is None else jnp.ones_like(base.mean)
         new_weight = _checks.as_vector("weights", values_at(x, weights, "weights"), length=length)

@@ -193,22 +193,17 @@ class Directions(eqx.Module):
         put = lambda array: jax.device_put(np.array(array, dtype))
         return cls(center=put(center), scale=put(scale), axes=put(axes[varies].T), spread=put(spread[varies]))
 
+    @eqx.filter_jit
     def __call__(self, features: Float[Array, "n D"]) -> tuple[Float[Array, "n d"], Bool[Array, " n"]]:
         """The independent features of rows, and which rows have no part in other directions."""
-        return _independent(self, features)
-
-
-@jax.jit
-def _independent(directions: Directions, features: Float[Array, "n D"]) -> tuple[Array, Array]:
-    """Directions.__call__ as one program."""
-    dot = lambda a, b: jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
-    standard = (features - directions.center[None]) / directions.scale[None]
-    along = dot(standard, directions.axes)
-    rest = jnp.abs(standard - dot(along, directions.axes.T)).max(axis=1)
-    size = 1 + jnp.abs(standard).max(axis=1) + jnp.abs(directions.center / directions.scale).max()
-    within = rest <= 1e4 * jnp.finfo(features.dtype).eps * size
-    independent = jnp.concatenate([jnp.ones_like(standard[:, :1]), along / directions.spread[None]], axis=1)
-    return independent, within
+        dot = lambda a, b: jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+        standard = (features - self.center[None]) / self.scale[None]
+        along = dot(standard, self.axes)
+        rest = jnp.abs(standard - dot(along, self.axes.T)).max(axis=1)
+        size = 1 + jnp.abs(standard).max(axis=1) + jnp.abs(self.center / self.scale).max()
+        within = rest <= 1e4 * jnp.finfo(features.dtype).eps * size
+        independent = jnp.concatenate([jnp.ones_like(standard[:, :1]), along / self.spread[None]], axis=1)
+        return independent, within
 
 
 class Regressions(NamedTuple):
@@ -304,22 +299,19 @@ class ConditionalConformal(eqx.Module):
         features = self.features if features is None else features
         if features is None:
             raise ValueError("the calibrator was fitted with an array of features: give features=those of these rows.")
-        given = self._numbers(_as_features(x, features, loc.shape[0]))
+        table = _as_features(x, features, loc.shape[0])
+        columns = self.columns or Columns.of(np.empty((1, self.directions.center.shape[0])))
+        if not is_frame(table):
+            _checks.check_columns("features", table, columns.num_columns, "the calibrator was fitted with")
+        given = columns(table).astype(loc.dtype)
         levels = _levels(self.confidence_levels)
-        values, lowest, highest, failed = _quantiles(self, loc, scale, given.astype(loc.dtype), levels)
+        values, lowest, highest, failed = _quantiles(self, loc, scale, given, levels)
         if not _checks.is_traced(failed) and (count := int(np.asarray(failed).sum())):
             _checks.warn(
                 f"in {count} rows the interval is infinite: the regression could not be solved in {loc.dtype}. Rescale "
                 "the features, or take 64 bits: jax.config.update('jax_enable_x64', True).",
             )
         return Quantiles(levels, values, lowest=lowest, highest=highest)
-
-    def _numbers(self, features: Table) -> Float[Array, "n D"]:
-        """The features as numbers."""
-        columns = self.columns or Columns.of(np.empty((1, self.directions.center.shape[0])))
-        if not is_frame(features):
-            _checks.check_columns("features", features, columns.num_columns, "the calibrator was fitted with")
-        return columns(features)
 
     def guarantee(self, confidence_level: float) -> ConditionalGuarantee:
         """The coverage guarantee of the interval at one of the levels of the fit.

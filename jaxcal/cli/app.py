@@ -6,10 +6,11 @@ code 2.
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import jax
 import numpy as np
@@ -28,6 +29,8 @@ from jaxcal.cli.calibrate import apply, calibrate
 from jaxcal.cli.monitor import monitor
 from jaxcal.compilation import enable_compilation_cache
 from jaxcal.distributions import Distribution
+
+T = TypeVar("T")
 
 app = typer.Typer(cls=console.Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -63,7 +66,7 @@ def demo(
 
     from jaxcal.calibrators import gaussian_mle, rio
 
-    data = _load(dataset)
+    data = _ask(datasets.load, dataset)
     _make_folder(out)
     console.say(f"{dataset}: {len(data.y)} rows, {data.x.shape[1]} features, target {data.target_name}.")
     model = GradientBoostingRegressor(random_state=seed)
@@ -94,10 +97,11 @@ def demo(
     )
 
 
-def _load(dataset: str) -> datasets.Dataset:
+def _ask(question: Callable[[str], T], dataset: str) -> T:
+    """What is asked about a data set: where it is, or the data themselves."""
     try:
-        return datasets.load(dataset)
-    except OSError as error:  # it is not here, and could not be downloaded
+        return question(dataset)
+    except OSError as error:  # it is not here and could not be downloaded, or JAXCAL_DATA names no directory
         raise ValueError(str(error)) from error
 
 
@@ -152,12 +156,6 @@ def methods() -> None:
 def data() -> None:
     """List the data sets, their licenses, and where each would be taken from."""
     console.say_columns(
-        (name, datasets.license_of(name) or "license not established", *_find(name)) for name in datasets.names()
+        (name, datasets.license_of(name) or "license not established", *_ask(datasets.find, name))
+        for name in datasets.names()
     )
-
-
-def _find(name: str) -> datasets.Location:
-    try:
-        return datasets.find(name)
-    except OSError as error:  # JAXCAL_DATA names no directory
-        raise ValueError(str(error)) from error

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -15,13 +15,11 @@ import jaxcal
 from jaxcal import _checks, datasets, pipeline, serialization
 from jaxcal.cli import console, files, methods, report
 from jaxcal.cli.columns import Roles, Rows, choose_features, targets
-from jaxcal.cli.options import Decimal, Encoding, Separator, Thousands, csv_format
-from jaxcal.cli.text import Format, Text
+from jaxcal.cli.files import Table
+from jaxcal.cli.options import Decimal, Encoding, Out, Separator, Thousands, csv_format, told
+from jaxcal.cli.text import Format
 from jaxcal.distributions import Concatenated, Distribution
 from jaxcal.pipeline.steps import OfNumbers
-
-if TYPE_CHECKING:  # slow to import
-    import polars
 
 # Of more groups the guarantees are not printed.
 _GROUPS_NAMED = 10
@@ -53,37 +51,25 @@ class _Tables:
     """The rows to predict, and those to fit on: the same ones, or of another file.
 
     Attributes:
-        table: of FILE; text its text, if it is a CSV.
-        source: the rows to fit on, of source_file.
+        table: of FILE.
+        source: the rows to fit on.
         given: what the options say of CSVs; usual what is assumed where another file does not tell.
     """
 
-    table: "polars.DataFrame"
-    file: Path
-    text: Text | None
-    source: "polars.DataFrame"
-    source_file: Path
+    table: Table
+    source: Table
     given: Format
     usual: Format
 
     @classmethod
     def read(cls, file: Path, calibration: Path | None, given: Format) -> "_Tables":
-        source_file = calibration or file
-        source, text = files.read(source_file, given)
-        tables = cls(source, file, text, source, source_file, given, Format() if text is None else text.format)
-        if calibration is None:
-            return tables
-        table, text = tables.read_other(file)
-        return replace(tables, table=table, text=text)
+        source = Table.read(calibration or file, given)
+        tables = cls(source, source, given, Format() if source.text is None else source.text.format)
+        return tables if calibration is None else replace(tables, table=tables.read_other(file))
 
-    def read_other(self, file: Path) -> "tuple[polars.DataFrame, Text | None]":
-        """The table in a further file, of whose columns the same are texts, and its text."""
-        return files.read(file, self.given, self.usual, self.texts)
-
-    @property
-    def texts(self) -> list[str]:
-        """The columns of texts."""
-        return files.texts_in(self.source)
+    def read_other(self, file: Path) -> Table:
+        """The table in a further file, of whose columns the same are texts."""
+        return Table.read(file, self.given, self.usual, self.source.texts)
 
     @property
     def are_one(self) -> bool:
@@ -92,47 +78,33 @@ class _Tables:
 
 @dataclass(frozen=True)
 class _Options:
-    """How a calibrator is to be fitted."""
+    """How a model or a calibrator is to be fitted."""
 
-    method: str = "rio"
-    fraction: float | None = None
-    training: Path | None = None
-    features: str | None = None
-    exclude: str | None = None
-    seed: int = 0
+    method: str
+    fraction: float | None
+    training: Path | None
+    features: str | None
+    exclude: str | None
+    seed: int
 
 
 def calibrate(
     file: Annotated[Path, typer.Argument(help="CSV or Parquet, one row a prediction.")],
     target: Annotated[str, typer.Option(help="Column of the true values; empty where they are not known.")],
-    prediction: Annotated[
-        str | None, typer.Option(help="Column of the model's predictions.", show_default="fit a model")
-    ] = None,
+    prediction: Annotated[str | None, told("Column of the model's predictions.", "fit a model")] = None,
     std: Annotated[str | None, typer.Option(help="Column of its standard deviations, if it has any.")] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(help="Columns of the inputs, a,b,c.", show_default="all others with numbers or labels"),
-    ] = None,
-    exclude: Annotated[
-        str | None, typer.Option(help="Columns, a,b,c, that are no features and stay in the file.", show_default="none")
-    ] = None,
+    features: Annotated[str | None, told("Columns of the inputs, a,b,c.", "all others with numbers or labels")] = None,
+    exclude: Annotated[str | None, told("Columns, a,b,c, that are no features and stay in the file.", "none")] = None,
     method: Annotated[
-        str | None,
-        typer.Option(
-            help="A calibrator of `jaxcal methods`, or several in their order: rio,crude.", show_default="rio"
-        ),
+        str | None, told("A calibrator of `jaxcal methods`, or several in their order: rio,crude.", "rio")
     ] = None,
     by: Annotated[
-        str | None,
-        typer.Option(help="Column of labels: each group is calibrated by its own rows, if the method can."),
+        str | None, typer.Option(help="Column of labels: each group is calibrated by its own rows, if the method can.")
     ] = None,
     weights: Annotated[
         str | None, typer.Option(help="Column of weights, such as density ratios, if the method can use them.")
     ] = None,
-    calibration_fraction: Annotated[
-        float | None,
-        typer.Option(help="Fraction of FILE to fit on, drawn at random.", show_default="0.5"),
-    ] = None,
+    calibration_fraction: Annotated[float | None, told("Fraction of FILE to fit on, drawn at random.", "0.5")] = None,
     calibration: Annotated[Path | None, typer.Option(help="Fit on this file, and on no row of FILE.")] = None,
     training: Annotated[
         Path | None, typer.Option(help="The rows that the model was trained on, which sharp-gp uses.")
@@ -140,9 +112,7 @@ def calibrate(
     quantiles: Annotated[str, typer.Option(help="Levels of the quantiles to write.")] = "0.05,0.5,0.95",
     seed: Annotated[int, typer.Option(help="Of the random fraction, and of the method.")] = 0,
     prefix: Annotated[str, typer.Option(help="Before the names of the columns written.")] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="CSV or Parquet.", show_default="FILE with .calibrated in its name")
-    ] = None,
+    out: Out = None,
     save: Annotated[Path | None, typer.Option(help="Keep what was fitted in this file, for `jaxcal apply`.")] = None,
     page: Annotated[
         Path | None, typer.Option("--report", help="A page, .html, with scores and pictures before and after.")
@@ -162,32 +132,26 @@ def calibrate(
     _check_seed(seed)
     _check_calibration(calibration, calibration_fraction, file)
     tables = _Tables.read(file, calibration, csv_format(separator, decimal, thousands, encoding))
-    names = _names(levels, prefix, tables.table, tables.text, file, are_split=tables.are_one)
+    names = _names(levels, prefix, tables.table, are_split=tables.are_one)
     inputs = (file, calibration, training)
-    out = _checked_out(out, file, inputs, tables.table, tables.text)
+    out = _checked_out(out, inputs, tables.table)
     for option, other in (("--save", save), ("--report", page)):
         if other is not None:
             files.check_output(other, option, (*inputs, out))
     roles = Roles(target, prediction, std, by, weights)
-    roles.check(tables.source, tables.source_file)
+    roles.check(tables.source)
+    options = _Options(method or "rio", calibration_fraction, training, features, exclude, seed)
     if prediction is None:
-        given = {
-            "--std": std,
-            "--method": method,
-            "--by": by,
-            "--weights": weights,
-            "--calibration-fraction": calibration_fraction,
-            "--training": training,
-        }
-        if needless := [name for name, value in given.items() if value is not None]:
+        names_of_given = ("--std", "--method", "--by", "--weights", "--calibration-fraction", "--training")
+        given = zip(names_of_given, (std, method, by, weights, calibration_fraction, training), strict=True)
+        if needless := [name for name, value in given if value is not None]:
             raise ValueError(f"{', '.join(needless)} needs a column of predictions, --prediction.")
-        fitted, roles = _fit_pipeline(tables, roles, features, exclude, seed, is_saved=save is not None)
+        fitted = _fit_pipeline(tables, roles, options, is_saved=save is not None)
     else:
-        options = _Options(method or "rio", calibration_fraction, training, features, exclude, seed)
-        fitted, roles = _fit_calibrator(tables, roles, options)
-    _write(fitted.forecast, tables.table, tables.text, levels, names, fitted.fitting, out)
+        fitted = _fit_calibrator(tables, roles, options)
+    _write(fitted.forecast, tables.table, levels, names, fitted.fitting, out)
     if save is not None:
-        _save(save, fitted, roles, tables, levels, prefix)
+        _save(save, fitted, tables, levels, prefix)
     if page is not None:
         report.write(page, fitted.measured, fitted.forecast)
         console.say(f"{page}: scores and pictures.")
@@ -196,15 +160,9 @@ def calibrate(
 def apply(
     model: Annotated[Path, typer.Argument(help="What `jaxcal calibrate --save` wrote.")],
     file: Annotated[Path, typer.Argument(help="CSV or Parquet, with the columns of the fit.")],
-    quantiles: Annotated[
-        str | None, typer.Option(help="Levels of the quantiles to write.", show_default="those of the fit")
-    ] = None,
-    prefix: Annotated[
-        str | None, typer.Option(help="Before the names of the columns written.", show_default="that of the fit")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="CSV or Parquet.", show_default="FILE with .calibrated in its name")
-    ] = None,
+    quantiles: Annotated[str | None, told("Levels of the quantiles to write.", "those of the fit")] = None,
+    prefix: Annotated[str | None, told("Before the names of the columns written.", "that of the fit")] = None,
+    out: Out = None,
     separator: Separator = None,
     decimal: Decimal = None,
     thousands: Thousands = None,
@@ -220,14 +178,14 @@ def apply(
     roles = Roles(**saved["roles"] | {"features": tuple(saved["roles"]["features"])})
     levels = saved["levels"] if quantiles is None else _parse_levels(quantiles)
     given, usual = csv_format(separator, decimal, thousands, encoding), Format(**saved.get("format", {}))
-    table, text = files.read(file, given, usual, saved.get("texts"))
-    names = _names(levels, saved["prefix"] if prefix is None else prefix, table, text, file, are_split=False)
-    out = _checked_out(out, file, (file, model), table, text)
+    table = Table.read(file, given, usual, saved.get("texts"))
+    names = _names(levels, saved["prefix"] if prefix is None else prefix, table, are_split=False)
+    out = _checked_out(out, (file, model), table)
     console.say(f"{model}: {saved['about']}")
     with console.working(f"Predict {len(table)} rows"):
-        forecast = _predict(saved, roles, table, file)
-    _write(forecast, table, text, levels, names, None, out)
-    y = targets(table, roles.target, file)
+        forecast = _predict(saved, roles, table)
+    _write(forecast, table, levels, names, None, out)
+    y = targets(table, roles.target)
     if y is not None and np.isfinite(y).any():
         known = np.flatnonzero(np.isfinite(y))
         of_rows = f"rows of {file.name}; if some of them were fitted on, these scores are too good"
@@ -235,29 +193,29 @@ def apply(
         console.print_scores(["forecast"], scores, f"{len(known)} {of_rows}")
 
 
-def _predict(saved: dict[str, Any], roles: Roles, table: "polars.DataFrame", file: Path) -> Distribution:
+def _predict(saved: dict[str, Any], roles: Roles, table: Table) -> Distribution:
     """What a saved model makes of a table."""
-    files.check_numerals(table, set(roles.features) - set(saved.get("texts", roles.features)), file)
+    table.check_numerals(set(roles.features) - set(saved.get("texts", roles.features)))
     if roles.prediction is None:
-        return saved["model"](files.select(table, roles.features, file))
+        return saved["model"](table.select(roles.features))
     for name in saved["taken"]:
-        files.check_column(table, getattr(roles, name), file)
-    rows = Rows.read(table.drop(roles.target, strict=False), roles, file)
+        table.check_column(getattr(roles, name))
+    rows = Rows.read(table, roles, with_targets=False)
     return saved["model"](rows.x, rows.base, **{name: rows.counts[name] for name in saved["taken"]})
 
 
-def _save(path: Path, fitted: _Fitted, roles: Roles, tables: _Tables, levels: list[float], prefix: str) -> None:
+def _save(path: Path, fitted: _Fitted, tables: _Tables, levels: list[float], prefix: str) -> None:
     about = f"{fitted.measured.method}, fitted to {fitted.measured.num_fitting} rows by jaxcal {jaxcal.__version__}."
     saved = {
         "kind": _KIND,
         "about": about,
         "model": fitted.model,
         "taken": fitted.taken,
-        "roles": asdict(roles),
+        "roles": asdict(fitted.measured.roles),
         "levels": levels,
         "prefix": prefix,
         "format": asdict(tables.usual),
-        "texts": tables.texts,
+        "texts": tables.source.texts,
     }
     try:
         serialization.save(path, saved)
@@ -266,14 +224,13 @@ def _save(path: Path, fitted: _Fitted, roles: Roles, tables: _Tables, levels: li
     console.say(f"{path}: what was fitted; jaxcal apply {path} FILE predicts by it.")
 
 
-def _checked_out(
-    out: Path | None, file: Path, inputs: Sequence[Path | None], table: "polars.DataFrame", text: Text | None
-) -> Path:
-    """The file to write, beside FILE where none is named.
+def _checked_out(out: Path | None, inputs: Sequence[Path | None], table: Table) -> Path:
+    """The file to write, beside that of the table where none is named.
 
     Raises:
         ValueError: if it could not be written.
     """
+    file, text = table.file, table.text
     out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
     files.check_suffix(out)
     files.check_output(out, "--out", inputs, table)
@@ -283,42 +240,37 @@ def _checked_out(
 
 
 def _write(
-    forecast: Distribution,
-    table: "polars.DataFrame",
-    text: Text | None,
-    levels: Sequence[float],
-    names: Sequence[str],
-    fitting: np.ndarray | None,
-    out: Path,
+    forecast: Distribution, table: Table, levels: list[float], names: list[str], fitting: np.ndarray | None, out: Path
 ) -> None:
     """Write mean, std and quantiles of every row and, where a part was fitted on, which rows those were."""
     values = [forecast.mean, forecast.std, *np.asarray(forecast.icdf(np.array(levels))).T]
     if fitting is not None:
         values.append(np.isin(np.arange(len(table)), fitting))
-    files.write(table, text, dict(zip(names, map(np.asarray, values), strict=True)), out)
+    table.write(dict(zip(names, map(np.asarray, values), strict=True)), out)
     console.say(f"{out}: the columns of the table, and {', '.join(names)}.")
 
 
 # A column of predictions
 
 
-def _fit_calibrator(tables: _Tables, roles: Roles, options: _Options) -> tuple[_Fitted, Roles]:
+def _fit_calibrator(tables: _Tables, roles: Roles, options: _Options) -> _Fitted:
     """A calibrator of a column of predictions."""
+    table = tables.table
     names = methods.find(options.method)
     counted = [name for name in ("by", "weights") if getattr(roles, name) is not None]
     methods.check_options(names, counted)
     chosen = {}
     if methods.uses_inputs(names):
-        features, columns = choose_features(roles, options.features, options.exclude, tables.source, tables.source_file)
+        features, columns = choose_features(roles, options.features, options.exclude, tables.source)
         roles = replace(roles, features=features)
         chosen = {} if columns is None else {"categorical": columns}
     else:
         console.say(f"{options.method} uses no features.")
         if options.features is not None:
             console.complain("Warning", f"--features has no effect: {options.method} uses none.")
-    files.check_numerals(tables.table, set(roles.features) - set(tables.texts), tables.file)
-    rows = Rows.read(tables.table, roles, tables.file)
-    source = rows if tables.are_one else Rows.read(tables.source, roles, tables.source_file)
+    table.check_numerals(set(roles.features) - set(tables.source.texts))
+    rows = Rows.read(table, roles)
+    source = rows if tables.are_one else Rows.read(tables.source, roles)
     fitting, rest = _rows_to_fit(source, rows, tables, options)
     fitted_on = source.take(fitting)
     training = _training_rows(options.training, roles, tables)
@@ -327,32 +279,29 @@ def _fit_calibrator(tables: _Tables, roles: Roles, options: _Options) -> tuple[_
         calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **fitted_on.counts)
     taken = [name for name in counted if name in inspect.signature(type(calibrator).__call__).parameters]
     for name in taken:
-        files.check_column(tables.table, getattr(roles, name), tables.file)
-    with console.working(f"Predict {len(tables.table)} rows"):
+        table.check_column(getattr(roles, name))
+    with console.working(f"Predict {len(table)} rows"):
         forecast = calibrator(rows.x, rows.base, **{name: rows.counts[name] for name in taken})
     guarantees = _guarantees(calibrator, fitted_on.counts.get("by"))
     for line in guarantees:
         console.say(line)
     unseen = rows.take(rest)
     measured = report.Measured(
-        target=roles.target,
+        roles=roles,
+        table=table,
         method=options.method,
-        file=tables.file,
-        num_rows=len(tables.table),
         num_fitting=len(fitting),
-        features=roles.features,
         seed=options.seed,
         y=unseen.y,
         forecasts={"before": unseen.base, "after": forecast[rest]} if rest.size else {},
         guarantees=guarantees,
-        by=roles.by,
         labels=unseen.counts.get("by"),
     )
     if measured.forecasts:
         console.print_scores(list(measured.forecasts), measured.scores, measured.rows)
     else:
-        console.say(f"No scores: {tables.file} has no targets in a column {roles.target!r} to measure against.")
-    return _Fitted(calibrator, taken, forecast, fitting if tables.are_one else None, measured), roles
+        console.say(f"No scores: {table.file} has no targets in a column {roles.target!r} to measure against.")
+    return _Fitted(calibrator, taken, forecast, fitting if tables.are_one else None, measured)
 
 
 def _rows_to_fit(source: Rows, rows: Rows, tables: _Tables, options: _Options) -> tuple[np.ndarray, np.ndarray]:
@@ -360,7 +309,7 @@ def _rows_to_fit(source: Rows, rows: Rows, tables: _Tables, options: _Options) -
     y = np.asarray(source.y)  # its column is there: the roles were checked
     known = np.flatnonzero(np.isfinite(y))
     if len(known) < len(y):
-        console.say(f"{len(y) - len(known)} rows of {tables.source_file} have no target, and are not fitted on.")
+        console.say(f"{len(y) - len(known)} rows of {tables.source.file} have no target, and are not fitted on.")
     if not tables.are_one:
         return known, np.array([], int) if rows.y is None else np.flatnonzero(np.isfinite(rows.y))
     fitting, rest = _split(len(known), options.fraction, options.seed)
@@ -372,76 +321,69 @@ def _guarantees(calibrator: Any, labels: np.ndarray | None) -> list[str]:
     if not hasattr(calibrator, "guarantee"):
         return []
     if labels is None:
-        return _lines_of(calibrator.guarantee)
+        return [_told(calibrator.guarantee)]
     groups = np.unique(labels).tolist()
-    found = [
-        f"{label}: {line}"
-        for label in groups[:_GROUPS_NAMED]
-        for line in _lines_of(partial(calibrator.guarantee, group=label))
-    ]
+    found = [f"{label}: {_told(partial(calibrator.guarantee, group=label))}" for label in groups[:_GROUPS_NAMED]]
     more = len(groups) - _GROUPS_NAMED
     return [*found, f"... and {more} groups more."] if more > 0 else found
 
 
-def _lines_of(guarantee: Callable) -> list[str]:
+def _told(guarantee: Callable) -> str:
     """What is guaranteed, or why not."""
     try:
-        return [str(guarantee(0.9))]
+        return str(guarantee(0.9))
     except ValueError as nothing:
-        return [str(nothing)]
+        return str(nothing)
 
 
 def _training_rows(file: Path | None, roles: Roles, tables: _Tables) -> dict[str, Any]:
     """The rows that the model was trained on, where there are any."""
     if file is None:
         return {}
-    table, _ = tables.read_other(file)
-    files.check_numerals(table, set(roles.features) - set(tables.texts), file)
-    return {"x_train": files.select(table, roles.features, file), "y_train": files.numbers(table, roles.target, file)}
+    table = tables.read_other(file)
+    table.check_numerals(set(roles.features) - set(tables.source.texts))
+    return {"x_train": table.select(roles.features), "y_train": table.numbers(roles.target)}
 
 
 # Without predictions
 
 
-def _fit_pipeline(
-    tables: _Tables, roles: Roles, features: str | None, exclude: str | None, seed: int, *, is_saved: bool
-) -> tuple[_Fitted, Roles]:
+def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved: bool) -> _Fitted:
     """A model of the features, the best of a list."""
-    chosen, columns = choose_features(roles, features, exclude, tables.source, tables.source_file)
+    table, source = tables.table, tables.source
+    chosen, columns = choose_features(roles, options.features, options.exclude, source)
     if columns is None:
-        raise ValueError(f"{tables.source_file} has no column beside {roles.target!r} to predict it from.")
-    files.check_numerals(tables.table, set(chosen) - set(tables.texts), tables.file)
-    x = tables.source.select(chosen)
-    y = files.numbers(tables.source, roles.target, tables.source_file, may_be_missing=True)
+        raise ValueError(f"{source.file} has no column beside {roles.target!r} to predict it from.")
+    table.check_numerals(set(chosen) - set(source.texts))
+    x, y = source.select(chosen), source.numbers(roles.target, may_be_missing=True)
     known, rest = np.flatnonzero(np.isfinite(y)), np.flatnonzero(~np.isfinite(y))
     # A file holds no model of another package.
     candidates = [each for each in pipeline.candidates() if not (is_saved and isinstance(each[0], OfNumbers))]
     if is_saved:
         console.say("Boosted trees are not among the models: scikit-learn's cannot be saved.")
+    key = jax.random.key(options.seed)
     with console.working(f"Fit models to {len(known)} rows"):
-        model = pipeline.fit(x[known], y[known], predictor=candidates, categorical=columns, key=jax.random.key(seed))
+        model = pipeline.fit(x[known], y[known], predictor=candidates, categorical=columns, key=key)
     console.say(f"{model}\n\n{model.guarantee(0.9)}")
     measured = report.Measured(
-        target=roles.target,
+        roles=replace(roles, features=chosen),
+        table=table,
         method=", ".join(step.name for step in model.steps),
-        file=tables.file,
-        num_rows=len(tables.table),
         num_fitting=len(known),
-        features=chosen,
-        seed=seed,
+        seed=options.seed,
         y=np.asarray(model.steps[-1].y),
         forecasts={"model alone": model.steps[0].predictions, "calibrated": model.out_of_fold},
         guarantees=[str(model.guarantee(0.9))],
         steps=str(model),
     )
-    with console.working(f"Predict {len(tables.table)} rows"):
+    with console.working(f"Predict {len(table)} rows"):
         if not tables.are_one:
-            forecast = model(files.select(tables.table, chosen, tables.file))
+            forecast = model(table.select(chosen))
         elif rest.size:
             forecast = Concatenated([model.out_of_fold, model(x[rest])], [known, rest])
         else:
             forecast = model.out_of_fold
-    return _Fitted(model, [], forecast, known if tables.are_one else None, measured), replace(roles, features=chosen)
+    return _Fitted(model, [], forecast, known if tables.are_one else None, measured)
 
 
 # Checks of options
@@ -468,23 +410,21 @@ def _check_seed(seed: int) -> None:
         raise ValueError(f"--seed must be a whole number from 0 to {2**32 - 1}; got {seed}.")
 
 
-def _names(
-    levels: Sequence[float], prefix: str, table: "polars.DataFrame", text: Text | None, file: Path, *, are_split: bool
-) -> list[str]:
+def _names(levels: Sequence[float], prefix: str, table: Table, *, are_split: bool) -> list[str]:
     """The columns that are written; where a part of the rows is fitted on, one that says which.
 
     Raises:
-        ValueError: if FILE has one of them, or its encoding no letter for one.
+        ValueError: if the table has one of them, or its encoding no letter for one.
     """
     names = ["mean", "std", *(f"q{level:g}" for level in levels), *(["used_for_fitting"] if are_split else [])]
     names = [prefix + name for name in names]
-    taken = [name for name in names if name in table.columns]
-    if taken:
+    if taken := [name for name in names if name in table.frame.columns]:
         raise ValueError(
-            f"{file} already has the columns {', '.join(map(repr, taken))}: name the new ones otherwise, by --prefix."
+            f"{table.file} already has the columns {', '.join(map(repr, taken))}: name the new ones otherwise, by "
+            "--prefix."
         )
-    if text is not None:
-        text.check_names(names, file)
+    if table.text is not None:
+        table.text.check_names(names, table.file)
     return names
 
 

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from jaxcal.cli import console, files, numerals
+from jaxcal.cli.files import Table
 from jaxcal.distributions import Distribution, Normal, Point
 from jaxcal.frames.columns import Columns, names_rows
 
@@ -44,52 +44,50 @@ class Roles:
         names = ("target", "prediction", "std", "by", "weights")
         return {name: column for name in names if (column := getattr(self, name)) is not None}
 
-    def check(self, table: "polars.DataFrame", file: Path) -> None:
+    def check(self, table: Table) -> None:
         """Raise ValueError unless the named columns are different and there."""
         named = self.named()
         if len(set(named.values())) < len(named):
             raise ValueError(f"{', '.join(named)} must be different columns; got {', '.join(named.values())}.")
         for column in named.values():
-            files.check_column(table, column, file)
+            table.check_column(column)
 
 
 def choose_features(
-    roles: Roles, features: str | None, exclude: str | None, table: "polars.DataFrame", file: Path
+    roles: Roles, features: str | None, exclude: str | None, table: Table
 ) -> tuple[tuple[str, ...], Columns | None]:
     """The columns asked for, or all others that can be features; tell which. And what they hold.
 
     Raises:
         ValueError: if there is no such column, it is the target, or holds neither numbers nor labels.
     """
-    others = [name for name in table.columns if name not in roles.named().values()]
-    excluded = _excluded(exclude, features, roles, table, file)
+    others = [name for name in table.frame.columns if name not in roles.named().values()]
+    excluded = _excluded(exclude, features, roles, table)
     if features is None:
         why_not = {name: _Why("excluded") for name in excluded}
         why_not |= {
-            name: why for name in others if name not in excluded and (why := _why_no_feature(table[name], file))
+            name: why for name in others if name not in excluded and (why := _why_no_feature(table.frame[name], table))
         }
         chosen = [name for name in others if name not in why_not]
     else:
         chosen = _names_in(features)
         why_not = {name: _Why("not named") for name in others if name not in chosen}
-        _check_chosen(chosen, roles.target, table, file)
+        _check_chosen(chosen, roles.target, table)
     named = [f"{name} ({why.text})" for name, why in why_not.items()]
-    shown = [_described(table[name]) for name in chosen]
+    shown = [_described(table.frame[name]) for name in chosen]
     console.say(f"Features: {', '.join(shown) or 'none'}." + (f" Not used: {', '.join(named)}." if named else ""))
     for name, why in why_not.items():
         if why.is_told:
             instead = " To use it, name all features: --features." if why.may_be_named else ""
             console.complain("Warning", f"column {name!r} {why.text} and is no feature.{instead}")
-    return tuple(chosen), Columns.of(table.select(chosen)) if chosen else None
+    return tuple(chosen), Columns.of(table.frame.select(chosen)) if chosen else None
 
 
 def _names_in(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def _excluded(
-    exclude: str | None, features: str | None, roles: Roles, table: "polars.DataFrame", file: Path
-) -> list[str]:
+def _excluded(exclude: str | None, features: str | None, roles: Roles, table: Table) -> list[str]:
     """The columns that are to be no features.
 
     Raises:
@@ -101,7 +99,7 @@ def _excluded(
         raise ValueError("--exclude and --features exclude each other: what is not named is no feature.")
     names = _names_in(exclude)
     for name in names:
-        files.check_column(table, name, file)
+        table.check_column(name)
         for role, column in roles.named().items():
             if column == name:
                 raise ValueError(f"--exclude names {name!r}, which is the column of --{role}.")
@@ -122,18 +120,18 @@ class _Why(NamedTuple):
     is_told: bool = False
 
 
-def _check_chosen(chosen: Sequence[str], target: str, table: "polars.DataFrame", file: Path) -> None:
+def _check_chosen(chosen: Sequence[str], target: str, table: Table) -> None:
     """Raise ValueError for a feature that is the target, is not there, or cannot be one."""
     if target in chosen:
         raise ValueError(f"the target {target!r} must not be among the features.")
     for name in chosen:
-        files.check_column(table, name, file)
-        why = _why_no_feature(table[name], file)
+        table.check_column(name)
+        why = _why_no_feature(table.frame[name], table)
         if why is not None and not why.may_be_named:
-            raise ValueError(f"column {name!r} of {file} {why.text}: leave it out of --features.")
+            raise ValueError(f"column {name!r} of {table.file} {why.text}: leave it out of --features.")
 
 
-def _why_no_feature(values: "polars.Series", file: Path) -> _Why | None:
+def _why_no_feature(values: "polars.Series", table: Table) -> _Why | None:
     """Why a column is no feature by default; None if it is one.
 
     Raises:
@@ -148,7 +146,7 @@ def _why_no_feature(values: "polars.Series", file: Path) -> _Why | None:
     if not (files.is_numeric(dtype) or is_text):
         return _Why(f"holds {dtype}, neither numbers nor labels")
     if is_text:
-        _check_no_numbers(values, file)
+        _check_no_numbers(values, table)
     number, rows = values.n_unique(), len(values)
     if number == 1:
         return _Why("holds one value")
@@ -168,19 +166,18 @@ def _counts(values: "polars.Series") -> bool:
     return last - first == len(values) - 1 or _NAME_OF_ROWS.search(values.name) is not None
 
 
-def _check_no_numbers(values: "polars.Series", file: Path) -> None:
+def _check_no_numbers(values: "polars.Series", table: Table) -> None:
     """Raise ValueError if a column of text holds numbers that were not read as such, or mostly numbers."""
     import polars
 
-    texts = values.cast(polars.String)
+    texts, column = values.cast(polars.String), f"column {values.name!r} of {table.file}"
     instead = "To keep it in the file and not use it, name it in --exclude."
-    if problem := files.unread_numbers(texts, file):
-        raise ValueError(f"column {values.name!r} of {file} {problem} {instead}")
+    if problem := table.unread_numbers(texts):
+        raise ValueError(f"{column} {problem} {instead}")
     there, others = texts.drop_nulls(), numerals.not_numbers(texts)
     if 0 < len(others) < len(there) / 2 and not numerals.has_leading_zeros(there):
         raise ValueError(
-            f"column {values.name!r} of {file} holds numbers, and {others[0]!r} among them: correct it, or leave it "
-            f"empty. {instead}"
+            f"{column} holds numbers, and {others[0]!r} among them: correct it, or leave it empty. {instead}"
         )
 
 
@@ -200,9 +197,9 @@ def _is_padded(values: "polars.Series") -> bool:
     return values.dtype == polars.String and numerals.numbers_in(values) is not None
 
 
-def targets(table: "polars.DataFrame", column: str, file: Path) -> np.ndarray | None:
+def targets(table: Table, column: str) -> np.ndarray | None:
     """The targets [n], NaN where they are not known; None if there is no such column."""
-    return files.numbers(table, column, file, may_be_missing=True) if column in table.columns else None
+    return table.numbers(column, may_be_missing=True) if column in table.frame.columns else None
 
 
 @dataclass(frozen=True)
@@ -223,30 +220,25 @@ class Rows:
     counts: dict[str, np.ndarray]
 
     @classmethod
-    def read(cls, table: "polars.DataFrame", roles: Roles, file: Path) -> "Rows":
-        """The rows of a table; without a truth if it has no column of that name.
+    def read(cls, table: Table, roles: Roles, *, with_targets: bool = True) -> "Rows":
+        """The rows of a table; without targets if it has no column of that name, or they are not asked for.
 
         Raises:
             ValueError: if a column is missing, or holds anything but finite numbers (std: not below 0).
         """
-        mean = files.numbers(table, str(roles.prediction), file)
-        std = None if roles.std is None else files.numbers(table, roles.std, file)
+        mean = table.numbers(str(roles.prediction))
+        std = None if roles.std is None else table.numbers(roles.std)
         if std is not None and (std < 0).any():
             raise ValueError(
-                f"column {roles.std!r} of {file} must not be negative; {np.sum(std < 0)} values are, "
+                f"column {roles.std!r} of {table.file} must not be negative; {np.sum(std < 0)} values are, "
                 f"the first in data row {np.argmax(std < 0) + 1}."
             )
-        readers = {"by": (roles.by, files.labels), "weights": (roles.weights, files.numbers)}
-        return cls(
-            x=files.select(table, roles.features, file) if roles.features else None,
-            mean=mean,
-            std=std,
-            y=targets(table, roles.target, file),
-            # Rows to predict may come without: not every method asks for those of new rows.
-            counts={
-                name: read(table, column, file) for name, (column, read) in readers.items() if column in table.columns
-            },
-        )
+        x = table.select(roles.features) if roles.features else None
+        y = targets(table, roles.target) if with_targets else None
+        readers = {"by": (roles.by, table.labels), "weights": (roles.weights, table.numbers)}
+        # Rows to predict may come without: not every method asks for those of new rows.
+        there = table.frame.columns
+        return cls(x, mean, std, y, {name: read(column) for name, (column, read) in readers.items() if column in there})
 
     def take(self, rows: np.ndarray) -> "Rows":
         """Those of these numbers."""

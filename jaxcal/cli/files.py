@@ -2,8 +2,8 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,35 +20,152 @@ if TYPE_CHECKING:  # slow to import
 _SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
-def read(
-    file: Path, given: Format = UNKNOWN, usual: Format = UNKNOWN, texts: Sequence[str] | None = None
-) -> "tuple[polars.DataFrame, Text | None]":
-    """The table in a file, and its text if it is a CSV.
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table in a file.
 
-    Args:
-        file: CSV or Parquet.
-        given: what is known of the format of a CSV.
-        usual: what is assumed where the file does not tell.
-        texts: the columns that stay texts; None for those that do not hold numbers, or such with leading zeros.
-
-    Raises:
-        ValueError: if there is no such file, it cannot be read, holds no rows, or two columns have one name.
+    Attributes:
+        frame: its values.
+        file: where it is.
+        text: its text, if it is a CSV.
     """
-    import polars
 
-    if not file.is_file():
-        raise ValueError(f"there is no file {file}.")
-    check_suffix(file)
-    try:
-        if file.suffix.lower() == ".parquet":
-            table, text = polars.read_parquet(file), None
-        else:
-            table, text = _read_text(file, given, usual, texts)
-    except (polars.exceptions.PolarsError, OSError) as error:
-        raise ValueError(f"cannot read {file}: {str(error).splitlines()[0]}.") from error
-    if table.is_empty():
-        raise ValueError(f"{file} holds no rows.")
-    return table, text
+    frame: "polars.DataFrame"
+    file: Path
+    text: Text | None
+
+    @classmethod
+    def read(
+        cls, file: Path, given: Format = UNKNOWN, usual: Format = UNKNOWN, texts: Sequence[str] | None = None
+    ) -> "Table":
+        """The table in a file.
+
+        Args:
+            file: CSV or Parquet.
+            given: what is known of the format of a CSV.
+            usual: what is assumed where the file does not tell.
+            texts: the columns that stay texts; None for those that do not hold numbers, or such with leading zeros.
+
+        Raises:
+            ValueError: if there is no such file, it cannot be read, holds no rows, or two columns have one name.
+        """
+        import polars
+
+        if not file.is_file():
+            raise ValueError(f"there is no file {file}.")
+        check_suffix(file)
+        try:
+            if file.suffix.lower() == ".parquet":
+                frame, text = polars.read_parquet(file), None
+            else:
+                frame, text = _read_text(file, given, usual, texts)
+        except (polars.exceptions.PolarsError, OSError) as error:
+            raise ValueError(f"cannot read {file}: {str(error).splitlines()[0]}.") from error
+        if frame.is_empty():
+            raise ValueError(f"{file} holds no rows.")
+        return cls(frame, file, text)
+
+    def __len__(self) -> int:
+        """How many rows it has."""
+        return len(self.frame)
+
+    def write(self, columns: dict[str, np.ndarray], out: Path) -> None:
+        """The table with further columns, into a file, in one step; in a CSV its text stays as it is.
+
+        Raises:
+            ValueError: if it cannot be written.
+        """
+        import polars
+
+        added = polars.DataFrame(columns)
+        try:
+            with replacing(out) as file:
+                if out.suffix.lower() == ".parquet":
+                    self.frame.hstack(added).write_parquet(file)
+                elif self.text is not None:
+                    self.text.write(added, file)
+                else:
+                    separator = "\t" if out.suffix.lower() == ".tsv" else ","
+                    self.frame.hstack(added).write_csv(file, separator=separator)
+        except polars.exceptions.PolarsError as error:
+            raise ValueError(f"cannot write {out}: {str(error).splitlines()[0]}.") from error
+
+    def numbers(self, column: str, *, may_be_missing: bool = False) -> np.ndarray:
+        """The values of a column, if all of them are finite numbers; NaN where they may be missing.
+
+        Raises:
+            ValueError: if there is no such column, or a value is no finite number.
+        """
+        import polars
+
+        self.check_column(column)
+        values = self.frame[column]
+        if values.dtype == polars.String:
+            self.check_numerals([column])
+            found = numerals.numbers_in(values)
+            values = values if found is None else found
+        if not (is_numeric(values.dtype) or values.dtype == polars.Null):
+            others = numerals.not_numbers(values) if values.dtype == polars.String else values
+            bad = values[0] if others.is_empty() else others[0]
+            row = values.to_list().index(bad)
+            raise ValueError(f"column {column!r} of {self.file} must hold numbers; data row {row + 1} holds {bad!r}.")
+        numbers = values.cast(polars.Float64).to_numpy()
+        missing = np.isinf(numbers) if may_be_missing else ~np.isfinite(numbers)
+        kind = "infinite" if may_be_missing else "missing, NaN or infinite"
+        self._check_none(column, missing, f"values that are {kind}")
+        return numbers
+
+    def labels(self, column: str) -> np.ndarray:
+        """The values of a column, whatever they are, as labels of groups.
+
+        Raises:
+            ValueError: if there is no such column, or a value is missing.
+        """
+        self.check_column(column)
+        self._check_none(column, self.frame[column].is_null().to_numpy(), "labels that are missing")
+        return np.array(self.frame[column].to_list())
+
+    def _check_none(self, column: str, bad: np.ndarray, what: str) -> None:
+        """Raise ValueError if there are bad values; say what they are, and which is the first."""
+        if bad.any():
+            raise ValueError(
+                f"column {column!r} of {self.file} holds {bad.sum()} {what}, the first in data row {bad.argmax() + 1}."
+            )
+
+    def select(self, columns: Sequence[str]) -> "polars.DataFrame":
+        """These columns.
+
+        Raises:
+            ValueError: if there is no such column.
+        """
+        for column in columns:
+            self.check_column(column)
+        return self.frame.select(columns)
+
+    @property
+    def texts(self) -> list[str]:
+        """The columns of texts."""
+        import polars
+
+        return [name for name, dtype in self.frame.schema.items() if dtype == polars.String]
+
+    def check_numerals(self, columns: Collection[str]) -> None:
+        """Raise ValueError if one of these columns of a CSV holds numbers that were not read as such."""
+        for name in self.texts:
+            if name in columns and (problem := self.unread_numbers(self.frame[name])):
+                raise ValueError(f"column {name!r} of {self.file} {problem}")
+
+    def unread_numbers(self, texts: "polars.Series") -> str | None:
+        """Which numbers in a column of texts were not read as such, as the end of a sentence.
+
+        In Parquet a text is one.
+        """
+        return None if self.file.suffix.lower() == ".parquet" else numerals.explain(texts)
+
+    def check_column(self, column: str) -> None:
+        """Raise ValueError unless the table has the column; suggest one."""
+        if column not in self.frame.columns:
+            raise ValueError(f"{self.file} has no column {column!r}: {suggest(column, self.frame.columns)}")
 
 
 def _read_text(
@@ -92,30 +209,7 @@ def _warn_of_points(table: "polars.DataFrame", file: Path) -> None:
     )
 
 
-def write(table: "polars.DataFrame", text: Text | None, columns: dict[str, np.ndarray], out: Path) -> None:
-    """The table with further columns, into a file, in one step; in a CSV its text stays as it is.
-
-    Raises:
-        ValueError: if it cannot be written.
-    """
-    import polars
-
-    added = polars.DataFrame(columns)
-    try:
-        with replacing(out) as file:
-            if out.suffix.lower() == ".parquet":
-                table.hstack(added).write_parquet(file)
-            elif text is not None:
-                text.write(added, file)
-            else:
-                table.hstack(added).write_csv(file, separator="\t" if out.suffix.lower() == ".tsv" else ",")
-    except polars.exceptions.PolarsError as error:
-        raise ValueError(f"cannot write {out}: {str(error).splitlines()[0]}.") from error
-
-
-def check_output(
-    out: Path, option: str, inputs: Iterable[Path | None], table: "polars.DataFrame | None" = None
-) -> None:
+def check_output(out: Path, option: str, inputs: Iterable[Path | None], table: Table | None = None) -> None:
     """Refuse, before anything is fitted, a file that could not be written in the end.
 
     Args:
@@ -137,7 +231,7 @@ def check_output(
             raise ValueError(f"{option} is {file} itself: its rows would be overwritten.")
     if table is None or out.suffix.lower() == ".parquet":
         return
-    for name, dtype in table.schema.items():
+    for name, dtype in table.frame.schema.items():
         if dtype.is_nested():
             raise ValueError(f"column {name!r} holds {dtype}, which a CSV cannot: write Parquet, --out FILE.parquet.")
 
@@ -147,88 +241,6 @@ def is_numeric(dtype: "polars.DataType") -> bool:
     import polars
 
     return dtype.is_numeric() or dtype == polars.Boolean
-
-
-def numbers(table: "polars.DataFrame", column: str, file: Path, *, may_be_missing: bool = False) -> np.ndarray:
-    """The values of a column, if all of them are finite numbers; NaN where they may be missing.
-
-    Raises:
-        ValueError: if there is no such column, or a value is no finite number.
-    """
-    import polars
-
-    check_column(table, column, file)
-    values = table[column]
-    if values.dtype == polars.String:
-        check_numerals(table, [column], file)
-        found = numerals.numbers_in(values)
-        values = values if found is None else found
-    if not (is_numeric(values.dtype) or values.dtype == polars.Null):
-        others = numerals.not_numbers(values) if values.dtype == polars.String else values
-        bad = values[0] if others.is_empty() else others[0]
-        row = values.to_list().index(bad)
-        raise ValueError(f"column {column!r} of {file} must hold numbers; data row {row + 1} holds {bad!r}.")
-    numbers = values.cast(polars.Float64).to_numpy()
-    missing = np.isinf(numbers) if may_be_missing else ~np.isfinite(numbers)
-    if missing.any():
-        raise ValueError(
-            f"column {column!r} of {file} holds {missing.sum()} values that are "
-            f"{'infinite' if may_be_missing else 'missing, NaN or infinite'}, "
-            f"the first in data row {missing.argmax() + 1}."
-        )
-    return numbers
-
-
-def labels(table: "polars.DataFrame", column: str, file: Path) -> np.ndarray:
-    """The values of a column, whatever they are, as labels of groups.
-
-    Raises:
-        ValueError: if there is no such column, or a value is missing.
-    """
-    check_column(table, column, file)
-    missing = table[column].is_null().to_numpy()
-    if missing.any():
-        raise ValueError(
-            f"column {column!r} of {file} holds {missing.sum()} labels that are missing, the first in data row "
-            f"{missing.argmax() + 1}."
-        )
-    return np.array(table[column].to_list())
-
-
-def select(table: "polars.DataFrame", columns: Sequence[str], file: Path) -> "polars.DataFrame":
-    """These columns of a table.
-
-    Raises:
-        ValueError: if there is no such column.
-    """
-    for column in columns:
-        check_column(table, column, file)
-    return table.select(columns)
-
-
-def texts_in(table: "polars.DataFrame") -> list[str]:
-    """The columns of texts."""
-    import polars
-
-    return [name for name, dtype in table.schema.items() if dtype == polars.String]
-
-
-def check_numerals(table: "polars.DataFrame", columns: Iterable[str], file: Path) -> None:
-    """Raise ValueError if one of these columns of a CSV holds numbers that were not read as such."""
-    for name in texts_in(table):
-        if name in columns and (problem := unread_numbers(table[name], file)):
-            raise ValueError(f"column {name!r} of {file} {problem}")
-
-
-def unread_numbers(values: "polars.Series", file: Path) -> str | None:
-    """Which numbers in a column of texts were not read as such, as the end of a sentence; in Parquet a text is one."""
-    return None if file.suffix.lower() == ".parquet" else numerals.explain(values)
-
-
-def check_column(table: "polars.DataFrame", column: str, file: Path) -> None:
-    """Raise ValueError unless the table has the column; suggest one."""
-    if column not in table.columns:
-        raise ValueError(f"{file} has no column {column!r}: {suggest(column, table.columns)}")
 
 
 def check_suffix(file: Path) -> None:

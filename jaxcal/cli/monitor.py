@@ -9,8 +9,9 @@ import typer
 
 from jaxcal import _checks, guarantee, online
 from jaxcal.calibrators import conformal
-from jaxcal.cli import console, files
+from jaxcal.cli import console
 from jaxcal.cli.columns import Roles, Rows
+from jaxcal.cli.files import Table
 from jaxcal.cli.options import Decimal, Encoding, Separator, Thousands, csv_format
 from jaxcal.online.exchangeability import exponential
 
@@ -39,17 +40,17 @@ def monitor(
     _checks.check_at_least("--calibration-rows", calibration_rows, 1)
     for name, value in (("--confidence-level", confidence_level), ("--significance", significance)):
         _checks.check_fraction(name, value)
-    table, _ = files.read(file, csv_format(separator, decimal, thousands, encoding))
+    table = Table.read(file, csv_format(separator, decimal, thousands, encoding))
     roles = Roles(target, prediction, std)
-    roles.check(table, file)
-    y = files.numbers(table, target, file, may_be_missing=True)
+    roles.check(table)
+    y = table.numbers(target, may_be_missing=True)
     known = np.flatnonzero(np.isfinite(y))
     if len(known) <= calibration_rows:
         raise ValueError(
             f"{file} has {len(known)} rows whose target is known; more than the {calibration_rows} calibration rows "
             "are needed: give fewer by --calibration-rows."
         )
-    rows = Rows.read(table.drop(target), roles, file)
+    rows = Rows.read(table, roles, with_targets=False)
     first, new = known[:calibration_rows], known[calibration_rows:]
     base, new_base = rows.take(first).base, rows.take(new).base
     fixed = conformal.fit(None, base, y[first])

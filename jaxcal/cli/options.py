@@ -1,24 +1,25 @@
-"""The options that several commands share: how the CSVs that they read are written."""
+"""The options that several commands share: how the CSVs that they read are written, and what they write."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from jaxcal.cli import numerals
 from jaxcal.cli.text import Format
 
+
+def told(about: str, default: str) -> Any:
+    """An option whose default is told in words."""
+    return typer.Option(help=about, show_default=default)
+
+
 _RECOGNIZED = "recognized"
-Separator = Annotated[
-    str | None, typer.Option(help="What separates the fields of a CSV, such as ';' or tab.", show_default=_RECOGNIZED)
-]
-Decimal = Annotated[str | None, typer.Option(help="The decimal mark of a CSV, '.' or ','.", show_default=_RECOGNIZED)]
-Thousands = Annotated[
-    str | None,
-    typer.Option(help="What separates thousands in a CSV, such as ',' in 1,234.50.", show_default="nothing"),
-]
-Encoding = Annotated[
-    str | None, typer.Option(help="The encoding of a CSV, by its name in Python.", show_default="utf-8")
-]
+Out = Annotated[Path | None, told("CSV or Parquet.", "FILE with .calibrated in its name")]
+Separator = Annotated[str | None, told("What separates the fields of a CSV, such as ';' or tab.", _RECOGNIZED)]
+Decimal = Annotated[str | None, told("The decimal mark of a CSV, '.' or ','.", _RECOGNIZED)]
+Thousands = Annotated[str | None, told("What separates thousands in a CSV, such as ',' in 1,234.50.", "nothing")]
+Encoding = Annotated[str | None, told("The encoding of a CSV, by its name in Python.", "utf-8")]
 # Other characters that are taken for these.
 _ALIKE = {"tab": "\t", "\\t": "\t", "\u00a0": " ", "\u202f": " ", "\u2019": "'"}
 

@@ -15,6 +15,8 @@ import jaxcal
 from jaxcal import metrics, plots
 from jaxcal._files import replacing
 from jaxcal.cli import console
+from jaxcal.cli.columns import Roles
+from jaxcal.cli.files import Table
 from jaxcal.distributions import Distribution, Point
 from jaxcal.guarantee import MeasuredCoverage
 
@@ -24,26 +26,24 @@ class Measured:
     """What a fit was, and how it does on rows that it was not fitted to.
 
     Attributes:
-        target: the column that is predicted, of a file with so many rows.
-        method: what was fitted to so many of them, with these features and this seed.
+        roles: which column of the table is what: its target was predicted from its features.
+        table: the rows of FILE.
+        method: what was fitted to so many rows, with this seed.
         y: the targets of the rows to measure on [m]; None without any.
         forecasts: their predictions before and after; empty without any.
         guarantees: of the 90 % interval, in words.
-        by: the column of labels of groups; labels those of the rows to measure on [m].
+        labels: of groups, of the rows to measure on [m].
         steps: the table of a pipeline.
     """
 
-    target: str
+    roles: Roles
+    table: Table
     method: str
-    file: Path
-    num_rows: int
     num_fitting: int
-    features: Sequence[str]
     seed: int
     y: np.ndarray | None
     forecasts: dict[str, Distribution]
     guarantees: list[str]
-    by: str | None = None
     labels: np.ndarray | None = None
     steps: str = ""
 
@@ -69,7 +69,7 @@ def write(path: Path, measured: Measured, forecast: Distribution) -> None:
     Raises:
         ValueError: if it cannot be written.
     """
-    title = html.escape(f"Calibrated predictions of {measured.target}")
+    title = html.escape(f"Calibrated predictions of {measured.roles.target}")
     parts = [f"<h1>{title}</h1>", *_introduction(measured), *_scores(measured), *_pictures(measured, forecast)]
     page = _PAGE.format(title=title, style=_STYLE, body="\n".join([*parts, _origin(measured)]))
     with replacing(path) as file:
@@ -78,10 +78,11 @@ def write(path: Path, measured: Measured, forecast: Distribution) -> None:
 
 def _introduction(measured: Measured) -> Iterator[str]:
     """What was done, and what holds."""
-    features = f" Features: {', '.join(measured.features)}." if measured.features else ""
+    table, features = measured.table, measured.roles.features
+    told = f" Features: {', '.join(features)}." if features else ""
     yield _paragraph(
-        f"{measured.method}, fitted to {measured.num_fitting} rows; {measured.file.name} has {measured.num_rows}."
-        f"{features} Every row has a distribution now: a mean, a standard deviation and quantiles."
+        f"{measured.method}, fitted to {measured.num_fitting} rows; {table.file.name} has {len(table)}."
+        f"{told} Every row has a distribution now: a mean, a standard deviation and quantiles."
     )
     yield "<h2>What holds</h2>"
     lines = list(measured.guarantees)
@@ -138,7 +139,7 @@ def _pictures_of(y: np.ndarray, measured: Measured) -> Iterator[str]:
         "Predictions with their intervals, in the order of the predicted mean; some of the rows.",
     )
     yield _picture(lambda ax: plots.widths(shown, ax=ax), "How wide the 90 % intervals are.")
-    by, name = (after.mean, "predicted mean") if measured.labels is None else (measured.labels, measured.by)
+    by, name = (after.mean, "predicted mean") if measured.labels is None else (measured.labels, measured.roles.by)
     if measured.labels is not None or len(np.unique(np.asarray(by))) > 1:
         yield _picture(
             lambda ax: plots.coverage_by(y, shown, np.asarray(by), ax=ax),
@@ -165,7 +166,7 @@ def _picture(draw: Callable, caption: str) -> str:
 
 def _origin(measured: Measured) -> str:
     date = datetime.date.today().isoformat()
-    made_by = f"jaxcal {jaxcal.__version__}, {date}, seed {measured.seed}, {measured.file}."
+    made_by = f"jaxcal {jaxcal.__version__}, {date}, seed {measured.seed}, {measured.table.file}."
     return f"<footer>{html.escape(made_by)}</footer>"
 
 

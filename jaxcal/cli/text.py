@@ -104,12 +104,8 @@ class Text:
         """The values of all columns as texts; the usual words for a missing value are missing values."""
         import polars
 
-        read = lambda utf8: polars.read_csv(
-            utf8,
-            separator=str(self.format.separator),
-            infer_schema_length=0,
-            null_values=list(_MISSING),
-        )
+        separator, missing = str(self.format.separator), list(_MISSING)
+        read = lambda utf8: polars.read_csv(utf8, separator=separator, infer_schema_length=0, null_values=missing)
         try:
             frame = None if self.has_blank_lines else read(self.utf8)
         except polars.exceptions.PolarsError:
@@ -151,11 +147,8 @@ class Text:
     def _pieces(self, columns: "polars.DataFrame") -> Iterator[bytes]:
         """The text with the fields of further columns at the end of each record."""
         separator = str(self.format.separator)
-        yield (
-            self.utf8[: self.ends[0]]
-            + separator.encode()
-            + columns[:0].write_csv(separator=separator).rstrip().encode()
-        )
+        names = columns[:0].write_csv(separator=separator).rstrip()
+        yield self.utf8[: self.ends[0]] + (separator + names).encode()
         for first in range(0, len(self), _CHUNK):
             fields = columns[first : first + _CHUNK].write_csv(separator=separator, include_header=False).encode()
             ends = self.ends[first : first + _CHUNK + 1].tolist()

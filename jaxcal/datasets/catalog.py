@@ -6,14 +6,17 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Original:
-    """A published text file of numbers, and how it is read."""
+    """A published text file of numbers, and how it is read.
+
+    Attributes:
+        delimiter: between the columns, below a line with their names; None for white space, and no such line.
+    """
 
     url: str
     sha256: str
     columns: str
     targets: tuple[str, ...]
     delimiter: str | None = None
-    header_lines: int = 0
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -57,7 +60,6 @@ _WINE_RED = Original(
     "total_sulfur_dioxide density ph sulphates alcohol quality",
     targets=("quality",),
     delimiter=";",
-    header_lines=1,
 )
 _WINE_WHITE = replace(
     _WINE_RED,
@@ -70,7 +72,6 @@ _PROTEIN = Original(
     columns="RMSD F1 F2 F3 F4 F5 F6 F7 F8 F9",
     targets=("RMSD",),
     delimiter=",",
-    header_lines=1,
 )
 _FOREST_FIRES = Original(
     url=f"{_UCI}/forest-fires/forestfires.csv",
@@ -78,7 +79,6 @@ _FOREST_FIRES = Original(
     columns="X Y month day FFMC DMC DC ISI temp RH wind rain area_ha",
     targets=("area_ha",),
     delimiter=",",
-    header_lines=1,
     levels={"month": _MONTHS, "day": _DAYS},
 )
 _PARKINSONS = Original(
@@ -88,7 +88,6 @@ _PARKINSONS = Original(
     "Jitter:DDP Shimmer Shimmer(dB) Shimmer:APQ3 Shimmer:APQ5 Shimmer:APQ11 Shimmer:DDA NHR HNR RPDE DFA PPE",
     targets=("motor_UPDRS", "total_UPDRS"),
     delimiter=",",
-    header_lines=1,
 )
 
 _WINE_SOURCE = "UCI: Wine Quality; P. Cortez et al. (2009); doi:10.24432/C56S3T"

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -257,18 +257,13 @@ def _read_original(original: Original, path: Path) -> _Table:
     table = np.loadtxt(
         path,
         delimiter=original.delimiter,
-        skiprows=original.header_lines,
+        skiprows=0 if original.delimiter is None else 1,
         converters={positions[name]: levels.index for name, levels in original.levels.items()},
         ndmin=2,
     )
     features = tuple(name for name in positions if name not in original.targets)
-    return _Table(
-        x=table[:, [positions[name] for name in features]],
-        y=table[:, [positions[name] for name in original.targets]],
-        feature_names=features,
-        target_names=original.targets,
-        categorical=tuple(features.index(name) for name in original.levels),
-    )
+    x, y = (table[:, [positions[name] for name in names]] for names in (features, original.targets))
+    return _Table(x, y, features, original.targets, tuple(map(features.index, original.levels)))
 
 
 def _read_diabetes() -> _Table:
@@ -276,14 +271,8 @@ def _read_diabetes() -> _Table:
         from sklearn.datasets import load_diabetes
     except ImportError as error:
         raise ImportError("diabetes needs scikit-learn: pip install 'jaxcal[data]'.") from error
-    x, y = load_diabetes(return_X_y=True, scaled=False)
-    return _Table(
-        x=np.asarray(x),
-        y=np.asarray(y)[:, None],
-        feature_names=("age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6"),
-        target_names=("disease_progression_one_year",),
-        categorical=(),
-    )
+    found: Any = load_diabetes(scaled=False)
+    return _Table(found.data, found.target[:, None], tuple(found.feature_names), ("disease_progression_one_year",), ())
 
 
 def _read_npz(path: Path) -> _Table:
@@ -292,17 +281,12 @@ def _read_npz(path: Path) -> _Table:
         if missing:
             raise ValueError(f"{path} lacks the arrays {', '.join(sorted(missing))}.")
         x, y = arrays["x"].astype(float), arrays["y"].astype(float)
-        table = _Table(
-            x=x,
-            y=y.reshape(len(y), -1),
-            feature_names=tuple(map(str, arrays["feature_names"])),
-            target_names=tuple(map(str, arrays["target_names"])),
-            categorical=tuple(map(int, arrays["categorical"])),
-        )
-    if x.shape != (len(y), len(table.feature_names)) or table.y.shape[1] != len(table.target_names):
+        features, targets = (tuple(map(str, arrays[each])) for each in ("feature_names", "target_names"))
+        table = _Table(x, y.reshape(len(y), -1), features, targets, tuple(map(int, arrays["categorical"])))
+    if x.shape != (len(y), len(features)) or table.y.shape[1] != len(targets):
         raise ValueError(
             f"{path} does not fit together: x has shape {x.shape} and y {y.shape}, with "
-            f"{len(table.feature_names)} feature and {len(table.target_names)} target names."
+            f"{len(features)} feature and {len(targets)} target names."
         )
     return table
 

@@ -66,14 +66,9 @@ class Columns(eqx.Module):
         """
         if isinstance(categorical, Columns):
             return categorical
-        if not is_frame(x):
-            return cls._of_array(x, categorical)
         layout = Layout.of(x)
         chosen = positions(categorical, layout)
-        found = [
-            _Found.of(layout.called(place), column, place in chosen)
-            for place, column in enumerate(as_frame(x).iter_columns())
-        ]
+        found = _found_in_frame(x, layout, chosen) if is_frame(x) else _found_in_array(x, layout, chosen)
         medians = {place: each.median for place, each in enumerate(found) if each.median is not None}
         return cls(
             layout=layout,
@@ -81,25 +76,6 @@ class Columns(eqx.Module):
             majority=tuple(each.majority for each in found),
             incomplete=tuple(medians),
             medians=tuple(medians.values()),
-        )
-
-    @classmethod
-    def _of_array(cls, x: ArrayLike, categorical: Sequence[int | str]) -> "Columns":
-        layout = Layout.of(x)
-        chosen = positions(categorical, layout)
-        found = {}
-        if chosen:
-            if _checks.is_traced(x):
-                raise TypeError("x is traced, but its categories must be known: call fit outside jit, vmap and grad.")
-            matrix = np.asarray(_checks.as_matrix("x", x))
-            found = {place: np.unique(matrix[:, place], return_counts=True) for place in chosen}
-        places = range(layout.num_columns)
-        return cls(
-            layout=layout,
-            categories=tuple(tuple(found[place][0].tolist()) if place in found else None for place in places),
-            majority=tuple(int(found[place][1].argmax()) if place in found else None for place in places),
-            incomplete=(),
-            medians=(),
         )
 
     @property
@@ -326,28 +302,48 @@ def as_data(
 
 
 class _Found(NamedTuple):
-    """What a column of a frame is."""
+    """What a column is."""
 
-    categories: tuple[Label, ...] | None
-    majority: int | None
-    median: float | None
+    categories: tuple[Label, ...] | None = None
+    majority: int | None = None
+    median: float | None = None
 
-    @classmethod
-    def of(cls, name: str, column: Any, categorical: bool) -> "_Found":
-        of_labels = holds_labels(name, column)
-        if not (categorical or of_labels):
-            values = numbers(name, column)
-            missing = np.isnan(values)
-            if missing.all():
-                raise ValueError(f"{name} of x has no value at all: drop it.")
-            return cls(None, None, float(np.median(values[~missing])) if missing.any() else None)
-        labels, number = distinct_labels(name, column, of_numbers=not of_labels)
-        if not categorical and names_rows(len(labels), len(number)):
-            raise ValueError(
-                f"{name} of x holds {len(labels)} different labels in {len(number)} rows: it seems to name "
-                "the rows. Drop it, or name it in categorical=."
-            )
-        return cls(labels, int(np.bincount(number).argmax()), None)
+
+def _found_in_array(x: ArrayLike, layout: Layout, chosen: tuple[int, ...]) -> list[_Found]:
+    found = [_Found()] * layout.num_columns
+    if not chosen:
+        return found
+    if _checks.is_traced(x):
+        raise TypeError("x is traced, but its categories must be known: call fit outside jit, vmap and grad.")
+    matrix = np.asarray(_checks.as_matrix("x", x))
+    for place in chosen:
+        labels, counts = np.unique(matrix[:, place], return_counts=True)
+        found[place] = _Found(tuple(labels.tolist()), int(counts.argmax()))
+    return found
+
+
+def _found_in_frame(x: Any, layout: Layout, chosen: tuple[int, ...]) -> list[_Found]:
+    return [
+        _found_in_column(layout.called(place), column, place in chosen)
+        for place, column in enumerate(as_frame(x).iter_columns())
+    ]
+
+
+def _found_in_column(name: str, column: Any, categorical: bool) -> _Found:
+    of_labels = holds_labels(name, column)
+    if not (categorical or of_labels):
+        values = numbers(name, column)
+        missing = np.isnan(values)
+        if missing.all():
+            raise ValueError(f"{name} of x has no value at all: drop it.")
+        return _Found(median=float(np.median(values[~missing])) if missing.any() else None)
+    labels, number = distinct_labels(name, column, of_numbers=not of_labels)
+    if not categorical and names_rows(len(labels), len(number)):
+        raise ValueError(
+            f"{name} of x holds {len(labels)} different labels in {len(number)} rows: it seems to name "
+            "the rows. Drop it, or name it in categorical=."
+        )
+    return _Found(labels, int(np.bincount(number).argmax()))
 
 
 def _shown(label: Label) -> str:

@@ -43,20 +43,13 @@ class Layout(eqx.Module):
         Raises:
             ValueError: if a frame lacks a column, or an array has another number of them.
         """
-        if not is_frame(x):
-            table = as_table(x)
+        table = as_frame(x) if is_frame(x) else as_table(x)
+        if self.names is None or not is_frame(x):
             if table.shape[1] != self.num_columns:
                 raise ValueError(f"x has {table.shape[1]} columns; the fit had {self.num_columns}.")
-            return table
-        frame = as_frame(x)
-        names = tuple(map(str, frame.columns))
-        if self.names is None:
-            if len(names) != self.num_columns:
-                raise ValueError(f"x has {len(names)} columns; the fit had {self.num_columns}.")
-            return x
-        if names == self.names:
-            return x
-        return frame[:, [place_of(name, names) for name in self.names]].to_native()
+            return x if is_frame(x) else table
+        names = tuple(map(str, table.columns))
+        return x if names == self.names else table[:, [place_of(name, names) for name in self.names]].to_native()
 
     def called(self, place: int) -> str:
         """What messages call a column."""

@@ -55,16 +55,7 @@ class Problem(eqx.Module):
 
     @classmethod
     def of(
-        cls,
-        x: Any,
-        residuals: Any,
-        *,
-        orders: Any = None,
-        nodes: Any = None,
-        min_leaf: int,
-        num_nodes: int = 1,
-        center: str,
-        step: int = 1,
+        cls, x: Any, residuals: Any, orders: Any, nodes: Any, min_leaf: int, num_nodes: int, center: str, step: int
     ) -> "Problem":
         """What was given, checked."""
         x = _checks.as_matrix("x", x)
@@ -75,20 +66,10 @@ class Problem(eqx.Module):
         if nodes is not None:
             nodes = jnp.asarray(nodes)
             _checks.check_length("nodes", nodes, x.shape[0])
-        orders = None if orders is None else jnp.asarray(orders)
-        if orders is not None and orders.shape != x.T.shape:
+        if orders is not None and (orders := jnp.asarray(orders)).shape != x.T.shape:
             raise ValueError(f"orders must have shape (d, n) = {x.T.shape}; got {orders.shape}.")
         x, residuals = lax.stop_gradient((x, residuals))
-        return cls(
-            x=x,
-            residuals=residuals,
-            orders=orders,
-            nodes=nodes,
-            min_leaf=jnp.asarray(min_leaf),
-            num_nodes=num_nodes,
-            center=center,
-            step=step,
-        )
+        return cls(x, residuals, orders, nodes, jnp.asarray(min_leaf), num_nodes, center, step)
 
     @property
     def layout(self) -> Layout:
@@ -141,13 +122,7 @@ def rank(residuals: Array, layout: Layout) -> Ranked:
     residuals = jnp.where(nodes < layout.first.shape[0] - 1, residuals / jnp.where(units > 0, units, 1)[nodes], 0)
     ordered = residuals[order]
     padding = _wavelet.padded_length(n) - n
-    return Ranked(
-        layout=layout,
-        residuals=residuals,
-        ranks=ranks,
-        ordered=jnp.pad(ordered, (0, padding)),
-        sums=_wavelet.prefix_sums(ordered),
-    )
+    return Ranked(layout, residuals, ranks, jnp.pad(ordered, (0, padding)), _wavelet.prefix_sums(ordered))
 
 
 def admissible_cuts(column: Array, layout: Layout, min_leaf: ArrayLike, step: int) -> Array:

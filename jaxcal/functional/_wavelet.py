@@ -72,7 +72,7 @@ def _digits(n: int) -> tuple[Any, int, int]:
 
 def prefix_sums(values: Real[Array, " n"]) -> Real[Array, " padded"]:
     """The sums of the first 0, 1, ... values, up to `padded_length(n)` of them, less one."""
-    return _as_list(*_sums_before(_as_columns(values, padded_length(values.shape[0]))))
+    return _sums_before(_as_columns(values, padded_length(values.shape[0])))[0].T.ravel()
 
 
 def count_and_sum_below(
@@ -191,11 +191,6 @@ def _address(place: Array, n: int) -> Array:
 def _as_columns(values: Array, padded: int) -> Array:
     """A list as the columns of a matrix, padded with zeros."""
     return jnp.pad(values, (0, padded - values.shape[0])).reshape(-1, _ROWS).T
-
-
-def _as_list(columns: Array) -> Array:
-    """What `_as_columns` made a matrix of."""
-    return columns.T.ravel()
 
 
 def _sums_before(*columns: Array) -> tuple[Array, ...]:

@@ -28,6 +28,8 @@ from jaxcal._numpy import AnyArray, namespace
 from jaxcal._programs import exact_products
 from jaxcal.functional.linalg import crossproduct, half_log_det, inverse_factor, inverse_triangular, solve_lower
 
+Scalar = Float[Array, ""]
+
 LOG_2PI = 1.8378770664093453
 
 
@@ -71,7 +73,7 @@ class LeaveOneOut(NamedTuple):
         return self.error / namespace(self.variance).sqrt(self.variance)
 
 
-def log_likelihood(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> Float[Array, ""]:
+def log_likelihood(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> Scalar:
     """log N(y; 0, G) = -y' G^-1 y / 2 - log|G| / 2 - n log(2 pi) / 2, with G = K + noise I.
 
     Rasmussen & Williams (2006), eq. 2.30. The derivative is the closed form of their eq. 5.9, which needs one
@@ -96,7 +98,7 @@ class LikelihoodTerms(NamedTuple):
         by_gram: [n, n], (a a' - G^-1) / 2, the derivative by G; Rasmussen & Williams (2006), eq. 5.9.
     """
 
-    value: Float[Array, ""]
+    value: Scalar
     weights: Float[Array, " n"]
     inverse: Float[Array, "n n"]
     by_gram: Float[Array, "n n"]
@@ -166,8 +168,8 @@ def predict(
 
 @exact_products
 def conditional(
-    gram: Float[Array, "k k"], cross: Float[Array, " k"], targets: Float[Array, " k"], prior_variance: Float[Array, ""]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    gram: Float[Array, "k k"], cross: Float[Array, " k"], targets: Float[Array, " k"], prior_variance: Scalar
+) -> tuple[Scalar, Scalar]:
     """Latent mean and variance at one point given few rows, without a posterior to keep; RIO, eq. 5 and 6.
 
     Args:
@@ -254,9 +256,7 @@ leave_one_out_variance.defvjp(_leave_one_out_variance_fwd, _leave_one_out_varian
 
 @jax.custom_jvp
 @exact_products
-def log_det_and_fit(
-    gram: Float[Array, "n n"], targets: Float[Array, " n"]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
+def log_det_and_fit(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> tuple[Scalar, Scalar]:
     """log|G| / 2 and y' G^-1 y / 2."""
     factor = jnp.linalg.cholesky(gram)
     whitened = solve_triangular(factor, targets, lower=True)

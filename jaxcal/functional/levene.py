@@ -26,15 +26,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Real
 from jaxcal import _checks
 from jaxcal.functional import _wavelet, student_t
 from jaxcal.functional._loops import over_leading_axis
-from jaxcal.functional._nodes import (
-    Problem,
-    Ranked,
-    admissible_cuts,
-    by_node,
-    centered_deviations,
-    layout_of,
-    rank,
-)
+from jaxcal.functional._nodes import Problem, Ranked, admissible_cuts, by_node, centered_deviations, layout_of, rank
 from jaxcal.functional.quantiles import last_place
 
 # Up to here all partitions of the categories of a feature are tried: 32767 of 16.
@@ -121,8 +113,7 @@ def best_split(
         >>> int(split.feature), float(split.threshold), int(split.num_left), f"{split.statistic:.2f}"
         (0, 3.0, 3, '3.39')
     """
-    split = _search(Problem.of(x, residuals, orders=orders, min_leaf=min_leaf, center=center, step=step))
-    return jax.tree.map(lambda part: part[0], split)
+    return _of_one(_search(Problem.of(x, residuals, orders, None, min_leaf, 1, center, step)))
 
 
 def best_splits(
@@ -162,10 +153,7 @@ def best_splits(
         >>> print(splits.feature, splits.threshold, splits.num_left, splits.num_rows)
         [0 0] [2. 7.] [2 2] [4 4]
     """
-    problem = Problem.of(
-        x, residuals, orders=orders, nodes=nodes, min_leaf=min_leaf, num_nodes=num_nodes, center=center, step=step
-    )
-    return _search(problem)
+    return _search(Problem.of(x, residuals, orders, nodes, min_leaf, num_nodes, center, step))
 
 
 def best_subset(
@@ -313,24 +301,15 @@ def std_ratio(
         2.00, 0.91 to 4.41
     """
     residuals, sides = _checks.as_floats("residuals", residuals), jnp.asarray(sides)
-    left, right = (_moments(residuals, sides == side) for side in (0, 1))
-    total = left.number + right.number
-    kurtosis = (left.number * left.kurtosis + right.number * right.kurtosis) / total
-    variance = sum((kurtosis - (side.number - 3) / side.number) / (4 * (side.number - 1)) for side in (left, right))
-    log_ratio = jnp.log(right.std / left.std)
+    number, std, kurtosis = jnp.array([_moments(residuals, sides == side) for side in (0, 1)]).T
+    of_both = (number * kurtosis).sum() / number.sum()
+    variance = ((of_both - (number - 3) / number) / (4 * (number - 1))).sum()
+    log_ratio = jnp.log(std[1] / std[0])
     reach = critical_value * jnp.sqrt(variance)
     return jnp.exp(log_ratio), jnp.exp(log_ratio - reach), jnp.exp(log_ratio + reach)
 
 
-class _Moments(NamedTuple):
-    """Of the residuals of a side."""
-
-    number: Array
-    std: Array
-    kurtosis: Array
-
-
-def _moments(residuals: Array, is_in: Array) -> _Moments:
+def _moments(residuals: Array, is_in: Array) -> tuple[Array, Array, Array]:
     """The number, the std and the kurtosis of some residuals, the latter about a trimmed mean."""
     number = is_in.sum().astype(residuals.dtype)
     mean = jnp.mean(residuals, where=is_in)
@@ -340,7 +319,7 @@ def _moments(residuals: Array, is_in: Array) -> _Moments:
     kept = (place >= trimmed) & (place < number - trimmed)
     center = jnp.mean(jnp.sort(jnp.where(is_in, residuals, jnp.inf)), where=kept)
     kurtosis = jnp.mean(((residuals - center) ** 2 / variance) ** 2, where=is_in)
-    return _Moments(number, jnp.sqrt(variance * number / (number - 1)), kurtosis)
+    return number, jnp.sqrt(variance * number / (number - 1)), kurtosis
 
 
 @jax.jit
@@ -415,6 +394,11 @@ def _search(problem: Problem) -> Split:
         num_rows=num_rows,
         log_num_splits=jnp.log(number.T.astype(statistic.dtype)),
     )
+
+
+def _of_one(split: Split) -> Split:
+    """The split of the only node."""
+    return jax.tree.map(lambda part: part[0], split)
 
 
 def _statistics(residuals: Array, ranks: Array, ranked: Ranked, center: str) -> Array:
@@ -537,15 +521,9 @@ def _best_of_partitions(
     best = sizes.argmax()
     exists = sizes[best] > 0
     left = mask_of(masks[best]) & exists
-    num_rows = number.sum(dtype=jnp.int32)
-    return Subset(
-        statistic=sizes[best],
-        left=left,
-        log_p=log_p_value(sizes[best], num_rows),
-        num_left=jnp.where(left, number, 0).sum(dtype=jnp.int32),
-        num_rows=num_rows,
-        log_num_splits=jnp.log(admissible.sum().astype(residuals.dtype)),
-    )
+    num_left, num_rows = (each.sum(dtype=jnp.int32) for each in (jnp.where(left, number, 0), number))
+    log_num_splits = jnp.log(admissible.sum().astype(residuals.dtype))
+    return Subset(sizes[best], left, log_p_value(sizes[best], num_rows), num_left, num_rows, log_num_splits)
 
 
 @partial(jax.jit, static_argnames=("num_categories", "center"))
@@ -564,29 +542,15 @@ def _best_of_cuts(
     place = jnp.argsort(jnp.argsort(means)).astype(residuals.dtype)
     x = jnp.pad(place, (0, 1))[bins][:, None]
     problem = Problem(
-        x=x,
-        residuals=residuals,
-        orders=None,
-        nodes=nodes,
-        min_leaf=jnp.asarray(min_leaf),
-        num_nodes=1,
-        center=center,
-        step=1,
+        x, residuals, orders=None, nodes=nodes, min_leaf=jnp.asarray(min_leaf), num_nodes=1, center=center, step=1
     )
-    split = jax.tree.map(lambda part: part[0], _search(problem))
+    split = _of_one(_search(problem))
     left = (place <= split.threshold) & (number > 0) & split.exists
     # The order was chosen after seeing the residuals: the best cut stands for all 2^(k - 1) - 1 partitions.
     doublings = jnp.maximum((number > 0).sum() - 1, 0).astype(residuals.dtype)
     log_num_splits = doublings * math.log(2) + jnp.log1p(-jnp.exp2(-doublings))
-    any_splits = jnp.isfinite(split.log_num_splits[0])
-    return Subset(
-        statistic=split.statistic,
-        left=left,
-        log_p=split.log_p,
-        num_left=split.num_left,
-        num_rows=split.num_rows,
-        log_num_splits=jnp.where(any_splits, log_num_splits, -jnp.inf),
-    )
+    log_num_splits = jnp.where(jnp.isfinite(split.log_num_splits[0]), log_num_splits, -jnp.inf)
+    return Subset(split.statistic, left, split.log_p, split.num_left, split.num_rows, log_num_splits)
 
 
 def _select_of_categories(counts: Array, is_in: Array, k: Array) -> Array:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal.functional import linalg, normal_tail, smoothing
-from jaxcal.functional.tables import moments, places_upto, sums_within
+from jaxcal.functional.tables import GroupOfRows, OfRows, moments, places_upto, sums_within
 
 TAILS = ("constant", "normal")
 
@@ -141,10 +141,7 @@ def _make(
     below, above = jax.vmap(sums_within)(steps, jnp.stack([is_first, is_last[::-1]]))
     levels = Levels(z, middle, start, total)
     return LinearTables(
-        values=z,
-        middle=middle,
-        start=start,
-        total=total,
+        **vars(levels),
         center=center,
         spread=spread,
         below=below,
@@ -178,12 +175,8 @@ def _density(
 
 
 def cdf(
-    tables: LinearTables,
-    group: Int[ArrayLike, " n"],
-    u: Float[Array, " n"],
-    new_weight: Float[Array, " n"] | None = None,
-    tails: str = "constant",
-) -> Float[Array, " n"]:
+    tables: LinearTables, group: GroupOfRows, u: OfRows, new_weight: OfRows | None = None, tails: str = "constant"
+) -> OfRows:
     """The level of u, in units of its group, in each row's table.
 
     Args:
@@ -199,10 +192,9 @@ def cdf(
         >>> print(cdf(tables, jnp.array([0, 0]), jnp.array([0.0, -2.0])))
         [0.5 0. ]
     """
-    half, whole = _new(tables, group, new_weight)
-    start, end = tables.start[group], tables.start[group + 1]
-    after = places_upto(tables.values, start, end, u)
-    level = (_between(u, after, start, end, tables.values, tables.middle) + half) / whole
+    half, whole, start, end = _rows(tables, group, new_weight)
+    middle, after = _read(tables.values, tables.middle, start, end, u)
+    level = (middle + half) / whole
     is_below, is_above = after == start, after == end
     if tails == "constant":
         return jnp.where(is_below, 0, jnp.where(is_above, 1, level))
@@ -212,12 +204,8 @@ def cdf(
 
 
 def quantile(
-    tables: Levels,
-    group: Int[ArrayLike, " n"],
-    p: Float[Array, " n"],
-    new_weight: Float[Array, " n"] | None = None,
-    tails: str = "constant",
-) -> Float[Array, " n"]:
+    tables: Levels, group: GroupOfRows, p: OfRows, new_weight: OfRows | None = None, tails: str = "constant"
+) -> OfRows:
     """The quantile of each row's table at levels p in [0, 1], in units of its group; the arguments are those of `cdf`.
 
     Example:
@@ -226,11 +214,8 @@ def quantile(
         >>> print(quantile(tables, jnp.array([0, 0]), jnp.array([0.5, 0.9])))
         [0. 1.]
     """
-    half, whole = _new(tables, group, new_weight)
-    start, end = tables.start[group], tables.start[group + 1]
-    target = p * whole - half
-    after = places_upto(tables.middle, start, end, target)
-    z = _between(target, after, start, end, tables.middle, tables.values)
+    half, whole, start, end = _rows(tables, group, new_weight)
+    z, after = _read(tables.middle, tables.values, start, end, p * whole - half)
     if tails == "constant":
         return z
     upper = p > 0.5
@@ -244,13 +229,10 @@ def quantile(
 
 
 def mean_and_std(
-    tables: LinearTables,
-    group: Int[ArrayLike, " n"],
-    new_weight: Float[Array, " n"] | None = None,
-    tails: str = "constant",
-) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    tables: LinearTables, group: GroupOfRows, new_weight: OfRows | None = None, tails: str = "constant"
+) -> tuple[OfRows, OfRows]:
     """The mean and the std of each row's table, in units of its group; the arguments are those of `cdf`."""
-    half, whole = _new(tables, group, new_weight)
+    half, whole, *_ = _rows(tables, group, new_weight)
     mean, square = (tables.moments[group, k] / whole for k in range(2))
     for upper in (False, True):
         mass, bound = _end(tables, group, jnp.full(whole.shape, upper), half, whole)
@@ -261,24 +243,19 @@ def mean_and_std(
 
 
 def crps(
-    tables: LinearTables,
-    group: Int[ArrayLike, " n"],
-    u: Float[Array, " n"],
-    new_weight: Float[Array, " n"] | None = None,
-    tails: str = "constant",
-) -> Float[Array, " n"]:
+    tables: LinearTables, group: GroupOfRows, u: OfRows, new_weight: OfRows | None = None, tails: str = "constant"
+) -> OfRows:
     """CRPS of each row's table at u, in units of its group; the arguments are those of `cdf`.
 
     It is the integral of cdf^2 up to u and of (1 - cdf)^2 from u on, by sums of these between the values.
     """
-    half, whole = _new(tables, group, new_weight)
-    start, end = tables.start[group], tables.start[group + 1]
+    half, whole, start, end = _rows(tables, group, new_weight)
     inner = jnp.clip(u, tables.values[start], tables.values[end - 1])
-    after = places_upto(tables.values, start, end, inner)
+    middle, after = _read(tables.values, tables.middle, start, end, inner)
     left = jnp.maximum(after - 1, start)
     powers = jnp.stack([half**2, 2 * half, jnp.ones_like(half)], axis=1) / (whole**2)[:, None]
     between = ((tables.below[left] + tables.above[left]) * powers).sum(1)
-    levels = (_between(inner, after, start, end, tables.values, tables.middle) + half, tables.middle[left] + half)
+    levels = middle + half, tables.middle[left] + half
     score = between + (inner - tables.values[left]) * (sum(levels) / whole - 1)
     _, mass, bound, x = _nearest_end(tables, group, u, half, whole)
     score = score + x - bound
@@ -290,18 +267,13 @@ def crps(
     return score + inside - 2 * beyond
 
 
-def log_density(
-    tables: LinearTables,
-    group: Int[ArrayLike, " n"],
-    u: Float[Array, " n"],
-    new_weight: Float[Array, " n"] | None = None,
-) -> Float[Array, " n"]:
+def log_density(tables: LinearTables, group: GroupOfRows, u: OfRows, new_weight: OfRows | None = None) -> OfRows:
     """The log density of each row's table at u, in units of its group, of a smoothed version.
 
     It is that of `functional.smoothing.sample_log_density`, for every group and with weights: finite everywhere, and
     -inf where all values of a table are equal.
     """
-    half, whole = _new(tables, group, new_weight)
+    half, whole, *_ = _rows(tables, group, new_weight)
     bins = tables.density
     start, end, unit = bins.first[group], bins.first[group + 1], bins.unit[group]
     x = (u - bins.center[group]) / jnp.where(unit > 0, unit, 1)
@@ -315,44 +287,36 @@ def log_density(
     return jnp.where(unit > 0, log_density, -jnp.inf)
 
 
-def _new(
-    tables: Levels, group: Int[ArrayLike, " n"], new_weight: Float[Array, " n"] | None
-) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-    """w / 2 and W + w of every row."""
-    total = tables.total[group]
-    new = total / (tables.start[group + 1] - tables.start[group]) if new_weight is None else new_weight
-    return new / 2, total + new
+def _rows(tables: Levels, group: GroupOfRows, new_weight: OfRows | None) -> tuple[Array, ...]:
+    """Of every row w / 2 and W + w, and where the table of its group begins and ends."""
+    start, end, total = tables.start[group], tables.start[group + 1], tables.total[group]
+    new = total / (end - start) if new_weight is None else new_weight
+    return new / 2, total + new, start, end
 
 
-def _between(
-    u: Float[Array, " n"],
-    after: Int[Array, " n"],
-    start: Int[Array, " n"],
-    end: Int[Array, " n"],
-    keys: Float[Array, " m"],
-    answers: Float[Array, " m"],
-) -> Float[Array, " n"]:
-    """The answer at u, linear between the places before and at `after`; beyond the outermost keys that of these."""
+def _read(
+    keys: Float[Array, " m"], answers: Float[Array, " m"], start: Int[Array, " n"], end: Int[Array, " n"], u: OfRows
+) -> tuple[OfRows, Int[Array, " n"]]:
+    """The answer at u, linear between the keys of a table and constant beyond them; and the place behind u."""
+    after = places_upto(keys, start, end, u)
     right = jnp.clip(after, start, end - 1)
     left = jnp.clip(after - 1, start, end - 1)
     width = keys[right] - keys[left]
     part = (u - keys[left]) / jnp.where(width > 0, width, 1)
     part = jnp.where(width > 0, linalg.snapped(part, jnp.clip(part, 0, 1)), 0)
-    return answers[left] + part * (answers[right] - answers[left])
+    return answers[left] + part * (answers[right] - answers[left]), after
 
 
 def _end(
-    tables: Levels, group: Int[ArrayLike, " n"], upper: Bool[Array, " n"], half: Array, whole: Array
-) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    tables: Levels, group: GroupOfRows, upper: Bool[Array, " n"], half: OfRows, whole: OfRows
+) -> tuple[OfRows, OfRows]:
     """The mass beyond the upper or the lower outermost value of each row's table, and where it is, seen outwards."""
     first, last = tables.start[group], tables.start[group + 1] - 1
     outside = jnp.where(upper, tables.total[group] - tables.middle[last], tables.middle[first])
     return (outside + half) / whole, jnp.where(upper, tables.values[last], -tables.values[first])
 
 
-def _nearest_end(
-    tables: Levels, group: Int[ArrayLike, " n"], u: Float[Array, " n"], half: Array, whole: Array
-) -> tuple[Array, ...]:
+def _nearest_end(tables: Levels, group: GroupOfRows, u: OfRows, half: OfRows, whole: OfRows) -> tuple[Array, ...]:
     """Whether u is at or beyond the upper end, the mass and the end on its side, and u seen outwards, if beyond."""
     upper = u >= tables.values[tables.start[group + 1] - 1]
     mass, end = _end(tables, group, upper, half, whole)

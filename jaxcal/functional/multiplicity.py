@@ -10,13 +10,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal.functional import _wavelet
-from jaxcal.functional._nodes import (
-    Problem,
-    admissible_cuts,
-    by_node,
-    centered_deviations,
-    rank,
-)
+from jaxcal.functional._nodes import Problem, admissible_cuts, by_node, centered_deviations, rank
 from jaxcal.functional.levene import feature_orders, log_p_value
 from jaxcal.functional.linalg import sqrt
 
@@ -154,9 +148,7 @@ def permutation_log_p(
     """
     _checks.check_key(key)
     _checks.check_at_least("num_permutations", num_permutations, 1)
-    problem = Problem.of(
-        x, residuals, orders=orders, nodes=nodes, min_leaf=min_leaf, num_nodes=num_nodes, center=center, step=step
-    )
+    problem = Problem.of(x, residuals, orders, nodes, min_leaf, num_nodes, center, step)
     return _permutation_log_p(key, problem, num_permutations)
 
 

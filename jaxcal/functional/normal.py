@@ -7,6 +7,9 @@ from jaxtyping import ArrayLike, Float, Real
 
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
 
+# A value for each row, or one for all.
+PerRow = Real[ArrayLike, "*#n"]
+
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 SQRT_PI = math.sqrt(math.pi)
 # exp(-z^2 / 2) is 0 in every dtype from here on.
@@ -14,7 +17,7 @@ _FAR = 40.0
 
 
 @numpy_or_jit
-def crps(y: Real[ArrayLike, "*#n"], mean: Real[ArrayLike, "*#n"], std: Real[ArrayLike, "*#n"]) -> Float[AnyArray, "*n"]:
+def crps(y: PerRow, mean: PerRow, std: PerRow) -> Float[AnyArray, "*n"]:
     """CRPS of a normal distribution: std (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)), z = (y - mean) / std.
 
     At std = 0 it is |y - mean|, its limit, with finite derivatives.
@@ -37,9 +40,7 @@ def crps(y: Real[ArrayLike, "*#n"], mean: Real[ArrayLike, "*#n"], std: Real[Arra
 
 
 @numpy_or_jit
-def log_prob(
-    y: Real[ArrayLike, "*#n"], mean: Real[ArrayLike, "*#n"], std: Real[ArrayLike, "*#n"]
-) -> Float[AnyArray, "*n"]:
+def log_prob(y: PerRow, mean: PerRow, std: PerRow) -> Float[AnyArray, "*n"]:
     """Log density of a normal distribution, -z^2 / 2 - log(std) - log(2 pi) / 2; -inf at std = 0, where there is none.
 
     Args:

@@ -20,7 +20,7 @@ from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional import normal
 from jaxcal.functional.linalg import fractions_of, root_sum_squares, weighted_mean
-from jaxcal.functional.normal import SQRT_PI
+from jaxcal.functional.normal import SQRT_PI, PerRow
 from jaxcal.functional.quantiles import unit_gauss_legendre
 
 P = ParamSpec("P")
@@ -195,9 +195,7 @@ def mixture_crps(
 
 
 @jax.jit
-def pinball(
-    y: Real[ArrayLike, "*#n"], quantile: Real[ArrayLike, "*#n"], level: Real[ArrayLike, "*#n"]
-) -> Float[Array, "*n"]:
+def pinball(y: PerRow, quantile: PerRow, level: PerRow) -> Float[Array, "*n"]:
     """Pinball (quantile) loss of a predicted quantile: (level - 1{y < quantile}) (y - quantile).
 
     Args:
@@ -220,10 +218,7 @@ def pinball(
 
 @numpy_or_jit
 def interval_score(
-    y: Real[ArrayLike, "*#n"],
-    lower: Real[ArrayLike, "*#n"],
-    upper: Real[ArrayLike, "*#n"],
-    confidence_level: Real[ArrayLike, ""],
+    y: PerRow, lower: PerRow, upper: PerRow, confidence_level: Real[ArrayLike, ""]
 ) -> Float[AnyArray, "*n"]:
     """Interval (Winkler) score: the width plus 2 / (1 - confidence_level) times the distance of y from it.
 

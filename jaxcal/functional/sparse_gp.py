@@ -23,7 +23,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from jaxcal._programs import exact_products
 from jaxcal.functional._loops import carried
-from jaxcal.functional.gp import LOG_2PI, LeaveOneOut, Posterior, log_det_and_fit
+from jaxcal.functional.gp import LOG_2PI, LeaveOneOut, Posterior, Scalar, log_det_and_fit
 from jaxcal.functional.linalg import add_diagonal
 
 # Rows whose covariances with the inducing points are held at once: they should fit in a core's cache.
@@ -44,9 +44,9 @@ class RowSums(NamedTuple):
 
     outer: Float[Array, "m m"]
     cross: Float[Array, " m"]
-    prior: Float[Array, ""]
-    square: Float[Array, ""]
-    log_precision: Float[Array, ""]
+    prior: Scalar
+    square: Scalar
+    log_precision: Scalar
     num_rows: ArrayLike
 
 
@@ -81,18 +81,11 @@ def row_sums(
     else:
         outer, cross = _distributed_sums(covariances, whiten, rows, targets, weights, mesh)
     log_precision = jnp.zeros((), targets.dtype) if precisions is None else jnp.sum(jnp.log(precisions))
-    return RowSums(
-        outer=outer,
-        cross=cross,
-        prior=weights @ prior_variance,
-        square=weights @ targets**2,
-        log_precision=log_precision,
-        num_rows=n,
-    )
+    return RowSums(outer, cross, weights @ prior_variance, weights @ targets**2, log_precision, num_rows=n)
 
 
 @exact_products
-def collapsed_bound(sums: RowSums, noise_variance: Float[Array, ""]) -> Float[Array, ""]:
+def collapsed_bound(sums: RowSums, noise_variance: Scalar) -> Scalar:
     """log N(y; 0, Q + noise P^-1) - tr(P (K - Q)) / (2 noise), with Q = K_xz K_zz^-1 K_zx and precisions P.
 
     Titsias (2009), eq. 9: a lower bound on `log_likelihood`, equal to it when the inducing points are
@@ -115,9 +108,9 @@ def variational_bound(
     sums: RowSums,
     mean: Float[Array, " m"],
     root: Float[Array, "m m"],
-    noise_variance: Float[Array, ""],
-    scale: Float[Array, ""] | float = 1.0,
-) -> Float[Array, ""]:
+    noise_variance: Scalar,
+    scale: Scalar | float = 1.0,
+) -> Scalar:
     """scale * sum over rows of E_q log N(y; f(x), noise / p) - KL(q(v) || N(0, I)), with u = L v, q(v) = N(mean, R R').
 
     Hensman, Fusi & Lawrence (2013), eq. 4, in whitened coordinates. At most `collapsed_bound`, which it equals where
@@ -140,7 +133,7 @@ def variational_bound(
 
 
 @exact_products
-def posterior(sums: RowSums, whiten: Float[Array, "m m"], noise_variance: Float[Array, ""]) -> Posterior:
+def posterior(sums: RowSums, whiten: Float[Array, "m m"], noise_variance: Scalar) -> Posterior:
     """The posterior through the inducing points under the optimal q(u), Titsias (2009), eq. 6 and 10.
 
     Arguments as in `row_sums` and `collapsed_bound`.
@@ -153,11 +146,7 @@ def posterior(sums: RowSums, whiten: Float[Array, "m m"], noise_variance: Float[
 
 @exact_products
 def leave_one_out(
-    posterior: Posterior,
-    cross: Float[Array, " m"],
-    target: Float[Array, ""],
-    prior_variance: Float[Array, ""],
-    noise_variance: Float[Array, ""],
+    posterior: Posterior, cross: Float[Array, " m"], target: Scalar, prior_variance: Scalar, noise_variance: Scalar
 ) -> LeaveOneOut:
     """Error and variance of one row given all others, the inducing points staying where they are.
 
@@ -299,9 +288,8 @@ def _distributed_sums(covariances, whiten, rows, targets, precisions, mesh: Mesh
     arrays, static = eqx.partition(covariances, eqx.is_array)
     # Every device takes the same number of rows.
     spread_out = _padded((rows, targets, precisions), mesh.size)
-    if (
-        AxisType.Explicit in mesh.axis_types
-    ):  # as `jax.make_mesh` gives them: the rows go where the constraint puts them
+    # As `jax.make_mesh` gives them: the rows go where the constraint puts them.
+    if AxisType.Explicit in mesh.axis_types:
         spread_out = jax.tree.map(lambda a: jax.reshard(a, NamedSharding(mesh, spread)), spread_out)
 
     def local(arrays, whiten, rows, targets, precisions):

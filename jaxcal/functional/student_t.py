@@ -9,9 +9,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
-from jaxtyping import Array, ArrayLike, Float, Real
+from jaxtyping import Array, ArrayLike, Float
 
-from jaxcal.functional.normal import LOG_SQRT_2PI, SQRT_PI
+from jaxcal.functional.normal import LOG_SQRT_2PI, SQRT_PI, PerRow
 from jaxcal.functional.quantiles import invert_cdf, unit_gauss_legendre
 
 # So many tails are integrated at once: each holds all points of the rule.
@@ -19,12 +19,7 @@ _AT_ONCE = 2**16
 
 
 @jax.jit
-def log_prob(
-    y: Real[ArrayLike, "*#n"],
-    df: Real[ArrayLike, "*#n"],
-    loc: Real[ArrayLike, "*#n"],
-    scale: Real[ArrayLike, "*#n"],
-) -> Float[Array, "*n"]:
+def log_prob(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[Array, "*n"]:
     """Log density of a Student t distribution with `df` degrees of freedom; -inf at scale = 0, where there is none.
 
     Args:
@@ -49,12 +44,7 @@ def log_prob(
 
 
 @jax.jit
-def crps(
-    y: Real[ArrayLike, "*#n"],
-    df: Real[ArrayLike, "*#n"],
-    loc: Real[ArrayLike, "*#n"],
-    scale: Real[ArrayLike, "*#n"],
-) -> Float[Array, "*n"]:
+def crps(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[Array, "*n"]:
     """CRPS of a Student t distribution with more than one degree of freedom.
 
     With t = (y - loc) / scale, it is scale times
@@ -89,7 +79,7 @@ def crps(
 
 
 @jax.jit
-def cdf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array, "*n"]:
+def cdf(t: PerRow, df: PerRow) -> Float[Array, "*n"]:
     """The cumulative distribution function of the standard Student t distribution.
 
     In the variable w = sqrt(df log(1 + t^2 / df)) the density is nearly normal, and a Gauss-Legendre rule of
@@ -114,7 +104,7 @@ def cdf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array, "
 
 
 @jax.jit
-def log_sf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array, "*n"]:
+def log_sf(t: PerRow, df: PerRow) -> Float[Array, "*n"]:
     """The logarithm of the survival function 1 - F(t) of the standard Student t; right where that underflows.
 
     By the quadrature of `cdf`, and differentiable in both arguments.
@@ -137,7 +127,7 @@ def log_sf(t: Real[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array
 
 
 @jax.jit
-def icdf(p: Float[ArrayLike, "*#n"], df: Real[ArrayLike, "*#n"]) -> Float[Array, "*n"]:
+def icdf(p: Float[ArrayLike, "*#n"], df: PerRow) -> Float[Array, "*n"]:
     """The quantile function of the standard Student t distribution, right into the tails (p = 1e-12, df = 1).
 
     In the variable w of `cdf` it lies between the normal quantile z and z phi(0) / f(0), where f is

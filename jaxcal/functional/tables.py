@@ -18,6 +18,10 @@ from jaxcal.functional import linalg
 from jaxcal.functional._loops import carried
 from jaxcal.functional.quantiles import last_place
 
+# Of the rows that are looked up: the number of each one's group, and a value for each.
+GroupOfRows = Int[ArrayLike, " n"]
+OfRows = Float[Array, " n"]
+
 
 class Tables(eqx.Module):
     """The tables of groups 0, 1, ..., made by `make`.
@@ -77,15 +81,8 @@ def make(
     mean, deviations, std = moments(linalg.finite_part(values), counts, group, total)
     parts = counts / total[group] * deviations * ((2 * upto - counts) / total[group] - 1)
     distance = jax.ops.segment_sum(parts, group, number, indices_are_sorted=True)
-    return Tables(
-        values=values,
-        upto=upto,
-        start=start,
-        mean=mean,
-        std=std,
-        sums=sums_within(counts * deviations, place == start[group]),
-        distance=distance,
-    )
+    sums = sums_within(counts * deviations, place == start[group])
+    return Tables(values=values, upto=upto, start=start, mean=mean, std=std, sums=sums, distance=distance)
 
 
 def _with_negatives(
@@ -100,14 +97,14 @@ def _with_negatives(
     return jnp.where(negative, -values[row], values[row]), group, [each[row] for each in counts], 2 * start
 
 
-def cdf(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> Float[Array, " n"]:
+def cdf(tables: Tables, group: GroupOfRows, u: OfRows) -> OfRows:
     """The fraction of the weight of each row's table that lies at or below u."""
     start, total = tables.start[group], _totals(tables, group)
     place = places_upto(tables.values, start, tables.start[group + 1], u)
     return _before(tables.upto, place, start) / total
 
 
-def crps(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> Float[Array, " n"]:
+def crps(tables: Tables, group: GroupOfRows, u: OfRows) -> OfRows:
     """CRPS at u of the distribution of each row's table: E|u - Z| - E|Z - Z'| / 2, by sums up to u.
 
     Source: Jordan, Krueger and Lerch, Journal of Statistical Software 90 (2019).
@@ -118,13 +115,7 @@ def crps(tables: Tables, group: Int[ArrayLike, " n"], u: Float[Array, " n"]) -> 
     return (2 * below - 1) * (u - tables.mean[group]) - 2 * sums - tables.distance[group]
 
 
-def quantile(
-    tables: Tables,
-    group: Int[ArrayLike, " n"],
-    p: Float[Array, " n"],
-    rule: str,
-    new_weight: Float[Array, " n"] | None = None,
-) -> Float[Array, " n"]:
+def quantile(tables: Tables, group: GroupOfRows, p: OfRows, rule: str, new_weight: OfRows | None = None) -> OfRows:
     """The quantile of each row's table at level p, by the rules of `functional.quantiles.empirical_quantile`.
 
     With weights a rank is a sum of weights: with W the sum of all of a table and w the weight of the new row,
@@ -166,13 +157,7 @@ def quantile(
     return tables.values[jnp.minimum(place, end - 1)]
 
 
-def reaching(
-    tables: Tables,
-    group: Int[ArrayLike, " n"],
-    p: Float[Array, " n"],
-    new: Float[Array, " n"],
-    skipped: Float[Array, " n"],
-) -> Float[Array, " n"]:
+def reaching(tables: Tables, group: GroupOfRows, p: OfRows, new: OfRows, skipped: OfRows) -> OfRows:
     """The least value up to which the sum of the weights, without the skipped, is p (W + w); +inf if there is none.
 
     Args:
@@ -195,9 +180,7 @@ def reaching(
     return jnp.where(place >= end, jnp.inf, tables.values[jnp.minimum(place, end - 1)])
 
 
-def _reached_from_above(
-    tables: Tables, group: Int[ArrayLike, " n"], p: Float[Array, " n"], new: Float[Array, " n"]
-) -> Float[Array, " n"]:
+def _reached_from_above(tables: Tables, group: GroupOfRows, p: OfRows, new: OfRows) -> OfRows:
     """The greatest value from which on the sum of the weights is p (W + w); -inf if there is none."""
     start, end, total = tables.start[group], tables.start[group + 1], _totals(tables, group)
     target = p * (total + new)
@@ -207,12 +190,12 @@ def _reached_from_above(
     return jnp.where(total < target - tolerance, -jnp.inf, tables.values[place])
 
 
-def _totals(tables: Tables, group: Int[ArrayLike, " n"]) -> Float[Array, " n"]:
+def _totals(tables: Tables, group: GroupOfRows) -> OfRows:
     return tables.upto[tables.start[group + 1] - 1]
 
 
 def places_upto(
-    keys: Float[Array, " m"], start: Int[Array, " n"], end: Int[Array, " n"], u: Float[Array, " n"]
+    keys: Float[Array, " m"], start: Int[Array, " n"], end: Int[Array, " n"], u: OfRows
 ) -> Int[Array, " n"]:
     """The place behind the last key not above u, from each `start` to each `end`, between which keys increase.
 
@@ -247,12 +230,12 @@ def moments(
     return mean, deviations, unit * linalg.sqrt(of_group(weights * (deviations / unit) ** 2) / total)
 
 
-def _before(sums: Float[Array, " m"], place: Int[Array, " n"], start: Int[Array, " n"]) -> Float[Array, " n"]:
+def _before(sums: Float[Array, " m"], place: Int[Array, " n"], start: Int[Array, " n"]) -> OfRows:
     """The sum over the values of a table before a place."""
     return jnp.where(place > start, sums[jnp.maximum(place - 1, 0)], 0)
 
 
-def _tolerance(target: Float[Array, " n"], total: Float[Array, " n"], size: Int[Array, " n"]) -> Float[Array, " n"]:
+def _tolerance(target: OfRows, total: OfRows, size: Int[Array, " n"]) -> OfRows:
     """By how much a sum and what is wanted may differ by rounding, as for ranks, in units of the mean weight."""
     eps, mean = float(jnp.finfo(target.dtype).eps), total / size
     return jnp.minimum(eps * (4 * target + mean * jnp.minimum(size, 1000)), 0.25 * mean)

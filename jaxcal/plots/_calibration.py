@@ -1,9 +1,8 @@
 """Pictures of calibration: reliability diagrams, PIT histograms, coverage by groups of rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,20 +14,13 @@ from jaxcal.frames.labels import ColumnBins
 from jaxcal.functional import rounding
 from jaxcal.guarantee import calibrated_band
 from jaxcal.plots import _style
-
-if TYPE_CHECKING:
-    import matplotlib.axes
+from jaxcal.plots._style import Axes, Forecasts
 
 # The fraction of the width that names and numbers beside a picture take at most.
 _MOST_TEXT = 0.65
 
 
-def reliability_diagram(
-    y: ArrayLike,
-    distributions: Distribution | Mapping[str, Distribution],
-    *,
-    ax: "matplotlib.axes.Axes | None" = None,
-) -> "matplotlib.axes.Axes":
+def reliability_diagram(y: ArrayLike, distributions: Forecasts, *, ax: Axes | None = None) -> Axes:
     """Observed against expected fraction of the targets below every predicted quantile.
 
     A calibrated forecast lies on the diagonal and, 95 % of the time at each level, inside the gray band: the
@@ -68,13 +60,7 @@ def reliability_diagram(
     return ax
 
 
-def pit_histogram(
-    y: ArrayLike,
-    distributions: Distribution | Mapping[str, Distribution],
-    *,
-    bins: int = 10,
-    ax: "matplotlib.axes.Axes | None" = None,
-) -> "matplotlib.axes.Axes":
+def pit_histogram(y: ArrayLike, distributions: Forecasts, *, bins: int = 10, ax: Axes | None = None) -> Axes:
     """Histogram of the probability integral transform F(y) of every row (`metrics.pit`), as a density.
 
     A calibrated forecast is flat, at 1; in each bin it lies, 95 % of the time, inside the gray band: the central 95 %
@@ -147,13 +133,13 @@ def _just_below(targets: np.ndarray, distribution: Distribution) -> np.ndarray:
 
 def coverage_by(
     y: ArrayLike,
-    distributions: Distribution | Mapping[str, Distribution],
+    distributions: Forecasts,
     by: ArrayLike | Sequence,
     *,
     confidence_level: float = 0.9,
     bins: int = 10,
-    ax: "matplotlib.axes.Axes | None" = None,
-) -> "matplotlib.axes.Axes":
+    ax: Axes | None = None,
+) -> Axes:
     """Coverage of the central interval in groups of rows: by label, or by bins of a column of numbers.
 
     The gray bar of a group is the central 95 % of Binomial(m, confidence_level) / m: where the coverage of its m rows
@@ -233,9 +219,7 @@ def _numbers(values: np.ndarray) -> list[str]:
     return written(next(precision for precision in range(digits, 18) if len({*written(precision)}) == len(values)))
 
 
-def _write_groups(
-    ax: "matplotlib.axes.Axes", groups: Sequence[str], rows: np.ndarray, frame: tuple[float, float]
-) -> None:
+def _write_groups(ax: Axes, groups: Sequence[str], rows: np.ndarray, frame: tuple[float, float]) -> None:
     """Names and numbers of rows as columns on the left inside the axes, whose other part shows the frame."""
     from matplotlib.ticker import MaxNLocator
 

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import ArrayLike
@@ -10,9 +9,7 @@ from jaxtyping import ArrayLike
 from jaxcal import _checks
 from jaxcal.distributions import Distribution
 from jaxcal.plots import _style
-
-if TYPE_CHECKING:
-    import matplotlib.axes
+from jaxcal.plots._style import Axes
 
 Interval = tuple[np.ndarray, np.ndarray]
 
@@ -27,8 +24,8 @@ def intervals(
     order: ArrayLike | None = None,
     confidence_levels: Sequence[float] = (0.9, 0.5),
     max_rows: int = 120,
-    ax: "matplotlib.axes.Axes | None" = None,
-) -> "matplotlib.axes.Axes":
+    ax: Axes | None = None,
+) -> Axes:
     """Predictions with central intervals, rows in the order of the predicted mean, the truth as dots.
 
     Targets outside the widest interval are crosses. The legend gives the fraction of **all** rows inside each
@@ -86,8 +83,8 @@ def prediction_band(
     *,
     y: ArrayLike | None = None,
     confidence_levels: Sequence[float] = (0.9, 0.5),
-    ax: "matplotlib.axes.Axes | None" = None,
-) -> "matplotlib.axes.Axes":
+    ax: Axes | None = None,
+) -> Axes:
     """The predicted mean over x, a line, with central intervals as bands, and the targets as dots.
 
     The bands are pointwise: each interval holds its own target with the given probability. Targets outside the widest
@@ -173,9 +170,7 @@ def _some(rows: np.ndarray, most: int) -> np.ndarray:
     return rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).round().astype(int)]
 
 
-def _draw_targets(
-    ax: "matplotlib.axes.Axes", places: np.ndarray, targets: np.ndarray, interval: Interval, of: int | None = None
-) -> None:
+def _draw_targets(ax: Axes, places: np.ndarray, targets: np.ndarray, interval: Interval, of: int | None = None) -> None:
     """The targets as dots, those outside the interval as crosses; the legend says if they are some of more."""
     outside = (targets < interval[0]) | (targets > interval[1])
     label = "truth" if of in (None, len(targets)) else f"truth, {len(targets)} of {of}"

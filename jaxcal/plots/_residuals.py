@@ -1,24 +1,17 @@
 """Pictures of standardized residuals, which judge the predicted mean and std."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 import numpy as np
 from jaxtyping import ArrayLike
 
 from jaxcal.distributions import Distribution
 from jaxcal.plots import _style
-
-if TYPE_CHECKING:
-    import matplotlib.axes
+from jaxcal.plots._style import Axes, Forecasts
 
 # As many of the sorted residuals are drawn as a curve needs.
 _MOST_POINTS = 400
 
 
-def residuals(
-    y: ArrayLike, distribution: Distribution, *, ax: "matplotlib.axes.Axes | None" = None
-) -> "matplotlib.axes.Axes":
+def residuals(y: ArrayLike, distribution: Distribution, *, ax: Axes | None = None) -> Axes:
     """Standardized residuals (y - mean) / std against the predicted mean, with guides at ±1.96.
 
     If the forecast is normal and calibrated, they scatter about 0 with the same spread everywhere, 5 % of
@@ -54,12 +47,7 @@ def residuals(
     return ax
 
 
-def z_scores(
-    y: ArrayLike,
-    distributions: Distribution | Mapping[str, Distribution],
-    *,
-    ax: "matplotlib.axes.Axes | None" = None,
-) -> "matplotlib.axes.Axes":
+def z_scores(y: ArrayLike, distributions: Forecasts, *, ax: Axes | None = None) -> Axes:
     """Quantiles of z = (y - mean) / std against those of the standard normal.
 
     The curve of a calibrated normal forecast lies on the diagonal and, 95 % of the time at each point, inside the gray

@@ -9,11 +9,16 @@ from jaxtyping import ArrayLike
 from jaxcal import _checks
 from jaxcal.distributions import Distribution
 
-if TYPE_CHECKING:
-    import matplotlib.artist
-    import matplotlib.axes
-    import matplotlib.legend
-    import matplotlib.text
+if TYPE_CHECKING:  # an extra
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.legend import Legend
+    from matplotlib.text import Text
+else:
+    Artist = Axes = Legend = Text = Any
+
+# What a picture takes: predictions of n rows, or several by name.
+Forecasts = Distribution | Mapping[str, Distribution]
 
 # Okabe and Ito's palette, which color-blind readers can distinguish; the line styles and the markers distinguish the
 # forecasts in gray.
@@ -50,7 +55,7 @@ _Place = Literal["best", "upper left"]
 # What comes in
 
 
-def by_name(distributions: Distribution | Mapping[str, Distribution]) -> dict[str, Distribution]:
+def by_name(distributions: Forecasts) -> dict[str, Distribution]:
     """The forecasts by name; a single one has the name "".
 
     Raises:
@@ -113,7 +118,7 @@ def label_of(name: str, note: str) -> str:
 # Axes and their limits
 
 
-def new_axes(width: float, height: float) -> "matplotlib.axes.Axes":
+def new_axes(width: float, height: float) -> Axes:
     """The axes of a new figure of this size in inches."""
     try:
         import matplotlib.pyplot as plt
@@ -141,23 +146,23 @@ def shades(count: int) -> list[tuple[float, ...]]:
 # Texts and legends that fit
 
 
-def font_of(text: "matplotlib.text.Text") -> float:
+def font_of(text: Text) -> float:
     """The size of its letters, in points."""
     return text.get_fontproperties().get_size_in_points()
 
 
-def small_font(ax: "matplotlib.axes.Axes") -> float:
+def small_font(ax: Axes) -> float:
     """The size of the letters in a legend, in points: a little less than that of the labels of the axes."""
     return 0.85 * font_of(ax.xaxis.label)
 
 
-def small_fonts(ax: "matplotlib.axes.Axes") -> list[float]:
+def small_fonts(ax: Axes) -> list[float]:
     """The sizes that texts inside the axes are tried in, from the largest."""
     size = small_font(ax)
     return [size, *(shrunk for shrunk in (0.85 * size, 0.7 * size) if shrunk > SMALLEST_FONT)]
 
 
-def size_in_pixels(ax: "matplotlib.axes.Axes") -> tuple[float, float]:
+def size_in_pixels(ax: Axes) -> tuple[float, float]:
     """Width and height of the axes, where the layout of the figure puts them."""
     engine = ax.figure.get_layout_engine()
     if engine is not None:
@@ -167,12 +172,12 @@ def size_in_pixels(ax: "matplotlib.axes.Axes") -> tuple[float, float]:
     return box.width, box.height
 
 
-def width_of(drawn: "matplotlib.artist.Artist") -> float:
+def width_of(drawn: Artist) -> float:
     """How wide a text is at most, in pixels: its letters are up to 6 % wider at other resolutions."""
     return 1.06 * drawn.get_window_extent().width
 
 
-def shorten(text: "matplotlib.text.Text", room: float) -> None:
+def shorten(text: Text, room: float) -> None:
     """Cut a text in its middle until it is at most so many pixels wide; what follows the last comma stays if it can."""
     whole = text.get_text()
     name, comma, note = whole.rpartition(", ")
@@ -185,7 +190,7 @@ def shorten(text: "matplotlib.text.Text", room: float) -> None:
             text.set_text(f"{long[: kept - end]}…{long[len(long) - end :]}{rest}")
 
 
-def finish(ax: "matplotlib.axes.Axes", x_label: str, y_label: str, frame: tuple[float, float] | None = None) -> None:
+def finish(ax: Axes, x_label: str, y_label: str, frame: tuple[float, float] | None = None) -> None:
     """Name the axes, and add the legend inside them: above them it would overlap a title, or be cut.
 
     Args:
@@ -201,16 +206,13 @@ def finish(ax: "matplotlib.axes.Axes", x_label: str, y_label: str, frame: tuple[
     else:
         _add_legend_above(ax, *frame)
     width, height = size_in_pixels(ax)
-    x, y = ax.xaxis.label, ax.yaxis.label
-    for text, length, room in (
-        (x, x.get_window_extent().width, width),
-        (y, y.get_window_extent().height, height),
-    ):
+    for text, side, room in ((ax.xaxis.label, "width", width), (ax.yaxis.label, "height", height)):
+        length = getattr(text.get_window_extent(), side)
         if length > room:
             text.set_fontsize(max(SMALLEST_FONT, font_of(text) * room / length))
 
 
-def _add_legend_above(ax: "matplotlib.axes.Axes", bottom: float, top: float) -> None:
+def _add_legend_above(ax: Axes, bottom: float, top: float) -> None:
     """A legend at the upper edge, and limits that leave room for it above `top`, also in axes that share them."""
     shared = [other for other in ax.get_shared_y_axes().get_siblings(ax) if other is not ax and other.has_data()]
     lowest, highest = ax.get_ylim() if shared else (bottom, top)
@@ -223,9 +225,7 @@ def _add_legend_above(ax: "matplotlib.axes.Axes", bottom: float, top: float) -> 
     ax.set_ylim(bottom, max(highest, bottom + (top - bottom) / (1 - covered)))
 
 
-def _add_legend(
-    ax: "matplotlib.axes.Axes", *, loc: _Place, most_columns: int, most_height: float
-) -> "matplotlib.legend.Legend":
+def _add_legend(ax: Axes, *, loc: _Place, most_columns: int, most_height: float) -> Legend:
     """A legend inside the axes, in a smaller font, or with shorter names, where it would not fit.
 
     Args:
@@ -248,9 +248,7 @@ def _add_legend(
     return legend
 
 
-def _legend_in_columns(
-    ax: "matplotlib.axes.Axes", loc: _Place, font: float, most: int, width: float
-) -> "matplotlib.legend.Legend":
+def _legend_in_columns(ax: Axes, loc: _Place, font: float, most: int, width: float) -> Legend:
     """A legend of as many columns, at most so many, as have room in so many pixels; of one if none has."""
     for columns in range(most, 1, -1):
         legend = _legend(ax, loc, font, columns)
@@ -259,7 +257,7 @@ def _legend_in_columns(
     return _legend(ax, loc, font, 1)
 
 
-def _legend(ax: "matplotlib.axes.Axes", loc: _Place, font: float, columns: int) -> "matplotlib.legend.Legend":
+def _legend(ax: Axes, loc: _Place, font: float, columns: int) -> Legend:
     return ax.legend(
         loc=loc,
         fontsize=font,
@@ -279,7 +277,7 @@ def _legend(ax: "matplotlib.axes.Axes", loc: _Place, font: float, columns: int) 
 
 
 def mark_infinite(
-    ax: "matplotlib.axes.Axes",
+    ax: Axes,
     places: np.ndarray,
     interval: tuple[np.ndarray, np.ndarray],
     frame: tuple[float, float],

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxcal.plots import _style
+from jaxcal.plots._style import Axes
 
 if TYPE_CHECKING:
-    import matplotlib.axes
-
     from jaxcal.predictors._tree import Branch
     from jaxcal.predictors.usnrt import USNRT
 
@@ -20,13 +19,7 @@ _TITLES = ("rows", "|T|", "ratio of stds", "leaf", "rmse")
 _BAR, _CONDITIONS = 0.12, 0.35
 
 
-def tree(
-    fitted: "USNRT",
-    names: Sequence[str] | None = None,
-    *,
-    member: int = 0,
-    ax: "matplotlib.axes.Axes | None" = None,
-) -> "matplotlib.axes.Axes":
+def tree(fitted: "USNRT", names: Sequence[str] | None = None, *, member: int = 0, ax: Axes | None = None) -> Axes:
     """The tree of `predictors.usnrt` as an outline, a line for every node, below each one its left and its right side.
 
     A line has the condition that leads to the node and its training rows; where it is split, |T| of Levene's test and
@@ -93,7 +86,7 @@ def _cells(branch: "Branch") -> tuple[str, ...]:
     return f"{branch.num_rows}", f"{branch.statistic:.1f}", ratio, "", ""
 
 
-def _columns(ax: "matplotlib.axes.Axes", table: Sequence[tuple[str, ...]]) -> tuple[float, float, np.ndarray]:
+def _columns(ax: Axes, table: Sequence[tuple[str, ...]]) -> tuple[float, float, np.ndarray]:
     """The font in points, and in fractions of the width the gap between columns, and where the columns end.
 
     The first end is that of the conditions; the last column, whose bars have a fixed width, ends at 1.

@@ -1,7 +1,6 @@
 """Pictures of how wide the central intervals are: their distribution, and their mean beside the coverage."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import ArrayLike
@@ -10,18 +9,10 @@ from jaxcal import _checks
 from jaxcal.distributions import Distribution
 from jaxcal.guarantee import calibrated_band
 from jaxcal.plots import _style
-
-if TYPE_CHECKING:
-    import matplotlib.axes
+from jaxcal.plots._style import Axes, Forecasts
 
 
-def widths(
-    distributions: Distribution | Mapping[str, Distribution],
-    *,
-    confidence_level: float = 0.9,
-    bins: int = 30,
-    ax: "matplotlib.axes.Axes | None" = None,
-) -> "matplotlib.axes.Axes":
+def widths(distributions: Forecasts, *, confidence_level: float = 0.9, bins: int = 30, ax: Axes | None = None) -> Axes:
     """Histogram of the widths of the central intervals, a fraction of the rows in each bin.
 
     The legend gives the mean width, or the median where some are infinite. Those are a bar of their own on the right,
@@ -65,7 +56,7 @@ def widths(
     return ax
 
 
-def _draw_infinite(ax: "matplotlib.axes.Axes", fractions: Sequence[float], edges: np.ndarray) -> None:
+def _draw_infinite(ax: Axes, fractions: Sequence[float], edges: np.ndarray) -> None:
     """Bars at ∞, to the right of the bins: the fraction of the rows of every forecast that has some there."""
     low, high = edges[0], edges[-1]
     shown = np.flatnonzero(fractions).tolist()
@@ -104,12 +95,8 @@ def _edges(finite: Sequence[np.ndarray], bins: int) -> np.ndarray:
 
 
 def width_against_coverage(
-    y: ArrayLike,
-    distributions: Distribution | Mapping[str, Distribution],
-    *,
-    confidence_levels: Sequence[float] = (0.9,),
-    ax: "matplotlib.axes.Axes | None" = None,
-) -> "matplotlib.axes.Axes":
+    y: ArrayLike, distributions: Forecasts, *, confidence_levels: Sequence[float] = (0.9,), ax: Axes | None = None
+) -> Axes:
     """Mean width of the central intervals against their coverage: a mark for each method, a curve at several levels.
 
     The good ones lie low, and not to the left of the nominal level, a dashed line. The gray band about it is the

@@ -123,15 +123,9 @@ def run_pickled(packed: bytes) -> Outcome:
     return _outcome(call)
 
 
-@cache
-def _keep_programs() -> None:
-    enable_compilation_cache()
-
-
+_keep_programs = cache(enable_compilation_cache)
 # What functions that are pickled by value have compiled is lost when they are unpickled again.
-@lru_cache(maxsize=1)
-def _unpickled(task: bytes) -> Task:
-    return pickle.loads(task)
+_unpickled = lru_cache(maxsize=1)(pickle.loads)
 
 
 def _outcome(call: Callable[[], Any], interruptible: bool = False) -> Outcome:

@@ -105,7 +105,8 @@ def writing(path: Path) -> Iterator[Callable[[Record], None]]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path), open(path, "ab") as file:
-        _drop_torn_line(path)
+        # A last line that was not written to its end is cut off: the next one starts afresh.
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
         def append(line: Record) -> None:
             file.write(json.dumps(line).encode() + b"\n")
@@ -146,9 +147,3 @@ def _lock(descriptor: int, path: Path) -> None:
         ) from None
     except OSError as error:
         _checks.warn(f"{path} cannot be locked ({error}): no other sweep must write to it meanwhile.")
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Cut off a last line that was not written to its end: the next one starts afresh."""
-    size = path.read_bytes().rfind(b"\n") + 1
-    os.truncate(path, size)

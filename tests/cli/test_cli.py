@@ -575,9 +575,9 @@ def test_any_text_comes_back_to_the_byte(tmp_path, texts, line_end, separator, e
         lines[-1] = lines[-1].removesuffix(line_end)
     file, out = tmp_path / "data.csv", tmp_path / "out.csv"
     file.write_bytes("".join(lines).encode(encoding))
-    table, text = files.read(file, Format(separator=separator, encoding=encoding))
-    assert table["truth"].to_list() == [float(f"{(7 * k) % 5}.50") for k in range(len(texts))]
-    files.write(table, text, {"new": np.arange(len(texts)) + 0.5}, out)
+    table = files.Table.read(file, Format(separator=separator, encoding=encoding))
+    assert table.frame["truth"].to_list() == [float(f"{(7 * k) % 5}.50") for k in range(len(texts))]
+    table.write({"new": np.arange(len(texts)) + 0.5}, out)
     ends = [line_end] * len(texts) + [line_end if is_ended else ""]
     new = ["new", *(f"{k}.5" for k in range(len(texts)))]
     expected = [

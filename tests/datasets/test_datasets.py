@@ -368,7 +368,7 @@ def as_original(original, targets):
         for name in original.columns.split()
     ]
     separator = original.delimiter or "\t"
-    header = [separator.join(original.columns.split())] * original.header_lines
+    header = [separator.join(original.columns.split())] * (original.delimiter is not None)
     return "\n".join([*header, *map(separator.join, zip(*texts, strict=True))]) + "\n"
 
 

@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
+from jaxcal._numpy import JaxArray
 from jaxcal.distributions._base import D, Distribution, marked_out_of_fold, match
 from jaxcal.distributions._reach import Reach
 from jaxcal.distributions._rows import R, Rows, replaced
@@ -263,7 +264,7 @@ class Concatenated(Distribution):
         own = jnp.split(values[self.rows], self.ends[:-1])
         return self._join([getattr(part, method)(given) for part, given in zip(self.parts, own, strict=True)])
 
-    def _join(self, values: Sequence[Array], axis: int = 0) -> Array:
+    def _join(self, values: Sequence[JaxArray], axis: int = 0) -> Array:
         """The values of the parts in the order of the rows."""
         if _checks.is_traced(*values, self.rows):
             return jnp.take(jnp.concatenate(values, axis), jnp.argsort(self.rows), axis)

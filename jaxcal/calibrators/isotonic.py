@@ -33,12 +33,7 @@ from jaxcal.calibrators._base import (
     warn_without_width,
 )
 from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
-from jaxcal.distributions import (
-    Distribution,
-    Normal,
-    Recalibrated,
-    ScaledQuantiles,
-)
+from jaxcal.distributions import Distribution, Normal, Recalibrated, ScaledQuantiles
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg
 from jaxcal.functional.linear_tables import LinearTables

@@ -504,10 +504,7 @@ def _predict_one(rio: "RIO", x, mean, std, include_noise: bool) -> tuple[AnyArra
 
 
 def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
-    return Points(
-        None if x is None else x_scaler(x),
-        None if kernel == "input" else output_scaler(mean)[:, None],
-    )
+    return Points(None if x is None else x_scaler(x), None if kernel == "input" else output_scaler(mean)[:, None])
 
 
 def _initial_models(given: IOKernel | None, setting: _Setting, data: Data, noise: Array | None = None) -> Model:

@@ -96,16 +96,14 @@ _NAVAL_SOURCE = "UCI: Naval Propulsion Plants; A. Coraddu et al. (2014); doi:10.
 ENTRIES = {
     "diabetes": Entry("B. Efron, T. Hastie, I. Johnstone, R. Tibshirani (2004), Least Angle Regression", None),
     "yacht": Entry(
-        "UCI: Yacht Hydrodynamics; J. Gerritsma, R. Onnink, A. Versluis (1981); doi:10.24432/C5XG7R",
-        original=_YACHT,
+        "UCI: Yacht Hydrodynamics; J. Gerritsma, R. Onnink, A. Versluis (1981); doi:10.24432/C5XG7R", original=_YACHT
     ),
     "energy": Entry(
         "UCI: Energy Efficiency; A. Tsanas, A. Xifara (2012); doi:10.24432/C51307",
         targets=("energy_heating", "energy_cooling"),
     ),
     "airfoil": Entry(
-        "UCI: Airfoil Self-Noise; T. Brooks, D. Pope, M. Marcolini (1989); doi:10.24432/C5VW2C",
-        original=_AIRFOIL,
+        "UCI: Airfoil Self-Noise; T. Brooks, D. Pope, M. Marcolini (1989); doi:10.24432/C5VW2C", original=_AIRFOIL
     ),
     "concrete": Entry("UCI: Concrete Compressive Strength; I-C. Yeh (1998); doi:10.24432/C5PK67"),
     "wine_red": Entry(_WINE_SOURCE, original=_WINE_RED),

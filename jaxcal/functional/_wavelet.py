@@ -120,9 +120,7 @@ def count_and_sum_below(
 
 
 def select(
-    ranks: Int[Array, " n"],
-    in_prefixes: Sequence[tuple[Array, Array]],
-    in_suffixes: Sequence[tuple[Array, Array]],
+    ranks: Int[Array, " n"], in_prefixes: Sequence[tuple[Array, Array]], in_suffixes: Sequence[tuple[Array, Array]]
 ) -> tuple[list[Array], list[Array]]:
     """The k-th smallest rank (from 0) of the first i items, or of all but the first i, for arrays of pairs (i, k).
 

@@ -157,12 +157,7 @@ def best_splits(
 
 
 def best_subset(
-    categories: ArrayLike,
-    residuals: ArrayLike,
-    *,
-    num_categories: int,
-    min_leaf: int,
-    center: str = "median",
+    categories: ArrayLike, residuals: ArrayLike, *, num_categories: int, min_leaf: int, center: str = "median"
 ) -> Subset:
     """The split of the categories of a feature in two with the largest |T|.
 

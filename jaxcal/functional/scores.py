@@ -139,10 +139,7 @@ def quantile_crps(
 
 
 def mixture_crps(
-    y: Float[Array, "*n"],
-    weights: Float[Array, " m"],
-    crps: Callable[[Array], Array],
-    icdf: Callable[[Array], Array],
+    y: Float[Array, "*n"], weights: Float[Array, " m"], crps: Callable[[Array], Array], icdf: Callable[[Array], Array]
 ) -> Float[Array, "*n"]:
     """CRPS of a mixture of m distributions of any kind, from their scores and quantile functions.
 

@@ -171,9 +171,7 @@ def leave_one_out(
 
 @exact_products
 def greedy_rows(
-    covariances_with: Callable[[Int[Array, ""]], Float[Array, " n"]],
-    prior_variance: Float[Array, " n"],
-    num_rows: int,
+    covariances_with: Callable[[Int[Array, ""]], Float[Array, " n"]], prior_variance: Float[Array, " n"], num_rows: int
 ) -> Int[Array, " m"]:
     """Row numbers chosen one by one, each the row whose variance given those before it is the largest.
 

@@ -32,11 +32,7 @@ _MUCH_ROUNDING = 0.1
 
 
 def fit_rows(
-    prepare: Callable[..., tuple[S, InitialOf, Data]],
-    rows: Sequence[Any],
-    options: Options,
-    *,
-    in_numpy: bool,
+    prepare: Callable[..., tuple[S, InitialOf, Data]], rows: Sequence[Any], options: Options, *, in_numpy: bool
 ) -> tuple[S, Process]:
     """What the rows are scaled by, and the process of the greatest evidence.
 
@@ -77,10 +73,7 @@ def _compiled(
 @_programs.jit
 @_programs.exact_products
 def _with_derivatives(
-    process: Process,
-    prepare: Callable[..., tuple[S, InitialOf, Data]],
-    rows: Sequence[Any],
-    options: Options,
+    process: Process, prepare: Callable[..., tuple[S, InitialOf, Data]], rows: Sequence[Any], options: Options
 ) -> tuple[S, Process]:
     """The process that a search has found, as a function of the rows; arguments as of `fit_rows`."""
 
@@ -169,7 +162,7 @@ def warn_of_outliers(process: Process, n: int) -> None:
         _checks.warn(
             f"row {rows[worst]} lies {error:.1f} standard deviations from what the other rows say: it is an "
             "outlier, or the noise has heavy tails or depends on the inputs. noise='student_t' keeps single rows from "
-            "deciding the fit; noise='input' lets the noise differ.",
+            "deciding the fit; noise='input' lets the noise differ."
         )
 
 
@@ -178,7 +171,7 @@ def warn_of_rounding(fraction: Float[Array, "*runs"]) -> None:
     if not _checks.is_traced(fraction) and np.any(np.asarray(fraction) > _MUCH_ROUNDING):
         _checks.warn(
             f"the uncertainty is hardly greater than what rounding in {fraction.dtype} hides: stds may be off by "
-            "factors. jax.config.update('jax_enable_x64', True), before anything else, gives them in float64.",
+            "factors. jax.config.update('jax_enable_x64', True), before anything else, gives them in float64."
         )
 
 

@@ -136,10 +136,7 @@ class _Problem(NamedTuple):
 
 
 def _optimum(
-    problem: Callable[[Data], _Problem],
-    climb: Callable[[_Problem], Float[Array, " p"]],
-    data: Data,
-    process: Process,
+    problem: Callable[[Data], _Problem], climb: Callable[[_Problem], Float[Array, " p"]], data: Data, process: Process
 ) -> tuple[Model, Int[Array, ""]]:
     """The model at the optimum, and how the search for it ended."""
     of_data = problem(data)

@@ -95,11 +95,7 @@ class Ascents(NamedTuple):
 
 
 def advance(
-    xp: ModuleType,
-    ascents: Ascents,
-    found: Local,
-    active: Bool[Floats, " s"],
-    tolerance: Float[Floats, " s"],
+    xp: ModuleType, ascents: Ascents, found: Local, active: Bool[Floats, " s"], tolerance: Float[Floats, " s"]
 ) -> Ascents:
     """One step of those that are active, by what the objective is where they asked; no step lowers it.
 
@@ -180,10 +176,7 @@ def _look_ahead(
 
 
 def _corrected(
-    xp: ModuleType,
-    information: Float[Floats, "s p p"],
-    move: Float[Floats, "s p"],
-    change: Float[Floats, "s p"],
+    xp: ModuleType, information: Float[Floats, "s p p"], move: Float[Floats, "s p"], change: Float[Floats, "s p"]
 ) -> Float[Floats, "s p p"]:
     """The information with less curvature along the last step, where the gradient's change tells of less.
 

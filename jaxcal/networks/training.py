@@ -270,10 +270,7 @@ def _linear_layers(network: eqx.Module) -> list[eqx.nn.Linear]:
 
 
 def trainer(
-    settings: Settings,
-    optimizer: Callable[..., optax.GradientTransformation] = adam,
-    *,
-    restore_best: bool = True,
+    settings: Settings, optimizer: Callable[..., optax.GradientTransformation] = adam, *, restore_best: bool = True
 ) -> Callable[..., Optimum]:
     """`train_minibatches` as the settings have it, or `train_full_batch`, to which validation rows mean nothing.
 

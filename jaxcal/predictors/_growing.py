@@ -122,7 +122,7 @@ class Search(NamedTuple):
         if is_auto and num_rows < 2 * min_leaf:
             _checks.warn(
                 f"min_leaf='auto' splits {2 * min_leaf} rows and more; of {num_rows} rows the tree is one leaf. Give a "
-                "min_leaf, or take variance_network.fit.",
+                "min_leaf, or take variance_network.fit."
             )
         return search._replace(min_leaf=min_leaf)
 
@@ -347,12 +347,7 @@ def _corrected_log_p(
 @partial(jax.jit, static_argnames="min_leaf")
 def _bounds(statistic, num_rows, min_leaf: int, log_num_splits, ordered) -> tuple[Array, Array]:
     """The bound for the logarithm of a p-value, and the |T| where it is that of the intervals of std ratios."""
-    options = {
-        "num_rows": num_rows,
-        "min_leaf": min_leaf,
-        "log_num_splits": log_num_splits,
-        "ordered": ordered,
-    }
+    options = {"num_rows": num_rows, "min_leaf": min_leaf, "log_num_splits": log_num_splits, "ordered": ordered}
     log_level = math.log(1 - _CONFIDENCE_LEVEL)
     return (
         multiplicity.miller_siegmund(statistic, **options),

@@ -24,16 +24,8 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks
-from jaxcal.calibrators import _groups
-from jaxcal.calibrators._base import (
-    check_base,
-    check_positive_std,
-    checked_rows,
-    error_scale,
-    num_among,
-    rows_that_count,
-)
+from jaxcal import _checks, optimize
+from jaxcal.calibrators import _base, _groups
 from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Normal
 from jaxcal.frames.columns import Categorical, Columns
@@ -42,17 +34,7 @@ from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.networks import FeedForward, TrainingRecord, presets
 from jaxcal.networks.training import GIVE_STEPS, check_steps
-from jaxcal.optimize import (
-    Optimum,
-    Result,
-    adam,
-    as_constants,
-    as_function,
-    minimize,
-    minimize_from_each,
-    num_train,
-    train_full_batch,
-)
+from jaxcal.optimize import Optimum, Result, num_train
 
 # Section 5.1: the network's layers, the second of symmetric saturating linear functions, and the polynomial's order.
 _HIDDEN, _ACTIVATIONS = (50, 10), (jax.nn.relu, jax.nn.hard_tanh)
@@ -247,8 +229,8 @@ class ACCRUE(eqx.Module):
             TypeError, ValueError: as `fit` does for x and base, and as `std` does.
         """
         std = self.std(x)
-        check_base(base, std.shape[0])
-        return Normal(base.mean, std * error_scale(base, True) if self.relative else std)
+        _base.check_base(base, std.shape[0])
+        return Normal(base.mean, std * _base.error_scale(base, True) if self.relative else std)
 
     def std(self, x: Table) -> Float[Array, " n"]:
         """The standard deviations [n] at the rows of x, in the unit of y; with `relative` over those of the base.
@@ -340,11 +322,11 @@ def _as_rows(
     x: Table, base: Distribution, y: Series, weights: Weights | None, relative: bool, categorical: Categorical
 ) -> tuple[Columns, _Rows]:
     """The columns of x, and checked rows, those that count."""
-    columns, checked = checked_rows(x, base, y, categorical)
+    columns, checked = _base.checked_rows(x, base, y, categorical)
     if relative:
-        check_positive_std(base, "leave relative=False, which uses no std")
-    rows = _Rows(*checked, unit=error_scale(base, relative), weights=None)
-    rows, counts = rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
+        _base.check_positive_std(base, "leave relative=False, which uses no std")
+    rows = _Rows(*checked, unit=_base.error_scale(base, relative), weights=None)
+    rows, counts = _base.rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
     return columns, rows._replace(weights=counts)
 
 
@@ -370,7 +352,7 @@ def _join(rows: _Rows, validation: _Rows) -> _Rows:
                 "seems that the model was trained on these. The std will be too small for new rows; see "
                 "jaxcal.out_of_fold.",
             )
-        if known := num_among((validation.x, validation.y), (rows.x, rows.y)):
+        if known := _base.num_among((validation.x, validation.y), (rows.x, rows.y)):
             _checks.warn(
                 f"{known} of {validation.y.shape[0]} rows of validation are among those that are fitted to: they do "
                 "not show when to stop.",
@@ -476,7 +458,7 @@ def _fit_networks(task: _Task, initial, until, size: int, key: PRNGKeyArray | No
     score = train.score(task.score)
     params, fixed = eqx.partition(initial, eqx.is_inexact_array)
     loss = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), score)
-    optimum = minimize_from_each(
+    optimum = optimize.minimize_from_each(
         loss(train), params, max_iterations=until[0], validation_loss=loss(validation), patience=until[1]
     )
     model = eqx.combine(optimum.params, fixed)
@@ -490,7 +472,7 @@ def _fit_by_steps(task: _Task, initial, learning_rate, steps: int, key: PRNGKeyA
     x_scaler = task.standardized_inputs()
     problem, scale = task.problem(x_scaler)
     score = problem.score(task.score)
-    take = partial(train_full_batch, num_steps=steps, optimizer=adam, learning_rate=learning_rate)
+    take = partial(optimize.train_full_batch, num_steps=steps, optimizer=optimize.adam, learning_rate=learning_rate)
     optimum = take(_loss_of_all, model, (problem, score), key=key)
     return task.fitted(optimum.params, x_scaler, scale, score.beta, optimum)
 
@@ -510,7 +492,7 @@ def _fit_polynomial(task: _Task, max_iterations: Int[Array, ""], differentiable:
     x_scaler = Standardizer((low + high) / 2, (high - low) / 2)
     problem, scale = task.problem(x_scaler)
     score = problem.score(task.score)
-    order, optimum = _by_order(*as_constants((problem, score)), max_iterations)
+    order, optimum = _by_order(*optimize.as_constants((problem, score)), max_iterations)
     if differentiable:
         optimum = _with_derivatives(problem, score, order, optimum, max_iterations)
     return task.fitted(Polynomial(optimum.params), x_scaler, scale, score.beta, optimum)
@@ -523,7 +505,7 @@ def _by_order(problem: _Problem, score: _Score, max_iterations: Int[Array, ""]) 
 
     def next_order(state):
         order, useless, chosen, best = state
-        new = minimize(_loss_of_order(problem, score, order), best.params, max_iterations=max_iterations)
+        new = optimize.minimize(_loss_of_order(problem, score, order), best.params, max_iterations=max_iterations)
         gains = best.loss - new.loss >= _ORDER_GAIN / num_rows
         chosen, best = jax.tree.map(partial(jnp.where, gains), (order, new), (chosen, best))
         return order + 1, jnp.where(gains, 0, useless + 1), chosen, best
@@ -545,7 +527,7 @@ def _with_derivatives(
     """The optimum of an order as a function of the problem; its derivatives are NaN where it is none."""
 
     def near_of(problem: _Problem, score: _Score) -> Float[Array, " k"]:
-        return minimize(
+        return optimize.minimize(
             _loss_of_order(problem, score, order),
             optimum.params,
             max_iterations=max_iterations,
@@ -555,7 +537,7 @@ def _with_derivatives(
 
     loss_of = lambda problem, score: _loss_of_order(problem, score, order)
     args = problem, score
-    place, result = as_function(loss_of, near_of, args, optimum.params, optimum.result, _LEAST_CURVATURE)
+    place, result = optimize.as_function(loss_of, near_of, args, optimum.params, optimum.result, _LEAST_CURVATURE)
     return optimum._replace(params=place, loss=loss_of(*args)(place), result=result)
 
 

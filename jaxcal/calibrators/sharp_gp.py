@@ -32,15 +32,8 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal.calibrators._base import (
-    FINE_LEVELS,
-    Rows,
-    as_levels,
-    check_base,
-    checked_rows,
-    num_among,
-    warn_without_width,
-)
+from jaxcal.calibrators import _base
+from jaxcal.calibrators._base import FINE_LEVELS, Rows
 from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index
@@ -217,7 +210,7 @@ def fit(
     if y_train is not None:
         check_same_index(x_train, y_train)
     columns = Columns.of(x_train, categorical)
-    _, rows = checked_rows(x, base, y, columns)
+    _, rows = _base.checked_rows(x, base, y, columns)
     x_train = columns(x_train)
     _checks.check_rows("x_train", x_train, 2)
     asked = {"search": search, "fit_on": fit_on, "num_inducing": num_inducing, "num_searched": num_searched}
@@ -230,13 +223,13 @@ def fit(
     else:
         y_train = _checks.as_vector("y_train", y_train, length=x_train.shape[0])
         _checks.check_varies("y_train is", y_train, jnp.max(jnp.abs(y_train)))
-        if known := num_among((rows.x, rows.y), (x_train, y_train)):
+        if known := _base.num_among((rows.x, rows.y), (x_train, y_train)):
             _checks.warn(
                 f"{known} of {rows.y.shape[0]} calibration rows are among the training rows, whose errors are smaller "
                 "than new ones: intervals will be too narrow. jaxcal.pipeline calibrates by errors of rows that the "
                 "model was not trained on.",
             )
-    warn_without_width(rows.y - rows.mean)
+    _base.warn_without_width(rows.y - rows.mean)
     kernel = None if kernel is None else _checked(kernel, x_train.shape[1])
     sharp = _fit(rows, columns, x_train, y_train, kernel, setting)
     if throw and not _checks.is_traced(sharp.scores) and not jnp.isfinite(sharp.scores).all():
@@ -299,7 +292,7 @@ class SharpGP(eqx.Module):
                 training inputs.
         """
         x = self.columns(x)
-        check_base(base, x.shape[0])
+        _base.check_base(base, x.shape[0])
         values = _predict(self, x, base.mean)
         if not self.is_bounded:
             return Quantiles(np.array(self.grid), values)
@@ -348,7 +341,7 @@ def _levels(levels: float | Sequence[float] | None, num_rows: int) -> tuple[tupl
         if not own:
             raise ValueError(f"{num_rows} calibration rows are too few: at least {rows_for(0.4)} are needed.")
     else:
-        own = as_levels(np.atleast_1d(levels))
+        own = _base.as_levels(np.atleast_1d(levels))
         outermost = max(own, key=rows_for)
         if not carried([outermost]):
             raise ValueError(

@@ -15,22 +15,9 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 from jaxcal._numpy import AnyArray, namespace
 from jaxcal._programs import exact_products
 from jaxcal.functional import gp
+from jaxcal.gp import model as models
 from jaxcal.gp import race
-from jaxcal.gp.model import (
-    Data,
-    Found,
-    Model,
-    as_vector,
-    bounds,
-    is_sane,
-    log_likelihood_of_padding,
-    mean_variance,
-    noisy_gram,
-    number_of,
-    one_of,
-    row_noise,
-    some_rows,
-)
+from jaxcal.gp.model import Data, Found, Model, as_vector, number_of, one_of
 from jaxcal.gp.newton import Floats, Local
 from jaxcal.gp.options import Options
 from jaxcal.optimize import Result
@@ -83,7 +70,7 @@ class Start(NamedTuple):
             if options.ard == "auto":
                 cost = 0.5 * further * xp.log(xp.asarray(data.number, dtype))
         vectors = xp.stack([as_vector(one_of(initial_models, k))[0] for k in range(number_of(initial_models))])
-        low, high = bounds(one_of(initial_models), data)
+        low, high = models.bounds(one_of(initial_models), data)
         return cls(models=initial_models, vectors=vectors, low=low, high=high, tied=tied, cost=cost, number=data.number)
 
     def in_float64(self) -> "Start":
@@ -105,7 +92,7 @@ def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options:
     start = Start.of(initial_models, data, options)
     model_of = as_vector(one_of(start.models))[1]
     on = lambda rows: race.in_program(exact_objective(model_of, rows, jitter))
-    few = on(some_rows(data, FEW_ROWS)) if start.few_decide(data.targets.shape[0]) else None
+    few = on(models.some_rows(data, FEW_ROWS)) if start.few_decide(data.targets.shape[0]) else None
     best = optimum(on(data), few, start, options, on_host=False)
     return best.as_found(model_of(best.place))
 
@@ -270,13 +257,13 @@ def exact_objective(
 
     def on_diagonal(vector: Float[Array, " p"]) -> Float[Array, " n"]:
         model = model_of(vector)
-        added = jitter * mean_variance(model.kernel, data.points, data.included) + row_noise(model, data)
+        added = jitter * models.mean_variance(model.kernel, data.points, data.included) + models.row_noise(model, data)
         return added * counts
 
     @exact_products
     def evaluate(vector: Float[Array, " p"]) -> Local:
         model = model_of(vector)
-        terms = gp.likelihood_terms(noisy_gram(model, data, jitter), data.targets)
+        terms = gp.likelihood_terms(models.noisy_gram(model, data, jitter), data.targets)
         by_diagonal = jax.jacfwd(on_diagonal)(vector)
         gradient = jnp.diagonal(terms.by_gram) @ by_diagonal
         products = by_diagonal * terms.weights[:, None]  # the columns G_i a
@@ -287,7 +274,7 @@ def exact_objective(
             gradient = gradient.at[: len(by_kernel)].add(by_kernel)
             products = products.at[:, : len(by_kernel)].add(columns * counts[:, None])
         information = gp.average_information(terms.inverse, products)
-        value = terms.value - log_likelihood_of_padding(data)
-        return Local(value, gradient, information, is_sane(model, value, data))
+        value = terms.value - models.log_likelihood_of_padding(data)
+        return Local(value, gradient, information, models.is_sane(model, value, data))
 
     return evaluate

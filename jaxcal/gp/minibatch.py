@@ -26,18 +26,9 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
 from jaxcal import _checks, progress
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import gp, linalg, sparse_gp
+from jaxcal.gp import model as models
 from jaxcal.gp.kernels import Points
-from jaxcal.gp.model import (
-    JITTER_TRIES,
-    Data,
-    Model,
-    is_sane,
-    jitter_of_try,
-    jittered_gram,
-    rounding_of,
-    row_sums,
-    split,
-)
+from jaxcal.gp.model import JITTER_TRIES, Data, Model
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process
 from jaxcal.gp.search import sparse_initial, with_inducing_points
@@ -153,11 +144,11 @@ def maximize_bound(
     candidates, dtype = initial_of(sample), sample.targets.dtype
 
     def attempt(tries: int) -> Process:
-        jitter = jitter_of_try(jnp.int32(tries), dtype, "collapsed")
+        jitter = models.jitter_of_try(jnp.int32(tries), dtype, "collapsed")
         model, sites, failed = _start(candidates, sample, jnp.asarray(n / num_sampled, dtype), jitter, options)
         model = _descend(model, sites, read, plan, _Rates.of(plan, learning_rate, jitter), options, rng)
         bound, posterior, noise, rounding = _condition(model, read, n, jitter, options.mesh)
-        good = posterior.is_finite & is_sane(model, bound * num_sampled / n, sample)
+        good = posterior.is_finite & models.is_sane(model, bound * num_sampled / n, sample)
         return Process(
             model=eqx.tree_at(lambda m: m.inducing, model, None),
             points=_inducing(model),
@@ -335,10 +326,10 @@ def _start(
 
     def scaled_sums(model):
         sums, prior = jax.tree.map(lambda total: scale * total, _sum_over(model, sample, jitter, options.mesh))
-        return sums, model.noise_above(rounding_of(prior))
+        return sums, model.noise_above(models.rounding_of(prior))
 
     first = sparse_initial(initial_models, sample, jitter, options)
-    params, fixed = split(with_inducing_points(first.model, sample, options))
+    params, fixed = models.split(with_inducing_points(first.model, sample, options))
     optimum = minimize(
         lambda params: -sparse_gp.collapsed_bound(*scaled_sums(eqx.combine(params, fixed))),
         params,
@@ -351,7 +342,7 @@ def _start(
 
 def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates, options: Options, rng) -> Model:
     """The model after all epochs, or as soon as it is not finite."""
-    params, fixed = split(model, with_inducing=options.inducing == "trained")
+    params, fixed = models.split(model, with_inducing=options.inducing == "trained")
     state, before = _State(params, rates.adam.init(params), sites, params), jnp.ones((), bool)
     with progress.work("stochastic bound: chunks of rows", plan.epochs * plan.num_chunks) as work:
         for start in plan.starts(rng):
@@ -374,7 +365,7 @@ def _pass_over(
     """The state after the minibatches of a chunk, and whether it is finite."""
 
     def gram(params, points):
-        return jittered_gram(eqx.combine(params, fixed).kernel, points, rates.jitter)
+        return models.jittered_gram(eqx.combine(params, fixed).kernel, points, rates.jitter)
 
     def loss(params, batch, sites, whitened_by):
         model = eqx.combine(params, fixed)
@@ -382,7 +373,7 @@ def _pass_over(
         whiten = linalg.inverse_factor(gram(whitened_by, points))
         sites = transported(sites, whiten, jnp.linalg.cholesky(gram(params, points)))
         sums, prior = _sum_over(model, batch, rates.jitter, mesh)
-        noise = model.noise_above(rounding_of(rates.scale * prior))
+        noise = model.noise_above(models.rounding_of(rates.scale * prior))
         bound = sparse_gp.variational_bound(sums, *moments(sites), noise, rates.scale)
         return -bound, natural_step(sites, optimal(sums, noise, rates.scale), rates.natural_step)
 
@@ -408,9 +399,9 @@ def _condition(
 
 @eqx.filter_jit
 def _conclude(model: Model, sums: sparse_gp.RowSums, prior: Float[Array, ""], jitter: Float[Array, ""]):
-    rounding = rounding_of(prior)
+    rounding = models.rounding_of(prior)
     noise = model.noise_above(rounding)
-    whiten = linalg.inverse_factor(jittered_gram(model.kernel, _inducing(model), jitter))
+    whiten = linalg.inverse_factor(models.jittered_gram(model.kernel, _inducing(model), jitter))
     return sparse_gp.collapsed_bound(sums, noise), sparse_gp.posterior(sums, whiten, noise), noise, rounding
 
 
@@ -418,7 +409,7 @@ def _sum_over(
     model: Model, data: Data, jitter: Float[Array, ""], mesh: Mesh | None
 ) -> tuple[sparse_gp.RowSums, Float[Array, ""]]:
     """What rows add to the sums over all of them, and to that of their prior variances."""
-    sums, _ = row_sums(model, data, jitter, mesh)
+    sums, _ = models.row_sums(model, data, jitter, mesh)
     return sums, jnp.sum(model.kernel.diagonal(data.points))
 
 

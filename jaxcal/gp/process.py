@@ -13,19 +13,10 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxcal._numpy import AnyArray, namespace
 from jaxcal._programs import exact_products
 from jaxcal.functional import gp, noise, normal
+from jaxcal.gp import model as models
 from jaxcal.gp import nearest
 from jaxcal.gp.kernels import Points, SquaredExponential, median, scattered, take
-from jaxcal.gp.model import (
-    Data,
-    Found,
-    Model,
-    has_sane_variances,
-    is_sane,
-    leave_one_out,
-    posterior,
-    predict,
-    without_rows,
-)
+from jaxcal.gp.model import Data, Found, Model, predict
 from jaxcal.optimize import Result
 
 # Where a prediction asks the nearest rows, outliers are looked for among so many.
@@ -169,8 +160,8 @@ class HoldsProcess(eqx.Module):
 
 def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | None) -> Process:
     """The process after data, NOT_FINITE where its posterior is not, or where it makes no sense."""
-    after = posterior(found.model, data, jitter, mesh)
-    return process_given(found, data, jitter, after, leave_one_out(found.model, after, data))
+    after = models.posterior(found.model, data, jitter, mesh)
+    return process_given(found, data, jitter, after, models.leave_one_out(found.model, after, data))
 
 
 def process_given(
@@ -178,13 +169,13 @@ def process_given(
 ) -> Process:
     """`process_of`, given the posterior and the leave-one-out errors."""
     model, xp = found.model, namespace(after.weights)
-    good = after.is_finite & is_sane(model, found.evidence, data)
+    good = after.is_finite & models.is_sane(model, found.evidence, data)
     greatest = None
     if model.student_t is None:
         errors = abs(others.standardized)  # 0 of padding
         greatest = xp.max(errors), xp.argmax(errors).astype(np.int32)
     return Process(
-        model=without_rows(model),
+        model=models.without_rows(model),
         points=data.points if model.inducing is None else model.inducing,
         posterior=after,
         noise_variance=model.noise_variance(data.points, data.included),
@@ -206,7 +197,7 @@ def process_of_nearest(found: Found, data: Data, jitter: Float[Array, ""]) -> Pr
     others = nearest.leave_one_out(model.kernel, given, data.points, rows)
     density = data.targets.shape[0] * jnp.mean(normal.log_prob(others.error, 0.0, jnp.sqrt(others.variance)))
     errors = jnp.abs(others.standardized)
-    good = jnp.isfinite(errors).all() & has_sane_variances(model, data)
+    good = jnp.isfinite(errors).all() & models.has_sane_variances(model, data)
     return Process(
         model=model,
         points=data.points,
@@ -231,7 +222,7 @@ def better_of(sparse: Found, by_rows: Found, data: Data, jitter: Float[Array, ""
     through, asking = process_of(sparse, data, jitter, None), process_of_nearest(by_rows, data, jitter)
     after, given = cast(gp.Posterior, through.posterior), cast(nearest.Nearest, asking.posterior)
     rows = nearest.other_rows(data)
-    crps_through = _crps(leave_one_out(sparse.model, after, take(data, rows)), through)
+    crps_through = _crps(models.leave_one_out(sparse.model, after, take(data, rows)), through)
     crps_asking = _crps(nearest.leave_one_out(by_rows.model.kernel, given, data.points, rows), asking)
     asks = crps_asking < crps_through
     parts = lambda process: (process.points, process.posterior)

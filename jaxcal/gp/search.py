@@ -15,22 +15,10 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from jaxcal.functional import sparse_gp
+from jaxcal.gp import model as models
 from jaxcal.gp.exact import exact_optimum
 from jaxcal.gp.kernels import Kernel, Points, take
-from jaxcal.gp.model import (
-    Data,
-    Found,
-    Model,
-    alone,
-    cost_beyond_bounds,
-    evidence,
-    greatest,
-    number_of,
-    one_of,
-    some_rows,
-    split,
-    with_more_noise,
-)
+from jaxcal.gp.model import Data, Found, Model
 from jaxcal.gp.options import TOLERANCE, Options
 from jaxcal.optimize import Optimum, Result, adam, as_constants, minimize
 
@@ -54,31 +42,31 @@ def search(
             return best_initial(initial_models, data, jitter)
         if options.learning_rate is None:
             return exact_optimum(initial_models, data, jitter, options)
-        return descend(one_of(initial_models), data, jitter, options)
+        return descend(models.one_of(initial_models), data, jitter, options)
     best = sparse_initial(initial_models, data, jitter, options, first)
     model = with_inducing_points(best.model, data, options)
     rows = rows_that_decide(data, options)
     found = descend(model, rows, jitter, options)
     if rows is not data:
-        found = found._replace(evidence=evidence(found.model, data, jitter))
+        found = found._replace(evidence=models.evidence(found.model, data, jitter))
     return found._replace(failed_initial_values=best.failed_initial_values)
 
 
 def rows_that_decide(data: Data, options: Options) -> Data:
     """The rows that decide on the hyperparameters by the sparse bound: a part of many, with greedy inducing points."""
     takes_all = options.mesh is not None or options.inducing == "trained"
-    return data if takes_all else some_rows(data, _MANY_ROWS)
+    return data if takes_all else models.some_rows(data, _MANY_ROWS)
 
 
 def optimum_of_some(initial_models: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
     """Where a fit to many rows begins: at the only initial values, or at the exact optimum of some rows."""
-    some = some_rows(data, _SUBSET_ROWS)
+    some = models.some_rows(data, _SUBSET_ROWS)
     if not _has_more_to_learn(initial_models):
         return best_initial(initial_models, some, jitter)
-    if number_of(initial_models) == 1:
+    if models.number_of(initial_models) == 1:
         unknown = jnp.full((), jnp.nan, data.targets.dtype)
         return Found(
-            model=one_of(initial_models),
+            model=models.one_of(initial_models),
             evidence=unknown,
             steps=jnp.int32(0),
             result=jnp.int32(Result.STEP_LIMIT),
@@ -96,34 +84,34 @@ def sparse_initial(
     more: what few inducing points do not explain is noise to them.
     """
     first = optimum_of_some(initial_models, data, jitter, options) if first is None else first
-    if number_of(initial_models) == 1 or not _has_more_to_learn(initial_models):
+    if models.number_of(initial_models) == 1 or not _has_more_to_learn(initial_models):
         return first
     if options.ard:
         wide = eqx.filter_vmap(lambda model: model.kernel.by_column(data.points))(initial_models)
         initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
     join = lambda several, one: jnp.concatenate([several, one[None]]) if eqx.is_array(one) else one
-    candidates = with_more_noise(jax.tree.map(join, initial_models, first.model), _MORE_NOISE)
-    compared = some_rows(data, _COMPARED_ROWS)
+    candidates = models.with_more_noise(jax.tree.map(join, initial_models, first.model), _MORE_NOISE)
+    compared = models.some_rows(data, _COMPARED_ROWS)
     few_points = options._replace(inducing="greedy", num_inducing=min(options.num_inducing, _COMPARED_POINTS))
-    bound = lambda model: evidence(with_inducing_points(model, compared, few_points), compared, jitter)
-    best, values = greatest(candidates, bound)
-    return first._replace(model=one_of(candidates, best), evidence=values[best])
+    bound = lambda model: models.evidence(with_inducing_points(model, compared, few_points), compared, jitter)
+    best, values = models.greatest(candidates, bound)
+    return first._replace(model=models.one_of(candidates, best), evidence=values[best])
 
 
 def refine(model: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
     """The hyperparameters of the greatest evidence near those of one model, whose inducing points stay."""
     if model.inducing is not None:
         return descend(model, data, jitter, options._replace(inducing="greedy"))
-    return exact_optimum(alone(model), data, jitter, options._replace(ard=False))
+    return exact_optimum(models.alone(model), data, jitter, options._replace(ard=False))
 
 
 def best_initial(initial_models: Model, data: Data, jitter: ArrayLike) -> Found:
     """The initial values of the greatest exact evidence, of those along the leading axis of the arrays."""
-    best, values = greatest(initial_models, lambda model: evidence(model, data, jitter))
+    best, values = models.greatest(initial_models, lambda model: models.evidence(model, data, jitter))
     is_nan = jnp.isnan(values)
     result = jnp.where(is_nan[best], Result.NOT_FINITE, Result.CONVERGED)
     return Found(
-        model=one_of(initial_models, best),
+        model=models.one_of(initial_models, best),
         evidence=values[best],
         steps=jnp.int32(0),
         result=result,
@@ -134,7 +122,7 @@ def best_initial(initial_models: Model, data: Data, jitter: ArrayLike) -> Found:
 def with_inducing_points(model: Model, data: Data, options: Options) -> Model:
     """The model with the inducing points that the options ask for: greedy ones, or the first rows, to be trained."""
     if options.inducing == "greedy":
-        inducing = greedy_points(model.kernel, some_rows(data, _MANY_ROWS).points, options.num_inducing)
+        inducing = greedy_points(model.kernel, models.some_rows(data, _MANY_ROWS).points, options.num_inducing)
     else:
         inducing = take(data.points, jnp.arange(options.num_inducing))
     return eqx.tree_at(lambda m: m.inducing, model, inducing, is_leaf=lambda node: node is None)
@@ -152,12 +140,12 @@ def greedy_points(kernel: Kernel, points: Points, num_inducing: int) -> Points:
 
 def descend(model: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:
     """The model of the greatest evidence near this one, by L-BFGS or Adam; trained inducing points move."""
-    params, fixed = split(model, with_inducing=options.inducing == "trained" and options.bound != "exact")
-    cost = cost_beyond_bounds(model, data)
+    params, fixed = models.split(model, with_inducing=options.inducing == "trained" and options.bound != "exact")
+    cost = models.cost_beyond_bounds(model, data)
 
     def loss(params: PyTree) -> Float[Array, ""]:
         model = eqx.combine(params, fixed)
-        return cost(model) - evidence(model, data, jitter, options.mesh)
+        return cost(model) - models.evidence(model, data, jitter, options.mesh)
 
     if not jax.tree.leaves(params):
         value = loss(params)
@@ -210,4 +198,4 @@ def inverse_softplus(value: Float[Array, "*d"]) -> Float[Array, "*d"]:
 
 
 def _has_more_to_learn(model: Model) -> bool:
-    return bool(jax.tree.leaves(split(model)[0]))
+    return bool(jax.tree.leaves(models.split(model)[0]))

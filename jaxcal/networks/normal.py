@@ -18,20 +18,10 @@ from jaxcal.distributions import Mixture, Normal
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import normal
 from jaxcal.functional._loops import carried
-from jaxcal.networks import presets
+from jaxcal.networks import presets, training
 from jaxcal.networks.held_out import Widening
 from jaxcal.networks.modules import FeedForward, NormalNetwork, as_variance
-from jaxcal.networks.training import (
-    XY,
-    Rows,
-    TrainingOptions,
-    new_network,
-    settle,
-    split,
-    squared_error,
-    starting_network,
-    trainer,
-)
+from jaxcal.networks.training import XY, Rows, TrainingOptions
 from jaxcal.optimize import Optimum
 
 
@@ -46,7 +36,7 @@ def settle_normal(
     """The settings of networks of means and variances; the options are those of `variance_network.fit`."""
     usnrt = presets.usnrt(num_inputs)._replace(form="alternating")
     known = {None: presets.DEFAULT, "crude": presets.CRUDE, "usnrt": usnrt}
-    settings = settle(what, options, known, preset, declared, **own)
+    settings = training.settle(what, options, known, preset, declared, **own)
     _checks.check_choice("form", settings.form, ("joint", "alternating"))
     _checks.check_at_least("rounds", settings.rounds, 1)
     if settings.steps is not None and settings.form != "joint":
@@ -69,7 +59,7 @@ def train_normal(
     key.
     """
     own_split_key, train_key = jax.random.split(key)
-    rows = split(x, y, settings, own_split_key if split_key is None else split_key, indicators=indicators)
+    rows = training.split(x, y, settings, own_split_key if split_key is None else split_key, indicators=indicators)
     if settings.form == "joint":
         return _joint(rows, settings, train_key), rows
     # Arrays: another rate compiles no new program.
@@ -96,19 +86,19 @@ def as_mixture(
 def _joint(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> Optimum:
     """One network with two outputs, trained on the likelihood."""
     init_key, train_key = jax.random.split(key)
-    new = new_network(rows.train[0], settings.hidden)
-    network = starting_network(settings.initial, lambda: NormalNetwork((new(2, key=init_key),)))
+    new = training.new_network(rows.train[0], settings.hidden)
+    network = training.starting_network(settings.initial, lambda: NormalNetwork((new(2, key=init_key),)))
     loss = Partial(_negative_log_likelihood, beta=jnp.asarray(settings.beta, rows.train[1].dtype))
-    return trainer(settings)(loss, network, rows.train, rows.validation, key=train_key)
+    return training.trainer(settings)(loss, network, rows.train, rows.validation, key=train_key)
 
 
 @eqx.filter_jit
 def _alternating(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> Optimum:
     """Two networks, trained alternately, by one compiled program: outside of one every fit would compile its loop."""
-    new = new_network(rows.train[0], settings.hidden)
+    new = training.new_network(rows.train[0], settings.hidden)
     new_variance = partial(new, activation=settings.variance_activation)
     num_rows = rows.train[1].shape[0], rows.validation[1].shape[0]
-    parts, train, anew = (rows.train, rows.validation), trainer(settings), not settings.calibrate
+    parts, train, anew = (rows.train, rows.validation), training.trainer(settings), not settings.calibrate
     return alternate(parts, num_rows, new, new_variance, train, key, settings.rounds, anew=anew)
 
 
@@ -187,7 +177,7 @@ def _negative_log_likelihood(
 
 def _weighted_squared_error(network: FeedForward, rows: tuple, key: PRNGKeyArray | None) -> Float[Array, " n"]:
     *xy, variance = rows
-    return squared_error(network, tuple(xy), key) / variance
+    return training.squared_error(network, tuple(xy), key) / variance
 
 
 def residual_negative_log_likelihood(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:

@@ -13,21 +13,12 @@ import optax
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, optimize
 from jaxcal.frames.preprocessing import LogTails, Standardizer, input_scaler
 from jaxcal.networks import presets
 from jaxcal.networks.modules import FeedForward
 from jaxcal.networks.presets import Settings
-from jaxcal.optimize import (
-    Optimum,
-    Result,
-    adam,
-    num_train,
-    raise_unless_finite,
-    train_full_batch,
-    train_minibatches,
-    with_weight_decay,
-)
+from jaxcal.optimize import Optimum, Result, adam
 
 XY = tuple[Float[Array, "n d"], Float[Array, " n"]]
 
@@ -171,7 +162,7 @@ class TrainingRecord(eqx.Module):
             FloatingPointError: if the loss became NaN or infinite, and `throw`.
         """
         if throw:
-            raise_unless_finite(optimum)
+            optimize.raise_unless_finite(optimum)
         loss = optimum.loss if validated else None
         return cls(epochs=optimum.steps, validation_loss=loss, result=optimum.result)
 
@@ -279,14 +270,14 @@ def trainer(
         optimizer: a function from the learning rate.
         restore_best: see there.
     """
-    descent = Partial(with_weight_decay, optimizer=optimizer, weight_decay=jnp.asarray(settings.weight_decay))
+    descent = Partial(optimize.with_weight_decay, optimizer=optimizer, weight_decay=jnp.asarray(settings.weight_decay))
     if settings.steps is not None:
         take = partial(
-            train_full_batch, num_steps=settings.steps, optimizer=descent, learning_rate=settings.learning_rate
+            optimize.train_full_batch, num_steps=settings.steps, optimizer=descent, learning_rate=settings.learning_rate
         )
         return lambda loss, params, data, validation, *, key: take(loss, params, data, key=key)
     until_it_stops = partial(
-        train_minibatches,
+        optimize.train_minibatches,
         optimizer=descent,
         learning_rate=settings.learning_rate,
         max_epochs=settings.max_epochs,
@@ -368,7 +359,7 @@ def split(
 
     With steps all of them are trained on. Indicators are not scaled.
     """
-    number = x.shape[0] if settings.steps is not None else num_train(x.shape[0], settings.validation_fraction)
+    number = x.shape[0] if settings.steps is not None else optimize.num_train(x.shape[0], settings.validation_fraction)
     key = None if settings.steps is not None else key
     return _split(x, y, number, key, indicators, scale_target, settings.log_tails)
 

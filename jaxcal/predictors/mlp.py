@@ -15,17 +15,8 @@ from jaxcal import _checks
 from jaxcal.distributions import Point
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
-from jaxcal.networks import FeedForward, StepOptions, TrainedNetwork, presets
-from jaxcal.networks.training import (
-    check_steps,
-    new_network,
-    settle,
-    split,
-    squared_error,
-    starting_network,
-    takes_training_options,
-    trainer,
-)
+from jaxcal.networks import FeedForward, StepOptions, TrainedNetwork, presets, training
+from jaxcal.networks.training import takes_training_options
 from jaxcal.optimize import adam, keras_rmsprop
 
 
@@ -77,17 +68,17 @@ def fit(
     """
     _checks.check_key(key)
     columns, x, y = as_data(x, y, categorical)
-    settings = settle("mlp.fit", options, {None: presets.DEFAULT, "paper": presets.RIO}, preset, StepOptions)
-    check_steps(settings.steps, preset=preset)
+    settings = training.settle("mlp.fit", options, {None: presets.DEFAULT, "paper": presets.RIO}, preset, StepOptions)
+    training.check_steps(settings.steps, preset=preset)
     paper = preset == "paper"
     init_key, split_key, train_key = jax.random.split(key, 3)
     split_key = None if paper else split_key
-    rows = split(x, y, settings, split_key, indicators=columns.indicators, scale_target=not paper)
-    new = partial(new_network(rows.train[0], settings.hidden), "scalar", key=init_key)
+    rows = training.split(x, y, settings, split_key, indicators=columns.indicators, scale_target=not paper)
+    new = partial(training.new_network(rows.train[0], settings.hidden), "scalar", key=init_key)
     optimizer = keras_rmsprop if paper else adam
-    train = trainer(settings, optimizer, restore_best=not paper)
-    network = starting_network(settings.initial, new)
-    optimum = train(squared_error, network, rows.train, rows.validation, key=train_key)
+    train = training.trainer(settings, optimizer, restore_best=not paper)
+    network = training.starting_network(settings.initial, new)
+    optimum = train(training.squared_error, network, rows.train, rows.validation, key=train_key)
     return MLP.of(columns, rows, optimum, settings, network=optimum.params)
 
 

@@ -5,9 +5,9 @@ what the rows give, the objective near vectors, and the process at the best one.
 that nearby numbers of them share the programs. Where nothing is left to learn, the best initial process is taken.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +20,14 @@ from jaxcal._numpy import AnyArray
 from jaxcal.gp import exact, padding, race
 from jaxcal.gp.model import Data, Model, as_vector, jitters, one_of, some_rows
 from jaxcal.gp.newton import Local
-from jaxcal.gp.noise import InitialOf
+from jaxcal.gp.noise import Prepare, S
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, process_of
 from jaxcal.gp.search import best_initial
 from jaxcal.optimize import Result
 
-S = TypeVar("S")
 
-
-def fit(
-    prepare: Callable[..., tuple[S, InitialOf, Data]], options: Options, device: Device | None, *rows: Any
-) -> tuple[S, Process]:
+def fit(prepare: Prepare[S], options: Options, device: Device | None, *rows: Any) -> tuple[S, Process]:
     """What rows are scaled by, and the process at the smallest jitter at which evidence and posterior are finite.
 
     Args:
@@ -62,10 +58,7 @@ def warn_of_float64_on_a_tpu(data: Data) -> None:
 
 @_programs.jit
 def _prepared(
-    prepare: Callable[..., tuple[S, InitialOf, Data]],
-    rows: Sequence[Any],
-    included: Bool[Array, " n"],
-    options: Options,
+    prepare: Prepare[S], rows: Sequence[Any], included: Bool[Array, " n"], options: Options
 ) -> tuple[S, Data, Data | None, exact.Start]:
     """What the rows are scaled by, all of them and few that decide, and where the search begins."""
     scales, initial_of, data = prepare(*rows, included)

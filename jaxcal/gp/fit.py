@@ -16,14 +16,13 @@ from jaxcal.gp import device, host, nearest
 from jaxcal.gp.device import warn_of_float64_on_a_tpu
 from jaxcal.gp.implicit import with_derivatives
 from jaxcal.gp.model import JITTER_TRIES, Data, jitter_of_try
-from jaxcal.gp.noise import InitialOf, with_input_noise, with_student_t_noise
+from jaxcal.gp.noise import InitialOf, Prepare, S, with_input_noise, with_student_t_noise
 from jaxcal.gp.options import Options
 from jaxcal.gp.padding import device_of
 from jaxcal.gp.process import Process, better_of, process_of, process_of_nearest
 from jaxcal.gp.search import optimum_of_some, search
 from jaxcal.optimize import Result, as_constants, first_finite, one_run_at_a_time
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 # Where rounding may hide more than this fraction of the leave-one-out variance, stds are off by more than a few per
@@ -31,9 +30,7 @@ T = TypeVar("T")
 _MUCH_ROUNDING = 0.1
 
 
-def fit_rows(
-    prepare: Callable[..., tuple[S, InitialOf, Data]], rows: Sequence[Any], options: Options, *, in_numpy: bool
-) -> tuple[S, Process]:
+def fit_rows(prepare: Prepare[S], rows: Sequence[Any], options: Options, *, in_numpy: bool) -> tuple[S, Process]:
     """What the rows are scaled by, and the process of the greatest evidence.
 
     The host searches for the exact evidence of known rows under Gaussian noise. It asks NumPy on a CPU (`gp.host`), and
@@ -60,9 +57,7 @@ def fit_rows(
 
 
 @_programs.jit
-def _compiled(
-    prepare: Callable[..., tuple[S, InitialOf, Data]], rows: Sequence[Any], options: Options
-) -> tuple[S, Process]:
+def _compiled(prepare: Prepare[S], rows: Sequence[Any], options: Options) -> tuple[S, Process]:
     def one(*rows: Array | None) -> tuple[S, Process]:
         scales, initial_of, data = prepare(*rows, None)
         return scales, maximize_evidence(initial_of, data, options)
@@ -73,7 +68,7 @@ def _compiled(
 @_programs.jit
 @_programs.exact_products
 def _with_derivatives(
-    process: Process, prepare: Callable[..., tuple[S, InitialOf, Data]], rows: Sequence[Any], options: Options
+    process: Process, prepare: Prepare[S], rows: Sequence[Any], options: Options
 ) -> tuple[S, Process]:
     """The process that a search has found, as a function of the rows; arguments as of `fit_rows`."""
 

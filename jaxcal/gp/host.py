@@ -4,8 +4,7 @@ It is for sums of squared exponentials with Gaussian noise. `gp.exact` has the r
 objective in JAX for any kernel; `functional.gp_host` the algebra.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -18,20 +17,16 @@ from jaxcal.gp import exact, race
 from jaxcal.gp.kernels import scattered
 from jaxcal.gp.model import ABSURD, NOISE_FLOOR, Data, Model, as_vector, jitters, one_of
 from jaxcal.gp.newton import Local
-from jaxcal.gp.noise import InitialOf
+from jaxcal.gp.noise import Prepare, S
 from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, process_given
 from jaxcal.optimize import Result
-
-S = TypeVar("S")
 
 # More rows are searched in float32, in half of the time, where the noise is so many times what rounding hides.
 _SMALL, _SAFE = 300, 30.0
 
 
-def fit(
-    prepare: Callable[..., tuple[S, InitialOf, Data]], options: Options, *rows: np.ndarray | None
-) -> tuple[S, Process]:
+def fit(prepare: Prepare[S], options: Options, *rows: np.ndarray | None) -> tuple[S, Process]:
     """What rows are scaled by, and the process at the smallest jitter at which evidence and posterior are finite.
 
     Args:

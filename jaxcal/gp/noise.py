@@ -1,7 +1,7 @@
 """Fits under noise that is Student t or depends on the inputs; `functional.noise` has the formulas."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -23,6 +23,10 @@ _NOISE_ROUNDS, _NOISE_STEPS, _NOISE_TOLERANCE = 2, 20, 0.1
 # Gives the initial values, for rows and, where it is known, the variance of their noise: models without inducing
 # points, stacked along a leading axis of their arrays.
 InitialOf = Callable[[Data, Float[Array, ""] | None], Model]
+
+S = TypeVar("S")
+# Gives what rows are scaled by, the initial values, and the rows as the process takes them.
+Prepare = Callable[..., tuple[S, InitialOf, Data]]
 
 
 def with_student_t_noise(initial_models: Model, data: Data, jitter: Float[Array, ""], options: Options) -> Found:

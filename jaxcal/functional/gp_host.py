@@ -131,22 +131,19 @@ def _scaled(part: Part) -> Float[np.ndarray, "n d"]:
 
 
 def _derivatives(
-    part: Part,
-    covariance: Float[np.ndarray, "n n"],
-    weights: Float[np.ndarray, " n"],
-    inverse: Float[np.ndarray, "n n"],
+    part: Part, gram: Float[np.ndarray, "n n"], weights: Float[np.ndarray, " n"], inverse: Float[np.ndarray, "n n"]
 ) -> tuple[Float[np.ndarray, " q"], Float[np.ndarray, "n q"]]:
     """sum(S K_i), with S = (a a' - G^-1) / 2, and K_i a of the log variance and the log lengthscales.
 
-    `kernels.squared_exponential_derivatives` has the formulas. The part of a a' is in the products with a. The
-    covariance is overwritten.
+    `kernels.squared_exponential_derivatives` has the formulas. The part of a a' is in the products with a. The Gram
+    matrix is overwritten.
     """
     s = _scaled(part)
     squares, a, ones = s * s, weights[:, None], np.ones_like(s[:, :1])
-    found = covariance @ np.concatenate([a, s * a, squares * a], axis=1)
+    found = gram @ np.concatenate([a, s * a, squares * a], axis=1)
     by_weights, by_rows, by_squares = np.split(found, [1, 1 + s.shape[1]], axis=1)
-    np.multiply(inverse, covariance, out=covariance)
-    weighted = covariance @ np.concatenate([ones, s], axis=1)
+    np.multiply(inverse, gram, out=gram)
+    weighted = gram @ np.concatenate([ones, s], axis=1)
     total, of_rows = (a * by_weights - weighted[:, :1]) / 2, (a * by_rows - weighted[:, 1:]) / 2
     sums = 2 * (squares * total - s * of_rows).sum(axis=0)
     products = squares * by_weights - 2 * s * by_rows + by_squares

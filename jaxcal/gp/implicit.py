@@ -31,7 +31,7 @@ from jaxcal.optimize import as_constants, as_function, minimize
 _LEAST_CURVATURE = 1e-4
 # Where the climb to the optimum ends, by the gain in nats; that of L-BFGS by the relative gain of the loss, and by the
 # gradient. Newton steps take the rest.
-_TOLERANCE, _TO_THE_END = 1e-8, (1e-13, 1e-6)
+_TOLERANCE, _TO_THE_END = 1e-8, {"loss_tolerance": 1e-13, "gradient_tolerance": 1e-6}
 
 
 def with_derivatives(process: Process, initial_of: InitialOf, data: Data, options: Options) -> Process:
@@ -143,28 +143,15 @@ def _optimum(
     start = of_data.vector_of(of_data.model)
     if not start.size:
         return of_data.model, process.result
-    vector, result = as_function(
-        lambda data: problem(data).loss,
-        lambda data: climb(problem(data)),
-        (data,),
-        start,
-        process.result,
-        _LEAST_CURVATURE,
-    )
+    loss_of, near_of = (lambda data: problem(data).loss), (lambda data: climb(problem(data)))
+    vector, result = as_function(loss_of, near_of, (data,), start, process.result, _LEAST_CURVATURE)
     return of_data.model_of(vector), result
 
 
 def _descend(problem: _Problem, options: Options) -> Float[Array, " p"]:
     """The vector of the least loss near that of the model, by L-BFGS."""
     start = problem.vector_of(problem.model)
-    loss_tolerance, gradient_tolerance = _TO_THE_END
-    return minimize(
-        problem.loss,
-        start,
-        max_iterations=options.max_iterations,
-        loss_tolerance=loss_tolerance,
-        gradient_tolerance=gradient_tolerance,
-    ).params
+    return minimize(problem.loss, start, max_iterations=options.max_iterations, **_TO_THE_END).params
 
 
 def _with_what_is_given(model: Model, initial_of: InitialOf, data: Data) -> Model:
@@ -175,13 +162,7 @@ def _with_what_is_given(model: Model, initial_of: InitialOf, data: Data) -> Mode
 
 
 def _found(process: Process, model: Model, value: Float[Array, ""], result: Int[Array, ""]) -> Found:
-    return Found(
-        model=model,
-        evidence=value,
-        steps=process.iterations,
-        result=result,
-        failed_initial_values=process.failed_initial_values,
-    )
+    return Found(model, value, process.iterations, result, process.failed_initial_values)
 
 
 def _numbers(some: Points, points: Points) -> Int[Array, " m"]:

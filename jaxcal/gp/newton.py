@@ -201,21 +201,18 @@ def _times(matrix: Float[Floats, "... p p"], vector: Float[Floats, "... p"]) -> 
 
 
 def _step_in_box(
-    xp: ModuleType,
-    curvature: Float[Floats, "k s p p"],
-    gradient: Float[Floats, "k s p"],
-    longest: Float[Floats, "k 1 1"],
+    xp: ModuleType, curvature: Float[Floats, "k s p p"], gradient: Float[Floats, "k s p"], reach: Float[Floats, "k 1 1"]
 ) -> Float[Floats, "k s p"]:
     """The Newton steps by k curvatures; what would leave the box is held at its edge, and the rest solved for again."""
     solve = _solve_on_host if xp is np else _solve
     step = solve(curvature, gradient)
-    outside = abs(step) >= longest
-    edge = xp.where(outside, xp.clip(step, -longest, longest), 0)
+    outside = abs(step) >= reach
+    edge = xp.where(outside, xp.clip(step, -reach, reach), 0)
     right = xp.where(outside, edge, gradient - _times(curvature, edge))
     held = outside[..., :, None] | outside[..., None, :]
     eye = np.eye(gradient.shape[-1], dtype=gradient.dtype)[None, None]
     step = solve(xp.where(held, eye, curvature), right)
-    return xp.clip(step, -longest, longest)
+    return xp.clip(step, -reach, reach)
 
 
 def _solve_on_host(matrix: Float[np.ndarray, "k s p p"], right: Float[np.ndarray, "k s p"]) -> np.ndarray:

@@ -76,6 +76,12 @@ class Field(NamedTuple):
     within: float = np.inf
     hope: float = HOPE
 
+    @property
+    def is_isotropic(self) -> Bool[np.ndarray, " s"]:
+        """Which of all ascents are isotropic: the first ones."""
+        number = self.isotropic.shape[0]
+        return np.arange(number + self.by_column.shape[0]) < number
+
 
 class Ends(NamedTuple):
     """Where ascents ended; where one did, without the axis s.
@@ -129,12 +135,8 @@ def in_program(objective: Objective) -> Objectives:
     """An objective as a part of a program: on a CPU where ascents are active, elsewhere everywhere, all at once."""
 
     def evaluate(vectors: Float[Array, "s p"], active: Bool[Array, " s"]) -> Local:
-        return lax.platform_dependent(
-            vectors,
-            active,
-            cpu=partial(_one_after_another, objective),
-            default=lambda vectors, _: jax.vmap(objective)(vectors),
-        )
+        everywhere = lambda vectors, _: jax.vmap(objective)(vectors)
+        return lax.platform_dependent(vectors, active, cpu=partial(_one_after_another, objective), default=everywhere)
 
     return evaluate
 
@@ -207,8 +209,7 @@ def _evaluated(objectives: Objectives, field: Field, directions: Float[Floats, "
 
 def _advance(xp: ModuleType, race: _Race, found: Local, *, field: Field, directions: Float[Floats, "s p p"]) -> _Race:
     """One round of all that are active; where none of a phase is any more, the next phase begins."""
-    number = field.isotropic.shape[0]
-    is_isotropic = np.arange(race.active.shape[0]) < number
+    is_isotropic = field.is_isotropic
     first, by_column, last = (xp.asarray(0 if each is None else each, race.starts.dtype) for each in field.tolerances)
     tolerance = xp.where(is_isotropic, xp.where(race.phase == _LAST, last, first), by_column)
     limit = xp.where(is_isotropic, *field.limits)
@@ -216,7 +217,7 @@ def _advance(xp: ModuleType, race: _Race, found: Local, *, field: Field, directi
     heights, rounds = _heights(xp, ascents), race.rounds + 1
     goes_on = race.active & ~ascents.done & (ascents.steps < limit) & xp.isfinite(ascents.local.value)
     race = race._replace(ascents=ascents, rounds=rounds, active=goes_on)
-    kept = _worth(xp, race, heights, is_isotropic, directions, field.hope)
+    kept = _worth(xp, race, heights, field, directions)
     race = race._replace(active=goes_on & (kept | (rounds % _LAP != 0)))
     if not field.by_column.shape[0]:
         return race
@@ -224,18 +225,12 @@ def _advance(xp: ModuleType, race: _Race, found: Local, *, field: Field, directi
 
 
 def _worth(
-    xp: ModuleType,
-    race: _Race,
-    heights: Float[Floats, " s"],
-    is_isotropic: Bool[np.ndarray, " s"],
-    directions: Float[Floats, "s p p"],
-    hope: float,
+    xp: ModuleType, race: _Race, heights: Float[Floats, " s"], field: Field, directions: Float[Floats, "s p p"]
 ) -> Bool[Floats, " s"]:
     """The ascents that may reach the best of their kind, without those on the way to where a better one is."""
-    other = heights[None]
-    alike = is_isotropic[:, None] == is_isotropic[None]
-    best = xp.max(xp.where(alike, other, -np.inf), axis=1)
-    may_reach = heights + hope * race.ascents.ahead + ALIKE >= best
+    alike = field.is_isotropic[:, None] == field.is_isotropic[None]
+    best = xp.max(xp.where(alike, heights[None], -np.inf), axis=1)
+    may_reach = heights + field.hope * race.ascents.ahead + ALIKE >= best
     return may_reach & ~follow(xp, _places(race, directions), heights, race.ascents.ahead, alike)
 
 
@@ -244,7 +239,6 @@ def _next_phase(
 ) -> _Race:
     """The race as it is, or at the begin of the next phase if nobody runs any more."""
     number, further = field.isotropic.shape[0], field.by_column.shape[0]
-    is_isotropic = np.arange(number + further) < number
     places = _places(race, directions)
     over = ~race.active.any()
     to_columns, to_last = over & (race.phase == _ISOTROPIC), over & (race.phase == _BY_COLUMN)
@@ -264,7 +258,7 @@ def _next_phase(
     active = xp.where(to_columns, begin, xp.where(to_last, last, race.active))
     phase = race.phase + over
     return race._replace(
-        starts=xp.where(to_columns & ~is_isotropic[:, None], starts, race.starts),
+        starts=xp.where(to_columns & ~field.is_isotropic[:, None], starts, race.starts),
         active=active,
         rounds=xp.where(over, 0, race.rounds),
         # Who does not begin is passed over.

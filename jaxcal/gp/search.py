@@ -155,13 +155,8 @@ def descend(model: Model, data: Data, jitter: Float[Array, ""], options: Options
     else:
         optimum = _minimize_by_adam(loss, params, options.learning_rate, options.max_iterations)
     result = jnp.where(jnp.isfinite(optimum.loss), optimum.result, Result.NOT_FINITE)
-    return Found(
-        model=eqx.combine(optimum.params, fixed),
-        evidence=-optimum.loss,
-        steps=optimum.steps,
-        result=result,
-        failed_initial_values=jnp.int32(0),
-    )
+    model = eqx.combine(optimum.params, fixed)
+    return Found(model, -optimum.loss, optimum.steps, result, failed_initial_values=jnp.int32(0))
 
 
 def _minimize_by_adam(

@@ -297,13 +297,8 @@ class SharpGP(eqx.Module):
         if not self.is_bounded:
             return Quantiles(np.array(self.grid), values)
         rounding = 2 * float(jnp.finfo(values.dtype).eps)
-        return Quantiles(
-            np.array(self.grid),
-            values,
-            lowest=self.grid[0] - rounding,
-            highest=self.grid[-1] + rounding,
-            num_calibration=self.scores.shape[-1],
-        )
+        ends = {"lowest": self.grid[0] - rounding, "highest": self.grid[-1] + rounding}
+        return Quantiles(np.array(self.grid), values, num_calibration=self.scores.shape[-1], **ends)
 
     @property
     def lengthscales(self) -> Float[Array, "*runs k d"]:

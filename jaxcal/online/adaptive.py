@@ -217,14 +217,8 @@ class AggregatedIntervals(_RankedIntervals):
 def _adaptive(
     recent: Float[Array, " w"], level: Float[Array, ""], step_size: Float[Array, ""], scaled: bool
 ) -> AdaptiveIntervals:
-    return AdaptiveIntervals(
-        recent=recent,
-        table=jnp.sort(recent),
-        alpha=1 - level,
-        confidence_level=level,
-        step_size=step_size,
-        scaled=scaled,
-    )
+    table = jnp.sort(recent)
+    return AdaptiveIntervals(recent, table, confidence_level=level, scaled=scaled, alpha=1 - level, step_size=step_size)
 
 
 @eqx.filter_jit

@@ -9,9 +9,7 @@ from jaxtyping import ArrayLike
 from jaxcal import _checks
 from jaxcal.distributions import Distribution
 from jaxcal.plots import _style
-from jaxcal.plots._style import Axes
-
-Interval = tuple[np.ndarray, np.ndarray]
+from jaxcal.plots._style import Axes, Interval
 
 # As many of the targets over a real axis are drawn as leave the band visible, as many arrows as can be distinguished.
 _MOST_TARGETS, _MOST_ARROWS = 1000, 30

@@ -19,6 +19,8 @@ else:
 
 # What a picture takes: predictions of n rows, or several by name.
 Forecasts = Distribution | Mapping[str, Distribution]
+# The lower and the upper ends of every row's interval.
+Interval = tuple[np.ndarray, np.ndarray]
 
 # Okabe and Ito's palette, which color-blind readers can distinguish; the line styles and the markers distinguish the
 # forecasts in gray.
@@ -89,7 +91,7 @@ def as_targets(y: ArrayLike, distribution: Distribution) -> np.ndarray:
     return np.asarray(_checks.as_vector("y", y, length=number_of_rows(distribution)))
 
 
-def interval_of(distribution: Distribution, confidence_level: float) -> tuple[np.ndarray, np.ndarray]:
+def interval_of(distribution: Distribution, confidence_level: float) -> Interval:
     """The ends of the central interval as NumPy arrays."""
     lower, upper = distribution.interval(confidence_level)
     return np.asarray(lower), np.asarray(upper)
@@ -277,13 +279,7 @@ def _legend(ax: Axes, loc: _Place, font: float, columns: int) -> Legend:
 
 
 def mark_infinite(
-    ax: Axes,
-    places: np.ndarray,
-    interval: tuple[np.ndarray, np.ndarray],
-    frame: tuple[float, float],
-    *,
-    label: str = "_",
-    color: str = BLUE,
+    ax: Axes, places: np.ndarray, interval: Interval, frame: tuple[float, float], *, label: str = "_", color: str = BLUE
 ) -> None:
     """Arrows at the ends of the frame where an interval goes on for ever.
 

@@ -50,17 +50,8 @@ def arranged(
     columns: Columns, table: Float[Array, "n c"], y: Float[Array, " n"], *, log_tails: bool
 ) -> tuple[Scalers, Problem]:
     """The standardizations, and the training rows as the tree and its networks take them."""
-    scalers, codes, inputs, target, ordered, orders = _arrays_of(columns, table, y, log_tails)
-    problem = Problem(
-        columns=columns,
-        x=np.asarray(table),
-        codes=np.asarray(codes),
-        inputs=inputs,
-        target=target,
-        ordered=ordered,
-        orders=orders,
-    )
-    return scalers, problem
+    scalers, codes, *arrays = _arrays_of(columns, table, y, log_tails)
+    return scalers, Problem(columns, np.asarray(table), np.asarray(codes), *arrays)
 
 
 @eqx.filter_jit
@@ -295,13 +286,9 @@ def _best_subset(
 ) -> levene.Subset:
     """The best subset of the categories of one column, for the node that some rows are in."""
     column, num_categories = problem.columns.categorical[position], problem.columns.sizes[position]
-    subset = levene.best_subset(
-        np.where(is_in, problem.codes[:, column], -1),
-        residuals,
-        num_categories=num_categories,
-        min_leaf=search.min_leaf,
-        center=search.center,
-    )
+    categories = np.where(is_in, problem.codes[:, column], -1)
+    options = {"num_categories": num_categories, "min_leaf": search.min_leaf, "center": search.center}
+    subset = levene.best_subset(categories, residuals, **options)
     return jax.tree.map(np.asarray, subset)
 
 

@@ -85,9 +85,9 @@ def fit(
     # Values can be checked here only: under `over_runs` they are traced.
     columns, x, y = as_data(x, y, categorical)
     settings = settle_normal("deep_ensemble.fit", x.shape[1], options, preset, form=form, rounds=rounds)
-    train = Partial(train_normal, settings=settings, indicators=columns.indicators)
-    members = partial(_train_members, train, x, y, key, num_members, settings.calibrate)
-    optima, rows = reported_runs(members, "deep_ensemble.fit: members", num_members, train, x, y, key)
+    train = Partial(train_normal, x, y, settings=settings, indicators=columns.indicators)
+    members = partial(_train_members, train, key, num_members, settings.calibrate)
+    optima, rows = reported_runs(members, "deep_ensemble.fit: members", num_members, train, key)
     return DeepEnsemble.of(columns, _first(rows), optima, settings, networks=optima.params)
 
 
@@ -115,17 +115,11 @@ class DeepEnsemble(WidenedNetwork[Mixture]):
 
 @eqx.filter_jit
 def _train_members(
-    train: Partial,
-    x: Float[Array, "n d"],
-    y: Float[Array, " n"],
-    key: PRNGKeyArray,
-    num_members: int,
-    shared: bool,
-    span: Span | None,
+    train: Partial, key: PRNGKeyArray, num_members: int, shared: bool, span: Span | None
 ) -> tuple[Optimum, Rows]:
     """The members and their rows, stacked; all have those of the first where they share them."""
     split_key = jax.random.split(key, num_members + 1)[-1] if shared else None
-    runs = over_runs(lambda key: train(x, y, key=key, split_key=split_key), span=span)
+    runs = over_runs(lambda key: train(key=key, split_key=split_key), span=span)
     return runs(jax.random.split(key, num_members))
 
 

@@ -141,14 +141,8 @@ def fit(
         num_trees = num_trees or (_CRUDE_TREES if preset else None)
         trees = _boost(*rows, np.asarray(y), num_trees, learning_rate, seed)
         return Forest(model, trees, y_scaler, columns)
-    grow = partial(
-        _grow_forest,
-        model,
-        min_samples_leaf=min_leaf_rows,
-        max_depth=max_depth,
-        max_features=float(max_features),
-        random_state=seed,
-    )
+    limits = {"min_samples_leaf": min_leaf_rows, "max_depth": max_depth, "max_features": float(max_features)}
+    grow = partial(_grow_forest, model, random_state=seed, **limits)
     trees = grow(*rows, n_estimators=num_trees or _FOREST_TREES)
     forest = Forest(model, trees, y_scaler, columns)
     if preset == "usnrt":

@@ -138,7 +138,7 @@ def fit(
     steps = min(_STEPS, settings.max_iterations)
     sizes = _Sizes.of(rows.train[1].shape[1], max_context)
     optimum = train_steps(
-        Partial(_loss, rows=rows.train, sizes=sizes, batch_size=batch_size),
+        Partial(_loss, rows=rows.train, sizes=sizes, number=batch_size),
         network,
         rows.validation,
         key=train_key,
@@ -385,13 +385,7 @@ def _with_two_outputs(network: FeedForward) -> FeedForward:
 
 
 def _loss(
-    network: Network,
-    validation: _Question | None,
-    key: PRNGKeyArray | None,
-    *,
-    rows: tuple,
-    sizes: _Sizes,
-    batch_size: int,
+    network: Network, validation: _Question | None, key: PRNGKeyArray | None, *, rows: tuple, sizes: _Sizes, number: int
 ) -> Float[Array, " batch"]:
     """For `train_steps`: of so many new contexts; or of the validation set.
 
@@ -401,19 +395,19 @@ def _loss(
     if validation is not None:
         return jax.vmap(partial(_answer_loss, network))(validation)
     draw_key, noise_key = jax.random.split(jax.random.key(0) if key is None else key)
-    noise = jax.random.normal(noise_key, (batch_size, network.num_latents), rows[1].dtype)
-    return jax.vmap(partial(_context_loss, network))(*_draw(rows, sizes, batch_size, draw_key), noise)
+    noise = jax.random.normal(noise_key, (number, network.num_latents), rows[1].dtype)
+    return jax.vmap(partial(_context_loss, network))(*_draw(rows, sizes, number, draw_key), noise)
 
 
-def _draw(rows: tuple, sizes: _Sizes, batch_size: int, key: PRNGKeyArray):
+def _draw(rows: tuple, sizes: _Sizes, number: int, key: PRNGKeyArray):
     """Rows (x, y) of a function for each of some contexts, and how many of them are the context."""
     (f, n), keys = rows[1].shape, jax.random.split(key, 4)
     # One order for all, from which each takes a window: it is the dearest part of a step.
     order = jax.random.permutation(keys[0], n)
-    first = jax.random.randint(keys[1], (batch_size, 1), 0, n)
+    first = jax.random.randint(keys[1], (number, 1), 0, n)
     chosen = order[(first + jnp.arange(sizes.num_rows)[None]) % n]
-    function = jax.random.randint(keys[2], (batch_size, 1), 0, f)
-    num_context = jax.random.randint(keys[3], (batch_size,), min(_LEAST_CONTEXT, sizes.most), sizes.most + 1)
+    function = jax.random.randint(keys[2], (number, 1), 0, f)
+    num_context = jax.random.randint(keys[3], (number,), min(_LEAST_CONTEXT, sizes.most), sizes.most + 1)
     x, y = jax.tree.map(lambda a: a[function, chosen], rows)
     return x, y, num_context
 

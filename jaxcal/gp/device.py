@@ -7,7 +7,7 @@ that nearby numbers of them share the programs. Where nothing is left to learn, 
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,8 @@ from jaxcal.gp.model import Data, Model, as_vector, jitters, one_of, some_rows
 from jaxcal.gp.newton import Local
 from jaxcal.gp.noise import Prepare, S
 from jaxcal.gp.options import Options
-from jaxcal.gp.process import Process, process_of
+from jaxcal.gp.process import Process, first_fit, process_of
 from jaxcal.gp.search import best_initial
-from jaxcal.optimize import Result
 
 
 def fit(prepare: Prepare[S], options: Options, device: Device | None, *rows: Any) -> tuple[S, Process]:
@@ -37,17 +36,17 @@ def fit(prepare: Prepare[S], options: Options, device: Device | None, *rows: Any
         rows: of one output, in NumPy's arrays; None for what is not there.
     """
     scales, data, few, start = _prepared(prepare, *padding.padded(rows, device), options.of_numbers())
-    begin, process = jax.device_get(start).in_float64(), None
-    for jitter in jitters(data.targets.dtype):
-        if begin.vectors.shape[1]:
-            on = partial(_objectives, start.models, jitter)
-            best = exact.optimum(on(data), None if few is None else on(few), begin, options, on_host=True)
-            process = _process_at(start.models, data, jitter, best)
-        else:
-            process = _process_of_best(start.models, data, jitter)
-        if process.result != Result.NOT_FINITE:
-            break
-    return scales, padding.without_padding(cast(Process, process), len(rows[-1]))
+    begin = jax.device_get(start).in_float64()
+
+    def attempt(jitter: Float[np.ndarray, ""]) -> Process:
+        if not begin.vectors.shape[1]:
+            return _process_of_best(start.models, data, jitter)
+        on = partial(_objectives, start.models, jitter)
+        best = exact.optimum(on(data), None if few is None else on(few), begin, options, on_host=True)
+        return _process_at(start.models, data, jitter, best)
+
+    process = first_fit(map(attempt, jitters(data.targets.dtype)))
+    return scales, padding.without_padding(process, len(rows[-1]))
 
 
 def warn_of_float64_on_a_tpu(data: Data) -> None:

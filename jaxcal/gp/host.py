@@ -4,7 +4,7 @@ It is for sums of squared exponentials with Gaussian noise. `gp.exact` has the r
 objective in JAX for any kernel; `functional.gp_host` the algebra.
 """
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -19,8 +19,7 @@ from jaxcal.gp.model import ABSURD, NOISE_FLOOR, Data, Model, as_vector, jitters
 from jaxcal.gp.newton import Local
 from jaxcal.gp.noise import Prepare, S
 from jaxcal.gp.options import Options
-from jaxcal.gp.process import Process, process_given
-from jaxcal.optimize import Result
+from jaxcal.gp.process import Process, first_fit, process_given
 
 # More rows are searched in float32, in half of the time, where the noise is so many times what rounding hides.
 _SMALL, _SAFE = 300, 30.0
@@ -36,10 +35,11 @@ def fit(prepare: Prepare[S], options: Options, *rows: np.ndarray | None) -> tupl
     """
     scales, initial_of, data = prepare(*rows, None)
     start = exact.Start.of(initial_of(data, None), data, options).in_float64()
-    n, model, process = len(data.targets), one_of(start.models), None
+    n, model = len(data.targets), one_of(start.models)
     every = Rows.of(model, data)
     few = every.some(scattered(data.points)[: exact.FEW_ROWS]) if start.few_decide(n) else None
-    for jitter in jitters(data.targets.dtype):
+
+    def attempt(jitter: Float[np.ndarray, ""]) -> Process:
         exactly = Evidence(every, jitter)
         quickly = exactly if n <= _SMALL else exactly.in_float32()
         deciding = None if few is None else race.one_by_one(Evidence(few, jitter).in_float32())
@@ -47,10 +47,9 @@ def fit(prepare: Prepare[S], options: Options, *rows: np.ndarray | None) -> tupl
             best = exact.optimum(race.one_by_one(quickly), deciding, start, options, on_host=True)
             if quickly is not exactly:
                 best = exact.ended(race.one_by_one(exactly), best, start, options)
-            process = _process_at(best, exactly, data, model, jitter)
-        if process.result != Result.NOT_FINITE:
-            break
-    return scales, cast(Process, process)
+            return _process_at(best, exactly, data, model, jitter)
+
+    return scales, first_fit(map(attempt, jitters(data.targets.dtype)))
 
 
 class Rows(NamedTuple):

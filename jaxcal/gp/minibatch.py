@@ -30,7 +30,7 @@ from jaxcal.gp import model as models
 from jaxcal.gp.kernels import Points
 from jaxcal.gp.model import JITTER_TRIES, Data, Model
 from jaxcal.gp.options import Options
-from jaxcal.gp.process import Process
+from jaxcal.gp.process import Process, first_fit
 from jaxcal.gp.search import sparse_initial, with_inducing_points
 from jaxcal.optimize import Result, minimize, scale_by_adam
 
@@ -162,12 +162,7 @@ def maximize_bound(
             failed_initial_values=failed,
         )
 
-    process = attempt(0)
-    for tries in range(1, JITTER_TRIES):
-        if process.result != Result.NOT_FINITE:
-            break
-        process = attempt(tries)
-    return process
+    return first_fit(map(attempt, range(JITTER_TRIES)))
 
 
 def column_moments(

@@ -1,5 +1,6 @@
 """A Gaussian process after data: what a fit gives and what it predicts; the better of two fits."""
 
+from collections.abc import Iterable
 from typing import cast
 
 import equinox as eqx
@@ -156,6 +157,14 @@ class HoldsProcess(eqx.Module):
     def jitter(self) -> Float[Array, "*runs"]:
         """What was added to the covariance's diagonal, as a fraction of its mean."""
         return self.process.jitter
+
+
+def first_fit(attempts: Iterable[Process]) -> Process:
+    """The first of them that makes sense, or the last one; on the host, where those after it are not made."""
+    for process in attempts:
+        if process.result != Result.NOT_FINITE:
+            break
+    return process
 
 
 def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | None) -> Process:

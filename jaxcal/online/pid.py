@@ -74,21 +74,14 @@ def init(
         [910.] [1090.]
     """
     confidence_level = _checks.as_fraction("confidence_level", confidence_level)
-    options = {"learning_rate": learning_rate, "saturation": saturation}
-    for name, value in (options if gain is None else options | {"gain": gain}).items():
+    positive = {"learning_rate": learning_rate, "saturation": saturation} | ({} if gain is None else {"gain": gain})
+    for name, value in positive.items():
         _checks.check_positive(name, value)
     recent, scaled = calibration_scores(base, y, score, window)
     if gain is None and not _checks.is_traced(recent) and not np.asarray(recent).any():
         raise ValueError("y equals base.mean in every row: the gain of the integral is not known. Give one, gain=1.0.")
-    return _controlled(
-        recent,
-        level=as_array(confidence_level, recent.dtype),
-        learning_rate=as_array(learning_rate, recent.dtype),
-        gain=None if gain is None else as_array(gain, recent.dtype),
-        saturation=as_array(saturation, recent.dtype),
-        scorecaster=scorecaster,
-        scaled=scaled,
-    )
+    numbers = {name: as_array(value, recent.dtype) for name, value in positive.items()}
+    return _controlled(recent, as_array(confidence_level, recent.dtype), scorecaster, scaled, **numbers)
 
 
 class ControlledIntervals(OnlineIntervals):
@@ -140,15 +133,9 @@ class ControlledIntervals(OnlineIntervals):
 
 @eqx.filter_jit
 def _controlled(
-    recent: Float[Array, " w"],
-    *,
-    level: Float[Array, ""],
-    learning_rate: Float[Array, ""],
-    gain: Float[Array, ""] | None,
-    saturation: Float[Array, ""],
-    scorecaster: Callable | None,
-    scaled: bool,
+    recent: Float[Array, " w"], level: Float[Array, ""], scorecaster: Callable | None, scaled: bool, **numbers: Array
 ) -> ControlledIntervals:
+    """The state before the first row, with the learning rate, the saturation and, where it is given, the gain."""
     largest = linalg.finite_part(recent).max()
     # The conformal quantile, where the rows are enough for it.
     quantile = jnp.minimum(quantiles.empirical_quantile(jnp.sort(recent), level, "conformal"), largest)
@@ -158,11 +145,9 @@ def _controlled(
         num_rows=jnp.zeros((), int),
         num_missed=jnp.zeros((), int),
         confidence_level=level,
-        learning_rate=learning_rate,
-        gain=largest if gain is None else gain,
-        saturation=saturation,
         scorecaster=scorecaster,
         scaled=scaled,
+        **{"gain": largest} | numbers,
     )
 
 

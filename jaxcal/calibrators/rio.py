@@ -242,21 +242,9 @@ def fit(
     y = _checks.as_vector("y", y) if base.mean.ndim == 1 else _checks.as_matrix("y", y)
     _checks.check_rows("y", y, 2)
     check_base(base, y.shape[0], outputs=True)
-    setting, options = _setting(
-        y.shape[0],
-        kernel,
-        target,
-        preset,
-        bound=bound,
-        num_inducing=num_inducing,
-        inducing=inducing,
-        max_iterations=max_iterations,
-        tolerance=tolerance,
-        ard=ard,
-        noise=noise,
-        mesh=mesh,
-        differentiable=differentiable,
-    )
+    points = {"bound": bound, "num_inducing": num_inducing, "inducing": inducing, "mesh": mesh}
+    search = {"max_iterations": max_iterations, "tolerance": tolerance, "differentiable": differentiable}
+    setting, options = _setting(y.shape[0], kernel, target, preset, ard=ard, noise=noise, **points, **search)
     if noise == "input" and _own_std(base) is not None:
         raise ValueError("base has a std of its own, which the noise follows as far as it helps: omit noise='input'.")
     if x is None and setting.kernel != "output":

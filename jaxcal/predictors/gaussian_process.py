@@ -152,21 +152,9 @@ def fit(
     y = _checks.as_vector("y", y)
     _checks.check_rows("y", y, 2)
     columns = Columns.of(x, categorical)
-    options = _options(
-        y.shape[0],
-        optimizer,
-        learning_rate,
-        preset,
-        bound=bound,
-        num_inducing=num_inducing,
-        inducing=inducing,
-        max_iterations=max_iterations,
-        tolerance=tolerance,
-        ard=ard,
-        noise=noise,
-        mesh=mesh,
-        differentiable=differentiable,
-    )
+    points = {"bound": bound, "num_inducing": num_inducing, "inducing": inducing, "mesh": mesh}
+    search = {"max_iterations": max_iterations, "tolerance": tolerance, "differentiable": differentiable}
+    options = _options(y.shape[0], optimizer, learning_rate, preset, ard=ard, noise=noise, **points, **search)
     if noise != "gaussian" and noise_variance is not None:
         raise ValueError(f"noise_variance is that of Gaussian noise; got noise={noise!r}.")
     given = _given(kernel, noise_variance, preset)

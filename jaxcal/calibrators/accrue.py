@@ -46,7 +46,7 @@ _LEAST_ROWS = 10
 # The median of |z| for standard normal z.
 _MEDIAN_SIZE = 0.6745
 # Where L-BFGS leaves the last digits to Newton steps.
-_TO_THE_END = {"loss_tolerance": 1e-13, "gradient_tolerance": 1e-9}
+_to_the_end = partial(optimize.minimize, loss_tolerance=1e-13, gradient_tolerance=1e-9)
 # A direction in which the loss bends by less has no optimum to speak of: a coefficient of a higher order, or one on its
 # way to where the std is 0. An error that is 10^4 times too large leaves 7e-7.
 _LEAST_CURVATURE = 1e-7
@@ -527,8 +527,7 @@ def _with_derivatives(
     """The optimum of an order as a function of the problem; its derivatives are NaN where it is none."""
 
     def near_of(problem: _Problem, score: _Score) -> Float[Array, " k"]:
-        loss = _loss_of_order(problem, score, order)
-        return optimize.minimize(loss, optimum.params, max_iterations=max_iterations, **_TO_THE_END).params
+        return _to_the_end(_loss_of_order(problem, score, order), optimum.params, max_iterations=max_iterations).params
 
     loss_of = lambda problem, score: _loss_of_order(problem, score, order)
     args = problem, score

@@ -297,8 +297,9 @@ class SharpGP(eqx.Module):
         if not self.is_bounded:
             return Quantiles(np.array(self.grid), values)
         rounding = 2 * float(jnp.finfo(values.dtype).eps)
-        ends = {"lowest": self.grid[0] - rounding, "highest": self.grid[-1] + rounding}
-        return Quantiles(np.array(self.grid), values, num_calibration=self.scores.shape[-1], **ends)
+        grid, number = np.array(self.grid), self.scores.shape[-1]
+        lowest, highest = self.grid[0] - rounding, self.grid[-1] + rounding
+        return Quantiles(grid, values, lowest=lowest, highest=highest, num_calibration=number)
 
     @property
     def lengthscales(self) -> Float[Array, "*runs k d"]:

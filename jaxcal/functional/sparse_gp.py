@@ -105,7 +105,11 @@ def collapsed_bound(sums: RowSums, noise_variance: Scalar) -> Scalar:
 
 @exact_products
 def variational_bound(
-    sums: RowSums, mean: Float[Array, " m"], root: Float[Array, "m m"], noise_variance: Scalar, scale: ArrayLike = 1.0
+    sums: RowSums,
+    mean: Float[Array, " m"],
+    root: Float[Array, "m m"],
+    noise_variance: Scalar,
+    scale: Scalar | float = 1.0,
 ) -> Scalar:
     """scale * sum over rows of E_q log N(y; f(x), noise / p) - KL(q(v) || N(0, I)), with u = L v, q(v) = N(mean, R R').
 

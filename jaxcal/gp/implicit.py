@@ -31,7 +31,7 @@ from jaxcal.optimize import as_constants, as_function, minimize
 _LEAST_CURVATURE = 1e-4
 # Where the climb to the optimum ends, by the gain in nats; that of L-BFGS by the relative gain of the loss, and by the
 # gradient. Newton steps take the rest.
-_TOLERANCE, _TO_THE_END = 1e-8, {"loss_tolerance": 1e-13, "gradient_tolerance": 1e-6}
+_TOLERANCE, _to_the_end = 1e-8, partial(minimize, loss_tolerance=1e-13, gradient_tolerance=1e-6)
 
 
 def with_derivatives(process: Process, initial_of: InitialOf, data: Data, options: Options) -> Process:
@@ -151,7 +151,7 @@ def _optimum(
 def _descend(problem: _Problem, options: Options) -> Float[Array, " p"]:
     """The vector of the least loss near that of the model, by L-BFGS."""
     start = problem.vector_of(problem.model)
-    return minimize(problem.loss, start, max_iterations=options.max_iterations, **_TO_THE_END).params
+    return _to_the_end(problem.loss, start, max_iterations=options.max_iterations).params
 
 
 def _with_what_is_given(model: Model, initial_of: InitialOf, data: Data) -> Model:

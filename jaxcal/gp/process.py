@@ -161,10 +161,11 @@ class HoldsProcess(eqx.Module):
 
 def first_fit(attempts: Iterable[Process]) -> Process:
     """The first of them that makes sense, or the last one; on the host, where those after it are not made."""
+    process = None
     for process in attempts:
         if process.result != Result.NOT_FINITE:
             break
-    return process
+    return cast(Process, process)
 
 
 def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | None) -> Process:

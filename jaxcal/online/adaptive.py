@@ -135,11 +135,6 @@ class _RankedIntervals(OnlineIntervals):
     table: Float[Array, "*w"]
     confidence_level: Float[Array, "*runs"]
     scaled: bool = eqx.field(static=True)
-    alpha: eqx.AbstractVar[Float[Array, "*runs"]]
-
-    def threshold(self) -> Float[Array, ""]:
-        """The conformal quantile of the scores at level 1 - alpha."""
-        return quantiles.empirical_quantile(self.table, 1 - self.alpha, "conformal")
 
     def _after(self, score: Float[Array, ""], **moved: Float[Array, "..."]) -> Any:
         """This state with the oldest score replaced, and with what has moved besides."""
@@ -161,6 +156,10 @@ class AdaptiveIntervals(_RankedIntervals):
 
     alpha: Float[Array, "*runs"]
     step_size: Float[Array, "*runs"]
+
+    def threshold(self) -> Float[Array, ""]:
+        """The conformal quantile of the scores at level 1 - alpha."""
+        return quantiles.empirical_quantile(self.table, 1 - self.alpha, "conformal")
 
     def updated(self, score: Float[Array, ""], missed: Bool[Array, ""]) -> "AdaptiveIntervals":
         """After a row: the oldest score replaced, and alpha moved by gamma (1 - confidence_level - missed)."""
@@ -194,6 +193,10 @@ class AggregatedIntervals(_RankedIntervals):
         """1 - the level of the next interval: the weighted mean of the alphas."""
         return jnp.sum(self.weights * self.alphas)
 
+    def threshold(self) -> Float[Array, ""]:
+        """The conformal quantile of the scores at level 1 - alpha."""
+        return quantiles.empirical_quantile(self.table, 1 - self.alpha, "conformal")
+
     def updated(self, score: Float[Array, ""], missed: Bool[Array, ""]) -> "AggregatedIntervals":
         """After a row: the oldest score replaced, every alpha moved by its own miss, and the weights by the losses.
 
@@ -214,8 +217,14 @@ class AggregatedIntervals(_RankedIntervals):
 def _adaptive(
     recent: Float[Array, " w"], level: Float[Array, ""], step_size: Float[Array, ""], scaled: bool
 ) -> AdaptiveIntervals:
-    table = jnp.sort(recent)
-    return AdaptiveIntervals(recent, table, confidence_level=level, scaled=scaled, alpha=1 - level, step_size=step_size)
+    return AdaptiveIntervals(
+        recent=recent,
+        table=jnp.sort(recent),
+        alpha=1 - level,
+        confidence_level=level,
+        step_size=step_size,
+        scaled=scaled,
+    )
 
 
 @eqx.filter_jit

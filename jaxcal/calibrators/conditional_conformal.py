@@ -309,7 +309,7 @@ class ConditionalConformal(eqx.Module):
         if not _checks.is_traced(failed) and (count := int(np.asarray(failed).sum())):
             _checks.warn(
                 f"in {count} rows the interval is infinite: the regression could not be solved in {loc.dtype}. Rescale "
-                "the features, or take 64 bits: jax.config.update('jax_enable_x64', True).",
+                "the features, or take 64 bits: jax.config.update('jax_enable_x64', True)."
             )
         return Quantiles(levels, values, lowest=lowest, highest=highest)
 

@@ -31,13 +31,7 @@ from jaxcal.calibrators._base import (
     warn_without_width,
 )
 from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
-from jaxcal.distributions import (
-    Distribution,
-    Empirical,
-    MultivariateEmpirical,
-    MultivariateNormal,
-    Recalibrated,
-)
+from jaxcal.distributions import Distribution, Empirical, MultivariateEmpirical, MultivariateNormal, Recalibrated
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table
 from jaxcal.frames.preprocessing import Standardizer

@@ -33,12 +33,7 @@ from jaxcal.calibrators._base import (
     warn_without_width,
 )
 from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
-from jaxcal.distributions import (
-    Distribution,
-    Normal,
-    Recalibrated,
-    ScaledQuantiles,
-)
+from jaxcal.distributions import Distribution, Normal, Recalibrated, ScaledQuantiles
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg
 from jaxcal.functional.linear_tables import LinearTables
@@ -149,7 +144,7 @@ def fit(
             return Isotonic(smoothed(jnp.sort(p), smoothing), "fitted", scaled=True, by_cdf=True)
         _checks.warn(
             f"{_checks.percent(bad.size / p.shape[0])} of the PIT values are 0 or 1 in this precision: the predictions "
-            "are recalibrated by their means and stds, without their shapes (score='signed').",
+            "are recalibrated by their means and stds, without their shapes (score='signed')."
         )
     scaled = base.has_std
     z = jnp.sort(standardized_errors(base, y, scaled, finite=True))
@@ -231,5 +226,5 @@ def _warn_of_extremes(z: np.ndarray) -> None:
         _checks.warn(
             f"{_checks.percent(float(fraction))} of the PIT values are 0 or 1 in double precision, with |z| up to "
             f"{np.abs(z).max():.3g}: the stds of base are far too small there. The recalibrated distribution is "
-            "not affected.",
+            "not affected."
         )

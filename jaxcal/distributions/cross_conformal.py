@@ -14,13 +14,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import (
-    Distribution,
-    as_parameter,
-    as_table,
-    match,
-    of_targets,
-)
+from jaxcal.distributions._base import Distribution, as_parameter, as_table, match, of_targets
 from jaxcal.distributions._reach import Reach
 from jaxcal.functional import linalg, quantiles, rounding, scores
 

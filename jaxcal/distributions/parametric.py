@@ -12,15 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
-from jaxcal.distributions._base import (
-    Distribution,
-    as_parameters,
-    match,
-    of_targets,
-    place,
-    place_levels,
-    standardize,
-)
+from jaxcal.distributions._base import Distribution, as_parameters, match, of_targets, place, place_levels, standardize
 from jaxcal.functional import normal, student_t
 
 

@@ -12,13 +12,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
-from jaxcal.distributions._base import (
-    Distribution,
-    as_parameter,
-    check_increasing,
-    match,
-    of_targets,
-)
+from jaxcal.distributions._base import Distribution, as_parameter, check_increasing, match, of_targets
 from jaxcal.distributions._reach import Reach
 from jaxcal.distributions._rows import replaced
 from jaxcal.distributions.empirical import Empirical

@@ -277,12 +277,7 @@ def fit_chain(
 
 
 def _recalibrated(
-    fit_last: Callable,
-    x: Table,
-    y: Float[Array, " n"],
-    predictions: Sequence,
-    parts: Sequence[np.ndarray],
-    by: Groups,
+    fit_last: Callable, x: Table, y: Float[Array, " n"], predictions: Sequence, parts: Sequence[np.ndarray], by: Groups
 ) -> list[Distribution]:
     """What the last step makes of each part, fitted to the others: its scores are of held-out rows, too."""
     order, found = np.concatenate(parts), []

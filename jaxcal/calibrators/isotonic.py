@@ -32,7 +32,7 @@ from jaxcal.calibrators._base import (
     standardized_errors,
     warn_without_width,
 )
-from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
+from jaxcal.calibrators._groups import CalibrationGroups, Errors, Given, Labels, Weights, of_new_rows, tables_of_groups
 from jaxcal.distributions import Distribution, Normal, Recalibrated, ScaledQuantiles
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg
@@ -134,7 +134,7 @@ def fit(
         scaled = base.has_std
         errors = standardized_errors(base, y, scaled, finite=True)
         scale = error_scale(base, scaled) if partial_pooling else None
-        made, rows = tables_of_groups(x, base, errors, by=by, weights=weights, rule="linear", scale=scale)
+        made, rows = tables_of_groups(Given(x, base, by, weights), errors, rule="linear", scale=scale)
         return Isotonic(made, "fitted", scaled, rows=rows)
     if score == "cdf" and not base.is_location_scale:
         return Isotonic(smoothed(jnp.sort(probabilities(base, y)), smoothing), "fitted", scaled=True, by_cdf=True)
@@ -189,7 +189,7 @@ class Isotonic(eqx.Module):
                 calibration row has the label of a row.
         """
         check_base(base)
-        group, new_weight = of_new_rows(self.rows, x, base, by, weights)
+        group, new_weight = of_new_rows(self.rows, Given(x, base, by, weights))
         if self.by_cdf:
             check_density(base)
             return Recalibrated(base, self.z)

@@ -260,7 +260,7 @@ class Concatenated(Distribution):
         own = jnp.split(values[self.rows], self.ends[:-1])
         return self._join([getattr(part, method)(given) for part, given in zip(self.parts, own, strict=True)])
 
-    def _join(self, values: Sequence[JaxArray], axis: int = 0) -> Array:
+    def _join(self, values: Sequence[JaxArray | np.ndarray], axis: int = 0) -> Array:
         """The values of the parts in the order of the rows."""
         if _checks.is_traced(*values, self.rows):
             return jnp.take(jnp.concatenate(values, axis), jnp.argsort(self.rows), axis)

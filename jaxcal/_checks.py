@@ -419,7 +419,7 @@ def squared(name: str, value: Float[Array, "..."]) -> Float[Array, "..."]:
     if not is_traced(square) and _leaves_the_range(np.asarray(value), np.asarray(square)):
         warn(
             f"{name} is in squared units and leaves the range of {square.dtype}, as 0 or infinite: take its root, or "
-            "another unit.",
+            "another unit."
         )
     return square
 

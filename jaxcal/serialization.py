@@ -161,7 +161,7 @@ def load(path: str | os.PathLike) -> Any:
     if reader.has_narrowed:
         _checks.warn(
             f"{path} was written in 64 bits and is loaded in 32: predictions change by rounding. To keep all digits, "
-            "jax.config.update('jax_enable_x64', True) before loading.",
+            "jax.config.update('jax_enable_x64', True) before loading."
         )
     return model
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -334,6 +334,11 @@ def check_not_out_of_fold(out_of_fold: bool) -> None:
             "the errors are out of fold: of other models than the one that predicts. No coverage guarantee follows "
             "from them; it does from data points that were set aside, as with jaxcal.pipeline.fit(method='split')."
         )
+
+
+def facts_of(base: Distribution, y: Float[Array, " l"], smoothing: float | None) -> dict[str, Any]:
+    """What a table of scores keeps of the rows that they are of: fields of a calibrator."""
+    return {"num_calibration": y.shape[0], "out_of_fold": base.is_out_of_fold, "smoothed": smoothing is not None}
 
 
 def num_among(rows: tuple[Array, Array], known: tuple[Array, Array]) -> int:

@@ -40,6 +40,20 @@ _LACKS_WEIGHTS = "the calibrator was fitted with weights: give those of these ro
 _NO_WEIGHTS = "weights have no effect: the calibrator was fitted without."
 
 
+class Given(NamedTuple):
+    """What a calibrator is given of rows: inputs and labels or weights, each where there are any, and predictions."""
+
+    x: Table | None
+    base: Distribution
+    by: Labels | None
+    weights: Weights | None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether rows have groups or weights."""
+        return self.by is not None or self.weights is not None
+
+
 class _Function(eqx.Module):
     """A plain function of x, which is no array of a module."""
 
@@ -143,15 +157,14 @@ class CalibrationGroups(eqx.Module):
     pooling: Float[Array, ""] | None = None
 
     @classmethod
-    def of(
-        cls, x: Table | None, base: Distribution, by: Labels | None, weights: Weights | None, dtype: np.dtype
-    ) -> tuple["CalibrationGroups", "Rows"]:
+    def of(cls, given: Given, dtype: np.dtype) -> tuple["CalibrationGroups", "Rows"]:
         """Those of calibration rows, and what each row has.
 
         Raises:
             ValueError: if labels or weights are not as many as the rows; if a weight is negative, NaN or infinite, or
                 those of a group are all 0.
         """
+        x, base, by, weights = given
         length = base.mean.shape[0]
         groups, number = Groups.of(x, base, by, length)
         known = weights_of(x, weights, length)
@@ -165,15 +178,14 @@ class CalibrationGroups(eqx.Module):
         found = cls(groups, jax.device_put(sizes), effective, weights if callable(weights) else None, known is not None)
         return found, Rows(number, known, kept)
 
-    def of_new(
-        self, x: Table | None, base: Distribution, by: Labels | None, weights: Weights | None
-    ) -> tuple[Int[Array, " n"], Float[Array, " n"] | None]:
+    def of_new(self, given: Given) -> tuple[Int[Array, " n"], Float[Array, " n"] | None]:
         """The number of the group of each new row, and its weight, if the calibration rows have weights or are pooled.
 
         Raises:
             ValueError: if labels or weights are missing or have no effect, are of the wrong length or out of range; if
                 no calibration row has the label of a row.
         """
+        x, base, by, weights = given
         length = base.mean.shape[0]
         number = self.groups.number_of_rows(x, base, by, length)
         weights = self.weights if weights is None else weights
@@ -226,7 +238,7 @@ class Rows(NamedTuple):
 
 
 def of_new_rows(
-    rows: CalibrationGroups | None, x: Table | None, base: Distribution, by: Labels | None, weights: Weights | None
+    rows: CalibrationGroups | None, given: Given
 ) -> tuple[Int[Array, " n"] | None, Float[Array, " n"] | None]:
     """`CalibrationGroups.of_new`; nothing for a calibrator that was fitted without groups and weights, as rows=None.
 
@@ -234,31 +246,21 @@ def of_new_rows(
         ValueError: as that does.
     """
     if rows is not None:
-        return rows.of_new(x, base, by, weights)
-    for given, no_effect in ((by, _NO_GROUPS), (weights, _NO_WEIGHTS)):
-        if given is not None:
-            raise ValueError(no_effect)
+        return rows.of_new(given)
+    if given.is_counted:
+        raise ValueError(_NO_WEIGHTS if given.by is None else _NO_GROUPS)
     return None, None
 
 
 def tables_of_groups(
-    x: Table | None,
-    base: Distribution,
-    errors: Float[Array, " l"],
-    *,
-    by: Labels | None,
-    weights: Weights | None,
-    rule: str,
-    scale: Float[Array, " l"] | None = None,
+    given: Given, errors: Float[Array, " l"], *, rule: str, scale: Float[Array, " l"] | None = None
 ) -> tuple[Errors, CalibrationGroups]:
     """A table of the errors of calibration rows for every group, with weights; and the groups.
 
     Args:
-        x: inputs [l, d], for functions of x.
-        base: checked predictions [l].
+        given: of the rows; by is None for one group of all, weights are None for equal ones; the predictions are
+            checked.
         errors: of the rows [l], in units of `scale`.
-        by: labels of groups, or where they come from; None for one group of all.
-        weights: of the rows, or where they come from; None for equal ones.
         rule: how a quantile is read from a table, see `functional.tables.quantile`, with absolute errors and their
             negatives for "symmetric"; or "linear", between its values.
         scale: of the errors, for partial pooling in the unit of y; None for tables of the groups alone.
@@ -267,9 +269,9 @@ def tables_of_groups(
         ValueError: as `CalibrationGroups.of` does; if partial pooling comes without groups, with weights, or with a
             single row.
     """
-    if scale is not None and (by is None or weights is not None or errors.shape[0] < 2):
+    if scale is not None and (given.by is None or given.weights is not None or errors.shape[0] < 2):
         raise ValueError("partial_pooling goes with labels of groups, by, without weights, from two rows on.")
-    rows, (number, known, kept) = CalibrationGroups.of(x, base, by, weights, errors.dtype)
+    rows, (number, known, kept) = CalibrationGroups.of(given, errors.dtype)
     errors, count = errors if kept is None else errors[kept], rows.groups.count
     if scale is not None:
         pooling = _pooling.best(errors, jax.device_put(number), rows.sizes, scale)

@@ -138,16 +138,9 @@ def fit(
         tails = [Regressions.of(independent, each, [(1 + c) / 2 for c in levels]) for each in (known, -known)]
     else:
         tails = [Regressions.of(independent, np.abs(known), levels)]
-    return ConditionalConformal(
-        directions=directions,
-        regressions=_stacked(tails),
-        seed=None if key is None else jax.random.bits(key, (), "uint32"),
-        features=features if callable(features) else None,
-        confidence_levels=levels,
-        scaled=scaled,
-        out_of_fold=base.is_out_of_fold,
-        columns=columns,
-    )
+    seed = None if key is None else jax.random.bits(key, (), "uint32")
+    of_x, out_of_fold = features if callable(features) else None, base.is_out_of_fold
+    return ConditionalConformal(directions, _stacked(tails), seed, of_x, levels, scaled, out_of_fold, columns)
 
 
 def _as_features(x: Table | None, features: Features, length: int) -> Table:
@@ -309,7 +302,7 @@ class ConditionalConformal(eqx.Module):
         if not _checks.is_traced(failed) and (count := int(np.asarray(failed).sum())):
             _checks.warn(
                 f"in {count} rows the interval is infinite: the regression could not be solved in {loc.dtype}. Rescale "
-                "the features, or take 64 bits: jax.config.update('jax_enable_x64', True).",
+                "the features, or take 64 bits: jax.config.update('jax_enable_x64', True)."
             )
         return Quantiles(levels, values, lowest=lowest, highest=highest)
 

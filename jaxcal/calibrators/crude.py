@@ -25,12 +25,13 @@ from jaxcal.calibrators._base import (
     check_smoothing,
     coverage_guarantee,
     error_scale,
+    facts_of,
     probabilities,
     smoothed,
     standardized_errors,
     warn_without_width,
 )
-from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
+from jaxcal.calibrators._groups import CalibrationGroups, Errors, Given, Labels, Weights, of_new_rows, tables_of_groups
 from jaxcal.distributions import Distribution, Empirical, MultivariateEmpirical, MultivariateNormal, Recalibrated
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table
@@ -154,22 +155,13 @@ def fit(
         errors = standardized_errors(base, y, scaled, finite=partial_pooling or smoothing is not None)
         if has_groups:
             scale = error_scale(base, scaled) if partial_pooling else None
-            z, rows = tables_of_groups(x, base, errors, by=by, weights=weights, rule=rank, scale=scale)
+            z, rows = tables_of_groups(Given(x, base, by, weights), errors, rule=rank, scale=scale)
         else:
             # A search for neighbors takes the first of equally distant rows: they must not be sorted by their errors.
             z = errors if neighbors is not None else smoothed(jnp.sort(errors), smoothing)
             warn_without_width(z)
-    return CRUDE(
-        z=z,
-        rows=rows,
-        neighborhood=neighborhood,
-        scaled=scaled,
-        by_cdf=by_cdf,
-        rank=rank,
-        num_calibration=y.shape[0],
-        out_of_fold=base.is_out_of_fold,
-        smoothed=smoothing is not None,
-    )
+    facts = facts_of(base, y, smoothing)
+    return CRUDE(z=z, rank=rank, scaled=scaled, by_cdf=by_cdf, neighborhood=neighborhood, rows=rows, **facts)
 
 
 class CRUDE(eqx.Module):
@@ -231,7 +223,7 @@ class CRUDE(eqx.Module):
             return self._of_vectors(base)
         check_base(base)
         base = cast("Distribution", base)
-        group, new_weight = of_new_rows(self.rows, x, base, by, weights)
+        group, new_weight = of_new_rows(self.rows, Given(x, base, by, weights))
         if self.by_cdf:
             check_density(base)
             return Recalibrated(base, self.z, self.rank)

@@ -32,7 +32,7 @@ from jaxcal.calibrators._base import (
     standardized_errors,
     warn_without_width,
 )
-from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
+from jaxcal.calibrators._groups import CalibrationGroups, Errors, Given, Labels, Weights, of_new_rows, tables_of_groups
 from jaxcal.distributions import Distribution, Normal, Recalibrated, ScaledQuantiles
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg
@@ -134,7 +134,7 @@ def fit(
         scaled = base.has_std
         errors = standardized_errors(base, y, scaled, finite=True)
         scale = error_scale(base, scaled) if partial_pooling else None
-        made, rows = tables_of_groups(x, base, errors, by=by, weights=weights, rule="linear", scale=scale)
+        made, rows = tables_of_groups(Given(x, base, by, weights), errors, rule="linear", scale=scale)
         return Isotonic(made, "fitted", scaled, rows=rows)
     if score == "cdf" and not base.is_location_scale:
         return Isotonic(smoothed(jnp.sort(probabilities(base, y)), smoothing), "fitted", scaled=True, by_cdf=True)
@@ -144,7 +144,7 @@ def fit(
             return Isotonic(smoothed(jnp.sort(p), smoothing), "fitted", scaled=True, by_cdf=True)
         _checks.warn(
             f"{_checks.percent(bad.size / p.shape[0])} of the PIT values are 0 or 1 in this precision: the predictions "
-            "are recalibrated by their means and stds, without their shapes (score='signed').",
+            "are recalibrated by their means and stds, without their shapes (score='signed')."
         )
     scaled = base.has_std
     z = jnp.sort(standardized_errors(base, y, scaled, finite=True))
@@ -189,7 +189,7 @@ class Isotonic(eqx.Module):
                 calibration row has the label of a row.
         """
         check_base(base)
-        group, new_weight = of_new_rows(self.rows, x, base, by, weights)
+        group, new_weight = of_new_rows(self.rows, Given(x, base, by, weights))
         if self.by_cdf:
             check_density(base)
             return Recalibrated(base, self.z)
@@ -226,5 +226,5 @@ def _warn_of_extremes(z: np.ndarray) -> None:
         _checks.warn(
             f"{_checks.percent(float(fraction))} of the PIT values are 0 or 1 in double precision, with |z| up to "
             f"{np.abs(z).max():.3g}: the stds of base are far too small there. The recalibrated distribution is "
-            "not affected.",
+            "not affected."
         )

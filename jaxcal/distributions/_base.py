@@ -10,12 +10,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal._numpy import JaxArray, by_numpy, is_known, is_working, keeps_known, namespace, numpy_or_jit
 from jaxcal.distributions._reach import EVERYWHERE, Reach
-from jaxcal.distributions._rows import Rows, replaced
+from jaxcal.distributions._rows import Rows, Values, replaced
 from jaxcal.functional import rounding
 
 D = TypeVar("D", bound="Distribution")
@@ -78,15 +78,15 @@ class Distribution(Rows):
         return EVERYWHERE
 
     @abc.abstractmethod
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[JaxArray, "*n"]:
+    def cdf(self, y: Values) -> Float[JaxArray, "*n"]:
         """The probability of a value of at most `y`."""
 
     @abc.abstractmethod
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[JaxArray, "*n"]:
+    def log_prob(self, y: Values) -> Float[JaxArray, "*n"]:
         """The log density at `y`; -inf where there is none, as for distributions of atoms."""
 
     @abc.abstractmethod
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[JaxArray, "*n"]:
+    def crps(self, y: Values) -> Float[JaxArray, "*n"]:
         """The continuous ranked probability score, the integral of (cdf(t) - 1{y <= t})^2 dt, in y's unit."""
 
     @abc.abstractmethod
@@ -103,7 +103,7 @@ class Distribution(Rows):
         """The square of `std`; warns where that leaves the range of the dtype."""
         return _checks.squared("the variance", self.std)
 
-    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[JaxArray, "..."]:
+    def icdf(self, p: Values) -> Float[JaxArray, "..."]:
         """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.
 
         Those that are read from calibration rows are rounded away from the median, by `functional.rounding`: up for
@@ -129,9 +129,7 @@ class Distribution(Rows):
         return at_levels(self.quantile, levels, self.mean)
 
     @numpy_or_jit(when=_numpy_knows)
-    def _rounded_quantiles(
-        self, levels: Float[JaxArray, "..."], side: Real[ArrayLike, "..."] | None = None
-    ) -> Float[JaxArray, "..."]:
+    def _rounded_quantiles(self, levels: Float[JaxArray, "..."], side: Values | None = None) -> Float[JaxArray, "..."]:
         """The quantiles at checked levels, moved outward if calibration rows decide them, as one program.
 
         Args:
@@ -150,7 +148,7 @@ class Distribution(Rows):
         return namespace(levels).where(levels < 0.5, -1, 1)
 
     def _moved(
-        self, values: Float[JaxArray, "..."], levels: Float[JaxArray, "..."], side: Real[ArrayLike, "..."]
+        self, values: Float[JaxArray, "..."], levels: Float[JaxArray, "..."], side: Values
     ) -> Float[JaxArray, "..."]:
         """The quantiles at these levels, rounded to a side: as they are, unless calibration rows decide them."""
         return rounded_outward(values, side, *self._locations) if self._locations else values
@@ -282,9 +280,7 @@ def place_levels(z: JaxArray, loc: JaxArray, scale: JaxArray) -> JaxArray:
     return place(namespace(z, loc).broadcast_to(z, np.broadcast_shapes(z.shape, loc.shape)), loc, scale)
 
 
-def rounded_outward(
-    values: Float[Array, "..."], side: Real[ArrayLike, "..."], *locations: Float[Array, "..."]
-) -> Float[Array, "..."]:
+def rounded_outward(values: Float[Array, "..."], side: Values, *locations: Float[Array, "..."]) -> Float[Array, "..."]:
     """Quantiles of one level, or of k levels along a further last axis, by `functional.rounding.outward`.
 
     Args:

@@ -9,12 +9,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, ArrayLike, Int, Real
 
 from jaxcal import _checks
 
 M = TypeVar("M", bound=eqx.Module)
 R = TypeVar("R", bound="Rows")
+
+# What is given of rows, levels or a table: a number, or an array of some shape.
+Values = Real[ArrayLike, "..."]
 
 
 class Rows(eqx.Module):

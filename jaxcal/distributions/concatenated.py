@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal._numpy import JaxArray
 from jaxcal.distributions._base import D, Distribution, marked_out_of_fold, match
 from jaxcal.distributions._reach import Reach
-from jaxcal.distributions._rows import R, Rows, replaced
+from jaxcal.distributions._rows import R, Rows, Values, replaced
 
 
 def concatenate(distributions: Sequence[Any]) -> Any:
@@ -188,19 +188,19 @@ class Concatenated(Distribution):
         """The stds of the parts."""
         return self._join([part.std for part in self.parts]) if self.moments is None else self.moments[1]
 
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[Array, "*n"]:
         """Those of the parts."""
         return self._each("cdf", y)
 
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[Array, "*n"]:
         """Those of the parts."""
         return self._each("log_prob", y)
 
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def crps(self, y: Values) -> Float[Array, "*n"]:
         """Those of the parts."""
         return self._each("crps", y)
 
-    def icdf(self, p: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
+    def icdf(self, p: Values) -> Float[Array, "..."]:
         """Those of the parts, as each reads them."""
         return self._join([part.icdf(p) for part in self.parts])
 
@@ -240,13 +240,9 @@ class Concatenated(Distribution):
             for part, whole, size, end in zip(self.parts, is_whole, sizes, ends, strict=True)
             if size
         ]
-        return replaced(
-            self,
-            parts=tuple(parts),
-            rows=jax.device_put(by_part),
-            ends=tuple(ends[sizes > 0].tolist()),
-            moments=None if self.moments is None else tuple(jnp.take(each, rows) for each in self.moments),
-        )
+        moments = None if self.moments is None else tuple(jnp.take(each, rows) for each in self.moments)
+        ends, by_part = tuple(ends[sizes > 0].tolist()), jax.device_put(by_part)
+        return replaced(self, parts=tuple(parts), rows=by_part, ends=ends, moments=moments)
 
     def _each(self, method: str, values: ArrayLike) -> Float[Array, "*n"]:
         """What a method of every part makes of the values of its rows."""
@@ -264,7 +260,7 @@ class Concatenated(Distribution):
         own = jnp.split(values[self.rows], self.ends[:-1])
         return self._join([getattr(part, method)(given) for part, given in zip(self.parts, own, strict=True)])
 
-    def _join(self, values: Sequence[JaxArray], axis: int = 0) -> Array:
+    def _join(self, values: Sequence[JaxArray | np.ndarray], axis: int = 0) -> Array:
         """The values of the parts in the order of the rows."""
         if _checks.is_traced(*values, self.rows):
             return jnp.take(jnp.concatenate(values, axis), jnp.argsort(self.rows), axis)

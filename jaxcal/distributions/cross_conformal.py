@@ -11,17 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.distributions._base import (
-    Distribution,
-    as_parameter,
-    as_table,
-    match,
-    of_targets,
-)
+from jaxcal.distributions._base import Distribution, as_parameter, as_table, match, of_targets
 from jaxcal.distributions._reach import Reach
+from jaxcal.distributions._rows import Values
 from jaxcal.functional import linalg, quantiles, rounding, scores
 
 # The largest number of centers that memory holds at once.
@@ -69,13 +64,7 @@ class CrossConformal(Distribution):
     _shared: ClassVar = {"weights": 2, "errors": 1}
     has_density = is_continuous = False
 
-    def __init__(
-        self,
-        predictions: Real[ArrayLike, "..."],
-        weights: Real[ArrayLike, "..."],
-        errors: Real[ArrayLike, "..."],
-        stds: Real[ArrayLike, "..."] | None = None,
-    ):
+    def __init__(self, predictions: Values, weights: Values, errors: Values, stds: Values | None = None):
         self.predictions = _checks.as_matrix("predictions", predictions)
         dtype, (rows, models) = self.predictions.dtype, self.predictions.shape
         self.errors = as_parameter(as_table("errors", errors), dtype)
@@ -113,7 +102,7 @@ class CrossConformal(Distribution):
         return self._each_row(std)
 
     @of_targets
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[Array, "*n"]:
         """The fraction of the table up to y, as far as rounding can tell."""
 
         def fraction(row: _Row, y: Array) -> Array:
@@ -125,12 +114,12 @@ class CrossConformal(Distribution):
         return self._each_row(fraction, match(y, self.mean))
 
     @of_targets
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[Array, "*n"]:
         """-inf everywhere: a distribution of atoms has no density."""
         return jnp.full_like(match(y, self.mean), -jnp.inf)
 
     @of_targets
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def crps(self, y: Values) -> Float[Array, "*n"]:
         """`functional.scores.empirical_crps` of the table."""
         crps = lambda row, y: scores.empirical_crps(y, jnp.sort(row.table))
         return self._each_row(crps, match(y, self.mean))

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal._numpy import JaxArray
@@ -31,6 +31,7 @@ from jaxcal.distributions._base import (
     standardize,
 )
 from jaxcal.distributions._reach import EVERYWHERE, Reach
+from jaxcal.distributions._rows import Values
 from jaxcal.functional import linalg, quantiles, scores, tables
 from jaxcal.functional.tables import Tables
 
@@ -98,11 +99,11 @@ class Empirical(Distribution):
 
     def __init__(
         self,
-        loc: Real[ArrayLike, "..."],
-        scale: Real[ArrayLike, "..."],
-        z: Real[ArrayLike, "..."] | Tables,
+        loc: Values,
+        scale: Values,
+        z: Values | Tables,
         rule: str = "inverse_cdf",
-        tau: Real[ArrayLike, "..."] | None = None,
+        tau: Values | None = None,
         *,
         group: Int[Array, "*n"] | None = None,
         new_weight: Float[Array, "*n"] | None = None,
@@ -144,7 +145,7 @@ class Empirical(Distribution):
         return self.scale * self._moments[1]
 
     @of_targets
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[Array, "*n"]:
         """k / L for the k values of the table up to y, as far as rounding can tell; what rule="randomized" says.
 
         Then it is (k + tau (m + 1)) / (L + 1), with k values below y and m equal to it: uniform for an exchangeable y.
@@ -160,12 +161,12 @@ class Empirical(Distribution):
         return (below + self.tau * (upto - below + 1)) / (self._size + 1)
 
     @of_targets
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[Array, "*n"]:
         """-inf everywhere: a distribution of atoms has no density."""
         return jnp.full_like(match(y, self.loc), -jnp.inf)
 
     @of_targets
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def crps(self, y: Values) -> Float[Array, "*n"]:
         """The scale times the score of Z at (y - loc) / scale, `functional.scores.empirical_crps` or `tables.crps`."""
         error, positive = match(y, self.loc) - self.loc, self.scale > 0
         u = error / jnp.where(positive, self.scale, 1)
@@ -271,7 +272,7 @@ def _reach_of_groups(
     return Reach(1 - highest, highest, "the quantile is infinite", (end - start) // sides)
 
 
-def _as_sorted(z: Real[ArrayLike, "..."], loc: Float[Array, "*n"], rule: str) -> Float[Array, "*n_l"]:
+def _as_sorted(z: Values, loc: Float[Array, "*n"], rule: str) -> Float[Array, "*n_l"]:
     """Checked tables in the dtype of the rows: a vector for all rows, or a matrix with a table for each."""
     table = as_table("z", z) if np.ndim(z) < 2 else as_table("z", z, rows=loc.shape[0])
     table = as_parameter(table, loc.dtype)

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal._numpy import namespace
 from jaxcal.distributions._base import Distribution, as_parameter, match, of_targets
 from jaxcal.distributions._reach import EVERYWHERE, Reach
-from jaxcal.distributions._rows import replaced
+from jaxcal.distributions._rows import Values, replaced
 from jaxcal.distributions.empirical import INFINITE_RULES, Empirical
 from jaxcal.distributions.parametric import Normal, Point
 from jaxcal.functional import linalg, quantiles, scores
@@ -47,7 +47,7 @@ class Mixture(Distribution):
     _shared: ClassVar = {"weights": 1}
     has_closed_quantiles = False
 
-    def __init__(self, components: Distribution, weights: Real[ArrayLike, "..."] | None = None):
+    def __init__(self, components: Distribution, weights: Values | None = None):
         members, dtype = _stack_of(components)
         if isinstance(components, Empirical) and components.rule in INFINITE_RULES:
             raise ValueError(f"components must not have rule={components.rule!r}: a mixture has no guarantee.")
@@ -94,12 +94,12 @@ class Mixture(Distribution):
         return unit[0] * linalg.sqrt(self._average((stds / unit) ** 2 + (deviations / unit) ** 2))
 
     @of_targets
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[Array, "*n"]:
         """The weighted mean of the members' cdfs."""
         return self._average(self._each(lambda member: member.cdf(y)))
 
     @of_targets
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[Array, "*n"]:
         """The log of the weighted mean of the members' densities."""
         logs = self._each(lambda member: member.log_prob(y))
         dense = (logs > -jnp.inf).any(0)
@@ -109,7 +109,7 @@ class Mixture(Distribution):
         return jnp.where(dense, logsumexp(logs, axis=0, b=weights), -jnp.inf)
 
     @of_targets
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def crps(self, y: Values) -> Float[Array, "*n"]:
         """Closed for normal and point members; for others by quadrature, `functional.scores.mixture_crps`."""
         y = match(y, self.mean)
         if isinstance(self.components, Normal | Point):

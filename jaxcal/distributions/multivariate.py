@@ -14,11 +14,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal.distributions._base import Distribution, as_parameter
-from jaxcal.distributions._rows import Rows
+from jaxcal.distributions._rows import Rows, Values
 from jaxcal.distributions.empirical import Empirical
 from jaxcal.distributions.parametric import Normal
 from jaxcal.functional import linalg
@@ -56,7 +56,7 @@ class Multivariate(Rows):
         values = jax.vmap(lambda white: self.loc + _times(self.factor, white))(white)
         return values.reshape(shape + self.loc.shape)
 
-    def whiten(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n t"]:
+    def whiten(self, y: Values) -> Float[Array, "*n t"]:
         """The whitened outcomes factor^-1 (y - loc), by a triangular solve.
 
         Args:
@@ -95,7 +95,7 @@ class MultivariateNormal(Multivariate):
     mean: Float[Array, "*n t"]
     covariance: Float[Array, "*n t t"]
 
-    def __init__(self, mean: Real[ArrayLike, "..."], covariance: Real[ArrayLike, "..."]):
+    def __init__(self, mean: Values, covariance: Values):
         self.mean, self.covariance = _as_rows("mean", mean, "covariance", covariance)
         if not _checks.is_traced(self.covariance):
             _check_covariance(np.asarray(self.covariance))
@@ -145,7 +145,7 @@ class MultivariateEmpirical(Multivariate):
     z: Float[Array, "*l t"]
     _shared: ClassVar = {"z": 2}
 
-    def __init__(self, loc: Real[ArrayLike, "..."], factor: Real[ArrayLike, "..."], z: Real[ArrayLike, "..."]):
+    def __init__(self, loc: Values, factor: Values, z: Values):
         self.loc, self.factor = _as_rows("loc", loc, "factor", factor)
         self.z = jnp.array(_checks.as_matrix("z", z), self.loc.dtype)
         _checks.check_columns("z", self.z, self.loc.shape[-1], "the number of outcomes is")

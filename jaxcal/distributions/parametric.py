@@ -8,19 +8,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
-from jaxcal.distributions._base import (
-    Distribution,
-    as_parameters,
-    match,
-    of_targets,
-    place,
-    place_levels,
-    standardize,
-)
+from jaxcal.distributions._base import Distribution, as_parameters, match, of_targets, place, place_levels, standardize
+from jaxcal.distributions._rows import Values
 from jaxcal.functional import normal, student_t
 
 
@@ -40,7 +33,7 @@ class Point(Distribution):
 
     mean: Float[AnyArray, "*n"]
 
-    def __init__(self, mean: Real[ArrayLike, "..."]):
+    def __init__(self, mean: Values):
         (self.mean,) = as_parameters(outputs=True, mean=mean)
 
     @property
@@ -49,17 +42,17 @@ class Point(Distribution):
         return namespace(self.mean).zeros_like(self.mean)
 
     @of_targets
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
+    def cdf(self, y: Values) -> Float[AnyArray, "*n"]:
         """A step from 0 to 1 at the mean."""
         return (match(y, self.mean) >= self.mean).astype(self.mean.dtype)
 
     @of_targets
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
+    def log_prob(self, y: Values) -> Float[AnyArray, "*n"]:
         """-inf everywhere: there is no density."""
         return namespace(self.mean).full_like(match(y, self.mean), -np.inf)
 
     @of_targets
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
+    def crps(self, y: Values) -> Float[AnyArray, "*n"]:
         """The absolute error |y - mean|."""
         return abs(match(y, self.mean) - self.mean)
 
@@ -88,22 +81,22 @@ class Normal(Distribution):
     mean: Float[AnyArray, "*n"]
     std: Float[AnyArray, "*n"]
 
-    def __init__(self, mean: Real[ArrayLike, "..."], std: Real[ArrayLike, "..."]):
+    def __init__(self, mean: Values, std: Values):
         self.mean, self.std = as_parameters(outputs=True, mean=mean, std=std)
         _checks.check_not_negative("std", self.std)
 
     @of_targets
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
+    def cdf(self, y: Values) -> Float[AnyArray, "*n"]:
         """Phi((y - mean) / std)."""
         return special(self.mean).ndtr(standardize(match(y, self.mean), self.mean, self.std))
 
     @of_targets
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
+    def log_prob(self, y: Values) -> Float[AnyArray, "*n"]:
         """The log density, finite far in the tails; -inf where std is 0."""
         return normal.log_prob(match(y, self.mean), self.mean, self.std)
 
     @of_targets
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[AnyArray, "*n"]:
+    def crps(self, y: Values) -> Float[AnyArray, "*n"]:
         """The closed form of `functional.normal.crps`."""
         return normal.crps(match(y, self.mean), self.mean, self.std)
 
@@ -145,7 +138,7 @@ class StudentT(Distribution):
     loc: Float[Array, "*n"]
     scale: Float[Array, "*n"]
 
-    def __init__(self, df: Real[ArrayLike, "..."], loc: Real[ArrayLike, "..."], scale: Real[ArrayLike, "..."]):
+    def __init__(self, df: Values, loc: Values, scale: Values):
         self.df, self.loc, self.scale = as_parameters(outputs=True, df=df, loc=loc, scale=scale)
         _checks.check_not_negative("scale", self.scale)
         if not _checks.is_traced(self.df) and (least := np.asarray(self.df).min()) <= 0:
@@ -166,17 +159,17 @@ class StudentT(Distribution):
         return jnp.where(finite, self.scale * jnp.sqrt(df / (df - 2)), jnp.inf)
 
     @of_targets
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[Array, "*n"]:
         """F((y - loc) / scale), to full relative precision in the lower tail."""
         return student_t.cdf(standardize(match(y, self.loc), self.loc, self.scale), self.df)
 
     @of_targets
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[Array, "*n"]:
         """The log density; -inf where scale is 0."""
         return student_t.log_prob(match(y, self.loc), self.df, self.loc, self.scale)
 
     @of_targets
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def crps(self, y: Values) -> Float[Array, "*n"]:
         """The closed form of `functional.student_t.crps`; NaN where df <= 1."""
         return student_t.crps(match(y, self.loc), self.df, self.loc, self.scale)
 

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal._numpy import namespace
@@ -29,6 +29,7 @@ from jaxcal.distributions._base import (
     place_levels,
 )
 from jaxcal.distributions._reach import EVERYWHERE, Reach
+from jaxcal.distributions._rows import Values
 from jaxcal.functional import linalg, linear_tables, normal_tail, quantiles, scores, smoothing
 from jaxcal.functional.linear_tables import LinearTables
 
@@ -89,12 +90,12 @@ class Quantiles(Distribution):
 
     def __init__(
         self,
-        levels: Real[ArrayLike, "..."],
-        values: Real[ArrayLike, "..."],
+        levels: Values,
+        values: Values,
         *,
         sort: bool = False,
-        lowest: Real[ArrayLike, "..."] | None = None,
-        highest: Real[ArrayLike, "..."] | None = None,
+        lowest: Values | None = None,
+        highest: Values | None = None,
         num_calibration: int | None = None,
     ):
         matrix = _checks.as_matrix("values", values)
@@ -143,19 +144,19 @@ class Quantiles(Distribution):
         return unit[..., 0] * linalg.sqrt(_mean_square(p, deviations / unit))
 
     @of_targets
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[Array, "*n"]:
         """The largest level whose quantile is at most y."""
         p, q = self._knots
         return _with_knots(quantiles.interpolate_monotone)(match(y, q[..., 0]), q, p)
 
     @of_targets
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[Array, "*n"]:
         """The log of the constant density between two quantiles; -inf outside, where only atoms are."""
         p, q = self._knots
         return _with_knots(_log_slope)(match(y, q[..., 0]), q, p)
 
     @of_targets
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def crps(self, y: Values) -> Float[Array, "*n"]:
         """The closed form of `functional.scores.quantile_crps`."""
         levels = jnp.expand_dims(self.levels, -2)
         return _with_knots(scores.quantile_crps)(match(y, self.values[..., 0]), levels, self.values)
@@ -246,14 +247,14 @@ class ScaledQuantiles(Distribution):
 
     def __init__(
         self,
-        loc: Real[ArrayLike, "..."],
-        scale: Real[ArrayLike, "..."],
-        levels: Real[ArrayLike, "..."] | None,
-        z: Real[ArrayLike, "..."] | LinearTables,
+        loc: Values,
+        scale: Values,
+        levels: Values | None,
+        z: Values | LinearTables,
         tails: str = "constant",
         *,
         from_sample: bool = False,
-        shift: Real[ArrayLike, "..."] | None = None,
+        shift: Values | None = None,
         group: Int[Array, "*n"] | None = None,
         new_weight: Float[Array, "*n"] | None = None,
     ):
@@ -285,7 +286,7 @@ class ScaledQuantiles(Distribution):
         return self._units[1] * self._curve.moments()[1]
 
     @of_targets
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[Array, "*n"]:
         """The largest level whose quantile is at most y; in normal tails by the formula above."""
         y = match(y, self.loc)
         error, u = self._standardized(self._moved(y, y, 1))  # y itself, unless calibration rows decide
@@ -293,7 +294,7 @@ class ScaledQuantiles(Distribution):
         return jnp.where(self._units[1] > 0, cdf, (error >= 0).astype(cdf.dtype))
 
     @of_targets
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[Array, "*n"]:
         """The log density, which is constant between two knots; -inf where only atoms are.
 
         With `from_sample` it is that of a smoothed version, `functional.smoothing.sample_log_density`, of groups
@@ -305,7 +306,7 @@ class ScaledQuantiles(Distribution):
         return jnp.where(positive, log_density - jnp.log(jnp.where(positive, scale, 1)), -jnp.inf)
 
     @of_targets
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def crps(self, y: Values) -> Float[Array, "*n"]:
         """The scale times the score of Z at u = (y - loc) / scale, by prefix sums of integrals over the segments.
 
         Beyond an outer knot the score grows by the distance from it, less twice the integral of the tail between.
@@ -314,9 +315,7 @@ class ScaledQuantiles(Distribution):
         scale = self._units[1]
         return jnp.where(scale > 0, scale * self._curve.crps(u), jnp.abs(error))
 
-    def _moved(
-        self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
+    def _moved(self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Values) -> Float[Array, "..."]:
         return super()._moved(values, levels, ROUNDINGS * side if len(self._locations) > 1 else side)
 
     @property
@@ -524,7 +523,7 @@ class _CurvesOfGroups(NamedTuple):
 
 
 def _as_curve(
-    levels: Real[ArrayLike, "..."] | None, z: Real[ArrayLike, "..."], loc: Float[Array, "*n"], tails: str
+    levels: Values | None, z: Values, loc: Float[Array, "*n"], tails: str
 ) -> tuple[Float[Array, "*l"], Float[Array, "*l"]]:
     """Checked levels and quantiles of Z in the dtype of the rows."""
     if levels is None:

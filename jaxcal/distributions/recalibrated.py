@@ -9,18 +9,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal.distributions._base import (
-    Distribution,
-    as_parameter,
-    check_increasing,
-    match,
-    of_targets,
-)
+from jaxcal.distributions._base import Distribution, as_parameter, check_increasing, match, of_targets
 from jaxcal.distributions._reach import Reach
-from jaxcal.distributions._rows import replaced
+from jaxcal.distributions._rows import Values, replaced
 from jaxcal.distributions.empirical import Empirical
 from jaxcal.functional import linalg, rounding, smoothing
 from jaxcal.functional.quantiles import interpolate_monotone, unit_gauss_legendre
@@ -63,13 +57,7 @@ class Recalibrated(Distribution):
     steps: Empirical | None = None
     _shared: ClassVar = {"u": 1}
 
-    def __init__(
-        self,
-        base: Distribution,
-        u: Real[ArrayLike, "..."],
-        rule: str = "linear",
-        tau: Real[ArrayLike, "..."] | None = None,
-    ):
+    def __init__(self, base: Distribution, u: Values, rule: str = "linear", tau: Values | None = None):
         self.base = base
         self.u = as_parameter(_checks.as_vector("u", u), base.mean.dtype)
         _checks.check_fraction("u", self.u)
@@ -128,7 +116,7 @@ class Recalibrated(Distribution):
         return jnp.where(finite, divisor * linalg.sqrt(square), unit)
 
     @of_targets
-    def cdf(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[Array, "*n"]:
         """R(base.cdf(y))."""
         p = self.base.cdf(match(y, self.base.mean))
         if self.steps is not None:
@@ -137,7 +125,7 @@ class Recalibrated(Distribution):
         return _on_one_axis(interpolate_monotone)(rounding.outward(p, 1), u, levels)
 
     @of_targets
-    def log_prob(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[Array, "*n"]:
         """The log density of a smoothed version: base.log_prob(y) + log r(base.cdf(y)).
 
         r is the density of the probabilities u by `functional.smoothing.map_log_slope`, in bins that hold several: the
@@ -150,7 +138,7 @@ class Recalibrated(Distribution):
         return self.base.log_prob(y) + slope
 
     @of_targets
-    def crps(self, y: Real[ArrayLike, "..."]) -> Float[Array, "*n"]:
+    def crps(self, y: Values) -> Float[Array, "*n"]:
         """Twice the integral of the pinball loss over the level, by quadrature; with a rule that of the table."""
         y = match(y, self.base.mean)
         if self.steps is not None:
@@ -171,9 +159,7 @@ class Recalibrated(Distribution):
     def _sides(self, levels: Float[Array, "..."]) -> Array:
         return super()._sides(levels) if self.steps is None else self.steps._sides(levels)
 
-    def _moved(
-        self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Real[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
+    def _moved(self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Values) -> Float[Array, "..."]:
         base = jax.lax.stop_gradient(self.base)
         size = base.std
 

@@ -70,13 +70,8 @@ class Columns(eqx.Module):
         chosen = positions(categorical, layout)
         found = _found_in_frame(x, layout, chosen) if is_frame(x) else _found_in_array(x, layout, chosen)
         medians = {place: each.median for place, each in enumerate(found) if each.median is not None}
-        return cls(
-            layout=layout,
-            categories=tuple(each.categories for each in found),
-            majority=tuple(each.majority for each in found),
-            incomplete=tuple(medians),
-            medians=tuple(medians.values()),
-        )
+        categories, majority = tuple(each.categories for each in found), tuple(each.majority for each in found)
+        return cls(layout, categories, majority, incomplete=tuple(medians), medians=tuple(medians.values()))
 
     @property
     def num_columns(self) -> int:

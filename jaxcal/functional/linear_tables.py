@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal.functional import linalg, normal_tail, smoothing
-from jaxcal.functional.tables import GroupOfRows, OfRows, moments, places_upto, sums_within
+from jaxcal.functional.tables import GroupOfRows, OfRows, OfValues, Starts, moments, places_upto, sums_within
 
 TAILS = ("constant", "normal")
 
@@ -33,9 +33,9 @@ class Levels(eqx.Module):
         total: the sum of the weights of each group [groups].
     """
 
-    values: Float[Array, " m"]
-    middle: Float[Array, " m"]
-    start: Int[Array, " groups_and_1"]
+    values: OfValues
+    middle: OfValues
+    start: Starts
     total: Float[Array, " groups"]
 
 
@@ -72,17 +72,14 @@ class _Density(eqx.Module):
     """
 
     ends: Float[Array, " b"]
-    first: Int[Array, " groups_and_1"]
+    first: Starts
     log_ratio: Float[Array, " b"]
     center: Float[Array, " groups"]
     unit: Float[Array, " groups"]
 
 
 def make(
-    values: Float[Array, " m"],
-    group: Int[ArrayLike, " m"],
-    sizes: Int[np.ndarray, " groups"],
-    weights: Float[Array, " m"] | None = None,
+    values: OfValues, group: Int[ArrayLike, " m"], sizes: Int[np.ndarray, " groups"], weights: OfValues | None = None
 ) -> LinearTables:
     """The tables of values in any order.
 
@@ -113,12 +110,12 @@ _bin_ranks = lru_cache(smoothing.bin_ranks)
 
 @jax.jit
 def _make(
-    values: Float[Array, " m"],
+    values: OfValues,
     group: Int[Array, " m"],
-    weights: Float[Array, " m"] | None,
-    start: Int[Array, " groups_and_1"],
+    weights: OfValues | None,
+    start: Starts,
     at_ends: Int[Array, " b"],
-    first: Int[Array, " groups_and_1"],
+    first: Starts,
 ) -> LinearTables:
     number = start.shape[0] - 1
     weights = jnp.ones_like(values) if weights is None else weights.astype(values.dtype)
@@ -139,24 +136,13 @@ def _make(
     behind = jnp.where(is_last[:, None], 0, jnp.roll(width[:, None] * powers(rest), -1, axis=0))
     steps = jnp.stack([width[:, None] * powers(middle), behind[::-1]])
     below, above = jax.vmap(sums_within)(steps, jnp.stack([is_first, is_last[::-1]]))
-    levels = Levels(z, middle, start, total)
-    return LinearTables(
-        **vars(levels),
-        center=center,
-        spread=spread,
-        below=below,
-        above=above[::-1],
-        moments=of_group(rise[:, None] * powers(z)[:, 1:]),
-        density=_density(levels, spread, group, at_ends, first),
-    )
+    integrals, levels = of_group(rise[:, None] * powers(z)[:, 1:]), Levels(z, middle, start, total)
+    density = _density(levels, spread, group, at_ends, first)
+    return LinearTables(z, middle, start, total, center, spread, below, above[::-1], integrals, density)
 
 
 def _density(
-    levels: Levels,
-    spread: Float[Array, " groups"],
-    group: Int[Array, " m"],
-    at_ends: Int[Array, " b"],
-    first: Int[Array, " groups_and_1"],
+    levels: Levels, spread: Float[Array, " groups"], group: Int[Array, " m"], at_ends: Int[Array, " b"], first: Starts
 ) -> _Density:
     """The bins that end at these places."""
     numbers = jnp.arange(spread.shape[0], dtype=jnp.int32)
@@ -295,7 +281,7 @@ def _rows(tables: Levels, group: GroupOfRows, new_weight: OfRows | None) -> tupl
 
 
 def _read(
-    keys: Float[Array, " m"], answers: Float[Array, " m"], start: Int[Array, " n"], end: Int[Array, " n"], u: OfRows
+    keys: OfValues, answers: OfValues, start: Int[Array, " n"], end: Int[Array, " n"], u: OfRows
 ) -> tuple[OfRows, Int[Array, " n"]]:
     """The answer at u, linear between the keys of a table and constant beyond them; and the place behind u."""
     after = places_upto(keys, start, end, u)

@@ -344,10 +344,7 @@ def interpolate_monotone(
 
 
 def invert_cdf(
-    cdf: Callable[[Array], Array],
-    p: Float[Array, "*n"],
-    lower: Float[Array, "*n"],
-    upper: Float[Array, "*n"],
+    cdf: Callable[[Array], Array], p: Float[Array, "*n"], lower: Float[Array, "*n"], upper: Float[Array, "*n"]
 ) -> Float[Array, "*n"]:
     """The smallest y in [lower, upper] with cdf(y) >= p, elementwise, by a bracketing search.
 

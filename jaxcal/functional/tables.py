@@ -21,6 +21,9 @@ from jaxcal.functional.quantiles import last_place
 # Of the rows that are looked up: the number of each one's group, and a value for each.
 GroupOfRows = Int[ArrayLike, " n"]
 OfRows = Float[Array, " n"]
+# Of the values of all tables, and where the table of each group begins.
+OfValues = Float[Array, " m"]
+Starts = Int[Array, " groups_and_1"]
 
 
 class Tables(eqx.Module):
@@ -36,22 +39,18 @@ class Tables(eqx.Module):
         distance: half the mean distance of two values of a table [groups], E|Z - Z'| / 2.
     """
 
-    values: Float[Array, " m"]
-    upto: Float[Array, " m"]
-    start: Int[Array, " groups_and_1"]
+    values: OfValues
+    upto: OfValues
+    start: Starts
     mean: Float[Array, " groups"]
     std: Float[Array, " groups"]
-    sums: Float[Array, " m"]
+    sums: OfValues
     distance: Float[Array, " groups"]
 
 
 @partial(jax.jit, static_argnames=("number", "symmetric"))
 def make(
-    values: Float[Array, " m"],
-    group: Int[ArrayLike, " m"],
-    number: int,
-    weights: Float[Array, " m"] | None = None,
-    symmetric: bool = False,
+    values: OfValues, group: Int[ArrayLike, " m"], number: int, weights: OfValues | None = None, symmetric: bool = False
 ) -> Tables:
     """The tables of values in any order.
 
@@ -86,8 +85,8 @@ def make(
 
 
 def _with_negatives(
-    values: Float[Array, " m"], group: Int[Array, " m"], counts: Sequence[Array], start: Int[Array, " groups_and_1"]
-) -> tuple[Float[Array, " twice_m"], Int[Array, " twice_m"], list[Array], Int[Array, " groups_and_1"]]:
+    values: OfValues, group: Int[Array, " m"], counts: Sequence[Array], start: Starts
+) -> tuple[Float[Array, " twice_m"], Int[Array, " twice_m"], list[Array], Starts]:
     """Sorted tables with the negatives of their values before them, sorted too."""
     group = jnp.repeat(group, 2)
     size, first = (start[1:] - start[:-1])[group], start[:-1][group]
@@ -194,9 +193,7 @@ def _totals(tables: Tables, group: GroupOfRows) -> OfRows:
     return tables.upto[tables.start[group + 1] - 1]
 
 
-def places_upto(
-    keys: Float[Array, " m"], start: Int[Array, " n"], end: Int[Array, " n"], u: OfRows
-) -> Int[Array, " n"]:
+def places_upto(keys: OfValues, start: Int[Array, " n"], end: Int[Array, " n"], u: OfRows) -> Int[Array, " n"]:
     """The place behind the last key not above u, from each `start` to each `end`, between which keys increase.
 
     Example:
@@ -208,8 +205,8 @@ def places_upto(
 
 
 def moments(
-    values: Float[Array, " m"], weights: Float[Array, " m"], group: Int[Array, " m"], total: Float[Array, " groups"]
-) -> tuple[Float[Array, " groups"], Float[Array, " m"], Float[Array, " groups"]]:
+    values: OfValues, weights: OfValues, group: Int[Array, " m"], total: Float[Array, " groups"]
+) -> tuple[Float[Array, " groups"], OfValues, Float[Array, " groups"]]:
     """The weighted mean of each group, the deviations of all values from it, and the std of each group.
 
     Args:
@@ -230,7 +227,7 @@ def moments(
     return mean, deviations, unit * linalg.sqrt(of_group(weights * (deviations / unit) ** 2) / total)
 
 
-def _before(sums: Float[Array, " m"], place: Int[Array, " n"], start: Int[Array, " n"]) -> OfRows:
+def _before(sums: OfValues, place: Int[Array, " n"], start: Int[Array, " n"]) -> OfRows:
     """The sum over the values of a table before a place."""
     return jnp.where(place > start, sums[jnp.maximum(place - 1, 0)], 0)
 

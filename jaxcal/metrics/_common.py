@@ -18,6 +18,9 @@ from jaxcal.functional import linalg
 
 Scalar = Float[JaxArray, ""]
 Weights = Real[ArrayLike, " n"] | None
+# A number for each row, and the lower and the upper ends of the rows' intervals.
+OfRows = Float[JaxArray, " n"]
+Ends = tuple[OfRows, OfRows]
 P = ParamSpec("P")
 
 
@@ -61,14 +64,14 @@ def share(rows: Bool[JaxArray, " n"], dtype: DTypeLike, weights: Weights = None)
 
 
 @numpy_or_jit
-def share_inside(
-    y: Float[JaxArray, " n"], lower: Float[JaxArray, " n"], upper: Float[JaxArray, " n"], weights: Weights
-) -> Scalar:
+def share_inside(y: OfRows, ends: Ends, weights: Weights) -> Scalar:
+    lower, upper = ends
     return share((lower <= y) & (y <= upper), jnp.result_type(y, lower), weights)
 
 
 @numpy_or_jit
-def mean_difference(lower: Float[JaxArray, " n"], upper: Float[JaxArray, " n"], weights: Weights) -> Scalar:
+def mean_width_of(ends: Ends, weights: Weights) -> Scalar:
+    lower, upper = ends
     return linalg.weighted_mean(upper - lower, weights)
 
 

@@ -95,7 +95,7 @@ def coverage(
         0.75
     """
     y = as_targets(y, distribution)
-    return share_inside(y, *distribution.interval(confidence_level), weights=_checks.as_weights(weights, y.shape[0]))
+    return share_inside(y, distribution.interval(confidence_level), _checks.as_weights(weights, y.shape[0]))
 
 
 @as_metric

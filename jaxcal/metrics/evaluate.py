@@ -15,6 +15,8 @@ from jaxcal.functional import linalg, scores
 from jaxcal.metrics._common import (
     PERCENTS,
     TAILS,
+    Ends,
+    OfRows,
     Weights,
     as_targets,
     calibration_rmse_of,
@@ -24,7 +26,7 @@ from jaxcal.metrics._common import (
     in_numpy,
     in_order,
     map_groups,
-    mean_difference,
+    mean_width_of,
     share_inside,
     tce_of,
 )
@@ -103,26 +105,20 @@ def evaluate(
     y = as_targets(y, distribution)
     _check_std(distribution)
     weights = _checks.as_weights(weights, y.shape[0])
-    lower, upper = distribution.interval(0.9)
+    ends = distribution.interval(0.9)
     if by is None:
-        values = _evaluate(y, distribution, lower, upper, weights)
+        values = _evaluate(y, distribution, ends, weights)
         (why,) = _why_infinite(values["nlpd"], y, distribution, weights, np.zeros(y.shape, int))
         return Scores(values, why)
     labels, number = groups_of(by, weights, y)
-    values = _evaluate_groups(y, distribution, lower, upper, number, weights, len(labels))
+    values = _evaluate_groups(y, distribution, ends, number, weights, len(labels))
     why, rows = _why_infinite(values["nlpd"], y, distribution, weights, number), np.bincount(number).tolist()
     of_group = lambda k: {name: value[k] for name, value in values.items()}
     return Scores({label: Scores({"rows": rows[k], **of_group(k)}, why[k]) for k, label in enumerate(labels)})
 
 
 @numpy_or_jit(when=in_numpy)
-def _evaluate(
-    y: Float[JaxArray, " n"],
-    distribution: Distribution,
-    lower: Float[JaxArray, " n"],
-    upper: Float[JaxArray, " n"],
-    weights: Weights,
-) -> Scores:
+def _evaluate(y: OfRows, distribution: Distribution, ends: Ends, weights: Weights) -> Scores:
     """All metrics in the order of a printed table, with one interval and one curve for those that take them."""
     curve = curve_of(y, distribution, PERCENTS, weights)
     of_rows = lambda metric: metric(y, distribution, weights=weights)
@@ -132,15 +128,15 @@ def _evaluate(
             "mae": of_rows(mae),
             "nlpd": of_rows(nlpd),
             "crps": of_rows(crps),
-            "interval_score_90": linalg.weighted_mean(scores.interval_score(y, lower, upper, 0.9), weights),
-            "coverage_90": share_inside(y, lower, upper, weights),
+            "interval_score_90": linalg.weighted_mean(scores.interval_score(y, *ends, 0.9), weights),
+            "coverage_90": share_inside(y, ends, weights),
             "ece": ece_of(curve),
             "tce": tce_of(jax.tree.map(lambda values: values[..., np.array(TAILS)], curve)),
             "calibration_rmse": calibration_rmse_of(curve),
             "calibration_sse": (in_order(curve.at_most - curve.levels)[::5] ** 2).sum(),
             "max_calibration_error": of_rows(max_calibration_error),
             "ence": of_rows(ence),
-            "width_90": mean_difference(lower, upper, weights),
+            "width_90": mean_width_of(ends, weights),
             "sharpness": of_rows(sharpness),
             "mean_std": of_rows(mean_std),
         }
@@ -160,24 +156,14 @@ def _check_std(distribution: Distribution) -> None:
 
 @eqx.filter_jit
 def _evaluate_groups(
-    y: Float[JaxArray, " n"],
-    distribution: Distribution,
-    lower: Float[JaxArray, " n"],
-    upper: Float[JaxArray, " n"],
-    number: Int[ArrayLike, " n"],
-    weights: Weights,
-    groups: int,
+    y: OfRows, distribution: Distribution, ends: Ends, number: Int[ArrayLike, " n"], weights: Weights, groups: int
 ) -> Scores:
-    of_group = lambda weights: _evaluate(y, distribution, lower, upper, weights)
+    of_group = lambda weights: _evaluate(y, distribution, ends, weights)
     return map_groups(of_group, number, weights, groups, y.dtype)
 
 
 def _why_infinite(
-    nlpd: Float[JaxArray, "*groups"],
-    y: Float[JaxArray, " n"],
-    distribution: Distribution,
-    weights: Weights,
-    number: Int[ArrayLike, " n"],
+    nlpd: Float[JaxArray, "*k"], y: OfRows, distribution: Distribution, weights: Weights, number: Int[ArrayLike, " n"]
 ) -> list[str]:
     """Why the NLPD of each group is infinite: no density at all, or not at some targets; "" of one that is not."""
     if _checks.is_traced(nlpd) or not (infinite := np.isposinf(np.atleast_1d(nlpd))).any():

@@ -12,7 +12,7 @@ from jaxcal import _checks
 from jaxcal.distributions import Distribution
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import linalg, scores
-from jaxcal.metrics._common import Scalar, Weights, as_targets, groups_of, map_groups, share_inside
+from jaxcal.metrics._common import Ends, OfRows, Scalar, Weights, as_targets, groups_of, map_groups, share_inside
 
 
 def worst_group_coverage(
@@ -40,19 +40,12 @@ def worst_group_coverage(
     y = as_targets(y, distribution)
     weights = _checks.as_weights(weights, y.shape[0])
     labels, number = groups_of(by, weights, y)
-    return _worst_coverage(y, *distribution.interval(confidence_level), number, weights, len(labels))
+    return _worst_coverage(y, distribution.interval(confidence_level), number, weights, len(labels))
 
 
 @eqx.filter_jit
-def _worst_coverage(
-    y: Float[Array, " n"],
-    lower: Float[Array, " n"],
-    upper: Float[Array, " n"],
-    number: Int[ArrayLike, " n"],
-    weights: Weights,
-    groups: int,
-) -> Scalar:
-    coverage = lambda weights: share_inside(y, lower, upper, weights)
+def _worst_coverage(y: OfRows, ends: Ends, number: Int[ArrayLike, " n"], weights: Weights, groups: int) -> Scalar:
+    coverage = lambda weights: share_inside(y, ends, weights)
     return map_groups(coverage, number, weights, groups, y.dtype).min()
 
 

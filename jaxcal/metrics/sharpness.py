@@ -6,7 +6,7 @@ from jaxcal import _checks
 from jaxcal._numpy import JaxArray
 from jaxcal.distributions import Distribution
 from jaxcal.functional import linalg
-from jaxcal.metrics._common import Scalar, Weights, as_metric, as_targets, mean_difference
+from jaxcal.metrics._common import Scalar, Weights, as_metric, as_targets, mean_width_of
 
 
 def mean_width(
@@ -18,7 +18,7 @@ def mean_width(
         ValueError: if the confidence level lies outside (0, 1).
     """
     y = as_targets(y, distribution)
-    return mean_difference(*distribution.interval(confidence_level), weights=_checks.as_weights(weights, y.shape[0]))
+    return mean_width_of(distribution.interval(confidence_level), _checks.as_weights(weights, y.shape[0]))
 
 
 @as_metric

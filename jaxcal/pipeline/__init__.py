@@ -248,15 +248,8 @@ def _fit(x: Table, y: Float[Array, " n"], predictor: Any, calibrators: Sequence[
         if plan.recalibrate is not None:
             name = "cv+" if last is None else name_of(plan.recalibrate)
             steps.append(step_of(name, _recalibrated(plan.last(), x, y, ends, parts, by)))
-    return Pipeline(
-        chain=chain,
-        last=last,
-        steps=tuple(steps),
-        others=(),
-        method=plan.method.name,
-        layout=Layout.of(x),
-        by=by.without_labels(),
-    )
+    by, method = by.without_labels(), plan.method.name
+    return Pipeline(chain, last, steps=tuple(steps), others=(), method=method, layout=Layout.of(x), by=by)
 
 
 def fit_chain(
@@ -277,12 +270,7 @@ def fit_chain(
 
 
 def _recalibrated(
-    fit_last: Callable,
-    x: Table,
-    y: Float[Array, " n"],
-    predictions: Sequence,
-    parts: Sequence[np.ndarray],
-    by: Groups,
+    fit_last: Callable, x: Table, y: Float[Array, " n"], predictions: Sequence, parts: Sequence[np.ndarray], by: Groups
 ) -> list[Distribution]:
     """What the last step makes of each part, fitted to the others: its scores are of held-out rows, too."""
     order, found = np.concatenate(parts), []
@@ -307,11 +295,7 @@ def _step(
 ) -> Step:
     """The predictions of all parts, in the order of the rows."""
     rows = np.sort(np.concatenate(parts))
-    whole = joined(predictions, [np.searchsorted(rows, part) for part in parts])
-    return Step(
-        name=name,
-        predictions=marked_out_of_fold(whole) if out_of_fold else whole,
-        y=take_rows(rows, y)[0],
-        rows=jax.device_put(rows),
-        num_not_held_out=len(y) - len(rows) if out_of_fold else 0,
-    )
+    whole, left = joined(predictions, [np.searchsorted(rows, part) for part in parts]), 0
+    if out_of_fold:
+        whole, left = marked_out_of_fold(whole), len(y) - len(rows)
+    return Step(name, whole, take_rows(rows, y)[0], jax.device_put(rows), num_not_held_out=left)

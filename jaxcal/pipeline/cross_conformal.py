@@ -123,14 +123,8 @@ def of_folds(
     (y_held_out,) = take_rows(np.concatenate([fold.held_out for fold in parts]), y)
     scaled = _is_scaled(score, base)
     errors = _absolute_errors(base, y_held_out, scaled)
-    return JackknifePlus(
-        models=_ensemble(models, x, scaled),
-        weights=jax.device_put(np.repeat(np.eye(len(parts), dtype=errors.dtype), sizes, axis=1)),
-        errors=errors,
-        layout=Layout.of(x),
-        num_folds=len(parts),
-        has_groups=has_groups,
-    )
+    weights = jax.device_put(np.repeat(np.eye(len(parts), dtype=errors.dtype), sizes, axis=1))
+    return JackknifePlus(_ensemble(models, x, scaled), weights, errors, Layout.of(x), len(parts), has_groups)
 
 
 def fit_bootstrap(
@@ -199,14 +193,8 @@ def fit_bootstrap(
     weights = jax.device_put(weights.astype(predictions[0].mean.dtype))
     center = _out_of_bag([each.mean for each in predictions], weights)
     base = Normal(center, _out_of_bag([each.std for each in predictions], weights)) if scaled else Point(center)
-    return JackknifePlus(
-        models=_ensemble(models, x, scaled),
-        weights=weights,
-        errors=_absolute_errors(base, y, scaled),
-        layout=Layout.of(x),
-        num_folds=None,
-        has_groups=False,
-    )
+    errors = _absolute_errors(base, y, scaled)
+    return JackknifePlus(_ensemble(models, x, scaled), weights, errors, Layout.of(x))
 
 
 def of_forest(forest: Forest, x: Table, y: Series, *, key: PRNGKeyArray) -> "JackknifePlus":
@@ -245,14 +233,7 @@ def of_forest(forest: Forest, x: Table, y: Series, *, key: PRNGKeyArray) -> "Jac
     weights = jax.device_put(out_of_bag_weights(in_bag[:number]).astype(y.dtype))
     trees = _Trees(forest, number)
     base = Point(_weighted_rows(trees(x)[0], weights))
-    return JackknifePlus(
-        models=trees,
-        weights=weights,
-        errors=_absolute_errors(base, y, scaled=False),
-        layout=Layout.of(x),
-        num_folds=None,
-        has_groups=False,
-    )
+    return JackknifePlus(trees, weights, _absolute_errors(base, y, scaled=False), Layout.of(x))
 
 
 class JackknifePlus(eqx.Module):
@@ -272,8 +253,8 @@ class JackknifePlus(eqx.Module):
     weights: Float[Array, "*k_l"]
     errors: Float[Array, "*l"]
     layout: Layout
-    num_folds: int | None = eqx.field(static=True)
-    has_groups: bool = eqx.field(static=True)
+    num_folds: int | None = eqx.field(static=True, default=None)
+    has_groups: bool = eqx.field(static=True, default=False)
 
     def __call__(self, x: Table) -> CrossConformal:
         """The distributions whose central intervals have the coverage of `guarantee`.

@@ -52,12 +52,13 @@ from jaxcal.calibrators._base import (
     check_smoothing,
     coverage_guarantee,
     error_scale,
+    facts_of,
     levels_of_sample,
     probabilities,
     smoothed,
     standardized_errors,
 )
-from jaxcal.calibrators._groups import CalibrationGroups, Errors, Labels, Weights, of_new_rows, tables_of_groups
+from jaxcal.calibrators._groups import CalibrationGroups, Errors, Given, Labels, Weights, of_new_rows, tables_of_groups
 from jaxcal.calibrators.conformal import quantiles
 from jaxcal.distributions import Distribution, Empirical, Quantiles, Recalibrated, ScaledQuantiles
 from jaxcal.frames.layout import Series, Table
@@ -186,12 +187,12 @@ def fit(
     _checks.check_choice(f"with rule={rule!r} score", score, _SCORES[rule])
     check_smoothing(smoothing, by=by, weights=weights)
     y = _checks.as_vector("y", y)
-    has_groups = by is not None or weights is not None
-    if has_groups and (rule == "randomized" or score == "cdf"):
-        given = f"rule={rule!r}" if rule == "randomized" else f"score={score!r}"
-        raise ValueError(f"by and weights go with all but rule='randomized' and score='cdf'; got {given}.")
+    given = Given(x, base, by, weights)
+    if given.is_counted and (rule == "randomized" or score == "cdf"):
+        refused = f"rule={rule!r}" if rule == "randomized" else f"score={score!r}"
+        raise ValueError(f"by and weights go with all but rule='randomized' and score='cdf'; got {refused}.")
     if score == "quantile":
-        return _fit_quantiles(x, base, y, as_confidence_levels(confidence_levels), by, weights, smoothing)
+        return _fit_quantiles(given, y, as_confidence_levels(confidence_levels), smoothing)
     if confidence_levels is not None:
         raise ValueError(
             f"confidence_levels go with score='quantile'; score={score!r} answers at any level: drop them."
@@ -208,22 +209,14 @@ def fit(
     else:
         finite, instead = rule == "linear" or smoothing is not None, AS_POINT if rule else ABSOLUTE
         errors = standardized_errors(base, y, scale == "std", finite=finite, instead=instead)
-        if has_groups:
-            scores, rows = tables_of_groups(x, base, errors, by=by, weights=weights, rule=reading)
+        if given.is_counted:
+            scores, rows = tables_of_groups(given, errors, rule=reading)
         elif reading == "symmetric":
             scores = _symmetric(errors, smoothing)
         else:
             scores = smoothed(jnp.sort(errors), smoothing)
-    return ConformalCalibrator(
-        scores=scores,
-        rows=rows,
-        seed=seed,
-        rule=reading,
-        scale=scale,
-        num_calibration=y.shape[0],
-        out_of_fold=base.is_out_of_fold,
-        smoothed=smoothing is not None,
-    )
+    facts = facts_of(base, y, smoothing)
+    return ConformalCalibrator(scores=scores, rule=reading, scale=scale, rows=rows, seed=seed, **facts)
 
 
 def _scale(score: str, base: Distribution) -> str:
@@ -241,33 +234,18 @@ def _symmetric(errors: Float[Array, " l"], smoothing: Real[ArrayLike, ""] | None
 
 
 def _fit_quantiles(
-    x: Table | None,
-    base: Distribution,
-    y: Float[Array, " l"],
-    confidence_levels: tuple[float, ...],
-    by: Labels | None,
-    weights: Weights | None,
-    smoothing: float | None,
+    given: Given, y: Float[Array, " l"], levels: tuple[float, ...], smoothing: float | None
 ) -> "ConformalCalibrator":
-    """`fit` with score="quantile", of checked targets."""
+    """`fit` with score="quantile", of checked targets and confidence levels."""
     rows, num_covered = None, None
-    if by is not None or weights is not None:
-        scores, rows = quantiles.tables_of_groups(x, base, y, confidence_levels, by, weights)
+    if given.is_counted:
+        scores, rows = quantiles.tables_of_groups(given, y, levels)
     else:
-        check_rows_reach(y.shape[0], confidence_levels[-1])
-        of_base, levels = quantiles.of_base(base, confidence_levels, y.shape[0]), np.array(confidence_levels, y.dtype)
-        scores, num_covered = quantiles.margins(of_base, y, levels, smoothing)
-    return ConformalCalibrator(
-        scores=scores,
-        rows=rows,
-        num_covered=num_covered,
-        rule="symmetric",
-        scale="y",
-        confidence_levels=confidence_levels,
-        num_calibration=y.shape[0],
-        out_of_fold=base.is_out_of_fold,
-        smoothed=smoothing is not None,
-    )
+        check_rows_reach(y.shape[0], levels[-1])
+        of_base = quantiles.of_base(given.base, levels, y.shape[0])
+        scores, num_covered = quantiles.margins(of_base, y, np.array(levels, y.dtype), smoothing)
+    found = {"scores": scores, "rows": rows, "num_covered": num_covered, **facts_of(given.base, y, smoothing)}
+    return ConformalCalibrator(rule="symmetric", scale="y", confidence_levels=levels, **found)
 
 
 class ConformalCalibrator(eqx.Module):
@@ -338,10 +316,11 @@ class ConformalCalibrator(eqx.Module):
                 a `Point` where the scores need more; if labels or weights are missing or have no effect, are of the
                 wrong length or out of range; if no calibration row has the label of a row.
         """
+        given = Given(x, base, by, weights)
         if self.confidence_levels is not None:
-            return self._move(x, base, self.confidence_levels, by, weights)
+            return self._move(given, self.confidence_levels)
         check_base(base)
-        group, new_weight = of_new_rows(self.rows, x, base, by, weights)
+        group, new_weight = of_new_rows(self.rows, given)
         if self.scale == "cdf":
             check_density(base)
             return Recalibrated(base, self.scores, self.rule, self._tau(base.mean))
@@ -379,17 +358,10 @@ class ConformalCalibrator(eqx.Module):
         number = int(self.num_covered[self.confidence_levels.index(confidence_level)])
         return dataclasses.replace(guarantee, widened_to=number) if number > guarantee.places else guarantee
 
-    def _move(
-        self,
-        x: Table | None,
-        base: Distribution,
-        confidence_levels: tuple[float, ...],
-        by: Labels | None,
-        weights: Weights | None,
-    ) -> Quantiles:
+    def _move(self, given: Given, confidence_levels: tuple[float, ...]) -> Quantiles:
         """The base's quantiles at the levels of the fit, moved outwards."""
-        values, levels = quantiles.of_base(base, confidence_levels), quantiles.levels_of(confidence_levels)
-        group, new_weight = of_new_rows(self.rows, x, base, by, weights)
+        values, levels = quantiles.of_base(given.base, confidence_levels), quantiles.levels_of(confidence_levels)
+        group, new_weight = of_new_rows(self.rows, given)
         if not isinstance(self.scores, Tables):
             return Quantiles(levels, quantiles.moved_outwards(values, self.scores))
         central = np.array(confidence_levels)

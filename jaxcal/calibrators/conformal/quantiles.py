@@ -10,9 +10,8 @@ from jaxtyping import Array, ArrayLike, Float, Int, Real
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base, smoothed
-from jaxcal.calibrators._groups import CalibrationGroups, Labels, Weights
+from jaxcal.calibrators._groups import CalibrationGroups, Given
 from jaxcal.distributions import Distribution, Point
-from jaxcal.frames.layout import Table
 from jaxcal.functional import rounding, tables
 from jaxcal.functional.quantiles import empirical_quantile, smallest_table
 from jaxcal.functional.tables import Tables
@@ -58,20 +57,15 @@ def _errors(quantiles: Float[Array, "l q"], y: Float[Array, " l"]) -> Float[Arra
 
 
 def tables_of_groups(
-    x: Table | None,
-    base: Distribution,
-    y: Float[Array, " l"],
-    confidence_levels: tuple[float, ...],
-    by: Labels | None,
-    weights: Weights | None,
+    given: Given, y: Float[Array, " l"], confidence_levels: tuple[float, ...]
 ) -> tuple[Tables, CalibrationGroups]:
     """The tables of the scores of every level, [k] leading, for every group, with weights; and the groups.
 
     Raises:
         ValueError: as `CalibrationGroups.of` does; if a group without weights has too few rows for the highest level.
     """
-    errors = _errors(of_base(base, confidence_levels, y.shape[0]), y)
-    rows, (number, known, kept) = CalibrationGroups.of(x, base, by, weights, y.dtype)
+    errors = _errors(of_base(given.base, confidence_levels, y.shape[0]), y)
+    rows, (number, known, kept) = CalibrationGroups.of(given, y.dtype)
     sizes, highest = np.bincount(number, minlength=rows.groups.count), confidence_levels[-1]
     if known is None and sizes.min() < (needed := smallest_table(highest)):
         raise ValueError(

@@ -138,9 +138,16 @@ def fit(
         tails = [Regressions.of(independent, each, [(1 + c) / 2 for c in levels]) for each in (known, -known)]
     else:
         tails = [Regressions.of(independent, np.abs(known), levels)]
-    seed = None if key is None else jax.random.bits(key, (), "uint32")
-    of_x, out_of_fold = features if callable(features) else None, base.is_out_of_fold
-    return ConditionalConformal(directions, _stacked(tails), seed, of_x, levels, scaled, out_of_fold, columns)
+    return ConditionalConformal(
+        directions=directions,
+        regressions=_stacked(tails),
+        seed=None if key is None else jax.random.bits(key, (), "uint32"),
+        features=features if callable(features) else None,
+        confidence_levels=levels,
+        scaled=scaled,
+        out_of_fold=base.is_out_of_fold,
+        columns=columns,
+    )
 
 
 def _as_features(x: Table | None, features: Features, length: int) -> Table:

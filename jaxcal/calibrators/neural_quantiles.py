@@ -304,8 +304,14 @@ def _prepare(quantiles, std, y, weights, trained: int, key: PRNGKeyArray | None)
         parts = (weights[:trained], weights[trained:]) if trained < y.shape[0] else (weights,)
         weights = jnp.concatenate([part / part.mean() for part in parts])
     distances = (quantiles - medians[:, None]) / unit[None, None]
-    features, quantiles, errors = scaler(features)[order], distances[order], errors[order] / unit[None]
-    return _Rows(features, quantiles, errors, weights, scaler, unit)
+    return _Rows(
+        features=scaler(features)[order],
+        quantiles=distances[order],
+        errors=errors[order] / unit[None],
+        weights=weights,
+        scaler=scaler,
+        unit=unit,
+    )
 
 
 def _features(deciles: Float[Array, "n 9"]) -> Float[Array, "n 9"]:

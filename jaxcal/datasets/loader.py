@@ -263,7 +263,8 @@ def _read_original(original: Original, path: Path) -> _Table:
     )
     features = tuple(name for name in positions if name not in original.targets)
     x, y = (table[:, [positions[name] for name in names]] for names in (features, original.targets))
-    return _Table(x, y, features, original.targets, tuple(map(features.index, original.levels)))
+    categorical = tuple(map(features.index, original.levels))
+    return _Table(x=x, y=y, feature_names=features, target_names=original.targets, categorical=categorical)
 
 
 def _read_diabetes() -> _Table:
@@ -272,7 +273,13 @@ def _read_diabetes() -> _Table:
     except ImportError as error:
         raise ImportError("diabetes needs scikit-learn: pip install 'jaxcal[data]'.") from error
     found: Any = load_diabetes(scaled=False)
-    return _Table(found.data, found.target[:, None], tuple(found.feature_names), ("disease_progression_one_year",), ())
+    return _Table(
+        x=found.data,
+        y=found.target[:, None],
+        feature_names=tuple(found.feature_names),
+        target_names=("disease_progression_one_year",),
+        categorical=(),
+    )
 
 
 def _read_npz(path: Path) -> _Table:
@@ -282,7 +289,8 @@ def _read_npz(path: Path) -> _Table:
             raise ValueError(f"{path} lacks the arrays {', '.join(sorted(missing))}.")
         x, y = arrays["x"].astype(float), arrays["y"].astype(float)
         features, targets = (tuple(map(str, arrays[each])) for each in ("feature_names", "target_names"))
-        table = _Table(x, y.reshape(len(y), -1), features, targets, tuple(map(int, arrays["categorical"])))
+        categorical, y = tuple(map(int, arrays["categorical"])), y.reshape(len(y), -1)
+        table = _Table(x=x, y=y, feature_names=features, target_names=targets, categorical=categorical)
     if x.shape != (len(y), len(features)) or table.y.shape[1] != len(targets):
         raise ValueError(
             f"{path} does not fit together: x has shape {x.shape} and y {y.shape}, with "

@@ -122,7 +122,13 @@ def rank(residuals: Array, layout: Layout) -> Ranked:
     residuals = jnp.where(nodes < layout.first.shape[0] - 1, residuals / jnp.where(units > 0, units, 1)[nodes], 0)
     ordered = residuals[order]
     padding = _wavelet.padded_length(n) - n
-    return Ranked(layout, residuals, ranks, jnp.pad(ordered, (0, padding)), _wavelet.prefix_sums(ordered))
+    return Ranked(
+        layout=layout,
+        residuals=residuals,
+        ranks=ranks,
+        ordered=jnp.pad(ordered, (0, padding)),
+        sums=_wavelet.prefix_sums(ordered),
+    )
 
 
 def admissible_cuts(column: Array, layout: Layout, min_leaf: ArrayLike, step: int) -> Array:

@@ -518,7 +518,14 @@ def _best_of_partitions(
     left = mask_of(masks[best]) & exists
     num_left, num_rows = (each.sum(dtype=jnp.int32) for each in (jnp.where(left, number, 0), number))
     log_num_splits = jnp.log(admissible.sum().astype(residuals.dtype))
-    return Subset(sizes[best], left, log_p_value(sizes[best], num_rows), num_left, num_rows, log_num_splits)
+    return Subset(
+        statistic=sizes[best],
+        left=left,
+        log_p=log_p_value(sizes[best], num_rows),
+        num_left=num_left,
+        num_rows=num_rows,
+        log_num_splits=log_num_splits,
+    )
 
 
 @partial(jax.jit, static_argnames=("num_categories", "center"))
@@ -545,7 +552,14 @@ def _best_of_cuts(
     doublings = jnp.maximum((number > 0).sum() - 1, 0).astype(residuals.dtype)
     log_num_splits = doublings * math.log(2) + jnp.log1p(-jnp.exp2(-doublings))
     log_num_splits = jnp.where(jnp.isfinite(split.log_num_splits[0]), log_num_splits, -jnp.inf)
-    return Subset(split.statistic, left, split.log_p, split.num_left, split.num_rows, log_num_splits)
+    return Subset(
+        statistic=split.statistic,
+        left=left,
+        log_p=split.log_p,
+        num_left=split.num_left,
+        num_rows=split.num_rows,
+        log_num_splits=log_num_splits,
+    )
 
 
 def _select_of_categories(counts: Array, is_in: Array, k: Array) -> Array:

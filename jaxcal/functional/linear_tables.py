@@ -136,9 +136,19 @@ def _make(
     behind = jnp.where(is_last[:, None], 0, jnp.roll(width[:, None] * powers(rest), -1, axis=0))
     steps = jnp.stack([width[:, None] * powers(middle), behind[::-1]])
     below, above = jax.vmap(sums_within)(steps, jnp.stack([is_first, is_last[::-1]]))
-    integrals, levels = of_group(rise[:, None] * powers(z)[:, 1:]), Levels(z, middle, start, total)
-    density = _density(levels, spread, group, at_ends, first)
-    return LinearTables(z, middle, start, total, center, spread, below, above[::-1], integrals, density)
+    levels = Levels(z, middle, start, total)
+    return LinearTables(
+        values=z,
+        middle=middle,
+        start=start,
+        total=total,
+        center=center,
+        spread=spread,
+        below=below,
+        above=above[::-1],
+        moments=of_group(rise[:, None] * powers(z)[:, 1:]),
+        density=_density(levels, spread, group, at_ends, first),
+    )
 
 
 def _density(

@@ -81,7 +81,14 @@ def row_sums(
     else:
         outer, cross = _distributed_sums(covariances, whiten, rows, targets, weights, mesh)
     log_precision = jnp.zeros((), targets.dtype) if precisions is None else jnp.sum(jnp.log(precisions))
-    return RowSums(outer, cross, weights @ prior_variance, weights @ targets**2, log_precision, num_rows=n)
+    return RowSums(
+        outer=outer,
+        cross=cross,
+        prior=weights @ prior_variance,
+        square=weights @ targets**2,
+        log_precision=log_precision,
+        num_rows=n,
+    )
 
 
 @exact_products

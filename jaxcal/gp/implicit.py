@@ -162,7 +162,13 @@ def _with_what_is_given(model: Model, initial_of: InitialOf, data: Data) -> Mode
 
 
 def _found(process: Process, model: Model, value: Float[Array, ""], result: Int[Array, ""]) -> Found:
-    return Found(model, value, process.iterations, result, process.failed_initial_values)
+    return Found(
+        model=model,
+        evidence=value,
+        steps=process.iterations,
+        result=result,
+        failed_initial_values=process.failed_initial_values,
+    )
 
 
 def _numbers(some: Points, points: Points) -> Int[Array, " m"]:

@@ -123,8 +123,14 @@ def of_folds(
     (y_held_out,) = take_rows(np.concatenate([fold.held_out for fold in parts]), y)
     scaled = _is_scaled(score, base)
     errors = _absolute_errors(base, y_held_out, scaled)
-    weights = jax.device_put(np.repeat(np.eye(len(parts), dtype=errors.dtype), sizes, axis=1))
-    return JackknifePlus(_ensemble(models, x, scaled), weights, errors, Layout.of(x), len(parts), has_groups)
+    return JackknifePlus(
+        models=_ensemble(models, x, scaled),
+        weights=jax.device_put(np.repeat(np.eye(len(parts), dtype=errors.dtype), sizes, axis=1)),
+        errors=errors,
+        layout=Layout.of(x),
+        num_folds=len(parts),
+        has_groups=has_groups,
+    )
 
 
 def fit_bootstrap(

@@ -110,7 +110,7 @@ def models_of_folds(
         about: what warnings of the fits are about, a clause.
     """
     with one_warning(about):
-        work = _Work(fit, predict, inputs, targets, folds, keys)
+        work = _Work(fit=fit, predict=predict, inputs=inputs, targets=targets, folds=folds, keys=keys)
         found = _of_a_vmap(work) if jax.default_backend() != "cpu" else None
         return _one_by_one(work) if found is None else found
 

@@ -21,7 +21,7 @@ KEY = jax.random.key(0)
 
 
 class Laplace(jc.Distribution):
-    """Of one shape in all rows."""
+    """All rows have one shape."""
 
     mean: jax.Array
     scale: jax.Array

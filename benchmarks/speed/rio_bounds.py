@@ -23,6 +23,7 @@ from _common import provenance, tell
 
 import jaxcal as jc
 from jaxcal.calibrators import rio
+from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.gp import fit, initial, model
 from jaxcal.gp.options import Options
 
@@ -105,7 +106,7 @@ def climbs(num_seeds: int):
 
 def prepared(x, base, y):
     """The initial values of `rio.fit`, and the data as the process takes them."""
-    x_scaler, output_scaler, scaler = (jc.preprocessing.Standardizer.of(a) for a in (x, base.mean, y - base.mean))
+    x_scaler, output_scaler, scaler = (Standardizer.of(a) for a in (x, base.mean, y - base.mean))
     points = rio.Points(x_scaler(x), output_scaler(base.mean)[:, None])
     data = model.Data(points, scaler(y - base.mean))
     return initial.on_grid(data, jax.tree.leaves(points), lambda kernels: rio.IOKernel(*kernels)), data

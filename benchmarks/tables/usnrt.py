@@ -12,18 +12,18 @@ import math
 import random
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from time import process_time
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxcal as jc
 from benchmarks.tables import _jobs, _usnrt_report, _usnrt_stability
 from benchmarks.tables._usnrt_report import METRICS, UNCORRECTED
-from jaxcal.frames.preprocessing import Encoder
+from jaxcal.frames.columns import Columns
 
 DATASETS = (
     "grid_stability",
@@ -193,9 +193,8 @@ def fit_forest(model: str, rows: Rows, at: np.ndarray, run: Run):
 
 def with_indicators(rows: Rows, at: np.ndarray) -> tuple[jax.Array, jax.Array]:
     """The columns of the training rows and of others, with indicators in place of the levels."""
-    x, at = jnp.asarray(rows.x), jnp.asarray(at)
-    encoder = Encoder.of(x, rows.categorical, "majority")
-    return encoder(x), encoder(at)
+    columns = replace(Columns.of(rows.x, rows.categorical), unseen="majority")
+    return columns(rows.x), columns(at)
 
 
 SYSTEMS = {

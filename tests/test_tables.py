@@ -1,6 +1,13 @@
-"""What the scripts of the papers' tables compute: marks of significance, cells, the report of finished runs."""
+"""What the scripts of the papers' tables compute: marks of significance, cells, the report of finished runs.
 
+And that all scripts import what is there.
+"""
+
+import ast
+import importlib
 import math
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +16,7 @@ from scipy import stats
 from benchmarks.tables import _report, _rio_report, _usnrt_report
 
 pytestmark = pytest.mark.any_precision
+ROOT = Path(__file__).parents[1]
 
 
 def test_marks_are_those_of_the_paired_tests(rng):
@@ -110,3 +118,20 @@ def test_a_version_without_its_commit_is_that_of_a_day():
     assert _report.made_by(record | {"date": "today"}) != _report.made_by(record | {"date": "tomorrow"})
     named = record | {"jaxcal": "0.1.0+1a2b3c4"}
     assert _report.made_by(named | {"date": "today"}) == _report.made_by(named | {"date": "tomorrow"})
+
+
+def names_imported(script):
+    """The modules of jaxcal that a script imports from, with each name."""
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "jaxcal":
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "docs", "examples"])
+def test_scripts_import_what_is_there(folder):
+    """Those that run for hours are not run here."""
+    for script in sorted((ROOT / folder).rglob("*.py")):
+        for module, name in names_imported(script):
+            found = importlib.import_module(module)
+            is_there = hasattr(found, name) or (hasattr(found, "__path__") and find_spec(f"{module}.{name}"))
+            assert is_there, f"{script.relative_to(ROOT)} imports {name} from {module}"

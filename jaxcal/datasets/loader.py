@@ -289,8 +289,8 @@ def _read_npz(path: Path) -> _Table:
             raise ValueError(f"{path} lacks the arrays {', '.join(sorted(missing))}.")
         x, y = arrays["x"].astype(float), arrays["y"].astype(float)
         features, targets = (tuple(map(str, arrays[each])) for each in ("feature_names", "target_names"))
-        categorical, y = tuple(map(int, arrays["categorical"])), y.reshape(len(y), -1)
-        table = _Table(x=x, y=y, feature_names=features, target_names=targets, categorical=categorical)
+        categorical, columns = tuple(map(int, arrays["categorical"])), y.reshape(len(y), -1)
+        table = _Table(x=x, y=columns, feature_names=features, target_names=targets, categorical=categorical)
     if x.shape != (len(y), len(features)) or table.y.shape[1] != len(targets):
         raise ValueError(
             f"{path} does not fit together: x has shape {x.shape} and y {y.shape}, with "

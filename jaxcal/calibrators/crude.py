@@ -143,10 +143,11 @@ def fit(
     if by_cdf and neighbors is not None:
         raise ValueError(f"neighbors={neighbors} cannot go with score='cdf': use score='signed', or no neighbors.")
     rank = rank or ("crude" if preset else "conformal")
-    has_groups = by is not None or weights is not None or partial_pooling
+    given = Given(x, base, by, weights)
+    has_groups = given.is_counted or partial_pooling
     if has_groups and (neighbors is not None or by_cdf):
-        given = "score='cdf'" if by_cdf else f"neighbors={neighbors}"
-        raise ValueError(f"{given} cannot go with by or weights: leave one of them out.")
+        refused = "score='cdf'" if by_cdf else f"neighbors={neighbors}"
+        raise ValueError(f"{refused} cannot go with by or weights: leave one of them out.")
     neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors, categorical)
     rows = None
     if by_cdf:
@@ -155,7 +156,7 @@ def fit(
         errors = standardized_errors(base, y, scaled, finite=partial_pooling or smoothing is not None)
         if has_groups:
             scale = error_scale(base, scaled) if partial_pooling else None
-            z, rows = tables_of_groups(Given(x, base, by, weights), errors, rule=rank, scale=scale)
+            z, rows = tables_of_groups(given, errors, rule=rank, scale=scale)
         else:
             # A search for neighbors takes the first of equally distant rows: they must not be sorted by their errors.
             z = errors if neighbors is not None else smoothed(jnp.sort(errors), smoothing)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal._numpy import JaxArray, by_numpy, is_known, is_working, keeps_known, namespace, numpy_or_jit
+from jaxcal._numpy import JaxArray, by_numpy, is_known, is_on_host, is_working, keeps_known, namespace, numpy_or_jit
 from jaxcal.distributions._reach import EVERYWHERE, Reach
 from jaxcal.distributions._rows import Rows, Values, replaced
 from jaxcal.functional import rounding
@@ -186,8 +186,8 @@ class Distribution(Rows):
 
 @keeps_known
 def _known_reach(distribution: Distribution) -> Reach:
-    """By NumPy: a warning compiles nothing."""
-    return by_numpy(lambda known: known.reach, distribution)
+    """By NumPy on a CPU, where a warning compiles nothing; from an accelerator comes only what the levels depend on."""
+    return by_numpy(lambda known: known.reach, distribution) if is_on_host(distribution) else distribution.reach
 
 
 @numpy_or_jit

@@ -169,8 +169,10 @@ class Concatenated(Distribution):
     @property
     def reach(self) -> Reach:
         """Those of the parts, of each row."""
-        of_rows = lambda end: self._join([np.broadcast_to(end(part.reach), len(part.mean)) for part in self.parts])
-        return Reach(of_rows(lambda reach: reach.lowest), of_rows(lambda reach: reach.highest))
+        of_parts = list(zip([part.reach for part in self.parts], _lengths(self.parts), strict=True))
+        xp = np if not _checks.is_traced(*(end for reach, _ in of_parts for end in reach[:2])) else jnp
+        of_rows = lambda k: self._join([xp.broadcast_to(reach[k], size) for reach, size in of_parts])
+        return Reach(of_rows(0), of_rows(1))
 
     def __len__(self) -> int:
         """The number of rows."""

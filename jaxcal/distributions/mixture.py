@@ -71,10 +71,10 @@ class Mixture(Distribution):
     @property
     def reach(self) -> Reach:
         """From the lowest to the highest level of a member."""
+        if type(self.components).reach is Distribution.reach:
+            return EVERYWHERE
         of_member = lambda k: jax.tree.map(lambda leaf: leaf[k], self.components).reach
         reach, xp = of_member(0), namespace(self.weights)
-        if reach is EVERYWHERE:
-            return reach
         lowest, highest, *_ = zip(*map(of_member, range(len(self.weights))), strict=True)
         return reach._replace(lowest=reduce(xp.minimum, lowest), highest=reduce(xp.maximum, highest))
 

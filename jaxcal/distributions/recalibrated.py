@@ -71,6 +71,11 @@ class Recalibrated(Distribution):
         return self.steps is None
 
     @property
+    def is_continuous(self) -> bool:
+        """Whether there is no rule."""
+        return self.has_density
+
+    @property
     def has_closed_quantiles(self) -> bool:
         """As of the base."""
         return self.base.has_closed_quantiles
@@ -88,11 +93,6 @@ class Recalibrated(Distribution):
         self._check_one_run()
         steps = None if self.steps is None else self.steps._take(rows)
         return replaced(self, base=self.base._take(rows), steps=steps)  # bases need not be arrays with a row each
-
-    @property
-    def is_continuous(self) -> bool:
-        """Whether there is no rule."""
-        return self.steps is None
 
     @property
     @eqx.filter_jit

@@ -34,7 +34,7 @@ the median.
 
     @classmethod
     def of_rows(cls, rows: int, beyond: str = "the quantile is infinite", *, central: bool = False) -> "Reach":
-        """So many calibration rows reach levels, or confidence levels, up to rows / (rows + 1)."""
+        """With n calibration rows, levels up to n / (n + 1) are known; where `central`, confidence levels."""
         share = rows / (rows + 1)
         highest = (1 + share) / 2 if central else share
         return cls(1 - highest, highest, beyond, rows, central)

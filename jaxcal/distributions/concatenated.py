@@ -168,7 +168,7 @@ class Concatenated(Distribution):
 
     @property
     def reach(self) -> Reach:
-        """Those of the parts, of each row."""
+        """Every row has the reach of its part."""
         of_parts = list(zip([part.reach for part in self.parts], _lengths(self.parts), strict=True))
         xp = np if not _checks.is_traced(*(end for reach, _ in of_parts for end in reach[:2])) else jnp
         of_rows = lambda k: self._join([xp.broadcast_to(reach[k], size) for reach, size in of_parts])

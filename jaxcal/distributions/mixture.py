@@ -70,7 +70,8 @@ class Mixture(Distribution):
 
     @property
     def reach(self) -> Reach:
-        """From the lowest to the highest level of a member."""
+        """It goes from the lowest to the highest level of a member."""
+        # Members without limits need not be cut out one by one.
         if type(self.components).reach is Distribution.reach:
             return EVERYWHERE
         of_member = lambda k: jax.tree.map(lambda leaf: leaf[k], self.components).reach

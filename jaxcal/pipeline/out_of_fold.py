@@ -131,26 +131,19 @@ def _one_by_one(work: _Work) -> tuple[list[Callable], list[Any]]:
     models, predictions = [], []
     with progress.work("cross-validation: models", len(folds), targets) as told:
         for fold, key in zip(folds, keys, strict=True):
-            model = _fitted(fit, take_rows(fold.training, *inputs, *targets), len(inputs), key)
+            tables = take_rows(fold.training, *inputs, *targets)
+            model = _fitted(fit, tables, tables[len(inputs)], key)
             models.append(model)
             predictions.append(predict(model, *take_rows(fold.held_out, *inputs)))
             told.advance()
     return models, predictions
 
 
-def _fitted(fit: Callable, tables: tuple[Any, ...], target: int, key: PRNGKeyArray) -> Callable:
-    """A model of training rows; an error says where these have one target, as those of a fold may have.
-
-    Args:
-        fit: of the tables.
-        tables: inputs and targets.
-        target: the place of y among them.
-        key: of the fit.
-    """
+def _fitted(fit: Callable, tables: tuple[Any, ...], y: Array, key: PRNGKeyArray) -> Callable:
+    """A model of training rows; an error says where their y is constant, as that of a fold may be."""
     try:
         return _checks.as_model(fit, fit(*tables, key=key))
     except ValueError as error:
-        y = tables[target]
         if len(y) and not _checks.is_traced(y) and np.ptp(np.asarray(y)) == 0:
             raise ValueError(
                 f"the {len(y)} training rows of a fold have one target alone, {y[0]:g}: give other folds. {error}"

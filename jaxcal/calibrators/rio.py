@@ -24,26 +24,30 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray, namespace
+from jaxcal._numpy import AnyArray, is_known, namespace
 from jaxcal.calibrators._base import check_base
 from jaxcal.distributions import Distribution, Normal, StudentT
+from jaxcal.frames import unread
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import linalg
-from jaxcal.gp import initial, minibatch
-from jaxcal.gp.fit import check_fit, fit_rows
+from jaxcal.gp import GaussianNoise, InputNoise, Sparse, initial
+from jaxcal.gp.fit import Way, check_fit, check_objects, fit_rows
+from jaxcal.gp.inference import stochastic
+from jaxcal.gp.initial import Given
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
 from jaxcal.gp.model import Data, Model, one_of
-from jaxcal.gp.noise import InitialOf
-from jaxcal.gp.options import Options
 from jaxcal.gp.padding import prediction
 from jaxcal.gp.process import HoldsProcess, Process
-from jaxcal.optimize import Result
+from jaxcal.gp.protocols import Inference, InitialOf, Noise
+from jaxcal.optimize import Result, as_constants
+
+# By `preset`: how it is fitted.
+_PRESETS = {None: None, "paper": Sparse(num_inducing=50, points="trained", ard=False, tolerance=0.0)}
 
 
 class Points(eqx.Module):
@@ -136,16 +140,9 @@ def fit(
     categorical: Categorical = (),
     kernel: str | tuple = "io",
     target: str = "residual",
-    bound: str = "auto",
-    num_inducing: int | None = None,
-    inducing: str | None = None,
-    ard: bool | str | None = None,
-    noise: str = "gaussian",
-    max_iterations: int = 1000,
-    tolerance: float | None = None,
-    epochs: int = 20,
+    inference: Inference | None = None,
+    noise: Noise | None = None,
     preset: str | None = None,
-    mesh: Mesh | None = None,
     differentiable: bool = False,
     key: PRNGKeyArray | None = None,
     throw: bool = True,
@@ -181,38 +178,21 @@ def fit(
             output), one of which may be None, with their hyperparameters as initial values.
         target: what the process explains: the "residual", or the "outcome" itself (then the prediction does not
             build on the base's mean).
-        bound: "exact" is the full process, O(n^3); "collapsed" the sparse one, O(n m^2) with m inducing points;
-            "nearest" asks at every point the 50 rows nearest to it, with hyperparameters of the least leave-one-out
-            CRPS of 2000 rows. "auto" takes the exact one up to 2000 rows; beyond the sparse one or the nearest rows,
-            what has the lower leave-one-out CRPS; the sparse one above 250,000 rows, and where num_inducing, inducing,
-            mesh or noise ask for it. "stochastic" maximizes the sparse one over minibatches: for x that does not fit in
-            memory, a `numpy.memmap`, of which it holds a chunk of rows at a time. It needs a key, and is neither for
-            `jit` nor for several outputs.
-        num_inducing: how many inducing points, at most n (default 800; 400 where the bound is stochastic; 50 with the
-            preset).
-        inducing: "greedy" chooses rows by conditional variance at the initial values, of a random sample where the
-            bound is stochastic, and of more than 10,000 rows as many decide on the hyperparameters; "trained"
-            optimizes the points, initially the first rows, or random ones where the bound is stochastic, as the paper
-            does. The default is "greedy", with the preset and the stochastic bound "trained".
-        ard: True for a lengthscale for every input column, False for one for all; "auto" (default) for what the
-            evidence prefers: each further lengthscale must raise it by log(n) / 2 nats (Schwarz's criterion). That
-            costs one more climb, about half as much again. With the preset and kernels of gpjax False (RIO, appendix
-            D.4).
-        noise: "gaussian"; "student_t", whose degrees of freedom are learned, so that outliers do not decide the fit and
-            the prediction is a StudentT; or "input", of a variance that depends on the inputs: a second process, of the
-            log of the noise variance, is fitted to the leave-one-out errors, and has as much part as helps. The first
-            costs two to four, the second three to five times as much as "gaussian".
-        max_iterations: of the optimizer.
-        tolerance: the fit ends where the log evidence is foreseen to rise by less, in nats (default 0.005; of the
-            sparse bound and the nearest rows 1; with the preset 0). In any case L-BFGS ends where scipy's does.
-        epochs: passes over the rows of the stochastic bound.
+        inference: how it is fitted: `gp.Exact`, `gp.Sparse`, `gp.Nearest` or `gp.Stochastic`, with the options of each.
+            None takes the exact process up to 5000 rows, and up to 2000 rows where rows are traced, the kernels are
+            gpjax's or the noise is not Gaussian. On an accelerator its memory decides. Beyond, it takes inducing points
+            or the nearest rows: whichever has the lower leave-one-out CRPS. Where rows are traced, above 250,000 rows
+            and for other noise these are inducing points. `fitted.inference` says what was taken. Here an inference
+            has the number of lengthscales that the evidence prefers, `ard="auto"`, unless it says otherwise; with the
+            preset and kernels of gpjax `ard=False` (RIO, appendix D.4).
+        noise: `gp.GaussianNoise`, the default, with `variance=` where that is known; `gp.StudentTNoise`, so that
+            outliers do not decide the fit; or `gp.InputNoise`, of a variance that depends on the inputs.
         preset: None, or "paper" as above.
-        mesh: devices over all of whose axes the rows of the sparse bound are distributed; None for one device.
         differentiable: whether derivatives pass through the fit, by the implicit function theorem at the optimum, which
             is then found to the last digits. They are NaN where it is none, and `result` is not CONVERGED; which rows
-            are inducing points, or nearest, stays. For Gaussian noise on one device, not for the stochastic bound. A
+            are inducing points, or nearest, stays. For Gaussian noise on one device, not for `gp.Stochastic`. A
             fit takes up to twice as long.
-        key: random key of the order of the rows of the stochastic bound.
+        key: random key of the order of the rows of `gp.Stochastic`; nothing else is random.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
             so in any case.
 
@@ -242,28 +222,38 @@ def fit(
     y = _checks.as_vector("y", y) if base.mean.ndim == 1 else _checks.as_matrix("y", y)
     _checks.check_rows("y", y, 2)
     check_base(base, y.shape[0], outputs=True)
-    points = {"bound": bound, "num_inducing": num_inducing, "inducing": inducing, "mesh": mesh}
-    search = {"max_iterations": max_iterations, "tolerance": tolerance, "differentiable": differentiable}
-    setting, options = _setting(y.shape[0], kernel, target, preset, ard=ard, noise=noise, **points, **search)
-    if noise == "input" and _own_std(base) is not None:
-        raise ValueError("base has a std of its own, which the noise follows as far as it helps: omit noise='input'.")
+    noise = GaussianNoise() if noise is None else noise
+    check_objects(inference, noise)
+    setting = _setting(kernel, target, preset, noise, inference)
+    in_numpy = isinstance(kernel, str) and not setting.paper
+    way = Way.of(
+        y.shape[0],
+        _PRESETS[preset] if inference is None else inference,
+        noise,
+        ard="auto" if in_numpy else False,
+        is_known=is_known(as_constants((x, base.mean, y, noise))),
+        in_numpy=in_numpy,
+        differentiable=differentiable,
+    )
+    if isinstance(noise, InputNoise) and _own_std(base) is not None:
+        raise ValueError("base has a std of its own, which the noise follows as far as it helps: omit InputNoise().")
     if x is None and setting.kernel != "output":
         raise ValueError("x is None, but the kernel depends on the inputs: give x, or take kernel='output'.")
-    given = None if isinstance(kernel, str) else _from_gpjax(kernel)
+    given = Given.of(None if isinstance(kernel, str) else _from_gpjax(kernel), noise)
     _check_spread(base.mean, y, target)
     columns = None if setting.kernel == "output" else Columns.of(x, categorical)
     rows = _Rows(x, base.mean, _own_std(base), y)
-    if bound == "stochastic":
-        rio = _fit_stochastic(columns, rows, given, setting, options, epochs, key)
+    if way.inference.reads_parts:
+        rio = _fit_stochastic(columns, rows, given, setting, way, key)
     else:
         x = None if columns is None else columns(x)
         if x is not None:
             _checks.check_length("x", x, y.shape[0])
         rows = rows._replace(x=x)
         if not differentiable:
-            rows = _checks.without_derivative(rows, "rio.fit", "give differentiable=True")
+            rows, given = _checks.without_derivative((rows, given), "rio.fit", "give differentiable=True")
         prepare = eqx.Partial(_prepared, columns, given, setting)
-        scales, process = fit_rows(prepare, rows, options, in_numpy=given is None and not setting.paper)
+        scales, process = fit_rows(prepare, rows, way, in_numpy=in_numpy)
         rio = scales.rio(process, setting)
     check_fit(rio.process, y.shape[0], throw=throw)
     return rio
@@ -334,24 +324,21 @@ def _own_std(base: Distribution) -> Array | None:
     return base.std if base.has_std else None
 
 
-def _setting(n: int, kernel: str | tuple, target: str, preset: str | None, **asked: Any) -> tuple[_Setting, Options]:
-    """The options, checked, with what the preset and the kernel decide; `asked` goes to `Options.of`."""
+def _setting(
+    kernel: str | tuple, target: str, preset: str | None, noise: Noise, inference: Inference | None
+) -> _Setting:
+    """The options by which rows are prepared, checked."""
     paper, by_name = preset == "paper", isinstance(kernel, str)
     depends_on = kernel if isinstance(kernel, str) else _depends_on(kernel)
     _checks.check_choice("kernel", depends_on, ("io", "input", "output"))
     _checks.check_choice("target", target, ("residual", "outcome"))
-    _checks.check_choice("preset", preset, (None, "paper"))
-    if paper and asked["noise"] != "gaussian":
-        raise ValueError(f"preset='paper' has Gaussian noise; got noise={asked['noise']!r}.")
-    if asked["ard"] and not by_name:
+    _checks.check_choice("preset", preset, tuple(_PRESETS))
+    if paper and not (noise.is_gaussian and noise.known_variance is None):
+        raise ValueError("preset='paper' has Gaussian noise of a variance that is learned: leave noise out.")
+    ard = inference is not None and inference.ard
+    if ard and not by_name:
         raise ValueError("ard has no effect on kernels of gpjax: give them a lengthscale for every column.")
-    defaults = {"ard": "auto" if by_name and not paper else False}
-    if paper:
-        defaults |= {"inducing": "trained", "num_inducing": 50, "tolerance": 0.0}
-        asked["bound"] = "collapsed" if asked["bound"] == "auto" else asked["bound"]
-    asked |= {name: default for name, default in defaults.items() if asked[name] is None}
-    setting = _Setting(depends_on, target, paper, robust=asked["noise"] == "student_t", by_column=bool(asked["ard"]))
-    return setting, Options.of(n, **asked)
+    return _Setting(depends_on, target, paper, robust=noise.has_heavy_tails, by_column=bool(ard))
 
 
 def _depends_on(kernels: tuple) -> str:
@@ -380,7 +367,7 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
 
 
 def _prepared(
-    columns: Columns | None, given: IOKernel | None, setting: _Setting, *rows: AnyArray | None
+    columns: Columns | None, given: Given, setting: _Setting, *rows: AnyArray | None
 ) -> tuple["_Scales", InitialOf, Data]:
     """By what rows are scaled, the initial values, and the rows as the process takes them."""
     *arrays, included = rows
@@ -389,27 +376,25 @@ def _prepared(
     weights = None if included is None else included.astype(dtype)
     x_scaler = None if columns is None else Standardizer.of(some.x, weights).without(columns.indicators)
     scales = _Scales.of(columns, x_scaler, some, setting, weights)
-    initial_of = eqx.Partial(_initial_models, given, setting)
+    initial_of = eqx.Partial(_initial_models, given, setting, scales.target)
     return scales, initial_of, scales.data(some, setting, included)
 
 
-def _fit_stochastic(
-    columns: Columns | None, rows: _Rows, given: IOKernel | None, setting: _Setting, options: Options, epochs: int, key
-) -> "RIO":
+def _fit_stochastic(columns: Columns | None, rows: _Rows, given: Given, setting: _Setting, way: Way, key) -> "RIO":
     """The fit by a bound that reads x part by part."""
     n, dtype = rows.y.shape[0], rows.y.dtype
     if rows.y.ndim > 1:
-        raise ValueError(f"bound='stochastic' fits one output; y has {rows.y.shape[1]}: fit them one by one.")
-    minibatch.check_known(*rows)
-    key = minibatch.given_key(key)
+        raise ValueError(f"Stochastic fits one output; y has {rows.y.shape[1]}: fit them one by one.")
+    stochastic.check_known(*rows)
+    key = stochastic.given_key(key)
     x = x_scaler = None
     if columns is not None:
-        x = minibatch.unread_rows(rows.x if columns.is_plain else columns(rows.x), n)
-        x_scaler = minibatch.standardizer(x, dtype).without(columns.indicators)
+        x = unread.unread_rows(rows.x if columns.is_plain else columns(rows.x), n)
+        x_scaler = unread.standardizer(x, dtype).without(columns.indicators)
     scales = _Scales.of(columns, x_scaler, rows, setting)
-    read = minibatch.reader(lambda *some: scales.data(_Rows(*some), setting), (x, *rows[1:]), dtype)
-    initial_of = eqx.Partial(_initial_models, given, setting)
-    return scales.rio(minibatch.maximize_bound(initial_of, read, n, options, key=key, epochs=epochs), setting)
+    read = stochastic.reader(lambda *some: scales.data(_Rows(*some), setting), (x, *rows[1:]), dtype)
+    initial_of = eqx.Partial(_initial_models, given, setting, scales.target)
+    return scales.rio(stochastic.maximize_bound(way.inference, initial_of, read, n, key=key), setting)
 
 
 class _Scales(NamedTuple):
@@ -495,7 +480,9 @@ def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
     return Points(None if x is None else x_scaler(x), None if kernel == "input" else output_scaler(mean)[:, None])
 
 
-def _initial_models(given: IOKernel | None, setting: _Setting, data: Data, noise: Array | None = None) -> Model:
+def _initial_models(
+    given: Given, setting: _Setting, target_scaler: Standardizer, data: Data, noise: Array | None = None
+) -> Model:
     """The initial values: a grid of lengthscales and noise; with the preset ones; a kernel that is given as it is."""
 
     def combine(kernels: Iterable[SquaredExponential]) -> IOKernel:
@@ -504,8 +491,9 @@ def _initial_models(given: IOKernel | None, setting: _Setting, data: Data, noise
 
     if setting.paper:
         ones = combine([SquaredExponential(jnp.zeros(()), jnp.zeros(()))] * 2)
-        kernel = given or (ones.by_column(data.points) if setting.by_column else ones)
+        kernel = given.kernel or (ones.by_column(data.points) if setting.by_column else ones)
         return initial.at(data, kernel, 1.0)
-    if given is not None:
-        return initial.at_given(data, given, noise=noise)
+    noise = given.scaled_noise(target_scaler.scale) if noise is None else noise
+    if given.kernel is not None:
+        return initial.at_given(data, given.kernel, noise=noise)
     return initial.on_grid(data, jax.tree.leaves(data.points), combine, noise=noise)

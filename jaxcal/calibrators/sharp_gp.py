@@ -40,12 +40,11 @@ from jaxcal.frames.layout import Series, Table, check_same_index
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import gp, rounding
 from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
-from jaxcal.gp import initial, model, widths
-from jaxcal.gp.fit import maximize_evidence, warn_of_rounding
+from jaxcal.gp import Exact, GaussianNoise, Sparse, initial, model, widths
+from jaxcal.gp.fit import Way, maximize_evidence, warn_of_rounding
+from jaxcal.gp.inference.sparse import greedy_points
 from jaxcal.gp.kernels import SquaredExponential
-from jaxcal.gp.model import Data, Model, jitter_of_try
-from jaxcal.gp.options import Options
-from jaxcal.gp.search import greedy_points
+from jaxcal.gp.model import Data, Model
 from jaxcal.networks import presets
 from jaxcal.optimize import Result, over_runs
 
@@ -413,8 +412,8 @@ class _Given(NamedTuple):
 
     def posterior(self, log_lengthscale: Float[Array, " d"]) -> gp.Posterior:
         """What is known under these lengthscales."""
-        bound = "exact" if self.inducing is None else "collapsed"
-        jitter = jitter_of_try(jnp.int32(0), self.x.dtype, bound)
+        inference = Exact() if self.inducing is None else Sparse()
+        jitter = inference.jitter_of_try(jnp.int32(0), self.x.dtype)
         return model.posterior(self.model(log_lengthscale), self.data, jitter)
 
     def leave_one_out(self, log_lengthscale: Float[Array, " d"], posterior: gp.Posterior) -> gp.LeaveOneOut:
@@ -491,12 +490,11 @@ class _Hyperparameters(NamedTuple):
 def _fitted(x: Float[Array, "n d"], targets: Float[Array, " n"], differentiable: bool) -> _Hyperparameters:
     """Those of the greatest evidence."""
     data = Data(x, targets)
-    bound = "exact" if targets.shape[0] <= _EXACT_ROWS else "collapsed"
-    options = Options.of(
-        targets.shape[0], bound=bound, max_iterations=_MOST_ITERATIONS, ard=True, differentiable=differentiable
-    )
+    number, noise = targets.shape[0], GaussianNoise()
+    inference = Exact(ard=True) if number <= _EXACT_ROWS else Sparse(ard=True)
+    way = Way((inference.settled(number, noise, differentiable=differentiable),), noise, differentiable)
     initial_of = lambda data, noise: initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
-    process = maximize_evidence(initial_of, data, options)
+    process = maximize_evidence(initial_of, data, way)
     kernel = cast(SquaredExponential, process.model.kernel)
     log_lengthscale = jnp.broadcast_to(kernel.log_lengthscale, x.shape[1:])
     return _Hyperparameters(log_lengthscale, process.noise_variance / jnp.exp(kernel.log_variance), process.result)

@@ -1,1 +1,13 @@
-"""Gaussian processes over a model's inputs and outputs: their kernels, and how their hyperparameters are found."""
+"""Gaussian processes over a model's inputs and outputs: their kernels, and how their hyperparameters are found.
+
+The objects of `inference=` and `noise=` are here. `inference._base.Inference` and `noise._base.Noise` say what the
+engine asks of one.
+"""
+
+from jaxcal.gp.inference import Exact as Exact
+from jaxcal.gp.inference import Nearest as Nearest
+from jaxcal.gp.inference import Sparse as Sparse
+from jaxcal.gp.inference import Stochastic as Stochastic
+from jaxcal.gp.noise import GaussianNoise as GaussianNoise
+from jaxcal.gp.noise import InputNoise as InputNoise
+from jaxcal.gp.noise import StudentTNoise as StudentTNoise

@@ -18,35 +18,37 @@ from jaxtyping import Array, Bool, Float
 from jaxcal import _checks, _programs
 from jaxcal._numpy import AnyArray
 from jaxcal.gp import exact, padding, race
-from jaxcal.gp.model import Data, Model, as_vector, jitters, one_of, some_rows
+from jaxcal.gp.inference.exact import Exact, exact_jitters
+from jaxcal.gp.model import Data, Model, as_vector, one_of, some_rows
 from jaxcal.gp.newton import Local
-from jaxcal.gp.noise import Prepare, S
-from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, first_fit, process_of
-from jaxcal.gp.search import best_initial
+from jaxcal.gp.protocols import Prepare, S, best_initial
 
 
-def fit(prepare: Prepare[S], options: Options, device: Device | None, *rows: Any) -> tuple[S, Process]:
+def fit(prepare: Prepare[S], inference: Exact, device: Device | None, *rows: Any) -> tuple[S, Process]:
     """What rows are scaled by, and the process at the smallest jitter at which evidence and posterior are finite.
 
     Args:
         prepare: as of `fit.fit_rows`.
-        options: how: by the exact evidence, under Gaussian noise.
+        inference: how: by Newton's steps, under Gaussian noise.
         device: where; None for the one that JAX takes.
         rows: of one output, in NumPy's arrays; None for what is not there.
     """
-    scales, data, few, start = _prepared(prepare, *padding.padded(rows, device), options.of_numbers())
+    number = len(rows[-1])
+    scales, data, parts, start = _prepared(prepare, *padding.padded(rows, device), inference.of_arrays())
+    few, rungs = parts
     begin = jax.device_get(start).in_float64()
 
     def attempt(jitter: Float[np.ndarray, ""]) -> Process:
         if not begin.vectors.shape[1]:
             return _process_of_best(start.models, data, jitter)
         on = partial(_objectives, start.models, jitter)
-        best = exact.optimum(on(data), None if few is None else on(few), begin, options, on_host=True)
+        parts = list(map(on, [*rungs, data]))
+        best = exact.climbed(parts, None if few is None else on(few), begin, inference, len(data.targets))
         return _process_at(start.models, data, jitter, best)
 
-    process = first_fit(map(attempt, jitters(data.targets.dtype)))
-    return scales, padding.without_padding(process, len(rows[-1]))
+    process = first_fit(map(attempt, exact_jitters(data.targets.dtype)))
+    return scales, padding.without_padding(process, number)
 
 
 def warn_of_float64_on_a_tpu(data: Data) -> None:
@@ -57,14 +59,15 @@ def warn_of_float64_on_a_tpu(data: Data) -> None:
 
 @_programs.jit
 def _prepared(
-    prepare: Prepare[S], rows: Sequence[Any], included: Bool[Array, " n"], options: Options
-) -> tuple[S, Data, Data | None, exact.Start]:
-    """What the rows are scaled by, all of them and few that decide, and where the search begins."""
+    prepare: Prepare[S], rows: Sequence[Any], included: Bool[Array, " n"], inference: Exact
+) -> tuple[S, Data, tuple[Data | None, list[Data]], exact.Start]:
+    """What the rows are scaled by, all of them, few that decide and parts to climb on, and where the search begins."""
     scales, initial_of, data = prepare(*rows, included)
     warn_of_float64_on_a_tpu(data)
-    start = exact.Start.of(initial_of(data, None), data, options)
-    few = some_rows(data, exact.FEW_ROWS) if start.few_decide(data.targets.shape[0]) else None
-    return scales, data, few, start
+    start = exact.Start.of(initial_of(data, None), data, inference)
+    sizes = exact.rung_sizes(data.targets.shape[0])
+    few = some_rows(data, exact.FEW_ROWS) if start.few_decide(sizes[0]) else None
+    return scales, data, (few, [some_rows(data, size) for size in sizes[:-1]]), start
 
 
 def _objectives(models: Model, jitter: Float[np.ndarray, ""], data: Data) -> race.Objectives:

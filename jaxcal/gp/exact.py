@@ -1,9 +1,11 @@
 """The greatest exact evidence: a race of damped Newton steps from several initial values, on few rows and on all.
 
-Of many rows some decide which two optima are climbed to on all, and where further ascents by column begin.
+Of many rows some decide which two optima are climbed to on all, and where further ascents by column begin. Of very
+many known rows the race is that of 1000, and few steps of more and more rows follow.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -19,7 +21,7 @@ from jaxcal.gp import model as models
 from jaxcal.gp import race
 from jaxcal.gp.model import Data, Found, Model, as_vector, number_of, one_of
 from jaxcal.gp.newton import Floats, Local
-from jaxcal.gp.options import Options
+from jaxcal.gp.protocols import Inference
 from jaxcal.optimize import Result
 
 # Of more rows than 512 some decide which optima all of them climb to: 250. The first number is a multiple of 16, as are
@@ -28,6 +30,9 @@ _MANY_ROWS, FEW_ROWS = 512, 250
 # Ascents on the few rows end at this tolerance. All rows climb to the best optimum, and to a rival less than 10 nats
 # below it. From both the few rows take at most 40 steps by column, to the loose tolerance.
 _FEW_ROWS_TOLERANCE, _RIVAL, _FEW_ROWS_STEPS = 0.1, 10.0, 40
+# A search of more known rows than the first number begins with the second one; each rung has about so many times the
+# rows of the one before, and at most so many steps. What more steps gain changes no prediction.
+_LADDER_ROWS, _FIRST_RUNG, _GROWTH, _RUNG_STEPS = 2000, 1000, 2.24, 5
 # Isotropic ascents that others by column follow end here at first.
 _LOOSE = 0.5
 # How much is hoped of an ascent (`race.Field`) of many rows, which climb from where few have led.
@@ -38,7 +43,7 @@ class Start(NamedTuple):
     """Where a search of the exact evidence begins.
 
     Attributes:
-        models: the initial ones along a leading axis, with lengthscales by column where the options ask for them.
+        models: the initial ones along a leading axis, with lengthscales by column where the inference asks for them.
         vectors: what they learn [a, p].
         low, high: the bounds [p].
         tied: the directions in which isotropic ascents move, one a column [p, p]; None where none by column follow.
@@ -55,7 +60,7 @@ class Start(NamedTuple):
     number: int | Int[Floats, ""]
 
     @classmethod
-    def of(cls, initial_models: Model, data: Data, options: Options) -> "Start":
+    def of(cls, initial_models: Model, data: Data, inference: Inference) -> "Start":
         """The start from initial models, which are isotropic.
 
         With ard="auto" each further lengthscale must gain log(n) / 2 nats, Schwarz's criterion.
@@ -63,11 +68,11 @@ class Start(NamedTuple):
         xp, dtype = namespace(data.targets), data.targets.dtype
         owners, further = _owners(one_of(initial_models), data)
         tied, cost = None, xp.zeros((), dtype)
-        if options.ard and further:
+        if inference.ard and further:
             wide = initial_models.kernel.by_column(data.points)
             initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
             tied = _tied(owners)
-            if options.ard == "auto":
+            if inference.ard == "auto":
                 cost = 0.5 * further * xp.log(xp.asarray(data.number, dtype))
         vectors = xp.stack([as_vector(one_of(initial_models, k))[0] for k in range(number_of(initial_models))])
         low, high = models.bounds(one_of(initial_models), data)
@@ -79,21 +84,27 @@ class Start(NamedTuple):
         names = ("vectors", "low", "high", "tied", "cost")
         return self._replace(**{name: wide(getattr(self, name)) for name in names})
 
+    def of_part(self, fraction: float) -> "Start":
+        """The same for a part of the rows, which gain less."""
+        if fraction == 1:
+            return self
+        return self._replace(cost=self.cost * fraction, number=np.maximum(np.round(self.number * fraction), 1))
+
     def few_decide(self, number: int) -> bool:
         """Whether few of so many rows decide which optima all rows climb to."""
         return self.vectors.shape[0] > 2 and number > _MANY_ROWS
 
 
-def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, options: Options) -> Found:
-    """The hyperparameters of the greatest exact evidence: isotropic ones, then by column where the options ask for it.
+def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, inference: Inference) -> Found:
+    """The hyperparameters of the greatest exact evidence: isotropic ones, then by column if asked for.
 
     Of many rows some decide which two optima are climbed to on all.
     """
-    start = Start.of(initial_models, data, options)
+    start = Start.of(initial_models, data, inference)
     model_of = as_vector(one_of(start.models))[1]
     on = lambda rows: race.in_program(exact_objective(model_of, rows, jitter))
     few = on(models.some_rows(data, FEW_ROWS)) if start.few_decide(data.targets.shape[0]) else None
-    best = optimum(on(data), few, start, options, on_host=False)
+    best = optimum(on(data), few, start, inference, on_host=False)
     return best.as_found(model_of(best.place))
 
 
@@ -130,7 +141,7 @@ class Optimum(NamedTuple):
 
 
 def optimum(
-    objective: race.Objectives, few: race.Objectives | None, start: Start, options: Options, *, on_host: bool
+    objective: race.Objectives, few: race.Objectives | None, start: Start, inference: Inference, *, on_host: bool
 ) -> Optimum:
     """Where the objective is the greatest.
 
@@ -138,10 +149,10 @@ def optimum(
         objective: on all rows.
         few: on few rows, which decide what is climbed to on all; None where all decide.
         start: where to begin; of NumPy's arrays on the host.
-        options: of which tolerance and steps count.
+        inference: of which tolerance and steps count.
         on_host: as of `optimize.iterate`.
     """
-    vectors, tied, tolerance, most = start.vectors, start.tied, options.tolerance, options.max_iterations
+    vectors, tied, tolerance, most = start.vectors, start.tied, inference.tolerance, inference.max_iterations
     xp = np if on_host else jnp
     loose = tolerance if tied is None else xp.maximum(tolerance, _LOOSE)
     # By column from the best isotropic ends, and from an initial vector; few rows have said which of many.
@@ -184,8 +195,39 @@ def optimum(
     )
 
 
-def ended(objective: race.Objectives, best: Optimum, start: Start, options: Options) -> Optimum:
-    """The optimum near the one of an objective that is not as exact; on the host."""
+def climbed(
+    rungs: Sequence[race.Objectives], few: race.Objectives | None, start: Start, inference: Inference, n: int
+) -> Optimum:
+    """The optimum of all n rows: of some that a race decides on, and from there few steps of more rows and of all.
+
+    Args:
+        rungs: the objective on as many rows as `rung_sizes` says.
+        few: as of `optimum`, on the rows of the first rung.
+        start: where to begin; of NumPy's arrays.
+        inference: of which tolerance and steps count.
+        n: how many rows there are, those that fill up counted.
+    """
+    first, *others = rungs
+    size, *sizes = rung_sizes(n)
+    best = optimum(first, few, start.of_part(size / n), inference, on_host=True)
+    limit = np.minimum(inference.max_iterations, _RUNG_STEPS)
+    for objective, size in zip(others, sizes, strict=True):
+        best = ended(objective, best, start.of_part(size / n), inference.tolerance, limit)
+    return best
+
+
+def rung_sizes(n: int) -> list[int]:
+    """How many rows a search of known rows climbs on, one after the other: all at once if they are not many."""
+    if n <= _LADDER_ROWS:
+        return [n]
+    number = max(1, round(math.log(n / _FIRST_RUNG) / math.log(_GROWTH)))
+    return np.geomspace(_FIRST_RUNG, n, number + 1).round().astype(int).tolist()
+
+
+def ended(
+    objective: race.Objectives, best: Optimum, start: Start, tolerance: ArrayLike, limit: int | Int[Floats, ""]
+) -> Optimum:
+    """The optimum near the one of an objective that is not as exact, or of fewer rows; on the host."""
     place = best.place[None]
     field = race.Field(
         isotropic=place,
@@ -193,8 +235,8 @@ def ended(objective: race.Objectives, best: Optimum, start: Start, options: Opti
         tied=best.directions,
         by_column=place[:0],
         runs_by_column=np.zeros(0, bool),
-        tolerances=(options.tolerance, options.tolerance, None),
-        limits=(options.max_iterations, options.max_iterations),
+        tolerances=(tolerance, tolerance, None),
+        limits=(limit, limit),
         cost=np.zeros(()),
         low=start.low,
         high=start.high,

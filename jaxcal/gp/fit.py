@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -12,15 +12,16 @@ from jaxtyping import Array, Float, Int
 from jaxcal import _checks, _programs
 from jaxcal._numpy import ARRAYS, AnyArray, by_numpy, in_jax, is_known, is_on_host
 from jaxcal.functional import noise
-from jaxcal.gp import device, host, nearest
+from jaxcal.gp import device, host
 from jaxcal.gp.device import warn_of_float64_on_a_tpu
 from jaxcal.gp.implicit import with_derivatives
-from jaxcal.gp.model import JITTER_TRIES, Data, jitter_of_try
-from jaxcal.gp.noise import InitialOf, Prepare, S, with_input_noise, with_student_t_noise
-from jaxcal.gp.options import Options
+from jaxcal.gp.inference.automatic import chosen, leave_one_out_crps
+from jaxcal.gp.inference.exact import TOLERANCE, Exact
+from jaxcal.gp.inference.sparse import SUBSET_ROWS
+from jaxcal.gp.model import JITTER_TRIES, Data, Found
 from jaxcal.gp.padding import device_of
-from jaxcal.gp.process import Process, better_of, process_of, process_of_nearest
-from jaxcal.gp.search import optimum_of_some, search
+from jaxcal.gp.process import Process
+from jaxcal.gp.protocols import Inference, InitialOf, Noise, Prepare, S
 from jaxcal.optimize import Result, as_constants, first_finite, one_run_at_a_time
 
 T = TypeVar("T")
@@ -30,7 +31,74 @@ T = TypeVar("T")
 _MUCH_ROUNDING = 0.1
 
 
-def fit_rows(prepare: Prepare[S], rows: Sequence[Any], options: Options, *, in_numpy: bool) -> tuple[S, Process]:
+class Way(NamedTuple):
+    """How a process is fitted.
+
+    Attributes:
+        inferences: settled for the rows. Of several the one with the better leave-one-out predictions is taken.
+        noise: of the process.
+        differentiable: whether derivatives pass through the fit.
+    """
+
+    inferences: tuple[Inference, ...]
+    noise: Noise
+    differentiable: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        n: int,
+        inference: Inference | None,
+        noise: Noise,
+        *,
+        ard: bool | str,
+        is_known: bool,
+        in_numpy: bool,
+        differentiable: bool,
+    ) -> "Way":
+        """What a user asked for n rows, checked, with the defaults in place of None.
+
+        Args:
+            n: how many rows there are.
+            inference: what was asked; None for what suits the rows.
+            noise: of the process.
+            ard: of an inference that leaves it open.
+            is_known: whether no transformation traces the rows.
+            in_numpy: whether the kernel is a sum of squared exponentials, which NumPy knows.
+            differentiable: whether derivatives shall pass.
+        """
+        if differentiable and not noise.is_gaussian:
+            raise ValueError(f"differentiable=True goes with Gaussian noise; got {type(noise).__name__}.")
+        asked = chosen(n, noise, is_known=is_known, in_numpy=in_numpy) if inference is None else (inference,)
+        settled = (each.with_ard(ard).settled(n, noise, differentiable=differentiable) for each in asked)
+        return cls(tuple(settled), noise, differentiable)
+
+    @property
+    def inference(self) -> Inference:
+        """The only one, or the first."""
+        return self.inferences[0]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether Newton's steps lead to the exact evidence under Gaussian noise."""
+        return self.inference.by_newton and self.noise.is_gaussian
+
+    def by(self, inference: Inference) -> "Way":
+        """The same by one inference, with numbers as arrays, which a compiled program need not know."""
+        return self._replace(inferences=(inference.of_arrays(),))
+
+
+def check_objects(inference: Any, noise: Any) -> None:
+    """Raise TypeError if these are no objects of `jaxcal.gp`; an inference may be None."""
+    for name, value, kind, example in (
+        ("inference", inference, (Inference, type(None)), "Exact()"),
+        ("noise", noise, Noise, "GaussianNoise()"),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be an object of jaxcal.gp, {example}, say; got {value!r}.")
+
+
+def fit_rows(prepare: Prepare[S], rows: Sequence[Any], way: Way, *, in_numpy: bool) -> tuple[S, Process]:
     """What the rows are scaled by, and the process of the greatest evidence.
 
     The host searches for the exact evidence of known rows under Gaussian noise. It asks NumPy on a CPU (`gp.host`), and
@@ -40,27 +108,84 @@ def fit_rows(prepare: Prepare[S], rows: Sequence[Any], options: Options, *, in_n
         prepare: `prepare(*rows, included)` gives what the rows are scaled by, the initial values and the data. It is
             written for the arrays of NumPy and of JAX, and a pytree, such as an `eqx.Partial`.
         rows: x, and what has a last axis of outputs if there are several; None for what is not there.
-        options: how.
+        way: how.
         in_numpy: whether the kernel is a sum of squared exponentials, which NumPy knows.
     """
     rows = tuple(rows)
     known = as_constants((prepare, rows))
-    if not (options.is_plain and is_known(known)):
-        return _compiled(prepare, rows, options.of_numbers())
-    if in_numpy and is_on_host(known):
-        found = by_numpy(over_outputs, eqx.Partial(host.fit, known[0], options), known[1])
+    if not is_known(known):
+        return _in_program(prepare, rows, way.by(way.inference))
+    on_host = in_numpy and is_on_host(known)
+    if not way.is_plain:
+        found, taken = _of_known(*known, way, on_host=on_host)
+    elif on_host:
+        taken = way.inference
+        found = by_numpy(over_outputs, eqx.Partial(host.fit, known[0], taken), known[1])
     else:
+        taken = way.inference
         with _programs.at_top():
-            fit_one = partial(device.fit, known[0], options, device_of(known))
+            fit_one = partial(device.fit, known[0], taken, device_of(known))
             found = in_jax(over_outputs(fit_one, jax.tree.map(np.asarray, known[1])))
-    return _with_derivatives(found[1], prepare, rows, options.of_numbers()) if options.differentiable else found
+    return _with_derivatives(found[1], prepare, rows, taken.of_arrays()) if way.differentiable else found
+
+
+def _of_known(
+    prepare: Prepare[S], rows: Sequence[Any], way: Way, *, on_host: bool
+) -> tuple[tuple[S, Process], Inference]:
+    """The fit of known rows by programs, one output after the other, and by which inference it is."""
+    way, outputs = way._replace(differentiable=False), _outputs(rows)
+    firsts: list[Found | None] = [None] * len(outputs)
+    if on_host and way.noise.is_gaussian:
+        firsts = [_first(prepare, way.inference, output) for output in outputs]
+    with _programs.at_top():
+        fits = [
+            [
+                _in_program(prepare, output, way.by(inference), first)
+                for output, first in zip(outputs, firsts, strict=True)
+            ]
+            for inference in way.inferences
+        ]
+        scores = np.zeros(1)
+        if len(fits) > 1:
+            scores = [np.mean([_score(prepare, *one) for one in zip(outputs, fit, strict=True)]) for fit in fits]
+    best = int(np.argmin(scores))
+    return _together(fits[best], rows), way.inferences[best]
+
+
+def _first(prepare: Prepare[Any], inference: Inference, rows: Sequence[Any]) -> Found:
+    """The greatest exact evidence of some rows, from which other searches begin."""
+    exact = Exact(ard=inference.ard, tolerance=min(inference.tolerance, TOLERANCE))
+    return by_numpy(partial(host.optimum_of_some, inference=exact, number=SUBSET_ROWS), prepare, rows)
+
+
+def _outputs(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The rows of every output."""
+    x, *outputs = rows
+    if outputs[-1].ndim == 1:
+        return [tuple(rows)]
+    put, column = partial(jax.device_put, device=device_of(rows)), lambda array, k: np.asarray(array)[:, k]
+    number = outputs[-1].shape[1]
+    return [(x, *(None if each is None else put(column(each, k)) for each in outputs)) for k in range(number)]
+
+
+def _together(fits: list[T], rows: Sequence[Any]) -> T:
+    """The fits of all outputs as one, with a leading axis of outputs if there are several."""
+    if rows[-1].ndim == 1:
+        return fits[0]
+    stack = lambda *parts: np.stack(parts) if isinstance(parts[0], ARRAYS) else parts[0]
+    return in_jax(jax.tree.map(stack, *fits))
 
 
 @_programs.jit
-def _compiled(prepare: Prepare[S], rows: Sequence[Any], options: Options) -> tuple[S, Process]:
+def _score(prepare: Prepare[Any], rows: Sequence[Any], fit: tuple[Any, Process]) -> Float[Array, ""]:
+    return leave_one_out_crps(fit[1], prepare(*rows, None)[2])
+
+
+@_programs.jit
+def _in_program(prepare: Prepare[S], rows: Sequence[Any], way: Way, first: Found | None = None) -> tuple[S, Process]:
     def one(*rows: Array | None) -> tuple[S, Process]:
         scales, initial_of, data = prepare(*rows, None)
-        return scales, maximize_evidence(initial_of, data, options)
+        return scales, maximize_evidence(initial_of, data, way, first)
 
     return over_outputs(one, rows)
 
@@ -68,13 +193,13 @@ def _compiled(prepare: Prepare[S], rows: Sequence[Any], options: Options) -> tup
 @_programs.jit
 @_programs.exact_products
 def _with_derivatives(
-    process: Process, prepare: Prepare[S], rows: Sequence[Any], options: Options
+    process: Process, prepare: Prepare[S], rows: Sequence[Any], inference: Inference
 ) -> tuple[S, Process]:
     """The process that a search has found, as a function of the rows; arguments as of `fit_rows`."""
 
     def one(process: Process, *rows: Array | None) -> tuple[S, Process]:
         scales, initial_of, data = prepare(*rows, None)
-        return scales, with_derivatives(process, initial_of, data, options)
+        return scales, with_derivatives(process, initial_of, data, inference)
 
     x, *outputs = rows
     if outputs[-1].ndim == 1:
@@ -101,7 +226,7 @@ def over_outputs(fit_one: Callable[..., T], rows: Sequence[AnyArray]) -> T:
 
 
 @_programs.exact_products
-def maximize_evidence(initial_of: InitialOf, data: Data, options: Options) -> Process:
+def maximize_evidence(initial_of: InitialOf, data: Data, way: Way, first: Found | None = None) -> Process:
     """The process of the greatest evidence, at the smallest jitter at which evidence and posterior are finite.
 
     Part of a compiled program; safe under `vmap`: see `optimize.one_run_at_a_time`.
@@ -109,32 +234,21 @@ def maximize_evidence(initial_of: InitialOf, data: Data, options: Options) -> Pr
     Args:
         initial_of: gives the initial values.
         data: what to explain.
-        options: how.
+        way: how, by one inference.
+        first: the greatest exact evidence of some rows, where it is known.
     """
     warn_of_float64_on_a_tpu(data)
     search_all = one_run_at_a_time(partial(first_finite, _attempt, JITTER_TRIES))
-    if not options.differentiable:
-        return search_all(initial_of, data, options)
-    process = search_all(*as_constants((initial_of, data)), options)
-    return with_derivatives(process, initial_of, data, options)
+    if not way.differentiable:
+        return search_all(initial_of, data, way, first)
+    process = search_all(*as_constants((initial_of, data)), way, first)
+    return with_derivatives(process, initial_of, data, way.inference)
 
 
-def _attempt(initial_of: InitialOf, data: Data, options: Options, tries: Int[Array, ""]) -> Process:
-    """The process by the noise that the options ask for, with the jitter after so many tries."""
-    initial_models, jitter = initial_of(data, None), jitter_of_try(tries, data.targets.dtype, options.bound)
-    if options.noise == "student_t":
-        return process_of(with_student_t_noise(initial_models, data, jitter, options), data, jitter, options.mesh)
-    if options.bound in ("nearest", "better"):
-        first = optimum_of_some(initial_models, data, jitter, options)
-        by_rows = nearest.optimum(first, data, jitter, options)
-        if options.bound == "nearest":
-            return process_of_nearest(by_rows, data, jitter)
-        is_last = tries == JITTER_TRIES - 1
-        return better_of(search(initial_models, data, jitter, options, first), by_rows, data, jitter, is_last)
-    found = search(initial_models, data, jitter, options)
-    if options.noise == "input":
-        return with_input_noise(found, initial_of, data, jitter, options)
-    return process_of(found, data, jitter, options.mesh)
+def _attempt(initial_of: InitialOf, data: Data, way: Way, first: Found | None, tries: Int[Array, ""]) -> Process:
+    """The process, with the jitter after so many tries."""
+    jitter = way.inference.jitter_of_try(tries, data.targets.dtype)
+    return way.noise.fit(way.inference, initial_of, data, jitter, first)
 
 
 def check_fit(process: Process, n: int, *, throw: bool) -> None:
@@ -156,8 +270,8 @@ def warn_of_outliers(process: Process, n: int) -> None:
     if not noise.is_usual(error, n) and error > noise.greatest_error(n):
         _checks.warn(
             f"row {rows[worst]} lies {error:.1f} standard deviations from what the other rows say: it is an "
-            "outlier, or the noise has heavy tails or depends on the inputs. noise='student_t' keeps single rows from "
-            "deciding the fit; noise='input' lets the noise differ."
+            "outlier, or the noise has heavy tails or depends on the inputs. noise=jaxcal.gp.StudentTNoise() keeps "
+            "single rows from deciding the fit; jaxcal.gp.InputNoise() lets the noise differ."
         )
 
 

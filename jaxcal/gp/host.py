@@ -14,42 +14,95 @@ from jaxcal._numpy import threads_for
 from jaxcal.functional import gp, gp_host
 from jaxcal.functional.gp import LOG_2PI
 from jaxcal.gp import exact, race
+from jaxcal.gp.inference.exact import Exact, exact_jitters
 from jaxcal.gp.kernels import scattered
-from jaxcal.gp.model import ABSURD, NOISE_FLOOR, Data, Model, as_vector, jitters, one_of
+from jaxcal.gp.model import ABSURD, NOISE_FLOOR, Data, Found, Model, as_vector, one_of, some_rows
 from jaxcal.gp.newton import Local
-from jaxcal.gp.noise import Prepare, S
-from jaxcal.gp.options import Options
 from jaxcal.gp.process import Process, first_fit, process_given
+from jaxcal.gp.protocols import Prepare, S
 
 # More rows are searched in float32, in half of the time, where the noise is so many times what rounding hides.
 _SMALL, _SAFE = 300, 30.0
 
 
-def fit(prepare: Prepare[S], options: Options, *rows: np.ndarray | None) -> tuple[S, Process]:
+def fit(prepare: Prepare[S], inference: Exact, *rows: np.ndarray | None) -> tuple[S, Process]:
     """What rows are scaled by, and the process at the smallest jitter at which evidence and posterior are finite.
 
     Args:
         prepare: as of `fit.fit_rows`; the initial values are of a sum of squared exponentials.
-        options: how: by the exact evidence, under Gaussian noise.
+        inference: how: by Newton's steps, under Gaussian noise.
         rows: of one output.
     """
     scales, initial_of, data = prepare(*rows, None)
-    start = exact.Start.of(initial_of(data, None), data, options).in_float64()
+    start = exact.Start.of(initial_of(data, None), data, inference).in_float64()
     n, model = len(data.targets), one_of(start.models)
-    every = Rows.of(model, data)
-    few = every.some(scattered(data.points)[: exact.FEW_ROWS]) if start.few_decide(n) else None
+    ladder = _Ladder.of(model, data, start)
 
     def attempt(jitter: Float[np.ndarray, ""]) -> Process:
-        exactly = Evidence(every, jitter)
-        quickly = exactly if n <= _SMALL else exactly.in_float32()
-        deciding = None if few is None else race.one_by_one(Evidence(few, jitter).in_float32())
+        exactly = Evidence(ladder.rungs[-1], jitter)
         with threads_for(n):
-            best = exact.optimum(race.one_by_one(quickly), deciding, start, options, on_host=True)
-            if quickly is not exactly:
-                best = exact.ended(race.one_by_one(exactly), best, start, options)
+            best = ladder.optimum(exactly, start, inference)
             return _process_at(best, exactly, data, model, jitter)
 
-    return scales, first_fit(map(attempt, jitters(data.targets.dtype)))
+    return scales, first_fit(map(attempt, exact_jitters(data.targets.dtype)))
+
+
+def optimum_of_some(prepare: Prepare[S], rows: tuple[np.ndarray | None, ...], inference: Exact, number: int) -> Found:
+    """What the exact evidence of some rows says, after the smallest jitter at which it is finite.
+
+    Args:
+        prepare: as of `fit`.
+        rows: of one output.
+        inference: as of `fit`.
+        number: of rows.
+    """
+    _, initial_of, data = prepare(*rows, None)
+    initial_models = initial_of(data, None)
+    some = some_rows(data, number)
+    start = exact.Start.of(initial_models, some, inference).in_float64()
+    model = one_of(start.models)
+    ladder = _Ladder.of(model, some, start)
+    for jitter in exact_jitters(data.targets.dtype):
+        exactly = Evidence(ladder.rungs[-1], jitter)
+        with threads_for(len(some.targets)):
+            best = ladder.optimum(exactly, start, inference)
+        if np.isfinite(best.value):
+            break
+    dtype = data.targets.dtype
+    found = best.as_found(as_vector(model)[1](best.place.astype(dtype)))
+    return found._replace(evidence=np.asarray(found.evidence, dtype))
+
+
+class _Ladder(NamedTuple):
+    """The rows that the search climbs on, one part after the other.
+
+    Attributes:
+        few: the rows that decide which optima the first rung climbs to; None where all of it do.
+        rungs: parts of the rows, the last one all of them.
+    """
+
+    few: "Rows | None"
+    rungs: list["Rows"]
+
+    @classmethod
+    def of(cls, model: Model, data: Data, start: exact.Start) -> "_Ladder":
+        """The ladder of a model's rows."""
+        sizes, order, every = exact.rung_sizes(len(data.targets)), scattered(data.points), Rows.of(model, data)
+        few = every.some(order[: exact.FEW_ROWS]) if start.few_decide(sizes[0]) else None
+        return cls(few, [*(every.some(order[:size]) for size in sizes[:-1]), every])
+
+    def optimum(self, exactly: "Evidence", start: exact.Start, inference: Exact) -> exact.Optimum:
+        """The optimum of all rows, in float64 at last."""
+        n, jitter = len(exactly.rows.targets), exactly.jitter
+        quick = lambda rows: Evidence(rows, jitter).in_float32()
+        quickly = exactly if n <= _SMALL else exactly.in_float32()
+        parts = [race.one_by_one(each) for each in [*map(quick, self.rungs[:-1]), quickly]]
+        few = None if self.few is None else race.one_by_one(quick(self.few))
+        best = exact.climbed(parts, few, start, inference, n)
+        if quickly is exactly:
+            return best
+        limit = inference.max_iterations if len(parts) == 1 else 1
+        return exact.ended(race.one_by_one(exactly), best, start, inference.tolerance, limit)
 
 
 class Rows(NamedTuple):

@@ -1,6 +1,7 @@
 """Initial values of hyperparameters: lengthscales relative to the distances between rows, fractions of noise."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -9,9 +10,11 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float
 
+from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential, spacing
 from jaxcal.gp.model import Data, Model
+from jaxcal.gp.protocols import Noise
 
 # Initial values of a kernel on one set of rows: its lengthscale relative to the distances between rows, and the
 # fraction of noise. And of a sum of two kernels, each with a lengthscale of its own. Chosen so that the best of their
@@ -25,6 +28,31 @@ _LEAST_SIGNAL = 0.1
 
 # Makes a kernel of squared exponentials, one for each set of rows that it depends on.
 Combine = Callable[[Sequence[SquaredExponential]], Kernel]
+
+
+class Given(NamedTuple):
+    """What a user gave of a process; None for what is learned, or of a preset.
+
+    Attributes:
+        kernel: with its hyperparameters as initial values.
+        noise_variance: in squared units of the target.
+    """
+
+    kernel: Kernel | None
+    noise_variance: Float[AnyArray, ""] | None
+
+    @classmethod
+    def of(cls, kernel: Kernel | None, noise: Noise) -> "Given":
+        """A kernel, and what is known of a noise."""
+        variance = noise.known_variance
+        if variance is not None:
+            known = variance if isinstance(variance, jax.Array) else np.asarray(variance)
+            variance = _checks.as_floats("the variance of the noise", known)
+        return cls(kernel, variance)
+
+    def scaled_noise(self, scale: Float[AnyArray, ""]) -> Float[AnyArray, ""] | None:
+        """The variance of the noise that is known, of a target divided by a scale."""
+        return None if self.noise_variance is None else self.noise_variance / scale / scale
 
 
 def on_grid(

@@ -282,19 +282,10 @@ def row_noise(model: Model, data: Data) -> Float[AnyArray, "*n"]:
     return common if relative is None else common * relative
 
 
-def jitter_of_try(step: Int[AnyArray, ""], dtype: DTypeLike, bound: str) -> Float[AnyArray, ""]:
-    """The fraction of the mean variance that is added to the diagonal: a hundred times more at each step.
-
-    Noise is on the exact process's diagonal already: its first step adds none.
-    """
+def jitter_of_try(step: Int[AnyArray, ""], dtype: DTypeLike) -> Float[AnyArray, ""]:
+    """The fraction of the mean variance that is added to the diagonal: a hundred times more at each step."""
     least = max(1e-8, 10 * float(jnp.finfo(dtype).eps))
-    jitter = least * np.asarray(100, dtype) ** step
-    return namespace(step).where(step > 0, jitter, 0).astype(dtype) if bound == "exact" else jitter
-
-
-def jitters(dtype: DTypeLike) -> list[Float[np.ndarray, ""]]:
-    """What the exact process is tried with, one after the other."""
-    return [jitter_of_try(np.int32(tries), dtype, "exact") for tries in range(JITTER_TRIES)]
+    return (least * np.asarray(100, dtype) ** step).astype(dtype)
 
 
 def mean_variance(kernel: Kernel, points: Points, included: Bool[AnyArray, " n"] | None = None) -> Float[AnyArray, ""]:

@@ -1,43 +1,35 @@
-"""A Gaussian process after data: what a fit gives and what it predicts; the better of two fits."""
+"""A Gaussian process after data: what a fit gives and what it predicts."""
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxcal._numpy import AnyArray, namespace
 from jaxcal._programs import exact_products
-from jaxcal.functional import gp, noise, normal
+from jaxcal.functional import gp, noise
 from jaxcal.gp import model as models
-from jaxcal.gp import nearest
-from jaxcal.gp.kernels import Points, SquaredExponential, median, scattered, take
+from jaxcal.gp.kernels import Kernel, Points, SquaredExponential, median
 from jaxcal.gp.model import Data, Found, Model, predict
 from jaxcal.optimize import Result
 
-# Where a prediction asks the nearest rows, outliers are looked for among so many.
-_CHECKED = 10_000
 
+@runtime_checkable
+class Conditioned(Protocol):
+    """What is known after data, for processes that do not predict by matrices of the conditioning points."""
 
-class Either(eqx.Module):
-    """What the data say at the inducing points, and what the rows say: the predictions are those of one of them.
+    @property
+    def scale(self) -> Float[Array, "*runs"]:
+        """By what the variances of kernel and noise are multiplied."""
+        ...
 
-    Attributes:
-        sparse: at the inducing points.
-        nearest: of the rows.
-        rows: as the kernel takes them.
-        asks_nearest: whether predictions ask the nearest rows.
-    """
-
-    sparse: gp.Posterior
-    nearest: nearest.Nearest
-    rows: Points
-    asks_nearest: Bool[Array, ""]
+    def predict(self, kernel: Kernel, at: Points, points: Points) -> tuple[Array, Array]:
+        """Latent means and variances at points, given those `at`."""
+        ...
 
 
 class Process(eqx.Module):
@@ -60,11 +52,12 @@ class Process(eqx.Module):
         log_noise: a second process, of the log of the relative noise variance; None where noise does not depend on the
             inputs.
         log_noise_offset: what is added to it.
+        inference: how it was fitted: "exact", "sparse", "nearest" or "stochastic".
     """
 
     model: Model
     points: Points
-    posterior: gp.Posterior | nearest.Nearest | Either
+    posterior: gp.Posterior | Conditioned
     noise_variance: Float[AnyArray, "*runs"]
     rounding_fraction: Float[AnyArray, "*runs"]
     evidence: Float[AnyArray, "*runs"]
@@ -75,6 +68,7 @@ class Process(eqx.Module):
     greatest_error: tuple[Float[AnyArray, "*runs"], Int[AnyArray, "*runs"]] | None = None
     log_noise: "Process | None" = None
     log_noise_offset: Float[Array, "*runs"] | None = None
+    inference: str = eqx.field(static=True, default="exact")
 
     @property
     def is_exact(self) -> bool:
@@ -87,20 +81,15 @@ class Process(eqx.Module):
     def __call__(self, points: Points) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]]:
         """Latent means and variances at points; RIO, eq. 5 and 6."""
         kernel, given = self.model.kernel, self.posterior
-        if isinstance(given, Either):
-            ask_nearest = lambda: nearest.predict(kernel, given.nearest, given.rows, points)
-            return lax.cond(given.asks_nearest, ask_nearest, lambda: predict(kernel, given.sparse, self.points, points))
-        if isinstance(given, nearest.Nearest):
-            return nearest.predict(kernel, given, self.points, points)
-        return predict(kernel, given, self.points, points)
+        if isinstance(given, gp.Posterior):
+            return predict(kernel, given, self.points, points)
+        return given.predict(kernel, self.points, points)
 
     @property
     def scale(self) -> Float[Array, "*runs"]:
         """By what the variances of kernel and noise are multiplied: other than 1 where the nearest rows are asked."""
         given = self.posterior
-        if isinstance(given, Either):
-            return jnp.where(given.asks_nearest, given.nearest.scale, 1)
-        return given.scale if isinstance(given, nearest.Nearest) else jnp.ones_like(self.noise_variance)
+        return jnp.ones_like(self.noise_variance) if isinstance(given, gp.Posterior) else given.scale
 
     def observed(
         self, points: Points, base_variance: Float[AnyArray, " n"] | None = None
@@ -127,6 +116,11 @@ class HoldsProcess(eqx.Module):
     """What a method tells of the fitted process that it holds."""
 
     process: eqx.AbstractVar[Process]
+
+    @property
+    def inference(self) -> str:
+        """How the process was fitted: "exact", "sparse", "nearest" or "stochastic"."""
+        return self.process.inference
 
     @property
     def points(self) -> Points:
@@ -196,55 +190,5 @@ def process_given(
         jitter=jitter,
         failed_initial_values=found.failed_initial_values,
         greatest_error=greatest,
+        inference="exact" if model.inducing is None else "sparse",
     )
-
-
-def process_of_nearest(found: Found, data: Data, jitter: Float[Array, ""]) -> Process:
-    """The process that asks the nearest rows, NOT_FINITE where it makes no sense."""
-    model, few = found.model, nearest.factorized_together(data.points)
-    given = nearest.calibrated(model, data, jitter)
-    rows = scattered(data.points)[:_CHECKED]
-    others = nearest.leave_one_out(model.kernel, given, data.points, rows)
-    density = data.targets.shape[0] * jnp.mean(normal.log_prob(others.error, 0.0, jnp.sqrt(others.variance)))
-    errors = jnp.abs(others.standardized)
-    good = jnp.isfinite(errors).all() & models.has_sane_variances(model, data)
-    return Process(
-        model=model,
-        points=data.points,
-        posterior=given,
-        noise_variance=given.scale * model.noise_variance(few),
-        rounding_fraction=given.scale * model.rounding(few) / jnp.median(others.variance),
-        evidence=density,
-        iterations=found.steps,
-        result=jnp.where(good, found.result, Result.NOT_FINITE),
-        jitter=jitter,
-        failed_initial_values=found.failed_initial_values,
-        greatest_error=(jnp.max(errors), rows[jnp.argmax(errors)]),
-    )
-
-
-def better_of(sparse: Found, by_rows: Found, data: Data, jitter: Float[Array, ""], is_last: Bool[Array, ""]) -> Process:
-    """The process through inducing points or the one that asks the nearest rows: of the lower leave-one-out CRPS.
-
-    It is that of some rows, which had no part in the choice of hyperparameters for the nearest if there are enough.
-    NOT_FINITE where the inducing points failed, and more jitter may yet help them.
-    """
-    through, asking = process_of(sparse, data, jitter, None), process_of_nearest(by_rows, data, jitter)
-    after, given = cast(gp.Posterior, through.posterior), cast(nearest.Nearest, asking.posterior)
-    rows = nearest.other_rows(data)
-    crps_through = _crps(models.leave_one_out(sparse.model, after, take(data, rows)), through)
-    crps_asking = _crps(nearest.leave_one_out(by_rows.model.kernel, given, data.points, rows), asking)
-    asks = crps_asking < crps_through
-    parts = lambda process: (process.points, process.posterior)
-    alike = (eqx.tree_at(parts, process, (None, None)) for process in (asking, through))
-    chosen = jax.tree.map(lambda a, b: jnp.where(asks, a, b), *alike)
-    failed = (through.result == Result.NOT_FINITE) & ~is_last
-    chosen = eqx.tree_at(lambda p: p.result, chosen, jnp.where(failed, Result.NOT_FINITE, chosen.result))
-    either = Either(after, given, data.points, asks)
-    return eqx.tree_at(parts, chosen, (through.points, either), is_leaf=lambda node: node is None)
-
-
-def _crps(others: gp.LeaveOneOut, process: Process) -> Float[Array, ""]:
-    """The mean leave-one-out CRPS; infinite where the fit failed."""
-    score = jnp.mean(normal.crps(others.error, 0.0, jnp.sqrt(others.variance)))
-    return jnp.where((process.result == Result.NOT_FINITE) | jnp.isnan(score), jnp.inf, score)

@@ -20,8 +20,8 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from jaxcal.functional import gp
 from jaxcal.functional._loops import carried
 from jaxcal.functional.quantiles import linear_quantile
+from jaxcal.gp.inference._adam import inverse_softplus
 from jaxcal.gp.kernels import SquaredExponential, gram
-from jaxcal.gp.search import inverse_softplus
 from jaxcal.optimize import as_constants, lowest, minimize, one_run_at_a_time, over_runs
 
 # Multiples of the regression's inverse lengthscales that are tried: on a line alone, and as initial values of L-BFGS.

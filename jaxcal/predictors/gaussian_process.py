@@ -14,28 +14,31 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray
+from jaxcal._numpy import AnyArray, is_known
 from jaxcal.distributions import Normal, StudentT
+from jaxcal.frames import unread
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import linalg
-from jaxcal.gp import initial, minibatch
-from jaxcal.gp.fit import check_fit, fit_rows
-from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential
+from jaxcal.gp import Exact, GaussianNoise, initial
+from jaxcal.gp.fit import Way, check_fit, check_objects, fit_rows
+from jaxcal.gp.inference import stochastic
+from jaxcal.gp.initial import Given
+from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
-from jaxcal.gp.noise import InitialOf
-from jaxcal.gp.options import Options
 from jaxcal.gp.padding import prediction
 from jaxcal.gp.process import HoldsProcess, Process
+from jaxcal.gp.protocols import Inference, InitialOf, Noise
+from jaxcal.optimize import as_constants
 
+# By `preset`: how it is fitted.
+_PRESETS = {None: None, "crude": Exact(ard=False, learning_rate=0.01), "nngp": Exact(ard=False)}
 _SQUARED_EXPONENTIAL = "squared_exponential"
 # Weight variances and bias variances of RIO, appendix D.1, and the variance of its noise.
 _NNGP_VARIANCES = np.linspace(0.1, 5, 30), np.linspace(0, 2, 30)
@@ -48,21 +51,11 @@ def fit(
     *,
     categorical: Categorical = (),
     kernel: Any = "squared_exponential",
-    noise_variance: ArrayLike | None = None,
-    key: PRNGKeyArray | None = None,
-    bound: str = "auto",
-    num_inducing: int | None = None,
-    inducing: str | None = None,
-    ard: bool | str = True,
-    noise: str = "gaussian",
-    optimizer: str = "lbfgs",
-    learning_rate: float = 0.01,
-    max_iterations: int = 1000,
-    tolerance: float | None = None,
-    epochs: int = 20,
+    inference: Inference | None = None,
+    noise: Noise | None = None,
     preset: str | None = None,
-    mesh: Mesh | None = None,
     differentiable: bool = False,
+    key: PRNGKeyArray | None = None,
     throw: bool = True,
 ) -> "GaussianProcess":
     """Fit a Gaussian process whose hyperparameters maximize the evidence, or its sparse lower bound.
@@ -93,36 +86,18 @@ def fit(
         y: targets [n].
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         kernel: "squared_exponential", "nngp", or any kernel of gpjax, with its hyperparameters as initial values.
-        noise_variance: of the noise, in squared units of y, where it is known; None to learn it.
-        key: random key of the order of the rows of the stochastic bound; nothing else is random.
-        bound: "exact" is the full process, O(n^3) time and O(n^2) memory; "collapsed" the sparse one, O(n m^2) with m
-            inducing points; "nearest" asks at every point the 50 rows nearest to it, with hyperparameters of the least
-            leave-one-out CRPS of 2000 rows. "auto" takes the exact one up to 2000 rows, and with the preset always;
-            beyond the sparse one or the nearest rows, what has the lower leave-one-out CRPS; the sparse one above
-            250,000 rows, and where num_inducing, inducing, mesh, noise or optimizer ask for it. "stochastic" maximizes
-            the sparse one over minibatches: for x that does not fit in memory, a `numpy.memmap`, of which it holds a
-            chunk of rows at a time. It needs a key, and is not for `jit`.
-        num_inducing: how many inducing points, at most n (default 800; 400 where the bound is stochastic).
-        inducing: "greedy" chooses rows by conditional variance at the initial values, and of more than 10,000 rows as
-            many decide on the hyperparameters; "trained" optimizes the points, initially the first rows, or random ones
-            where the bound is stochastic. The default is "greedy", of the stochastic bound "trained".
-        ard: True for a lengthscale for every input column, False for one for all, as the preset has it in any case;
-            "auto" for what the evidence prefers: each further lengthscale must raise it by log(n) / 2 nats.
-        noise: "gaussian"; "student_t", whose degrees of freedom are learned, so that outliers do not decide the fit and
-            the prediction is a StudentT; or "input", of a variance that depends on the inputs: a second process, of the
-            log of the noise variance, is fitted to the leave-one-out errors, and has as much part as helps. The first
-            costs two to four, the second three to five times as much as "gaussian".
-        optimizer: "lbfgs", or "adam" in GPyTorch's parameters, as the preset has it in any case; of the exact and the
-            collapsed bound.
-        learning_rate: of Adam.
-        max_iterations: the most iterations of L-BFGS, or the number of Adam's.
-        tolerance: the fit ends where the log evidence is foreseen to rise by less, in nats (default 0.005; of the
-            sparse bound and the nearest rows 1).
-        epochs: passes over the rows of the stochastic bound.
+        inference: how it is fitted: `gp.Exact`, `gp.Sparse`, `gp.Nearest` or `gp.Stochastic`, with the options of each.
+            None takes the exact process up to 5000 rows, and up to 2000 rows where rows are traced, the kernel is
+            gpjax's or the noise is not Gaussian. On an accelerator its memory decides. Beyond, it takes inducing points
+            or the nearest rows: whichever has the lower leave-one-out CRPS. Where rows are traced, above 250,000 rows
+            and for other noise these are inducing points. `fitted.inference` says what was taken. Here an inference
+            has a lengthscale for every column unless it says otherwise.
+        noise: `gp.GaussianNoise`, the default, with `variance=` where that is known; `gp.StudentTNoise`, so that
+            outliers do not decide the fit; or `gp.InputNoise`, of a variance that depends on the inputs.
         preset: None, "crude" or "nngp" as above: kernel and noise are theirs, too.
-        mesh: devices over all of whose axes the rows of the sparse bound are distributed; None for one device.
-        differentiable: whether derivatives by x, y and noise_variance pass through the fit, as of `rio.fit`. Those by
-            the initial values of a kernel are 0.
+        differentiable: whether derivatives by x, y and the noise's variance pass through the fit, as of `rio.fit`.
+            Those by the initial values of a kernel are 0.
+        key: random key of the order of the rows of `gp.Stochastic`; nothing else is random.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
             so in any case.
 
@@ -152,22 +127,29 @@ def fit(
     y = _checks.as_vector("y", y)
     _checks.check_rows("y", y, 2)
     columns = Columns.of(x, categorical)
-    points = {"bound": bound, "num_inducing": num_inducing, "inducing": inducing, "mesh": mesh}
-    search = {"max_iterations": max_iterations, "tolerance": tolerance, "differentiable": differentiable}
-    options = _options(y.shape[0], optimizer, learning_rate, preset, ard=ard, noise=noise, **points, **search)
-    if noise != "gaussian" and noise_variance is not None:
-        raise ValueError(f"noise_variance is that of Gaussian noise; got noise={noise!r}.")
-    given = _given(kernel, noise_variance, preset)
+    noise = GaussianNoise() if noise is None else noise
+    check_objects(inference, noise)
+    given = _given(kernel, noise, preset)
+    in_numpy = given.kernel is None and preset is None
+    way = Way.of(
+        y.shape[0],
+        _PRESETS[preset] if inference is None else inference,
+        noise,
+        ard=preset is None,
+        is_known=is_known(as_constants((x, y, noise))),
+        in_numpy=in_numpy,
+        differentiable=differentiable,
+    )
     _checks.check_varies("y is", y, 0 if _checks.is_traced(y) else np.abs(np.asarray(y)).max())
-    if bound == "stochastic":
-        fitted = _fit_stochastic(columns, x, y, given, preset, options, epochs, key)
+    if way.inference.reads_parts:
+        fitted = _fit_stochastic(columns, x, y, given, preset, way, key)
     else:
         rows = columns(x), y
         _checks.check_length("x", rows[0], y.shape[0])
         if not differentiable:
             rows, given = _checks.without_derivative((rows, given), "gaussian_process.fit", "give differentiable=True")
-        prepare = eqx.Partial(_prepared, columns.indicators, given, preset, noise == "student_t")
-        scalers, process = fit_rows(prepare, rows, options, in_numpy=given.kernel is None and preset is None)
+        prepare = eqx.Partial(_prepared, columns.indicators, given, preset, noise.has_heavy_tails)
+        scalers, process = fit_rows(prepare, rows, way, in_numpy=in_numpy)
         fitted = GaussianProcess(process=process, columns=columns, x_scaler=scalers.x, y_scaler=scalers.y)
     check_fit(fitted.process, y.shape[0], throw=throw)
     return fitted
@@ -241,46 +223,23 @@ class GaussianProcess(HoldsProcess):
         return self.kernel
 
 
-def _options(n: int, optimizer: str, learning_rate: float, preset: str | None, **asked: Any) -> Options:
-    """The options, checked, with what a preset and the optimizer decide; `asked` goes to `Options.of`."""
-    _checks.check_choice("optimizer", optimizer, ("lbfgs", "adam"))
-    _checks.check_choice("preset", preset, (None, "crude", "nngp"))
-    _checks.check_positive("learning_rate", learning_rate)
-    adam = preset == "crude" or optimizer == "adam"
-    if asked["bound"] == "stochastic" and (adam or preset):
-        raise ValueError("bound='stochastic' takes neither optimizer='adam' nor a preset.")
-    if preset and asked["noise"] != "gaussian":
-        raise ValueError(f"preset={preset!r} has Gaussian noise; got noise={asked['noise']!r}.")
-    if preset:
-        asked |= {"ard": False, "bound": "exact" if asked["bound"] == "auto" else asked["bound"]}
-    return Options.of(n, learning_rate=learning_rate if adam else None, **asked)
-
-
-class Given(NamedTuple):
-    """What the user gave of the process; None for what is learned, or the preset's."""
-
-    kernel: Kernel | None
-    noise_variance: Float[AnyArray, ""] | None
-
-
-def _given(kernel: Any, noise_variance: ArrayLike | None, preset: str | None) -> Given:
+def _given(kernel: Any, noise: Noise, preset: str | None) -> Given:
     """Kernel and noise, checked."""
     by_name = isinstance(kernel, str)
-    if preset and not (by_name and kernel == _SQUARED_EXPONENTIAL and noise_variance is None):
+    _checks.check_choice("preset", preset, tuple(_PRESETS))
+    if preset and not (by_name and kernel == _SQUARED_EXPONENTIAL and noise.known_variance is None):
         raise ValueError(f"preset={preset!r} has a kernel and a noise of its own.")
-    if noise_variance is not None:
-        _checks.check_positive("noise_variance", noise_variance)
-        known = noise_variance if isinstance(noise_variance, jax.Array) else np.asarray(noise_variance)
-        noise_variance = _checks.as_floats("noise_variance", known)
+    if preset and not noise.is_gaussian:
+        raise ValueError(f"preset={preset!r} has Gaussian noise; got {type(noise).__name__}.")
     if by_name:
         _checks.check_choice("kernel", kernel, (_SQUARED_EXPONENTIAL, "nngp"))
         if kernel == _SQUARED_EXPONENTIAL:
-            return Given(None, noise_variance)
+            return Given.of(None, noise)
         # Imported only here: it imports gpjax, which takes longer than all of jaxcal.
         from jaxcal.gp.nngp import NNGP
 
         kernel = NNGP()
-    return Given(GPJaxKernel.of("kernel", kernel), noise_variance)
+    return Given.of(GPJaxKernel.of("kernel", kernel), noise)
 
 
 class _Scalers(NamedTuple):
@@ -310,17 +269,15 @@ def _prepared(
     return scalers, initial_of, Data.of(scalers.x(x), scalers.y(y), included=included)
 
 
-def _fit_stochastic(
-    columns: Columns, x, y, given: Given, preset: str | None, options: Options, epochs: int, key
-) -> "GaussianProcess":
+def _fit_stochastic(columns: Columns, x, y, given: Given, preset: str | None, way: Way, key) -> "GaussianProcess":
     """The fit by a bound that reads x part by part."""
-    minibatch.check_known(x, y)
-    key = minibatch.given_key(key)
-    x = minibatch.unread_rows(x if columns.is_plain else columns(x), y.shape[0])
-    x_scaler, y_scaler = minibatch.standardizer(x, y.dtype).without(columns.indicators), Standardizer.of(y)
-    read = minibatch.reader(lambda x, y: Data(x_scaler(x), y_scaler(y)), (x, y), y.dtype)
+    stochastic.check_known(x, y)
+    key = stochastic.given_key(key)
+    x = unread.unread_rows(x if columns.is_plain else columns(x), y.shape[0])
+    x_scaler, y_scaler = unread.standardizer(x, y.dtype).without(columns.indicators), Standardizer.of(y)
+    read = stochastic.reader(lambda x, y: Data(x_scaler(x), y_scaler(y)), (x, y), y.dtype)
     initial_of = eqx.Partial(_initial_models, given, y_scaler, preset)
-    process = minibatch.maximize_bound(initial_of, read, y.shape[0], options, key=key, epochs=epochs)
+    process = stochastic.maximize_bound(way.inference, initial_of, read, y.shape[0], key=key)
     return GaussianProcess(process=process, columns=columns, x_scaler=x_scaler, y_scaler=y_scaler)
 
 
@@ -334,8 +291,7 @@ def _initial_models(
         return initial.at(data, SquaredExponential(log, log), math.log(2) + 1e-4)
     if preset == "nngp":
         return initial.nngp_grid(data, _NNGP_VARIANCES, _NNGP_NOISE)
-    if given.noise_variance is not None:
-        noise = given.noise_variance / y_scaler.scale / y_scaler.scale
+    noise = given.scaled_noise(y_scaler.scale) if noise is None else noise
     if given.kernel is not None:
         return initial.at_given(data, given.kernel, noise=noise)
     return initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)

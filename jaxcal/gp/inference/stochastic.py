@@ -8,9 +8,9 @@ hyperparameters move, what the data said about u stays, and q(u) moves along (`t
 q(u) by the optimal one, so that evidence and posterior are exactly those of the collapsed bound.
 """
 
-import itertools
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, NamedTuple, cast
 
@@ -20,25 +20,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks, progress
-from jaxcal.frames.preprocessing import Standardizer
+from jaxcal.frames import unread
+from jaxcal.frames.unread import chunks
 from jaxcal.functional import gp, linalg, sparse_gp
 from jaxcal.gp import model as models
+from jaxcal.gp.inference.sparse import Sparse, sparse_initial
 from jaxcal.gp.kernels import Points
-from jaxcal.gp.model import JITTER_TRIES, Data, Model
-from jaxcal.gp.options import Options
+from jaxcal.gp.model import JITTER_TRIES, Data, Found, Model
 from jaxcal.gp.process import Process, first_fit
-from jaxcal.gp.search import sparse_initial, with_inducing_points
+from jaxcal.gp.protocols import Inference, Noise, Problem
 from jaxcal.optimize import Result, minimize, scale_by_adam
 
 # Gives the rows of a slice, or those of increasing numbers.
 Read = Callable[[slice | Int[np.ndarray, " k"]], Data]
 
-# Rows that are in memory at once.
-_CHUNK_ROWS = 65_536
+# More are better and slower: benchmarks/results/stochastic_bound.txt.
+_NUM_INDUCING = 400
+# Of Adam, at the beginning.
+_LEARNING_RATE = 0.05
 # The initial values are fitted to so many rows.
 _SAMPLE_ROWS = 4_096
 # q forgets a row after about so many others.
@@ -88,66 +90,111 @@ def transported(sites: Sites, whiten: Float[Array, "m m"], factor: Float[Array, 
     return Sites(move.T @ sites.precision @ move, move.T @ sites.shift)
 
 
+class Stochastic(Inference):
+    """The sparse process over minibatches, for rows that do not fit in memory, a `numpy.memmap`, say.
+
+    It maximizes the bound of Hensman, Fusi & Lawrence (2013), eq. 4, with two chunks of the rows in memory at a time:
+    O(chunk + m^2) memory whatever n is, and O(n m^2) time an epoch. The search starts at the greatest exact evidence of
+    some rows of a random sample, and L-BFGS improves it on the bound of the sample, which counts as often as it takes
+    to make up all rows. Then follow the epochs of minibatches, which train the inducing points, too: an epoch reads
+    all chunks in random order and shuffles the rows of each. A few rows, at random, are omitted so that all chunks
+    and batches are equal. The learning rate falls to zero along half a cosine. Last, one pass over all rows gives the
+    optimal q(u). It needs a key, fits one output, and reads while it goes: not for use inside of `jit`.
+
+    Attributes:
+        epochs: passes over the rows.
+        batch_size: the most rows of a minibatch.
+        num_inducing: how many inducing points, at most n. None for 400.
+        ard: as of `Exact`.
+        tolerance: of the search on the sample, as of `Exact`; None for 1 nat.
+        max_iterations: the most steps of L-BFGS on the sample.
+
+    Raises:
+        ValueError: if an option is out of its range.
+
+    Example:
+        >>> import jax, numpy as np, jaxcal as jc
+        >>> x, by_parts = np.linspace(0, 6, 300), jc.gp.Stochastic(epochs=2, num_inducing=10)
+        >>> jc.gaussian_process.fit(x, np.sin(x), inference=by_parts, key=jax.random.key(0)).inference
+        'stochastic'
+    """
+
+    epochs: int = eqx.field(static=True, default=20)
+    batch_size: int = eqx.field(static=True, default=1024)
+    num_inducing: int | None = eqx.field(static=True, default=None)
+    ard: bool | str | None = eqx.field(static=True, default=None)
+    tolerance: Any = None
+    max_iterations: Any = 1000
+
+    def __check_init__(self) -> None:
+        """Check the options."""
+        for name in ("epochs", "batch_size"):
+            _checks.check_at_least(name, getattr(self, name), 1)
+        if self.num_inducing is not None:
+            _checks.check_at_least("num_inducing", self.num_inducing, 1)
+
+    def settled(self, n: int, noise: Noise, *, differentiable: bool) -> "Stochastic":
+        """The same with how many points there are, and the tolerance."""
+        if not noise.is_gaussian:
+            raise ValueError(f"Stochastic goes with Gaussian noise; for {type(noise).__name__} take Exact or Sparse.")
+        if differentiable:
+            raise ValueError("differentiable=True needs an optimum, where minibatches do not end: take Sparse.")
+        number, sampled = self.num_inducing or min(n, _NUM_INDUCING), min(n, _SAMPLE_ROWS)
+        if number > sampled:
+            raise ValueError(f"num_inducing must be at most {sampled}; got {number}.")
+        return replace(self, num_inducing=number, tolerance=1.0 if self.tolerance is None else self.tolerance)
+
+    @property
+    def reads_parts(self) -> bool:
+        """It does."""
+        return True
+
+    @property
+    def sparse(self) -> Sparse:
+        """By what the sample is searched."""
+        limits = {"tolerance": self.tolerance, "max_iterations": self.max_iterations}
+        return Sparse(num_inducing=self.num_inducing, points="trained", ard=self.ard, **limits)
+
+    def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
+        """Not of rows in memory: `maximize_bound` reads them."""
+        return self.sparse.search(initial_models, data, jitter, first)
+
+    def problem(self, model: Model, data: Data, jitter: Float[Array, ""], kept: Any) -> Problem:
+        """Of the sample's bound."""
+        return self.sparse.problem(model, data, jitter, kept)
+
+
 def maximize_bound(
-    initial_of: Callable[[Data], Model],
-    read: Read,
-    n: int,
-    options: Options,
-    *,
-    key: PRNGKeyArray,
-    epochs: int = 20,
-    batch_size: int = 1024,
-    learning_rate: float = 0.05,
+    stochastic: Stochastic, initial_of: Callable[[Data], Model], read: Read, n: int, *, key: PRNGKeyArray
 ) -> Process:
     """A process of great collapsed bound.
 
-    What `fit.maximize_evidence` does, with two chunks of the rows in memory at a time: O(chunk + m^2) memory whatever n
-    is, and O(n m^2) time an epoch, about that of the collapsed bound with its gradient. It reads while it goes: not for
-    use inside of `jit`.
-
-    It starts at the greatest exact evidence of some rows of a random sample, and is improved by L-BFGS on the bound of
-    that sample, which counts as often as it takes to make up all rows. Then follow the epochs of minibatches: an epoch
-    reads all chunks in random order and shuffles the rows of each; a few, at random, are omitted so that all chunks and
-    batches are equal. The learning rate falls to zero along half a cosine.
-
-    With inducing="greedy" the inducing points are rows of the sample chosen by conditional variance, and stay. With
-    "trained" they are random rows, trained by the minibatches: a better bound for hardly more time.
-
     Args:
+        stochastic: how, settled for n rows.
         initial_of: gives the initial values, from a sample of the rows: models without inducing points, stacked along
             a leading axis of their arrays.
         read: gives the rows of a slice, or those of increasing numbers, as the kernel takes them, with targets of mean
-            zero: `column_moments` finds what to scale by.
+            zero: `frames.unread.column_moments` finds what to scale by.
         n: how many rows there are.
-        options: how; whatever its bound, the collapsed one is meant.
         key: random key of the sample and of the order of the rows.
-        epochs: how often the rows are passed over.
-        batch_size: the most rows of a minibatch.
-        learning_rate: of Adam, at the beginning.
 
     Returns:
         The process after data: its evidence the collapsed bound, its iterations the minibatches, its result
         STEP_LIMIT or NOT_FINITE.
 
     Raises:
-        ValueError: if a count is less than 1, the learning rate not positive, or there are more inducing points than
-            rows in the sample; if `read` gives another number of rows than it is asked for.
+        ValueError: if `read` gives another number of rows than it is asked for.
     """
-    for name, value in (("n", n), ("epochs", epochs), ("batch_size", batch_size)):
-        _checks.check_at_least(name, value, 1)
-    _checks.check_positive("learning_rate", learning_rate)
     num_sampled = min(n, _SAMPLE_ROWS)
-    if options.num_inducing > num_sampled:
-        raise ValueError(f"num_inducing must be at most {num_sampled}; got {options.num_inducing}.")
     rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,), jnp.uint32)))
-    sample, plan = _sample(read, n, num_sampled, rng), _Plan.of(n, batch_size, epochs)
-    candidates, dtype = initial_of(sample), sample.targets.dtype
+    sample, plan = _sample(read, n, num_sampled, rng), _Plan.of(n, stochastic.batch_size, stochastic.epochs)
+    candidates, dtype, sparse = initial_of(sample), sample.targets.dtype, stochastic.sparse.of_arrays()
 
     def attempt(tries: int) -> Process:
-        jitter = models.jitter_of_try(jnp.int32(tries), dtype, "collapsed")
-        model, sites, failed = _start(candidates, sample, jnp.asarray(n / num_sampled, dtype), jitter, options)
-        model = _descend(model, sites, read, plan, _Rates.of(plan, learning_rate, jitter), options, rng)
-        bound, posterior, noise, rounding = _condition(model, read, n, jitter, options.mesh)
+        jitter = jnp.asarray(stochastic.jitter_of_try(np.int32(tries), dtype))
+        model, sites, failed = _start(candidates, sample, jnp.asarray(n / num_sampled, dtype), jitter, sparse)
+        model = _descend(model, sites, read, plan, _Rates.of(plan, jitter), rng)
+        bound, posterior, noise, rounding = _condition(model, read, n, jitter)
         good = posterior.is_finite & models.is_sane(model, bound * num_sampled / n, sample)
         return Process(
             model=eqx.tree_at(lambda m: m.inducing, model, None),
@@ -160,52 +207,16 @@ def maximize_bound(
             result=jnp.where(good, Result.STEP_LIMIT, Result.NOT_FINITE),
             jitter=jitter,
             failed_initial_values=failed,
+            inference="stochastic",
         )
 
     return first_fit(map(attempt, range(JITTER_TRIES)))
 
 
-def column_moments(
-    read: Callable[[slice], Float[np.ndarray, " k *d"]], n: int
-) -> tuple[Float[np.ndarray, "*d"], Float[np.ndarray, "*d"]]:
-    """Means and standard deviations (divisor n - 1) of columns, in one pass over chunks of their rows, in float64.
-
-    A chunk's mean and sum of squared deviations are merged with those before as Chan, Golub & LeVeque, "Algorithms for
-    Computing the Sample Variance" (1983), eq. 2.1, do: no large sums of squares cancel. That of a constant column is 0.
-
-    Args:
-        read: gives the rows of a slice.
-        n: how many rows there are, at least two.
-
-    Raises:
-        ValueError: if there are fewer rows, or one of them is NaN or infinite.
-
-    Example:
-        >>> import numpy as np
-        >>> rows = np.asarray([[1.0, 5.0], [3.0, 5.0], [8.0, 5.0]])
-        >>> mean, std = column_moments(lambda part: rows[part], 3)
-        >>> mean.tolist(), std.round(4).tolist()
-        ([4.0, 5.0], [3.6056, 0.0])
-    """
-    _checks.check_at_least("n", n, 2)
-    origin = np.asarray(read(slice(0, 1)), float)[0]
-    count, mean, square = 0, np.zeros_like(origin), np.zeros_like(origin)
-    for part in _parts(n):
-        values = np.asarray(read(part), float) - origin
-        if not np.isfinite(values).all():
-            row = part.start + np.argmin(np.isfinite(values).reshape(len(values), -1).all(axis=1))
-            raise ValueError(f"row {row} holds a value that is NaN or infinite.")
-        own, total = values.mean(axis=0), count + len(values)
-        square += np.sum((values - own) ** 2, axis=0) + (own - mean) ** 2 * (count * len(values) / total)
-        mean += (own - mean) * (len(values) / total)
-        count = total
-    return np.asarray(origin + mean), np.asarray(np.sqrt(square / (n - 1)))
-
-
 def check_known(*rows: Any) -> None:
     """Raise TypeError if rows are traced."""
     if _checks.is_traced(*rows):
-        raise TypeError("bound='stochastic' reads its rows part by part: fit does not run under jit, vmap or grad.")
+        raise TypeError("Stochastic reads its rows part by part: fit does not run under jit, vmap or grad.")
 
 
 def given_key(key: PRNGKeyArray | None) -> PRNGKeyArray:
@@ -215,22 +226,8 @@ def given_key(key: PRNGKeyArray | None) -> PRNGKeyArray:
         ValueError: if there is none.
     """
     if key is None:
-        raise ValueError("bound='stochastic' needs a key: jax.random.key(0), say.")
+        raise ValueError("Stochastic needs a key: jax.random.key(0), say.")
     return key
-
-
-def unread_rows(x: ArrayLike, length: int) -> np.ndarray:
-    """Inputs [n, d] where they are, a file on disk, say: no more of them is read than their first row.
-
-    Raises:
-        ValueError: if they are not numbers, or not as many rows.
-    """
-    x = np.asanyarray(x)
-    if x.ndim == 1:
-        x = x[:, None]
-    _checks.as_matrix("x", x[:1])
-    _checks.check_length("x", x, length)
-    return x
 
 
 def reader(data_of: Callable[..., Data], columns: tuple, dtype: jnp.dtype) -> Read:
@@ -240,12 +237,6 @@ def reader(data_of: Callable[..., Data], columns: tuple, dtype: jnp.dtype) -> Re
     """
     on_host = jax.tree.map(np.asarray, columns)
     return lambda part: data_of(*jax.tree.map(lambda column: jnp.asarray(column[part], dtype), on_host))
-
-
-def standardizer(x: np.ndarray, dtype: jnp.dtype) -> Standardizer:
-    """The standardizer of inputs [n, d], read in chunks."""
-    moments = column_moments(lambda part: x[part], len(x))
-    return Standardizer(*(jnp.asarray(moment, dtype) for moment in moments))
 
 
 class _Plan(NamedTuple):
@@ -260,7 +251,7 @@ class _Plan(NamedTuple):
 
     @classmethod
     def of(cls, n: int, batch_size: int, epochs: int) -> "_Plan":
-        num_chunks = -(-n // _CHUNK_ROWS)
+        num_chunks = -(-n // unread.CHUNK_ROWS)
         chunk_rows = n // num_chunks
         num_batches = -(-chunk_rows // batch_size)
         return cls(n, num_chunks, chunk_rows, num_batches, chunk_rows // num_batches, epochs)
@@ -286,9 +277,9 @@ class _Rates(NamedTuple):
     num_steps: Float[Array, ""]
 
     @classmethod
-    def of(cls, plan: _Plan, learning_rate: float, jitter: Float[Array, ""]) -> "_Rates":
+    def of(cls, plan: _Plan, jitter: Float[Array, ""]) -> "_Rates":
         natural_step = min(1, plan.batch_rows / _WINDOW_ROWS)
-        rest = plan.n / plan.batch_rows, natural_step, learning_rate, plan.num_steps
+        rest = plan.n / plan.batch_rows, natural_step, _LEARNING_RATE, plan.num_steps
         return cls(jitter, *(jnp.asarray(number, jitter.dtype) for number in rest))
 
     @property
@@ -309,7 +300,7 @@ class _State(NamedTuple):
 
 @eqx.filter_jit
 def _start(
-    initial_models: Model, sample: Data, scale: Float[Array, ""], jitter: Float[Array, ""], options: Options
+    initial_models: Model, sample: Data, scale: Float[Array, ""], jitter: Float[Array, ""], sparse: Sparse
 ) -> tuple[Model, Sites, Int[Array, ""]]:
     """The model of a sample's exact evidence, improved by L-BFGS on its bound; its sites; how many initial values
     failed.
@@ -320,31 +311,31 @@ def _start(
     """
 
     def scaled_sums(model):
-        sums, prior = jax.tree.map(lambda total: scale * total, _sum_over(model, sample, jitter, options.mesh))
+        sums, prior = jax.tree.map(lambda total: scale * total, _sum_over(model, sample, jitter))
         return sums, model.noise_above(models.rounding_of(prior))
 
-    first = sparse_initial(initial_models, sample, jitter, options)
-    params, fixed = models.split(with_inducing_points(first.model, sample, options))
+    first = sparse_initial(sparse, initial_models, sample, jitter, None)
+    params, fixed = models.split(sparse.with_inducing_points(first.model, sample))
     optimum = minimize(
         lambda params: -sparse_gp.collapsed_bound(*scaled_sums(eqx.combine(params, fixed))),
         params,
-        max_iterations=options.max_iterations,
-        gain_tolerance=options.tolerance,
+        max_iterations=sparse.max_iterations,
+        gain_tolerance=sparse.tolerance,
     )
     model = eqx.combine(optimum.params, fixed)
     return model, optimal(*scaled_sums(model)), first.failed_initial_values
 
 
-def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates, options: Options, rng) -> Model:
+def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates, rng: np.random.Generator) -> Model:
     """The model after all epochs, or as soon as it is not finite."""
-    params, fixed = models.split(model, with_inducing=options.inducing == "trained")
+    params, fixed = models.split(model, with_inducing=True)
     state, before = _State(params, rates.adam.init(params), sites, params), jnp.ones((), bool)
     with progress.work("stochastic bound: chunks of rows", plan.epochs * plan.num_chunks) as work:
         for start in plan.starts(rng):
             data = _checked(read(slice(start, start + plan.chunk_rows)), plan.chunk_rows)
             order = rng.permutation(plan.chunk_rows)[: plan.num_batches * plan.batch_rows]
             batches = jnp.asarray(order.reshape(plan.num_batches, plan.batch_rows))
-            state, finite = _pass_over(state, fixed, data, batches, rates, options.mesh)
+            state, finite = _pass_over(state, fixed, data, batches, rates)
             # To ask is to wait for the answer: while the next chunk is read, the device works on this one alone.
             if not before:
                 break
@@ -355,7 +346,7 @@ def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates,
 
 @eqx.filter_jit
 def _pass_over(
-    state: _State, fixed: PyTree, data: Data, batches: Int[Array, "batches b"], rates: _Rates, mesh: Mesh | None
+    state: _State, fixed: PyTree, data: Data, batches: Int[Array, "batches b"], rates: _Rates
 ) -> tuple[_State, Bool[Array, ""]]:
     """The state after the minibatches of a chunk, and whether it is finite."""
 
@@ -367,7 +358,7 @@ def _pass_over(
         points = lax.stop_gradient(model.inducing)
         whiten = linalg.inverse_factor(gram(whitened_by, points))
         sites = transported(sites, whiten, jnp.linalg.cholesky(gram(params, points)))
-        sums, prior = _sum_over(model, batch, rates.jitter, mesh)
+        sums, prior = _sum_over(model, batch, rates.jitter)
         noise = model.noise_above(models.rounding_of(rates.scale * prior))
         bound = sparse_gp.variational_bound(sums, *moments(sites), noise, rates.scale)
         return -bound, natural_step(sites, optimal(sums, noise, rates.scale), rates.natural_step)
@@ -383,11 +374,11 @@ def _pass_over(
 
 
 def _condition(
-    model: Model, read: Read, n: int, jitter: Float[Array, ""], mesh: Mesh | None
+    model: Model, read: Read, n: int, jitter: Float[Array, ""]
 ) -> tuple[Float[Array, ""], gp.Posterior, Float[Array, ""], Float[Array, ""]]:
     """The collapsed bound of all rows, the posterior under the optimal q, the noise variance, and that for rounding."""
-    chunks = (_checked(read(part), part.stop - part.start) for part in _parts(n))
-    totals = (_jitted_sum_over(model, chunk, jitter, mesh) for chunk in chunks)
+    read_all = (_checked(read(part), part.stop - part.start) for part in chunks(n))
+    totals = (_jitted_sum_over(model, chunk, jitter) for chunk in read_all)
     sums, prior = reduce(partial(jax.tree.map, operator.add), totals)
     return _conclude(model, sums, prior, jitter)
 
@@ -400,11 +391,9 @@ def _conclude(model: Model, sums: sparse_gp.RowSums, prior: Float[Array, ""], ji
     return sparse_gp.collapsed_bound(sums, noise), sparse_gp.posterior(sums, whiten, noise), noise, rounding
 
 
-def _sum_over(
-    model: Model, data: Data, jitter: Float[Array, ""], mesh: Mesh | None
-) -> tuple[sparse_gp.RowSums, Float[Array, ""]]:
+def _sum_over(model: Model, data: Data, jitter: Float[Array, ""]) -> tuple[sparse_gp.RowSums, Float[Array, ""]]:
     """What rows add to the sums over all of them, and to that of their prior variances."""
-    sums, _ = models.row_sums(model, data, jitter, mesh)
+    sums, _ = models.row_sums(model, data, jitter)
     return sums, jnp.sum(model.kernel.diagonal(data.points))
 
 
@@ -427,9 +416,3 @@ def _checked(data: Data, num_rows: int) -> Data:
     if data.targets.shape != (num_rows,):
         raise ValueError(f"read must give the {num_rows} rows asked for; got targets of shape {data.targets.shape}.")
     return data
-
-
-def _parts(n: int) -> Iterator[slice]:
-    """All rows in chunks of two sizes at most, so that no more programs are compiled."""
-    edges = np.linspace(0, n, -(-n // _CHUNK_ROWS) + 1).astype(int).tolist()
-    return (slice(start, stop) for start, stop in itertools.pairwise(edges))

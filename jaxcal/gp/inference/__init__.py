@@ -1,0 +1,6 @@
+"""How a process is fitted: by all rows, through inducing points, by the nearest rows, or over minibatches."""
+
+from jaxcal.gp.inference.exact import Exact as Exact
+from jaxcal.gp.inference.nearest import Nearest as Nearest
+from jaxcal.gp.inference.sparse import Sparse as Sparse
+from jaxcal.gp.inference.stochastic import Stochastic as Stochastic

@@ -1,0 +1,65 @@
+"""Adam on the evidence in GPyTorch's coordinates, as CRUDE and GPyTorch's examples have it."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from jaxcal.gp import model as models
+from jaxcal.gp.model import Data, Found, Model
+from jaxcal.optimize import Result, adam
+
+# GPyTorch keeps the variance of the noise above this.
+_GPYTORCH_NOISE = 1e-4
+
+
+def descended_by_adam(
+    model: Model, data: Data, jitter: Float[Array, ""], learning_rate: ArrayLike, steps: int | Int[ArrayLike, ""]
+) -> Found:
+    """The model after so many steps of Adam: hyperparameters are the softplus of what is learned."""
+    params, fixed = models.split(model)
+    cost = models.cost_beyond_bounds(model, data)
+    # One vector: for a tree, XLA would compile every update once a leaf.
+    raw, unravel = ravel_pytree(_map_hyperparameters(lambda log, least: inverse_softplus(jnp.exp(log) - least), params))
+    descent = adam(jnp.asarray(learning_rate, raw.dtype))
+
+    def model_of(raw: Float[Array, " p"]) -> Model:
+        learned = _map_hyperparameters(lambda value, least: jnp.log(jax.nn.softplus(value) + least), unravel(raw))
+        return eqx.combine(learned, fixed)
+
+    def loss(raw: Float[Array, " p"]) -> Float[Array, ""]:
+        model = model_of(raw)
+        return cost(model) - models.evidence(model, data, jitter)
+
+    def step(_, state):
+        raw, memory = state
+        updates, memory = descent.update(jax.grad(loss)(raw), memory)
+        return raw + updates, memory
+
+    raw, _ = lax.fori_loop(0, steps, step, (raw, descent.init(raw)))
+    value = loss(raw)
+    return Found(
+        model=model_of(raw),
+        evidence=-value,
+        steps=jnp.asarray(steps, jnp.int32),
+        result=jnp.where(jnp.isfinite(value), Result.STEP_LIMIT, Result.NOT_FINITE),
+        failed_initial_values=jnp.int32(0),
+    )
+
+
+def _map_hyperparameters(change: Callable, model: Model) -> Model:
+    """Kernel and noise changed by `change(value, least)`, with the least value that GPyTorch allows."""
+    parts = lambda model: (model.kernel, model.log_noise)
+    kernel, noise = parts(model)
+    kernel = jax.tree.map(lambda value: change(value, 0.0), kernel)
+    noise = jax.tree.map(lambda value: change(value, _GPYTORCH_NOISE), noise)  # None where it is fixed
+    return eqx.tree_at(parts, model, (kernel, noise), is_leaf=lambda node: node is None)
+
+
+def inverse_softplus(value: Float[Array, "*d"]) -> Float[Array, "*d"]:
+    """The number whose softplus a positive value is."""
+    return value + jnp.log(-jnp.expm1(-value))

@@ -1,0 +1,69 @@
+"""What a fit takes where the user names no inference: by the number of rows, the device, and leave-one-out CRPS."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxcal.functional import gp, normal
+from jaxcal.gp import model as models
+from jaxcal.gp.inference import nearest
+from jaxcal.gp.inference.exact import Exact
+from jaxcal.gp.inference.nearest import Nearest
+from jaxcal.gp.inference.sparse import Sparse
+from jaxcal.gp.kernels import take
+from jaxcal.gp.model import Data
+from jaxcal.gp.process import Process
+from jaxcal.gp.protocols import Inference, Noise
+from jaxcal.optimize import Result
+
+# Up to so many rows the exact process is taken: inside of a transformation, for other noise and for other kernels on a
+# CPU; and of known rows by LAPACK. Results: benchmarks/results/gp_sparse.txt.
+_EXACT_ROWS, _EXACT_ROWS_BY_LAPACK = 2000, 5000
+# Of known rows on an accelerator, by its memory in GiB. An evaluation holds six matrices of the rows in float32.
+_EXACT_ROWS_BY_MEMORY = (8, 8_000), (14, 12_000), (30, 20_000), (70, 32_000), (120, 42_000)
+# Above so many rows the nearest are not asked: to predict as many takes O(n^2), hours of a million.
+_NEAREST_ROWS = 250_000
+
+
+def chosen(n: int, noise: Noise, *, is_known: bool, in_numpy: bool) -> tuple[Inference, ...]:
+    """The inferences of which the one with the better leave-one-out predictions is to be taken; often a single one.
+
+    Args:
+        n: how many rows there are.
+        noise: of the process.
+        is_known: whether no transformation traces the rows.
+        in_numpy: whether LAPACK can evaluate the evidence.
+    """
+    if n <= _exact_rows(noise, is_known=is_known, in_numpy=in_numpy):
+        return (Exact(),)
+    compares = is_known and noise.is_gaussian and n <= _NEAREST_ROWS
+    return (Sparse(), Nearest()) if compares else (Sparse(),)
+
+
+def _exact_rows(noise: Noise, *, is_known: bool, in_numpy: bool) -> int:
+    if not (is_known and noise.is_gaussian):
+        return _EXACT_ROWS
+    if jax.default_backend() == "cpu":
+        return _EXACT_ROWS_BY_LAPACK if in_numpy else _EXACT_ROWS
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0) / 2**30
+    return max((rows for least, rows in _EXACT_ROWS_BY_MEMORY if memory >= least), default=_EXACT_ROWS)
+
+
+def leave_one_out_crps(process: Process, data: Data) -> Float[Array, ""]:
+    """The mean CRPS of some rows, each given the others; infinite where the fit failed.
+
+    The rows had no part in the choice of hyperparameters for the nearest rows, if there are enough.
+
+    Args:
+        process: with inducing points, or with the nearest rows.
+        data: what it was fitted to.
+    """
+    rows, given = nearest.other_rows(data), process.posterior
+    if isinstance(given, gp.Posterior):
+        model = eqx.tree_at(lambda m: m.inducing, process.model, process.points, is_leaf=lambda node: node is None)
+        others = models.leave_one_out(model, given, take(data, rows))
+    else:
+        others = nearest.leave_one_out(process.model.kernel, given, data.points, rows)
+    score = jnp.mean(normal.crps(others.error, 0.0, jnp.sqrt(others.variance)))
+    return jnp.where((process.result == Result.NOT_FINITE) | jnp.isnan(score), jnp.inf, score)

@@ -1,0 +1,110 @@
+"""The exact process, given all rows."""
+
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, DTypeLike, Float, Int
+
+from jaxcal import _checks
+from jaxcal._numpy import AnyArray, namespace
+from jaxcal.gp import model as models
+from jaxcal.gp.exact import exact_optimum
+from jaxcal.gp.inference._adam import descended_by_adam
+from jaxcal.gp.model import Data, Found, Model
+from jaxcal.gp.protocols import Inference, Noise, Problem, best_initial, has_more_to_learn
+
+# The gain of log evidence, in nats, below which a fit ends: the data hardly distinguish hyperparameters so close. Of
+# more rows than the last number a step takes seconds, and what it gains changes no prediction.
+TOLERANCE, _LOOSE_TOLERANCE, _MANY_ROWS = 0.005, 0.5, 2000
+# Where a climb to the last digits ends.
+_TIGHT = 1e-8
+
+
+class Exact(Inference):
+    """The process given all rows: O(n^3) time and O(n^2) memory.
+
+    The hyperparameters maximize log p(y) = -y' G^-1 y / 2 - log|G| / 2 - n log(2 pi) / 2, with G the covariance of the
+    targets: Rasmussen & Williams (2006), eq. 2.30. Damped Newton steps climb from several initial values; of more than
+    512 rows some decide which optima all of them climb to. More than 2000 known rows are climbed on in three stages:
+    1000 rows decide on the optimum, and few steps of more rows and of all end it.
+
+    Attributes:
+        ard: a lengthscale for every column (True), one for all (False), or what the evidence prefers ("auto"): each
+            further lengthscale must raise it by log(n) / 2 nats. None for what the method takes.
+        tolerance: the fit ends where the log evidence is foreseen to rise by less, in nats. None for 0.005, and for 0.5
+            above 2000 rows.
+        max_iterations: the most steps of an ascent.
+        learning_rate: for so many steps of Adam in GPyTorch's parameters, in place of Newton's; None for these.
+
+    Raises:
+        ValueError: if an option is out of its range.
+
+    Example:
+        >>> import numpy as np, jaxcal as jc
+        >>> x = np.linspace(0, 6, 40)
+        >>> jc.gaussian_process.fit(x, np.sin(x), inference=jc.gp.Exact(ard=False)).inference
+        'exact'
+    """
+
+    ard: bool | str | None = eqx.field(static=True, default=None)
+    tolerance: Any = None
+    max_iterations: Any = 1000
+    learning_rate: Any = None
+
+    def __check_init__(self) -> None:
+        """Check the options."""
+        if isinstance(self.learning_rate, int | float):
+            _checks.check_positive("learning_rate", self.learning_rate)
+
+    def settled(self, n: int, noise: Noise, *, differentiable: bool) -> "Exact":
+        """The same with its tolerance."""
+        if self.learning_rate is not None and not noise.is_gaussian:
+            raise ValueError(f"Exact goes with {type(noise).__name__} without Adam: leave learning_rate out.")
+        if self.learning_rate is not None and differentiable:
+            raise ValueError("differentiable=True needs an optimum, where Adam does not end: leave learning_rate out.")
+        return (
+            self
+            if self.tolerance is not None
+            else replace(self, tolerance=TOLERANCE if n <= _MANY_ROWS else _LOOSE_TOLERANCE)
+        )
+
+    @property
+    def by_newton(self) -> bool:
+        """Unless it is by Adam."""
+        return self.learning_rate is None
+
+    def jitter_of_try(self, step: Int[AnyArray, ""], dtype: DTypeLike) -> Float[AnyArray, ""]:
+        """None at first: noise is on the diagonal already."""
+        return namespace(step).where(step > 0, models.jitter_of_try(step, dtype), 0).astype(dtype)
+
+    def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
+        """The optimum of the evidence."""
+        del first
+        if not has_more_to_learn(initial_models):
+            return best_initial(initial_models, data, jitter)
+        if self.by_newton:
+            return exact_optimum(initial_models, data, jitter, self)
+        model, steps = models.one_of(initial_models), self.max_iterations
+        return descended_by_adam(model, data, jitter, self.learning_rate, steps)
+
+    def refine(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Found:
+        """By Newton's steps."""
+        return exact_optimum(models.alone(model), data, jitter, replace(self, ard=False))
+
+    def problem(self, model: Model, data: Data, jitter: Float[Array, ""], kept: None) -> Problem:
+        """The negative evidence."""
+        del kept
+        return Problem.of(model, data, lambda model: -models.evidence(model, data, jitter))
+
+    def climb(self, problem: Problem, jitter: Float[Array, ""]) -> Float[Array, " p"]:
+        """By Newton's steps."""
+        tight = replace(self, ard=False, tolerance=jnp.asarray(_TIGHT, problem.data.targets.dtype))
+        return problem.vector_of(exact_optimum(models.alone(problem.model), problem.data, jitter, tight).model)
+
+
+def exact_jitters(dtype: DTypeLike) -> list[Float[np.ndarray, ""]]:
+    """What a host tries, one after the other."""
+    return [Exact().jitter_of_try(np.int32(tries), dtype) for tries in range(models.JITTER_TRIES)]

@@ -1,0 +1,262 @@
+"""The process that asks, at every point, only the rows nearest to it: few of many.
+
+Vecchia (1988) conditions on few rows. The hyperparameters here are those of the least leave-one-out CRPS of some rows,
+each given the rows nearest to it among all (by the density: Sundararajan & Keerthi, 2001). Unlike the evidence of few
+rows it knows how close the rows lie on which predictions will rest; unlike the density it is not ruled by a few
+outliers, nor by rows that are there twice. A common factor of all variances, which changes no mean, is then the mean
+squared standardized error of other rows, as of Allison, Stephenson & Samson (2023).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from jaxcal import _checks
+from jaxcal.functional import gp, normal
+from jaxcal.gp import model as models
+from jaxcal.gp.inference.sparse import optimum_of_some
+from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
+from jaxcal.gp.model import Data, Found, Model, alone, as_vector, cost_beyond_bounds, greatest, one_of, with_more_noise
+from jaxcal.gp.process import Process
+from jaxcal.gp.protocols import Inference, Noise, Problem
+from jaxcal.optimize import Result, minimize, over_runs
+
+# So many rows decide on the hyperparameters, and as many, others if there are enough, on the scale. The descent is made
+# twice: with the rows that are nearest at the initial values, and with those that are nearest at the first end.
+_DECIDING, _DESCENTS = 2000, 2
+# The first begins with the noise of the initial values, or with the best of these fractions of the target's variance.
+_MORE_NOISE = 0.01, 0.1, 0.5
+# So many covariances are held at once where neighbors are looked for.
+_AT_ONCE = 2**24
+# Outliers are looked for among so many rows.
+_CHECKED = 10_000
+
+
+class Nearest(Inference):
+    """The process given, at every point, the rows nearest to it: O(n) time to fit, O(n) for every prediction.
+
+    The hyperparameters are those of the least leave-one-out CRPS of 2000 rows, each given the rows nearest to it in the
+    metric of the kernel; L-BFGS descends twice. A factor of all variances is the mean squared standardized error of
+    other rows. To predict as many rows as are fitted takes O(n^2).
+
+    Attributes:
+        neighbors: how many rows a prediction asks.
+        ard: as of `Exact`.
+        tolerance: as of `Exact`, in nats of the CRPS's log; None for 1.
+        max_iterations: the most steps of L-BFGS.
+
+    Raises:
+        ValueError: if an option is out of its range.
+
+    Example:
+        >>> import numpy as np, jaxcal as jc
+        >>> x = np.linspace(0, 6, 60)
+        >>> jc.gaussian_process.fit(x, np.sin(x), inference=jc.gp.Nearest(neighbors=8)).inference
+        'nearest'
+    """
+
+    neighbors: int = eqx.field(static=True, default=50)
+    ard: bool | str | None = eqx.field(static=True, default=None)
+    tolerance: Any = None
+    max_iterations: Any = 1000
+
+    def __check_init__(self) -> None:
+        """Check the options."""
+        _checks.check_at_least("neighbors", self.neighbors, 1)
+
+    def settled(self, n: int, noise: Noise, *, differentiable: bool) -> "Nearest":
+        """The same with its tolerance."""
+        del n, differentiable
+        if not noise.is_gaussian:
+            raise ValueError(f"Nearest goes with Gaussian noise; for {type(noise).__name__} take Exact or Sparse.")
+        return replace(self, tolerance=1.0) if self.tolerance is None else self
+
+    def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
+        """The hyperparameters of the least leave-one-out CRPS that are descended to from what some rows say."""
+        first = optimum_of_some(self, initial_models, data, jitter, first)
+        rows = _deciding_rows(data)
+        cost = cost_beyond_bounds(first.model, data, rows.shape[0])
+        near_of = lambda model: self.neighbors_of(model, data, jitter, rows)
+        loss_of = lambda model, near: log_crps(model, data, jitter, rows, near)
+        start = _of_the_best_noise(first.model, eqx.Partial(loss_of, near=near_of(first.model)))
+        vector, model_of = as_vector(start)
+
+        def descend(vector, _):
+            near = near_of(model_of(vector))
+
+            def loss(vector):
+                model = model_of(vector)
+                return cost(model) + loss_of(model, near)
+
+            if not vector.size:
+                return vector, (jnp.int32(0), jnp.int32(Result.CONVERGED))
+            end = minimize(loss, vector, max_iterations=self.max_iterations, gain_tolerance=self.tolerance)
+            return end.params, (end.steps, jnp.where(jnp.isfinite(end.loss), end.result, Result.NOT_FINITE))
+
+        vector, (steps, results) = lax.scan(descend, vector, length=_DESCENTS)
+        return first._replace(model=model_of(vector), steps=jnp.sum(steps), result=results[-1])
+
+    def conclude(self, found: Found, data: Data, jitter: Float[Array, ""]) -> Process:
+        """The process that asks the nearest rows, NOT_FINITE where it makes no sense."""
+        model = found.model
+        given = self._calibrated(model, data, jitter)
+        few = given.factorized_together(data.points)
+        rows = scattered(data.points)[:_CHECKED]
+        others = leave_one_out(model.kernel, given, data.points, rows)
+        density = data.targets.shape[0] * jnp.mean(normal.log_prob(others.error, 0.0, jnp.sqrt(others.variance)))
+        errors = jnp.abs(others.standardized)
+        good = jnp.isfinite(errors).all() & models.has_sane_variances(model, data)
+        return Process(
+            model=model,
+            points=data.points,
+            posterior=given,
+            noise_variance=given.scale * model.noise_variance(few),
+            rounding_fraction=given.scale * model.rounding(few) / jnp.median(others.variance),
+            evidence=density,
+            iterations=found.steps,
+            result=jnp.where(good, found.result, Result.NOT_FINITE),
+            jitter=jitter,
+            failed_initial_values=found.failed_initial_values,
+            greatest_error=(jnp.max(errors), rows[jnp.argmax(errors)]),
+            inference="nearest",
+        )
+
+    def kept(self, process: Process, data: Data) -> Any:
+        """The rows that decide, and which are nearest to each."""
+        rows = _deciding_rows(data)
+        return rows, self.neighbors_of(process.model, data, process.jitter, rows)
+
+    def problem(self, model: Model, data: Data, jitter: Float[Array, ""], kept: Any) -> Problem:
+        """The log of the leave-one-out CRPS."""
+        rows, near = kept
+        return Problem.of(model, data, lambda model: log_crps(model, data, jitter, rows, near), n=rows.shape[0])
+
+    def evidence(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Float[Array, ""]:
+        """None: `conclude` has the density."""
+        del model, jitter
+        return jnp.full((), jnp.nan, data.targets.dtype)
+
+    def neighbors_of(self, model: Model, data: Data, jitter: ArrayLike, rows: Int[Array, " r"]) -> Int[Array, "r k"]:
+        """The numbers of the rows nearest to some of them, without themselves, under a model."""
+        return _neighbors_of_rows(model.kernel, NearestRows.of(model, data, jitter, self.neighbors), data.points, rows)
+
+    def _calibrated(self, model: Model, data: Data, jitter: ArrayLike) -> "NearestRows":
+        """What the rows say, with the scale that their leave-one-out errors ask for; 1 where the noise is known."""
+        given = NearestRows.of(model, data, jitter, self.neighbors)
+        if "log_noise" in model.fixed:
+            return given
+        others = leave_one_out(model.kernel, given, data.points, other_rows(data))
+        return eqx.tree_at(lambda given: given.scale, given, jnp.mean(others.error**2 / others.variance))
+
+
+class NearestRows(eqx.Module):
+    """What the rows say of which each prediction asks the nearest.
+
+    Attributes:
+        targets: [n].
+        noises: [n], the variance of the noise, and jitter, at every row, before it is scaled.
+        scale: by what all variances are multiplied.
+        neighbors: how many rows a prediction asks.
+    """
+
+    targets: Float[Array, " n"]
+    noises: Float[Array, " n"]
+    scale: Float[Array, ""]
+    neighbors: int = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, model: Model, data: Data, jitter: ArrayLike, neighbors: int) -> "NearestRows":
+        """The rows with their noise under a model."""
+        relative = model.relative_noise(data.base_variance, data.relative_noise)
+        noise = model.noise_variance(take(data.points, slice(neighbors))) * (1 if relative is None else relative)
+        added = jitter * jnp.mean(model.kernel.diagonal(data.points)) + noise
+        added = jnp.broadcast_to(added, data.targets.shape)
+        return cls(data.targets, added, jnp.ones_like(data.targets[0]), neighbors)
+
+    def factorized_together(self, points: Points) -> Points:
+        """As many rows as are factorized together: the more they are, the more noise is hidden by rounding."""
+        return take(points, slice(self.neighbors))
+
+    def predict(self, kernel: Kernel, at: Points, points: Points) -> tuple[Array, Array]:
+        """Latent means and variances at points; arguments as of `model.predict`, `at` being all rows."""
+        near = lax.map(lambda point: _neighbors(kernel, self, at, point), points, batch_size=_batch(self))
+        return over_runs(lambda point, near: _predict_one(kernel, self, at, point, near))(points, near)
+
+
+def leave_one_out(kernel: Kernel, given: NearestRows, at: Points, rows: Int[Array, " r"]) -> gp.LeaveOneOut:
+    """Errors and variances of some of the rows, each given the rows nearest to it."""
+    return _errors(kernel, given, at, rows, _neighbors_of_rows(kernel, given, at, rows))
+
+
+def log_crps(
+    model: Model, data: Data, jitter: ArrayLike, rows: Int[Array, " r"], near: Int[Array, "r k"]
+) -> Float[Array, ""]:
+    """Of the mean leave-one-out CRPS of some rows, times their number: in nats, as a log density."""
+    given = NearestRows.of(model, data, jitter, near.shape[1])
+    others = _errors(model.kernel, given, data.points, rows, near)
+    return rows.shape[0] * jnp.log(jnp.mean(normal.crps(others.error, 0.0, jnp.sqrt(others.variance))))
+
+
+def other_rows(data: Data) -> Int[Array, " r"]:
+    """The numbers of rows that have no part in the choice of hyperparameters, if there are enough."""
+    first = max(0, min(_DECIDING, data.targets.shape[0] - _DECIDING))
+    return scattered(data.points)[first : first + _DECIDING]
+
+
+def _deciding_rows(data: Data) -> Int[Array, " r"]:
+    return scattered(data.points)[:_DECIDING]
+
+
+def _of_the_best_noise(model: Model, loss) -> Model:
+    """The model with its own noise, or with more."""
+    several = with_more_noise(alone(model), _MORE_NOISE)
+    return one_of(several, greatest(several, lambda model: -loss(model))[0])
+
+
+def _errors(
+    kernel: Kernel, given: NearestRows, at: Points, rows: Int[Array, " r"], near: Int[Array, "r k"]
+) -> gp.LeaveOneOut:
+    """Errors and variances of some of the rows, given others."""
+    # A row is cheap to predict again; to keep its matrices for the derivative takes three times as long.
+    predict_row = jax.checkpoint(lambda row, near: _predict_one(kernel, given, at, take(at, row), near))
+    mean, variance = over_runs(predict_row)(rows, near)
+    return gp.LeaveOneOut(given.targets[rows] - mean, variance + given.scale * given.noises[rows])
+
+
+def _predict_one(kernel: Kernel, given: NearestRows, at: Points, point: Points, near: Int[Array, " k"]):
+    """Latent mean and variance at a point, given some of the rows."""
+    some, point = take(at, near), alone(point)
+    cross, prior = kernel(point, some)[0], kernel.diagonal(point)[0]
+    mean, variance = gp.conditional(gram(kernel, some, given.noises[near]), cross, given.targets[near], prior)
+    return mean, given.scale * variance
+
+
+def _neighbors_of_rows(kernel: Kernel, given: NearestRows, at: Points, rows: Int[Array, " r"]) -> Int[Array, "r k"]:
+    """The numbers of the rows nearest to some of them, without themselves."""
+    find = lambda row: _neighbors(kernel, given, at, take(at, row), without=row)
+    return lax.map(find, rows, batch_size=_batch(given))
+
+
+def _neighbors(
+    kernel: Kernel, given: NearestRows, at: Points, point: Points, without: ArrayLike = -1
+) -> Int[Array, " k"]:
+    """The numbers of the rows nearest to a point in the metric of the kernel; one of them may be excluded.
+
+    The squared distance is the variance of the difference between the process there and here.
+    """
+    point, priors = alone(point), kernel.diagonal(at)
+    distances = kernel.diagonal(point) + priors - 2 * kernel(point, at)[0]
+    n = priors.shape[0]
+    distances = jnp.where(jnp.arange(n) == without, jnp.inf, distances)
+    # In 64 bits XLA sorts the whole array on a CPU.
+    return lax.top_k(-distances.astype(jnp.float32), min(given.neighbors, n - 1))[1]
+
+
+def _batch(given: NearestRows) -> int:
+    """For how many points at once neighbors are looked for."""
+    return max(1, _AT_ONCE // given.targets.shape[0])

@@ -1,0 +1,218 @@
+"""The sparse process: what all rows say about a few inducing points."""
+
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from jaxcal import _checks
+from jaxcal.functional import sparse_gp
+from jaxcal.gp import model as models
+from jaxcal.gp.exact import exact_optimum
+from jaxcal.gp.inference.exact import TOLERANCE, Exact
+from jaxcal.gp.kernels import Kernel, Points, take
+from jaxcal.gp.model import Data, Found, Model
+from jaxcal.gp.process import Process
+from jaxcal.gp.protocols import Inference, Noise, Problem, best_initial, descended, has_more_to_learn
+from jaxcal.optimize import Result, as_constants
+
+# Fewer are faster and less exact: benchmarks/results/gp_inducing.txt.
+_NUM_INDUCING = 800
+# The bound may begin at the exact evidence of so many rows.
+SUBSET_ROWS = 1000
+# That model and others are compared by the bound of so many rows, with so many inducing points, also at these fractions
+# of noise.
+_COMPARED_ROWS, _COMPARED_POINTS, _MORE_NOISE = 4000, 100, (0.1, 0.5)
+# Greedy inducing points are chosen among so many rows, which then decide on the hyperparameters.
+_MANY_ROWS = 10_000
+
+
+class Sparse(Inference):
+    """The process through m inducing points: O(n m^2) time.
+
+    The hyperparameters maximize log N(y; 0, Q + noise I) - tr(K - Q) / (2 noise), with Q = K_xz K_zz^-1 K_zx: Titsias
+    (2009), eq. 9, the bound of SVGP with the optimal q(u) in it (`functional.sparse_gp.collapsed_bound`). L-BFGS climbs
+    from the best of several models by the bound itself, one of them the exact optimum of 1000 rows.
+
+    Attributes:
+        num_inducing: how many inducing points, at most n. None for 800.
+        points: "greedy" chooses rows by conditional variance at the initial values, and of more than 10,000 rows as
+            many decide on the hyperparameters. "trained" moves them with the hyperparameters, from the first rows. An
+            array [m] of integers gives the rows by their numbers.
+        ard: as of `Exact`.
+        tolerance: as of `Exact`; None for 1 nat.
+        max_iterations: the most steps of L-BFGS.
+        mesh: devices over all of whose axes the rows are distributed; None for one device.
+
+    Raises:
+        ValueError: if an option is out of its range, or `num_inducing` is given beside an array of points.
+
+    Example:
+        >>> import numpy as np, jaxcal as jc
+        >>> x = np.linspace(0, 6, 60)
+        >>> fitted = jc.gaussian_process.fit(x, np.sin(x), inference=jc.gp.Sparse(num_inducing=10))
+        >>> fitted.points.shape
+        (10, 1)
+    """
+
+    num_inducing: int | None = eqx.field(static=True, default=None)
+    points: Any = "greedy"
+    ard: bool | str | None = eqx.field(static=True, default=None)
+    tolerance: Any = None
+    max_iterations: Any = 1000
+    mesh: Mesh | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        """Check the options."""
+        if self.num_inducing is not None:
+            _checks.check_at_least("num_inducing", self.num_inducing, 1)
+        if isinstance(self.points, str):
+            _checks.check_choice("points", self.points, ("greedy", "trained"))
+        elif self.num_inducing is not None:
+            raise ValueError("points has the numbers of the rows: leave num_inducing out.")
+        elif np.ndim(self.points) != 1 or not np.issubdtype(self.points.dtype, np.integer):
+            raise ValueError(
+                f"points must be 'greedy', 'trained' or an array of the rows' numbers; got an array of shape "
+                f"{np.shape(self.points)} and type {self.points.dtype}."
+            )
+
+    def settled(self, n: int, noise: Noise, *, differentiable: bool) -> "Sparse":
+        """The same with how many points there are, and the tolerance."""
+        if differentiable and self.mesh is not None:
+            raise ValueError("differentiable=True goes with rows on one device: leave mesh out.")
+        number = len(self.points) if not isinstance(self.points, str) else self.num_inducing or _NUM_INDUCING
+        if number > n and self.num_inducing is not None:
+            _checks.warn(f"num_inducing is {number}, but there are {n} rows; {n} are taken.")
+        if not isinstance(self.points, str) and not _checks.is_traced(self.points):
+            least, most = np.min(self.points), np.max(self.points)
+            if least < 0 or most >= n:
+                raise ValueError(f"points must be numbers of the {n} rows, 0 to {n - 1}; got {least} to {most}.")
+        tolerance = 1.0 if self.tolerance is None else self.tolerance
+        number = None if not isinstance(self.points, str) else min(number, n)
+        return replace(self, num_inducing=number, tolerance=tolerance)
+
+    @property
+    def devices(self) -> Mesh | None:
+        """Those of the mesh."""
+        return self.mesh
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the inducing points move."""
+        return isinstance(self.points, str) and self.points == "trained"
+
+    def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
+        """The optimum of the bound, from the best of several models."""
+        best = sparse_initial(self, initial_models, data, jitter, first)
+        model = self.with_inducing_points(best.model, data)
+        rows = self.rows_that_decide(data)
+        found = self.descend(model, rows, jitter)
+        if rows is not data:
+            found = found._replace(evidence=self.evidence(found.model, data, jitter))
+        return found._replace(failed_initial_values=best.failed_initial_values)
+
+    def descend(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Found:
+        """By L-BFGS; inducing points that are trained move."""
+        return descended(self, model, data, jitter, with_inducing=self.is_trained)
+
+    def refine(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Found:
+        """By L-BFGS; the inducing points stay."""
+        return descended(self, model, data, jitter)
+
+    def rows_that_decide(self, data: Data) -> Data:
+        """The rows that decide on the hyperparameters: a part of many, on one device, with points that stay."""
+        return data if self.mesh is not None or self.is_trained else models.some_rows(data, _MANY_ROWS)
+
+    def with_inducing_points(self, model: Model, data: Data) -> Model:
+        """The model with its inducing points."""
+        if not isinstance(self.points, str):
+            inducing = take(data.points, self.points)
+        elif self.is_trained:
+            inducing = take(data.points, jnp.arange(self.num_inducing or 0))
+        else:
+            inducing = greedy_points(model.kernel, models.some_rows(data, _MANY_ROWS).points, self.num_inducing or 0)
+        return eqx.tree_at(lambda m: m.inducing, model, inducing, is_leaf=lambda node: node is None)
+
+    def kept(self, process: Process, data: Data) -> Any:
+        """The inducing points where they are trained, else their numbers."""
+        return process.points if self.is_trained else _numbers(process.points, data.points)
+
+    def problem(self, model: Model, data: Data, jitter: Float[Array, ""], kept: Any) -> Problem:
+        """The negative bound; inducing points that are rows move with them."""
+        some = self.rows_that_decide(data)
+        inducing = kept if self.is_trained else take(data.points, kept)
+        model = eqx.tree_at(lambda m: m.inducing, model, inducing, is_leaf=lambda node: node is None)
+        return Problem.of(model, some, lambda model: -self.evidence(model, some, jitter), trained=self.is_trained)
+
+
+def sparse_initial(
+    sparse: Sparse, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None
+) -> Found:
+    """Where the bound is climbed from: the best by the bound itself of several models.
+
+    Those are the initial values and the optimum of the exact evidence of some rows, each with its own noise and with
+    more: what few inducing points do not explain is noise to them.
+    """
+    found = optimum_of_some(sparse, initial_models, data, jitter, first)
+    if models.number_of(initial_models) == 1 or not has_more_to_learn(initial_models):
+        return found
+    if sparse.ard:
+        wide = eqx.filter_vmap(lambda model: model.kernel.by_column(data.points))(initial_models)
+        initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
+    join = lambda several, one: jnp.concatenate([several, one[None]]) if eqx.is_array(one) else one
+    candidates = models.with_more_noise(jax.tree.map(join, initial_models, found.model), _MORE_NOISE)
+    compared = models.some_rows(data, _COMPARED_ROWS)
+    number = len(sparse.points) if sparse.num_inducing is None else sparse.num_inducing
+    few = min(number, _COMPARED_POINTS)
+    by_few = replace(sparse, points="greedy", num_inducing=few)
+    bound = lambda model: sparse.evidence(by_few.with_inducing_points(model, compared), compared, jitter)
+    best, values = models.greatest(candidates, bound)
+    return found._replace(model=models.one_of(candidates, best), evidence=values[best])
+
+
+def optimum_of_some(
+    inference: Inference, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None
+) -> Found:
+    """Where a fit to many rows begins: at the only initial values, or at the exact optimum of some rows."""
+    if first is not None:
+        return first
+    some = models.some_rows(data, SUBSET_ROWS)
+    if not has_more_to_learn(initial_models):
+        return best_initial(initial_models, some, jitter)
+    if models.number_of(initial_models) == 1:
+        return Found(
+            model=models.one_of(initial_models),
+            evidence=jnp.full((), jnp.nan, data.targets.dtype),
+            steps=jnp.int32(0),
+            result=jnp.int32(Result.STEP_LIMIT),
+            failed_initial_values=jnp.int32(0),
+        )
+    tolerance = jnp.minimum(inference.tolerance, TOLERANCE)
+    exact = Exact(ard=inference.ard, tolerance=tolerance, max_iterations=inference.max_iterations)
+    return exact_optimum(initial_models, some, jitter, exact)
+
+
+def greedy_points(kernel: Kernel, points: Points, num_inducing: int) -> Points:
+    """The points that leave the least variance unexplained, chosen one by one: `sparse_gp.greedy_rows`.
+
+    Derivatives pass to the points, but not through the choice.
+    """
+    kernel, held = as_constants((kernel, points))
+    covariances_with = lambda row: kernel(take(held, row[None]), held)[0]
+    return take(points, sparse_gp.greedy_rows(covariances_with, kernel.diagonal(held), num_inducing))
+
+
+def _numbers(some: Points, points: Points) -> Int[Array, " m"]:
+    """The numbers of the rows that some points are."""
+
+    def number(point: Points) -> Int[Array, ""]:
+        parts = jax.tree.map(lambda rows, one: jnp.sum(jnp.abs(rows - one[None]), axis=1), points, point)
+        return jnp.argmin(sum(jax.tree.leaves(parts)))
+
+    return lax.map(number, some)

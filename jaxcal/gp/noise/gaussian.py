@@ -1,0 +1,58 @@
+"""Gaussian noise of one variance."""
+
+import jax
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from jaxcal import _checks
+from jaxcal.gp.model import Data, Found
+from jaxcal.gp.process import Process
+from jaxcal.gp.protocols import Inference, InitialOf, Noise
+
+
+class GaussianNoise(Noise):
+    """y = f(x) + e, with e ~ N(0, variance); Rasmussen & Williams (2006), eq. 2.20.
+
+    If the model behind RIO has a std, the variance of a row is a learned mixture of a constant and of the base's.
+
+    Attributes:
+        variance: in squared units of y, where it is known, a number or a scalar array; None to learn it.
+
+    Raises:
+        ValueError: if the variance is no positive scalar.
+
+    Example:
+        >>> GaussianNoise(variance=0.25)
+        GaussianNoise(variance=0.25)
+    """
+
+    variance: ArrayLike | None = None
+
+    def __check_init__(self) -> None:
+        """Check the options."""
+        if self.variance is None or not isinstance(self.variance, int | float | np.ndarray | np.generic | jax.Array):
+            return
+        if np.shape(self.variance):
+            raise ValueError(f"the variance of the noise must be one number; got the shape {np.shape(self.variance)}.")
+        _checks.check_positive("the variance of the noise", self.variance)
+
+    @property
+    def is_gaussian(self) -> bool:
+        """It is."""
+        return True
+
+    @property
+    def known_variance(self) -> ArrayLike | None:
+        """What the user gave."""
+        return self.variance
+
+    def fit(
+        self,
+        inference: Inference,
+        initial_of: InitialOf,
+        data: Data,
+        jitter: Float[Array, ""],
+        first: Found | None = None,
+    ) -> Process:
+        """The process of the greatest evidence, as the inference has it."""
+        return inference.conclude(inference.search(initial_of(data, None), data, jitter, first), data, jitter)

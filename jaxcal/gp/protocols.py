@@ -1,0 +1,265 @@
+"""What the engine asks of an inference and of a noise, and what inferences share."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, ArrayLike, DTypeLike, Float, Int, PyTree
+
+from jaxcal import _checks
+from jaxcal._numpy import AnyArray
+from jaxcal.functional import gp
+from jaxcal.gp import model as models
+from jaxcal.gp.model import Data, Found, Model
+from jaxcal.gp.process import Process, process_of
+from jaxcal.optimize import Optimum, Result, minimize
+
+# Gives the initial values, for rows and, where it is known, the variance of their noise: models without inducing
+# points, stacked along a leading axis of their arrays.
+InitialOf = Callable[[Data, Any], Model]
+
+S = TypeVar("S")
+# Gives what rows are scaled by, the initial values, and the rows as the process takes them.
+Prepare = Callable[..., tuple[S, InitialOf, Data]]
+
+_ARDS = (None, True, False, "auto")
+
+
+class Inference(eqx.Module):
+    """How hyperparameters are found, and what the rows say under them.
+
+    Numbers are arrays while a process is fitted: another value compiles nothing.
+
+    Attributes:
+        ard: True for a lengthscale for every input column, False for one for all, "auto" for what the evidence prefers:
+            each further lengthscale must raise it by log(n) / 2 nats. None for what the method takes.
+        tolerance: the fit ends where the log evidence is foreseen to rise by less, in nats. None for the default.
+        max_iterations: the most steps of the optimizer.
+    """
+
+    ard: eqx.AbstractVar[bool | str | None]
+    tolerance: eqx.AbstractVar[Any]
+    max_iterations: eqx.AbstractVar[Any]
+
+    def __check_init__(self) -> None:
+        """Check the options."""
+        _checks.check_choice("ard", self.ard, _ARDS)
+        if isinstance(self.tolerance, int | float):
+            _checks.check_not_negative("tolerance", self.tolerance)
+        if isinstance(self.max_iterations, int):
+            _checks.check_at_least("max_iterations", self.max_iterations, 1)
+
+    @abstractmethod
+    def settled(self, n: int, noise: "Noise", *, differentiable: bool) -> "Inference":
+        """The same with the defaults for n rows.
+
+        Raises:
+            ValueError: if it cannot be had with this noise, or with derivatives.
+        """
+
+    @abstractmethod
+    def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
+        """The best hyperparameters that are found from initial models along a leading axis; part of a program.
+
+        Args:
+            initial_models: without inducing points.
+            data: what to explain.
+            jitter: as a fraction of the mean prior variance.
+            first: the greatest exact evidence of some rows, where it is known.
+        """
+
+    @abstractmethod
+    def problem(self, model: Model, data: Data, jitter: Float[Array, ""], kept: Any) -> "Problem":
+        """What the search minimizes near a model, as a function of the data.
+
+        Args:
+            model: as the search found it, without inducing points.
+            data: the rows.
+            jitter: as a fraction of the mean prior variance.
+            kept: which rows are inducing points or neighbors, as of `kept`.
+        """
+
+    def kept(self, process: Process, data: Data) -> Any:
+        """Which rows a fitted process depends on by their numbers; None for all."""
+        del process, data
+
+    def climb(self, problem: "Problem", jitter: Float[Array, ""]) -> Float[Array, " p"]:
+        """The vector of the least loss near the one of the problem's model, to the last digits."""
+        del jitter
+        start, most = problem.vector_of(problem.model), self.max_iterations
+        return minimize(problem.loss, start, max_iterations=most, loss_tolerance=1e-13, gradient_tolerance=1e-6).params
+
+    def conclude(self, found: Found, data: Data, jitter: Float[Array, ""]) -> Process:
+        """The process after data at the hyperparameters found."""
+        return process_of(found, data, jitter, self.devices)
+
+    @property
+    def devices(self) -> Mesh | None:
+        """Over which rows are distributed; None for one."""
+        return None
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether rows are read part by part."""
+        return False
+
+    @property
+    def by_newton(self) -> bool:
+        """Whether it is the exact evidence, climbed by Newton's steps."""
+        return False
+
+    def with_ard(self, ard: bool | str) -> "Inference":
+        """The same with this in place of an `ard` that is left open."""
+        return self if self.ard is not None else replace(self, ard=ard)
+
+    def jitter_of_try(self, step: Int[AnyArray, ""], dtype: DTypeLike) -> Float[AnyArray, ""]:
+        """The fraction of the mean variance that is added to the diagonal: a hundred times more at each step."""
+        return models.jitter_of_try(step, dtype)
+
+    def with_limits(self, max_iterations: int, tolerance: float) -> "Inference":
+        """The same with one lengthscale for all columns, for so many steps."""
+        there = lambda inference: (inference.max_iterations, inference.tolerance)
+        limited = eqx.tree_at(there, self, (np.int32(max_iterations), np.float32(tolerance)))
+        return replace(limited, ard=False)
+
+    def of_arrays(self) -> "Inference":
+        """The same with numbers as arrays, which a compiled program need not know."""
+        as_array = lambda leaf: np.float32(leaf) if isinstance(leaf, float) else leaf
+        as_number = lambda leaf: np.int32(leaf) if isinstance(leaf, int) and not isinstance(leaf, bool) else leaf
+        return jax.tree.map(lambda leaf: as_array(as_number(leaf)), self)
+
+    def evidence(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Float[Array, ""]:
+        """Of a model: `model.evidence`."""
+        return models.evidence(model, data, jitter, self.devices)
+
+    def posterior(self, model: Model, data: Data, jitter: Float[Array, ""]) -> gp.Posterior:
+        """Under a model: `model.posterior`."""
+        return models.posterior(model, data, jitter, self.devices)
+
+    def descend(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Found:
+        """The model of the greatest evidence near this one, by L-BFGS."""
+        return descended(self, model, data, jitter)
+
+    def refine(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Found:
+        """The hyperparameters of the greatest evidence near those of one model, whose inducing points stay."""
+        return descended(self, model, data, jitter)
+
+
+class Noise(eqx.Module):
+    """How targets scatter around the latent function, and how a process with it is fitted."""
+
+    @property
+    @abstractmethod
+    def is_gaussian(self) -> bool:
+        """Whether it is Gaussian, of one variance, or of one that follows the base's."""
+
+    @property
+    def has_heavy_tails(self) -> bool:
+        """Whether scales of targets must not follow outliers."""
+        return False
+
+    @property
+    def known_variance(self) -> ArrayLike | None:
+        """In squared units of y; None where the variance is learned."""
+        return None
+
+    @abstractmethod
+    def fit(
+        self,
+        inference: "Inference",
+        initial_of: InitialOf,
+        data: Data,
+        jitter: Float[Array, ""],
+        first: Found | None = None,
+    ) -> Process:
+        """The process with this noise; a part of a compiled program.
+
+        Args:
+            inference: how hyperparameters are found.
+            initial_of: gives the initial values.
+            data: what to explain.
+            jitter: as a fraction of the mean prior variance.
+            first: the greatest exact evidence of some rows, where it is known.
+        """
+
+
+class Problem(NamedTuple):
+    """What is minimized near an optimum.
+
+    Attributes:
+        model: near it.
+        data: the rows that decide.
+        vector_of: what is learned of a model.
+        model_of: the model of such a vector.
+        loss: of the vector, with what is beyond the bounds.
+    """
+
+    model: Model
+    data: Data
+    vector_of: Callable[[Model], Float[Array, " p"]]
+    model_of: Callable[[Float[Array, " p"]], Model]
+    loss: Callable[[Float[Array, " p"]], Float[Array, ""]]
+
+    @classmethod
+    def of(
+        cls, model: Model, data: Data, loss: Callable[[Model], Array], *, trained: bool = False, n: int | None = None
+    ) -> "Problem":
+        """The problem of a model, and of its inducing points if they are trained; `n` as of `cost_beyond_bounds`."""
+        model_of, cost = models.as_vector(model, with_inducing=trained)[1], models.cost_beyond_bounds(model, data, n)
+
+        def total(vector: Float[Array, " p"]) -> Float[Array, ""]:
+            model = model_of(vector)
+            return cost(model) + loss(model)
+
+        vector_of = lambda model: models.as_vector(model, with_inducing=trained)[0]
+        return cls(model=model, data=data, vector_of=vector_of, model_of=model_of, loss=total)
+
+
+def descended(
+    inference: Inference, model: Model, data: Data, jitter: Float[Array, ""], *, with_inducing: bool = False
+) -> Found:
+    """The model of the greatest evidence near one, by L-BFGS; its inducing points move, or stay."""
+    params, fixed = models.split(model, with_inducing=with_inducing)
+    cost = models.cost_beyond_bounds(model, data)
+
+    def loss(params: PyTree) -> Float[Array, ""]:
+        model = eqx.combine(params, fixed)
+        return cost(model) - inference.evidence(model, data, jitter)
+
+    if jax.tree.leaves(params):
+        limits = {"max_iterations": inference.max_iterations, "gain_tolerance": inference.tolerance}
+        optimum = minimize(loss, params, **limits)
+    else:
+        optimum = Optimum(params, loss(params), jnp.int32(0), jnp.int32(Result.CONVERGED))
+    result = jnp.where(jnp.isfinite(optimum.loss), optimum.result, Result.NOT_FINITE)
+    return Found(
+        model=eqx.combine(optimum.params, fixed),
+        evidence=-optimum.loss,
+        steps=optimum.steps,
+        result=result,
+        failed_initial_values=jnp.int32(0),
+    )
+
+
+def best_initial(initial_models: Model, data: Data, jitter: ArrayLike) -> Found:
+    """The initial values of the greatest exact evidence, of those along the leading axis of the arrays."""
+    best, values = models.greatest(initial_models, lambda model: models.evidence(model, data, jitter))
+    is_nan = jnp.isnan(values)
+    return Found(
+        model=models.one_of(initial_models, best),
+        evidence=values[best],
+        steps=jnp.int32(0),
+        result=jnp.where(is_nan[best], Result.NOT_FINITE, Result.CONVERGED),
+        failed_initial_values=jnp.sum(is_nan, dtype=jnp.int32),
+    )
+
+
+def has_more_to_learn(model: Model) -> bool:
+    """Whether the model has hyperparameters that are not fixed."""
+    return bool(jax.tree.leaves(models.split(model)[0]))

@@ -189,7 +189,7 @@ def leave_one_out(posterior: Posterior) -> LeaveOneOut:
     Args:
         posterior: what `posterior` gave of the rows.
     """
-    precision = jnp.sum(posterior.shrink**2, axis=0)
+    precision = (posterior.shrink**2).sum(axis=0)
     return LeaveOneOut(posterior.weights / precision, 1 / precision)
 
 

@@ -18,14 +18,13 @@ from jaxtyping import Array, Bool, Float
 from jaxcal import _checks, _programs
 from jaxcal._numpy import AnyArray
 from jaxcal.gp import exact, padding, race
-from jaxcal.gp.inference.exact import Exact, exact_jitters
-from jaxcal.gp.model import Data, Model, as_vector, one_of, some_rows
+from jaxcal.gp.model import Data, Model, as_vector, exact_jitters, one_of, some_rows
 from jaxcal.gp.newton import Local
 from jaxcal.gp.process import Process, first_fit, process_of
-from jaxcal.gp.protocols import Prepare, S, best_initial
+from jaxcal.gp.protocols import Inference, Prepare, S, best_initial
 
 
-def fit(prepare: Prepare[S], inference: Exact, device: Device | None, *rows: Any) -> tuple[S, Process]:
+def fit(prepare: Prepare[S], inference: Inference, device: Device | None, *rows: Any) -> tuple[S, Process]:
     """What rows are scaled by, and the process at the smallest jitter at which evidence and posterior are finite.
 
     Args:
@@ -43,8 +42,11 @@ def fit(prepare: Prepare[S], inference: Exact, device: Device | None, *rows: Any
         if not begin.vectors.shape[1]:
             return _process_of_best(start.models, data, jitter)
         on = partial(_objectives, start.models, jitter)
-        parts = list(map(on, [*rungs, data]))
-        best = exact.climbed(parts, None if few is None else on(few), begin, inference, len(data.targets))
+        parts, n = list(map(on, [*rungs, data])), len(data.targets)
+        decides = None if few is None else on(few)
+        begin_few = begin.of_part(exact.rung_sizes(n)[0] / n)
+        first = exact.optimum(parts[0], decides, begin_few, inference, on_host=True)
+        best = exact.climbed(parts, first, begin, inference, n)
         return _process_at(start.models, data, jitter, best)
 
     process = first_fit(map(attempt, exact_jitters(data.targets.dtype)))
@@ -59,7 +61,7 @@ def warn_of_float64_on_a_tpu(data: Data) -> None:
 
 @_programs.jit
 def _prepared(
-    prepare: Prepare[S], rows: Sequence[Any], included: Bool[Array, " n"], inference: Exact
+    prepare: Prepare[S], rows: Sequence[Any], included: Bool[Array, " n"], inference: Inference
 ) -> tuple[S, Data, tuple[Data | None, list[Data]], exact.Start]:
     """What the rows are scaled by, all of them, few that decide and parts to climb on, and where the search begins."""
     scales, initial_of, data = prepare(*rows, included)

@@ -32,7 +32,7 @@ _MANY_ROWS, FEW_ROWS = 512, 250
 _FEW_ROWS_TOLERANCE, _RIVAL, _FEW_ROWS_STEPS = 0.1, 10.0, 40
 # A search of more known rows than the first number begins with the second one; each rung has about so many times the
 # rows of the one before, and at most so many steps. What more steps gain changes no prediction.
-_LADDER_ROWS, _FIRST_RUNG, _GROWTH, _RUNG_STEPS = 2000, 1000, 2.24, 5
+LADDER_ROWS, _FIRST_RUNG, _GROWTH, _RUNG_STEPS = 2000, 1000, 2.24, 5
 # Isotropic ascents that others by column follow end here at first.
 _LOOSE = 0.5
 # How much is hoped of an ascent (`race.Field`) of many rows, which climb from where few have led.
@@ -195,30 +195,25 @@ def optimum(
     )
 
 
-def climbed(
-    rungs: Sequence[race.Objectives], few: race.Objectives | None, start: Start, inference: Inference, n: int
-) -> Optimum:
-    """The optimum of all n rows: of some that a race decides on, and from there few steps of more rows and of all.
+def climbed(rungs: Sequence[race.Objectives], best: Optimum, start: Start, inference: Inference, n: int) -> Optimum:
+    """The optimum of all n rows, by few steps of more and more of them from the one of the first rung.
 
     Args:
         rungs: the objective on as many rows as `rung_sizes` says.
-        few: as of `optimum`, on the rows of the first rung.
-        start: where to begin; of NumPy's arrays.
+        best: what the first rung says.
+        start: where its search began; of NumPy's arrays.
         inference: of which tolerance and steps count.
         n: how many rows there are, those that fill up counted.
     """
-    first, *others = rungs
-    size, *sizes = rung_sizes(n)
-    best = optimum(first, few, start.of_part(size / n), inference, on_host=True)
     limit = np.minimum(inference.max_iterations, _RUNG_STEPS)
-    for objective, size in zip(others, sizes, strict=True):
+    for objective, size in zip(rungs[1:], rung_sizes(n)[1:], strict=True):
         best = ended(objective, best, start.of_part(size / n), inference.tolerance, limit)
     return best
 
 
 def rung_sizes(n: int) -> list[int]:
     """How many rows a search of known rows climbs on, one after the other: all at once if they are not many."""
-    if n <= _LADDER_ROWS:
+    if n <= LADDER_ROWS:
         return [n]
     number = max(1, round(math.log(n / _FIRST_RUNG) / math.log(_GROWTH)))
     return np.geomspace(_FIRST_RUNG, n, number + 1).round().astype(int).tolist()

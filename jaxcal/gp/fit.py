@@ -10,14 +10,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import ARRAYS, AnyArray, by_numpy, in_jax, is_known, is_on_host
+from jaxcal._numpy import ARRAYS, AnyArray, by_numpy, in_jax, is_known, is_on_host, numpy_or_jit
 from jaxcal.functional import noise
-from jaxcal.gp import device, host
+from jaxcal.gp import device, exact, host
 from jaxcal.gp.device import warn_of_float64_on_a_tpu
 from jaxcal.gp.implicit import with_derivatives
 from jaxcal.gp.inference.automatic import chosen, leave_one_out_crps
 from jaxcal.gp.inference.exact import TOLERANCE, Exact
-from jaxcal.gp.inference.sparse import SUBSET_ROWS
 from jaxcal.gp.model import JITTER_TRIES, Data, Found
 from jaxcal.gp.padding import device_of
 from jaxcal.gp.process import Process
@@ -78,11 +77,6 @@ class Way(NamedTuple):
         """The only one, or the first."""
         return self.inferences[0]
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether Newton's steps lead to the exact evidence under Gaussian noise."""
-        return self.inference.by_newton and self.noise.is_gaussian
-
     def by(self, inference: Inference) -> "Way":
         """The same by one inference, with numbers as arrays, which a compiled program need not know."""
         return self._replace(inferences=(inference.of_arrays(),))
@@ -115,47 +109,42 @@ def fit_rows(prepare: Prepare[S], rows: Sequence[Any], way: Way, *, in_numpy: bo
     known = as_constants((prepare, rows))
     if not is_known(known):
         return _in_program(prepare, rows, way.by(way.inference))
-    on_host = in_numpy and is_on_host(known)
-    if not way.is_plain:
-        found, taken = _of_known(*known, way, on_host=on_host)
-    elif on_host:
-        taken = way.inference
-        found = by_numpy(over_outputs, eqx.Partial(host.fit, known[0], taken), known[1])
-    else:
-        taken = way.inference
-        with _programs.at_top():
-            fit_one = partial(device.fit, known[0], taken, device_of(known))
-            found = in_jax(over_outputs(fit_one, jax.tree.map(np.asarray, known[1])))
+    on_host = in_numpy and way.noise.is_gaussian and is_on_host(known)
+    with _programs.at_top():
+        found, taken = _of_known(*known, way._replace(differentiable=False), on_host=on_host)
     return _with_derivatives(found[1], prepare, rows, taken.of_arrays()) if way.differentiable else found
 
 
 def _of_known(
     prepare: Prepare[S], rows: Sequence[Any], way: Way, *, on_host: bool
 ) -> tuple[tuple[S, Process], Inference]:
-    """The fit of known rows by programs, one output after the other, and by which inference it is."""
-    way, outputs = way._replace(differentiable=False), _outputs(rows)
-    firsts: list[Found | None] = [None] * len(outputs)
-    if on_host and way.noise.is_gaussian:
-        firsts = [_first(prepare, way.inference, output) for output in outputs]
-    with _programs.at_top():
-        fits = [
-            [
-                _in_program(prepare, output, way.by(inference), first)
-                for output, first in zip(outputs, firsts, strict=True)
-            ]
-            for inference in way.inferences
-        ]
-        scores = np.zeros(1)
-        if len(fits) > 1:
-            scores = [np.mean([_score(prepare, *one) for one in zip(outputs, fit, strict=True)]) for fit in fits]
-    best = int(np.argmin(scores))
+    """The fit of known rows, one output after the other, and by which inference it is."""
+    outputs = _outputs(rows)
+    firsts: list[host.First | None] = [None] * len(outputs)
+    if on_host and (rows[-1].shape[0] > exact.LADDER_ROWS or not isinstance(way.inference, Exact)):
+        few = Exact(ard=way.inference.ard, tolerance=TOLERANCE)
+        firsts = [by_numpy(host.First.of, prepare, few, *output) for output in outputs]
+    fits = []
+    for inference in way.inferences:
+        one = partial(_of_output, prepare, inference, way, on_host=on_host)
+        fits.append([one(output, first) for output, first in zip(outputs, firsts, strict=True)])
+    best = 0
+    if len(fits) > 1:
+        scores = [[_score(prepare, *each) for each in zip(outputs, fit, strict=True)] for fit in fits]
+        best = int(np.argmin(np.mean(scores, axis=1)))
     return _together(fits[best], rows), way.inferences[best]
 
 
-def _first(prepare: Prepare[Any], inference: Inference, rows: Sequence[Any]) -> Found:
-    """The greatest exact evidence of some rows, from which other searches begin."""
-    exact = Exact(ard=inference.ard, tolerance=min(inference.tolerance, TOLERANCE))
-    return by_numpy(partial(host.optimum_of_some, inference=exact, number=SUBSET_ROWS), prepare, rows)
+def _of_output(
+    prepare: Prepare[S], inference: Inference, way: Way, rows: Sequence[Any], first: host.First | None, *, on_host: bool
+) -> tuple[S, Process]:
+    """The fit of one output's known rows: by NumPy where it can, by small programs, or by one."""
+    found = by_numpy(inference.fit_by_numpy, prepare, first, *rows) if on_host else None
+    if found is not None:
+        return found
+    if inference.by_newton and way.noise.is_gaussian:
+        return in_jax(device.fit(prepare, inference, device_of(prepare, rows), *jax.tree.map(np.asarray, rows)))
+    return _in_program(prepare, rows, way.by(inference), None if first is None else first.found)
 
 
 def _outputs(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -176,8 +165,14 @@ def _together(fits: list[T], rows: Sequence[Any]) -> T:
     return in_jax(jax.tree.map(stack, *fits))
 
 
-@_programs.jit
-def _score(prepare: Prepare[Any], rows: Sequence[Any], fit: tuple[Any, Process]) -> Float[Array, ""]:
+def _in_numpy(prepare: Prepare[Any], rows: Sequence[Any], fit: tuple[Any, Process]) -> bool:
+    """Whether NumPy knows the leave-one-out errors."""
+    del prepare, rows
+    return fit[1].in_numpy and fit[1].inference != "sparse"
+
+
+@numpy_or_jit(when=_in_numpy)
+def _score(prepare: Prepare[Any], rows: Sequence[Any], fit: tuple[Any, Process]) -> Float[AnyArray, ""]:
     return leave_one_out_crps(fit[1], prepare(*rows, None)[2])
 
 
@@ -208,8 +203,8 @@ def _with_derivatives(
     return eqx.filter_vmap(by_output, in_axes=(eqx.if_array(0), *(1 for _ in outputs)))(process, *outputs)
 
 
-def over_outputs(fit_one: Callable[..., T], rows: Sequence[AnyArray]) -> T:
-    """`fit_one(*rows)`, or of several outputs one after the other, on the host, or all by one `vmap`.
+def over_outputs(fit_one: Callable[..., T], rows: Sequence[Array | None]) -> T:
+    """`fit_one(*rows)`, or of several outputs all by one `vmap`; part of a program.
 
     Args:
         fit_one: of one output.
@@ -218,11 +213,7 @@ def over_outputs(fit_one: Callable[..., T], rows: Sequence[AnyArray]) -> T:
     x, *outputs = rows
     if outputs[-1].ndim == 1:
         return fit_one(x, *outputs)
-    if isinstance(outputs[-1], jax.Array):
-        return eqx.filter_vmap(partial(fit_one, x), in_axes=1)(*outputs)
-    column = lambda array, k: None if array is None else array[:, k]
-    each = [fit_one(x, *(column(array, k) for array in outputs)) for k in range(outputs[-1].shape[1])]
-    return jax.tree.map(lambda *parts: np.stack(parts) if isinstance(parts[0], ARRAYS) else parts[0], *each)
+    return eqx.filter_vmap(partial(fit_one, x), in_axes=1)(*outputs)
 
 
 @_programs.exact_products

@@ -4,7 +4,7 @@ It is for sums of squared exponentials with Gaussian noise. `gp.exact` has the r
 objective in JAX for any kernel; `functional.gp_host` the algebra.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,23 +14,45 @@ from jaxcal._numpy import threads_for
 from jaxcal.functional import gp, gp_host
 from jaxcal.functional.gp import LOG_2PI
 from jaxcal.gp import exact, race
-from jaxcal.gp.inference.exact import Exact, exact_jitters
 from jaxcal.gp.kernels import scattered
-from jaxcal.gp.model import ABSURD, NOISE_FLOOR, Data, Found, Model, as_vector, one_of, some_rows
+from jaxcal.gp.model import ABSURD, NOISE_FLOOR, Data, Found, Model, as_vector, exact_jitters, one_of
 from jaxcal.gp.newton import Local
 from jaxcal.gp.process import Process, first_fit, process_given
-from jaxcal.gp.protocols import Prepare, S
+from jaxcal.gp.protocols import Inference, Prepare, S
 
 # More rows are searched in float32, in half of the time, where the noise is so many times what rounding hides.
 _SMALL, _SAFE = 300, 30.0
 
 
-def fit(prepare: Prepare[S], inference: Exact, *rows: np.ndarray | None) -> tuple[S, Process]:
+class First(NamedTuple):
+    """The greatest exact evidence of some rows, with which every search of many known rows begins.
+
+    Attributes:
+        optimum: where it is.
+        found: the same with its model.
+    """
+
+    optimum: exact.Optimum
+    found: Found
+
+    @classmethod
+    def of(cls, prepare: Prepare[Any], inference: Inference, *rows: np.ndarray | None) -> "First":
+        """By the smallest jitter at which the evidence is finite; arguments as of `fit`."""
+        _, initial_of, data = prepare(*rows, None)
+        start = exact.Start.of(initial_of(data, None), data, inference).in_float64()
+        model, dtype = one_of(start.models), data.targets.dtype
+        best = _Ladder.of(model, data, start).first(exact_jitters(dtype), start, inference)
+        found = best.as_found(as_vector(model)[1](best.place.astype(dtype)))
+        return cls(best, found._replace(evidence=np.asarray(found.evidence, dtype)))
+
+
+def fit(prepare: Prepare[S], inference: Inference, first: First | None, *rows: np.ndarray | None) -> tuple[S, Process]:
     """What rows are scaled by, and the process at the smallest jitter at which evidence and posterior are finite.
 
     Args:
         prepare: as of `fit.fit_rows`; the initial values are of a sum of squared exponentials.
         inference: how: by Newton's steps, under Gaussian noise.
+        first: what some of many rows say, where it is known.
         rows: of one output.
     """
     scales, initial_of, data = prepare(*rows, None)
@@ -41,36 +63,11 @@ def fit(prepare: Prepare[S], inference: Exact, *rows: np.ndarray | None) -> tupl
     def attempt(jitter: Float[np.ndarray, ""]) -> Process:
         exactly = Evidence(ladder.rungs[-1], jitter)
         with threads_for(n):
-            best = ladder.optimum(exactly, start, inference)
+            begin = ladder.first([jitter], start, inference) if first is None else first.optimum
+            best = ladder.optimum(exactly, begin, start, inference)
             return _process_at(best, exactly, data, model, jitter)
 
     return scales, first_fit(map(attempt, exact_jitters(data.targets.dtype)))
-
-
-def optimum_of_some(prepare: Prepare[S], rows: tuple[np.ndarray | None, ...], inference: Exact, number: int) -> Found:
-    """What the exact evidence of some rows says, after the smallest jitter at which it is finite.
-
-    Args:
-        prepare: as of `fit`.
-        rows: of one output.
-        inference: as of `fit`.
-        number: of rows.
-    """
-    _, initial_of, data = prepare(*rows, None)
-    initial_models = initial_of(data, None)
-    some = some_rows(data, number)
-    start = exact.Start.of(initial_models, some, inference).in_float64()
-    model = one_of(start.models)
-    ladder = _Ladder.of(model, some, start)
-    for jitter in exact_jitters(data.targets.dtype):
-        exactly = Evidence(ladder.rungs[-1], jitter)
-        with threads_for(len(some.targets)):
-            best = ladder.optimum(exactly, start, inference)
-        if np.isfinite(best.value):
-            break
-    dtype = data.targets.dtype
-    found = best.as_found(as_vector(model)[1](best.place.astype(dtype)))
-    return found._replace(evidence=np.asarray(found.evidence, dtype))
 
 
 class _Ladder(NamedTuple):
@@ -91,17 +88,30 @@ class _Ladder(NamedTuple):
         few = every.some(order[: exact.FEW_ROWS]) if start.few_decide(sizes[0]) else None
         return cls(few, [*(every.some(order[:size]) for size in sizes[:-1]), every])
 
-    def optimum(self, exactly: "Evidence", start: exact.Start, inference: Exact) -> exact.Optimum:
-        """The optimum of all rows, in float64 at last."""
-        n, jitter = len(exactly.rows.targets), exactly.jitter
-        quick = lambda rows: Evidence(rows, jitter).in_float32()
-        quickly = exactly if n <= _SMALL else exactly.in_float32()
-        parts = [race.one_by_one(each) for each in [*map(quick, self.rungs[:-1]), quickly]]
-        few = None if self.few is None else race.one_by_one(quick(self.few))
-        best = exact.climbed(parts, few, start, inference, n)
-        if quickly is exactly:
-            return best
-        limit = inference.max_iterations if len(parts) == 1 else 1
+    def first(self, jitters: list[Float[np.ndarray, ""]], start: exact.Start, inference: Inference) -> exact.Optimum:
+        """The optimum of the first rung, by the first of some jitters at which it is finite."""
+        rung, best = self.rungs[0], None
+        for jitter in jitters:
+            exactly = Evidence(rung, jitter)
+            quickly = exactly if len(rung.targets) <= _SMALL else exactly.in_float32()
+            few = None if self.few is None else race.one_by_one(Evidence(self.few, jitter).in_float32())
+            begin = start.of_part(len(rung.targets) / len(self.rungs[-1].targets))
+            with threads_for(len(rung.targets)):
+                best = exact.optimum(race.one_by_one(quickly), few, begin, inference, on_host=True)
+            if np.isfinite(best.value):
+                break
+        return cast(exact.Optimum, best)
+
+    def optimum(
+        self, exactly: "Evidence", begin: exact.Optimum, start: exact.Start, inference: Inference
+    ) -> exact.Optimum:
+        """The optimum of all rows, in float64 at last, from the one of the first rung."""
+        n = len(exactly.rows.targets)
+        if n <= _SMALL:
+            return begin
+        quickly = [Evidence(rows, exactly.jitter).in_float32() for rows in self.rungs[:-1]] + [exactly.in_float32()]
+        best = exact.climbed(list(map(race.one_by_one, quickly)), begin, start, inference, n)
+        limit = inference.max_iterations if len(quickly) == 1 else 0
         return exact.ended(race.one_by_one(exactly), best, start, inference.tolerance, limit)
 
 
@@ -143,12 +153,36 @@ class Rows(NamedTuple):
         """Where in a vector the kernels begin, and what is of the noise."""
         return np.cumsum([0, *(1 + width for width in self.widths)])
 
-    def variances(self, values: Float[np.ndarray, " p"]) -> tuple[Any, Any, Any]:
-        """Of the noise, of the prior, and of the noise with its floor and with rounding, as `model.Model` has them."""
-        starts, n = self.starts, len(self.targets)
+    def kernels(self, vector: Float[np.ndarray, " p"]) -> list[gp_host.Part]:
+        """The kernels of a vector, with their rows."""
+        values = np.exp(vector)
+        return [
+            gp_host.Part(points, values[at], values[at + 1 : at + 1 + width])
+            for points, width, at in zip(self.parts, self.widths, self.starts, strict=False)
+        ]
+
+    def diagonal(self, vector: Float[np.ndarray, " p"], jitter: float, number: int) -> "Diagonal":
+        """What is on the covariance's diagonal beside the kernel, as `model.Model` has it.
+
+        Args:
+            vector: of hyperparameters, as of `Evidence`.
+            jitter: as a fraction of the prior variance.
+            number: how many rows are factorized together.
+        """
+        n, values, starts = len(self.targets), np.exp(vector), self.starts
+        relative, derivatives = np.ones(n), np.zeros((n, len(vector)))
         prior = values[starts[:-1]].sum()
         noise = values[starts[-1]] if self.log_noise is None else np.exp(self.log_noise)
-        return noise, prior, NOISE_FLOOR + noise + self.eps * n * prior
+        common = NOISE_FLOOR + noise + self.eps * number * prior
+        if self.base_variance is not None:
+            # The noise of a row: common (1 - s + s base_variance), with s the sigmoid of the logit.
+            fraction = 1 / (1 + np.exp(-vector[-1]))
+            relative = 1 - fraction + fraction * self.base_variance
+            derivatives[:, -1] = common * fraction * (1 - fraction) * (self.base_variance - 1)
+        derivatives[:, starts[:-1]] = values[starts[:-1]] * (jitter + self.eps * number * relative[:, None])
+        if self.log_noise is None:
+            derivatives[:, starts[-1]] = noise * relative
+        return Diagonal(jitter * prior + common * relative, derivatives, prior, common, common * relative.min())
 
     def in_float32(self) -> "Rows":
         """The same rows for an evaluation in half of the time."""
@@ -164,6 +198,24 @@ class Rows(NamedTuple):
             targets=change(self.targets),
             base_variance=None if self.base_variance is None else change(self.base_variance),
         )
+
+
+class Diagonal(NamedTuple):
+    """What is on a covariance's diagonal beside the kernel.
+
+    Attributes:
+        values: [n], noise and jitter.
+        derivatives: [n, p], by every hyperparameter.
+        prior: the variance of the process.
+        noise: the mean variance of the noise, with its floor and with rounding.
+        least: the least variance of a row's noise.
+    """
+
+    values: Float[np.ndarray, " n"]
+    derivatives: Float[np.ndarray, "n p"]
+    prior: float
+    noise: float
+    least: float
 
 
 class Evidence:
@@ -194,32 +246,20 @@ class Evidence:
         """The evidence near a vector."""
         if self.last is not None and np.array_equal(self.last[0], vector):
             return self.last[1]
-        rows, n, p, values = self.rows, len(self.rows.targets), len(vector), np.exp(vector)
-        noise, prior, common = rows.variances(values)
-        starts, relative, by_diagonal = rows.starts, np.ones(n), np.zeros((n, p))
-        if rows.base_variance is not None:
-            # The noise of a row: common (1 - s + s base_variance), with s the sigmoid of the logit.
-            fraction = 1 / (1 + np.exp(-vector[-1]))
-            relative = 1 - fraction + fraction * rows.base_variance
-            by_diagonal[:, -1] = common * fraction * (1 - fraction) * (rows.base_variance - 1)
-        least = common * relative.min()
-        if self.exactly is not None and least < _SAFE * np.finfo(rows.targets.dtype).eps * n * prior:
+        rows, n, p = self.rows, len(self.rows.targets), len(vector)
+        diagonal = rows.diagonal(vector, self.jitter, n)
+        hidden = np.finfo(rows.targets.dtype).eps * n * diagonal.prior
+        if self.exactly is not None and diagonal.least < _SAFE * hidden:
             return self.exactly(vector)
-        parts = [
-            gp_host.Part(points, values[at], values[at + 1 : at + 1 + width])
-            for points, width, at in zip(rows.parts, rows.widths, starts, strict=False)
-        ]
-        by_diagonal[:, starts[:-1]] = values[starts[:-1]] * (self.jitter + rows.eps * n * relative[:, None])
-        if rows.log_noise is None:
-            by_diagonal[:, starts[-1]] = noise * relative
-        diagonal = self.jitter * prior + common * relative
-        terms = gp_host.likelihood_terms(parts, diagonal, by_diagonal, rows.targets, self._memory)
+        kernels, memory = rows.kernels(vector), self._memory
+        terms = gp_host.likelihood_terms(kernels, diagonal.values, diagonal.derivatives, rows.targets, memory)
         if terms is None:
             local = Local(np.full((), np.nan), np.full(p, np.nan), np.full((p, p), np.nan), np.asarray(False))
         else:
             # As `model.is_sane`.
-            greatest = -n * (LOG_2PI + np.log(least)) / 2
-            is_sane = (terms.value <= greatest) & (max(prior, common) < ABSURD * np.mean(rows.targets**2))
+            greatest = -n * (LOG_2PI + np.log(diagonal.least)) / 2
+            absurd = ABSURD * np.mean(rows.targets**2)
+            is_sane = (terms.value <= greatest) & (max(diagonal.prior, diagonal.noise) < absurd)
             local = Local(np.asarray(terms.value), terms.gradient, terms.information, np.asarray(is_sane))
         self.last = vector.copy(), local, terms
         return local

@@ -288,6 +288,16 @@ def jitter_of_try(step: Int[AnyArray, ""], dtype: DTypeLike) -> Float[AnyArray, 
     return (least * np.asarray(100, dtype) ** step).astype(dtype)
 
 
+def exact_jitter(step: Int[AnyArray, ""], dtype: DTypeLike) -> Float[AnyArray, ""]:
+    """`jitter_of_try` of the exact process, none at first: noise is on its diagonal already."""
+    return namespace(step).where(step > 0, jitter_of_try(step, dtype), 0).astype(dtype)
+
+
+def exact_jitters(dtype: DTypeLike) -> list[Float[np.ndarray, ""]]:
+    """What a host tries, one after the other."""
+    return [exact_jitter(np.int32(tries), dtype) for tries in range(JITTER_TRIES)]
+
+
 def mean_variance(kernel: Kernel, points: Points, included: Bool[AnyArray, " n"] | None = None) -> Float[AnyArray, ""]:
     """The mean prior variance of the rows that count, of which jitter is a fraction."""
     variances = kernel.diagonal(points)

@@ -60,7 +60,7 @@ def prediction(predict: Callable[..., T]) -> Callable[..., T]:
         predict: what to decorate. `fitted` holds a process. `points` is a tuple of arrays with a leading axis of
             points, or None. All that it gives has that axis.
     """
-    return numpy_or_jit(predict, when=lambda fitted, *_: fitted.process.is_exact, around=_by_buckets)
+    return numpy_or_jit(predict, when=lambda fitted, *_: fitted.process.in_numpy, around=_by_buckets)
 
 
 def _by_buckets(program: Callable[..., T]) -> Callable[..., T]:

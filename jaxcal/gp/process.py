@@ -23,11 +23,11 @@ class Conditioned(Protocol):
     """What is known after data, for processes that do not predict by matrices of the conditioning points."""
 
     @property
-    def scale(self) -> Float[Array, "*runs"]:
+    def scale(self) -> Float[AnyArray, "*runs"]:
         """By what the variances of kernel and noise are multiplied."""
         ...
 
-    def predict(self, kernel: Kernel, at: Points, points: Points) -> tuple[Array, Array]:
+    def predict(self, kernel: Kernel, at: Points, points: Points) -> tuple[AnyArray, AnyArray]:
         """Latent means and variances at points, given those `at`."""
         ...
 
@@ -71,10 +71,10 @@ class Process(eqx.Module):
     inference: str = eqx.field(static=True, default="exact")
 
     @property
-    def is_exact(self) -> bool:
-        """Whether it is a sum of squared exponentials with Gaussian noise, given all rows: NumPy can predict it."""
+    def in_numpy(self) -> bool:
+        """Whether it is a sum of squared exponentials with Gaussian noise: NumPy can predict it."""
         parts = getattr(self.model.kernel, "parts", lambda points: ())(self.points)
-        plain = self.log_noise is None and self.model.student_t is None and isinstance(self.posterior, gp.Posterior)
+        plain = self.log_noise is None and self.model.student_t is None
         return plain and bool(parts) and all(isinstance(kernel, SquaredExponential) for _, kernel in parts)
 
     @exact_products
@@ -89,7 +89,11 @@ class Process(eqx.Module):
     def scale(self) -> Float[Array, "*runs"]:
         """By what the variances of kernel and noise are multiplied: other than 1 where the nearest rows are asked."""
         given = self.posterior
-        return jnp.ones_like(self.noise_variance) if isinstance(given, gp.Posterior) else given.scale
+        return (
+            namespace(self.noise_variance).ones_like(self.noise_variance)
+            if isinstance(given, gp.Posterior)
+            else given.scale
+        )
 
     def observed(
         self, points: Points, base_variance: Float[AnyArray, " n"] | None = None

@@ -63,6 +63,16 @@ class Inference(eqx.Module):
             ValueError: if it cannot be had with this noise, or with derivatives.
         """
 
+    def fit_by_numpy(self, prepare: Prepare[S], first: Any, *rows: Any) -> tuple[S, Process] | None:
+        """What known rows of one output are scaled by and their process, by NumPy's arrays; None where there is none.
+
+        Args:
+            prepare: as of `fit.fit_rows`.
+            first: a `host.First` where rows are many, or None.
+            rows: of NumPy's arrays.
+        """
+        del prepare, first, rows
+
     @abstractmethod
     def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
         """The best hyperparameters that are found from initial models along a leading axis; part of a program.

@@ -2,9 +2,10 @@
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Float
 
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional import gp, normal
 from jaxcal.gp import model as models
 from jaxcal.gp.inference import nearest
@@ -35,10 +36,10 @@ def chosen(n: int, noise: Noise, *, is_known: bool, in_numpy: bool) -> tuple[Inf
         is_known: whether no transformation traces the rows.
         in_numpy: whether LAPACK can evaluate the evidence.
     """
-    if n <= _exact_rows(noise, is_known=is_known, in_numpy=in_numpy):
-        return (Exact(),)
-    compares = is_known and noise.is_gaussian and n <= _NEAREST_ROWS
-    return (Sparse(), Nearest()) if compares else (Sparse(),)
+    most = _exact_rows(noise, is_known=is_known, in_numpy=in_numpy)
+    by_all = Exact() if n <= most else Sparse()
+    compares = n > _EXACT_ROWS and is_known and noise.is_gaussian and n <= _NEAREST_ROWS
+    return (by_all, Nearest()) if compares else (by_all,)
 
 
 def _exact_rows(noise: Noise, *, is_known: bool, in_numpy: bool) -> int:
@@ -50,7 +51,7 @@ def _exact_rows(noise: Noise, *, is_known: bool, in_numpy: bool) -> int:
     return max((rows for least, rows in _EXACT_ROWS_BY_MEMORY if memory >= least), default=_EXACT_ROWS)
 
 
-def leave_one_out_crps(process: Process, data: Data) -> Float[Array, ""]:
+def leave_one_out_crps(process: Process, data: Data) -> Float[AnyArray, ""]:
     """The mean CRPS of some rows, each given the others; infinite where the fit failed.
 
     The rows had no part in the choice of hyperparameters for the nearest rows, if there are enough.
@@ -59,11 +60,14 @@ def leave_one_out_crps(process: Process, data: Data) -> Float[Array, ""]:
         process: with inducing points, or with the nearest rows.
         data: what it was fitted to.
     """
-    rows, given = nearest.other_rows(data), process.posterior
-    if isinstance(given, gp.Posterior):
+    rows, given, kernel = nearest.other_rows(data), process.posterior, process.model.kernel
+    if not isinstance(given, gp.Posterior):
+        others = nearest.leave_one_out(kernel, given, data.points, rows)
+    elif given.widen is None:
+        others = gp.LeaveOneOut(*(each[rows] for each in gp.leave_one_out(given)))
+    else:
         model = eqx.tree_at(lambda m: m.inducing, process.model, process.points, is_leaf=lambda node: node is None)
         others = models.leave_one_out(model, given, take(data, rows))
-    else:
-        others = nearest.leave_one_out(process.model.kernel, given, data.points, rows)
-    score = jnp.mean(normal.crps(others.error, 0.0, jnp.sqrt(others.variance)))
-    return jnp.where((process.result == Result.NOT_FINITE) | jnp.isnan(score), jnp.inf, score)
+    xp = namespace(others.error)
+    score = normal.crps(others.error, 0.0, xp.sqrt(others.variance)).mean()
+    return xp.where((process.result == Result.NOT_FINITE) | xp.isnan(score), np.inf, score)

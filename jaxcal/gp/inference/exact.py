@@ -5,16 +5,17 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray, namespace
+from jaxcal._numpy import AnyArray
+from jaxcal.gp import host
 from jaxcal.gp import model as models
 from jaxcal.gp.exact import exact_optimum
 from jaxcal.gp.inference._adam import descended_by_adam
 from jaxcal.gp.model import Data, Found, Model
-from jaxcal.gp.protocols import Inference, Noise, Problem, best_initial, has_more_to_learn
+from jaxcal.gp.process import Process
+from jaxcal.gp.protocols import Inference, Noise, Prepare, Problem, S, best_initial, has_more_to_learn
 
 # The gain of log evidence, in nats, below which a fit ends: the data hardly distinguish hyperparameters so close. Of
 # more rows than the last number a step takes seconds, and what it gains changes no prediction.
@@ -78,7 +79,11 @@ class Exact(Inference):
 
     def jitter_of_try(self, step: Int[AnyArray, ""], dtype: DTypeLike) -> Float[AnyArray, ""]:
         """None at first: noise is on the diagonal already."""
-        return namespace(step).where(step > 0, models.jitter_of_try(step, dtype), 0).astype(dtype)
+        return models.exact_jitter(step, dtype)
+
+    def fit_by_numpy(self, prepare: Prepare[S], first: host.First | None, *rows: Any) -> tuple[S, Process] | None:
+        """By LAPACK: `gp.host`."""
+        return host.fit(prepare, self, first, *rows) if self.by_newton else None
 
     def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
         """The optimum of the evidence."""
@@ -103,8 +108,3 @@ class Exact(Inference):
         """By Newton's steps."""
         tight = replace(self, ard=False, tolerance=jnp.asarray(_TIGHT, problem.data.targets.dtype))
         return problem.vector_of(exact_optimum(models.alone(problem.model), problem.data, jitter, tight).model)
-
-
-def exact_jitters(dtype: DTypeLike) -> list[Float[np.ndarray, ""]]:
-    """What a host tries, one after the other."""
-    return [Exact().jitter_of_try(np.int32(tries), dtype) for tries in range(models.JITTER_TRIES)]

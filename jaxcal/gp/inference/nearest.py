@@ -13,17 +13,21 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional import gp, normal
+from jaxcal.gp import host, nearest_host
 from jaxcal.gp import model as models
+from jaxcal.gp.inference.exact import TOLERANCE, Exact
 from jaxcal.gp.inference.sparse import optimum_of_some
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 from jaxcal.gp.model import Data, Found, Model, alone, as_vector, cost_beyond_bounds, greatest, one_of, with_more_noise
-from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import Inference, Noise, Problem
+from jaxcal.gp.process import Process, first_fit
+from jaxcal.gp.protocols import Inference, Noise, Prepare, Problem, S
 from jaxcal.optimize import Result, minimize, over_runs
 
 # So many rows decide on the hyperparameters, and as many, others if there are enough, on the scale. The descent is made
@@ -76,6 +80,19 @@ class Nearest(Inference):
             raise ValueError(f"Nearest goes with Gaussian noise; for {type(noise).__name__} take Exact or Sparse.")
         return replace(self, tolerance=1.0) if self.tolerance is None else self
 
+    def fit_by_numpy(self, prepare: Prepare[S], first: host.First | None, *rows: Any) -> tuple[S, Process] | None:
+        """By `gp.nearest_host`."""
+        begin = host.First.of(prepare, Exact(ard=self.ard, tolerance=TOLERANCE), *rows) if first is None else first
+        scales, _, data = prepare(*rows, None)
+        deciding = _deciding_rows(data)
+
+        def attempt(tries: int) -> Process:
+            jitter = self.jitter_of_try(np.int32(tries), data.targets.dtype)
+            found = nearest_host.optimum(self, self.neighbors, begin, data, jitter, deciding, _MORE_NOISE)
+            return self.conclude(found, data, jitter)
+
+        return scales, first_fit(map(attempt, range(models.JITTER_TRIES)))
+
     def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
         """The hyperparameters of the least leave-one-out CRPS that are descended to from what some rows say."""
         first = optimum_of_some(self, initial_models, data, jitter, first)
@@ -108,21 +125,22 @@ class Nearest(Inference):
         few = given.factorized_together(data.points)
         rows = scattered(data.points)[:_CHECKED]
         others = leave_one_out(model.kernel, given, data.points, rows)
-        density = data.targets.shape[0] * jnp.mean(normal.log_prob(others.error, 0.0, jnp.sqrt(others.variance)))
-        errors = jnp.abs(others.standardized)
-        good = jnp.isfinite(errors).all() & models.has_sane_variances(model, data)
+        xp = namespace(data.targets)
+        density = data.targets.shape[0] * normal.log_prob(others.error, 0.0, xp.sqrt(others.variance)).mean()
+        errors = abs(others.standardized)
+        good = xp.isfinite(errors).all() & models.has_sane_variances(model, data)
         return Process(
             model=model,
             points=data.points,
             posterior=given,
             noise_variance=given.scale * model.noise_variance(few),
-            rounding_fraction=given.scale * model.rounding(few) / jnp.median(others.variance),
+            rounding_fraction=given.scale * model.rounding(few) / xp.median(others.variance),
             evidence=density,
             iterations=found.steps,
-            result=jnp.where(good, found.result, Result.NOT_FINITE),
+            result=xp.where(good, found.result, Result.NOT_FINITE).astype(np.int32),
             jitter=jitter,
             failed_initial_values=found.failed_initial_values,
-            greatest_error=(jnp.max(errors), rows[jnp.argmax(errors)]),
+            greatest_error=(xp.max(errors), rows[xp.argmax(errors)]),
             inference="nearest",
         )
 
@@ -151,7 +169,7 @@ class Nearest(Inference):
         if "log_noise" in model.fixed:
             return given
         others = leave_one_out(model.kernel, given, data.points, other_rows(data))
-        return eqx.tree_at(lambda given: given.scale, given, jnp.mean(others.error**2 / others.variance))
+        return replace(given, scale=(others.error**2 / others.variance).mean())
 
 
 class NearestRows(eqx.Module):
@@ -164,9 +182,9 @@ class NearestRows(eqx.Module):
         neighbors: how many rows a prediction asks.
     """
 
-    targets: Float[Array, " n"]
-    noises: Float[Array, " n"]
-    scale: Float[Array, ""]
+    targets: Float[AnyArray, " n"]
+    noises: Float[AnyArray, " n"]
+    scale: Float[AnyArray, ""]
     neighbors: int = eqx.field(static=True)
 
     @classmethod
@@ -174,22 +192,30 @@ class NearestRows(eqx.Module):
         """The rows with their noise under a model."""
         relative = model.relative_noise(data.base_variance, data.relative_noise)
         noise = model.noise_variance(take(data.points, slice(neighbors))) * (1 if relative is None else relative)
-        added = jitter * jnp.mean(model.kernel.diagonal(data.points)) + noise
-        added = jnp.broadcast_to(added, data.targets.shape)
-        return cls(data.targets, added, jnp.ones_like(data.targets[0]), neighbors)
+        xp = namespace(data.targets)
+        added = (jitter * model.kernel.diagonal(data.points).mean() + noise).astype(data.targets.dtype)
+        return cls(data.targets, xp.broadcast_to(added, data.targets.shape), xp.ones_like(data.targets[0]), neighbors)
 
     def factorized_together(self, points: Points) -> Points:
         """As many rows as are factorized together: the more they are, the more noise is hidden by rounding."""
         return take(points, slice(self.neighbors))
 
-    def predict(self, kernel: Kernel, at: Points, points: Points) -> tuple[Array, Array]:
+    def predict(self, kernel: Kernel, at: Points, points: Points) -> tuple[AnyArray, AnyArray]:
         """Latent means and variances at points; arguments as of `model.predict`, `at` being all rows."""
+        if namespace(self.targets) is np:
+            rows = self.targets, self.noises, at
+            mean, variance = nearest_host.predict(kernel, *rows, points, self.neighbors)
+            return mean, self.scale * variance
         near = lax.map(lambda point: _neighbors(kernel, self, at, point), points, batch_size=_batch(self))
         return over_runs(lambda point, near: _predict_one(kernel, self, at, point, near))(points, near)
 
 
-def leave_one_out(kernel: Kernel, given: NearestRows, at: Points, rows: Int[Array, " r"]) -> gp.LeaveOneOut:
+def leave_one_out(kernel: Kernel, given: NearestRows, at: Points, rows: Int[AnyArray, " r"]) -> gp.LeaveOneOut:
     """Errors and variances of some of the rows, each given the rows nearest to it."""
+    if namespace(given.targets) is np:
+        rest = given.targets, given.noises, at
+        mean, variance = nearest_host.predict(kernel, *rest, take(at, rows), given.neighbors, without=rows)
+        return gp.LeaveOneOut(given.targets[rows] - mean, given.scale * (variance + given.noises[rows]))
     return _errors(kernel, given, at, rows, _neighbors_of_rows(kernel, given, at, rows))
 
 
@@ -202,13 +228,13 @@ def log_crps(
     return rows.shape[0] * jnp.log(jnp.mean(normal.crps(others.error, 0.0, jnp.sqrt(others.variance))))
 
 
-def other_rows(data: Data) -> Int[Array, " r"]:
+def other_rows(data: Data) -> Int[AnyArray, " r"]:
     """The numbers of rows that have no part in the choice of hyperparameters, if there are enough."""
     first = max(0, min(_DECIDING, data.targets.shape[0] - _DECIDING))
     return scattered(data.points)[first : first + _DECIDING]
 
 
-def _deciding_rows(data: Data) -> Int[Array, " r"]:
+def _deciding_rows(data: Data) -> Int[AnyArray, " r"]:
     return scattered(data.points)[:_DECIDING]
 
 

@@ -7,6 +7,7 @@ from jaxcal.optimize.batching import over_runs as over_runs
 from jaxcal.optimize.batching import reported_runs as reported_runs
 from jaxcal.optimize.implicit import as_constants as as_constants
 from jaxcal.optimize.implicit import as_function as as_function
+from jaxcal.optimize.lbfgs import descend as descend
 from jaxcal.optimize.lbfgs import minimize as minimize
 from jaxcal.optimize.lbfgs import minimize_from_each as minimize_from_each
 from jaxcal.optimize.minibatch import adam as adam

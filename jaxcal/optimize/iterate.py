@@ -2,7 +2,8 @@
 
 A search is an `evaluate`, which is expensive, and an `advance`, which decides what to evaluate next. The host runs one
 after the other, `advance` in NumPy: nothing but the evaluation is ever compiled, if it is. Inside of `jit`, `vmap` or
-`grad` both are one compiled loop. `advance` has one source, written by `xp.where` and without branches on values.
+`grad` both are one compiled loop. `advance` has one source, written by `xp.where` and `when`, without other branches on
+values.
 """
 
 from collections.abc import Callable
@@ -46,3 +47,17 @@ def iterate(
                 state = advance(np, state, evaluate(state))
         return state
     return lax.while_loop(unfinished, lambda state: advance(jnp, state, evaluate(state)), carried(state))
+
+
+def when(xp: ModuleType, condition: Any, made: Callable[[], S], otherwise: S) -> S:
+    """`made()` where a condition holds, else what is there: a part of `advance` that is worth a branch.
+
+    Under `vmap` both are computed. In a program what is made has the shapes and dtypes of what is there.
+
+    Example:
+        >>> when(np, 2 > 1, lambda: "made", "there"), int(when(jnp, jnp.array(False), lambda: 1, 0))
+        ('made', 0)
+    """
+    if xp is np:
+        return made() if condition else otherwise
+    return lax.cond(condition, lambda: carried(made()), lambda: carried(otherwise))

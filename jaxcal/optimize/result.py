@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxcal import _checks
+from jaxcal._numpy import JaxArray
 
 
 class Result(enum.IntEnum):
@@ -23,7 +24,7 @@ class Result(enum.IntEnum):
 
 
 class Optimum(NamedTuple):
-    """What an optimization found.
+    """What an optimization found; its arrays are NumPy's where the host searched.
 
     Attributes:
         params: the parameters, in the form in which they came.
@@ -33,9 +34,9 @@ class Optimum(NamedTuple):
     """
 
     params: PyTree
-    loss: Float[Array, ""]
-    steps: Int[Array, ""]
-    result: Int[Array, ""]
+    loss: Float[JaxArray, ""]
+    steps: Int[JaxArray, ""]
+    result: Int[JaxArray, ""]
 
 
 def raise_unless_finite(optimum: Optimum) -> None:

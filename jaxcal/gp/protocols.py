@@ -50,9 +50,9 @@ class Inference(eqx.Module):
     def __check_init__(self) -> None:
         """Check the options."""
         _checks.check_choice("ard", self.ard, _ARDS)
-        if isinstance(self.tolerance, int | float):
+        if self.tolerance is not None:
             _checks.check_not_negative("tolerance", self.tolerance)
-        if isinstance(self.max_iterations, int):
+        if not _checks.is_traced(self.max_iterations):
             _checks.check_at_least("max_iterations", self.max_iterations, 1)
 
     @abstractmethod

@@ -56,7 +56,7 @@ class Exact(Inference):
 
     def __check_init__(self) -> None:
         """Check the options."""
-        if isinstance(self.learning_rate, int | float):
+        if self.learning_rate is not None:
             _checks.check_positive("learning_rate", self.learning_rate)
 
     def settled(self, n: int, noise: Noise, *, differentiable: bool) -> "Exact":

@@ -85,7 +85,7 @@ class Way(NamedTuple):
 
     def by(self, inference: Inference) -> "Way":
         """The same by one inference, with numbers as arrays, which a compiled program need not know."""
-        return self._replace(inferences=(inference.of_arrays(),))
+        return self._replace(inferences=(inference.of_arrays(),), noise=self.noise.of_arrays())
 
 
 def check_objects(inference: Any, noise: Any) -> None:

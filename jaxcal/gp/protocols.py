@@ -169,6 +169,10 @@ class Noise(eqx.Module):
         """In squared units of y; None where the variance is learned."""
         return None
 
+    def of_arrays(self) -> "Noise":
+        """The same with numbers as arrays, which a compiled program need not know."""
+        return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, int | float) else leaf, self)
+
     @abstractmethod
     def fit(
         self,

@@ -333,7 +333,7 @@ def check_alone(given: str, **others: object) -> None:
             raise ValueError(f"{given}: it cannot go with {name}. Leave one of them out.")
 
 
-def check_at_least(name: str, value: int, minimum: int) -> None:
+def check_at_least(name: str, value: Any, minimum: int) -> None:
     """Raise ValueError unless a count is a whole number, and not below `minimum`."""
     try:
         count = operator.index(value)

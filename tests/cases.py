@@ -27,6 +27,7 @@ from jaxcal.calibrators import (
     rio,
     sharp_gp,
 )
+from jaxcal.gp import Nearest, Sparse
 from jaxcal.predictors import (
     deep_ensemble,
     dropout,
@@ -270,11 +271,11 @@ CASES = (
     of_points(
         "rio-nearest",
         rio,
-        {"bound": "nearest", "ard": False},
+        {"inference": Nearest(ard=False)},
         **RIO | {"tolerance": 1e-3 if X64 else 5e-2},
         slow=True,
     ),
-    of_points("rio-collapsed", rio, {"bound": "collapsed", "num_inducing": 10}, **RIO, slow=True),
+    of_points("rio-collapsed", rio, {"inference": Sparse(num_inducing=10)}, **RIO, slow=True),
     of_points("accrue", accrue, {"key": KEY, "restarts": 2}, **PROCESS, is_network=True, signless=True),
     of_stds(
         "accrue-relative",

@@ -28,7 +28,8 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from jaxcal import Point, rio
 from jaxcal.calibrators import kmeans
 from jaxcal.functional import levene
-from jaxcal.gp import device, minibatch
+from jaxcal.gp import Exact, InputNoise, Sparse, Stochastic, StudentTNoise, device
+from jaxcal.gp.inference import stochastic
 from jaxcal.optimize import over_runs
 from jaxcal.predictors import _growing, _tree_networks, deep_ensemble, gaussian_process, variance_network
 
@@ -40,12 +41,13 @@ pytestmark = [
 X, MEAN, Y = (rows.astype(np.float32) for rows in (cases.X, cases.MEAN, cases.Y))
 LEVELS = np.array([0.1, 0.9], np.float32)
 ON_HOST = {"fit": "its steps run on the host"}
+PAPER = Sparse(num_inducing=10, points="trained", ard=False, tolerance=0.0)
 # Further forms of a fit, with programs of their own.
 FORMS = (
-    of_points("rio-paper", rio, {"preset": "paper", "num_inducing": 10}),
-    of_points("rio-student-t", rio, {"noise": "student_t"}),
-    of_points("rio-input-noise", rio, {"noise": "input"}),
-    predictor("gaussian-process-adam", gaussian_process, {"optimizer": "adam"}),
+    of_points("rio-paper", rio, {"preset": "paper", "inference": PAPER}),
+    of_points("rio-student-t", rio, {"noise": StudentTNoise()}),
+    of_points("rio-input-noise", rio, {"noise": InputNoise()}),
+    predictor("gaussian-process-adam", gaussian_process, {"inference": Exact(learning_rate=0.01)}),
     predictor("variance-network-alternating", variance_network, {**SMALL, "form": "alternating"}),
     predictor("deep-ensemble-crude", deep_ensemble, {**SMALL, "num_members": 2, "preset": "crude"}),
     # By the programs of known rows, which all kernels have on an accelerator.
@@ -53,7 +55,7 @@ FORMS = (
     of_points(
         "rio-stochastic",
         rio,
-        {"bound": "stochastic", "key": KEY, "epochs": 1, "num_inducing": 10},
+        {"inference": Stochastic(epochs=1, num_inducing=10), "key": KEY},
         needs_values=ON_HOST,
     ),
 )
@@ -68,7 +70,7 @@ PARTS = {
     ],
     "kmeans": [(kmeans, "_root_mean_squares")],
     "rio-known": [(device, name) for name in ("_prepared", "_near", "_process_at")],
-    "rio-stochastic": [(minibatch, name) for name in ("_start", "_pass_over", "_jitted_sum_over", "_conclude")],
+    "rio-stochastic": [(stochastic, name) for name in ("_start", "_pass_over", "_jitted_sum_over", "_conclude")],
 }
 
 
@@ -204,7 +206,7 @@ def test_runs_of_a_mesh_pass_the_check_of_what_varies(case):
 
 def test_float64_on_a_tpu_is_advised_against(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    evidence = lambda y: rio.fit(X, Point(MEAN), y, ard=False).evidence
+    evidence = lambda y: rio.fit(X, Point(MEAN), y, inference=Exact(ard=False)).evidence
     with pytest.warns(UserWarning, match="Give float32 rows"):
         jax.eval_shape(evidence, Y.astype(float))
     jax.eval_shape(evidence, Y)

@@ -92,7 +92,7 @@ for name in {EXTRAS!r}:
 import jax, numpy as np, jaxcal as jc
 x = np.linspace(0, 1, 20)
 network = jc.mlp.fit(x, x**2, key=jax.random.key(0), max_epochs=2)
-fitted = jc.rio.fit(x, network(x), x**2, max_iterations=2)
+fitted = jc.rio.fit(x, network(x), x**2, inference=jc.gp.Exact(max_iterations=2))
 print(len(jc.metrics.evaluate(x**2, fitted(x, network(x)))) > 5)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

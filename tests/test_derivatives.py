@@ -15,6 +15,8 @@ from jaxcal.calibrators import conformal, crude, gaussian_mle, isotonic, kmeans
 from jaxcal.functional import gp, normal_tail
 from jaxcal.functional.linalg import snapped
 from jaxcal.functional.quantiles import interpolate_monotone, smoothed_table
+from jaxcal.gp import Exact, GaussianNoise, Nearest, Sparse, Stochastic, StudentTNoise
+from jaxcal.gp.inference import automatic
 from jaxcal.optimize import Result
 
 X64 = jax.config.jax_enable_x64
@@ -292,16 +294,18 @@ def rio_value(x, mean, y, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"ard": False},
+        {"inference": Exact(ard=False)},
         # Fewer inducing points would be other rows where the data move.
-        pytest.param({"ard": False, "bound": "collapsed", "num_inducing": 40}, marks=pytest.mark.slow),
+        pytest.param({"inference": Sparse(num_inducing=40, ard=False)}, marks=pytest.mark.slow),
+        pytest.param({"inference": Sparse(num_inducing=5, points="trained", ard=False)}, marks=pytest.mark.slow),
+        pytest.param({"inference": Sparse(points=np.arange(0, 40, 5), ard=False)}, marks=pytest.mark.slow),
+        pytest.param({"inference": Nearest(ard=False)}, marks=pytest.mark.slow),
         pytest.param(
-            {"ard": False, "bound": "collapsed", "inducing": "trained", "num_inducing": 5}, marks=pytest.mark.slow
+            {"preset": "paper", "inference": Sparse(4, "trained", ard=False, tolerance=0.0), "kernel": "input"},
+            marks=pytest.mark.slow,
         ),
-        pytest.param({"bound": "nearest", "ard": False}, marks=pytest.mark.slow),
-        pytest.param({"preset": "paper", "num_inducing": 4, "kernel": "input"}, marks=pytest.mark.slow),
     ],
-    ids=["exact", "collapsed", "trained", "nearest", "paper"],
+    ids=["exact", "sparse", "trained", "points", "nearest", "paper"],
 )
 @pytest.mark.filterwarnings("ignore:row .* lies")
 def test_rio(options):
@@ -311,17 +315,19 @@ def test_rio(options):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:row .* lies")
 def test_what_is_better_of_points_and_rows(monkeypatch, own_programs):
-    """As of more than 2000 rows."""
-    monkeypatch.setattr("jaxcal.gp.options._EXACT_ROWS", 30)
-    check(lambda y: rio_value(X, MEAN, y, ard=False), (Y,), 1e-4)
+    """As of more than 5000 rows, or of more than 2000 that are traced."""
+    monkeypatch.setattr(automatic, "_EXACT_ROWS", 30)
+    monkeypatch.setattr(automatic, "_EXACT_ROWS_BY_LAPACK", 30)
+    check(lambda y: rio_value(X, MEAN, y, kernel="input"), (Y,), 1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["squared_exponential", "nngp"])
 @pytest.mark.filterwarnings("ignore:row .* lies")
 def test_gaussian_process_with_known_noise(kernel):
-    def value(x, y, noise_variance):
-        options = {"kernel": kernel, "noise_variance": noise_variance, "ard": False, "differentiable": True}
+    def value(x, y, variance):
+        noise = GaussianNoise(variance=variance)
+        options = {"kernel": kernel, "noise": noise, "inference": Exact(ard=False), "differentiable": True}
         return reading(gaussian_process.fit(x, y, **options)(X[:5] + 0.1))
 
     check(value, (X, Y, 0.1), 1e-4)
@@ -330,18 +336,21 @@ def test_gaussian_process_with_known_noise(kernel):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:row .* lies")
 def test_where_a_search_is_cut_short_the_derivative_is_nan_and_the_result_says_so():
-    fit = partial(rio.fit, ard=False, max_iterations=1, differentiable=True)
+    short = Exact(ard=False, max_iterations=1)
+    fit = partial(rio.fit, inference=short, differentiable=True)
     assert fit(X, Point(MEAN), Y).result == Result.STEP_LIMIT
-    gradient = jax.jit(jax.grad(partial(rio_value, ard=False, max_iterations=1), 2))(X, MEAN, Y)
+    gradient = jax.jit(jax.grad(partial(rio_value, inference=short), 2))(X, MEAN, Y)
     assert np.isnan(gradient).all()
 
 
 def test_what_has_no_optimum_refuses_to_be_differentiable():
-    for options in ({"noise": "student_t"}, {"bound": "stochastic", "key": jax.random.key(0)}):
+    with pytest.raises(ValueError, match="differentiable=True goes with Gaussian noise; got StudentTNoise"):
+        rio.fit(X, Point(MEAN), Y, noise=StudentTNoise(), differentiable=True)
+    for inference in (Stochastic(), Exact(learning_rate=0.01)):
         with pytest.raises(ValueError, match="differentiable=True needs an optimum"):
-            rio.fit(X, Point(MEAN), Y, differentiable=True, **options)
+            rio.fit(X, Point(MEAN), Y, inference=inference, differentiable=True, key=jax.random.key(0))
     for fit in (partial(rio.fit, X, Point(MEAN)), partial(gaussian_process.fit, X)):
         with pytest.raises(TypeError, match="fit does not run under jit, vmap or grad"):
-            jax.grad(lambda y, fit=fit: fit(y, bound="stochastic", key=jax.random.key(0)).evidence)(jnp.asarray(Y))
+            jax.grad(lambda y, fit=fit: fit(y, inference=Stochastic(), key=jax.random.key(0)).evidence)(jnp.asarray(Y))
     with pytest.raises(TypeError, match="give differentiable=True"):
         jax.make_jaxpr(jax.grad(lambda y: rio.fit(X, Point(MEAN), y)(X, Point(MEAN)).mean.sum()))(jnp.asarray(Y))

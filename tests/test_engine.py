@@ -11,6 +11,7 @@ from gpjax.kernels import Matern32
 from threadpoolctl import threadpool_info
 
 from jaxcal import Normal, Point, _numpy, _programs, gaussian_process, metrics, rio
+from jaxcal.gp import Exact, GaussianNoise
 
 X64 = jax.config.read("jax_enable_x64")
 # The evidence of both worlds in nats, and predictions of a target of variance one.
@@ -132,7 +133,7 @@ def test_vectors_all_at_once_find_the_same_optimum(monkeypatch):
 def test_derivatives_pass_through_a_search_on_the_host():
     """Inside of a program: test_derivatives.py."""
     x, y = rows()
-    mean = lambda y: gaussian_process.fit(x, y, ard=False, differentiable=True)(x[:NEW]).mean[0]
+    mean = lambda y: gaussian_process.fit(x, y, inference=Exact(ard=False), differentiable=True)(x[:NEW]).mean[0]
     step = 1e-5 * np.eye(N)[3]
     difference = (mean(y + step) - mean(y - step)) / 2e-5
     np.testing.assert_allclose(jax.grad(mean)(jnp.asarray(y))[3], difference, rtol=1e-4)
@@ -171,11 +172,12 @@ def test_another_number_or_option_compiles_nothing():
     x, y = rows()
     std = np.full(N, 0.3)
     with compilations() as compiled:
-        fitted = gaussian_process.fit(x, y, tolerance=0.1, max_iterations=30, noise_variance=0.04)
+        inference = Exact(tolerance=0.1, max_iterations=30)
+        fitted = gaussian_process.fit(x, y, inference=inference, noise=GaussianNoise(variance=0.04))
         for number in (1, 7, 30):
             predicted = fitted(x[:number])
             metrics.evaluate(y[:number], predicted)
-        rio.fit(x, Normal(y - 0.1, std), y[::-1].copy(), tolerance=0.1, max_iterations=30)
+        rio.fit(x, Normal(y - 0.1, std), y[::-1].copy(), inference=inference)
     assert compiled == []
 
 
@@ -186,7 +188,7 @@ def test_programs_are_shared_by_nearby_numbers():
     whole = fitted(x[:8])
     with compilations() as compiled:
         few = [fitted(x[:number]) for number in (8, 7, 5)]
-        gaussian_process.fit(x[:35], y[:35], kernel=Matern32(active_dims=[0, 1]), tolerance=0.1)
+        gaussian_process.fit(x[:35], y[:35], kernel=Matern32(active_dims=[0, 1]), inference=Exact(tolerance=0.1))
     assert compiled == []
     for part in few:
         np.testing.assert_allclose(part.mean, whole.mean[: len(part.mean)], atol=CLOSE)

@@ -17,6 +17,7 @@ import json
 import equinox as eqx, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcal import Point, gaussian_process, rio
+from jaxcal.gp import Exact, GaussianNoise, Sparse
 from jaxcal.functional import kernels, linalg, sparse_gp
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -68,7 +69,7 @@ y = mean + 0.3 * np.cos(2 * x[:, 1]) + 0.3 * mean**2 + 0.1 * rng.normal(size=404
 RIO = """
 
 def fit(x, mean, y, mesh):
-    fit = rio.fit(x, Point(mean), y, bound="collapsed", num_inducing=12, mesh=mesh, **SETTING)
+    fit = rio.fit(x, Point(mean), y, inference=Sparse(num_inducing=12, mesh=mesh, **POINTS), **OPTIONS)
     distribution = fit(x[:48] + 0.1, Point(mean[:48]))
     return fit.evidence, distribution.mean, distribution.std
 
@@ -76,7 +77,7 @@ print(json.dumps({"fit": compare(fit(*spread([x, mean, y]), line), fit(x, mean, 
 """
 PROCESS = """
 def fit(x, y, mesh):
-    fit = gaussian_process.fit(x, y, num_inducing=12, mesh=mesh)
+    fit = gaussian_process.fit(x, y, inference=Sparse(num_inducing=12, mesh=mesh))
     distribution = fit(x[:48] + 0.1)
     return fit.evidence, distribution.mean, distribution.std
 
@@ -114,7 +115,7 @@ PLACES = """
 from jaxcal.gp import fit
 x, y = jax.device_put((rng.normal(size=(30, 2)), rng.normal(size=30)), devices[2])
 fit.is_on_host = lambda *_: False  # as on accelerators
-fitted = gaussian_process.fit(x, y, noise_variance=0.5, max_iterations=2)
+fitted = gaussian_process.fit(x, y, inference=Exact(max_iterations=2), noise=GaussianNoise(variance=0.5))
 arrays = jax.tree.leaves((eqx.filter(fitted.process, eqx.is_array), fitted.process(x)))
 print(json.dumps([list(map(str, array.devices())) == [str(devices[2])] for array in arrays]))
 """
@@ -163,7 +164,13 @@ def test_bound_and_gradients_of_distributed_rows():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
-    [RIO.replace("**SETTING", "preset='paper', kernel='output'"), RIO.replace("**SETTING", ""), PROCESS],
+    [
+        RIO.replace("**POINTS", "points='trained', ard=False, tolerance=0.0").replace(
+            "**OPTIONS", "preset='paper', kernel='output'"
+        ),
+        RIO.replace("**POINTS", "").replace("**OPTIONS", ""),
+        PROCESS,
+    ],
     ids=["rio paper", "rio", "gaussian process"],
 )
 def test_fit_of_distributed_rows(script):
@@ -176,7 +183,7 @@ def test_fit_of_distributed_rows(script):
 FITS = {
     "gaussian-mle": ("gaussian_mle.fit(x, Point(mean), y)", 1e-12),
     "mlp": ("mlp.fit(x, y, key=key, hidden=(8,), max_epochs=10)", 1e-12),
-    "rio": ("rio.fit(x, Point(mean), y, ard=False)", 1e-8),
+    "rio": ("rio.fit(x, Point(mean), y, inference=Exact(ard=False))", 1e-8),
 }
 SOME = "[('square', square, 3), ('typed', typed, 6), ('line', line, 8)]"
 ALL = "[(name, mesh, n) for name, mesh in dict(line=line, square=square, typed=typed).items() for n in (3, 6, 8)]"

@@ -60,7 +60,7 @@ def of_conformal(convert):
 
 def of_rio(convert):
     x, base = convert(X), jc.Normal(convert(MEAN), convert(STD))
-    fitted = jc.rio.fit(x, base, convert(Y), max_iterations=1)(x, base)
+    fitted = jc.rio.fit(x, base, convert(Y), inference=jc.gp.Exact(max_iterations=1))(x, base)
     return [fitted.mean, fitted.std]
 
 

@@ -21,11 +21,11 @@ NETWORKS = {
     name: partial(getattr(jc, name).fit, X, Y, key=KEY)
     for name in ("mlp", "variance_network", "deep_ensemble", "dropout", "evidential")
 }
+INFERENCES = ("Exact", "Sparse", "Nearest", "Stochastic")
 METHODS = {
     **NETWORKS,
+    **{name: getattr(jc.gp, name) for name in (*INFERENCES, "GaussianNoise")},
     "neural_process": partial(jc.neural_process.fit, X, Y, key=KEY),
-    "gaussian_process": partial(jc.gaussian_process.fit, X, Y),
-    "rio": partial(jc.rio.fit, X, BASE, Y),
     "accrue": partial(jc.accrue.fit, X, BASE, Y, key=KEY),
     "neural_quantiles": partial(jc.neural_quantiles.fit, X, BASE, Y, key=KEY),
     "usnrt": partial(jc.usnrt.fit, X, Y, key=KEY),
@@ -40,21 +40,25 @@ CASES = [
         for option in ("patience", "max_epochs")
     ),
     *((name, {"max_epochs": 2.5}, f"max_epochs {WHOLE}; got 2.5") for name in NETWORKS),
-    *((name, {"max_iterations": NAN}, f"max_iterations {WHOLE}") for name in ("rio", "gaussian_process", "accrue")),
-    ("neural_process", {"max_iterations": NAN}, f"max_iterations {WHOLE}"),
+    *((name, {"max_iterations": NAN}, f"max_iterations {WHOLE}") for name in (*INFERENCES, "accrue", "neural_process")),
+    *((name, {"tolerance": NAN}, "tolerance must not be negative; got nan") for name in INFERENCES),
+    *((name, {"tolerance": 1j}, "tolerance must hold real numbers; got dtype complex") for name in INFERENCES),
+    *((name, {"ard": "no"}, "ard must be one of None, True, False, 'auto'; got 'no'") for name in INFERENCES),
     *(
         (name, {"learning_rate": 1j}, "learning_rate must hold real numbers; got dtype complex")
-        for name in (*NETWORKS, "neural_process")
+        for name in (*NETWORKS, "neural_process", "Exact")
     ),
-    *((name, {"learning_rate": 1e-300}, SMALL) for name in (*NETWORKS, "neural_process")),
-    (
-        "gaussian_process",
-        {"learning_rate": 1j, "optimizer": "adam"},
-        "learning_rate must hold real numbers; got dtype complex",
-    ),
-    ("rio", {"ard": "no"}, "ard must be one of True, False, 'auto'; got 'no'"),
-    ("gaussian_process", {"ard": "no"}, "ard must be one of True, False, 'auto'; got 'no'"),
-    ("rio", {"inducing": "", "bound": "collapsed"}, "inducing must be one of"),
+    *((name, {"learning_rate": 1e-300}, SMALL) for name in (*NETWORKS, "neural_process", "Exact")),
+    ("Sparse", {"points": ""}, "points must be"),
+    ("Sparse", {"points": [0, 5]}, "points must be"),
+    ("Sparse", {"points": np.array([0.0, 5.0])}, "points must be"),
+    *((name, {"num_inducing": 2.5}, f"num_inducing {WHOLE}; got 2.5") for name in ("Sparse", "Stochastic")),
+    ("Stochastic", {"epochs": 2.5}, f"epochs {WHOLE}; got 2.5"),
+    ("Stochastic", {"batch_size": 2.5}, f"batch_size {WHOLE}; got 2.5"),
+    ("Nearest", {"neighbors": 2.5}, f"neighbors {WHOLE}; got 2.5"),
+    ("GaussianNoise", {"variance": 1j}, "the variance of the noise must hold real numbers"),
+    ("GaussianNoise", {"variance": "0.1"}, "the variance of the noise must be a real number; got '0.1'"),
+    ("GaussianNoise", {"variance": [0.1, 0.2]}, "the variance of the noise must be one number"),
     ("usnrt", {"step": 0}, "step must be at least 1; got 0"),
     ("usnrt", {"center": ""}, "center must be one of 'mean', 'median'; got ''"),
     ("usnrt", {"correction": ""}, "correction must be one of"),

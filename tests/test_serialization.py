@@ -78,7 +78,7 @@ def fit_gpjax():
     from gpjax.kernels import RBF, Matern32
 
     kernels = RBF(active_dims=[0]) + Matern32(), None
-    return jc.rio.fit(X, jc.Point(mean(X)), Y, kernel=kernels, bound="collapsed", num_inducing=5, max_iterations=5)
+    return jc.rio.fit(X, jc.Point(mean(X)), Y, kernel=kernels, inference=jc.gp.Sparse(num_inducing=5, max_iterations=5))
 
 
 def online_state():
@@ -599,7 +599,8 @@ print(json.dumps([own, other]))
 
 def test_another_process_predicts_the_same_in_this_precision_and_in_the_other(path):
     network = jc.mlp.fit(X, Y, key=KEY, hidden=(3,), max_epochs=3)
-    process = jc.gaussian_process.fit(X, Y, bound="collapsed", num_inducing=5, max_iterations=5, throw=False)
+    sparse = jc.gp.Sparse(num_inducing=5, max_iterations=5)
+    process = jc.gaussian_process.fit(X, Y, inference=sparse, throw=False)
     calibrator = jc.crude.fit(X, process(X), Y, by=ColumnBins.of(X, number=2))
     jc.save(path, (network, calibrator, process, jnp.array([3, 4])))
     np.save(f"{path}.npy", NEW)

@@ -10,45 +10,45 @@ pytestmark = pytest.mark.any_precision
 
 RUNS = """
 import equinox as eqx, numpy as np
-from jaxcal import Point, rio
+from jaxcal import Point, gp, rio
 rng = np.random.default_rng(0)
 x = rng.normal(size=(8, 60, 3))
 mean = np.sin(x[..., 0])
 y = mean + 0.3 * x[..., 1] + 0.1 * rng.normal(size=(8, 60))
-fit = eqx.filter_jit(eqx.filter_vmap(lambda x, mean, y: rio.fit(x, Point(mean), y, **SETTING)))
+fit = eqx.filter_jit(eqx.filter_vmap(lambda x, mean, y: rio.fit(x, Point(mean), y, inference=SETTING)))
 nested = eqx.filter_vmap(fit)
 print(nested(x.reshape(2, 4, 60, 3), mean.reshape(2, 4, 60), y.reshape(2, 4, 60)).result.shape)
 """
 NEAREST = """
 import numpy as np
-from jaxcal import Point, rio
+from jaxcal import Point, gp, rio
 rng = np.random.default_rng(0)
 x = rng.normal(size=(90, 2))
 y = np.sin(x[:, 0]) + 0.1 * rng.normal(size=90)
 for _ in range(5):
-    fitted = rio.fit(x, Point(0.8 * np.sin(x[:, 0])), y, bound="nearest", throw=False)
+    fitted = rio.fit(x, Point(0.8 * np.sin(x[:, 0])), y, inference=gp.Nearest(), throw=False)
 print(fitted.result.shape)
 """
 GRADIENT = """
 import jax, numpy as np
-from jaxcal import Point, rio
+from jaxcal import Point, gp, rio
 rng = np.random.default_rng(0)
 x = rng.normal(size=(40, 2))
 mean = np.sin(x[:, 0])
 y = mean + 0.3 * x[:, 1] + 0.2 * rng.normal(size=(3, 40))
-fit = lambda y: rio.fit(x, Point(mean), y, bound="nearest", ard=False, differentiable=True, throw=False)
+fit = lambda y: rio.fit(x, Point(mean), y, inference=gp.Nearest(ard=False), differentiable=True, throw=False)
 print(jax.jit(jax.vmap(jax.grad(lambda y: fit(y)(x, Point(mean)).mean.sum())))(y).shape)
 """
-SETTINGS = {"exact": {"ard": False}, "default": {}, "collapsed": {"bound": "collapsed", "num_inducing": 10}}
+SETTINGS = {"exact": "gp.Exact(ard=False)", "default": "None", "sparse": "gp.Sparse(num_inducing=10)"}
 
 
 @pytest.mark.parametrize(
     "setting",
-    [SETTINGS["exact"], *(pytest.param(SETTINGS[name], marks=pytest.mark.slow) for name in ("default", "collapsed"))],
+    [SETTINGS["exact"], *(pytest.param(SETTINGS[name], marks=pytest.mark.slow) for name in ("default", "sparse"))],
     ids=SETTINGS,
 )
 def test_vmap_of_a_fit_ends(setting):
-    assert printed_with_two_threads(RUNS.replace("SETTING", repr(setting))) == "(2, 4)\n"
+    assert printed_with_two_threads(RUNS.replace("SETTING", setting)) == "(2, 4)\n"
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ CALIBRATORS = {
     "isotonic": jc.isotonic.fit,
     "gaussian_mle": jc.gaussian_mle.fit,
     "kmeans": partial(jc.kmeans.fit, key=KEY, num_clusters=3),
-    "rio": partial(jc.rio.fit, max_iterations=3, throw=False),
+    "rio": partial(jc.rio.fit, inference=jc.gp.Exact(max_iterations=3), throw=False),
     "accrue": partial(jc.accrue.fit, key=KEY, restarts=2),
     "neural_quantiles": partial(jc.neural_quantiles.fit, key=KEY, max_epochs=2, pretraining_epochs=2),
     "conditional_conformal": partial(jc.conditional_conformal.fit, score="absolute", confidence_levels=(0.8,)),

@@ -1,7 +1,7 @@
 """Gaussian processes over a model's inputs and outputs: their kernels, and how their hyperparameters are found.
 
-The objects of `inference=` and `noise=` are here. `inference._base.Inference` and `noise._base.Noise` say what the
-engine asks of one.
+The objects of `inference=` and `noise=` are here. `protocols.Inference` and `protocols.Noise` say what the engine asks
+of one.
 """
 
 from jaxcal.gp.inference import Exact as Exact

@@ -79,7 +79,7 @@ class Way(NamedTuple):
 
     def by(self, inference: Inference) -> "Way":
         """The same by one inference, with numbers as arrays, which a compiled program need not know."""
-        return self._replace(inferences=(inference.of_arrays(),))
+        return self._replace(inferences=(inference.of_arrays(),), noise=self.noise.of_arrays())
 
 
 def check_objects(inference: Any, noise: Any) -> None:
@@ -109,7 +109,7 @@ def fit_rows(prepare: Prepare[S], rows: Sequence[Any], way: Way, *, in_numpy: bo
     known = as_constants((prepare, rows))
     if not is_known(known):
         return _in_program(prepare, rows, way.by(way.inference))
-    on_host = in_numpy and way.noise.is_gaussian and is_on_host(known)
+    on_host = in_numpy and is_on_host(known)
     with _programs.at_top():
         found, taken = _of_known(*known, way._replace(differentiable=False), on_host=on_host)
     return _with_derivatives(found[1], prepare, rows, taken.of_arrays()) if way.differentiable else found
@@ -121,9 +121,9 @@ def _of_known(
     """The fit of known rows, one output after the other, and by which inference it is."""
     outputs = _outputs(rows)
     firsts: list[host.First | None] = [None] * len(outputs)
-    if on_host and (rows[-1].shape[0] > exact.LADDER_ROWS or not isinstance(way.inference, Exact)):
+    if on_host and _begins_with_some(way, rows[-1].shape[0]):
         few = Exact(ard=way.inference.ard, tolerance=TOLERANCE)
-        firsts = [by_numpy(host.First.of, prepare, few, *output) for output in outputs]
+        firsts = [by_numpy(host.First.of, prepare, few, way.noise, *output) for output in outputs]
     fits = []
     for inference in way.inferences:
         one = partial(_of_output, prepare, inference, way, on_host=on_host)
@@ -135,14 +135,23 @@ def _of_known(
     return _together(fits[best], rows), way.inferences[best]
 
 
+def _begins_with_some(way: Way, n: int) -> bool:
+    """Whether a search of n rows begins with the exact evidence of some of them, or of all if they are not many."""
+    if not isinstance(way.inference, Exact):
+        return True
+    # Under Gaussian noise a search of not many rows is that race itself. Under other noise it goes on with its optimum.
+    return way.inference.by_newton and (n > exact.LADDER_ROWS) == way.noise.is_gaussian
+
+
 def _of_output(
     prepare: Prepare[S], inference: Inference, way: Way, rows: Sequence[Any], first: host.First | None, *, on_host: bool
 ) -> tuple[S, Process]:
     """The fit of one output's known rows: by NumPy where it can, by small programs, or by one."""
-    found = by_numpy(inference.fit_by_numpy, prepare, first, *rows) if on_host else None
+    plain = way.noise.is_gaussian
+    found = by_numpy(inference.fit_by_numpy, prepare, first, *rows) if on_host and plain else None
     if found is not None:
         return found
-    if inference.by_newton and way.noise.is_gaussian:
+    if inference.by_newton and plain:
         return in_jax(device.fit(prepare, inference, device_of(prepare, rows), *jax.tree.map(np.asarray, rows)))
     return _in_program(prepare, rows, way.by(inference), None if first is None else first.found)
 

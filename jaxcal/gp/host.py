@@ -18,7 +18,7 @@ from jaxcal.gp.kernels import scattered
 from jaxcal.gp.model import ABSURD, NOISE_FLOOR, Data, Found, Model, as_vector, exact_jitters, one_of
 from jaxcal.gp.newton import Local
 from jaxcal.gp.process import Process, first_fit, process_given
-from jaxcal.gp.protocols import Inference, Prepare, S
+from jaxcal.gp.protocols import Inference, Noise, Prepare, S
 
 # More rows are searched in float32, in half of the time, where the noise is so many times what rounding hides.
 _SMALL, _SAFE = 300, 30.0
@@ -36,9 +36,10 @@ class First(NamedTuple):
     found: Found
 
     @classmethod
-    def of(cls, prepare: Prepare[Any], inference: Inference, *rows: np.ndarray | None) -> "First":
-        """By the smallest jitter at which the evidence is finite; arguments as of `fit`."""
+    def of(cls, prepare: Prepare[Any], inference: Inference, noise: Noise, *rows: np.ndarray | None) -> "First":
+        """By the smallest jitter at which the evidence is finite; arguments as of `fit`, and the noise."""
         _, initial_of, data = prepare(*rows, None)
+        data = noise.first_data(data)
         start = exact.Start.of(initial_of(data, None), data, inference).in_float64()
         model, dtype = one_of(start.models), data.targets.dtype
         best = _Ladder.of(model, data, start).first(exact_jitters(dtype), start, inference)
@@ -123,6 +124,7 @@ class Rows(NamedTuple):
         widths: how many lengthscales every kernel has.
         targets: [n], of mean zero.
         base_variance: as of `model.Data`, [n]; None where it gave none.
+        relative_noise: as of `model.Data`, [n]; None where it is equal.
         log_noise: of noise that is known; None where it is learned.
         eps: of the dtype in which the posterior is stored, whose rounding is among the noise.
     """
@@ -131,6 +133,7 @@ class Rows(NamedTuple):
     widths: tuple[int, ...]
     targets: Float[np.ndarray, " n"]
     base_variance: Float[np.ndarray, " n"] | None = None
+    relative_noise: Float[np.ndarray, " n"] | None = None
     log_noise: float | None = None
     eps: float = float(np.finfo(float).eps)
 
@@ -144,6 +147,7 @@ class Rows(NamedTuple):
             widths=tuple(kernel.log_lengthscale.size for _, kernel in parts),
             targets=data.targets.astype(float),
             base_variance=None if data.base_variance is None else data.base_variance.astype(float),
+            relative_noise=None if data.relative_noise is None else data.relative_noise.astype(float),
             log_noise=float(model.log_noise) if "log_noise" in model.fixed else None,
             eps=float(np.finfo(data.targets.dtype).eps),
         )
@@ -170,15 +174,16 @@ class Rows(NamedTuple):
             number: how many rows are factorized together.
         """
         n, values, starts = len(self.targets), np.exp(vector), self.starts
-        relative, derivatives = np.ones(n), np.zeros((n, len(vector)))
+        relative = np.ones(n) if self.relative_noise is None else self.relative_noise
+        derivatives = np.zeros((n, len(vector)))
         prior = values[starts[:-1]].sum()
         noise = values[starts[-1]] if self.log_noise is None else np.exp(self.log_noise)
         common = NOISE_FLOOR + noise + self.eps * number * prior
         if self.base_variance is not None:
             # The noise of a row: common (1 - s + s base_variance), with s the sigmoid of the logit.
             fraction = 1 / (1 + np.exp(-vector[-1]))
-            relative = 1 - fraction + fraction * self.base_variance
-            derivatives[:, -1] = common * fraction * (1 - fraction) * (self.base_variance - 1)
+            derivatives[:, -1] = common * fraction * (1 - fraction) * relative * (self.base_variance - 1)
+            relative = relative * (1 - fraction + fraction * self.base_variance)
         derivatives[:, starts[:-1]] = values[starts[:-1]] * (jitter + self.eps * number * relative[:, None])
         if self.log_noise is None:
             derivatives[:, starts[-1]] = noise * relative
@@ -197,6 +202,7 @@ class Rows(NamedTuple):
             parts=tuple(map(change, self.parts)),
             targets=change(self.targets),
             base_variance=None if self.base_variance is None else change(self.base_variance),
+            relative_noise=None if self.relative_noise is None else change(self.relative_noise),
         )
 
 

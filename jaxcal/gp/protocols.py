@@ -50,9 +50,9 @@ class Inference(eqx.Module):
     def __check_init__(self) -> None:
         """Check the options."""
         _checks.check_choice("ard", self.ard, _ARDS)
-        if isinstance(self.tolerance, int | float):
+        if self.tolerance is not None:
             _checks.check_not_negative("tolerance", self.tolerance)
-        if isinstance(self.max_iterations, int):
+        if not _checks.is_traced(self.max_iterations):
             _checks.check_at_least("max_iterations", self.max_iterations, 1)
 
     @abstractmethod
@@ -178,6 +178,14 @@ class Noise(eqx.Module):
     def known_variance(self) -> ArrayLike | None:
         """In squared units of y; None where the variance is learned."""
         return None
+
+    def first_data(self, data: Data) -> Data:
+        """The rows, with all that is known of their noise before a search."""
+        return data
+
+    def of_arrays(self) -> "Noise":
+        """The same with numbers as arrays, which a compiled program need not know."""
+        return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, int | float) else leaf, self)
 
     @abstractmethod
     def fit(

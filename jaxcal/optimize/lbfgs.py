@@ -70,10 +70,10 @@ def minimize(
     loss: Callable[..., Float[Array, ""]],
     params: PyTree,
     *,
-    max_iterations: int | Int[Array, ""] = 1000,
+    max_iterations: int | Int[AnyArray, ""] = 1000,
     loss_tolerance: float = 2.2e-9,
     gradient_tolerance: float = 1e-5,
-    gain_tolerance: float = 0.0,
+    gain_tolerance: float | Float[AnyArray, ""] = 0.0,
     validation_loss: Callable[..., Float[Array, ""]] | None = None,
     patience: int | Int[Array, ""] = 10,
 ) -> Optimum:

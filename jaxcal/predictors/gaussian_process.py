@@ -142,7 +142,9 @@ def fit(
     )
     _checks.check_varies("y is", y, 0 if _checks.is_traced(y) else np.abs(np.asarray(y)).max())
     if way.inference.reads_parts:
-        fitted = _fit_stochastic(columns, x, y, given, preset, way, key)
+        if preset:
+            raise ValueError(f"preset={preset!r} needs all rows at once: it does not go with Stochastic.")
+        fitted = _fit_stochastic(columns, x, y, given, way, key)
     else:
         rows = columns(x), y
         _checks.check_length("x", rows[0], y.shape[0])
@@ -269,14 +271,14 @@ def _prepared(
     return scalers, initial_of, Data.of(scalers.x(x), scalers.y(y), included=included)
 
 
-def _fit_stochastic(columns: Columns, x, y, given: Given, preset: str | None, way: Way, key) -> "GaussianProcess":
+def _fit_stochastic(columns: Columns, x, y, given: Given, way: Way, key) -> "GaussianProcess":
     """The fit by a bound that reads x part by part."""
     stochastic.check_known(x, y)
     key = stochastic.given_key(key)
     x = unread.unread_rows(x if columns.is_plain else columns(x), y.shape[0])
     x_scaler, y_scaler = unread.standardizer(x, y.dtype).without(columns.indicators), Standardizer.of(y)
     read = stochastic.reader(lambda x, y: Data(x_scaler(x), y_scaler(y)), (x, y), y.dtype)
-    initial_of = eqx.Partial(_initial_models, given, y_scaler, preset)
+    initial_of = eqx.Partial(_initial_models, given, y_scaler, None)
     process = stochastic.maximize_bound(way.inference, initial_of, read, y.shape[0], key=key)
     return GaussianProcess(process=process, columns=columns, x_scaler=x_scaler, y_scaler=y_scaler)
 

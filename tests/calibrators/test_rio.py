@@ -13,6 +13,7 @@ import scipy.optimize
 from jaxcal import Point, metrics, rio
 from jaxcal.calibrators._base import check_base
 from jaxcal.functional import gp, kernels, linalg
+from jaxcal.gp import Exact, Nearest, Sparse, Stochastic
 
 pytestmark = [
     pytest.mark.contract_in_32_bits,
@@ -25,7 +26,7 @@ VARIANTS = [(kernel, target) for kernel in ("io", "input", "output") for target 
 
 
 # With one lengthscale for all inputs, unless ARD matters: what is compiled is shared.
-fit_isotropic = partial(rio.fit, ard=False)
+fit_isotropic = partial(rio.fit, inference=Exact(ard=False))
 
 
 def draw(seed):
@@ -69,10 +70,10 @@ def in_gpjax(fit, noise, jitter):
 
 @pytest.mark.skipif(not X64, reason="gpjax needs float64 for six digits")
 @pytest.mark.slow
-@pytest.mark.parametrize("bound", ["exact", "collapsed"])
-def test_bound_and_prediction_are_those_of_gpjax(data, bound):
+@pytest.mark.parametrize("inference", [Exact(), Sparse(num_inducing=15)], ids=["exact", "sparse"])
+def test_bound_and_prediction_are_those_of_gpjax(data, inference):
     x, base, y = data
-    fit = rio.fit(x, base, y, bound=bound, num_inducing=15 if bound == "collapsed" else None)
+    fit = rio.fit(x, base, y, inference=inference)
     variances = float(jnp.exp(fit.kernel.input.log_variance) + jnp.exp(fit.kernel.output.log_variance))
     # gpjax refuses a jitter of zero; the exact fit needed none.
     jitter = float(fit.jitter) * variances or 1e-12
@@ -80,7 +81,7 @@ def test_bound_and_prediction_are_those_of_gpjax(data, bound):
     targets = fit.target_scaler(jnp.asarray(y) - base.mean)
     train = gpx.Dataset(X=scaled(fit, x, base), y=targets[:, None])
     new_x, new_base = x[:5] + 0.1, Point(base.mean[:5] + 0.05)
-    if bound == "exact":
+    if fit.inference == "exact":
         evidence = gpx.objectives.conjugate_mll(model, train)
         expected = model.condition(train)(scaled(fit, new_x, new_base))
     else:
@@ -103,7 +104,7 @@ def test_bound_and_prediction_are_those_of_gpjax(data, bound):
 def test_optimum_is_that_of_scipy():
     """Of data whose optimum lies within the bounds of the search."""
     x, base, y = draw(9)
-    fit = rio.fit(x, base, y, ard=False, tolerance=0.0)
+    fit = rio.fit(x, base, y, inference=Exact(ard=False, tolerance=0.0))
     points = scaled(fit, x, base)
     targets = fit.target_scaler(jnp.asarray(y) - base.mean)
 
@@ -130,7 +131,7 @@ def test_optimum_is_that_of_scipy():
 def test_the_default_tolerance_costs_no_more_than_it_says(data, fitted):
     """No more than 0.1 nats, and no prediction that differs."""
     x, base, y = data
-    converged = fit_isotropic(x, base, y, tolerance=0.0)
+    converged = rio.fit(x, base, y, inference=Exact(ard=False, tolerance=0.0))
     # In 32 bits rounding may end both.
     assert fitted.iterations < converged.iterations or not X64
     assert converged.evidence - 0.1 < fitted.evidence <= converged.evidence + (1e-6 if X64 else 1e-2)
@@ -162,12 +163,17 @@ def test_learns_what_the_model_misses(data, fitted):
 
 
 @pytest.mark.parametrize(
-    "setting", [{"bound": "collapsed", "num_inducing": 25}, pytest.param({"preset": "paper"}, marks=pytest.mark.slow)]
+    ("setting", "number"),
+    [
+        ({"inference": Sparse(num_inducing=25, ard=False, tolerance=0.0)}, 25),
+        pytest.param({"preset": "paper"}, 50, marks=pytest.mark.slow),
+    ],
+    ids=["sparse", "paper"],
 )
-def test_sparse_bounds_approach_the_exact_evidence_from_below(data, setting):
+def test_sparse_bounds_approach_the_exact_evidence_from_below(data, setting, number):
     x, base, y = data
-    exact, sparse = (rio.fit(x, base, y, **each, ard=False, tolerance=0.0) for each in ({}, setting))
-    assert sparse.points.inputs.shape == (setting.get("num_inducing", 50), 2)
+    exact, sparse = (rio.fit(x, base, y, **each) for each in ({"inference": Exact(ard=False, tolerance=0.0)}, setting))
+    assert sparse.points.inputs.shape == (number, 2)
     assert metrics.rmse(sparse(x, base).mean, Point(exact(x, base).mean)) < 0.1
     if "preset" not in setting:  # whose target is in other units
         assert sparse.evidence < exact.evidence + 1e-2
@@ -178,7 +184,7 @@ def test_sparse_bounds_approach_the_exact_evidence_from_below(data, setting):
 def test_ard_finds_the_column_that_matters(rng):
     x = rng.normal(size=(80, 3))
     base, y = Point(np.zeros(80)), np.sin(2 * x[:, 1]) + 0.05 * rng.normal(size=80)
-    fit = rio.fit(x, base, y, kernel="input", ard=True)
+    fit = rio.fit(x, base, y, kernel="input", inference=Exact(ard=True))
     lengthscales = jnp.exp(fit.kernel.input.log_lengthscale)
     assert lengthscales.shape == (3,)
     assert jnp.argmin(lengthscales) == 1
@@ -188,7 +194,7 @@ def test_ard_finds_the_column_that_matters(rng):
 @pytest.mark.slow
 def test_gpjax_kernels_in_place_of_ours():
     x, base, y = draw(9)
-    ours = rio.fit(x, base, y, ard=False)
+    ours = rio.fit(x, base, y, inference=Exact(ard=False))
     # From near the optimum: there are others.
     pair = tuple(
         gpx.kernels.RBF(lengthscale=1.2 * jnp.exp(part.log_lengthscale), variance=0.7 * jnp.exp(part.log_variance))
@@ -254,11 +260,11 @@ def test_degenerate_columns_are_without_effect(data, fitted):
 
 @pytest.mark.slow
 @without_noise
-@pytest.mark.parametrize("bound", [pytest.param("exact", marks=pytest.mark.slow), "collapsed"])
-def test_duplicated_rows_and_no_noise(bound):
+@pytest.mark.parametrize("inference", [Exact(), Sparse(num_inducing=40)], ids=["exact", "sparse"])
+def test_duplicated_rows_and_no_noise(inference):
     x = np.repeat(np.linspace(-1, 1, 6), 10)
     base, y = Point(np.zeros(60)), x**2
-    fit = rio.fit(x, base, y, bound=bound, num_inducing=40 if bound == "collapsed" else None)
+    fit = rio.fit(x, base, y, inference=inference)
     after = fit(x, base)
     np.testing.assert_allclose(after.mean, y, atol=2e-2)
     assert np.isfinite(after.std).all()
@@ -305,7 +311,7 @@ def test_integers_and_one_column():
 def test_more_inducing_points_than_rows(data):
     x, base, y = data
     with pytest.warns(UserWarning, match="400, but there are 60 rows"):
-        fit = rio.fit(x, base, y, bound="collapsed", num_inducing=400)
+        fit = rio.fit(x, base, y, inference=Sparse(num_inducing=400))
     assert fit.points.inputs.shape == (60, 2)
 
 
@@ -336,10 +342,8 @@ NAN_AT_3 = np.where(np.arange(60) == 3, np.nan, 1.0)
         ({"kernel": "both"}, ValueError, "kernel must be one of 'io', 'input', 'output'; got 'both'"),
         ({"kernel": (None, None)}, ValueError, "pair of gpjax kernels"),
         ({"kernel": ("io", None)}, TypeError, "each kernel must be a kernel of gpjax; got str"),
-        ({"bound": "svgp"}, ValueError, "bound must be one of"),
-        ({"max_iterations": 0}, ValueError, "max_iterations must be at least 1; got 0"),
-        ({"tolerance": -1.0}, ValueError, "tolerance must not be negative; got -1.0"),
-        ({"num_inducing": 0}, ValueError, "num_inducing must be at least 1; got 0"),
+        ({"preset": "svgp"}, ValueError, "preset must be one of None, 'paper'; got 'svgp'"),
+        ({"target": "error"}, ValueError, "target must be one of"),
     ],
 )
 def test_bad_input(data, change, error, message):
@@ -347,6 +351,19 @@ def test_bad_input(data, change, error, message):
     arguments = {"x": x, "base": base, "y": y, **change}
     with pytest.raises(error, match=message):
         rio.fit(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"max_iterations": 0}, "max_iterations must be at least 1; got 0"),
+        ({"tolerance": -1.0}, "tolerance must not be negative; got -1.0"),
+    ],
+)
+@pytest.mark.parametrize("inference", [Exact, Sparse, Nearest, Stochastic])
+def test_options_of_an_inference_out_of_range(inference, option, message):
+    with pytest.raises(ValueError, match=message):
+        inference(**option)
 
 
 def test_predictions_must_come_as_a_distribution():

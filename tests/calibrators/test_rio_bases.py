@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from jaxcal import Normal, Point, metrics, rio
-from jaxcal.gp import model
+from jaxcal.frames import unread
+from jaxcal.gp import Exact, Sparse, Stochastic, model
+from jaxcal.gp.inference import stochastic
 
 pytestmark = [pytest.mark.contract_in_32_bits, pytest.mark.usefixtures("own_programs")]
 
@@ -23,7 +25,7 @@ has_outliers = pytest.mark.filterwarnings("ignore:row .* standard deviations fro
 
 def fit_to_the_optimum(x, base, y, **options):
     """With one lengthscale for all inputs."""
-    return rio.fit(x, base, y, ard=False, tolerance=0.0, **options)
+    return rio.fit(x, base, y, inference=Exact(ard=False, tolerance=0.0), **options)
 
 
 def noisy(rng, num_rows, *, follows_std):
@@ -164,7 +166,8 @@ def test_several_outputs_are_as_many_fits(data):
 def test_several_outputs_as_published(data):
     (x, base, y), _ = data
     means, _, ys = both(x, base, y)
-    setting = {"preset": "paper", "kernel": "output", "num_inducing": 10, "max_iterations": 10}
+    inference = Sparse(num_inducing=10, points="trained", ard=False, tolerance=0.0, max_iterations=10)
+    setting = {"preset": "paper", "kernel": "output", "inference": inference}
     distribution = rio.fit(None, Point(means), ys, **setting)(None, Point(means))
     assert distribution.mean.shape == distribution.std.shape == (ROWS, 2)
     for column in range(2):
@@ -209,7 +212,7 @@ def test_a_weak_signal_in_many_columns_is_found(seed):
     x, weights = rng.normal(size=(3000, 64)), rng.normal(size=64) / 8
     signal = 0.3 * x @ weights
     y, base = signal + rng.normal(size=3000), Point(np.zeros(1500))
-    fitted = rio.fit(x[:1500], base, y[:1500], kernel="input", bound="collapsed", num_inducing=50)
+    fitted = rio.fit(x[:1500], base, y[:1500], kernel="input", inference=Sparse(num_inducing=50))
     before, after = (metrics.rmse(signal[1500:], distribution) for distribution in (base, fitted(x[1500:], base)))
     # The linear model that the rows come from leaves 0.55 to 0.6 of it, a process of noise alone all.
     assert after < 0.9 * before
@@ -229,15 +232,15 @@ class Memory(np.ndarray):
 @needs_float64
 @pytest.mark.slow
 def test_the_stochastic_bound_reads_parts_of_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxcal.gp.minibatch._CHUNK_ROWS", 150)
-    monkeypatch.setattr("jaxcal.gp.minibatch._SAMPLE_ROWS", 150)
+    monkeypatch.setattr(unread, "CHUNK_ROWS", 150)
+    monkeypatch.setattr(stochastic, "_SAMPLE_ROWS", 150)
     x, base, y = noisy(np.random.default_rng(4), 600, follows_std=True)
     np.save(tmp_path / "x.npy", 100 + 10 * x)
     file = np.load(tmp_path / "x.npy", mmap_mode="r").view(Memory)
-    options = {"num_inducing": 20, "ard": False}
-    fitted = rio.fit(file, base, y, bound="stochastic", epochs=60, key=jax.random.key(0), **options)
+    by_parts = Stochastic(epochs=60, num_inducing=20, ard=False)
+    fitted = rio.fit(file, base, y, inference=by_parts, key=jax.random.key(0))
     assert Memory.most <= 150
-    collapsed = rio.fit(100 + 10 * x, base, y, bound="collapsed", **options)
+    collapsed = rio.fit(100 + 10 * x, base, y, inference=Sparse(num_inducing=20, ard=False))
     assert fitted.evidence > collapsed.evidence - 0.005 * abs(collapsed.evidence)
     np.testing.assert_allclose(fitted.noise_variance, collapsed.noise_variance, rtol=0.1)
     new_x, new_base, new_y = noisy(np.random.default_rng(5), 400, follows_std=True)
@@ -250,7 +253,6 @@ def test_the_stochastic_bound_reads_parts_of_a_file(tmp_path, monkeypatch):
     ("change", "message"),
     [
         ({"key": None}, "needs a key"),
-        ({"epochs": 0}, "epochs must be at least 1; got 0"),
         ({"x": np.ones((ROWS - 1, 2))}, f"x has {ROWS - 1} rows where {ROWS} are expected"),
         ({"x": np.full((ROWS, 2), np.nan)}, "NaN or infinite"),
         ({"y": np.eye(ROWS)[:, :2], "base": Point(np.zeros((ROWS, 2)))}, "one output; y has 2"),
@@ -258,6 +260,6 @@ def test_the_stochastic_bound_reads_parts_of_a_file(tmp_path, monkeypatch):
 )
 def test_bad_input_to_the_stochastic_bound(data, change, message):
     x, base, y = data[0]
-    arguments = {"x": x, "base": base, "y": y, "key": jax.random.key(0), "num_inducing": 20, "bound": "stochastic"}
+    arguments = {"x": x, "base": base, "y": y, "key": jax.random.key(0), "inference": Stochastic(num_inducing=20)}
     with pytest.raises(ValueError, match=message):
         rio.fit(**(arguments | change))

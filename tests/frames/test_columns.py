@@ -164,7 +164,7 @@ def test_rows_that_do_not_belong_together_are_refused():
             fit(frame, shuffled)
     with pytest.raises(ValueError, match="x and y have different indices"):
         jc.rio.fit(frame, jc.Point(np.zeros(N)), shuffled)
-    jc.rio.fit(frame, jc.Point(np.zeros(N)), y, max_iterations=1)
+    jc.rio.fit(frame, jc.Point(np.zeros(N)), y, inference=jc.gp.Exact(max_iterations=1))
 
 
 def fit_mean(x, y):
@@ -283,7 +283,7 @@ def test_the_density_ratio_of_frames(library):
 def test_indicators_have_no_scale_of_the_data():
     """However rare a label is, its rows are no farther from the others than those of another."""
     rare = np.where(np.arange(N) == 0, "rare", "usual")
-    process = jc.gaussian_process.fit(frame_of(polars, color=rare), Y, ard=False)
+    process = jc.gaussian_process.fit(frame_of(polars, color=rare), Y, inference=jc.gp.Exact(ard=False))
     np.testing.assert_array_equal(process.x_scaler.scale[2:], 1)
     np.testing.assert_array_equal(process.x_scaler.loc[2:], 0)
 

@@ -12,12 +12,12 @@ import scipy.stats
 
 from jaxcal import Point, gaussian_process, rio
 from jaxcal.functional import gp, gp_host, sparse_gp
+from jaxcal.gp import Exact, Sparse, newton
 from jaxcal.gp import fit as gp_fit
 from jaxcal.gp import model as models
-from jaxcal.gp import newton, search
+from jaxcal.gp.inference import sparse
 from jaxcal.gp.kernels import SquaredExponential, gram
 from jaxcal.gp.model import Data, Model
-from jaxcal.gp.options import Options
 from jaxcal.optimize import Result
 from jaxcal.optimize.iterate import iterate
 
@@ -279,7 +279,7 @@ def test_an_evidence_out_of_rounding_is_no_optimum(rows, method, monkeypatch):
     # Rows of a number that no other test has: what is compiled here must serve none.
     x, base, y = rows[0][:-3], Point(rows[1].mean[:-3]), rows[2][:-3]
     given = (x, base, y) if method == "rio" else (x, y)
-    options = {"ard": False, "max_iterations": 7}
+    options = {"inference": Exact(ard=False, max_iterations=7)}
     fitter = rio.fit if method == "rio" else gaussian_process.fit
     found = fitter(*given, throw=False, **options)
     assert found.result == Result.NOT_FINITE
@@ -292,9 +292,9 @@ def test_variances_far_beyond_the_targets_are_no_optimum(rows, method):
     x, base, y = rows
     kernel = gpx.kernels.RBF(lengthscale=1.0, variance=1e9)
     if method == "rio":
-        found = rio.fit(x, base, y, kernel=(kernel, None), max_iterations=1, throw=False)
+        found = rio.fit(x, base, y, kernel=(kernel, None), inference=Exact(max_iterations=1), throw=False)
     else:
-        found = gaussian_process.fit(x, y, kernel=kernel, max_iterations=1, throw=False)
+        found = gaussian_process.fit(x, y, kernel=kernel, inference=Exact(max_iterations=1), throw=False)
     assert found.result == Result.NOT_FINITE
 
 
@@ -303,76 +303,40 @@ def test_variances_far_beyond_the_targets_are_no_optimum(rows, method):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("n", "options"),
+    ("n", "inference"),
     [
-        (N, {}),
+        (N, Exact()),
         # With the exact bound's tolerance: the order is not to decide where in the last nat a fit ends.
-        pytest.param(N, {"bound": "collapsed", "num_inducing": 15, "tolerance": 0.005}, marks=pytest.mark.slow),
-        pytest.param(300, {"ard": False}, marks=pytest.mark.slow),  # more than the first climbs look at
+        pytest.param(N, Sparse(num_inducing=15, tolerance=0.005), marks=pytest.mark.slow),
+        pytest.param(300, Exact(ard=False), marks=pytest.mark.slow),  # more than the first climbs look at
     ],
-    ids=["exact", "collapsed", "many"],
+    ids=["exact", "sparse", "many"],
 )
-def test_the_order_of_the_rows_does_not_matter(n, options):
+def test_the_order_of_the_rows_does_not_matter(n, inference):
     rng = np.random.default_rng(6)
     x = rng.uniform(-2, 2, size=(n, 2))
     base = np.sin(2 * x[:, 0])
     y = base + 0.5 * np.cos(2 * x[:, 1]) + 0.2 * rng.normal(size=n)
     order = rng.permutation(n)
-    one, other = (rio.fit(x[rows], Point(base[rows]), y[rows], **options) for rows in (np.arange(n), order))
+    one, other = (rio.fit(x[rows], Point(base[rows]), y[rows], inference=inference) for rows in (np.arange(n), order))
     one, other = one(x + 0.1, Point(base + 0.1)), other(x + 0.1, Point(base + 0.1))
     assert np.max(np.abs(one.mean - other.mean) / one.std) < 0.02
     assert np.max(np.abs(one.std - other.std) / one.std) < 0.02
 
 
-@pytest.mark.parametrize(
-    ("option", "name"),
-    [
-        ({"num_inducing": 10}, "num_inducing"),
-        ({"inducing": "greedy"}, "inducing"),
-        ({"inducing": "trained"}, "inducing"),
-        ({"mesh": jax.sharding.Mesh(np.array(jax.devices()[:1]), "a")}, "mesh"),
-    ],
-    ids=["num_inducing", "greedy", "trained", "mesh"],
-)
-def test_options_that_have_no_effect_are_refused(rows, option, name):
-    with pytest.raises(ValueError, match=f"bound='exact' has no inducing points: {name} has no effect"):
-        rio.fit(*rows, bound="exact", **option)
-    if name != "mesh":
-        with pytest.raises(ValueError, match=f"bound='exact' has no inducing points: {name} has no effect"):
-            gaussian_process.fit(rows[0], rows[2], bound="exact", **option)
-
-
-def test_fewer_inducing_points_than_rows_ask_for_the_sparse_bound(rows):
+def test_points_are_as_many_as_asked_for(rows):
     x, base, y = rows
-    fitted = rio.fit(x, base, y, kernel="output", num_inducing=10)
+    fitted = rio.fit(x, base, y, kernel="output", inference=Sparse(num_inducing=10))
     assert fitted.points.output.shape == (10, 1)
     assert fitted.process.posterior.widen.shape == (10, 10)
 
 
-@pytest.mark.parametrize(
-    ("n", "given", "bound"),
-    [
-        (60, {}, "exact"),
-        (60, {"num_inducing": 10}, "collapsed"),
-        (60, {"num_inducing": 60}, "exact"),
-        (60, {"inducing": "greedy"}, "collapsed"),
-        (100_000, {}, "better"),
-        (300_000, {}, "collapsed"),
-        (100_000, {"num_inducing": 10}, "collapsed"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:num_inducing is")
-def test_bound_that_is_taken(n, given, bound):
-    options = Options.of(n, bound="auto", max_iterations=10, **given)
-    assert options.bound == bound
-
-
 @pytest.mark.slow
 def test_of_many_rows_some_decide_on_the_hyperparameters_and_all_on_the_prediction(rng, monkeypatch):
-    monkeypatch.setattr(search, "_MANY_ROWS", 100)
+    monkeypatch.setattr(sparse, "_MANY_ROWS", 100)
     x = jnp.asarray(rng.uniform(-3, 3, 211))  # a shape of its own: what is compiled here is for this test alone
     y = jnp.sin(2 * x) + 0.1 * rng.normal(size=211)
-    fitted = gaussian_process.fit(x, y, num_inducing=20)
+    fitted = gaussian_process.fit(x, y, inference=Sparse(num_inducing=20))
     data = Data(fitted.x_scaler(x[:, None]), fitted.y_scaler(y))
     model = eqx.tree_at(lambda m: m.inducing, fitted.process.model, fitted.points, is_leaf=lambda node: node is None)
 
@@ -404,20 +368,17 @@ def test_initial_values_of_the_preset_are_those_of_the_paper(rows, monkeypatch):
     monkeypatch.setattr(gp_fit, "maximize_evidence", lambda *arguments: given.extend(arguments) or 1 / 0)
     with jax.disable_jit(), pytest.raises(ZeroDivisionError):
         rio.fit(*rows, preset="paper")
-    starts, data, options = given
+    starts, data, way, _ = given
     starts = starts if isinstance(starts, Model) else starts(data, None)
     for part in (starts.kernel.input, starts.kernel.output):
         np.testing.assert_array_equal(part.log_variance, [0.0])
         np.testing.assert_array_equal(part.log_lengthscale, [0.0])
     np.testing.assert_array_equal(starts.log_noise, [0.0])
-    assert (options.bound, options.inducing, options.num_inducing, options.tolerance) == (
-        "collapsed",
-        "trained",
-        50,
-        0.0,
-    )
+    taken = way.inference
+    assert isinstance(taken, Sparse)
+    assert (taken.points, taken.num_inducing, taken.ard, taken.tolerance) == ("trained", 50, False, 0.0)
     only = jax.tree.map(lambda leaf: leaf[0], starts)
-    inducing = search.with_inducing_points(only, data, options).inducing
+    inducing = taken.with_inducing_points(only, data).inducing
     np.testing.assert_array_equal(inducing.inputs, data.points.inputs[:50])
     np.testing.assert_array_equal(inducing.output, data.points.output[:50])
     # Neither predictions nor residuals are scaled.

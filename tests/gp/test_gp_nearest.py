@@ -1,4 +1,4 @@
-"""Gaussian processes that ask the nearest rows: against the dense process, and the choice beside inducing points."""
+"""Gaussian processes that ask the nearest rows: against the dense process."""
 
 import equinox as eqx
 import jax
@@ -8,11 +8,12 @@ import pytest
 
 from jaxcal import Normal, Point, gaussian_process, metrics, rio
 from jaxcal.functional import gp
+from jaxcal.gp import Exact
 from jaxcal.gp import model as models
-from jaxcal.gp import nearest, options
+from jaxcal.gp.inference import nearest
+from jaxcal.gp.inference.nearest import Nearest, NearestRows
 from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
-from jaxcal.gp.process import Either
 
 pytestmark = [pytest.mark.contract_in_32_bits, pytest.mark.usefixtures("own_programs")]
 
@@ -46,8 +47,8 @@ def test_all_rows_asked_give_the_dense_process(data, model):
     # One row fewer than there are is asked: a row of no weight makes up for it.
     far = jnp.concatenate([data.points, jnp.full((1, 2), 1e3)])
     noises = jnp.append(models.row_noise(model, data), 1.0)
-    given = nearest.Nearest(jnp.append(data.targets, 0.0), noises, jnp.ones(()))
-    found = jax.jit(lambda: nearest.predict(model.kernel, given, far, new))()
+    given = NearestRows(jnp.append(data.targets, 0.0), noises, jnp.ones(()), 50)
+    found = jax.jit(lambda: given.predict(model.kernel, far, new))()
     np.testing.assert_allclose(found, dense, atol=1e-9 if X64 else 2e-5)
 
 
@@ -55,35 +56,33 @@ def test_leave_one_out_is_that_of_the_dense_process(data, model):
     dense = jax.jit(lambda: gp.leave_one_out(models.posterior(model, data, 0.0)))()
     rows = jnp.asarray([5, 0, 31])
     of_nearest = lambda given: nearest.leave_one_out(model.kernel, given, data.points, rows)
-    found = jax.jit(lambda: of_nearest(nearest.Nearest.of(model, data, 0.0)))()
+    found = jax.jit(lambda: of_nearest(NearestRows.of(model, data, 0.0, 50)))()
     close = {"rtol": 1e-8 if X64 else 2e-3, "atol": 1e-9 if X64 else 2e-4}
     np.testing.assert_allclose(found.error, dense.error[rows], **close)
     np.testing.assert_allclose(found.variance, dense.variance[rows], **close)
 
 
-def test_the_nearest_are_those_of_the_least_distance(monkeypatch, data, model):
-    monkeypatch.setattr(nearest, "_NEAREST", 4)
-    given = nearest.Nearest.of(model, data, 0.0)
-    found = jax.jit(lambda: nearest._neighbors_of_rows(model.kernel, given, data.points, jnp.arange(N)))()
+def test_the_nearest_are_those_of_the_least_distance(data, model):
+    found = jax.jit(lambda: Nearest(neighbors=4).neighbors_of(model, data, 0.0, jnp.arange(N)))()
     distances = np.linalg.norm(data.points[:, None] - data.points[None], axis=2)
     np.testing.assert_array_equal(np.sort(found), np.sort(np.argsort(distances)[:, 1:5]))
 
 
 def test_the_scale_makes_leave_one_out_errors_as_large_as_predicted(data, model):
     narrow = eqx.tree_at(lambda m: (m.kernel.log_variance, m.log_noise), model, (jnp.log(0.007), jnp.log(0.0005)))
-    given = jax.jit(lambda: nearest.calibrated(narrow, data, 0.0))()
+    given = jax.jit(lambda: Nearest()._calibrated(narrow, data, 0.0))()
     others = jax.jit(lambda: nearest.leave_one_out(narrow.kernel, given, data.points, nearest.other_rows(data)))()
     np.testing.assert_allclose(jnp.mean(others.error**2 / others.variance), 1, rtol=1e-3)
     known = eqx.tree_at(lambda m: m.log_noise, narrow, narrow.log_noise)
     known = Model(known.kernel, known.log_noise, fixed=("log_noise",))
-    assert jax.jit(lambda: nearest.calibrated(known, data, 0.0))().scale == 1
+    assert jax.jit(lambda: Nearest()._calibrated(known, data, 0.0))().scale == 1
 
 
 @pytest.fixture(scope="module")
 def fitted():
     """A process by the nearest rows, new rows and their targets."""
     x, y = rows_of(360)
-    return gaussian_process.fit(x[:160], y[:160], bound="nearest"), x[160:], y[160:]
+    return gaussian_process.fit(x[:160], y[:160], inference=Nearest()), x[160:], y[160:]
 
 
 @pytest.mark.slow
@@ -98,7 +97,7 @@ def test_claimed_coverage_is_what_new_rows_get(fitted):
 def test_it_is_near_the_exact_process(fitted):
     process, x, _ = fitted
     x_train, y_train = (part[:160] for part in rows_of(360))
-    exact = gaussian_process.fit(x_train, y_train, bound="exact")(x)
+    exact = gaussian_process.fit(x_train, y_train, inference=Exact())(x)
     distribution = process(x)
     assert jnp.sqrt(jnp.mean((distribution.mean - exact.mean) ** 2)) < 0.5 * jnp.mean(exact.std)
     np.testing.assert_allclose(jnp.mean(distribution.std), jnp.mean(exact.std), rtol=0.15)
@@ -118,7 +117,7 @@ def test_noise_follows_the_std_of_the_base():
     y = np.sin(2 * x[:, 0]) + std * rng.normal(size=160)
     base = lambda part: Normal(np.zeros(len(std[part])), std[part])
     train, new = slice(110), slice(110, 160)
-    distribution = rio.fit(x[train], base(train), y[train], kernel="input", bound="nearest")(x[new], base(new))
+    distribution = rio.fit(x[train], base(train), y[train], kernel="input", inference=Nearest())(x[new], base(new))
     assert distribution.std[1::2].max() < 0.3 < distribution.std[::2].min()
 
 
@@ -134,55 +133,20 @@ def test_an_outlier_is_warned_of():
     x, y = rows_of(160)
     y[17] += 100
     with pytest.warns(UserWarning, match="row 17 lies"):
-        gaussian_process.fit(x, y, bound="nearest")
+        gaussian_process.fit(x, y, inference=Nearest())
 
 
-# The choice beside inducing points
+def test_the_rows_that_are_asked_are_as_many_as_the_user_says():
+    x, y = rows_of(160)
+    few, many = (gaussian_process.fit(x, y, inference=Nearest(neighbors=k)) for k in (5, 30))
+    assert (few.process.posterior.neighbors, many.process.posterior.neighbors) == (5, 30)
+    assert few.inference == "nearest"
+    assert not np.allclose(few(x[:5] + 0.1).mean, many(x[:5] + 0.1).mean)
 
 
-@pytest.fixture
-def chooses(monkeypatch):
-    """From 100 rows on, where there are no more than 15 inducing points by default."""
-    monkeypatch.setattr(options, "_EXACT_ROWS", 100)
-    monkeypatch.setattr(options, "_NUM_INDUCING", 15)
-
-
-@pytest.mark.slow
-def test_a_rough_function_asks_the_nearest_rows(chooses):
-    x, y = rows_of(160, noise=0.02)
-    found, alone = gaussian_process.fit(x, y), gaussian_process.fit(x, y, bound="nearest")
-    assert isinstance(found.process.posterior, Either)
-    assert found.process.posterior.asks_nearest
-    new_x, new_y = rows_of(200, noise=0.02, seed=1)
-    np.testing.assert_allclose(found(new_x).mean, alone(new_x).mean, atol=1e-6 if X64 else 1e-3)
-    assert metrics.rmse(new_y, found(new_x)) < 0.3
-
-
-@pytest.mark.slow
-def test_a_weak_signal_in_many_columns_asks_the_inducing_points(chooses, monkeypatch):
-    """All rows together tell it; the nearest to a point do not."""
-    monkeypatch.setattr(nearest, "_NEAREST", 8)
-    rng = np.random.default_rng(0)
-    x, weights = rng.normal(size=(320, 10)), rng.normal(size=10) / 3
-    y = x @ weights + 2 * rng.normal(size=320)
-    train, new, base = slice(160), slice(160, 320), Point(np.zeros(160))
-    setting = {"kernel": "input", "ard": False}
-    found = rio.fit(x[train], base, y[train], **setting)
-    assert not found.process.posterior.asks_nearest
-    sparse = rio.fit(x[train], base, y[train], bound="collapsed", num_inducing=15, **setting)
-    np.testing.assert_allclose(found(x[new], base).mean, sparse(x[new], base).mean, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"num_inducing": 10}, "bound='nearest' has no inducing points: num_inducing has no effect"),
-        ({"noise": "student_t"}, "noise='student_t' is for the exact and the collapsed bound"),
-        ({"preset": "paper"}, "bound='nearest' has no inducing points"),
-    ],
-    ids=["num_inducing", "noise", "preset"],
-)
-def test_what_it_does_not_go_with_is_refused(option, message):
-    x, y = rows_of(30)
-    with pytest.raises(ValueError, match=message):
-        rio.fit(x, Point(np.zeros(30)), y, bound="nearest", **option)
+def test_the_preset_goes_without():
+    """Its inducing points are those of another inference; unit hyperparameters and scales stay."""
+    x, y = rows_of(160)
+    fitted = rio.fit(x, Point(np.zeros(160)), y, preset="paper", inference=Nearest())
+    assert fitted.inference == "nearest"
+    assert fitted.target_scaler.scale == 1

@@ -10,6 +10,7 @@ import scipy.stats
 from jaxcal import Normal, Point, StudentT, gaussian_process, metrics, rio
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import gp, noise
+from jaxcal.gp import Exact, GaussianNoise, InputNoise, Nearest, Sparse, Stochastic, StudentTNoise
 from jaxcal.gp import model as models
 from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
@@ -156,13 +157,13 @@ def spoiled():
 
 def test_an_outlier_raises_a_warning_that_names_its_row(spoiled):
     x, _, y = spoiled
-    with pytest.warns(UserWarning, match=r"row 7 lies .* noise='student_t' keeps single rows"):
+    with pytest.warns(UserWarning, match=r"row 7 lies .* noise=jaxcal.gp.StudentTNoise\(\) keeps single rows"):
         gaussian_process.fit(x, y)
 
 
 def test_an_outlier_does_not_decide_a_fit_with_student_t_noise(spoiled):
     x, f, y = spoiled
-    fit = gaussian_process.fit(x, y, noise="student_t")
+    fit = gaussian_process.fit(x, y, noise=StudentTNoise())
     after = fit(x)
     assert isinstance(after, StudentT)
     assert fit.result != 2
@@ -172,7 +173,7 @@ def test_an_outlier_does_not_decide_a_fit_with_student_t_noise(spoiled):
 
 def test_student_t_noise_is_normal_where_the_noise_is(rng):
     x, _, y = rows(rng, 0.3)
-    normal, heavy = gaussian_process.fit(x, y), gaussian_process.fit(x, y, noise="student_t")
+    normal, heavy = gaussian_process.fit(x, y), gaussian_process.fit(x, y, noise=StudentTNoise())
     assert heavy.process.model.student_t.df > 20
     np.testing.assert_allclose(heavy(x).mean, normal(x).mean, atol=0.05)
     np.testing.assert_allclose(heavy(x).std, normal(x).std, rtol=0.1)
@@ -183,7 +184,7 @@ def test_student_t_noise_is_normal_where_the_noise_is(rng):
 def test_noise_that_grows_is_followed(rng):
     std = 0.3 * np.exp(0.6 * np.linspace(-3, 3, ROWS))
     x, f, y = rows(rng, std)
-    fit, constant = gaussian_process.fit(x, y, noise="input"), gaussian_process.fit(x, y)
+    fit, constant = gaussian_process.fit(x, y, noise=InputNoise()), gaussian_process.fit(x, y)
     new = f + std * rng.normal(size=(200, ROWS))
     found = fit(x)
     assert np.corrcoef(np.log(found.std), np.log(std))[0, 1] > 0.8
@@ -194,12 +195,12 @@ def test_noise_that_grows_is_followed(rng):
 @pytest.mark.slow
 def test_noise_that_does_not_depend_on_the_inputs_stays_constant(rng):
     x, _, y = rows(rng, 0.3)
-    fit, constant = gaussian_process.fit(x, y, noise="input"), gaussian_process.fit(x, y)
+    fit, constant = gaussian_process.fit(x, y, noise=InputNoise()), gaussian_process.fit(x, y)
     np.testing.assert_allclose(fit(x).std, constant(x).std, rtol=0.25)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["student_t", "input"])
+@pytest.mark.parametrize("kind", [StudentTNoise(), InputNoise()], ids=["student_t", "input"])
 def test_rio_and_sparse_processes_take_either_noise(kind):
     def fit(number, **options):
         x, f, y = rows(np.random.default_rng(number), 0.3)
@@ -207,7 +208,7 @@ def test_rio_and_sparse_processes_take_either_noise(kind):
 
     differences = []
     for number in range(5):
-        exact, sparse = fit(number), fit(number, num_inducing=40)
+        exact, sparse = fit(number), fit(number, inference=Sparse(num_inducing=40))
         np.testing.assert_allclose(sparse.mean, exact.mean, atol=0.15)
         differences.append(np.max(np.abs(sparse.std / exact.std - 1)))
     # In about one draw of eight the exact process follows a noise that is not there: the median is compared.
@@ -215,7 +216,7 @@ def test_rio_and_sparse_processes_take_either_noise(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["student_t", "input"])
+@pytest.mark.parametrize("kind", [StudentTNoise(), InputNoise()], ids=["student_t", "input"])
 def test_either_noise_takes_scaled_and_shifted_targets(kind, rng):
     x, f, y = rows(rng, 0.3)
     base, shifted = Point(0.5 * f), Point(5 - f)
@@ -231,24 +232,41 @@ def test_heavy_tails_are_covered_as_often_as_said():
     for seed in range(10):
         rng = np.random.default_rng(seed)
         x = np.linspace(-3, 3, 200)
-        fit = gaussian_process.fit(x, np.sin(2 * x) + 0.3 * rng.standard_t(3, size=200), noise="student_t")
+        fit = gaussian_process.fit(x, np.sin(2 * x) + 0.3 * rng.standard_t(3, size=200), noise=StudentTNoise())
         new = np.sin(2 * x) + 0.3 * rng.standard_t(3, size=200)
         covered.append([metrics.coverage(new, fit(x), confidence_level=level) for level in (0.68, 0.9)])
     np.testing.assert_allclose(np.mean(covered, axis=0), [0.68, 0.9], atol=0.03)
 
 
+@pytest.mark.parametrize("kind", [StudentTNoise(), InputNoise()], ids=["student_t", "input"])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"inference": Nearest()}, "Nearest goes with Gaussian noise; for {} take Exact or Sparse"),
+        ({"inference": Stochastic()}, "Stochastic goes with Gaussian noise; for {} take Exact or Sparse"),
+        ({"inference": Exact(learning_rate=0.01)}, "Exact goes with {} without Adam: leave learning_rate out"),
+        ({"differentiable": True}, "differentiable=True goes with Gaussian noise; got {}"),
+    ],
+    ids=["nearest", "stochastic", "adam", "differentiable"],
+)
+def test_pairs_of_an_inference_and_a_noise_that_are_refused(kind, option, message):
+    x = np.linspace(0, 1, 20)
+    for fit in (gaussian_process.fit, lambda x, y, **options: rio.fit(x, Point(0.5 * x), y, **options)):
+        with pytest.raises(ValueError, match=message.format(type(kind).__name__)):
+            fit(x, np.sin(x), noise=kind, key=jax.random.key(0), **option)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x, y: gaussian_process.fit(x, y, noise="laplace"), "noise must be one of"),
-        (lambda x, y: gaussian_process.fit(x, y, noise="input", noise_variance=0.1), "noise_variance is that of Gauss"),
-        (lambda x, y: gaussian_process.fit(x, y, noise="input", preset="crude"), "preset='crude' has Gaussian noise"),
-        (lambda x, y: rio.fit(x, Point(y - 1 + x), y, noise="input", preset="paper"), "preset='paper' has Gaussian"),
-        (lambda x, y: rio.fit(x, Normal(x, 1.0), y, noise="input"), "base has a std of its own"),
+        (lambda x, y: gaussian_process.fit(x, y, noise=InputNoise(), preset="crude"), "'crude' has Gaussian noise"),
+        (lambda x, y: gaussian_process.fit(x, y, noise=StudentTNoise(), preset="nngp"), "'nngp' has Gaussian noise"),
+        (lambda x, y: rio.fit(x, Point(y - 1 + x), y, noise=InputNoise(), preset="paper"), "'paper' has Gaussian"),
         (
-            lambda x, y: gaussian_process.fit(x, y, noise="input", bound="stochastic", key=jax.random.key(0)),
-            "noise='input' is for the exact and the collapsed bound",
+            lambda x, y: rio.fit(x, Point(y - 1 + x), y, noise=GaussianNoise(variance=0.1), preset="paper"),
+            "'paper' has Gaussian noise of a variance that is learned",
         ),
+        (lambda x, y: rio.fit(x, Normal(x, 1.0), y, noise=InputNoise()), "base has a std of its own"),
     ],
 )
 def test_noise_that_does_not_go_with_another_option(call, message):

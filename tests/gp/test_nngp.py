@@ -1,5 +1,7 @@
 """The neural-network Gaussian process: its kernel against random wide networks, its grid, its answers to bad input."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from gpjax.parameters import NonNegativeReal
 
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import kernels
+from jaxcal.gp import Exact, GaussianNoise, Stochastic
 from jaxcal.gp.kernels import GPJaxKernel
 from jaxcal.gp.model import Data
 from jaxcal.gp.nngp import NNGP
@@ -146,8 +149,8 @@ def test_preset_takes_the_pair_of_the_greatest_evidence(data):
 
 @pytest.mark.slow
 def test_evidence_grows_from_the_noise_of_the_preset_to_a_learnt_one(data):
-    given = gaussian_process.fit(*data, kernel="nngp", noise_variance=0.5, tolerance=0.0)
-    learned = gaussian_process.fit(*data, kernel="nngp", tolerance=0.0)
+    fit = partial(gaussian_process.fit, *data, kernel="nngp", inference=Exact(tolerance=0.0))
+    given, learned = fit(noise=GaussianNoise(variance=0.5)), fit()
     np.testing.assert_allclose(given.noise_variance, 0.5, rtol=1e-3)
     assert learned.evidence > given.evidence
     assert learned.noise_variance < 0.5
@@ -179,9 +182,16 @@ def test_initial_values_that_cannot_be_factorized_are_counted(data):
         ({"kernel": "rbf"}, ValueError, "kernel must be one of 'squared_exponential', 'nngp'; got 'rbf'"),
         ({"kernel": 3}, TypeError, "kernel must be a kernel of gpjax; got int"),
         ({"kernel": "nngp", "preset": "nngp"}, ValueError, "preset='nngp' has a kernel and a noise of its own"),
-        ({"noise_variance": 0.1, "preset": "crude"}, ValueError, "preset='crude' has a kernel and a noise of its own"),
-        ({"noise_variance": 0.0}, ValueError, "noise_variance must be positive"),
-        ({"preset": "nngp", "bound": "stochastic"}, ValueError, "takes neither optimizer='adam' nor a preset"),
+        (
+            {"noise": GaussianNoise(variance=0.1), "preset": "crude"},
+            ValueError,
+            "preset='crude' has a kernel and a noise of its own",
+        ),
+        (
+            {"preset": "nngp", "inference": Stochastic(), "key": jax.random.key(0)},
+            ValueError,
+            "does not go with Stochastic",
+        ),
     ],
 )
 def test_bad_options_are_refused(data, change, error, message):

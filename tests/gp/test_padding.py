@@ -7,7 +7,7 @@ import pytest
 from compiled import compilations
 
 from jaxcal import Normal, Point, gaussian_process, rio
-from jaxcal.gp import fit
+from jaxcal.gp import Exact, fit
 
 X64 = jax.config.read("jax_enable_x64")
 TOLERANCE = 1e-6 if X64 else 2e-2
@@ -31,7 +31,7 @@ def by_rio_with_std(x, mean, y):
 
 
 def by_process(x, mean, y):
-    return gaussian_process.fit(x, y, ard=True)(x[:7])
+    return gaussian_process.fit(x, y)(x[:7])
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_another_number_of_rows_compiles_no_fit(monkeypatch):
     x, _, y = rows(45)
     gaussian_process.fit(x, y)
     with compilations() as compiled:
-        gaussian_process.fit(x[:43], y[:43], tolerance=0.01, max_iterations=50)
+        gaussian_process.fit(x[:43], y[:43], inference=Exact(tolerance=0.01, max_iterations=50))
     assert compiled == []
 
 

@@ -9,6 +9,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from jaxcal import metrics
+from jaxcal.gp import Exact, Nearest, Sparse, Stochastic
 from jaxcal.optimize import Result
 from jaxcal.predictors import gaussian_process
 
@@ -32,7 +33,7 @@ NEW, NEW_Y = rows(0, 500)
 
 @pytest.fixture(scope="module")
 def fitted():
-    return gaussian_process.fit(X, Y, tolerance=0.0)
+    return gaussian_process.fit(X, Y, inference=Exact(tolerance=0.0))
 
 
 def standardized(a):
@@ -70,7 +71,7 @@ def test_learns_noise_and_relevance(fitted):
 
 @pytest.mark.slow
 def test_sparse_is_exact_with_all_rows_as_inducing_points(fitted):
-    sparse = gaussian_process.fit(X, Y, bound="collapsed", num_inducing=N, tolerance=0.0)
+    sparse = gaussian_process.fit(X, Y, inference=Sparse(num_inducing=N, tolerance=0.0))
     # L-BFGS may stop anywhere within its tolerance of the optimum.
     tolerance = 1e-3 if X64 else 2e-2
     np.testing.assert_allclose(sparse.evidence, fitted.evidence, atol=tolerance)
@@ -98,7 +99,8 @@ def test_crude_takes_the_steps_of_adam_from_the_initial_values_of_gpytorch():
         first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
         raw = raw - 0.01 * first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
 
-    fit = gaussian_process.fit(x, y, preset="crude", max_iterations=steps)
+    inference = Exact(ard=False, learning_rate=0.01, max_iterations=steps)
+    fit = gaussian_process.fit(x, y, preset="crude", inference=inference)
     assert fit.iterations == steps
     lengthscale, variance, noise = hyperparameters(raw)
     np.testing.assert_allclose(np.exp(fit.kernel.log_lengthscale), lengthscale, rtol=1e-7)
@@ -108,16 +110,16 @@ def test_crude_takes_the_steps_of_adam_from_the_initial_values_of_gpytorch():
 
 
 @pytest.mark.slow
-def test_adam_comes_to_where_lbfgs_comes():
-    lbfgs = gaussian_process.fit(X, Y, ard=False, tolerance=0.0)
-    adam = gaussian_process.fit(X, Y, ard=False, optimizer="adam", learning_rate=0.1, max_iterations=300)
-    np.testing.assert_allclose(adam.evidence, lbfgs.evidence, atol=0.1)
+def test_adam_comes_to_where_newton_comes():
+    newton = gaussian_process.fit(X, Y, inference=Exact(ard=False, tolerance=0.0))
+    adam = gaussian_process.fit(X, Y, inference=Exact(ard=False, learning_rate=0.1, max_iterations=300))
+    np.testing.assert_allclose(adam.evidence, newton.evidence, atol=0.1)
 
 
 @pytest.mark.slow
 def test_a_constant_column_is_without_effect(fitted):
     widened = lambda x: np.column_stack([x, np.full(len(x), 0.1)])
-    distribution = gaussian_process.fit(widened(X), Y, tolerance=0.0)(widened(NEW))
+    distribution = gaussian_process.fit(widened(X), Y, inference=Exact(tolerance=0.0))(widened(NEW))
     np.testing.assert_allclose(distribution.mean, fitted(NEW).mean, atol=1e-3 if X64 else 2e-2)
 
 
@@ -125,9 +127,9 @@ def test_a_constant_column_is_without_effect(fitted):
 @needs_float64
 def test_the_stochastic_bound_comes_near_the_collapsed_one():
     x, y = rows(3, 300)
-    options = {"num_inducing": 20, "inducing": "trained"}
-    collapsed = gaussian_process.fit(x, y, bound="collapsed", **options)
-    stochastic = gaussian_process.fit(x, y, bound="stochastic", key=jax.random.key(0), epochs=200, **options)
+    collapsed = gaussian_process.fit(x, y, inference=Sparse(num_inducing=20, points="trained"))
+    by_parts = Stochastic(epochs=200, num_inducing=20)
+    stochastic = gaussian_process.fit(x, y, inference=by_parts, key=jax.random.key(0))
     assert stochastic.evidence > collapsed.evidence - 0.02 * abs(collapsed.evidence)
     np.testing.assert_allclose(stochastic.noise_variance, collapsed.noise_variance, rtol=0.1)
 
@@ -144,14 +146,7 @@ NAN_AT_3 = np.where(np.arange(N) == 3, np.nan, 1.0)
         ({"y": Y[:, None]}, r"did you mean y\[:, 0\]"),
         ({"x": X[:1], "y": Y[:1]}, "at least 2 are needed"),
         ({"y": np.full(N, 3.0)}, r"y is constant \(3\)"),
-        ({"bound": "svgp"}, "bound must be one of"),
-        ({"bound": "stochastic"}, "bound='stochastic' needs a key"),
-        ({"bound": "nearest", "optimizer": "adam"}, "bound='nearest' goes without Adam"),
-        ({"bound": "stochastic", "optimizer": "adam"}, "bound='stochastic' takes neither"),
-        ({"num_inducing": 0}, "num_inducing must be at least 1; got 0"),
-        ({"optimizer": "sgd"}, "optimizer must be one of 'lbfgs', 'adam'; got 'sgd'"),
-        ({"learning_rate": -1.0}, "learning_rate must be positive; got -1.0"),
-        ({"max_iterations": 0}, "max_iterations must be at least 1; got 0"),
+        ({"inference": Stochastic()}, "Stochastic needs a key"),
         ({"preset": "paper"}, "preset must be one of None, 'crude', 'nngp'; got 'paper'"),
     ],
 )
@@ -160,13 +155,28 @@ def test_bad_input(change, message):
         gaussian_process.fit(**({"x": X, "y": Y} | change))
 
 
+@pytest.mark.parametrize(
+    ("inference", "option", "message"),
+    [
+        (Exact, {"learning_rate": -1.0}, "learning_rate must be positive; got -1.0"),
+        (Sparse, {"num_inducing": 0}, "num_inducing must be at least 1; got 0"),
+        (Stochastic, {"num_inducing": 0}, "num_inducing must be at least 1; got 0"),
+        (Nearest, {"neighbors": 0}, "neighbors must be at least 1; got 0"),
+    ],
+)
+def test_options_of_an_inference_out_of_range(inference, option, message):
+    with pytest.raises(ValueError, match=message):
+        inference(**option)
+
+
 def test_prediction_on_other_columns(fitted):
     with pytest.raises(ValueError, match="x has 1 columns; the fit had 3"):
         fitted(X[:, 0])
 
 
 def test_a_covariance_that_cannot_be_factorized_is_reported():
-    diverging = {"preset": "crude", "learning_rate": 1e30, "max_iterations": 3}
+    adam = Exact(ard=False, learning_rate=1e30, max_iterations=3)
+    diverging = {"preset": "crude", "inference": adam}
     with pytest.raises(FloatingPointError, match="could not be factorized"):
         gaussian_process.fit(X, Y, **diverging)
     assert gaussian_process.fit(X, Y, **diverging, throw=False).result == Result.NOT_FINITE

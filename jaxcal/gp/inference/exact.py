@@ -57,7 +57,7 @@ class Exact(Inference):
 
     def __check_init__(self) -> None:
         """Check the options."""
-        if isinstance(self.learning_rate, int | float):
+        if self.learning_rate is not None:
             _checks.check_positive("learning_rate", self.learning_rate)
 
     def settled(self, n: int, noise: Noise, *, differentiable: bool) -> "Exact":
@@ -87,7 +87,8 @@ class Exact(Inference):
 
     def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
         """The optimum of the evidence."""
-        del first
+        if first is not None:
+            return first
         if not has_more_to_learn(initial_models):
             return best_initial(initial_models, data, jitter)
         if self.by_newton:

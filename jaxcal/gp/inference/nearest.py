@@ -82,13 +82,14 @@ class Nearest(Inference):
 
     def fit_by_numpy(self, prepare: Prepare[S], first: host.First | None, *rows: Any) -> tuple[S, Process] | None:
         """By `gp.nearest_host`."""
-        begin = host.First.of(prepare, Exact(ard=self.ard, tolerance=TOLERANCE), *rows) if first is None else first
+        if first is None:
+            return None
         scales, _, data = prepare(*rows, None)
         deciding = _deciding_rows(data)
 
         def attempt(tries: int) -> Process:
             jitter = self.jitter_of_try(np.int32(tries), data.targets.dtype)
-            found = nearest_host.optimum(self, self.neighbors, begin, data, jitter, deciding, _MORE_NOISE)
+            found = nearest_host.optimum(self, self.neighbors, first, data, jitter, deciding, _MORE_NOISE)
             return self.conclude(found, data, jitter)
 
         return scales, first_fit(map(attempt, range(models.JITTER_TRIES)))

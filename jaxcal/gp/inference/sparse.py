@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jaxcal import _checks
+from jaxcal._numpy import ARRAYS
 from jaxcal.functional import sparse_gp
 from jaxcal.gp import model as models
 from jaxcal.gp.exact import exact_optimum
@@ -76,10 +77,9 @@ class Sparse(Inference):
             _checks.check_choice("points", self.points, ("greedy", "trained"))
         elif self.num_inducing is not None:
             raise ValueError("points has the numbers of the rows: leave num_inducing out.")
-        elif np.ndim(self.points) != 1 or not np.issubdtype(self.points.dtype, np.integer):
+        elif not _are_numbers(self.points):
             raise ValueError(
-                f"points must be 'greedy', 'trained' or an array of the rows' numbers; got an array of shape "
-                f"{np.shape(self.points)} and type {self.points.dtype}."
+                f"points must be 'greedy', 'trained' or an array [m] of the rows' numbers; got {self.points!r}."
             )
 
     def settled(self, n: int, noise: Noise, *, differentiable: bool) -> "Sparse":
@@ -149,6 +149,11 @@ class Sparse(Inference):
         inducing = kept if self.is_trained else take(data.points, kept)
         model = eqx.tree_at(lambda m: m.inducing, model, inducing, is_leaf=lambda node: node is None)
         return Problem.of(model, some, lambda model: -self.evidence(model, some, jitter), trained=self.is_trained)
+
+
+def _are_numbers(points: Any) -> bool:
+    """Whether points are an array [m] of integers."""
+    return isinstance(points, ARRAYS) and points.ndim == 1 and np.issubdtype(points.dtype, np.integer)
 
 
 def sparse_initial(

@@ -1,9 +1,9 @@
 """Student t noise: outliers do not decide the fit; `functional.noise` has the formulas."""
 
 import equinox as eqx
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxcal._numpy import namespace
 from jaxcal.functional import noise
 from jaxcal.gp.model import Data, Found, Model, StudentT, expected_squares
 from jaxcal.gp.process import Process
@@ -32,6 +32,11 @@ class StudentTNoise(Noise):
         """It has."""
         return True
 
+    def first_data(self, data: Data) -> Data:
+        """With the precisions that the targets alone suggest."""
+        first = noise.student_t_weights(data.targets**2, namespace(data.targets).asarray(_FIRST_DF, data.targets.dtype))
+        return data._replace(relative_noise=1 / first)
+
     def fit(
         self,
         inference: Inference,
@@ -41,8 +46,7 @@ class StudentTNoise(Noise):
         first: Found | None = None,
     ) -> Process:
         """The process of the greatest bound: `functional.noise.student_t_bound`."""
-        ones = noise.student_t_weights(data.targets**2, jnp.asarray(_FIRST_DF, data.targets.dtype))
-        weighted = data._replace(relative_noise=1 / ones)
+        weighted = self.first_data(data)
         found = inference.search(initial_of(data, None), weighted, jitter, first)
 
         def squares(model: Model, data: Data) -> Float[Array, " n"]:

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from jaxcal.calibrators.rio import IOKernel, Points
+from jaxcal.frames import unread
 from jaxcal.functional import gp, kernels, linalg, sparse_gp
+from jaxcal.gp import GaussianNoise, Sparse, Stochastic, model
 from jaxcal.gp import fit as whole
-from jaxcal.gp import minibatch, model
+from jaxcal.gp.inference import stochastic
 from jaxcal.gp.kernels import SquaredExponential
 from jaxcal.gp.model import Data, Model
-from jaxcal.gp.options import Options
 from jaxcal.optimize import Result
 
 pytestmark = [
@@ -98,7 +99,7 @@ def test_the_bound_is_the_expected_likelihood_less_the_divergence(case):
 @pytest.mark.parametrize("equal_noise", [True, False])
 def test_the_bound_at_the_optimal_q_is_the_collapsed_one(case, equal_noise):
     sums = case.sums(precisions=None if equal_noise else case.precisions)
-    mean, root = minibatch.moments(minibatch.optimal(sums, case.noise))
+    mean, root = stochastic.moments(stochastic.optimal(sums, case.noise))
     best = sparse_gp.collapsed_bound(sums, case.noise)
     np.testing.assert_allclose(
         sparse_gp.variational_bound(sums, mean, root, case.noise), best, rtol=tolerance(1e-9, 1e-4)
@@ -122,14 +123,14 @@ def test_a_natural_step_follows_the_gradient_by_the_expectation_parameters(case)
     sums, scale, size = case.sums(slice(0, 10)), 4.0, 0.2
     covariance = case.root @ case.root.T
     precision = jnp.linalg.inv(covariance)
-    sites = minibatch.Sites(precision - jnp.eye(7), precision @ case.mean)
+    sites = stochastic.Sites(precision - jnp.eye(7), precision @ case.mean)
 
     def bound(first, second):
         root = jnp.linalg.cholesky(second - jnp.outer(first, first))
         return sparse_gp.variational_bound(sums, first, root, case.noise, scale)
 
     slopes = jax.jit(jax.grad(bound, (0, 1)))(case.mean, covariance + jnp.outer(case.mean, case.mean))
-    stepped = minibatch.natural_step(sites, minibatch.optimal(sums, case.noise, scale), size)
+    stepped = stochastic.natural_step(sites, stochastic.optimal(sums, case.noise, scale), size)
     close = {"rtol": tolerance(1e-8, 2e-2), "atol": tolerance(1e-8, 2e-1)}
     np.testing.assert_allclose(stepped.shift - sites.shift, size * slopes[0], **close)
     symmetric = (slopes[1] + slopes[1].T) / 2
@@ -138,8 +139,8 @@ def test_a_natural_step_follows_the_gradient_by_the_expectation_parameters(case)
 
 def test_one_whole_natural_step_on_all_rows_is_the_optimal_q(case):
     sums, whiten = case.sums(precisions=case.precisions), linalg.inverse_factor(case.gram)
-    start = minibatch.Sites(2 * jnp.eye(7), case.mean)
-    mean, root = minibatch.moments(minibatch.natural_step(start, minibatch.optimal(sums, case.noise), 1.0))
+    start = stochastic.Sites(2 * jnp.eye(7), case.mean)
+    mean, root = stochastic.moments(stochastic.natural_step(start, stochastic.optimal(sums, case.noise), 1.0))
     posterior = sparse_gp.posterior(sums, whiten, case.noise)
     close = {"rtol": tolerance(1e-8, 1e-3), "atol": tolerance(1e-8, 1e-3)}
     np.testing.assert_allclose(whiten.T @ mean, posterior.weights, **close)
@@ -149,14 +150,14 @@ def test_one_whole_natural_step_on_all_rows_is_the_optimal_q(case):
 
 def test_transported_sites_are_the_same_likelihood_under_another_prior(case):
     """q(u) = p(u) t(u) / Z with the same t(u): its precision and shift differ from the prior's by the same amount."""
-    sites = minibatch.optimal(case.sums(), case.noise)
+    sites = stochastic.optimal(case.sums(), case.noise)
     other = linalg.add_diagonal(
         2.5 * kernels.squared_exponential(case.z, case.z, jnp.asarray(0.8)), jnp.asarray(JITTER)
     )
-    moved = minibatch.transported(sites, linalg.inverse_factor(case.gram), jnp.linalg.cholesky(other))
+    moved = stochastic.transported(sites, linalg.inverse_factor(case.gram), jnp.linalg.cholesky(other))
 
     def likelihood(sites, gram):
-        mean, root = minibatch.moments(sites)
+        mean, root = stochastic.moments(sites)
         factor = np.linalg.cholesky(np.asarray(gram, float))
         precision = np.linalg.inv(factor @ np.asarray(root @ root.T, float) @ factor.T)
         return precision - np.linalg.inv(np.asarray(gram, float)), precision @ factor @ np.asarray(mean, float)
@@ -209,19 +210,12 @@ class Reader:
         return jax.tree.map(jnp.asarray, self(slice(0, len(self.columns))))
 
 
-def fit(read, inducing="trained", *, key=KEY, epochs=30, batch_size=64, learning_rate=0.05, max_iterations=1):
-    """By default with a sample's fit that ends far from the optimum, so that the minibatches have something to do."""
-    options = Options("collapsed", inducing, INDUCING, max_iterations)
-    return minibatch.maximize_bound(
-        starts,
-        read,
-        ROWS,
-        options,
-        key=key,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-    )
+def fit(read, *, n=ROWS, key=KEY, epochs=30):
+    """With a sample's fit that ends far from the optimum, so that the minibatches have something to do."""
+    limits = {"tolerance": 0.0, "max_iterations": 1}
+    asked = Stochastic(epochs=epochs, batch_size=64, num_inducing=INDUCING, ard=False, **limits)
+    inference = asked.settled(n, GaussianNoise(), differentiable=False)
+    return stochastic.maximize_bound(inference, starts, read, n, key=key)
 
 
 @pytest.fixture(scope="module")
@@ -230,26 +224,27 @@ def fitted():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inducing", ["greedy", pytest.param("trained", marks=pytest.mark.slow)])
-def test_it_reaches_the_optimum_of_the_collapsed_bound(fitted, inducing):
-    read = Reader(table())
-    found = fitted if inducing == "trained" else fit(read, inducing)
-    options = Options("collapsed", inducing, INDUCING, 1000)
-    full = eqx.filter_jit(whole.maximize_evidence)(lambda data, noise: starts(data), read.all, options)
-    barely = fit(read, inducing, epochs=1, learning_rate=1e-6)
+def test_it_reaches_the_optimum_of_the_collapsed_bound(fitted, monkeypatch):
+    read, noise = Reader(table()), GaussianNoise()
+    asked = Sparse(num_inducing=INDUCING, points="trained", ard=False, tolerance=0.0)
+    way = whole.Way((asked.settled(ROWS, noise, differentiable=False),), noise)
+    full = eqx.filter_jit(whole.maximize_evidence)(lambda data, noise: starts(data), read.all, way)
+    monkeypatch.setattr(stochastic, "_LEARNING_RATE", 1e-6)
+    barely = fit(read, epochs=1)
     assert barely.evidence < full.evidence - 0.1 * abs(full.evidence)  # the start is no solution
-    assert found.evidence > full.evidence - 0.005 * abs(full.evidence)
-    assert found.iterations == 30 * 10
-    assert found.result == Result.STEP_LIMIT
+    assert fitted.evidence > full.evidence - 0.005 * abs(full.evidence)
+    assert fitted.iterations == 30 * 10
+    assert fitted.result == Result.STEP_LIMIT
+    assert fitted.inference == "stochastic"
 
 
 @pytest.mark.parametrize("with_variance", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_evidence_posterior_and_noise_are_those_of_all_rows(monkeypatch, with_variance):
     """In chunks that do not divide the rows."""
-    monkeypatch.setattr(minibatch, "_CHUNK_ROWS", 250)
-    monkeypatch.setattr(minibatch, "_SAMPLE_ROWS", 100)
+    monkeypatch.setattr(unread, "CHUNK_ROWS", 250)
+    monkeypatch.setattr(stochastic, "_SAMPLE_ROWS", 100)
     read = Reader(table(), with_variance=with_variance)
-    process = fit(read, epochs=2, max_iterations=1)
+    process = fit(read, epochs=2)
     assert (process.model.logit_fraction is not None) == with_variance
     if with_variance:
         assert process.model.logit_fraction != 0  # learned
@@ -273,11 +268,10 @@ def test_evidence_posterior_and_noise_are_those_of_all_rows(monkeypatch, with_va
 
 @pytest.mark.slow
 def test_every_epoch_reads_equal_chunks_of_all_rows(monkeypatch):
-    monkeypatch.setattr(minibatch, "_CHUNK_ROWS", 250)
-    monkeypatch.setattr(minibatch, "_SAMPLE_ROWS", 100)
+    monkeypatch.setattr(unread, "CHUNK_ROWS", 250)
+    monkeypatch.setattr(stochastic, "_SAMPLE_ROWS", 100)
     read = Reader(table()[:-1])
-    options = Options("collapsed", "greedy", INDUCING, 1)
-    minibatch.maximize_bound(starts, read, ROWS - 1, options, key=KEY, epochs=4, batch_size=64)
+    fit(read, n=ROWS - 1, epochs=4)
     sample, *slices = read.asked
     assert len(np.unique(sample)) == 100
     assert (np.diff(sample) > 0).all()
@@ -307,10 +301,10 @@ def test_the_key_decides(fitted):
 
 
 def test_rows_that_are_not_finite_are_reported(monkeypatch):
-    monkeypatch.setattr(minibatch, "_SAMPLE_ROWS", 100)
+    monkeypatch.setattr(stochastic, "_SAMPLE_ROWS", 100)
     columns = table()
     columns[3, 3] = np.nan
-    assert fit(Reader(columns), epochs=1, max_iterations=1).result == Result.NOT_FINITE
+    assert fit(Reader(columns), epochs=1).result == Result.NOT_FINITE
 
 
 @pytest.mark.parametrize(
@@ -318,16 +312,16 @@ def test_rows_that_are_not_finite_are_reported(monkeypatch):
     [
         ({"epochs": 0}, "epochs must be at least 1; got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
-        ({"learning_rate": -0.1}, "learning_rate must be positive; got -0.1"),
+        ({"num_inducing": 0}, "num_inducing must be at least 1; got 0"),
     ],
 )
 def test_options_out_of_range(option, message):
     with pytest.raises(ValueError, match=message):
-        fit(Reader(table()), **option)
+        Stochastic(**option)
 
 
 def test_more_inducing_points_than_rows_to_choose_them_from(monkeypatch):
-    monkeypatch.setattr(minibatch, "_SAMPLE_ROWS", 10)
+    monkeypatch.setattr(stochastic, "_SAMPLE_ROWS", 10)
     with pytest.raises(ValueError, match="num_inducing must be at most 10; got 20"):
         fit(Reader(table()))
 
@@ -336,33 +330,3 @@ def test_other_rows_than_asked_for():
     read = Reader(table())
     with pytest.raises(ValueError, match=r"the 600 rows asked for; got targets of shape \(599,\)"):
         fit(lambda rows: jax.tree.map(lambda a: a[:-1], read(rows)))
-
-
-# Means and standard deviations
-
-
-def test_moments_are_those_of_all_rows(rng, monkeypatch):
-    """Far from the origin, in chunks of unequal size; a constant column is exactly constant."""
-    monkeypatch.setattr(minibatch, "_CHUNK_ROWS", 30)
-    columns = np.column_stack([1e8 + rng.normal(size=101), np.full(101, 0.1), rng.exponential(size=101)])
-    mean, std = minibatch.column_moments(lambda rows: columns[rows], 101)
-    np.testing.assert_allclose(mean, columns.mean(axis=0), rtol=1e-14)
-    np.testing.assert_allclose(std[[0, 2]], columns[:, [0, 2]].std(axis=0, ddof=1), rtol=1e-7)
-    assert (mean[1], std[1]) == (0.1, 0)
-
-
-def test_moments_of_a_vector_and_of_float32(rng):
-    values = (1000 + rng.normal(size=50)).astype(np.float32)
-    mean, std = minibatch.column_moments(lambda rows: values[rows], 50)
-    np.testing.assert_allclose(mean, values.astype(float).mean(), rtol=1e-14)
-    np.testing.assert_allclose(std, values.astype(float).std(ddof=1), rtol=1e-12)
-
-
-def test_moments_name_the_row_that_is_not_finite(monkeypatch):
-    monkeypatch.setattr(minibatch, "_CHUNK_ROWS", 4)
-    columns = np.ones((11, 2))
-    columns[6, 1] = np.inf
-    with pytest.raises(ValueError, match="row 6 holds a value that is NaN or infinite"):
-        minibatch.column_moments(lambda rows: columns[rows], 11)
-    with pytest.raises(ValueError, match="n must be at least 2; got 1"):
-        minibatch.column_moments(lambda rows: columns[rows], 1)

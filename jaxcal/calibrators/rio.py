@@ -35,7 +35,7 @@ from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import linalg
-from jaxcal.gp import GaussianNoise, InputNoise, Sparse, initial
+from jaxcal.gp import GaussianNoise, InputNoise, Sparse, Stochastic, initial
 from jaxcal.gp.fit import Way, check_fit, check_objects, fit_rows
 from jaxcal.gp.inference import stochastic
 from jaxcal.gp.initial import Given
@@ -243,8 +243,8 @@ def fit(
     _check_spread(base.mean, y, target)
     columns = None if setting.kernel == "output" else Columns.of(x, categorical)
     rows = _Rows(x, base.mean, _own_std(base), y)
-    if way.inference.reads_parts:
-        rio = _fit_stochastic(columns, rows, given, setting, way, key)
+    if isinstance(way.inference, Stochastic):
+        rio = _fit_stochastic(columns, rows, given, setting, way.inference, key)
     else:
         x = None if columns is None else columns(x)
         if x is not None:
@@ -380,7 +380,9 @@ def _prepared(
     return scales, initial_of, scales.data(some, setting, included)
 
 
-def _fit_stochastic(columns: Columns | None, rows: _Rows, given: Given, setting: _Setting, way: Way, key) -> "RIO":
+def _fit_stochastic(
+    columns: Columns | None, rows: _Rows, given: Given, setting: _Setting, inference: Stochastic, key
+) -> "RIO":
     """The fit by a bound that reads x part by part."""
     n, dtype = rows.y.shape[0], rows.y.dtype
     if rows.y.ndim > 1:
@@ -394,7 +396,7 @@ def _fit_stochastic(columns: Columns | None, rows: _Rows, given: Given, setting:
     scales = _Scales.of(columns, x_scaler, rows, setting)
     read = stochastic.reader(lambda *some: scales.data(_Rows(*some), setting), (x, *rows[1:]), dtype)
     initial_of = eqx.Partial(_initial_models, given, setting, scales.target)
-    return scales.rio(stochastic.maximize_bound(way.inference, initial_of, read, n, key=key), setting)
+    return scales.rio(stochastic.maximize_bound(inference, initial_of, read, n, key=key), setting)
 
 
 class _Scales(NamedTuple):

@@ -212,7 +212,7 @@ def _with_derivatives(
     return eqx.filter_vmap(by_output, in_axes=(eqx.if_array(0), *(1 for _ in outputs)))(process, *outputs)
 
 
-def over_outputs(fit_one: Callable[..., T], rows: Sequence[Array | None]) -> T:
+def over_outputs(fit_one: Callable[..., T], rows: Sequence[Any]) -> T:
     """`fit_one(*rows)`, or of several outputs all by one `vmap`; part of a program.
 
     Args:

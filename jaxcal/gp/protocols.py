@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import equinox as eqx
 import jax
@@ -115,16 +115,11 @@ class Inference(eqx.Module):
         return None
 
     @property
-    def reads_parts(self) -> bool:
-        """Whether rows are read part by part."""
-        return False
-
-    @property
     def by_newton(self) -> bool:
         """Whether it is the exact evidence, climbed by Newton's steps."""
         return False
 
-    def with_ard(self, ard: bool | str) -> "Inference":
+    def with_ard(self, ard: bool | str) -> Self:
         """The same with this in place of an `ard` that is left open."""
         return self if self.ard is not None else replace(self, ard=ard)
 
@@ -132,13 +127,13 @@ class Inference(eqx.Module):
         """The fraction of the mean variance that is added to the diagonal: a hundred times more at each step."""
         return models.jitter_of_try(step, dtype)
 
-    def with_limits(self, max_iterations: int, tolerance: float) -> "Inference":
+    def with_limits(self, max_iterations: int, tolerance: float) -> Self:
         """The same with one lengthscale for all columns, for so many steps."""
         there = lambda inference: (inference.max_iterations, inference.tolerance)
         limited = eqx.tree_at(there, self, (np.int32(max_iterations), np.float32(tolerance)))
         return replace(limited, ard=False)
 
-    def of_arrays(self) -> "Inference":
+    def of_arrays(self) -> Self:
         """The same with numbers as arrays, which a compiled program need not know."""
         as_array = lambda leaf: np.float32(leaf) if isinstance(leaf, float) else leaf
         as_number = lambda leaf: np.int32(leaf) if isinstance(leaf, int) and not isinstance(leaf, bool) else leaf
@@ -183,7 +178,7 @@ class Noise(eqx.Module):
         """The rows, with all that is known of their noise before a search."""
         return data
 
-    def of_arrays(self) -> "Noise":
+    def of_arrays(self) -> Self:
         """The same with numbers as arrays, which a compiled program need not know."""
         return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, int | float) else leaf, self)
 

@@ -26,7 +26,7 @@ from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import linalg
-from jaxcal.gp import Exact, GaussianNoise, initial
+from jaxcal.gp import Exact, GaussianNoise, Stochastic, initial
 from jaxcal.gp.fit import Way, check_fit, check_objects, fit_rows
 from jaxcal.gp.inference import stochastic
 from jaxcal.gp.initial import Given
@@ -141,10 +141,10 @@ def fit(
         differentiable=differentiable,
     )
     _checks.check_varies("y is", y, 0 if _checks.is_traced(y) else np.abs(np.asarray(y)).max())
-    if way.inference.reads_parts:
+    if isinstance(way.inference, Stochastic):
         if preset:
             raise ValueError(f"preset={preset!r} needs all rows at once: it does not go with Stochastic.")
-        fitted = _fit_stochastic(columns, x, y, given, way, key)
+        fitted = _fit_stochastic(columns, x, y, given, way.inference, key)
     else:
         rows = columns(x), y
         _checks.check_length("x", rows[0], y.shape[0])
@@ -271,7 +271,7 @@ def _prepared(
     return scalers, initial_of, Data.of(scalers.x(x), scalers.y(y), included=included)
 
 
-def _fit_stochastic(columns: Columns, x, y, given: Given, way: Way, key) -> "GaussianProcess":
+def _fit_stochastic(columns: Columns, x, y, given: Given, inference: Stochastic, key) -> "GaussianProcess":
     """The fit by a bound that reads x part by part."""
     stochastic.check_known(x, y)
     key = stochastic.given_key(key)
@@ -279,7 +279,7 @@ def _fit_stochastic(columns: Columns, x, y, given: Given, way: Way, key) -> "Gau
     x_scaler, y_scaler = unread.standardizer(x, y.dtype).without(columns.indicators), Standardizer.of(y)
     read = stochastic.reader(lambda x, y: Data(x_scaler(x), y_scaler(y)), (x, y), y.dtype)
     initial_of = eqx.Partial(_initial_models, given, y_scaler, None)
-    process = stochastic.maximize_bound(way.inference, initial_of, read, y.shape[0], key=key)
+    process = stochastic.maximize_bound(inference, initial_of, read, y.shape[0], key=key)
     return GaussianProcess(process=process, columns=columns, x_scaler=x_scaler, y_scaler=y_scaler)
 
 

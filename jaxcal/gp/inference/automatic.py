@@ -1,5 +1,7 @@
 """What a fit takes where the user names no inference: by the number of rows, the device, and leave-one-out CRPS."""
 
+from typing import cast
+
 import equinox as eqx
 import jax
 import numpy as np
@@ -60,14 +62,14 @@ def leave_one_out_crps(process: Process, data: Data) -> Float[AnyArray, ""]:
         process: with inducing points, or with the nearest rows.
         data: what it was fitted to.
     """
-    rows, given, kernel = nearest.other_rows(data), process.posterior, process.model.kernel
-    if not isinstance(given, gp.Posterior):
-        others = nearest.leave_one_out(kernel, given, data.points, rows)
-    elif given.widen is None:
-        others = gp.LeaveOneOut(*(each[rows] for each in gp.leave_one_out(given)))
+    rows, given = nearest.other_rows(data), process.posterior
+    if isinstance(given, nearest.NearestRows):
+        others = nearest.leave_one_out(process.model.kernel, given, data.points, rows)
+    elif process.inference == "exact":
+        others = gp.LeaveOneOut(*(each[rows] for each in gp.leave_one_out(cast(gp.Posterior, given))))
     else:
         model = eqx.tree_at(lambda m: m.inducing, process.model, process.points, is_leaf=lambda node: node is None)
-        others = models.leave_one_out(model, given, take(data, rows))
+        others = models.leave_one_out(model, cast(gp.Posterior, given), take(data, rows))
     xp = namespace(others.error)
     score = normal.crps(others.error, 0.0, xp.sqrt(others.variance)).mean()
     return xp.where((process.result == Result.NOT_FINITE) | xp.isnan(score), np.inf, score)

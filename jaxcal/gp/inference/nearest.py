@@ -22,7 +22,6 @@ from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional import gp, normal
 from jaxcal.gp import host, nearest_host
 from jaxcal.gp import model as models
-from jaxcal.gp.inference.exact import TOLERANCE, Exact
 from jaxcal.gp.inference.sparse import optimum_of_some
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 from jaxcal.gp.model import Data, Found, Model, alone, as_vector, cost_beyond_bounds, greatest, one_of, with_more_noise

@@ -145,11 +145,6 @@ class Stochastic(Inference):
         return replace(self, num_inducing=number, tolerance=1.0 if self.tolerance is None else self.tolerance)
 
     @property
-    def reads_parts(self) -> bool:
-        """It does."""
-        return True
-
-    @property
     def sparse(self) -> Sparse:
         """By what the sample is searched."""
         limits = {"tolerance": self.tolerance, "max_iterations": self.max_iterations}

@@ -1,4 +1,4 @@
-"""What `noise=` and `ard=` do for a Gaussian process: `python benchmarks/speed/gp_noise.py`.
+"""What `noise=` and `ard` do for a Gaussian process: `python benchmarks/speed/gp_noise.py`.
 
 Simulated: one target of 300 that is wrong by 1000, the error on the function elsewhere; Student t noise, how often
 intervals cover; noise whose std grows tenfold, coverage in thirds of x; 50 columns of which 5 matter, the error of RIO.
@@ -17,7 +17,7 @@ from _common import provenance, tell
 
 import jaxcal as jc
 
-NOISES = ("gaussian", "student_t", "input")
+NOISES = {"gaussian": jc.gp.GaussianNoise(), "student_t": jc.gp.StudentTNoise(), "input": jc.gp.InputNoise()}
 DATASETS = ("yacht", "boston", "concrete", "auto_mpg", "wine_red", "energy_heating", "diabetes", "airfoil", "kin8nm")
 ROWS, NEW = 300, 2000
 
@@ -68,7 +68,7 @@ def outlier(noise: str, rng: np.random.Generator) -> list[float]:
     errors = []
     for wrong in (1000, 0):
         y[7] += wrong
-        after = jc.gaussian_process.fit(x, y, noise=noise)(new)
+        after = jc.gaussian_process.fit(x, y, noise=NOISES[noise])(new)
         y[7] -= wrong
         errors.append(float(np.sqrt(np.mean((np.asarray(after.mean) - function(new)) ** 2))))
     return errors
@@ -79,7 +79,7 @@ def tails(df: float):
 
     def simulate(noise: str, rng: np.random.Generator) -> list[float]:
         x, y, new, targets = sample(rng, lambda x: 0.3 * rng.standard_t(df, len(x)))
-        after = jc.gaussian_process.fit(x, y, noise=noise)(new)
+        after = jc.gaussian_process.fit(x, y, noise=NOISES[noise])(new)
         covered = (float(jc.metrics.coverage(targets, after, confidence_level=level)) for level in (0.68, 0.9))
         return [*covered, float(jc.metrics.nlpd(targets, after))]
 
@@ -89,7 +89,7 @@ def tails(df: float):
 def growing(noise: str, rng: np.random.Generator) -> list[float]:
     """How often intervals of 90 % cover in thirds of x, and the NLPD, where the std grows from 0.1 to 1."""
     x, y, new, targets = sample(rng, lambda x: 10 ** ((x - 3) / 6) * rng.normal(size=len(x)))
-    after = jc.gaussian_process.fit(x, y, noise=noise)(new)
+    after = jc.gaussian_process.fit(x, y, noise=NOISES[noise])(new)
     lower, upper = after.interval(0.9)
     inside = (targets >= lower) & (targets <= upper)
     third = np.minimum((new + 3) // 2, 2)
@@ -111,7 +111,8 @@ def columns(ard: bool | str, rng: np.random.Generator) -> list[float]:
     x = rng.normal(size=(ROWS + NEW, 50))
     y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + x[:, 3] ** 2 - x[:, 4] + 0.1 * rng.normal(size=len(x))
     base = jc.Point(np.zeros(len(x)))
-    rio = jc.rio.fit(x[:ROWS], jc.Point(base.mean[:ROWS]), y[:ROWS], kernel="input", ard=ard)
+    options = {"kernel": "input", "inference": jc.gp.Exact(ard=ard)}
+    rio = jc.rio.fit(x[:ROWS], jc.Point(base.mean[:ROWS]), y[:ROWS], **options)
     after = rio(x[ROWS:], jc.Point(base.mean[ROWS:]))
     return [float(jc.metrics.rmse(y[ROWS:], after)), float(np.ptp(rio.kernel.input.log_lengthscale) > 0)]
 
@@ -124,7 +125,8 @@ def real(name: str, seed: int, noise: str) -> list[float]:
     with_intercept = lambda x: np.column_stack([x, np.ones(len(x))])
     weights = np.linalg.lstsq(with_intercept(data.x[train]), data.y[train], rcond=None)[0]
     base = lambda rows: jc.Point(with_intercept(data.x[rows]) @ weights)
-    fit = lambda: jax.block_until_ready(jc.rio.fit(data.x[train], base(train), data.y[train], noise=noise, throw=False))
+    options = {"noise": NOISES[noise], "throw": False}
+    fit = lambda: jax.block_until_ready(jc.rio.fit(data.x[train], base(train), data.y[train], **options))
     fit()
     began = time.process_time()
     rio = fit()

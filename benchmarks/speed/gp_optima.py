@@ -23,7 +23,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from _common import DATASETS, provenance, tell
+from _common import DATASETS, inferred_by, provenance, tell
 
 import jaxcal as jc
 
@@ -101,7 +101,7 @@ def problem(name: str, seed: int, arguments: argparse.Namespace):
 def fitted(parts, side: str) -> dict:
     """Evidence and seconds of a fit, its CRPS on test rows, and the evidence of the reference."""
     rows, (x_test, base_test, y_test) = parts
-    call = lambda: jax.block_until_ready(jc.rio.fit(*rows, bound="exact", ard=False, throw=False))
+    call = lambda: jax.block_until_ready(jc.rio.fit(*rows, **inferred_by("Exact", ard=False), throw=False))
     call()
     began = time.process_time()
     rio = call()
@@ -120,9 +120,8 @@ def reference(x, base, y) -> float:
     from jaxcal.gp import host
     from jaxcal.gp.kernels import SquaredExponential, spacing
     from jaxcal.gp.model import Data, Model
-    from jaxcal.gp.options import Options
 
-    options = Options.of(len(y), bound="exact", max_iterations=200, tolerance=TOLERANCE)
+    exactly = jc.gp.Exact(ard=False, tolerance=TOLERANCE, max_iterations=200)
 
     def climbed(*columns):
         x, mean, residuals = (Standardizer.of(a)(a) for a in columns)
@@ -133,7 +132,7 @@ def reference(x, base, y) -> float:
         parts = [SquaredExponential(draw("variance"), draw("lengthscale") + spacing) for spacing in spacings]
         initial = Model(IOKernel(*parts), draw("noise"))
         starts = [jax.tree.map(itemgetter(slice(k, k + 1)), initial) for k in range(NUM_STARTS)]
-        return [host.fit(lambda *_, start=start: (None, lambda *_: start, data), options)[1] for start in starts]
+        return [host.fit(lambda *_, start=start: (None, lambda *_: start, data), exactly)[1] for start in starts]
 
     found = by_numpy(climbed, np.asarray(x), np.asarray(base.mean), np.asarray(y - base.mean))
     sane = [process for process in found if process.result != jc.optimize.Result.NOT_FINITE]

@@ -56,7 +56,8 @@ def work(arguments: argparse.Namespace) -> None:
     warnings.simplefilter("ignore")  # outliers are another matter
     name, path = arguments.datasets, path_of(arguments, arguments.datasets, arguments.work)
     done = {record["seed"] for record in records(path)}
-    fit = lambda x, mean, y: jc.rio.fit(x, jc.Point(mean), y, bound="exact", ard=False, throw=False).evidence
+    exactly = {"inference": jc.gp.Exact(ard=False), "throw": False}
+    fit = lambda x, mean, y: jc.rio.fit(x, jc.Point(mean), y, **exactly).evidence
     inside = jax.jit(fit)
     for seed in range(FIRST_SPLIT, FIRST_SPLIT + arguments.splits):
         if seed in done:

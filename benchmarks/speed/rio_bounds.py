@@ -1,4 +1,4 @@
-"""What `bound="auto"` takes, and why from these initial values: `python benchmarks/speed/rio_bounds.py`.
+"""The exact process beside sparse bounds, and their initial values: `python benchmarks/speed/rio_bounds.py`.
 
 First the bounds: for training sets of growing size, the evidence, the error on test rows and the seconds of the exact
 process and of the sparse bound with 50, 100 and 200 greedy points and with 50 trained ones; "converged" is climbed at
@@ -25,7 +25,7 @@ import jaxcal as jc
 from jaxcal.calibrators import rio
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.gp import fit, initial, model
-from jaxcal.gp.options import Options
+from jaxcal.gp.protocols import Inference
 
 # Data sets with the number of training rows taken; None for 80 % of all.
 SIZES = (
@@ -37,12 +37,12 @@ SIZES = (
     ("wine_red", None),
 )
 BOUNDS = {
-    "exact": {"bound": "exact"},
-    "converged": {"bound": "exact", "tolerance": 0.0},
-    "50 trained": {"bound": "collapsed", "inducing": "trained", "num_inducing": 50},
-    "50 greedy": {"bound": "collapsed", "num_inducing": 50},
-    "100 greedy": {"bound": "collapsed", "num_inducing": 100},
-    "200 greedy": {"bound": "collapsed", "num_inducing": 200},
+    "exact": jc.gp.Exact(),
+    "converged": jc.gp.Exact(tolerance=0.0),
+    "50 trained": jc.gp.Sparse(num_inducing=50, points="trained"),
+    "50 greedy": jc.gp.Sparse(num_inducing=50),
+    "100 greedy": jc.gp.Sparse(num_inducing=100),
+    "200 greedy": jc.gp.Sparse(num_inducing=200),
 }
 CLIMBED = ("yacht", "energy_heating", "airfoil")
 BASES = ("network", "linear", "constant")
@@ -65,16 +65,16 @@ def bounds(num_seeds: int):
     yield f"{'data set':16}{'rows':>6}  {'bound':12}{'evidence':>10}{'RMSE':>8}{'NLPD':>8}{'steps':>7}{'seconds':>9}"
     for name, rows in SIZES:
         splits = [split(name, seed, "network", rows) for seed in range(num_seeds)]
-        for label, options in BOUNDS.items():
-            found = np.mean([fitted(*part, options) for part in splits], axis=0)
+        for label, inference in BOUNDS.items():
+            found = np.mean([fitted(*part, inference) for part in splits], axis=0)
             value, rmse, nlpd, steps, seconds = found
             cells = f"{value:10.1f}{rmse:8.3f}{nlpd:8.3f}{steps:7.0f}{seconds:9.3f}"
             yield f"{name:16}{len(splits[0][2]):6}  {label:12}{cells}"
 
 
-def fitted(x, base, y, x_test, base_test, y_test, options: dict) -> list[float]:
+def fitted(x, base, y, x_test, base_test, y_test, inference: Inference) -> list[float]:
     """Evidence, error, iterations and seconds of one fit."""
-    call = lambda: predicted(rio.fit(x, base, y, **options), x_test, base_test)
+    call = lambda: predicted(rio.fit(x, base, y, inference=inference), x_test, base_test)
     call()  # compiles
     began = time.process_time()
     process, after = call()
@@ -91,8 +91,10 @@ def climbs(num_seeds: int):
     """All initial values climbed alone, and the chosen one."""
     yield "\nInitial values: the bound with 100 greedy points from each of the grid alone, and from the chosen one"
     yield f"{'data set':16}{'base':10}{'seed':>5}{'worst':>10}{'median':>10}{'best':>10}{'chosen':>10}{'steps':>7}"
-    options = Options.of(1000, bound="collapsed", num_inducing=100, inducing="greedy", max_iterations=1000)
-    climb = eqx.filter_jit(lambda grid, data: fit.maximize_evidence(lambda *_: grid, data, options))
+    noise = jc.gp.GaussianNoise()
+    sparse = jc.gp.Sparse(num_inducing=100, ard=False).settled(1000, noise, differentiable=False)
+    way = fit.Way((sparse,), noise)
+    climb = eqx.filter_jit(lambda grid, data: fit.maximize_evidence(lambda *_: grid, data, way))
     for name in CLIMBED:
         for base in BASES:
             for seed in range(num_seeds):

@@ -67,14 +67,14 @@ def heading(record: dict, seed: int) -> Iterator[str]:
     yield f"{DATA_SET}, {record['columns']} columns, {record['test_rows']} test rows, seed {seed}"
     yield (
         f"{'':19}{'seconds':^36}{'memory, MB':^14}{'RMSE on test rows':^20}{'covered':>9}\n"
-        f"{'rows':>8}  {'bound':9}{'fit':>9}{'processor':>10}{'predict':>9}{'first':>8}{'peak':>7}{'above':>7}"
+        f"{'rows':>8}  {'inference':9}{'fit':>9}{'processor':>10}{'predict':>9}{'first':>8}{'peak':>7}{'above':>7}"
         f"{'base':>10}{'RIO':>10}{f'at {CONFIDENCE_LEVEL:.0%}':>9}{'steps':>7}"
     )
 
 
 def row(record: dict) -> str:
     return (
-        f"{record['rows']:8}  {record['bound']:9}"
+        f"{record['rows']:8}  {record['inference']:9}"
         f"{record['fit']:9.2f}{record['processor']:10.2f}{record['predict']:9.2f}{record['first']:8.1f}"
         f"{record['peak']:7.0f}{record['peak'] - record['start']:7.0f}"
         f"{record['rmse_base']:10.4f}{record['rmse']:10.4f}{record['coverage']:9.1%}{record['steps']:7}"
@@ -145,7 +145,7 @@ def measured(size: int, seed: int) -> dict:
         "rows": len(y),
         "columns": x.shape[1],
         "test_rows": len(y_test),
-        "bound": "exact" if rio.process.posterior.widen is None else "collapsed",
+        "inference": rio.inference,
         "fit": fit,
         "processor": processor_time,
         "predict": predict,

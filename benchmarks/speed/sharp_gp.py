@@ -82,7 +82,7 @@ def fits(repeats: int) -> Iterator[str]:
 
     data = jc.datasets.load("boston")
     train, rest, _ = jc.datasets.split(len(data.y), (0.6, 0.2, 0.2), seed=0)
-    model = jc.gaussian_process.fit(data.x[train], data.y[train], bound="exact")
+    model = jc.gaussian_process.fit(data.x[train], data.y[train])
     given = {"x_train": data.x[train], "y_train": data.y[train], "kernel": model}
     fit: Callable = partial(jc.sharp_gp.fit, data.x[rest], model(data.x[rest]), data.y[rest], **given)
     for search, asked in (("line", ASKED_LINE), ("ard", ASKED_ARD)):

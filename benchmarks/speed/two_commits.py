@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from _common import fastest, provenance, tell
+from _common import fastest, inferred_by, provenance, tell
 
 # Which commit runs on the first core and which on the second one, in each round.
 ROUNDS = ("before", "after"), ("after", "before")
@@ -120,7 +120,8 @@ def all_cases() -> dict[str, Callable]:
     network = jc.variance_network.fit(x, y, key=key, max_epochs=20)
     point = lambda at: jc.Point(network(at).mean)
     own = (data.x[rest], data.y[rest])
-    process = jc.gaussian_process.fit(x, y, bound="exact")
+    exact, nearest = inferred_by("Exact"), inferred_by("Nearest")
+    process = jc.gaussian_process.fit(x, y, **exact)
 
     def predictor(fit, **options):
         return lambda: moments(fit(x, y, **options)(new))
@@ -133,10 +134,10 @@ def all_cases() -> dict[str, Callable]:
     of_process = {"x_train": x, "y_train": y, "kernel": process}
     cases = {
         "rio": rio(),
-        "rio, collapsed": rio(bound="collapsed", num_inducing=50),
+        "rio, collapsed": rio(**inferred_by("Sparse", num_inducing=50)),
         "rio, paper": rio(preset="paper"),
-        "rio, nearest": lambda: moments(jc.rio.fit(x, point(x), y, bound="nearest")(new, point(new))),
-        "gaussian_process": predictor(jc.gaussian_process.fit, bound="exact"),
+        "rio, nearest": lambda: moments(jc.rio.fit(x, point(x), y, **nearest)(new, point(new))),
+        "gaussian_process": predictor(jc.gaussian_process.fit, **exact),
         "nngp": predictor(jc.gaussian_process.fit, kernel="nngp"),
         "sharp_gp": calibrator(jc.sharp_gp.fit, process, **of_process),
         "sharp_gp, paper": calibrator(jc.sharp_gp.fit, process, preset="paper", **of_process),

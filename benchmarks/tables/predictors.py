@@ -34,7 +34,7 @@ PREDICTORS = {
     "evidential": jc.evidential.fit,
     "dropout": jc.dropout.fit,
     "gaussian_process": jc.gaussian_process.fit,
-    "gaussian_process, student_t": partial(jc.gaussian_process.fit, noise="student_t"),
+    "gaussian_process, student_t": partial(jc.gaussian_process.fit, noise=jc.gp.StudentTNoise()),
     "usnrt": jc.usnrt.fit,
     "usnrt, 5 members": partial(jc.usnrt.fit, num_members=5),
     "random_forest": jc.forests.fit,

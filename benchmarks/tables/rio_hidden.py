@@ -108,7 +108,7 @@ def run_job(rows: int, seed: int) -> list[dict]:
     layers = {"inputs": x, **{name: np.asarray(network.features(x, layer=layer)) for name, layer in LAYERS.items()}}
     variants = [(system, features, options) for system, options in VARIANTS.items() for features in layers]
     for system, features, options in [*variants, ("R+O", "output", {"kernel": "output"})]:
-        fit = partial(jc.rio.fit, **options, bound="collapsed", num_inducing=NUM_INDUCING, throw=False)
+        fit = partial(jc.rio.fit, **options, inference=jc.gp.Sparse(num_inducing=NUM_INDUCING), throw=False)
         inputs, inputs_test = (layers[features][part] if features in layers else None for part in (train, test))
         call = partial(calibrate, fit, inputs, before, y[train], inputs_test, before_test)
         (fitted, after), seconds = timed((system, features), call)

@@ -25,7 +25,7 @@ DATASETS = ("boston", "yacht", "auto_mpg", "wine_red", "concrete", "kin8nm")
 RUNS, RUNS_OF_LARGE = 100, {"wine_red": 10, "concrete": 10, "kin8nm": 10}
 FRACTIONS = (0.6, 0.2, 0.2)
 # As in the paper: 300 inducing points on the largest set, and a network trained on 500 rows at most.
-SPARSE, SPARSE_SETS = {"bound": "collapsed", "num_inducing": 300}, ("kin8nm",)
+SPARSE, SPARSE_SETS = jc.gp.Sparse(num_inducing=300), ("kin8nm",)
 ROWS_OF_NETWORK = 500
 BASES = ("evidence", "noise 8")
 NOISE = 8.0
@@ -66,7 +66,8 @@ def run_job(dataset: str, base: str, seed: int) -> list[dict]:
     x, y = standardized(data.x, parts[0]), standardized(data.y, parts[0])
     train = x[parts[0]], y[parts[0]]
     if base == "evidence":
-        model = jc.gaussian_process.fit(*train, **(SPARSE if dataset in SPARSE_SETS else {"bound": "exact"}))
+        inference = SPARSE if dataset in SPARSE_SETS else jc.gp.Exact()
+        model = jc.gaussian_process.fit(*train, inference=inference)
     else:
         model = fit_wide(*map(jnp.asarray, train))
     calibration, test = (Part(x[rows], y[rows], model(x[rows])) for rows in parts[1:])

@@ -66,9 +66,9 @@ def gaussian_process():
     y = np.sin(6 * x) + 10 ** (x - 1) * rng.normal(size=300)
     grid = np.linspace(0, 1, 300)
     draw_rows(right, x, y)
-    for noise, color, style in (("gaussian", _style.RED, "--"), ("input", _style.BLUE, "-")):
+    for noise, color, style in ((jc.gp.GaussianNoise(), _style.RED, "--"), (jc.gp.InputNoise(), _style.BLUE, "-")):
         lower, upper = jc.gaussian_process.fit(x, y, noise=noise)(grid).interval(0.9)
-        right.plot(grid, lower, style, color=color, linewidth=1.2, label=f'noise="{noise}", 90 %')
+        right.plot(grid, lower, style, color=color, linewidth=1.2, label=f"{type(noise).__name__}, 90 %")
         right.plot(grid, upper, style, color=color, linewidth=1.2)
     left.set(xlabel="x", ylabel="y", ylim=(-3, 4))
     right.set(xlabel="x")

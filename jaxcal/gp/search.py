@@ -14,6 +14,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional import sparse_gp
 from jaxcal.gp import model as models
 from jaxcal.gp.exact import exact_optimum
@@ -187,9 +188,10 @@ def _map_hyperparameters(change: Callable, model: Model) -> Model:
     return eqx.tree_at(lambda m: (m.kernel, m.log_noise), model, (kernel, change(model.log_noise, _GPYTORCH_NOISE)))
 
 
-def inverse_softplus(value: Float[Array, "*d"]) -> Float[Array, "*d"]:
+def inverse_softplus(value: Float[AnyArray, "*d"]) -> Float[AnyArray, "*d"]:
     """The number whose softplus a positive value is."""
-    return value + jnp.log(-jnp.expm1(-value))
+    xp = namespace(value)
+    return value + xp.log(-xp.expm1(-value))
 
 
 def _has_more_to_learn(model: Model) -> bool:

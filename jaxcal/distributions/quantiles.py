@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks
-from jaxcal._numpy import namespace
+from jaxcal._numpy import JaxArray, namespace, numpy_or_jit
 from jaxcal.distributions._base import (
     ROUNDINGS,
     Distribution,
@@ -113,7 +113,7 @@ class Quantiles(Distribution):
         self.lowest, self.highest, self.num_calibration = None, None, num_calibration
         if lowest is not None or highest is not None:
             low, high = 0.0 if lowest is None else lowest, 1.0 if highest is None else highest
-            self.lowest, self.highest, _ = as_parameters(lowest=low, highest=high, values=self.values[:, 0])
+            self.lowest, self.highest, _ = as_parameters(lowest=low, highest=high, values=_first(self.values))
             check_share("lowest", self.lowest)
             check_share("highest", self.highest)
 
@@ -186,6 +186,12 @@ class Quantiles(Distribution):
         levels = jnp.broadcast_to(jnp.expand_dims(self.levels, -2), self.values.shape)
         ends = [(0, 0)] * (self.values.ndim - 1) + [(1, 1)]
         return jnp.pad(levels, ends, constant_values=(0, 1)), jnp.pad(self.values, ends, mode="edge")
+
+
+@numpy_or_jit
+def _first(values: Float[JaxArray, "n k"]) -> Float[JaxArray, " n"]:
+    """The first column."""
+    return values[:, 0]
 
 
 class ScaledQuantiles(Distribution):

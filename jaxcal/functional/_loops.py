@@ -6,13 +6,21 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+
+from jaxcal._numpy import namespace
 
 T = TypeVar("T")
 
 
 def over_leading_axis(fun: Callable[[Any], Any], arrays: Any, *, at_once: int | None = None) -> Any:
-    """`fun` over the leading axis of the arrays: one after the other on a CPU, else all, or so many, at once."""
+    """`fun` over the leading axis of the arrays: one after the other on a CPU, else all, or so many, at once.
+
+    NumPy's arrays are taken by a loop that compiles nothing.
+    """
+    if namespace(*jax.tree.leaves(arrays)) is np:
+        return _stacked([fun(each) for each in _each(arrays)])
     traced = jax.jit(fun)  # once for both
     together = jax.vmap(traced) if at_once is None else partial(lax.map, traced, batch_size=at_once)
     return lax.platform_dependent(arrays, cpu=partial(lax.map, traced), default=together)
@@ -30,3 +38,37 @@ def carried(initial: T) -> T:
     # To choose between a value and itself depends on the device, and is no operation once it is compiled.
     here = lax.pcast(jnp.zeros((), bool), axes, to="varying")
     return jax.tree.map(lambda value: jnp.where(here, value, value), initial)
+
+
+def scan(step: Callable[[T, Any], tuple[T, Any]], initial: T, arrays: Any, *, reverse: bool = False) -> tuple[T, Any]:
+    """`lax.scan`, which of NumPy's arrays is a loop that compiles nothing.
+
+    Args:
+        step: `step(state, each)` gives the next state, and what is kept.
+        initial: the first state.
+        arrays: with a leading axis, along which the steps go.
+        reverse: whether they begin at its end.
+
+    Example:
+        >>> running = lambda total, each: (total + each, total + each)
+        >>> scan(running, 0, np.array([1, 2, 3]))[1].tolist()
+        [1, 3, 6]
+    """
+    if namespace(*jax.tree.leaves((initial, arrays))) is jnp:
+        return lax.scan(step, carried(initial), arrays, reverse=reverse)
+    state, kept = initial, []
+    for each in reversed(_each(arrays)) if reverse else _each(arrays):
+        state, found = step(state, each)
+        kept.append(found)
+    return state, _stacked(kept[::-1] if reverse else kept)
+
+
+def _each(arrays: Any) -> list[Any]:
+    """The parts of a pytree of NumPy's arrays along their leading axis."""
+    leaves, tree = jax.tree.flatten(arrays)
+    return [tree.unflatten(parts) for parts in zip(*leaves, strict=True)]
+
+
+def _stacked(parts: list[Any]) -> Any:
+    """Pytrees of NumPy's arrays, stacked."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)

@@ -9,9 +9,8 @@ must come with its noise or jitter already on the diagonal (`linalg.add_diagonal
 - `greatest_log_likelihood`: what no log p(y) can exceed.
 - `posterior`, `predict`: eq. 5 and 6 of RIO, latent (without the noise); `conditional`: the same at one point given few
   rows.
-- `leave_one_out`: errors and variances of each row given all others, from a posterior.
-- `explained_variance`, `leave_one_out_variance`: the variance of new rows, and of each row given all others, as
-  functions of the kernel's matrices, with closed-form derivatives.
+- `leave_one_out`: errors and variances of each row given all others, from a posterior. `conditional_variance` has
+  variances alone, with their derivatives by the kernel's matrices.
 """
 
 from typing import NamedTuple
@@ -26,7 +25,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal._numpy import AnyArray, namespace
 from jaxcal._programs import exact_products
-from jaxcal.functional.linalg import crossproduct, half_log_det, inverse_factor, inverse_triangular, solve_lower
+from jaxcal.functional.linalg import column_squares, crossproduct, half_log_det, inverse_factor, inverse_triangular
 
 Scalar = Float[Array, ""]
 
@@ -142,7 +141,7 @@ def greatest_log_likelihood(n: int | Int[AnyArray, ""], noise_variance: ArrayLik
 
 
 @exact_products
-def posterior(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> Posterior:
+def posterior(gram: Float[AnyArray, "n n"], targets: Float[AnyArray, " n"]) -> Posterior:
     """The posterior given all rows; `gram` holds the noise on its diagonal."""
     shrink = inverse_factor(gram)
     return Posterior(weights=shrink.T @ (shrink @ targets), shrink=shrink, widen=None)
@@ -189,69 +188,8 @@ def leave_one_out(posterior: Posterior) -> LeaveOneOut:
     Args:
         posterior: what `posterior` gave of the rows.
     """
-    precision = (posterior.shrink**2).sum(axis=0)
+    precision = column_squares(posterior.shrink)
     return LeaveOneOut(posterior.weights / precision, 1 / precision)
-
-
-@jax.custom_vjp
-def explained_variance(gram: Float[Array, "n n"], cross: Float[Array, "n m"]) -> Float[Array, " m"]:
-    """k'G^-1 k of every column k: by how much n rows lower the variance of m others; `gram` holds the noise.
-
-    With A = G^-1 k and the cotangent w of the result, that of G is -A diag(w) A', and that of k 2 A diag(w): half
-    of the time of differentiating through the factorization and the two triangular solves.
-
-    >>> import jax.numpy as jnp
-    >>> explained_variance(2 * jnp.eye(2), jnp.ones((2, 1))).round(3).tolist()
-    [1.0]
-    """
-    return _explained_variance_fwd(gram, cross)[0]
-
-
-@exact_products
-def _explained_variance_fwd(gram, cross):
-    factor = lax.linalg.cholesky(gram, symmetrize_input=False)
-    whitened = solve_lower(factor, cross)
-    return jnp.sum(whitened**2, axis=0), (factor, whitened)
-
-
-@exact_products
-def _explained_variance_bwd(kept, cotangent):
-    factor, whitened = kept
-    weights = solve_lower(factor, whitened, transposed=True)
-    weighted = weights * cotangent[None]
-    return -weighted @ weights.T, 2 * weighted
-
-
-explained_variance.defvjp(_explained_variance_fwd, _explained_variance_bwd)
-
-
-@jax.custom_vjp
-def leave_one_out_variance(gram: Float[Array, "n n"]) -> Float[Array, " n"]:
-    """1 / [G^-1]_ii: the variance of each row's target given those of all others; `gram` holds the noise.
-
-    With P = G^-1 and the cotangent w of the result, that of G is P diag(w / P_ii^2) P.
-
-    >>> import jax.numpy as jnp
-    >>> leave_one_out_variance(2 * jnp.eye(2)).round(3).tolist()
-    [2.0, 2.0]
-    """
-    return _leave_one_out_variance_fwd(gram)[0]
-
-
-def _leave_one_out_variance_fwd(gram):
-    inverse = inverse_triangular(lax.linalg.cholesky(gram, symmetrize_input=False))
-    variance = 1 / jnp.sum(inverse**2, axis=0)
-    return variance, (inverse, variance)
-
-
-@exact_products
-def _leave_one_out_variance_bwd(kept, cotangent):
-    inverse, variance = kept
-    precision = crossproduct(inverse)
-    return ((precision * (cotangent * variance**2)[None]) @ precision,)
-
-
-leave_one_out_variance.defvjp(_leave_one_out_variance_fwd, _leave_one_out_variance_bwd)
 
 
 @jax.custom_jvp

@@ -46,17 +46,56 @@ def squared_exponential(
     """
     xp = namespace(a, b, lengthscale, variance)
     if np.ndim(lengthscale):
-        return xp.asarray(variance) * xp.exp(-0.5 * _squared_distances(a, b, 1 / lengthscale))
-    distances = _squared_distances(a, b, xp.ones(a.shape[1], a.dtype))
-    return xp.asarray(variance) * xp.exp(-0.5 * lengthscale**-2 * distances)
+        return xp.asarray(variance) * exp(-0.5 * squared_distances(a, b, 1 / lengthscale))
+    distances = squared_distances(a, b, xp.ones(a.shape[1], a.dtype))
+    return xp.asarray(variance) * exp(-0.5 * lengthscale**-2 * distances)
 
 
-def _squared_distances(
+def exp(values: Float[AnyArray, "n m"]) -> Float[AnyArray, "n m"]:
+    """The exponential function; NumPy's values are changed, and nobody else may hold them.
+
+    >>> exp(np.zeros((1, 1))).item()
+    1.0
+    """
+    return jnp.exp(values) if namespace(values) is jnp else np.exp(values, out=values)
+
+
+def squared_distances(
     a: Float[AnyArray, "n d"], b: Float[AnyArray, "m d"], weights: Float[AnyArray, " d"]
 ) -> Float[AnyArray, "n m"]:
-    """|weights (a - b)|^2 for every pair of rows, never negative."""
+    """|weights (a - b)|^2 for every pair of rows, never negative.
+
+    >>> squared_distances(np.zeros((1, 2)), np.ones((1, 2)), np.array([1.0, 3.0])).item()
+    10.0
+    """
     has_derivatives = namespace(a, b, weights) is jnp and a.dtype == jnp.float64
     return _by_products(a, b, weights) if has_derivatives else _distances(a, b, weights)
+
+
+@exact_products
+def weighted_squares(
+    a: Float[AnyArray, "n d"],
+    b: Float[AnyArray, "m d"],
+    weights: Float[AnyArray, " d"],
+    of_pairs: Float[AnyArray, "n m"],
+) -> Float[AnyArray, " d"]:
+    """The sum over pairs of rows of w_ij weights^2 (a_i - b_j)^2 for every column, by one product of matrices.
+
+    With w = -S K it is the sum of S K_d, K_d the derivative of a squared exponential K by the log of the weight of
+    column d, one over a lengthscale.
+
+    Args:
+        a: rows.
+        b: other rows.
+        weights: of the columns.
+        of_pairs: w.
+
+    >>> weighted_squares(np.zeros((1, 2)), np.ones((1, 2)), np.array([1.0, 3.0]), np.full((1, 1), 2.0)).tolist()
+    [2.0, 18.0]
+    """
+    a, b = _weighted(a, b, weights)
+    by_first, by_second = of_pairs.sum(axis=1)[:, None], of_pairs.sum(axis=0)[:, None]
+    return (a * a * by_first).sum(axis=0) + (b * b * by_second).sum(axis=0) - 2 * (a * (of_pairs @ b)).sum(axis=0)
 
 
 @exact_products
@@ -64,6 +103,8 @@ def _distances(
     a: Float[AnyArray, "n d"], b: Float[AnyArray, "m d"], weights: Float[AnyArray, " d"]
 ) -> Float[AnyArray, "n m"]:
     xp = namespace(a, b, weights)
+    if a.shape[1] <= _FEW_COLUMNS and xp is np:
+        return _by_differences(a, b, weights)
     if a.shape[1] <= _FEW_COLUMNS:
         # The difference comes first: where both sides are weighted before it, a multiplication fused into the
         # subtraction rounds one side alone, and the covariance is not symmetric.
@@ -72,6 +113,19 @@ def _distances(
     a, b = _weighted(a, b, weights)
     squares = xp.sum(a * a, axis=1)[:, None] + xp.sum(b * b, axis=1)[None]
     return xp.maximum(squares - 2 * (a @ b.T), 0)
+
+
+def _by_differences(
+    a: Float[np.ndarray, "n d"], b: Float[np.ndarray, "m d"], weights: Float[np.ndarray, " d"]
+) -> Float[np.ndarray, "n m"]:
+    """`_distances`, column by column in the same memory: to have it fresh takes longer than to compute."""
+    total = np.zeros((len(a), len(b)), np.result_type(a, b, weights))
+    difference = np.empty_like(total)
+    for of_a, of_b, weight in zip(a.T, b.T, weights, strict=True):
+        np.subtract(of_a[:, None], of_b[None], out=difference)
+        difference *= weight
+        total += np.square(difference, out=difference)
+    return total
 
 
 def _weighted(a: AnyArray, b: AnyArray, weights: AnyArray) -> tuple[AnyArray, AnyArray]:

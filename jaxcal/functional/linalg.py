@@ -2,13 +2,15 @@
 
 - `sqrt`, `root_mean_square`, `root_sum_squares`: of numbers whose squares may leave the range of their dtype, with
   derivatives of 0 where others have none; `scale_of`: what to divide by before squaring.
-- `finite_part`: values without infinite ones.
+- `finite_part`: values without infinite ones; `inverse_softplus`.
 - `snapped`: a value without its rounding, with the derivative that it had.
 - `weighted_mean`, `fractions_of`: means over rows that count differently.
-- `add_diagonal`, `inverse_factor`, `inverse_triangular`, `solve_lower`, `crossproduct`, `half_log_det`: of Cholesky
-  factors.
+- `add_diagonal`, `with_diagonal`: of a covariance, the noise.
+- `cholesky`, `inverse_factor`, `inverse_triangular`, `solve_lower`, `crossproduct`, `column_squares`,
+  `half_log_det`: of Cholesky factors, those of NumPy's arrays by LAPACK.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import jax
@@ -18,6 +20,7 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Real
+from scipy.linalg import lapack
 
 from jaxcal._numpy import AnyArray, constant, namespace
 from jaxcal._programs import exact_products
@@ -64,7 +67,7 @@ def finite_part(values: Float[Array, "..."]) -> Float[Array, "..."]:
     return jnp.where(finite | jnp.isnan(values), values, jnp.where(values > 0, high, low))
 
 
-def snapped(x: Float[Array, "..."], value: Float[Array, "..."]) -> Float[Array, "..."]:
+def snapped(x: Float[AnyArray, "..."], value: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
     """`value` in place of x, from which it differs by rounding only; all derivatives are those of x.
 
     A rule of `jax.custom_jvp` would not do: a loop forgets it before the second derivative.
@@ -74,8 +77,8 @@ def snapped(x: Float[Array, "..."], value: Float[Array, "..."]) -> Float[Array, 
     1.0 1.0 0.5
     """
     # The difference of numbers so close is exact, and so is the sum.
-    difference = lax.stop_gradient(value - x)
-    return x + jnp.where(jnp.isfinite(difference), difference, 0)
+    xp, difference = namespace(x, value), constant(value - x)
+    return x + xp.where(xp.isfinite(difference), difference, 0)
 
 
 def root_mean_square(
@@ -124,33 +127,63 @@ def add_diagonal(matrix: Float[Array, "n n"], value: ArrayLike) -> Float[Array, 
     return matrix + jnp.reshape(value, (-1, 1)) * jnp.eye(matrix.shape[0], dtype=matrix.dtype)
 
 
-@jax.custom_jvp
-def inverse_factor(gram: Float[Array, "m m"]) -> Float[Array, "m m"]:
+def with_diagonal(matrix: Float[AnyArray, "n n"], diagonal: ArrayLike) -> Float[AnyArray, "n n"]:
+    """The matrix with another diagonal, one number or [n]; NumPy's is changed, and nobody else may hold it.
+
+    >>> with_diagonal(np.ones((2, 2)), 3.0).tolist()
+    [[3.0, 1.0], [1.0, 3.0]]
+    """
+    if namespace(matrix, diagonal) is jnp:
+        return jnp.where(np.eye(len(matrix), dtype=bool), jnp.reshape(diagonal, (-1, 1)), matrix)
+    matrix.flat[:: len(matrix) + 1] = diagonal
+    return matrix
+
+
+def cholesky(gram: Float[AnyArray, "n n"]) -> Float[AnyArray, "n n"]:
+    """The lower Cholesky factor of a symmetric matrix; NaN where it is not positive definite.
+
+    >>> cholesky(np.array([[4.0, 2.0], [2.0, 2.0]])).tolist()
+    [[2.0, 0.0], [1.0, 1.0]]
+    """
+    if namespace(gram) is jnp:
+        return lax.linalg.cholesky(gram, symmetrize_input=False)
+    factor, failed = _lapack("potrf", gram)(gram.T, lower=1, clean=1)
+    return np.full_like(gram, np.nan) if failed else factor
+
+
+def inverse_factor(gram: Float[AnyArray, "m m"]) -> Float[AnyArray, "m m"]:
     """L^-1, of the Cholesky factor L of a matrix; its derivative by G is L^-1 -> -phi(L^-1 dG L^-T) L^-1.
 
     phi takes the lower triangle with half of the diagonal.
     """
+    return _inverse_factor(gram) if namespace(gram) is jnp else inverse_triangular(cholesky(gram))
+
+
+@jax.custom_jvp
+def _inverse_factor(gram: Float[Array, "m m"]) -> Float[Array, "m m"]:
     return inverse_triangular(jnp.linalg.cholesky(gram))
 
 
-@inverse_factor.defjvp
+@_inverse_factor.defjvp
 @exact_products
 def _inverse_factor_jvp(primals, tangents):
-    inverse = inverse_factor(*primals)
+    inverse = _inverse_factor(*primals)
     half = jnp.tril(jnp.ones_like(inverse)) - 0.5 * jnp.eye(inverse.shape[0], dtype=inverse.dtype)
     return inverse, -(half * (inverse @ tangents[0] @ inverse.T)) @ inverse
 
 
 @exact_products
 def solve_lower(
-    factor: Float[Array, "n n"], right: Float[Array, "n m"], *, transposed: bool = False
-) -> Float[Array, "n m"]:
+    factor: Float[AnyArray, "n n"], right: Float[AnyArray, "n m"], *, transposed: bool = False
+) -> Float[AnyArray, "n m"]:
     """L^-1 R of a lower triangular L, or L^-T R: by halves, so that most of the work is products of matrices.
 
     >>> solve_lower(jnp.array([[2.0, 0.0], [2.0, 1.0]]), jnp.array([[2.0], [3.0]])).ravel().tolist()
     [1.0, 1.0]
     """
     n = factor.shape[0]
+    if namespace(factor, right) is np:
+        return _lapack("trtrs", factor)(factor, right, lower=1, trans=int(transposed))[0]
     if n <= _LEAF:
         return solve_triangular(factor, right, lower=True, trans=int(transposed))
     half = n // 2
@@ -165,8 +198,13 @@ def solve_lower(
 
 
 @exact_products
-def inverse_triangular(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
-    """The inverse of a lower triangular matrix: by halves, so that most of the work is products of matrices."""
+def inverse_triangular(factor: Float[AnyArray, "n n"]) -> Float[AnyArray, "n n"]:
+    """The inverse of a lower triangular matrix: by halves, so that most of the work is products of matrices.
+
+    NumPy's lies in the memory of the factor, where that is stored by columns: nobody else may hold it.
+    """
+    if namespace(factor) is np:
+        return _lapack("trtri", factor)(factor, lower=1, overwrite_c=1)[0]
     # Else XLA puts the blocks together anew, entry by entry, for everything that takes the whole.
     return lax.optimization_barrier(_inverse_by_halves(factor, _WHOLE))
 
@@ -182,10 +220,10 @@ def _inverse_by_halves(factor: Float[Array, "n n"], whole: int) -> Float[Array, 
 
 
 @exact_products
-def crossproduct(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
+def crossproduct(factor: Float[AnyArray, "n n"]) -> Float[AnyArray, "n n"]:
     """X'X of a lower triangular X: its lower half, strip by strip without the zeros of X, and the mirror image."""
     n = factor.shape[0]
-    if n <= _WHOLE:
+    if n <= _WHOLE or namespace(factor) is np:
         return factor.T @ factor
     # XLA multiplies by a transposed matrix on the right as by any other, on the left in twice the time (float64 on a
     # CPU); and a transposition of its own is faster than one within a sum.
@@ -200,7 +238,31 @@ def crossproduct(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
     return jnp.where(np.tri(n, dtype=bool), lower, mirrored)
 
 
+def column_squares(matrix: Float[AnyArray, "n m"]) -> Float[AnyArray, " m"]:
+    """The sum of the squares of every column.
+
+    >>> column_squares(np.array([[3.0, 1.0], [4.0, 1.0]])).tolist()
+    [25.0, 2.0]
+    """
+    return jnp.sum(matrix**2, axis=0) if namespace(matrix) is jnp else np.vecdot(matrix, matrix, axis=0)
+
+
 def half_log_det(factor: Float[Array, "n n"]) -> Float[Array, ""]:
     """log|G| / 2 of the Cholesky factor of a matrix G."""
     # A sum over rows: the gather of a diagonal takes longer to compile.
     return jnp.sum(jnp.log(jnp.sum(factor * jnp.eye(factor.shape[0], dtype=factor.dtype), axis=1)))
+
+
+def _lapack(name: str, array: np.ndarray) -> Callable[..., tuple]:
+    """A function of LAPACK for the dtype of an array; it takes arrays of any order, those by columns as they are."""
+    return lapack.get_lapack_funcs((name,), (array,))[0]
+
+
+def inverse_softplus(value: Float[AnyArray, "*d"]) -> Float[AnyArray, "*d"]:
+    """The number whose softplus a positive value is.
+
+    >>> round(float(inverse_softplus(np.log(2.0))), 6)
+    0.0
+    """
+    xp = namespace(value)
+    return value + xp.log(-xp.expm1(-value))

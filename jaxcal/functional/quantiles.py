@@ -10,9 +10,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Real
+from jax.typing import DTypeLike
+from jaxtyping import Array, ArrayLike, Float, Int, Real
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, constant, namespace, numpy_or_jit
 from jaxcal.functional import linalg
 from jaxcal.functional._loops import carried
 
@@ -197,8 +199,8 @@ def smallest_table(p: float | np.floating) -> int:
     return math.ceil(odds - 2 * eps * (1 + odds) ** 2)
 
 
-@jax.jit
-def linear_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> Float[Array, "*n"]:
+@numpy_or_jit
+def linear_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> Float[AnyArray, "*n"]:
     """The quantile of a sorted table, the j-th smallest value at level j / (N + 1) and linear in between.
 
     With t = clip(p (N + 1), 1, N) and l = floor(t) it is a_(l) + (t - l) (a_(l+1) - a_(l)). A new
@@ -218,13 +220,26 @@ def linear_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> 
         >>> print(linear_quantile(jnp.array([1.0, 2.0, 4.0]), jnp.array([0.0, 0.25, 0.625, 0.75])))
         [1. 1. 3. 4.]
     """
-    table = jnp.asarray(table)
-    size = table.shape[0]
-    position = jnp.multiply(p, size + 1).astype(table.dtype)
-    position = jnp.clip(linalg.snapped(position, _snapped(position, size)), 1, size)
-    low = jax.lax.stop_gradient(jnp.floor(position))
-    index = low.astype(int) - 1
-    return table[index] + (position - low) * (table[jnp.minimum(index + 1, size - 1)] - table[index])
+    table = namespace(table, p).asarray(table)
+    low, high, fraction = linear_entries(table.shape[0], p, table.dtype)
+    return table[low] + fraction * (table[high] - table[low])
+
+
+def linear_entries(
+    size: int, p: Real[ArrayLike, "*n"], dtype: DTypeLike
+) -> tuple[Int[AnyArray, "*n"], Int[AnyArray, "*n"], Float[AnyArray, "*n"]]:
+    """The places of the entries that `linear_quantile` lies between, and which fraction of the way to the second one.
+
+    >>> low, high, fraction = linear_entries(3, np.array([0.25, 0.625]), float)
+    >>> print(low, high, fraction)
+    [0 1] [1 2] [0.  0.5]
+    """
+    xp = namespace(p)
+    position = xp.multiply(p, size + 1).astype(dtype)
+    position = xp.clip(linalg.snapped(position, _snapped(position, size)), 1, size)
+    low = constant(xp.floor(position))
+    place = low.astype(int) - 1
+    return place, xp.minimum(place + 1, size - 1), position - low
 
 
 @jax.jit
@@ -414,12 +429,12 @@ def _entry(table: Array, rank: Array) -> Array:
     return jnp.where(rank < 1, -jnp.inf, jnp.where(rank > size, jnp.inf, value))
 
 
-def _snapped(count: Array, size: int) -> Array:
+def _snapped(count: AnyArray, size: int) -> AnyArray:
     """`count`, or the nearest integer where they differ by rounding only, that of p or of a 1 - p."""
-    eps = float(jnp.finfo(count.dtype).eps)
-    tolerance = jnp.minimum(eps * (4 * count + min(size, 1000)), 0.25)
-    nearest = jnp.round(count)
-    return jnp.where(jnp.abs(count - nearest) <= tolerance, nearest, count)
+    xp, eps = namespace(count), float(jnp.finfo(count.dtype).eps)
+    tolerance = xp.minimum(eps * (4 * count + min(size, 1000)), 0.25)
+    nearest = xp.round(count)
+    return xp.where(xp.abs(count - nearest) <= tolerance, nearest, count)
 
 
 def _chandrupatla(excess: Callable[[Array], Array], lower: Array, upper: Array) -> tuple[Array, Array]:

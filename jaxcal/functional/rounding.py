@@ -12,24 +12,29 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Real
 
+from jaxcal._numpy import AnyArray, constant, namespace
+
 # What an end is moved by, in eps of the largest size; twice the largest error.
 UNITS = 4
 # Each try to move an end beyond a level is twice as far as the one before. So many leave the range of every dtype.
 _MOST_TRIES = 1100
 
 
-def tolerance(*sizes: Float[Array, "..."]) -> Float[Array, "..."]:
+def tolerance(*sizes: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
     """4 eps of the largest of some sizes, arrays of one shape; 0 where that is not finite. It has no derivative.
 
     Example:
         >>> print(tolerance(jnp.array([1.0, -8.0]), jnp.array([2.0, 4.0])) / jnp.finfo(jnp.float32).eps)
         [ 8. 32.]
     """
-    size = lax.stop_gradient(jnp.max(jnp.stack([jnp.abs(each) for each in sizes]), axis=0))
-    return UNITS * float(jnp.finfo(size.dtype).eps) * jnp.where(jnp.isfinite(size), size, 0)
+    xp = namespace(*sizes)
+    size = constant(xp.max(xp.stack([xp.abs(each) for each in sizes]), axis=0))
+    return UNITS * float(jnp.finfo(size.dtype).eps) * xp.where(xp.isfinite(size), size, 0)
 
 
-def outward(end: Float[Array, "..."], side: Real[ArrayLike, "..."], *sizes: Float[Array, "..."]) -> Float[Array, "..."]:
+def outward(
+    end: Float[AnyArray, "..."], side: Real[ArrayLike, "..."], *sizes: Float[AnyArray, "..."]
+) -> Float[AnyArray, "..."]:
     """The end of an interval, moved outward by the `tolerance` of its size and of the others; infinite ones stay.
 
     Args:
@@ -42,7 +47,7 @@ def outward(end: Float[Array, "..."], side: Real[ArrayLike, "..."], *sizes: Floa
         >>> print(lower < 0.1, upper)
         True inf
     """
-    return end + jnp.asarray(side, end.dtype) * tolerance(end, *sizes)
+    return end + namespace(end, *sizes).asarray(side, end.dtype) * tolerance(end, *sizes)
 
 
 def beyond(

@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
 from jaxcal._numpy import AnyArray, namespace
-from jaxcal.functional import kernels
+from jaxcal.functional import kernels, linalg
 
 Points = PyTree[Float[AnyArray, "..."]]
 
@@ -171,10 +171,9 @@ class GPJaxKernel(eqx.Module):
         return self
 
 
-def gram(kernel: Kernel, points: Points, extra: ArrayLike = 0) -> Float[Array, "n n"]:
+def gram(kernel: Kernel, points: Points, extra: ArrayLike = 0) -> Float[AnyArray, "n n"]:
     """The covariance of the points with themselves, its diagonal exact, with `extra` on it: noise, or jitter."""
-    diagonal = kernel.diagonal(points) + extra
-    return jnp.where(np.eye(diagonal.shape[0], dtype=bool), diagonal[:, None], kernel(points, points))
+    return linalg.with_diagonal(kernel(points, points), kernel.diagonal(points) + extra)
 
 
 def take(points: Points, rows: ArrayLike | slice) -> Points:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxcal import _checks
-from jaxcal._numpy import JaxArray
+from jaxcal._numpy import JaxArray, namespace
 
 
 class Result(enum.IntEnum):
@@ -52,7 +52,8 @@ def raise_unless_finite(optimum: Optimum) -> None:
 
 def lowest(optima: Optimum) -> Optimum:
     """The one of the lowest loss, of those stacked along the leading axis of every array; NaN is the greatest."""
-    best = jnp.argmin(jnp.where(jnp.isnan(optima.loss), jnp.inf, optima.loss))
+    xp = namespace(optima.loss)
+    best = xp.argmin(xp.where(xp.isnan(optima.loss), np.inf, optima.loss))
     return jax.tree.map(lambda leaf: leaf[best], optima)
 
 

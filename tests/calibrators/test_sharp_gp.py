@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compilations
 from differences import check_gradients
 from jax.scipy.special import ndtr
 from scipy import stats
@@ -14,6 +15,7 @@ from scipy import stats
 import jaxcal as jc
 from jaxcal import Point
 from jaxcal.calibrators import sharp_gp
+from jaxcal.calibrators.sharp_gp import curves
 from jaxcal.optimize import Result
 
 pytestmark = pytest.mark.contract_in_32_bits
@@ -226,6 +228,48 @@ def test_the_outermost_level_is_finite_however_it_is_rounded(data, number):
     assert np.isfinite(distribution.interval((number - 1) / (number + 1))).all()
 
 
+# ------------------------------------------------------------------ the host, and programs
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"kernel": None}, {"search": "ard", "levels": 0.9}, {"fit_on": "calibration"}], ids=str
+)
+def test_known_rows_compile_nothing_and_answers_are_those_of_a_program(data, form):
+    (x_train, y_train), (x, y), (new, _) = (tuple(rows[:29] for rows in part) for part in data)
+    options = {"x_train": x_train, "kernel": KERNEL} | form
+    at, base, of_new = new, Point(mean(x)), Point(mean(new))
+    with compilations() as compiled:
+        fitted = sharp_gp.fit(x, base, y, y_train=y_train, **options)
+        found = values(fitted(at, of_new))
+    assert compiled == []
+
+    @jax.jit
+    def traced(x, y, y_train, at):
+        return values(sharp_gp.fit(x, base, y, y_train=y_train, **options)(at, of_new))
+
+    close = 1e-6 if X64 and "kernel" not in form else 0.05
+    np.testing.assert_allclose(traced(x, y, y_train, at), found, atol=close)
+    # Rows that a program closes over are known.
+    inside = jax.jit(lambda at: values(sharp_gp.fit(x, base, y, y_train=y_train, **options)(at, of_new)))(at)
+    np.testing.assert_allclose(inside, found, rtol=1e-5, atol=1e-9 if X64 else 1e-4)
+
+
+@pytest.mark.parametrize("of", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize("num_below", [0, 1, 3])
+def test_a_score_is_the_place_of_an_error(rng, num_below, of):
+    """Inside of the curve, on its quantiles, and beyond its ends."""
+    distances = rng.uniform(0.1, 1, size=(6, 3))
+    curve = curves.nested(of(distances), num_below)
+    assert (np.diff(curve, axis=1) >= 0).all()
+    np.testing.assert_array_equal(curve[:, num_below], 0)
+    error = of(np.array([-3.0, -0.05, 0.0, 0.02, 0.3, 2.5]))
+    scores = curves.scores(curve, error, num_below)
+    found = np.diagonal(curves.errors(curve, scores, num_below))
+    np.testing.assert_allclose(found, error, atol=1e-12 if X64 else 1e-5)
+    places = of(np.arange(4.0) - num_below)
+    np.testing.assert_allclose(curves.errors(curve, places, num_below), curve, atol=1e-12 if X64 else 1e-6)
+
+
 def upper_end(x, mean_of_x, y, x_train, y_train, lengthscale=None, noise_ratio=None, **options):
     """Of intervals at three rows, as a function of all that is fitted to."""
     kernel = None if lengthscale is None else sharp_gp.Kernel(lengthscale, noise_ratio)
@@ -252,7 +296,7 @@ def test_derivatives_of_many_runs_and_of_a_search_cut_short(data, monkeypatch, o
     runs = jax.jit(jax.vmap(lambda y_train: derivative(*args, y_train)))(both)
     np.testing.assert_allclose(runs, [derivative(*args, one) for one in both], rtol=1e-6, atol=1e-9)
 
-    monkeypatch.setattr(sharp_gp, "_MOST_ITERATIONS", 1)
+    monkeypatch.setattr(sharp_gp.given, "_MOST_ITERATIONS", 1)
     jax.clear_caches()
     assert np.isnan(derivative(*args, y_train[:30])).any()
     fitted = sharp_gp.fit(*args[:1], Point(args[1]), args[2], x_train=args[3], y_train=y_train[:30])

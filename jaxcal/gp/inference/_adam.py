@@ -9,6 +9,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from jaxcal.functional.linalg import inverse_softplus
 from jaxcal.gp import model as models
 from jaxcal.gp.model import Data, Found, Model
 from jaxcal.optimize import Result, adam
@@ -58,8 +59,3 @@ def _map_hyperparameters(change: Callable, model: Model) -> Model:
     kernel = jax.tree.map(lambda value: change(value, 0.0), kernel)
     noise = jax.tree.map(lambda value: change(value, _GPYTORCH_NOISE), noise)  # None where it is fixed
     return eqx.tree_at(parts, model, (kernel, noise), is_leaf=lambda node: node is None)
-
-
-def inverse_softplus(value: Float[Array, "*d"]) -> Float[Array, "*d"]:
-    """The number whose softplus a positive value is."""
-    return value + jnp.log(-jnp.expm1(-value))

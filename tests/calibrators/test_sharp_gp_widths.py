@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcal.gp import widths
+from jaxcal._numpy import by_numpy
+from jaxcal.calibrators.sharp_gp import widths
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -87,6 +88,41 @@ def test_lengthscales_do_not_grow_outwards_and_columns_beat_the_line(problem, vi
             problem.log_width(log_scales[place], jnp.asarray(LEVELS[place])) for log_scales in found.values()
         )
         assert column <= line + 0.02
+
+
+@pytest.mark.parametrize("view", [lambda problem: problem, left_out])
+@pytest.mark.parametrize("level", [0.8, 29 / 31])
+def test_gradient_in_closed_form_is_that_of_jax(problem, view, level, rng):
+    """On the host and in a program, also where a bound holds a column."""
+    problem, level = view(problem), jnp.asarray(level)
+    through = jax.jit(jax.value_and_grad(lambda log_scale: problem.log_width(log_scale, level)))
+    tolerance = {"rtol": 1e-8, "atol": 1e-10} if X64 else {"rtol": 1e-2, "atol": 1e-3}
+    for log_scale in (*rng.normal(size=(5, 2)), np.array([0.3, 6.0])):
+        log_scale = jnp.asarray(log_scale)
+        value, gradient = through(log_scale)
+        on_host = by_numpy(widths.Problem.log_width_and_gradient, problem, log_scale, level)
+        for found in (on_host, jax.jit(problem.log_width_and_gradient)(log_scale, level)):
+            np.testing.assert_allclose(found[0], value, **tolerance)
+            np.testing.assert_allclose(found[1], gradient, **tolerance)
+
+
+@pytest.mark.parametrize("view", [lambda problem: problem, left_out])
+def test_the_host_finds_what_a_program_finds(problem, view):
+    problem, start = view(problem), jnp.zeros(2)
+    on_host, traced = (
+        run(widths.on_line, problem, start, LEVELS)
+        for run in (by_numpy, lambda search, *args: jax.jit(search, static_argnums=2)(*args))
+    )
+    np.testing.assert_allclose(on_host, traced, atol=1e-12 if X64 else 1e-5)
+    # The sum of the widths by column: both end near minima of a rugged function.
+    on_host, traced = (
+        sum(problem.log_width(*each) for each in zip(found, jnp.asarray(LEVELS), strict=True))
+        for found in (
+            by_numpy(widths.by_column, problem, start, LEVELS),
+            jax.jit(widths.by_column, static_argnums=2)(problem, start, LEVELS),
+        )
+    )
+    np.testing.assert_allclose(on_host, traced, atol=1e-4 if X64 else 0.05)
 
 
 def test_some_rows_are_taken_at_equal_distances(problem):

@@ -3,7 +3,7 @@
 Capone, Hirche & Pleiss, "Sharp Calibrated Gaussian Processes", NeurIPS 2023. The delta-quantile of a row is
 mean + beta sigma(theta, x). The mean is the model's, and sigma^2 the variance (eq. 3b) of a Gaussian process given the
 training inputs, whose lengthscales theta are not those of the regression: they are chosen for every level so that the
-quantiles lie close to the mean (eq. 7, `gp.widths.log_width`), with beta the quantile of the errors over sigma
+quantiles lie close to the mean (eq. 7, `widths.log_width`), with beta the quantile of the errors over sigma
 (eq. 6, `functional.quantiles.linear_quantile`).
 
 The paper's Theorem 5.4 needs the errors that set beta not to have chosen theta. So theta and beta are chosen by the
@@ -20,39 +20,34 @@ finite quantile covers as it should.
 (docs/results.md): take that where the model is one.
 """
 
-from collections.abc import Sequence
-from functools import partial
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import ArrayLike, Float, Int
 
 from jaxcal import _checks
+from jaxcal._numpy import JaxArray, namespace, numpy_or_jit, threads_for
 from jaxcal.calibrators import _base
 from jaxcal.calibrators._base import FINE_LEVELS, Rows
+from jaxcal.calibrators.sharp_gp import curves, given, widths
 from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import gp, rounding
-from jaxcal.functional.quantiles import interpolate_monotone, linear_quantile, smallest_table
-from jaxcal.gp import Exact, GaussianNoise, Sparse, initial, model, widths
-from jaxcal.gp.fit import Way, maximize_evidence, warn_of_rounding
-from jaxcal.gp.inference.sparse import greedy_points
-from jaxcal.gp.kernels import SquaredExponential
-from jaxcal.gp.model import Data, Model
+from jaxcal.functional._loops import over_leading_axis
+from jaxcal.functional.quantiles import linear_quantile, smallest_table
+from jaxcal.gp.fit import warn_of_rounding
 from jaxcal.networks import presets
-from jaxcal.optimize import Result, over_runs
 
 # Levels near the middle need no lengthscales of their own: their quantiles are close to the mean anyway.
 _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
-_MOST_ITERATIONS = 1000
-# Above so many training rows the variance is the sparse one.
-_EXACT_ROWS, _NUM_INDUCING = 2000, 300
+# So many inducing points the sparse variance has, of more rows than the exact one takes.
+_NUM_INDUCING = 300
 # Up to so many calibration rows the distribution has the level of every rank, j / (N + 1); levels nearer to each other
 # than the other number are one.
 _MOST_RANKS, _SAME_LEVEL = 1000, 1e-6
@@ -218,20 +213,25 @@ def fit(
     if y_train is None:
         if kernel is None or setting.fit_on == "training":
             raise ValueError("y_train may be None only with a kernel and fit_on='calibration'.")
-        y_train = jnp.zeros_like(x_train[:, 0])  # no error of theirs is used
+        y_train = np.zeros(x_train.shape[0], x_train.dtype)  # no error of theirs is used
     else:
         y_train = _checks.as_vector("y_train", y_train, length=x_train.shape[0])
-        _checks.check_varies("y_train is", y_train, jnp.max(jnp.abs(y_train)))
+        _checks.check_varies("y_train is", y_train, 0 if _checks.is_traced(y_train) else np.abs(y_train).max())
         if known := _base.num_among((rows.x, rows.y), (x_train, y_train)):
             _checks.warn(
                 f"{known} of {rows.y.shape[0]} calibration rows are among the training rows, whose errors are smaller "
                 "than new ones: intervals will be too narrow. jaxcal.pipeline calibrates by errors of rows that the "
                 "model was not trained on.",
             )
-    _base.warn_without_width(rows.y - rows.mean)
-    kernel = None if kernel is None else _checked(kernel, x_train.shape[1])
-    sharp = _fit(rows, columns, x_train, y_train, kernel, setting)
-    if throw and not _checks.is_traced(sharp.scores) and not jnp.isfinite(sharp.scores).all():
+    _base.warn_without_width(_errors(rows))
+    arrays = rows, x_train, y_train, None if kernel is None else _checked(kernel, x_train.shape[1])
+    if not setting.differentiable:
+        arrays = _checks.without_derivative(arrays, "sharp_gp.fit", "give differentiable=True")
+    rows, x_train, y_train, kernel = _of_one_dtype(arrays)
+    if kernel is None:
+        kernel = given.of_greatest_evidence(x_train, y_train, columns.indicators, differentiable=setting.differentiable)
+    sharp = _fit(rows, columns, x_train, y_train, kernel, setting=setting)
+    if throw and not _checks.is_traced(sharp.scores) and not np.isfinite(sharp.scores).all():
         raise FloatingPointError(
             f"the covariance of {x_train.shape[0]} rows could not be factorized: the noise_ratio of the kernel, "
             f"{np.max(sharp.noise_ratio):.1e}, is too small for {sharp.scores.dtype}. throw=False returns the fit."
@@ -261,16 +261,16 @@ class SharpGP(eqx.Module):
         is_bounded: whether quantiles beyond the outermost of these levels are infinite.
     """
 
-    log_lengthscales: Float[Array, "*runs k d"]
+    log_lengthscales: Float[JaxArray, "*runs k d"]
     posteriors: gp.Posterior
-    points: Float[Array, "*runs m d"]
-    noise_ratio: Float[Array, "*runs"]
-    rounding_fraction: Float[Array, "*runs"]
-    beta: Float[Array, "*runs k"]
-    scores: Float[Array, "*runs l"]
+    points: Float[JaxArray, "*runs m d"]
+    noise_ratio: Float[JaxArray, "*runs"]
+    rounding_fraction: Float[JaxArray, "*runs"]
+    beta: Float[JaxArray, "*runs k"]
+    scores: Float[JaxArray, "*runs l"]
     columns: Columns
     x_scaler: Standardizer
-    result: Int[Array, "*runs"]
+    result: Int[JaxArray, "*runs"]
     levels: tuple[float, ...] = eqx.field(static=True)
     grid: tuple[float, ...] = eqx.field(static=True)
     is_bounded: bool = eqx.field(static=True)
@@ -295,15 +295,16 @@ class SharpGP(eqx.Module):
         values = _predict(self, x, base.mean)
         if not self.is_bounded:
             return Quantiles(np.array(self.grid), values)
-        rounding = 2 * float(jnp.finfo(values.dtype).eps)
+        rounding = 2 * float(np.finfo(values.dtype).eps)
         grid, number = np.array(self.grid), self.scores.shape[-1]
         lowest, highest = self.grid[0] - rounding, self.grid[-1] + rounding
         return Quantiles(grid, values, lowest=lowest, highest=highest, num_calibration=number)
 
     @property
-    def lengthscales(self) -> Float[Array, "*runs k d"]:
+    @numpy_or_jit
+    def lengthscales(self) -> Float[JaxArray, "*runs k d"]:
         """Those of every level, in the units of x."""
-        return jnp.exp(self.log_lengthscales) * self.x_scaler.scale[..., None, :]
+        return namespace(self.log_lengthscales).exp(self.log_lengthscales) * self.x_scaler.scale[..., None, :]
 
 
 def _checked_setting(
@@ -317,7 +318,7 @@ def _checked_setting(
         # Its objective has kinks, where two errors change places, and mostly it ends at one of them.
         raise ValueError("differentiable=True goes with search='line': the search by column has no derivative.")
     num_inducing = asked.num_inducing
-    if num_inducing is None and num_train > _EXACT_ROWS:
+    if num_inducing is None and num_train > given.EXACT_ROWS:
         num_inducing = _NUM_INDUCING
     if num_inducing is not None:
         _checks.check_at_least("num_inducing", num_inducing, 1)
@@ -364,7 +365,10 @@ def _joined(levels: tuple[float, ...], others: tuple[float, ...]) -> tuple[float
 
 def _checked(kernel: HasKernel, num_columns: int) -> Kernel:
     """Lengthscales, one for each column, and noise."""
-    lengthscale, noise_ratio = (_checks.as_floats(name, getattr(kernel, name)) for name in Kernel._fields)
+    # JAX would compile a program for a number of Python.
+    values = {name: getattr(kernel, name) for name in Kernel._fields}
+    known = {name: np.asarray(value) if isinstance(value, float | int) else value for name, value in values.items()}
+    lengthscale, noise_ratio = (_checks.as_floats(name, value) for name, value in known.items())
     if lengthscale.shape not in ((), (1,), (num_columns,)) or noise_ratio.shape:
         raise ValueError(
             f"kernel must have a lengthscale for each of the {num_columns} columns and one noise_ratio; got shapes "
@@ -373,213 +377,135 @@ def _checked(kernel: HasKernel, num_columns: int) -> Kernel:
     for name, values in (("kernel.lengthscale", lengthscale), ("kernel.noise_ratio", noise_ratio)):
         _checks.check_finite(name, values)
         _checks.check_positive(name, values)
-    return Kernel(jnp.broadcast_to(lengthscale, (num_columns,)), noise_ratio)
+    return Kernel(_of_columns(lengthscale, num_columns), noise_ratio)
 
 
-class _Given(NamedTuple):
-    """What a variance is conditioned on: training rows, as they are or through inducing points, and the noise.
-
-    Attributes:
-        x: [n, d], scaled.
-        targets: [n], scaled.
-        log_noise: the log of the noise ratio.
-        inducing: None for the rows as they are.
-    """
-
-    x: Float[Array, "n d"]
-    targets: Float[Array, " n"]
-    log_noise: Float[Array, ""]
-    inducing: Float[Array, "m d"] | None
-
-    @property
-    def data(self) -> Data:
-        """The rows."""
-        return Data(self.x, self.targets)
-
-    @property
-    def points(self) -> Float[Array, "m d"]:
-        """The conditioning points."""
-        return self.x if self.inducing is None else self.inducing
-
-    @property
-    def noise_ratio(self) -> Float[Array, ""]:
-        """The variance of the noise, that of the process being 1."""
-        return self.model(jnp.zeros_like(self.x[0])).noise_variance(self.x)
-
-    def model(self, log_lengthscale: Float[Array, " d"]) -> Model:
-        """The process of variance 1 and these lengthscales, before data."""
-        return Model(_kernel(log_lengthscale), self.log_noise, inducing=self.inducing)
-
-    def posterior(self, log_lengthscale: Float[Array, " d"]) -> gp.Posterior:
-        """What is known under these lengthscales."""
-        inference = Exact() if self.inducing is None else Sparse()
-        jitter = inference.jitter_of_try(jnp.int32(0), self.x.dtype)
-        return model.posterior(self.model(log_lengthscale), self.data, jitter)
-
-    def leave_one_out(self, log_lengthscale: Float[Array, " d"], posterior: gp.Posterior) -> gp.LeaveOneOut:
-        """Errors and variances of the training rows, each given all others."""
-        return model.leave_one_out(self.model(log_lengthscale), posterior, self.data)
+@numpy_or_jit
+def _of_columns(lengthscale: Float[JaxArray, "*k"], num_columns: int) -> Float[JaxArray, " d"]:
+    return namespace(lengthscale).broadcast_to(lengthscale, (num_columns,))
 
 
-@eqx.filter_jit
+@numpy_or_jit
+def _of_one_dtype(arrays: tuple) -> tuple:
+    """The rows and the kernel in the widest dtype of the rows."""
+    dtype = np.result_type(*(array.dtype for array in jax.tree.leaves(arrays[:3])))
+    return jax.tree.map(lambda array: array.astype(dtype), arrays)
+
+
+@numpy_or_jit
+def _errors(rows: Rows) -> Float[JaxArray, " n"]:
+    """Those of the model."""
+    return rows.y - rows.mean
+
+
+def _is_exact(*_: object, setting: _Setting) -> bool:
+    return setting.num_inducing is None
+
+
+@numpy_or_jit(when=_is_exact)
 def _fit(
     rows: Rows,
     columns: Columns,
-    x_train: Float[Array, "n d"],
-    y_train: Float[Array, " n"],
-    kernel: Kernel | None,
+    x_train: Float[JaxArray, "n d"],
+    y_train: Float[JaxArray, " n"],
+    kernel: Kernel | given.Hyperparameters,
+    *,
     setting: _Setting,
 ) -> SharpGP:
-    arrays = rows, x_train, y_train, kernel
-    if not setting.differentiable:
-        arrays = _checks.without_derivative(arrays, "sharp_gp.fit", "give differentiable=True")
-    dtype = jnp.result_type(*jax.tree.leaves(arrays[:3]))
-    rows, x_train, y_train, kernel = jax.tree.map(lambda a: jnp.asarray(a, dtype), arrays)
+    """The fit to rows of one dtype; the hyperparameters of a `Kernel` are in units of x, the other ones scaled."""
     x_scaler, y_scaler = Standardizer.of(x_train).without(columns.indicators), Standardizer.of(y_train)
-    x, targets = x_scaler(x_train), y_scaler(y_train)
-    found = _fitted(x, targets, setting.differentiable) if kernel is None else _scaled(kernel, x_scaler)
-    log_lengthscale, noise_ratio, result = found
-    given = _conditioned(x, targets, log_lengthscale, noise_ratio, setting.num_inducing)
-
-    errors, at = rows.y - rows.mean, x_scaler(rows.x)
-    chosen_by, chosen_at = errors, at
-    if setting.fit_on == "training":
-        loo = given.leave_one_out(log_lengthscale, given.posterior(log_lengthscale))
-        chosen_by, chosen_at = y_scaler.scale * loo.error, None
-    problem = widths.Problem(x, given.noise_ratio, chosen_by, chosen_at).of_some_rows(setting.num_searched)
-    search = widths.on_line if setting.search == "line" else widths.by_column
-    log_lengthscales = -search(problem, -log_lengthscale, setting.levels)
-
-    def calibrate(log_lengthscale, level):
-        posterior = given.posterior(log_lengthscale)
-        if chosen_at is None:
-            variance = given.leave_one_out(log_lengthscale, posterior).variance
-        else:
-            variance = _variance(log_lengthscale, posterior, given.points, given.noise_ratio, chosen_at)
-        return posterior, linear_quantile(jnp.sort(chosen_by / jnp.sqrt(variance)), level), jnp.median(variance)
-
-    posteriors, beta, variances = over_runs(calibrate)(log_lengthscales, jnp.asarray(setting.levels, dtype))
-    rounding_fraction = given.model(log_lengthscale).rounding(given.x) / jnp.min(variances)
+    found = given.scaled(*kernel, x_scaler) if isinstance(kernel, Kernel) else kernel
+    known = given.Given.of(x_scaler(x_train), y_scaler(y_train), found, setting.num_inducing)
+    errors, at = _errors(rows), x_scaler(rows.x)
+    with threads_for(x_train.shape[0]):
+        chosen_by, chosen_at = errors, at
+        if setting.fit_on == "training":
+            loo = known.leave_one_out(found.log_lengthscale, known.posterior(found.log_lengthscale))
+            chosen_by, chosen_at = y_scaler.scale * loo.error, None
+        problem = widths.Problem(known.x, known.noise_ratio, chosen_by, chosen_at).of_some_rows(setting.num_searched)
+        search = widths.on_line if setting.search == "line" else widths.by_column
+        log_lengthscales = -search(problem, -found.log_lengthscale, setting.levels)
+        posteriors, beta, variances = _calibrated(known, log_lengthscales, chosen_by, chosen_at, setting.levels)
     sharp = SharpGP(
         log_lengthscales=log_lengthscales,
         posteriors=posteriors,
-        points=given.points,
-        noise_ratio=given.noise_ratio,
-        rounding_fraction=rounding_fraction,
+        points=known.points,
+        noise_ratio=known.noise_ratio,
+        rounding_fraction=known.rounding / variances.min(),
         beta=beta,
         scores=errors,
         columns=columns,
         x_scaler=x_scaler,
-        result=result,
+        result=found.result,
         levels=setting.levels,
         grid=setting.grid,
         is_bounded=setting.is_bounded,
     )
-    score = partial(_score, num_below=widths.num_below(setting.levels))
-    return eqx.tree_at(lambda sharp: sharp.scores, sharp, jnp.sort(jax.vmap(score)(_curves(sharp, at), errors)))
+    scores = curves.scores(_curves(sharp, at), errors, widths.num_below(setting.levels))
+    return eqx.tree_at(lambda sharp: sharp.scores, sharp, namespace(scores).sort(scores))
 
 
-class _Hyperparameters(NamedTuple):
-    """Those of the regression, in scaled units."""
+def _calibrated(
+    known: given.Given,
+    log_lengthscales: Float[JaxArray, "k d"],
+    errors: Float[JaxArray, " m"],
+    at: Float[JaxArray, "m d"] | None,
+    levels: tuple[float, ...],
+) -> tuple[gp.Posterior, Float[JaxArray, " k"], Float[JaxArray, " k"]]:
+    """For every level what is known under its lengthscales, beta (eq. 6), and the median variance of the rows.
 
-    log_lengthscale: Float[Array, " d"]
-    noise_ratio: Float[Array, ""]
-    result: Int[Array, ""]
-
-
-def _fitted(x: Float[Array, "n d"], targets: Float[Array, " n"], differentiable: bool) -> _Hyperparameters:
-    """Those of the greatest evidence."""
-    data = Data(x, targets)
-    number, noise = targets.shape[0], GaussianNoise()
-    inference = Exact(ard=True) if number <= _EXACT_ROWS else Sparse(ard=True)
-    way = Way((inference.settled(number, noise, differentiable=differentiable),), noise, differentiable)
-    initial_of = lambda data, noise: initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
-    process = maximize_evidence(initial_of, data, way)
-    kernel = cast(SquaredExponential, process.model.kernel)
-    log_lengthscale = jnp.broadcast_to(kernel.log_lengthscale, x.shape[1:])
-    return _Hyperparameters(log_lengthscale, process.noise_variance / jnp.exp(kernel.log_variance), process.result)
-
-
-def _scaled(kernel: Kernel, x_scaler: Standardizer) -> _Hyperparameters:
-    """Those of a kernel; in constant columns rows do not differ, whatever the scale."""
-    has_scale = x_scaler.scale > 0
-    ratio = jnp.where(has_scale, kernel.lengthscale, 1) / jnp.where(has_scale, x_scaler.scale, 1)
-    return _Hyperparameters(jnp.log(ratio), jnp.asarray(kernel.noise_ratio), jnp.int32(Result.CONVERGED))
-
-
-def _conditioned(x, targets, log_lengthscale, noise_ratio, num_inducing: int | None) -> _Given:
-    inducing = None
-    if num_inducing is not None:
-        inducing = greedy_points(_kernel(log_lengthscale), x, num_inducing)
-    return _Given(x, targets, jnp.log(noise_ratio), inducing)
-
-
-def _kernel(log_lengthscale: Float[Array, " d"]) -> SquaredExponential:
-    return SquaredExponential(jnp.zeros_like(log_lengthscale[0]), log_lengthscale)
-
-
-def _variance(
-    log_lengthscale, posterior: gp.Posterior, points: Float[Array, "m d"], noise_ratio, x
-) -> Float[Array, " n"]:
-    """sigma^2 of new rows, in scaled units (eq. 3b)."""
-    return model.predict(_kernel(log_lengthscale), posterior, points, x)[1] + noise_ratio
-
-
-@eqx.filter_jit
-def _predict(sharp: SharpGP, x: Float[Array, "n d"], mean: Float[Array, " n"]) -> Float[Array, "n l"]:
-    """The quantiles of the rows at the levels of the grid."""
-    curves = _curves(sharp, sharp.x_scaler(x))
-    scores = linear_quantile(sharp.scores, jnp.asarray(sharp.grid, sharp.scores.dtype))
-    num_below = widths.num_below(sharp.levels)
-    errors = jax.vmap(lambda curve: jax.vmap(lambda score: _error(curve, score, num_below))(scores))(curves)
-    # A score is rounded in units of a piece of the curve, of which none is longer than the whole.
-    pieces = jnp.abs(scores)[None] * (curves[:, -1] - curves[:, 0])[:, None]
-    side = jnp.broadcast_to(jnp.where(np.array(sharp.grid) < 0.5, -1, 1), errors.shape)
-    mean = jnp.broadcast_to(mean[:, None], errors.shape)
-    # Rounding must not let them cross.
-    return lax.cummax(rounding.outward(mean + errors, side, mean, errors, pieces), axis=1)
-
-
-def _curves(sharp: SharpGP, x: Float[Array, "n d"]) -> Float[Array, "n c"]:
-    """Every row's quantiles of the error, with the 0 in their middle, nested: their distances from 0 never fall."""
-
-    def distance(log_lengthscale, posterior, beta):
-        variance = _variance(log_lengthscale, posterior, sharp.points, sharp.noise_ratio, x)
-        return jnp.abs(beta) * jnp.sqrt(variance)
-
-    distances = over_runs(distance)(sharp.log_lengthscales, sharp.posteriors, sharp.beta).T
-    num_below = widths.num_below(sharp.levels)
-    below = -lax.cummax(distances[:, :num_below], axis=1, reverse=True)
-    above = lax.cummax(distances[:, num_below:], axis=1)
-    return jnp.concatenate([below, jnp.zeros_like(distances[:, :1]), above], axis=1)
-
-
-def _score(curve: Float[Array, " c"], error: Float[Array, ""], num_below: int) -> Float[Array, ""]:
-    """The place of an error on a row's curve: -1 at the first quantile below the middle, 2 at the second one above."""
-    places = jnp.arange(curve.shape[0], dtype=curve.dtype) - num_below
-    end, place, unit = _end(curve, error, num_below)
-    beyond = jnp.abs(error) - jnp.abs(end)
-    inside = interpolate_monotone(error, curve, places)
-    return jnp.where(beyond > 0, place + jnp.sign(error) * beyond / jnp.where(beyond > 0, unit, 1), inside)
-
-
-def _error(curve: Float[Array, " c"], score: Float[Array, ""], num_below: int) -> Float[Array, ""]:
-    """The error at a place on a row's curve: the inverse of `_score`."""
-    places = jnp.arange(curve.shape[0], dtype=curve.dtype) - num_below
-    end, place, unit = _end(curve, score, num_below)
-    beyond = jnp.abs(score) - jnp.abs(place)
-    inside = interpolate_monotone(score, places, curve)
-    return jnp.where(beyond > 0, end + jnp.sign(score) * beyond * unit, inside)
-
-
-def _end(curve: Float[Array, " c"], sign: Float[Array, ""], num_below: int) -> tuple[Array, Array, Array]:
-    """The curve's end on the side of a sign, its place, and the unit of places beyond: how far it is from the middle.
-
-    A side without levels, or of no width, is as wide as the other one.
+    Arguments as of `widths.Problem`.
     """
-    lower, upper = curve[0], curve[-1]
-    is_above = sign > 0
-    end, other = jnp.where(is_above, upper, lower), jnp.where(is_above, lower, upper)
-    unit = jnp.abs(jnp.where(end == 0, other, end))
-    place = jnp.where(is_above, curve.shape[0] - 1 - num_below, -num_below).astype(curve.dtype)
-    return end, place, unit
+    xp = namespace(log_lengthscales)
+
+    def condition(of_level):
+        (log_lengthscale,) = of_level
+        posterior = known.posterior(log_lengthscale)
+        if at is None:
+            return posterior, known.leave_one_out(log_lengthscale, posterior).variance
+        return posterior, given.variance(log_lengthscale, posterior, known.points, known.noise_ratio, at)
+
+    def calibrate(of_level):
+        variance, level = of_level
+        return linear_quantile(xp.sort(errors / xp.sqrt(variance)), level)
+
+    posteriors, variances = _over_levels(condition, log_lengthscales)
+    beta = over_leading_axis(calibrate, (variances, xp.asarray(levels, variances.dtype)))
+    return posteriors, beta, xp.median(variances, axis=1)
+
+
+@numpy_or_jit
+def _predict(sharp: SharpGP, x: Float[JaxArray, "n d"], mean: Float[JaxArray, " n"]) -> Float[JaxArray, "n l"]:
+    """The quantiles of the rows at the levels of the grid."""
+    xp = namespace(x, mean)
+    with threads_for(sharp.points.shape[-2]):
+        of_rows = _curves(sharp, sharp.x_scaler(x))
+    scores = linear_quantile(sharp.scores, np.asarray(sharp.grid, sharp.scores.dtype))
+    errors = curves.errors(of_rows, scores, widths.num_below(sharp.levels))
+    # A score is rounded in units of a piece of the curve, of which none is longer than the whole.
+    pieces = xp.abs(scores)[None] * (of_rows[:, -1] - of_rows[:, 0])[:, None]
+    side = xp.broadcast_to(np.where(np.array(sharp.grid) < 0.5, -1, 1), errors.shape)
+    mean = xp.broadcast_to(mean[:, None], errors.shape)
+    # Rounding must not let them cross.
+    return curves.greatest_so_far(rounding.outward(mean + errors, side, mean, errors, pieces))
+
+
+def _curves(sharp: SharpGP, x: Float[JaxArray, "n d"]) -> Float[JaxArray, "n c"]:
+    """The rows' quantiles of the error."""
+
+    def sigma(of_level):
+        variance = given.variance(*of_level, sharp.points, sharp.noise_ratio, x)
+        return namespace(variance).sqrt(variance)
+
+    distances = abs(sharp.beta)[None] * _over_levels(sigma, sharp.log_lengthscales, sharp.posteriors).T
+    return curves.nested(distances, widths.num_below(sharp.levels))
+
+
+def _over_levels(function: Callable, log_lengthscales: Float[JaxArray, "k d"], *others: Any) -> Any:
+    """`function` of the lengthscales of every level, and of what follows from them; on the host once for equal ones."""
+    arrays = log_lengthscales, *others
+    if namespace(log_lengthscales) is jnp:
+        return over_leading_axis(function, arrays)
+    _, first, place = np.unique(log_lengthscales, axis=0, return_index=True, return_inverse=True)
+    found = [function(jax.tree.map(lambda array: array[k], arrays)) for k in first]  # noqa: B023
+    return jax.tree.map(lambda *parts: np.stack(parts), *(found[k] for k in place))

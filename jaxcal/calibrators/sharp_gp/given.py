@@ -1,0 +1,170 @@
+"""What a variance is conditioned on: training rows, as they are or through inducing points, and the noise.
+
+The hyperparameters of the regression are a kernel's that is given, or those of the greatest evidence.
+"""
+
+from typing import NamedTuple, cast
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jaxcal._numpy import AnyArray, is_known, namespace, numpy_or_jit
+from jaxcal.frames.preprocessing import Standardizer
+from jaxcal.functional import gp
+from jaxcal.gp import Exact, GaussianNoise, Sparse, initial
+from jaxcal.gp import model as models
+from jaxcal.gp.fit import Way, fit_rows
+from jaxcal.gp.inference.sparse import greedy_points
+from jaxcal.gp.kernels import SquaredExponential, gram
+from jaxcal.gp.model import Data, Model, jitter_of_try
+from jaxcal.gp.protocols import InitialOf
+from jaxcal.optimize import Result, as_constants
+
+# Above so many training rows the regression is through inducing points.
+EXACT_ROWS = 2000
+
+
+class Hyperparameters(NamedTuple):
+    """Those of the regression, in scaled units.
+
+    Attributes:
+        log_lengthscale: of every column.
+        noise_ratio: the variance of the noise over that of the process.
+        result: how the search for them ended, one of `jaxcal.optimize.Result`.
+    """
+
+    log_lengthscale: Float[AnyArray, " d"]
+    noise_ratio: Float[AnyArray, ""]
+    result: Int[AnyArray, ""]
+
+
+def scaled(
+    lengthscale: Float[AnyArray, " d"], noise_ratio: Float[AnyArray, ""], x_scaler: Standardizer
+) -> Hyperparameters:
+    """Those of a kernel; in constant columns rows do not differ, whatever the scale."""
+    xp, has_scale = namespace(lengthscale), x_scaler.scale > 0
+    ratio = xp.where(has_scale, lengthscale, 1) / xp.where(has_scale, x_scaler.scale, 1)
+    return Hyperparameters(xp.log(ratio), noise_ratio, xp.asarray(Result.CONVERGED, np.int32))
+
+
+def of_greatest_evidence(
+    x: Float[AnyArray, "n d"], y: Float[AnyArray, " n"], indicators: tuple[int, ...], *, differentiable: bool
+) -> Hyperparameters:
+    """Those of the greatest evidence of rows, which are standardized; the host searches for those of known rows."""
+    way = Way.of(
+        y.shape[0],
+        Exact() if y.shape[0] <= EXACT_ROWS else Sparse(),
+        GaussianNoise(),
+        ard=True,
+        is_known=is_known(as_constants((x, y))),
+        in_numpy=True,
+        differentiable=differentiable,
+    )
+    _, process = fit_rows(eqx.Partial(_prepared, indicators), (x, y), way, in_numpy=True)
+    kernel = cast(SquaredExponential, process.model.kernel)
+    return _of_process(kernel, process.noise_variance, process.result, x.shape[1])
+
+
+@numpy_or_jit
+def _of_process(
+    kernel: SquaredExponential, noise_variance: Float[AnyArray, ""], result: Int[AnyArray, ""], num_columns: int
+) -> Hyperparameters:
+    xp = namespace(noise_variance)
+    log_lengthscale = xp.broadcast_to(kernel.log_lengthscale, (num_columns,))
+    return Hyperparameters(log_lengthscale, noise_variance / xp.exp(kernel.log_variance), result)
+
+
+def _prepared(
+    indicators: tuple[int, ...],
+    x: Float[AnyArray, "n d"],
+    y: Float[AnyArray, " n"],
+    included: Bool[AnyArray, " n"] | None,
+) -> tuple[None, InitialOf, Data]:
+    """The initial values, and standardized rows: what `fit_rows` asks for."""
+    weights = None if included is None else included.astype(x.dtype)
+    x_scaler, y_scaler = Standardizer.of(x, weights).without(indicators), Standardizer.of(y, weights)
+    return None, _initial_models, Data.of(x_scaler(x), y_scaler(y), included=included)
+
+
+def _initial_models(data: Data, noise: Float[AnyArray, ""] | None = None) -> Model:
+    return initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
+
+
+class Given(NamedTuple):
+    """What a variance is conditioned on.
+
+    Attributes:
+        x: [n, d], scaled.
+        targets: [n], scaled.
+        noise: the noise ratio of the regression.
+        inducing: None for the rows as they are.
+    """
+
+    x: Float[AnyArray, "n d"]
+    targets: Float[AnyArray, " n"]
+    noise: Float[AnyArray, ""]
+    inducing: Float[AnyArray, "m d"] | None
+
+    @classmethod
+    def of(
+        cls,
+        x: Float[AnyArray, "n d"],
+        targets: Float[AnyArray, " n"],
+        found: Hyperparameters,
+        num_inducing: int | None,
+    ) -> "Given":
+        """The rows, or so many of them as inducing points under the regression's lengthscales."""
+        inducing = None if num_inducing is None else greedy_points(_kernel(found.log_lengthscale), x, num_inducing)
+        return cls(x, targets, found.noise_ratio, inducing)
+
+    @property
+    def points(self) -> Float[AnyArray, "m d"]:
+        """The conditioning points."""
+        return self.x if self.inducing is None else self.inducing
+
+    @property
+    def rounding(self) -> Float[AnyArray, ""]:
+        """The noise that rounding would hide, as a part of the process's variance, which is 1."""
+        return models.rounding_of(namespace(self.targets).ones_like(self.targets).sum())
+
+    @property
+    def noise_ratio(self) -> Float[AnyArray, ""]:
+        """The variance of the noise, that of the process being 1."""
+        return models.NOISE_FLOOR + self.noise + self.rounding
+
+    def posterior(self, log_lengthscale: Float[AnyArray, " d"]) -> gp.Posterior:
+        """What is known under these lengthscales."""
+        if self.inducing is None:
+            return gp.posterior(gram(_kernel(log_lengthscale), self.x, self.noise_ratio), self.targets)
+        jitter = jitter_of_try(np.int32(0), self.x.dtype)
+        return models.posterior(self._model(log_lengthscale), self._data, jitter)
+
+    def leave_one_out(self, log_lengthscale: Float[AnyArray, " d"], posterior: gp.Posterior) -> gp.LeaveOneOut:
+        """Errors and variances of the training rows, each given all others."""
+        if self.inducing is None:
+            return gp.leave_one_out(posterior)
+        return models.leave_one_out(self._model(log_lengthscale), posterior, self._data)
+
+    @property
+    def _data(self) -> Data:
+        return Data(self.x, self.targets)
+
+    def _model(self, log_lengthscale: Float[AnyArray, " d"]) -> Model:
+        """The process through inducing points, before data."""
+        return Model(_kernel(log_lengthscale), namespace(self.noise).log(self.noise), inducing=self.inducing)
+
+
+def variance(
+    log_lengthscale: Float[AnyArray, " d"],
+    posterior: gp.Posterior,
+    points: Float[AnyArray, "m d"],
+    noise_ratio: Float[AnyArray, ""],
+    x: Float[AnyArray, "n d"],
+) -> Float[AnyArray, " n"]:
+    """sigma^2 of new rows, in scaled units (eq. 3b)."""
+    return models.predict(_kernel(log_lengthscale), posterior, points, x)[1] + noise_ratio
+
+
+def _kernel(log_lengthscale: Float[AnyArray, " d"]) -> SquaredExponential:
+    return SquaredExponential(0 * log_lengthscale[0], log_lengthscale)

@@ -1,0 +1,273 @@
+"""Lengthscales for sharp quantiles: those whose quantiles lie closest to the mean, level by level.
+
+Capone, Hirche & Pleiss, "Sharp Calibrated Gaussian Processes", NeurIPS 2023. What is minimized is `log_width`, eq. 7.
+From the middle outwards lengthscales do not grow, so that the variance does not fall: Assumption 4.1, which for the
+squared-exponential kernel is a theorem, since a shorter kernel is a longer one times one of unit diagonal.
+
+The search goes from the outermost level inwards. Near the middle all lengthscales are as good, and those that are found
+there would bind the levels beyond.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import ArrayLike, Float, Int
+
+from jaxcal._numpy import AnyArray, namespace
+from jaxcal.functional._loops import over_leading_axis, scan
+from jaxcal.functional.conditional_variance import (
+    explained_variance,
+    explained_variance_and_pullback,
+    leave_one_out_variance,
+    leave_one_out_variance_and_pullback,
+)
+from jaxcal.functional.kernels import exp, squared_distances, weighted_squares
+from jaxcal.functional.linalg import inverse_softplus, with_diagonal
+from jaxcal.functional.quantiles import linear_entries
+from jaxcal.optimize import as_constants, descend, lowest, one_run_at_a_time
+
+# Multiples of the regression's inverse lengthscales that are tried: on a line alone, and as initial values of L-BFGS.
+_SMALLEST, _LARGEST = 0.1, 10.0
+_NUM_ON_LINE, _NUM_STARTS = 42, 9
+# How many of the best initial values are improved, by how many steps at most, and the gain of a step, as a fraction of
+# the width, that ends it.
+_NUM_IMPROVED, _STEPS, _GAIN = 2, 40, 1e-4
+# Bounds of the inverse lengthscales of a column, in standard deviations of the inputs: beyond hardly anything changes.
+_LEAST, _GREATEST = math.log(1e-4), math.log(1e2)
+# Initial values are at least so far below the level before it: at the bound itself the gradient is 0.
+_LEAST_GAP = 1e-3
+
+
+def log_width(
+    variance: Float[AnyArray, "*s n"], errors: Float[AnyArray, " n"], level: Float[ArrayLike, "..."]
+) -> Float[AnyArray, "..."]:
+    """log |beta| + log(mean of variance) / 2, beta the quantile of errors / sqrt(variance) at a level.
+
+    Half the log of the mean over the rows of what eq. 7 adds up: how far the quantiles lie from the mean. A factor of
+    the variance does not change it. -inf where beta is 0.
+
+    Args:
+        variance: of the rows, positive.
+        errors: theirs, y - mean.
+        level: in (0, 1).
+
+    Example:
+        >>> round(float(np.exp(log_width(np.ones(3), np.array([-1.0, 2.0, 4.0]), 0.5))), 3)
+        2.0
+    """
+    xp, leading = namespace(variance, errors), (1,) * (variance.ndim - 1)
+    z = xp.sort(errors.reshape(leading + errors.shape) / xp.sqrt(variance))
+    low, high, fraction = linear_entries(len(errors), level, z.dtype)
+    beta = z[..., low] + fraction.reshape(leading + fraction.shape) * (z[..., high] - z[..., low])
+    size = xp.log(xp.mean(variance, axis=-1)) / 2
+    return xp.log(abs(beta)) + size.reshape(size.shape + (1,) * np.ndim(level))
+
+
+def log_width_and_slope(
+    variance: Float[AnyArray, " n"], errors: Float[AnyArray, " n"], level: Float[ArrayLike, ""]
+) -> tuple[Float[AnyArray, ""], Float[AnyArray, " n"]]:
+    """`log_width` at one level, and its derivative by the variances.
+
+    Only the two rows that beta lies between move it, each by -z / (2 variance), z its error over its sigma.
+
+    >>> log_width_and_slope(np.ones(3), np.array([-1.0, 2.0, 4.0]), 0.5)[1].round(3).tolist()
+    [0.167, -0.333, 0.167]
+    """
+    xp, rows = namespace(variance, errors), np.arange(len(errors))
+    z = errors / xp.sqrt(variance)
+    order = xp.argsort(z)
+    low, high, fraction = linear_entries(len(errors), level, variance.dtype)
+    low, high = order[low], order[high]
+    beta = z[low] + fraction * (z[high] - z[low])
+    weights = xp.where(rows == low, 1 - fraction, 0) + xp.where(rows == high, fraction, 0)
+    value = xp.log(abs(beta)) + xp.log(xp.mean(variance)) / 2
+    return value, (1 / xp.sum(variance) - weights.astype(variance.dtype) * z / beta / variance) / 2
+
+
+class Problem(NamedTuple):
+    """What lengthscales are chosen by.
+
+    Attributes:
+        x: inputs that the variance is conditioned on.
+        noise_ratio: the variance of the noise, that of the process being 1.
+        errors: of the rows at `at`, or, where that is None, of the inputs.
+        at: inputs of other rows; None for those of `x`, each by leave-one-out.
+    """
+
+    x: Float[AnyArray, "n d"]
+    noise_ratio: Float[AnyArray, ""]
+    errors: Float[AnyArray, " m"]
+    at: Float[AnyArray, "m d"] | None
+
+    def of_some_rows(self, most: int) -> "Problem":
+        """The problem of at most so many inputs and so many errors, at equal distances in their order."""
+        some = lambda rows: rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(int)]
+        return self._replace(x=some(self.x), errors=some(self.errors), at=None if self.at is None else some(self.at))
+
+    def exponents(self, log_scale: Float[AnyArray, " d"]) -> "_OfPairs":
+        """Logs of the covariances of all pairs of rows at inverse lengthscales exp(log_scale)."""
+        scale = namespace(log_scale).exp(log_scale)
+        across = None if self.at is None else squared_distances(self.x, self.at, scale) / -2
+        return _OfPairs(squared_distances(self.x, self.x, scale) / -2, across)
+
+    def variance_given(self, exponents: "_OfPairs") -> Float[AnyArray, " m"]:
+        """sigma^2 of the rows (eq. 3b), given what `exponents` has, which nobody else may hold."""
+        gram, cross = self._covariances(exponents)
+        if cross is None:
+            return leave_one_out_variance(gram)
+        return 1 + self.noise_ratio - explained_variance(gram, cross)
+
+    def variance(self, log_scale: Float[AnyArray, " d"]) -> Float[AnyArray, " m"]:
+        """sigma^2 of the rows (eq. 3b) at inverse lengthscales exp(log_scale), within their bounds."""
+        return self.variance_given(self.exponents(_bounded(log_scale)))
+
+    def log_width(self, log_scale: Float[AnyArray, " d"], level: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
+        """What is minimized."""
+        return log_width(self.variance(log_scale), self.errors, level)
+
+    def log_width_and_gradient(
+        self, log_scale: Float[AnyArray, " d"], level: Float[AnyArray, ""]
+    ) -> tuple[Float[AnyArray, ""], Float[AnyArray, " d"]]:
+        """The same with its gradient by `log_scale`, in closed form: half of the time of differentiating through it."""
+        xp, bounded = namespace(self.x, log_scale), _bounded(log_scale)
+        scale, (gram, cross) = xp.exp(bounded), self._covariances(self.exponents(bounded))
+        if cross is None:
+            variance, pullback = leave_one_out_variance_and_pullback(gram)
+            value, slope = log_width_and_slope(variance, self.errors, level)
+            by_gram, gradient = pullback(slope), 0
+        else:
+            explained, pullback = explained_variance_and_pullback(gram, cross)
+            value, slope = log_width_and_slope(1 + self.noise_ratio - explained, self.errors, level)
+            by_gram, by_cross = pullback(-slope)
+            gradient = weighted_squares(self.x, self.at, scale, -by_cross * cross)
+        # The diagonal of the Gram matrix depends on no lengthscale.
+        of_pairs = with_diagonal(-by_gram * gram, 0)
+        gradient = gradient + weighted_squares(self.x, self.x, scale, of_pairs)
+        return value, xp.where(bounded == log_scale, gradient, 0)
+
+    def _covariances(self, exponents: "_OfPairs") -> "_OfPairs":
+        """Of the inputs, with the noise on the diagonal, and of the inputs with the other rows.
+
+        NumPy's take the memory of the exponents.
+        """
+        gram = with_diagonal(exp(exponents.within), 1 + self.noise_ratio)
+        return _OfPairs(gram, None if exponents.across is None else exp(exponents.across))
+
+
+class _OfPairs(NamedTuple):
+    """Numbers of all pairs of the inputs, and of the inputs with the other rows, if there are such."""
+
+    within: Float[AnyArray, "n n"]
+    across: Float[AnyArray, "n m"] | None
+
+
+def on_line(problem: Problem, log_scale: Float[AnyArray, " d"], levels: tuple[float, ...]) -> Float[AnyArray, "k d"]:
+    """The best common multiples of the inverse lengthscales exp(log_scale), in logs, one for every level.
+
+    The same factorizations serve all levels; the sequences that do not fall outwards with the least sum of log widths,
+    of the multiples tried, are exact. Derivatives pass to the lengthscales, but not through the choice.
+
+    Args:
+        problem: what they are chosen by.
+        log_scale: logs of the regression's inverse lengthscales.
+        levels: in increasing order; those below 1/2 are one side, the others the other one.
+    """
+    xp, dtype = namespace(log_scale), log_scale.dtype
+    multiples = xp.asarray(_multiples(_NUM_ON_LINE, dtype))
+    held, held_scale = as_constants((problem, log_scale))
+    within, across = held.exponents(held_scale)
+
+    def variance_of(factor):
+        return held.variance_given(_OfPairs(factor * within, None if across is None else factor * across))
+
+    variances = over_leading_axis(variance_of, xp.exp(2 * multiples))
+    widths = log_width(variances, held.errors, np.asarray(levels, dtype)).T
+    widths = xp.where(xp.isnan(widths), np.inf, widths)
+    below = num_below(levels)
+    sides = [widths[:below][::-1], widths[below:]]
+    chosen = [_best_path(side) if side.shape[0] else np.zeros(0, int) for side in sides]
+    best = xp.concatenate([chosen[0][::-1], chosen[1]])
+    return log_scale[None] + multiples[best][:, None]
+
+
+def by_column(problem: Problem, log_scale: Float[AnyArray, " d"], levels: tuple[float, ...]) -> Float[AnyArray, "k d"]:
+    """The best inverse lengthscales, in logs, one a column for every level, by L-BFGS from the best of some multiples.
+
+    Arguments as of `on_line`. Safe under `vmap`: see `optimize.one_run_at_a_time`.
+    """
+    xp, dtype = namespace(log_scale), log_scale.dtype
+    below, number = num_below(levels), len(levels)
+    # Each side from its outermost level inwards.
+    order = np.concatenate([np.arange(below), np.arange(below, number)[::-1]])
+    given = xp.asarray(np.array(levels)[order], dtype), xp.asarray(np.isin(np.arange(number), [0, below]))
+
+    def search(problem, log_scale):
+        tried = log_scale[None] + _multiples(_NUM_STARTS, dtype)[:, None]
+
+        def next_level(bound, given):
+            level, is_outermost = given
+            bound = xp.where(is_outermost, xp.asarray(_GREATEST, dtype), bound)
+            found = _best_below(problem, xp.minimum(tried, bound[None]), bound, level)
+            return found, found
+
+        return scan(next_level, log_scale, given)[1][np.argsort(order)]
+
+    return (search if xp is np else one_run_at_a_time(search))(problem, log_scale)
+
+
+def num_below(levels: tuple[float, ...]) -> int:
+    """How many of the levels, in increasing order, lie below 1/2."""
+    return sum(level < 0.5 for level in levels)
+
+
+def _best_below(
+    problem: Problem, tried: Float[AnyArray, "s d"], bound: Float[AnyArray, " d"], level: Float[AnyArray, ""]
+) -> Float[AnyArray, " d"]:
+    """The best of the minima that L-BFGS reaches from the best of some initial values, below a bound."""
+    xp, dtype = namespace(tried), tried.dtype
+    # Remark 5.3 has the log of the distance from the bound; its softplus is not as flat far from it.
+    place = lambda gap: bound - xp.logaddexp(gap, xp.zeros_like(gap))
+
+    def evaluate(gap):
+        gap = gap.astype(dtype)
+        value, gradient = problem.log_width_and_gradient(place(gap), level)
+        return value, -gradient / (1 + xp.exp(-gap))
+
+    def improve(one):
+        gap = inverse_softplus(xp.maximum(bound - one, _LEAST_GAP))
+        return descend(evaluate, gap, max_iterations=_STEPS, gain_tolerance=_GAIN, on_host=xp is np)
+
+    widths = over_leading_axis(lambda initial: problem.log_width(initial, level), tried)
+    best = xp.argsort(xp.where(xp.isnan(widths), np.inf, widths))[:_NUM_IMPROVED]
+    return _bounded(place(lowest(over_leading_axis(improve, tried[best])).params.astype(dtype)))
+
+
+def _bounded(log_scale: Float[AnyArray, " d"]) -> Float[AnyArray, " d"]:
+    return namespace(log_scale).clip(log_scale, _LEAST, _GREATEST)
+
+
+def _multiples(number: int, dtype: DTypeLike) -> Float[np.ndarray, " s"]:
+    """Logs of multiples, in increasing order."""
+    return np.log(np.geomspace(_SMALLEST, _LARGEST, number)).astype(dtype)
+
+
+def _best_path(costs: Float[AnyArray, "k s"]) -> Int[AnyArray, " k"]:
+    """The places p[0] <= p[1] <= ... of the least sum of costs[i, p[i]], by dynamic programming."""
+    xp, number = namespace(costs), costs.shape[1]
+    not_after, places = np.tri(number, dtype=bool), np.arange(number)
+
+    def forwards(total, cost):
+        """The least total up to every place, and the last place where it was."""
+        up_to = xp.where(not_after, total[None], np.inf)
+        came_from = number - 1 - xp.argmin(up_to[:, ::-1], axis=1)
+        return cost + xp.min(up_to, axis=1), xp.minimum(came_from, places)
+
+    total, came_from = scan(forwards, xp.zeros_like(costs[0]), costs)
+
+    def backwards(place, came_from):
+        return came_from[place], place
+
+    # What came before the first cost is of no account.
+    return scan(backwards, xp.argmin(total), came_from, reverse=True)[1]

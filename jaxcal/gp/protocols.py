@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -25,6 +25,8 @@ from jaxcal.optimize import Optimum, Result, minimize
 InitialOf = Callable[[Data, Any], Model]
 
 S = TypeVar("S")
+I = TypeVar("I", bound="Inference")
+N = TypeVar("N", bound="Noise")
 # Gives what rows are scaled by, the initial values, and the rows as the process takes them.
 Prepare = Callable[..., tuple[S, InitialOf, Data]]
 
@@ -119,7 +121,7 @@ class Inference(eqx.Module):
         """Whether it is the exact evidence, climbed by Newton's steps."""
         return False
 
-    def with_ard(self, ard: bool | str) -> Self:
+    def with_ard(self: I, ard: bool | str) -> I:
         """The same with this in place of an `ard` that is left open."""
         return self if self.ard is not None else replace(self, ard=ard)
 
@@ -127,13 +129,13 @@ class Inference(eqx.Module):
         """The fraction of the mean variance that is added to the diagonal: a hundred times more at each step."""
         return models.jitter_of_try(step, dtype)
 
-    def with_limits(self, max_iterations: int, tolerance: float) -> Self:
+    def with_limits(self: I, max_iterations: int, tolerance: float) -> I:
         """The same with one lengthscale for all columns, for so many steps."""
         there = lambda inference: (inference.max_iterations, inference.tolerance)
         limited = eqx.tree_at(there, self, (np.int32(max_iterations), np.float32(tolerance)))
         return replace(limited, ard=False)
 
-    def of_arrays(self) -> Self:
+    def of_arrays(self: I) -> I:
         """The same with numbers as arrays, which a compiled program need not know."""
         as_array = lambda leaf: np.float32(leaf) if isinstance(leaf, float) else leaf
         as_number = lambda leaf: np.int32(leaf) if isinstance(leaf, int) and not isinstance(leaf, bool) else leaf
@@ -178,7 +180,7 @@ class Noise(eqx.Module):
         """The rows, with all that is known of their noise before a search."""
         return data
 
-    def of_arrays(self) -> Self:
+    def of_arrays(self: N) -> N:
         """The same with numbers as arrays, which a compiled program need not know."""
         return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, int | float) else leaf, self)
 

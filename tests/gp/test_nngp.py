@@ -187,7 +187,11 @@ def test_initial_values_that_cannot_be_factorized_are_counted(data):
             ValueError,
             "preset='crude' has a kernel and a noise of its own",
         ),
-        ({"preset": "nngp", "inference": Stochastic(), "key": jax.random.key(0)}, ValueError, "does not go with Stochastic"),
+        (
+            {"preset": "nngp", "inference": Stochastic(), "key": jax.random.key(0)},
+            ValueError,
+            "preset='nngp' needs all rows at once: it does not go with Stochastic",
+        ),
     ],
 )
 def test_bad_options_are_refused(data, change, error, message):

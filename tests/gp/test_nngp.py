@@ -190,7 +190,7 @@ def test_initial_values_that_cannot_be_factorized_are_counted(data):
         (
             {"preset": "nngp", "inference": Stochastic(), "key": jax.random.key(0)},
             ValueError,
-            "does not go with Stochastic",
+            "preset='nngp' needs all rows at once: it does not go with Stochastic",
         ),
     ],
 )

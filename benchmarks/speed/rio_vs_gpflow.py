@@ -10,7 +10,7 @@ the residuals of the training rows:
   (L-BFGS-B, compiled), at most 1000 iterations.
 - GPflow SGPR: the same without q(u), a stronger peer.
 - jaxcal, paper's setting: `rio.fit(preset="paper")`; the same model, q(u) in closed form.
-- jaxcal, default: `rio.fit()`; up to 5000 rows the exact process. It ends where its default tolerance lets it, all
+- jaxcal, default: `rio.fit()`; up to 2000 rows the exact process. It ends where its default tolerance lets it, all
   others where scipy's L-BFGS-B does.
 
 A system runs in two ways: in one process that has all cores, as one would start it; and side by side in as many pinned

@@ -43,8 +43,8 @@ def gradients(repeats: int) -> Iterator[str]:
     import jax
     import jax.numpy as jnp
 
+    from jaxcal.calibrators.sharp_gp import widths
     from jaxcal.functional import kernels, linalg
-    from jaxcal.gp import widths
 
     rng = np.random.default_rng(0)
     x, at = (jnp.asarray(rng.normal(size=(rows, NUM_COLUMNS))) for rows in (NUM_TRAIN, NUM_CALIBRATION))
@@ -60,8 +60,12 @@ def gradients(repeats: int) -> Iterator[str]:
 
     leave_one_out = problem._replace(at=None, errors=leave_one_out_errors)
     seconds = {}
-    for name, loss in (("ours", problem.log_width), ("peer", by_autodiff), ("leave-one-out", leave_one_out.log_width)):
-        compiled = jax.jit(jax.value_and_grad(loss))
+    for name, evaluation in (
+        ("ours", problem.log_width_and_gradient),
+        ("peer", jax.value_and_grad(by_autodiff)),
+        ("leave-one-out", leave_one_out.log_width_and_gradient),
+    ):
+        compiled = jax.jit(evaluation)
         (value, slope), seconds[name] = fastest(partial(compiled, start, level), repeats, time.process_time)
         if name == "ours":
             ours = value, slope

@@ -47,7 +47,7 @@ RUNS_OF_RIVALS = {"yacht": 5, "energy_heating": 5, "energy_cooling": 5, "airfoil
 OF_RIVALS = ("noise_variance", "evidence", "failed_initial_values", "iterations", "result")
 NAMES = {"network": "NN", "forest": "RF"}
 SETTINGS = ("paper", "jaxcal")
-# Up to so many rows the default is the exact process.
+# Up to so many rows the default is the exact process, or the better of it and of the nearest rows above 2000.
 EXACT_ROWS = 5000
 LEVELS = (95, 90, 68)
 

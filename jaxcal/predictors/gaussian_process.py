@@ -87,10 +87,11 @@ def fit(
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         kernel: "squared_exponential", "nngp", or any kernel of gpjax, with its hyperparameters as initial values.
         inference: how it is fitted: `gp.Exact`, `gp.Sparse`, `gp.Nearest` or `gp.Stochastic`, with the options of each.
-            None takes the exact process up to 5000 rows, and up to 2000 rows where rows are traced, the kernel is
-            gpjax's or the noise is not Gaussian. On an accelerator its memory decides. Beyond, it takes inducing points
-            or the nearest rows: whichever has the lower leave-one-out CRPS. Where rows are traced, above 250,000 rows
-            and for other noise these are inducing points. `fitted.inference` says what was taken. Here an inference
+            None takes the exact process up to 2000 rows. Of more known rows two are fitted, and the one with the lower
+            leave-one-out CRPS is taken: up to 5000 rows the exact process or `gp.Nearest`, up to 250,000 `gp.Sparse` or
+            `gp.Nearest`. On an accelerator its memory is in place of the 5000. For kernels of gpjax on a CPU 2000 is.
+            `gp.Sparse` alone is taken where more than 2000 rows are traced or the noise is not Gaussian, and above
+            250,000 rows. `fitted.inference` says what was taken. Here an inference
             has a lengthscale for every column unless it says otherwise.
         noise: `gp.GaussianNoise`, the default, with `variance=` where that is known; `gp.StudentTNoise`, so that
             outliers do not decide the fit; or `gp.InputNoise`, of a variance that depends on the inputs.

@@ -232,7 +232,7 @@ def fit(
         _PRESETS[preset] if inference is None else inference,
         noise,
         ard="auto" if in_numpy else False,
-        is_known=is_known(as_constants((x, base.mean, y, noise))),
+        is_known=is_known(as_constants((x, base.mean, _own_std(base), y, noise))),
         in_numpy=in_numpy,
         differentiable=differentiable,
     )

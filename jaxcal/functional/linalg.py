@@ -244,7 +244,7 @@ def column_squares(matrix: Float[AnyArray, "n m"]) -> Float[AnyArray, " m"]:
     >>> column_squares(np.array([[3.0, 1.0], [4.0, 1.0]])).tolist()
     [25.0, 2.0]
     """
-    return jnp.sum(matrix**2, axis=0) if namespace(matrix) is jnp else np.vecdot(matrix, matrix, axis=0)
+    return jnp.sum(matrix**2, axis=0) if namespace(matrix) is jnp else np.einsum("ij,ij->j", matrix, matrix)
 
 
 def half_log_det(factor: Float[Array, "n n"]) -> Float[Array, ""]:

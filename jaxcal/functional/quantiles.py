@@ -220,9 +220,9 @@ def linear_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> 
         >>> print(linear_quantile(jnp.array([1.0, 2.0, 4.0]), jnp.array([0.0, 0.25, 0.625, 0.75])))
         [1. 1. 3. 4.]
     """
-    table = namespace(table, p).asarray(table)
-    low, high, fraction = linear_entries(table.shape[0], p, table.dtype)
-    return table[low] + fraction * (table[high] - table[low])
+    values: AnyArray = namespace(table, p).asarray(table)
+    low, high, fraction = linear_entries(values.shape[0], p, values.dtype)
+    return values[low] + fraction * (values[high] - values[low])
 
 
 def linear_entries(

@@ -296,7 +296,7 @@ def test_derivatives_of_many_runs_and_of_a_search_cut_short(data, monkeypatch, o
     runs = jax.jit(jax.vmap(lambda y_train: derivative(*args, y_train)))(both)
     np.testing.assert_allclose(runs, [derivative(*args, one) for one in both], rtol=1e-6, atol=1e-9)
 
-    monkeypatch.setattr(sharp_gp.given, "_MOST_ITERATIONS", 1)
+    monkeypatch.setattr(sharp_gp.given, "_BY_ALL", jc.gp.Exact(max_iterations=1))
     jax.clear_caches()
     assert np.isnan(derivative(*args, y_train[:30])).any()
     fitted = sharp_gp.fit(*args[:1], Point(args[1]), args[2], x_train=args[3], y_train=y_train[:30])

@@ -224,13 +224,13 @@ def fit(
                 "model was not trained on.",
             )
     _base.warn_without_width(_errors(rows))
-    arrays = rows, x_train, y_train, None if kernel is None else _checked(kernel, x_train.shape[1])
+    arrays: Any = rows, x_train, y_train, None if kernel is None else _checked(kernel, x_train.shape[1])
     if not setting.differentiable:
         arrays = _checks.without_derivative(arrays, "sharp_gp.fit", "give differentiable=True")
-    rows, x_train, y_train, kernel = _of_one_dtype(arrays)
-    if kernel is None:
-        kernel = given.of_greatest_evidence(x_train, y_train, columns.indicators, differentiable=setting.differentiable)
-    sharp = _fit(rows, columns, x_train, y_train, kernel, setting=setting)
+    rows, x_train, y_train, found = _of_one_dtype(arrays)
+    if found is None:
+        found = given.of_greatest_evidence(x_train, y_train, columns.indicators, differentiable=setting.differentiable)
+    sharp = _fit(rows, columns, x_train, y_train, found, setting=setting)
     if throw and not _checks.is_traced(sharp.scores) and not np.isfinite(sharp.scores).all():
         raise FloatingPointError(
             f"the covariance of {x_train.shape[0]} rows could not be factorized: the noise_ratio of the kernel, "
@@ -494,7 +494,8 @@ def _curves(sharp: SharpGP, x: Float[JaxArray, "n d"]) -> Float[JaxArray, "n c"]
     """The rows' quantiles of the error."""
 
     def sigma(of_level):
-        variance = given.variance(*of_level, sharp.points, sharp.noise_ratio, x)
+        log_lengthscale, posterior = of_level
+        variance = given.variance(log_lengthscale, posterior, sharp.points, sharp.noise_ratio, x)
         return namespace(variance).sqrt(variance)
 
     distances = abs(sharp.beta)[None] * _over_levels(sigma, sharp.log_lengthscales, sharp.posteriors).T

@@ -23,6 +23,7 @@ from jaxcal.optimize import Result, as_constants
 
 # Above so many training rows the regression is through inducing points.
 EXACT_ROWS = 2000
+_BY_ALL, _THROUGH_POINTS = Exact(), Sparse()
 
 
 class Hyperparameters(NamedTuple):
@@ -54,7 +55,7 @@ def of_greatest_evidence(
     """Those of the greatest evidence of rows, which are standardized; the host searches for those of known rows."""
     way = Way.of(
         y.shape[0],
-        Exact() if y.shape[0] <= EXACT_ROWS else Sparse(),
+        _BY_ALL if y.shape[0] <= EXACT_ROWS else _THROUGH_POINTS,
         GaussianNoise(),
         ard=True,
         is_known=is_known(as_constants((x, y))),

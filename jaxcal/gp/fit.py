@@ -122,7 +122,7 @@ def _of_known(
     outputs = _outputs(rows)
     firsts: list[host.First | None] = [None] * len(outputs)
     if on_host and _begins_with_some(way, rows[-1].shape[0]):
-        few = Exact(ard=way.inference.ard, tolerance=TOLERANCE)
+        few = Exact(way.inference.ard, TOLERANCE, way.inference.max_iterations)
         firsts = [by_numpy(host.First.of, prepare, few, way.noise, *output) for output in outputs]
     fits = []
     for inference in way.inferences:

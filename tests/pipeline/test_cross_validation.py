@@ -33,6 +33,25 @@ def test_every_row_is_predicted_by_a_model_that_has_not_seen_it():
     assert distribution.std.tolist() == [14.0] * 17
 
 
+@pytest.mark.parametrize("method", ["process", "rio"])
+def test_the_target_of_a_row_has_no_part_in_its_own_prediction(method, rng):
+    """No search of a fold begins where the rows that are held out have led."""
+    x = rng.normal(size=(48, 2))
+    y = np.sin(2 * x[:, 0]) + 0.3 * rng.normal(size=48)
+
+    def fit_rio(x, y, *, key):
+        base = lambda x: jc.Point(0.5 * np.asarray(x)[:, 0])
+        fitted = jc.rio.fit(x, base(x), y, key=key)
+        return lambda x: fitted(x, base(x))
+
+    fit = {"process": jc.gaussian_process.fit, "rio": fit_rio}[method]
+    fit(x, y, key=KEY)  # what it may leave behind
+    predicted = jc.out_of_fold(fit, x, y, key=KEY, folds=4)
+    other = jc.out_of_fold(fit, x, np.where(np.arange(48) == 5, y + 1, y), key=KEY, folds=4)
+    assert (other.mean[5], other.std[5]) == (predicted.mean[5], predicted.std[5])
+    assert (np.asarray(other.mean) != np.asarray(predicted.mean)).any()
+
+
 def test_a_group_stays_in_one_fold():
     groups = np.array(list("aabbbcdeeffffgghh"))
     order = jax.random.key(1)

@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 
 from jaxcal.functional.gp_host import Part
 
-# So many numbers are held at once in the covariances of some rows with all, and so many rows are solved at once: what
-# fits into the cache of a processor takes a third of the time.
+# The covariances of some rows with all hold at most so many numbers at once. So many rows are solved at once. What fits
+# into the cache of a processor takes a third of the time.
 _COVARIANCES, _ROWS = 2**20, 64
 
 

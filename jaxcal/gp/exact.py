@@ -30,8 +30,8 @@ _MANY_ROWS, FEW_ROWS = 512, 250
 # Ascents on the few rows end at this tolerance. All rows climb to the best optimum, and to a rival less than 10 nats
 # below it. From both the few rows take at most 40 steps by column, to the loose tolerance.
 _FEW_ROWS_TOLERANCE, _RIVAL, _FEW_ROWS_STEPS = 0.1, 10.0, 40
-# A search of more known rows than the first number begins with the second one; each rung has about so many times the
-# rows of the one before, and at most so many steps. What more steps gain changes no prediction.
+# A search of more known rows than the first number begins with the second one. Each rung has about 2.24 times the rows
+# of the one before, and takes at most five steps. What more steps gain changes no prediction.
 LADDER_ROWS, _FIRST_RUNG, _GROWTH, _RUNG_STEPS = 2000, 1000, 2.24, 5
 # Isotropic ascents that others by column follow end here at first.
 _LOOSE = 0.5

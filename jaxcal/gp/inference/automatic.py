@@ -20,8 +20,8 @@ from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import Inference, Noise
 from jaxcal.optimize import Result
 
-# Up to so many rows the exact process is taken: inside of a transformation, for other noise and for other kernels on a
-# CPU; and of known rows by LAPACK. Results: benchmarks/results/gp_sparse.txt.
+# Up to the first number of rows the exact process is taken. Up to the second one LAPACK fits known rows exactly, beside
+# the nearest rows: either predicts better on some data.
 _EXACT_ROWS, _EXACT_ROWS_BY_LAPACK = 2000, 5000
 # Of known rows on an accelerator, by its memory in GiB. An evaluation holds six matrices of the rows in float32.
 _EXACT_ROWS_BY_MEMORY = (8, 8_000), (14, 12_000), (30, 20_000), (70, 32_000), (120, 42_000)

@@ -19,6 +19,7 @@ from jax.scipy.special import digamma, gammaln
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxcal._numpy import AnyArray
 from jaxcal.functional import student_t
 
 # The least and the greatest degrees of freedom: below there is no variance, and above no data show the difference.
@@ -31,7 +32,7 @@ _LEAST_SQUARE = 1e-10
 _NUM_DFS = 64
 
 
-def student_t_weights(squares: Float[Array, " n"], df: Float[Array, ""]) -> Float[Array, " n"]:
+def student_t_weights(squares: Float[AnyArray, " n"], df: Float[AnyArray, ""]) -> Float[AnyArray, " n"]:
     """(df + 1) / (df + e): the expected precision of the noise of every row, relative to the common one.
 
     Tipping & Lawrence, "Variational inference for Student-t models" (2005), eq. 14 to 16.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxcal._numpy import threads_for
+from jaxcal._numpy import AnyArray, threads_for
 from jaxcal.functional import gp_host, gp_nearest
 from jaxcal.gp.host import First, Rows
 from jaxcal.gp.kernels import Kernel, Points
@@ -25,7 +25,7 @@ def optimum(
     neighbors: int,
     first: First,
     data: Data,
-    jitter: Float[np.ndarray, ""],
+    jitter: Float[AnyArray, ""],
     deciding: Int[np.ndarray, " r"],
     more_noise: tuple[float, ...],
 ) -> Found:

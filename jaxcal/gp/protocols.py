@@ -76,7 +76,9 @@ class Inference(eqx.Module):
         del prepare, first, rows
 
     @abstractmethod
-    def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
+    def search(
+        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None = None
+    ) -> Found:
         """The best hyperparameters that are found from initial models along a leading axis; part of a program.
 
         Args:
@@ -87,7 +89,7 @@ class Inference(eqx.Module):
         """
 
     @abstractmethod
-    def problem(self, model: Model, data: Data, jitter: Float[Array, ""], kept: Any) -> "Problem":
+    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> "Problem":
         """What the search minimizes near a model, as a function of the data.
 
         Args:
@@ -101,13 +103,13 @@ class Inference(eqx.Module):
         """Which rows a fitted process depends on by their numbers; None for all."""
         del process, data
 
-    def climb(self, problem: "Problem", jitter: Float[Array, ""]) -> Float[Array, " p"]:
+    def climb(self, problem: "Problem", jitter: Float[AnyArray, ""]) -> Float[Array, " p"]:
         """The vector of the least loss near the one of the problem's model, to the last digits."""
         del jitter
         start, most = problem.vector_of(problem.model), self.max_iterations
         return minimize(problem.loss, start, max_iterations=most, loss_tolerance=1e-13, gradient_tolerance=1e-6).params
 
-    def conclude(self, found: Found, data: Data, jitter: Float[Array, ""]) -> Process:
+    def conclude(self, found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
         """The process after data at the hyperparameters found."""
         return process_of(found, data, jitter, self.devices)
 
@@ -141,19 +143,19 @@ class Inference(eqx.Module):
         as_number = lambda leaf: np.int32(leaf) if isinstance(leaf, int) and not isinstance(leaf, bool) else leaf
         return jax.tree.map(lambda leaf: as_array(as_number(leaf)), self)
 
-    def evidence(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Float[Array, ""]:
+    def evidence(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Float[Array, ""]:
         """Of a model: `model.evidence`."""
         return models.evidence(model, data, jitter, self.devices)
 
-    def posterior(self, model: Model, data: Data, jitter: Float[Array, ""]) -> gp.Posterior:
+    def posterior(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> gp.Posterior:
         """Under a model: `model.posterior`."""
         return models.posterior(model, data, jitter, self.devices)
 
-    def descend(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Found:
+    def descend(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
         """The model of the greatest evidence near this one, by L-BFGS."""
         return descended(self, model, data, jitter)
 
-    def refine(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Found:
+    def refine(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
         """The hyperparameters of the greatest evidence near those of one model, whose inducing points stay."""
         return descended(self, model, data, jitter)
 
@@ -190,7 +192,7 @@ class Noise(eqx.Module):
         inference: "Inference",
         initial_of: InitialOf,
         data: Data,
-        jitter: Float[Array, ""],
+        jitter: Float[AnyArray, ""],
         first: Found | None = None,
     ) -> Process:
         """The process with this noise; a part of a compiled program.
@@ -237,7 +239,7 @@ class Problem(NamedTuple):
 
 
 def descended(
-    inference: Inference, model: Model, data: Data, jitter: Float[Array, ""], *, with_inducing: bool = False
+    inference: Inference, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool = False
 ) -> Found:
     """The model of the greatest evidence near one, by L-BFGS; its inducing points move, or stay."""
     params, fixed = models.split(model, with_inducing=with_inducing)

@@ -304,8 +304,14 @@ def test_a_frame_comes_untouched_to_a_users_fit(library, method):
         kinds.add(type(x))
         return lambda x: np.asarray(x["size"], float)
 
+    by_rio = partial(jc.rio.fit, inference=jc.gp.Exact(max_iterations=2))
     fitted = jc.pipeline.fit(
-        frame, Y, predictor=fit_user, calibrators=[partial(jc.rio.fit, max_iterations=2)], method=method, key=KEY
+        frame,
+        Y,
+        predictor=fit_user,
+        calibrators=[by_rio],
+        method=method,
+        key=KEY,
     )
     assert kinds == {library.DataFrame}
     assert fitted(frame[["color", "size", "age"]]).mean.shape == (N,)

@@ -29,7 +29,7 @@ def rows(n=N, seed=0):
 @pytest.fixture
 def ladder(monkeypatch):
     """Of more than 150 rows, which begins with 100."""
-    monkeypatch.setattr(exact, "_LADDER_ROWS", 150)
+    monkeypatch.setattr(exact, "LADDER_ROWS", 150)
     monkeypatch.setattr(exact, "_FIRST_RUNG", 100)
 
 
@@ -87,10 +87,11 @@ def test_a_limit_of_steps_is_kept(ladder):
 def test_the_order_of_the_rows_does_not_matter(ladder):
     order = np.random.default_rng(1).permutation(N)
     one, other = by_rio(*rows())[0], by_rio(*(part[order] for part in rows()))[0]
-    np.testing.assert_allclose(other.evidence, one.evidence, atol=1e-4 if X64 else NATS)
+    # The steps are in float32, and the fit ends where it is foreseen to gain less than 0.005 nats.
+    np.testing.assert_allclose(other.evidence, one.evidence, rtol=0, atol=0.005 if X64 else NATS)
     x, mean, *_ = rows(20, seed=2)
     of = lambda fitted: fitted(x, Point(mean)).mean
-    np.testing.assert_allclose(of(other), of(one), atol=1e-4 if X64 else 5e-2)
+    np.testing.assert_allclose(of(other), of(one), atol=1e-3 if X64 else 5e-2)
 
 
 def test_nothing_is_compiled(ladder):
@@ -115,6 +116,6 @@ def test_of_really_many_rows(monkeypatch):
     """By the rungs that there are, with the tolerance of few rows."""
     given, inference = rows(2200), Exact(tolerance=0.005)
     found, _ = by_rio(*given, inference=inference)
-    monkeypatch.setattr(exact, "_LADDER_ROWS", 10_000)
+    monkeypatch.setattr(exact, "LADDER_ROWS", 10_000)
     plain, _ = by_rio(*given, inference=inference)
     assert found.evidence > plain.evidence - NATS

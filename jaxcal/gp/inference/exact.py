@@ -85,7 +85,9 @@ class Exact(Inference):
         """By LAPACK: `gp.host`."""
         return host.fit(prepare, self, first, *rows) if self.by_newton else None
 
-    def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
+    def search(
+        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None = None
+    ) -> Found:
         """The optimum of the evidence."""
         if first is not None:
             return first
@@ -96,16 +98,16 @@ class Exact(Inference):
         model, steps = models.one_of(initial_models), self.max_iterations
         return descended_by_adam(model, data, jitter, self.learning_rate, steps)
 
-    def refine(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Found:
+    def refine(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
         """By Newton's steps."""
         return exact_optimum(models.alone(model), data, jitter, replace(self, ard=False))
 
-    def problem(self, model: Model, data: Data, jitter: Float[Array, ""], kept: None) -> Problem:
+    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: None) -> Problem:
         """The negative evidence."""
         del kept
         return Problem.of(model, data, lambda model: -models.evidence(model, data, jitter))
 
-    def climb(self, problem: Problem, jitter: Float[Array, ""]) -> Float[Array, " p"]:
+    def climb(self, problem: Problem, jitter: Float[AnyArray, ""]) -> Float[Array, " p"]:
         """By Newton's steps."""
         tight = replace(self, ard=False, tolerance=jnp.asarray(_TIGHT, problem.data.targets.dtype))
         return problem.vector_of(exact_optimum(models.alone(problem.model), problem.data, jitter, tight).model)

@@ -93,7 +93,9 @@ class Nearest(Inference):
 
         return scales, first_fit(map(attempt, range(models.JITTER_TRIES)))
 
-    def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
+    def search(
+        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None = None
+    ) -> Found:
         """The hyperparameters of the least leave-one-out CRPS that are descended to from what some rows say."""
         first = optimum_of_some(self, initial_models, data, jitter, first)
         rows = _deciding_rows(data)
@@ -118,7 +120,7 @@ class Nearest(Inference):
         vector, (steps, results) = lax.scan(descend, vector, length=_DESCENTS)
         return first._replace(model=model_of(vector), steps=jnp.sum(steps), result=results[-1])
 
-    def conclude(self, found: Found, data: Data, jitter: Float[Array, ""]) -> Process:
+    def conclude(self, found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
         """The process that asks the nearest rows, NOT_FINITE where it makes no sense."""
         model = found.model
         given = self._calibrated(model, data, jitter)
@@ -149,12 +151,12 @@ class Nearest(Inference):
         rows = _deciding_rows(data)
         return rows, self.neighbors_of(process.model, data, process.jitter, rows)
 
-    def problem(self, model: Model, data: Data, jitter: Float[Array, ""], kept: Any) -> Problem:
+    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> Problem:
         """The log of the leave-one-out CRPS."""
         rows, near = kept
         return Problem.of(model, data, lambda model: log_crps(model, data, jitter, rows, near), n=rows.shape[0])
 
-    def evidence(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Float[Array, ""]:
+    def evidence(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Float[Array, ""]:
         """None: `conclude` has the density."""
         del model, jitter
         return jnp.full((), jnp.nan, data.targets.dtype)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jaxcal import _checks
-from jaxcal._numpy import ARRAYS
+from jaxcal._numpy import ARRAYS, AnyArray
 from jaxcal.functional import sparse_gp
 from jaxcal.gp import model as models
 from jaxcal.gp.exact import exact_optimum
@@ -107,7 +107,9 @@ class Sparse(Inference):
         """Whether the inducing points move."""
         return isinstance(self.points, str) and self.points == "trained"
 
-    def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
+    def search(
+        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None = None
+    ) -> Found:
         """The optimum of the bound, from the best of several models."""
         best = sparse_initial(self, initial_models, data, jitter, first)
         model = self.with_inducing_points(best.model, data)
@@ -117,11 +119,11 @@ class Sparse(Inference):
             found = found._replace(evidence=self.evidence(found.model, data, jitter))
         return found._replace(failed_initial_values=best.failed_initial_values)
 
-    def descend(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Found:
+    def descend(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
         """By L-BFGS; inducing points that are trained move."""
         return descended(self, model, data, jitter, with_inducing=self.is_trained)
 
-    def refine(self, model: Model, data: Data, jitter: Float[Array, ""]) -> Found:
+    def refine(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
         """By L-BFGS; the inducing points stay."""
         return descended(self, model, data, jitter)
 
@@ -143,7 +145,7 @@ class Sparse(Inference):
         """The inducing points where they are trained, else their numbers."""
         return process.points if self.is_trained else _numbers(process.points, data.points)
 
-    def problem(self, model: Model, data: Data, jitter: Float[Array, ""], kept: Any) -> Problem:
+    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> Problem:
         """The negative bound; inducing points that are rows move with them."""
         some = self.rows_that_decide(data)
         inducing = kept if self.is_trained else take(data.points, kept)
@@ -157,7 +159,7 @@ def _are_numbers(points: Any) -> bool:
 
 
 def sparse_initial(
-    sparse: Sparse, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None
+    sparse: Sparse, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None
 ) -> Found:
     """Where the bound is climbed from: the best by the bound itself of several models.
 
@@ -182,7 +184,7 @@ def sparse_initial(
 
 
 def optimum_of_some(
-    inference: Inference, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None
+    inference: Inference, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None
 ) -> Found:
     """Where a fit to many rows begins: at the only initial values, or at the exact optimum of some rows."""
     if first is not None:

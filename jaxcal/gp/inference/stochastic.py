@@ -23,6 +23,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks, progress
+from jaxcal._numpy import AnyArray
 from jaxcal.frames import unread
 from jaxcal.frames.unread import chunks
 from jaxcal.functional import gp, linalg, sparse_gp
@@ -150,11 +151,13 @@ class Stochastic(Inference):
         limits = {"tolerance": self.tolerance, "max_iterations": self.max_iterations}
         return Sparse(num_inducing=self.num_inducing, points="trained", ard=self.ard, **limits)
 
-    def search(self, initial_models: Model, data: Data, jitter: Float[Array, ""], first: Found | None = None) -> Found:
+    def search(
+        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None = None
+    ) -> Found:
         """Not of rows in memory: `maximize_bound` reads them."""
         return self.sparse.search(initial_models, data, jitter, first)
 
-    def problem(self, model: Model, data: Data, jitter: Float[Array, ""], kept: Any) -> Problem:
+    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> Problem:
         """Of the sample's bound."""
         return self.sparse.problem(model, data, jitter, kept)
 
@@ -265,14 +268,14 @@ class _Plan(NamedTuple):
 class _Rates(NamedTuple):
     """What stays the same from batch to batch, as arrays, so that other values do not compile anew."""
 
-    jitter: Float[Array, ""]
+    jitter: Float[AnyArray, ""]
     scale: Float[Array, ""]
     natural_step: Float[Array, ""]
     learning_rate: Float[Array, ""]
     num_steps: Float[Array, ""]
 
     @classmethod
-    def of(cls, plan: _Plan, jitter: Float[Array, ""]) -> "_Rates":
+    def of(cls, plan: _Plan, jitter: Float[AnyArray, ""]) -> "_Rates":
         natural_step = min(1, plan.batch_rows / _WINDOW_ROWS)
         rest = plan.n / plan.batch_rows, natural_step, _LEARNING_RATE, plan.num_steps
         return cls(jitter, *(jnp.asarray(number, jitter.dtype) for number in rest))
@@ -295,7 +298,7 @@ class _State(NamedTuple):
 
 @eqx.filter_jit
 def _start(
-    initial_models: Model, sample: Data, scale: Float[Array, ""], jitter: Float[Array, ""], sparse: Sparse
+    initial_models: Model, sample: Data, scale: Float[Array, ""], jitter: Float[AnyArray, ""], sparse: Sparse
 ) -> tuple[Model, Sites, Int[Array, ""]]:
     """The model of a sample's exact evidence, improved by L-BFGS on its bound; its sites; how many initial values
     failed.
@@ -369,7 +372,7 @@ def _pass_over(
 
 
 def _condition(
-    model: Model, read: Read, n: int, jitter: Float[Array, ""]
+    model: Model, read: Read, n: int, jitter: Float[AnyArray, ""]
 ) -> tuple[Float[Array, ""], gp.Posterior, Float[Array, ""], Float[Array, ""]]:
     """The collapsed bound of all rows, the posterior under the optimal q, the noise variance, and that for rounding."""
     read_all = (_checked(read(part), part.stop - part.start) for part in chunks(n))
@@ -379,14 +382,14 @@ def _condition(
 
 
 @eqx.filter_jit
-def _conclude(model: Model, sums: sparse_gp.RowSums, prior: Float[Array, ""], jitter: Float[Array, ""]):
+def _conclude(model: Model, sums: sparse_gp.RowSums, prior: Float[Array, ""], jitter: Float[AnyArray, ""]):
     rounding = models.rounding_of(prior)
     noise = model.noise_above(rounding)
     whiten = linalg.inverse_factor(models.jittered_gram(model.kernel, _inducing(model), jitter))
     return sparse_gp.collapsed_bound(sums, noise), sparse_gp.posterior(sums, whiten, noise), noise, rounding
 
 
-def _sum_over(model: Model, data: Data, jitter: Float[Array, ""]) -> tuple[sparse_gp.RowSums, Float[Array, ""]]:
+def _sum_over(model: Model, data: Data, jitter: Float[AnyArray, ""]) -> tuple[sparse_gp.RowSums, Float[Array, ""]]:
     """What rows add to the sums over all of them, and to that of their prior variances."""
     sums, _ = models.row_sums(model, data, jitter)
     return sums, jnp.sum(model.kernel.diagonal(data.points))

@@ -45,8 +45,9 @@ class Exact(Inference):
 
     Example:
         >>> import numpy as np, jaxcal as jc
-        >>> x = np.linspace(0, 6, 40)
-        >>> jc.gaussian_process.fit(x, np.sin(x), inference=jc.gp.Exact(ard=False)).inference
+        >>> x = np.linspace(0, 6, 60)
+        >>> y = np.sin(x) + 0.1 * np.cos(37 * x)
+        >>> jc.gaussian_process.fit(x, y, inference=jc.gp.Exact(ard=False)).inference
         'exact'
     """
 

@@ -59,7 +59,8 @@ class Nearest(Inference):
     Example:
         >>> import numpy as np, jaxcal as jc
         >>> x = np.linspace(0, 6, 60)
-        >>> jc.gaussian_process.fit(x, np.sin(x), inference=jc.gp.Nearest(neighbors=8)).inference
+        >>> y = np.sin(x) + 0.1 * np.cos(37 * x)
+        >>> jc.gaussian_process.fit(x, y, inference=jc.gp.Nearest(neighbors=8)).inference
         'nearest'
     """
 

@@ -57,7 +57,8 @@ class Sparse(Inference):
     Example:
         >>> import numpy as np, jaxcal as jc
         >>> x = np.linspace(0, 6, 60)
-        >>> fitted = jc.gaussian_process.fit(x, np.sin(x), inference=jc.gp.Sparse(num_inducing=10))
+        >>> y = np.sin(x) + 0.1 * np.cos(37 * x)
+        >>> fitted = jc.gaussian_process.fit(x, y, inference=jc.gp.Sparse(num_inducing=10))
         >>> fitted.points.shape
         (10, 1)
     """

@@ -116,7 +116,8 @@ class Stochastic(Inference):
     Example:
         >>> import jax, numpy as np, jaxcal as jc
         >>> x, by_parts = np.linspace(0, 6, 300), jc.gp.Stochastic(epochs=2, num_inducing=10)
-        >>> jc.gaussian_process.fit(x, np.sin(x), inference=by_parts, key=jax.random.key(0)).inference
+        >>> y = np.sin(x) + 0.1 * np.cos(37 * x)
+        >>> jc.gaussian_process.fit(x, y, inference=by_parts, key=jax.random.key(0)).inference
         'stochastic'
     """
 

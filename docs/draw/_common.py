@@ -74,7 +74,7 @@ def draw_coverage(ax, levels, covered):
 def draw_all() -> None:
     """Draw the pictures of the script that runs, one by each of its functions, or those that its arguments name."""
     jax.config.update("jax_enable_x64", True)
-    for name, draw in vars(sys.modules["__main__"]).items():
+    for name, draw in list(vars(sys.modules["__main__"]).items()):  # a drawing may import more
         is_own = inspect.isfunction(draw) and draw.__module__ == "__main__"
         if is_own and (len(sys.argv) == 1 or name in sys.argv[1:]):
             print(name, flush=True)

@@ -42,7 +42,6 @@ class Terms(NamedTuple):
         information: [p, p], the average information; Gilmour, Thompson & Cullis (1995), eq. 6.
         weights: [n], a = G^-1 y.
         factor: [n, n], the lower Cholesky factor L of G, in the memory that was given.
-        precision: [n], the diagonal of G^-1.
     """
 
     value: float
@@ -50,7 +49,6 @@ class Terms(NamedTuple):
     information: Float[np.ndarray, "p p"]
     weights: Float[np.ndarray, " n"]
     factor: Float[np.ndarray, "n n"]
-    precision: Float[np.ndarray, " n"]
 
 
 def likelihood_terms(
@@ -80,24 +78,16 @@ def likelihood_terms(
         >>> print(round(terms.value, 4), terms.weights)
         -3.3872 [ 1. -1.]
     """
-    dtype, n = targets.dtype, len(targets)
-    diagonal, by_diagonal = diagonal.astype(dtype), by_diagonal.astype(dtype)
-    *covariances, gram, copy = memory
-    gram[:] = 0
-    for part, covariance in zip(parts, covariances, strict=True):
-        _covariance(part, covariance)
-        gram += covariance
-    gram.flat[:: n + 1] += diagonal
-    # In place: LAPACK stores by columns.
-    potrf, potri = lapack.get_lapack_funcs(("potrf", "potri"), (gram,))
-    factor, failed = potrf(gram.T, lower=1, clean=1, overwrite_a=1)
-    if failed or not np.isfinite(factor[-1, -1]):
+    by_diagonal = by_diagonal.astype(targets.dtype)
+    *covariances, _, copy = memory
+    factor = _factor(parts, diagonal, memory)
+    if factor is None:
         return None
+    (potri,) = lapack.get_lapack_funcs(("potri",), (factor,))
     np.copyto(copy.T, factor)
     inverse = _mirrored(potri(copy.T, lower=1, overwrite_c=1)[0])
     weights, precision = inverse @ targets, np.diagonal(inverse).copy()
-    log_det = np.log(np.diagonal(factor)).sum(dtype=float)  # half of it
-    value = -float(targets.astype(float) @ weights) / 2 - log_det - n * LOG_2PI / 2
+    value = _log_likelihood(factor, weights, targets)
 
     # The derivative by G is (a a' - G^-1) / 2; Rasmussen & Williams (2006), eq. 5.9.
     gradient = (weights**2 - precision) @ by_diagonal / 2
@@ -109,7 +99,60 @@ def likelihood_terms(
         products[:, at : at + len(sums)] += columns
         at += len(sums)
     information = products.T @ (inverse @ products) / 2
-    return Terms(value, gradient, information, weights, factor, precision)
+    return Terms(value, gradient, information, weights, factor)
+
+
+class Conditioned(NamedTuple):
+    """What the posterior needs.
+
+    Attributes:
+        value: log N(y; 0, G).
+        weights: [n], a = G^-1 y.
+        factor: [n, n], as of `Terms`.
+    """
+
+    value: float
+    weights: Float[np.ndarray, " n"]
+    factor: Float[np.ndarray, "n n"]
+
+
+def conditioned(
+    parts: Sequence[Part],
+    diagonal: Float[np.ndarray, " n"],
+    targets: Float[np.ndarray, " n"],
+    memory: Float[np.ndarray, "k n n"],
+) -> Conditioned | None:
+    """The log evidence without its derivatives, in a third of the operations; arguments as of `likelihood_terms`."""
+    factor = _factor(parts, diagonal, memory)
+    if factor is None:
+        return None
+    (potrs,) = lapack.get_lapack_funcs(("potrs",), (factor,))
+    weights = potrs(factor, targets, lower=1)[0]
+    return Conditioned(_log_likelihood(factor, weights, targets), weights, factor)
+
+
+def _factor(
+    parts: Sequence[Part], diagonal: Float[np.ndarray, " n"], memory: Float[np.ndarray, "k n n"]
+) -> Float[np.ndarray, "n n"] | None:
+    """The lower Cholesky factor; None where there is none. The covariances of the parts are in the memory then, too."""
+    *covariances, gram, _ = memory
+    gram[:] = 0
+    for part, covariance in zip(parts, covariances, strict=True):
+        _covariance(part, covariance)
+        gram += covariance
+    gram.flat[:: len(gram) + 1] += diagonal.astype(gram.dtype)
+    # In place: LAPACK stores by columns.
+    (potrf,) = lapack.get_lapack_funcs(("potrf",), (gram,))
+    factor, failed = potrf(gram.T, lower=1, clean=1, overwrite_a=1)
+    return None if failed or not np.isfinite(factor[-1, -1]) else factor
+
+
+def _log_likelihood(
+    factor: Float[np.ndarray, "n n"], weights: Float[np.ndarray, " n"], targets: Float[np.ndarray, " n"]
+) -> float:
+    """Rasmussen & Williams (2006), eq. 2.30."""
+    log_det = np.log(np.diagonal(factor)).sum(dtype=float)  # half of it
+    return -float(targets.astype(float) @ weights) / 2 - log_det - len(targets) * LOG_2PI / 2
 
 
 def _covariance(part: Part, exponents: Float[np.ndarray, "n n"]) -> None:

@@ -28,6 +28,8 @@ T = TypeVar("T")
 # Where rounding may hide more than this fraction of the leave-one-out variance, stds are off by more than a few per
 # cent.
 _MUCH_ROUNDING = 0.1
+# Where the search on some of many rows ends, in nats: those of more rows go on.
+_TOLERANCE_OF_SOME = 0.1
 
 
 class Way(NamedTuple):
@@ -121,8 +123,10 @@ def _of_known(
     """The fit of known rows, one output after the other, and by which inference it is."""
     outputs = _outputs(rows)
     firsts: list[host.First | None] = [None] * len(outputs)
-    if on_host and _begins_with_some(way, rows[-1].shape[0]):
-        few = Exact(way.inference.ard, TOLERANCE, way.inference.max_iterations)
+    n = rows[-1].shape[0]
+    if on_host and _begins_with_some(way, n):
+        tolerance = TOLERANCE if n <= exact.LADDER_ROWS else _TOLERANCE_OF_SOME
+        few = Exact(way.inference.ard, tolerance, way.inference.max_iterations)
         firsts = [by_numpy(host.First.of, prepare, few, way.noise, *output) for output in outputs]
     fits = []
     for inference in way.inferences:

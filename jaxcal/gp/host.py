@@ -106,14 +106,15 @@ class _Ladder(NamedTuple):
     def optimum(
         self, exactly: "Evidence", begin: exact.Optimum, start: exact.Start, inference: Inference
     ) -> exact.Optimum:
-        """The optimum of all rows, in float64 at last, from the one of the first rung."""
+        """The optimum of all rows from the one of the first rung; of one rung in float64 at last."""
         n = len(exactly.rows.targets)
         if n <= _SMALL:
             return begin
         quickly = [Evidence(rows, exactly.jitter).in_float32() for rows in self.rungs[:-1]] + [exactly.in_float32()]
         best = exact.climbed(list(map(race.one_by_one, quickly)), begin, start, inference, n)
-        limit = inference.max_iterations if len(quickly) == 1 else 0
-        return exact.ended(race.one_by_one(exactly), best, start, inference.tolerance, limit)
+        if len(quickly) > 1:
+            return best
+        return exact.ended(race.one_by_one(exactly), best, start, inference.tolerance, inference.max_iterations)
 
 
 class Rows(NamedTuple):
@@ -262,29 +263,47 @@ class Evidence:
         if terms is None:
             local = Local(np.full((), np.nan), np.full(p, np.nan), np.full((p, p), np.nan), np.asarray(False))
         else:
-            # As `model.is_sane`.
-            greatest = -n * (LOG_2PI + np.log(diagonal.least)) / 2
-            absurd = ABSURD * np.mean(rows.targets**2)
-            is_sane = (terms.value <= greatest) & (max(diagonal.prior, diagonal.noise) < absurd)
-            local = Local(np.asarray(terms.value), terms.gradient, terms.information, np.asarray(is_sane))
+            makes_sense = np.asarray(self._makes_sense(terms.value, diagonal))
+            local = Local(np.asarray(terms.value), terms.gradient, terms.information, makes_sense)
         self.last = vector.copy(), local, terms
         return local
+
+    def conditioned(self, vector: Float[np.ndarray, " p"]) -> gp_host.Conditioned | None:
+        """What is known at a vector, with a value that is not finite where it makes no sense; None without a factor."""
+        rows = self.rows
+        diagonal = rows.diagonal(vector, self.jitter, len(rows.targets))
+        if self.last is not None and np.array_equal(self.last[0], vector):
+            terms = self.last[2]
+            found = None if terms is None else gp_host.Conditioned(terms.value, terms.weights, terms.factor)
+        else:
+            found = gp_host.conditioned(rows.kernels(vector), diagonal.values, rows.targets, self._memory)
+        if found is None or self._makes_sense(found.value, diagonal):
+            return found
+        return found._replace(value=np.nan)
+
+    def _makes_sense(self, value: float, diagonal: Diagonal) -> bool:
+        """As `model.is_sane`."""
+        targets = self.rows.targets
+        greatest = -len(targets) * (LOG_2PI + np.log(diagonal.least)) / 2
+        absurd = ABSURD * np.mean(targets**2)
+        return bool((value <= greatest) & (max(diagonal.prior, diagonal.noise) < absurd))
 
 
 def _process_at(
     best: exact.Optimum, evidence: Evidence, data: Data, model: Model, jitter: Float[np.ndarray, ""]
 ) -> Process:
-    """The process with what was found; the last evaluation is its posterior."""
-    dtype, n, local = data.targets.dtype, len(data.targets), evidence(best.place)
-    terms = evidence.last[2]
-    value = np.where(local.makes_sense, local.value, np.nan).astype(dtype)
+    """The process with what was found."""
+    dtype, n, known = data.targets.dtype, len(data.targets), evidence.conditioned(best.place)
+    value = np.asarray(np.nan if known is None else known.value, dtype)
     found = best._replace(value=value).as_found(as_vector(model)[1](best.place.astype(dtype)))
-    if terms is None:
+    if known is None:
         nothing = np.full(n, np.nan, dtype)
         after = gp.Posterior(nothing, np.full((n, n), np.nan, dtype), None)
         return process_given(found, data, jitter, after, gp.LeaveOneOut(nothing, nothing))
-    (trtri,) = lapack.get_lapack_funcs(("trtri",), (terms.factor,))
-    after = gp.Posterior(terms.weights.astype(dtype), trtri(terms.factor, lower=1)[0].astype(dtype), None)
+    (trtri,) = lapack.get_lapack_funcs(("trtri",), (known.factor,))
+    shrink = trtri(known.factor, lower=1)[0]
+    after = gp.Posterior(known.weights.astype(dtype), shrink.astype(dtype), None)
     # Rasmussen & Williams (2006), eq. 5.12.
-    others = gp.LeaveOneOut((terms.weights / terms.precision).astype(dtype), (1 / terms.precision).astype(dtype))
+    precision = np.einsum("ij,ij->j", shrink, shrink)
+    others = gp.LeaveOneOut((known.weights / precision).astype(dtype), (1 / precision).astype(dtype))
     return process_given(found, data, jitter, after, others)

@@ -35,7 +35,7 @@ def explained_variance_and_pullback(
 ) -> tuple[Float[AnyArray, " m"], Callable[[Vector], tuple[Matrix, Matrix]]]:
     """`explained_variance`, and the map of its cotangent to those of `gram` and `cross`.
 
-    With A = G^-1 k and the cotangent w the one of G is -A diag(w) A', and the one of k is 2 A diag(w).
+    Let A = G^-1 k, and w the cotangent of the result. G has the cotangent -A diag(w) A', and k has 2 A diag(w).
     """
     factor = cholesky(gram)
     whitened = solve_lower(factor, cross)

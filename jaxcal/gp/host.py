@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.linalg import lapack
 
 from jaxcal._numpy import threads_for
 from jaxcal.functional import gp, gp_host
 from jaxcal.functional.gp import LOG_2PI
+from jaxcal.functional.linalg import column_squares, inverse_triangular
 from jaxcal.gp import exact, race
 from jaxcal.gp.kernels import scattered
 from jaxcal.gp.model import ABSURD, NOISE_FLOOR, Data, Found, Model, as_vector, exact_jitters, one_of
@@ -300,10 +300,9 @@ def _process_at(
         nothing = np.full(n, np.nan, dtype)
         after = gp.Posterior(nothing, np.full((n, n), np.nan, dtype), None)
         return process_given(found, data, jitter, after, gp.LeaveOneOut(nothing, nothing))
-    (trtri,) = lapack.get_lapack_funcs(("trtri",), (known.factor,))
-    shrink = trtri(known.factor, lower=1)[0]
+    shrink = inverse_triangular(known.factor)  # in its memory, which nobody reads any more
     after = gp.Posterior(known.weights.astype(dtype), shrink.astype(dtype), None)
     # Rasmussen & Williams (2006), eq. 5.12.
-    precision = np.einsum("ij,ij->j", shrink, shrink)
+    precision = column_squares(shrink)
     others = gp.LeaveOneOut((known.weights / precision).astype(dtype), (1 / precision).astype(dtype))
     return process_given(found, data, jitter, after, others)

@@ -1,4 +1,4 @@
-"""What the engine asks of an inference and of a noise, and what inferences share."""
+"""The protocols of inferences and noises, and what inferences share."""
 
 from abc import abstractmethod
 from collections.abc import Callable

@@ -11,15 +11,15 @@ from jaxcal import _checks
 from jaxcal._numpy import AnyArray
 from jaxcal.gp import host
 from jaxcal.gp import model as models
-from jaxcal.gp.exact import exact_optimum
+from jaxcal.gp.exact import LADDER_ROWS, exact_optimum
 from jaxcal.gp.inference._adam import descended_by_adam
 from jaxcal.gp.model import Data, Found, Model
 from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import Inference, Noise, Prepare, Problem, S, best_initial, has_more_to_learn
 
 # The gain of log evidence, in nats, below which a fit ends: the data hardly distinguish hyperparameters so close. Of
-# more rows than the last number a step takes seconds, and what it gains changes no prediction.
-TOLERANCE, _LOOSE_TOLERANCE, _MANY_ROWS = 0.005, 0.5, 2000
+# rows that climb a ladder a step takes seconds, and what it gains changes no prediction.
+TOLERANCE, _LOOSE_TOLERANCE = 0.005, 0.5
 # Where a climb to the last digits ends.
 _TIGHT = 1e-8
 
@@ -29,8 +29,8 @@ class Exact(Inference):
 
     The hyperparameters maximize log p(y) = -y' G^-1 y / 2 - log|G| / 2 - n log(2 pi) / 2, with G the covariance of the
     targets: Rasmussen & Williams (2006), eq. 2.30. Damped Newton steps climb from several initial values; of more than
-    512 rows some decide which optima all of them climb to. More than 2000 known rows are climbed on in three stages:
-    1000 rows decide on the optimum, and few steps of more rows and of all end it.
+    512 rows some decide which optima all of them climb to. Of more than 2000 known rows 1000 decide on the
+    optimum, and few steps of more and more rows and of all end it.
 
     Attributes:
         ard: a lengthscale for every column (True), one for all (False), or what the evidence prefers ("auto"): each
@@ -67,11 +67,9 @@ class Exact(Inference):
             raise ValueError(f"Exact goes with {type(noise).__name__} without Adam: leave learning_rate out.")
         if self.learning_rate is not None and differentiable:
             raise ValueError("differentiable=True needs an optimum, where Adam does not end: leave learning_rate out.")
-        return (
-            self
-            if self.tolerance is not None
-            else replace(self, tolerance=TOLERANCE if n <= _MANY_ROWS else _LOOSE_TOLERANCE)
-        )
+        if self.tolerance is not None:
+            return self
+        return replace(self, tolerance=TOLERANCE if n <= LADDER_ROWS else _LOOSE_TOLERANCE)
 
     @property
     def by_newton(self) -> bool:

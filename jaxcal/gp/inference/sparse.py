@@ -26,7 +26,7 @@ from jaxcal.optimize import Result, as_constants
 # Fewer are faster and less exact: benchmarks/results/gp_inducing.txt.
 _NUM_INDUCING = 800
 # The bound may begin at the exact evidence of so many rows.
-SUBSET_ROWS = 1000
+_SUBSET_ROWS = 1000
 # That model and others are compared by the bound of so many rows, with so many inducing points, also at these fractions
 # of noise.
 _COMPARED_ROWS, _COMPARED_POINTS, _MORE_NOISE = 4000, 100, (0.1, 0.5)
@@ -190,7 +190,7 @@ def optimum_of_some(
     """Where a fit to many rows begins: at the only initial values, or at the exact optimum of some rows."""
     if first is not None:
         return first
-    some = models.some_rows(data, SUBSET_ROWS)
+    some = models.some_rows(data, _SUBSET_ROWS)
     if not has_more_to_learn(initial_models):
         return best_initial(initial_models, some, jitter)
     if models.number_of(initial_models) == 1:

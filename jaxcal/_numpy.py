@@ -97,8 +97,7 @@ def keeps_known(function: Callable[P, T]) -> Callable[P, T]:
 
 def by_numpy(function: Callable[..., T], *args: Any, **options: Any) -> T:
     """`function(*args, **options)` with arrays of NumPy, which share the memory of JAX's; the result is `in_jax`."""
-    read = lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
-    args, options = jax.tree.map(read, (args, options))
+    args, options = as_numpy((args, options))
     before, _thread.works = is_working(), True
     try:
         with np.errstate(all="ignore"):  # what is not finite is told by values, as in a program
@@ -106,6 +105,11 @@ def by_numpy(function: Callable[..., T], *args: Any, **options: Any) -> T:
     finally:
         _thread.works = before
     return in_jax(found)
+
+
+def as_numpy(tree: T) -> T:
+    """A pytree with JAX's arrays as NumPy's, which share their memory."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
 
 
 def in_jax(tree: T) -> T:

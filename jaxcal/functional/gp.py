@@ -20,14 +20,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.scipy.linalg import solve, solve_triangular
+from jax.scipy.linalg import solve
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal._numpy import AnyArray, namespace
 from jaxcal._programs import exact_products
-from jaxcal.functional.linalg import column_squares, crossproduct, half_log_det, inverse_factor, inverse_triangular
+from jaxcal.functional.linalg import (
+    cholesky,
+    column_squares,
+    crossproduct,
+    half_log_det,
+    inverse_factor,
+    inverse_triangular,
+    solve_lower,
+)
 
-Scalar = Float[Array, ""]
+Scalar = Float[AnyArray, ""]
 
 LOG_2PI = 1.8378770664093453
 
@@ -72,7 +80,7 @@ class LeaveOneOut(NamedTuple):
         return self.error / namespace(self.variance).sqrt(self.variance)
 
 
-def log_likelihood(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> Scalar:
+def log_likelihood(gram: Float[AnyArray, "n n"], targets: Float[AnyArray, " n"]) -> Scalar:
     """log N(y; 0, G) = -y' G^-1 y / 2 - log|G| / 2 - n log(2 pi) / 2, with G = K + noise I.
 
     Rasmussen & Williams (2006), eq. 2.30. The derivative is the closed form of their eq. 5.9, which needs one
@@ -192,16 +200,22 @@ def leave_one_out(posterior: Posterior) -> LeaveOneOut:
     return LeaveOneOut(posterior.weights / precision, 1 / precision)
 
 
-@jax.custom_jvp
 @exact_products
-def log_det_and_fit(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> tuple[Scalar, Scalar]:
+def log_det_and_fit(gram: Float[AnyArray, "n n"], targets: Float[AnyArray, " n"]) -> tuple[Scalar, Scalar]:
     """log|G| / 2 and y' G^-1 y / 2."""
-    factor = jnp.linalg.cholesky(gram)
-    whitened = solve_triangular(factor, targets, lower=True)
+    return (_log_det_and_fit if namespace(gram) is np else _differentiable)(gram, targets)
+
+
+def _log_det_and_fit(gram: Float[AnyArray, "n n"], targets: Float[AnyArray, " n"]) -> tuple[Scalar, Scalar]:
+    factor = cholesky(gram)
+    whitened = solve_lower(factor, targets[:, None])[:, 0]
     return half_log_det(factor), whitened @ whitened / 2
 
 
-@log_det_and_fit.defjvp
+_differentiable = jax.custom_jvp(_log_det_and_fit)
+
+
+@_differentiable.defjvp
 @exact_products
 def _log_det_and_fit_jvp(primals, tangents):
     gram, targets = primals

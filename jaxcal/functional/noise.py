@@ -3,8 +3,8 @@
 Every row has a noise variance of its own, relative to a common one. The functions here say which, given what the
 process says of the rows.
 
-- `student_t_weights`, `student_t_bound`, `student_t_df`: noise as a mixture of normal distributions over an unknown
-  precision of every row, Tipping & Lawrence (2005).
+- `student_t_weights`, `student_t_bound`, `student_t_slopes`, `student_t_df`: noise as a mixture of normal distributions
+  over an unknown precision of every row, Tipping & Lawrence (2005).
 - `student_t_sum`: the distribution of a Student t and a normal variate together.
 - `log_noise_responses`: what a row says of the log of its noise variance, after Kersting et al. (2007).
 - `greatest_error`: what no error of normal rows exceeds, Grubbs (1950); `is_usual` decides nearly all cases faster.
@@ -12,15 +12,13 @@ process says of the rows.
 
 import math
 from statistics import NormalDist
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax.scipy.special import digamma, gammaln
+import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from jaxcal._numpy import AnyArray
-from jaxcal.functional import student_t
+from jaxcal._numpy import AnyArray, namespace, special
 
 # The least and the greatest degrees of freedom: below there is no variance, and above no data show the difference.
 LEAST_DF, GREATEST_DF = 2.1, 100.0
@@ -44,7 +42,7 @@ def student_t_weights(squares: Float[AnyArray, " n"], df: Float[AnyArray, ""]) -
     return (df + 1) / (df + squares)
 
 
-def student_t_bound(weights: Float[Array, " n"], df: Float[Array, ""]) -> Float[Array, ""]:
+def student_t_bound(weights: Float[AnyArray, " n"], df: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
     """What Student t noise adds to log N(y; 0, K + noise / w) for a lower bound on log p(y).
 
     sum_i (E log w_i - log E w_i) / 2 - KL(q(w_i) || Gamma(df / 2, df / 2)), with q(w_i) = Gamma((df + 1) / 2, .) of
@@ -54,24 +52,44 @@ def student_t_bound(weights: Float[Array, " n"], df: Float[Array, ""]) -> Float[
     >>> round(student_t_bound(jnp.ones(3), jnp.asarray(4.0)).item(), 2)
     -0.36
     """
+    xp, functions = namespace(weights, df), special(weights, df)
     shape, prior = (df + 1) / 2, df / 2
-    gap = digamma(shape) - jnp.log(shape)  # E log w - log E w
-    entropy = shape - jnp.log(shape / weights) + gammaln(shape) + (1 - shape) * digamma(shape)
-    expected = prior * jnp.log(prior) - gammaln(prior) + (prior - 1) * (gap + jnp.log(weights)) - prior * weights
-    return jnp.sum(gap / 2 + entropy + expected)
+    gap = functions.digamma(shape) - xp.log(shape)  # E log w - log E w
+    entropy = shape - xp.log(shape / weights) + functions.gammaln(shape) + (1 - shape) * functions.digamma(shape)
+    log_prior = prior * xp.log(prior) - functions.gammaln(prior)
+    return (gap / 2 + entropy + log_prior + (prior - 1) * (gap + xp.log(weights)) - prior * weights).sum()
 
 
-def student_t_df(squares: Float[Array, " n"]) -> Float[Array, ""]:
+def student_t_slopes(
+    weights: Float[np.ndarray, " n"], df: Float[Any, ""]
+) -> tuple[Float[np.ndarray, " n"], Float[Any, ""]]:
+    """The derivatives of `student_t_bound` by the weights and by the degrees of freedom, of NumPy's arrays.
+
+    >>> by_weights, by_df = student_t_slopes(np.array([0.5, 1.0]), np.float64(4.0))
+    >>> print(by_weights, round(by_df, 4))
+    [2. 0.] -0.0604
+    """
+    functions = special(weights, df)
+    shape, prior = (df + 1) / 2, df / 2
+    gap = functions.digamma(shape) - np.log(shape)
+    by_gap = functions.polygamma(1, shape)
+    by_shape = (prior - 0.5) * (by_gap - 1 / shape) + 1 - 1 / shape + (1 - shape) * by_gap
+    by_prior = np.log(prior) + 1 - functions.digamma(prior) + gap + np.log(weights) - weights
+    return prior * (1 / weights - 1), (by_shape + by_prior).sum() / 2
+
+
+def student_t_df(squares: Float[AnyArray, " n"]) -> Float[AnyArray, ""]:
     """The degrees of freedom under which errors of these expected squares, over the noise variance, are most likely."""
-    dfs = jnp.geomspace(LEAST_DF, GREATEST_DF, _NUM_DFS, dtype=squares.dtype)
-    one, zeros = jnp.ones_like(squares), jnp.zeros_like(squares)
-    values = jax.vmap(lambda df: jnp.sum(student_t.log_prob(jnp.sqrt(squares), df * one, zeros, one)))(dfs)
-    return dfs[jnp.argmax(values)]
+    xp, functions = namespace(squares), special(squares)
+    dfs = xp.geomspace(LEAST_DF, GREATEST_DF, _NUM_DFS, dtype=squares.dtype)
+    of_one = functions.gammaln((dfs + 1) / 2) - functions.gammaln(dfs / 2) - xp.log(dfs) / 2
+    of_squares = (dfs + 1) / 2 * xp.log1p(squares[None] / dfs[:, None]).sum(axis=1)
+    return dfs[xp.argmax(squares.shape[0] * of_one - of_squares)]
 
 
 def student_t_sum(
-    noise: Float[Array, "*n"], df: Float[Array, ""], variance: Float[Array, "*n"]
-) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+    noise: Float[AnyArray, "*n"], df: Float[AnyArray, ""], variance: Float[AnyArray, "*n"]
+) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
     """Degrees of freedom and squared scale of the Student t nearest to sqrt(noise) T + N(0, variance).
 
     With q = variance / noise: df (1 + q)^(2 df / (df + 6)) and noise (1 + q + 1.5 q / ((df + 5) (1 + q))). Fitted to
@@ -93,7 +111,7 @@ def student_t_sum(
     return df * (1 + ratio) ** (2 * df / (df + 6)), scale
 
 
-def log_noise_responses(errors: Float[Array, " n"], relative: ArrayLike) -> Float[Array, " n"]:
+def log_noise_responses(errors: Float[AnyArray, " n"], relative: ArrayLike) -> Float[AnyArray, " n"]:
     """log r + log z^2 - E log chi^2_1: observations of the log of the relative noise variance of the rows.
 
     Unbiased where r is right, of variance `LOG_SQUARE_VARIANCE`. Kersting, Plagemann, Pfaff & Burgard, "Most likely
@@ -104,7 +122,8 @@ def log_noise_responses(errors: Float[Array, " n"], relative: ArrayLike) -> Floa
         errors: z, of every row given all others, over their standard deviations.
         relative: r, at which they were found; one for all rows, or one each.
     """
-    return jnp.log(relative) + jnp.log(jnp.maximum(errors**2, _LEAST_SQUARE)) - LOG_SQUARE_MEAN
+    xp = namespace(errors, relative)
+    return xp.log(relative) + xp.log(xp.maximum(errors**2, _LEAST_SQUARE)) - LOG_SQUARE_MEAN
 
 
 def greatest_error(n: int, significance: float = 1e-4) -> float:

@@ -16,15 +16,17 @@ from typing import NamedTuple, cast
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal._programs import exact_products
-from jaxcal.functional._loops import carried
+from jaxcal.functional._loops import carried, scan
 from jaxcal.functional.gp import LOG_2PI, LeaveOneOut, Posterior, Scalar, log_det_and_fit
-from jaxcal.functional.linalg import add_diagonal
+from jaxcal.functional.linalg import cholesky, solve_lower
 
 # Rows whose covariances with the inducing points are held at once: they should fit in a core's cache.
 _CHUNK = 256
@@ -42,8 +44,8 @@ class RowSums(NamedTuple):
         num_rows: how many they are.
     """
 
-    outer: Float[Array, "m m"]
-    cross: Float[Array, " m"]
+    outer: Float[AnyArray, "m m"]
+    cross: Float[AnyArray, " m"]
     prior: Scalar
     square: Scalar
     log_precision: Scalar
@@ -52,12 +54,12 @@ class RowSums(NamedTuple):
 
 @exact_products
 def row_sums(
-    covariances: Callable[[PyTree], Float[Array, "m c"]],
-    whiten: Float[Array, "m m"],
-    rows: PyTree[Float[Array, "n ..."]],
-    prior_variance: Float[Array, " n"],
-    targets: Float[Array, " n"],
-    precisions: Float[Array, " n"] | None = None,
+    covariances: Callable[[PyTree], Float[AnyArray, "m c"]],
+    whiten: Float[AnyArray, "m m"],
+    rows: PyTree[Float[AnyArray, "n ..."]],
+    prior_variance: Float[AnyArray, " n"],
+    targets: Float[AnyArray, " n"],
+    precisions: Float[AnyArray, " n"] | None = None,
     mesh: Mesh | None = None,
 ) -> RowSums:
     """The sums that the sparse bound and posterior need of the rows, in one pass over chunks of them.
@@ -74,13 +76,15 @@ def row_sums(
         precisions: the rows' noise precision relative to that of the noise variance given later; None for equal noise.
         mesh: devices over whose axes the rows are distributed; None for wherever they are.
     """
-    n = targets.shape[0]
-    weights = jnp.ones_like(targets) if precisions is None else precisions
-    if mesh is None:
+    n, xp = targets.shape[0], namespace(targets)
+    weights = xp.ones_like(targets) if precisions is None else precisions
+    if xp is np:
+        outer, cross = _sums((covariances, whiten, rows, targets, weights))
+    elif mesh is None:
         outer, cross = _streamed_sums((covariances, whiten, rows, targets, weights))
     else:
         outer, cross = _distributed_sums(covariances, whiten, rows, targets, weights, mesh)
-    log_precision = jnp.zeros((), targets.dtype) if precisions is None else jnp.sum(jnp.log(precisions))
+    log_precision = xp.zeros((), targets.dtype) if precisions is None else xp.log(precisions).sum()
     return RowSums(
         outer=outer,
         cross=cross,
@@ -105,8 +109,9 @@ def collapsed_bound(sums: RowSums, noise_variance: Scalar) -> Scalar:
     log_det, explained = log_det_and_fit(_capacity(sums, noise_variance), sums.cross / noise_variance)
     fit = sums.square / noise_variance / 2 - explained
     # Rounding must not make the inducing points know more than there is.
-    gap = jnp.maximum(sums.prior - jnp.trace(sums.outer), 0) / noise_variance / 2
-    log_noise = sums.num_rows * (LOG_2PI + jnp.log(noise_variance)) - sums.log_precision
+    xp = namespace(sums.cross)
+    gap = xp.maximum(sums.prior - xp.trace(sums.outer), 0) / noise_variance / 2
+    log_noise = sums.num_rows * (LOG_2PI + xp.log(noise_variance)) - sums.log_precision
     return -fit - gap - log_det - log_noise / 2
 
 
@@ -140,22 +145,26 @@ def variational_bound(
 
 
 @exact_products
-def posterior(sums: RowSums, whiten: Float[Array, "m m"], noise_variance: Scalar) -> Posterior:
+def posterior(sums: RowSums, whiten: Float[AnyArray, "m m"], noise_variance: Scalar) -> Posterior:
     """The posterior through the inducing points under the optimal q(u), Titsias (2009), eq. 6 and 10.
 
     Arguments as in `row_sums` and `collapsed_bound`.
     """
-    capacity = jnp.linalg.cholesky(_capacity(sums, noise_variance))
-    whitened = solve_triangular(capacity, sums.cross, lower=True) / noise_variance
-    widen = solve_triangular(capacity, whiten, lower=True)
+    capacity = cholesky(_capacity(sums, noise_variance))
+    whitened = solve_lower(capacity, sums.cross[:, None])[:, 0] / noise_variance
+    widen = solve_lower(capacity, whiten)
     return Posterior(weights=widen.T @ whitened, shrink=whiten, widen=widen)
 
 
 @exact_products
 def leave_one_out(
-    posterior: Posterior, cross: Float[Array, " m"], target: Scalar, prior_variance: Scalar, noise_variance: Scalar
+    posterior: Posterior,
+    cross: Float[AnyArray, "*p m"],
+    target: Float[AnyArray, "*p"],
+    prior_variance: Float[AnyArray, "*p"],
+    noise_variance: Float[AnyArray, "*p"],
 ) -> LeaveOneOut:
-    """Error and variance of one row given all others, the inducing points staying where they are.
+    """Error and variance of one row, or of several, given all others, the inducing points staying where they are.
 
     The row's part in what is known is of rank one: with h = k'S k the variance that the inducing values, of covariance
     S, leave in its latent value, without it they leave h / (1 - h / noise), and its error is 1 / (1 - h / noise) times
@@ -168,18 +177,21 @@ def leave_one_out(
         prior_variance: the row's covariance with itself.
         noise_variance: the likelihood's variance.
     """
-    known, unknown = posterior.shrink @ cross, cast(Array, posterior.widen) @ cross
-    spread = unknown @ unknown
+    xp = namespace(cross)
+    known, unknown = cross @ posterior.shrink.T, cross @ cast(Array, posterior.widen).T
+    spread = (unknown**2).sum(-1)
     # Rounding must not take more out than there is.
-    left = jnp.maximum(1 - spread / noise_variance, jnp.finfo(cross.dtype).eps)
-    latent = jnp.maximum(prior_variance - known @ known + spread / left, 0)
+    left = xp.maximum(1 - spread / noise_variance, float(np.finfo(cross.dtype).eps))
+    latent = xp.maximum(prior_variance - (known**2).sum(-1) + spread / left, 0)
     return LeaveOneOut((target - cross @ posterior.weights) / left, latent + noise_variance)
 
 
 @exact_products
 def greedy_rows(
-    covariances_with: Callable[[Int[Array, ""]], Float[Array, " n"]], prior_variance: Float[Array, " n"], num_rows: int
-) -> Int[Array, " m"]:
+    covariances_with: Callable[[Int[AnyArray, ""]], Float[AnyArray, " n"]],
+    prior_variance: Float[AnyArray, " n"],
+    num_rows: int,
+) -> Int[AnyArray, " m"]:
     """Row numbers chosen one by one, each the row whose variance given those before it is the largest.
 
     Pivoted Cholesky, stopped at `num_rows`: Burt, Rasmussen & van der Wilk (2020), algorithm 1 without its
@@ -190,6 +202,8 @@ def greedy_rows(
         prior_variance: the kernel's value at each row with itself.
         num_rows: how many to choose, at most n.
     """
+    if namespace(prior_variance) is np:
+        return _greedy_rows_on_host(covariances_with, prior_variance, num_rows)
     n, dtype = prior_variance.shape[0], prior_variance.dtype
     negligible = jnp.finfo(dtype).eps * jnp.max(prior_variance)
 
@@ -207,10 +221,26 @@ def greedy_rows(
     return lax.fori_loop(0, num_rows, choose, carried(start))[0]
 
 
+def _greedy_rows_on_host(
+    covariances_with: Callable[[int], Float[np.ndarray, " n"]], prior_variance: Float[np.ndarray, " n"], num_rows: int
+) -> Int[np.ndarray, " m"]:
+    """The same with the part of the factor that is there."""
+    variance, rows = prior_variance.copy(), np.zeros(num_rows, int)
+    factor = np.empty((num_rows, len(variance)), variance.dtype)
+    negligible = np.finfo(variance.dtype).eps * variance.max()
+    for step in range(num_rows):
+        row = rows[step] = int(np.argmax(variance))
+        left, known = variance[row], factor[:step]
+        factor[step] = (covariances_with(row) - known[:, row] @ known) / np.sqrt(left) if left > negligible else 0
+        variance -= factor[step] ** 2
+        variance[row] = -np.inf
+    return rows
+
+
 @exact_products
-def _capacity(sums: RowSums, noise_variance) -> Float[Array, "m m"]:
+def _capacity(sums: RowSums, noise_variance) -> Float[AnyArray, "m m"]:
     """I + A A' / noise."""
-    return add_diagonal(sums.outer / noise_variance, 1)
+    return sums.outer / noise_variance + np.eye(len(sums.cross), dtype=sums.cross.dtype)
 
 
 @eqx.filter_custom_vjp
@@ -230,8 +260,8 @@ def _sums(given):
         weighted = root * precisions[None]
         return (sums[0] + weighted @ root.T, sums[1] + weighted @ targets), None
 
-    nothing = jnp.zeros_like(whiten), jnp.zeros_like(whiten[0])
-    return lax.scan(add, nothing, _chunks(tuple(of_rows)))[0]
+    nothing = namespace(whiten).zeros_like(whiten), namespace(whiten).zeros_like(whiten[0])
+    return scan(add, nothing, _chunks(tuple(of_rows)))[0]
 
 
 @_streamed_sums.def_fwd
@@ -309,18 +339,19 @@ def _distributed_sums(covariances, whiten, rows, targets, precisions, mesh: Mesh
     return jax.jit(distributed)(arrays, whiten, *spread_out)
 
 
-def _chunks(arrays: PyTree[Array]) -> PyTree[Array]:
+def _chunks(arrays: PyTree[AnyArray]) -> PyTree[AnyArray]:
     """Rows as chunks [chunks, rows a chunk, ...], of nearly equal size."""
     n = jax.tree.leaves(arrays)[0].shape[0]
     chunks = -(-n // _CHUNK)
     return jax.tree.map(lambda a: a.reshape(chunks, -1, *a.shape[1:]), _padded(arrays, chunks))
 
 
-def _padded(arrays: tuple[PyTree[Array], Array, Array], multiple: int) -> PyTree[Array]:
+def _padded(arrays: tuple[PyTree[AnyArray], AnyArray, AnyArray], multiple: int) -> PyTree[AnyArray]:
     """(rows, targets, precisions) with the last row repeated at precision zero, up to a multiple of rows."""
     rows, targets, precisions = arrays
     missing = -targets.shape[0] % multiple
     if not missing:
         return arrays
-    repeat = lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], missing, axis=0)])
-    return jax.tree.map(repeat, rows), repeat(targets), jnp.concatenate([precisions, jnp.zeros(missing, targets.dtype)])
+    xp = namespace(targets)
+    repeat = lambda a: xp.concatenate([a, xp.repeat(a[-1:], missing, axis=0)])
+    return jax.tree.map(repeat, rows), repeat(targets), xp.concatenate([precisions, xp.zeros(missing, targets.dtype)])

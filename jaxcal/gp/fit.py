@@ -1,7 +1,7 @@
 """From data to a fitted Gaussian process: the search, the posterior, and the answers to what went wrong."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -10,17 +10,17 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import ARRAYS, AnyArray, by_numpy, in_jax, is_known, is_on_host, numpy_or_jit
+from jaxcal._numpy import ARRAYS, AnyArray, as_numpy, by_numpy, in_jax, is_known, is_on_host, numpy_or_jit
 from jaxcal.functional import noise
 from jaxcal.gp import device, exact, host
 from jaxcal.gp.device import warn_of_float64_on_a_tpu
 from jaxcal.gp.implicit import with_derivatives
 from jaxcal.gp.inference.automatic import chosen, leave_one_out_crps
 from jaxcal.gp.inference.exact import TOLERANCE, Exact
-from jaxcal.gp.model import JITTER_TRIES, Data, Found
+from jaxcal.gp.model import JITTER_TRIES, Data
 from jaxcal.gp.padding import device_of
-from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import Inference, InitialOf, Noise, Prepare, S
+from jaxcal.gp.process import Process, first_fit
+from jaxcal.gp.protocols import First, Inference, InitialOf, Noise, Prepare, S
 from jaxcal.optimize import Result, as_constants, first_finite, one_run_at_a_time
 
 T = TypeVar("T")
@@ -97,8 +97,8 @@ def check_objects(inference: Any, noise: Any) -> None:
 def fit_rows(prepare: Prepare[S], rows: Sequence[Any], way: Way, *, in_numpy: bool) -> tuple[S, Process]:
     """What the rows are scaled by, and the process of the greatest evidence.
 
-    The host searches for the exact evidence of known rows under Gaussian noise. It asks NumPy on a CPU (`gp.host`), and
-    small programs on accelerators and for other kernels (`gp.device`). Any other fit is one compiled program.
+    Known rows of squared exponentials are fitted by NumPy on a CPU. Elsewhere the host searches for the exact evidence
+    under Gaussian noise by small programs (`gp.device`). Any other fit is one compiled program.
 
     Args:
         prepare: `prepare(*rows, included)` gives what the rows are scaled by, the initial values and the data. It is
@@ -122,12 +122,7 @@ def _of_known(
 ) -> tuple[tuple[S, Process], Inference]:
     """The fit of known rows, one output after the other, and by which inference it is."""
     outputs = _outputs(rows)
-    firsts: list[host.First | None] = [None] * len(outputs)
-    n = rows[-1].shape[0]
-    if on_host and _begins_with_some(way, n):
-        tolerance = TOLERANCE if n <= exact.LADDER_ROWS else _TOLERANCE_OF_SOME
-        few = Exact(way.inference.ard, tolerance, way.inference.max_iterations)
-        firsts = [by_numpy(host.First.of, prepare, few, way.noise, *output) for output in outputs]
+    firsts = [_first(prepare, way, output) for output in outputs]
     fits = []
     for inference in way.inferences:
         one = partial(_of_output, prepare, inference, way, on_host=on_host)
@@ -139,25 +134,35 @@ def _of_known(
     return _together(fits[best], rows), way.inferences[best]
 
 
-def _begins_with_some(way: Way, n: int) -> bool:
-    """Whether a search of n rows begins with the exact evidence of some of them, or of all if they are not many."""
-    if not isinstance(way.inference, Exact):
-        return True
-    # Under Gaussian noise a search of not many rows is that race itself. Under other noise it goes on with its optimum.
-    return way.inference.by_newton and (n > exact.LADDER_ROWS) == way.noise.is_gaussian
+def _first(prepare: Prepare[Any], way: Way, rows: Sequence[Any]) -> First:
+    """What some rows of one output say: once for all who ask, in NumPy's arrays."""
+    tolerance = TOLERANCE if len(rows[-1]) <= exact.LADDER_ROWS else _TOLERANCE_OF_SOME
+    few = Exact(way.inference.ard, tolerance, way.inference.max_iterations)
+    return cache(lambda: host.First.of(*as_numpy((prepare, few, way.noise, *rows))))
 
 
 def _of_output(
-    prepare: Prepare[S], inference: Inference, way: Way, rows: Sequence[Any], first: host.First | None, *, on_host: bool
+    prepare: Prepare[S], inference: Inference, way: Way, rows: Sequence[Any], first: First, *, on_host: bool
 ) -> tuple[S, Process]:
     """The fit of one output's known rows: by NumPy where it can, by small programs, or by one."""
-    plain = way.noise.is_gaussian
-    found = by_numpy(inference.fit_by_numpy, prepare, first, *rows) if on_host and plain else None
-    if found is not None:
-        return found
-    if inference.by_newton and plain:
+    if on_host and inference.in_numpy and way.noise.in_numpy:
+        return by_numpy(_on_host, prepare, inference, way.noise, first, *rows)
+    if inference.by_newton and way.noise.is_gaussian:
         return in_jax(device.fit(prepare, inference, device_of(prepare, rows), *jax.tree.map(np.asarray, rows)))
-    return _in_program(prepare, rows, way.by(inference), None if first is None else first.found)
+    return _in_program(prepare, rows, way.by(inference))
+
+
+def _on_host(
+    prepare: Prepare[S], inference: Inference, noise: Noise, first: First, *rows: np.ndarray | None
+) -> tuple[S, Process]:
+    """By NumPy, at the smallest jitter at which evidence and posterior are finite."""
+    scales, initial_of, data = prepare(*rows, None)
+
+    def attempt(tries: int) -> Process:
+        jitter = inference.jitter_of_try(np.int32(tries), data.targets.dtype)
+        return noise.fit(inference, initial_of, data, jitter, first)
+
+    return scales, first_fit(map(attempt, range(JITTER_TRIES)))
 
 
 def _outputs(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -181,7 +186,7 @@ def _together(fits: list[T], rows: Sequence[Any]) -> T:
 def _in_numpy(prepare: Prepare[Any], rows: Sequence[Any], fit: tuple[Any, Process]) -> bool:
     """Whether NumPy knows the leave-one-out errors."""
     del prepare, rows
-    return fit[1].in_numpy and fit[1].inference != "sparse"
+    return fit[1].in_numpy
 
 
 @numpy_or_jit(when=_in_numpy)
@@ -190,10 +195,10 @@ def _score(prepare: Prepare[Any], rows: Sequence[Any], fit: tuple[Any, Process])
 
 
 @_programs.jit
-def _in_program(prepare: Prepare[S], rows: Sequence[Any], way: Way, first: Found | None = None) -> tuple[S, Process]:
+def _in_program(prepare: Prepare[S], rows: Sequence[Any], way: Way) -> tuple[S, Process]:
     def one(*rows: Array | None) -> tuple[S, Process]:
         scales, initial_of, data = prepare(*rows, None)
-        return scales, maximize_evidence(initial_of, data, way, first)
+        return scales, maximize_evidence(initial_of, data, way)
 
     return over_outputs(one, rows)
 
@@ -230,7 +235,7 @@ def over_outputs(fit_one: Callable[..., T], rows: Sequence[Any]) -> T:
 
 
 @_programs.exact_products
-def maximize_evidence(initial_of: InitialOf, data: Data, way: Way, first: Found | None = None) -> Process:
+def maximize_evidence(initial_of: InitialOf, data: Data, way: Way) -> Process:
     """The process of the greatest evidence, at the smallest jitter at which evidence and posterior are finite.
 
     Part of a compiled program; safe under `vmap`: see `optimize.one_run_at_a_time`.
@@ -239,20 +244,19 @@ def maximize_evidence(initial_of: InitialOf, data: Data, way: Way, first: Found 
         initial_of: gives the initial values.
         data: what to explain.
         way: how, by one inference.
-        first: the greatest exact evidence of some rows, where it is known.
     """
     warn_of_float64_on_a_tpu(data)
     search_all = one_run_at_a_time(partial(first_finite, _attempt, JITTER_TRIES))
     if not way.differentiable:
-        return search_all(initial_of, data, way, first)
-    process = search_all(*as_constants((initial_of, data)), way, first)
+        return search_all(initial_of, data, way)
+    process = search_all(*as_constants((initial_of, data)), way)
     return with_derivatives(process, initial_of, data, way.inference)
 
 
-def _attempt(initial_of: InitialOf, data: Data, way: Way, first: Found | None, tries: Int[Array, ""]) -> Process:
+def _attempt(initial_of: InitialOf, data: Data, way: Way, tries: Int[Array, ""]) -> Process:
     """The process, with the jitter after so many tries."""
     jitter = way.inference.jitter_of_try(tries, data.targets.dtype)
-    return way.noise.fit(way.inference, initial_of, data, jitter, first)
+    return way.noise.fit(way.inference, initial_of, data, jitter)
 
 
 def check_fit(process: Process, n: int, *, throw: bool) -> None:

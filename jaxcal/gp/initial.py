@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray, namespace
+from jaxcal._numpy import ARRAYS, AnyArray, namespace
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential, spacing
-from jaxcal.gp.model import Data, Model
+from jaxcal.gp.model import Data, Model, alone
 from jaxcal.gp.protocols import Noise
 
 # Initial values of a kernel on one set of rows: its lengthscale relative to the distances between rows, and the
@@ -77,7 +77,7 @@ def on_grid(
     return _model(data, combine(kernels), variances, () if noise is None else ("log_noise",))
 
 
-def at_given(data: Data, kernel: Kernel, *, noise: Float[Array, ""] | None = None) -> Model:
+def at_given(data: Data, kernel: Kernel, *, noise: Float[AnyArray, ""] | None = None) -> Model:
     """Models with a kernel as it is given, and several fractions of noise; arguments as above."""
     kernel = _of_dtype(kernel, data.targets.dtype)
     noises = jnp.asarray(_NOISES, data.targets.dtype) if noise is None else jnp.reshape(noise, (1,))
@@ -87,8 +87,8 @@ def at_given(data: Data, kernel: Kernel, *, noise: Float[Array, ""] | None = Non
 
 def at(data: Data, kernel: Kernel, noise: float) -> Model:
     """One model of this kernel and noise variance, along a leading axis of one."""
-    kernel = _of_dtype(kernel, data.targets.dtype)
-    return eqx.filter_vmap(lambda noise: _model(data, kernel, noise))(jnp.asarray([noise], data.targets.dtype))
+    xp, dtype = namespace(data.targets), data.targets.dtype
+    return alone(_model(data, _of_dtype(kernel, dtype), xp.asarray(noise, dtype)))
 
 
 def nngp_grid(data: Data, variances: Iterable[ArrayLike], noise: ArrayLike) -> Model:
@@ -118,4 +118,5 @@ def _model(data: Data, kernel: Kernel, noise: Float[AnyArray, "*s"], fixed: tupl
 
 def _of_dtype(kernel: Kernel, dtype: DTypeLike) -> Kernel:
     """gpjax makes parameters of the default dtype, whatever the data's."""
-    return jax.tree.map(lambda leaf: leaf.astype(dtype) if eqx.is_inexact_array(leaf) else leaf, kernel)
+    is_real = lambda leaf: isinstance(leaf, ARRAYS) and np.issubdtype(leaf.dtype, np.inexact)
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if is_real(leaf) else leaf, kernel)

@@ -17,9 +17,9 @@ import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
-from jaxtyping import Array, ArrayLike, Bool, DTypeLike, Float, Int, PyTree
+from jaxtyping import ArrayLike, Bool, DTypeLike, Float, Int, PyTree
 
-from jaxcal._numpy import AnyArray, constant, namespace, threads_for
+from jaxcal._numpy import ARRAYS, AnyArray, constant, namespace, threads_for
 from jaxcal.functional import gp, linalg, noise, sparse_gp
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 
@@ -89,26 +89,36 @@ class StudentT(eqx.Module):
             distributions of the precisions are known; None after the fit.
     """
 
-    logit_df: Float[Array, ""]
-    log_squares: Float[Array, " n"] | None
+    logit_df: Float[AnyArray, ""]
+    log_squares: Float[AnyArray, " n"] | None
 
     @classmethod
-    def of(cls, df: ArrayLike, squares: Float[Array, " n"]) -> "StudentT":
+    def of(cls, df: ArrayLike, squares: Float[AnyArray, " n"]) -> "StudentT":
         """Noise of so many degrees of freedom, given the rows' expected squares."""
-        unit = jnp.log(jnp.asarray(df, squares.dtype) / noise.LEAST_DF) / _LOG_DFS
-        edge = jnp.asarray(1e-3, squares.dtype)
-        unit = jnp.clip(unit, edge, 1 - edge)
-        return cls(jnp.log(unit) - jnp.log1p(-unit), jnp.log(jnp.maximum(squares, jnp.finfo(squares.dtype).tiny)))
+        xp, dtype = namespace(squares, df), squares.dtype
+        edge = np.asarray(1e-3, dtype)
+        unit = xp.clip(xp.log(xp.asarray(df, dtype) / noise.LEAST_DF) / _LOG_DFS, edge, 1 - edge)
+        least = np.finfo(dtype).tiny
+        return cls((xp.log(unit) - xp.log1p(-unit)).astype(dtype), xp.log(xp.maximum(squares, least)))
 
     @property
-    def df(self) -> Float[Array, ""]:
+    def df(self) -> Float[AnyArray, ""]:
         """Degrees of freedom."""
-        return noise.LEAST_DF * jnp.exp(_LOG_DFS * jax.nn.sigmoid(self.logit_df))
+        return noise.LEAST_DF * namespace(self.logit_df).exp(_LOG_DFS * self._unit)
 
     @property
-    def weights(self) -> Float[Array, " n"]:
+    def slope(self) -> Float[AnyArray, ""]:
+        """The derivative of the degrees of freedom by `logit_df`."""
+        return self.df * _LOG_DFS * self._unit * (1 - self._unit)
+
+    @property
+    def _unit(self) -> Float[AnyArray, ""]:
+        return 1 / (1 + namespace(self.logit_df).exp(-self.logit_df))
+
+    @property
+    def weights(self) -> Float[AnyArray, " n"]:
         """The expected precisions of the rows, relative to the common one."""
-        return noise.student_t_weights(jnp.exp(cast(Array, self.log_squares)), self.df)
+        return noise.student_t_weights(namespace(self.log_squares).exp(self.log_squares), self.df)
 
 
 class Model(eqx.Module):
@@ -160,7 +170,7 @@ class Model(eqx.Module):
         xp, kernels = namespace(variance), self.kernel.bounds(data.points, variance, data.included)
         log_noises = [xp.log(variance * bound) for bound in _NOISES]
         logits = [None if self.logit_fraction is None else xp.full_like(variance, b * _LOGIT_FRACTION) for b in (-1, 1)]
-        rest = [jax.tree.map(lambda a, b=b: jnp.full_like(a, b), self.student_t) for b in (-jnp.inf, jnp.inf)]
+        rest = [jax.tree.map(lambda a, b=b: xp.full_like(a, b), self.student_t) for b in (-np.inf, np.inf)]
         low, high = (
             Model(kernel, log_noise, logit, student_t, fixed=self.fixed)
             for kernel, log_noise, logit, student_t in zip(kernels, log_noises, logits, rest, strict=True)
@@ -173,7 +183,7 @@ def rounding_of(prior: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
     return float(np.finfo(prior.dtype).eps) * prior
 
 
-def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> Float[Array, ""]:
+def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> Float[AnyArray, ""]:
     """The log marginal likelihood of the targets, or with inducing points or Student t noise a lower bound on it."""
     if model.inducing is None:
         value = gp.log_likelihood(noisy_gram(model, data, jitter), data.targets) - log_likelihood_of_padding(data)
@@ -188,9 +198,9 @@ def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = No
 def posterior(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> gp.Posterior:
     """What the data say at the rows, or at the inducing points."""
     if model.inducing is None:
-        return gp.posterior(noisy_gram(model, data, jitter), data.targets)
+        return _stored(gp.posterior(noisy_gram(model, data, jitter), data.targets), data)
     sums, whiten = row_sums(model, data, jitter, mesh)
-    return sparse_gp.posterior(sums, whiten, model.noise_variance(data.points))
+    return _stored(sparse_gp.posterior(sums, whiten, model.noise_variance(data.points)), data)
 
 
 def predict(
@@ -204,16 +214,11 @@ def predict(
         at: those points: the rows, or the inducing points.
         points: where to predict.
     """
-
-    def predict_one(point: Points):
-        return gp.predict(given, *_covariances(kernel, point, at))
-
     if namespace(given.weights) is jnp:
-        return lax.map(predict_one, points, batch_size=_PREDICTED_AT_ONCE)
-    number = jax.tree.leaves(points)[0].shape[0]
-    parts = [take(points, slice(k, k + _PREDICTED_AT_ONCE)) for k in range(0, number, _PREDICTED_AT_ONCE)]
+        one = lambda point: gp.predict(given, *_covariances(kernel, point, at))
+        return lax.map(one, points, batch_size=_PREDICTED_AT_ONCE)
     with threads_for(len(given.weights)):
-        found = [gp.predict(given, kernel(part, at), kernel.diagonal(part)) for part in parts]
+        found = [gp.predict(given, kernel(part, at), kernel.diagonal(part)) for part in _parts(points)]
     means, variances = (np.concatenate(each) for each in zip(*found, strict=True))
     return means, variances
 
@@ -228,17 +233,43 @@ def leave_one_out(model: Model, given: gp.Posterior, data: Data) -> gp.LeaveOneO
     """
     if model.inducing is None:
         return gp.leave_one_out(given)
-    noises = jnp.broadcast_to(row_noise(model, data), data.targets.shape)
+    xp, kernel = namespace(data.targets), model.kernel
+    rows = data.points, data.targets, xp.broadcast_to(row_noise(model, data), data.targets.shape)
 
     def one_row(row):
         point, target, own_noise = row
-        cross, prior = _covariances(model.kernel, point, model.inducing)
+        cross, prior = _covariances(kernel, point, model.inducing)
         return sparse_gp.leave_one_out(given, cross, target, prior, own_noise)
 
-    return lax.map(one_row, (data.points, data.targets, noises), batch_size=_PREDICTED_AT_ONCE)
+    if xp is jnp:
+        return lax.map(one_row, rows, batch_size=_PREDICTED_AT_ONCE)
+    with threads_for(len(given.weights)):
+        found = [
+            sparse_gp.leave_one_out(given, kernel(part, model.inducing), target, kernel.diagonal(part), own_noise)
+            for part, target, own_noise in _parts(rows)
+        ]
+    return gp.LeaveOneOut(*(np.concatenate(each) for each in zip(*found, strict=True)))
 
 
-def expected_squares(model: Model, given: gp.Posterior, data: Data) -> Float[Array, " n"]:
+def _parts(rows: Points) -> list[Points]:
+    """The rows, so many at a time."""
+    number = jax.tree.leaves(rows)[0].shape[0]
+    return [take(rows, slice(k, k + _PREDICTED_AT_ONCE)) for k in range(0, number, _PREDICTED_AT_ONCE)]
+
+
+def _in_float64(tree: M) -> M:
+    """NumPy's floating arrays in float64, in which the host computes; JAX's as they are."""
+    wide = lambda leaf: leaf.astype(float) if isinstance(leaf, np.ndarray | np.generic) else leaf
+    return jax.tree.map(wide, tree)
+
+
+def _stored(tree: M, data: Data) -> M:
+    """NumPy's arrays in the dtype of the data; JAX's as they are."""
+    narrow = lambda leaf: leaf.astype(data.targets.dtype) if isinstance(leaf, np.ndarray | np.generic) else leaf
+    return jax.tree.map(narrow, tree)
+
+
+def expected_squares(model: Model, given: gp.Posterior, data: Data) -> Float[AnyArray, " n"]:
     """E (y - f)^2 of the rows under the posterior; arguments as above."""
     at = data.points if model.inducing is None else model.inducing
     mean, variance = predict(model.kernel, given, at, data.points)
@@ -247,8 +278,9 @@ def expected_squares(model: Model, given: gp.Posterior, data: Data) -> Float[Arr
 
 def row_sums(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None):
     """The sums over the rows that the sparse bound needs, and the inverse factor at the inducing points."""
-    kernel, inducing = model.kernel, cast(Points, model.inducing)
     relative = model.relative_noise(data.base_variance, data.relative_noise)
+    model, data, relative = _in_float64((model, data, relative))
+    kernel, inducing = model.kernel, cast(Points, model.inducing)
     whiten = linalg.inverse_factor(jittered_gram(kernel, inducing, jitter))
     sums = sparse_gp.row_sums(
         eqx.Partial(kernel, inducing),
@@ -262,15 +294,16 @@ def row_sums(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = No
     return sums, whiten
 
 
-def noisy_gram(model: Model, data: Data, jitter: ArrayLike) -> Float[Array, "n n"]:
+def noisy_gram(model: Model, data: Data, jitter: ArrayLike) -> Float[AnyArray, "n n"]:
     """The covariance of the targets; padding has variance 1 and no covariances, and changes no determinant."""
-    found = jittered_gram(model.kernel, data.points, jitter, row_noise(model, data), data.included)
+    added, (kernel, points) = row_noise(model, data), _in_float64((model.kernel, data.points))
+    found = jittered_gram(kernel, points, jitter, added, data.included)
     if data.included is None:
         return found
     return jnp.where(data.included[:, None] & data.included[None], found, jnp.eye(len(found), dtype=found.dtype))
 
 
-def log_likelihood_of_padding(data: Data) -> Float[Array, ""]:
+def log_likelihood_of_padding(data: Data) -> Float[AnyArray, ""]:
     """What the rows that do not count add to a log likelihood with `noisy_gram`."""
     return -0.5 * gp.LOG_2PI * jnp.asarray(data.targets.shape[0] - data.number, data.targets.dtype)
 
@@ -310,7 +343,7 @@ def jittered_gram(
     jitter: ArrayLike,
     added: ArrayLike = 0,
     included: Bool[AnyArray, " n"] | None = None,
-) -> Float[Array, "n n"]:
+) -> Float[AnyArray, "n n"]:
     """The covariance of the points with themselves, with jitter and noise on the diagonal."""
     return gram(kernel, points, jitter * mean_variance(kernel, points, included) + added)
 
@@ -323,7 +356,7 @@ def split(model: Model, *, with_inducing: bool = False) -> tuple[PyTree, PyTree]
     return eqx.partition(model, learned)
 
 
-def _covariances(kernel: Kernel, point: Points, at: Points) -> tuple[Float[Array, " m"], Float[Array, ""]]:
+def _covariances(kernel: Kernel, point: Points, at: Points) -> tuple[Float[AnyArray, " m"], Float[AnyArray, ""]]:
     """One point's covariances with others, and with itself."""
     row = alone(point)
     return kernel(row, at)[0], kernel.diagonal(row)[0]
@@ -413,7 +446,7 @@ def penalty(
     return (n * beyond**2).sum(-1), 2 * n * beyond, xp.where(beyond != 0, 2 * n, xp.zeros_like(beyond))
 
 
-def cost_beyond_bounds(model: Model, data: Data, n: int | None = None) -> Callable[[Model], Float[Array, ""]]:
+def cost_beyond_bounds(model: Model, data: Data, n: int | None = None) -> Callable[[Model], Float[AnyArray, ""]]:
     """The penalty as a function of models, by the bounds of one of them; `n` rows, or all, weigh it."""
     low, high = bounds(model, data)
     weight = data.targets.shape[0] if n is None else n
@@ -428,9 +461,10 @@ def with_more_noise(models: Model, variances: tuple[float, ...]) -> Model:
     """
     if "log_noise" in models.fixed:
         return models
-    log_noises = [models.log_noise, *(jnp.full_like(models.log_noise, math.log(variance)) for variance in variances)]
-    repeat = lambda leaf: jnp.concatenate([leaf] * len(log_noises)) if eqx.is_array(leaf) else leaf
-    return eqx.tree_at(lambda m: m.log_noise, jax.tree.map(repeat, models), jnp.concatenate(log_noises))
+    xp = namespace(models.log_noise)
+    log_noises = [models.log_noise, *(xp.full_like(models.log_noise, math.log(variance)) for variance in variances)]
+    repeat = lambda leaf: xp.concatenate([leaf] * len(log_noises)) if isinstance(leaf, ARRAYS) else leaf
+    return eqx.tree_at(lambda m: m.log_noise, jax.tree.map(repeat, models), xp.concatenate(log_noises))
 
 
 def one_of(models: M, number: Any = 0) -> M:
@@ -438,11 +472,16 @@ def one_of(models: M, number: Any = 0) -> M:
     return jax.tree.map(lambda leaf: leaf[number] if isinstance(leaf, jax.Array | np.ndarray) else leaf, models)
 
 
-def greatest(models: Model, value_of: Callable[[Model], Float[Array, ""]]) -> tuple[Int[Array, ""], Float[Array, " s"]]:
+def greatest(
+    models: Model, value_of: Callable[[Model], Float[AnyArray, ""]]
+) -> tuple[Int[AnyArray, ""], Float[AnyArray, " s"]]:
     """Which of the models along a leading axis has the greatest value, and the values of all.
 
     One after the other: all at once would hold as many matrices of the rows' covariances.
     """
+    if namespace(*jax.tree.leaves(models)) is np:
+        values = np.stack([value_of(one_of(models, k)) for k in range(number_of(models))])
+        return np.argmax(np.where(np.isnan(values), -np.inf, values)), values
     arrays, static = eqx.partition(models, eqx.is_array)
     values = lax.map(lambda one: value_of(eqx.combine(one, static)), arrays)
     return jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values)), values
@@ -450,7 +489,7 @@ def greatest(models: Model, value_of: Callable[[Model], Float[Array, ""]]) -> tu
 
 def alone(model: M) -> M:
     """A model, or a point, as the only one along a leading axis."""
-    return jax.tree.map(lambda leaf: leaf[None] if eqx.is_array(leaf) else leaf, model)
+    return jax.tree.map(lambda leaf: leaf[None] if isinstance(leaf, ARRAYS) else leaf, model)
 
 
 def number_of(models: Model) -> int:

@@ -10,10 +10,10 @@ from jaxtyping import Float, Int
 
 from jaxcal._numpy import AnyArray, threads_for
 from jaxcal.functional import gp_host, gp_nearest
-from jaxcal.gp.host import First, Rows
 from jaxcal.gp.kernels import Kernel, Points
 from jaxcal.gp.model import Data, Found, as_vector, bounds, penalty
 from jaxcal.gp.protocols import Inference
+from jaxcal.gp.rows import Rows
 from jaxcal.optimize import Result, descend
 
 # The first descent is of so many of the deciding rows, the second one of all.
@@ -23,7 +23,7 @@ _FIRST = 500
 def optimum(
     inference: Inference,
     neighbors: int,
-    first: First,
+    first: Found,
     data: Data,
     jitter: Float[AnyArray, ""],
     deciding: Int[np.ndarray, " r"],
@@ -40,7 +40,7 @@ def optimum(
         deciding: the numbers of the rows that decide.
         more_noise: fractions of the target's variance that the noise may begin at.
     """
-    model = first.found.model
+    model = first.model
     rows, (vector, model_of) = Rows.of(model, data), as_vector(model)
     low, high = (np.asarray(bound, float) for bound in bounds(model, data))
     vector, steps, result = vector.astype(float), 0, Result.CONVERGED
@@ -63,7 +63,7 @@ def optimum(
             end = descend(loss, vector, **limits, on_host=True)
         vector, steps, result = end.params, steps + end.steps, end.result
     found = model_of(np.asarray(vector, data.targets.dtype))
-    return first.found._replace(model=found, steps=np.asarray(steps, np.int32), result=np.asarray(result, np.int32))
+    return first._replace(model=found, steps=np.asarray(steps, np.int32), result=np.asarray(result, np.int32))
 
 
 def predict(

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from typing import Protocol, cast, runtime_checkable
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from jaxcal._numpy import AnyArray, namespace
 from jaxcal._programs import exact_products
@@ -67,15 +66,14 @@ class Process(eqx.Module):
     failed_initial_values: Int[AnyArray, "*runs"]
     greatest_error: tuple[Float[AnyArray, "*runs"], Int[AnyArray, "*runs"]] | None = None
     log_noise: "Process | None" = None
-    log_noise_offset: Float[Array, "*runs"] | None = None
+    log_noise_offset: Float[AnyArray, "*runs"] | None = None
     inference: str = eqx.field(static=True, default="exact")
 
     @property
     def in_numpy(self) -> bool:
-        """Whether it is a sum of squared exponentials with Gaussian noise: NumPy can predict it."""
+        """Whether it is a sum of squared exponentials: NumPy can predict it."""
         parts = getattr(self.model.kernel, "parts", lambda points: ())(self.points)
-        plain = self.log_noise is None and self.model.student_t is None
-        return plain and bool(parts) and all(isinstance(kernel, SquaredExponential) for _, kernel in parts)
+        return bool(parts) and all(isinstance(kernel, SquaredExponential) for _, kernel in parts)
 
     @exact_products
     def __call__(self, points: Points) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]]:
@@ -86,7 +84,7 @@ class Process(eqx.Module):
         return given.predict(kernel, self.points, points)
 
     @property
-    def scale(self) -> Float[Array, "*runs"]:
+    def scale(self) -> Float[AnyArray, "*runs"]:
         """By what the variances of kernel and noise are multiplied: other than 1 where the nearest rows are asked."""
         given = self.posterior
         return (
@@ -107,7 +105,7 @@ class Process(eqx.Module):
         mean, variance = self(points)
         if self.log_noise is not None:
             log_mean, log_variance = self.log_noise(points)
-            base_variance = jnp.exp(log_mean + log_variance / 2 + jnp.asarray(self.log_noise_offset))
+            base_variance = namespace(log_mean).exp(log_mean + log_variance / 2 + self.log_noise_offset)
         relative = self.model.relative_noise(base_variance)
         added = self.noise_variance * (namespace(mean).ones_like(mean) if relative is None else relative)
         if self.model.student_t is None:
@@ -132,27 +130,27 @@ class HoldsProcess(eqx.Module):
         return self.process.points
 
     @property
-    def scaled_noise(self) -> Float[Array, "*runs"]:
+    def scaled_noise(self) -> Float[AnyArray, "*runs"]:
         """The (mean) variance of the noise, in units of the scaled target."""
         return self.process.noise_variance
 
     @property
-    def evidence(self) -> Float[Array, "*runs"]:
+    def evidence(self) -> Float[AnyArray, "*runs"]:
         """The log marginal likelihood, or its lower bound, of the scaled target."""
         return self.process.evidence
 
     @property
-    def iterations(self) -> Int[Array, "*runs"]:
+    def iterations(self) -> Int[AnyArray, "*runs"]:
         """Of the optimizer, from where the search ended."""
         return self.process.iterations
 
     @property
-    def result(self) -> Int[Array, "*runs"]:
+    def result(self) -> Int[AnyArray, "*runs"]:
         """How the optimization ended, one of `jaxcal.optimize.Result`; Adam ends at its limit of steps."""
         return self.process.result
 
     @property
-    def jitter(self) -> Float[Array, "*runs"]:
+    def jitter(self) -> Float[AnyArray, "*runs"]:
         """What was added to the covariance's diagonal, as a fraction of its mean."""
         return self.process.jitter
 
@@ -166,7 +164,7 @@ def first_fit(attempts: Iterable[Process]) -> Process:
     return cast(Process, process)
 
 
-def process_of(found: Found, data: Data, jitter: Float[Array, ""], mesh: Mesh | None) -> Process:
+def process_of(found: Found, data: Data, jitter: Float[AnyArray, ""], mesh: Mesh | None) -> Process:
     """The process after data, NOT_FINITE where its posterior is not, or where it makes no sense."""
     after = models.posterior(found.model, data, jitter, mesh)
     return process_given(found, data, jitter, after, models.leave_one_out(found.model, after, data))

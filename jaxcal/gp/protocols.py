@@ -13,16 +13,20 @@ from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, DTypeLike, Float, Int, PyTree
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional import gp
 from jaxcal.gp import model as models
+from jaxcal.gp.bound_host import loss_of
 from jaxcal.gp.model import Data, Found, Model
 from jaxcal.gp.process import Process, process_of
-from jaxcal.optimize import Optimum, Result, minimize
+from jaxcal.optimize import Optimum, Result, descend, minimize
 
 # Gives the initial values, for rows and, where it is known, the variance of their noise: models without inducing
 # points, stacked along a leading axis of their arrays.
 InitialOf = Callable[[Data, Any], Model]
+
+# Gives the greatest exact evidence of some of many rows, a `host.First`; None where nobody has it.
+First = Callable[[], Any] | None
 
 S = TypeVar("S")
 I = TypeVar("I", bound="Inference")
@@ -65,27 +69,20 @@ class Inference(eqx.Module):
             ValueError: if it cannot be had with this noise, or with derivatives.
         """
 
-    def fit_by_numpy(self, prepare: Prepare[S], first: Any, *rows: Any) -> tuple[S, Process] | None:
-        """What known rows of one output are scaled by and their process, by NumPy's arrays; None where there is none.
-
-        Args:
-            prepare: as of `fit.fit_rows`.
-            first: a `host.First` where rows are many, or None.
-            rows: of NumPy's arrays.
-        """
-        del prepare, first, rows
+    @property
+    def in_numpy(self) -> bool:
+        """Whether it takes NumPy's arrays, too, of known rows and squared exponentials: nothing is compiled."""
+        return False
 
     @abstractmethod
-    def search(
-        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None = None
-    ) -> Found:
+    def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
         """The best hyperparameters that are found from initial models along a leading axis; part of a program.
 
         Args:
             initial_models: without inducing points.
             data: what to explain.
             jitter: as a fraction of the mean prior variance.
-            first: the greatest exact evidence of some rows, where it is known.
+            first: where it may begin, of NumPy's arrays.
         """
 
     @abstractmethod
@@ -103,7 +100,7 @@ class Inference(eqx.Module):
         """Which rows a fitted process depends on by their numbers; None for all."""
         del process, data
 
-    def climb(self, problem: "Problem", jitter: Float[AnyArray, ""]) -> Float[Array, " p"]:
+    def climb(self, problem: "Problem", jitter: Float[AnyArray, ""]) -> Float[AnyArray, " p"]:
         """The vector of the least loss near the one of the problem's model, to the last digits."""
         del jitter
         start, most = problem.vector_of(problem.model), self.max_iterations
@@ -143,7 +140,7 @@ class Inference(eqx.Module):
         as_number = lambda leaf: np.int32(leaf) if isinstance(leaf, int) and not isinstance(leaf, bool) else leaf
         return jax.tree.map(lambda leaf: as_array(as_number(leaf)), self)
 
-    def evidence(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Float[Array, ""]:
+    def evidence(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
         """Of a model: `model.evidence`."""
         return models.evidence(model, data, jitter, self.devices)
 
@@ -186,6 +183,11 @@ class Noise(eqx.Module):
         """The same with numbers as arrays, which a compiled program need not know."""
         return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, int | float) else leaf, self)
 
+    @property
+    def in_numpy(self) -> bool:
+        """As of `Inference`."""
+        return False
+
     @abstractmethod
     def fit(
         self,
@@ -193,7 +195,7 @@ class Noise(eqx.Module):
         initial_of: InitialOf,
         data: Data,
         jitter: Float[AnyArray, ""],
-        first: Found | None = None,
+        first: First = None,
     ) -> Process:
         """The process with this noise; a part of a compiled program.
 
@@ -202,7 +204,7 @@ class Noise(eqx.Module):
             initial_of: gives the initial values.
             data: what to explain.
             jitter: as a fraction of the mean prior variance.
-            first: the greatest exact evidence of some rows, where it is known.
+            first: where a search may begin, of NumPy's arrays.
         """
 
 
@@ -219,9 +221,9 @@ class Problem(NamedTuple):
 
     model: Model
     data: Data
-    vector_of: Callable[[Model], Float[Array, " p"]]
-    model_of: Callable[[Float[Array, " p"]], Model]
-    loss: Callable[[Float[Array, " p"]], Float[Array, ""]]
+    vector_of: Callable[[Model], Float[AnyArray, " p"]]
+    model_of: Callable[[Float[AnyArray, " p"]], Model]
+    loss: Callable[[Float[AnyArray, " p"]], Float[AnyArray, ""]]
 
     @classmethod
     def of(
@@ -230,7 +232,7 @@ class Problem(NamedTuple):
         """The problem of a model, and of its inducing points if they are trained; `n` as of `cost_beyond_bounds`."""
         model_of, cost = models.as_vector(model, with_inducing=trained)[1], models.cost_beyond_bounds(model, data, n)
 
-        def total(vector: Float[Array, " p"]) -> Float[Array, ""]:
+        def total(vector: Float[AnyArray, " p"]) -> Float[AnyArray, ""]:
             model = model_of(vector)
             return cost(model) + loss(model)
 
@@ -242,10 +244,12 @@ def descended(
     inference: Inference, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool = False
 ) -> Found:
     """The model of the greatest evidence near one, by L-BFGS; its inducing points move, or stay."""
+    if namespace(data.targets) is np:
+        return _descended_on_host(inference, model, data, jitter, with_inducing=with_inducing)
     params, fixed = models.split(model, with_inducing=with_inducing)
     cost = models.cost_beyond_bounds(model, data)
 
-    def loss(params: PyTree) -> Float[Array, ""]:
+    def loss(params: PyTree) -> Float[AnyArray, ""]:
         model = eqx.combine(params, fixed)
         return cost(model) - inference.evidence(model, data, jitter)
 
@@ -264,16 +268,33 @@ def descended(
     )
 
 
+def _descended_on_host(
+    inference: Inference, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool
+) -> Found:
+    vector, model_of = models.as_vector(model, with_inducing=with_inducing)
+    dtype, loss = data.targets.dtype, loss_of(model, data, jitter, with_inducing=with_inducing)
+    limits = {"max_iterations": inference.max_iterations, "gain_tolerance": inference.tolerance}
+    optimum = descend(loss, vector, **limits, on_host=True)
+    return Found(
+        model=model_of(optimum.params.astype(dtype)),
+        evidence=np.asarray(-optimum.loss, dtype),
+        steps=np.asarray(optimum.steps, np.int32),
+        result=np.asarray(optimum.result, np.int32),
+        failed_initial_values=np.zeros((), np.int32),
+    )
+
+
 def best_initial(initial_models: Model, data: Data, jitter: ArrayLike) -> Found:
     """The initial values of the greatest exact evidence, of those along the leading axis of the arrays."""
     best, values = models.greatest(initial_models, lambda model: models.evidence(model, data, jitter))
-    is_nan = jnp.isnan(values)
+    xp = namespace(values)
+    is_nan = xp.isnan(values)
     return Found(
         model=models.one_of(initial_models, best),
         evidence=values[best],
-        steps=jnp.int32(0),
-        result=jnp.where(is_nan[best], Result.NOT_FINITE, Result.CONVERGED),
-        failed_initial_values=jnp.sum(is_nan, dtype=jnp.int32),
+        steps=xp.zeros((), np.int32),
+        result=xp.where(is_nan[best], Result.NOT_FINITE, Result.CONVERGED).astype(np.int32),
+        failed_initial_values=is_nan.sum(dtype=np.int32),
     )
 
 

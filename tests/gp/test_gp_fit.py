@@ -367,7 +367,7 @@ def test_initial_values_of_the_preset_are_those_of_the_paper(rows, monkeypatch):
     monkeypatch.setattr(gp_fit, "maximize_evidence", lambda *arguments: given.extend(arguments) or 1 / 0)
     with jax.disable_jit(), pytest.raises(ZeroDivisionError):
         rio.fit(*rows, preset="paper")
-    starts, data, way, _ = given
+    starts, data, way = given
     starts = starts if isinstance(starts, Model) else starts(data, None)
     for part in (starts.kernel.input, starts.kernel.output):
         np.testing.assert_array_equal(part.log_variance, [0.0])

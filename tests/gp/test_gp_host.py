@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from jaxcal.calibrators.rio import IOKernel, Points
-from jaxcal.gp import exact, host
+from jaxcal.gp import bound_host, exact, host
+from jaxcal.gp import model as models
+from jaxcal.gp import rows as known
 from jaxcal.gp.kernels import SquaredExponential
-from jaxcal.gp.model import Data, Model, as_vector
+from jaxcal.gp.model import Data, Model, StudentT, as_vector
 
 pytestmark = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="the host computes in 64 bits")
 
@@ -51,7 +53,7 @@ def test_both_forms_of_the_evidence_are_the_same(rows, number, by_column, base):
 
     vector_of = lambda odd: np.asarray(as_vector(model(*odd))[0])
     in_jax = jax.jit(exact.exact_objective(as_vector(model(*ODD["usual"]))[1], data, jitter))
-    evidence = host.Evidence(host.Rows(parts, widths, y, variance), np.asarray(jitter))
+    evidence = host.Evidence(known.Rows(parts, widths, y, variance), np.asarray(jitter))
     for name, odd in ODD.items():
         vector = vector_of(odd)
         one, other = evidence(vector), in_jax(vector)
@@ -60,3 +62,44 @@ def test_both_forms_of_the_evidence_are_the_same(rows, number, by_column, base):
         np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-9, atol=1e-9 * size, err_msg=name)
         np.testing.assert_allclose(one.information, other.information, rtol=1e-9, atol=1e-9 * size, err_msg=name)
         assert one.makes_sense == other.makes_sense
+
+
+@pytest.mark.parametrize("student", [False, True], ids=["", "student t"])
+@pytest.mark.parametrize("points", [None, "stay", "move"])
+@pytest.mark.parametrize("learns", [True, False], ids=["", "noise known"])
+def test_the_gradient_by_all_that_is_learned_is_the_automatic_one(rows, learns, points, student):
+    """Of the evidence, and of its sparse and Student t bounds, with noise of the rows that differs."""
+    x, mean, y, variance = rows
+    relative = 0.3 + variance[::-1]
+    data = Data(Points(x, mean), y, variance, relative)
+    kernel = IOKernel(
+        SquaredExponential(np.asarray(0.3), np.array([0.1, -0.4, 9.0])),
+        SquaredExponential(np.asarray(-0.2), np.asarray(0.2)),
+    )
+    noise = StudentT.of(np.asarray(5.0), variance**2) if student else None
+    inducing = None if points is None else Points(x[:7] + 0.1, mean[:7])
+    fixed = () if learns else ("log_noise",)
+    model = Model(kernel, np.asarray(-1.5), np.asarray(0.4), noise, inducing, fixed=fixed)
+    jitter, moves = np.asarray(1e-6), points == "move"
+    vector = as_vector(model, with_inducing=moves)[0]
+    in_jax, of_jax = jax.tree.map(jnp.asarray, (model, data))
+    model_of, cost = as_vector(in_jax, with_inducing=moves)[1], models.cost_beyond_bounds(in_jax, of_jax)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(vector):
+        model = model_of(vector)
+        return cost(model) - models.evidence(model, of_jax, jitter)
+
+    value, gradient = bound_host.loss_of(model, data, jitter, with_inducing=moves)(vector)
+    expected = loss(jnp.asarray(vector))
+    np.testing.assert_allclose(value, expected[0], rtol=1e-9)
+    np.testing.assert_allclose(gradient, expected[1], rtol=1e-7, atol=1e-7 * np.abs(expected[1]).max())
+    # The whole evidence and posterior, written once for both libraries.
+    np.testing.assert_allclose(models.evidence(model, data, jitter), models.evidence(in_jax, of_jax, jitter), rtol=1e-9)
+    for one, other in zip(
+        jax.tree.leaves(models.posterior(model, data, jitter)),
+        jax.tree.leaves(models.posterior(in_jax, of_jax, jitter)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-7)

@@ -5,17 +5,18 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, DTypeLike, Float, Int
+import numpy as np
+from jaxtyping import DTypeLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.gp import host
 from jaxcal.gp import model as models
 from jaxcal.gp.exact import LADDER_ROWS, exact_optimum
 from jaxcal.gp.inference._adam import descended_by_adam
 from jaxcal.gp.model import Data, Found, Model
 from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import Inference, Noise, Prepare, Problem, S, best_initial, has_more_to_learn
+from jaxcal.gp.protocols import First, Inference, Noise, Problem, best_initial, has_more_to_learn
 
 # The gain of log evidence, in nats, below which a fit ends: the data hardly distinguish hyperparameters so close. Of
 # rows that climb a ladder a step takes seconds, and what it gains changes no prediction.
@@ -80,33 +81,45 @@ class Exact(Inference):
         """None at first: noise is on the diagonal already."""
         return models.exact_jitter(step, dtype)
 
-    def fit_by_numpy(self, prepare: Prepare[S], first: host.First | None, *rows: Any) -> tuple[S, Process] | None:
+    @property
+    def in_numpy(self) -> bool:
         """By LAPACK: `gp.host`."""
-        return host.fit(prepare, self, first, *rows) if self.by_newton else None
+        return self.by_newton
 
-    def search(
-        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None = None
-    ) -> Found:
+    def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
         """The optimum of the evidence."""
-        if first is not None:
-            return first
         if not has_more_to_learn(initial_models):
             return best_initial(initial_models, data, jitter)
         if self.by_newton:
-            return exact_optimum(initial_models, data, jitter, self)
+            return exact_search(self, initial_models, data, jitter, first)
         model, steps = models.one_of(initial_models), self.max_iterations
         return descended_by_adam(model, data, jitter, self.learning_rate, steps)
 
     def refine(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
         """By Newton's steps."""
-        return exact_optimum(models.alone(model), data, jitter, replace(self, ard=False))
+        return exact_search(replace(self, ard=False), models.alone(model), data, jitter)
+
+    def conclude(self, found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+        """The process after data at the hyperparameters found."""
+        by_numpy = namespace(data.targets) is np and found.model.student_t is None
+        return host.concluded(found, data, jitter) if by_numpy else super().conclude(found, data, jitter)
 
     def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: None) -> Problem:
         """The negative evidence."""
         del kept
         return Problem.of(model, data, lambda model: -models.evidence(model, data, jitter))
 
-    def climb(self, problem: Problem, jitter: Float[AnyArray, ""]) -> Float[Array, " p"]:
+    def climb(self, problem: Problem, jitter: Float[AnyArray, ""]) -> Float[AnyArray, " p"]:
         """By Newton's steps."""
         tight = replace(self, ard=False, tolerance=jnp.asarray(_TIGHT, problem.data.targets.dtype))
         return problem.vector_of(exact_optimum(models.alone(problem.model), problem.data, jitter, tight).model)
+
+
+def exact_search(
+    inference: Inference, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None
+) -> Found:
+    """The hyperparameters of the greatest exact evidence, by LAPACK or in a program; as `Inference.search`."""
+    if namespace(data.targets) is not np:
+        return exact_optimum(initial_models, data, jitter, inference)
+    begin = first() if first is not None and len(data.targets) > LADDER_ROWS else None
+    return host.search(initial_models, data, jitter, inference, begin)

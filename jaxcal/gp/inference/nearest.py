@@ -20,13 +20,13 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional import gp, normal
-from jaxcal.gp import host, nearest_host
 from jaxcal.gp import model as models
+from jaxcal.gp import nearest_host
 from jaxcal.gp.inference.sparse import optimum_of_some
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 from jaxcal.gp.model import Data, Found, Model, alone, as_vector, cost_beyond_bounds, greatest, one_of, with_more_noise
-from jaxcal.gp.process import Process, first_fit
-from jaxcal.gp.protocols import Inference, Noise, Prepare, Problem, S
+from jaxcal.gp.process import Process
+from jaxcal.gp.protocols import First, Inference, Noise, Problem
 from jaxcal.optimize import Result, minimize, over_runs
 
 # So many rows decide on the hyperparameters, and as many, others if there are enough, on the scale. The descent is made
@@ -80,30 +80,22 @@ class Nearest(Inference):
             raise ValueError(f"Nearest goes with Gaussian noise; for {type(noise).__name__} take Exact or Sparse.")
         return replace(self, tolerance=1.0) if self.tolerance is None else self
 
-    def fit_by_numpy(self, prepare: Prepare[S], first: host.First | None, *rows: Any) -> tuple[S, Process] | None:
+    @property
+    def in_numpy(self) -> bool:
         """By `gp.nearest_host`."""
-        if first is None:
-            return None
-        scales, _, data = prepare(*rows, None)
-        deciding = _deciding_rows(data)
+        return True
 
-        def attempt(tries: int) -> Process:
-            jitter = self.jitter_of_try(np.int32(tries), data.targets.dtype)
-            found = nearest_host.optimum(self, self.neighbors, first, data, jitter, deciding, _MORE_NOISE)
-            return self.conclude(found, data, jitter)
-
-        return scales, first_fit(map(attempt, range(models.JITTER_TRIES)))
-
-    def search(
-        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None = None
-    ) -> Found:
+    def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
         """The hyperparameters of the least leave-one-out CRPS that are descended to from what some rows say."""
-        first = optimum_of_some(self, initial_models, data, jitter, first)
+        found = optimum_of_some(self, initial_models, data, jitter, first)
+        if namespace(data.targets) is np:
+            deciding = _deciding_rows(data)
+            return nearest_host.optimum(self, self.neighbors, found, data, jitter, deciding, _MORE_NOISE)
         rows = _deciding_rows(data)
-        cost = cost_beyond_bounds(first.model, data, rows.shape[0])
+        cost = cost_beyond_bounds(found.model, data, rows.shape[0])
         near_of = lambda model: self.neighbors_of(model, data, jitter, rows)
         loss_of = lambda model, near: log_crps(model, data, jitter, rows, near)
-        start = _of_the_best_noise(first.model, eqx.Partial(loss_of, near=near_of(first.model)))
+        start = _of_the_best_noise(found.model, eqx.Partial(loss_of, near=near_of(found.model)))
         vector, model_of = as_vector(start)
 
         def descend(vector, _):
@@ -119,7 +111,7 @@ class Nearest(Inference):
             return end.params, (end.steps, jnp.where(jnp.isfinite(end.loss), end.result, Result.NOT_FINITE))
 
         vector, (steps, results) = lax.scan(descend, vector, length=_DESCENTS)
-        return first._replace(model=model_of(vector), steps=jnp.sum(steps), result=results[-1])
+        return found._replace(model=model_of(vector), steps=jnp.sum(steps), result=results[-1])
 
     def conclude(self, found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
         """The process that asks the nearest rows, NOT_FINITE where it makes no sense."""

@@ -9,18 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from jaxcal import _checks
-from jaxcal._numpy import ARRAYS, AnyArray
+from jaxcal._numpy import ARRAYS, AnyArray, namespace
 from jaxcal.functional import sparse_gp
 from jaxcal.gp import model as models
-from jaxcal.gp.exact import exact_optimum
-from jaxcal.gp.inference.exact import TOLERANCE, Exact
+from jaxcal.gp.inference.exact import TOLERANCE, Exact, exact_search
 from jaxcal.gp.kernels import Kernel, Points, take
-from jaxcal.gp.model import Data, Found, Model
+from jaxcal.gp.model import Data, Found, Model, alone
 from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import Inference, Noise, Problem, best_initial, descended, has_more_to_learn
+from jaxcal.gp.protocols import First, Inference, Noise, Problem, best_initial, descended, has_more_to_learn
 from jaxcal.optimize import Result, as_constants
 
 # Fewer are faster and less exact: benchmarks/results/gp_inducing.txt.
@@ -108,9 +107,12 @@ class Sparse(Inference):
         """Whether the inducing points move."""
         return isinstance(self.points, str) and self.points == "trained"
 
-    def search(
-        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None = None
-    ) -> Found:
+    @property
+    def in_numpy(self) -> bool:
+        """By BLAS on one device: `gp.bound_host`."""
+        return self.mesh is None
+
+    def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
         """The optimum of the bound, from the best of several models."""
         best = sparse_initial(self, initial_models, data, jitter, first)
         model = self.with_inducing_points(best.model, data)
@@ -137,7 +139,7 @@ class Sparse(Inference):
         if not isinstance(self.points, str):
             inducing = take(data.points, self.points)
         elif self.is_trained:
-            inducing = take(data.points, jnp.arange(self.num_inducing or 0))
+            inducing = take(data.points, slice(self.num_inducing))
         else:
             inducing = greedy_points(model.kernel, models.some_rows(data, _MANY_ROWS).points, self.num_inducing or 0)
         return eqx.tree_at(lambda m: m.inducing, model, inducing, is_leaf=lambda node: node is None)
@@ -160,7 +162,7 @@ def _are_numbers(points: Any) -> bool:
 
 
 def sparse_initial(
-    sparse: Sparse, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None
+    sparse: Sparse, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None
 ) -> Found:
     """Where the bound is climbed from: the best by the bound itself of several models.
 
@@ -171,9 +173,10 @@ def sparse_initial(
     if models.number_of(initial_models) == 1 or not has_more_to_learn(initial_models):
         return found
     if sparse.ard:
-        wide = eqx.filter_vmap(lambda model: model.kernel.by_column(data.points))(initial_models)
+        wide = initial_models.kernel.by_column(data.points)
         initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
-    join = lambda several, one: jnp.concatenate([several, one[None]]) if eqx.is_array(one) else one
+    xp = namespace(data.targets)
+    join = lambda several, one: xp.concatenate([several, one[None]]) if isinstance(one, ARRAYS) else one
     candidates = models.with_more_noise(jax.tree.map(join, initial_models, found.model), _MORE_NOISE)
     compared = models.some_rows(data, _COMPARED_ROWS)
     number = len(sparse.points) if sparse.num_inducing is None else sparse.num_inducing
@@ -185,25 +188,25 @@ def sparse_initial(
 
 
 def optimum_of_some(
-    inference: Inference, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None
+    inference: Inference, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First
 ) -> Found:
     """Where a fit to many rows begins: at the only initial values, or at the exact optimum of some rows."""
-    if first is not None:
-        return first
-    some = models.some_rows(data, _SUBSET_ROWS)
+    some, xp = models.some_rows(data, _SUBSET_ROWS), namespace(data.targets)
     if not has_more_to_learn(initial_models):
         return best_initial(initial_models, some, jitter)
     if models.number_of(initial_models) == 1:
         return Found(
             model=models.one_of(initial_models),
-            evidence=jnp.full((), jnp.nan, data.targets.dtype),
-            steps=jnp.int32(0),
-            result=jnp.int32(Result.STEP_LIMIT),
-            failed_initial_values=jnp.int32(0),
+            evidence=xp.full((), np.nan, data.targets.dtype),
+            steps=xp.zeros((), np.int32),
+            result=xp.asarray(Result.STEP_LIMIT, np.int32),
+            failed_initial_values=xp.zeros((), np.int32),
         )
-    tolerance = jnp.minimum(inference.tolerance, TOLERANCE)
+    if first is not None:
+        return first().found
+    tolerance = xp.minimum(inference.tolerance, TOLERANCE)
     exact = Exact(ard=inference.ard, tolerance=tolerance, max_iterations=inference.max_iterations)
-    return exact_optimum(initial_models, some, jitter, exact)
+    return exact_search(exact, initial_models, some, jitter)
 
 
 def greedy_points(kernel: Kernel, points: Points, num_inducing: int) -> Points:
@@ -212,14 +215,14 @@ def greedy_points(kernel: Kernel, points: Points, num_inducing: int) -> Points:
     Derivatives pass to the points, but not through the choice.
     """
     kernel, held = as_constants((kernel, points))
-    covariances_with = lambda row: kernel(take(held, row[None]), held)[0]
+    covariances_with = lambda row: kernel(alone(take(held, row)), held)[0]
     return take(points, sparse_gp.greedy_rows(covariances_with, kernel.diagonal(held), num_inducing))
 
 
-def _numbers(some: Points, points: Points) -> Int[Array, " m"]:
+def _numbers(some: Points, points: Points) -> Int[AnyArray, " m"]:
     """The numbers of the rows that some points are."""
 
-    def number(point: Points) -> Int[Array, ""]:
+    def number(point: Points) -> Int[AnyArray, ""]:
         parts = jax.tree.map(lambda rows, one: jnp.sum(jnp.abs(rows - one[None]), axis=1), points, point)
         return jnp.argmin(sum(jax.tree.leaves(parts)))
 

@@ -32,7 +32,7 @@ from jaxcal.gp.inference.sparse import Sparse, sparse_initial
 from jaxcal.gp.kernels import Points
 from jaxcal.gp.model import JITTER_TRIES, Data, Found, Model
 from jaxcal.gp.process import Process, first_fit
-from jaxcal.gp.protocols import Inference, Noise, Problem
+from jaxcal.gp.protocols import First, Inference, Noise, Problem
 from jaxcal.optimize import Result, minimize, scale_by_adam
 
 # Gives the rows of a slice, or those of increasing numbers.
@@ -152,9 +152,7 @@ class Stochastic(Inference):
         limits = {"tolerance": self.tolerance, "max_iterations": self.max_iterations}
         return Sparse(num_inducing=self.num_inducing, points="trained", ard=self.ard, **limits)
 
-    def search(
-        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: Found | None = None
-    ) -> Found:
+    def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
         """Not of rows in memory: `maximize_bound` reads them."""
         return self.sparse.search(initial_models, data, jitter, first)
 
@@ -313,7 +311,7 @@ def _start(
         sums, prior = jax.tree.map(lambda total: scale * total, _sum_over(model, sample, jitter))
         return sums, model.noise_above(models.rounding_of(prior))
 
-    first = sparse_initial(sparse, initial_models, sample, jitter, None)
+    first = sparse_initial(sparse, initial_models, sample, jitter)
     params, fixed = models.split(sparse.with_inducing_points(first.model, sample))
     optimum = minimize(
         lambda params: -sparse_gp.collapsed_bound(*scaled_sums(eqx.combine(params, fixed))),

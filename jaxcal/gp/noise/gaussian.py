@@ -1,12 +1,13 @@
 """Gaussian noise of one variance."""
 
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal.gp.model import Data, Found
+from jaxcal._numpy import AnyArray
+from jaxcal.gp.model import Data
 from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import Inference, InitialOf, Noise
+from jaxcal.gp.protocols import First, Inference, InitialOf, Noise
 
 
 class GaussianNoise(Noise):
@@ -45,13 +46,13 @@ class GaussianNoise(Noise):
         """What the user gave."""
         return self.variance
 
+    @property
+    def in_numpy(self) -> bool:
+        """It is."""
+        return True
+
     def fit(
-        self,
-        inference: Inference,
-        initial_of: InitialOf,
-        data: Data,
-        jitter: Float[Array, ""],
-        first: Found | None = None,
+        self, inference: Inference, initial_of: InitialOf, data: Data, jitter: Float[AnyArray, ""], first: First = None
     ) -> Process:
         """The process of the greatest evidence, as the inference has it."""
         return inference.conclude(inference.search(initial_of(data, None), data, jitter, first), data, jitter)

@@ -1,13 +1,13 @@
 """Student t noise: outliers do not decide the fit; `functional.noise` has the formulas."""
 
 import equinox as eqx
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from jaxcal._numpy import namespace
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional import noise
-from jaxcal.gp.model import Data, Found, Model, StudentT, expected_squares
+from jaxcal.gp.model import Data, Model, StudentT, expected_squares
 from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import Inference, InitialOf, Noise
+from jaxcal.gp.protocols import First, Inference, InitialOf, Noise
 
 # The degrees of freedom of the first precisions, and those that the climb begins with.
 _FIRST_DF, _CLIMBED_DF = 4.0, 10.0
@@ -37,19 +37,19 @@ class StudentTNoise(Noise):
         first = noise.student_t_weights(data.targets**2, namespace(data.targets).asarray(_FIRST_DF, data.targets.dtype))
         return data._replace(relative_noise=1 / first)
 
+    @property
+    def in_numpy(self) -> bool:
+        """It is."""
+        return True
+
     def fit(
-        self,
-        inference: Inference,
-        initial_of: InitialOf,
-        data: Data,
-        jitter: Float[Array, ""],
-        first: Found | None = None,
+        self, inference: Inference, initial_of: InitialOf, data: Data, jitter: Float[AnyArray, ""], first: First = None
     ) -> Process:
         """The process of the greatest bound: `functional.noise.student_t_bound`."""
         weighted = self.first_data(data)
         found = inference.search(initial_of(data, None), weighted, jitter, first)
 
-        def squares(model: Model, data: Data) -> Float[Array, " n"]:
+        def squares(model: Model, data: Data) -> Float[AnyArray, " n"]:
             after = inference.posterior(model, data, jitter)
             return expected_squares(model, after, data) / model.noise_variance(data.points)
 

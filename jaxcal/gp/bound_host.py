@@ -1,0 +1,143 @@
+"""The evidence of known rows, or a bound on it, with its gradient by what is learned of a model, by NumPy.
+
+It is for sums of squared exponentials, exactly or through inducing points, with Gaussian or Student t noise.
+`model.evidence` is the same in JAX.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxcal._numpy import AnyArray, threads_for
+from jaxcal.functional import gp_host, noise, sparse_host
+from jaxcal.functional.gp_host import Part
+from jaxcal.gp.kernels import Points
+from jaxcal.gp.model import Data, Model, StudentT, bounds, penalty
+from jaxcal.gp.rows import NoiseAt, Rows
+
+Vector = Float[np.ndarray, "_"]
+
+
+def loss_of(
+    model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool
+) -> Callable[[Vector], tuple[float, Vector]]:
+    """The negative evidence, with what is beyond the bounds, and its gradient, as a function of a vector.
+
+    Args:
+        model: near which; of it `model.as_vector` tells what the vector holds.
+        data: the rows.
+        jitter: as a fraction of the prior variance.
+        with_inducing: whether the inducing points move.
+    """
+    evidence = _Evidence(model, data, jitter, with_inducing=with_inducing)
+    low, high = (np.asarray(bound, float) for bound in bounds(model, data))
+
+    def loss(vector: Vector) -> tuple[float, Vector]:
+        with threads_for(len(data.targets) if model.inducing is None else evidence.num_points):
+            value, gradient = evidence(vector)
+        cost, slope, _ = penalty(vector[: len(low)], low, high, len(data.targets))
+        return cost - value, np.append(slope, np.zeros(len(vector) - len(low))) - gradient
+
+    return loss
+
+
+class _Evidence:
+    """The evidence as a function of a vector, whose values it splits: kernels and noise, Student t noise, points."""
+
+    def __init__(self, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool) -> None:
+        self.rows, self.jitter, self.model = Rows.of(model, data), float(jitter), model
+        self.number, n = self.rows.number, len(data.targets)
+        self.points = None if model.inducing is None else _rows_of(model, model.inducing)
+        self.moves, self.num_points = with_inducing, 0 if self.points is None else len(self.points[0])
+        self.memory = None if self.points is not None else np.empty((len(self.rows.parts) + 2, n, n))
+
+    def __call__(self, vector: Vector) -> tuple[float, Vector]:
+        head, student, points = self._split(vector)
+        rows = self.rows
+        at = rows.noise(head, len(rows.targets))
+        weights = None if student is None else student.weights
+        relative = at.relative if weights is None else at.relative / weights
+        kernels = rows.kernels(head)
+        if points is None:
+            value, found = self._exact(kernels, at, relative)
+        else:
+            value, found = self._through(points, kernels, at, relative)
+        if found is None:
+            return value, np.full_like(vector, np.nan)
+        parts = [self._by_head(head, at, found, weights)]
+        if student is not None and weights is not None:
+            value += float(noise.student_t_bound(weights, student.df))
+            parts.append(_by_student_t(student, weights, found.by_relative * relative))
+        if self.moves:
+            parts.extend(map(np.ravel, found.by_points))
+        return value, np.concatenate(parts)
+
+    def _split(self, vector: Vector) -> tuple[Vector, StudentT | None, list[np.ndarray] | None]:
+        """Of kernels and noise, of Student t noise, and the inducing points."""
+        at, n = self.number, len(self.rows.targets)
+        head, student, points = vector[:at], None, self.points
+        if self.model.student_t is not None:
+            student = StudentT(vector[at], vector[at + 1 : at + 1 + n])
+            at += 1 + n
+        if self.moves and points is not None:
+            sizes = np.cumsum([each.size for each in points])[:-1]
+            parts = np.split(vector[at:], sizes)
+            points = [part.reshape(each.shape) for part, each in zip(parts, points, strict=True)]
+        return head, student, points
+
+    def _exact(
+        self, kernels: list[Part], at: NoiseAt, relative: Float[np.ndarray, " n"]
+    ) -> tuple[float, sparse_host.Gradient | None]:
+        diagonal, nothing = (
+            self.jitter * at.prior + at.common * relative,
+            np.zeros((len(relative), self.rows.starts[-1])),
+        )
+        terms = gp_host.likelihood_terms(kernels, diagonal, nothing, self.rows.targets, self.memory)
+        if terms is None:
+            return np.nan, None
+        by_diagonal = terms.by_diagonal
+        return terms.value, sparse_host.Gradient(
+            by_parts=terms.gradient,
+            by_prior=self.jitter * float(by_diagonal.sum()),
+            by_noise=float(by_diagonal @ relative),
+            by_relative=at.common * by_diagonal,
+        )
+
+    def _through(
+        self, points: list[np.ndarray], kernels: list[Part], at: NoiseAt, relative: Float[np.ndarray, " n"]
+    ) -> tuple[float, sparse_host.Gradient | None]:
+        inducing = [part._replace(rows=rows) for part, rows in zip(kernels, points, strict=True)]
+        return sparse_host.bound(inducing, self.rows.parts, self.jitter, at.common, relative, self.rows.targets)
+
+    def _by_head(
+        self, head: Vector, at: NoiseAt, found: sparse_host.Gradient, weights: Float[np.ndarray, " n"] | None
+    ) -> Vector:
+        """By kernels and noise: rounding, which follows the prior variance, is among the noise."""
+        rows, variances = self.rows, self.rows.starts[:-1]
+        gradient = np.zeros(len(head))
+        gradient[: rows.starts[-1]] = found.by_parts
+        by_prior = found.by_prior + found.by_noise * at.rounding
+        gradient[variances] += np.exp(head[variances]) * by_prior
+        if rows.log_noise is None:
+            gradient[rows.starts[-1]] = found.by_noise * at.learned
+        if at.by_logit is not None:
+            gradient[-1] = found.by_relative @ (at.by_logit if weights is None else at.by_logit / weights)
+        return gradient
+
+
+def _by_student_t(
+    student: StudentT, weights: Float[np.ndarray, " n"], by_log_relative: Float[np.ndarray, " n"]
+) -> Vector:
+    """By the logit of the degrees of freedom, and the logs of the expected squares, through the weights, too."""
+    squares, df = np.exp(student.log_squares), student.df
+    by_weights, by_df = noise.student_t_slopes(weights, df)
+    by_weights = by_weights - by_log_relative / weights
+    by_df = by_df + by_weights @ ((squares - 1) / (df + squares) ** 2)
+    by_squares = -by_weights * (df + 1) / (df + squares) ** 2
+    return np.append(by_df * student.slope, by_squares * squares)
+
+
+def _rows_of(model: Model, points: Points) -> list[np.ndarray]:
+    """The points as each part of the kernel takes them, in float64."""
+    return [rows.astype(float) for rows, _ in model.kernel.parts(points)]

@@ -1,0 +1,156 @@
+"""Known rows and hyperparameters as NumPy takes them: in float64, each squared exponential with its rows."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxcal.functional import gp_host
+from jaxcal.gp.model import NOISE_FLOOR, Data, Model
+
+
+class Rows(NamedTuple):
+    """What a process of squared exponentials is fitted to.
+
+    Attributes:
+        parts: the rows of every kernel, [n, d] each.
+        widths: how many lengthscales every kernel has.
+        targets: [n], of mean zero.
+        base_variance: as of `model.Data`, [n]; None where it gave none.
+        relative_noise: as of `model.Data`, [n]; None where it is equal.
+        log_noise: of noise that is known; None where it is learned.
+        eps: of the dtype in which the posterior is stored, whose rounding is among the noise.
+    """
+
+    parts: tuple[Float[np.ndarray, "n _"], ...]
+    widths: tuple[int, ...]
+    targets: Float[np.ndarray, " n"]
+    base_variance: Float[np.ndarray, " n"] | None = None
+    relative_noise: Float[np.ndarray, " n"] | None = None
+    log_noise: float | None = None
+    eps: float = float(np.finfo(float).eps)
+
+    @classmethod
+    def of(cls, model: Model, data: Data) -> "Rows":
+        """The rows in float64, for a model's kernels."""
+        kernel: Any = model.kernel
+        parts = kernel.parts(data.points)
+        return cls(
+            parts=tuple(points.astype(float) for points, _ in parts),
+            widths=tuple(kernel.log_lengthscale.size for _, kernel in parts),
+            targets=data.targets.astype(float),
+            base_variance=None if model.logit_fraction is None else data.base_variance.astype(float),
+            relative_noise=None if data.relative_noise is None else data.relative_noise.astype(float),
+            log_noise=float(model.log_noise) if "log_noise" in model.fixed else None,
+            eps=float(np.finfo(data.targets.dtype).eps),
+        )
+
+    @property
+    def starts(self) -> Int[np.ndarray, " k"]:
+        """Where in a vector the kernels begin, and what is of the noise."""
+        return np.cumsum([0, *(1 + width for width in self.widths)])
+
+    def kernels(self, vector: Float[np.ndarray, " p"]) -> list[gp_host.Part]:
+        """The kernels of a vector, with their rows."""
+        values = np.exp(vector)
+        return [
+            gp_host.Part(points, values[at], values[at + 1 : at + 1 + width])
+            for points, width, at in zip(self.parts, self.widths, self.starts, strict=False)
+        ]
+
+    @property
+    def number(self) -> int:
+        """How many hyperparameters a vector has: of the kernels, and of the noise of every row."""
+        return int(self.starts[-1]) + (self.log_noise is None) + (self.base_variance is not None)
+
+    def noise(self, vector: Float[np.ndarray, " p"], number: int) -> "NoiseAt":
+        """The noise of the rows, as `model.Model` has it.
+
+        Args:
+            vector: of hyperparameters, as of `Evidence`.
+            number: how many rows are factorized together.
+        """
+        n, starts = len(self.targets), self.starts
+        prior = np.exp(vector[starts[:-1]]).sum()
+        learned = np.exp(vector[starts[-1]] if self.log_noise is None else self.log_noise)
+        relative, by_logit = np.ones(n) if self.relative_noise is None else self.relative_noise, None
+        if self.base_variance is not None:
+            # The noise of a row: common (1 - s + s base_variance), with s the sigmoid of the logit.
+            fraction = 1 / (1 + np.exp(-vector[self.number - 1]))
+            by_logit = fraction * (1 - fraction) * relative * (self.base_variance - 1)
+            relative = relative * (1 - fraction + fraction * self.base_variance)
+        rounding = self.eps * number
+        return NoiseAt(prior, learned, NOISE_FLOOR + learned + rounding * prior, relative, by_logit, rounding)
+
+    def diagonal(self, vector: Float[np.ndarray, " p"], jitter: float, number: int) -> "Diagonal":
+        """What is on the covariance's diagonal beside the kernel.
+
+        Args:
+            vector: as of `noise`, like the number of rows.
+            jitter: as a fraction of the prior variance.
+            number: of rows.
+        """
+        noise, starts = self.noise(vector, number), self.starts
+        derivatives = np.zeros((len(self.targets), len(vector)))
+        variances = np.exp(vector[starts[:-1]])
+        derivatives[:, starts[:-1]] = variances * (jitter + noise.rounding * noise.relative[:, None])
+        if self.log_noise is None:
+            derivatives[:, starts[-1]] = noise.learned * noise.relative
+        if noise.by_logit is not None:
+            derivatives[:, -1] = noise.common * noise.by_logit
+        return Diagonal(jitter * noise.prior + noise.common * noise.relative, derivatives, noise)
+
+    def in_float32(self) -> "Rows":
+        """The same rows for an evaluation in half of the time."""
+        return self._mapped(lambda array: array.astype(np.float32))
+
+    def some(self, numbers: Int[np.ndarray, " m"]) -> "Rows":
+        """Some of the rows."""
+        return self._mapped(lambda array: array[numbers])
+
+    def _mapped(self, change: Any) -> "Rows":
+        return self._replace(
+            parts=tuple(map(change, self.parts)),
+            targets=change(self.targets),
+            base_variance=None if self.base_variance is None else change(self.base_variance),
+            relative_noise=None if self.relative_noise is None else change(self.relative_noise),
+        )
+
+
+class NoiseAt(NamedTuple):
+    """The noise of rows at some hyperparameters.
+
+    Attributes:
+        prior: the variance of the process.
+        learned: the variance of the noise alone.
+        common: the mean variance of the noise, with its floor and with rounding.
+        relative: [n], the variance of every row's noise over the common one.
+        by_logit: [n], the derivative of `relative` by the logit of the fraction that follows the base's; or None.
+        rounding: of the common variance, a multiple of the variance of the process.
+    """
+
+    prior: float
+    learned: float
+    common: float
+    relative: Float[np.ndarray, " n"]
+    by_logit: Float[np.ndarray, " n"] | None
+    rounding: float
+
+    @property
+    def least(self) -> float:
+        """The least variance of a row's noise."""
+        return self.common * float(self.relative.min())
+
+
+class Diagonal(NamedTuple):
+    """What is on a covariance's diagonal beside the kernel.
+
+    Attributes:
+        values: [n], noise and jitter.
+        derivatives: [n, p], by every hyperparameter.
+        noise: of the rows.
+    """
+
+    values: Float[np.ndarray, " n"]
+    derivatives: Float[np.ndarray, "n p"]
+    noise: NoiseAt

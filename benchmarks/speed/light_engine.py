@@ -3,8 +3,9 @@
 DIR is a checkout of an older commit, such as `git worktree add DIR COMMIT` makes. Every story is told by fresh
 processes without compiled programs on disk, in turn by the older commit and by this one, each pinned to the same core
 with one thread. The stories are fits of 800 rows of concrete and of 5,000 rows of kin8nm by `gaussian_process` and
-`rio`, and of 600 training and 200 calibration rows of concrete by `sharp_gp`. All are in float32, with the default
-options; the model behind `rio` and `sharp_gp` is a linear one.
+`rio`, and of 600 training and 200 calibration rows of concrete by `sharp_gp`. Further ones are fits with other noise,
+and through inducing points. All are in float32, with the default options but for what the name tells; the model behind
+`rio` and `sharp_gp` is a linear one.
 
 - story: import, first fit, prediction of at most 1,000 other rows, all scores; processor seconds of the whole process;
 - again: the same fit once more, its programs there: the least of three of 800 rows, one of more;
@@ -49,6 +50,7 @@ def rows(name, number):
     return x, mean.astype(np.float32), y
 
 def fit(part, x, mean, y, **options):
+    options |= OTHERWISE and eval(OTHERWISE[not hasattr(jc.gp, "Exact")])
     if METHOD == "gaussian_process":
         found = jc.gaussian_process.fit(x[part], y[part], **options)
     elif METHOD == "rio":
@@ -131,6 +133,7 @@ class Story(NamedTuple):
         rows: how many the fit takes.
         of_model: how many the linear model is fitted to: the first ones.
         more: code that one process runs after the story.
+        otherwise: options in the words of this commit, and in those of an older one; none for the default.
     """
 
     method: str
@@ -138,7 +141,12 @@ class Story(NamedTuple):
     rows: int
     of_model: int
     more: str
+    otherwise: tuple[str, ...] = ()
 
+
+_STUDENT_T = "{'noise': jc.gp.StudentTNoise()}", "{'noise': 'student_t'}"
+_INPUT = "{'noise': jc.gp.InputNoise()}", "{'noise': 'input'}"
+_SPARSE = "{'inference': jc.gp.Sparse()}", "{'bound': 'collapsed'}"
 
 STORIES = {
     "gaussian_process": Story("gaussian_process", "concrete", 800, 800, _MORE),
@@ -146,6 +154,10 @@ STORIES = {
     "gaussian_process, 5,000 rows": Story("gaussian_process", "kin8nm", 5000, 5000, _AGAIN),
     "rio, 5,000 rows": Story("rio", "kin8nm", 5000, 5000, _AGAIN),
     "sharp_gp, 600 + 200 rows": Story("sharp_gp", "concrete", 800, 600, _AGAIN),
+    "gaussian_process, 800 rows, Student t": Story("gaussian_process", "concrete", 800, 800, _AGAIN, _STUDENT_T),
+    "gaussian_process, 800 rows, input noise": Story("gaussian_process", "concrete", 800, 800, _AGAIN, _INPUT),
+    "gaussian_process, 5,000 rows, sparse": Story("gaussian_process", "kin8nm", 5000, 5000, _AGAIN, _SPARSE),
+    "rio, 5,000 rows, sparse": Story("rio", "kin8nm", 5000, 5000, _AGAIN, _SPARSE),
 }
 
 
@@ -183,6 +195,7 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
 def told(story: Story, checkout: Path, core: int, *, whole: bool) -> dict[str, float]:
     """One process's figures; with those of further calls where the whole is asked for."""
     of_story = {"METHOD": story.method, "DATASET": story.dataset, "ROWS": story.rows, "OF_MODEL": story.of_model}
+    of_story["OTHERWISE"] = story.otherwise
     values = "".join(f"{name} = {value!r}\n" for name, value in of_story.items())
     code = values + _STORY + (story.more if whole else "") + _END
     own = {"PYTHONPATH": str(checkout), "NPROC": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -1,10 +1,11 @@
 """The bound of a sparse Gaussian process with its gradient by NumPy and BLAS, which compile nothing.
 
 `sparse_gp.collapsed_bound` is the same formula in JAX. Here the covariance is a sum of squared exponentials, each on
-rows of its own, and the derivative is in closed form: it costs the products of two matrices, [m, m] and [m, n].
+rows of its own. The derivative is in closed form: it costs a product of two matrices, [m, m] and [m, n].
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,9 @@ from jaxcal.functional.gp import LOG_2PI
 from jaxcal.functional.gp_host import Part
 from jaxcal.functional.linalg import cholesky, column_squares, inverse_factor, inverse_triangular
 
-# Covariances of so many rows with the inducing points are held at once.
-_CHUNK = 1024
+# Covariances of so many rows with the inducing points are computed at once. Up to so many of them are held for the
+# gradient; more are computed again.
+_CHUNK, _HELD = 1024, 2**25
 
 
 class Gradient(NamedTuple):
@@ -86,7 +88,8 @@ def bound(
         -1.5155 -0.125
     """
     prior = sum(float(part.variance) for part in points)
-    known = _known(points, rows, jitter * prior, noise, relative, targets)
+    grams = _grams(points, rows)
+    known = _known(points, grams, jitter * prior, noise, relative, targets)
     if known is None:
         return float("nan"), None
     square, n, m = float(targets**2 @ (1 / relative)), len(targets), len(known.mean)
@@ -96,12 +99,23 @@ def bound(
     spread = float(known.mean @ known.outer @ known.mean)
     by_noise = (square + known.gap + spread) / 2 - explained
     by_noise = by_noise / noise**2 + (m - float(np.trace(known.inverse)) - n) / noise / 2
-    return value, _gradient(points, rows, jitter, prior, noise, relative, targets, known, by_noise)
+    return value, _gradient(points, rows, grams, jitter, prior, noise, relative, targets, known, by_noise)
+
+
+def _grams(points: Sequence[Part], rows: Sequence[Float[np.ndarray, "n _"]]) -> Callable[[int], list[np.ndarray]]:
+    """Gives the covariances of each part, of the inducing points with some rows from a first one on."""
+
+    def grams(first: int) -> list[np.ndarray]:
+        some = slice(first, first + _CHUNK)
+        return [covariance(part, each[some]) for part, each in zip(points, rows, strict=True)]
+
+    size = len(points) * len(rows[0]) * len(points[0].rows)
+    return cache(grams) if size <= _HELD else grams
 
 
 def _known(
     points: Sequence[Part],
-    rows: Sequence[Float[np.ndarray, "n _"]],
+    grams: Callable[[int], list[np.ndarray]],
     jitter: float,
     noise: float,
     relative: Float[np.ndarray, " n"],
@@ -113,7 +127,8 @@ def _known(
     m = len(whiten)
     outer, cross, roots = np.zeros((m, m)), np.zeros(m), 1 / np.sqrt(relative)
     for some in _chunks(len(targets)):
-        root = whitened(whiten, sum(covariance(part, each[some]) for part, each in zip(points, rows, strict=True)))
+        parts = grams(some.start)
+        root = whitened(whiten, sum(parts[1:], parts[0].copy()))
         root *= roots[some]
         outer += root @ root.T
         cross += root @ (targets[some] * roots[some])
@@ -131,6 +146,7 @@ def _known(
 def _gradient(
     points: Sequence[Part],
     rows: Sequence[Float[np.ndarray, "n _"]],
+    grams: Callable[[int], list[np.ndarray]],
     jitter: float,
     prior: float,
     noise: float,
@@ -141,8 +157,8 @@ def _gradient(
 ) -> Gradient:
     """One more pass over the rows, with the cotangents of the sums known.
 
-    With b the mean of the whitened inducing values, the cotangent of the outer sum is G = (I - B^-1 - b b') / (2
-    noise), and b / noise is the cross sum's. So the cotangent of a row's covariances k is (H k + W'b y / noise) / r,
+    Let b be the mean of the whitened inducing values. The cotangent of the outer sum is G = (I - B^-1 - b b') / (2
+    noise), the cross sum's is b / noise. So the cotangent of a row's covariances k is (H k + W'b y / noise) / r,
     with H = 2 W'G W. The one of K_zz is -W'(B - 2 I + B^-1 + b b')W / 2. Where rounding hides the gap, it has no
     derivative, and I is omitted.
     """
@@ -155,13 +171,13 @@ def _gradient(
     found = [_ByPart.of(part) for part in points]
     by_precision, precisions = np.empty(len(targets)), 1 / relative
     for some in _chunks(len(targets)):
-        grams = [covariance(part, each[some]) for part, each in zip(points, rows, strict=True)]
-        gram = sum(grams[1:], grams[0].copy())
+        parts = grams(some.start)
+        gram = sum(parts[1:], parts[0].copy())
         cotangent = by_pair @ gram
         by_precision[some] = np.einsum("mn,mn->n", cotangent, gram) / 2 + (by_row @ gram) * targets[some]
         cotangent += by_row[:, None] * targets[some]
         cotangent *= precisions[some]
-        for part, each, one in zip(found, rows, grams, strict=True):
+        for part, each, one in zip(found, rows, parts, strict=True):
             one *= cotangent
             part.add(each[some], one)
     by_precision += relative / 2 - (is_open * prior + targets**2) / noise / 2

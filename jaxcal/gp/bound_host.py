@@ -50,7 +50,7 @@ class _Evidence:
         self.number, n = self.rows.number, len(data.targets)
         self.points = None if model.inducing is None else _rows_of(model, model.inducing)
         self.moves, self.num_points = with_inducing, 0 if self.points is None else len(self.points[0])
-        self.memory = None if self.points is not None else np.empty((len(self.rows.parts) + 2, n, n))
+        self.memory = None if self.points is not None else np.empty((len(self.rows.parts) + 1, n, n))
 
     def __call__(self, vector: Vector) -> tuple[float, Vector]:
         head, student, points = self._split(vector)

@@ -97,7 +97,7 @@ def check_objects(inference: Any, noise: Any) -> None:
 def fit_rows(prepare: Prepare[S], rows: Sequence[Any], way: Way, *, in_numpy: bool) -> tuple[S, Process]:
     """What the rows are scaled by, and the process of the greatest evidence.
 
-    Known rows of squared exponentials are fitted by NumPy on a CPU. Elsewhere the host searches for the exact evidence
+    Known rows of squared exponentials are fitted by NumPy on a CPU. Of others the host searches for the exact evidence
     under Gaussian noise by small programs (`gp.device`). Any other fit is one compiled program.
 
     Args:

@@ -12,10 +12,9 @@ from jaxtyping import Float
 from jaxcal._numpy import AnyArray, threads_for
 from jaxcal.functional import gp, gp_host
 from jaxcal.functional.gp import LOG_2PI
-from jaxcal.functional.linalg import column_squares, inverse_triangular
 from jaxcal.gp import exact, race
 from jaxcal.gp.kernels import scattered
-from jaxcal.gp.model import ABSURD, Data, Found, Model, as_vector, exact_jitters, one_of
+from jaxcal.gp.model import ABSURD, Data, Found, Model, as_vector, exact_jitters, noisy_gram, one_of, stored
 from jaxcal.gp.newton import Local
 from jaxcal.gp.process import Process, process_given
 from jaxcal.gp.protocols import Inference, Noise, Prepare
@@ -38,14 +37,18 @@ class First(NamedTuple):
 
     @classmethod
     def of(cls, prepare: Prepare[Any], inference: Inference, noise: Noise, *rows: np.ndarray | None) -> "First":
-        """By the smallest jitter at which the evidence is finite; arguments as of `fit`, and the noise."""
+        """By the smallest jitter at which the evidence is finite.
+
+        Args:
+            prepare: as of `fit.fit_rows`.
+            inference: of which `ard`, tolerance and steps count.
+            noise: of the process.
+            rows: of one output.
+        """
         _, initial_of, data = prepare(*rows, None)
-        data = noise.first_data(data)
-        start = exact.Start.of(initial_of(data, None), data, inference).in_float64()
-        model, dtype = one_of(start.models), data.targets.dtype
-        best = _Ladder.of(model, data, start).first(exact_jitters(dtype), start, inference)
-        found = best.as_found(as_vector(model)[1](best.place.astype(dtype)))
-        return cls(best, found._replace(evidence=np.asarray(found.evidence, dtype)))
+        ladder = _Ladder.of(initial_of(data, None), noise.first_data(data), inference)
+        best = ladder.first(exact_jitters(data.targets.dtype))
+        return cls(best, ladder.found(best))
 
 
 def search(
@@ -60,14 +63,21 @@ def search(
         inference: of which `ard`, tolerance and steps count.
         first: what some of many rows say; None to ask them.
     """
-    start = exact.Start.of(initial_models, data, inference).in_float64()
-    model, dtype = one_of(start.models), data.targets.dtype
-    ladder = _Ladder.of(model, data, start)
+    ladder = _Ladder.of(initial_models, data, inference)
     with threads_for(len(data.targets)):
-        begin = ladder.first([jitter], start, inference) if first is None else first.optimum
-        best = ladder.optimum(Evidence(ladder.rungs[-1], jitter), begin, start, inference)
-    found = best.as_found(as_vector(model)[1](best.place.astype(dtype)))
-    return found._replace(evidence=np.asarray(found.evidence, dtype))
+        begin = ladder.first([jitter]) if first is None else first.optimum
+        return ladder.found(ladder.optimum(jitter, begin))
+
+
+def concluded(found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+    """The process of all rows with what was found, and its evidence: of many rows a search tells it in float32."""
+    n, targets = len(data.targets), data.targets.astype(float)
+    with threads_for(n):
+        after = gp.posterior(noisy_gram(found.model, data, jitter), targets)
+    # Rasmussen & Williams (2006), eq. 2.30.
+    value = np.log(np.diagonal(after.shrink)).sum() - (targets @ after.weights + n * LOG_2PI) / 2
+    found = found._replace(evidence=np.asarray(value, data.targets.dtype))
+    return process_given(found, data, jitter, *stored((after, gp.leave_one_out(after)), data))
 
 
 class _Ladder(NamedTuple):
@@ -76,44 +86,59 @@ class _Ladder(NamedTuple):
     Attributes:
         few: the rows that decide which optima the first rung climbs to; None where all of it do.
         rungs: parts of the rows, the last one all of them.
+        start: where it begins.
+        inference: of which tolerance and steps count.
+        dtype: of the rows.
     """
 
-    few: "Rows | None"
-    rungs: list["Rows"]
+    few: Rows | None
+    rungs: list[Rows]
+    start: exact.Start
+    inference: Inference
+    dtype: Any
 
     @classmethod
-    def of(cls, model: Model, data: Data, start: exact.Start) -> "_Ladder":
-        """The ladder of a model's rows."""
-        sizes, order, every = exact.rung_sizes(len(data.targets)), scattered(data.points), Rows.of(model, data)
+    def of(cls, initial_models: Model, data: Data, inference: Inference) -> "_Ladder":
+        """The ladder of initial models and rows."""
+        start = exact.Start.of(initial_models, data, inference).in_float64()
+        every, order = Rows.of(one_of(start.models), data), scattered(data.points)
+        sizes = exact.rung_sizes(len(data.targets))
         few = every.some(order[: exact.FEW_ROWS]) if start.few_decide(sizes[0]) else None
-        return cls(few, [*(every.some(order[:size]) for size in sizes[:-1]), every])
+        rungs = [*(every.some(order[:size]) for size in sizes[:-1]), every]
+        return cls(few, rungs, start, inference, data.targets.dtype)
 
-    def first(self, jitters: list[Float[AnyArray, ""]], start: exact.Start, inference: Inference) -> exact.Optimum:
+    def first(self, jitters: list[Float[AnyArray, ""]]) -> exact.Optimum:
         """The optimum of the first rung, by the first of some jitters at which it is finite."""
         rung, best = self.rungs[0], None
+        begin = self.start.of_part(len(rung.targets) / len(self.rungs[-1].targets))
         for jitter in jitters:
             exactly = Evidence(rung, jitter)
             quickly = exactly if len(rung.targets) <= _SMALL else exactly.in_float32()
             few = None if self.few is None else race.one_by_one(Evidence(self.few, jitter).in_float32())
-            begin = start.of_part(len(rung.targets) / len(self.rungs[-1].targets))
             with threads_for(len(rung.targets)):
-                best = exact.optimum(race.one_by_one(quickly), few, begin, inference, on_host=True)
+                best = exact.optimum(race.one_by_one(quickly), few, begin, self.inference, on_host=True)
             if np.isfinite(best.value):
                 break
         return cast(exact.Optimum, best)
 
-    def optimum(
-        self, exactly: "Evidence", begin: exact.Optimum, start: exact.Start, inference: Inference
-    ) -> exact.Optimum:
+    def optimum(self, jitter: Float[AnyArray, ""], begin: exact.Optimum) -> exact.Optimum:
         """The optimum of all rows from the one of the first rung; of one rung in float64 at last."""
-        n = len(exactly.rows.targets)
+        n, inference = len(self.rungs[-1].targets), self.inference
         if n <= _SMALL:
             return begin
-        quickly = [Evidence(rows, exactly.jitter).in_float32() for rows in self.rungs[:-1]] + [exactly.in_float32()]
-        best = exact.climbed(list(map(race.one_by_one, quickly)), begin, start, inference, n)
-        if len(quickly) > 1:
+        exactly = [Evidence(rows, jitter) for rows in self.rungs]
+        quickly = [race.one_by_one(each.in_float32()) for each in exactly]
+        best = exact.climbed(quickly, begin, self.start, inference, n)
+        if len(exactly) > 1:
             return best
-        return exact.ended(race.one_by_one(exactly), best, start, inference.tolerance, inference.max_iterations)
+        evidence = race.one_by_one(exactly[0])
+        return exact.ended(evidence, best, self.start, inference.tolerance, inference.max_iterations)
+
+    def found(self, best: exact.Optimum) -> Found:
+        """What was found, in the dtype of the rows."""
+        model_of = as_vector(one_of(self.start.models))[1]
+        found = best.as_found(model_of(best.place.astype(self.dtype)))
+        return found._replace(evidence=np.asarray(found.evidence, self.dtype))
 
 
 class Evidence:
@@ -126,15 +151,11 @@ class Evidence:
         rows: the data.
         jitter: as a fraction of the prior variance.
         exactly: asked in place of this one where rounding hides much of the noise; None for an exact one.
-        last: the last vector, what was found there, and what the posterior needs; None where that is not finite.
     """
 
-    last: Any
-
     def __init__(self, rows: Rows, jitter: float | Float[Any, ""], exactly: "Evidence | None" = None) -> None:
-        self.rows, self.jitter, self.exactly, self.last = rows, float(jitter), exactly, None
-        n = len(rows.targets)
-        self._memory = np.empty((len(rows.parts) + 2, n, n), rows.targets.dtype)
+        self.rows, self.jitter, self.exactly = rows, float(jitter), exactly
+        self._memory: np.ndarray | None = None
 
     def in_float32(self) -> "Evidence":
         """The same in half of the time where that is safe."""
@@ -142,35 +163,19 @@ class Evidence:
 
     def __call__(self, vector: Float[np.ndarray, " p"]) -> Local:
         """The evidence near a vector."""
-        if self.last is not None and np.array_equal(self.last[0], vector):
-            return self.last[1]
         rows, n, p = self.rows, len(self.rows.targets), len(vector)
         diagonal = rows.diagonal(vector, self.jitter, n)
         hidden = np.finfo(rows.targets.dtype).eps * n * diagonal.noise.prior
         if self.exactly is not None and diagonal.noise.least < _SAFE * hidden:
             return self.exactly(vector)
+        if self._memory is None:
+            self._memory = np.empty((len(rows.parts) + 1, n, n), rows.targets.dtype)
         kernels, memory = rows.kernels(vector), self._memory
         terms = gp_host.likelihood_terms(kernels, diagonal.values, diagonal.derivatives, rows.targets, memory)
         if terms is None:
-            local = Local(np.full((), np.nan), np.full(p, np.nan), np.full((p, p), np.nan), np.asarray(False))
-        else:
-            makes_sense = np.asarray(self._makes_sense(terms.value, diagonal.noise))
-            local = Local(np.asarray(terms.value), terms.gradient, terms.information, makes_sense)
-        self.last = vector.copy(), local, terms
-        return local
-
-    def conditioned(self, vector: Float[np.ndarray, " p"]) -> gp_host.Conditioned | None:
-        """What is known at a vector, with a value that is not finite where it makes no sense; None without a factor."""
-        rows = self.rows
-        diagonal = rows.diagonal(vector, self.jitter, len(rows.targets))
-        if self.last is not None and np.array_equal(self.last[0], vector):
-            terms = self.last[2]
-            found = None if terms is None else gp_host.Conditioned(terms.value, terms.weights, terms.factor)
-        else:
-            found = gp_host.conditioned(rows.kernels(vector), diagonal.values, rows.targets, self._memory)
-        if found is None or self._makes_sense(found.value, diagonal.noise):
-            return found
-        return found._replace(value=np.nan)
+            return Local(np.full((), np.nan), np.full(p, np.nan), np.full((p, p), np.nan), np.asarray(False))
+        makes_sense = np.asarray(self._makes_sense(terms.value, diagonal.noise))
+        return Local(np.asarray(terms.value), terms.gradient, terms.information, makes_sense)
 
     def _makes_sense(self, value: float, noise: NoiseAt) -> bool:
         """As `model.is_sane`."""
@@ -178,21 +183,3 @@ class Evidence:
         greatest = -len(targets) * (LOG_2PI + np.log(noise.least)) / 2
         absurd = ABSURD * np.mean(targets**2)
         return bool((value <= greatest) & (max(noise.prior, noise.common) < absurd))
-
-
-def concluded(found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
-    """The process of all rows with what was found."""
-    dtype, n, vector = data.targets.dtype, len(data.targets), as_vector(found.model)[0].astype(float)
-    with threads_for(n):
-        known = Evidence(Rows.of(found.model, data), jitter).conditioned(vector)
-        found = found._replace(evidence=np.asarray(np.nan if known is None else known.value, dtype))
-        if known is None:
-            nothing = np.full(n, np.nan, dtype)
-            after = gp.Posterior(nothing, np.full((n, n), np.nan, dtype), None)
-            return process_given(found, data, jitter, after, gp.LeaveOneOut(nothing, nothing))
-        shrink = inverse_triangular(known.factor)  # in its memory, which nobody reads any more
-    after = gp.Posterior(known.weights.astype(dtype), shrink.astype(dtype), None)
-    # Rasmussen & Williams (2006), eq. 5.12.
-    precision = column_squares(shrink)
-    others = gp.LeaveOneOut((known.weights / precision).astype(dtype), (1 / precision).astype(dtype))
-    return process_given(found, data, jitter, after, others)

@@ -198,9 +198,9 @@ def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = No
 def posterior(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> gp.Posterior:
     """What the data say at the rows, or at the inducing points."""
     if model.inducing is None:
-        return _stored(gp.posterior(noisy_gram(model, data, jitter), data.targets), data)
+        return stored(gp.posterior(noisy_gram(model, data, jitter), data.targets), data)
     sums, whiten = row_sums(model, data, jitter, mesh)
-    return _stored(sparse_gp.posterior(sums, whiten, model.noise_variance(data.points)), data)
+    return stored(sparse_gp.posterior(sums, whiten, model.noise_variance(data.points)), data)
 
 
 def predict(
@@ -263,7 +263,7 @@ def _in_float64(tree: M) -> M:
     return jax.tree.map(wide, tree)
 
 
-def _stored(tree: M, data: Data) -> M:
+def stored(tree: M, data: Data) -> M:
     """NumPy's arrays in the dtype of the data; JAX's as they are."""
     narrow = lambda leaf: leaf.astype(data.targets.dtype) if isinstance(leaf, np.ndarray | np.generic) else leaf
     return jax.tree.map(narrow, tree)

@@ -117,9 +117,9 @@ def reference(x, base, y) -> float:
     from jaxcal._numpy import by_numpy
     from jaxcal.calibrators.rio import IOKernel, Points
     from jaxcal.frames.preprocessing import Standardizer
-    from jaxcal.gp import host
     from jaxcal.gp.kernels import SquaredExponential, spacing
-    from jaxcal.gp.model import Data, Model
+    from jaxcal.gp.model import Data, Model, exact_jitters
+    from jaxcal.gp.process import first_fit
 
     exactly = jc.gp.Exact(ard=False, tolerance=TOLERANCE, max_iterations=200)
 
@@ -132,7 +132,9 @@ def reference(x, base, y) -> float:
         parts = [SquaredExponential(draw("variance"), draw("lengthscale") + spacing) for spacing in spacings]
         initial = Model(IOKernel(*parts), draw("noise"))
         starts = [jax.tree.map(itemgetter(slice(k, k + 1)), initial) for k in range(NUM_STARTS)]
-        return [host.fit(lambda *_, start=start: (None, lambda *_: start, data), exactly)[1] for start in starts]
+        fit = lambda start, jitter: jc.gp.GaussianNoise().fit(exactly, lambda *_: start, data, jitter)
+        jitters = exact_jitters(residuals.dtype)
+        return [first_fit(fit(start, jitter) for jitter in jitters) for start in starts]
 
     found = by_numpy(climbed, np.asarray(x), np.asarray(base.mean), np.asarray(y - base.mean))
     sane = [process for process in found if process.result != jc.optimize.Result.NOT_FINITE]

@@ -12,9 +12,8 @@ from jaxtyping import Float
 from jaxcal._numpy import AnyArray, threads_for
 from jaxcal.functional import gp_host, noise, sparse_host
 from jaxcal.functional.gp_host import Part
-from jaxcal.gp.kernels import Points
 from jaxcal.gp.model import Data, Model, StudentT, bounds, penalty
-from jaxcal.gp.rows import NoiseAt, Rows
+from jaxcal.gp.rows import NoiseAt, Rows, parts_of
 
 Vector = Float[np.ndarray, "_"]
 
@@ -34,7 +33,7 @@ def loss_of(
     low, high = (np.asarray(bound, float) for bound in bounds(model, data))
 
     def loss(vector: Vector) -> tuple[float, Vector]:
-        with threads_for(len(data.targets) if model.inducing is None else evidence.num_points):
+        with threads_for(len(data.targets)):
             value, gradient = evidence(vector)
         cost, slope, _ = penalty(vector[: len(low)], low, high, len(data.targets))
         return cost - value, np.append(slope, np.zeros(len(vector) - len(low))) - gradient
@@ -48,8 +47,8 @@ class _Evidence:
     def __init__(self, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool) -> None:
         self.rows, self.jitter, self.model = Rows.of(model, data), float(jitter), model
         self.number, n = self.rows.number, len(data.targets)
-        self.points = None if model.inducing is None else _rows_of(model, model.inducing)
-        self.moves, self.num_points = with_inducing, 0 if self.points is None else len(self.points[0])
+        self.points = None if model.inducing is None else [part.rows for part in parts_of(model.kernel, model.inducing)]
+        self.moves = with_inducing
         self.memory = None if self.points is not None else np.empty((len(self.rows.parts) + 1, n, n))
 
     def __call__(self, vector: Vector) -> tuple[float, Vector]:
@@ -136,8 +135,3 @@ def _by_student_t(
     by_df = by_df + by_weights @ ((squares - 1) / (df + squares) ** 2)
     by_squares = -by_weights * (df + 1) / (df + squares) ** 2
     return np.append(by_df * student.slope, by_squares * squares)
-
-
-def _rows_of(model: Model, points: Points) -> list[np.ndarray]:
-    """The points as each part of the kernel takes them, in float64."""
-    return [rows.astype(float) for rows, _ in model.kernel.parts(points)]

@@ -13,7 +13,7 @@ from jaxcal.functional import gp_host, gp_nearest
 from jaxcal.gp.kernels import Kernel, Points
 from jaxcal.gp.model import Data, Found, as_vector, bounds, penalty
 from jaxcal.gp.protocols import Inference
-from jaxcal.gp.rows import Rows
+from jaxcal.gp.rows import Rows, parts_of
 from jaxcal.optimize import Result, descend
 
 # The first descent is of so many of the deciding rows, the second one of all.
@@ -92,18 +92,6 @@ def predict(
         found = gp_nearest.predict(parts, gp_nearest.Few(new, near), noises.astype(float), targets.astype(float))
     mean, variance = (each.astype(targets.dtype) for each in found)
     return mean, variance
-
-
-def parts_of(kernel: Any, points: Points) -> list[gp_host.Part]:
-    """The squared exponentials of a kernel, with their rows, in float64."""
-    return [
-        gp_host.Part(
-            rows.astype(float),
-            np.exp(float(part.log_variance)),
-            np.atleast_1d(np.exp(part.log_lengthscale.astype(float))),
-        )
-        for rows, part in kernel.parts(points)
-    ]
 
 
 def _nearest_of_rows(parts: list[gp_host.Part], some: Int[np.ndarray, " r"], neighbors: int) -> Int[np.ndarray, "r k"]:

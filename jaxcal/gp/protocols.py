@@ -85,9 +85,8 @@ class Inference(eqx.Module):
             first: where it may begin, of NumPy's arrays.
         """
 
-    @abstractmethod
     def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> "Problem":
-        """What the search minimizes near a model, as a function of the data.
+        """What the search minimizes near a model, as a function of the data; for `differentiable=True` alone.
 
         Args:
             model: as the search found it, without inducing points.
@@ -95,6 +94,7 @@ class Inference(eqx.Module):
             jitter: as a fraction of the mean prior variance.
             kept: which rows are inducing points or neighbors, as of `kept`.
         """
+        raise NotImplementedError(f"{type(self).__name__} has no derivatives.")
 
     def kept(self, process: Process, data: Data) -> Any:
         """Which rows a fitted process depends on by their numbers; None for all."""

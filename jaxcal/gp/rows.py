@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxcal.functional import gp_host
+from jaxcal.gp.kernels import Points
 from jaxcal.gp.model import NOISE_FLOOR, Data, Model
 
 
@@ -33,11 +34,10 @@ class Rows(NamedTuple):
     @classmethod
     def of(cls, model: Model, data: Data) -> "Rows":
         """The rows in float64, for a model's kernels."""
-        kernel: Any = model.kernel
-        parts = kernel.parts(data.points)
+        parts = parts_of(model.kernel, data.points)
         return cls(
-            parts=tuple(points.astype(float) for points, _ in parts),
-            widths=tuple(kernel.log_lengthscale.size for _, kernel in parts),
+            parts=tuple(part.rows for part in parts),
+            widths=tuple(len(part.lengthscale) for part in parts),
             targets=data.targets.astype(float),
             base_variance=None if model.logit_fraction is None else data.base_variance.astype(float),
             relative_noise=None if data.relative_noise is None else data.relative_noise.astype(float),
@@ -154,3 +154,15 @@ class Diagonal(NamedTuple):
     values: Float[np.ndarray, " n"]
     derivatives: Float[np.ndarray, "n p"]
     noise: NoiseAt
+
+
+def parts_of(kernel: Any, points: Points) -> list[gp_host.Part]:
+    """The squared exponentials of a kernel, with their rows, in float64."""
+    return [
+        gp_host.Part(
+            rows.astype(float),
+            np.exp(float(part.log_variance)),
+            np.atleast_1d(np.exp(part.log_lengthscale.astype(float))),
+        )
+        for rows, part in kernel.parts(points)
+    ]

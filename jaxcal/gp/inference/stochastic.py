@@ -32,7 +32,7 @@ from jaxcal.gp.inference.sparse import Sparse, sparse_initial
 from jaxcal.gp.kernels import Points
 from jaxcal.gp.model import JITTER_TRIES, Data, Found, Model
 from jaxcal.gp.process import Process, first_fit
-from jaxcal.gp.protocols import First, Inference, Noise, Problem
+from jaxcal.gp.protocols import First, Inference, Noise
 from jaxcal.optimize import Result, minimize, scale_by_adam
 
 # Gives the rows of a slice, or those of increasing numbers.
@@ -155,10 +155,6 @@ class Stochastic(Inference):
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
         """Not of rows in memory: `maximize_bound` reads them."""
         return self.sparse.search(initial_models, data, jitter, first)
-
-    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> Problem:
-        """Of the sample's bound."""
-        return self.sparse.problem(model, data, jitter, kept)
 
 
 def maximize_bound(

@@ -108,12 +108,12 @@ def fit_rows(prepare: Prepare[S], rows: Sequence[Any], way: Way, *, in_numpy: bo
         in_numpy: whether the kernel is a sum of squared exponentials, which NumPy knows.
     """
     rows = tuple(rows)
-    known = as_constants((prepare, rows))
+    known = as_constants((prepare, rows, way._replace(differentiable=False)))
     if not is_known(known):
         return _in_program(prepare, rows, way.by(way.inference))
     on_host = in_numpy and is_on_host(known)
     with _programs.at_top():
-        found, taken = _of_known(*known, way._replace(differentiable=False), on_host=on_host)
+        found, taken = _of_known(*known, on_host=on_host)
     return _with_derivatives(found[1], prepare, rows, taken.of_arrays()) if way.differentiable else found
 
 

@@ -34,20 +34,18 @@ class Part(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """log N(y; 0, G) and what a Newton step and the posterior need.
+    """log N(y; 0, G) and what a step needs.
 
     Attributes:
         value: the log evidence; NaN where G is not positive definite, and then nothing else is there.
         gradient: [p], by the log variance and the log lengthscales of each part, then by what is on the diagonal alone.
         information: [p, p], the average information; Gilmour, Thompson & Cullis (1995), eq. 6.
-        weights: [n], a = G^-1 y.
         by_diagonal: [n], the derivative by every entry of the diagonal.
     """
 
     value: float
     gradient: Float[np.ndarray, " p"]
     information: Float[np.ndarray, "p p"]
-    weights: Float[np.ndarray, " n"]
     by_diagonal: Float[np.ndarray, " n"]
 
 
@@ -75,8 +73,8 @@ def likelihood_terms(
         >>> rows, y = np.zeros((2, 1)), np.array([1.0, -1.0])
         >>> parts, memory = [Part(rows, 1.0, np.ones(1))], np.empty((2, 2, 2))
         >>> terms = likelihood_terms(parts, np.ones(2), np.zeros((2, 3)), y, memory)
-        >>> print(round(terms.value, 4), terms.weights)
-        -3.3872 [ 1. -1.]
+        >>> print(round(terms.value, 4), terms.by_diagonal.round(4))
+        -3.3872 [0.1667 0.1667]
     """
     derivatives = derivatives.astype(targets.dtype)
     *covariances, gram = memory
@@ -101,7 +99,7 @@ def likelihood_terms(
         products[:, at : at + len(sums)] += columns
         at += len(sums)
     information = products.T @ (inverse @ products) / 2
-    return Terms(value, gradient, information, weights, by_diagonal)
+    return Terms(value, gradient, information, by_diagonal)
 
 
 def _factor(

@@ -171,11 +171,11 @@ def leave_one_out(
     as large.
 
     Args:
-        posterior: what `posterior` gave of all rows, of equal noise.
+        posterior: what `posterior` gave of all rows.
         cross: the row's covariances with the inducing points.
         target: of the row.
         prior_variance: the row's covariance with itself.
-        noise_variance: the likelihood's variance.
+        noise_variance: the likelihood's variance at the row.
     """
     xp = namespace(cross)
     known, unknown = cross @ posterior.shrink.T, cross @ cast(Array, posterior.widen).T

@@ -121,7 +121,7 @@ def _known(
     relative: Float[np.ndarray, " n"],
     targets: Float[np.ndarray, " n"],
 ) -> _Known | None:
-    gram = sum(covariance(part, part.rows) for part in points)
+    gram = sum(_of_points(part) for part in points)
     gram.flat[:: len(gram) + 1] += jitter
     whiten = inverse_factor(gram)
     m = len(whiten)
@@ -168,7 +168,7 @@ def _gradient(
     by_pair = whiten.T @ ((is_open * eye - inverse - square) / noise) @ whiten
     left = is_open * known.outer / noise - eye + inverse + square
     of_points = whiten.T @ left @ whiten / -2
-    found = [_ByPart.of(part) for part in points]
+    found = [_ByPart(part) for part in points]
     by_precision, precisions = np.empty(len(targets)), 1 / relative
     for some in _chunks(len(targets)):
         parts = grams(some.start)
@@ -196,22 +196,12 @@ class _ByPart:
     """Sums of a cotangent times the derivatives of one part's covariances."""
 
     def __init__(self, part: Part) -> None:
-        self.part, self.origin = part, part.rows.mean(axis=0)
-        self.points = self.scaled(part.rows)
+        self.part, self.points = part, _scaled(part, part.rows)
         self.total, self.by_columns, self.by_points = 0.0, np.zeros(part.rows.shape[1]), np.zeros_like(part.rows)
-
-    @classmethod
-    def of(cls, part: Part) -> "_ByPart":
-        """Before anything is added."""
-        return cls(part)
-
-    def scaled(self, rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-        """Rows in lengthscales, from the mean of the inducing points: less cancels in their squares."""
-        return (rows - self.origin) / self.part.lengthscale
 
     def add(self, rows: Float[np.ndarray, "n d"], weighted: Float[np.ndarray, "m n"], times: float = 1.0) -> None:
         """Add what rows say: of the cotangent times their covariances with the points."""
-        s, points = self.scaled(rows), self.points
+        s, points = _scaled(self.part, rows), self.points
         found = weighted @ np.concatenate([np.ones_like(s[:, :1]), s], axis=1)
         by_point, by_rows, by_row = found[:, :1], found[:, 1:], weighted.sum(axis=0)
         self.total += float(by_point.sum())
@@ -221,7 +211,7 @@ class _ByPart:
 
     def add_points(self, cotangent: Float[np.ndarray, "m m"]) -> None:
         """Add what the points say of each other: each of them stands on both sides."""
-        self.add(self.part.rows, cotangent * covariance(self.part, self.part.rows), times=2.0)
+        self.add(self.part.rows, cotangent * _of_points(self.part), times=2.0)
 
     @property
     def by_hyperparameters(self) -> Float[np.ndarray, " q"]:
@@ -232,8 +222,7 @@ class _ByPart:
 
 def covariance(part: Part, rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "m n"]:
     """K(z, x) of the inducing points with rows, by one product of matrices; no covariance is above the variance."""
-    origin = part.rows.mean(axis=0)
-    points, rows = (part.rows - origin) / part.lengthscale, (rows - origin) / part.lengthscale
+    points, rows = _scaled(part, part.rows), _scaled(part, rows)
     of_points, of_rows = (column_squares(each.T)[:, None] / -2 for each in (points, rows))
     left = np.concatenate([points, of_points, np.ones_like(of_points)], axis=1)
     right = np.concatenate([rows, np.ones_like(of_rows), of_rows], axis=1)
@@ -242,6 +231,18 @@ def covariance(part: Part, rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, 
     np.exp(exponents, out=exponents)
     exponents *= float(part.variance)
     return exponents
+
+
+def _of_points(part: Part) -> Float[np.ndarray, "m m"]:
+    """K(z, z), its diagonal exact: rounding of large rows would show there."""
+    found = covariance(part, part.rows)
+    found.flat[:: len(found) + 1] = float(part.variance)
+    return found
+
+
+def _scaled(part: Part, rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+    """Rows in lengthscales, from the median of the inducing points, which no outlier moves: less cancels in squares."""
+    return (rows - np.median(part.rows, axis=0)) / part.lengthscale
 
 
 def whitened(whiten: Float[np.ndarray, "m m"], cross: Float[np.ndarray, "m n"]) -> Float[np.ndarray, "m n"]:

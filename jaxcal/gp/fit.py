@@ -71,7 +71,7 @@ class Way(NamedTuple):
         if differentiable and not noise.is_gaussian:
             raise ValueError(f"differentiable=True goes with Gaussian noise; got {type(noise).__name__}.")
         asked = chosen(n, noise, is_known=is_known, in_numpy=in_numpy) if inference is None else (inference,)
-        settled = (each.with_ard(ard).settled(n, noise, differentiable=differentiable) for each in asked)
+        settled = (each.with_ard(ard, n).settled(n, noise, differentiable=differentiable) for each in asked)
         return cls(tuple(settled), noise, differentiable)
 
     @property

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import ArrayLike, Float
 
 from jaxcal import _checks
-from jaxcal._numpy import ARRAYS, AnyArray, namespace
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential, spacing
 from jaxcal.gp.model import Data, Model, alone
 from jaxcal.gp.protocols import Noise
@@ -118,5 +118,4 @@ def _model(data: Data, kernel: Kernel, noise: Float[AnyArray, "*s"], fixed: tupl
 
 def _of_dtype(kernel: Kernel, dtype: DTypeLike) -> Kernel:
     """gpjax makes parameters of the default dtype, whatever the data's."""
-    is_real = lambda leaf: isinstance(leaf, ARRAYS) and np.issubdtype(leaf.dtype, np.inexact)
-    return jax.tree.map(lambda leaf: leaf.astype(dtype) if is_real(leaf) else leaf, kernel)
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if eqx.is_inexact_array(leaf) else leaf, kernel)

@@ -113,7 +113,8 @@ class StudentT(eqx.Module):
 
     @property
     def _unit(self) -> Float[AnyArray, ""]:
-        return 1 / (1 + namespace(self.logit_df).exp(-self.logit_df))
+        # The sigmoid, with finite derivatives everywhere.
+        return (1 + namespace(self.logit_df).tanh(self.logit_df / 2)) / 2
 
     @property
     def weights(self) -> Float[AnyArray, " n"]:
@@ -190,9 +191,9 @@ def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = No
     else:
         sums, _ = row_sums(model, data, jitter, mesh)
         value = sparse_gp.collapsed_bound(sums, model.noise_variance(data.points))
-    if model.student_t is None:
-        return value
-    return value + noise.student_t_bound(model.student_t.weights, model.student_t.df)
+    if model.student_t is not None:
+        value = value + noise.student_t_bound(model.student_t.weights, model.student_t.df)
+    return stored(value, data)
 
 
 def posterior(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> gp.Posterior:
@@ -305,7 +306,8 @@ def noisy_gram(model: Model, data: Data, jitter: ArrayLike) -> Float[AnyArray, "
 
 def log_likelihood_of_padding(data: Data) -> Float[AnyArray, ""]:
     """What the rows that do not count add to a log likelihood with `noisy_gram`."""
-    return -0.5 * gp.LOG_2PI * jnp.asarray(data.targets.shape[0] - data.number, data.targets.dtype)
+    xp = namespace(data.targets)
+    return -0.5 * gp.LOG_2PI * xp.asarray(data.targets.shape[0] - data.number, data.targets.dtype)
 
 
 def row_noise(model: Model, data: Data) -> Float[AnyArray, "*n"]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, ArrayLike, DTypeLike, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, DTypeLike, Float, Int
 
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace
@@ -35,6 +35,9 @@ N = TypeVar("N", bound="Noise")
 Prepare = Callable[..., tuple[S, InitialOf, Data]]
 
 _ARDS = (None, True, False, "auto")
+# Of more rows lengthscales are by column where the user leaves it open: what they gain shows with many rows alone, and
+# what one too many costs does not.
+MANY_ROWS = 2000
 
 
 class Inference(eqx.Module):
@@ -44,7 +47,8 @@ class Inference(eqx.Module):
 
     Attributes:
         ard: True for a lengthscale for every input column, False for one for all, "auto" for what the evidence prefers:
-            each further lengthscale must raise it by log(n) / 2 nats. None for what the method takes.
+            each further lengthscale must raise it by log(n) / 2 nats. "auto" is True of more than 2000 rows. None for
+            what the method takes.
         tolerance: the fit ends where the log evidence is foreseen to rise by less, in nats. None for the default.
         max_iterations: the most steps of the optimizer.
     """
@@ -76,7 +80,9 @@ class Inference(eqx.Module):
 
     @abstractmethod
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
-        """The best hyperparameters that are found from initial models along a leading axis; part of a program.
+        """The best hyperparameters that are found from initial models along a leading axis.
+
+        It is a part of a compiled program; with `in_numpy` it takes NumPy's arrays, too.
 
         Args:
             initial_models: without inducing points.
@@ -120,9 +126,10 @@ class Inference(eqx.Module):
         """Whether it is the exact evidence, climbed by Newton's steps."""
         return False
 
-    def with_ard(self: I, ard: bool | str) -> I:
-        """The same with this in place of an `ard` that is left open."""
-        return self if self.ard is not None else replace(self, ard=ard)
+    def with_ard(self: I, ard: bool | str, n: int) -> I:
+        """The same with this in place of an `ard` that is left open; "auto" of many of n rows is True."""
+        ard = ard if self.ard is None else self.ard
+        return replace(self, ard=True if ard == "auto" and n > MANY_ROWS else ard)
 
     def jitter_of_try(self, step: Int[AnyArray, ""], dtype: DTypeLike) -> Float[AnyArray, ""]:
         """The fraction of the mean variance that is added to the diagonal: a hundred times more at each step."""
@@ -197,7 +204,7 @@ class Noise(eqx.Module):
         jitter: Float[AnyArray, ""],
         first: First = None,
     ) -> Process:
-        """The process with this noise; a part of a compiled program.
+        """The process with this noise; a part of a compiled program, with `in_numpy` of NumPy's arrays, too.
 
         Args:
             inference: how hyperparameters are found.
@@ -244,43 +251,27 @@ def descended(
     inference: Inference, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool = False
 ) -> Found:
     """The model of the greatest evidence near one, by L-BFGS; its inducing points move, or stay."""
-    if namespace(data.targets) is np:
-        return _descended_on_host(inference, model, data, jitter, with_inducing=with_inducing)
-    params, fixed = models.split(model, with_inducing=with_inducing)
-    cost = models.cost_beyond_bounds(model, data)
-
-    def loss(params: PyTree) -> Float[AnyArray, ""]:
-        model = eqx.combine(params, fixed)
-        return cost(model) - inference.evidence(model, data, jitter)
-
-    if jax.tree.leaves(params):
-        limits = {"max_iterations": inference.max_iterations, "gain_tolerance": inference.tolerance}
-        optimum = minimize(loss, params, **limits)
-    else:
-        optimum = Optimum(params, loss(params), jnp.int32(0), jnp.int32(Result.CONVERGED))
-    result = jnp.where(jnp.isfinite(optimum.loss), optimum.result, Result.NOT_FINITE)
-    return Found(
-        model=eqx.combine(optimum.params, fixed),
-        evidence=-optimum.loss,
-        steps=optimum.steps,
-        result=result,
-        failed_initial_values=jnp.int32(0),
-    )
-
-
-def _descended_on_host(
-    inference: Inference, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool
-) -> Found:
-    vector, model_of = models.as_vector(model, with_inducing=with_inducing)
-    dtype, loss = data.targets.dtype, loss_of(model, data, jitter, with_inducing=with_inducing)
+    xp = namespace(data.targets)
     limits = {"max_iterations": inference.max_iterations, "gain_tolerance": inference.tolerance}
-    optimum = descend(loss, vector, **limits, on_host=True)
+    params, fixed = models.split(model, with_inducing=with_inducing)
+    if xp is np:
+        vector, model_of = models.as_vector(model, with_inducing=with_inducing)
+        optimum = descend(loss_of(model, data, jitter, with_inducing=with_inducing), vector, **limits, on_host=True)
+        found = model_of(optimum.params.astype(data.targets.dtype))
+    else:
+        cost, model_of = models.cost_beyond_bounds(model, data), lambda params: eqx.combine(params, fixed)
+        loss = lambda params: cost(model_of(params)) - inference.evidence(model_of(params), data, jitter)
+        if jax.tree.leaves(params):
+            optimum = minimize(loss, params, **limits)
+        else:
+            optimum = Optimum(params, loss(params), jnp.int32(0), jnp.int32(Result.CONVERGED))
+        found = model_of(optimum.params)
     return Found(
-        model=model_of(optimum.params.astype(dtype)),
-        evidence=np.asarray(-optimum.loss, dtype),
-        steps=np.asarray(optimum.steps, np.int32),
-        result=np.asarray(optimum.result, np.int32),
-        failed_initial_values=np.zeros((), np.int32),
+        model=found,
+        evidence=models.stored(-optimum.loss, data),
+        steps=xp.asarray(optimum.steps, np.int32),
+        result=xp.where(xp.isfinite(optimum.loss), optimum.result, Result.NOT_FINITE).astype(np.int32),
+        failed_initial_values=xp.zeros((), np.int32),
     )
 
 

@@ -103,3 +103,15 @@ def test_the_gradient_by_all_that_is_learned_is_the_automatic_one(rows, learns, 
         strict=True,
     ):
         np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-7)
+
+
+def test_a_far_outlier_among_the_inducing_points_hides_no_covariance(rows):
+    """Rounding of the largest rows must not decide: both forms of the bound are the same."""
+    x, _, y, _ = rows
+    x = np.where(np.arange(N)[:, None] == 0, 1e8, x)
+    kernel = SquaredExponential(np.asarray(0.3), np.array([0.1, -0.4, 0.2]))
+    model, data = Model(kernel, np.asarray(-1.5), inducing=x[:7]), Data(x, y)
+    vector, jitter = as_vector(model)[0], np.asarray(1e-6)
+    value = bound_host.loss_of(model, data, jitter, with_inducing=False)(vector)[0]
+    beyond = models.penalty(vector, *models.bounds(model, data), N)[0]
+    np.testing.assert_allclose(beyond - value, models.evidence(model, data, jitter), rtol=1e-9)

@@ -171,6 +171,20 @@ def test_an_outlier_does_not_decide_a_fit_with_student_t_noise(spoiled):
     assert isinstance(fit(x, include_noise=False), Normal)
 
 
+def test_several_outputs_with_student_t_noise_are_student_t_on_the_host_and_in_a_program(rng):
+    x = rng.normal(size=(40, 2))
+    y = np.stack([np.sin(2 * x[:, 0]), x[:, 1] ** 2], axis=1) + 0.1 * rng.standard_t(3, size=(40, 2))
+    base = Point(0.8 * y)
+    fitted = rio.fit(x, base, y, noise=StudentTNoise())
+    assert fitted.evidence.dtype == fitted.process.noise_variance.dtype
+    on_host, in_program = fitted(x, base), jax.jit(lambda mean: fitted(x, Point(mean)))(base.mean)
+    for one in (on_host, in_program):
+        assert isinstance(one, StudentT)
+        assert one.df.shape == y.shape
+    for name in ("df", "loc", "scale"):
+        np.testing.assert_allclose(getattr(on_host, name), getattr(in_program, name), rtol=1e-4 if X64 else 0.02)
+
+
 def test_student_t_noise_is_normal_where_the_noise_is(rng):
     x, _, y = rows(rng, 0.3)
     normal, heavy = gaussian_process.fit(x, y), gaussian_process.fit(x, y, noise=StudentTNoise())

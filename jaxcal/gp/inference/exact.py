@@ -35,7 +35,8 @@ class Exact(Inference):
 
     Attributes:
         ard: a lengthscale for every column (True), one for all (False), or what the evidence prefers ("auto"): each
-            further lengthscale must raise it by log(n) / 2 nats. None for what the method takes.
+            further lengthscale must raise it by log(n) / 2 nats; of more than 2000 rows they are by column. None for
+            what the method takes.
         tolerance: the fit ends where the log evidence is foreseen to rise by less, in nats. None for 0.005, and for 0.5
             above 2000 rows.
         max_iterations: the most steps of an ascent.

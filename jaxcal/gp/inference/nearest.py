@@ -88,10 +88,9 @@ class Nearest(Inference):
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
         """The hyperparameters of the least leave-one-out CRPS that are descended to from what some rows say."""
         found = optimum_of_some(self, initial_models, data, jitter, first)
-        if namespace(data.targets) is np:
-            deciding = _deciding_rows(data)
-            return nearest_host.optimum(self, self.neighbors, found, data, jitter, deciding, _MORE_NOISE)
         rows = _deciding_rows(data)
+        if namespace(data.targets) is np:
+            return nearest_host.optimum(self, self.neighbors, found, data, jitter, rows, _MORE_NOISE)
         cost = cost_beyond_bounds(found.model, data, rows.shape[0])
         near_of = lambda model: self.neighbors_of(model, data, jitter, rows)
         loss_of = lambda model, near: log_crps(model, data, jitter, rows, near)

@@ -4,7 +4,7 @@
 rows of its own. The derivative is in closed form: it costs a product of two matrices, [m, m] and [m, n].
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -87,109 +87,98 @@ def bound(
         >>> print(round(value, 4), round(gradient.by_noise, 4))
         -1.5155 -0.125
     """
-    prior = sum(float(part.variance) for part in points)
-    grams = _grams(points, rows)
-    known = _known(points, grams, jitter * prior, noise, relative, targets)
+    problem = _Problem(points, rows, jitter, noise, relative, targets)
+    known = problem.known()
     if known is None:
         return float("nan"), None
-    square, n, m = float(targets**2 @ (1 / relative)), len(targets), len(known.mean)
-    explained = float(known.mean @ known.cross)
-    log_noise = n * (LOG_2PI + np.log(noise)) + float(np.log(relative).sum())
-    value = (explained - square - known.gap) / noise / 2 - known.half_log_det - log_noise / 2
-    spread = float(known.mean @ known.outer @ known.mean)
-    by_noise = (square + known.gap + spread) / 2 - explained
-    by_noise = by_noise / noise**2 + (m - float(np.trace(known.inverse)) - n) / noise / 2
-    return value, _gradient(points, rows, grams, jitter, prior, noise, relative, targets, known, by_noise)
+    log_noise = len(targets) * (LOG_2PI + np.log(noise)) + float(np.log(relative).sum())
+    fit = float(known.mean @ known.cross) - problem.square - known.gap
+    return fit / noise / 2 - known.half_log_det - log_noise / 2, problem.gradient(known)
 
 
-def _grams(points: Sequence[Part], rows: Sequence[Float[np.ndarray, "n _"]]) -> Callable[[int], list[np.ndarray]]:
-    """Gives the covariances of each part, of the inducing points with some rows from a first one on."""
+class _Problem:
+    """The arguments of `bound`, and what it needs more than once."""
 
-    def grams(first: int) -> list[np.ndarray]:
+    def __init__(
+        self,
+        points: Sequence[Part],
+        rows: Sequence[Float[np.ndarray, "n _"]],
+        jitter: float,
+        noise: float,
+        relative: Float[np.ndarray, " n"],
+        targets: Float[np.ndarray, " n"],
+    ) -> None:
+        self.points, self.rows, self.jitter, self.noise = points, rows, jitter, noise
+        self.targets, self.precisions = targets, 1 / relative
+        self.prior, self.square = sum(float(part.variance) for part in points), float(targets**2 @ self.precisions)
+        size = len(points) * len(targets) * len(points[0].rows)
+        self.grams = cache(self._grams) if size <= _HELD else self._grams
+
+    def _grams(self, first: int) -> list[Float[np.ndarray, "m c"]]:
+        """The covariances of each part, of the inducing points with some rows from a first one on."""
         some = slice(first, first + _CHUNK)
-        return [covariance(part, each[some]) for part, each in zip(points, rows, strict=True)]
+        return [covariance(part, each[some]) for part, each in zip(self.points, self.rows, strict=True)]
 
-    size = len(points) * len(rows[0]) * len(points[0].rows)
-    return cache(grams) if size <= _HELD else grams
+    def known(self) -> _Known | None:
+        """What all rows say about the inducing points; None where a matrix is not positive definite."""
+        gram, targets, roots = sum(map(_of_points, self.points)), self.targets, np.sqrt(self.precisions)
+        gram.flat[:: len(gram) + 1] += self.jitter * self.prior
+        whiten = inverse_factor(gram)
+        outer, cross = np.zeros_like(gram), np.zeros(len(gram))
+        for some in _chunks(len(targets)):
+            root = whitened(whiten, _total(self.grams(some.start)))
+            root *= roots[some]
+            outer += root @ root.T
+            cross += root @ (targets[some] * roots[some])
+        factor = cholesky(outer / self.noise + np.eye(len(gram)))
+        if not np.isfinite(factor[-1, -1]):
+            return None
+        half_log_det = float(np.log(np.diagonal(factor)).sum())
+        inverse = inverse_triangular(factor)
+        inverse = inverse.T @ inverse
+        gap = max(self.prior * float(self.precisions.sum()) - float(np.trace(outer)), 0.0)
+        return _Known(whiten, outer, cross, inverse, half_log_det, inverse @ cross / self.noise, gap)
 
+    def gradient(self, known: _Known) -> Gradient:
+        """One more pass over the rows, with the cotangents of the sums known.
 
-def _known(
-    points: Sequence[Part],
-    grams: Callable[[int], list[np.ndarray]],
-    jitter: float,
-    noise: float,
-    relative: Float[np.ndarray, " n"],
-    targets: Float[np.ndarray, " n"],
-) -> _Known | None:
-    gram = sum(_of_points(part) for part in points)
-    gram.flat[:: len(gram) + 1] += jitter
-    whiten = inverse_factor(gram)
-    m = len(whiten)
-    outer, cross, roots = np.zeros((m, m)), np.zeros(m), 1 / np.sqrt(relative)
-    for some in _chunks(len(targets)):
-        parts = grams(some.start)
-        root = whitened(whiten, sum(parts[1:], parts[0].copy()))
-        root *= roots[some]
-        outer += root @ root.T
-        cross += root @ (targets[some] * roots[some])
-    factor = cholesky(outer / noise + np.eye(m))
-    if not np.isfinite(factor[-1, -1]):
-        return None
-    half_log_det = float(np.log(np.diagonal(factor)).sum())
-    inverse = inverse_triangular(factor)
-    inverse = inverse.T @ inverse
-    prior = sum(float(part.variance) for part in points)
-    gap = max(prior * float((1 / relative).sum()) - float(np.trace(outer)), 0.0)
-    return _Known(whiten, outer, cross, inverse, half_log_det, inverse @ cross / noise, gap)
+        Let b be the mean of the whitened inducing values. The cotangent of the outer sum is G = (I - B^-1 - b b') / (2
+        noise), the cross sum's is b / noise. So the cotangent of a row's covariances k is (H k + W'b y / noise) / r,
+        with H = 2 W'G W. The one of K_zz is -W'(B - 2 I + B^-1 + b b')W / 2. Where rounding hides the gap, it has no
+        derivative, and I is omitted.
+        """
+        whiten, inverse, noise, targets = known.whiten, known.inverse, self.noise, self.targets
+        is_open, eye, square = float(known.gap > 0), np.eye(len(known.mean)), np.outer(known.mean, known.mean)
+        by_row = whiten.T @ known.mean / noise
+        by_pair = whiten.T @ ((is_open * eye - inverse - square) / noise) @ whiten
+        of_points = whiten.T @ (is_open * known.outer / noise - eye + inverse + square) @ whiten / -2
+        found, by_precision = [_ByPart(part) for part in self.points], np.empty(len(targets))
+        for some in _chunks(len(targets)):
+            grams = self.grams(some.start)
+            gram = _total(grams)
+            cotangent = by_pair @ gram
+            by_precision[some] = np.einsum("mn,mn->n", cotangent, gram) / 2 + (by_row @ gram) * targets[some]
+            cotangent += by_row[:, None] * targets[some]
+            cotangent *= self.precisions[some]
+            for part, each, one in zip(found, self.rows, grams, strict=True):
+                one *= cotangent
+                part.add(each[some], one)
+        by_precision += 1 / self.precisions / 2 - (is_open * self.prior + targets**2) / noise / 2
+        for part in found:
+            part.add_points(of_points)
+        by_gap = is_open * float(self.precisions.sum()) / noise / 2
+        return Gradient(
+            by_parts=np.concatenate([part.by_hyperparameters for part in found]),
+            by_prior=self.jitter * float(np.trace(of_points)) - by_gap,
+            by_noise=self._by_noise(known),
+            by_relative=-by_precision * self.precisions**2,
+            by_points=tuple(part.by_points / part.part.lengthscale for part in found),
+        )
 
-
-def _gradient(
-    points: Sequence[Part],
-    rows: Sequence[Float[np.ndarray, "n _"]],
-    grams: Callable[[int], list[np.ndarray]],
-    jitter: float,
-    prior: float,
-    noise: float,
-    relative: Float[np.ndarray, " n"],
-    targets: Float[np.ndarray, " n"],
-    known: _Known,
-    by_noise: float,
-) -> Gradient:
-    """One more pass over the rows, with the cotangents of the sums known.
-
-    Let b be the mean of the whitened inducing values. The cotangent of the outer sum is G = (I - B^-1 - b b') / (2
-    noise), the cross sum's is b / noise. So the cotangent of a row's covariances k is (H k + W'b y / noise) / r,
-    with H = 2 W'G W. The one of K_zz is -W'(B - 2 I + B^-1 + b b')W / 2. Where rounding hides the gap, it has no
-    derivative, and I is omitted.
-    """
-    whiten, inverse, mean, m = known.whiten, known.inverse, known.mean, len(known.mean)
-    is_open, eye, square = float(known.gap > 0), np.eye(m), np.outer(mean, mean)
-    by_row = whiten.T @ mean / noise
-    by_pair = whiten.T @ ((is_open * eye - inverse - square) / noise) @ whiten
-    left = is_open * known.outer / noise - eye + inverse + square
-    of_points = whiten.T @ left @ whiten / -2
-    found = [_ByPart(part) for part in points]
-    by_precision, precisions = np.empty(len(targets)), 1 / relative
-    for some in _chunks(len(targets)):
-        parts = grams(some.start)
-        gram = sum(parts[1:], parts[0].copy())
-        cotangent = by_pair @ gram
-        by_precision[some] = np.einsum("mn,mn->n", cotangent, gram) / 2 + (by_row @ gram) * targets[some]
-        cotangent += by_row[:, None] * targets[some]
-        cotangent *= precisions[some]
-        for part, each, one in zip(found, rows, parts, strict=True):
-            one *= cotangent
-            part.add(each[some], one)
-    by_precision += relative / 2 - (is_open * prior + targets**2) / noise / 2
-    for part in found:
-        part.add_points(of_points)
-    return Gradient(
-        by_parts=np.concatenate([part.by_hyperparameters for part in found]),
-        by_prior=jitter * float(np.trace(of_points)) - is_open * float(precisions.sum()) / noise / 2,
-        by_noise=by_noise,
-        by_relative=-by_precision * precisions**2,
-        by_points=tuple(part.by_points / part.part.lengthscale for part in found),
-    )
+    def _by_noise(self, known: _Known) -> float:
+        spread = float(known.mean @ (known.outer @ known.mean - 2 * known.cross))
+        unexplained = (self.square + known.gap + spread) / self.noise
+        return (unexplained + len(known.mean) - float(np.trace(known.inverse)) - len(self.targets)) / self.noise / 2
 
 
 class _ByPart:
@@ -252,3 +241,8 @@ def whitened(whiten: Float[np.ndarray, "m m"], cross: Float[np.ndarray, "m n"]) 
 
 def _chunks(n: int) -> list[slice]:
     return [slice(first, first + _CHUNK) for first in range(0, n, _CHUNK)]
+
+
+def _total(parts: list[Float[np.ndarray, "m c"]]) -> Float[np.ndarray, "m c"]:
+    """Their sum, in memory of its own."""
+    return sum(parts[1:], parts[0].copy())

@@ -88,10 +88,8 @@ class _Evidence:
     def _exact(
         self, kernels: list[Part], at: NoiseAt, relative: Float[np.ndarray, " n"]
     ) -> tuple[float, sparse_host.Gradient | None]:
-        diagonal, nothing = (
-            self.jitter * at.prior + at.common * relative,
-            np.zeros((len(relative), self.rows.starts[-1])),
-        )
+        diagonal = self.jitter * at.prior + at.common * relative
+        nothing = np.zeros((len(relative), self.rows.starts[-1]))
         terms = gp_host.likelihood_terms(kernels, diagonal, nothing, self.rows.targets, self.memory)
         if terms is None:
             return np.nan, None

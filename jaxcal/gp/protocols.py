@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -165,7 +165,13 @@ class Inference(eqx.Module):
 
 
 class Noise(eqx.Module):
-    """How targets scatter around the latent function, and how a process with it is fitted."""
+    """How targets scatter around the latent function, and how a process with it is fitted.
+
+    Attributes:
+        in_numpy: whether `fit` takes NumPy's arrays, too.
+    """
+
+    in_numpy: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -189,11 +195,6 @@ class Noise(eqx.Module):
     def of_arrays(self: N) -> N:
         """The same with numbers as arrays, which a compiled program need not know."""
         return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, int | float) else leaf, self)
-
-    @property
-    def in_numpy(self) -> bool:
-        """As of `Inference`."""
-        return False
 
     @abstractmethod
     def fit(

@@ -1,5 +1,7 @@
 """Gaussian noise of one variance."""
 
+from typing import ClassVar
+
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
@@ -26,6 +28,8 @@ class GaussianNoise(Noise):
         GaussianNoise(variance=0.25)
     """
 
+    in_numpy: ClassVar[bool] = True
+
     variance: ArrayLike | None = None
 
     def __check_init__(self) -> None:
@@ -45,11 +49,6 @@ class GaussianNoise(Noise):
     def known_variance(self) -> ArrayLike | None:
         """What the user gave."""
         return self.variance
-
-    @property
-    def in_numpy(self) -> bool:
-        """It is."""
-        return True
 
     def fit(
         self, inference: Inference, initial_of: InitialOf, data: Data, jitter: Float[AnyArray, ""], first: First = None

@@ -1,6 +1,6 @@
 """Noise whose variance depends on the inputs, by a second process; `functional.noise` has the formulas."""
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import equinox as eqx
 import jax
@@ -27,15 +27,12 @@ class InputNoise(Noise):
     with `Exact` and `Sparse`.
     """
 
+    in_numpy: ClassVar[bool] = True
+
     @property
     def is_gaussian(self) -> bool:
         """Not of one variance."""
         return False
-
-    @property
-    def in_numpy(self) -> bool:
-        """It is."""
-        return True
 
     def fit(
         self, inference: Inference, initial_of: InitialOf, data: Data, jitter: Float[AnyArray, ""], first: First = None

@@ -1,5 +1,7 @@
 """Student t noise: outliers do not decide the fit; `functional.noise` has the formulas."""
 
+from typing import ClassVar
+
 import equinox as eqx
 from jaxtyping import Float
 
@@ -22,6 +24,8 @@ class StudentTNoise(Noise):
     creep. It costs two to four times as much as `GaussianNoise`. It goes with `Exact` and `Sparse`.
     """
 
+    in_numpy: ClassVar[bool] = True
+
     @property
     def is_gaussian(self) -> bool:
         """It is not."""
@@ -36,11 +40,6 @@ class StudentTNoise(Noise):
         """With the precisions that the targets alone suggest."""
         first = noise.student_t_weights(data.targets**2, namespace(data.targets).asarray(_FIRST_DF, data.targets.dtype))
         return data._replace(relative_noise=1 / first)
-
-    @property
-    def in_numpy(self) -> bool:
-        """It is."""
-        return True
 
     def fit(
         self, inference: Inference, initial_of: InitialOf, data: Data, jitter: Float[AnyArray, ""], first: First = None

@@ -22,17 +22,29 @@ from jaxcal._numpy import AnyArray, namespace
 from jaxcal.functional import gp, normal
 from jaxcal.gp import model as models
 from jaxcal.gp import nearest_host
-from jaxcal.gp.inference.sparse import optimum_of_some
+from jaxcal.gp.inference.sparse import optimum_of_some, with_initial
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
-from jaxcal.gp.model import Data, Found, Model, alone, as_vector, cost_beyond_bounds, greatest, one_of, with_more_noise
+from jaxcal.gp.model import (
+    Data,
+    Found,
+    Model,
+    alone,
+    as_vector,
+    cost_beyond_bounds,
+    greatest,
+    number_of,
+    one_of,
+    with_more_noise,
+)
 from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import First, Inference, Noise, Problem
+from jaxcal.gp.protocols import First, Inference, Noise, Problem, has_more_to_learn
 from jaxcal.optimize import Result, minimize, over_runs
 
 # So many rows decide on the hyperparameters, and as many, others if there are enough, on the scale. The descent is made
 # twice: with the rows that are nearest at the initial values, and with those that are nearest at the first end.
 _DECIDING, _DESCENTS = 2000, 2
-# The first begins with the noise of the initial values, or with the best of these fractions of the target's variance.
+# The first begins at the best of several models, each with its own noise or with these fractions of the target's
+# variance.
 _MORE_NOISE = 0.01, 0.1, 0.5
 # So many covariances are held at once where neighbors are looked for.
 _AT_ONCE = 2**24
@@ -89,13 +101,17 @@ class Nearest(Inference):
         """The hyperparameters of the least leave-one-out CRPS that are descended to from what some rows say."""
         found = optimum_of_some(self, initial_models, data, jitter, first)
         rows = _deciding_rows(data)
+        starts = alone(found.model)
+        if number_of(initial_models) > 1 and has_more_to_learn(initial_models):
+            starts = with_more_noise(with_initial(self, initial_models, found.model, data), _MORE_NOISE)
         if namespace(data.targets) is np:
-            return nearest_host.optimum(self, self.neighbors, found, data, jitter, rows, _MORE_NOISE)
+            return nearest_host.optimum(self, self.neighbors, starts, found, data, jitter, rows)
         cost = cost_beyond_bounds(found.model, data, rows.shape[0])
         near_of = lambda model: self.neighbors_of(model, data, jitter, rows)
         loss_of = lambda model, near: log_crps(model, data, jitter, rows, near)
-        start = _of_the_best_noise(found.model, eqx.Partial(loss_of, near=near_of(found.model)))
-        vector, model_of = as_vector(start)
+        few = rows[: nearest_host.COMPARED]
+        height = lambda model: -log_crps(model, data, jitter, few, self.neighbors_of(model, data, jitter, few))
+        vector, model_of = as_vector(one_of(starts, greatest(starts, height)[0]))
 
         def descend(vector, _):
             near = near_of(model_of(vector))
@@ -230,12 +246,6 @@ def other_rows(data: Data) -> Int[AnyArray, " r"]:
 
 def _deciding_rows(data: Data) -> Int[AnyArray, " r"]:
     return scattered(data.points)[:_DECIDING]
-
-
-def _of_the_best_noise(model: Model, loss) -> Model:
-    """The model with its own noise, or with more."""
-    several = with_more_noise(alone(model), _MORE_NOISE)
-    return one_of(several, greatest(several, lambda model: -loss(model))[0])
 
 
 def _errors(

@@ -172,12 +172,7 @@ def sparse_initial(
     found = optimum_of_some(sparse, initial_models, data, jitter, first)
     if models.number_of(initial_models) == 1 or not has_more_to_learn(initial_models):
         return found
-    if sparse.ard:
-        wide = initial_models.kernel.by_column(data.points)
-        initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
-    xp = namespace(data.targets)
-    join = lambda several, one: xp.concatenate([several, one[None]]) if isinstance(one, ARRAYS) else one
-    candidates = models.with_more_noise(jax.tree.map(join, initial_models, found.model), _MORE_NOISE)
+    candidates = models.with_more_noise(with_initial(sparse, initial_models, found.model, data), _MORE_NOISE)
     compared = models.some_rows(data, _COMPARED_ROWS)
     number = len(sparse.points) if sparse.num_inducing is None else sparse.num_inducing
     few = min(number, _COMPARED_POINTS)
@@ -185,6 +180,19 @@ def sparse_initial(
     bound = lambda model: sparse.evidence(by_few.with_inducing_points(model, compared), compared, jitter)
     best, values = models.greatest(candidates, bound)
     return found._replace(model=models.one_of(candidates, best), evidence=values[best])
+
+
+def with_initial(inference: Inference, initial_models: Model, model: Model, data: Data) -> Model:
+    """Initial models and another one along a leading axis, by column where the inference asks for it.
+
+    Few rows may show no signal where many do: their optimum is not the only place to begin.
+    """
+    if inference.ard:
+        wide = initial_models.kernel.by_column(data.points)
+        initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
+    xp = namespace(data.targets)
+    join = lambda several, one: xp.concatenate([several, one[None]]) if isinstance(one, ARRAYS) else one
+    return jax.tree.map(join, initial_models, model)
 
 
 def optimum_of_some(

@@ -135,7 +135,7 @@ def _of_known(
 
 
 def _first(prepare: Prepare[Any], way: Way, rows: Sequence[Any]) -> First:
-    """What some rows of one output say: once for all who ask, in NumPy's arrays."""
+    """The exact optimum of some rows of one output: found once, for all who ask, in NumPy's arrays."""
     tolerance = TOLERANCE if len(rows[-1]) <= exact.LADDER_ROWS else _TOLERANCE_OF_SOME
     few = Exact(way.inference.ard, tolerance, way.inference.max_iterations)
     return cache(lambda: host.First.of(*as_numpy((prepare, few, way.noise, *rows))))

@@ -462,8 +462,9 @@ def _predict(rio: "RIO", rows: tuple[AnyArray, ...], include_noise: bool) -> Nor
         center, scale, df = eqx.filter_vmap(predict_one, in_axes=(eqx.if_array(0), 1, 1), out_axes=1)(rio, mean, std)
     else:
         of_output = lambda k: predict_one(one_of(rio, k), mean[:, k], None if std is None else std[:, k])
-        parts = zip(*map(of_output, range(mean.shape[1])), strict=True)
-        center, scale, df = (None if part[0] is None else np.stack(part, axis=1) for part in parts)
+        centers, scales, dfs = zip(*map(of_output, range(mean.shape[1])), strict=True)
+        center, scale = np.stack(centers, axis=1), np.stack(scales, axis=1)
+        df = None if dfs[0] is None else np.stack(dfs, axis=1)
     return Normal(center, scale) if df is None else StudentT(df, center, scale)
 
 

@@ -121,7 +121,7 @@ class _Problem:
 
     def known(self) -> _Known | None:
         """What all rows say about the inducing points; None where a matrix is not positive definite."""
-        gram, targets, roots = sum(map(_of_points, self.points)), self.targets, np.sqrt(self.precisions)
+        gram, targets, roots = _total(list(map(_of_points, self.points))), self.targets, np.sqrt(self.precisions)
         gram.flat[:: len(gram) + 1] += self.jitter * self.prior
         whiten = inverse_factor(gram)
         outer, cross = np.zeros_like(gram), np.zeros(len(gram))
@@ -236,7 +236,8 @@ def _scaled(part: Part, rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n 
 
 def whitened(whiten: Float[np.ndarray, "m m"], cross: Float[np.ndarray, "m n"]) -> Float[np.ndarray, "m n"]:
     """W k of a lower triangular W, in the memory of the covariances k: half of the operations of a product."""
-    return blas.dtrmm(1.0, whiten, cross.T, side=1, lower=1, trans_a=1, overwrite_b=1).T
+    (trmm,) = blas.get_blas_funcs(("trmm",), (whiten, cross))
+    return trmm(1.0, whiten, cross.T, side=1, lower=1, trans_a=1, overwrite_b=1).T
 
 
 def _chunks(n: int) -> list[slice]:

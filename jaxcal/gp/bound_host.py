@@ -5,6 +5,7 @@ It is for sums of squared exponentials, exactly or through inducing points, with
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 from jaxtyping import Float
@@ -90,7 +91,7 @@ class _Evidence:
     ) -> tuple[float, sparse_host.Gradient | None]:
         diagonal = self.jitter * at.prior + at.common * relative
         nothing = np.zeros((len(relative), self.rows.starts[-1]))
-        terms = gp_host.likelihood_terms(kernels, diagonal, nothing, self.rows.targets, self.memory)
+        terms = gp_host.likelihood_terms(kernels, diagonal, nothing, self.rows.targets, cast(np.ndarray, self.memory))
         if terms is None:
             return np.nan, None
         by_diagonal = terms.by_diagonal
@@ -127,7 +128,7 @@ def _by_student_t(
     student: StudentT, weights: Float[np.ndarray, " n"], by_log_relative: Float[np.ndarray, " n"]
 ) -> Vector:
     """By the logit of the degrees of freedom, and the logs of the expected squares, through the weights, too."""
-    squares, df = np.exp(student.log_squares), student.df
+    squares, df = np.exp(cast(np.ndarray, student.log_squares)), student.df
     by_weights, by_df = noise.student_t_slopes(weights, df)
     by_weights = by_weights - by_log_relative / weights
     by_df = by_df + by_weights @ ((squares - 1) / (df + squares) ** 2)

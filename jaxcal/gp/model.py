@@ -491,7 +491,7 @@ def greatest(
 
 def alone(model: M) -> M:
     """A model, or a point, as the only one along a leading axis."""
-    return jax.tree.map(lambda leaf: leaf[None] if isinstance(leaf, ARRAYS) else leaf, model)
+    return jax.tree.map(lambda leaf: cast(Any, leaf)[None] if isinstance(leaf, ARRAYS) else leaf, model)
 
 
 def number_of(models: Model) -> int:

@@ -34,12 +34,12 @@ class Rows(NamedTuple):
     @classmethod
     def of(cls, model: Model, data: Data) -> "Rows":
         """The rows in float64, for a model's kernels."""
-        parts = parts_of(model.kernel, data.points)
+        parts, base = parts_of(model.kernel, data.points), data.base_variance
         return cls(
             parts=tuple(part.rows for part in parts),
             widths=tuple(len(part.lengthscale) for part in parts),
             targets=data.targets.astype(float),
-            base_variance=None if model.logit_fraction is None else data.base_variance.astype(float),
+            base_variance=None if model.logit_fraction is None or base is None else base.astype(float),
             relative_noise=None if data.relative_noise is None else data.relative_noise.astype(float),
             log_noise=float(model.log_noise) if "log_noise" in model.fixed else None,
             eps=float(np.finfo(data.targets.dtype).eps),
@@ -72,7 +72,7 @@ class Rows(NamedTuple):
         """
         n, starts = len(self.targets), self.starts
         prior = np.exp(vector[starts[:-1]]).sum()
-        learned = np.exp(vector[starts[-1]] if self.log_noise is None else self.log_noise)
+        learned = float(np.exp(vector[starts[-1]] if self.log_noise is None else self.log_noise))
         relative, by_logit = np.ones(n) if self.relative_noise is None else self.relative_noise, None
         if self.base_variance is not None:
             # The noise of a row: common (1 - s + s base_variance), with s the sigmoid of the logit.

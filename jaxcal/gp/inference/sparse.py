@@ -191,8 +191,8 @@ def with_initial(inference: Inference, initial_models: Model, model: Model, data
         wide = initial_models.kernel.by_column(data.points)
         initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
     xp = namespace(data.targets)
-    join = lambda several, one: xp.concatenate([several, one[None]]) if isinstance(one, ARRAYS) else one
-    return jax.tree.map(join, initial_models, model)
+    join = lambda several, one: xp.concatenate([several, one]) if isinstance(one, ARRAYS) else one
+    return jax.tree.map(join, initial_models, alone(model))
 
 
 def optimum_of_some(

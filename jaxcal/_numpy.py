@@ -37,6 +37,11 @@ else:
 ARRAYS = np.ndarray | np.generic | jax.Array
 
 
+def is_array(leaf: Any) -> bool:
+    """Whether it is an array of NumPy, one of its scalars, or an array of JAX."""
+    return isinstance(leaf, ARRAYS)
+
+
 def namespace(*arrays: AnyArray) -> ModuleType:
     """`jax.numpy` if one of the arrays is of JAX, else NumPy.
 

@@ -14,7 +14,14 @@ from scipy.linalg import blas
 
 from jaxcal.functional.gp import LOG_2PI
 from jaxcal.functional.gp_host import Part
-from jaxcal.functional.linalg import cholesky, column_squares, inverse_factor, inverse_triangular
+from jaxcal.functional.linalg import (
+    cholesky,
+    column_squares,
+    crossproduct,
+    half_log_det,
+    inverse_factor,
+    inverse_triangular,
+)
 
 # Covariances of so many rows with the inducing points are computed at once. Up to so many of them are held for the
 # gradient; more are computed again.
@@ -44,7 +51,7 @@ class _Known(NamedTuple):
     """What all rows say about the inducing points: as of `sparse_gp.RowSums`, and the factors of both matrices.
 
     Attributes:
-        whiten: W = L^-1, of the covariance K_zz = L L' of the inducing points with jitter.
+        whiten: W = L^-1. L is the factor of K_zz, the covariance of the inducing points with jitter.
         outer, cross: sums over the rows of a a' / r and y a / r, with a = W k.
         inverse: [m, m], of B = I + outer / noise.
         half_log_det: log|B| / 2.
@@ -133,11 +140,10 @@ class _Problem:
         factor = cholesky(outer / self.noise + np.eye(len(gram)))
         if not np.isfinite(factor[-1, -1]):
             return None
-        half_log_det = float(np.log(np.diagonal(factor)).sum())
-        inverse = inverse_triangular(factor)
-        inverse = inverse.T @ inverse
+        log_det = float(half_log_det(factor))  # before the factor's memory holds its inverse
+        inverse = crossproduct(inverse_triangular(factor))
         gap = max(self.prior * float(self.precisions.sum()) - float(np.trace(outer)), 0.0)
-        return _Known(whiten, outer, cross, inverse, half_log_det, inverse @ cross / self.noise, gap)
+        return _Known(whiten, outer, cross, inverse, log_det, inverse @ cross / self.noise, gap)
 
     def gradient(self, known: _Known) -> Gradient:
         """One more pass over the rows, with the cotangents of the sums known.

@@ -127,7 +127,7 @@ class _Evidence:
 def _by_student_t(
     student: StudentT, weights: Float[np.ndarray, " n"], by_log_relative: Float[np.ndarray, " n"]
 ) -> Vector:
-    """By the logit of the degrees of freedom, and the logs of the expected squares, through the weights, too."""
+    """The derivatives by what `StudentT` holds; both of its arrays change the weights, too."""
     squares, df = np.exp(cast(np.ndarray, student.log_squares)), student.df
     by_weights, by_df = noise.student_t_slopes(weights, df)
     by_weights = by_weights - by_log_relative / weights

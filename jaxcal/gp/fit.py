@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import ARRAYS, AnyArray, as_numpy, by_numpy, in_jax, is_known, is_on_host, numpy_or_jit
+from jaxcal._numpy import AnyArray, as_numpy, by_numpy, in_jax, is_array, is_known, is_on_host, numpy_or_jit
 from jaxcal.functional import noise
 from jaxcal.gp import device, exact, host
 from jaxcal.gp.device import warn_of_float64_on_a_tpu
@@ -179,7 +179,7 @@ def _together(fits: list[T], rows: Sequence[Any]) -> T:
     """The fits of all outputs as one, with a leading axis of outputs if there are several."""
     if rows[-1].ndim == 1:
         return fits[0]
-    stack = lambda *parts: np.stack(parts) if isinstance(parts[0], ARRAYS) else parts[0]
+    stack = lambda *parts: np.stack(parts) if is_array(parts[0]) else parts[0]
     return in_jax(jax.tree.map(stack, *fits))
 
 

@@ -1,6 +1,6 @@
 """The exact fit of known rows on a CPU, by NumPy and LAPACK, which compile nothing.
 
-It is for sums of squared exponentials with Gaussian noise. `gp.exact` has the rules of the search, and the same
+It is for sums of squared exponentials. `gp.exact` has the rules of the search, and the same
 objective in JAX for any kernel; `functional.gp_host` the algebra.
 """
 
@@ -12,6 +12,7 @@ from jaxtyping import Float
 from jaxcal._numpy import AnyArray, threads_for
 from jaxcal.functional import gp, gp_host
 from jaxcal.functional.gp import LOG_2PI
+from jaxcal.functional.linalg import half_log_det
 from jaxcal.gp import exact, race
 from jaxcal.gp.kernels import scattered
 from jaxcal.gp.model import ABSURD, Data, Found, Model, as_vector, exact_jitters, noisy_gram, one_of, stored
@@ -75,7 +76,7 @@ def concluded(found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
     with threads_for(n):
         after = gp.posterior(noisy_gram(found.model, data, jitter), targets)
     # Rasmussen & Williams (2006), eq. 2.30.
-    value = np.log(np.diagonal(after.shrink)).sum() - (targets @ after.weights + n * LOG_2PI) / 2
+    value = half_log_det(after.shrink) - (targets @ after.weights + n * LOG_2PI) / 2
     found = found._replace(evidence=np.asarray(value, data.targets.dtype))
     return process_given(found, data, jitter, *stored((after, gp.leave_one_out(after)), data))
 

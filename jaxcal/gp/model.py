@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jaxtyping import ArrayLike, Bool, DTypeLike, Float, Int, PyTree
 
-from jaxcal._numpy import ARRAYS, AnyArray, constant, namespace, threads_for
+from jaxcal._numpy import AnyArray, constant, is_array, namespace, threads_for
 from jaxcal.functional import gp, linalg, noise, sparse_gp
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 
@@ -465,7 +465,7 @@ def with_more_noise(models: Model, variances: tuple[float, ...]) -> Model:
         return models
     xp = namespace(models.log_noise)
     log_noises = [models.log_noise, *(xp.full_like(models.log_noise, math.log(variance)) for variance in variances)]
-    repeat = lambda leaf: xp.concatenate([leaf] * len(log_noises)) if isinstance(leaf, ARRAYS) else leaf
+    repeat = lambda leaf: xp.concatenate([leaf] * len(log_noises)) if is_array(leaf) else leaf
     return eqx.tree_at(lambda m: m.log_noise, jax.tree.map(repeat, models), xp.concatenate(log_noises))
 
 
@@ -491,7 +491,7 @@ def greatest(
 
 def alone(model: M) -> M:
     """A model, or a point, as the only one along a leading axis."""
-    return jax.tree.map(lambda leaf: cast(Any, leaf)[None] if isinstance(leaf, ARRAYS) else leaf, model)
+    return jax.tree.map(lambda leaf: leaf[None] if is_array(leaf) else leaf, model)
 
 
 def number_of(models: Model) -> int:

@@ -35,8 +35,8 @@ N = TypeVar("N", bound="Noise")
 Prepare = Callable[..., tuple[S, InitialOf, Data]]
 
 _ARDS = (None, True, False, "auto")
-# Of more rows lengthscales are by column where the user leaves it open: what they gain shows with many rows alone, and
-# what one too many costs does not.
+# With more rows "auto" means by column. What lengthscales by column gain may show with many rows alone, and one too
+# many costs little there.
 MANY_ROWS = 2000
 
 
@@ -46,9 +46,9 @@ class Inference(eqx.Module):
     Numbers are arrays while a process is fitted: another value compiles nothing.
 
     Attributes:
-        ard: True for a lengthscale for every input column, False for one for all, "auto" for what the evidence prefers:
-            each further lengthscale must raise it by log(n) / 2 nats. "auto" is True of more than 2000 rows. None for
-            what the method takes.
+        ard: True for a lengthscale for every input column, False for one for all, "auto" for what the evidence prefers.
+            Each further lengthscale must raise it by log(n) / 2 nats then. Of more than 2000 rows "auto" is True. None
+            for what the method takes.
         tolerance: the fit ends where the log evidence is foreseen to rise by less, in nats. None for the default.
         max_iterations: the most steps of the optimizer.
     """

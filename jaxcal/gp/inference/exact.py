@@ -34,8 +34,8 @@ class Exact(Inference):
     optimum, and few steps of more and more rows and of all end it.
 
     Attributes:
-        ard: a lengthscale for every column (True), one for all (False), or what the evidence prefers ("auto"): each
-            further lengthscale must raise it by log(n) / 2 nats; of more than 2000 rows they are by column. None for
+        ard: a lengthscale for every column (True), one for all (False), or what the evidence prefers ("auto"). Each
+            further lengthscale must raise it by log(n) / 2 nats then. Of more than 2000 rows "auto" is True. None for
             what the method takes.
         tolerance: the fit ends where the log evidence is foreseen to rise by less, in nats. None for 0.005, and for 0.5
             above 2000 rows.

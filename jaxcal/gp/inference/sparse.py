@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from jaxcal import _checks
-from jaxcal._numpy import ARRAYS, AnyArray, namespace
+from jaxcal._numpy import ARRAYS, AnyArray, is_array, namespace
 from jaxcal.functional import sparse_gp
 from jaxcal.gp import model as models
 from jaxcal.gp.inference.exact import TOLERANCE, Exact, exact_search
@@ -191,7 +191,7 @@ def with_initial(inference: Inference, initial_models: Model, model: Model, data
         wide = initial_models.kernel.by_column(data.points)
         initial_models = eqx.tree_at(lambda m: m.kernel, initial_models, wide)
     xp = namespace(data.targets)
-    join = lambda several, one: xp.concatenate([several, one]) if isinstance(one, ARRAYS) else one
+    join = lambda several, one: xp.concatenate([several, one]) if is_array(one) else one
     return jax.tree.map(join, initial_models, alone(model))
 
 

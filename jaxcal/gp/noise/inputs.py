@@ -1,13 +1,13 @@
 """Noise whose variance depends on the inputs, by a second process; `functional.noise` has the formulas."""
 
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from jaxcal._numpy import ARRAYS, AnyArray, namespace
+from jaxcal._numpy import AnyArray, is_array, namespace
 from jaxcal.functional import gp, noise
 from jaxcal.functional._loops import scan
 from jaxcal.gp.model import Data, leave_one_out
@@ -43,7 +43,7 @@ class InputNoise(Noise):
         start = eqx.tree_at(lambda m: m.logit_fraction, found.model, logit, is_leaf=lambda node: node is None)
         variance = xp.asarray(noise.LOG_SQUARE_VARIANCE, data.targets.dtype)
         of_noise = inference.with_limits(_STEPS, _TOLERANCE)
-        arrays, static = eqx.partition(start, _is_array)
+        arrays, static = eqx.partition(start, is_array)
         rest: list[PyTree] = []
 
         def one_round(state, _):
@@ -60,9 +60,9 @@ class InputNoise(Noise):
             scale = foreseen.mean()
             rows = data._replace(base_variance=foreseen / scale)
             better = inference.refine(model, rows, jitter)
-            out_arrays, other = eqx.partition((better, after), _is_array)
+            out_arrays, other = eqx.partition((better, after), is_array)
             rest[:] = [other]
-            return (eqx.filter(better.model, _is_array), rows.base_variance), (out_arrays, -xp.log(scale))
+            return (eqx.filter(better.model, is_array), rows.base_variance), (out_arrays, -xp.log(scale))
 
         begin = arrays, xp.ones_like(data.targets)
         (_, base_variance), history = scan(one_round, begin, np.arange(_ROUNDS))
@@ -72,7 +72,3 @@ class InputNoise(Noise):
         process = inference.conclude(better._replace(failed_initial_values=found.failed_initial_values), rows, jitter)
         put = lambda p: (p.log_noise, p.log_noise_offset)
         return eqx.tree_at(put, process, (after, offset), is_leaf=lambda node: node is None)
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, ARRAYS)

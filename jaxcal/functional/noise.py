@@ -67,7 +67,7 @@ def student_t_slopes(
 
     >>> by_weights, by_df = student_t_slopes(np.array([0.5, 1.0]), np.float64(4.0))
     >>> print(by_weights, round(by_df, 4))
-    [2. 0.] -0.0604
+    [2. 0.] -0.0393
     """
     functions = special(weights, df)
     shape, prior = (df + 1) / 2, df / 2

@@ -28,8 +28,10 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from jaxcal import Point, rio
 from jaxcal.calibrators import kmeans
 from jaxcal.functional import levene
-from jaxcal.gp import Exact, InputNoise, Sparse, Stochastic, StudentTNoise, device
-from jaxcal.gp.inference import stochastic
+from jaxcal.gp import Exact, InputNoise, Nearest, Sparse, Stochastic, StudentTNoise, device, protocols
+from jaxcal.gp import fit as gp_fit
+from jaxcal.gp.inference import nearest, sparse, stochastic
+from jaxcal.gp.noise import inputs, student_t
 from jaxcal.optimize import over_runs
 from jaxcal.predictors import _growing, _tree_networks, deep_ensemble, gaussian_process, variance_network
 
@@ -42,6 +44,7 @@ X, MEAN, Y = (rows.astype(np.float32) for rows in (cases.X, cases.MEAN, cases.Y)
 LEVELS = np.array([0.1, 0.9], np.float32)
 ON_HOST = {"fit": "its steps run on the host"}
 PAPER = Sparse(num_inducing=10, points="trained", ard=False, tolerance=0.0)
+KNOWN, FEW = {"kernel": RBF()}, Sparse(num_inducing=5)
 # Further forms of a fit, with programs of their own.
 FORMS = (
     of_points("rio-paper", rio, {"preset": "paper", "inference": PAPER}),
@@ -52,6 +55,24 @@ FORMS = (
     predictor("deep-ensemble-crude", deep_ensemble, {**SMALL, "num_members": 2, "preset": "crude"}),
     # By the programs of known rows, which all kernels have on an accelerator.
     of_points("rio-known", rio, {"kernel": (RBF(), RBF())}, needs_values=ON_HOST, quick_to_trace=True),
+    predictor(
+        "student-t-known",
+        gaussian_process,
+        {**KNOWN, "noise": StudentTNoise(), "inference": FEW},
+        needs_values=ON_HOST,
+    ),
+    predictor(
+        "input-noise-known",
+        gaussian_process,
+        {**KNOWN, "noise": InputNoise(), "inference": FEW},
+        needs_values=ON_HOST,
+    ),
+    predictor(
+        "nearest-known",
+        gaussian_process,
+        {**KNOWN, "inference": Nearest(neighbors=5)},
+        needs_values=ON_HOST,
+    ),
     of_points(
         "rio-stochastic",
         rio,
@@ -69,7 +90,16 @@ PARTS = {
         *((_tree_networks, name) for name in ("_train_means", "_train_start", "_train_variances", "_by_leaf")),
     ],
     "kmeans": [(kmeans, "_root_mean_squares")],
-    "rio-known": [(device, name) for name in ("_prepared", "_near", "_process_at")],
+    "rio-known": [(gp_fit, "_prepared"), (device, "_begin"), (device, "_near"), (protocols, "process_of")],
+    "student-t-known": [
+        (student_t, "_weighted"),
+        (sparse, "_best_by_bound"),
+        (sparse, "_inducing"),
+        (student_t, "_with_student_t"),
+        (protocols, "_near"),
+    ],
+    "input-noise-known": [(inputs, "_log_noises"), (inputs, "_foreseen")],
+    "nearest-known": [(nearest, name) for name in ("_deciding_rows", "_starts", "_best_of", "_near_of", "_loss")],
     "rio-stochastic": [(stochastic, name) for name in ("_start", "_pass_over", "_jitted_sum_over", "_conclude")],
 }
 

@@ -11,7 +11,7 @@ from gpjax.kernels import Matern32
 from threadpoolctl import threadpool_info
 
 from jaxcal import Normal, Point, _numpy, _programs, gaussian_process, metrics, rio
-from jaxcal.gp import Exact, GaussianNoise
+from jaxcal.gp import Exact, GaussianNoise, InputNoise, Nearest, Sparse, StudentTNoise
 
 X64 = jax.config.read("jax_enable_x64")
 # The evidence of both worlds in nats, and predictions of a target of variance one.
@@ -117,6 +117,28 @@ def test_both_worlds_find_the_same_optimum(predict):
     traced = jax.jit(predict)(x, y, x[:NEW])
     np.testing.assert_allclose(traced[0], evidence, atol=NATS)
     np.testing.assert_allclose(traced[1], mean, atol=CLOSE)
+
+
+SMALL_PROGRAMS = {
+    "sparse": lambda tolerance: {"inference": Sparse(num_inducing=6, tolerance=tolerance)},
+    "nearest": lambda tolerance: {"inference": Nearest(neighbors=6, tolerance=tolerance)},
+    "student": lambda tolerance: {"inference": Exact(tolerance=tolerance), "noise": StudentTNoise()},
+    "input": lambda tolerance: {"inference": Sparse(num_inducing=6, tolerance=tolerance), "noise": InputNoise()},
+}
+
+
+@pytest.mark.parametrize("options", SMALL_PROGRAMS.values(), ids=SMALL_PROGRAMS)
+def test_small_programs_find_what_numpy_finds(options, monkeypatch):
+    """They are called by the host for gpjax's kernels, and on accelerators."""
+    x, y = rows()
+    fit = lambda tolerance: gaussian_process.fit(x, y, **options(tolerance))
+    by_numpy = fit(1e-6)
+    monkeypatch.setattr("jaxcal.gp.fit.is_on_host", lambda *_: False)
+    by_programs = fit(1e-6)
+    np.testing.assert_allclose(by_programs(x[:NEW]).mean, by_numpy(x[:NEW]).mean, atol=CLOSE)
+    with compilations() as compiled:
+        fit(1e-3)
+    assert compiled == []
 
 
 def test_vectors_all_at_once_find_the_same_optimum(monkeypatch):

@@ -4,8 +4,8 @@ DIR is a checkout of an older commit, such as `git worktree add DIR COMMIT` make
 processes without compiled programs on disk, in turn by the older commit and by this one, each pinned to the same core
 with one thread. The stories are fits of 800 rows of concrete and of 5,000 rows of kin8nm by `gaussian_process` and
 `rio`, and of 600 training and 200 calibration rows of concrete by `sharp_gp`. Further ones are fits with other noise,
-and through inducing points. All are in float32, with the default options but for what the name tells; the model behind
-`rio` and `sharp_gp` is a linear one.
+through inducing points, and with a kernel of gpjax. All are in float32, with the default options but for what the name
+tells; the model behind `rio` and `sharp_gp` is a linear one.
 
 - story: import, first fit, prediction of at most 1,000 other rows, all scores; processor seconds of the whole process;
 - again: the same fit once more, its programs there: the least of three of 800 rows, one of more;
@@ -147,6 +147,14 @@ class Story(NamedTuple):
 _STUDENT_T = "{'noise': jc.gp.StudentTNoise()}", "{'noise': 'student_t'}"
 _INPUT = "{'noise': jc.gp.InputNoise()}", "{'noise': 'input'}"
 _SPARSE = "{'inference': jc.gp.Sparse()}", "{'bound': 'collapsed'}"
+_MATERN = "{'kernel': __import__('gpjax').kernels.Matern52()}"
+_OF_MATERN = {
+    "exact": ("{}", "{}"),
+    "sparse": _SPARSE,
+    "nearest": ("{'inference': jc.gp.Nearest()}", "{'bound': 'nearest'}"),
+    "Student t": _STUDENT_T,
+    "input noise": _INPUT,
+}
 
 STORIES = {
     "gaussian_process": Story("gaussian_process", "concrete", 800, 800, _MORE),
@@ -158,6 +166,11 @@ STORIES = {
     "gaussian_process, 800 rows, input noise": Story("gaussian_process", "concrete", 800, 800, _AGAIN, _INPUT),
     "gaussian_process, 5,000 rows, sparse": Story("gaussian_process", "kin8nm", 5000, 5000, _AGAIN, _SPARSE),
     "rio, 5,000 rows, sparse": Story("rio", "kin8nm", 5000, 5000, _AGAIN, _SPARSE),
+} | {
+    f"gpjax's Matern52, 800 rows, {name}": Story(
+        "gaussian_process", "concrete", 800, 800, _AGAIN, tuple(f"{each} | {_MATERN}" for each in words)
+    )
+    for name, words in _OF_MATERN.items()
 }
 
 

@@ -485,7 +485,7 @@ def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
 
 
 def _initial_models(
-    given: Given, setting: _Setting, target_scaler: Standardizer, data: Data, noise: Array | None = None
+    given: Given, setting: _Setting, target_scaler: Standardizer, data: Data, noise: AnyArray | None = None
 ) -> Model:
     """The initial values: a grid of lengthscales and noise; with the preset ones; a kernel that is given as it is."""
 

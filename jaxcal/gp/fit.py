@@ -7,13 +7,12 @@ from typing import Any, NamedTuple, TypeVar
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import AnyArray, as_numpy, by_numpy, in_jax, is_array, is_known, is_on_host, numpy_or_jit
+from jaxcal._numpy import AnyArray, as_numpy, by_numpy, in_jax, is_array, is_known, is_on_host, numpy_or_jit, part
 from jaxcal.functional import noise
-from jaxcal.gp import device, exact, host
-from jaxcal.gp.device import warn_of_float64_on_a_tpu
+from jaxcal.gp import exact, host, padding
 from jaxcal.gp.implicit import with_derivatives
 from jaxcal.gp.inference.automatic import chosen, leave_one_out_crps
 from jaxcal.gp.inference.exact import TOLERANCE, Exact
@@ -97,8 +96,9 @@ def check_objects(inference: Any, noise: Any) -> None:
 def fit_rows(prepare: Prepare[S], rows: Sequence[Any], way: Way, *, in_numpy: bool) -> tuple[S, Process]:
     """What the rows are scaled by, and the process of the greatest evidence.
 
-    Known rows of squared exponentials are fitted by NumPy on a CPU. Of others the host searches for the exact evidence
-    under Gaussian noise by small programs (`gp.device`). Any other fit is one compiled program.
+    Known rows are fitted by the host: of squared exponentials by NumPy on a CPU, else by small programs. A fit to
+    traced rows is one compiled program. So is one on a mesh, by Adam, of points that move outside of NumPy, and by a
+    user's own object.
 
     Args:
         prepare: `prepare(*rows, included)` gives what the rows are scaled by, the initial values and the data. It is
@@ -145,18 +145,44 @@ def _of_output(
     prepare: Prepare[S], inference: Inference, way: Way, rows: Sequence[Any], first: First, *, on_host: bool
 ) -> tuple[S, Process]:
     """The fit of one output's known rows: by NumPy where it can, by small programs, or by one."""
-    if on_host and inference.in_numpy and way.noise.in_numpy:
-        return by_numpy(_on_host, prepare, inference, way.noise, first, *rows)
-    if inference.by_newton and way.noise.is_gaussian:
-        return in_jax(device.fit(prepare, inference, device_of(prepare, rows), *jax.tree.map(np.asarray, rows)))
-    return _in_program(prepare, rows, way.by(inference))
+    by_host = inference.by_parts and way.noise.by_parts and (on_host or not inference.takes_many_steps)
+    if not by_host:
+        return _in_program(prepare, rows, way.by(inference))
+    if on_host:
+        return by_numpy(_by_parts, prepare, inference, way.noise, first, *rows)
+    return in_jax(_by_programs(prepare, way.by(inference), rows))
 
 
-def _on_host(
-    prepare: Prepare[S], inference: Inference, noise: Noise, first: First, *rows: np.ndarray | None
+def _by_programs(prepare: Prepare[S], way: Way, rows: Sequence[Any]) -> tuple[S, Process]:
+    """By small programs; the exact process of rows that are filled up, so that nearby numbers of them share these."""
+    number, device, included = len(rows[-1]), device_of(prepare, rows), None
+    if way.inference.by_newton and way.noise.is_gaussian:
+        rows, included = padding.padded(rows, device)
+    rows = jax.tree.map(partial(jax.device_put, device=device), tuple(rows))
+    scales, process = _by_parts(prepare, way.inference, way.noise, None, *rows, included=included)
+    return scales, process if included is None else padding.without_padding(process, number)
+
+
+@part
+def _prepared(
+    prepare: Prepare[S], *rows: AnyArray | None, included: Bool[AnyArray, " n"] | None
+) -> tuple[S, InitialOf, Data]:
+    scales, initial_of, data = prepare(*rows, included)
+    _warn_of_float64_on_a_tpu(data)
+    return scales, initial_of, data
+
+
+@_programs.exact_products
+def _by_parts(
+    prepare: Prepare[S],
+    inference: Inference,
+    noise: Noise,
+    first: First,
+    *rows: AnyArray | None,
+    included: Bool[AnyArray, " n"] | None = None,
 ) -> tuple[S, Process]:
-    """By NumPy, at the smallest jitter at which evidence and posterior are finite."""
-    scales, initial_of, data = prepare(*rows, None)
+    """By a host that calls NumPy or small programs, at the smallest jitter at which all is finite."""
+    scales, initial_of, data = _prepared(prepare, *rows, included=included)
 
     def attempt(tries: int) -> Process:
         jitter = inference.jitter_of_try(np.int32(tries), data.targets.dtype)
@@ -245,7 +271,7 @@ def maximize_evidence(initial_of: InitialOf, data: Data, way: Way) -> Process:
         data: what to explain.
         way: how, by one inference.
     """
-    warn_of_float64_on_a_tpu(data)
+    _warn_of_float64_on_a_tpu(data)
     search_all = one_run_at_a_time(partial(first_finite, _attempt, JITTER_TRIES))
     if not way.differentiable:
         return search_all(initial_of, data, way)
@@ -257,6 +283,12 @@ def _attempt(initial_of: InitialOf, data: Data, way: Way, tries: Int[Array, ""])
     """The process, with the jitter after so many tries."""
     jitter = way.inference.jitter_of_try(tries, data.targets.dtype)
     return way.noise.fit(way.inference, initial_of, data, jitter)
+
+
+def _warn_of_float64_on_a_tpu(data: Data) -> None:
+    """While a program is traced: once for every one that is compiled, and never for one that is there."""
+    if data.targets.dtype == np.float64 and jax.default_backend() == "tpu":
+        _checks.warn("a TPU has no float64: the program that imitates it compiles for minutes. Give float32 rows.")
 
 
 def check_fit(process: Process, n: int, *, throw: bool) -> None:

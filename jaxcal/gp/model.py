@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jaxtyping import ArrayLike, Bool, DTypeLike, Float, Int, PyTree
 
-from jaxcal._numpy import AnyArray, constant, is_array, namespace, threads_for
+from jaxcal._numpy import AnyArray, constant, is_array, namespace, part, threads_for
 from jaxcal.functional import gp, linalg, noise, sparse_gp
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 
@@ -184,6 +184,7 @@ def rounding_of(prior: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
     return float(np.finfo(prior.dtype).eps) * prior
 
 
+@part
 def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> Float[AnyArray, ""]:
     """The log marginal likelihood of the targets, or with inducing points or Student t noise a lower bound on it."""
     if model.inducing is None:
@@ -196,6 +197,7 @@ def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = No
     return stored(value, data)
 
 
+@part
 def posterior(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> gp.Posterior:
     """What the data say at the rows, or at the inducing points."""
     if model.inducing is None:
@@ -224,6 +226,7 @@ def predict(
     return means, variances
 
 
+@part
 def leave_one_out(model: Model, given: gp.Posterior, data: Data) -> gp.LeaveOneOut:
     """Errors and variances of the rows, each without itself, at the same hyperparameters.
 
@@ -402,8 +405,11 @@ def has_sane_variances(model: Model, data: Data) -> Bool[AnyArray, ""]:
 
 def some_rows(data: Data, number: int) -> Data:
     """At most so many rows, which ones not depending on their order."""
-    if data.targets.shape[0] <= number:
-        return data
+    return data if data.targets.shape[0] <= number else _scattered(data, number)
+
+
+@part
+def _scattered(data: Data, number: int) -> Data:
     return take(data, scattered(data.points, data.included)[:number])
 
 
@@ -416,13 +422,11 @@ def as_vector(
         vector, unravel = ravel_pytree(params)
         return vector, lambda vector: eqx.combine(unravel(vector), fixed)
     leaves, tree = jax.tree.flatten(params)
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    ends = np.cumsum([leaf.size for leaf in leaves])
 
-    def model_of(vector: Float[np.ndarray, " p"]) -> Model:
-        parts = np.split(vector, ends)
-        return eqx.combine(
-            tree.unflatten([p.reshape(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)]), fixed
-        )
+    def model_of(vector: Float[AnyArray, " p"]) -> Model:
+        parts = [vector[end - leaf.size : end].reshape(leaf.shape) for leaf, end in zip(leaves, ends, strict=True)]
+        return eqx.combine(tree.unflatten(parts), fixed)
 
     return np.concatenate([np.ravel(leaf) for leaf in leaves]), model_of
 

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from jaxcal._numpy import AnyArray, namespace
+from jaxcal._numpy import AnyArray, namespace, part
 from jaxcal._programs import exact_products
 from jaxcal.functional import gp, noise
 from jaxcal.gp import model as models
@@ -164,6 +164,7 @@ def first_fit(attempts: Iterable[Process]) -> Process:
     return cast(Process, process)
 
 
+@part
 def process_of(found: Found, data: Data, jitter: Float[AnyArray, ""], mesh: Mesh | None) -> Process:
     """The process after data, NOT_FINITE where its posterior is not, or where it makes no sense."""
     after = models.posterior(found.model, data, jitter, mesh)

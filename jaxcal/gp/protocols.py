@@ -3,23 +3,23 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, DTypeLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray, namespace
+from jaxcal._numpy import AnyArray, as_numpy, is_known, namespace, part
 from jaxcal.functional import gp
 from jaxcal.gp import model as models
 from jaxcal.gp.bound_host import loss_of
 from jaxcal.gp.model import Data, Found, Model
 from jaxcal.gp.process import Process, process_of
-from jaxcal.optimize import Optimum, Result, descend, minimize
+from jaxcal.optimize import Result, descend, minimize
 
 # Gives the initial values, for rows and, where it is known, the variance of their noise: models without inducing
 # points, stacked along a leading axis of their arrays.
@@ -74,15 +74,23 @@ class Inference(eqx.Module):
         """
 
     @property
-    def in_numpy(self) -> bool:
-        """Whether it takes NumPy's arrays, too, of known rows and squared exponentials: nothing is compiled."""
+    def by_parts(self) -> bool:
+        """Whether the host can drive a fit to known rows, of NumPy's arrays or of JAX's.
+
+        What it computes is NumPy, or in functions of `_numpy.part`, which are small programs for JAX's arrays.
+        """
+        return False
+
+    @property
+    def takes_many_steps(self) -> bool:
+        """Whether it takes hundreds of quick steps, which a program makes faster than a host that calls one."""
         return False
 
     @abstractmethod
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
         """The best hyperparameters that are found from initial models along a leading axis.
 
-        It is a part of a compiled program; with `in_numpy` it takes NumPy's arrays, too.
+        It is a part of a compiled program; with `by_parts` it takes known arrays, too.
 
         Args:
             initial_models: without inducing points.
@@ -168,10 +176,10 @@ class Noise(eqx.Module):
     """How targets scatter around the latent function, and how a process with it is fitted.
 
     Attributes:
-        in_numpy: whether `fit` takes NumPy's arrays, too.
+        by_parts: whether the host can drive a fit, as of `Inference`.
     """
 
-    in_numpy: ClassVar[bool] = False
+    by_parts: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -205,7 +213,7 @@ class Noise(eqx.Module):
         jitter: Float[AnyArray, ""],
         first: First = None,
     ) -> Process:
-        """The process with this noise; a part of a compiled program, with `in_numpy` of NumPy's arrays, too.
+        """The process with this noise; a part of a compiled program, with `by_parts` of known arrays, too.
 
         Args:
             inference: how hyperparameters are found.
@@ -252,30 +260,55 @@ def descended(
     inference: Inference, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool = False
 ) -> Found:
     """The model of the greatest evidence near one, by L-BFGS; its inducing points move, or stay."""
-    xp = namespace(data.targets)
-    limits = {"max_iterations": inference.max_iterations, "gain_tolerance": inference.tolerance}
-    params, fixed = models.split(model, with_inducing=with_inducing)
-    if xp is np:
-        vector, model_of = models.as_vector(model, with_inducing=with_inducing)
-        optimum = descend(loss_of(model, data, jitter, with_inducing=with_inducing), vector, **limits, on_host=True)
-        found = model_of(optimum.params.astype(data.targets.dtype))
+    on_host, dtype = is_known(model, data), data.targets.dtype
+    model = as_numpy(model) if on_host else model
+    vector, model_of = models.as_vector(model, with_inducing=with_inducing)
+    if not vector.size:
+        return best_initial(models.alone(model), data, jitter)
+    if namespace(data.targets) is np:
+        evaluate = loss_of(model, data, jitter, with_inducing=with_inducing)
     else:
-        cost, model_of = models.cost_beyond_bounds(model, data), lambda params: eqx.combine(params, fixed)
-        loss = lambda params: cost(model_of(params)) - inference.evidence(model_of(params), data, jitter)
-        if jax.tree.leaves(params):
-            optimum = minimize(loss, params, **limits)
-        else:
-            optimum = Optimum(params, loss(params), jnp.int32(0), jnp.int32(Result.CONVERGED))
-        found = model_of(optimum.params)
+        near = partial(_near, inference, model, data, jitter, with_inducing=with_inducing)
+        evaluate = in_numpy(near, dtype) if on_host else near
+    xp, limits = namespace(vector), {"max_iterations": inference.max_iterations, "gain_tolerance": inference.tolerance}
+    optimum = descend(evaluate, vector, **limits, on_host=on_host)
     return Found(
-        model=found,
-        evidence=models.stored(-optimum.loss, data),
+        model=model_of(optimum.params.astype(dtype)),
+        evidence=-optimum.loss.astype(dtype),
         steps=xp.asarray(optimum.steps, np.int32),
         result=xp.where(xp.isfinite(optimum.loss), optimum.result, Result.NOT_FINITE).astype(np.int32),
         failed_initial_values=xp.zeros((), np.int32),
     )
 
 
+@part
+def _near(
+    inference: Inference,
+    model: Model,
+    data: Data,
+    jitter: Float[AnyArray, ""],
+    vector: Float[AnyArray, " p"],
+    *,
+    with_inducing: bool,
+) -> tuple[Float[AnyArray, ""], Float[AnyArray, " p"]]:
+    """The negative evidence with what is beyond the bounds, and its gradient, at a vector of what a model learns."""
+    cost, model_of = models.cost_beyond_bounds(model, data), models.as_vector(model, with_inducing=with_inducing)[1]
+    loss = lambda vector: cost(model_of(vector)) - inference.evidence(model_of(vector), data, jitter)
+    return jax.value_and_grad(loss)(vector)
+
+
+def in_numpy(function: Callable[..., Any], dtype: DTypeLike) -> Callable[[Float[np.ndarray, " p"]], Any]:
+    """A function of a vector that the host calls: it gives NumPy's arrays, and takes its own dtype."""
+    return lambda vector: as_numpy(function(vector.astype(dtype)))
+
+
+@part
+def initial_models(initial_of: InitialOf, data: Data, variance: Any = None) -> Model:
+    """The initial values of rows; arguments as of `InitialOf`."""
+    return initial_of(data, variance)
+
+
+@part
 def best_initial(initial_models: Model, data: Data, jitter: ArrayLike) -> Found:
     """The initial values of the greatest exact evidence, of those along the leading axis of the arrays."""
     best, values = models.greatest(initial_models, lambda model: models.evidence(model, data, jitter))

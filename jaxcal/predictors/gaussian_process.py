@@ -285,7 +285,7 @@ def _fit_stochastic(columns: Columns, x, y, given: Given, inference: Stochastic,
 
 
 def _initial_models(
-    given: Given, y_scaler: Standardizer, preset: str | None, data: Data, noise: Array | None = None
+    given: Given, y_scaler: Standardizer, preset: str | None, data: Data, noise: AnyArray | None = None
 ) -> Model:
     """The initial values: a grid of lengthscales and noise; or as the preset has it."""
     if preset == "crude":

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import DTypeLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray, namespace
-from jaxcal.gp import host
+from jaxcal._numpy import AnyArray, is_known, namespace
+from jaxcal.gp import device, host
 from jaxcal.gp import model as models
 from jaxcal.gp.exact import LADDER_ROWS, exact_optimum
 from jaxcal.gp.inference._adam import descended_by_adam
@@ -83,8 +83,8 @@ class Exact(Inference):
         return models.exact_jitter(step, dtype)
 
     @property
-    def in_numpy(self) -> bool:
-        """By LAPACK: `gp.host`."""
+    def by_parts(self) -> bool:
+        """Unless by Adam: `gp.host` and `gp.device`."""
         return self.by_newton
 
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
@@ -119,8 +119,10 @@ class Exact(Inference):
 def exact_search(
     inference: Inference, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None
 ) -> Found:
-    """The hyperparameters of the greatest exact evidence, by LAPACK or in a program; as `Inference.search`."""
-    if namespace(data.targets) is not np:
+    """The hyperparameters of the greatest exact evidence, of NumPy's arrays, known ones or traced ones; as `search`."""
+    if not is_known(data):
         return exact_optimum(initial_models, data, jitter, inference)
+    if namespace(data.targets) is not np:
+        return device.search(initial_models, data, jitter, inference)
     begin = first() if first is not None and len(data.targets) > LADDER_ROWS else None
     return host.search(initial_models, data, jitter, inference, begin)

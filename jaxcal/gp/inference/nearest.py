@@ -8,6 +8,7 @@ squared standardized error of other rows, as of Allison, Stephenson & Samson (20
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -18,7 +19,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray, namespace
+from jaxcal._numpy import AnyArray, as_numpy, is_known, namespace, part
 from jaxcal.functional import gp, normal
 from jaxcal.gp import model as models
 from jaxcal.gp import nearest_host
@@ -37,8 +38,8 @@ from jaxcal.gp.model import (
     with_more_noise,
 )
 from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import First, Inference, Noise, Problem, has_more_to_learn
-from jaxcal.optimize import Result, minimize, over_runs
+from jaxcal.gp.protocols import First, Inference, Noise, Problem, has_more_to_learn, in_numpy
+from jaxcal.optimize import Result, descend, over_runs
 
 # So many rows decide on the hyperparameters, and as many, others if there are enough, on the scale. The descent is made
 # twice: with the rows that are nearest at the initial values, and with those that are nearest at the first end.
@@ -93,8 +94,8 @@ class Nearest(Inference):
         return replace(self, tolerance=1.0) if self.tolerance is None else self
 
     @property
-    def in_numpy(self) -> bool:
-        """By `gp.nearest_host`."""
+    def by_parts(self) -> bool:
+        """By `gp.nearest_host`, and programs."""
         return True
 
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
@@ -103,31 +104,30 @@ class Nearest(Inference):
         rows = _deciding_rows(data)
         starts = alone(found.model)
         if number_of(initial_models) > 1 and has_more_to_learn(initial_models):
-            starts = with_more_noise(with_initial(self, initial_models, found.model, data), _MORE_NOISE)
+            starts = _starts(self, initial_models, found.model, data)
         if namespace(data.targets) is np:
             return nearest_host.optimum(self, self.neighbors, starts, found, data, jitter, rows)
-        cost = cost_beyond_bounds(found.model, data, rows.shape[0])
-        near_of = lambda model: self.neighbors_of(model, data, jitter, rows)
-        loss_of = lambda model, near: log_crps(model, data, jitter, rows, near)
-        few = rows[: nearest_host.COMPARED]
-        height = lambda model: -log_crps(model, data, jitter, few, self.neighbors_of(model, data, jitter, few))
-        vector, model_of = as_vector(one_of(starts, greatest(starts, height)[0]))
+        on_host, xp = is_known(data), namespace(data.targets)
+        model = _best_of(self, starts, data, jitter, rows[: nearest_host.COMPARED])
+        vector, model_of = as_vector(as_numpy(model) if on_host else model)
+        if not vector.size:
+            return found._replace(model=model)
+        limits = {"max_iterations": self.max_iterations, "gain_tolerance": self.tolerance}
 
-        def descend(vector, _):
-            near = near_of(model_of(vector))
+        def descent(vector: Float[AnyArray, " p"], _: None) -> tuple[Float[AnyArray, " p"], tuple[AnyArray, AnyArray]]:
+            near = _near_of(self, model_of(vector), data, jitter, rows)
+            loss = partial(_loss, model_of(vector), data, jitter, rows, near)
+            end = descend(in_numpy(loss, data.targets.dtype) if on_host else loss, vector, **limits, on_host=on_host)
+            return end.params.astype(data.targets.dtype), (end.steps, end.result)
 
-            def loss(vector):
-                model = model_of(vector)
-                return cost(model) + loss_of(model, near)
+        if on_host:
+            first, (steps, _) = descent(vector, None)
+            vector, (more, result) = descent(first, None)
+            return found._replace(model=model_of(vector), steps=steps + more, result=result)
+        vector, (steps, results) = lax.scan(descent, vector, length=_DESCENTS)
+        return found._replace(model=model_of(vector), steps=xp.sum(steps), result=results[-1])
 
-            if not vector.size:
-                return vector, (jnp.int32(0), jnp.int32(Result.CONVERGED))
-            end = minimize(loss, vector, max_iterations=self.max_iterations, gain_tolerance=self.tolerance)
-            return end.params, (end.steps, jnp.where(jnp.isfinite(end.loss), end.result, Result.NOT_FINITE))
-
-        vector, (steps, results) = lax.scan(descend, vector, length=_DESCENTS)
-        return found._replace(model=model_of(vector), steps=jnp.sum(steps), result=results[-1])
-
+    @part
     def conclude(self, found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
         """The process that asks the nearest rows, NOT_FINITE where it makes no sense."""
         model = found.model
@@ -238,12 +238,48 @@ def log_crps(
     return rows.shape[0] * jnp.log(jnp.mean(normal.crps(others.error, 0.0, jnp.sqrt(others.variance))))
 
 
+@part
+def _starts(inference: Nearest, initial_models: Model, model: Model, data: Data) -> Model:
+    """Where descents may begin: initial models and another one, each also with more noise."""
+    return with_more_noise(with_initial(inference, initial_models, model, data), _MORE_NOISE)
+
+
+@part
+def _best_of(inference: Nearest, starts: Model, data: Data, jitter: ArrayLike, rows: Int[Array, " r"]) -> Model:
+    """The one of some models under which few rows have the least leave-one-out CRPS."""
+    near_of = lambda model: inference.neighbors_of(model, data, jitter, rows)
+    return one_of(starts, greatest(starts, lambda model: -log_crps(model, data, jitter, rows, near_of(model)))[0])
+
+
+@part
+def _near_of(
+    inference: Nearest, model: Model, data: Data, jitter: ArrayLike, rows: Int[Array, " r"]
+) -> Int[Array, "r k"]:
+    return inference.neighbors_of(model, data, jitter, rows)
+
+
+@part
+def _loss(
+    model: Model,
+    data: Data,
+    jitter: ArrayLike,
+    rows: Int[Array, " r"],
+    near: Int[Array, "r k"],
+    vector: Float[AnyArray, " p"],
+) -> tuple[Float[Array, ""], Float[Array, " p"]]:
+    """What is descended, and its gradient, at a vector of what a model learns."""
+    cost, model_of = cost_beyond_bounds(model, data, rows.shape[0]), as_vector(model)[1]
+    loss = lambda vector: cost(model_of(vector)) + log_crps(model_of(vector), data, jitter, rows, near)
+    return jax.value_and_grad(loss)(vector)
+
+
 def other_rows(data: Data) -> Int[AnyArray, " r"]:
     """The numbers of rows that have no part in the choice of hyperparameters, if there are enough."""
     first = max(0, min(_DECIDING, data.targets.shape[0] - _DECIDING))
     return scattered(data.points)[first : first + _DECIDING]
 
 
+@part
 def _deciding_rows(data: Data) -> Int[AnyArray, " r"]:
     return scattered(data.points)[:_DECIDING]
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from jaxcal import _checks
-from jaxcal._numpy import ARRAYS, AnyArray, is_array, namespace
+from jaxcal._numpy import ARRAYS, AnyArray, is_array, is_known, namespace, part
 from jaxcal.functional import sparse_gp
 from jaxcal.gp import model as models
 from jaxcal.gp.inference.exact import TOLERANCE, Exact, exact_search
@@ -108,9 +108,14 @@ class Sparse(Inference):
         return isinstance(self.points, str) and self.points == "trained"
 
     @property
-    def in_numpy(self) -> bool:
-        """By BLAS on one device: `gp.bound_host`."""
+    def by_parts(self) -> bool:
+        """On one device: `gp.bound_host`, and programs."""
         return self.mesh is None
+
+    @property
+    def takes_many_steps(self) -> bool:
+        """Where inducing points move."""
+        return self.is_trained
 
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
         """The optimum of the bound, from the best of several models."""
@@ -136,12 +141,8 @@ class Sparse(Inference):
 
     def with_inducing_points(self, model: Model, data: Data) -> Model:
         """The model with its inducing points."""
-        if not isinstance(self.points, str):
-            inducing = take(data.points, self.points)
-        elif self.is_trained:
-            inducing = take(data.points, slice(self.num_inducing))
-        else:
-            inducing = greedy_points(model.kernel, models.some_rows(data, _MANY_ROWS).points, self.num_inducing or 0)
+        chooses = isinstance(self.points, str) and not self.is_trained
+        inducing = _inducing(self, model, models.some_rows(data, _MANY_ROWS) if chooses else data)
         return eqx.tree_at(lambda m: m.inducing, model, inducing, is_leaf=lambda node: node is None)
 
     def kept(self, process: Process, data: Data) -> Any:
@@ -172,14 +173,31 @@ def sparse_initial(
     found = optimum_of_some(sparse, initial_models, data, jitter, first)
     if models.number_of(initial_models) == 1 or not has_more_to_learn(initial_models):
         return found
-    candidates = models.with_more_noise(with_initial(sparse, initial_models, found.model, data), _MORE_NOISE)
-    compared = models.some_rows(data, _COMPARED_ROWS)
+    model, value = _best_by_bound(sparse, initial_models, found.model, models.some_rows(data, _COMPARED_ROWS), jitter)
+    return found._replace(model=model, evidence=value)
+
+
+@part
+def _best_by_bound(
+    sparse: Sparse, initial_models: Model, model: Model, data: Data, jitter: Float[AnyArray, ""]
+) -> tuple[Model, Float[AnyArray, ""]]:
+    """The best of initial models and another one, each also with more noise, by the bound through few points."""
+    candidates = models.with_more_noise(with_initial(sparse, initial_models, model, data), _MORE_NOISE)
     number = len(sparse.points) if sparse.num_inducing is None else sparse.num_inducing
-    few = min(number, _COMPARED_POINTS)
-    by_few = replace(sparse, points="greedy", num_inducing=few)
-    bound = lambda model: sparse.evidence(by_few.with_inducing_points(model, compared), compared, jitter)
+    by_few = replace(sparse, points="greedy", num_inducing=min(number, _COMPARED_POINTS))
+    bound = lambda model: sparse.evidence(by_few.with_inducing_points(model, data), data, jitter)
     best, values = models.greatest(candidates, bound)
-    return found._replace(model=models.one_of(candidates, best), evidence=values[best])
+    return models.one_of(candidates, best), values[best]
+
+
+@part
+def _inducing(sparse: Sparse, model: Model, data: Data) -> Points:
+    """The inducing points of a model, chosen of these rows."""
+    if not isinstance(sparse.points, str):
+        return take(data.points, sparse.points)
+    if sparse.is_trained:
+        return take(data.points, slice(sparse.num_inducing))
+    return greedy_points(model.kernel, data.points, sparse.num_inducing or 0)
 
 
 def with_initial(inference: Inference, initial_models: Model, model: Model, data: Data) -> Model:
@@ -199,7 +217,7 @@ def optimum_of_some(
     inference: Inference, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First
 ) -> Found:
     """Where a fit to many rows begins: at the only initial values, or at the exact optimum of some rows."""
-    some, xp = models.some_rows(data, _SUBSET_ROWS), namespace(data.targets)
+    some, xp = models.some_rows(data, _SUBSET_ROWS), np if is_known(data) else jnp
     if not has_more_to_learn(initial_models):
         return best_initial(initial_models, some, jitter)
     if models.number_of(initial_models) == 1:

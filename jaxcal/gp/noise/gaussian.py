@@ -9,7 +9,7 @@ from jaxcal import _checks
 from jaxcal._numpy import AnyArray
 from jaxcal.gp.model import Data
 from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import First, Inference, InitialOf, Noise
+from jaxcal.gp.protocols import First, Inference, InitialOf, Noise, initial_models
 
 
 class GaussianNoise(Noise):
@@ -28,7 +28,7 @@ class GaussianNoise(Noise):
         GaussianNoise(variance=0.25)
     """
 
-    in_numpy: ClassVar[bool] = True
+    by_parts: ClassVar[bool] = True
 
     variance: ArrayLike | None = None
 
@@ -54,4 +54,4 @@ class GaussianNoise(Noise):
         self, inference: Inference, initial_of: InitialOf, data: Data, jitter: Float[AnyArray, ""], first: First = None
     ) -> Process:
         """The process of the greatest evidence, as the inference has it."""
-        return inference.conclude(inference.search(initial_of(data, None), data, jitter, first), data, jitter)
+        return inference.conclude(inference.search(initial_models(initial_of, data), data, jitter, first), data, jitter)

@@ -1,18 +1,20 @@
 """Noise whose variance depends on the inputs, by a second process; `functional.noise` has the formulas."""
 
-from typing import ClassVar, cast
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple, cast
 
 import equinox as eqx
 import jax
 import numpy as np
+from jax import lax
 from jaxtyping import Float, PyTree
 
-from jaxcal._numpy import AnyArray, is_array, namespace
+from jaxcal._numpy import AnyArray, is_array, is_known, namespace, part
 from jaxcal.functional import gp, noise
-from jaxcal.functional._loops import scan
-from jaxcal.gp.model import Data, leave_one_out
+from jaxcal.functional._loops import carried
+from jaxcal.gp.model import Data, Found, Model, leave_one_out
 from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import First, Inference, InitialOf, Noise
+from jaxcal.gp.protocols import First, Inference, InitialOf, Noise, initial_models
 
 # How often the two processes are fitted, and how far the one of the noise is.
 _ROUNDS, _STEPS, _TOLERANCE = 2, 20, 0.1
@@ -27,7 +29,7 @@ class InputNoise(Noise):
     with `Exact` and `Sparse`.
     """
 
-    in_numpy: ClassVar[bool] = True
+    by_parts: ClassVar[bool] = True
 
     @property
     def is_gaussian(self) -> bool:
@@ -38,37 +40,67 @@ class InputNoise(Noise):
         self, inference: Inference, initial_of: InitialOf, data: Data, jitter: Float[AnyArray, ""], first: First = None
     ) -> Process:
         """The process with the one of its noise, each fitted twice in alternation."""
-        found, xp = inference.search(initial_of(data, None), data, jitter, first), namespace(data.targets)
-        logit = xp.zeros_like(found.evidence)
-        start = eqx.tree_at(lambda m: m.logit_fraction, found.model, logit, is_leaf=lambda node: node is None)
-        variance = xp.asarray(noise.LOG_SQUARE_VARIANCE, data.targets.dtype)
+        found, dtype = inference.search(initial_models(initial_of, data), data, jitter, first), data.targets.dtype
+        logit = namespace(found.evidence).zeros((), dtype)
+        model = eqx.tree_at(lambda m: m.logit_fraction, found.model, logit, is_leaf=lambda node: node is None)
+        variance = np.asarray(noise.LOG_SQUARE_VARIANCE, dtype)
         of_noise = inference.with_limits(_STEPS, _TOLERANCE)
-        arrays, static = eqx.partition(start, is_array)
-        rest: list[PyTree] = []
 
-        def one_round(state, _):
-            arrays, base_variance = state
-            model, rows = eqx.combine(arrays, static), data._replace(base_variance=base_variance)
-            errors = leave_one_out(model, inference.posterior(model, rows, jitter), rows).standardized
-            responses = noise.log_noise_responses(errors, model.relative_noise(base_variance))
-            center = responses.mean()
-            logs = Data(data.points, responses - center)
-            second = of_noise.search(initial_of(logs, variance), logs, jitter)
+        def one_round(model: Model, relative: Float[AnyArray, " n"]) -> tuple[Found, Process, _Foreseen]:
+            logs = _log_noises(inference, model, data._replace(base_variance=relative), jitter)
+            second = of_noise.search(initial_models(initial_of, logs, variance), logs, jitter)
             after = of_noise.conclude(second, logs, jitter)
-            others = leave_one_out(second.model, cast(gp.Posterior, after.posterior), logs)
-            foreseen = xp.exp(logs.targets - others.error + xp.maximum(others.variance - variance, 0) / 2)
-            scale = foreseen.mean()
-            rows = data._replace(base_variance=foreseen / scale)
-            better = inference.refine(model, rows, jitter)
-            out_arrays, other = eqx.partition((better, after), is_array)
-            rest[:] = [other]
-            return (eqx.filter(better.model, is_array), rows.base_variance), (out_arrays, -xp.log(scale))
+            foreseen = _foreseen(second.model, after, logs, variance)
+            better = inference.refine(model, data._replace(base_variance=foreseen.relative), jitter)
+            return better, after, foreseen
 
-        begin = arrays, xp.ones_like(data.targets)
-        (_, base_variance), history = scan(one_round, begin, np.arange(_ROUNDS))
-        arrays, offset = jax.tree.map(lambda a: a[-1], history)
-        better, after = eqx.combine(arrays, rest[0])
-        rows = data._replace(base_variance=base_variance)
+        better, after, foreseen = _repeated(one_round, model, namespace(data.targets).ones_like(data.targets))
+        rows = data._replace(base_variance=foreseen.relative)
         process = inference.conclude(better._replace(failed_initial_values=found.failed_initial_values), rows, jitter)
         put = lambda p: (p.log_noise, p.log_noise_offset)
-        return eqx.tree_at(put, process, (after, offset), is_leaf=lambda node: node is None)
+        return eqx.tree_at(put, process, (after, foreseen.offset), is_leaf=lambda node: node is None)
+
+
+class _Foreseen(NamedTuple):
+    """The noise variance of every row, relative to the mean one [n], and what is added to its foreseen log."""
+
+    relative: Float[AnyArray, " n"]
+    offset: Float[AnyArray, ""]
+
+
+@part
+def _log_noises(inference: Inference, model: Model, rows: Data, jitter: Float[AnyArray, ""]) -> Data:
+    """What the rows say of the logs of their noise variances, centered."""
+    errors = leave_one_out(model, inference.posterior(model, rows, jitter), rows).standardized
+    responses = noise.log_noise_responses(errors, cast(AnyArray, model.relative_noise(rows.base_variance)))
+    return Data(rows.points, responses - responses.mean())
+
+
+@part
+def _foreseen(model: Model, after: Process, logs: Data, variance: Float[AnyArray, ""]) -> _Foreseen:
+    """What the process of the logs foresees of every row by the others."""
+    xp, others = namespace(logs.targets), leave_one_out(model, cast(gp.Posterior, after.posterior), logs)
+    found = xp.exp(logs.targets - others.error + xp.maximum(others.variance - variance, 0) / 2)
+    scale = found.mean()
+    return _Foreseen(found / scale, -xp.log(scale))
+
+
+def _repeated(
+    one_round: Callable[..., tuple[Found, Process, _Foreseen]], model: Model, relative: Float[AnyArray, " n"]
+) -> tuple[Found, Process, _Foreseen]:
+    """What the last round gives, each beginning where the one before ended; in a program one loop."""
+    if is_known(model, relative):
+        rounds = [one_round(model, relative)]
+        while len(rounds) < _ROUNDS:
+            rounds.append(one_round(rounds[-1][0].model, rounds[-1][2].relative))
+        return rounds[-1]
+    arrays, static = eqx.partition(model, is_array)
+    rest: list[PyTree] = []
+
+    def step(state, _):
+        ended = one_round(eqx.combine(state[0], static), state[1])
+        found, rest[:] = eqx.filter(ended, is_array), [eqx.filter(ended, is_array, inverse=True)]
+        return (eqx.filter(ended[0].model, is_array), ended[2].relative), found
+
+    _, history = lax.scan(step, carried((arrays, relative)), length=_ROUNDS)
+    return eqx.combine(jax.tree.map(lambda array: array[-1], history), rest[0])

@@ -5,11 +5,11 @@ from typing import ClassVar
 import equinox as eqx
 from jaxtyping import Float
 
-from jaxcal._numpy import AnyArray, namespace
+from jaxcal._numpy import AnyArray, namespace, part
 from jaxcal.functional import noise
 from jaxcal.gp.model import Data, Model, StudentT, expected_squares
 from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import First, Inference, InitialOf, Noise
+from jaxcal.gp.protocols import First, Inference, InitialOf, Noise, initial_models
 
 # The degrees of freedom of the first precisions, and those that the climb begins with.
 _FIRST_DF, _CLIMBED_DF = 4.0, 10.0
@@ -24,7 +24,7 @@ class StudentTNoise(Noise):
     creep. It costs two to four times as much as `GaussianNoise`. It goes with `Exact` and `Sparse`.
     """
 
-    in_numpy: ClassVar[bool] = True
+    by_parts: ClassVar[bool] = True
 
     @property
     def is_gaussian(self) -> bool:
@@ -38,26 +38,37 @@ class StudentTNoise(Noise):
 
     def first_data(self, data: Data) -> Data:
         """With the precisions that the targets alone suggest."""
-        first = noise.student_t_weights(data.targets**2, namespace(data.targets).asarray(_FIRST_DF, data.targets.dtype))
-        return data._replace(relative_noise=1 / first)
+        return _weighted(data)
 
     def fit(
         self, inference: Inference, initial_of: InitialOf, data: Data, jitter: Float[AnyArray, ""], first: First = None
     ) -> Process:
         """The process of the greatest bound: `functional.noise.student_t_bound`."""
         weighted = self.first_data(data)
-        found = inference.search(initial_of(data, None), weighted, jitter, first)
-
-        def squares(model: Model, data: Data) -> Float[AnyArray, " n"]:
-            after = inference.posterior(model, data, jitter)
-            return expected_squares(model, after, data) / model.noise_variance(data.points)
-
-        student_t = StudentT.of(_CLIMBED_DF, squares(found.model, weighted))
-        model = eqx.tree_at(lambda m: m.student_t, found.model, student_t, is_leaf=lambda node: node is None)
-        climbed = inference.descend(model, data, jitter)
+        found = inference.search(initial_models(initial_of, data), weighted, jitter, first)
+        climbed = inference.descend(
+            _with_student_t(inference, found.model, weighted, jitter, _CLIMBED_DF), data, jitter
+        )
         # The last update is in closed form, and raises the bound.
-        last = squares(climbed.model, data)
-        model = eqx.tree_at(lambda m: m.student_t, climbed.model, StudentT.of(noise.student_t_df(last), last))
+        model = _with_student_t(inference, climbed.model, data, jitter)
         value = inference.evidence(model, data, jitter)
         found = climbed._replace(model=model, evidence=value, failed_initial_values=found.failed_initial_values)
         return inference.conclude(found, data, jitter)
+
+
+@part
+def _weighted(data: Data) -> Data:
+    """The rows with the precisions that the targets alone suggest."""
+    first = noise.student_t_weights(data.targets**2, namespace(data.targets).asarray(_FIRST_DF, data.targets.dtype))
+    return data._replace(relative_noise=1 / first)
+
+
+@part
+def _with_student_t(
+    inference: Inference, model: Model, data: Data, jitter: Float[AnyArray, ""], df: float | None = None
+) -> Model:
+    """A model with Student t noise by what it says of the rows; of the most likely degrees of freedom, if None."""
+    after = inference.posterior(model, data, jitter)
+    squares = expected_squares(model, after, data) / model.noise_variance(data.points)
+    student_t = StudentT.of(noise.student_t_df(squares) if df is None else df, squares)
+    return eqx.tree_at(lambda m: m.student_t, model, student_t, is_leaf=lambda node: node is None)

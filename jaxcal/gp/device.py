@@ -4,6 +4,8 @@ The host decides, as in `gp.host`, in the dtype of the rows; `gp.exact` has the 
 There are two programs: where the search begins, and the objective near vectors, once for each number of rows.
 """
 
+from functools import partial
+
 import jax
 import numpy as np
 from jaxtyping import Float
@@ -20,7 +22,8 @@ def search(initial_models: Model, data: Data, jitter: Float[AnyArray, ""], infer
     """The hyperparameters of the greatest exact evidence, as `exact.exact_optimum`, of known rows."""
     few, rungs, start = _begin(initial_models, data, inference)
     start, n, dtype = jax.device_get(start), len(data.targets), data.targets.dtype
-    decide, *parts = (None if rows is None else _objectives(start.models, jitter, rows) for rows in (few, *rungs, data))
+    on = partial(_objectives, start.models, jitter)
+    decide, parts = None if few is None else on(few), [on(rows) for rows in (*rungs, data)]
     first = exact.optimum(parts[0], decide, start.of_part(exact.rung_sizes(n)[0] / n), inference, on_host=True)
     best = exact.climbed(parts, first, start, inference, n)
     found = best.as_found(as_vector(one_of(start.models))[1](best.place.astype(dtype)))

@@ -18,8 +18,11 @@ from jaxcal.optimize import Result, descend
 
 Loss = Callable[[Float[np.ndarray, " p"]], tuple[float, Float[np.ndarray, " p"]]]
 
-# Places to begin are compared by so many of the deciding rows. The first descent is of so many, the second one of all.
-COMPARED, _FIRST = 200, 500
+# Places to begin are compared by so many of the deciding rows.
+COMPARED = 200
+# The descent is made twice: with the rows that are nearest at the initial values, and with those nearest at its end. To
+# make the first one with fewer deciding rows ends at worse optima: on election the CRPS was .039 in place of .010.
+DESCENTS = 2
 
 
 def optimum(
@@ -64,8 +67,8 @@ def optimum(
         places = [as_vector(one_of(starts, k))[0].astype(float) for k in range(number_of(starts))]
         losses = [loss_near(place, few)(place)[0] for place in places] if len(places) > 1 else [0.0]
         vector = places[int(np.argmin(np.where(np.isnan(losses), np.inf, losses)))]
-        for some in (deciding[:_FIRST], deciding):
-            end = descend(loss_near(vector, some), vector, **limits, on_host=True)
+        for _ in range(DESCENTS):
+            end = descend(loss_near(vector, deciding), vector, **limits, on_host=True)
             vector, steps, result = end.params, steps + end.steps, end.result
     found = model_of(np.asarray(vector, data.targets.dtype))
     return first._replace(model=found, steps=np.asarray(steps, np.int32), result=np.asarray(result, np.int32))

@@ -41,9 +41,8 @@ from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import First, Inference, Noise, Problem, has_more_to_learn, in_numpy
 from jaxcal.optimize import Result, descend, over_runs
 
-# So many rows decide on the hyperparameters, and as many, others if there are enough, on the scale. The descent is made
-# twice: with the rows that are nearest at the initial values, and with those that are nearest at the first end.
-_DECIDING, _DESCENTS = 2000, 2
+# So many rows decide on the hyperparameters, and as many, others if there are enough, on the scale.
+_DECIDING = 2000
 # The first begins at the best of several models, each with its own noise or with these fractions of the target's
 # variance.
 _MORE_NOISE = 0.01, 0.1, 0.5
@@ -124,7 +123,7 @@ class Nearest(Inference):
             first, (steps, _) = descent(vector, None)
             vector, (more, result) = descent(first, None)
             return found._replace(model=model_of(vector), steps=steps + more, result=result)
-        vector, (steps, results) = lax.scan(descent, vector, length=_DESCENTS)
+        vector, (steps, results) = lax.scan(descent, vector, length=nearest_host.DESCENTS)
         return found._replace(model=model_of(vector), steps=xp.sum(steps), result=results[-1])
 
     @part

@@ -162,9 +162,10 @@ def numpy_or_jit(
 
 
 def part(function: Callable[P, T]) -> Callable[P, T]:
-    """A part of a fit that the host drives: of known arrays of JAX one program.
+    """A part of a fit that the host drives, compiled as one program where an argument is a known array of JAX.
 
-    Of NumPy's arrays it is computed as it is written. Inside of a transformation it is a part of the caller's program.
+    With NumPy's arrays alone it is computed as it is written. Inside of a transformation it is part of the caller's
+    program.
 
     Example:
         >>> halved = part(lambda array: array / 2)

@@ -137,7 +137,7 @@ def test_small_programs_find_what_numpy_finds(options, monkeypatch):
     by_programs = fit(1e-6)
     np.testing.assert_allclose(by_programs(x[:NEW]).mean, by_numpy(x[:NEW]).mean, atol=CLOSE)
     with compilations() as compiled:
-        fit(1e-3)
+        fit(1e-3), fit(1), fit(jnp.asarray(0.1))
     assert compiled == []
 
 

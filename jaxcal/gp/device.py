@@ -1,7 +1,7 @@
 """The search for the greatest exact evidence of known rows by programs: on accelerators, and for any kernel.
 
 The host decides, as in `gp.host`, in the dtype of the rows; `gp.exact` has the rules of the search and the objective.
-There are two programs: where the search begins, and the objective near vectors, once for each number of rows.
+There are two kinds of programs: where the search begins, and the objective near vectors for all rows and each part.
 """
 
 from functools import partial

@@ -97,8 +97,8 @@ def fit_rows(prepare: Prepare[S], rows: Sequence[Any], way: Way, *, in_numpy: bo
     """What the rows are scaled by, and the process of the greatest evidence.
 
     Known rows are fitted by the host: of squared exponentials by NumPy on a CPU, else by small programs. A fit to
-    traced rows is one compiled program. So is one on a mesh, by Adam, of points that move outside of NumPy, and by a
-    user's own object.
+    traced rows is one compiled program. So are fits on a mesh, fits by Adam, and fits by an object without `by_parts`.
+    Fits whose inducing points move are one program, too, unless NumPy does them.
 
     Args:
         prepare: `prepare(*rows, included)` gives what the rows are scaled by, the initial values and the data. It is

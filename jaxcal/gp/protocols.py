@@ -83,7 +83,7 @@ class Inference(eqx.Module):
 
     @property
     def takes_many_steps(self) -> bool:
-        """Whether it takes hundreds of quick steps, which a program makes faster than a host that calls one."""
+        """Whether it takes hundreds of quick steps: one compiled loop is faster then than a host."""
         return False
 
     @abstractmethod
@@ -151,9 +151,15 @@ class Inference(eqx.Module):
 
     def of_arrays(self: I) -> I:
         """The same with numbers as arrays, which a compiled program need not know."""
-        as_array = lambda leaf: np.float32(leaf) if isinstance(leaf, float) else leaf
-        as_number = lambda leaf: np.int32(leaf) if isinstance(leaf, int) and not isinstance(leaf, bool) else leaf
-        return jax.tree.map(lambda leaf: as_array(as_number(leaf)), self)
+
+        def as_array(leaf: Any) -> Any:
+            if isinstance(leaf, bool | str) or not (is_known(leaf) and eqx.is_array_like(leaf)):
+                return leaf
+            array = np.asarray(leaf)
+            return array.astype(np.float32 if np.issubdtype(array.dtype, np.floating) else np.int32)
+
+        whole = isinstance(self.tolerance, int)  # 1 nat is 1.0
+        return jax.tree.map(as_array, replace(self, tolerance=float(self.tolerance)) if whole else self)
 
     def evidence(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
         """Of a model: `model.evidence`."""
@@ -298,7 +304,7 @@ def _near(
 
 
 def in_numpy(function: Callable[..., Any], dtype: DTypeLike) -> Callable[[Float[np.ndarray, " p"]], Any]:
-    """A function of a vector that the host calls: it gives NumPy's arrays, and takes its own dtype."""
+    """A function as the host calls it: of a float64 vector, which is cast to the dtype; it gives NumPy's arrays."""
     return lambda vector: as_numpy(function(vector.astype(dtype)))
 
 

@@ -213,7 +213,7 @@ def test_given_points_are_as_good_as_the_same_by_another_name():
     ("call", "message"),
     [
         (lambda n: Sparse(points=np.array([0, n])), "points must be numbers of the 60 rows, 0 to 59; got 0 to 60"),
-        (lambda n: Sparse(points=np.array([-1, 3])), "points must be numbers of the 60 rows, 0 to 59; got -1 to 3"),
+        (lambda n: Sparse(points=jnp.array([-1, 3])), "points must be numbers of the 60 rows, 0 to 59; got -1 to 3"),
         (lambda n: Sparse(points=np.eye(2, dtype=int)), r"points must be .* an array \[m\] of the rows' numbers"),
         (lambda n: Sparse(points=np.ones(3)), r"points must be .* an array \[m\] of the rows' numbers"),
         (lambda n: Sparse(points="all"), "points must be one of 'greedy', 'trained'; got 'all'"),

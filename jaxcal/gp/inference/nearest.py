@@ -110,7 +110,8 @@ class Nearest(Inference):
         model = _best_of(self, starts, data, jitter, rows[: nearest_host.COMPARED])
         vector, model_of = as_vector(as_numpy(model) if on_host else model)
         if not vector.size:
-            return found._replace(model=model)
+            steps, result = (xp.asarray(number, np.int32) for number in (0, Result.CONVERGED))
+            return found._replace(model=model, steps=steps, result=result)
         limits = {"max_iterations": self.max_iterations, "gain_tolerance": self.tolerance}
 
         def descent(vector: Float[AnyArray, " p"], _: None) -> tuple[Float[AnyArray, " p"], tuple[AnyArray, AnyArray]]:

@@ -90,7 +90,8 @@ class Sparse(Inference):
         if number > n and self.num_inducing is not None:
             _checks.warn(f"num_inducing is {number}, but there are {n} rows; {n} are taken.")
         if not isinstance(self.points, str) and not _checks.is_traced(self.points):
-            least, most = np.min(self.points), np.max(self.points)
+            numbers = np.asarray(self.points)
+            least, most = numbers.min(), numbers.max()
             if least < 0 or most >= n:
                 raise ValueError(f"points must be numbers of the {n} rows, 0 to {n - 1}; got {least} to {most}.")
         tolerance = 1.0 if self.tolerance is None else self.tolerance

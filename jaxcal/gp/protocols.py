@@ -272,10 +272,10 @@ def descended(
     if not vector.size:
         return best_initial(models.alone(model), data, jitter)
     if namespace(data.targets) is np:
-        evaluate = loss_of(model, data, jitter, with_inducing=with_inducing)
+        vector, evaluate = vector.astype(float), loss_of(model, data, jitter, with_inducing=with_inducing)
     else:
         near = partial(_near, inference, model, data, jitter, with_inducing=with_inducing)
-        evaluate = in_numpy(near, dtype) if on_host else near
+        evaluate = in_numpy(near) if on_host else near
     xp, limits = namespace(vector), {"max_iterations": inference.max_iterations, "gain_tolerance": inference.tolerance}
     optimum = descend(evaluate, vector, **limits, on_host=on_host)
     return Found(
@@ -303,9 +303,9 @@ def _near(
     return jax.value_and_grad(loss)(vector)
 
 
-def in_numpy(function: Callable[..., Any], dtype: DTypeLike) -> Callable[[Float[np.ndarray, " p"]], Any]:
-    """A function as the host calls it: of a float64 vector, which is cast to the dtype; it gives NumPy's arrays."""
-    return lambda vector: as_numpy(function(vector.astype(dtype)))
+def in_numpy(function: Callable[..., Any]) -> Callable[[Float[np.ndarray, " p"]], Any]:
+    """A function of a vector as the host calls it: it gives NumPy's arrays."""
+    return lambda vector: as_numpy(function(vector))
 
 
 @part

@@ -46,7 +46,8 @@ def descend(
 
     Args:
         evaluate: the loss and its gradient [p] at a vector [p]; where the loss is NaN, steps are too long.
-        start: where to begin. The host works in float64, a program in the dtype of the start.
+        start: where to begin. All is computed in its dtype: values in float32 need a line search in float32, which
+            ends where rounding hides the gain.
         max_iterations: as of `minimize`, like the following ones.
         loss_tolerance: relative decrease of the loss to stop at.
         gradient_tolerance: largest entry of the gradient to stop at.
@@ -61,7 +62,6 @@ def descend(
         ([3.0, 3.0], 'CONVERGED')
     """
     xp = np if on_host else jnp
-    start = np.asarray(start, np.float64) if on_host else start
     rules = _Rules.of(xp, start.dtype, max_iterations, loss_tolerance, gradient_tolerance, gain_tolerance)
     return _descended(evaluate, start, rules, on_host=on_host).optimum(xp)
 

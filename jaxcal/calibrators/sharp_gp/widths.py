@@ -237,6 +237,7 @@ def _best_below(
 
     def improve(one):
         gap = inverse_softplus(xp.maximum(bound - one, _LEAST_GAP))
+        gap = gap.astype(float) if xp is np else gap
         return descend(evaluate, gap, max_iterations=_STEPS, gain_tolerance=_GAIN, on_host=xp is np)
 
     widths = over_leading_axis(lambda initial: problem.log_width(initial, level), tried)

@@ -117,8 +117,8 @@ class Nearest(Inference):
         def descent(vector: Float[AnyArray, " p"], _: None) -> tuple[Float[AnyArray, " p"], tuple[AnyArray, AnyArray]]:
             near = _near_of(self, model_of(vector), data, jitter, rows)
             loss = partial(_loss, model_of(vector), data, jitter, rows, near)
-            end = descend(in_numpy(loss, data.targets.dtype) if on_host else loss, vector, **limits, on_host=on_host)
-            return end.params.astype(data.targets.dtype), (end.steps, end.result)
+            end = descend(in_numpy(loss) if on_host else loss, vector, **limits, on_host=on_host)
+            return end.params, (end.steps, end.result)
 
         if on_host:
             first, (steps, _) = descent(vector, None)

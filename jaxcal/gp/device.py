@@ -32,7 +32,7 @@ def search(initial_models: Model, data: Data, jitter: Float[AnyArray, ""], infer
 
 @part
 def _begin(initial_models: Model, data: Data, inference: Inference) -> tuple[Data | None, list[Data], exact.Start]:
-    """Few rows that decide which optima are climbed to, if any; parts to climb on before all; where that begins."""
+    """The few rows that decide on optima, None if all do; the parts of the rows before all; where ascents begin."""
     start, sizes = exact.Start.of(initial_models, data, inference), exact.rung_sizes(data.targets.shape[0])
     few = some_rows(data, exact.FEW_ROWS) if start.few_decide(sizes[0]) else None
     return few, [some_rows(data, size) for size in sizes[:-1]], start

@@ -11,67 +11,38 @@ from jaxtyping import Float, Int
 from jaxcal._numpy import AnyArray, threads_for
 from jaxcal.functional import gp_host, gp_nearest
 from jaxcal.gp.kernels import Kernel, Points
-from jaxcal.gp.model import Data, Found, Model, as_vector, bounds, number_of, one_of, penalty
-from jaxcal.gp.protocols import Inference
+from jaxcal.gp.model import Data, Model, as_vector, bounds, penalty
 from jaxcal.gp.rows import Rows, parts_of
-from jaxcal.optimize import Result, descend
 
 Loss = Callable[[Float[np.ndarray, " p"]], tuple[float, Float[np.ndarray, " p"]]]
 
-# Places to begin are compared by so many of the deciding rows.
-COMPARED = 200
-# The descent is made twice: with the rows that are nearest at the initial values, and with those nearest at its end. To
-# make the first one with fewer deciding rows ends at worse optima: on election the CRPS was .039 in place of .010.
-DESCENTS = 2
 
-
-def optimum(
-    inference: Inference,
-    neighbors: int,
-    starts: Model,
-    first: Found,
-    data: Data,
-    jitter: Float[AnyArray, ""],
-    deciding: Int[np.ndarray, " r"],
-) -> Found:
-    """The hyperparameters of the least leave-one-out CRPS that are descended to from the best of some models.
+def loss_near(
+    model: Model, data: Data, jitter: Float[AnyArray, ""], deciding: Int[np.ndarray, " r"], neighbors: int
+) -> Loss:
+    """The log of the leave-one-out CRPS, with what is beyond the bounds, and its gradient, as a function of a vector.
 
     Args:
-        inference: of which tolerance and steps count.
-        neighbors: how many rows each is given.
-        starts: the models, along a leading axis.
-        first: what some rows say.
+        model: under which the nearest rows are those; of it `model.as_vector` tells what the vector holds.
         data: all rows.
         jitter: as a fraction of the prior variance.
         deciding: the numbers of the rows that decide.
+        neighbors: how many rows each of them is given.
     """
-    model = one_of(starts)
-    rows, model_of = Rows.of(model, data), as_vector(model)[1]
+    rows, place = Rows.of(model, data), as_vector(model)[0].astype(float)
     low, high = (np.asarray(bound, float) for bound in bounds(model, data))
-
-    def loss_near(place: Float[np.ndarray, " p"], some: Int[np.ndarray, " s"]) -> Loss:
-        near = _nearest_of_rows(rows.kernels(place), some, neighbors)
-
-        def loss(vector: Float[np.ndarray, " p"]) -> tuple[float, Float[np.ndarray, " p"]]:
-            on_diagonal, kernels = rows.diagonal(vector, float(jitter), neighbors), rows.kernels(vector)
-            cost, slope, _ = penalty(vector, low, high, len(some))
-            noisy = gp_nearest.Noisy(on_diagonal.values, on_diagonal.derivatives, rows.targets)
-            value, gradient = gp_nearest.log_crps(kernels, some, near, noisy)
-            return value + cost, gradient + slope
-
-        return loss
-
-    steps, result, few = 0, Result.CONVERGED, deciding[:COMPARED]
-    limits = {"max_iterations": inference.max_iterations, "gain_tolerance": inference.tolerance}
     with threads_for(neighbors):
-        places = [as_vector(one_of(starts, k))[0].astype(float) for k in range(number_of(starts))]
-        losses = [loss_near(place, few)(place)[0] for place in places] if len(places) > 1 else [0.0]
-        vector = places[int(np.argmin(np.where(np.isnan(losses), np.inf, losses)))]
-        for _ in range(DESCENTS):
-            end = descend(loss_near(vector, deciding), vector, **limits, on_host=True)
-            vector, steps, result = end.params, steps + end.steps, end.result
-    found = model_of(np.asarray(vector, data.targets.dtype))
-    return first._replace(model=found, steps=np.asarray(steps, np.int32), result=np.asarray(result, np.int32))
+        near = _nearest_of_rows(rows.kernels(place), deciding, neighbors)
+
+    def loss(vector: Float[np.ndarray, " p"]) -> tuple[float, Float[np.ndarray, " p"]]:
+        on_diagonal, kernels = rows.diagonal(vector, float(jitter), neighbors), rows.kernels(vector)
+        cost, slope, _ = penalty(vector, low, high, len(deciding))
+        noisy = gp_nearest.Noisy(on_diagonal.values, on_diagonal.derivatives, rows.targets)
+        with threads_for(neighbors):
+            value, gradient = gp_nearest.log_crps(kernels, deciding, near, noisy)
+        return value + cost, gradient + slope
+
+    return loss
 
 
 def predict(

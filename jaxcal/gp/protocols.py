@@ -261,6 +261,10 @@ class Problem(NamedTuple):
         vector_of = lambda model: models.as_vector(model, with_inducing=trained)[0]
         return cls(model=model, data=data, vector_of=vector_of, model_of=model_of, loss=total)
 
+    def loss_with_gradient(self, vector: Float[AnyArray, " p"]) -> tuple[Float[Array, ""], Float[Array, " p"]]:
+        """At a vector."""
+        return jax.value_and_grad(self.loss)(vector)
+
 
 def descended(
     inference: Inference, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool = False
@@ -297,10 +301,9 @@ def _near(
     *,
     with_inducing: bool,
 ) -> tuple[Float[AnyArray, ""], Float[AnyArray, " p"]]:
-    """The negative evidence with what is beyond the bounds, and its gradient, at a vector of what a model learns."""
-    cost, model_of = models.cost_beyond_bounds(model, data), models.as_vector(model, with_inducing=with_inducing)[1]
-    loss = lambda vector: cost(model_of(vector)) - inference.evidence(model_of(vector), data, jitter)
-    return jax.value_and_grad(loss)(vector)
+    """The loss of a vector, and its gradient: the negative evidence with what is beyond the bounds."""
+    loss = lambda model: -inference.evidence(model, data, jitter)
+    return Problem.of(model, data, loss, trained=with_inducing).loss_with_gradient(vector)
 
 
 def in_numpy(function: Callable[..., Any]) -> Callable[[Float[np.ndarray, " p"]], Any]:

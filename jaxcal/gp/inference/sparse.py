@@ -110,7 +110,7 @@ class Sparse(Inference):
 
     @property
     def by_parts(self) -> bool:
-        """On one device: `gp.bound_host`, and programs."""
+        """True on one device: `gp.bound_host` has NumPy, and small programs the rest."""
         return self.mesh is None
 
     @property

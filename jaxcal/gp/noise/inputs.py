@@ -62,7 +62,12 @@ class InputNoise(Noise):
 
 
 class _Foreseen(NamedTuple):
-    """The noise variance of every row, relative to the mean one [n], and what is added to its foreseen log."""
+    """The noise at every row, as its process predicts it.
+
+    Attributes:
+        relative: [n], the variance at every row over the mean variance.
+        offset: is added to the log of a variance that the process predicts.
+    """
 
     relative: Float[AnyArray, " n"]
     offset: Float[AnyArray, ""]
@@ -70,7 +75,7 @@ class _Foreseen(NamedTuple):
 
 @part
 def _log_noises(inference: Inference, model: Model, rows: Data, jitter: Float[AnyArray, ""]) -> Data:
-    """What the rows say of the logs of their noise variances, centered."""
+    """The logs of noise variances that the rows show, less their mean."""
     errors = leave_one_out(model, inference.posterior(model, rows, jitter), rows).standardized
     responses = noise.log_noise_responses(errors, cast(AnyArray, model.relative_noise(rows.base_variance)))
     return Data(rows.points, responses - responses.mean())
@@ -78,7 +83,7 @@ def _log_noises(inference: Inference, model: Model, rows: Data, jitter: Float[An
 
 @part
 def _foreseen(model: Model, after: Process, logs: Data, variance: Float[AnyArray, ""]) -> _Foreseen:
-    """What the process of the logs foresees of every row by the others."""
+    """The noise at every row, as the process of the logs predicts it from the other rows."""
     xp, others = namespace(logs.targets), leave_one_out(model, cast(gp.Posterior, after.posterior), logs)
     found = xp.exp(logs.targets - others.error + xp.maximum(others.variance - variance, 0) / 2)
     scale = found.mean()

@@ -36,9 +36,11 @@ class StudentTNoise(Noise):
         """It has."""
         return True
 
+    @part
     def first_data(self, data: Data) -> Data:
-        """With the precisions that the targets alone suggest."""
-        return _weighted(data)
+        """The rows with the precisions that the targets alone suggest."""
+        first = noise.student_t_weights(data.targets**2, namespace(data.targets).asarray(_FIRST_DF, data.targets.dtype))
+        return data._replace(relative_noise=1 / first)
 
     def fit(
         self, inference: Inference, initial_of: InitialOf, data: Data, jitter: Float[AnyArray, ""], first: First = None
@@ -54,13 +56,6 @@ class StudentTNoise(Noise):
         value = inference.evidence(model, data, jitter)
         found = climbed._replace(model=model, evidence=value, failed_initial_values=found.failed_initial_values)
         return inference.conclude(found, data, jitter)
-
-
-@part
-def _weighted(data: Data) -> Data:
-    """The rows with the precisions that the targets alone suggest."""
-    first = noise.student_t_weights(data.targets**2, namespace(data.targets).asarray(_FIRST_DF, data.targets.dtype))
-    return data._replace(relative_noise=1 / first)
 
 
 @part

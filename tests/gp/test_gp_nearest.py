@@ -13,7 +13,7 @@ from jaxcal.gp import model as models
 from jaxcal.gp.inference import nearest
 from jaxcal.gp.inference.nearest import Nearest, NearestRows
 from jaxcal.gp.kernels import SquaredExponential
-from jaxcal.gp.model import Data, Model
+from jaxcal.gp.model import Data, Found, Model
 
 pytestmark = [pytest.mark.contract_in_32_bits, pytest.mark.usefixtures("own_programs")]
 
@@ -70,12 +70,17 @@ def test_the_nearest_are_those_of_the_least_distance(data, model):
 
 def test_the_scale_makes_leave_one_out_errors_as_large_as_predicted(data, model):
     narrow = eqx.tree_at(lambda m: (m.kernel.log_variance, m.log_noise), model, (jnp.log(0.007), jnp.log(0.0005)))
-    given = jax.jit(lambda: Nearest()._calibrated(narrow, data, 0.0))()
-    others = jax.jit(lambda: nearest.leave_one_out(narrow.kernel, given, data.points, nearest.other_rows(data)))()
+    known = Model(narrow.kernel, narrow.log_noise, fixed=("log_noise",))
+    zero = jnp.int32(0)
+    found = [
+        Found(model=m, evidence=jnp.zeros(()), steps=zero, result=zero, failed_initial_values=zero)
+        for m in (narrow, known)
+    ]
+    given, as_known = (Nearest().conclude(each, data, jnp.zeros(())).posterior for each in found)
+    others = jax.jit(lambda: nearest.leave_one_out(narrow.kernel, given, data.points, jnp.arange(N)))()
     np.testing.assert_allclose(jnp.mean(others.error**2 / others.variance), 1, rtol=1e-3)
-    known = eqx.tree_at(lambda m: m.log_noise, narrow, narrow.log_noise)
-    known = Model(known.kernel, known.log_noise, fixed=("log_noise",))
-    assert jax.jit(lambda: Nearest()._calibrated(known, data, 0.0))().scale == 1
+    assert given.scale > 2
+    assert as_known.scale == 1
 
 
 @pytest.fixture(scope="module")

@@ -42,8 +42,8 @@ from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import First, Inference, Noise, Problem, has_more_to_learn, in_numpy
 from jaxcal.optimize import Result, descend, over_runs
 
-# So many rows decide on the hyperparameters. As many decide on the scale: others, if there are enough.
-_DECIDING = 2000
+# So many rows decide on the hyperparameters. Others say how well the process predicts: up to so many in all are asked.
+_DECIDING, _ASKED = 2000, 10_000
 # The descent begins at the best of several models, compared by some of the deciding rows. Each has its own noise, or a
 # fraction of the target's variance.
 _COMPARED, _MORE_NOISE = 200, (0.01, 0.1, 0.5)
@@ -52,8 +52,6 @@ _COMPARED, _MORE_NOISE = 200, (0.01, 0.1, 0.5)
 _DESCENTS = 2
 # So many covariances are held at once where neighbors are looked for.
 _AT_ONCE = 2**24
-# Outliers are looked for among so many rows.
-_CHECKED = 10_000
 
 
 class Nearest(Inference):
@@ -61,7 +59,7 @@ class Nearest(Inference):
 
     The hyperparameters are those of the least leave-one-out CRPS of 2000 rows, each given the rows nearest to it in the
     metric of the kernel; L-BFGS descends twice. A factor of all variances is the mean squared standardized error of
-    other rows. To predict as many rows as are fitted takes O(n^2).
+    other rows, up to 8000. To predict as many rows as are fitted takes O(n^2).
 
     Attributes:
         neighbors: how many rows a prediction asks.
@@ -136,12 +134,11 @@ class Nearest(Inference):
     @part
     def conclude(self, found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
         """The process that asks the nearest rows, NOT_FINITE where it makes no sense."""
-        model = found.model
-        given = self._calibrated(model, data, jitter)
-        few = given.factorized_together(data.points)
-        rows = scattered(data.points)[:_CHECKED]
-        others = leave_one_out(model.kernel, given, data.points, rows)
-        xp = namespace(data.targets)
+        model, xp, rows = found.model, namespace(data.targets), scattered(data.points)[:_ASKED]
+        given = NearestRows.of(model, data, jitter, self.neighbors)
+        few, others = given.factorized_together(data.points), leave_one_out(model.kernel, given, data.points, rows)
+        if "log_noise" not in model.fixed:
+            given, others = _calibrated(given, others)
         density = data.targets.shape[0] * normal.log_prob(others.error, 0.0, xp.sqrt(others.variance)).mean()
         errors = abs(others.standardized)
         good = xp.isfinite(errors).all() & models.has_sane_variances(model, data)
@@ -178,14 +175,6 @@ class Nearest(Inference):
     def neighbors_of(self, model: Model, data: Data, jitter: ArrayLike, rows: Int[Array, " r"]) -> Int[Array, "r k"]:
         """The numbers of the rows nearest to some of them, without themselves, under a model."""
         return _neighbors_of_rows(model.kernel, NearestRows.of(model, data, jitter, self.neighbors), data.points, rows)
-
-    def _calibrated(self, model: Model, data: Data, jitter: ArrayLike) -> "NearestRows":
-        """What the rows say, with the scale that their leave-one-out errors ask for; 1 where the noise is known."""
-        given = NearestRows.of(model, data, jitter, self.neighbors)
-        if "log_noise" in model.fixed:
-            return given
-        others = leave_one_out(model.kernel, given, data.points, other_rows(data))
-        return replace(given, scale=(others.error**2 / others.variance).mean())
 
 
 class NearestRows(eqx.Module):
@@ -287,8 +276,18 @@ def _loss(
 
 def other_rows(data: Data) -> Int[AnyArray, " r"]:
     """The numbers of rows that have no part in the choice of hyperparameters, if there are enough."""
-    first = max(0, min(_DECIDING, data.targets.shape[0] - _DECIDING))
-    return scattered(data.points)[first : first + _DECIDING]
+    return scattered(data.points)[_first_of_others(data.targets.shape[0]) : _ASKED]
+
+
+def _first_of_others(n: int) -> int:
+    return max(0, min(_DECIDING, n - _DECIDING))
+
+
+def _calibrated(given: "NearestRows", asked: gp.LeaveOneOut) -> tuple["NearestRows", gp.LeaveOneOut]:
+    """With the scale that the errors of others than the deciding rows ask for, of all that were asked."""
+    others = slice(_first_of_others(given.targets.shape[0]), None)
+    scale = (asked.error[others] ** 2 / asked.variance[others]).mean()
+    return replace(given, scale=scale), gp.LeaveOneOut(asked.error, scale * asked.variance)
 
 
 @part

@@ -1,1 +1,8 @@
 """Tables as users give them, arrays or data frames, and what a fit makes of them: numbers, scales, labels of groups."""
+
+import pkgutil
+
+import lazy_loader
+
+# A module is loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, [module.name for module in pkgutil.iter_modules(__path__)])

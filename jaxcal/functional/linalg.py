@@ -20,7 +20,6 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Real
-from scipy.linalg import lapack
 
 from jaxcal._numpy import AnyArray, constant, namespace
 from jaxcal._programs import exact_products
@@ -257,6 +256,8 @@ def half_log_det(factor: Float[AnyArray, "n n"]) -> Float[AnyArray, ""]:
 
 def _lapack(name: str, array: np.ndarray) -> Callable[..., tuple]:
     """A function of LAPACK for the dtype of an array; it takes arrays of any order, those by columns as they are."""
+    from scipy.linalg import lapack  # only where it is needed: a quarter of a second
+
     return lapack.get_lapack_funcs((name,), (array,))[0]
 
 

@@ -1,1 +1,8 @@
 """Models fitted from data: `fit(x, y, *, key, ...)` gives a module, and `module(x)` a Distribution."""
+
+import pkgutil
+
+import lazy_loader
+
+# A module is loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, [module.name for module in pkgutil.iter_modules(__path__)])

@@ -5,6 +5,7 @@ from . import distributions as distributions
 from . import frames as frames
 from . import functional as functional
 from . import gp as gp
+from . import guarantee as guarantee
 from . import metrics as metrics
 from . import networks as networks
 from . import online as online

@@ -22,16 +22,17 @@ from pathlib import Path
 from _common import provenance, tell
 
 HERE = Path(__file__).resolve().parents[2]
-_BEGIN = """
+_CLOCK = """
 import json, os, resource, sys, time
-began = time.perf_counter()
+began, imported, seconds = time.perf_counter(), 0.0, {}
+"""
+_BEGIN = """
 import jax
 import jaxcal as jc
 if hasattr(jc, "enable_compilation_cache"):
     jc.enable_compilation_cache()
 imported = time.perf_counter() - began
 import numpy as np
-seconds = {}
 listen = lambda event, length, **_: seconds.setdefault(event.split("/")[-1], []).append(length)
 jax.monitoring.register_event_duration_secs_listener(listen)
 jax.config.update("jax_enable_x64", True)
@@ -50,8 +51,19 @@ print(json.dumps({
 }))
 """
 _SCORES = "distribution = fitted({inputs}); jc.metrics.evaluate(y, distribution); distribution.interval(0.9)"
-# What is told, of how many rows.
+# What is told, of how many rows; None for a story that needs neither JAX nor data.
 STORIES = {
+    "jaxcal --help": (
+        None,
+        """
+import contextlib
+from jaxcal.cli import app
+with contextlib.redirect_stdout(sys.stderr):
+    app(["--help"], standalone_mode=False)
+""",
+    ),
+    "import jaxcal": (10, ""),
+    "conformal, 400 rows": (400, "fitted = jc.conformal.fit(x, base, y); fitted(x, base).interval(0.9)"),
     "yacht: rio.fit, call, evaluate, interval": (
         10,
         """
@@ -149,7 +161,8 @@ def told(before: Path, name: str, rounds: int) -> dict[str, dict[str, float]]:
 def tell_once(name: str, checkout: Path, cache: str, **variables: str) -> dict[str, float]:
     """One process's figures; its compiled programs lie in a folder of `cache`."""
     rows, story = STORIES[name]
-    code = _BEGIN.replace("ROWS", str(rows)) + story.replace("FOLDER", repr(f"{cache}/pictures")) + _END
+    begin = _CLOCK if rows is None else _CLOCK + _BEGIN.replace("ROWS", str(rows))
+    code = begin + story.replace("FOLDER", repr(f"{cache}/pictures")) + _END
     own = {"PYTHONPATH": str(checkout), "XDG_CACHE_HOME": cache, "PYTHONWARNINGS": "ignore", **variables}
     unwanted = ("PYTHONDONTWRITEBYTECODE", "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     environment = {key: value for key, value in os.environ.items() if key not in unwanted}

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
-import jax
 import numpy as np
 
 try:
@@ -22,13 +21,13 @@ try:
 except ImportError as error:
     raise ImportError("The command line needs an extra: pip install 'jaxcal[cli]'.") from error
 
-import jaxcal
-from jaxcal import datasets, pipeline, plots
+import jaxcal as jc
 from jaxcal.cli import methods as method_names
 from jaxcal.cli.calibrate import apply, calibrate
 from jaxcal.cli.monitor import monitor
-from jaxcal.compilation import enable_compilation_cache
-from jaxcal.distributions import Distribution
+
+if TYPE_CHECKING:
+    from jaxcal.distributions import Distribution
 
 T = TypeVar("T")
 
@@ -37,7 +36,9 @@ app = typer.Typer(cls=console.Commands, no_args_is_help=True, add_completion=Fal
 
 def _say_version(asked: bool | None) -> None:
     if asked:
-        console.say(f"jaxcal {jaxcal.__version__}, JAX {jax.__version__}, Python {platform.python_version()}")
+        import jax
+
+        console.say(f"jaxcal {jc.__version__}, JAX {jax.__version__}, Python {platform.python_version()}")
         raise typer.Exit
 
 
@@ -46,8 +47,10 @@ def _set_up(
     version: Annotated[bool | None, typer.Option("--version", callback=_say_version, is_eager=True)] = None,
 ) -> None:
     """Turn the predictions of any regression model into calibrated distributions."""
+    import jax
+
     jax.config.update("jax_enable_x64", True)
-    enable_compilation_cache()
+    jc.enable_compilation_cache()
     # Read when JAX imports SciPy, at the first factorization: threads of OpenBLAS's own wait for each other, busily.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -62,21 +65,20 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for two pictures.")] = Path("jaxcal-demo"),
 ) -> None:
     """Calibrate a model of scikit-learn on real data, and show what its intervals hold before and after."""
+    import jax
     from sklearn.ensemble import GradientBoostingRegressor
 
-    from jaxcal.calibrators import gaussian_mle, rio
-
-    data = _ask(datasets.load, dataset)
+    data = _ask(jc.datasets.load, dataset)
     _make_folder(out)
     console.say(f"{dataset}: {len(data.y)} rows, {data.x.shape[1]} features, target {data.target_name}.")
     model = GradientBoostingRegressor(random_state=seed)
-    folds, key = pipeline.Folds(folds=5), jax.random.key(seed)
-    fit = partial(pipeline.fit, data.x, data.y, predictor=model, method=folds, key=key)
+    folds, key = jc.pipeline.Folds(folds=5), jax.random.key(seed)
+    fit = partial(jc.pipeline.fit, data.x, data.y, predictor=model, method=folds, key=key)
     with console.working(
         "Fit boosted trees, RIO and a last step to all rows and, for out-of-fold errors, without each of 5 folds"
     ):
-        usual = fit(calibrators=[gaussian_mle.fit], recalibrate=None).steps[-1]
-        fitted = fit(calibrators=[rio.fit])
+        usual = fit(calibrators=[jc.gaussian_mle.fit], recalibrate=None).steps[-1]
+        fitted = fit(calibrators=[jc.rio.fit])
     usual = replace(usual, name="std of its training errors")
     first, *others = fitted.steps
     console.say(f"\n{replace(fitted, steps=(first, usual, *others))}\n\n{fitted.guarantee(0.9)}\n")
@@ -114,19 +116,19 @@ def _make_folder(folder: Path) -> None:
         raise ValueError(f"cannot write into the folder {folder}: permission denied.")
 
 
-def _draw(folder: Path, target_name: str, y: np.ndarray, forecasts: dict[str, Distribution]) -> tuple[Path, Path]:
+def _draw(folder: Path, target_name: str, y: np.ndarray, forecasts: "dict[str, Distribution]") -> tuple[Path, Path]:
     """The reliability of the forecasts, and their intervals beside each other."""
     import matplotlib
     import matplotlib.pyplot as plt
 
     matplotlib.use("agg")  # to files, also where there is no screen
     reliability, intervals = folder / "reliability.png", folder / "intervals.png"
-    plots.reliability_diagram(y, forecasts)
+    jc.plots.reliability_diagram(y, forecasts)
     plt.savefig(reliability, dpi=200)
     with plt.rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}):
         _, axes = plt.subplots(1, len(forecasts), figsize=(7.6, 3), sharey=True, layout="constrained")
     for ax, (name, forecast) in zip(axes, forecasts.items(), strict=True):
-        plots.intervals(y, forecast, confidence_levels=[0.9], max_rows=80, ax=ax).set_ylabel("")
+        jc.plots.intervals(y, forecast, confidence_levels=[0.9], max_rows=80, ax=ax).set_ylabel("")
         ax.set_title(f"intervals {name}", fontsize=8, fontweight="bold")
     axes[0].set_ylabel(target_name.replace("_", " "))
     plt.savefig(intervals, dpi=150)
@@ -156,6 +158,6 @@ def methods() -> None:
 def data() -> None:
     """List the data sets, their licenses, and where each would be taken from."""
     console.say_columns(
-        (name, datasets.license_of(name) or "license not established", *_ask(datasets.find, name))
-        for name in datasets.names()
+        (name, jc.datasets.license_of(name) or "license not established", *_ask(jc.datasets.find, name))
+        for name in jc.datasets.names()
     )

@@ -5,21 +5,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import jax
 import numpy as np
 import typer
 
-import jaxcal
-from jaxcal import _checks, datasets, pipeline, serialization
+import jaxcal as jc
 from jaxcal.cli import console, files, methods, report
 from jaxcal.cli.columns import Roles, Rows, choose_features, targets
 from jaxcal.cli.files import Table
 from jaxcal.cli.options import Decimal, Encoding, Out, Separator, Thousands, csv_format, told
 from jaxcal.cli.text import Format
-from jaxcal.distributions import Concatenated, Distribution
-from jaxcal.pipeline.steps import OfNumbers
+
+if TYPE_CHECKING:
+    from jaxcal.distributions import Distribution
 
 # Of more groups the guarantees are not printed.
 _GROUPS_NAMED = 10
@@ -41,7 +40,7 @@ class _Fitted:
 
     model: Any
     taken: list[str]
-    forecast: Distribution
+    forecast: "Distribution"
     fitting: np.ndarray | None
     measured: report.Measured
 
@@ -172,7 +171,7 @@ def apply(
 
     What does not tell itself in FILE, such as thousands separators and an encoding, is as in the fit.
     """
-    saved = serialization.load(model)
+    saved = jc.load(model)
     if not (isinstance(saved, dict) and saved.get("kind") == _KIND):
         raise ValueError(f"{model} was not written by jaxcal calibrate --save: jaxcal.load reads it in Python.")
     roles = Roles(**saved["roles"] | {"features": tuple(saved["roles"]["features"])})
@@ -193,7 +192,7 @@ def apply(
         console.print_scores(["forecast"], scores, f"{len(known)} {of_rows}")
 
 
-def _predict(saved: dict[str, Any], roles: Roles, table: Table) -> Distribution:
+def _predict(saved: dict[str, Any], roles: Roles, table: Table) -> "Distribution":
     """What a saved model makes of a table."""
     table.check_numerals(set(roles.features) - set(saved.get("texts", roles.features)))
     if roles.prediction is None:
@@ -205,7 +204,7 @@ def _predict(saved: dict[str, Any], roles: Roles, table: Table) -> Distribution:
 
 
 def _save(path: Path, fitted: _Fitted, tables: _Tables, levels: list[float], prefix: str) -> None:
-    about = f"{fitted.measured.method}, fitted to {fitted.measured.num_fitting} rows by jaxcal {jaxcal.__version__}."
+    about = f"{fitted.measured.method}, fitted to {fitted.measured.num_fitting} rows by jaxcal {jc.__version__}."
     saved = {
         "kind": _KIND,
         "about": about,
@@ -218,7 +217,7 @@ def _save(path: Path, fitted: _Fitted, tables: _Tables, levels: list[float], pre
         "texts": tables.source.texts,
     }
     try:
-        serialization.save(path, saved)
+        jc.save(path, saved)
     except TypeError as error:
         raise ValueError(f"--save: {error}") from error
     console.say(f"{path}: what was fitted; jaxcal apply {path} FILE predicts by it.")
@@ -240,7 +239,7 @@ def _checked_out(out: Path | None, inputs: Sequence[Path | None], table: Table) 
 
 
 def _write(
-    forecast: Distribution, table: Table, levels: list[float], names: list[str], fitting: np.ndarray | None, out: Path
+    forecast: "Distribution", table: Table, levels: list[float], names: list[str], fitting: np.ndarray | None, out: Path
 ) -> None:
     """Write mean, std and quantiles of every row and, where a part was fitted on, which rows those were."""
     values = [forecast.mean, forecast.std, *np.asarray(forecast.icdf(np.array(levels))).T]
@@ -350,6 +349,10 @@ def _training_rows(file: Path | None, roles: Roles, tables: _Tables) -> dict[str
 
 def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved: bool) -> _Fitted:
     """A model of the features, the best of a list."""
+    import jax
+
+    from jaxcal.pipeline.steps import OfNumbers
+
     table, source = tables.table, tables.source
     chosen, columns = choose_features(roles, options.features, options.exclude, source)
     if columns is None:
@@ -358,12 +361,12 @@ def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved:
     x, y = source.select(chosen), source.numbers(roles.target, may_be_missing=True)
     known, rest = np.flatnonzero(np.isfinite(y)), np.flatnonzero(~np.isfinite(y))
     # A file holds no model of another package.
-    candidates = [each for each in pipeline.candidates() if not (is_saved and isinstance(each[0], OfNumbers))]
+    candidates = [each for each in jc.pipeline.candidates() if not (is_saved and isinstance(each[0], OfNumbers))]
     if is_saved:
         console.say("Boosted trees are not among the models: scikit-learn's cannot be saved.")
     key = jax.random.key(options.seed)
     with console.working(f"Fit models to {len(known)} rows"):
-        model = pipeline.fit(x[known], y[known], predictor=candidates, categorical=columns, key=key)
+        model = jc.pipeline.fit(x[known], y[known], predictor=candidates, categorical=columns, key=key)
     console.say(f"{model}\n\n{model.guarantee(0.9)}")
     measured = report.Measured(
         roles=replace(roles, features=chosen),
@@ -380,7 +383,7 @@ def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved:
         if not tables.are_one:
             forecast = model(table.select(chosen))
         elif rest.size:
-            forecast = Concatenated([model.out_of_fold, model(x[rest])], [known, rest])
+            forecast = jc.distributions.Concatenated([model.out_of_fold, model(x[rest])], [known, rest])
         else:
             forecast = model.out_of_fold
     return _Fitted(model, [], forecast, known if tables.are_one else None, measured)
@@ -390,6 +393,8 @@ def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved:
 
 
 def _parse_levels(text: str) -> list[float]:
+    from jaxcal import _checks
+
     try:
         levels = [float(level) for level in text.split(",")]
     except ValueError as error:
@@ -430,6 +435,8 @@ def _names(levels: Sequence[float], prefix: str, table: Table, *, are_split: boo
 
 def _split(num_rows: int, fraction: float | None, seed: int) -> tuple[np.ndarray, ...]:
     """The numbers of the rows to fit on, and of the others."""
+    from jaxcal import _checks
+
     fraction = 0.5 if fraction is None else fraction
     _checks.check_fraction("--calibration-fraction", fraction)
     num_fitting = round(fraction * num_rows)
@@ -438,7 +445,7 @@ def _split(num_rows: int, fraction: float | None, seed: int) -> tuple[np.ndarray
             f"{num_rows} rows are too few: {num_fitting} to fit on and {num_rows - num_fitting} to measure "
             "on, where 2 of each are the least."
         )
-    return datasets.split(num_rows, (fraction, 1 - fraction), seed=seed)
+    return jc.datasets.split(num_rows, (fraction, 1 - fraction), seed=seed)
 
 
 def _check_calibration(calibration: Path | None, fraction: float | None, file: Path) -> None:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+import jaxcal as jc
 from jaxcal.cli import console, files, numerals
 from jaxcal.cli.files import Table
-from jaxcal.distributions import Distribution, Normal, Point
-from jaxcal.frames.columns import Columns, names_rows
 
-if TYPE_CHECKING:  # slow to import, and used by one command
+if TYPE_CHECKING:  # slow to import
     import polars
+
+    from jaxcal.distributions import Distribution
+    from jaxcal.frames.columns import Columns
 
 # A column of text with more labels is no feature, unless it is named: each of them would be a column of numbers.
 _MOST_LABELS = 50
@@ -55,7 +57,7 @@ class Roles:
 
 def choose_features(
     roles: Roles, features: str | None, exclude: str | None, table: Table
-) -> tuple[tuple[str, ...], Columns | None]:
+) -> tuple[tuple[str, ...], "Columns | None"]:
     """The columns asked for, or all others that can be features; tell which. And what they hold.
 
     Raises:
@@ -80,7 +82,7 @@ def choose_features(
         if why.is_told:
             instead = " To use it, name all features: --features." if why.may_be_named else ""
             console.complain("Warning", f"column {name!r} {why.text} and is no feature.{instead}")
-    return tuple(chosen), Columns.of(table.frame.select(chosen)) if chosen else None
+    return tuple(chosen), jc.frames.columns.Columns.of(table.frame.select(chosen)) if chosen else None
 
 
 def _names_in(text: str) -> list[str]:
@@ -150,7 +152,7 @@ def _why_no_feature(values: "polars.Series", table: Table) -> _Why | None:
     number, rows = values.n_unique(), len(values)
     if number == 1:
         return _Why("holds one value")
-    if is_text and names_rows(number, rows):
+    if is_text and jc.frames.columns.names_rows(number, rows):
         return _Why("seems to name the rows", is_told=True)
     if is_text and number > _MOST_LABELS:
         zeros = ", numbers with leading zeros," if _is_padded(values) else ""
@@ -247,6 +249,6 @@ class Rows:
         return Rows(pick(self.x), self.mean[rows], pick(self.std), pick(self.y), counts)
 
     @property
-    def base(self) -> Distribution:
+    def base(self) -> "Distribution":
         """The model's predictions."""
-        return Point(self.mean) if self.std is None else Normal(self.mean, self.std)
+        return jc.Point(self.mean) if self.std is None else jc.Normal(self.mean, self.std)

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import typer
@@ -16,8 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from typer.core import TyperGroup
 
-from jaxcal import guarantee, metrics, progress
-from jaxcal.distributions import Distribution, Point
+import jaxcal as jc
+
+if TYPE_CHECKING:
+    from jaxcal.distributions import Distribution
+    from jaxcal.progress import Progress as Reached
 
 # Seconds between two lines about work that goes on, where there is no terminal to draw a bar on.
 _SECONDS = 10.0
@@ -86,22 +89,22 @@ def print_scores(forecasts: list[str], scores: list[tuple[str, ...]], rows: str)
     print_table(["", *forecasts, "calibrated"], scores, about_scores(rows))
 
 
-def rows_of_scores(y: np.ndarray, forecasts: dict[str, Distribution]) -> list[tuple[str, ...]]:
+def rows_of_scores(y: np.ndarray, forecasts: "dict[str, Distribution]") -> list[tuple[str, ...]]:
     """A row for each score: its name, its value for every forecast, and what calibrated forecasts have."""
-    scores = [metrics.evaluate(y, forecast) for forecast in forecasts.values()]
-    low, high = (f"{100 * float(end):.1f}" for end in guarantee.calibrated_band(0.9, len(y)))
+    scores = [jc.metrics.evaluate(y, forecast) for forecast in forecasts.values()]
+    low, high = (f"{100 * float(end):.1f}" for end in jc.guarantee.calibrated_band(0.9, len(y)))
     percent = lambda value: f"{value:.1f} %"
     rows = (
         ("RMSE", "rmse", number, "low"),
         ("NLPD", "nlpd", lambda value: number(value) if np.isfinite(value) else "none", "low"),
         ("CRPS", "crps", number, "low"),
-        ("ECE", "ece", percent, f"up to {metrics.calibrated_ece(len(y)):.1f} %"),
+        ("ECE", "ece", percent, f"up to {jc.metrics.calibrated_ece(len(y)):.1f} %"),
         ("90 % coverage", "coverage_90", lambda value: percent(100 * value), f"{low} to {high} %"),
         ("90 % width", "width_90", number, "low"),
     )
     shown = [[show(float(each[name])) for each in scores] for _, name, show, _ in rows]
     for k, forecast in enumerate(forecasts.values()):
-        if isinstance(forecast, Point):  # it has no interval
+        if isinstance(forecast, jc.Point):  # it has no interval
             shown[-2][k] = shown[-1][k] = "none"
     return [(label, *values, wanted) for (label, *_, wanted), values in zip(rows, shown, strict=True)]
 
@@ -124,27 +127,27 @@ def working(label: str) -> Iterator[None]:
     """Show how far work is, by a bar on a terminal, else by a line every few seconds; in the end, how long it took."""
     start, console = time.perf_counter(), _console()
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    told: list[progress.Progress] = []
+    told: list[Reached] = []
     done = threading.Event()
     if not console.is_terminal:
         threading.Thread(target=_say_how_far, args=(label, start, told, done), daemon=True).start()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=None)
 
-        def show(reached: progress.Progress) -> None:
+        def show(reached: "Reached") -> None:
             told[:] = [reached]
             # Of several works in turn the last one counts.
             bar.update(task, total=1.0 if reached.fraction is not None else None, completed=reached.fraction or 0.0)
 
         try:
-            with progress.to(show):
+            with jc.progress.to(show):
                 yield
         finally:
             done.set()
     say(f"{label}: {time.perf_counter() - start:.1f} s.")
 
 
-def _say_how_far(label: str, start: float, told: list[progress.Progress], done: threading.Event) -> None:
+def _say_how_far(label: str, start: float, told: "list[Reached]", done: threading.Event) -> None:
     """A line every few seconds."""
     while not done.wait(_SECONDS):
         reached = f", {told[0]}" if told else ""

@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
-
+import jaxcal as jc
 from jaxcal.cli import files
-from jaxcal.pipeline import chain
 
 # What these make of predictions depends on no input; of the other calibrators it does.
 _WITHOUT_INPUTS = ("crude", "gaussian-mle", "isotonic", "neural-quantiles", "split-conformal")
@@ -86,6 +84,8 @@ def fit_of(names: list[str], options: dict[str, Any], training: dict[str, Any], 
     Raises:
         ValueError: if a method needs inputs or training rows that are not there, or none of them uses these.
     """
+    import jax
+
     of_training = [name for name in names if _takes(name, "x_train")]
     if bool(training) != bool(of_training):
         needs = "does not use" if training else "needs"
@@ -94,7 +94,7 @@ def fit_of(names: list[str], options: dict[str, Any], training: dict[str, Any], 
     steps = [_configured(name, options | training, has_inputs) for name in names]
     key = jax.random.key(seed)
     if len(steps) > 1:
-        return partial(chain.fit, calibrators=steps, key=key)
+        return partial(jc.chain.fit, calibrators=steps, key=key)
     return partial(steps[0], key=key) if _needs_key(steps[0]) else steps[0]
 
 

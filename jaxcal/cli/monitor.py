@@ -1,19 +1,19 @@
 """`jaxcal monitor`: whether the intervals of a file still cover while it grows."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import jax
 import numpy as np
 import typer
 
-from jaxcal import _checks, guarantee, online
-from jaxcal.calibrators import conformal
+import jaxcal as jc
 from jaxcal.cli import console
 from jaxcal.cli.columns import Roles, Rows
 from jaxcal.cli.files import Table
 from jaxcal.cli.options import Decimal, Encoding, Separator, Thousands, csv_format
-from jaxcal.online.exchangeability import exponential
+
+if TYPE_CHECKING:
+    from jaxcal.online import ErrorCheck
 
 
 def monitor(
@@ -37,6 +37,10 @@ def monitor(
     change. The command may be repeated whenever rows were added: as long as targets become known in the order of the
     rows, that makes no false alarm more likely.
     """
+    import jax
+
+    from jaxcal import _checks
+
     _checks.check_at_least("--calibration-rows", calibration_rows, 1)
     for name, value in (("--confidence-level", confidence_level), ("--significance", significance)):
         _checks.check_fraction(name, value)
@@ -53,22 +57,22 @@ def monitor(
     rows = Rows.read(table, roles, with_targets=False)
     first, new = known[:calibration_rows], known[calibration_rows:]
     base, new_base = rows.take(first).base, rows.take(new).base
-    fixed = conformal.fit(None, base, y[first])
+    fixed = jc.conformal.fit(None, base, y[first])
     intervals = {"fixed": fixed(None, new_base).interval(confidence_level)}
-    state = online.adaptive.init(base, y[first], confidence_level=confidence_level)
-    state, intervals["adaptive"] = online.run(state, new_base, y[new])
+    state = jc.online.adaptive.init(base, y[first], confidence_level=confidence_level)
+    state, intervals["adaptive"] = jc.online.run(state, new_base, y[new])
     key = jax.random.key(seed)
-    found = online.check_errors(base, y[first], new_base, y[new], key=key, significance=significance)
+    found = jc.online.check_errors(base, y[first], new_base, y[new], key=key, significance=significance)
     console.say(str(fixed.guarantee(confidence_level)))
     _print_coverage(y[new], intervals, found, confidence_level)
     console.say(f"{found}\n\n{_next_interval(float(state.threshold()), confidence_level, std, len(y) - len(known))}")
 
 
-def _print_coverage(
-    y: np.ndarray, intervals: dict[str, tuple], found: online.ErrorCheck, confidence_level: float
-) -> None:
+def _print_coverage(y: np.ndarray, intervals: dict[str, tuple], found: "ErrorCheck", confidence_level: float) -> None:
     """A table of coverages, part after part of the rows, beside the largest value of the martingale so far."""
-    low, high = (f"{100 * end:.1f} %" for end in guarantee.calibrated_band(confidence_level, len(y)))
+    from jaxcal.online.exchangeability import exponential
+
+    low, high = (f"{100 * end:.1f} %" for end in jc.guarantee.calibrated_band(confidence_level, len(y)))
     caption = (
         f"New rows with a known target, inside their {100 * confidence_level:g} % interval. Exact intervals cover "
         f"between {low} and {high} of {len(y)} rows (in 19 of 20 cases)."

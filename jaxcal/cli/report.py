@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-import jaxcal
-from jaxcal import metrics, plots
+import jaxcal as jc
 from jaxcal._files import replacing
 from jaxcal.cli import console
 from jaxcal.cli.columns import Roles
 from jaxcal.cli.files import Table
-from jaxcal.distributions import Distribution, Point
-from jaxcal.guarantee import MeasuredCoverage
+
+if TYPE_CHECKING:
+    from jaxcal.distributions import Distribution
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Measured:
     num_fitting: int
     seed: int
     y: np.ndarray | None
-    forecasts: dict[str, Distribution]
+    forecasts: "dict[str, Distribution]"
     guarantees: list[str]
     labels: np.ndarray | None = None
     steps: str = ""
@@ -58,7 +59,7 @@ class Measured:
         return f"{len(np.asarray(self.y))} rows not used for fitting"
 
 
-def write(path: Path, measured: Measured, forecast: Distribution) -> None:
+def write(path: Path, measured: Measured, forecast: "Distribution") -> None:
     """Write the page, in one step.
 
     Args:
@@ -88,8 +89,8 @@ def _introduction(measured: Measured) -> Iterator[str]:
     lines = list(measured.guarantees)
     if not lines and measured.y is not None and measured.forecasts:
         after = list(measured.forecasts.values())[-1]
-        covered = float(metrics.coverage(measured.y, after, confidence_level=0.9))
-        lines = [str(MeasuredCoverage(0.9, len(measured.y), round(covered * len(measured.y))))]
+        covered = float(jc.metrics.coverage(measured.y, after, confidence_level=0.9))
+        lines = [str(jc.guarantee.MeasuredCoverage(0.9, len(measured.y), round(covered * len(measured.y))))]
     yield from map(_paragraph, lines or ["Nothing is guaranteed, and nothing could be measured: no row has a target."])
 
 
@@ -110,11 +111,11 @@ def _scores(measured: Measured) -> Iterator[str]:
         yield f"<h2>Models</h2><pre>{html.escape(measured.steps)}</pre>"
 
 
-def _pictures(measured: Measured, forecast: Distribution) -> Iterator[str]:
+def _pictures(measured: Measured, forecast: "Distribution") -> Iterator[str]:
     """Pictures of the rows to measure on; without such of the widths alone."""
     yield "<h2>Pictures</h2><div class='pictures'>"
     if measured.y is None or not measured.forecasts:
-        yield _picture(lambda ax: plots.widths(forecast, ax=ax), "How wide the 90 % intervals of all rows are.")
+        yield _picture(lambda ax: jc.plots.widths(forecast, ax=ax), "How wide the 90 % intervals of all rows are.")
     else:
         yield from _pictures_of(measured.y, measured)
     yield "</div>"
@@ -122,27 +123,27 @@ def _pictures(measured: Measured, forecast: Distribution) -> Iterator[str]:
 
 def _pictures_of(y: np.ndarray, measured: Measured) -> Iterator[str]:
     # A point has no interval to draw.
-    shown = {name: each for name, each in measured.forecasts.items() if not isinstance(each, Point)}
+    shown = {name: each for name, each in measured.forecasts.items() if not isinstance(each, jc.Point)}
     after = list(measured.forecasts.values())[-1]
     yield _picture(
-        lambda ax: plots.reliability_diagram(y, shown, ax=ax),
+        lambda ax: jc.plots.reliability_diagram(y, shown, ax=ax),
         "The fraction of the targets below each predicted quantile. A calibrated forecast follows the diagonal, up to "
         "chance, the gray band.",
     )
     yield _picture(
-        lambda ax: plots.pit_histogram(y, shown, ax=ax),
+        lambda ax: jc.plots.pit_histogram(y, shown, ax=ax),
         "Where targets lie in their predicted distributions. Calibrated forecasts are flat, up to chance, the gray "
         "band; a hump means intervals that are too wide, high ends that they are too narrow.",
     )
     yield _picture(
-        lambda ax: plots.intervals(y, after, ax=ax),
+        lambda ax: jc.plots.intervals(y, after, ax=ax),
         "Predictions with their intervals, in the order of the predicted mean; some of the rows.",
     )
-    yield _picture(lambda ax: plots.widths(shown, ax=ax), "How wide the 90 % intervals are.")
+    yield _picture(lambda ax: jc.plots.widths(shown, ax=ax), "How wide the 90 % intervals are.")
     by, name = (after.mean, "predicted mean") if measured.labels is None else (measured.labels, measured.roles.by)
     if measured.labels is not None or len(np.unique(np.asarray(by))) > 1:
         yield _picture(
-            lambda ax: plots.coverage_by(y, shown, np.asarray(by), ax=ax),
+            lambda ax: jc.plots.coverage_by(y, shown, np.asarray(by), ax=ax),
             f"The coverage of the 90 % interval by {name}. The gray bars show where it lies by chance, where intervals "
             "are exact.",
         )
@@ -166,7 +167,7 @@ def _picture(draw: Callable, caption: str) -> str:
 
 def _origin(measured: Measured) -> str:
     date = datetime.date.today().isoformat()
-    made_by = f"jaxcal {jaxcal.__version__}, {date}, seed {measured.seed}, {measured.table.file}."
+    made_by = f"jaxcal {jc.__version__}, {date}, seed {measured.seed}, {measured.table.file}."
     return f"<footer>{html.escape(made_by)}</footer>"
 
 

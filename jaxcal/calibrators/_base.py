@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.distributions import Distribution
 from jaxcal.frames.columns import Categorical, Columns, as_data
 from jaxcal.frames.layout import Series, Table
@@ -238,13 +239,15 @@ def standardized_errors(
     return z
 
 
-@jax.jit
-def in_scales(y: Float[Array, " l"], mean: Float[Array, " l"], scale: Float[Array, " l"]) -> Float[Array, " l"]:
+@numpy_or_jit
+def in_scales(
+    y: Float[AnyArray, " l"], mean: Float[AnyArray, " l"], scale: Float[AnyArray, " l"]
+) -> Float[AnyArray, " l"]:
     """(y - mean) / scale; by a scale of 0 an error is 0, if it is within rounding of 0, else infinite."""
-    error, positive = y - mean, scale > 0
-    same = jnp.abs(error) <= rounding.tolerance(y, mean)
-    without = jnp.where(same, 0, jnp.sign(error) * jnp.inf)
-    return jnp.where(positive, error / jnp.where(positive, scale, 1), without)
+    xp, error, positive = namespace(y), y - mean, scale > 0
+    same = xp.abs(error) <= rounding.tolerance(y, mean)
+    without = xp.where(same, 0, xp.sign(error) * np.inf)
+    return xp.where(positive, error / xp.where(positive, scale, 1), without)
 
 
 @jax.jit
@@ -313,7 +316,7 @@ def check_smoothing(smoothing: float | None, **others: object) -> None:
     _checks.check_alone(f"smoothing={smoothing:g} is for one table of all rows", **others)
 
 
-def smoothed(table: Float[Array, " l"], smoothing: Real[ArrayLike, ""] | None) -> Float[Array, " l"]:
+def smoothed(table: Float[AnyArray, " l"], smoothing: Real[ArrayLike, ""] | None) -> Float[AnyArray, " l"]:
     """The sorted table, smoothed where that is asked for."""
     return table if smoothing is None else smoothed_table(table, smoothing)
 

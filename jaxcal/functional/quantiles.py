@@ -82,11 +82,17 @@ def empirical_rank(p: Real[ArrayLike, "*n"], size: int, rule: str = "inverse_cdf
         >>> print(empirical_rank(0.95, 20, "crude"), empirical_rank(0.99, 20, "conformal"))
         20.0 21.0
     """
-    p = _checks.as_floats("p", p)
+    return _rank(_checks.as_floats("p", p), size, rule)
+
+
+@numpy_or_jit
+def _rank(p: Float[AnyArray, "*n"], size: int, rule: str) -> Float[AnyArray, "*n"]:
+    """`empirical_rank` at checked levels: of a few known ones no program is worth its compilation."""
+    xp = namespace(p)
     if rule == "conformal":
-        return jnp.ceil(_snapped(p * (size + 1), size))
+        return xp.ceil(_snapped(p * (size + 1), size))
     count = _snapped(p * size, size)
-    return jnp.clip(jnp.floor(count) + 1 if rule == "crude" else jnp.ceil(count), 1, size)
+    return xp.clip(xp.floor(count) + 1 if rule == "crude" else xp.ceil(count), 1, size)
 
 
 @jax.jit

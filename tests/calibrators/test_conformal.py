@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -27,6 +28,27 @@ def rows(rng):
     """Means, stds and targets of 60 calibration rows, and means and stds of 4 new ones."""
     mean, std = rng.normal(size=60), rng.uniform(0.5, 2, size=60)
     return mean, std, mean + std * rng.standard_t(4, size=60), rng.normal(size=4), rng.uniform(0.5, 2, size=4)
+
+
+@pytest.mark.parametrize("score", ["absolute", "scaled", "signed"])
+def test_a_traced_fit_has_the_scores_and_intervals_of_a_known_one_to_the_bit(rng, score):
+    # Many rows are equal, some have no error, and one of these has no std.
+    mean, std = jnp.asarray(rng.integers(-9, 9, 200) / 10), jnp.asarray(rng.integers(1, 5, 200) / 3)
+    y = jnp.asarray(rng.integers(-9, 9, 200) / 10).at[0].set(mean[0])
+    std = std.at[0].set(0)
+
+    def fit(mean, std, y):
+        found = conformal.fit(None, Normal(mean, std), y, score=score)
+        return found.scores, found(None, Normal(mean, std)).interval(0.9)
+
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(fit)(mean, std, y), fit(mean, std, y))
+
+
+@pytest.mark.parametrize("rule", ["inverse_cdf", "crude", "conformal"])
+@pytest.mark.parametrize("size", [1, 19, 400, 99_999])
+def test_traced_ranks_are_known_ranks(rule, size):
+    rank, levels = partial(quantiles.empirical_rank, size=size, rule=rule), jnp.linspace(0, 1, 1001)
+    np.testing.assert_array_equal(jax.jit(rank)(levels), rank(levels))
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real, UInt32
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.calibrators._base import (
     ABSOLUTE,
     AS_POINT,
@@ -226,11 +227,12 @@ def _scale(score: str, base: Distribution) -> str:
     return "std" if score == "scaled" or (score != "absolute" and base.has_std) else "y"
 
 
-@jax.jit
-def _symmetric(errors: Float[Array, " l"], smoothing: Real[ArrayLike, ""] | None) -> Float[Array, " m"]:
+@numpy_or_jit(when=lambda _, smoothing: smoothing is None)
+def _symmetric(errors: Float[AnyArray, " l"], smoothing: Real[ArrayLike, ""] | None) -> Float[AnyArray, " m"]:
     """The sorted absolute errors, smoothed if that is asked for, after their negatives."""
-    sizes = smoothed(jnp.sort(jnp.abs(errors)), smoothing)
-    return jnp.concatenate([-sizes[::-1], sizes])
+    xp = namespace(errors)
+    sizes = smoothed(xp.sort(xp.abs(errors)), smoothing)
+    return xp.concatenate([-sizes[::-1], sizes])
 
 
 def _fit_quantiles(

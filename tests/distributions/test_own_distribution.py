@@ -143,7 +143,7 @@ OTHERS = {"calibrated_ece", "worst_slab_coverage"}
 
 
 def functions_of(module):
-    return {name for name, each in vars(module).items() if inspect.isfunction(each)}
+    return {name for name in dir(module) if inspect.isfunction(getattr(module, name))}
 
 
 @once

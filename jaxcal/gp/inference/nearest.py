@@ -42,7 +42,7 @@ from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import First, Inference, Noise, Problem, has_more_to_learn, in_numpy
 from jaxcal.optimize import Result, descend, over_runs
 
-# So many rows decide on the hyperparameters. Others say how well the process predicts: up to so many in all are asked.
+# The number of rows that decide on the hyperparameters, and the most rows that say how well the process predicts.
 _DECIDING, _ASKED = 2000, 10_000
 # The descent begins at the best of several models, compared by some of the deciding rows. Each has its own noise, or a
 # fraction of the target's variance.
@@ -127,7 +127,7 @@ class Nearest(Inference):
         """What is descended, with its gradient, as a function of a vector: with the rows nearest under a model."""
         if namespace(data.targets) is np:
             return nearest_host.loss_near(model, data, jitter, rows, self.neighbors)
-        near = _near_of(self, model, data, jitter, rows)
+        near = self.neighbors_of(model, data, jitter, rows)
         loss = partial(_loss, self, model, data, jitter, rows, near)
         return in_numpy(loss) if is_known(data) else loss
 
@@ -172,6 +172,7 @@ class Nearest(Inference):
         del model, jitter
         return jnp.full((), jnp.nan, data.targets.dtype)
 
+    @part
     def neighbors_of(self, model: Model, data: Data, jitter: ArrayLike, rows: Int[Array, " r"]) -> Int[Array, "r k"]:
         """The numbers of the rows nearest to some of them, without themselves, under a model."""
         return _neighbors_of_rows(model.kernel, NearestRows.of(model, data, jitter, self.neighbors), data.points, rows)
@@ -252,13 +253,6 @@ def _best_of(inference: Nearest, starts: Model, data: Data, jitter: ArrayLike, r
         return -_log_crps(leave_one_out(model.kernel, given, data.points, rows))
 
     return one_of(starts, greatest(starts, height)[0])
-
-
-@part
-def _near_of(
-    inference: Nearest, model: Model, data: Data, jitter: ArrayLike, rows: Int[Array, " r"]
-) -> Int[Array, "r k"]:
-    return inference.neighbors_of(model, data, jitter, rows)
 
 
 @part

@@ -28,7 +28,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from jaxcal import Point, rio
 from jaxcal.calibrators import kmeans
 from jaxcal.functional import levene
-from jaxcal.gp import Exact, InputNoise, Nearest, Sparse, Stochastic, StudentTNoise, device, protocols
+from jaxcal.gp import Exact, InputNoise, Nearest, Sparse, Stochastic, StudentTNoise, device, model, protocols
 from jaxcal.gp import fit as gp_fit
 from jaxcal.gp.inference import nearest, sparse, stochastic
 from jaxcal.gp.noise import inputs, student_t
@@ -90,7 +90,13 @@ PARTS = {
         *((_tree_networks, name) for name in ("_train_means", "_train_start", "_train_variances", "_by_leaf")),
     ],
     "kmeans": [(kmeans, "_root_mean_squares")],
-    "rio-known": [(gp_fit, "_prepared"), (device, "_begin"), (device, "_near"), (protocols, "process_of")],
+    "rio-known": [
+        (gp_fit, "_prepared"),
+        (device, "_begin"),
+        (device, "_near"),
+        (model, "posterior"),
+        (device, "_concluded"),
+    ],
     "student-t-known": [
         (student_t, "_weighted"),
         (sparse, "_best_by_bound"),

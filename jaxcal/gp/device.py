@@ -1,21 +1,31 @@
-"""The search for the greatest exact evidence of known rows by programs: on accelerators, and for any kernel.
+"""The exact fit of known rows by programs: on accelerators, and for any kernel.
 
 The host decides, as in `gp.host`, in the dtype of the rows; `gp.exact` has the rules of the search and the objective.
-There are two kinds of programs: where the search begins, and the objective near vectors for all rows and each part.
+There are three kinds of programs: where the search begins, the objective near vectors for all rows and each part, and
+the process at the end.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Float
 
 from jaxcal import _programs
 from jaxcal._numpy import AnyArray, part
+from jaxcal.functional import gp
 from jaxcal.gp import exact, race
+from jaxcal.gp import model as models
 from jaxcal.gp.model import Data, Found, Model, as_vector, one_of, some_rows
 from jaxcal.gp.newton import Local
+from jaxcal.gp.process import Process, process_given
 from jaxcal.gp.protocols import Inference
+
+# Covariances of so many rows with all others are held at once in float64.
+_ROWS_AT_ONCE = 256
 
 
 def search(initial_models: Model, data: Data, jitter: Float[AnyArray, ""], inference: Inference) -> Found:
@@ -53,3 +63,40 @@ def _objectives(models: Model, jitter: Float[AnyArray, ""], data: Data) -> race.
 @_programs.jit
 def _near(models: Model, data: Data, jitter: Float[AnyArray, ""], vectors: Float[AnyArray, "s p"]) -> Local:
     return jax.vmap(exact.exact_objective(as_vector(one_of(models))[1], data, jitter))(vectors)
+
+
+def concluded(found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+    """The process of all rows with what was found, whose weights in float32 are corrected by their residual in float64.
+
+    Of rows without noise float32 alone predicts means that are off by half of a std. A TPU has no float64.
+    """
+    after, residual = models.posterior(found.model, data, jitter), None
+    if data.targets.dtype == np.float32 and jax.default_backend() != "tpu":
+        with jax.enable_x64(True):
+            residual = _residual(found.model, data, jitter, after.weights)
+    return _concluded(found, data, jitter, after, residual)
+
+
+@part
+def _residual(
+    model: Model, data: Data, jitter: Float[AnyArray, ""], weights: Float[AnyArray, " n"]
+) -> Float[AnyArray, " n"]:
+    """y - G a, in float64; 0 of rows that do not count."""
+    variance = jitter * models.mean_variance(model.kernel, data.points, data.included) + models.row_noise(model, data)
+    wide = partial(jax.tree.map, lambda leaf: leaf.astype(np.float64))
+    kernel, points, weights = wide((model.kernel, data.points, weights))
+    covered = weights if data.included is None else jnp.where(data.included, weights, 0)
+    products = lax.map(lambda point: kernel(models.alone(point), points)[0] @ covered, points, batch_size=_ROWS_AT_ONCE)
+    found = data.targets - products - variance * weights
+    return (found if data.included is None else jnp.where(data.included, found, 0)).astype(data.targets.dtype)
+
+
+@part
+def _concluded(
+    found: Found, data: Data, jitter: Float[AnyArray, ""], after: gp.Posterior, residual: Float[AnyArray, " n"] | None
+) -> Process:
+    """The process, with weights a + G^-1 (y - G a): iterative refinement, Golub & Van Loan (2013), section 3.5.3."""
+    if residual is not None:
+        change = after.shrink.T @ (after.shrink @ residual)
+        after = replace(after, weights=after.weights + change)
+    return process_given(found, data, jitter, after, gp.leave_one_out(after))

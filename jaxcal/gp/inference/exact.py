@@ -102,8 +102,10 @@ class Exact(Inference):
 
     def conclude(self, found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
         """The process after data at the hyperparameters found."""
-        by_numpy = namespace(data.targets) is np and found.model.student_t is None
-        return host.concluded(found, data, jitter) if by_numpy else super().conclude(found, data, jitter)
+        if not is_known(found, data) or found.model.student_t is not None:
+            return super().conclude(found, data, jitter)
+        by = host if namespace(data.targets) is np else device
+        return by.concluded(found, data, jitter)
 
     def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: None) -> Problem:
         """The negative evidence."""

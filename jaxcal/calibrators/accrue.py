@@ -24,7 +24,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks, optimize
+from jaxcal import _checks, _programs, optimize
 from jaxcal.calibrators import _base, _groups
 from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Normal
@@ -256,7 +256,7 @@ class Polynomial(eqx.Module):
         return jnp.log(jax.nn.softplus(total))
 
 
-@eqx.filter_jit
+@_programs.jit
 def _predict(fitted: ACCRUE, x: Float[Array, "n d"]) -> Float[Array, " n"]:
     return fitted.scale[None] * jnp.exp(jax.vmap(fitted.model)(fitted.x_scaler(x)))
 
@@ -302,7 +302,7 @@ def _initial_models(model: str | eqx.Module, rows: "_Rows", key: PRNGKeyArray, r
     return _new_networks(rows.x.shape[1], key, restarts, jnp.result_type(*rows[:4]))
 
 
-@eqx.filter_jit
+@_programs.jit
 def _new_networks(in_size: int, key: PRNGKeyArray, restarts: int, dtype: DTypeLike) -> FeedForward:
     new = lambda key: FeedForward(in_size, _HIDDEN, "scalar", key=key, activation=_ACTIVATIONS, dtype=dtype)
     return eqx.filter_vmap(new)(jax.random.split(key, restarts))
@@ -446,7 +446,7 @@ class _Task(NamedTuple):
         )
 
 
-@eqx.filter_jit
+@_programs.jit
 def _fit_networks(task: _Task, initial, until, size: int, key: PRNGKeyArray | None) -> ACCRUE:
     """The best of the trained models. `size` rows are trained on: a random choice, or, without a key, the first."""
     task, initial = _checks.without_derivative((task, initial), "accrue.fit", GIVE_STEPS)
@@ -465,7 +465,7 @@ def _fit_networks(task: _Task, initial, until, size: int, key: PRNGKeyArray | No
     return task.fitted(model, x_scaler, scale, score.beta, optimum, validated=True)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _fit_by_steps(task: _Task, initial, learning_rate, steps: int, key: PRNGKeyArray) -> ACCRUE:
     """The only one of the initial models, after so many steps on all rows."""
     model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_inexact_array(leaf) else leaf, initial)
@@ -483,7 +483,7 @@ def _loss_of_all(model: Callable, rows: tuple[_Problem, _Score], key: PRNGKeyArr
     return problem.loss(model, score)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _fit_polynomial(task: _Task, max_iterations: Int[Array, ""], differentiable: bool) -> ACCRUE:
     """Algorithm 1, with a softplus around the polynomial, on the whole range of x mapped to [-1, 1]."""
     if not differentiable:

@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray, UInt32
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.calibrators._base import (
     ABSOLUTE,
     as_confidence_levels,
@@ -193,7 +193,7 @@ class Directions(eqx.Module):
         put = lambda array: jax.device_put(np.array(array, dtype))
         return cls(center=put(center), scale=put(scale), axes=put(axes[varies].T), spread=put(spread[varies]))
 
-    @eqx.filter_jit
+    @_programs.jit
     def __call__(self, features: Float[Array, "n D"]) -> tuple[Float[Array, "n d"], Bool[Array, " n"]]:
         """The independent features of rows, and which rows have no part in other directions."""
         dot = lambda a, b: jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
@@ -331,7 +331,7 @@ def _levels(confidence_levels: tuple[float, ...]) -> np.ndarray:
     return np.concatenate([(1 - central[::-1]) / 2, (1 + central) / 2])
 
 
-@eqx.filter_jit
+@_programs.jit
 def _quantiles(
     module: ConditionalConformal, loc: Array, scale: Array, features: Array, levels: Float[ArrayLike, " q"]
 ) -> tuple[Array, Array, Array, Array]:

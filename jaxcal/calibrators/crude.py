@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.calibrators._base import (
     check_base,
     check_density,
@@ -300,7 +300,7 @@ class Neighborhood(eqx.Module):
     x_scaler: Standardizer
     number: int = eqx.field(static=True)
 
-    @eqx.filter_jit
+    @_programs.jit
     def tables(self, z: Float[Array, " l"], x: Float[Array, "n d"]) -> Float[Array, "n k"]:
         """The sorted errors of the nearest rows of every query."""
 

@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import AS_POINT, check_base, check_positive_std, error_scale, location_and_scale
 from jaxcal.calibrators._groups import Groups, Labels, Weights
@@ -185,7 +185,7 @@ class GaussianMLE(eqx.Module):
         return Normal(loc, scale) if df is None else StudentT(df, loc, scale)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _moved(
     fitted: GaussianMLE, mean: Float[Array, " n"], std: Float[Array, " n"], number: Int[Array, " n"]
 ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, "*n"] | None]:
@@ -330,7 +330,7 @@ def _regression(
     return _Regression(z, u, w, number, num_groups), size, unit
 
 
-@eqx.filter_jit
+@_programs.jit
 def _fit(
     rows: _Rows, groups: Groups, number: Int[ArrayLike, " n"] | None, reading: str, scaled: bool, plug_in: bool
 ) -> GaussianMLE:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal._extras import needed
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import check_base, checked_rows, rows_that_count
@@ -122,7 +122,7 @@ class KMeans(eqx.Module):
         return Normal(base.mean, _std_of_nearest(self, x))
 
 
-@eqx.filter_jit
+@_programs.jit
 def _root_mean_squares(
     errors: Float[Array, " n"], labels: Int[Array, " n"], number: int, weights: Float[Array, " n"] | None
 ) -> Float[Array, " k"]:
@@ -133,7 +133,7 @@ def _root_mean_squares(
     return scale * linalg.sqrt(squares / counts)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _std_of_nearest(fitted: KMeans, x: Float[Array, "n d"]) -> Float[Array, " n"]:
     return fitted.cluster_std[_nearest(fitted.centers, fitted.x_scaler(x))]
 

@@ -39,7 +39,7 @@ from jax.scipy.special import ndtr, ndtri
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import FINE_LEVELS, as_levels, check_base, rows_that_count
 from jaxcal.calibrators._groups import Weights
@@ -245,7 +245,7 @@ class NeuralQuantiles(eqx.Module):
         return _predict(self, _quantiles_of(base, _LEVELS[_DECILES]))
 
 
-@eqx.filter_jit
+@_programs.jit
 def _predict(fitted: NeuralQuantiles, deciles: Float[Array, "n 9"]) -> Quantiles:
     levels = jnp.asarray(fitted.levels, deciles.dtype)
     curve = lambda features: jax.vmap(fitted.network, (None, 0))(features, ndtri(levels))
@@ -270,7 +270,7 @@ def _quantiles_of(base: Distribution, levels: np.ndarray) -> Float[Array, "n k"]
 
 
 # In one compiled program: for most distributions it is many small ones.
-_icdf = eqx.filter_jit(lambda base, levels: base.icdf(levels))
+_icdf = _programs.jit(lambda base, levels: base.icdf(levels))
 
 
 class _Rows(NamedTuple):
@@ -284,7 +284,7 @@ class _Rows(NamedTuple):
     unit: Float[Array, ""]
 
 
-@eqx.filter_jit
+@_programs.jit
 def _prepare(quantiles, std, y, weights, trained: int, key: PRNGKeyArray | None) -> _Rows:
     """The rows, with a key in a random order; the weights of those trained on, and of the others, have mean 1."""
     dtype = jnp.result_type(quantiles, y)
@@ -321,7 +321,7 @@ def _features(deciles: Float[Array, "n 9"]) -> Float[Array, "n 9"]:
 
 
 # A network with its initial weights, made by one compiled program.
-_initial_network = eqx.filter_jit(Recalibrator)
+_initial_network = _programs.jit(Recalibrator)
 
 
 def _pretrain_and_train(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal._numpy import JaxArray, by_numpy, is_known, is_on_host, is_working, keeps_known, namespace, numpy_or_jit
 from jaxcal.distributions._reach import EVERYWHERE, Reach
 from jaxcal.distributions._rows import Rows, Values, replaced
@@ -93,7 +93,7 @@ class Distribution(Rows):
     def quantile(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """The quantile of every row at a level of its own, in [0, 1], neither checked nor rounded."""
 
-    @eqx.filter_jit
+    @_programs.jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[JaxArray, "..."]:
         """Independent random values, of shape `shape` + [n]: the quantiles at uniformly random levels."""
         return sample_by_inversion(self.quantile, key, shape, self.mean.shape, self.mean.dtype)
@@ -123,7 +123,7 @@ class Distribution(Rows):
         self._warn_of_levels(p, values)
         return values
 
-    @eqx.filter_jit
+    @_programs.jit
     def _quantiles(self, levels: Float[JaxArray, "..."]) -> Float[JaxArray, "..."]:
         """The quantiles at checked levels, as one program."""
         return at_levels(self.quantile, levels, self.mean)

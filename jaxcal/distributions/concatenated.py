@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal._numpy import JaxArray
 from jaxcal.distributions._base import D, Distribution, marked_out_of_fold, match
 from jaxcal.distributions._reach import Reach
@@ -256,7 +256,7 @@ class Concatenated(Distribution):
             found[rows] = _of_alike(method, parts, values[rows])
         return jax.device_put(found)
 
-    @eqx.filter_jit
+    @_programs.jit
     def _in_turn(self, method: str, values: Float[Array, "*n"]) -> Float[Array, "*n"]:
         """The same without a loop, whose second derivative would be another one."""
         own = jnp.split(values[self.rows], self.ends[:-1])
@@ -307,7 +307,7 @@ def _alike(
     ]
 
 
-@eqx.filter_jit
+@_programs.jit
 def _of_alike(method: str, parts: Distribution, values: Float[Array, "m k"]) -> Float[Array, "m k"]:
     """What a method of every part of a stack makes of its values, by one program for all of them."""
     return lax.map(lambda each: getattr(each[0], method)(each[1]), (parts, values))

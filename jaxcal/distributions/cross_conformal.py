@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.distributions._base import Distribution, as_parameter, as_table, match, of_targets
 from jaxcal.distributions._reach import Reach
 from jaxcal.distributions._rows import Values
@@ -84,13 +83,13 @@ class CrossConformal(Distribution):
         return Reach.of_rows(self.errors.shape[-1], central=True)
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def mean(self) -> Float[Array, "*n"]:
         """The mean of the centers."""
         return _dot(self.predictions, self.weights.mean(-1)[..., None])[..., 0]
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def std(self) -> Float[Array, "*n"]:
         """The std of the table."""
 
@@ -137,7 +136,7 @@ class CrossConformal(Distribution):
         self._warn_of_levels(level, ends[1])
         return ends
 
-    @eqx.filter_jit
+    @_programs.jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values drawn from the table."""
         _checks.check_key(key)
@@ -146,17 +145,17 @@ class CrossConformal(Distribution):
         values = self._each_row(lambda row, index: row.table[index], drawn)
         return jnp.moveaxis(values, -1, 0).reshape(shape + rows)
 
-    @eqx.filter_jit
+    @_programs.jit
     def _both(self, levels: Float[Array, " 2"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
         """The quantiles at two levels, for which a row is sorted once."""
         ends = self._quantiles(levels)
         return ends[..., 0], ends[..., 1]
 
-    @eqx.filter_jit
+    @_programs.jit
     def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
         return self._each_row(lambda row: row.quantile(levels))
 
-    @eqx.filter_jit
+    @_programs.jit
     def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         """That of the jackknife+, rounded away from the median."""
         return self._each_row(lambda row, p: row.quantile(p), p)

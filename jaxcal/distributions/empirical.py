@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal._numpy import JaxArray
 from jaxcal.distributions._base import (
     Distribution,
@@ -133,13 +133,13 @@ class Empirical(Distribution):
         return Reach.of_rows(self._size // (1 + central), f"the quantile is infinite{where}", central=central)
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def mean(self) -> Float[Array, "*n"]:
         """The mean of the table, placed."""
         return self.loc + self.scale * self._moments[0]
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def std(self) -> Float[Array, "*n"]:
         """The std of the table (with the divisor L), scaled."""
         return self.scale * self._moments[1]
@@ -176,7 +176,7 @@ class Empirical(Distribution):
             score = self._read(lambda z, u: scores.empirical_crps(u, linalg.finite_part(z)), u)
         return jnp.where(positive, self.scale * score, jnp.abs(error))
 
-    @eqx.filter_jit
+    @_programs.jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * z, z drawn from the table, by weight where there are weights."""
         _checks.check_key(key)
@@ -190,7 +190,7 @@ class Empirical(Distribution):
         z = jax.vmap(lambda index: self._read(lambda z, k: linalg.finite_part(z)[k], index))(drawn)
         return place(z.reshape(shape + rows), self.loc, self.scale)
 
-    @eqx.filter_jit
+    @_programs.jit
     def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         """As the rule reads the table."""
         if self._of_groups:

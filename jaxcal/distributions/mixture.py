@@ -6,14 +6,13 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any, ClassVar, TypeVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal._numpy import namespace
 from jaxcal.distributions._base import Distribution, as_parameter, match, of_targets
 from jaxcal.distributions._reach import EVERYWHERE, Reach
@@ -80,13 +79,13 @@ class Mixture(Distribution):
         return reach._replace(lowest=reduce(xp.minimum, lowest), highest=reduce(xp.maximum, highest))
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def mean(self) -> Float[Array, "*n"]:
         """The weighted mean of the members' means."""
         return self._average(self._each(lambda member: member.mean))
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def std(self) -> Float[Array, "*n"]:
         """The root of the mean of the members' variances plus the variance of their means."""
         means, stds = self._each(lambda member: (member.mean, member.std))
@@ -119,7 +118,7 @@ class Mixture(Distribution):
         icdf = lambda p: self._each(lambda member: member.quantile(p))
         return scores.mixture_crps(y, self.weights, crps, icdf)
 
-    @eqx.filter_jit
+    @_programs.jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The values of members drawn at random."""
         _checks.check_key(key)
@@ -130,7 +129,7 @@ class Mixture(Distribution):
         drawn = jax.random.choice(key_member, members, (1, *values.shape[1:]), p=self.weights)
         return jnp.take_along_axis(values, drawn, axis=0)[0]
 
-    @eqx.filter_jit
+    @_programs.jit
     def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         """The root of the cdf, by a bracketing search between the quantiles of the members."""
         if isinstance(self.components, Point):

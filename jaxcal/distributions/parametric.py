@@ -4,13 +4,12 @@
 
 from typing import ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
 from jaxcal.distributions._base import Distribution, as_parameters, match, of_targets, place, place_levels, standardize
 from jaxcal.distributions._rows import Values
@@ -100,7 +99,7 @@ class Normal(Distribution):
         """The closed form of `functional.normal.crps`."""
         return normal.crps(match(y, self.mean), self.mean, self.std)
 
-    @eqx.filter_jit
+    @_programs.jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[AnyArray, "..."]:
         """Values mean + std * z, z standard normal."""
         _checks.check_key(key)
@@ -145,13 +144,13 @@ class StudentT(Distribution):
             raise ValueError(f"df must be positive; got {least:g}.")
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def mean(self) -> Float[Array, "*n"]:
         """`loc`; NaN where df <= 1."""
         return jnp.where(self.df > 1, self.loc, jnp.nan)
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def std(self) -> Float[Array, "*n"]:
         """The scale times sqrt(df / (df - 2)); infinite where df <= 2."""
         finite = self.df > 2
@@ -173,7 +172,7 @@ class StudentT(Distribution):
         """The closed form of `functional.student_t.crps`; NaN where df <= 1."""
         return student_t.crps(match(y, self.loc), self.df, self.loc, self.scale)
 
-    @eqx.filter_jit
+    @_programs.jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Values loc + scale * t, t from the standard distribution."""
         _checks.check_key(key)

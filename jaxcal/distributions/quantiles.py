@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal._numpy import JaxArray, namespace, numpy_or_jit
 from jaxcal.distributions._base import (
     ROUNDINGS,
@@ -129,13 +129,13 @@ class Quantiles(Distribution):
         return Reach(xp.maximum(self.lowest, low[..., None]), xp.minimum(self.highest, high[..., None]))
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def mean(self) -> Float[Array, "*n"]:
         """The integral of the quantile function over the level."""
         return _mean(*self._knots)
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def std(self) -> Float[Array, "*n"]:
         """The root of the integral of the squared deviation from the mean over the level."""
         p, q = self._knots
@@ -161,7 +161,7 @@ class Quantiles(Distribution):
         levels = jnp.expand_dims(self.levels, -2)
         return _with_knots(scores.quantile_crps)(match(y, self.values[..., 0]), levels, self.values)
 
-    @eqx.filter_jit
+    @_programs.jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels."""
         _checks.check_key(key)
@@ -279,14 +279,14 @@ class ScaledQuantiles(Distribution):
         return self._curve.reach
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def mean(self) -> Float[Array, "*n"]:
         """The mean of Z, placed."""
         loc, scale = self._units
         return loc + scale * self._curve.moments()[0]
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def std(self) -> Float[Array, "*n"]:
         """The std of Z, scaled."""
         return self._units[1] * self._curve.moments()[1]
@@ -332,12 +332,12 @@ class ScaledQuantiles(Distribution):
             return self.loc, self.scale * curve.tables.center[curve.group]
         return (self.loc,) if self.shift is None else (self.loc - self.shift, self.shift)
 
-    @eqx.filter_jit
+    @_programs.jit
     def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
         """The quantiles of Z at checked levels, placed in every row."""
         return place_levels(self._curve.quantiles(levels), *self._units)
 
-    @eqx.filter_jit
+    @_programs.jit
     def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         """loc + scale * z, z the quantile of Z."""
         return place(self._curve.icdf(p), *self._units)

@@ -5,13 +5,12 @@
 from collections.abc import Callable
 from typing import ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.distributions._base import Distribution, as_parameter, check_increasing, match, of_targets
 from jaxcal.distributions._reach import Reach
 from jaxcal.distributions._rows import Values, replaced
@@ -95,7 +94,7 @@ class Recalibrated(Distribution):
         return replaced(self, base=self.base._take(rows), steps=steps)  # bases need not be arrays with a row each
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def mean(self) -> Float[Array, "*n"]:
         """The integral of the quantile function over the level; not finite where that of the base is not."""
         if self.steps is not None:
@@ -104,7 +103,7 @@ class Recalibrated(Distribution):
         return jnp.where(jnp.isfinite(base), base + self._expectation(lambda p, q: q - base), base)
 
     @property
-    @eqx.filter_jit
+    @_programs.jit
     def std(self) -> Float[Array, "*n"]:
         """The root of the integral of the squared deviation from the mean; not finite where that of the base is not."""
         if self.steps is not None:
@@ -145,7 +144,7 @@ class Recalibrated(Distribution):
             return self._table(self.steps).crps(y)
         return 2 * self._expectation(lambda p, q: jnp.maximum(q - y, 0) - p * (q - y))
 
-    @eqx.filter_jit
+    @_programs.jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """The quantiles at uniformly random levels; with a rule values of the table."""
         if self.steps is not None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal._numpy import keeps_known
 from jaxcal.frames.layout import Layout, Series, Table, as_frame, check_same_index, is_frame
 from jaxcal.frames.values import Label, distinct_labels, holds_labels, numbers
@@ -235,7 +235,7 @@ class Columns(eqx.Module):
         }
 
 
-@eqx.filter_jit
+@_programs.jit
 def _with_indicators(
     table: Float[Array, "n c"], categorical: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Float[Array, "n p"]:

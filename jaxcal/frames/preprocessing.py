@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxcal import _programs
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional import linalg
 
@@ -113,7 +114,7 @@ class LogTails(eqx.Module):
     standardizer: Standardizer
 
     @classmethod
-    @eqx.filter_jit
+    @_programs.jit
     def of(cls, values: Float[Array, "n d"]) -> "LogTails":
         """That of a sample, column by column; a column that is constant but for its tails is standardized with them."""
         low, high = jnp.quantile(values, jnp.asarray(_WITHOUT_TAILS, values.dtype), axis=0)
@@ -125,7 +126,7 @@ class LogTails(eqx.Module):
         """The same of all columns but these, which stay as they are where they lie between -3 and 3."""
         return LogTails(self.standardizer.without(columns))
 
-    @eqx.filter_jit
+    @_programs.jit
     def __call__(self, values: Float[Array, "n d"]) -> Float[Array, "n d"]:
         """The inputs of the rows."""
         z = self.standardizer(values)

@@ -1,11 +1,10 @@
 """How near predictions are to the targets: errors of the mean, and proper scores of the distribution."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import ArrayLike, Float
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal._numpy import JaxArray
 from jaxcal.distributions import Distribution
 from jaxcal.functional import linalg, scores
@@ -89,7 +88,7 @@ def pinball(y: ArrayLike, distribution: Distribution, levels: ArrayLike, *, weig
     return _pinball(y, distribution, levels.astype(dtype_of(y, distribution)), weights)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _pinball(
     y: Float[JaxArray, " n"], distribution: Distribution, levels: Float[JaxArray, " k"], weights: Weights
 ) -> Scalar:

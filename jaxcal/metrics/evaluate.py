@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal._numpy import JaxArray, numpy_or_jit
 from jaxcal.distributions import Distribution
 from jaxcal.functional import linalg, scores
@@ -154,7 +153,7 @@ def _check_std(distribution: Distribution) -> None:
         )
 
 
-@eqx.filter_jit
+@_programs.jit
 def _evaluate_groups(
     y: OfRows, distribution: Distribution, ends: Ends, number: Int[ArrayLike, " n"], weights: Weights, groups: int
 ) -> Scores:

@@ -3,12 +3,11 @@
 import math
 from collections.abc import Sequence
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.distributions import Distribution
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import linalg, scores
@@ -43,7 +42,7 @@ def worst_group_coverage(
     return _worst_coverage(y, distribution.interval(confidence_level), number, weights, len(labels))
 
 
-@eqx.filter_jit
+@_programs.jit
 def _worst_coverage(y: OfRows, ends: Ends, number: Int[ArrayLike, " n"], weights: Weights, groups: int) -> Scalar:
     coverage = lambda weights: share_inside(y, ends, weights)
     return map_groups(coverage, number, weights, groups, y.dtype).min()
@@ -100,7 +99,7 @@ def worst_slab_coverage(
     return _worst_slab_coverage(x, (lower <= y) & (y <= upper), fraction, num_directions, key)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _worst_slab_coverage(
     x: Float[Array, "n d"], covered: Bool[Array, " n"], fraction: float, num_directions: int, key: PRNGKeyArray
 ) -> Scalar:

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxcal import _programs
 from jaxcal.functional import linalg, student_t
 from jaxcal.functional._loops import carried
 
@@ -49,7 +50,7 @@ class Widening(eqx.Module):
     least: Float[Array, "*runs"]
 
     @classmethod
-    @eqx.filter_jit
+    @_programs.jit
     def of(
         cls,
         variance: Float[Array, " n"],

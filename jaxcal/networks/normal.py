@@ -6,14 +6,13 @@
 from collections.abc import Callable
 from functools import partial
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import normal
@@ -92,7 +91,7 @@ def _joint(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> Optimum
     return training.trainer(settings)(loss, network, rows.train, rows.validation, key=train_key)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _alternating(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> Optimum:
     """Two networks, trained alternately, by one compiled program: outside of one every fit would compile its loop."""
     new = training.new_network(rows.train[0], settings.hidden)
@@ -152,7 +151,7 @@ def _parts(rows: tuple, length: int, key: PRNGKeyArray) -> tuple[tuple, tuple]:
     return jax.tree.map(lambda part: part[:length], rows), jax.tree.map(lambda part: part[length:], rows)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _divide(
     rows: tuple, lengths: tuple[int, int], num_rows: tuple[ArrayLike, ArrayLike], key: PRNGKeyArray
 ) -> tuple[tuple, tuple]:
@@ -186,6 +185,6 @@ def residual_negative_log_likelihood(network: FeedForward, rows: XY, key: PRNGKe
     return -normal.log_prob(residual, 0.0, jnp.sqrt(as_variance(jax.vmap(network)(x), alternating=True)))
 
 
-@eqx.filter_jit
+@_programs.jit
 def _outputs(network: FeedForward, x: Float[Array, "n d"]) -> Float[Array, " n"]:
     return jax.vmap(network)(x)

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 import equinox as eqx
 from jaxtyping import Array, Float
 
+from jaxcal import _programs
 from jaxcal.distributions import Distribution
 from jaxcal.frames.columns import Columns
 from jaxcal.frames.layout import Table
@@ -61,7 +62,7 @@ class TrainedNetwork(eqx.Module, Generic[D]):
         """The predictions at standardized inputs, on the scale of the data."""
 
 
-@eqx.filter_jit
+@_programs.jit
 def _predict(fitted: TrainedNetwork[D], x: Float[Array, "n d"]) -> D:
     return fitted._distribution(fitted.x_scaler(x))
 
@@ -86,7 +87,7 @@ class WidenedNetwork(TrainedNetwork[D]):
         """The mean and the variance, not widened, at standardized inputs; of Student t the squared scale, and df."""
 
 
-@eqx.filter_jit
+@_programs.jit
 def _widening(fitted: WidenedNetwork, validation: XY) -> Widening:
     x, y = validation
     mean, variance, *df = fitted._moments(x)

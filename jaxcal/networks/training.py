@@ -13,7 +13,7 @@ import optax
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks, optimize
+from jaxcal import _checks, _programs, optimize
 from jaxcal.frames.preprocessing import LogTails, Standardizer, input_scaler
 from jaxcal.networks import presets
 from jaxcal.networks.modules import FeedForward
@@ -38,7 +38,7 @@ _SPEED_OF_SCALES = 6.0
 _ROWS_OF_A_BATCH, _STEPS_OF_AN_EPOCH = 32, 256
 
 # A network with its initial weights, made by one compiled program.
-_initial_network = eqx.filter_jit(FeedForward)
+_initial_network = _programs.jit(FeedForward)
 
 
 class TrainingOptions(TypedDict, total=False):
@@ -364,7 +364,7 @@ def split(
     return _split(x, y, number, key, indicators, scale_target, settings.log_tails)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _split(
     x: Float[Array, "n d"],
     y: Float[Array, " n"],

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Real
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.calibrators._base import ABSOLUTE, check_base, in_scales, is_scaled, location_and_scale, standardized_errors
 from jaxcal.distributions import Distribution
 from jaxcal.functional import rounding
@@ -162,12 +162,12 @@ def pushed(recent: Float[Array, " w"], score: Float[Array, ""]) -> Float[Array, 
     return jnp.roll(recent, -1).at[-1].set(score)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _sizes(errors: Float[Array, " l"], window: int) -> Float[Array, " w"]:
     return jnp.abs(errors)[-window:]
 
 
-@eqx.filter_jit
+@_programs.jit
 def _intervals(
     state: OnlineIntervals, loc: Float[Array, " n"], scale: Float[Array, " n"]
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
@@ -179,7 +179,7 @@ def _intervals(
     return jnp.where(bounded, lower, -end), jnp.where(bounded, upper, end)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _step(
     state: OnlineIntervals, loc: Float[Array, " 1"], scale: Float[Array, " 1"], y: Real[Array, "..."]
 ) -> tuple[OnlineIntervals, tuple[Float[Array, " 1"], Float[Array, " 1"]]]:
@@ -192,7 +192,7 @@ def _step(
     return state.updated(score[0], missed[0]), (lower, upper)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _run(
     state: OnlineIntervals, loc: Float[Array, " n"], scale: Float[Array, " n"], y: Float[Array, " n"]
 ) -> tuple[OnlineIntervals, tuple[Float[Array, " n"], Float[Array, " n"]]]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.distributions import Distribution
 from jaxcal.functional import quantiles, scores, tracking
 from jaxcal.online._base import OnlineIntervals, as_array, calibration_scores, pushed
@@ -213,7 +213,7 @@ class AggregatedIntervals(_RankedIntervals):
         )
 
 
-@eqx.filter_jit
+@_programs.jit
 def _adaptive(
     recent: Float[Array, " w"], level: Float[Array, ""], step_size: Float[Array, ""], scaled: bool
 ) -> AdaptiveIntervals:
@@ -227,7 +227,7 @@ def _adaptive(
     )
 
 
-@eqx.filter_jit
+@_programs.jit
 def _aggregated(
     recent: Float[Array, " w"], level: Float[Array, ""], step_sizes: Float[Array, " k"], horizon: int, scaled: bool
 ) -> AggregatedIntervals:

@@ -9,14 +9,13 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal._extras import needed
 from jaxcal.distributions import Distribution
 from jaxcal.functional.martingales import p_values
@@ -154,7 +153,7 @@ class ErrorCheck:
         )
 
 
-@eqx.filter_jit
+@_programs.jit
 def _log_values(
     errors: Float[Array, " l"], new: Float[Array, " n"], martingale: martingales.Martingale, key: PRNGKeyArray
 ) -> Float[Array, " n"]:

@@ -24,7 +24,7 @@ import numpy as np
 from jax import dtypes
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.functional import martingales
 from jaxcal.online._base import as_array
 
@@ -101,7 +101,7 @@ class Martingale(eqx.Module):
     bet: str = eqx.field(static=True)
 
 
-@eqx.filter_jit
+@_programs.jit
 def step(martingale: Martingale, p: Float[ArrayLike, ""]) -> tuple[Martingale, Float[Array, ""]]:
     """The martingale after one p-value, and the logarithm of its value; to be scanned over p-values.
 
@@ -177,7 +177,7 @@ def p_value(past: History, score: ArrayLike, tau: ArrayLike) -> tuple[History, F
     return _p_value(past, score, tau)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _p_value(past: History, score: ArrayLike, tau: ArrayLike) -> tuple[History, Float[Array, ""]]:
     dtype = past.scores.dtype
     score = jnp.asarray(score, dtype)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.distributions import Distribution
 from jaxcal.functional import linalg, quantiles, tracking
 from jaxcal.online._base import OnlineIntervals, as_array, calibration_scores, pushed
@@ -131,7 +131,7 @@ class ControlledIntervals(OnlineIntervals):
         )
 
 
-@eqx.filter_jit
+@_programs.jit
 def _controlled(
     recent: Float[Array, " w"], level: Float[Array, ""], scorecaster: Callable | None, scaled: bool, **numbers: Array
 ) -> ControlledIntervals:

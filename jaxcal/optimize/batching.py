@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxtyping import ArrayLike, Int, PyTree
 
-from jaxcal import _checks, progress
+from jaxcal import _checks, _programs, progress
 from jaxcal.functional._loops import carried, over_leading_axis
 from jaxcal.optimize.result import Result
 
@@ -135,7 +135,7 @@ def reported_runs(program: Callable[[Span | None], PyTree], label: str, number: 
     return found
 
 
-@eqx.filter_jit
+@_programs.jit
 def _put_together(found: PyTree, part: PyTree, first: Int[ArrayLike, ""]) -> PyTree:
     """The runs before the first of a part, and that part."""
 

@@ -13,7 +13,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, DTypeLike, Float, Int, PRNGKeyArray, PyTree
 
-from jaxcal import _checks, progress
+from jaxcal import _checks, _programs, progress
 from jaxcal.functional import linalg
 from jaxcal.functional._loops import carried
 from jaxcal.optimize.result import Best, Optimum, Result
@@ -378,7 +378,7 @@ def _train(
     return _optimum(problem, restore_best, state, result)
 
 
-@partial(jax.jit, static_argnames="setting")
+@_programs.jit
 def _begin(arrays: list[Array], setting: _Setting) -> _State:
     """What the loop begins with."""
     problem = setting.problem(arrays)
@@ -395,7 +395,7 @@ def _begin(arrays: list[Array], setting: _Setting) -> _State:
     return jax.tree.map(lambda leaf: leaf.astype(leaf.dtype), state)
 
 
-@partial(jax.jit, static_argnames="setting")
+@_programs.jit
 def _go_on(
     arrays: list[Array], key: PRNGKeyArray, state: _State, until: Int[ArrayLike, ""] | None, setting: _Setting
 ) -> tuple[_State, Int[Array, ""], Bool[Array, ""]]:
@@ -501,7 +501,7 @@ def _batches(rows: _Rows, batch_size: int, key: PRNGKeyArray):
     return -(-num_rows // batch_size), batch
 
 
-@eqx.filter_jit
+@_programs.jit
 def _take_steps(
     loss: Callable,
     params: PyTree,

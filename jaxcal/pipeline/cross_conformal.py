@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.calibrators._base import ABSOLUTE, check_base, error_scale, is_scaled, standardized_errors
 from jaxcal.distributions import CrossConformal, Distribution, Normal, Point
 from jaxcal.frames.columns import Categorical
@@ -300,7 +300,7 @@ class _Stack(eqx.Module):
     model: Callable
     scaled: bool = eqx.field(static=True)
 
-    @eqx.filter_jit
+    @_programs.jit
     def __call__(self, x: Float[Array, "n d"]) -> Moments:
         means, stds = eqx.filter_vmap(lambda model: _moments(model, x, self.scaled))(self.model)
         return means.T, None if stds is None else stds.T

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks, progress
+from jaxcal import _checks, _programs, progress
 from jaxcal.frames.columns import Columns
 from jaxcal.frames.preprocessing import LogTails, Standardizer, input_scaler
 from jaxcal.functional import levene, multiplicity
@@ -54,7 +54,7 @@ def arranged(
     return scalers, Problem(columns, np.asarray(table), np.asarray(codes), *arrays)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _arrays_of(columns: Columns, table: Float[Array, "n c"], y: Float[Array, " n"], log_tails: bool) -> tuple:
     """What `arranged` needs, as one program."""
     # Without columns of numbers, one that is constant: it has no split.

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
+from jaxcal import _programs
 from jaxcal.networks import NormalNetwork, Widening, presets
 from jaxcal.networks.modules import FeedForward
 from jaxcal.networks.normal import alternate, residual_negative_log_likelihood
@@ -247,7 +248,7 @@ class _HeldOut(NamedTuple):
         return jnp.mean(jnp.abs(self.errors) <= reach, where=self.included)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _by_leaf(found: tuple, number: Int[Array, "m leaves"], is_there: Bool[Array, "m leaves"], widen: bool) -> Leaves:
     """What every leaf has, [m, leaves]: of those there are, the one of its number."""
     optima, rmse, held_out = jax.tree.map(lambda leaf: leaf[number] if eqx.is_array(leaf) else leaf, found)
@@ -259,7 +260,7 @@ def _by_leaf(found: tuple, number: Int[Array, "m leaves"], is_there: Bool[Array,
     return Leaves(optima, rmse, widening, jax.vmap(jax.vmap(_HeldOut.coverage))(held_out, widening))
 
 
-@eqx.filter_jit
+@_programs.jit
 def _train_means(inputs, target, lists: Lists, keys, settings: presets.Settings, span: Span | None):
     """The residuals of a network for every list, of the rows to train on and of those to stop by, padded as it is."""
 
@@ -270,7 +271,7 @@ def _train_means(inputs, target, lists: Lists, keys, settings: presets.Settings,
     return over_runs(one, span=span)(lists, keys)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _train_start(
     inputs, target, lists: Lists, keys, settings: presets.Settings, residuals, span: Span | None
 ) -> NormalNetwork:
@@ -294,7 +295,7 @@ def _trained(loss: Callable, inputs, targets, lists: Lists, key, settings: prese
     return _trainer(lists, settings)(loss, network, train, validation, key=train_key).params
 
 
-@eqx.filter_jit
+@_programs.jit
 def _train_variances(
     inputs,
     target,

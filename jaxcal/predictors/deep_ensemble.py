@@ -12,7 +12,7 @@ import jax
 from jax.tree_util import Partial
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.distributions import Mixture
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
@@ -113,7 +113,7 @@ class DeepEnsemble(WidenedNetwork[Mixture]):
         return eqx.filter_vmap(lambda network: jax.vmap(network)(x))(self.networks)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _train_members(
     train: Partial, key: PRNGKeyArray, num_members: int, shared: bool, span: Span | None
 ) -> tuple[Optimum, Rows]:

@@ -15,7 +15,7 @@ from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.distributions import Mixture, Normal, Point
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
@@ -206,7 +206,7 @@ def _presets(rate: ArrayLike | str, num_inputs: int) -> dict[str | None, presets
     return {None: presets.DEFAULT, "crude": presets.CRUDE, "usnrt": usnrt._replace(hidden=hidden)}
 
 
-@eqx.filter_jit
+@_programs.jit
 def _noise_std(passes: Passes, validation: XY) -> Float[Array, ""]:
     """The root of what the variance of the passes leaves of the mean squared error."""
     x, y = validation

@@ -7,11 +7,10 @@ Uncertainty in Neural Networks via Residual Estimation with an I/O Kernel", ICLR
 from functools import partial
 from typing import Unpack
 
-import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.distributions import Point
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
@@ -121,6 +120,6 @@ class MLP(TrainedNetwork[Point]):
         return Point(self.y_scaler.inverse(jax.vmap(self.network)(x)))
 
 
-@eqx.filter_jit
+@_programs.jit
 def _features(mlp: MLP, x: Float[Array, "n d"], layer: int) -> Float[Array, "n width"]:
     return jax.vmap(mlp.network.features)(mlp.x_scaler(x))[layer]

@@ -19,7 +19,7 @@ from jax.tree_util import Partial
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.frames.columns import Categorical, Columns, as_data
 from jaxcal.frames.layout import Series, Table
@@ -333,7 +333,7 @@ class _Rows(NamedTuple):
     y_scaler: Standardizer
 
 
-@eqx.filter_jit
+@_programs.jit
 def _split(
     x, y, validation_fraction: float, max_context: int, indicators: tuple[int, ...], key: PRNGKeyArray, *, paper: bool
 ) -> _Rows:
@@ -363,7 +363,7 @@ def _divide(x: Float[Array, "f n d"], y: Float[Array, "f n"], validation_fractio
     return (own_x, own_y), _Question(own_x[:, :known], own_y[:, :known], x, y)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _initial_network(in_size: int, width: int, least_std: float, dtype: DTypeLike, *, key: PRNGKeyArray) -> Network:
     return Network(in_size, width, least_std=least_std, dtype=dtype, key=key)
 
@@ -450,7 +450,7 @@ def _answer_loss(network: Network, question: _Question) -> Float[Array, ""]:
     return -jnp.mean(normal.log_prob(question.y, *network.decode(question.x, seen, latents)))
 
 
-@eqx.filter_jit
+@_programs.jit
 def _predict(process: NeuralProcess, x, context_x, context_y) -> Normal | Mixture:
     network, scaler = process.network, process.y_scaler
     points = process.x_scaler(x)

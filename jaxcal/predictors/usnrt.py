@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index
@@ -325,7 +325,7 @@ def _grow(
     return grow(problem, search, residuals_of, num_members, key)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _leaves(fitted: USNRT, tree: Tree, table: Float[Array, "n c"]) -> Int[Array, " n"]:
     """The number of the leaf of one tree that each row falls into."""
     codes = fitted.columns.codes(table)
@@ -333,7 +333,7 @@ def _leaves(fitted: USNRT, tree: Tree, table: Float[Array, "n c"]) -> Int[Array,
     return jax.vmap(lambda row, codes: tree.leaf_of(row, codes, is_categorical))(table, codes)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _predict(fitted: USNRT, table: Float[Array, "n c"]) -> Normal | Mixture:
     means, variances = _moments(fitted, table)
     if means.shape[0] == 1:
@@ -363,7 +363,7 @@ def _moments(fitted: USNRT, table: Float[Array, "n c"]) -> tuple[Float[Array, "m
     return jax.vmap(member)(fitted.trees, (networks, fitted.leaf_widening))
 
 
-@eqx.filter_jit
+@_programs.jit
 def _widening_of_mixture(fitted: USNRT, table: Float[Array, "n c"], target: Float[Array, " n"]) -> Widening:
     """That of held-out rows, of the standardized target."""
     return Widening.of_mixture(*_moments(fitted, table), target)

@@ -22,7 +22,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from jaxcal import _checks, progress
+from jaxcal import _checks, _programs, progress
 from jaxcal._numpy import AnyArray
 from jaxcal.frames import unread
 from jaxcal.frames.unread import chunks
@@ -291,7 +291,7 @@ class _State(NamedTuple):
     whitened_by: PyTree
 
 
-@eqx.filter_jit
+@_programs.jit
 def _start(
     initial_models: Model, sample: Data, scale: Float[Array, ""], jitter: Float[AnyArray, ""], sparse: Sparse
 ) -> tuple[Model, Sites, Int[Array, ""]]:
@@ -337,7 +337,7 @@ def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates,
     return eqx.combine(state.params, fixed)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _pass_over(
     state: _State, fixed: PyTree, data: Data, batches: Int[Array, "batches b"], rates: _Rates
 ) -> tuple[_State, Bool[Array, ""]]:
@@ -376,7 +376,7 @@ def _condition(
     return _conclude(model, sums, prior, jitter)
 
 
-@eqx.filter_jit
+@_programs.jit
 def _conclude(model: Model, sums: sparse_gp.RowSums, prior: Float[Array, ""], jitter: Float[AnyArray, ""]):
     rounding = models.rounding_of(prior)
     noise = model.noise_above(rounding)
@@ -390,7 +390,7 @@ def _sum_over(model: Model, data: Data, jitter: Float[AnyArray, ""]) -> tuple[sp
     return sums, jnp.sum(model.kernel.diagonal(data.points))
 
 
-_jitted_sum_over = eqx.filter_jit(_sum_over)
+_jitted_sum_over = _programs.jit(_sum_over)
 
 
 def _inducing(model: Model) -> Points:

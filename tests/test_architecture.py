@@ -16,6 +16,7 @@ PACKAGE = Path(jaxcal.__file__).parent
 LAYERS = [
     {"_programs"},
     {"_numpy"},
+    {"_random"},
     {"_checks", "_extras", "_files", "_functions"},
     {"functional"},
     {"distributions", "guarantee", "progress"},

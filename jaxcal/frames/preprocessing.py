@@ -6,11 +6,9 @@ stay 0 and 1.
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from jaxcal import _programs
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional import linalg
 
@@ -91,7 +89,7 @@ def _nonzero(scale: Float[AnyArray, "*d"]) -> Float[AnyArray, "*d"]:
 
 
 def input_scaler(
-    inputs: Float[Array, "n p"], indicators: tuple[int, ...], *, log_tails: bool
+    inputs: Float[AnyArray, "n p"], indicators: tuple[int, ...], *, log_tails: bool
 ) -> "Standardizer | LogTails":
     """The standardization of the inputs of a network, which leaves indicators as they are."""
     return (LogTails.of(inputs) if log_tails else Standardizer.of(inputs)).without(indicators)
@@ -114,21 +112,22 @@ class LogTails(eqx.Module):
     standardizer: Standardizer
 
     @classmethod
-    @_programs.jit
-    def of(cls, values: Float[Array, "n d"]) -> "LogTails":
+    @numpy_or_jit
+    def of(cls, values: Float[AnyArray, "n d"]) -> "LogTails":
         """That of a sample, column by column; a column that is constant but for its tails is standardized with them."""
-        low, high = jnp.quantile(values, jnp.asarray(_WITHOUT_TAILS, values.dtype), axis=0)
-        inner, all_of_it = Standardizer.of(jnp.clip(values, low[None], high[None])), Standardizer.of(values)
+        xp = namespace(values)
+        low, high = xp.quantile(values, xp.asarray(_WITHOUT_TAILS, values.dtype), axis=0)
+        inner, all_of_it = Standardizer.of(xp.clip(values, low[None], high[None])), Standardizer.of(values)
         varies = inner.scale > 0
-        return cls(jax.tree.map(lambda part, whole: jnp.where(varies, part, whole), inner, all_of_it))
+        return cls(jax.tree.map(lambda part, whole: xp.where(varies, part, whole), inner, all_of_it))
 
     def without(self, columns: tuple[int, ...]) -> "LogTails":
         """The same of all columns but these, which stay as they are where they lie between -3 and 3."""
         return LogTails(self.standardizer.without(columns))
 
-    @_programs.jit
-    def __call__(self, values: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    @numpy_or_jit
+    def __call__(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
         """The inputs of the rows."""
-        z = self.standardizer(values)
-        tail = _TAIL * (1 + jnp.log(jnp.maximum(jnp.abs(z), _TAIL) / _TAIL))
-        return jnp.where(jnp.abs(z) <= _TAIL, z, jnp.sign(z) * tail)
+        xp, z = namespace(values), self.standardizer(values)
+        tail = _TAIL * (1 + xp.log(xp.maximum(abs(z), _TAIL) / _TAIL))
+        return xp.where(abs(z) <= _TAIL, z, xp.sign(z) * tail)

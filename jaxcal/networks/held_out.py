@@ -4,18 +4,19 @@ A network's std is learned from residuals of rows that its mean was trained on, 
 rows. The rows of the validation set tell by how much.
 """
 
+from collections.abc import Callable
 from functools import partial
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from jaxcal import _programs
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional import linalg, student_t
 from jaxcal.functional._loops import carried
 
@@ -35,6 +36,11 @@ _MOST = 2.0
 _STEPS = 30
 
 
+def _is_normal(*_: Any, df: Any = None, **__: Any) -> bool:
+    """Whether errors are normal: NumPy has no quantiles of others."""
+    return df is None
+
+
 class Widening(eqx.Module):
     """What makes a variance v that of new rows: factor (max(v, least) + floor).
 
@@ -45,19 +51,19 @@ class Widening(eqx.Module):
             smaller one.
     """
 
-    factor: Float[Array, "*runs"]
-    floor: Float[Array, "*runs"]
-    least: Float[Array, "*runs"]
+    factor: Float[AnyArray, "*runs"]
+    floor: Float[AnyArray, "*runs"]
+    least: Float[AnyArray, "*runs"]
 
     @classmethod
-    @_programs.jit
+    @partial(numpy_or_jit, when=_is_normal)
     def of(
         cls,
-        variance: Float[Array, " n"],
-        errors: Float[Array, " n"],
+        variance: Float[AnyArray, " n"],
+        errors: Float[AnyArray, " n"],
         *,
-        df: Float[Array, " n"] | None = None,
-        weights: Float[Array, " n"] | None = None,
+        df: Float[AnyArray, " n"] | None = None,
+        weights: Float[AnyArray, " n"] | None = None,
     ) -> "Widening":
         """That of held-out rows.
 
@@ -75,108 +81,119 @@ class Widening(eqx.Module):
             weights: how much each row counts; one each where None. The least variance is that of rows that count
                 one or more, 0 where there are none.
         """
-        weights = jnp.ones_like(errors) if weights is None else weights.astype(errors.dtype)
-        rows = _Rows(variance, errors, df, weights, jnp.average(variance, weights=weights))
-        floors = jnp.asarray(_FLOORS, errors.dtype) * rows.usual
-        factors, heights = lax.map(partial(_likeliest, rows.and_a_bad_one()), floors)
-        best = jnp.argmax(heights)
+        xp = namespace(errors)
+        counts: AnyArray = xp.ones_like(errors) if weights is None else weights.astype(errors.dtype)
+        rows = _Rows(variance, errors, df, counts, xp.average(variance, weights=counts))
+        floors = xp.asarray(_FLOORS, errors.dtype) * rows.usual
+        factors, heights = _for_each(partial(_likeliest, rows.and_a_bad_one()), floors)
+        best = xp.argmax(heights)
         factor, floor = factors[best], floors[best]
-        by_intervals = jnp.clip(_ratio_of_intervals(rows, factor, floor), 1 / _MOST, _MOST)
-        least = jnp.min(jnp.where(weights >= 1, variance, jnp.inf))
-        return cls(factor * by_intervals, floor, jnp.where(jnp.isfinite(least), least, 0))
+        by_intervals = xp.clip(_ratio_of_intervals(rows, factor, floor), 1 / _MOST, _MOST)
+        least = xp.min(xp.where(counts >= 1, variance, np.inf))
+        return cls(factor * by_intervals, floor, xp.where(xp.isfinite(least), least, 0).astype(errors.dtype))
 
     @classmethod
     def of_mixture(
-        cls, means: Float[Array, "m n"], variances: Float[Array, "m n"], targets: Float[Array, " n"]
+        cls, means: Float[AnyArray, "m n"], variances: Float[AnyArray, "m n"], targets: Float[AnyArray, " n"]
     ) -> "Widening":
         """That of a mixture with equal weights as a whole, by held-out rows."""
         mean, variance = mixture_moments(means, variances)
         return cls.of(variance, targets - mean)
 
-    def __call__(self, variance: Float[Array, "..."]) -> Float[Array, "..."]:
+    def __call__(self, variance: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
         """The variance of new rows."""
-        return self.factor * (jnp.maximum(variance, self.least) + self.floor)
+        return self.factor * (namespace(variance).maximum(variance, self.least) + self.floor)
 
     def of_members(
-        self, means: Float[Array, "m n"], variances: Float[Array, "m n"]
-    ) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
+        self, means: Float[AnyArray, "m n"], variances: Float[AnyArray, "m n"]
+    ) -> tuple[Float[AnyArray, "m n"], Float[AnyArray, "m n"]]:
         """The means and the variances of a mixture's members, so that the mixture has the variance of new rows.
 
         Its mean stays, and the members' distances from it grow, too.
         """
         mean, variance = mixture_moments(means, variances)
-        lacking = jnp.maximum(self.least - variance, 0)
-        moved = mean[None] + jnp.sqrt(self.factor) * (means - mean[None])
+        xp = namespace(variance)
+        lacking = xp.maximum(self.least - variance, 0)
+        moved = mean[None] + xp.sqrt(self.factor) * (means - mean[None])
         return moved, self.factor * (variances + (lacking + self.floor)[None])
 
 
-def widened(variance: Float[Array, "*n"], widening: Widening | None) -> Float[Array, "*n"]:
+def widened(variance: Float[AnyArray, "*n"], widening: Widening | None) -> Float[AnyArray, "*n"]:
     """The variance of new rows; as it is where there is no widening."""
     return variance if widening is None else widening(variance)
 
 
 def mixture_moments(
-    means: Float[Array, "m n"], variances: Float[Array, "m n"]
-) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    means: Float[AnyArray, "m n"], variances: Float[AnyArray, "m n"]
+) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]]:
     """The mean and the variance of a mixture with equal weights."""
-    return jnp.mean(means, axis=0), jnp.mean(variances, axis=0) + jnp.var(means, axis=0)
+    return means.mean(axis=0), variances.mean(axis=0) + means.var(axis=0)
 
 
 class _Rows(NamedTuple):
     """Held-out rows, and the mean of their variances, which is that of the prior's rows."""
 
-    variance: Float[Array, " n"]
-    errors: Float[Array, " n"]
-    df: Float[Array, " n"] | None
-    weights: Float[Array, " n"]
-    usual: Float[Array, ""]
+    variance: Float[AnyArray, " n"]
+    errors: Float[AnyArray, " n"]
+    df: Float[AnyArray, " n"] | None
+    weights: Float[AnyArray, " n"]
+    usual: Float[AnyArray, ""]
 
     @property
-    def number(self) -> Float[Array, ""]:
+    def number(self) -> Float[AnyArray, ""]:
         """How many rows there are."""
-        return jnp.sum(self.weights)
+        return self.weights.sum()
 
     def and_a_bad_one(self) -> "_Rows":
         """These, and one with the least variance whose error is usual among all, as far as it is striking there."""
-        least = jnp.argmin(jnp.where(self.weights > 0, self.variance, jnp.inf))
-        usual = jnp.average(self.errors**2, weights=self.weights)
+        xp = namespace(self.errors)
+        least = xp.argmin(xp.where(self.weights > 0, self.variance, np.inf))
+        usual = xp.average(self.errors**2, weights=self.weights)
         bad = self._replace(
             variance=self.variance[least],
-            errors=linalg.sqrt(jnp.maximum(usual - _STRIKING * self.variance[least], 0)),
+            errors=linalg.sqrt(xp.maximum(usual - _STRIKING * self.variance[least], 0)),
             df=None if self.df is None else self.df[least],
-            weights=jnp.ones((), self.weights.dtype),
+            weights=xp.ones((), self.weights.dtype),
             usual=None,
         )
-        longer = jax.tree.map(lambda row, rows: jnp.append(rows, row), bad, self._replace(usual=None))
+        longer = jax.tree.map(lambda row, rows: xp.append(rows, row), bad, self._replace(usual=None))
         return longer._replace(usual=self.usual)
 
 
-def _likeliest(rows: _Rows, floor: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+def _for_each(function: Callable[[AnyArray], Any], values: Float[AnyArray, " k"]) -> Any:
+    """What a function gives of every value, along a leading axis."""
+    if namespace(values) is jnp:
+        return lax.map(function, values)
+    return tuple(map(np.stack, zip(*map(function, values), strict=True)))
+
+
+def _likeliest(rows: _Rows, floor: Float[AnyArray, ""]) -> tuple[Float[AnyArray, ""], Float[AnyArray, ""]]:
     """The factor of the greatest likelihood, with the prior's rows, and the log of it."""
     variance, usual = rows.variance + floor, rows.usual + floor
-    squares, df = rows.errors**2 / variance, rows.df
+    xp, squares, df = namespace(variance), rows.errors**2 / variance, rows.df
 
-    def step(factor: Float[Array, ""]) -> Float[Array, ""]:
+    def step(factor: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
         precision = 1.0 if df is None else (df + 1) / (df + squares / factor)
-        total = jnp.sum(rows.weights * precision * squares)
+        total = xp.sum(rows.weights * precision * squares)
         return (_PRIOR_ROWS * rows.usual / usual + total) / (_PRIOR_ROWS + rows.number)
 
-    factor = step(jnp.ones_like(floor))
+    factor = step(xp.ones_like(floor))
     if df is not None:
         factor = lax.fori_loop(0, _STEPS, lambda _, factor: step(factor), carried(factor))
     costs = squares / factor if df is None else (df + 1) * jnp.log1p(squares / factor / df)
-    cost = jnp.sum(rows.weights * (jnp.log(factor * variance) + costs))
-    return factor, -cost - _PRIOR_ROWS * (jnp.log(factor * usual) + rows.usual / (factor * usual))
+    cost = xp.sum(rows.weights * (xp.log(factor * variance) + costs))
+    return factor, -cost - _PRIOR_ROWS * (xp.log(factor * usual) + rows.usual / (factor * usual))
 
 
-def _ratio_of_intervals(rows: _Rows, factor: Float[Array, ""], floor: Float[Array, ""]) -> Float[Array, ""]:
+def _ratio_of_intervals(rows: _Rows, factor: Float[AnyArray, ""], floor: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
     """How many times as wide the intervals must be to hold as many rows, the prior's among them, as they say."""
-    df, widths = rows.df, jnp.sqrt(factor * (rows.variance + floor))
+    xp, df = namespace(rows.variance), rows.df
+    widths = xp.sqrt(factor * (rows.variance + floor))
     reach = _REACH if df is None else student_t.icdf(jnp.full_like(df, (1 + _LEVEL) / 2), df)
-    ratios = jnp.where(rows.weights > 0, jnp.abs(rows.errors) / (reach * widths), jnp.inf)
-    prior = jnp.asarray(_PRIOR_ERRORS / _REACH, ratios.dtype) * jnp.sqrt(rows.usual / (factor * (rows.usual + floor)))
-    ratios, weights = (jnp.concatenate(parts) for parts in ((ratios, prior), (rows.weights, jnp.ones_like(prior))))
-    order = jnp.argsort(ratios)
+    ratios = xp.where(rows.weights > 0, abs(rows.errors) / (reach * widths), np.inf)
+    prior = xp.asarray(_PRIOR_ERRORS / _REACH, ratios.dtype) * xp.sqrt(rows.usual / (factor * (rows.usual + floor)))
+    ratios, weights = (xp.concatenate(parts) for parts in ((ratios, prior), (rows.weights, xp.ones_like(prior))))
+    order = xp.argsort(ratios)
     # Of equal weights the j-th smallest has the place j, from 0 on.
-    places = jnp.cumsum(weights[order]) - (weights[order] + 1) / 2
-    return jnp.interp(_LEVEL * (rows.number + _PRIOR_ROWS - 1), places, ratios[order])
+    places = xp.cumsum(weights[order]) - (weights[order] + 1) / 2
+    return xp.interp(_LEVEL * (rows.number + _PRIOR_ROWS - 1), places, ratios[order])

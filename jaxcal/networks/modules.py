@@ -5,7 +5,8 @@ Written for one point, [d] -> [k]; rows come from `jax.vmap`, seeds and folds fr
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from functools import cache
+from typing import Any, Literal, cast
 
 import equinox as eqx
 import jax
@@ -14,10 +15,17 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _functions
+from jaxcal import _functions, _random
+from jaxcal._numpy import AnyArray, in_jax, namespace
 
 # Of a target with variance 1: no predicted std is below a thousandth of the target's, or a ten thousandth.
 _VARIANCE_FLOOR, _ALTERNATING_FLOOR = 1e-6, 1e-8
+# Activations as NumPy has them.
+_BY_NUMPY: dict[Any, Callable] = {
+    "jax.nn.relu": lambda x: np.maximum(x, 0),
+    "jax.nn.tanh": np.tanh,
+    "jax.nn.identity": lambda x: x,
+}
 # Of concrete dropout: the initial rates, and the temperature of its masks, the paper's.
 _FIRST_RATE, _TEMPERATURE = 0.1, 0.1
 
@@ -61,8 +69,8 @@ class FeedForward(eqx.Module):
         if any(width < 1 for width in hidden):
             raise ValueError(f"hidden must hold widths of at least 1; got {tuple(hidden)}.")
         fans = list(zip((in_size, *hidden), (*hidden, out_size), strict=True))
-        layers = [eqx.nn.Linear(fan_in, fan_out, dtype=dtype, key=key) for fan_in, fan_out in fans]
-        self.layers = _with_keras_initial_values(layers, key)
+        dtype = jnp.result_type(float if dtype is None else dtype)
+        self.layers = _with_keras_initial_values([_linear(*ends, dtype) for ends in fans], key)
         activations = (activation,) * len(hidden) if callable(activation) else tuple(activation)
         if len(activations) != len(hidden):
             raise ValueError(f"activation has {len(activations)} functions for {len(hidden)} hidden layers.")
@@ -72,6 +80,21 @@ class FeedForward(eqx.Module):
     def activations(self) -> tuple[Callable, ...]:
         """What is applied after every hidden layer."""
         return tuple(map(_functions.function_of, self.activation_names))
+
+    @property
+    def in_numpy(self) -> bool:
+        """Whether NumPy knows what is applied after every hidden layer."""
+        return all(name in _BY_NUMPY for name in self.activation_names)
+
+    def of_rows(self, x: Float[AnyArray, "n d"]) -> Float[AnyArray, "..."]:
+        """The outputs at rows, [n, k] or [n]; of networks that are stacked along an axis m, [m, n, k] or [m, n]."""
+        xp, layers = namespace(x), cast(Any, self.layers)
+        x = x.reshape((1,) * (layers[0].weight.ndim - 2) + x.shape)
+        of_numpy = [_BY_NUMPY.get(name) for name in self.activation_names]
+        for layer, activation in zip(layers, [*(self.activations if xp is jnp else of_numpy), None], strict=True):
+            x = x @ xp.swapaxes(layer.weight, -1, -2) + layer.bias[..., None, :]
+            x = x if activation is None else activation(x)
+        return x[..., 0] if self.layers[-1].out_features == "scalar" else x
 
     def __call__(
         self, x: Float[Array, " d"], *, rate: ArrayLike = 0.0, key: PRNGKeyArray | None = None
@@ -112,6 +135,17 @@ class NormalNetwork(eqx.Module):
     """
 
     networks: tuple[FeedForward, ...]
+
+    @property
+    def in_numpy(self) -> bool:
+        """Whether NumPy can predict by it."""
+        return all(network.in_numpy for network in self.networks)
+
+    def of_rows(self, x: Float[AnyArray, "n d"]) -> tuple[Float[AnyArray, "*m n"], Float[AnyArray, "*m n"]]:
+        """The means and the variances at rows; of stacked networks with a leading axis."""
+        found = [network.of_rows(x) for network in self.networks]
+        mean, output = found if len(found) > 1 else (found[0][..., 0], found[0][..., 1])
+        return mean, as_variance(output, alternating=len(found) > 1)
 
     def __call__(self, x: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The mean and the variance at one point."""
@@ -177,20 +211,26 @@ class ConcreteNetwork(eqx.Module):
         return jnp.sum(jnp.square(length_scale) * squares / (2 * kept) - num_inputs * entropy)
 
 
-def as_variance(output: Float[Array, "*n"], *, alternating: bool) -> Float[Array, "*n"]:
+def as_variance(output: Float[AnyArray, "*n"], *, alternating: bool) -> Float[AnyArray, "*n"]:
     """An output of a network as a variance, as `NormalNetwork` says."""
-    return jax.nn.softplus(output) + (_ALTERNATING_FLOOR if alternating else _VARIANCE_FLOOR)
+    return namespace(output).logaddexp(output, 0) + (_ALTERNATING_FLOOR if alternating else _VARIANCE_FLOOR)
+
+
+@cache
+def _linear(fan_in: int, fan_out: int | Literal["scalar"], dtype: DTypeLike) -> eqx.nn.Linear:
+    """A layer without values."""
+    return eqx.filter_eval_shape(eqx.nn.Linear, fan_in, fan_out, dtype=dtype, key=jax.random.key(0))
 
 
 def _with_keras_initial_values(layers: Sequence[eqx.nn.Linear], key: PRNGKeyArray) -> tuple[eqx.nn.Linear, ...]:
-    """The layers with Keras's initial values in place of Equinox's."""
+    """Layers with Keras's initial values, of shapes alone."""
 
-    def initial(layer: eqx.nn.Linear, draws: Float[Array, " size"]) -> eqx.nn.Linear:
+    def initial(layer: eqx.nn.Linear, draws: Float[AnyArray, " size"]) -> eqx.nn.Linear:
         limit = math.sqrt(6 / sum(layer.weight.shape))
         weight = limit * draws.reshape(layer.weight.shape)
-        return eqx.tree_at(lambda l: (l.weight, l.bias), layer, (weight, jnp.zeros_like(weight[:, 0])))
+        return eqx.tree_at(lambda l: (l.weight, l.bias), layer, (weight, namespace(weight).zeros_like(weight[:, 0])))
 
     # One draw for all layers: compiling a random number generator takes longer than compiling the rest.
     ends = np.cumsum([layer.weight.size for layer in layers])
-    draws = jax.random.uniform(key, (ends[-1],), layers[0].weight.dtype, -1, 1)
-    return tuple(map(initial, layers, jnp.split(draws, ends[:-1])))
+    draws = _random.uniform(key, int(ends[-1]), layers[0].weight.dtype, -1.0, 1.0)
+    return in_jax(tuple(map(initial, layers, namespace(draws).split(draws, ends[:-1]))))

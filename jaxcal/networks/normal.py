@@ -12,7 +12,8 @@ from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks, _programs
+from jaxcal import _checks, _programs, _random
+from jaxcal._numpy import AnyArray, namespace
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import normal
@@ -50,15 +51,15 @@ def train_normal(
     indicators: tuple[int, ...],
     *,
     key: PRNGKeyArray,
-    split_key: PRNGKeyArray | None = None,
+    rows: Rows | None = None,
 ) -> tuple[Optimum, Rows]:
-    """The networks, trained, and the rows they were trained on.
+    """The networks, trained, and the rows they were trained on: those given, or x and y divided by the key.
 
-    Indicators are described by `training.split`. The validation set is that of the `split_key`, by default one of the
-    key.
+    Indicators are described by `training.split`.
     """
-    own_split_key, train_key = jax.random.split(key)
-    rows = training.split(x, y, settings, own_split_key if split_key is None else split_key, indicators=indicators)
+    split_key, train_key = _random.split(key)
+    if rows is None:
+        rows = training.split(x, y, settings, split_key, indicators=indicators)
     if settings.form == "joint":
         return _joint(rows, settings, train_key), rows
     # Arrays: another rate compiles no new program.
@@ -67,24 +68,25 @@ def train_normal(
     return _alternating(rows, settings._replace(**rates), train_key), rows
 
 
-def as_normal(moments: tuple[Float[Array, " n"], Float[Array, " n"]], y_scaler: Standardizer) -> Normal:
+def as_normal(moments: tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]], y_scaler: Standardizer) -> Normal:
     """The distributions of standardized means and variances, in the unit of the data."""
     mean, variance = moments
-    return Normal(y_scaler.inverse(mean), y_scaler.scale[None] * jnp.sqrt(variance))
+    return Normal(y_scaler.inverse(mean), y_scaler.scale[None] * namespace(variance).sqrt(variance))
 
 
 def as_mixture(
-    means: Float[Array, "m n"], variances: Float[Array, "m n"], widening: Widening | None, y_scaler: Standardizer
+    means: Float[AnyArray, "m n"], variances: Float[AnyArray, "m n"], widening: Widening | None, y_scaler: Standardizer
 ) -> Mixture:
     """The mixture of members, widened as a whole."""
     if widening is not None:
         means, variances = widening.of_members(means, variances)
-    return Mixture(jax.vmap(lambda mean, variance: as_normal((mean, variance), y_scaler))(means, variances))
+    members = as_normal((means.ravel(), variances.ravel()), y_scaler)
+    return Mixture(jax.tree.map(lambda leaf: leaf.reshape(means.shape), members))
 
 
 def _joint(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> Optimum:
     """One network with two outputs, trained on the likelihood."""
-    init_key, train_key = jax.random.split(key)
+    init_key, train_key = _random.split(key)
     new = training.new_network(rows.train[0], settings.hidden)
     network = training.starting_network(settings.initial, lambda: NormalNetwork((new(2, key=init_key),)))
     loss = Partial(_negative_log_likelihood, beta=jnp.asarray(settings.beta, rows.train[1].dtype))

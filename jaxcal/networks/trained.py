@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import equinox as eqx
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from jaxcal import _programs
+from jaxcal._numpy import AnyArray, numpy_or_jit
 from jaxcal.distributions import Distribution
 from jaxcal.frames.columns import Columns
 from jaxcal.frames.layout import Table
@@ -57,13 +57,22 @@ class TrainedNetwork(eqx.Module, Generic[D]):
         """
         return _predict(self, self.columns(x))
 
+    @property
+    def in_numpy(self) -> bool:
+        """Whether NumPy can predict by it."""
+        return False
+
     @abc.abstractmethod
-    def _distribution(self, x: Float[Array, "n d"]) -> D:
+    def _distribution(self, x: Float[AnyArray, "n d"]) -> D:
         """The predictions at standardized inputs, on the scale of the data."""
 
 
-@_programs.jit
-def _predict(fitted: TrainedNetwork[D], x: Float[Array, "n d"]) -> D:
+def _knows(fitted: TrainedNetwork, *_: Any) -> bool:
+    return fitted.in_numpy
+
+
+@numpy_or_jit(when=_knows)
+def _predict(fitted: TrainedNetwork[D], x: Float[AnyArray, "n d"]) -> D:
     return fitted._distribution(fitted.x_scaler(x))
 
 
@@ -83,11 +92,11 @@ class WidenedNetwork(TrainedNetwork[D]):
         return replace(fitted, widening=_widening(fitted, rows.validation)) if settings.calibrate else fitted
 
     @abc.abstractmethod
-    def _moments(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], ...]:
+    def _moments(self, x: Float[AnyArray, "n d"]) -> tuple[Float[AnyArray, " n"], ...]:
         """The mean and the variance, not widened, at standardized inputs; of Student t the squared scale, and df."""
 
 
-@_programs.jit
+@numpy_or_jit(when=_knows)
 def _widening(fitted: WidenedNetwork, validation: XY) -> Widening:
     x, y = validation
     mean, variance, *df = fitted._moments(x)

@@ -9,18 +9,20 @@ from typing import Any, NamedTuple, ParamSpec, TypedDict, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks, _programs, optimize
+from jaxcal import _checks, _random, optimize
+from jaxcal._numpy import AnyArray, numpy_or_jit
 from jaxcal.frames.preprocessing import LogTails, Standardizer, input_scaler
 from jaxcal.networks import presets
 from jaxcal.networks.modules import FeedForward
 from jaxcal.networks.presets import Settings
 from jaxcal.optimize import Optimum, Result, adam
 
-XY = tuple[Float[Array, "n d"], Float[Array, " n"]]
+XY = tuple[Float[AnyArray, "n d"], Float[AnyArray, " n"]]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,9 +38,6 @@ _SPEED_OF_SCALES = 6.0
 # Of a batch by default, doubled as often as an epoch would have more steps: rows then cost less than in proportion,
 # and errors are no greater.
 _ROWS_OF_A_BATCH, _STEPS_OF_AN_EPOCH = 32, 256
-
-# A network with its initial weights, made by one compiled program.
-_initial_network = _programs.jit(FeedForward)
 
 
 class TrainingOptions(TypedDict, total=False):
@@ -224,7 +223,7 @@ def check_steps(steps: int | None, initial: eqx.Module | None = None, **others: 
 
 def new_network(inputs: Float[Array, "n d"], hidden: tuple[int, ...]) -> Callable[..., FeedForward]:
     """What makes networks of such inputs, with their initial weights."""
-    return partial(_initial_network, inputs.shape[1], hidden, dtype=inputs.dtype)
+    return partial(FeedForward, inputs.shape[1], hidden, dtype=inputs.dtype)
 
 
 def starting_network(initial: N | None, new: Callable[[], N]) -> N:
@@ -360,27 +359,26 @@ def split(
     With steps all of them are trained on. Indicators are not scaled.
     """
     number = x.shape[0] if settings.steps is not None else optimize.num_train(x.shape[0], settings.validation_fraction)
-    key = None if settings.steps is not None else key
-    return _split(x, y, number, key, indicators, scale_target, settings.log_tails)
+    order = None if settings.steps is not None or key is None else _random.permutation(key, y.shape[0])
+    return _split(x, y, number, order, indicators, scale_target, settings.log_tails)
 
 
-@_programs.jit
+@numpy_or_jit
 def _split(
-    x: Float[Array, "n d"],
-    y: Float[Array, " n"],
+    x: Float[AnyArray, "n d"],
+    y: Float[AnyArray, " n"],
     num_train: int,
-    key: PRNGKeyArray | None,
+    order: Int[AnyArray, " n"] | None,
     indicators: tuple[int, ...],
     scale_target: bool,
     log_tails: bool,
 ) -> Rows:
-    dtype = jnp.result_type(x, y)
+    dtype = np.result_type(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)
     x_scaler = input_scaler(x, indicators, log_tails=log_tails)
     y_scaler = Standardizer.of(y) if scale_target else Standardizer.identity(y)
     rows = (x_scaler(x), y_scaler(y))
-    if key is not None:
-        order = jax.random.permutation(key, y.shape[0])
+    if order is not None:
         rows = jax.tree.map(lambda a: a[order], rows)
     train = jax.tree.map(lambda a: a[:num_train], rows)
     validation = jax.tree.map(lambda a: a[num_train:], rows)

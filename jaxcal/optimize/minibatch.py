@@ -339,14 +339,12 @@ class _Setting(NamedTuple):
     others: tuple
     batch_size: int
     restore_best: bool
-    what: str
-    instead: str
 
     def problem(self, arrays: list[Array]) -> _Problem:
         """The problem with these arrays."""
         left = iter(arrays)
         leaves = [next(left) if other is _ARRAY else other for other in self.others]
-        return _checks.without_derivative(jax.tree.unflatten(self.structure, leaves), self.what, self.instead)
+        return jax.tree.unflatten(self.structure, leaves)
 
 
 # In place of an array.
@@ -357,10 +355,11 @@ def _train(
     problem: _Problem, key: PRNGKeyArray, batch_size: int, restore_best: bool, what: str, instead: str
 ) -> Optimum:
     """One loop over epochs. Where somebody listens, and nothing is traced, it is left to report, and entered again."""
+    problem = _checks.without_derivative(problem, what, instead)
     leaves, structure = jax.tree.flatten(problem)
     arrays = [leaf for leaf in leaves if _is_array(leaf)]
     others = tuple(_ARRAY if _is_array(leaf) else leaf for leaf in leaves)
-    setting = _Setting(structure, others, batch_size, restore_best, what, instead)
+    setting = _Setting(structure, others, batch_size, restore_best)
     state = _begin(arrays, setting)
     if _checks.is_traced(*arrays, key):
         return _optimum(problem, restore_best, *_go_on(arrays, key, state, None, setting)[:2])

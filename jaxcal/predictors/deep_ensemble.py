@@ -4,15 +4,15 @@ Lakshminarayanan, Pritzel & Blundell, "Simple and Scalable Predictive Uncertaint
 NeurIPS 2017, algorithm 1 without its optional step of adversarial training.
 """
 
-from functools import partial
 from typing import Unpack
 
-import equinox as eqx
 import jax
+import numpy as np
 from jax.tree_util import Partial
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
-from jaxcal import _checks, _programs
+from jaxcal import _checks, _programs, _random, progress
+from jaxcal._numpy import AnyArray, in_jax, is_on_host
 from jaxcal.distributions import Mixture
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
@@ -20,8 +20,8 @@ from jaxcal.networks import NormalNetwork, TrainingOptions
 from jaxcal.networks.held_out import mixture_moments
 from jaxcal.networks.normal import as_mixture, settle_normal, train_normal
 from jaxcal.networks.trained import WidenedNetwork
-from jaxcal.networks.training import Rows, takes_training_options
-from jaxcal.optimize import Optimum, Span, over_runs, reported_runs
+from jaxcal.networks.training import Rows, split, takes_training_options
+from jaxcal.optimize import Optimum, over_runs
 
 
 @takes_training_options()
@@ -85,10 +85,12 @@ def fit(
     # Values can be checked here only: under `over_runs` they are traced.
     columns, x, y = as_data(x, y, categorical)
     settings = settle_normal("deep_ensemble.fit", x.shape[1], options, preset, form=form, rounds=rounds)
-    train = Partial(train_normal, x, y, settings=settings, indicators=columns.indicators)
-    members = partial(_train_members, train, key, num_members, settings.calibrate)
-    optima, rows = reported_runs(members, "deep_ensemble.fit: members", num_members, train, key)
-    return DeepEnsemble.of(columns, _first(rows), optima, settings, networks=optima.params)
+    train, rows = Partial(train_normal, x, y, settings=settings, indicators=columns.indicators), None
+    if settings.calibrate:  # by rows that they share
+        rows = split(x, y, settings, _random.split(key, num_members + 1)[-1], indicators=columns.indicators)
+    members = _one_by_one if is_on_host(train, key) else _at_once
+    optima, rows = members(train, rows, key, num_members)
+    return DeepEnsemble.of(columns, rows, optima, settings, networks=optima.params)
 
 
 class DeepEnsemble(WidenedNetwork[Mixture]):
@@ -102,27 +104,31 @@ class DeepEnsemble(WidenedNetwork[Mixture]):
 
     networks: NormalNetwork
 
-    def _distribution(self, x: Float[Array, "n d"]) -> Mixture:
-        return as_mixture(*self._members(x), self.widening, self.y_scaler)
+    @property
+    def in_numpy(self) -> bool:
+        """Whether NumPy can predict by it."""
+        return self.networks.in_numpy
 
-    def _moments(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], ...]:
-        return mixture_moments(*self._members(x))
+    def _distribution(self, x: Float[AnyArray, "n d"]) -> Mixture:
+        return as_mixture(*self.networks.of_rows(x), self.widening, self.y_scaler)
 
-    def _members(self, x: Float[Array, "n d"]) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
-        """The mean and the variance of every member."""
-        return eqx.filter_vmap(lambda network: jax.vmap(network)(x))(self.networks)
+    def _moments(self, x: Float[AnyArray, "n d"]) -> tuple[Float[AnyArray, " n"], ...]:
+        return mixture_moments(*self.networks.of_rows(x))
+
+
+def _one_by_one(train: Partial, rows: Rows | None, key: PRNGKeyArray, num_members: int) -> tuple[Optimum, Rows]:
+    """The members, stacked, and the rows of the first, which are those of all where they share them."""
+    found = []
+    with progress.work("deep_ensemble.fit: members", num_members) as work:
+        for own_key in _random.split(key, num_members):
+            found.append(train(key=own_key, rows=rows))
+            work.advance()
+    optima, (of_first, *_) = zip(*found, strict=True)
+    return in_jax(jax.tree.map(lambda *leaves: np.stack(leaves), *optima)), of_first
 
 
 @_programs.jit
-def _train_members(
-    train: Partial, key: PRNGKeyArray, num_members: int, shared: bool, span: Span | None
-) -> tuple[Optimum, Rows]:
-    """The members and their rows, stacked; all have those of the first where they share them."""
-    split_key = jax.random.split(key, num_members + 1)[-1] if shared else None
-    runs = over_runs(lambda key: train(key=key, split_key=split_key), span=span)
-    return runs(jax.random.split(key, num_members))
-
-
-@jax.jit
-def _first(rows: Rows) -> Rows:
-    return jax.tree.map(lambda stacked: stacked[0], rows)
+def _at_once(train: Partial, rows: Rows | None, key: PRNGKeyArray, num_members: int) -> tuple[Optimum, Rows]:
+    """The same by one program, which trains them in one `vmap` on an accelerator."""
+    optima, found = over_runs(lambda key: train(key=key, rows=rows))(jax.random.split(key, num_members))
+    return optima, jax.tree.map(lambda stacked: stacked[0], found)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _random
 from jaxcal.distributions import StudentT
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
@@ -87,7 +87,7 @@ def fit(
     columns, x, y = as_data(x, y, categorical)
     known = {None: presets.DEFAULT, "usnrt": presets.usnrt(x.shape[1])}
     settings = settle("evidential.fit", options, known, preset)
-    init_key, split_key, train_key = jax.random.split(key, 3)
+    init_key, split_key, train_key = _random.split(key, 3)
     rows = split(x, y, settings, split_key, indicators=columns.indicators)
     network = new_network(rows.train[0], settings.hidden)(4, key=init_key)
     loss = Partial(_loss, penalty=jnp.asarray(penalty, rows.train[0].dtype))

@@ -10,7 +10,8 @@ from typing import Unpack
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxcal import _checks, _programs
+from jaxcal import _checks, _programs, _random
+from jaxcal._numpy import AnyArray
 from jaxcal.distributions import Point
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
@@ -70,7 +71,7 @@ def fit(
     settings = training.settle("mlp.fit", options, {None: presets.DEFAULT, "paper": presets.RIO}, preset, StepOptions)
     training.check_steps(settings.steps, preset=preset)
     paper = preset == "paper"
-    init_key, split_key, train_key = jax.random.split(key, 3)
+    init_key, split_key, train_key = _random.split(key, 3)
     split_key = None if paper else split_key
     rows = training.split(x, y, settings, split_key, indicators=columns.indicators, scale_target=not paper)
     new = partial(training.new_network(rows.train[0], settings.hidden), "scalar", key=init_key)
@@ -116,8 +117,13 @@ class MLP(TrainedNetwork[Point]):
             raise ValueError(f"there is no hidden layer {layer}: the network has {num_layers}.")
         return _features(self, self.columns(x), layer)
 
-    def _distribution(self, x: Float[Array, "n d"]) -> Point:
-        return Point(self.y_scaler.inverse(jax.vmap(self.network)(x)))
+    @property
+    def in_numpy(self) -> bool:
+        """Whether NumPy can predict by it."""
+        return self.network.in_numpy
+
+    def _distribution(self, x: Float[AnyArray, "n d"]) -> Point:
+        return Point(self.y_scaler.inverse(self.network.of_rows(x)))
 
 
 @_programs.jit

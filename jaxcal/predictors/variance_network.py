@@ -10,10 +10,10 @@ Quantification of Variance Networks by Tree-Structured Learning", section V-A).
 
 from typing import Unpack
 
-import jax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray
 from jaxcal.distributions import Normal
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
@@ -113,9 +113,14 @@ class VarianceNetwork(WidenedNetwork[Normal]):
 
     network: NormalNetwork
 
-    def _distribution(self, x: Float[Array, "n d"]) -> Normal:
+    @property
+    def in_numpy(self) -> bool:
+        """Whether NumPy can predict by it."""
+        return self.network.in_numpy
+
+    def _distribution(self, x: Float[AnyArray, "n d"]) -> Normal:
         mean, variance = self._moments(x)
         return as_normal((mean, widened(variance, self.widening)), self.y_scaler)
 
-    def _moments(self, x: Float[Array, "n d"]) -> tuple[Float[Array, " n"], ...]:
-        return jax.vmap(self.network)(x)
+    def _moments(self, x: Float[AnyArray, "n d"]) -> tuple[Float[AnyArray, " n"], ...]:
+        return self.network.of_rows(x)

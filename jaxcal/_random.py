@@ -1,0 +1,114 @@
+"""Random numbers of known keys by NumPy, which compiles nothing: the same stream, to the bit, as those of `jax.random`.
+
+The stream is Threefry-2x32 of 20 rounds: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011). Traced
+keys, and those of another generator, go to `jax.random`.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import dtypes
+from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray, UInt32
+
+from jaxcal._numpy import AnyArray, is_known
+from jaxcal._programs import at_top
+
+# The rotations of the rounds, four at a time, and the constant of the key schedule.
+_ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
+_PARITY = np.uint32(0x1BD11BDA)
+
+_Words = tuple[Any, Any]
+
+
+def split(key: PRNGKeyArray, number: int = 2) -> list[PRNGKeyArray]:
+    """The keys of `jax.random.split`.
+
+    >>> _, second = split(jax.random.key(0))
+    >>> bool(second == jax.random.split(jax.random.key(0))[1])
+    True
+    """
+    words = _words_of(key)
+    if words is None:
+        return list(jax.random.split(key, number))
+    as_key: Any = jax.device_put if _is_raw(key) else jax.random.wrap_key_data
+    with at_top():
+        return [as_key(np.stack(pair)) for pair in zip(*_threefry(words, number), strict=True)]
+
+
+def permutation(key: PRNGKeyArray, number: int) -> Int[AnyArray, " n"]:
+    """`jax.random.permutation` of so many numbers.
+
+    >>> bool((permutation(jax.random.key(1), 2000) == jax.random.permutation(jax.random.key(1), 2000)).all())
+    True
+    """
+    words = _words_of(key)
+    if words is None:
+        return jax.random.permutation(key, number)
+    order = np.arange(number)
+    # JAX sorts by random words, once more where two words may well be equal.
+    for _ in range(math.ceil(3 * math.log(max(1, number)) / math.log(0xFFFFFFFF))):
+        firsts, seconds = _threefry(words, 2)
+        words = firsts[0], seconds[0]
+        order = order[np.argsort(_bits((firsts[1], seconds[1]), number), kind="stable")]
+    return order
+
+
+def uniform(
+    key: PRNGKeyArray, number: int, dtype: DTypeLike, low: float = 0.0, high: float = 1.0
+) -> Float[AnyArray, " n"]:
+    """`jax.random.uniform` of so many numbers.
+
+    >>> found = uniform(jax.random.key(2), 5, np.float32, -1.0, 1.0)
+    >>> bool((found == jax.random.uniform(jax.random.key(2), (5,), np.float32, -1, 1)).all())
+    True
+    """
+    words, dtype = _words_of(key), np.dtype(dtype)
+    if words is None or dtype not in (np.float32, np.float64):
+        return jax.random.uniform(key, (number,), dtype, low, high)
+    firsts, seconds = _threefry(words, number)
+    of_dtype, low, high = np.finfo(dtype), dtype.type(low), dtype.type(high)
+    words = firsts ^ seconds if dtype == np.float32 else firsts.astype(np.uint64) << np.uint64(32) | seconds
+    # The bits are the mantissa of a number between 1 and 2.
+    mantissa = words >> words.dtype.type(of_dtype.bits - of_dtype.nmant)
+    unit = (mantissa | np.ones((), dtype).view(words.dtype)).view(dtype) - dtype.type(1)
+    return np.maximum(low, unit * (high - low) + low)
+
+
+def _words_of(key: Any) -> _Words | None:
+    """The two words of a key; None where JAX must be asked."""
+    if not (is_known(key) and getattr(jax.config, "jax_threefry_partitionable", False)):
+        return None
+    if not _is_raw(key) and str(jax.random.key_impl(key)) != "threefry2x32":
+        return None
+    with at_top():
+        words = np.asarray(key if _is_raw(key) else jax.random.key_data(key))
+    return (words[0], words[1]) if words.shape == (2,) else None
+
+
+def _is_raw(key: Array) -> bool:
+    """Whether it is an array of words, as `jax.random.PRNGKey` gives it."""
+    return not jnp.issubdtype(key.dtype, dtypes.prng_key)
+
+
+def _bits(words: _Words, number: int) -> UInt32[np.ndarray, " n"]:
+    firsts, seconds = _threefry(words, number)
+    return firsts ^ seconds
+
+
+def _threefry(words: _Words, number: int) -> tuple[UInt32[np.ndarray, " n"], UInt32[np.ndarray, " n"]]:
+    """The two words of each of the first counters."""
+    schedule = *words, words[0] ^ words[1] ^ _PARITY
+    counters = np.arange(number, dtype=np.uint64)
+    with np.errstate(over="ignore"):  # words are added modulo 2^32
+        a = (counters >> np.uint64(32)).astype(np.uint32) + schedule[0]
+        b = counters.astype(np.uint32) + schedule[1]
+        for step in range(5):
+            for rotation in _ROTATIONS[step % 2]:
+                a = a + b
+                b = a ^ (b << np.uint32(rotation) | b >> np.uint32(32 - rotation))
+            a = a + schedule[(step + 1) % 3]
+            b = b + schedule[(step + 2) % 3] + np.uint32(step + 1)
+    return a, b

@@ -8,40 +8,21 @@ step's guarantee holds. Or the models of the folds predict new rows, too: then t
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-import jax
-import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import ArrayLike, PRNGKeyArray
 
-from jaxcal import _checks, progress
+from jaxcal import _checks, _random
 from jaxcal.calibrators import conformal
-from jaxcal.distributions import Distribution
-from jaxcal.distributions._base import marked_out_of_fold
-from jaxcal.distributions.concatenated import with_moments
 from jaxcal.frames.columns import Categorical
-from jaxcal.frames.layout import Layout, Series, Table
-from jaxcal.pipeline import cross_conformal
+from jaxcal.frames.layout import Series, Table
 from jaxcal.pipeline.candidates import candidates
-from jaxcal.pipeline.chain import Chain, fit_steps
+from jaxcal.pipeline.chain import Chain
+from jaxcal.pipeline.choice import tried
 from jaxcal.pipeline.fitted import Pipeline, Scores, Step
-from jaxcal.pipeline.methods import CVPlus, Division, Folds, Method, Prefit, Split, as_method
-from jaxcal.pipeline.out_of_fold import WITHOUT_A_FOLD, joined, models_of_folds, one_warning, take_rows
-from jaxcal.pipeline.steps import (
-    Estimator,
-    Fitted,
-    Groups,
-    as_distribution,
-    as_fit,
-    as_table_and_targets,
-    checked,
-    columns_of,
-    name_of,
-    with_columns,
-    with_key,
-    with_weights,
-)
+from jaxcal.pipeline.methods import CVPlus, Folds, Method, Prefit, Split, as_method
+from jaxcal.pipeline.plan import Plan, fit_chain, fit_one
+from jaxcal.pipeline.steps import Estimator, Fitted, Groups, as_table_and_targets, columns_of
 
 __all__ = [
     "CVPlus",
@@ -56,11 +37,9 @@ __all__ = [
     "Step",
     "candidates",
     "fit",
+    "fit_chain",
 ]
 
-# What warnings are about.
-_SET_ASIDE = "in the fit to the rows that are not set aside, which counts them anew"
-_LAST_STEP = "in the last step, which is fitted without each fold as well"
 _OF_CV_PLUS = (
     "method='cv+' needs a predictor, and neither recalibrate nor by: its guarantee is for the models of the folds "
     "themselves, with their absolute errors, and not for a predictor that is chosen by these errors."
@@ -90,7 +69,9 @@ def fit(
             `functools.partial`; its value is called on inputs and gives a Distribution or an array of means. Or an
             object with `fit` and `predict`, as scikit-learn has them, which is cloned. Or a list of pairs, a predictor
             and its calibrators each: the best is taken, by the CRPS of the whole pipeline out of fold; `print` shows
-            all of it. The scores of the best of several are a little too good. None is for the list of `candidates`: a
+            all of it. A pair whose CRPS is half again the best in the first fold is dropped there, if that is no
+            chance, and is not fitted to others; `print` names it. The scores of the best of several are a little too
+            good. None is for the list of `candidates`: a
             Gaussian process, a network with RIO and, where scikit-learn is installed, boosted trees with RIO.
         calibrators: fit functions `fit(x, base, y)`, such as `jc.rio.fit`, in their order; each is fitted to what the
             steps before predict of the rows they were fitted to.
@@ -149,9 +130,9 @@ def fit(
     if isinstance(method, Prefit):
         predictor = Fitted(predictor)
         divide = Folds(folds=method.folds, groups=method.groups) if calibrators else method
-    division_key, key = jax.random.split(key)
-    order_key, last_key, chain_key, folds_key = jax.random.split(key, 4)
-    plan = _Plan(
+    division_key, key = _random.split(key)
+    order_key, last_key, chain_key, folds_key = _random.split(key, 4)
+    plan = Plan(
         method=method,
         division=divide.divide(len(y), (division_key, order_key)),
         recalibrate=recalibrate,
@@ -161,141 +142,10 @@ def fit(
         keys=(last_key, chain_key, folds_key),
     )
     if not choice:
-        return _fit(x, y, predictor, calibrators, plan)
-    tried = _tried(x, y, choice, plan, order_key)
-    best = int(np.argmin([pipeline.steps[-1].scores.crps for pipeline in tried]))
-    others = tuple(pipeline.steps for k, pipeline in enumerate(tried) if k != best)
+        return fit_one(x, y, predictor, calibrators, plan)
+    found, dropped = tried(x, y, choice, plan, order_key)
+    best = min(found, key=lambda k: float(found[k].steps[-1].scores.crps))
+    others = tuple(held.steps for k, held in found.items() if k != best)
     predictor, calibrators = choice[best]
-    chosen = _fit(x, y, predictor, calibrators, plan) if isinstance(method, Split) else tried[best]
-    return dataclasses.replace(chosen, others=others)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """How a pipeline is fitted, whatever its predictor and calibrators; arguments as of `fit`, checked.
-
-    Attributes:
-        division: of the rows.
-        keys: of the last step, of the chain that predicts, and of the folds.
-    """
-
-    method: Method
-    division: Division
-    recalibrate: Callable | None
-    weights: Float[Array, " n"] | None
-    by: Groups
-    columns: Categorical
-    keys: tuple[PRNGKeyArray, PRNGKeyArray, PRNGKeyArray]
-
-    @property
-    def is_out_of_fold(self) -> bool:
-        """Whether another model predicts new rows than those that made the errors."""
-        return self.division.predicts != "fold"
-
-    def last(self) -> Callable:
-        """The fit of the last step."""
-        step = with_columns(checked(self.recalibrate), self.columns)
-        return partial(with_key, self.by.told(step), key=self.keys[0])
-
-
-def _tried(
-    x: Table,
-    y: Float[Array, " n"],
-    choice: Sequence[tuple[Any, Sequence[Callable]]],
-    plan: _Plan,
-    order_key: PRNGKeyArray,
-) -> list[Pipeline]:
-    """The pipelines to choose from. What is set aside has no say in the choice: its guarantee would not hold."""
-    method = plan.method
-    if isinstance(method, Split):
-        rows, groups = plan.division.folds[0].training, method.labels(len(y))
-        folds = Folds(folds=method.folds, groups=None if groups is None else groups[rows])
-        division = folds.divide(len(rows), (order_key, order_key))
-        plan = dataclasses.replace(plan, method=folds, division=division, by=plan.by.part(rows))
-        x, y = take_rows(rows, x, y)
-    tried = []
-    with progress.work("pipeline.fit: candidates", len(choice)) as work:
-        for predictor, calibrators in choice:
-            tried.append(_fit(x, y, predictor, calibrators, plan))
-            work.advance()
-    return tried
-
-
-def _fit(x: Table, y: Float[Array, " n"], predictor: Any, calibrators: Sequence[Callable], plan: _Plan) -> Pipeline:
-    """The pipeline of one predictor."""
-    fit_rows = partial(fit_chain, predictor, calibrators, columns=plan.columns)
-    division, by, (_, chain_key, folds_key) = plan.division, plan.by, plan.keys
-    folds, is_out_of_fold = division.folds, plan.is_out_of_fold
-    targets = (y,) if plan.weights is None else (y, plan.weights)
-    keys = list(jax.random.split(folds_key, len(folds))) if is_out_of_fold else [chain_key]
-    about = WITHOUT_A_FOLD if is_out_of_fold else _SET_ASIDE
-    chains, blocks = models_of_folds(fit_rows, (x,), targets, folds, keys, predict=Chain.after_each_step, about=about)
-    chain: Any = fit_rows(x, *targets, key=chain_key) if division.predicts == "all_rows" else chains[0]
-    parts = [division.rows[places] for places in division.parts]
-    if not folds[1:]:
-        blocks = [[each[places] for each in blocks[0]] for places in division.parts]
-    step_of = partial(_step, y=y, parts=parts, out_of_fold=is_out_of_fold)
-    names = [name_of(step) for step in (predictor, *calibrators)]
-    steps = [step_of(name, of_parts) for name, of_parts in zip(names, zip(*blocks, strict=True), strict=True)]
-    last, ends = None, [block[-1] for block in blocks]
-    with one_warning(_LAST_STEP):
-        if division.predicts == "folds":
-            has_groups = plan.method.groups is not None
-            chain = cross_conformal.of_folds(chains, ends, folds, x, y, score=None, has_groups=has_groups)
-        elif plan.recalibrate is not None:
-            end = steps[-1]
-            last = plan.last()(*take_rows(end.rows, x), end.predictions, end.y, **by.of_rows(np.asarray(end.rows)))
-        if plan.recalibrate is not None:
-            name = "cv+" if last is None else name_of(plan.recalibrate)
-            steps.append(step_of(name, _recalibrated(plan.last(), x, y, ends, parts, by)))
-    by, method = by.without_labels(), plan.method.name
-    return Pipeline(chain, last, steps=tuple(steps), others=(), method=method, layout=Layout.of(x), by=by)
-
-
-def fit_chain(
-    predictor: Any,
-    calibrators: Sequence[Callable],
-    x: Table,
-    y: Float[Array, " n"],
-    weights: Float[Array, " n"] | None = None,
-    *,
-    columns: Categorical = (),
-    key: PRNGKeyArray,
-) -> Chain:
-    """A predictor and calibrators, each fitted to what the steps before it predict; steps as those of `fit`."""
-    model_key, *keys = jax.random.split(key, 1 + len(calibrators))
-    model = with_key(with_weights(with_columns(as_fit(predictor), columns), weights), x, y, key=model_key)
-    steps = [with_columns(checked(calibrator), columns) for calibrator in calibrators]
-    return Chain(model, fit_steps(steps, x, as_distribution(model(x)), y, keys=keys) if steps else ())
-
-
-def _recalibrated(
-    fit_last: Callable, x: Table, y: Float[Array, " n"], predictions: Sequence, parts: Sequence[np.ndarray], by: Groups
-) -> list[Distribution]:
-    """What the last step makes of each part, fitted to the others: its scores are of held-out rows, too."""
-    order, found = np.concatenate(parts), []
-    places = np.split(np.arange(len(order)), np.cumsum([len(part) for part in parts])[:-1])
-    whole = with_moments(joined(predictions, places))  # joined once, or n folds took time in n^2
-    for k, (prediction, part) in enumerate(zip(predictions, parts, strict=True)):
-        others = np.delete(np.arange(len(order)), places[k])
-        rows = order[others]
-        x_others, y_others = take_rows(rows, x, y)
-        last = fit_last(x_others, whole[others], y_others, **by.of_rows(rows))
-        found.append(last(*take_rows(part, x), prediction, **by.of_rows(part)))
-    return found
-
-
-def _step(
-    name: str,
-    predictions: Sequence[Distribution],
-    *,
-    y: Float[Array, " n"],
-    parts: Sequence[np.ndarray],
-    out_of_fold: bool,
-) -> Step:
-    """The predictions of all parts, in the order of the rows."""
-    rows = np.sort(np.concatenate(parts))
-    whole, left = joined(predictions, [np.searchsorted(rows, part) for part in parts]), 0
-    if out_of_fold:
-        whole, left = marked_out_of_fold(whole), len(y) - len(rows)
-    return Step(name, whole, take_rows(rows, y)[0], jax.device_put(rows), num_not_held_out=left)
+    fitted = fit_one(x, y, predictor, calibrators, plan, None if isinstance(method, Split) else found[best])
+    return dataclasses.replace(fitted, others=others, dropped=dropped)

@@ -32,6 +32,7 @@ class Pipeline(eqx.Module):
         steps: what the predictor alone, each calibrator and the last step predict of rows they were not fitted to. That
             of "cv+" is what conformal calibration by the errors of the other folds makes of the predictions of a fold.
         others: the steps of the other pipelines that were tried, where the predictor was chosen.
+        dropped: a line about each pipeline that was dropped after the first fold: its steps and its CRPS there.
         method: "folds", "split", "cv+" or "prefit".
         layout: the columns of x.
         by: where the last step has its groups from.
@@ -41,6 +42,7 @@ class Pipeline(eqx.Module):
     last: Callable | None
     steps: tuple["Step", ...]
     others: tuple[tuple["Step", ...], ...]
+    dropped: tuple[str, ...] = eqx.field(static=True)
     method: str = eqx.field(static=True)
     layout: Layout
     by: Groups
@@ -92,6 +94,8 @@ class Pipeline(eqx.Module):
         lines = [_HEADER, *map(str, self.steps), about]
         for steps in self.others:
             lines += ["", "tried as well:", *map(str, steps)]
+        if self.dropped:
+            lines += ["", "dropped after the first fold:", *self.dropped]
         return "\n".join(lines)
 
 

@@ -1,0 +1,203 @@
+"""What a pipeline does with one predictor: models of the folds, what they predict, the last step, and the whole."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxcal import _random
+from jaxcal.distributions import Distribution
+from jaxcal.distributions._base import marked_out_of_fold
+from jaxcal.distributions.concatenated import with_moments
+from jaxcal.frames.columns import Categorical
+from jaxcal.frames.layout import Layout, Table
+from jaxcal.pipeline import cross_conformal
+from jaxcal.pipeline.chain import Chain, fit_steps
+from jaxcal.pipeline.fitted import Pipeline, Step
+from jaxcal.pipeline.methods import Division, Method
+from jaxcal.pipeline.out_of_fold import WITHOUT_A_FOLD, joined, models_of_folds, one_warning, take_rows
+from jaxcal.pipeline.steps import (
+    Groups,
+    as_distribution,
+    as_fit,
+    checked,
+    name_of,
+    with_columns,
+    with_key,
+    with_weights,
+)
+
+# What warnings are about.
+_SET_ASIDE = "in the fit to the rows that are not set aside, which counts them anew"
+_LAST_STEP = "in the last step, which is fitted without each fold as well"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a pipeline is fitted, whatever its predictor and calibrators; arguments as of `fit`, checked.
+
+    Attributes:
+        division: of the rows.
+        keys: of the last step, of the chain that predicts, and of the folds.
+    """
+
+    method: Method
+    division: Division
+    recalibrate: Callable | None
+    weights: Float[Array, " n"] | None
+    by: Groups
+    columns: Categorical
+    keys: tuple[PRNGKeyArray, PRNGKeyArray, PRNGKeyArray]
+
+    @property
+    def is_out_of_fold(self) -> bool:
+        """Whether another model predicts new rows than those that made the errors."""
+        return self.division.predicts != "fold"
+
+    def last(self) -> Callable:
+        """The fit of the last step."""
+        step = with_columns(checked(self.recalibrate), self.columns)
+        return partial(with_key, self.by.told(step), key=self.keys[0])
+
+
+# The models of some folds, and for every fold what each step predicts of the rows that it holds out.
+Models = tuple[list[Callable], list[Any]]
+
+
+class Held(NamedTuple):
+    """What a pipeline predicts of rows that its models were not fitted to.
+
+    Attributes:
+        steps: the predictions after each step.
+        last: the last step, fitted to those before; None where there is none, and with "cv+".
+        chain: of a single fold, or of all folds together; None where one fitted to all rows predicts.
+    """
+
+    steps: tuple[Step, ...]
+    last: Callable | None
+    chain: Any
+
+
+def fit_one(
+    x: Table,
+    y: Float[Array, " n"],
+    predictor: Any,
+    calibrators: Sequence[Callable],
+    plan: Plan,
+    held: Held | None = None,
+) -> Pipeline:
+    """The pipeline of one predictor; `held` is what it predicts of held-out rows, if that is known."""
+    if held is None:
+        held = held_of(x, y, predictor, calibrators, plan, models(x, y, predictor, calibrators, plan, slice(None)))
+    chain = held.chain
+    if chain is None:
+        chain = _fit_of(predictor, calibrators, plan)(x, *_targets(y, plan), key=plan.keys[1])
+    return Pipeline(
+        chain,
+        held.last,
+        steps=held.steps,
+        others=(),
+        dropped=(),
+        method=plan.method.name,
+        layout=Layout.of(x),
+        by=plan.by.without_labels(),
+    )
+
+
+def _fit_of(predictor: Any, calibrators: Sequence[Callable], plan: Plan) -> Callable:
+    return partial(fit_chain, predictor, calibrators, columns=plan.columns)
+
+
+def _targets(y: Float[Array, " n"], plan: Plan) -> tuple[Array, ...]:
+    return (y,) if plan.weights is None else (y, plan.weights)
+
+
+def models(
+    x: Table, y: Float[Array, " n"], predictor: Any, calibrators: Sequence[Callable], plan: Plan, some: slice
+) -> Models:
+    """The models of some of the folds, and what they predict."""
+    (_, chain_key, folds_key), folds = plan.keys, plan.division.folds
+    keys = _random.split(folds_key, len(folds)) if plan.is_out_of_fold else [chain_key]
+    about = WITHOUT_A_FOLD if plan.is_out_of_fold else _SET_ASIDE
+    fit_rows, targets = _fit_of(predictor, calibrators, plan), _targets(y, plan)
+    after = Chain.after_each_step
+    return models_of_folds(fit_rows, (x,), targets, folds[some], keys[some], predict=after, about=about)
+
+
+def held_of(
+    x: Table, y: Float[Array, " n"], predictor: Any, calibrators: Sequence[Callable], plan: Plan, models: Models
+) -> Held:
+    """What the models of all folds predict, after each step, and after the last."""
+    (chains, blocks), division, by = models, plan.division, plan.by
+    chain: Any = None if division.predicts == "all_rows" else chains[0]
+    parts = [division.rows[places] for places in division.parts]
+    if not division.folds[1:]:
+        blocks = [[each[places] for each in blocks[0]] for places in division.parts]
+    step_of = partial(_step, y=y, parts=parts, out_of_fold=plan.is_out_of_fold)
+    names = [name_of(step) for step in (predictor, *calibrators)]
+    steps = [step_of(name, of_parts) for name, of_parts in zip(names, zip(*blocks, strict=True), strict=True)]
+    last, ends = None, [block[-1] for block in blocks]
+    with one_warning(_LAST_STEP):
+        if division.predicts == "folds":
+            has_groups = plan.method.groups is not None
+            chain = cross_conformal.of_folds(chains, ends, division.folds, x, y, score=None, has_groups=has_groups)
+        elif plan.recalibrate is not None:
+            end = steps[-1]
+            last = plan.last()(*take_rows(end.rows, x), end.predictions, end.y, **by.of_rows(np.asarray(end.rows)))
+        if plan.recalibrate is not None:
+            name = "cv+" if last is None else name_of(plan.recalibrate)
+            steps.append(step_of(name, _recalibrated(plan.last(), x, y, ends, parts, by)))
+    return Held(tuple(steps), last, chain)
+
+
+def fit_chain(
+    predictor: Any,
+    calibrators: Sequence[Callable],
+    x: Table,
+    y: Float[Array, " n"],
+    weights: Float[Array, " n"] | None = None,
+    *,
+    columns: Categorical = (),
+    key: PRNGKeyArray,
+) -> Chain:
+    """A predictor and calibrators, each fitted to what the steps before it predict; steps as those of `fit`."""
+    model_key, *keys = _random.split(key, 1 + len(calibrators))
+    model = with_key(with_weights(with_columns(as_fit(predictor), columns), weights), x, y, key=model_key)
+    steps = [with_columns(checked(calibrator), columns) for calibrator in calibrators]
+    return Chain(model, fit_steps(steps, x, as_distribution(model(x)), y, keys=keys) if steps else ())
+
+
+def _recalibrated(
+    fit_last: Callable, x: Table, y: Float[Array, " n"], predictions: Sequence, parts: Sequence[np.ndarray], by: Groups
+) -> list[Distribution]:
+    """What the last step makes of each part, fitted to the others: its scores are of held-out rows, too."""
+    order, found = np.concatenate(parts), []
+    places = np.split(np.arange(len(order)), np.cumsum([len(part) for part in parts])[:-1])
+    whole = with_moments(joined(predictions, places))  # joined once, or n folds took time in n^2
+    for k, (prediction, part) in enumerate(zip(predictions, parts, strict=True)):
+        others = np.delete(np.arange(len(order)), places[k])
+        rows = order[others]
+        x_others, y_others = take_rows(rows, x, y)
+        last = fit_last(x_others, whole[others], y_others, **by.of_rows(rows))
+        found.append(last(*take_rows(part, x), prediction, **by.of_rows(part)))
+    return found
+
+
+def _step(
+    name: str,
+    predictions: Sequence[Distribution],
+    *,
+    y: Float[Array, " n"],
+    parts: Sequence[np.ndarray],
+    out_of_fold: bool,
+) -> Step:
+    """The predictions of all parts, in the order of the rows."""
+    rows = np.sort(np.concatenate(parts))
+    whole, left = joined(predictions, [np.searchsorted(rows, part) for part in parts]), 0
+    if out_of_fold:
+        whole, left = marked_out_of_fold(whole), len(y) - len(rows)
+    return Step(name, whole, take_rows(rows, y)[0], jax.device_put(rows), num_not_held_out=left)

@@ -29,9 +29,12 @@ def _numpy_knows(distribution: "Distribution", *_: Any) -> bool:
     return distribution._in_numpy
 
 
-def of_targets(method: M) -> M:
-    """A method of targets as one program; JAX misreads those of another order of bytes, which come in here."""
-    answer = numpy_or_jit(method, when=_numpy_knows)
+def of_targets(method: M, *, when: Callable[..., bool] = _numpy_knows) -> M:
+    """A method of targets, by NumPy where that knows it, else as one program.
+
+    JAX misreads targets of another order of bytes, which come in here.
+    """
+    answer = numpy_or_jit(method, when=when)
 
     @wraps(method)
     def of_numbers(self: "Distribution", y: Any) -> JaxArray:

@@ -100,7 +100,7 @@ def _joined(parts: Sequence[Any], order: Int[ArrayLike, " n"] | None) -> Any:
     return jax.tree.map(join, parts[0]._axes(), *parts)
 
 
-# So many parts, as those of the default folds, are one program without a loop.
+# So many parts, as those of the default folds, are asked one after the other.
 _FEW_PARTS = 16
 
 
@@ -249,18 +249,17 @@ class Concatenated(Distribution):
     def _each(self, method: str, values: ArrayLike) -> Float[Array, "*n"]:
         """What a method of every part makes of the values of its rows."""
         values = match(values, self.mean)
-        if len(self.parts) <= _FEW_PARTS or _checks.is_traced(values, *jax.tree.leaves(self)):
-            return self._in_turn(method, values)
+        if _checks.is_traced(values, *jax.tree.leaves(self)):
+            own = jnp.split(values[self.rows], self.ends[:-1])
+            return self._join([getattr(part, method)(given) for part, given in zip(self.parts, own, strict=True)])
+        rows = np.split(np.asarray(self.rows), self.ends[:-1])
+        if len(self.parts) <= _FEW_PARTS:
+            given = [jax.device_put(np.asarray(values)[own]) for own in rows]
+            return self._join([getattr(part, method)(each) for part, each in zip(self.parts, given, strict=True)])
         found = np.empty(values.shape, values.dtype)
-        for parts, rows in _alike(self.parts, np.split(np.asarray(self.rows), self.ends[:-1])):
-            found[rows] = _of_alike(method, parts, values[rows])
+        for parts, own in _alike(self.parts, rows):
+            found[own] = _of_alike(method, parts, values[own])
         return jax.device_put(found)
-
-    @_programs.jit
-    def _in_turn(self, method: str, values: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        """The same without a loop, whose second derivative would be another one."""
-        own = jnp.split(values[self.rows], self.ends[:-1])
-        return self._join([getattr(part, method)(given) for part, given in zip(self.parts, own, strict=True)])
 
     def _join(self, values: Sequence[JaxArray | np.ndarray], axis: int = 0) -> Array:
         """The values of the parts in the order of the rows."""

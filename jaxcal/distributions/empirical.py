@@ -4,7 +4,8 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import JaxArray
+from jaxcal._numpy import JaxArray, is_working, namespace, numpy_or_jit
 from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
@@ -37,6 +38,12 @@ from jaxcal.functional.tables import Tables
 
 # Those whose quantile is infinite where the table is too short for the level.
 INFINITE_RULES = (*quantiles.CONFORMAL_RULES, "randomized")
+
+
+def _shares_a_table(distribution: Any, *_: Any) -> bool:
+    """Whether all rows have one table, which NumPy scores."""
+    z = distribution.z
+    return not isinstance(z, Tables) and z.ndim == distribution.loc.ndim == 1
 
 
 class Empirical(Distribution):
@@ -133,14 +140,14 @@ class Empirical(Distribution):
         return Reach.of_rows(self._size // (1 + central), f"the quantile is infinite{where}", central=central)
 
     @property
-    @_programs.jit
-    def mean(self) -> Float[Array, "*n"]:
+    @partial(numpy_or_jit, when=_shares_a_table)
+    def mean(self) -> Float[JaxArray, "*n"]:
         """The mean of the table, placed."""
         return self.loc + self.scale * self._moments[0]
 
     @property
-    @_programs.jit
-    def std(self) -> Float[Array, "*n"]:
+    @partial(numpy_or_jit, when=_shares_a_table)
+    def std(self) -> Float[JaxArray, "*n"]:
         """The std of the table (with the divisor L), scaled."""
         return self.scale * self._moments[1]
 
@@ -165,16 +172,16 @@ class Empirical(Distribution):
         """-inf everywhere: a distribution of atoms has no density."""
         return jnp.full_like(match(y, self.loc), -jnp.inf)
 
-    @of_targets
-    def crps(self, y: Values) -> Float[Array, "*n"]:
+    @partial(of_targets, when=_shares_a_table)
+    def crps(self, y: Values) -> Float[JaxArray, "*n"]:
         """The scale times the score of Z at (y - loc) / scale, `functional.scores.empirical_crps` or `tables.crps`."""
-        error, positive = match(y, self.loc) - self.loc, self.scale > 0
-        u = error / jnp.where(positive, self.scale, 1)
+        xp, error, positive = namespace(self.loc), match(y, self.loc) - self.loc, self.scale > 0
+        u = error / xp.where(positive, self.scale, 1)
         if self._of_groups:
             score = tables.crps(*self._of_groups, u)
         else:
             score = self._read(lambda z, u: scores.empirical_crps(u, linalg.finite_part(z)), u)
-        return jnp.where(positive, self.scale * score, jnp.abs(error))
+        return xp.where(positive, self.scale * score, abs(error))
 
     @_programs.jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
@@ -235,8 +242,10 @@ class Empirical(Distribution):
         """Whether the rows share a table, or those of groups; leading axes, of runs, are those of the rows."""
         return isinstance(self.z, Tables) or self.z.ndim <= self.loc.ndim
 
-    def _read(self, function: Callable[..., Array], *values: Array) -> Array:
+    def _read(self, function: Callable[..., JaxArray], *values: JaxArray) -> JaxArray:
         """The function of a table and of what is looked up in it, each [n], for the table of each row."""
+        if is_working():  # with a table of all rows
+            return function(self.z, *values)
         row = "(n)" if self._is_shared else "()"
         signature = f"(l){f',{row}' * len(values)}->{row}"
         return jnp.vectorize(function, signature=signature)(self.z, *values)
@@ -247,13 +256,14 @@ class Empirical(Distribution):
         return self._read(lambda z, u: jnp.searchsorted(z, u, side="right"), u).astype(u.dtype)
 
     @property
-    def _moments(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    def _moments(self) -> tuple[Float[JaxArray, "..."], Float[JaxArray, "..."]]:
         """The mean and the std of each row's table, [n]; of a shared one with an axis of length 1 for the rows."""
         if self._of_groups:
             of_all, group = self._of_groups
             return of_all.mean[group], of_all.std[group]
         # Infinite values become the outermost finite ones.
-        values = jnp.vectorize(linalg.finite_part, signature="(l)->(l)")(self.z)
+        of_tables = linalg.finite_part if is_working() else jnp.vectorize(linalg.finite_part, signature="(l)->(l)")
+        values = of_tables(self.z)
         average = lambda values: values.mean(-1, keepdims=self._is_shared)
         deviations = values - values.mean(-1, keepdims=True)
         unit = linalg.scale_of(deviations)

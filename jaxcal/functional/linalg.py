@@ -54,16 +54,17 @@ def scale_of(*values: Float[AnyArray, "..."], axis: int | None = None) -> Float[
     return xp.where((size > 0) & xp.isfinite(size), size, 1)
 
 
-def finite_part(values: Float[Array, "..."]) -> Float[Array, "..."]:
+def finite_part(values: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
     """The values, of which infinite ones become the greatest or the least finite one; 0 if there is none.
 
     >>> finite_part(jnp.array([-jnp.inf, 1.0, 3.0])).tolist()
     [1.0, 1.0, 3.0]
     """
-    finite = jnp.isfinite(values)
-    most = lambda side: side * jnp.max(side * jnp.where(finite, values, -side * jnp.inf))
-    low, high = (jnp.where(finite.any(), lax.stop_gradient(most(side)), 0) for side in (-1, 1))
-    return jnp.where(finite | jnp.isnan(values), values, jnp.where(values > 0, high, low))
+    xp = namespace(values)
+    finite = xp.isfinite(values)
+    most = lambda side: side * xp.max(side * xp.where(finite, values, -side * np.inf))
+    low, high = (xp.where(finite.any(), constant(most(side)), 0).astype(values.dtype) for side in (-1, 1))
+    return xp.where(finite | xp.isnan(values), values, xp.where(values > 0, high, low))
 
 
 def snapped(x: Float[AnyArray, "..."], value: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:

@@ -76,8 +76,8 @@ def normal_mixture_crps(
     return jax.lax.scan(add_member, jnp.zeros_like(y + means[0]), (means, stds, weights))[0]
 
 
-@jax.jit
-def empirical_crps(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -> Float[Array, "*n"]:
+@numpy_or_jit
+def empirical_crps(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -> Float[AnyArray, "*n"]:
     """CRPS of the distribution that is uniform on the values of a sorted table: E|u - Z| - E|Z - Z'| / 2.
 
     It takes O(L + n log L) operations: prefix sums of the table, centered first so that float32 suffices.
@@ -95,15 +95,21 @@ def empirical_crps(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -> Fl
         >>> print(empirical_crps(jnp.array([0.0, 1.0]), jnp.array([0.0, 2.0])))
         [0.5 0.5]
     """
-    table = jnp.asarray(table)
-    size, center = table.shape[0], table.mean()
-    z, v = table - center, jnp.asarray(u) - center
-    sums = jnp.concatenate([jnp.zeros_like(z[:1]), jnp.cumsum(z)]) / size
-    below = jnp.searchsorted(table, u, side="right")
+    xp = namespace(u, table)
+    values: AnyArray = xp.asarray(table)
+    outcomes: AnyArray = xp.asarray(u)
+    dtype = np.result_type(outcomes.dtype, values.dtype)
+    if xp is np:
+        values = values.astype(float)  # NumPy's prefix sums of 32 bits would round
+    size, center = values.shape[0], values.mean()
+    z, v = values - center, outcomes - center
+    sums = xp.concatenate([xp.zeros_like(z[:1]), xp.cumsum(z)]) / size
+    below = xp.searchsorted(values, outcomes, side="right")
     # Integers are cast first: an int32 over a number is a float32, whatever the dtype of the table.
     distance = (2 * below.astype(z.dtype) / size - 1) * v + sums[-1] - 2 * sums[below]
-    spread = (z * ((2 * jnp.arange(size, dtype=z.dtype) + 1) / size - 1)).sum() / size
-    return distance - spread
+    spread = (z * ((2 * xp.arange(size, dtype=z.dtype) + 1) / size - 1)).sum() / size
+    score = distance - spread
+    return score.astype(dtype) if np.issubdtype(dtype, np.floating) else score
 
 
 @jax.jit

@@ -129,8 +129,8 @@ class Step(eqx.Module):
     def scores(self) -> Scores:
         """Continuous ranked probability score and root mean squared error."""
         with _precision_of(self.y):
-            rmse, crps = float(metrics.rmse(self.y, self.predictions)), self.predictions.crps(self.y)
-            errors = self.predictions.mean - self.y
+            mean, crps = self.predictions.mean, self.predictions.crps(self.y)
+            rmse, errors = float(metrics.rmse(self.y, Point(mean))), mean - self.y
         # In units in which their squares are numbers.
         unit = rmse or 1.0
         crps, squares = np.asarray(crps, float) / unit, (np.asarray(errors, float) / unit) ** 2

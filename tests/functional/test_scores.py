@@ -502,3 +502,17 @@ def test_the_run_of_the_least_mean_is_that_of_all_runs(rng):
         np.testing.assert_allclose(mean, expected, rtol=1e-5)
         np.testing.assert_allclose(values[start : start + length].mean(), expected, rtol=1e-5)
         assert length >= shortest
+
+
+def test_an_empirical_score_of_known_values_is_that_of_a_program():
+    """By NumPy, of a long table, too, whose sums would round in 32 bits."""
+    rng = np.random.default_rng(0)
+    table = jnp.sort(jnp.asarray(rng.normal(loc=3, size=50_000)))
+    u = jnp.asarray(rng.normal(loc=3, size=200))
+    found = scores.empirical_crps(u, table)
+    assert found.dtype == table.dtype
+    inside = jax.jit(scores.empirical_crps)(u, table)
+    np.testing.assert_allclose(found, inside, rtol=1e-12 if table.dtype == np.float64 else 1e-3, atol=1e-4)
+    exact = [np.abs(np.asarray(table, float) - value).mean() for value in np.asarray(u, float)]
+    distances = found - found.mean()
+    np.testing.assert_allclose(distances, exact - np.mean(exact), atol=1e-10 if table.dtype == np.float64 else 1e-5)

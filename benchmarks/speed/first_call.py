@@ -84,6 +84,7 @@ with contextlib.redirect_stdout(sys.stderr):
     app(["demo", "--out", FOLDER], standalone_mode=False)
 """,
     ),
+    "mlp, 824 rows": (824, "fitted = jc.mlp.fit(x, y, key=key); " + _SCORES.format(inputs="x")),
     "usnrt, 5000 rows": (5000, "fitted = jc.usnrt.fit(x, y, key=key); " + _SCORES.format(inputs="x")),
     "deep_ensemble, 300 rows": (300, "fitted = jc.deep_ensemble.fit(x, y, key=key); " + _SCORES.format(inputs="x")),
     "sharp_gp, 300 rows": (
@@ -95,6 +96,16 @@ fitted = jc.sharp_gp.fit(*new, y[200:], x_train=x[:200], y_train=y[:200], kernel
 y = y[200:]
 """
         + _SCORES.format(inputs="*new"),
+    ),
+    "deep_ensemble, 824 rows": (824, "fitted = jc.deep_ensemble.fit(x, y, key=key); " + _SCORES.format(inputs="x")),
+    "default pipeline, 824 rows": (
+        824,
+        """
+import warnings
+warnings.simplefilter("ignore")
+data = jc.datasets.load("concrete")
+fitted = jc.pipeline.fit(data.x[:824], data.y[:824], key=key)
+""",
     ),
     "accrue, 300 rows": (
         300,

@@ -6,7 +6,7 @@ arrays of NumPy where all are known and on a CPU, and elsewhere as one compiled 
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -122,6 +122,12 @@ def in_jax(tree: T) -> T:
     put = lambda leaf: jax.device_put(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
     with _programs.at_top():
         return jax.tree.map(put, tree)
+
+
+def stacked(trees: Sequence[T]) -> T:
+    """Pytrees of one structure as one, whose arrays have a leading axis; of known arrays without a program."""
+    xp = np if is_known(trees) else jnp
+    return in_jax(jax.tree.map(lambda *leaves: xp.stack(leaves), *trees))
 
 
 def numpy_or_jit(

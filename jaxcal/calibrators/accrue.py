@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks, _programs, optimize
+from jaxcal import _checks, _programs, _random, optimize
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, stacked
 from jaxcal.calibrators import _base, _groups
 from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Normal
@@ -187,10 +187,10 @@ def fit(
         size = num_train(rows.y.shape[0], settings.validation_fraction) if validation is None else rows.y.shape[0]
         if validation is not None:
             task = task._replace(rows=_join(rows, _validation_rows(validation, weights, relative, columns)))
-        split_key, start_key = jax.random.split(key)
+        split_key, start_key = _random.split(key)
         initial = _initial_models(model, rows, start_key, settings.restarts)
-        order_key = split_key if validation is None else None
-        fitted = _fit_networks(task, initial, until, size, order_key)
+        order = None if validation is not None else _random.permutation(split_key, rows.y.shape[0])
+        fitted = _fit_networks(task, initial, until, size, order)
     if not _checks.is_traced(fitted.loss) and not np.isfinite(fitted.loss):
         raise FloatingPointError("the loss is NaN or infinite: are some errors larger by many orders of magnitude?")
     return fitted
@@ -299,13 +299,9 @@ def _initial_models(model: str | eqx.Module, rows: "_Rows", key: PRNGKeyArray, r
     if not isinstance(model, str):
         return jax.tree.map(lambda leaf: leaf[None] if eqx.is_inexact_array(leaf) else leaf, model)
     _checks.check_choice("model", model, ("network", "polynomial"))
-    return _new_networks(rows.x.shape[1], key, restarts, jnp.result_type(*rows[:4]))
-
-
-@_programs.jit
-def _new_networks(in_size: int, key: PRNGKeyArray, restarts: int, dtype: DTypeLike) -> FeedForward:
-    new = lambda key: FeedForward(in_size, _HIDDEN, "scalar", key=key, activation=_ACTIVATIONS, dtype=dtype)
-    return eqx.filter_vmap(new)(jax.random.split(key, restarts))
+    new = partial(FeedForward, rows.x.shape[1], _HIDDEN, "scalar", activation=_ACTIVATIONS)
+    networks = [new(key=own, dtype=jnp.result_type(*rows[:4])) for own in _random.split(key, restarts)]
+    return stacked(networks)
 
 
 class _Rows(NamedTuple):
@@ -418,16 +414,16 @@ class _Task(NamedTuple):
 
     def problem(self, x_scaler: Standardizer) -> tuple[_Problem, Float[Array, ""]]:
         """The problem, and the errors' typical size in units of `rows.unit`."""
-        rows = self.rows
+        rows, xp = self.rows, namespace(self.rows.y)
         scale = Standardizer.of(rows.y, rows.weights).scale
-        scale = jnp.where(scale > 0, scale, 1)
+        scale = xp.where(scale > 0, scale, 1)
         errors = (rows.y - rows.mean) / scale
         unit = rows.unit / scale if self.relative else rows.unit
         # By the median: a single error that is far too large must not decide where the search begins.
-        sizes = jnp.abs(errors) / unit
-        median = jnp.median(sizes)
-        typical = jnp.where(median > 0, median / _MEDIAN_SIZE, jnp.sqrt(jnp.mean(sizes**2)))
-        problem = _Problem(x_scaler(rows.x), errors, jnp.log(typical) + jnp.log(unit), rows.weights)
+        sizes = abs(errors) / unit
+        median = xp.median(sizes)
+        typical = xp.where(median > 0, median / _MEDIAN_SIZE, xp.sqrt(xp.mean(sizes**2)))
+        problem = _Problem(x_scaler(rows.x), errors, xp.log(typical) + xp.log(unit), rows.weights)
         return problem, typical if self.relative else scale * typical
 
     def fitted(
@@ -446,23 +442,35 @@ class _Task(NamedTuple):
         )
 
 
-@_programs.jit
-def _fit_networks(task: _Task, initial, until, size: int, key: PRNGKeyArray | None) -> ACCRUE:
-    """The best of the trained models. `size` rows are trained on: a random choice, or, without a key, the first."""
+def _fit_networks(task: _Task, initial, until, size: int, order: Int[AnyArray, " n"] | None) -> ACCRUE:
+    """The best of the trained models. `size` rows are trained on, the first ones in an order."""
     task, initial = _checks.without_derivative((task, initial), "accrue.fit", GIVE_STEPS)
+    train, validation, x_scaler, scale = _divided(task, size, order)
+    score = train.score(task.score)
+    model, optimum = _trained(train, validation, score, initial, until)
+    return task.fitted(model, x_scaler, scale, score.beta, optimum, validated=True)
+
+
+@numpy_or_jit
+def _divided(
+    task: _Task, size: int, order: Int[AnyArray, " n"] | None
+) -> tuple[_Problem, _Problem, Standardizer, Float[AnyArray, ""]]:
+    """The rows that are trained on, those of the validation set, and the scales of inputs and errors."""
     x_scaler = task.standardized_inputs()
     problem, scale = task.problem(x_scaler)
-    places = jnp.arange(task.rows.y.shape[0])
-    order = places if key is None else jax.random.permutation(key, places)
-    train, validation = problem.part(order[:size]), problem.part(order[size:])
-    score = train.score(task.score)
+    places: AnyArray = np.arange(task.rows.y.shape[0]) if order is None else order
+    return problem.part(places[:size]), problem.part(places[size:]), x_scaler, scale
+
+
+@_programs.jit
+def _trained(train: _Problem, validation: _Problem, score: _Score, initial, until) -> tuple[Any, Optimum]:
+    """The best of the models, which are trained in one `vmap`."""
     params, fixed = eqx.partition(initial, eqx.is_inexact_array)
     loss = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), score)
     optimum = optimize.minimize_from_each(
         loss(train), params, max_iterations=until[0], validation_loss=loss(validation), patience=until[1]
     )
-    model = eqx.combine(optimum.params, fixed)
-    return task.fitted(model, x_scaler, scale, score.beta, optimum, validated=True)
+    return eqx.combine(optimum.params, fixed), optimum
 
 
 @_programs.jit

@@ -15,8 +15,8 @@ from jaxcal.pipeline.out_of_fold import take_rows
 from jaxcal.pipeline.plan import Held, Plan, held_of, models
 from jaxcal.pipeline.steps import as_distribution, name_of
 
-# After the first fold a candidate is dropped whose CRPS is so many times the best, where a fold holds so many rows, and
-# the difference is so many standard errors.
+# After the first fold a candidate is dropped whose CRPS is so many times the best. The fold must hold so many rows, and
+# the difference must be so many standard errors.
 _FAR_BEHIND, _FEWEST_ROWS, _STANDARD_ERRORS = 1.5, 10, 2
 
 

@@ -7,12 +7,11 @@ NeurIPS 2017, algorithm 1 without its optional step of adversarial training.
 from typing import Unpack
 
 import jax
-import numpy as np
 from jax.tree_util import Partial
 from jaxtyping import Float, PRNGKeyArray
 
 from jaxcal import _checks, _programs, _random, progress
-from jaxcal._numpy import AnyArray, in_jax, is_on_host
+from jaxcal._numpy import AnyArray, is_on_host, stacked
 from jaxcal.distributions import Mixture
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
@@ -124,7 +123,7 @@ def _one_by_one(train: Partial, rows: Rows | None, key: PRNGKeyArray, num_member
             found.append(train(key=own_key, rows=rows))
             work.advance()
     optima, (of_first, *_) = zip(*found, strict=True)
-    return in_jax(jax.tree.map(lambda *leaves: np.stack(leaves), *optima)), of_first
+    return stacked(optima), of_first
 
 
 @_programs.jit

@@ -36,6 +36,7 @@ class Point(Distribution):
         (self.mean,) = as_parameters(outputs=True, mean=mean)
 
     @property
+    @numpy_or_jit
     def std(self) -> Float[AnyArray, "*n"]:
         """Zeros."""
         return namespace(self.mean).zeros_like(self.mean)
@@ -58,6 +59,11 @@ class Point(Distribution):
     def quantile(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
         """The mean."""
         return self.mean
+
+    @numpy_or_jit
+    def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
+        shape = self.mean.shape + levels.shape
+        return namespace(self.mean).broadcast_to(self.mean[..., None] if levels.ndim else self.mean, shape)
 
 
 class Normal(Distribution):

@@ -15,7 +15,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks, _random, optimize
-from jaxcal._numpy import AnyArray, numpy_or_jit
+from jaxcal._numpy import AnyArray, in_jax, numpy_or_jit
 from jaxcal.frames.preprocessing import LogTails, Standardizer, input_scaler
 from jaxcal.networks import presets
 from jaxcal.networks.modules import FeedForward
@@ -306,9 +306,9 @@ def _with_scaled_inputs(
 ) -> Optimum:
     """A training of the network and of scales of its inputs, which then are part of the weights."""
     layer = _linear_layers(network)[0]
-    scaled = _ScaledInputs(network, jnp.zeros(layer.in_features, layer.weight.dtype))
+    scaled = _ScaledInputs(network, in_jax(np.zeros(layer.weight.shape[-1:], layer.weight.dtype)))
     optimum = train(Partial(_loss_of_scaled, loss), scaled, *data, **options)
-    return optimum._replace(params=optimum.params.merged())
+    return optimum._replace(params=_merged(optimum.params))
 
 
 class _ScaledInputs(eqx.Module):
@@ -318,7 +318,7 @@ class _ScaledInputs(eqx.Module):
     """
 
     network: eqx.Module
-    s: Float[Array, " d"]
+    s: Float[AnyArray, " d"]
 
     def merged(self) -> eqx.Module:
         """The network of the inputs as they are, whose first weights hold the scales."""
@@ -330,6 +330,11 @@ class _ScaledInputs(eqx.Module):
             return eqx.tree_at(lambda n: n.layers[0].weight, node, node.layers[0].weight * scales[None])
 
         return jax.tree.map(scaled, self.network, is_leaf=lambda node: isinstance(node, FeedForward))
+
+
+@numpy_or_jit
+def _merged(scaled: _ScaledInputs) -> eqx.Module:
+    return scaled.merged()
 
 
 def _loss_of_scaled(loss: Callable, scaled: _ScaledInputs, rows: Any, key: PRNGKeyArray | None) -> Float[Array, " n"]:

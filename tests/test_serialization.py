@@ -266,6 +266,14 @@ def test_no_init_runs(path, monkeypatch):
     assert jc.load(path)[1].std.tolist() == [1.0, 0.5]
 
 
+def test_a_pipeline_comes_back_with_what_it_dropped(path):
+    x = np.linspace(-1, 1, 120)
+    wrong = lambda x, y: lambda x: -10 * x[:, 0]
+    pipeline = jc.pipeline.fit(x, x, predictor=[(jc.gaussian_process.fit, ()), (wrong, ())], key=KEY)
+    assert pipeline.dropped
+    assert through_a_file(path, pipeline).dropped == pipeline.dropped
+
+
 def test_a_pipeline_comes_back_with_its_table(path):
     grow = functools.partial(jc.forests.fit, model="random_forest", num_trees=5, preset="usnrt")
     pipeline = jc.pipeline.fit(X, Y, predictor=grow, method=jc.pipeline.Folds(folds=3), key=KEY)

@@ -1,10 +1,11 @@
-"""Random numbers of known keys by NumPy, which compiles nothing: the same stream, to the bit, as those of `jax.random`.
+"""Random numbers of known keys by NumPy, which compiles nothing: the same stream as those of `jax.random`.
 
-The stream is Threefry-2x32 of 20 rounds: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011). Traced
-keys, and those of another generator, go to `jax.random`.
+The stream is Threefry-2x32 of 20 rounds: Salmon, Moraes, Dror & Shaw, SC 2011. Traced keys, and those of another
+generator, go to `jax.random`.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -33,7 +34,7 @@ def split(key: PRNGKeyArray, number: int = 2) -> list[PRNGKeyArray]:
     words = _words_of(key)
     if words is None:
         return list(jax.random.split(key, number))
-    as_key: Any = jax.device_put if _is_raw(key) else jax.random.wrap_key_data
+    as_key: Any = jax.device_put if _is_raw(key) else partial(jax.random.wrap_key_data, impl="threefry2x32")
     with at_top():
         return [as_key(np.stack(pair)) for pair in zip(*_threefry(words, number), strict=True)]
 
@@ -59,7 +60,7 @@ def permutation(key: PRNGKeyArray, number: int) -> Int[AnyArray, " n"]:
 def uniform(
     key: PRNGKeyArray, number: int, dtype: DTypeLike, low: float = 0.0, high: float = 1.0
 ) -> Float[AnyArray, " n"]:
-    """`jax.random.uniform` of so many numbers.
+    """`jax.random.uniform` of so many numbers: to the bit from -1 or 0 to 1, else up to rounding.
 
     >>> found = uniform(jax.random.key(2), 5, np.float32, -1.0, 1.0)
     >>> bool((found == jax.random.uniform(jax.random.key(2), (5,), np.float32, -1, 1)).all())

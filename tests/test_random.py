@@ -38,6 +38,12 @@ def test_keys_are_those_of_jax(key):
         assert (found == expected).all()
 
 
+def test_keys_of_another_generator_than_the_default_are_split():
+    key = jax.random.key(0)
+    with jax.default_prng_impl("rbg"):
+        assert (_random.split(key)[1] == jax.random.split(key)[1]).all()
+
+
 def test_traced_keys_go_to_jax(key):
     found = jax.jit(lambda key: _random.uniform(_random.split(key)[1], 5, np.float32))(key)
     np.testing.assert_array_equal(found, _random.uniform(_random.split(key)[1], 5, np.float32))

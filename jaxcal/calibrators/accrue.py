@@ -307,11 +307,11 @@ def _initial_models(model: str | eqx.Module, rows: "_Rows", key: PRNGKeyArray, r
 class _Rows(NamedTuple):
     """Inputs, the model's means, targets, weights, and the std that is learned is over `unit`, in the unit of y."""
 
-    x: Float[Array, "n d"]
-    mean: Float[Array, " n"]
-    y: Float[Array, " n"]
-    unit: Float[Array, " n"]
-    weights: Float[Array, " n"] | None
+    x: Float[AnyArray, "n d"]
+    mean: Float[AnyArray, " n"]
+    y: Float[AnyArray, " n"]
+    unit: Float[AnyArray, " n"]
+    weights: Float[AnyArray, " n"] | None
 
 
 def _as_rows(
@@ -372,19 +372,19 @@ def _check_polynomial(rows: _Rows, validation: tuple | None, steps: int | None) 
 class _Score(NamedTuple):
     """What the loss of some rows is: the weight of the CRPS, None for equation 12's, and how it is smoothed."""
 
-    beta: Float[Array, ""] | None
-    smoothing: Float[Array, ""] | None
+    beta: Float[AnyArray, ""] | None
+    smoothing: Float[AnyArray, ""] | None
 
 
 class _Problem(NamedTuple):
     """Rows in the units that are fitted in."""
 
-    x: Float[Array, "n d"]
-    errors: Float[Array, " n"]
-    log_scale: Float[Array, " n"]
-    weights: Float[Array, " n"] | None
+    x: Float[AnyArray, "n d"]
+    errors: Float[AnyArray, " n"]
+    log_scale: Float[AnyArray, " n"]
+    weights: Float[AnyArray, " n"] | None
 
-    def loss(self, model: Callable, score: _Score) -> Float[Array, ""]:
+    def loss(self, model: Callable, score: _Score) -> Float[AnyArray, ""]:
         """ACCRUE's loss of a model of log std, in units of the errors' typical size."""
         std = jnp.exp(self.log_scale + jax.vmap(model)(self.x))
         return accrue_loss(self.errors, std, score.beta, weights=self.weights, smoothing=score.smoothing)
@@ -395,7 +395,7 @@ class _Problem(NamedTuple):
             return given._replace(beta=accrue_beta(self.errors, weights=self.weights))
         return given._replace(beta=given.beta.astype(self.errors.dtype))
 
-    def part(self, chosen: Int[Array, " m"]) -> "_Problem":
+    def part(self, chosen: Int[AnyArray, " m"]) -> "_Problem":
         """Some of the rows."""
         return jax.tree.map(lambda a: a[chosen], self)
 
@@ -412,7 +412,7 @@ class _Task(NamedTuple):
         """The standardization of the inputs, but of a polynomial."""
         return Standardizer.of(self.rows.x).without(self.columns.indicators)
 
-    def problem(self, x_scaler: Standardizer) -> tuple[_Problem, Float[Array, ""]]:
+    def problem(self, x_scaler: Standardizer) -> tuple[_Problem, Float[AnyArray, ""]]:
         """The problem, and the errors' typical size in units of `rows.unit`."""
         rows, xp = self.rows, namespace(self.rows.y)
         scale = Standardizer.of(rows.y, rows.weights).scale

@@ -8,6 +8,7 @@ the process at the end.
 from dataclasses import replace
 from functools import partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,7 +84,7 @@ def _residual(
 ) -> Float[AnyArray, " n"]:
     """y - G a, in float64; 0 of rows that do not count."""
     variance = jitter * models.mean_variance(model.kernel, data.points, data.included) + models.row_noise(model, data)
-    wide = partial(jax.tree.map, lambda leaf: leaf.astype(np.float64))
+    wide = partial(jax.tree.map, lambda leaf: leaf.astype(np.float64) if eqx.is_inexact_array(leaf) else leaf)
     kernel, points, weights = wide((model.kernel, data.points, weights))
     covered = weights if data.included is None else jnp.where(data.included, weights, 0)
     products = lax.map(lambda point: kernel(models.alone(point), points)[0] @ covered, points, batch_size=_ROWS_AT_ONCE)

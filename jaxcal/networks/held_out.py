@@ -90,7 +90,8 @@ class Widening(eqx.Module):
         factor, floor = factors[best], floors[best]
         by_intervals = xp.clip(_ratio_of_intervals(rows, factor, floor), 1 / _MOST, _MOST)
         least = xp.min(xp.where(counts >= 1, variance, np.inf))
-        return cls(factor * by_intervals, floor, xp.where(xp.isfinite(least), least, 0).astype(errors.dtype))
+        factor = (factor * by_intervals).astype(errors.dtype)  # NumPy interpolates in float64
+        return cls(factor, floor, xp.where(xp.isfinite(least), least, 0).astype(errors.dtype))
 
     @classmethod
     def of_mixture(

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxtyping import ArrayLike, Int, PyTree
 
-from jaxcal import _checks, _programs, progress
+from jaxcal import _programs, progress
 from jaxcal.functional._loops import carried, over_leading_axis
 from jaxcal.optimize.result import Result
 
@@ -108,19 +108,16 @@ def _over_span(run: Callable[[PyTree], PyTree], span: Span, arrays: PyTree) -> P
     return lax.platform_dependent(arrays, cpu=one_after_another, default=jax.vmap(traced))
 
 
-def reported_runs(program: Callable[[Span | None], PyTree], label: str, number: int, *values: PyTree) -> PyTree:
-    """What a compiled program of `over_runs` gives; outside of transformations with reports of the runs that are done.
+def reported_runs(program: Callable[[Span], PyTree], label: str, number: int) -> PyTree:
+    """What a compiled program of `over_runs` gives, with reports of the runs that are done; for known arrays.
 
     On a CPU the program is called for some runs at a time, elsewhere for all of them at once.
 
     Args:
-        program: maps the span of some runs, or None for all, to what `over_runs` gives.
+        program: maps the span of some runs to what `over_runs` gives.
         label: of the work.
         number: how many runs there are; beyond them there may be such as fill up arrays.
-        values: what the program works on.
     """
-    if _checks.is_traced(*jax.tree.leaves(values)):
-        return program(None)
     found, last = None, np.int32(np.iinfo(np.int32).max)
     with progress.work(label, number) as work:
         while found is None or work.done < number:

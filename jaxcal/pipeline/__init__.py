@@ -69,10 +69,10 @@ def fit(
             `functools.partial`; its value is called on inputs and gives a Distribution or an array of means. Or an
             object with `fit` and `predict`, as scikit-learn has them, which is cloned. Or a list of pairs, a predictor
             and its calibrators each: the best is taken, by the CRPS of the whole pipeline out of fold; `print` shows
-            all of it. A pair whose CRPS is half again the best in the first fold is dropped there, if that is no
-            chance, and is not fitted to others; `print` names it. The scores of the best of several are a little too
-            good. None is for the list of `candidates`: a
-            Gaussian process, a network with RIO and, where scikit-learn is installed, boosted trees with RIO.
+            all of it. A pair whose CRPS is half again the best in a random first fold of 20 rows or more is dropped
+            there, if the difference is two standard errors; `print` names it. The scores of the best of several are a
+            little too good. None is for the list of `candidates`: a Gaussian process, a network with RIO and, where
+            scikit-learn is installed, boosted trees with RIO.
         calibrators: fit functions `fit(x, base, y)`, such as `jc.rio.fit`, in their order; each is fitted to what the
             steps before predict of the rows they were fitted to.
         recalibrate: the last step, a fit function as these, of errors on rows that the models were not fitted to; None

@@ -2,9 +2,10 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -17,7 +18,7 @@ from jaxcal.pipeline.steps import as_distribution, name_of
 
 # After the first fold a candidate is dropped whose CRPS is so many times the best. The fold must hold so many rows, and
 # the difference must be so many standard errors.
-_FAR_BEHIND, _FEWEST_ROWS, _STANDARD_ERRORS = 1.5, 10, 2
+_FAR_BEHIND, _FEWEST_ROWS, _STANDARD_ERRORS = 1.5, 20, 2
 
 
 def tried(
@@ -38,35 +39,58 @@ def tried(
         division = folds.divide(len(rows), (order_key, order_key))
         plan = dataclasses.replace(plan, method=folds, division=division, by=plan.by.part(rows))
         x, y = take_rows(rows, x, y)
-    firsts = []
-    with progress.work("pipeline.fit: first folds", len(choice)) as work:
-        for predictor, calibrators in choice:
-            firsts.append(models(x, y, predictor, calibrators, plan, slice(1)))
-            work.advance()
-    kept, dropped = _kept([_first_scores(x, y, blocks[0][-1], plan) for _, blocks in firsts], choice)
+    in_first, kept, dropped = [([], [])] * len(choice), list(range(len(choice))), ()
+    if number := _rows_that_tell(plan, len(choice)):
+        in_first = []
+        with progress.work("pipeline.fit: first folds", len(choice)) as work:
+            for predictor, calibrators in choice:
+                in_first.append(models(x, y, predictor, calibrators, plan, slice(1)))
+                work.advance()
+        scores = [_first_scores(x, y, blocks[0][-1], plan) for _, blocks in in_first]
+        if all(each is not None for each in scores):
+            kept, dropped = _kept(scores, choice)
     found = {}
     with progress.work("pipeline.fit: candidates", len(kept)) as work:
         for k in kept:
-            (chains, blocks), rest = firsts[k], models(x, y, *choice[k], plan, slice(1, None))
+            (chains, blocks), rest = in_first[k], models(x, y, *choice[k], plan, slice(1 if number else 0, None))
             found[k] = held_of(x, y, *choice[k], plan, (chains + rest[0], blocks + rest[1]))
             work.advance()
     return found, dropped
 
 
-def _first_scores(x: Table, y: Float[Array, " n"], prediction: Any, plan: Plan) -> np.ndarray:
-    """The CRPS of the rows of the first fold, after a last step that is fitted to these rows themselves."""
+def _rows_that_tell(plan: Plan, candidates: int) -> int:
+    """How many rows of a first fold compare the candidates; 0 where it cannot tell.
+
+    The rows of a fold of whole groups, or of one that was given, are alike. On an accelerator all folds are fitted at
+    once.
+    """
+    method, folds = plan.method, plan.division.folds
+    is_random = method.groups is None and not isinstance(method.folds, Iterable)
+    number = len(folds[0].held_out)
+    tells = is_random and candidates > 1 and len(folds) > 1 and number >= _FEWEST_ROWS
+    return number if tells and jax.default_backend() == "cpu" else 0
+
+
+def _first_scores(x: Table, y: Float[Array, " n"], prediction: Any, plan: Plan) -> np.ndarray | None:
+    """The CRPS of the rows of the first fold, after a last step that is fitted to these rows themselves.
+
+    None where it needs more rows.
+    """
     rows = plan.division.folds[0].held_out
     table, targets = take_rows(rows, x, y)
     prediction = as_distribution(prediction)
     if plan.recalibrate is not None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of so few rows
-            last = plan.last()(table, prediction, targets, **plan.by.of_rows(rows))
-        prediction = last(table, prediction, **plan.by.of_rows(rows))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of so few rows
+                last = plan.last()(table, prediction, targets, **plan.by.of_rows(rows))
+                prediction = last(table, prediction, **plan.by.of_rows(rows))
+        except (ValueError, FloatingPointError):
+            return None
     return np.asarray(prediction.crps(targets))
 
 
-def _kept(scores: Sequence[np.ndarray], choice: Sequence[tuple[Any, Sequence[Callable]]]) -> tuple[list[int], tuple]:
+def _kept(scores: Sequence[Any], choice: Sequence[tuple[Any, Sequence[Callable]]]) -> tuple[list[int], tuple]:
     """The numbers of the candidates that go on, and a line about each of the others.
 
     A candidate is dropped if its mean CRPS is more than half again the best, and this is no chance of the rows.
@@ -76,7 +100,7 @@ def _kept(scores: Sequence[np.ndarray], choice: Sequence[tuple[Any, Sequence[Cal
 
     def is_far_behind(k: int) -> bool:
         differences = scores[k] - scores[best]
-        error = np.std(differences, ddof=1) / np.sqrt(len(differences)) if len(differences) >= _FEWEST_ROWS else np.inf
+        error = np.std(differences, ddof=1) / np.sqrt(len(differences))
         return means[k] > _FAR_BEHIND * means[best] and bool(np.mean(differences) > _STANDARD_ERRORS * error)
 
     far = [k for k in range(len(scores)) if is_far_behind(k)]

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compilations
+from gpjax.kernels import Polynomial
 
 from jaxcal import Normal, Point, gaussian_process, rio
 from jaxcal._numpy import as_numpy
@@ -80,6 +81,13 @@ def test_known_rows_compile_nothing(predict):
     with compilations() as compiled:
         predict(*rows(43))
     assert compiled == []
+
+
+def test_a_kernel_that_holds_a_number_is_fitted_in_float32():
+    x = np.linspace(-1, 1, 45, dtype=np.float32)
+    y = x**2 + 0.3 * np.cos(40 * x)
+    fitted = gaussian_process.fit(x, y, kernel=Polynomial(degree=2))
+    assert np.isfinite(fitted(x[:3]).mean).all()
 
 
 def test_weights_in_float32_are_corrected_in_float64():

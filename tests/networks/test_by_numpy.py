@@ -56,6 +56,8 @@ def test_a_widening_is_that_of_a_program(weighted):
     found, expected = of(variance, errors), eqx.filter_jit(of)(variance, errors)
     for name in ("factor", "floor", "least"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=100 * TOLERANCE)
+    narrow = of(variance.astype(np.float32), errors.astype(np.float32))
+    assert {leaf.dtype for leaf in jax.tree.leaves(narrow)} == {np.dtype(np.float32)}
 
 
 def test_members_and_a_network_of_the_same_shape_share_their_program():

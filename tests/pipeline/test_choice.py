@@ -1,5 +1,7 @@
 """The choice among several pipelines: what is far behind after the first fold is fitted no more."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -14,20 +16,25 @@ KEY = jax.random.key(0)
 @pytest.fixture
 def rows():
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(100, 1))
-    return x, x[:, 0] + 0.1 * rng.normal(size=100)
+    x = rng.normal(size=(200, 1))
+    return x, x[:, 0] + 0.1 * rng.normal(size=200)
 
 
 class Line:
     """Predicts a multiple of x, far off where x is `wrong`, and counts its fits."""
 
-    def __init__(self, slope, *, wrong=0):
-        self.slope, self.wrong, self.fits = slope, wrong, 0
+    def __init__(self, slope, *, wrong=0, asked=None):
+        self.slope, self.wrong, self.fits, self.asked = slope, wrong, 0, asked
         self.__name__ = f"line {slope}"
 
     def __call__(self, x, y):
         self.fits += 1
-        return lambda x: self.slope * x[:, 0] + (100.0 * (x[:, 0] == self.wrong) if self.wrong else 0)
+        return self.predict_rows
+
+    def predict_rows(self, x):
+        if self.asked is not None:
+            self.asked.append(np.asarray(x))
+        return self.slope * x[:, 0] + (100.0 * (x[:, 0] == self.wrong) if self.wrong else 0)
 
 
 def choose(rows, *lines, **options):
@@ -55,15 +62,33 @@ def test_one_that_is_a_little_behind_goes_on_and_only_the_best_is_fitted_to_all_
 
 def test_a_single_row_drops_nothing(rows):
     """In the first fold one is far behind by one row alone, which may be chance."""
-    folds = jc.pipeline.Folds(folds=np.arange(100).reshape(10, 10))
-    other = Line(1.01, wrong=float(rows[0][3, 0]))
-    assert choose(rows, Line(1), other, method=folds).dropped == ()
+    asked = []
+    probe = Line(1, asked=asked)
+    choose(rows, probe, Line(1))
+    other = Line(1.01, wrong=float(asked[0][3, 0]))
+    assert choose(rows, Line(1), other).dropped == ()
     assert other.fits == 10
 
 
-def test_a_fold_of_few_rows_drops_nothing(rows):
+@pytest.mark.parametrize(
+    "method",
+    [jc.pipeline.Folds(groups=np.arange(200) // 20), jc.pipeline.Folds(folds=np.arange(200).reshape(10, 20))],
+    ids=["groups", "given"],
+)
+def test_a_fold_of_rows_that_may_be_alike_drops_nothing(rows, method):
+    assert choose(rows, Line(1), Line(-1), method=method).dropped == ()
+
+
+def test_a_fold_of_few_rows_drops_nothing_and_need_not_suffice_for_the_last_step(rows):
     x, y = rows
-    assert choose((x[:60], y[:60]), Line(1), Line(-1)).dropped == ()
+    fitted = choose((x[:20], y[:20]), Line(1), Line(-1), recalibrate=jc.gaussian_mle.fit)
+    assert fitted.dropped == ()
+    assert fitted.steps[0].name == "line 1"
+
+
+def test_where_a_fold_does_not_suffice_for_the_last_step_nothing_is_dropped(rows):
+    several = partial(jc.kmeans.fit, num_clusters=25)
+    assert choose(rows, Line(1), Line(-1), recalibrate=several).dropped == ()
 
 
 def test_with_rows_set_aside_the_choice_is_made_by_the_others(rows):

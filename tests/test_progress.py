@@ -93,7 +93,7 @@ def _squares(values, span):
 
 def test_runs_report_one_after_another_and_are_the_same(seen):
     values = jnp.arange(5.0)
-    found = reported_runs(lambda span: _squares(values, span), "runs", 3, values)
+    found = reported_runs(lambda span: _squares(values, span), "runs", 3)
     np.testing.assert_array_equal(found["square"], np.arange(5.0) ** 2)  # those that fill up, too
     assert told(seen) == [("runs", k, 3, False) for k in range(4)] + [("runs", 3, 3, True)]
     np.testing.assert_array_equal(_squares(values, (1, 3))["square"], [0, 1, 4, 0, 0])

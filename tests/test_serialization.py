@@ -267,7 +267,7 @@ def test_no_init_runs(path, monkeypatch):
 
 
 def test_a_pipeline_comes_back_with_what_it_dropped(path):
-    x = np.linspace(-1, 1, 120)
+    x = np.linspace(-1, 1, 240)
     wrong = lambda x, y: lambda x: -10 * x[:, 0]
     pipeline = jc.pipeline.fit(x, x, predictor=[(jc.gaussian_process.fit, ()), (wrong, ())], key=KEY)
     assert pipeline.dropped

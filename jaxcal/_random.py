@@ -40,7 +40,7 @@ def split(key: PRNGKeyArray, number: int = 2) -> list[PRNGKeyArray]:
 
 
 def permutation(key: PRNGKeyArray, number: int) -> Int[AnyArray, " n"]:
-    """`jax.random.permutation` of so many numbers.
+    """`jax.random.permutation` of the numbers below `number`.
 
     >>> bool((permutation(jax.random.key(1), 2000) == jax.random.permutation(jax.random.key(1), 2000)).all())
     True
@@ -53,14 +53,15 @@ def permutation(key: PRNGKeyArray, number: int) -> Int[AnyArray, " n"]:
     for _ in range(math.ceil(3 * math.log(max(1, number)) / math.log(0xFFFFFFFF))):
         firsts, seconds = _threefry(words, 2)
         words = firsts[0], seconds[0]
-        order = order[np.argsort(_bits((firsts[1], seconds[1]), number), kind="stable")]
+        words_of_numbers = np.bitwise_xor(*_threefry((firsts[1], seconds[1]), number))
+        order = order[np.argsort(words_of_numbers, kind="stable")]
     return order
 
 
 def uniform(
     key: PRNGKeyArray, number: int, dtype: DTypeLike, low: float = 0.0, high: float = 1.0
 ) -> Float[AnyArray, " n"]:
-    """`jax.random.uniform` of so many numbers: to the bit from -1 or 0 to 1, else up to rounding.
+    """`number` values of `jax.random.uniform`: to the bit between -1 or 0 and 1, else up to rounding.
 
     >>> found = uniform(jax.random.key(2), 5, np.float32, -1.0, 1.0)
     >>> bool((found == jax.random.uniform(jax.random.key(2), (5,), np.float32, -1, 1)).all())
@@ -92,11 +93,6 @@ def _words_of(key: Any) -> _Words | None:
 def _is_raw(key: Array) -> bool:
     """Whether it is an array of words, as `jax.random.PRNGKey` gives it."""
     return not jnp.issubdtype(key.dtype, dtypes.prng_key)
-
-
-def _bits(words: _Words, number: int) -> UInt32[np.ndarray, " n"]:
-    firsts, seconds = _threefry(words, number)
-    return firsts ^ seconds
 
 
 def _threefry(words: _Words, number: int) -> tuple[UInt32[np.ndarray, " n"], UInt32[np.ndarray, " n"]]:

@@ -126,7 +126,7 @@ class Distribution(Rows):
         self._warn_of_levels(p, values)
         return values
 
-    @_programs.jit
+    @numpy_or_jit(when=_numpy_knows)
     def _quantiles(self, levels: Float[JaxArray, "..."]) -> Float[JaxArray, "..."]:
         """The quantiles at checked levels, as one program."""
         return at_levels(self.quantile, levels, self.mean)
@@ -303,11 +303,14 @@ def reached(y: Float[Array, "*n"], *locations: Float[Array, "*n"]) -> Float[Arra
 
 
 def at_levels(
-    icdf: Callable[[Array], Array], levels: Float[Array, "..."], rows: Float[Array, "*n"]
-) -> Float[Array, "..."]:
+    icdf: Callable[[JaxArray], JaxArray], levels: Float[JaxArray, "..."], rows: Float[JaxArray, "*n"]
+) -> Float[JaxArray, "..."]:
     """The quantiles of all rows at one level, [n], or at k levels, [n, k]."""
-    at = lambda level: icdf(jnp.full(rows.shape, level, rows.dtype))
-    return at(levels) if levels.ndim == 0 else jax.vmap(at, out_axes=-1)(levels)
+    xp = namespace(rows, levels)
+    at = lambda level: icdf(xp.full(rows.shape, level, rows.dtype))
+    if levels.ndim == 0:
+        return at(levels)
+    return xp.stack([at(level) for level in levels], axis=-1) if xp is np else jax.vmap(at, out_axes=-1)(levels)
 
 
 def sample_by_inversion(

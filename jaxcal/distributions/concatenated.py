@@ -100,7 +100,7 @@ def _joined(parts: Sequence[Any], order: Int[ArrayLike, " n"] | None) -> Any:
     return jax.tree.map(join, parts[0]._axes(), *parts)
 
 
-# So many parts, as those of the default folds, are asked one after the other.
+# Parts up to this number, as those of the default folds, are asked one after the other.
 _FEW_PARTS = 16
 
 
@@ -249,16 +249,14 @@ class Concatenated(Distribution):
     def _each(self, method: str, values: ArrayLike) -> Float[Array, "*n"]:
         """What a method of every part makes of the values of its rows."""
         values = match(values, self.mean)
-        if _checks.is_traced(values, *jax.tree.leaves(self)):
-            own = jnp.split(values[self.rows], self.ends[:-1])
+        is_traced = _checks.is_traced(values, *jax.tree.leaves(self))
+        if is_traced or len(self.parts) <= _FEW_PARTS:
+            in_parts = values[self.rows] if is_traced else np.asarray(values)[np.asarray(self.rows)]
+            own = (jnp if is_traced else np).split(in_parts, self.ends[:-1])
             return self._join([getattr(part, method)(given) for part, given in zip(self.parts, own, strict=True)])
-        rows = np.split(np.asarray(self.rows), self.ends[:-1])
-        if len(self.parts) <= _FEW_PARTS:
-            given = [jax.device_put(np.asarray(values)[own]) for own in rows]
-            return self._join([getattr(part, method)(each) for part, each in zip(self.parts, given, strict=True)])
         found = np.empty(values.shape, values.dtype)
-        for parts, own in _alike(self.parts, rows):
-            found[own] = _of_alike(method, parts, values[own])
+        for parts, rows in _alike(self.parts, np.split(np.asarray(self.rows), self.ends[:-1])):
+            found[rows] = _of_alike(method, parts, values[rows])
         return jax.device_put(found)
 
     def _join(self, values: Sequence[JaxArray | np.ndarray], axis: int = 0) -> Array:

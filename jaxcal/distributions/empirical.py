@@ -239,7 +239,7 @@ class Empirical(Distribution):
 
     @property
     def _is_shared(self) -> bool:
-        """Whether the rows share a table, or those of groups; leading axes, of runs, are those of the rows."""
+        """Whether the rows share a table, or those of groups. Leading axes, of runs, are common to rows and table."""
         return isinstance(self.z, Tables) or self.z.ndim <= self.loc.ndim
 
     def _read(self, function: Callable[..., JaxArray], *values: JaxArray) -> JaxArray:

@@ -60,11 +60,6 @@ class Point(Distribution):
         """The mean."""
         return self.mean
 
-    @numpy_or_jit
-    def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
-        shape = self.mean.shape + levels.shape
-        return namespace(self.mean).broadcast_to(self.mean[..., None] if levels.ndim else self.mean, shape)
-
 
 class Normal(Distribution):
     """Normal predictions. Rows with std 0 are points.

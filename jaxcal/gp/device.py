@@ -1,8 +1,8 @@
 """The exact fit of known rows by programs: on accelerators, and for any kernel.
 
 The host decides, as in `gp.host`, in the dtype of the rows; `gp.exact` has the rules of the search and the objective.
-There are three kinds of programs: where the search begins, the objective near vectors for all rows and each part, and
-the process at the end.
+One program says where the search begins. One evaluates the objective near vectors, for all rows and for each part.
+Three make the process at the end.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ from jaxcal.gp.newton import Local
 from jaxcal.gp.process import Process, process_given
 from jaxcal.gp.protocols import Inference
 
-# Covariances of so many rows with all others are held at once in float64.
+# The number of rows whose covariances with all others are held at once in float64.
 _ROWS_AT_ONCE = 256
 
 

@@ -4,7 +4,6 @@ A network's std is learned from residuals of rows that its mean was trained on, 
 rows. The rows of the validation set tell by how much.
 """
 
-from collections.abc import Callable
 from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from jaxtyping import Float
 
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional import linalg, student_t
-from jaxcal.functional._loops import carried
+from jaxcal.functional._loops import carried, scan
 
 # What is added to every variance is one of these, times their mean.
 _FLOORS = np.concatenate([[0.0], np.geomspace(1e-4, 1e2, 49)])
@@ -85,7 +84,8 @@ class Widening(eqx.Module):
         counts: AnyArray = xp.ones_like(errors) if weights is None else weights.astype(errors.dtype)
         rows = _Rows(variance, errors, df, counts, xp.average(variance, weights=counts))
         floors = xp.asarray(_FLOORS, errors.dtype) * rows.usual
-        factors, heights = _for_each(partial(_likeliest, rows.and_a_bad_one()), floors)
+        all_rows = rows.and_a_bad_one()
+        factors, heights = scan(lambda _, floor: (None, _likeliest(all_rows, floor)), None, floors)[1]
         best = xp.argmax(heights)
         factor, floor = factors[best], floors[best]
         by_intervals = xp.clip(_ratio_of_intervals(rows, factor, floor), 1 / _MOST, _MOST)
@@ -159,13 +159,6 @@ class _Rows(NamedTuple):
         )
         longer = jax.tree.map(lambda row, rows: xp.append(rows, row), bad, self._replace(usual=None))
         return longer._replace(usual=self.usual)
-
-
-def _for_each(function: Callable[[AnyArray], Any], values: Float[AnyArray, " k"]) -> Any:
-    """What a function gives of every value, along a leading axis."""
-    if namespace(values) is jnp:
-        return lax.map(function, values)
-    return tuple(map(np.stack, zip(*map(function, values), strict=True)))
 
 
 def _likeliest(rows: _Rows, floor: Float[AnyArray, ""]) -> tuple[Float[AnyArray, ""], Float[AnyArray, ""]]:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
-import jax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _random
 from jaxcal.distributions import Distribution
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.frames.columns import Categorical
@@ -75,14 +74,14 @@ def fit(
         raise ValueError(f"base has {len(base)} rows where {len(y)} are expected: the lengths must match.")
     columns = () if x is None else columns_of(x, categorical)
     *first, last = (with_columns(checked(step), columns) for step in calibrators)
-    order_key, folds_key, first_key, last_key = jax.random.split(key, 4)
+    order_key, folds_key, first_key, last_key = _random.split(key, 4)
     labels = as_labels(groups, len(y))
     parts = drawn(len(y), number_for(folds, len(y), labels), labels, order_key)
 
     def fit_first(x: Any, base: Distribution, y: Array, *, key: PRNGKeyArray) -> Chain:
-        return Chain(None, fit_steps(first, x, base, y, keys=list(jax.random.split(key, len(first)))))
+        return Chain(None, fit_steps(first, x, base, y, keys=_random.split(key, len(first))))
 
-    keys = list(jax.random.split(folds_key, len(parts)))
+    keys = _random.split(folds_key, len(parts))
     _, predictions = models_of_folds(fit_first, (x, base), (y,), parts, keys)
     out_of_fold = marked_out_of_fold(joined(predictions, [fold.held_out for fold in parts]))
     groups_of_last = {} if by is None else {"by": _checks.as_labels("by", by, len(y))}

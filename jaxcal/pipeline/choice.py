@@ -16,8 +16,8 @@ from jaxcal.pipeline.out_of_fold import take_rows
 from jaxcal.pipeline.plan import Held, Plan, held_of, models
 from jaxcal.pipeline.steps import as_distribution, name_of
 
-# After the first fold a candidate is dropped whose CRPS is so many times the best. The fold must hold so many rows, and
-# the difference must be so many standard errors.
+# A candidate is dropped after the first fold if its CRPS there exceeds the first number times the best. The second one
+# is the least number of rows in that fold. The third one is the least difference, in standard errors.
 _FAR_BEHIND, _FEWEST_ROWS, _STANDARD_ERRORS = 1.5, 20, 2
 
 
@@ -39,8 +39,9 @@ def tried(
         division = folds.divide(len(rows), (order_key, order_key))
         plan = dataclasses.replace(plan, method=folds, division=division, by=plan.by.part(rows))
         x, y = take_rows(rows, x, y)
-    in_first, kept, dropped = [([], [])] * len(choice), list(range(len(choice))), ()
-    if number := _rows_that_tell(plan, len(choice)):
+    first, kept, dropped = 1 if _first_fold_tells(plan, len(choice)) else 0, range(len(choice)), ()
+    in_first = [([], []) for _ in choice]
+    if first:
         in_first = []
         with progress.work("pipeline.fit: first folds", len(choice)) as work:
             for predictor, calibrators in choice:
@@ -52,23 +53,22 @@ def tried(
     found = {}
     with progress.work("pipeline.fit: candidates", len(kept)) as work:
         for k in kept:
-            (chains, blocks), rest = in_first[k], models(x, y, *choice[k], plan, slice(1 if number else 0, None))
+            (chains, blocks), rest = in_first[k], models(x, y, *choice[k], plan, slice(first, None))
             found[k] = held_of(x, y, *choice[k], plan, (chains + rest[0], blocks + rest[1]))
             work.advance()
     return found, dropped
 
 
-def _rows_that_tell(plan: Plan, candidates: int) -> int:
-    """How many rows of a first fold compare the candidates; 0 where it cannot tell.
+def _first_fold_tells(plan: Plan, candidates: int) -> bool:
+    """Whether the first fold compares the candidates, before the others are fitted.
 
     The rows of a fold of whole groups, or of one that was given, are alike. On an accelerator all folds are fitted at
     once.
     """
     method, folds = plan.method, plan.division.folds
     is_random = method.groups is None and not isinstance(method.folds, Iterable)
-    number = len(folds[0].held_out)
-    tells = is_random and candidates > 1 and len(folds) > 1 and number >= _FEWEST_ROWS
-    return number if tells and jax.default_backend() == "cpu" else 0
+    are_enough = candidates > 1 and len(folds) > 1 and len(folds[0].held_out) >= _FEWEST_ROWS
+    return is_random and are_enough and jax.default_backend() == "cpu"
 
 
 def _first_scores(x: Table, y: Float[Array, " n"], prediction: Any, plan: Plan) -> np.ndarray | None:
@@ -90,7 +90,7 @@ def _first_scores(x: Table, y: Float[Array, " n"], prediction: Any, plan: Plan) 
     return np.asarray(prediction.crps(targets))
 
 
-def _kept(scores: Sequence[Any], choice: Sequence[tuple[Any, Sequence[Callable]]]) -> tuple[list[int], tuple]:
+def _kept(scores: Sequence[Any], choice: Sequence[tuple[Any, Sequence[Callable]]]) -> tuple[Sequence[int], tuple]:
     """The numbers of the candidates that go on, and a line about each of the others.
 
     A candidate is dropped if its mean CRPS is more than half again the best, and this is no chance of the rows.

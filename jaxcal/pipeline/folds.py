@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import ArrayLike, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _random
 
 # Without a fifth of few rows errors are larger than those of the final model, and intervals too wide: 2 % of coverage
 # and 8 % of width on 250 to 500 rows (`benchmarks/results/pipelines.md`).
@@ -113,7 +113,7 @@ def drawn(
     """
     _checks.check_at_least("folds", number, 2)
     with jax.ensure_compile_time_eval():  # a known key gives known folds, also where the fit is traced
-        order = np.asarray(_permutation(key, num_rows))
+        order = np.asarray(_random.permutation(key, num_rows))
     if groups is None:
         if num_rows < number:
             raise ValueError(f"x has {num_rows} rows; at least {number} are needed for {number} folds.")
@@ -124,9 +124,6 @@ def drawn(
         parts, rest, at_most = _parts_of_groups(groups, number, order), order[:0], num_rows
     others = lambda k: np.concatenate([*parts[:k], *parts[k + 1 :], rest])
     return [Fold(others(k)[:at_most], part) for k, part in enumerate(parts)]
-
-
-_permutation = jax.jit(jax.random.permutation, static_argnums=1)  # one program
 
 
 def _parts_of_groups(groups: np.ndarray, folds: int, order: np.ndarray) -> list[np.ndarray]:

@@ -9,11 +9,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import ArrayLike, PRNGKeyArray
 
-from jaxcal import _checks
+from jaxcal import _checks, _random
 from jaxcal.pipeline.folds import Fold, as_folds, as_labels, drawn, number_for
 
 # Random keys: of what is drawn once, and of folds.
@@ -137,7 +136,7 @@ class Split(Method):
         _checks.check_fraction("fraction", self.fraction)
         groups = self.labels(num_rows)
         kinds, label_of = np.unique(np.arange(num_rows) if groups is None else groups, return_inverse=True)
-        aside_key, parts_key = jax.random.split(keys[0])
+        aside_key, parts_key = _random.split(keys[0])
         number = round(self.fraction * len(kinds))
         folds = max(2, min(number, number_for(None, num_rows))) if self.number is None else self.number
         if not folds <= number < len(kinds):
@@ -145,7 +144,7 @@ class Split(Method):
                 f"a fraction of {self.fraction:g} sets {number} of {len(kinds)} "
                 f"{'rows' if groups is None else 'groups'} aside; at least {folds} are needed, and one to fit on."
             )
-        chosen = np.asarray(jax.random.permutation(aside_key, len(kinds)))[:number]
+        chosen = np.asarray(_random.permutation(aside_key, len(kinds)))[:number]
         aside = np.flatnonzero(np.isin(label_of, chosen))
         parts = drawn(len(aside), folds, None if groups is None else groups[aside], parts_key)
         fold = Fold(np.setdiff1d(np.arange(num_rows), aside), aside)

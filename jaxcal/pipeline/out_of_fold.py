@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
 
-from jaxcal import _checks, progress
+from jaxcal import _checks, _random, progress
 from jaxcal.distributions import Concatenated, Distribution
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.distributions._rows import Rows
@@ -79,7 +79,7 @@ def out_of_fold(
     """
     x, y = as_table_and_targets(x, y)
     _checks.check_key(key)
-    order_key, *keys = jax.random.split(key, folds + 1)
+    order_key, *keys = _random.split(key, folds + 1)
     parts = drawn(len(y), folds, as_labels(groups, len(y)), order_key)
     _, predictions = models_of_folds(with_columns(fit, columns_of(x, categorical)), (x,), (y,), parts, keys)
     rows = [fold.held_out for fold in parts]

@@ -1,4 +1,4 @@
-"""What a pipeline does with one predictor: models of the folds, what they predict, the last step, and the whole."""
+"""The pipeline of one predictor: the models of its folds, their predictions, the last step, and the fit to all rows."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -15,7 +15,7 @@ from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, UInt32
 
-from jaxcal import _checks, _programs
+from jaxcal import _checks, _programs, _random
 from jaxcal.distributions import Mixture, Normal, Point
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
@@ -113,7 +113,7 @@ def fit(
     settings = settle("dropout.fit", options, _presets(rate, x.shape[1]), preset)
     if not settings.hidden:
         raise ValueError("hidden must hold at least one width: dropout follows the hidden layers.")
-    init_key, split_key, train_key, mask_key = jax.random.split(key, 4)
+    init_key, split_key, train_key, mask_key = _random.split(key, 4)
     rows = split(x, y, settings, split_key, indicators=columns.indicators)
     dtype = rows.train[0].dtype
     new = partial(new_network(rows.train[0], settings.hidden), key=init_key)

@@ -229,4 +229,9 @@ def threads_for(number: int) -> contextlib.AbstractContextManager[None]:
     Args:
         number: of rows.
     """
-    return _one_thread if number <= _FEW_ROWS else contextlib.nullcontext()
+    return one_thread_of_blas() if number <= _FEW_ROWS else contextlib.nullcontext()
+
+
+def one_thread_of_blas() -> contextlib.AbstractContextManager[None]:
+    """In it BLAS has one thread, in all threads of this process."""
+    return _one_thread

@@ -95,6 +95,10 @@ class IOKernel(eqx.Module):
             return self
         return IOKernel(self.input.by_column(a.inputs), self.output)
 
+    def with_fewest(self) -> "IOKernel":
+        """The same kernel with one lengthscale where those of all input columns are equal."""
+        return IOKernel(None if self.input is None else self.input.with_fewest(), self.output)
+
     def parts(self, a: Points) -> list[tuple[AnyArray, SquaredExponential | GPJaxKernel]]:
         """The kernels that it is the sum of, each with its rows."""
         return [(rows, part) for part, rows in self._parts(a)]
@@ -144,6 +148,7 @@ def fit(
     noise: Noise | None = None,
     preset: str | None = None,
     differentiable: bool = False,
+    start: "RIO | None" = None,
     key: PRNGKeyArray | None = None,
     throw: bool = True,
 ) -> "RIO":
@@ -185,7 +190,8 @@ def fit(
             `gp.Sparse` alone is taken where more than 2000 rows are traced or the noise is not Gaussian, and above
             250,000 rows. `fitted.inference` says what was taken. Here an inference
             has the number of lengthscales that the evidence prefers, `ard="auto"`, unless it says otherwise; with the
-            preset and kernels of gpjax `ard=False` (RIO, appendix D.4).
+            preset and kernels of gpjax `ard=False` (RIO, appendix D.4), also with fewer than 3 rows a column, or fewer
+            than 10 and over 100 columns.
         noise: `gp.GaussianNoise`, the default, with `variance=` where that is known; `gp.StudentTNoise`, so that
             outliers do not decide the fit; or `gp.InputNoise`, of a variance that depends on the inputs.
         preset: None, or "paper" as above.
@@ -193,6 +199,9 @@ def fit(
             is then found to the last digits. They are NaN where it is none, and `result` is not CONVERGED; which rows
             are inducing points, or nearest, stays. For Gaussian noise on one device, not for `gp.Stochastic`. A
             fit takes up to twice as long.
+        start: fitted with the same options to rows like these: of another fold, or of yesterday. Its hyperparameters
+            are the only initial ones, its lengthscales stay as many, and its inference is taken where none is named.
+            The fit takes a fraction of the time, and ends at the optimum that is nearest.
         key: random key of the order of the rows of `gp.Stochastic`; nothing else is random.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
             so in any case.
@@ -226,23 +235,25 @@ def fit(
     noise = GaussianNoise() if noise is None else noise
     check_objects(inference, noise)
     setting = _setting(kernel, target, preset, noise, inference)
+    if x is None and setting.kernel != "output":
+        raise ValueError("x is None, but the kernel depends on the inputs: give x, or take kernel='output'.")
+    columns = None if setting.kernel == "output" else Columns.of(x, categorical)
     in_numpy = isinstance(kernel, str) and not setting.paper
     way = Way.of(
         y.shape[0],
         _PRESETS[preset] if inference is None else inference,
         noise,
         ard="auto" if in_numpy else False,
+        inputs=1 if columns is None else columns.num_inputs,
         is_known=is_known(as_constants((x, base.mean, _own_std(base), y, noise))),
         in_numpy=in_numpy,
         differentiable=differentiable,
+        start=None if start is None else start.process,
     )
     if isinstance(noise, InputNoise) and _own_std(base) is not None:
         raise ValueError("base has a std of its own, which the noise follows as far as it helps: omit InputNoise().")
-    if x is None and setting.kernel != "output":
-        raise ValueError("x is None, but the kernel depends on the inputs: give x, or take kernel='output'.")
     given = Given.of(None if isinstance(kernel, str) else _from_gpjax(kernel), noise)
     _check_spread(base.mean, y, target)
-    columns = None if setting.kernel == "output" else Columns.of(x, categorical)
     rows = _Rows(x, base.mean, _own_std(base), y)
     if isinstance(way.inference, Stochastic):
         rio = _fit_stochastic(columns, rows, given, setting, way.inference, key)

@@ -79,6 +79,11 @@ class Columns(eqx.Module):
         return self.layout.num_columns
 
     @property
+    def num_inputs(self) -> int:
+        """How many numbers a row of inputs has, as the call gives them."""
+        return self.num_columns - len(self.categorical) + len(self.incomplete) + sum(self.sizes)
+
+    @property
     def is_plain(self) -> bool:
         """Whether they are those of an array, and all hold numbers: it is the inputs as it is."""
         return self.layout.names is None and not self.categorical

@@ -139,10 +139,11 @@ def fit_steps(
     y: Float[Array, " n"],
     *,
     keys: Sequence[PRNGKeyArray],
+    start: Sequence[Callable] | None = None,
 ) -> tuple[Callable, ...]:
-    """Calibrators, each fitted to what those before it predict of the same rows."""
+    """Calibrators, each fitted to what those before it predict of the same rows; `start` are those of other rows."""
     fitted: list[Callable] = []
-    for calibrator, each in zip(calibrators, keys, strict=True):
+    for k, (calibrator, key) in enumerate(zip(calibrators, keys, strict=True)):
         base = fitted[-1](x, base) if fitted else base
-        fitted.append(with_key(calibrator, x, base, y, key=each))
+        fitted.append(with_key(calibrator, x, base, y, key=key, start=None if start is None else start[k]))
     return tuple(fitted)

@@ -53,7 +53,9 @@ def tried(
     found = {}
     with progress.work("pipeline.fit: candidates", len(kept)) as work:
         for k in kept:
-            (chains, blocks), rest = in_first[k], models(x, y, *choice[k], plan, slice(first, None))
+            chains, blocks = in_first[k]
+            start = chains[0] if first and plan.shares_start else None
+            rest = models(x, y, *choice[k], plan, slice(first, None), start)
             found[k] = held_of(x, y, *choice[k], plan, (chains + rest[0], blocks + rest[1]))
             work.advance()
     return found, dropped

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -20,6 +21,7 @@ from jaxcal.frames.columns import Categorical
 from jaxcal.frames.layout import Series, Table, take
 from jaxcal.optimize import Result
 from jaxcal.pipeline.folds import Fold, as_labels, drawn
+from jaxcal.pipeline.side_by_side import in_threads, one_by_one, share_nothing
 from jaxcal.pipeline.steps import as_distribution, as_table_and_targets, columns_of, with_columns
 
 # What a warning of one of several fits is about.
@@ -81,7 +83,8 @@ def out_of_fold(
     _checks.check_key(key)
     order_key, *keys = _random.split(key, folds + 1)
     parts = drawn(len(y), folds, as_labels(groups, len(y)), order_key)
-    _, predictions = models_of_folds(with_columns(fit, columns_of(x, categorical)), (x,), (y,), parts, keys)
+    fit_rows = with_columns(fit, columns_of(x, categorical))
+    _, predictions = models_of_folds(fit_rows, (x,), (y,), parts, keys, share_nothing=share_nothing([fit]))
     rows = [fold.held_out for fold in parts]
     return marked_out_of_fold(joined([as_distribution(part) for part in predictions], rows))
 
@@ -95,6 +98,8 @@ def models_of_folds(
     *,
     predict: Callable = lambda model, *inputs: model(*inputs),
     about: str = WITHOUT_A_FOLD,
+    share_nothing: bool = False,
+    begin: Callable | None = None,
 ) -> tuple[list[Callable], list[Any]]:
     """For each fold a model that is fitted to its training rows, and what that predicts of the others.
 
@@ -108,11 +113,13 @@ def models_of_folds(
         keys: of the fits.
         predict: of a model and inputs, what it predicts.
         about: what warnings of the fits are about, a clause.
+        share_nothing: whether several fits may run at once, as of `side_by_side.share_nothing`.
+        begin: of the first model, `fit` for the other folds, whose search may begin there.
     """
     with one_warning(about):
-        work = _Work(fit=fit, predict=predict, inputs=inputs, targets=targets, folds=folds, keys=keys)
+        work = _Work(fit, predict, inputs, targets, folds, keys, share_nothing, begin)
         found = _of_a_vmap(work) if jax.default_backend() != "cpu" else None
-        return _one_by_one(work) if found is None else found
+        return _one_each(work) if found is None else found
 
 
 class _Work(NamedTuple):
@@ -124,19 +131,28 @@ class _Work(NamedTuple):
     targets: tuple[Array, ...]
     folds: Sequence[Fold]
     keys: Sequence[PRNGKeyArray]
+    share_nothing: bool
+    begin: Callable | None
 
 
-def _one_by_one(work: _Work) -> tuple[list[Callable], list[Any]]:
-    fit, predict, inputs, targets, folds, keys = work
-    models, predictions = [], []
-    with progress.work("cross-validation: models", len(folds), targets) as told:
-        for fold, key in zip(folds, keys, strict=True):
-            tables = take_rows(fold.training, *inputs, *targets)
-            model = _fitted(fit, tables, tables[len(inputs)], key)
-            models.append(model)
-            predictions.append(predict(model, *take_rows(fold.held_out, *inputs)))
+def _one_each(work: _Work) -> tuple[list[Callable], list[Any]]:
+    """A fit for every fold, in threads where that is known to change nothing."""
+
+    def one(fold_and_key: tuple[Fold, PRNGKeyArray], fit: Callable) -> tuple[Callable, Any]:
+        fold, key = fold_and_key
+        tables = take_rows(fold.training, *work.inputs, *work.targets)
+        model = _fitted(fit, tables, tables[len(work.inputs)], key)
+        return model, work.predict(model, *take_rows(fold.held_out, *work.inputs))
+
+    folds, fit, found = list(zip(work.folds, work.keys, strict=True)), work.fit, []
+    with progress.work("cross-validation: models", len(folds), work.targets) as told:
+        if work.begin is not None:
+            found.append(one(folds.pop(0), fit))
             told.advance()
-    return models, predictions
+            fit = work.begin(found[0][0])
+        call_all = in_threads if work.share_nothing else one_by_one
+        found += call_all(partial(one, fit=fit), folds, told.advance)
+    return [model for model, _ in found], [prediction for _, prediction in found]
 
 
 def _fitted(fit: Callable, tables: tuple[Any, ...], y: Array, key: PRNGKeyArray) -> Callable:
@@ -157,7 +173,7 @@ def _of_a_vmap(work: _Work) -> tuple[list[Callable], list[Any]] | None:
     That is where training parts differ in size, `fit` reads values or memory does not suffice; and where something went
     wrong, since inside a transformation nothing is raised: one after another, they say what.
     """
-    fit, predict, inputs, targets, folds, keys = work
+    fit, predict, inputs, targets, folds, keys, *_ = work
     tables, number = (*inputs, *targets), len(folds)
     can_be_stacked = number > 1 and all(isinstance(table, jax.Array) for table in tables)
     if not can_be_stacked or len({len(fold.training) for fold in folds}) > 1:
@@ -187,11 +203,12 @@ def _is_sound(models: Any, predictions: Any) -> bool:
 
 @contextmanager
 def one_warning(about: str) -> Iterator[None]:
-    """One warning in place of those of a kind that come inside: what they are about, the first, and how many."""
+    """One warning in place of those of a kind that come inside: what they are about, one of them, and how many."""
     with warnings.catch_warnings(record=True) as caught:
         yield
     for category in dict.fromkeys(each.category for each in caught):
-        first, *others = [each.message for each in caught if each.category is category]
+        # In one order, whichever thread was first.
+        first, *others = sorted((each.message for each in caught if each.category is category), key=str)
         more = f" There were {len(others)} more." if others else ""
         _checks.warn(f"{about}: {first}{more}", category)
 

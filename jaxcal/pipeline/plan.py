@@ -20,6 +20,7 @@ from jaxcal.pipeline.chain import Chain, fit_steps
 from jaxcal.pipeline.fitted import Pipeline, Step
 from jaxcal.pipeline.methods import Division, Method
 from jaxcal.pipeline.out_of_fold import WITHOUT_A_FOLD, joined, models_of_folds, one_warning, take_rows
+from jaxcal.pipeline.side_by_side import share_nothing
 from jaxcal.pipeline.steps import (
     Groups,
     as_distribution,
@@ -31,6 +32,8 @@ from jaxcal.pipeline.steps import (
     with_weights,
 )
 
+# Above so many rows searches for processes share a start.
+_MANY_ROWS = 512
 # What warnings are about.
 _SET_ASIDE = "in the fit to the rows that are not set aside, which counts them anew"
 _LAST_STEP = "in the last step, which is fitted without each fold as well"
@@ -58,6 +61,15 @@ class Plan:
         """Whether another model predicts new rows than those that made the errors."""
         return self.division.predicts != "fold"
 
+    @property
+    def shares_start(self) -> bool:
+        """Whether searches for processes begin where the one without the first fold ended.
+
+        Of few rows each fold looks for its own optimum: a shared one covered less, 88 in place of 89 % of 100 rows.
+        The guarantee of CV+ is for models that know nothing of the rows that they predict, not even where to begin.
+        """
+        return self.division.predicts == "all_rows" and len(self.division.folds[0].training) > _MANY_ROWS
+
     def last(self) -> Callable:
         """The fit of the last step."""
         step = with_columns(checked(self.recalibrate), self.columns)
@@ -75,11 +87,13 @@ class Held(NamedTuple):
         steps: the predictions after each step.
         last: the last step, fitted to those before; None where there is none, and with "cv+".
         chain: of a single fold, or of all folds together; None where one fitted to all rows predicts.
+        start: the chain at whose processes searches began, and the one for all rows begins; None where none did.
     """
 
     steps: tuple[Step, ...]
     last: Callable | None
     chain: Any
+    start: Chain | None
 
 
 def fit_one(
@@ -95,7 +109,7 @@ def fit_one(
         held = held_of(x, y, predictor, calibrators, plan, models(x, y, predictor, calibrators, plan, slice(None)))
     chain = held.chain
     if chain is None:
-        chain = _fit_of(predictor, calibrators, plan)(x, *_targets(y, plan), key=plan.keys[1])
+        chain = _fit_of(predictor, calibrators, plan, held.start)(x, *_targets(y, plan), key=plan.keys[1])
     return Pipeline(
         chain,
         held.last,
@@ -108,8 +122,8 @@ def fit_one(
     )
 
 
-def _fit_of(predictor: Any, calibrators: Sequence[Callable], plan: Plan) -> Callable:
-    return partial(fit_chain, predictor, calibrators, columns=plan.columns)
+def _fit_of(predictor: Any, calibrators: Sequence[Callable], plan: Plan, start: Chain | None = None) -> Callable:
+    return partial(fit_chain, predictor, calibrators, columns=plan.columns, start=start)
 
 
 def _targets(y: Float[Array, " n"], plan: Plan) -> tuple[Array, ...]:
@@ -117,15 +131,24 @@ def _targets(y: Float[Array, " n"], plan: Plan) -> tuple[Array, ...]:
 
 
 def models(
-    x: Table, y: Float[Array, " n"], predictor: Any, calibrators: Sequence[Callable], plan: Plan, some: slice
+    x: Table,
+    y: Float[Array, " n"],
+    predictor: Any,
+    calibrators: Sequence[Callable],
+    plan: Plan,
+    some: slice,
+    start: Chain | None = None,
 ) -> Models:
-    """The models of some of the folds, and what they predict."""
+    """The models of some of the folds, and what they predict; `start` is the model of another fold."""
     (_, chain_key, folds_key), folds = plan.keys, plan.division.folds
     keys = _random.split(folds_key, len(folds)) if plan.is_out_of_fold else [chain_key]
     about = WITHOUT_A_FOLD if plan.is_out_of_fold else _SET_ASIDE
-    fit_rows, targets = _fit_of(predictor, calibrators, plan), _targets(y, plan)
+    fit_rows, targets = _fit_of(predictor, calibrators, plan, start), _targets(y, plan)
+    begin = partial(_fit_of, predictor, calibrators, plan) if start is None and plan.shares_start else None
     after = Chain.after_each_step
-    return models_of_folds(fit_rows, (x,), targets, folds[some], keys[some], predict=after, about=about)
+    options = {"predict": after, "about": about, "begin": begin}
+    options["share_nothing"] = share_nothing((predictor, *calibrators))
+    return models_of_folds(fit_rows, (x,), targets, folds[some], keys[some], **options)
 
 
 def held_of(
@@ -151,7 +174,7 @@ def held_of(
         if plan.recalibrate is not None:
             name = "cv+" if last is None else name_of(plan.recalibrate)
             steps.append(step_of(name, _recalibrated(plan.last(), x, y, ends, parts, by)))
-    return Held(tuple(steps), last, chain)
+    return Held(tuple(steps), last, chain, chains[0] if plan.shares_start else None)
 
 
 def fit_chain(
@@ -162,13 +185,21 @@ def fit_chain(
     weights: Float[Array, " n"] | None = None,
     *,
     columns: Categorical = (),
+    start: Chain | None = None,
     key: PRNGKeyArray,
 ) -> Chain:
-    """A predictor and calibrators, each fitted to what the steps before it predict; steps as those of `fit`."""
+    """A predictor and calibrators, each fitted to what the steps before it predict; steps as those of `fit`.
+
+    Of other rows `start` is the same chain: searches for processes begin at its own.
+    """
     model_key, *keys = _random.split(key, 1 + len(calibrators))
-    model = with_key(with_weights(with_columns(as_fit(predictor), columns), weights), x, y, key=model_key)
+    first, others = (None, None) if start is None else (start.predictor, start.calibrators)
+    fit_model = with_weights(with_columns(as_fit(predictor), columns), weights)
+    model = with_key(fit_model, x, y, key=model_key, start=first)
     steps = [with_columns(checked(calibrator), columns) for calibrator in calibrators]
-    return Chain(model, fit_steps(steps, x, as_distribution(model(x)), y, keys=keys) if steps else ())
+    if not steps:
+        return Chain(model, ())
+    return Chain(model, fit_steps(steps, x, as_distribution(model(x)), y, keys=keys, start=others))
 
 
 def _recalibrated(

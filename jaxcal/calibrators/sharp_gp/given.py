@@ -58,6 +58,7 @@ def of_greatest_evidence(
         _BY_ALL if y.shape[0] <= EXACT_ROWS else _THROUGH_POINTS,
         GaussianNoise(),
         ard=True,
+        inputs=x.shape[1],
         is_known=is_known(as_constants((x, y))),
         in_numpy=True,
         differentiable=differentiable,

@@ -1,6 +1,6 @@
 """`python -m jaxcal` is the command `jaxcal`."""
 
-from jaxcal.cli import app
+from jaxcal.cli import main
 
 if __name__ == "__main__":
-    app(prog_name="jaxcal")
+    main()

@@ -7,6 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# Files that are being written: what ends the process before they have their names removes them.
+_unfinished: set[Path] = set()
+
+
+def remove_unfinished() -> None:
+    """Remove the files that are being written."""
+    for temporary in list(_unfinished):
+        temporary.unlink(missing_ok=True)
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -17,6 +26,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{secrets.token_hex(8)}{target.suffix}")
+    _unfinished.add(temporary)
     try:
         try:
             yield temporary
@@ -27,6 +37,7 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
+            _unfinished.discard(temporary)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror or error}.") from error
 

@@ -249,6 +249,8 @@ class _Writer:
         except TypeError:
             if _is_default(known[field], _default_of_init(type(owner), field)):
                 return _DEFAULT_FIELD
+            if field in getattr(type(owner), "_not_needed", ()):  # to predict: None is in its place
+                return None
             raise
 
     def _array(self, value: Any, place: str) -> dict:

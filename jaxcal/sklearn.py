@@ -51,6 +51,8 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         cv: number of folds; None for 10 of at most 1,000 rows and 5 of more. With "folds" and "prefit" also a splitter
             of scikit-learn, or its splits, that holds out every row once at most, such as `GroupKFold` and
             `TimeSeriesSplit`. No step is calibrated by a row that is never held out.
+        time_limit: seconds for the fit. Where the estimator is chosen, what does not end in time is omitted, and
+            `pipeline_` names it.
         random_state: seed, generator or None, as of scikit-learn.
 
     Attributes:
@@ -82,6 +84,7 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         recalibrate: Any = conformal.fit,
         method: Any = "folds",
         cv: Any = None,
+        time_limit: Any = None,
         random_state: Any = None,
     ):
         # As scikit-learn wants it nothing is checked here, but in `fit`.
@@ -90,6 +93,7 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         self.recalibrate = recalibrate
         self.method = method
         self.cv = cv
+        self.time_limit = time_limit
         self.random_state = random_state
 
     def fit(
@@ -132,6 +136,7 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
                 method=dataclasses.replace(as_method(self.method), folds=folds, groups=groups),
                 weights=weights,
                 by=by,
+                time_limit=None if self.time_limit is None else float(self.time_limit),
                 key=jax.random.key(seed),
             )
             self.guarantee_ = self.pipeline_.guarantee(0.9)

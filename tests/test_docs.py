@@ -12,7 +12,7 @@ import pytest
 from cases import CASES
 from typer.testing import CliRunner
 
-from jaxcal.cli import app
+from jaxcal.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

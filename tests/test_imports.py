@@ -27,7 +27,7 @@ def test_a_name_loads_what_it_needs():
 
 
 def test_help_needs_no_jax():
-    found = loaded_after("from jaxcal.cli import app", "app(['--help'], standalone_mode=False)")
+    found = loaded_after("from jaxcal.cli.app import app", "app(['--help'], standalone_mode=False)")
     assert "typer" in found
     assert not {"jax", "equinox", "sklearn", "polars"} & found
 

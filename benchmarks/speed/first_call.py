@@ -57,7 +57,7 @@ STORIES = {
         None,
         """
 import contextlib
-from jaxcal.cli import app
+from jaxcal.cli.app import app
 with contextlib.redirect_stdout(sys.stderr):
     app(["--help"], standalone_mode=False)
 """,
@@ -79,7 +79,7 @@ fitted = jc.rio.fit(x, base, y)
         10,
         """
 import contextlib
-from jaxcal.cli import app
+from jaxcal.cli.app import app
 with contextlib.redirect_stdout(sys.stderr):
     app(["demo", "--out", FOLDER], standalone_mode=False)
 """,

@@ -84,6 +84,8 @@ class _Options:
     training: Path | None
     features: str | None
     exclude: str | None
+    models: str | None
+    time_limit: float | None
     seed: int
 
 
@@ -96,6 +98,16 @@ def calibrate(
     exclude: Annotated[str | None, told("Columns, a,b,c, that are no features and stay in the file.", "none")] = None,
     method: Annotated[
         str | None, told("A calibrator of `jaxcal methods`, or several in their order: rio,crude.", "rio")
+    ] = None,
+    models: Annotated[
+        str | None,
+        told(
+            "Without predictions: predictors of `jaxcal methods`, or boosted_trees, to choose among.",
+            "gaussian_process,mlp,boosted_trees",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        float | None, told("Seconds to fit models: those that take longer are omitted and named.", "none")
     ] = None,
     by: Annotated[
         str | None, typer.Option(help="Column of labels: each group is calibrated by its own rows, if the method can.")
@@ -139,7 +151,7 @@ def calibrate(
             files.check_output(other, option, (*inputs, out))
     roles = Roles(target, prediction, std, by, weights)
     roles.check(tables.source)
-    options = _Options(method or "rio", calibration_fraction, training, features, exclude, seed)
+    options = _Options(method or "rio", calibration_fraction, training, features, exclude, models, time_limit, seed)
     if prediction is None:
         names_of_given = ("--std", "--method", "--by", "--weights", "--calibration-fraction", "--training")
         given = zip(names_of_given, (std, method, by, weights, calibration_fraction, training), strict=True)
@@ -147,6 +159,8 @@ def calibrate(
             raise ValueError(f"{', '.join(needless)} needs a column of predictions, --prediction.")
         fitted = _fit_pipeline(tables, roles, options, is_saved=save is not None)
     else:
+        if models is not None or time_limit is not None:
+            raise ValueError("--models and --time-limit are for a fit without a column of predictions.")
         fitted = _fit_calibrator(tables, roles, options)
     _write(fitted.forecast, tables.table, levels, names, fitted.fitting, out)
     if save is not None:
@@ -351,8 +365,6 @@ def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved:
     """A model of the features, the best of a list."""
     import jax
 
-    from jaxcal.pipeline.steps import OfNumbers
-
     table, source = tables.table, tables.source
     chosen, columns = choose_features(roles, options.features, options.exclude, source)
     if columns is None:
@@ -360,13 +372,11 @@ def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved:
     table.check_numerals(set(chosen) - set(source.texts))
     x, y = source.select(chosen), source.numbers(roles.target, may_be_missing=True)
     known, rest = np.flatnonzero(np.isfinite(y)), np.flatnonzero(~np.isfinite(y))
-    # A file holds no model of another package.
-    candidates = [each for each in jc.pipeline.candidates() if not (is_saved and isinstance(each[0], OfNumbers))]
-    if is_saved:
-        console.say("Boosted trees are not among the models: scikit-learn's cannot be saved.")
-    key = jax.random.key(options.seed)
+    candidates = _candidates(options.models, is_saved=is_saved)
+    key, limit = jax.random.key(options.seed), options.time_limit
+    fit = partial(jc.pipeline.fit, predictor=candidates, categorical=columns, time_limit=limit, key=key)
     with console.working(f"Fit models to {len(known)} rows"):
-        model = jc.pipeline.fit(x[known], y[known], predictor=candidates, categorical=columns, key=key)
+        model = fit(x[known], y[known])
     console.say(f"{model}\n\n{model.guarantee(0.9)}")
     measured = report.Measured(
         roles=replace(roles, features=chosen),
@@ -387,6 +397,27 @@ def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved:
         else:
             forecast = model.out_of_fold
     return _Fitted(model, [], forecast, known if tables.are_one else None, measured)
+
+
+def _candidates(models: str | None, *, is_saved: bool) -> list:
+    """The models to choose among; a file holds none of another package.
+
+    Raises:
+        ValueError: if none is left, or there is none of a name.
+    """
+    from jaxcal.pipeline.steps import OfNumbers
+
+    named = None if models is None else [name.strip().replace("-", "_") for name in models.split(",")]
+    try:
+        found = jc.pipeline.candidates() if named is None else jc.pipeline.candidates(named)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"--models: {error}") from error
+    kept = [each for each in found if not (is_saved and isinstance(each[0], OfNumbers))]
+    if not kept:
+        raise ValueError("boosted trees of scikit-learn cannot be saved: omit --save, or name another model.")
+    if is_saved:
+        console.say("Boosted trees are not among the models: scikit-learn's cannot be saved.")
+    return kept
 
 
 # Checks of options

@@ -36,7 +36,7 @@ class Commands(TyperGroup):
                 warnings.simplefilter("always", UserWarning)
                 warnings.showwarning = lambda message, *_, **__: complain("Warning", message)
                 return super().invoke(ctx)
-        except (ValueError, FloatingPointError) as error:
+        except (ValueError, FloatingPointError, TimeoutError) as error:
             complain("Error", error)
             raise typer.Exit(2) from error
 

@@ -7,10 +7,11 @@ step's guarantee holds. Or the models of the folds predict new rows, too: then t
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxtyping import ArrayLike, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks, _random
 from jaxcal.calibrators import conformal
@@ -18,10 +19,11 @@ from jaxcal.frames.columns import Categorical
 from jaxcal.frames.layout import Series, Table
 from jaxcal.pipeline.candidates import candidates
 from jaxcal.pipeline.chain import Chain
-from jaxcal.pipeline.choice import tried
+from jaxcal.pipeline.choice import Choice, tried
 from jaxcal.pipeline.fitted import Pipeline, Scores, Step
 from jaxcal.pipeline.methods import CVPlus, Folds, Method, Prefit, Split, as_method
 from jaxcal.pipeline.plan import Plan, fit_chain, fit_one
+from jaxcal.pipeline.side_by_side import OutOfTime
 from jaxcal.pipeline.steps import Estimator, Fitted, Groups, as_table_and_targets, columns_of
 
 __all__ = [
@@ -57,6 +59,7 @@ def fit(
     weights: ArrayLike | None = None,
     by: Series | str | Callable | None = None,
     categorical: Categorical = (),
+    time_limit: float | None = None,
     key: PRNGKeyArray,
 ) -> Pipeline:
     """Fit a model, calibrators of its predictions, and a last step that makes the intervals hold for new data points.
@@ -93,9 +96,14 @@ def fit(
             [n], which the call then needs for new rows, too, the name of a column of a data frame, or a function of x.
         categorical: the columns of x whose values have no order, for the steps that take that; those of a frame that
             hold labels are categorical in any case.
+        time_limit: seconds for the whole fit. Of several pairs the best of the first fold come first. Those for which
+            the time does not suffice are omitted; `print` names them. What was fitted is `fitted.recipe`, and
+            `predictor=fitted.recipe` repeats it without a clock. A fit of the user's own function is not interrupted,
+            nor is the last fit to all rows.
         key: random key.
 
     Raises:
+        TimeoutError: if the time limit passes before any of the pairs is fitted to all folds.
         TypeError: if a step is neither a function nor, as predictor, an object with fit and predict; if key is no
             random key.
         ValueError: if x or y is empty or of the wrong shape, y is not finite, there are fewer rows or groups than
@@ -118,10 +126,15 @@ def fit(
         >>> bool((lower < upper).all())
         True
     """
+    began = time.monotonic()
     _checks.check_key(key)
+    if time_limit is not None:
+        _checks.check_positive("time_limit", time_limit)
     x, y = as_table_and_targets(x, y)
     method = as_method(method).checked(len(y))
-    choice = candidates() if predictor is None else predictor if isinstance(predictor, list) else []
+    choice = candidates() if predictor is None else predictor if isinstance(predictor, list | tuple) else []
+    if len(choice) == 1 and not calibrators:
+        ((predictor, calibrators),), choice = choice, []
     if choice and (calibrators or weights is not None or isinstance(method, Prefit)):
         raise ValueError("calibrators, weights and method='prefit' need a predictor: give one, or none of them.")
     if isinstance(method, CVPlus) and (choice or recalibrate is not conformal.fit or by is not None):
@@ -140,12 +153,21 @@ def fit(
         by=Groups.of(by, len(y)),
         columns=columns_of(x, categorical),
         keys=(last_key, chain_key, folds_key),
+        deadline=None if time_limit is None else began + time_limit,
     )
-    if not choice:
+    try:
+        if choice:
+            return _fit_best(x, y, choice, plan, order_key)
         return fit_one(x, y, predictor, calibrators, plan)
-    found, dropped = tried(x, y, choice, plan, order_key)
+    except OutOfTime:
+        raise TimeoutError(f"the time_limit of {time_limit:g} s passed before a predictor had all its folds.") from None
+
+
+def _fit_best(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, order_key: PRNGKeyArray) -> Pipeline:
+    """The pipeline with the best CRPS out of fold."""
+    found, dropped, omitted = tried(x, y, choice, plan, order_key)
     best = min(found, key=lambda k: float(found[k].steps[-1].scores.crps))
     others = tuple(held.steps for k, held in found.items() if k != best)
-    predictor, calibrators = choice[best]
-    fitted = fit_one(x, y, predictor, calibrators, plan, None if isinstance(method, Split) else found[best])
-    return dataclasses.replace(fitted, others=others, dropped=dropped)
+    fitted = fit_one(x, y, *choice[best], plan, None if isinstance(plan.method, Split) else found[best])
+    recipe = tuple((predictor, tuple(calibrators)) for predictor, calibrators in (choice[k] for k in found))
+    return dataclasses.replace(fitted, others=others, dropped=dropped, omitted=omitted, recipe=recipe)

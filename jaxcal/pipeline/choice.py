@@ -1,9 +1,11 @@
 """The choice among several pipelines, by their CRPS out of fold. One that is far behind is fitted to one fold alone."""
 
 import dataclasses
+import math
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,24 +15,38 @@ from jaxcal import progress
 from jaxcal.frames.layout import Table
 from jaxcal.pipeline.methods import Folds, Split
 from jaxcal.pipeline.out_of_fold import take_rows
-from jaxcal.pipeline.plan import Held, Plan, held_of, models
+from jaxcal.pipeline.plan import Held, Models, Plan, held_of, models
+from jaxcal.pipeline.side_by_side import OutOfTime, cores, share_nothing
 from jaxcal.pipeline.steps import as_distribution, name_of
+
+Choice = Sequence[tuple[Any, Sequence[Callable]]]
 
 # A candidate is dropped after the first fold if its CRPS there exceeds the first number times the best. The second one
 # is the least number of rows in that fold. The third one is the least difference, in standard errors.
 _FAR_BEHIND, _FEWEST_ROWS, _STANDARD_ERRORS = 1.5, 20, 2
 
 
-def tried(
-    x: Table,
-    y: Float[Array, " n"],
-    choice: Sequence[tuple[Any, Sequence[Callable]]],
-    plan: Plan,
-    order_key: PRNGKeyArray,
-) -> tuple[dict[int, Held], tuple[str, ...]]:
-    """What the candidates predict, by their numbers, and lines about those that were dropped after the first fold.
+class Tried(NamedTuple):
+    """What is known of several candidates.
+
+    Attributes:
+        found: what those predict, by their numbers, that were fitted without each fold.
+        dropped: a line about each that was far behind after the first fold.
+        omitted: a line about each for which the time did not suffice.
+    """
+
+    found: dict[int, Held]
+    dropped: tuple[str, ...]
+    omitted: tuple[str, ...]
+
+
+def tried(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, order_key: PRNGKeyArray) -> Tried:
+    """What the candidates predict, as far as it is needed to choose among them, and the time suffices.
 
     What is set aside has no say in the choice: its guarantee would not hold.
+
+    Raises:
+        OutOfTime: if the deadline passes before one of them has all folds.
     """
     method = plan.method
     if isinstance(method, Split):
@@ -39,26 +55,99 @@ def tried(
         division = folds.divide(len(rows), (order_key, order_key))
         plan = dataclasses.replace(plan, method=folds, division=division, by=plan.by.part(rows))
         x, y = take_rows(rows, x, y)
-    first, kept, dropped = 1 if _first_fold_tells(plan, len(choice)) else 0, range(len(choice)), ()
-    in_first = [([], []) for _ in choice]
-    if first:
-        in_first = []
-        with progress.work("pipeline.fit: first folds", len(choice)) as work:
-            for predictor, calibrators in choice:
-                in_first.append(models(x, y, predictor, calibrators, plan, slice(1)))
-                work.advance()
-        scores = [_first_scores(x, y, blocks[0][-1], plan) for _, blocks in in_first]
-        if all(each is not None for each in scores):
-            kept, dropped = _kept(scores, choice)
-    found = {}
-    with progress.work("pipeline.fit: candidates", len(kept)) as work:
+    with progress.work("pipeline.fit: fits", len(choice) * len(plan.division.folds)) as told:
+        return _Trial(x, y, choice, plan, told).run()
+
+
+class _Trial:
+    """Candidates that are fitted to folds: all to the first one, then those that are worth it to the others.
+
+    With a deadline the best of the first fold comes first whose fits seem to end in time. The others have what is left.
+    """
+
+    def __init__(self, x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, told: progress.Work) -> None:
+        self.x, self.y, self.choice, self.plan, self.told = x, y, choice, plan, told
+        self.num_folds = len(plan.division.folds)
+        self.begun: dict[int, Models] = {}
+        self.seconds: dict[int, float] = {}
+        self.found: dict[int, Held] = {}
+        self.out_of_time: list[int] = []
+
+    def run(self) -> Tried:
+        """Fit them."""
+        tells = _first_fold_tells(self.plan, len(self.choice))
+        order: Sequence[int] = range(len(self.choice))
+        if tells or self.plan.deadline is not None:
+            for k in order:
+                self._in_time(k, self._begin)
+            order = list(self.begun)
+        scores = [self._first_scores(k) for k in order] if tells else []
+        kept, dropped = order, ()
+        if tells and all(each is not None for each in scores):
+            means = {k: float(np.mean(each)) for k, each in zip(order, scores, strict=True) if each is not None}
+            kept, dropped = _kept(order, scores, self.choice)
+            if self.plan.deadline is not None:
+                kept = sorted(kept, key=lambda k: self._rank(k, means[k]))
+            self.told.advance((self.num_folds - 1) * (len(order) - len(kept)))
         for k in kept:
-            chains, blocks = in_first[k]
-            start = chains[0] if first and plan.shares_start else None
-            rest = models(x, y, *choice[k], plan, slice(first, None), start)
-            found[k] = held_of(x, y, *choice[k], plan, (chains + rest[0], blocks + rest[1]))
-            work.advance()
-    return found, dropped
+            self._in_time(k, self._complete)
+        if not self.found:
+            raise OutOfTime
+        lines = (f"{_name(self.choice[k])}" for k in sorted(self.out_of_time))
+        return Tried({k: self.found[k] for k in sorted(self.found)}, dropped, tuple(lines))
+
+    def _in_time(self, k: int, do: Callable[[int, Plan], None]) -> None:
+        """Do a part of the fits of a candidate, unless that would take the time of what was done before."""
+        plan = self.plan
+        if plan.deadline is not None:
+            plan = dataclasses.replace(plan, deadline=plan.deadline - self._reserved(k))
+        try:
+            do(k, plan)
+        except OutOfTime:
+            self.out_of_time.append(k)
+
+    def _reserved(self, k: int) -> float:
+        """Seconds for what is still to be done with those before a candidate: at least one of them shall end."""
+        if self.found:  # the fit to all rows
+            return max(self.seconds[each] for each in self.found)
+        if k in self.begun:
+            return self.seconds[k]
+        return min((self._need(each) for each in self.begun if not self._is_late(each)), default=0.0)
+
+    def _need(self, k: int) -> float:
+        """How many seconds the other folds and the fit to all rows take, if fits take as long as the first one."""
+        at_once = cores() if share_nothing(_steps(self.choice[k])) else 1
+        return self.seconds[k] * (1 + math.ceil((self.num_folds - 1) / at_once))
+
+    def _rank(self, k: int, score: float) -> tuple[bool, float]:
+        """The best first of those that seem to end in time, then the quickest of the others."""
+        is_late = self._is_late(k)
+        return is_late, self._need(k) if is_late else score
+
+    def _is_late(self, k: int) -> bool:
+        return time.monotonic() + self._need(k) > (self.plan.deadline or math.inf)
+
+    def _begin(self, k: int, plan: Plan) -> None:
+        began = time.monotonic()
+        self.begun[k] = models(self.x, self.y, *self.choice[k], plan, slice(1), told=self.told)
+        self.seconds[k] = time.monotonic() - began
+
+    def _complete(self, k: int, plan: Plan) -> None:
+        chains, blocks = self.begun.get(k, ([], []))
+        some, start = slice(len(chains), None), chains[0] if chains and plan.shares_start else None
+        rest = models(self.x, self.y, *self.choice[k], plan, some, start, self.told)
+        self.found[k] = held_of(self.x, self.y, *self.choice[k], plan, (chains + rest[0], blocks + rest[1]))
+
+    def _first_scores(self, k: int) -> np.ndarray | None:
+        return _first_scores(self.x, self.y, self.begun[k][1][0][-1], self.plan)
+
+
+def _steps(candidate: tuple[Any, Sequence[Callable]]) -> tuple[Any, ...]:
+    return (candidate[0], *candidate[1])
+
+
+def _name(candidate: tuple[Any, Sequence[Callable]]) -> str:
+    return ", ".join(map(name_of, _steps(candidate)))
 
 
 def _first_fold_tells(plan: Plan, candidates: int) -> bool:
@@ -92,7 +181,7 @@ def _first_scores(x: Table, y: Float[Array, " n"], prediction: Any, plan: Plan) 
     return np.asarray(prediction.crps(targets))
 
 
-def _kept(scores: Sequence[Any], choice: Sequence[tuple[Any, Sequence[Callable]]]) -> tuple[Sequence[int], tuple]:
+def _kept(order: Sequence[int], scores: Sequence[Any], choice: Choice) -> tuple[list[int], tuple[str, ...]]:
     """The numbers of the candidates that go on, and a line about each of the others.
 
     A candidate is dropped if its mean CRPS is more than half again the best, and this is no chance of the rows.
@@ -100,12 +189,11 @@ def _kept(scores: Sequence[Any], choice: Sequence[tuple[Any, Sequence[Callable]]
     means = [float(np.mean(each)) for each in scores]
     best = int(np.argmin(means))
 
-    def is_far_behind(k: int) -> bool:
-        differences = scores[k] - scores[best]
+    def is_far_behind(place: int) -> bool:
+        differences = scores[place] - scores[best]
         error = np.std(differences, ddof=1) / np.sqrt(len(differences))
-        return means[k] > _FAR_BEHIND * means[best] and bool(np.mean(differences) > _STANDARD_ERRORS * error)
+        return means[place] > _FAR_BEHIND * means[best] and bool(np.mean(differences) > _STANDARD_ERRORS * error)
 
-    far = [k for k in range(len(scores)) if is_far_behind(k)]
-    name = lambda k: ", ".join(name_of(step) for step in (choice[k][0], *choice[k][1]))
-    lines = tuple(f"{name(k)}: CRPS {means[k]:.3g}, the best has {means[best]:.3g}" for k in far)
-    return [k for k in range(len(scores)) if k not in far], lines
+    far = [place for place in range(len(scores)) if is_far_behind(place)]
+    lines = (f"{_name(choice[order[at]])}: CRPS {means[at]:.3g}, the best has {means[best]:.3g}" for at in far)
+    return [k for place, k in enumerate(order) if place not in far], tuple(lines)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -33,6 +33,10 @@ class Pipeline(eqx.Module):
             of "cv+" is what conformal calibration by the errors of the other folds makes of the predictions of a fold.
         others: the steps of the other pipelines that were tried, where the predictor was chosen.
         dropped: a line about each pipeline that was dropped after the first fold: its steps and its CRPS there.
+        omitted: a line about each for which the time did not suffice.
+        recipe: what was fitted to all folds, pairs of a predictor and its calibrators, the others' too:
+            `jc.pipeline.fit(..., predictor=fitted.recipe)` repeats the fit, without a clock. None of a pipeline from a
+            file, if a part of it is not jaxcal's.
         method: "folds", "split", "cv+" or "prefit".
         layout: the columns of x.
         by: where the last step has its groups from.
@@ -43,9 +47,13 @@ class Pipeline(eqx.Module):
     steps: tuple["Step", ...]
     others: tuple[tuple["Step", ...], ...]
     dropped: tuple[str, ...] = eqx.field(static=True)
+    omitted: tuple[str, ...] = eqx.field(static=True)
+    recipe: tuple[tuple[Any, tuple[Callable, ...]], ...] | None = eqx.field(static=True)
     method: str = eqx.field(static=True)
     layout: Layout
     by: Groups
+
+    _not_needed: ClassVar[tuple[str, ...]] = ("recipe",)
 
     def __call__(self, x: Table, *, by: Series | None = None) -> Distribution:
         """The predictive distribution of every row of x.
@@ -96,6 +104,8 @@ class Pipeline(eqx.Module):
             lines += ["", "tried as well:", *map(str, steps)]
         if self.dropped:
             lines += ["", "dropped after the first fold:", *self.dropped]
+        if self.omitted:
+            lines += ["", "omitted, for want of time:", *self.omitted]
         return "\n".join(lines)
 
 

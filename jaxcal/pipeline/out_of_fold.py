@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -100,6 +100,8 @@ def models_of_folds(
     about: str = WITHOUT_A_FOLD,
     share_nothing: bool = False,
     begin: Callable | None = None,
+    deadline: float | None = None,
+    told: progress.Work | None = None,
 ) -> tuple[list[Callable], list[Any]]:
     """For each fold a model that is fitted to its training rows, and what that predicts of the others.
 
@@ -115,9 +117,14 @@ def models_of_folds(
         about: what warnings of the fits are about, a clause.
         share_nothing: whether several fits may run at once, as of `side_by_side.share_nothing`.
         begin: of the first model, `fit` for the other folds, whose search may begin there.
+        deadline: of `time.monotonic`.
+        told: the work that these fits are steps of; None for one of their own.
+
+    Raises:
+        OutOfTime: if the deadline passes.
     """
     with one_warning(about):
-        work = _Work(fit, predict, inputs, targets, folds, keys, share_nothing, begin)
+        work = _Work(fit, predict, inputs, targets, folds, keys, share_nothing, begin, deadline, told)
         found = _of_a_vmap(work) if jax.default_backend() != "cpu" else None
         return _one_each(work) if found is None else found
 
@@ -133,6 +140,8 @@ class _Work(NamedTuple):
     keys: Sequence[PRNGKeyArray]
     share_nothing: bool
     begin: Callable | None
+    deadline: float | None
+    told: progress.Work | None
 
 
 def _one_each(work: _Work) -> tuple[list[Callable], list[Any]]:
@@ -145,13 +154,13 @@ def _one_each(work: _Work) -> tuple[list[Callable], list[Any]]:
         return model, work.predict(model, *take_rows(fold.held_out, *work.inputs))
 
     folds, fit, found = list(zip(work.folds, work.keys, strict=True)), work.fit, []
-    with progress.work("cross-validation: models", len(folds), work.targets) as told:
+    call_all = in_threads if work.share_nothing else one_by_one
+    own = progress.work("cross-validation: models", len(folds), work.targets)
+    with own if work.told is None else nullcontext(work.told) as told:
         if work.begin is not None:
-            found.append(one(folds.pop(0), fit))
-            told.advance()
+            found += call_all(partial(one, fit=fit), folds[:1], told.advance, work.deadline)
             fit = work.begin(found[0][0])
-        call_all = in_threads if work.share_nothing else one_by_one
-        found += call_all(partial(one, fit=fit), folds, told.advance)
+        found += call_all(partial(one, fit=fit), folds[len(found) :], told.advance, work.deadline)
     return [model for model, _ in found], [prediction for _, prediction in found]
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxcal import _random
+from jaxcal import _random, progress
 from jaxcal.distributions import Distribution
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.distributions.concatenated import with_moments
@@ -46,6 +46,7 @@ class Plan:
     Attributes:
         division: of the rows.
         keys: of the last step, of the chain that predicts, and of the folds.
+        deadline: of `time.monotonic`, for the fits to folds; None for as long as they take.
     """
 
     method: Method
@@ -55,6 +56,7 @@ class Plan:
     by: Groups
     columns: Categorical
     keys: tuple[PRNGKeyArray, PRNGKeyArray, PRNGKeyArray]
+    deadline: float | None = None
 
     @property
     def is_out_of_fold(self) -> bool:
@@ -116,13 +118,15 @@ def fit_one(
         steps=held.steps,
         others=(),
         dropped=(),
+        omitted=(),
+        recipe=((predictor, tuple(calibrators)),),
         method=plan.method.name,
         layout=Layout.of(x),
         by=plan.by.without_labels(),
     )
 
 
-def _fit_of(predictor: Any, calibrators: Sequence[Callable], plan: Plan, start: Chain | None = None) -> Callable:
+def _fit_of(predictor: Any, calibrators: Sequence[Callable], plan: Plan, start: Any = None) -> Callable:
     return partial(fit_chain, predictor, calibrators, columns=plan.columns, start=start)
 
 
@@ -137,18 +141,39 @@ def models(
     calibrators: Sequence[Callable],
     plan: Plan,
     some: slice,
-    start: Chain | None = None,
+    start: Any = None,
+    told: progress.Work | None = None,
 ) -> Models:
-    """The models of some of the folds, and what they predict; `start` is the model of another fold."""
+    """The models of some of the folds, and what they predict.
+
+    Args:
+        x: inputs [n, d], or a data frame.
+        y: targets [n].
+        predictor: the first step.
+        calibrators: those after it.
+        plan: how a pipeline is fitted.
+        some: of the folds.
+        start: the chain of another fold, at whose processes searches begin.
+        told: the work that these fits are steps of.
+    """
     (_, chain_key, folds_key), folds = plan.keys, plan.division.folds
     keys = _random.split(folds_key, len(folds)) if plan.is_out_of_fold else [chain_key]
     about = WITHOUT_A_FOLD if plan.is_out_of_fold else _SET_ASIDE
     fit_rows, targets = _fit_of(predictor, calibrators, plan, start), _targets(y, plan)
     begin = partial(_fit_of, predictor, calibrators, plan) if start is None and plan.shares_start else None
-    after = Chain.after_each_step
-    options = {"predict": after, "about": about, "begin": begin}
-    options["share_nothing"] = share_nothing((predictor, *calibrators))
-    return models_of_folds(fit_rows, (x,), targets, folds[some], keys[some], **options)
+    return models_of_folds(
+        fit_rows,
+        (x,),
+        targets,
+        folds[some],
+        keys[some],
+        predict=Chain.after_each_step,
+        about=about,
+        share_nothing=share_nothing((predictor, *calibrators)),
+        begin=begin,
+        deadline=plan.deadline,
+        told=told,
+    )
 
 
 def held_of(

@@ -8,6 +8,7 @@ import contextvars
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -55,28 +56,42 @@ def _has_seeds(parameters: dict[str, Any]) -> bool:
     return are_known and all(isinstance(state, int) for state in states)
 
 
-def one_by_one(function: Callable[[T], R], items: Sequence[T], ended: Callable[[], Any]) -> list[R]:
-    """The function's values of all items; `ended` is called after every one."""
+class OutOfTime(TimeoutError):
+    """A deadline has passed."""
+
+
+def one_by_one(
+    function: Callable[[T], R], items: Sequence[T], ended: Callable[[], Any], deadline: float | None = None
+) -> list[R]:
+    """The function's values of all items; arguments as of `in_threads`. None begins after the deadline."""
     found = []
     for item in items:
+        if deadline is not None and time.monotonic() > deadline:
+            raise OutOfTime
         found.append(function(item))
         ended()
     return found
 
 
-def in_threads(function: Callable[[T], R], items: Sequence[T], ended: Callable[[], Any]) -> list[R]:
+def in_threads(
+    function: Callable[[T], R], items: Sequence[T], ended: Callable[[], Any], deadline: float | None = None
+) -> list[R]:
     """The function's values of all items, in their order; one after the other where threads cannot help.
 
-    Ctrl-C, and what one of the calls raises, ends all of them.
+    Ctrl-C, the deadline, and what one of the calls raises, end all of them.
 
     Args:
         function: of an item. What it reports as progress is not shown.
         items: what it is called with.
         ended: is called after every item, in this thread.
+        deadline: of `time.monotonic`.
+
+    Raises:
+        OutOfTime: if the deadline passes.
     """
-    number = min(len(items), _cores())
-    if number < 2 or _settings() != _in_a_thread(_settings):
-        return one_by_one(function, items, ended)
+    number = min(len(items), cores())
+    if (number < 2 and deadline is None) or _settings() != _in_a_thread(_settings):
+        return one_by_one(function, items, ended, deadline)
     work = _Work(function, items)
     with one_thread_of_blas():
         threads = [threading.Thread(target=contextvars.copy_context().run, args=(work.run,)) for _ in range(number)]
@@ -84,7 +99,7 @@ def in_threads(function: Callable[[T], R], items: Sequence[T], ended: Callable[[
             thread.start()
         try:
             for _ in items:
-                work.wait()
+                work.wait(deadline)
                 ended()
         except BaseException:
             work.stop(threads)
@@ -120,12 +135,14 @@ class _Work:
         with self._lock:
             return next(self._next, None)
 
-    def wait(self) -> None:
-        """Until an item has ended; raises what it raised."""
+    def wait(self, deadline: float | None) -> None:
+        """Until an item has ended; raises what it raised, and OutOfTime after the deadline."""
         while True:
             try:
                 error = self._ended.get(timeout=_LOOKS)
             except Empty:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise OutOfTime from None
                 continue
             if error is not None:
                 raise error
@@ -141,7 +158,7 @@ class _Work:
                 raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
 
 
-def _cores() -> int:
+def cores() -> int:
     """How many cores this process may use; NPROC, which XLA reads, says fewer."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = os.environ.get("NPROC", "")

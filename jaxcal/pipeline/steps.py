@@ -163,9 +163,7 @@ def checked(step: Any) -> Callable:
     return step
 
 
-def with_key(
-    fit: Callable, *arguments: Any, key: PRNGKeyArray, start: Callable | None = None, **options: Any
-) -> Callable:
+def with_key(fit: Callable, *arguments: Any, key: PRNGKeyArray, start: Any = None, **options: Any) -> Callable:
     """What a fit function returns, which gets the key if it takes one and has none of its own.
 
     Args:

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 import jaxcal
 from jaxcal import datasets, metrics, pipeline, progress
 from jaxcal.calibrators import rio
-from jaxcal.cli import app, console, files
+from jaxcal.cli import console, files
+from jaxcal.cli.app import app
 from jaxcal.cli.text import Format, Text
 from jaxcal.distributions import Normal
 from jaxcal.frames.columns import Columns
@@ -287,6 +288,26 @@ def test_a_saved_pipeline_predicts_the_same(table, file, tmp_path, monkeypatch):
     fitted = jaxcal.load(model)["model"]
     written = pl.read_csv(tmp_path / "new.calibrated.csv")
     np.testing.assert_allclose(written["mean"].to_numpy(), fitted(table.select("a", "b")).mean, rtol=1e-9)
+
+
+def test_models_are_chosen_by_name(table, file):
+    table.drop("line", "spread", "id").write_csv(file)
+    result = run("calibrate", file, "--target", "truth", "--models", "forests, gaussian-process", "--time-limit", "600")
+    assert result.exit_code == 0, result.output
+    assert "gaussian_process" in result.stdout
+    assert "forests" in result.stdout
+    assert "mlp" not in result.stdout
+    refused = run("calibrate", file, "--target", "truth", "--models", "oracle")
+    assert_refused(refused, "--models: there is no model 'oracle'; there are deep_ensemble,")
+    saved = run("calibrate", file, "--target", "truth", "--models", "boosted-trees", "--save", file.with_name("model"))
+    assert_refused(saved, "cannot be saved: omit --save, or name another model")
+    late = run("calibrate", file, "--target", "truth", "--models", "forests", "--time-limit", "0.001")
+    assert_refused(late, "the time_limit of 0.001 s passed before")
+
+
+def test_models_and_a_time_limit_need_no_predictions(file):
+    for option in (("--models", "mlp"), ("--time-limit", "60")):
+        assert_refused(calibrate(file, *option), "are for a fit without a column of predictions")
 
 
 def test_the_report_is_one_page(table, file, tmp_path):
@@ -958,9 +979,7 @@ def test_a_bug_is_not_taken_for_a_mistake(file, monkeypatch):
 def test_programs_are_kept_and_openblas_has_one_thread(tmp_path):
     code = """
 import jax, jax.numpy as jnp, threadpoolctl
-from jaxcal.cli import app, console, files
-from jaxcal.cli.text import Format, Text
-from jaxcal.frames.columns import Columns
+from jaxcal.cli.app import app
 app(["data"], standalone_mode=False)
 jnp.linalg.cholesky(jnp.eye(2))
 pools = threadpoolctl.threadpool_info()

@@ -49,7 +49,7 @@ def rows_of(n, d=2, noise=0.3, seed=0):
     ],
 )
 def test_what_is_taken_of_so_many_rows(n, noise, is_known, in_numpy, taken):
-    about = {"ard": True, "is_known": is_known, "in_numpy": in_numpy, "differentiable": False}
+    about = {"ard": True, "inputs": 3, "is_known": is_known, "in_numpy": in_numpy, "differentiable": False}
     way = Way.of(n, None, noise, **about)
     assert [type(inference).__name__ for inference in way.inferences] == taken
     assert all(inference.ard is True for inference in way.inferences)

@@ -23,7 +23,7 @@ NOTHING = lambda: None
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch):
-    monkeypatch.setattr(side_by_side, "_cores", lambda: 2)
+    monkeypatch.setattr(side_by_side, "cores", lambda: 2)
 
 
 def test_values_come_in_order_and_every_end_is_told():

@@ -95,7 +95,7 @@ class Held(NamedTuple):
     steps: tuple[Step, ...]
     last: Callable | None
     chain: Any
-    start: Chain | None
+    start: Any
 
 
 def fit_one(

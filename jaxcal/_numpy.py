@@ -124,6 +124,32 @@ def in_jax(tree: T) -> T:
         return jax.tree.map(put, tree)
 
 
+def filled(tree: T, size: int, device: Any = None) -> T:
+    """Known arrays with so many rows, on the host: there a number of rows needs no program.
+
+    The first row is repeated, so that no extreme changes.
+    """
+
+    def of_size(rows: AnyArray) -> AnyArray:
+        if size > len(rows):
+            places = np.arange(size)
+            places[len(rows) :] = 0
+            rows = np.asarray(rows)[places]
+        return jax.device_put(rows, device)
+
+    return jax.tree.map(of_size, tree)
+
+
+def bucket(number: int) -> int:
+    """The number of rows to which so many are filled up: four sizes from one power of two to the next.
+
+    >>> [bucket(number) for number in (1, 100, 741, 742, 4000)]
+    [16, 112, 768, 768, 4096]
+    """
+    step = max(16, 1 << max(0, (number - 1).bit_length() - 3))
+    return number + -number % step
+
+
 def stacked(trees: Sequence[T]) -> T:
     """Pytrees of one structure as one, whose arrays have a leading axis; of known arrays without a program."""
     xp = np if is_known(trees) else jnp

@@ -47,7 +47,7 @@ def report(before: Path, seeds: int) -> Iterator[str]:
     for lines in zip(*(side.stdout for side in sides), strict=True):
         a, b = map(json.loads, lines)
         pairs.append((a, b))
-        two = lambda name, form: f"{a[name]:{form}} {b[name]:{form}}"
+        two = lambda name, form, a=a, b=b: f"{a[name]:{form}} {b[name]:{form}}"
         numbers = f"{two('crps', '.4g'):>22}{two('coverage', '.3f'):>18}{two('seconds', '.1f'):>16}"
         yield f"{a['name']:18}{a['seed']:5}{numbers}  {a['taken']} / {b['taken']}"
     if any(side.wait() for side in sides):

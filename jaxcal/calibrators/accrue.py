@@ -28,6 +28,7 @@ from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, stacked
 from jaxcal.calibrators import _base, _groups
 from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Normal
+from jaxcal.distributions._rows import predicted_by_buckets
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table
 from jaxcal.frames.preprocessing import Standardizer
@@ -256,6 +257,7 @@ class Polynomial(eqx.Module):
         return jnp.log(jax.nn.softplus(total))
 
 
+@predicted_by_buckets
 @_programs.jit
 def _predict(fitted: ACCRUE, x: Float[Array, "n d"]) -> Float[Array, " n"]:
     return fitted.scale[None] * jnp.exp(jax.vmap(fitted.model)(fitted.x_scaler(x)))

@@ -44,6 +44,7 @@ from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import FINE_LEVELS, as_levels, check_base, rows_that_count
 from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Quantiles
+from jaxcal.distributions._rows import predicted_by_buckets
 from jaxcal.frames.layout import Series, Table
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional.scores import pinball
@@ -245,6 +246,7 @@ class NeuralQuantiles(eqx.Module):
         return _predict(self, _quantiles_of(base, _LEVELS[_DECILES]))
 
 
+@predicted_by_buckets
 @_programs.jit
 def _predict(fitted: NeuralQuantiles, deciles: Float[Array, "n 9"]) -> Quantiles:
     levels = jnp.asarray(fitted.levels, deciles.dtype)

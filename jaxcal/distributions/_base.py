@@ -3,7 +3,7 @@
 import abc
 import math
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ClassVar, TypeVar, cast
 
 import equinox as eqx
@@ -15,7 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from jaxcal import _checks, _programs
 from jaxcal._numpy import JaxArray, by_numpy, is_known, is_on_host, is_working, keeps_known, namespace, numpy_or_jit
 from jaxcal.distributions._reach import EVERYWHERE, Reach
-from jaxcal.distributions._rows import Rows, Values, replaced
+from jaxcal.distributions._rows import Rows, Values, by_buckets, replaced
 from jaxcal.functional import rounding
 
 D = TypeVar("D", bound="Distribution")
@@ -34,7 +34,7 @@ def of_targets(method: M, *, when: Callable[..., bool] = _numpy_knows) -> M:
 
     JAX misreads targets of another order of bytes, which come in here.
     """
-    answer = numpy_or_jit(method, when=when)
+    answer = numpy_or_jit(method, when=when, around=partial(by_buckets, rows_of=1))
 
     @wraps(method)
     def of_numbers(self: "Distribution", y: Any) -> JaxArray:
@@ -131,7 +131,7 @@ class Distribution(Rows):
         """The quantiles at checked levels, as one program."""
         return at_levels(self.quantile, levels, self.mean)
 
-    @numpy_or_jit(when=_numpy_knows)
+    @numpy_or_jit(when=_numpy_knows, around=by_buckets)
     def _rounded_quantiles(self, levels: Float[JaxArray, "..."], side: Values | None = None) -> Float[JaxArray, "..."]:
         """The quantiles at checked levels, moved outward if calibration rows decide them, as one program.
 

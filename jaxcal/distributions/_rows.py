@@ -2,7 +2,8 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import equinox as eqx
@@ -11,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Int, Real
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
+from jaxcal._numpy import bucket, filled, in_jax, is_on_host
 
+T = TypeVar("T")
 M = TypeVar("M", bound=eqx.Module)
 R = TypeVar("R", bound="Rows")
 
@@ -87,6 +90,85 @@ class Rows(eqx.Module):
                         f"this {type(self).__name__} is a stack of several runs, whose {name} has shape {first.shape}: "
                         "take the rows of each run under jax.vmap."
                     )
+
+
+def by_buckets(program: Callable[..., T], *, rows_of: int = 0) -> Callable[..., T]:
+    """A program of predictions and values whose results have a row for each: one for nearby numbers of rows.
+
+    On a CPU, where filling rows up and cutting them off takes no time.
+
+    Args:
+        program: `program(predictions, *values)`.
+        rows_of: how many of the values have a row for each prediction, where they are vectors of as many.
+    """
+
+    @wraps(program)
+    def call(predictions: Any, *values: Any, **options: Any) -> T:
+        number = _number_to_fill(predictions, values)
+        if number is None:
+            return program(predictions, *values, **options)
+        size = bucket(number)
+        values = [
+            filled(each, size) if place < rows_of and np.shape(each)[:1] == (number,) else each
+            for place, each in enumerate(values)
+        ]
+        places = np.minimum(np.arange(size), number - 1)
+        with _programs.at_top():
+            found = program(_on_host(predictions, places), *values, **options)
+            return in_jax(jax.tree.map(lambda array: np.asarray(array)[:number], found))
+
+    return call
+
+
+def _number_to_fill(predictions: Any, values: Sequence[Any]) -> int | None:
+    """How many rows there are; None where they are not to be filled up."""
+    if not (_programs.is_at_top() and is_on_host(predictions, values)):
+        return None
+    leaves = [leaf for leaf in jax.tree.leaves(predictions) if isinstance(leaf, jax.Array)]
+    if any(len(leaf.sharding.device_set) > 1 for leaf in leaves) or not _is_ours(predictions):
+        return None
+    try:
+        number = len(predictions)
+    except (TypeError, ValueError):  # one row without an axis, or several runs
+        return None
+    return None if number == bucket(number) else number
+
+
+def _is_ours(predictions: Any) -> bool:
+    """Whether all classes are jaxcal's: of a user's class it is not known that each array has rows."""
+    parts = [value for value in vars(predictions).values() if isinstance(value, Rows)]
+    return type(predictions).__module__.partition(".")[0] == "jaxcal" and all(map(_is_ours, parts))
+
+
+def program_of_rows(method: Callable[..., T]) -> Callable[..., T]:
+    """A method as one program for nearby numbers of rows."""
+    return by_buckets(_programs.jit(method))
+
+
+def predicted_by_buckets(program: Callable[..., T]) -> Callable[..., T]:
+    """`program(fitted, x)`, which predicts rows, as one program for nearby numbers of them.
+
+    On a CPU, as `by_buckets`.
+
+    Args:
+        program: gives predictions in rows, or an array of them.
+    """
+
+    @wraps(program)
+    def call(fitted: Any, x: Any) -> T:
+        number = len(x)
+        if number == bucket(number) or not (_programs.is_at_top() and is_on_host(fitted, x)):
+            return program(fitted, x)
+        found: Any = program(fitted, filled(x, bucket(number)))
+        return in_jax(_on_host(found, np.arange(number)) if isinstance(found, Rows) else np.asarray(found)[:number])
+
+    return call
+
+
+def _on_host(predictions: R, rows: Int[np.ndarray, " k"]) -> R:
+    """The rows of these numbers, by NumPy."""
+    take = lambda axis, leaf: leaf if axis < 0 else np.take(np.asarray(leaf), rows, axis=axis)
+    return jax.tree.map(take, predictions._axes(), predictions)
 
 
 def replaced(module: M, **fields: Any) -> M:

@@ -16,7 +16,7 @@ from jaxcal import _checks, _programs
 from jaxcal._numpy import namespace
 from jaxcal.distributions._base import Distribution, as_parameter, match, of_targets
 from jaxcal.distributions._reach import EVERYWHERE, Reach
-from jaxcal.distributions._rows import Values, replaced
+from jaxcal.distributions._rows import Values, program_of_rows, replaced
 from jaxcal.distributions.empirical import INFINITE_RULES, Empirical
 from jaxcal.distributions.parametric import Normal, Point
 from jaxcal.functional import linalg, quantiles, scores
@@ -79,13 +79,13 @@ class Mixture(Distribution):
         return reach._replace(lowest=reduce(xp.minimum, lowest), highest=reduce(xp.maximum, highest))
 
     @property
-    @_programs.jit
+    @program_of_rows
     def mean(self) -> Float[Array, "*n"]:
         """The weighted mean of the members' means."""
         return self._average(self._each(lambda member: member.mean))
 
     @property
-    @_programs.jit
+    @program_of_rows
     def std(self) -> Float[Array, "*n"]:
         """The root of the mean of the members' variances plus the variance of their means."""
         means, stds = self._each(lambda member: (member.mean, member.std))

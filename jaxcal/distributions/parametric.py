@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jaxcal import _checks, _programs
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
 from jaxcal.distributions._base import Distribution, as_parameters, match, of_targets, place, place_levels, standardize
-from jaxcal.distributions._rows import Values
+from jaxcal.distributions._rows import Values, program_of_rows
 from jaxcal.functional import normal, student_t
 
 
@@ -145,13 +145,13 @@ class StudentT(Distribution):
             raise ValueError(f"df must be positive; got {least:g}.")
 
     @property
-    @_programs.jit
+    @program_of_rows
     def mean(self) -> Float[Array, "*n"]:
         """`loc`; NaN where df <= 1."""
         return jnp.where(self.df > 1, self.loc, jnp.nan)
 
     @property
-    @_programs.jit
+    @program_of_rows
     def std(self) -> Float[Array, "*n"]:
         """The scale times sqrt(df / (df - 2)); infinite where df <= 2."""
         finite = self.df > 2

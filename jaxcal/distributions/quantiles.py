@@ -29,7 +29,7 @@ from jaxcal.distributions._base import (
     place_levels,
 )
 from jaxcal.distributions._reach import EVERYWHERE, Reach
-from jaxcal.distributions._rows import Values
+from jaxcal.distributions._rows import Values, program_of_rows
 from jaxcal.functional import linalg, linear_tables, normal_tail, quantiles, scores, smoothing
 from jaxcal.functional.linear_tables import LinearTables
 
@@ -129,13 +129,13 @@ class Quantiles(Distribution):
         return Reach(xp.maximum(self.lowest, low[..., None]), xp.minimum(self.highest, high[..., None]))
 
     @property
-    @_programs.jit
+    @program_of_rows
     def mean(self) -> Float[Array, "*n"]:
         """The integral of the quantile function over the level."""
         return _mean(*self._knots)
 
     @property
-    @_programs.jit
+    @program_of_rows
     def std(self) -> Float[Array, "*n"]:
         """The root of the integral of the squared deviation from the mean over the level."""
         p, q = self._knots
@@ -279,14 +279,14 @@ class ScaledQuantiles(Distribution):
         return self._curve.reach
 
     @property
-    @_programs.jit
+    @program_of_rows
     def mean(self) -> Float[Array, "*n"]:
         """The mean of Z, placed."""
         loc, scale = self._units
         return loc + scale * self._curve.moments()[0]
 
     @property
-    @_programs.jit
+    @program_of_rows
     def std(self) -> Float[Array, "*n"]:
         """The std of Z, scaled."""
         return self._units[1] * self._curve.moments()[1]

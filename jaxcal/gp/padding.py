@@ -14,7 +14,7 @@ import numpy as np
 from jax import Device
 from jaxtyping import Array, Bool
 
-from jaxcal._numpy import is_known, numpy_or_jit
+from jaxcal._numpy import filled, is_known, numpy_or_jit
 from jaxcal._programs import at_top
 from jaxcal.gp.process import Process
 
@@ -35,7 +35,7 @@ def padded(rows: Sequence[Any], device: Device | None) -> tuple[tuple[Array | No
     """
     number = len(rows[-1])
     size = number + -number % _MULTIPLE
-    return _filled(rows, size, device), jax.device_put(np.arange(size) < number, device)
+    return filled(tuple(rows), size, device), jax.device_put(np.arange(size) < number, device)
 
 
 def device_of(*trees: Any) -> Device | None:
@@ -71,9 +71,9 @@ def _by_buckets(program: Callable[..., T]) -> Callable[..., T]:
         number = len(points[-1])
         few = 1 << (number - 1).bit_length()
         size = few if number <= _FEW_POINTS else number + -number % _FEW_POINTS
-        filled = _filled(points, size, device_of(fitted, points))
+        more = filled(points, size, device_of(fitted, points))
         with at_top():
-            found = program(fitted, filled, include_noise)
+            found = program(fitted, more, include_noise)
             return jax.tree.map(lambda array: _cut(array, number), found)
 
     return call
@@ -81,15 +81,6 @@ def _by_buckets(program: Callable[..., T]) -> Callable[..., T]:
 
 def _is_distributed(points: tuple[Any, ...]) -> bool:
     return any(len(array.sharding.device_set) > 1 for array in points if isinstance(array, jax.Array))
-
-
-def _filled(rows: Sequence[Any], size: int, device: Device | None) -> tuple[Array | None, ...]:
-    """On the host: there a number of rows needs no program. The first row is repeated, so that no extreme changes."""
-    if size == len(rows[-1]):
-        return tuple(None if array is None else jax.device_put(array, device) for array in rows)
-    places = np.arange(size)
-    places[len(rows[-1]) :] = 0
-    return tuple(None if array is None else jax.device_put(np.asarray(array)[places], device) for array in rows)
 
 
 def _cut(array: Array, number: int, *, axes: int = 1) -> Array:

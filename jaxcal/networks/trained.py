@@ -1,14 +1,19 @@
 """What the trained networks of all methods have in common."""
 
 import abc
+from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from typing import Any, Generic, TypeVar
 
 import equinox as eqx
-from jaxtyping import Float
+import numpy as np
+from jaxtyping import Array, Float
 
-from jaxcal._numpy import AnyArray, numpy_or_jit
+from jaxcal import _programs
+from jaxcal._numpy import AnyArray, bucket, filled, is_on_host, numpy_or_jit
 from jaxcal.distributions import Distribution
+from jaxcal.distributions._rows import predicted_by_buckets
 from jaxcal.frames.columns import Columns
 from jaxcal.frames.layout import Table
 from jaxcal.frames.preprocessing import LogTails, Standardizer
@@ -17,6 +22,7 @@ from jaxcal.networks.presets import Settings
 from jaxcal.networks.training import XY, Rows, TrainingRecord
 from jaxcal.optimize import Optimum
 
+T = TypeVar("T")
 D = TypeVar("D", bound=Distribution)
 F = TypeVar("F", bound="TrainedNetwork")
 
@@ -71,7 +77,7 @@ def _knows(fitted: TrainedNetwork, *_: Any) -> bool:
     return fitted.in_numpy
 
 
-@numpy_or_jit(when=_knows)
+@numpy_or_jit(when=_knows, around=predicted_by_buckets)
 def _predict(fitted: TrainedNetwork[D], x: Float[AnyArray, "n d"]) -> D:
     return fitted._distribution(fitted.x_scaler(x))
 
@@ -96,8 +102,25 @@ class WidenedNetwork(TrainedNetwork[D]):
         """The mean and the variance, not widened, at standardized inputs; of Student t the squared scale, and df."""
 
 
-@numpy_or_jit(when=_knows)
-def _widening(fitted: WidenedNetwork, validation: XY) -> Widening:
+def weighing_held_out_rows(program: Callable[..., T]) -> Callable[..., T]:
+    """What a program of a model, of held-out rows and their weights gives, one program for nearby numbers of them.
+
+    The rows that fill up have the weight 0. On an accelerator, and in a transformation, all weights are None.
+    """
+
+    @wraps(program)
+    def call(fitted: Any, validation: XY) -> T:
+        number = len(validation[1])
+        if not (_programs.is_at_top() and is_on_host(fitted, validation)):
+            return program(fitted, validation)
+        size = bucket(number)
+        return program(fitted, filled(validation, size), (np.arange(size) < number).astype(validation[1].dtype))
+
+    return call
+
+
+@numpy_or_jit(when=_knows, around=weighing_held_out_rows)
+def _widening(fitted: WidenedNetwork, validation: XY, weights: Float[Array, " n"] | None = None) -> Widening:
     x, y = validation
     mean, variance, *df = fitted._moments(x)
-    return Widening.of(variance, y - mean, df=df[0] if df else None)
+    return Widening.of(variance, y - mean, df=df[0] if df else None, weights=weights)

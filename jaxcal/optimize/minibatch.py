@@ -13,7 +13,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, DTypeLike, Float, Int, PRNGKeyArray, PyTree
 
-from jaxcal import _checks, _programs, progress
+from jaxcal import _checks, _programs, _random, progress
+from jaxcal._numpy import bucket, filled, is_known
 from jaxcal.functional import linalg
 from jaxcal.functional._loops import carried
 from jaxcal.optimize.result import Best, Optimum, Result
@@ -290,6 +291,12 @@ class _Rows(NamedTuple):
     validation: PyTree
     numbers: tuple[int | Int[Array, ""], int | Int[Array, ""]] | None
 
+    def in_buckets(self) -> "_Rows":
+        """The same rows filled up, and their numbers as arrays: nearby numbers of rows share a compiled program."""
+        in_bucket = lambda part: filled(part, bucket(jax.tree.leaves(part)[0].shape[0]))
+        numbers = cast(tuple, self.numbers)
+        return _Rows(in_bucket(self.train), in_bucket(self.validation), tuple(np.int32(each) for each in numbers))
+
 
 class _Schedule(NamedTuple):
     """How fast and how long to train, as arrays, so that other values do not compile anew."""
@@ -356,6 +363,9 @@ def _train(
 ) -> Optimum:
     """One loop over epochs. Where somebody listens, and nothing is traced, it is left to report, and entered again."""
     problem = _checks.without_derivative(problem, what, instead)
+    if problem.rows.numbers is not None and is_known(problem, key) and _random.draws_prefixes(key):
+        problem = problem._replace(rows=problem.rows.in_buckets())
+        batch_size = min(batch_size, jax.tree.leaves(problem.rows.train)[0].shape[0])
     leaves, structure = jax.tree.flatten(problem)
     arrays = [leaf for leaf in leaves if _is_array(leaf)]
     others = tuple(_ARRAY if _is_array(leaf) else leaf for leaf in leaves)
@@ -486,10 +496,8 @@ def _batches(rows: _Rows, batch_size: int, key: PRNGKeyArray):
     length = jax.tree.leaves(data)[0].shape[0]
     most = math.ceil(length / batch_size)
     order_key, loss_key = jax.random.split(key)
-    order = jax.random.permutation(order_key, length)
-    if not isinstance(num_rows, int):
-        # The rows that there are, in their random order, come first.
-        order = order[jnp.nonzero(order < num_rows, size=length)[0]]
+    is_full = isinstance(num_rows, int)
+    order = jax.random.permutation(order_key, length) if is_full else _random.leading(order_key, length, num_rows)
     order = jnp.resize(order, (most, batch_size))
     keys = jax.random.split(loss_key, most)
 

@@ -23,7 +23,7 @@ from jaxcal.functional import linalg, normal
 from jaxcal.networks import ConcreteNetwork, FeedForward, TrainingOptions, presets
 from jaxcal.networks.held_out import mixture_moments, widened
 from jaxcal.networks.normal import as_mixture
-from jaxcal.networks.trained import WidenedNetwork
+from jaxcal.networks.trained import WidenedNetwork, weighing_held_out_rows
 from jaxcal.networks.training import XY, new_network, settle, split, squared_error, takes_training_options, trainer
 
 
@@ -119,7 +119,8 @@ def fit(
     new = partial(new_network(rows.train[0], settings.hidden), key=init_key)
     if isinstance(rate, str):
         given_rate, network = None, ConcreteNetwork(new(2))
-        loss = Partial(_evidence_bound, length_scale=jnp.asarray(length_scale, dtype), num_rows=rows.train[1].shape[0])
+        known = {"length_scale": length_scale, "num_rows": rows.train[1].shape[0]}
+        loss = Partial(_evidence_bound, **{name: jnp.asarray(value, dtype) for name, value in known.items()})
     else:
         given_rate, network = jnp.asarray(rate, dtype), new("scalar")
         loss = Partial(_squared_error, rate=given_rate)
@@ -206,13 +207,15 @@ def _presets(rate: ArrayLike | str, num_inputs: int) -> dict[str | None, presets
     return {None: presets.DEFAULT, "crude": presets.CRUDE, "usnrt": usnrt._replace(hidden=hidden)}
 
 
+@weighing_held_out_rows
 @_programs.jit
-def _noise_std(passes: Passes, validation: XY) -> Float[Array, ""]:
+def _noise_std(passes: Passes, validation: XY, weights: Float[Array, " n"] | None = None) -> Float[Array, ""]:
     """The root of what the variance of the passes leaves of the mean squared error."""
     x, y = validation
     samples = passes(x)
     squared_error = (y - jnp.mean(samples, axis=0)) ** 2
-    return linalg.sqrt(jnp.maximum(jnp.mean(squared_error - jnp.var(samples, axis=0)), 0))
+    left = jnp.average(squared_error - jnp.var(samples, axis=0), weights=weights)
+    return linalg.sqrt(jnp.maximum(left, 0))
 
 
 def _squared_error(
@@ -226,7 +229,12 @@ def _squared_error(
 
 
 def _evidence_bound(
-    network: ConcreteNetwork, rows: XY, key: PRNGKeyArray | None, *, length_scale: Float[Array, ""], num_rows: int
+    network: ConcreteNetwork,
+    rows: XY,
+    key: PRNGKeyArray | None,
+    *,
+    length_scale: Float[Array, ""],
+    num_rows: Float[Array, ""],
 ) -> Float[Array, " n"]:
     """The negative log likelihood of every row; in training under dropout, with its part of the divergence."""
     x, y = rows

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks, _programs
 from jaxcal.distributions import Mixture, Normal
+from jaxcal.distributions._rows import predicted_by_buckets
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index
 from jaxcal.frames.preprocessing import LogTails, Standardizer
@@ -333,6 +334,7 @@ def _leaves(fitted: USNRT, tree: Tree, table: Float[Array, "n c"]) -> Int[Array,
     return jax.vmap(lambda row, codes: tree.leaf_of(row, codes, is_categorical))(table, codes)
 
 
+@predicted_by_buckets
 @_programs.jit
 def _predict(fitted: USNRT, table: Float[Array, "n c"]) -> Normal | Mixture:
     means, variances = _moments(fitted, table)

@@ -13,7 +13,17 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import JaxArray, by_numpy, is_known, is_on_host, is_working, keeps_known, namespace, numpy_or_jit
+from jaxcal._numpy import (
+    AnyArray,
+    JaxArray,
+    by_numpy,
+    is_known,
+    is_on_host,
+    is_working,
+    keeps_known,
+    namespace,
+    numpy_or_jit,
+)
 from jaxcal.distributions._reach import EVERYWHERE, Reach
 from jaxcal.distributions._rows import Rows, Values, by_buckets, replaced
 from jaxcal.functional import rounding
@@ -283,7 +293,9 @@ def place_levels(z: JaxArray, loc: JaxArray, scale: JaxArray) -> JaxArray:
     return place(namespace(z, loc).broadcast_to(z, np.broadcast_shapes(z.shape, loc.shape)), loc, scale)
 
 
-def rounded_outward(values: Float[Array, "..."], side: Values, *locations: Float[Array, "..."]) -> Float[Array, "..."]:
+def rounded_outward(
+    values: Float[AnyArray, "..."], side: Any, *locations: Float[AnyArray, "..."]
+) -> Float[AnyArray, "..."]:
     """Quantiles of one level, or of k levels along a further last axis, by `functional.rounding.outward`.
 
     Args:
@@ -291,13 +303,13 @@ def rounded_outward(values: Float[Array, "..."], side: Values, *locations: Float
         side: of each level.
         locations: of the rows, which the quantiles are the sum of and of a multiple of the scale.
     """
-    at_levels = values.ndim > locations[0].ndim
-    of_rows = [jnp.broadcast_to(each[..., None] if at_levels else each, values.shape) for each in locations]
-    apart = [jnp.where(jnp.isfinite(values), values - each, 0) for each in of_rows]
-    return rounding.outward(values, jnp.broadcast_to(side, values.shape), *of_rows, *apart)
+    at_levels, xp = values.ndim > locations[0].ndim, namespace(values, *locations)
+    of_rows = [xp.broadcast_to(each[..., None] if at_levels else each, values.shape) for each in locations]
+    apart = [xp.where(xp.isfinite(values), values - each, 0) for each in of_rows]
+    return rounding.outward(values, xp.broadcast_to(side, values.shape), *of_rows, *apart)
 
 
-def reached(y: Float[Array, "*n"], *locations: Float[Array, "*n"]) -> Float[Array, "*n"]:
+def reached(y: Float[AnyArray, "*n"], *locations: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
     """The largest value within rounding of y, as quantiles of these locations are rounded."""
     return rounded_outward(y, 1, *locations)
 

@@ -108,13 +108,11 @@ def by_buckets(program: Callable[..., T], *, rows_of: int = 0) -> Callable[..., 
         if number is None:
             return program(predictions, *values, **options)
         size = bucket(number)
-        values = [
-            filled(each, size) if place < rows_of and np.shape(each)[:1] == (number,) else each
-            for place, each in enumerate(values)
-        ]
+        has_rows = lambda place, each: place < rows_of and np.shape(each)[:1] == (number,)
+        given = [filled(each, size) if has_rows(place, each) else each for place, each in enumerate(values)]
         places = np.minimum(np.arange(size), number - 1)
         with _programs.at_top():
-            found = program(_on_host(predictions, places), *values, **options)
+            found = program(_on_host(predictions, places), *given, **options)
             return in_jax(jax.tree.map(lambda array: np.asarray(array)[:number], found))
 
     return call
@@ -160,7 +158,8 @@ def predicted_by_buckets(program: Callable[..., T]) -> Callable[..., T]:
         if number == bucket(number) or not (_programs.is_at_top() and is_on_host(fitted, x)):
             return program(fitted, x)
         found: Any = program(fitted, filled(x, bucket(number)))
-        return in_jax(_on_host(found, np.arange(number)) if isinstance(found, Rows) else np.asarray(found)[:number])
+        first: Any = _on_host(found, np.arange(number)) if isinstance(found, Rows) else np.asarray(found)[:number]
+        return in_jax(first)
 
     return call
 

@@ -96,6 +96,11 @@ class Empirical(Distribution):
 
     has_density = is_continuous = False
 
+    @property
+    def _in_numpy(self) -> bool:
+        """With one table for all rows, and a rule that draws nothing."""
+        return self.tau is None and _shares_a_table(self)
+
     loc: Float[Array, "*n"]
     scale: Float[Array, "*n"]
     z: Float[Array, "*n_l"] | Tables
@@ -152,7 +157,7 @@ class Empirical(Distribution):
         return self.scale * self._moments[1]
 
     @of_targets
-    def cdf(self, y: Values) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[JaxArray, "*n"]:
         """k / L for the k values of the table up to y, as far as rounding can tell; what rule="randomized" says.
 
         Then it is (k + tau (m + 1)) / (L + 1), with k values below y and m equal to it: uniform for an exchangeable y.
@@ -168,9 +173,9 @@ class Empirical(Distribution):
         return (below + self.tau * (upto - below + 1)) / (self._size + 1)
 
     @of_targets
-    def log_prob(self, y: Values) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[JaxArray, "*n"]:
         """-inf everywhere: a distribution of atoms has no density."""
-        return jnp.full_like(match(y, self.loc), -jnp.inf)
+        return namespace(self.loc).full_like(match(y, self.loc), -np.inf)
 
     @partial(of_targets, when=_shares_a_table)
     def crps(self, y: Values) -> Float[JaxArray, "*n"]:
@@ -197,8 +202,8 @@ class Empirical(Distribution):
         z = jax.vmap(lambda index: self._read(lambda z, k: linalg.finite_part(z)[k], index))(drawn)
         return place(z.reshape(shape + rows), self.loc, self.scale)
 
-    @_programs.jit
-    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    @partial(numpy_or_jit, when=lambda distribution, _: distribution._in_numpy)
+    def quantile(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """As the rule reads the table."""
         if self._of_groups:
             z = tables.quantile(*self._of_groups, p, self.rule, self.new_weight)
@@ -209,18 +214,19 @@ class Empirical(Distribution):
         else:
             z = self._read(quantiles.randomized_quantile, p, self.tau)
         # An infinite quantile is a refusal, and stays one where the scale is 0.
-        infinite = jnp.isinf(z)
-        return jnp.where(infinite, z, place(jnp.where(infinite, 0, z), self.loc, self.scale))
+        xp = namespace(self.loc, z)
+        infinite = xp.isinf(z)
+        return xp.where(infinite, z, place(xp.where(infinite, 0, z), self.loc, self.scale))
 
     @property
     def _mirrors_levels(self) -> bool:
         return self.rule in quantiles.CONFORMAL_RULES
 
-    def _sides(self, levels: Float[Array, "..."]) -> Array:
-        return jnp.zeros_like(levels) if self.rule == "inverse_cdf" else super()._sides(levels)
+    def _sides(self, levels: Float[JaxArray, "..."]) -> JaxArray:
+        return namespace(levels).zeros_like(levels) if self.rule == "inverse_cdf" else super()._sides(levels)
 
     @property
-    def _locations(self) -> tuple[Float[Array, "*n"], ...]:
+    def _locations(self) -> tuple[Float[JaxArray, "*n"], ...]:
         return (self.loc,)
 
     @property
@@ -250,10 +256,10 @@ class Empirical(Distribution):
         signature = f"(l){f',{row}' * len(values)}->{row}"
         return jnp.vectorize(function, signature=signature)(self.z, *values)
 
-    def _count(self, y: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def _count(self, y: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """How many values of each row's table are at most y."""
         u = standardize(y, self.loc, self.scale)
-        return self._read(lambda z, u: jnp.searchsorted(z, u, side="right"), u).astype(u.dtype)
+        return self._read(lambda z, u: namespace(z, u).searchsorted(z, u, side="right"), u).astype(u.dtype)
 
     @property
     def _moments(self) -> tuple[Float[JaxArray, "..."], Float[JaxArray, "..."]]:

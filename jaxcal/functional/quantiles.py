@@ -3,7 +3,6 @@
 Every function is written for one table, one curve or one distribution; batches come from `jax.vmap` outside.
 """
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -23,10 +22,10 @@ RULES = ("inverse_cdf", "crude", "conformal", "symmetric")
 CONFORMAL_RULES = ("conformal", "symmetric")
 
 
-@functools.partial(jax.jit, static_argnames="rule")
+@numpy_or_jit
 def empirical_quantile(
     table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"], rule: str = "inverse_cdf"
-) -> Float[Array, "*n"]:
+) -> Float[AnyArray, "*n"]:
     """The quantile of a sorted table at level p: its k-th smallest value, where the rule sets the rank k.
 
     - "inverse_cdf": k = ceil(p L), the smallest value z with #{table <= z} / L >= p: the inverse of the
@@ -58,13 +57,14 @@ def empirical_quantile(
         [29, 30, 30]
     """
     _checks.check_choice("rule", rule, RULES)
-    table, p = jnp.asarray(table), _checks.as_floats("p", p)
-    size = table.shape[0]
+    xp, p = namespace(table, p), _checks.as_floats("p", p)
+    values: AnyArray = xp.asarray(table)
+    size = values.shape[0]
     if rule == "symmetric":
-        distance = empirical_quantile(table[size // 2 :], jnp.abs(2 * p - 1), "conformal")
+        distance = empirical_quantile(values[size // 2 :], xp.abs(2 * p - 1), "conformal")
         # At level 0 the conformal quantile is -inf.
-        return jnp.sign(2 * p - 1).astype(table.dtype) * jnp.maximum(distance, 0)
-    return _entry(table, empirical_rank(p, size, rule))
+        return xp.sign(2 * p - 1).astype(values.dtype) * xp.maximum(distance, 0)
+    return _entry(values, _rank(p, size, rule))
 
 
 def empirical_rank(p: Real[ArrayLike, "*n"], size: int, rule: str = "inverse_cdf") -> Float[Array, "*n"]:
@@ -95,8 +95,8 @@ def _rank(p: Float[AnyArray, "*n"], size: int, rule: str) -> Float[AnyArray, "*n
     return xp.clip(xp.floor(count) + 1 if rule == "crude" else xp.ceil(count), 1, size)
 
 
-@jax.jit
-def outward_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> Float[Array, "*n"]:
+@numpy_or_jit
+def outward_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> Float[AnyArray, "*n"]:
     """The "conformal" quantile of a sorted table, with ranks rounded away from the median.
 
     From the median on it is that of rank ceil((L + 1) p), below that of rank floor((L + 1) p): the quantiles at
@@ -113,11 +113,11 @@ def outward_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) ->
         >>> print(outward_quantile(jnp.arange(1.0, 31.0), jnp.array([0.05, 0.95])))
         [ 1. 30.]
     """
-    table, p = jnp.asarray(table), _checks.as_floats("p", p)
-    size = table.shape[0]
-    lower = p < 0.5
-    rank = empirical_rank(jnp.where(lower, 1 - p, p), size, "conformal")
-    return _entry(table, jnp.where(lower, size + 1 - rank, rank))
+    xp, p = namespace(table, p), _checks.as_floats("p", p)
+    values: AnyArray = xp.asarray(table)
+    size, lower = values.shape[0], p < 0.5
+    rank = _rank(xp.where(lower, 1 - p, p), size, "conformal")
+    return _entry(values, xp.where(lower, size + 1 - rank, rank))
 
 
 @jax.jit
@@ -428,11 +428,11 @@ def last_place(holds: Callable[[Array], Array], start: Array, end: ArrayLike, le
     return jax.lax.scan(halve, carried(start), jnp.array([1 << step for step in steps], jnp.int32))[0]
 
 
-def _entry(table: Array, rank: Array) -> Array:
+def _entry(table: AnyArray, rank: AnyArray) -> AnyArray:
     """The values of these ranks, from 1 to L: -inf below and +inf above."""
-    size = table.shape[0]
-    value = table[jnp.clip(rank, 1, size).astype(int) - 1]
-    return jnp.where(rank < 1, -jnp.inf, jnp.where(rank > size, jnp.inf, value))
+    xp, size = namespace(table, rank), table.shape[0]
+    value = table[xp.clip(rank, 1, size).astype(int) - 1]
+    return xp.where(rank < 1, -np.inf, xp.where(rank > size, np.inf, value)).astype(table.dtype)
 
 
 def _snapped(count: AnyArray, size: int) -> AnyArray:

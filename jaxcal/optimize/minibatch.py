@@ -294,8 +294,8 @@ class _Rows(NamedTuple):
     def in_buckets(self) -> "_Rows":
         """The same rows filled up, and their numbers as arrays: nearby numbers of rows share a compiled program."""
         in_bucket = lambda part: filled(part, bucket(jax.tree.leaves(part)[0].shape[0]))
-        numbers = cast(tuple, self.numbers)
-        return _Rows(in_bucket(self.train), in_bucket(self.validation), tuple(np.int32(each) for each in numbers))
+        numbers: Any = tuple(np.int32(each) for each in cast(tuple, self.numbers))
+        return _Rows(in_bucket(self.train), in_bucket(self.validation), numbers)
 
 
 class _Schedule(NamedTuple):

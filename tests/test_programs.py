@@ -1,0 +1,89 @@
+"""How many programs a method compiles: none for a second fit, nearby numbers of rows, or another number as an option.
+
+The sizes lie in one bucket. On a CPU all of it is so, but for the trees of USNRT and the neural process, whose
+programs are those of their numbers of rows.
+"""
+
+
+import jax
+import numpy as np
+import pytest
+from compiled import compilations
+
+import jaxcal as jc
+
+pytestmark = pytest.mark.any_precision
+
+KEY = jax.random.key(0)
+# Of a fit, and of two predictions by each.
+SIZES, NEW = (242, 250), ((37, 33), (100, 99))
+
+
+def rows(n):
+    rng = np.random.default_rng(n)
+    x = rng.uniform(-1, 1, (n, 3))
+    return x, x[:, 0] + 0.3 * (1.5 + x[:, 1]) * rng.normal(size=n)
+
+
+def of_predictor(fit, **options):
+    """A fit to so many rows, and a prediction of others."""
+
+    def call(n, new, **more):
+        x, y = rows(n)
+        fitted = fit(x, y, **options, **more)
+        return [fitted(rows(m)[0]) for m in new]
+
+    return call
+
+
+def of_calibrator(fit, base, **options):
+    def call(n, new, **more):
+        x, y = rows(n)
+        fitted = fit(x, base(x), y, **options, **more)
+        return [fitted(rows(m)[0], base(rows(m)[0])) for m in new]
+
+    return call
+
+
+POINT = lambda x: jc.Point(0.9 * x[:, 0])
+NORMAL = lambda x: jc.Normal(0.9 * x[:, 0], 0.2 + 0.1 * np.abs(x[:, 1]))
+SHORT = {"key": KEY, "max_epochs": 2}
+
+# Each with another value of a number among its options.
+CASES = {
+    "gaussian_process": (of_predictor(jc.gaussian_process.fit), {}),
+    "mlp": (of_predictor(jc.mlp.fit, **SHORT), {"learning_rate": 0.002}),
+    "variance_network": (of_predictor(jc.variance_network.fit, **SHORT), {"weight_decay": 0.01}),
+    "deep_ensemble": (of_predictor(jc.deep_ensemble.fit, num_members=2, **SHORT), {"learning_rate": 0.002}),
+    "dropout": (of_predictor(jc.dropout.fit, num_samples=3, **SHORT), {"rate": 0.2}),
+    "concrete dropout": (of_predictor(jc.dropout.fit, num_samples=3, rate="concrete", **SHORT), {"length_scale": 0.02}),
+    "evidential": (of_predictor(jc.evidential.fit, **SHORT), {"penalty": 0.02}),
+    "forests": (of_predictor(jc.forests.fit, num_trees=5, preset="usnrt", key=KEY), {}),
+    "rio": (of_calibrator(jc.rio.fit, POINT), {}),
+    "rio of a normal base": (of_calibrator(jc.rio.fit, NORMAL), {"noise": jc.gp.GaussianNoise(variance=0.1)}),
+    "conformal": (of_calibrator(jc.conformal.fit, POINT), {}),
+    "crude": (of_calibrator(jc.crude.fit, NORMAL), {}),
+    "gaussian_mle": (of_calibrator(jc.gaussian_mle.fit, NORMAL), {}),
+    "isotonic": (of_calibrator(jc.isotonic.fit, NORMAL), {}),
+    "kmeans": (of_calibrator(jc.kmeans.fit, POINT, num_clusters=3), {}),
+    "neural_quantiles": (of_calibrator(jc.neural_quantiles.fit, NORMAL, **SHORT), {"learning_rate": 0.002}),
+    "accrue": (of_calibrator(jc.accrue.fit, POINT, key=KEY, hidden=(5,), max_iterations=2), {"beta": 0.6}),
+}
+
+
+def use(predictions):
+    """What is usually asked of them."""
+    for each in predictions:
+        _ = each.mean, each.std, each.interval(0.9), each.crps(each.mean)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_compiled_anew(name):
+    call, option = CASES[name]
+    use(call(SIZES[0], NEW[0]))
+    use(call(SIZES[0], NEW[1]))
+    with compilations() as compiled:
+        use(call(SIZES[0], NEW[0]))  # again
+        use(call(SIZES[1], [m + 3 for m in NEW[0]]))  # another size in the bucket
+        use(call(SIZES[1], [m + 3 for m in NEW[1]], **option))
+    assert compiled == []

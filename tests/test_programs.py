@@ -4,7 +4,6 @@ The sizes lie in one bucket. On a CPU all of it is so, but for the trees of USNR
 programs are those of their numbers of rows.
 """
 
-
 import jax
 import numpy as np
 import pytest

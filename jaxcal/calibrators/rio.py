@@ -95,10 +95,6 @@ class IOKernel(eqx.Module):
             return self
         return IOKernel(self.input.by_column(a.inputs), self.output)
 
-    def with_fewest(self) -> "IOKernel":
-        """The same kernel with one lengthscale where those of all input columns are equal."""
-        return IOKernel(None if self.input is None else self.input.with_fewest(), self.output)
-
     def parts(self, a: Points) -> list[tuple[AnyArray, SquaredExponential | GPJaxKernel]]:
         """The kernels that it is the sum of, each with its rows."""
         return [(rows, part) for part, rows in self._parts(a)]
@@ -148,7 +144,6 @@ def fit(
     noise: Noise | None = None,
     preset: str | None = None,
     differentiable: bool = False,
-    start: "RIO | None" = None,
     key: PRNGKeyArray | None = None,
     throw: bool = True,
 ) -> "RIO":
@@ -199,9 +194,6 @@ def fit(
             is then found to the last digits. They are NaN where it is none, and `result` is not CONVERGED; which rows
             are inducing points, or nearest, stays. For Gaussian noise on one device, not for `gp.Stochastic`. A
             fit takes up to twice as long.
-        start: fitted with the same options to rows like these: of another fold, or of yesterday. Its hyperparameters
-            are the only initial ones, its lengthscales stay as many, and its inference is taken where none is named.
-            The fit takes a fraction of the time, and ends at the optimum that is nearest.
         key: random key of the order of the rows of `gp.Stochastic`; nothing else is random.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
             so in any case.
@@ -248,7 +240,6 @@ def fit(
         is_known=is_known(as_constants((x, base.mean, _own_std(base), y, noise))),
         in_numpy=in_numpy,
         differentiable=differentiable,
-        start=None if start is None else start.process,
     )
     if isinstance(noise, InputNoise) and _own_std(base) is not None:
         raise ValueError("base has a std of its own, which the noise follows as far as it helps: omit InputNoise().")

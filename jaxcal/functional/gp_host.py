@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import lapack
 
+from jaxcal.functional import _lapack
 from jaxcal.functional.gp import LOG_2PI
 
 # A triangle is mirrored so many rows at a time.
@@ -82,8 +82,8 @@ def likelihood_terms(
     if factor is None:
         return None
     half_log_det = np.log(np.diagonal(factor)).sum(dtype=float)
-    (potri,) = lapack.get_lapack_funcs(("potri",), (factor,))
-    inverse = _mirrored(potri(factor, lower=1, overwrite_c=1)[0])
+    _lapack.invert(factor)
+    inverse = _mirrored(factor)
     weights, precision = inverse @ targets, np.diagonal(inverse).copy()
     # Rasmussen & Williams (2006), eq. 2.30.
     value = -float(targets.astype(float) @ weights) / 2 - half_log_det - len(targets) * LOG_2PI / 2
@@ -114,10 +114,8 @@ def _factor(
         _covariance(part, covariance)
         gram += covariance
     gram.flat[:: len(gram) + 1] += diagonal.astype(gram.dtype)
-    # In place: LAPACK stores by columns.
-    (potrf,) = lapack.get_lapack_funcs(("potrf",), (gram,))
-    factor, failed = potrf(gram.T, lower=1, clean=1, overwrite_a=1)
-    return None if failed or not np.isfinite(factor[-1, -1]) else factor
+    factor = gram.T  # LAPACK stores by columns
+    return factor if _lapack.factorize(factor) and np.isfinite(factor[-1, -1]) else None
 
 
 def _covariance(part: Part, exponents: Float[np.ndarray, "n n"]) -> None:

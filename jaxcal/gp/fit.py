@@ -1,7 +1,6 @@
 """From data to a fitted Gaussian process: the search, the posterior, and the answers to what went wrong."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,8 +16,7 @@ from jaxcal.gp import exact, host, padding
 from jaxcal.gp.implicit import with_derivatives
 from jaxcal.gp.inference.automatic import chosen, leave_one_out_crps
 from jaxcal.gp.inference.exact import TOLERANCE, Exact
-from jaxcal.gp.initial import at_model
-from jaxcal.gp.model import JITTER_TRIES, Data, Model, one_of
+from jaxcal.gp.model import JITTER_TRIES, Data
 from jaxcal.gp.padding import device_of
 from jaxcal.gp.process import Process, first_fit
 from jaxcal.gp.protocols import First, Inference, InitialOf, Noise, Prepare, S
@@ -40,13 +38,11 @@ class Way(NamedTuple):
         inferences: settled for the rows. Of several the one with the better leave-one-out predictions is taken.
         noise: of the process.
         differentiable: whether derivatives pass through the fit.
-        start: a process whose hyperparameters are the only initial ones; None for those of the method.
     """
 
     inferences: tuple[Inference, ...]
     noise: Noise
     differentiable: bool = False
-    start: Process | None = None
 
     @classmethod
     def of(
@@ -60,7 +56,6 @@ class Way(NamedTuple):
         is_known: bool,
         in_numpy: bool,
         differentiable: bool,
-        start: Process | None = None,
     ) -> "Way":
         """What a user asked for n rows, checked, with the defaults in place of None.
 
@@ -73,19 +68,12 @@ class Way(NamedTuple):
             is_known: whether no transformation traces the rows.
             in_numpy: whether the kernel is a sum of squared exponentials, which NumPy knows.
             differentiable: whether derivatives shall pass.
-            start: of rows like these, where the search shall begin. Its inference and its kind of lengthscales stay,
-                where neither was asked for.
         """
-        if start is not None and not is_known:
-            raise ValueError("start is for rows that no transformation traces.")
         if differentiable and not noise.is_gaussian:
             raise ValueError(f"differentiable=True goes with Gaussian noise; got {type(noise).__name__}.")
         asked = chosen(n, noise, is_known=is_known, in_numpy=in_numpy) if inference is None else (inference,)
-        if start is not None:
-            asked = [each for each in asked if type(each).__name__.lower() == start.inference] or asked[:1]
-            asked, ard = [replace(each, ard=None) for each in asked], False
         settled = (each.with_ard(ard, n, inputs).settled(n, noise, differentiable=differentiable) for each in asked)
-        return cls(tuple(settled), noise, differentiable, start)
+        return cls(tuple(settled), noise, differentiable)
 
     @property
     def inference(self) -> Inference:
@@ -136,16 +124,14 @@ def _of_known(
 ) -> tuple[tuple[S, Process], Inference]:
     """The fit of known rows, one output after the other, and by which inference it is."""
     outputs = _outputs(rows)
-    begin, way = partial(_beginning, prepare, way.start), way._replace(start=None)
-    prepares = [begin(k if rows[-1].ndim > 1 else None) for k in range(len(outputs))]
-    firsts = [_first(prepare, way, output) for prepare, output in zip(prepares, outputs, strict=True)]
+    firsts = [_first(prepare, way, output) for output in outputs]
     fits = []
     for inference in way.inferences:
-        one = partial(_of_output, inference=inference, way=way, on_host=on_host)
-        fits.append([one(*each) for each in zip(prepares, outputs, firsts, strict=True)])
+        one = partial(_of_output, prepare, inference, way, on_host=on_host)
+        fits.append([one(output, first) for output, first in zip(outputs, firsts, strict=True)])
     best = 0
     if len(fits) > 1:
-        scores = [[_score(*each) for each in zip(prepares, outputs, fit, strict=True)] for fit in fits]
+        scores = [[_score(prepare, *each) for each in zip(outputs, fit, strict=True)] for fit in fits]
         best = int(np.argmin(np.mean(scores, axis=1)))
     return _together(fits[best], rows), way.inferences[best]
 
@@ -157,33 +143,8 @@ def _first(prepare: Prepare[Any], way: Way, rows: Sequence[Any]) -> First:
     return cache(lambda: host.First.of(*as_numpy((prepare, few, way.noise, *rows))))
 
 
-def _beginning(prepare: Prepare[S], start: Process | None, k: int | None) -> Prepare[S]:
-    """What prepares rows for a search that begins at a process, at that of output k where it has several."""
-    if start is None:
-        return prepare
-
-    def model_of(process: Process | None) -> Model | None:
-        if process is None:
-            return None
-        model = process.model if k is None else one_of(process.model, k)
-        return replace(model, kernel=model.kernel.with_fewest())
-
-    return eqx.Partial(_prepared_at, prepare, (model_of(start), model_of(start.log_noise)))
-
-
-def _prepared_at(prepare: Prepare[S], models: tuple[Model, Model | None], *rows: Any) -> tuple[S, InitialOf, Data]:
-    scales, initial_of, data = prepare(*rows)
-    return scales, eqx.Partial(_initial_at, models, initial_of), data
-
-
-def _initial_at(models: tuple[Model, Model | None], initial_of: InitialOf, data: Data, variance: Any = None) -> Model:
-    """The hyperparameters of a model, or of the one for the log of the noise, in place of initial ones."""
-    initial, start = initial_of(data, variance), models[0 if variance is None else 1]
-    return initial if start is None else at_model(one_of(initial), start, data)
-
-
 def _of_output(
-    prepare: Prepare[S], rows: Sequence[Any], first: First, *, inference: Inference, way: Way, on_host: bool
+    prepare: Prepare[S], inference: Inference, way: Way, rows: Sequence[Any], first: First, *, on_host: bool
 ) -> tuple[S, Process]:
     """The fit of one output's known rows: by NumPy where it can, by small programs, or by one."""
     by_host = inference.by_parts and way.noise.by_parts and (on_host or not inference.takes_many_steps)

@@ -1,7 +1,6 @@
 """Initial values of hyperparameters: lengthscales relative to the distances between rows, fractions of noise."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import equinox as eqx
@@ -90,24 +89,6 @@ def at(data: Data, kernel: Kernel, noise: float) -> Model:
     """One model of this kernel and noise variance, along a leading axis of one."""
     xp, dtype = namespace(data.targets), data.targets.dtype
     return alone(_model(data, _of_dtype(kernel, dtype), xp.asarray(noise, dtype)))
-
-
-def at_model(initial: Model, start: Model, data: Data) -> Model:
-    """One model along a leading axis, with the hyperparameters of another one where an initial one learns them.
-
-    Raises:
-        ValueError: if the other one has kernels of another kind, or of rows with other columns.
-    """
-    shapes = lambda kernel: list(map(np.shape, jax.tree.leaves(kernel)))
-    kinds = (initial.kernel, initial.kernel.by_column(data.points))
-    if type(start.kernel) is not type(initial.kernel) or shapes(start.kernel) not in list(map(shapes, kinds)):
-        raise ValueError("start must be fitted to rows of the same columns, with the same kernel.")
-    learned = {"kernel": start.kernel, "log_noise": start.log_noise}
-    if initial.logit_fraction is not None and start.logit_fraction is not None:
-        learned["logit_fraction"] = start.logit_fraction
-    learned = {name: value for name, value in learned.items() if name not in initial.fixed}
-    dtype = data.targets.dtype
-    return alone(jax.tree.map(lambda leaf: leaf.astype(dtype), replace(initial, **learned)))
 
 
 def nngp_grid(data: Data, variances: Iterable[ArrayLike], noise: ArrayLike) -> Model:

@@ -64,10 +64,6 @@ class Kernel(Protocol):
         """The same kernel with a lengthscale for every input column, where it knows how."""
         ...
 
-    def with_fewest(self) -> "Kernel":
-        """The same kernel with one lengthscale where all columns have the same, where it knows how."""
-        ...
-
 
 class SquaredExponential(eqx.Module):
     """variance * exp(-|a - b|^2 / (2 lengthscale^2)), a lengthscale for all columns or one each; RIO, eq. 3.
@@ -114,12 +110,6 @@ class SquaredExponential(eqx.Module):
             return self
         xp, shape = namespace(self.log_lengthscale), (*self.log_lengthscale.shape, a.shape[1])
         return SquaredExponential(self.log_variance, xp.broadcast_to(self.log_lengthscale[..., None], shape))
-
-    def with_fewest(self) -> "SquaredExponential":
-        """The same kernel with one lengthscale where those of all columns are equal; of known arrays."""
-        each = np.asarray(self.log_lengthscale)
-        one = each.ndim > 0 and bool((each == each[..., :1]).all())
-        return SquaredExponential(self.log_variance, self.log_lengthscale[..., 0]) if one else self
 
     def parts(self, a: Float[AnyArray, "n d"]) -> "list[tuple[AnyArray, SquaredExponential]]":
         """The squared exponentials that it is the sum of, each with its rows."""
@@ -178,10 +168,6 @@ class GPJaxKernel(eqx.Module):
     def by_column(self, a: Float[Array, "n d"]) -> "GPJaxKernel":
         """The kernel as it is: its lengthscales are the user's."""
         del a
-        return self
-
-    def with_fewest(self) -> "GPJaxKernel":
-        """The kernel as it is."""
         return self
 
 

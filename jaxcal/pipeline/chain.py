@@ -139,11 +139,11 @@ def fit_steps(
     y: Float[Array, " n"],
     *,
     keys: Sequence[PRNGKeyArray],
-    start: Sequence[Callable] | None = None,
+    like: Sequence[Callable] | None = None,
 ) -> tuple[Callable, ...]:
-    """Calibrators, each fitted to what those before it predict of the same rows; `start` are those of other rows."""
+    """Calibrators, each fitted to what those before it predict of the same rows; `like` are those of other rows."""
     fitted: list[Callable] = []
     for k, (calibrator, key) in enumerate(zip(calibrators, keys, strict=True)):
         base = fitted[-1](x, base) if fitted else base
-        fitted.append(with_key(calibrator, x, base, y, key=key, start=None if start is None else start[k]))
+        fitted.append(with_key(calibrator, x, base, y, key=key, like=None if like is None else like[k]))
     return tuple(fitted)

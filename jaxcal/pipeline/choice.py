@@ -134,8 +134,8 @@ class _Trial:
 
     def _complete(self, k: int, plan: Plan) -> None:
         chains, blocks = self.begun.get(k, ([], []))
-        some, start = slice(len(chains), None), chains[0] if chains and plan.shares_start else None
-        rest = models(self.x, self.y, *self.choice[k], plan, some, start, self.told)
+        some, like = slice(len(chains), None), chains[0] if chains and plan.shares_inference else None
+        rest = models(self.x, self.y, *self.choice[k], plan, some, like, self.told)
         self.found[k] = held_of(self.x, self.y, *self.choice[k], plan, (chains + rest[0], blocks + rest[1]))
 
     def _first_scores(self, k: int) -> np.ndarray | None:

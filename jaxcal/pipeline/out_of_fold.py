@@ -116,7 +116,7 @@ def models_of_folds(
         predict: of a model and inputs, what it predicts.
         about: what warnings of the fits are about, a clause.
         share_nothing: whether several fits may run at once, as of `side_by_side.share_nothing`.
-        begin: of the first model, `fit` for the other folds, whose search may begin there.
+        begin: of the first model, `fit` for the other folds, which may share a choice with it.
         deadline: of `time.monotonic`.
         told: the work that these fits are steps of; None for one of their own.
 

@@ -55,7 +55,6 @@ def fit(
     noise: Noise | None = None,
     preset: str | None = None,
     differentiable: bool = False,
-    start: "GaussianProcess | None" = None,
     key: PRNGKeyArray | None = None,
     throw: bool = True,
 ) -> "GaussianProcess":
@@ -100,9 +99,6 @@ def fit(
         preset: None, "crude" or "nngp" as above: kernel and noise are theirs, too.
         differentiable: whether derivatives by x, y and the noise's variance pass through the fit, as of `rio.fit`.
             Those by the initial values of a kernel are 0.
-        start: fitted with the same options to rows like these: of another fold, or of yesterday. Its hyperparameters
-            are the only initial ones, its lengthscales stay as many, and its inference is taken where none is named.
-            The fit takes a fraction of the time, and ends at the optimum that is nearest.
         key: random key of the order of the rows of `gp.Stochastic`; nothing else is random.
         throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
             so in any case.
@@ -146,7 +142,6 @@ def fit(
         is_known=is_known(as_constants((x, y, noise))),
         in_numpy=in_numpy,
         differentiable=differentiable,
-        start=None if start is None else start.process,
     )
     _checks.check_varies("y is", y, 0 if _checks.is_traced(y) else np.abs(np.asarray(y)).max())
     if isinstance(way.inference, Stochastic):

@@ -12,6 +12,7 @@ from sklearn.ensemble import BaggingRegressor, HistGradientBoostingRegressor
 from sklearn.linear_model import LinearRegression
 
 import jaxcal as jc
+from jaxcal.gp import fit as of_process
 from jaxcal.pipeline import out_of_fold, side_by_side
 from jaxcal.pipeline.side_by_side import in_threads, one_by_one, share_nothing
 
@@ -98,7 +99,7 @@ def test_only_steps_that_are_known_share_nothing(step, known):
 def test_a_pipeline_is_the_same_in_threads_and_one_by_one(monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(600, 2))
-    y = np.sin(x[:, 0]) + 0.3 * rng.normal(size=600)
+    y = np.sin(x[:, 0]) + rng.uniform(-0.5, 0.5, size=600)
     boosted = jc.pipeline.steps.OfNumbers(HistGradientBoostingRegressor(max_iter=5, random_state=0))
     fit = partial(jc.pipeline.fit, x, y, predictor=boosted, calibrators=[jc.rio.fit], method="folds", key=KEY)
     threads = fit()
@@ -117,3 +118,22 @@ def test_warnings_of_threads_are_one():
     with said as caught, out_of_fold.one_warning("a fold"):
         in_threads(warn, range(4), NOTHING)
     assert len(caught) == 1
+
+
+def test_folds_of_many_rows_share_the_choice_of_an_inference(monkeypatch):
+    """Of more than 2000 rows two inferences are compared: once, and not for each fold."""
+    asked = []
+    chosen = of_process.chosen
+
+    def told(n, *arguments, **options):
+        asked.append(n)
+        return chosen(n, *arguments, **options)[-1:]  # the nearest rows
+
+    monkeypatch.setattr(of_process, "chosen", told)
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (2600, 1))
+    y = np.sin(3 * x[:, 0]) + 0.1 * rng.normal(size=2600)
+    fitted = jc.pipeline.fit(x, y, predictor=jc.gaussian_process.fit, key=KEY)
+    assert len(asked) == 1
+    assert fitted.chain.predictor.inference == "nearest"
+    assert abs(fitted.steps[0].coverage(0.9).coverage - 0.9) < 0.03

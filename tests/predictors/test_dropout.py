@@ -187,7 +187,7 @@ def test_the_loss_of_concrete_dropout(rng):
     mean, log_variance = np.asarray(network.network.layers[0].weight, float) @ x.T
     expected = -stats.norm.logpdf(y, mean, np.exp(log_variance / 2))
     loss = partial(dropout._evidence_bound, network, (jnp.asarray(x), jnp.asarray(y)))
-    options = {"length_scale": jnp.asarray(5.0), "num_rows": 30}
+    options = {"length_scale": jnp.asarray(5.0), "num_rows": jnp.asarray(30.0)}
     np.testing.assert_allclose(loss(None, **options), expected, atol=TOLERANCE)
     np.testing.assert_allclose(loss(KEY, **options), expected + network.divergence(5.0) / 30, atol=TOLERANCE)
 

@@ -1,7 +1,7 @@
 """How many programs a method compiles: none for a second fit, nearby numbers of rows, or another number as an option.
 
-The sizes lie in one bucket. On a CPU all of it is so, but for the trees of USNRT and the neural process, whose
-programs are those of their numbers of rows.
+The sizes lie in one bucket. On a CPU it is so of all methods but these, whose programs are those of their numbers of
+rows: USNRT, the neural process, `isotonic`, `kmeans`, `neural_quantiles` and `accrue`.
 """
 
 import jax
@@ -63,10 +63,6 @@ CASES = {
     "conformal": (of_calibrator(jc.conformal.fit, POINT), {}),
     "crude": (of_calibrator(jc.crude.fit, NORMAL), {}),
     "gaussian_mle": (of_calibrator(jc.gaussian_mle.fit, NORMAL), {}),
-    "isotonic": (of_calibrator(jc.isotonic.fit, NORMAL), {}),
-    "kmeans": (of_calibrator(jc.kmeans.fit, POINT, num_clusters=3), {}),
-    "neural_quantiles": (of_calibrator(jc.neural_quantiles.fit, NORMAL, **SHORT), {"learning_rate": 0.002}),
-    "accrue": (of_calibrator(jc.accrue.fit, POINT, key=KEY, hidden=(5,), max_iterations=2), {"beta": 0.6}),
 }
 
 

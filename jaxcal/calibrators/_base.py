@@ -192,7 +192,12 @@ def error_scale(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
             f"base is a {type(base).__name__}, but errors are measured in predicted stds: it must have a std. Give one "
             "that has, such as jaxcal.Normal(mean, std)."
         )
-    return base.std if scaled else jnp.ones_like(base.mean)
+    return base.std if scaled else _ones(base.mean)
+
+
+@numpy_or_jit
+def _ones(values: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+    return namespace(values).ones_like(values)
 
 
 # What uses no std, for a message about those that are 0.

@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxcal import _checks, _programs
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.calibrators._base import (
     check_base,
     check_density,
@@ -159,10 +160,15 @@ def fit(
             z, rows = tables_of_groups(given, errors, rule=rank, scale=scale)
         else:
             # A search for neighbors takes the first of equally distant rows: they must not be sorted by their errors.
-            z = errors if neighbors is not None else smoothed(jnp.sort(errors), smoothing)
+            z = errors if neighbors is not None else smoothed(_sorted(errors), smoothing)
             warn_without_width(z)
     facts = facts_of(base, y, smoothing)
     return CRUDE(z=z, rank=rank, scaled=scaled, by_cdf=by_cdf, neighborhood=neighborhood, rows=rows, **facts)
+
+
+@numpy_or_jit
+def _sorted(errors: Float[AnyArray, " l"]) -> Float[AnyArray, " l"]:
+    return namespace(errors).sort(errors)
 
 
 class CRUDE(eqx.Module):

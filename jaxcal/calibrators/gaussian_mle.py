@@ -23,6 +23,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks, _programs
+from jaxcal._numpy import AnyArray, bucket, filled, is_on_host, namespace, numpy_or_jit
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import AS_POINT, check_base, check_positive_std, error_scale, location_and_scale
 from jaxcal.calibrators._groups import Groups, Labels, Weights
@@ -138,6 +139,10 @@ def fit(
     # Weights of 1 go through the same program as others: equal ones, of any size, change no bit.
     w = jax.device_put(np.ones(y.shape, y.dtype)) if counts is None else counts
     rows = _Rows(base.mean, error_scale(base, scaled), y, w)
+    if not groups.labels and is_on_host(rows):  # rows that fill up count nothing
+        size = bucket(len(y))
+        w = jax.device_put(np.pad(np.asarray(w), (0, size - len(y))))
+        rows = filled(rows, size)._replace(weights=w)
     fitted = _fit(rows, groups, number if groups.labels else None, shift, scaled, plug_in=preset == "paper")
     if counts is not None and fitted.df is not None and not _checks.is_traced(fitted.df):
         _check_degrees_of_freedom(np.atleast_1d(fitted.df), sizes, groups)
@@ -185,14 +190,14 @@ class GaussianMLE(eqx.Module):
         return Normal(loc, scale) if df is None else StudentT(df, loc, scale)
 
 
-@_programs.jit
+@numpy_or_jit
 def _moved(
-    fitted: GaussianMLE, mean: Float[Array, " n"], std: Float[Array, " n"], number: Int[Array, " n"]
-) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, "*n"] | None]:
+    fitted: GaussianMLE, mean: Float[AnyArray, " n"], std: Float[AnyArray, " n"], number: Int[AnyArray, " n"]
+) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"], Float[AnyArray, "*n"] | None]:
     """Where the distributions lie, their scales, and their degrees of freedom."""
     of_row = (lambda values: values[number]) if fitted.groups.labels else lambda values: values
     shift, scale = of_row(fitted.shift), of_row(fitted.scale)
-    unit = std if fitted.reading == "scaled" else jnp.ones_like(std)
+    unit = std if fitted.reading == "scaled" else namespace(std).ones_like(std)
     if fitted.df is None:
         return mean + shift * unit, scale * std, None
     spread = linalg.root_sum_squares(std, of_row(fitted.shift_std) * unit)

@@ -19,6 +19,7 @@ from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import check_base, checked_rows, rows_that_count
 from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Normal
+from jaxcal.distributions._rows import predicted_by_buckets
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table
 from jaxcal.frames.preprocessing import Standardizer
@@ -133,6 +134,7 @@ def _root_mean_squares(
     return scale * linalg.sqrt(squares / counts)
 
 
+@predicted_by_buckets
 @_programs.jit
 def _std_of_nearest(fitted: KMeans, x: Float[Array, "n d"]) -> Float[Array, " n"]:
     return fitted.cluster_std[_nearest(fitted.centers, fitted.x_scaler(x))]

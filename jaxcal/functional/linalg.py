@@ -115,10 +115,11 @@ def fractions_of(weights: Real[ArrayLike, "..."], dtype: DTypeLike) -> Float[Any
     return of_rows / of_rows.sum()
 
 
-def root_sum_squares(a: Array, b: Array) -> Array:
+def root_sum_squares(a: AnyArray, b: AnyArray) -> AnyArray:
     """sqrt(a^2 + b^2) for numbers of any size, with derivatives of 0 where both are 0."""
-    size = jax.lax.stop_gradient(jnp.maximum(jnp.abs(a), jnp.abs(b)))
-    scale = jnp.where(size > 0, size, 1)
+    xp = namespace(a, b)
+    size = constant(xp.maximum(abs(a), abs(b)))
+    scale = xp.where(size > 0, size, 1)
     return scale * sqrt((a / scale) ** 2 + (b / scale) ** 2)
 
 

@@ -12,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import _checks
 from jaxcal._extras import needed
+from jaxcal._numpy import as_numpy
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.frames.columns import Categorical, Columns, as_data
@@ -324,9 +324,9 @@ class Forest:
         return self.columns(x)
 
     def _in_units_of_y(self, mean: np.ndarray, std: np.ndarray, dtype: DTypeLike) -> Normal:
-        standardized_mean, standardized_std = jnp.asarray(mean, dtype), jnp.asarray(std, dtype)
-        std_of_y = self.y_scaler.scale * standardized_std
-        return Normal(self.y_scaler.inverse(standardized_mean).astype(dtype), std_of_y.astype(dtype))
+        scaler = as_numpy(self.y_scaler)
+        center, spread = scaler.inverse(mean.astype(dtype)), scaler.scale * std.astype(dtype)
+        return Normal(center.astype(dtype), spread.astype(dtype))
 
 
 def _boost(

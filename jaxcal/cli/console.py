@@ -136,7 +136,9 @@ def working(label: str) -> Iterator[None]:
 
         def show(reached: "Reached") -> None:
             told[:] = [reached]
-            # Of several works in turn the last one counts.
+            # Of several works one after another the last one counts. A bar that was full once shows no time left.
+            if bar.tasks[0].finished:
+                bar.reset(task)
             bar.update(task, total=1.0 if reached.fraction is not None else None, completed=reached.fraction or 0.0)
 
         try:

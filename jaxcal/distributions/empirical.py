@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import JaxArray, is_working, namespace, numpy_or_jit
+from jaxcal._numpy import JaxArray, is_on_host, is_working, namespace, numpy_or_jit
 from jaxcal.distributions._base import (
     Distribution,
     as_parameter,
@@ -32,7 +32,7 @@ from jaxcal.distributions._base import (
     standardize,
 )
 from jaxcal.distributions._reach import EVERYWHERE, Reach
-from jaxcal.distributions._rows import Values
+from jaxcal.distributions._rows import Rows, Values, by_buckets
 from jaxcal.functional import linalg, quantiles, scores, tables
 from jaxcal.functional.tables import Tables
 
@@ -202,21 +202,27 @@ class Empirical(Distribution):
         z = jax.vmap(lambda index: self._read(lambda z, k: linalg.finite_part(z)[k], index))(drawn)
         return place(z.reshape(shape + rows), self.loc, self.scale)
 
-    @partial(numpy_or_jit, when=lambda distribution, _: distribution._in_numpy)
-    def quantile(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
+    @_programs.jit
+    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         """As the rule reads the table."""
         if self._of_groups:
             z = tables.quantile(*self._of_groups, p, self.rule, self.new_weight)
-        elif self.rule == "conformal":
-            z = self._read(quantiles.outward_quantile, p)
         elif self.tau is None:
-            z = self._read(lambda z, p: quantiles.empirical_quantile(z, p, self.rule), p)
+            z = self._read(lambda z, p: quantiles.entries(z, p, self.rule), p)
         else:
             z = self._read(quantiles.randomized_quantile, p, self.tau)
-        # An infinite quantile is a refusal, and stays one where the scale is 0.
-        xp = namespace(self.loc, z)
-        infinite = xp.isinf(z)
-        return xp.where(infinite, z, place(xp.where(infinite, 0, z), self.loc, self.scale))
+        return _placed(z, self.loc, self.scale)
+
+    def _rounded_quantiles(self, levels: Float[JaxArray, "..."], side: Values | None = None) -> Float[JaxArray, "..."]:
+        """Of one table NumPy finds the entries. They are placed by a program of the rows, whatever the table's length.
+
+        XLA rounds loc + scale z once, NumPy twice: a traced fit has the same intervals to the bit.
+        """
+        if not (self._in_numpy and is_on_host(self, levels) and _programs.is_at_top()):
+            return super()._rounded_quantiles(levels, side)
+        z = quantiles.entries(cast("Array", self.z), levels, self.rule)
+        side = self._sides(levels) if side is None else side
+        return _placed_outward(_Placing(self.loc, self.scale), z, side)
 
     @property
     def _mirrors_levels(self) -> bool:
@@ -274,6 +280,28 @@ class Empirical(Distribution):
         deviations = values - values.mean(-1, keepdims=True)
         unit = linalg.scale_of(deviations)
         return average(values), unit * linalg.sqrt(average((deviations / unit) ** 2))
+
+
+class _Placing(Rows):
+    """Where rows place values."""
+
+    loc: Float[JaxArray, "*n"]
+    scale: Float[JaxArray, "*n"]
+
+
+@by_buckets
+@_programs.jit
+def _placed_outward(rows: _Placing, z: Float[Array, "..."], side: Values) -> Float[Array, "..."]:
+    """Values of one level, or of k levels, placed in every row and rounded to a side."""
+    loc, scale = (each[:, None] if z.ndim else each for each in (rows.loc, rows.scale))
+    z = jnp.broadcast_to(z, jnp.broadcast_shapes(loc.shape, z.shape))
+    return rounded_outward(_placed(z, loc, scale), side, rows.loc)
+
+
+def _placed(z: Float[Array, "..."], loc: Float[Array, "..."], scale: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Values placed in rows. An infinite quantile is a refusal, and stays one where the scale is 0."""
+    infinite = jnp.isinf(z)
+    return jnp.where(infinite, z, place(jnp.where(infinite, 0, z), loc, scale))
 
 
 def _reach_of_groups(

@@ -120,6 +120,15 @@ def outward_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) ->
     return _entry(values, xp.where(lower, size + 1 - rank, rank))
 
 
+def entries(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"], rule: str) -> Float[AnyArray, "*n"]:
+    """The quantiles of a sorted table by a rule; with "conformal" those of `outward_quantile`.
+
+    >>> print(entries(jnp.arange(1.0, 31.0), jnp.array([0.05, 0.95]), "conformal"))
+    [ 1. 30.]
+    """
+    return outward_quantile(table, p) if rule == "conformal" else empirical_quantile(table, p, rule)
+
+
 @jax.jit
 def randomized_quantile(
     table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"], tau: Real[ArrayLike, "*n"]

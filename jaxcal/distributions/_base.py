@@ -191,7 +191,8 @@ class Distribution(Rows):
 
     def _warn_of_levels(self, p: Any, values: Float[JaxArray, "..."]) -> None:
         """Warn the caller of `icdf` or `interval` of known quantiles at levels that are not reached."""
-        if type(self).reach is Distribution.reach or not is_known(self, p, values):
+        # Inside of another function nobody has asked for these levels; in a program nothing is known.
+        if type(self).reach is Distribution.reach or is_working() or not is_known(self, p, values):
             return
         if message := _known_reach(self).warning(_checks.as_numpy_floats("p", p, float), values):
             _checks.warn(message)

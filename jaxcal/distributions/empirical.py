@@ -202,8 +202,8 @@ class Empirical(Distribution):
         z = jax.vmap(lambda index: self._read(lambda z, k: linalg.finite_part(z)[k], index))(drawn)
         return place(z.reshape(shape + rows), self.loc, self.scale)
 
-    @_programs.jit
-    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    @partial(numpy_or_jit, when=lambda distribution, _: distribution._in_numpy)
+    def quantile(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """As the rule reads the table."""
         if self._of_groups:
             z = tables.quantile(*self._of_groups, p, self.rule, self.new_weight)
@@ -218,7 +218,7 @@ class Empirical(Distribution):
 
         XLA rounds loc + scale z once, NumPy twice: a traced fit has the same intervals to the bit.
         """
-        if not (self._in_numpy and is_on_host(self, levels) and _programs.is_at_top()):
+        if is_working() or not (self._in_numpy and is_on_host(self, levels) and _programs.is_at_top()):
             return super()._rounded_quantiles(levels, side)
         z = quantiles.entries(cast("Array", self.z), levels, self.rule)
         side = self._sides(levels) if side is None else side
@@ -298,10 +298,11 @@ def _placed_outward(rows: _Placing, z: Float[Array, "..."], side: Values) -> Flo
     return rounded_outward(_placed(z, loc, scale), side, rows.loc)
 
 
-def _placed(z: Float[Array, "..."], loc: Float[Array, "..."], scale: Float[Array, "..."]) -> Float[Array, "..."]:
+def _placed(z: Float[JaxArray, "..."], loc: Float[JaxArray, "..."], scale: Float[JaxArray, "..."]) -> JaxArray:
     """Values placed in rows. An infinite quantile is a refusal, and stays one where the scale is 0."""
-    infinite = jnp.isinf(z)
-    return jnp.where(infinite, z, place(jnp.where(infinite, 0, z), loc, scale))
+    xp = namespace(z, loc)
+    infinite = xp.isinf(z)
+    return xp.where(infinite, z, place(xp.where(infinite, 0, z), loc, scale))
 
 
 def _reach_of_groups(

@@ -4,7 +4,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Files that are being written: what ends the process before they have their names removes them.
@@ -14,7 +14,8 @@ _unfinished: set[Path] = set()
 def remove_unfinished() -> None:
     """Remove the files that are being written."""
     for temporary in list(_unfinished):
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a system that keeps open files
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

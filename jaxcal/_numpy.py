@@ -140,6 +140,15 @@ def filled(tree: T, size: int, device: Any = None) -> T:
     return jax.tree.map(of_size, tree)
 
 
+def can_be_filled(*trees: Any) -> bool:
+    """Whether rows may be filled up: JAX works on a CPU, at top level, and all arrays are on its default device."""
+    arrays = [leaf for leaf in jax.tree.leaves(trees) if isinstance(leaf, jax.Array)]
+    if not (_programs.is_at_top() and is_on_host(arrays)):
+        return False
+    usual = {getattr(jax.config, "jax_default_device", None) or jax.local_devices(backend="cpu")[0]}
+    return all(array.sharding.device_set == usual for array in arrays)
+
+
 def bucket(number: int) -> int:
     """The number of rows to which so many are filled up: four sizes from one power of two to the next.
 
@@ -222,11 +231,12 @@ class _OneThread:
     def __init__(self) -> None:
         self.lock, self.users, self.limit = threading.Lock(), 0, None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> int:
         with self.lock:
             if not self.users:
                 self.limit = _blas().limit(limits=1, user_api="blas")
             self.users += 1
+            return self.users
 
     def __exit__(self, *_: object) -> None:
         with self.lock:
@@ -247,7 +257,7 @@ def _blas() -> ThreadpoolController:
 _one_thread = _OneThread()
 
 
-def threads_for(number: int) -> contextlib.AbstractContextManager[None]:
+def threads_for(number: int) -> contextlib.AbstractContextManager[Any]:
     """One thread of BLAS for matrices of few rows, whose threads would wait for each other longer than they compute.
 
     With two threads beside a busy process a fit of 800 rows took 8.0 in place of 1.7 s.
@@ -258,6 +268,6 @@ def threads_for(number: int) -> contextlib.AbstractContextManager[None]:
     return one_thread_of_blas() if number <= _FEW_ROWS else contextlib.nullcontext()
 
 
-def one_thread_of_blas() -> contextlib.AbstractContextManager[None]:
-    """In it BLAS has one thread, in all threads of this process."""
+def one_thread_of_blas() -> _OneThread:
+    """In it BLAS has one thread, in all threads of this process; it gives how many are in it."""
     return _one_thread

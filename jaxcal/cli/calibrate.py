@@ -415,7 +415,7 @@ def _candidates(models: str | None, *, is_saved: bool) -> list:
     kept = [each for each in found if not (is_saved and isinstance(each[0], OfNumbers))]
     if not kept:
         raise ValueError("boosted trees of scikit-learn cannot be saved: omit --save, or name another model.")
-    if is_saved:
+    if len(kept) < len(found):
         console.say("Boosted trees are not among the models: scikit-learn's cannot be saved.")
     return kept
 

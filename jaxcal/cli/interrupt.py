@@ -16,12 +16,16 @@ from jaxcal import _files
 
 # Exit code of a process that Ctrl-C ended, as shells have it.
 _CODE = 130
+# Seconds for the last line.
+_PATIENCE = 0.5
 # A bar on a terminal hides the cursor.
 _SHOW_CURSOR = "\x1b[?25h"
 
 
 def watch() -> None:
-    """From now on end this process at Ctrl-C; for the main thread of a command."""
+    """From now on end this process at Ctrl-C, unless it was begun to ignore it; for the main thread of a command."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return
     told, tell = socket.socketpair()
     tell.setblocking(False)
     signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
@@ -38,12 +42,17 @@ def _end_when_told(told: socket.socket, tell: socket.socket) -> None:
 
 def _end() -> None:
     """End the process, without waiting for what computes; what was being written is removed."""
-    for leave in (_files.remove_unfinished, sys.stdout.flush, _say_goodbye):
-        with contextlib.suppress(OSError, ValueError):
-            leave()
+    _files.remove_unfinished()
+    # A pipe that nobody reads must not keep it: what is said is said by another thread.
+    saying = threading.Thread(target=_say_goodbye, daemon=True)
+    saying.start()
+    saying.join(_PATIENCE)
     os._exit(_CODE)
 
 
 def _say_goodbye() -> None:
-    sys.stderr.write(f"{_SHOW_CURSOR if sys.stderr.isatty() else ''}\nInterrupted.\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # of a stream that is closed, or None
+        sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{_SHOW_CURSOR if sys.stderr.isatty() else ''}\nInterrupted.\n")
+        sys.stderr.flush()

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -13,11 +13,14 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Int, Real
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import bucket, filled, in_jax, is_on_host
+from jaxcal._numpy import bucket, can_be_filled, filled, in_jax
 
 T = TypeVar("T")
 M = TypeVar("M", bound=eqx.Module)
 R = TypeVar("R", bound="Rows")
+
+# More rows are not filled up: a program takes less time to compile than they take to copy.
+_MANY = 2**16
 
 # What is given of rows, levels or a table: a number, or an array of some shape.
 Values = Real[ArrayLike, "..."]
@@ -31,6 +34,9 @@ class Rows(eqx.Module):
 
     # What all rows share, by the name of its field, with its number of axes (of several arrays that of the first).
     _shared: ClassVar[Mapping[str, int]] = {}
+    # How many rows there are, where they may be filled up and cut off; None of several runs, and of classes whose rows
+    # are taken in another way.
+    _num_filled: ClassVar[Any] = None
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -95,47 +101,29 @@ class Rows(eqx.Module):
 def by_buckets(program: Callable[..., T], *, rows_of: int = 0) -> Callable[..., T]:
     """A program of predictions and values whose results have a row for each: one for nearby numbers of rows.
 
-    On a CPU, where filling rows up and cutting them off takes no time.
+    It is for classes with `_num_filled` alone, on a CPU.
 
     Args:
         program: `program(predictions, *values)`.
-        rows_of: how many of the values have a row for each prediction, where they are vectors of as many.
+        rows_of: how many of the values have a row for each prediction, unless they are numbers.
     """
 
     @wraps(program)
     def call(predictions: Any, *values: Any, **options: Any) -> T:
-        number = _number_to_fill(predictions, values)
-        if number is None:
+        is_ours = type(predictions).__module__.partition(".")[0] == "jaxcal"  # a user's class may hold other arrays
+        number = predictions._num_filled if is_ours else None
+        is_of_rows = lambda each: np.shape(each) in ((), (number,))
+        if number is None or number == bucket(number) or number > _MANY or not all(map(is_of_rows, values[:rows_of])):
+            return program(predictions, *values, **options)
+        if not can_be_filled(predictions, values):
             return program(predictions, *values, **options)
         size = bucket(number)
-        has_rows = lambda place, each: place < rows_of and np.shape(each)[:1] == (number,)
-        given = [filled(each, size) if has_rows(place, each) else each for place, each in enumerate(values)]
-        places = np.minimum(np.arange(size), number - 1)
-        with _programs.at_top():
-            found = program(_on_host(predictions, places), *given, **options)
-            return in_jax(jax.tree.map(lambda array: np.asarray(array)[:number], found))
+        given = [filled(each, size) if place < rows_of and np.ndim(each) else each for place, each in enumerate(values)]
+        places = np.where(np.arange(size) < number, np.arange(size), 0)
+        found = program(_on_host(predictions, places), *given, **options)
+        return in_jax(jax.tree.map(lambda array: np.asarray(array)[:number], found))
 
     return call
-
-
-def _number_to_fill(predictions: Any, values: Sequence[Any]) -> int | None:
-    """How many rows there are; None where they are not to be filled up."""
-    if not (_programs.is_at_top() and is_on_host(predictions, values)):
-        return None
-    leaves = [leaf for leaf in jax.tree.leaves(predictions) if isinstance(leaf, jax.Array)]
-    if any(len(leaf.sharding.device_set) > 1 for leaf in leaves) or not _is_ours(predictions):
-        return None
-    try:
-        number = len(predictions)
-    except (TypeError, ValueError):  # one row without an axis, or several runs
-        return None
-    return None if number == bucket(number) else number
-
-
-def _is_ours(predictions: Any) -> bool:
-    """Whether all classes are jaxcal's: of a user's class it is not known that each array has rows."""
-    parts = [value for value in vars(predictions).values() if isinstance(value, Rows)]
-    return type(predictions).__module__.partition(".")[0] == "jaxcal" and all(map(_is_ours, parts))
 
 
 def program_of_rows(method: Callable[..., T]) -> Callable[..., T]:
@@ -146,8 +134,6 @@ def program_of_rows(method: Callable[..., T]) -> Callable[..., T]:
 def predicted_by_buckets(program: Callable[..., T]) -> Callable[..., T]:
     """`program(fitted, x)`, which predicts rows, as one program for nearby numbers of them.
 
-    On a CPU, as `by_buckets`.
-
     Args:
         program: gives predictions in rows, or an array of them.
     """
@@ -155,7 +141,7 @@ def predicted_by_buckets(program: Callable[..., T]) -> Callable[..., T]:
     @wraps(program)
     def call(fitted: Any, x: Any) -> T:
         number = len(x)
-        if number == bucket(number) or not (_programs.is_at_top() and is_on_host(fitted, x)):
+        if number == bucket(number) or number > _MANY or not can_be_filled(fitted, x):
             return program(fitted, x)
         found: Any = program(fitted, filled(x, bucket(number)))
         first: Any = _on_host(found, np.arange(number)) if isinstance(found, Rows) else np.asarray(found)[:number]

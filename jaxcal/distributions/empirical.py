@@ -288,6 +288,10 @@ class _Placing(Rows):
     loc: Float[JaxArray, "*n"]
     scale: Float[JaxArray, "*n"]
 
+    @property
+    def _num_filled(self) -> int | None:
+        return len(self.loc) if self.loc.ndim == 1 else None
+
 
 @by_buckets
 @_programs.jit

@@ -18,7 +18,7 @@ from jaxcal.distributions._base import Distribution, as_parameter, match, of_tar
 from jaxcal.distributions._reach import EVERYWHERE, Reach
 from jaxcal.distributions._rows import Values, program_of_rows, replaced
 from jaxcal.distributions.empirical import INFINITE_RULES, Empirical
-from jaxcal.distributions.parametric import Normal, Point
+from jaxcal.distributions.parametric import Normal, Point, StudentT
 from jaxcal.functional import linalg, quantiles, scores
 
 T = TypeVar("T")
@@ -77,6 +77,13 @@ class Mixture(Distribution):
         reach, xp = of_member(0), namespace(self.weights)
         lowest, highest, *_ = zip(*map(of_member, range(len(self.weights))), strict=True)
         return reach._replace(lowest=reduce(xp.minimum, lowest), highest=reduce(xp.maximum, highest))
+
+    @property
+    def _num_filled(self) -> int | None:
+        """Of members whose parameters are numbers."""
+        leaves = jax.tree.leaves(self.components)
+        is_plain = isinstance(self.components, Normal | Point | StudentT) and self.weights.ndim == 1
+        return leaves[0].shape[1] if is_plain and all(leaf.ndim == 2 for leaf in leaves) else None
 
     @property
     @program_of_rows

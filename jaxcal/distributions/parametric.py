@@ -145,6 +145,10 @@ class StudentT(Distribution):
             raise ValueError(f"df must be positive; got {least:g}.")
 
     @property
+    def _num_filled(self) -> int | None:
+        return len(self.loc) if self.loc.ndim == 1 else None
+
+    @property
     @program_of_rows
     def mean(self) -> Float[Array, "*n"]:
         """`loc`; NaN where df <= 1."""

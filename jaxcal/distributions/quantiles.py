@@ -129,6 +129,10 @@ class Quantiles(Distribution):
         return Reach(xp.maximum(self.lowest, low[..., None]), xp.minimum(self.highest, high[..., None]))
 
     @property
+    def _num_filled(self) -> int | None:
+        return len(self.values) if self.values.ndim == 2 else None
+
+    @property
     @program_of_rows
     def mean(self) -> Float[Array, "*n"]:
         """The integral of the quantile function over the level."""

@@ -24,7 +24,7 @@ CONFORMAL_RULES = ("conformal", "symmetric")
 
 @numpy_or_jit
 def empirical_quantile(
-    table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"], rule: str = "inverse_cdf"
+    table: Real[ArrayLike, " l"], p: Real[ArrayLike, "*n"], rule: str = "inverse_cdf"
 ) -> Float[AnyArray, "*n"]:
     """The quantile of a sorted table at level p: its k-th smallest value, where the rule sets the rank k.
 
@@ -63,7 +63,7 @@ def empirical_quantile(
     if rule == "symmetric":
         distance = empirical_quantile(values[size // 2 :], xp.abs(2 * p - 1), "conformal")
         # At level 0 the conformal quantile is -inf.
-        return xp.sign(2 * p - 1).astype(values.dtype) * xp.maximum(distance, 0)
+        return xp.sign(2 * p - 1).astype(distance.dtype) * xp.maximum(distance, 0)
     return _entry(values, _rank(p, size, rule))
 
 
@@ -96,7 +96,7 @@ def _rank(p: Float[AnyArray, "*n"], size: int, rule: str) -> Float[AnyArray, "*n
 
 
 @numpy_or_jit
-def outward_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> Float[AnyArray, "*n"]:
+def outward_quantile(table: Real[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> Float[AnyArray, "*n"]:
     """The "conformal" quantile of a sorted table, with ranks rounded away from the median.
 
     From the median on it is that of rank ceil((L + 1) p), below that of rank floor((L + 1) p): the quantiles at
@@ -440,8 +440,10 @@ def last_place(holds: Callable[[Array], Array], start: Array, end: ArrayLike, le
 def _entry(table: AnyArray, rank: AnyArray) -> AnyArray:
     """The values of these ranks, from 1 to L: -inf below and +inf above."""
     xp, size = namespace(table, rank), table.shape[0]
-    value = table[xp.clip(rank, 1, size).astype(int) - 1]
-    return xp.where(rank < 1, -np.inf, xp.where(rank > size, np.inf, value)).astype(table.dtype)
+    value = table[xp.clip(xp.where(xp.isnan(rank), size, rank), 1, size).astype(int) - 1]
+    # Infinite values: a table of integers gives floats.
+    dtype = table.dtype if np.issubdtype(table.dtype, np.inexact) else rank.dtype
+    return xp.where(rank < 1, -np.inf, xp.where(rank > size, np.inf, value)).astype(dtype)
 
 
 def _snapped(count: AnyArray, size: int) -> AnyArray:

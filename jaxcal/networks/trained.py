@@ -10,8 +10,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxcal import _programs
-from jaxcal._numpy import AnyArray, bucket, filled, is_on_host, numpy_or_jit
+from jaxcal._numpy import AnyArray, bucket, can_be_filled, filled, numpy_or_jit
 from jaxcal.distributions import Distribution
 from jaxcal.distributions._rows import predicted_by_buckets
 from jaxcal.frames.columns import Columns
@@ -111,7 +110,7 @@ def weighing_held_out_rows(program: Callable[..., T]) -> Callable[..., T]:
     @wraps(program)
     def call(fitted: Any, validation: XY) -> T:
         number = len(validation[1])
-        if not (_programs.is_at_top() and is_on_host(fitted, validation)):
+        if not can_be_filled(fitted, validation):
             return program(fitted, validation)
         size = bucket(number)
         return program(fitted, filled(validation, size), (np.arange(size) < number).astype(validation[1].dtype))

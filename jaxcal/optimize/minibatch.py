@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, DTypeLike, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks, _programs, _random, progress
-from jaxcal._numpy import bucket, filled, is_known
+from jaxcal._numpy import bucket, can_be_filled, filled
 from jaxcal.functional import linalg
 from jaxcal.functional._loops import carried
 from jaxcal.optimize.result import Best, Optimum, Result
@@ -363,7 +363,7 @@ def _train(
 ) -> Optimum:
     """One loop over epochs. Where somebody listens, and nothing is traced, it is left to report, and entered again."""
     problem = _checks.without_derivative(problem, what, instead)
-    if problem.rows.numbers is not None and is_known(problem, key) and _random.draws_prefixes(key):
+    if problem.rows.numbers is not None and can_be_filled(problem, key) and _random.draws_prefixes(key):
         problem = problem._replace(rows=problem.rows.in_buckets())
         batch_size = min(batch_size, jax.tree.leaves(problem.rows.train)[0].shape[0])
     leaves, structure = jax.tree.flatten(problem)

@@ -20,7 +20,7 @@ from jaxcal.frames.layout import Series, Table
 from jaxcal.pipeline.candidates import candidates
 from jaxcal.pipeline.chain import Chain
 from jaxcal.pipeline.choice import Choice, tried
-from jaxcal.pipeline.fitted import Pipeline, Scores, Step
+from jaxcal.pipeline.fitted import Pipeline, Recipe, Scores, Step
 from jaxcal.pipeline.methods import CVPlus, Folds, Method, Prefit, Split, as_method
 from jaxcal.pipeline.plan import Plan, fit_chain, fit_one
 from jaxcal.pipeline.side_by_side import OutOfTime
@@ -34,6 +34,7 @@ __all__ = [
     "Groups",
     "Pipeline",
     "Prefit",
+    "Recipe",
     "Scores",
     "Split",
     "Step",
@@ -132,16 +133,16 @@ def fit(
         _checks.check_positive("time_limit", time_limit)
     x, y = as_table_and_targets(x, y)
     method = as_method(method).checked(len(y))
-    choice = candidates() if predictor is None else predictor if isinstance(predictor, list | tuple) else []
+    choice = candidates() if predictor is None else predictor if isinstance(predictor, list | Recipe) else []
     if len(choice) == 1 and not calibrators:
         ((predictor, calibrators),), choice = choice, []
     if choice and (calibrators or weights is not None or isinstance(method, Prefit)):
-        raise ValueError("calibrators, weights and method='prefit' need a predictor: give one, or none of them.")
+        raise ValueError("calibrators, weights and method='prefit' need one predictor: give one, or none of them.")
     if isinstance(method, CVPlus) and (choice or recalibrate is not conformal.fit or by is not None):
         raise ValueError(_OF_CV_PLUS)
     divide = method
     if isinstance(method, Prefit):
-        predictor = Fitted(predictor)
+        predictor = predictor if isinstance(predictor, Fitted) else Fitted(predictor)
         divide = Folds(folds=method.folds, groups=method.groups) if calibrators else method
     division_key, key = _random.split(key)
     order_key, last_key, chain_key, folds_key = _random.split(key, 4)
@@ -169,5 +170,5 @@ def _fit_best(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, order
     best = min(found, key=lambda k: float(found[k].steps[-1].scores.crps))
     others = tuple(held.steps for k, held in found.items() if k != best)
     fitted = fit_one(x, y, *choice[best], plan, None if isinstance(plan.method, Split) else found[best])
-    recipe = tuple((predictor, tuple(calibrators)) for predictor, calibrators in (choice[k] for k in found))
+    recipe = Recipe(tuple((predictor, tuple(calibrators)) for predictor, calibrators in (choice[k] for k in found)))
     return dataclasses.replace(fitted, others=others, dropped=dropped, omitted=omitted, recipe=recipe)

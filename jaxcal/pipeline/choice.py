@@ -13,13 +13,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import progress
 from jaxcal.frames.layout import Table
+from jaxcal.pipeline.fitted import Recipe
 from jaxcal.pipeline.methods import Folds, Split
 from jaxcal.pipeline.out_of_fold import take_rows
 from jaxcal.pipeline.plan import Held, Models, Plan, held_of, models
 from jaxcal.pipeline.side_by_side import OutOfTime, cores, share_nothing
 from jaxcal.pipeline.steps import as_distribution, name_of
 
-Choice = Sequence[tuple[Any, Sequence[Callable]]]
+Choice = Sequence[tuple[Any, Sequence[Callable]]] | Recipe
 
 # A candidate is dropped after the first fold if its CRPS there exceeds the first number times the best. The second one
 # is the least number of rows in that fold. The third one is the least difference, in standard errors.
@@ -75,25 +76,25 @@ class _Trial:
 
     def run(self) -> Tried:
         """Fit them."""
-        tells = _first_fold_tells(self.plan, len(self.choice))
+        tells = not isinstance(self.choice, Recipe) and _first_fold_tells(self.plan, len(self.choice))
         order: Sequence[int] = range(len(self.choice))
         if tells or self.plan.deadline is not None:
             for k in order:
                 self._in_time(k, self._begin)
             order = list(self.begun)
         scores = [self._first_scores(k) for k in order] if tells else []
-        kept, dropped = order, ()
+        kept, dropped, means = order, (), {}
         if tells and all(each is not None for each in scores):
             means = {k: float(np.mean(each)) for k, each in zip(order, scores, strict=True) if each is not None}
             kept, dropped = _kept(order, scores, self.choice)
-            if self.plan.deadline is not None:
-                kept = sorted(kept, key=lambda k: self._rank(k, means[k]))
             self.told.advance((self.num_folds - 1) * (len(order) - len(kept)))
+        if self.plan.deadline is not None:
+            kept = sorted(kept, key=lambda k: self._rank(k, means.get(k, 0.0)))
         for k in kept:
             self._in_time(k, self._complete)
         if not self.found:
             raise OutOfTime
-        lines = (f"{_name(self.choice[k])}" for k in sorted(self.out_of_time))
+        lines = (_name(self.choice[k]) for k in sorted(self.out_of_time))
         return Tried({k: self.found[k] for k in sorted(self.found)}, dropped, tuple(lines))
 
     def _in_time(self, k: int, do: Callable[[int, Plan], None]) -> None:
@@ -120,7 +121,7 @@ class _Trial:
         return self.seconds[k] * (1 + math.ceil((self.num_folds - 1) / at_once))
 
     def _rank(self, k: int, score: float) -> tuple[bool, float]:
-        """The best first of those that seem to end in time, then the quickest of the others."""
+        """The best first of those that seem to end in time, in their order without scores; then the quickest others."""
         is_late = self._is_late(k)
         return is_late, self._need(k) if is_late else score
 

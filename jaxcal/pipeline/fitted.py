@@ -1,7 +1,9 @@
 """A fitted pipeline: what it predicts, what is known of its coverage, and the scores of its steps."""
 
+import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -34,9 +36,7 @@ class Pipeline(eqx.Module):
         others: the steps of the other pipelines that were tried, where the predictor was chosen.
         dropped: a line about each pipeline that was dropped after the first fold: its steps and its CRPS there.
         omitted: a line about each for which the time did not suffice.
-        recipe: what was fitted to all folds, pairs of a predictor and its calibrators, the others' too:
-            `jc.pipeline.fit(..., predictor=fitted.recipe)` repeats the fit, without a clock. None of a pipeline from a
-            file, if a part of it is not jaxcal's.
+        recipe: what was fitted to all folds, a `Recipe`; None where a file or a pickle could not hold it.
         method: "folds", "split", "cv+" or "prefit".
         layout: the columns of x.
         by: where the last step has its groups from.
@@ -48,12 +48,21 @@ class Pipeline(eqx.Module):
     others: tuple[tuple["Step", ...], ...]
     dropped: tuple[str, ...] = eqx.field(static=True)
     omitted: tuple[str, ...] = eqx.field(static=True)
-    recipe: tuple[tuple[Any, tuple[Callable, ...]], ...] | None = eqx.field(static=True)
+    recipe: "Recipe | None" = eqx.field(static=True)
     method: str = eqx.field(static=True)
     layout: Layout
     by: Groups
 
     _not_needed: ClassVar[tuple[str, ...]] = ("recipe",)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a pickle, which holds no function without a name: without the recipe then."""
+        state = dict(vars(self))
+        try:
+            pickle.dumps(self.recipe)
+        except Exception:  # whatever a user's object raises
+            state["recipe"] = None
+        return state
 
     def __call__(self, x: Table, *, by: Series | None = None) -> Distribution:
         """The predictive distribution of every row of x.
@@ -107,6 +116,35 @@ class Pipeline(eqx.Module):
         if self.omitted:
             lines += ["", "omitted, for want of time:", *self.omitted]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What was fitted to all folds, the best among others: `jc.pipeline.fit(..., predictor=fitted.recipe)` repeats it.
+
+    There is no clock then, and none is dropped.
+
+    Attributes:
+        pairs: of a predictor and its calibrators.
+    """
+
+    pairs: tuple[tuple[Any, tuple[Callable, ...]], ...]
+
+    def __len__(self) -> int:
+        """How many pairs there are."""
+        return len(self.pairs)
+
+    def __getitem__(self, place: int) -> tuple[Any, tuple[Callable, ...]]:
+        """One of the pairs."""
+        return self.pairs[place]
+
+    def __eq__(self, other: object) -> bool:
+        """Any two: pipelines that differ in it alone share compiled programs."""
+        return isinstance(other, Recipe)
+
+    def __hash__(self) -> int:
+        """One of all."""
+        return hash(Recipe)
 
 
 class Scores(NamedTuple):

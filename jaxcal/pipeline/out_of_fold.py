@@ -123,7 +123,7 @@ def models_of_folds(
     Raises:
         OutOfTime: if the deadline passes.
     """
-    with one_warning(about):
+    with one_warning(about, in_threads=share_nothing):
         work = _Work(fit, predict, inputs, targets, folds, keys, share_nothing, begin, deadline, told)
         found = _of_a_vmap(work) if jax.default_backend() != "cpu" else None
         return _one_each(work) if found is None else found
@@ -211,13 +211,16 @@ def _is_sound(models: Any, predictions: Any) -> bool:
 
 
 @contextmanager
-def one_warning(about: str) -> Iterator[None]:
-    """One warning in place of those of a kind that come inside: what they are about, one of them, and how many."""
+def one_warning(about: str, *, in_threads: bool = False) -> Iterator[None]:
+    """One warning in place of those of a kind that come inside: what they are about, the first, and how many.
+
+    Those of threads come in any order: the first is then that of the alphabet.
+    """
     with warnings.catch_warnings(record=True) as caught:
         yield
     for category in dict.fromkeys(each.category for each in caught):
-        # In one order, whichever thread was first.
-        first, *others = sorted((each.message for each in caught if each.category is category), key=str)
+        messages = [each.message for each in caught if each.category is category]
+        first, *others = sorted(messages, key=str) if in_threads else messages
         more = f" There were {len(others)} more." if others else ""
         _checks.warn(f"{about}: {first}{more}", category)
 

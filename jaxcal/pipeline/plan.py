@@ -17,7 +17,7 @@ from jaxcal.frames.columns import Categorical
 from jaxcal.frames.layout import Layout, Table
 from jaxcal.pipeline import cross_conformal
 from jaxcal.pipeline.chain import Chain, fit_steps
-from jaxcal.pipeline.fitted import Pipeline, Step
+from jaxcal.pipeline.fitted import Pipeline, Recipe, Step
 from jaxcal.pipeline.methods import Division, Method
 from jaxcal.pipeline.out_of_fold import WITHOUT_A_FOLD, joined, models_of_folds, one_warning, take_rows
 from jaxcal.pipeline.side_by_side import share_nothing
@@ -63,11 +63,11 @@ class Plan:
 
     @property
     def shares_inference(self) -> bool:
-        """Whether processes are fitted by the inference that was taken without the first fold.
+        """Whether the other folds' processes are fitted by the inference that was taken without the first fold.
 
-        Of CV+ each model knows nothing of the rows that it predicts. Nothing else is shared: where all searches began
-        at one optimum, errors out of fold did not show that a fit may end at another one, and 90 % intervals of
-        election covered 66 %.
+        The fit to all rows chooses its own. Of CV+ each model knows nothing of the rows that it predicts. Nothing else
+        is shared. Where all searches began at one optimum, 90 % intervals of election covered 66 %: errors out of fold
+        did not show that a fit may end at another one.
         """
         return self.division.predicts == "all_rows"
 
@@ -88,13 +88,11 @@ class Held(NamedTuple):
         steps: the predictions after each step.
         last: the last step, fitted to those before; None where there is none, and with "cv+".
         chain: of a single fold, or of all folds together; None where one fitted to all rows predicts.
-        like: the chain whose inferences the others have, and the one for all rows gets; None where each has its own.
     """
 
     steps: tuple[Step, ...]
     last: Callable | None
     chain: Any
-    like: Any
 
 
 def fit_one(
@@ -110,7 +108,7 @@ def fit_one(
         held = held_of(x, y, predictor, calibrators, plan, models(x, y, predictor, calibrators, plan, slice(None)))
     chain = held.chain
     if chain is None:
-        chain = _fit_of(predictor, calibrators, plan, held.like)(x, *_targets(y, plan), key=plan.keys[1])
+        chain = _fit_of(predictor, calibrators, plan)(x, *_targets(y, plan), key=plan.keys[1])
     return Pipeline(
         chain,
         held.last,
@@ -118,7 +116,7 @@ def fit_one(
         others=(),
         dropped=(),
         omitted=(),
-        recipe=((predictor, tuple(calibrators)),),
+        recipe=Recipe(((predictor, tuple(calibrators)),)),
         method=plan.method.name,
         layout=Layout.of(x),
         by=plan.by.without_labels(),
@@ -198,7 +196,7 @@ def held_of(
         if plan.recalibrate is not None:
             name = "cv+" if last is None else name_of(plan.recalibrate)
             steps.append(step_of(name, _recalibrated(plan.last(), x, y, ends, parts, by)))
-    return Held(tuple(steps), last, chain, chains[0] if plan.shares_inference else None)
+    return Held(tuple(steps), last, chain)
 
 
 def fit_chain(

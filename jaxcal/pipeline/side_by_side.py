@@ -7,6 +7,7 @@ and of OpenMP: pools that fight for the same cores take a multiple of the time.
 import contextvars
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from jaxcal.pipeline.steps import Fitted, OfNumbers
 T = TypeVar("T")
 R = TypeVar("R")
 
+# What an option may be code of.
+_KNOWN = ("jaxcal", "jax", "jaxlib", "equinox", "optax", "gpjax")
 # So often, in seconds, whoever waits looks whether somebody pressed Ctrl-C: not every system wakes a thread for it.
 _LOOKS = 0.2
 
@@ -32,27 +35,40 @@ def share_nothing(steps: Sequence[Any]) -> bool:
     """Whether fits of these steps may run in several threads, with the same results.
 
     They may where all are functions of jaxcal, or estimators of scikit-learn whose random numbers have a seed. What
-    else a user gives may count, write, or draw from one stream of random numbers.
+    else a user gives may count, write, or draw from one stream of random numbers; so may what a function of jaxcal
+    calls for its user.
     """
     return all(map(_shares_nothing, steps))
 
 
 def _shares_nothing(step: Any) -> bool:
     step = step.model if isinstance(step, Fitted | OfNumbers) else step
-    while isinstance(step, partial):
-        step = step.func
-    origin = step if hasattr(step, "__name__") else type(step)
-    package = (getattr(origin, "__module__", None) or "").partition(".")[0]
-    if package == "sklearn" and hasattr(step, "get_params"):
-        return _has_seeds(step.get_params())
-    return package == "jaxcal"
+    if isinstance(step, partial):
+        given = (*step.args, *step.keywords.values())
+        return _shares_nothing(step.func) and all(_is_known(value) for value in given)
+    if hasattr(step, "get_params"):
+        return _package(type(step)) == "sklearn" and _has_seeds(step.get_params())
+    return hasattr(step, "__name__") and _package(step) == "jaxcal"
+
+
+def _is_known(value: Any) -> bool:
+    """Whether an option of a function is no code of the user's."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_known, value))
+    if isinstance(value, partial) or hasattr(value, "fit"):
+        return _shares_nothing(value)
+    return not callable(value) or _package(value if hasattr(value, "__name__") else type(value)) in _KNOWN
+
+
+def _package(origin: Any) -> str:
+    return (getattr(origin, "__module__", None) or "").partition(".")[0]
 
 
 def _has_seeds(parameters: dict[str, Any]) -> bool:
     """Whether all random states of an estimator are numbers, and all estimators in it are scikit-learn's."""
     states = [value for name, value in parameters.items() if name.endswith("random_state")]
     inner = [value for value in parameters.values() if callable(value) or hasattr(value, "fit")]
-    are_known = all(type(each).__module__.partition(".")[0] == "sklearn" for each in inner)
+    are_known = all(_package(type(each)) == "sklearn" for each in inner)
     return are_known and all(isinstance(state, int) for state in states)
 
 
@@ -93,7 +109,7 @@ def in_threads(
     if (number < 2 and deadline is None) or _settings() != _in_a_thread(_settings):
         return one_by_one(function, items, ended, deadline)
     work = _Work(function, items)
-    with one_thread_of_blas():
+    with one_thread_of_blas() as users:
         threads = [threading.Thread(target=contextvars.copy_context().run, args=(work.run,)) for _ in range(number)]
         for thread in threads:
             thread.start()
@@ -103,6 +119,8 @@ def in_threads(
                 ended()
         except BaseException:
             work.stop(threads)
+            # Those that were stopped may not have said that they need one thread no more.
+            one_thread_of_blas().users = users
             raise
         finally:
             for thread in threads:
@@ -123,8 +141,8 @@ class _Work:
     def run(self) -> None:
         """Do items until none is left; in a thread."""
         try:
-            # OpenMP keeps a number for every thread.
-            with progress.to(None), self._limits.limit(limits=1, user_api="openmp"):
+            # OpenMP keeps a number for every thread. A training that reports leaves its program, and can be stopped.
+            with progress.to(_listen), self._limits.limit(limits=1, user_api="openmp"):
                 while (k := self._take()) is not None:
                     self.results[k] = self._function(self._items[k])
                     self._ended.put(None)
@@ -138,24 +156,30 @@ class _Work:
     def wait(self, deadline: float | None) -> None:
         """Until an item has ended; raises what it raised, and OutOfTime after the deadline."""
         while True:
+            if deadline is not None and time.monotonic() > deadline:
+                raise OutOfTime
             try:
                 error = self._ended.get(timeout=_LOOKS)
             except Empty:
-                if deadline is not None and time.monotonic() > deadline:
-                    raise OutOfTime from None
                 continue
             if error is not None:
                 raise error
             return
 
     def stop(self, threads: Sequence[threading.Thread]) -> None:
-        """Take no further item, and end those that are at work: each after the call of NumPy that it is in."""
+        """Take no further item, and end those that are at work: each after the call of NumPy or XLA that it is in."""
         with self._lock:
             self._next = iter(())
         for thread in threads:
             if thread.is_alive():
                 raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
                 raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
+        for thread in threads:
+            thread.join()
+
+
+def _listen(_: progress.Progress) -> None:
+    """To reports that nobody is shown."""
 
 
 def cores() -> int:
@@ -166,8 +190,10 @@ def cores() -> int:
 
 
 def _settings() -> dict[str, Any]:
-    """JAX's settings in this thread, which a `with` of its caller may have changed here alone."""
-    return {name: getattr(jax.config, name, None) for name in jax.config.values}
+    """The settings of JAX and of scikit-learn in this thread, which its caller may have changed here alone."""
+    sklearn = sys.modules.get("sklearn")
+    own = {} if sklearn is None else sklearn.get_config()
+    return own | {name: getattr(jax.config, name, None) for name in jax.config.values}
 
 
 def _in_a_thread(function: Callable[[], R]) -> R:

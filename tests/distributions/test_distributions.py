@@ -23,8 +23,9 @@ from jaxcal.distributions import (
     Recalibrated,
     ScaledQuantiles,
     StudentT,
+    concatenated,
 )
-from jaxcal.functional import smoothing
+from jaxcal.functional import quantiles, smoothing
 
 X64 = jax.config.jax_enable_x64
 # What does not depend on the precision runs in 64 bits only.
@@ -900,3 +901,26 @@ def test_distributions_of_tables_and_quantiles_keep_their_order(values, y, p):
         assert float(score[0]) >= -1e-5 * size
         assert (np.diff(quantiles[0]) >= -1e-5 * size).all()
         assert 0 <= float(probability[0]) <= 1 + 1e-6
+
+
+def test_rows_are_filled_up_where_that_changes_nothing(rng):
+    """37 rows are no bucket; rows of several classes, several runs and mistakes are as they are."""
+    loc, y = rng.normal(size=(2, 37))
+    both = concatenated.concatenate([Normal(loc[:20], 1.0), StudentT(5.0, loc[20:], 1.0)])
+    levels = jnp.asarray(np.linspace(0.05, 0.95, 30))
+    for forecast in (StudentT(5.0, loc, 1.0), Recalibrated(both, levels)):
+        found = forecast.mean, forecast.std, forecast.crps(y), *forecast.interval(0.8)
+        traced = jax.jit(lambda d: (d.mean, d.std, d.crps(y), *d.interval(0.8)))(forecast)
+        for one, other in zip(found, traced, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    runs = jax.vmap(StudentT)(*jnp.broadcast_to(jnp.asarray(loc[:5]), (3, 5, 5)) ** 2 + 1)
+    assert runs.crps(y[:5]).shape == (5, 5)
+    with pytest.raises(ValueError, match=r"shape \(37,\); got \(5,\)"):
+        StudentT(5.0, loc, 1.0).cdf(y[:5])
+
+
+def test_tables_of_integers_have_infinite_quantiles():
+    table = jnp.arange(1, 6)
+    found = quantiles.empirical_quantile(table, jnp.array([0.0, 0.5, 0.99]), "conformal")
+    np.testing.assert_array_equal(found, [-np.inf, 3, np.inf])
+    assert quantiles.empirical_quantile(jnp.array([-2, -1, 1, 2]), 0.99, "symmetric") == np.inf

@@ -183,10 +183,10 @@ def _listen(_: progress.Progress) -> None:
 
 
 def cores() -> int:
-    """How many cores this process may use; NPROC, which XLA reads, says fewer."""
+    """How many cores this process may use. NPROC, which XLA reads, says fewer; OMP_NUM_THREADS, which joblib sets."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("NPROC", "")
-    return min(available, int(asked)) if asked.isdigit() and int(asked) else available
+    asked = [os.environ.get(name, "") for name in ("NPROC", "OMP_NUM_THREADS")]
+    return min([available, *(int(number) for number in asked if number.isdigit() and int(number))])
 
 
 def _settings() -> dict[str, Any]:

@@ -111,6 +111,24 @@ fitted = jc.pipeline.fit(data.x[:824], data.y[:824], key=key)
         300,
         "fitted = jc.accrue.fit(x, base, y, key=key); " + _SCORES.format(inputs="x, base"),
     ),
+    "mlp and ensemble, four sizes of 742 to 824": (
+        824,
+        """
+for n in (824, 800, 790, 742):
+    for method in (jc.mlp, jc.deep_ensemble):
+        fitted = method.fit(x[:n], y[:n], key=key, max_epochs=20)
+        distribution = fitted(x[: n // 3])
+        distribution.mean, distribution.std
+""",
+    ),
+    "conformal, 1,000 times one row": (
+        400,
+        """
+fitted = jc.conformal.fit(None, base, y)
+for _ in range(1000):
+    fitted(None, base[:1]).interval(0.9)
+""",
+    ),
     "rio, stochastic, 5000 rows": (
         5000,
         """

@@ -21,7 +21,7 @@ from _common import provenance, tell
 
 HERE = Path(__file__).resolve().parents[2]
 DATASETS = ("auto_mpg", "diabetes", "parkinsons_total", "steel", "grid_stability", "election")
-# At most so many rows are fitted to and predicted; a quarter of few is predicted.
+# The most rows that are fitted to, and predicted. Of fewer a quarter is predicted.
 ROWS, NEW_ROWS = 800, 2000
 
 

@@ -1,9 +1,9 @@
 """How long a command goes on after Ctrl-C: `python benchmarks/speed/interrupt.py --before DIR`.
 
 DIR is a checkout of an older commit, such as `git worktree add DIR COMMIT` makes. `jaxcal calibrate` chooses and fits
-models to a file of 824 rows. It is pressed at as many moments as are asked for, the same for both commits, spread over
-its first seconds: while it imports, compiles, fits and writes. Asked for: an end within 2 s, with exit code 130, no
-traceback and no half file. A process that goes on for two minutes is killed.
+models to a file of 824 rows. It is pressed at moments that are spread over its first seconds, the same for both
+commits: while it imports, compiles, fits and writes. Asked for: an end within 2 s, with exit code 130, no traceback and
+no half file. A process that goes on for two minutes is killed.
 """
 
 import argparse

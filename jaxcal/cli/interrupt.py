@@ -43,7 +43,7 @@ def _end_when_told(told: socket.socket, tell: socket.socket) -> None:
 def _end() -> None:
     """End the process, without waiting for what computes; what was being written is removed."""
     _files.remove_unfinished()
-    # A pipe that nobody reads must not keep it: what is said is said by another thread.
+    # By another thread: a pipe that nobody reads must not keep this one.
     saying = threading.Thread(target=_say_goodbye, daemon=True)
     saying.start()
     saying.join(_PATIENCE)

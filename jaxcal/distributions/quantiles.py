@@ -283,14 +283,14 @@ class ScaledQuantiles(Distribution):
         return self._curve.reach
 
     @property
-    @program_of_rows
+    @_programs.jit
     def mean(self) -> Float[Array, "*n"]:
         """The mean of Z, placed."""
         loc, scale = self._units
         return loc + scale * self._curve.moments()[0]
 
     @property
-    @program_of_rows
+    @_programs.jit
     def std(self) -> Float[Array, "*n"]:
         """The std of Z, scaled."""
         return self._units[1] * self._curve.moments()[1]

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jaxcal import _checks, _programs
 from jaxcal.distributions._base import Distribution, as_parameter, check_increasing, match, of_targets
 from jaxcal.distributions._reach import Reach
-from jaxcal.distributions._rows import Values, program_of_rows, replaced
+from jaxcal.distributions._rows import Values, replaced
 from jaxcal.distributions.empirical import Empirical
 from jaxcal.functional import linalg, rounding, smoothing
 from jaxcal.functional.quantiles import interpolate_monotone, unit_gauss_legendre
@@ -94,7 +94,7 @@ class Recalibrated(Distribution):
         return replaced(self, base=self.base._take(rows), steps=steps)  # bases need not be arrays with a row each
 
     @property
-    @program_of_rows
+    @_programs.jit
     def mean(self) -> Float[Array, "*n"]:
         """The integral of the quantile function over the level; not finite where that of the base is not."""
         if self.steps is not None:
@@ -103,7 +103,7 @@ class Recalibrated(Distribution):
         return jnp.where(jnp.isfinite(base), base + self._expectation(lambda p, q: q - base), base)
 
     @property
-    @program_of_rows
+    @_programs.jit
     def std(self) -> Float[Array, "*n"]:
         """The root of the integral of the squared deviation from the mean; not finite where that of the base is not."""
         if self.steps is not None:

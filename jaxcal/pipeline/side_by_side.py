@@ -1,7 +1,7 @@
 """Folds side by side: threads, one a core, where the steps are known to share nothing.
 
 NumPy, LAPACK, XLA and boosted trees let other threads run while they compute. A fit in a thread has one thread of BLAS
-and of OpenMP: pools that fight for the same cores take a multiple of the time.
+and of OpenMP. Pools that fight for the same cores take a multiple of the time.
 """
 
 import contextvars
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 # What an option may be code of.
 _KNOWN = ("jaxcal", "jax", "jaxlib", "equinox", "optax", "gpjax")
-# So often, in seconds, whoever waits looks whether somebody pressed Ctrl-C: not every system wakes a thread for it.
+# Seconds between two looks for Ctrl-C: not every system wakes a waiting thread for it.
 _LOOKS = 0.2
 
 

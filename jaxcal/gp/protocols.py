@@ -38,9 +38,9 @@ _ARDS = (None, True, False, "auto")
 # With more rows "auto" means by column. What lengthscales by column gain may show with many rows alone, and one too
 # many costs little there.
 MANY_ROWS = 2000
-# Lengthscales by column fit the noise of few rows: 90 % intervals of 150 rows covered 39 % with 100 columns, and 21 %
-# with 300. With fewer rows for each input than the first number the evidence decides. With fewer than the second one,
-# or more inputs than the third one, it is not asked either: an ascent by 600 columns took two minutes.
+# Lengthscales by column fit the noise of few rows: with 100 columns 90 % intervals of 150 rows covered 30 to 39 %
+# (benchmarks/speed/gp_columns.py). With fewer rows for each input than the first number the evidence decides. With
+# fewer than the second one, or more inputs than the third one, it is not asked either: an ascent takes too long.
 _ROWS_BY_COLUMN, _FEWEST_BY_COLUMN, _MOST_BY_COLUMN = 10, 3, 100
 
 

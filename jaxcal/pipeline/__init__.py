@@ -137,7 +137,9 @@ def fit(
     if len(choice) == 1 and not calibrators:
         ((predictor, calibrators),), choice = choice, []
     if choice and (calibrators or weights is not None or isinstance(method, Prefit)):
-        raise ValueError("calibrators, weights and method='prefit' need a predictor, and one alone: give it, or none of them.")
+        raise ValueError(
+            "calibrators, weights and method='prefit' need a predictor, and one alone: give it, or none of them."
+        )
     if isinstance(method, CVPlus) and (choice or recalibrate is not conformal.fit or by is not None):
         raise ValueError(_OF_CV_PLUS)
     divide = method

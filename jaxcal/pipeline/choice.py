@@ -15,9 +15,9 @@ from jaxcal import progress
 from jaxcal.frames.layout import Table
 from jaxcal.pipeline.fitted import Recipe
 from jaxcal.pipeline.methods import Folds, Split
-from jaxcal.pipeline.out_of_fold import take_rows
+from jaxcal.pipeline.out_of_fold import WITHOUT_A_FOLD, one_warning, take_rows
 from jaxcal.pipeline.plan import Held, Models, Plan, held_of, models
-from jaxcal.pipeline.side_by_side import OutOfTime, cores, share_nothing
+from jaxcal.pipeline.side_by_side import OutOfTime, cores, in_threads, share_nothing
 from jaxcal.pipeline.steps import as_distribution, name_of
 
 Choice = Sequence[tuple[Any, Sequence[Callable]]] | Recipe
@@ -79,8 +79,7 @@ class _Trial:
         tells = not isinstance(self.choice, Recipe) and _first_fold_tells(self.plan, len(self.choice))
         order: Sequence[int] = range(len(self.choice))
         if tells or self.plan.deadline is not None:
-            for k in order:
-                self._in_time(k, self._begin)
+            self._begin_all()
             order = list(self.begun)
         scores = [self._first_scores(k) for k in order] if tells else []
         kept, dropped, means = order, (), {}
@@ -96,6 +95,21 @@ class _Trial:
             raise OutOfTime
         lines = (_name(self.choice[k]) for k in sorted(self.out_of_time))
         return Tried({k: self.found[k] for k in sorted(self.found)}, dropped, tuple(lines))
+
+    def _begin_all(self) -> None:
+        """Fit all to the first fold: side by side where they share nothing, and no clock runs."""
+        order = range(len(self.choice))
+        if self.plan.deadline is None and all(share_nothing(_steps(each)) for each in self.choice):
+
+            def first(k: int) -> Models:
+                predictor, calibrators = self.choice[k]
+                return models(self.x, self.y, predictor, calibrators, self.plan, slice(1), warns=False)
+
+            with one_warning(WITHOUT_A_FOLD, in_threads=True):
+                self.begun = dict(zip(order, in_threads(first, order, self.told.advance), strict=True))
+            return
+        for k in order:
+            self._in_time(k, self._begin)
 
     def _in_time(self, k: int, do: Callable[[int, Plan], None]) -> None:
         """Do a part of the fits of a candidate, unless that would take the time of what was done before."""

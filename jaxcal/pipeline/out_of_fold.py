@@ -97,7 +97,7 @@ def models_of_folds(
     keys: Sequence[PRNGKeyArray],
     *,
     predict: Callable = lambda model, *inputs: model(*inputs),
-    about: str = WITHOUT_A_FOLD,
+    about: str | None = WITHOUT_A_FOLD,
     share_nothing: bool = False,
     begin: Callable | None = None,
     deadline: float | None = None,
@@ -114,7 +114,7 @@ def models_of_folds(
         folds: which rows.
         keys: of the fits.
         predict: of a model and inputs, what it predicts.
-        about: what warnings of the fits are about, a clause.
+        about: what warnings of the fits are about, a clause; None where somebody else makes one of them.
         share_nothing: whether several fits may run at once, as of `side_by_side.share_nothing`.
         begin: of the first model, `fit` for the other folds, which may share a choice with it.
         deadline: of `time.monotonic`.
@@ -123,7 +123,7 @@ def models_of_folds(
     Raises:
         OutOfTime: if the deadline passes.
     """
-    with one_warning(about, in_threads=share_nothing):
+    with nullcontext() if about is None else one_warning(about, in_threads=share_nothing):
         work = _Work(fit, predict, inputs, targets, folds, keys, share_nothing, begin, deadline, told)
         found = _of_a_vmap(work) if jax.default_backend() != "cpu" else None
         return _one_each(work) if found is None else found

@@ -140,6 +140,8 @@ def models(
     some: slice,
     like: Any = None,
     told: progress.Work | None = None,
+    *,
+    warns: bool = True,
 ) -> Models:
     """The models of some of the folds, and what they predict.
 
@@ -152,6 +154,7 @@ def models(
         some: of the folds.
         like: the chain of another fold, whose inferences are taken.
         told: the work that these fits are steps of.
+        warns: whether warnings of the fits become one; not in a thread, where they cannot be caught.
     """
     (_, chain_key, folds_key), folds = plan.keys, plan.division.folds
     keys = _random.split(folds_key, len(folds)) if plan.is_out_of_fold else [chain_key]
@@ -165,7 +168,7 @@ def models(
         folds[some],
         keys[some],
         predict=Chain.after_each_step,
-        about=about,
+        about=about if warns else None,
         share_nothing=share_nothing((predictor, *calibrators)),
         begin=begin,
         deadline=plan.deadline,

@@ -150,7 +150,7 @@ def can_be_filled(*trees: Any) -> bool:
 
 
 def bucket(number: int) -> int:
-    """The number of rows to which so many are filled up: four sizes from one power of two to the next.
+    """How many rows there are after filling up: one of four sizes from a power of two to the next.
 
     >>> [bucket(number) for number in (1, 100, 741, 742, 4000)]
     [16, 112, 768, 768, 4096]

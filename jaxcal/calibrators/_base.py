@@ -196,6 +196,12 @@ def error_scale(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
 
 
 @numpy_or_jit
+def in_order(values: Float[AnyArray, " l"]) -> Float[AnyArray, " l"]:
+    """The values in increasing order."""
+    return namespace(values).sort(values)
+
+
+@numpy_or_jit
 def _ones(values: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
     return namespace(values).ones_like(values)
 

@@ -18,7 +18,6 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.calibrators._base import (
     check_base,
     check_density,
@@ -27,6 +26,7 @@ from jaxcal.calibrators._base import (
     coverage_guarantee,
     error_scale,
     facts_of,
+    in_order,
     probabilities,
     smoothed,
     standardized_errors,
@@ -152,7 +152,7 @@ def fit(
     neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors, categorical)
     rows = None
     if by_cdf:
-        z = smoothed(jnp.sort(probabilities(base, y)), smoothing)
+        z = smoothed(in_order(probabilities(base, y)), smoothing)
     else:
         errors = standardized_errors(base, y, scaled, finite=partial_pooling or smoothing is not None)
         if has_groups:
@@ -160,15 +160,10 @@ def fit(
             z, rows = tables_of_groups(given, errors, rule=rank, scale=scale)
         else:
             # A search for neighbors takes the first of equally distant rows: they must not be sorted by their errors.
-            z = errors if neighbors is not None else smoothed(_sorted(errors), smoothing)
+            z = errors if neighbors is not None else smoothed(in_order(errors), smoothing)
             warn_without_width(z)
     facts = facts_of(base, y, smoothing)
     return CRUDE(z=z, rank=rank, scaled=scaled, by_cdf=by_cdf, neighborhood=neighborhood, rows=rows, **facts)
-
-
-@numpy_or_jit
-def _sorted(errors: Float[AnyArray, " l"]) -> Float[AnyArray, " l"]:
-    return namespace(errors).sort(errors)
 
 
 class CRUDE(eqx.Module):

@@ -35,11 +35,12 @@ M = TypeVar("M", bound=Callable)
 ROUNDINGS = 3
 
 
-def _numpy_knows(distribution: "Distribution", *_: Any) -> bool:
+def numpy_knows(distribution: "Distribution", *_: Any) -> bool:
+    """Whether NumPy answers what is asked of it."""
     return distribution._in_numpy
 
 
-def of_targets(method: M, *, when: Callable[..., bool] = _numpy_knows) -> M:
+def of_targets(method: M, *, when: Callable[..., bool] = numpy_knows) -> M:
     """A method of targets, by NumPy where that knows it, else as one program.
 
     JAX misreads targets of another order of bytes, which come in here.
@@ -136,12 +137,12 @@ class Distribution(Rows):
         self._warn_of_levels(p, values)
         return values
 
-    @numpy_or_jit(when=_numpy_knows)
+    @numpy_or_jit(when=numpy_knows)
     def _quantiles(self, levels: Float[JaxArray, "..."]) -> Float[JaxArray, "..."]:
         """The quantiles at checked levels, as one program."""
         return at_levels(self.quantile, levels, self.mean)
 
-    @numpy_or_jit(when=_numpy_knows, around=by_buckets)
+    @numpy_or_jit(when=numpy_knows, around=by_buckets)
     def _rounded_quantiles(self, levels: Float[JaxArray, "..."], side: Values | None = None) -> Float[JaxArray, "..."]:
         """The quantiles at checked levels, moved outward if calibration rows decide them, as one program.
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=eqx.Module)
 R = TypeVar("R", bound="Rows")
 
-# More rows are not filled up: a program takes less time to compile than they take to copy.
+# More rows are not filled up: each call would copy all of them.
 _MANY = 2**16
 
 # What is given of rows, levels or a table: a number, or an array of some shape.

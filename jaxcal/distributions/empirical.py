@@ -24,6 +24,7 @@ from jaxcal.distributions._base import (
     check_increasing,
     check_share,
     match,
+    numpy_knows,
     of_targets,
     place,
     reached,
@@ -202,7 +203,7 @@ class Empirical(Distribution):
         z = jax.vmap(lambda index: self._read(lambda z, k: linalg.finite_part(z)[k], index))(drawn)
         return place(z.reshape(shape + rows), self.loc, self.scale)
 
-    @partial(numpy_or_jit, when=lambda distribution, _: distribution._in_numpy)
+    @numpy_or_jit(when=numpy_knows)
     def quantile(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """As the rule reads the table."""
         if self._of_groups:

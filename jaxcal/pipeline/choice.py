@@ -81,11 +81,12 @@ class _Trial:
         if tells or self.plan.deadline is not None:
             self._begin_all()
             order = list(self.begun)
-        scores = [self._first_scores(k) for k in order] if tells else []
+        scores = {k: self._first_scores(k) for k in order} if tells else {}
+        known = {k: each for k, each in scores.items() if each is not None}
         kept, dropped, means = order, (), {}
-        if tells and all(each is not None for each in scores):
-            means = {k: float(np.mean(each)) for k, each in zip(order, scores, strict=True) if each is not None}
-            kept, dropped = _kept(order, scores, self.choice)
+        if tells and len(known) == len(scores):
+            means = {k: float(np.mean(each)) for k, each in known.items()}
+            kept, dropped = _kept(known, means, self.choice)
             self.told.advance((self.num_folds - 1) * (len(order) - len(kept)))
         if self.plan.deadline is not None:
             kept = sorted(kept, key=lambda k: self._rank(k, means.get(k, 0.0)))
@@ -196,19 +197,18 @@ def _first_scores(x: Table, y: Float[Array, " n"], prediction: Any, plan: Plan) 
     return np.asarray(prediction.crps(targets))
 
 
-def _kept(order: Sequence[int], scores: Sequence[Any], choice: Choice) -> tuple[list[int], tuple[str, ...]]:
+def _kept(scores: dict[int, np.ndarray], means: dict[int, float], choice: Choice) -> tuple[list[int], tuple[str, ...]]:
     """The numbers of the candidates that go on, and a line about each of the others.
 
     A candidate is dropped if its mean CRPS is more than half again the best, and this is no chance of the rows.
     """
-    means = [float(np.mean(each)) for each in scores]
-    best = int(np.argmin(means))
+    best = min(means, key=lambda k: means[k])
 
-    def is_far_behind(place: int) -> bool:
-        differences = scores[place] - scores[best]
+    def is_far_behind(k: int) -> bool:
+        differences = scores[k] - scores[best]
         error = np.std(differences, ddof=1) / np.sqrt(len(differences))
-        return means[place] > _FAR_BEHIND * means[best] and bool(np.mean(differences) > _STANDARD_ERRORS * error)
+        return means[k] > _FAR_BEHIND * means[best] and bool(np.mean(differences) > _STANDARD_ERRORS * error)
 
-    far = [place for place in range(len(scores)) if is_far_behind(place)]
-    lines = (f"{_name(choice[order[at]])}: CRPS {means[at]:.3g}, the best has {means[best]:.3g}" for at in far)
-    return [k for place, k in enumerate(order) if place not in far], tuple(lines)
+    far = [k for k in scores if is_far_behind(k)]
+    lines = (f"{_name(choice[k])}: CRPS {means[k]:.3g}, the best has {means[best]:.3g}" for k in far)
+    return [k for k in scores if k not in far], tuple(lines)

@@ -66,8 +66,8 @@ class Plan:
         """Whether the other folds' processes are fitted by the inference that was taken without the first fold.
 
         The fit to all rows chooses its own. Of CV+ each model knows nothing of the rows that it predicts. Nothing else
-        is shared. Where all searches began at one optimum, 90 % intervals of election covered 66 %: errors out of fold
-        did not show that a fit may end at another one.
+        is shared. When all searches began at one optimum, errors out of fold did not show that a fit may end at another
+        one: 90 % intervals of election covered 66 %.
         """
         return self.division.predicts == "all_rows"
 

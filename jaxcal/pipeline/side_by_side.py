@@ -34,9 +34,9 @@ _LOOKS = 0.2
 def share_nothing(steps: Sequence[Any]) -> bool:
     """Whether fits of these steps may run in several threads, with the same results.
 
-    They may where all are functions of jaxcal, or estimators of scikit-learn whose random numbers have a seed. What
-    else a user gives may count, write, or draw from one stream of random numbers; so may what a function of jaxcal
-    calls for its user.
+    They may where all are functions of jaxcal, or estimators of scikit-learn whose random numbers have a seed. A
+    user's own code may count, write, or draw from one stream of random numbers, also where it is an option of a
+    function of jaxcal.
     """
     return all(map(_shares_nothing, steps))
 

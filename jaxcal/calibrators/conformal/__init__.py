@@ -35,7 +35,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real, UInt32
 
@@ -54,6 +53,7 @@ from jaxcal.calibrators._base import (
     coverage_guarantee,
     error_scale,
     facts_of,
+    in_order,
     levels_of_sample,
     probabilities,
     smoothed,
@@ -206,7 +206,7 @@ def fit(
         seed = jax.random.bits(key, (), "uint32")
     scale, reading = _scale(score, base), rule or ("conformal" if score == "signed" else "symmetric")
     if scale == "cdf":
-        scores = smoothed(jnp.sort(probabilities(base, y)), smoothing)
+        scores = smoothed(in_order(probabilities(base, y)), smoothing)
     else:
         finite, instead = rule == "linear" or smoothing is not None, AS_POINT if rule else ABSOLUTE
         errors = standardized_errors(base, y, scale == "std", finite=finite, instead=instead)
@@ -215,7 +215,7 @@ def fit(
         elif reading == "symmetric":
             scores = _symmetric(errors, smoothing)
         else:
-            scores = smoothed(jnp.sort(errors), smoothing)
+            scores = smoothed(in_order(errors), smoothing)
     facts = facts_of(base, y, smoothing)
     return ConformalCalibrator(scores=scores, rule=reading, scale=scale, rows=rows, seed=seed, **facts)
 

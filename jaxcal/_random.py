@@ -73,7 +73,7 @@ def leading(key: PRNGKeyArray, length: int, number: Int[Array, ""]) -> Int[Array
         words = jnp.where(places < number, jax.random.bits(own, (length,), np.uint32), np.uint32(_LAST_WORD))
         shuffled = lax.sort_key_val(words, order)[1]
         # As many rounds as so many numbers have.
-        order = jnp.where(number > math.exp(earlier * math.log(_LAST_WORD) / 3), shuffled, order)
+        order = jnp.where(number > int(math.exp(earlier * math.log(_LAST_WORD) / 3)), shuffled, order)
     return order
 
 
@@ -117,6 +117,19 @@ def _words_of(key: Any) -> _Words | None:
     with at_top():
         words = np.asarray(key if _is_raw(key) else jax.random.key_data(key))
     return (words[0], words[1]) if words.shape == (2,) else None
+
+
+def bits(key: PRNGKeyArray) -> int:
+    """`jax.random.bits`: a random word of 32 bits, or of 64 where the default precision has so many.
+
+    >>> bits(jax.random.key(3)) == int(jax.random.bits(jax.random.key(3)))
+    True
+    """
+    words = _words_of(key)
+    if words is None:
+        return int(jax.random.bits(key))
+    (first,), (second,) = _threefry(words, 1)
+    return int(first) << 32 | int(second) if jax.config.read("jax_enable_x64") else int(first ^ second)
 
 
 def _is_raw(key: Array) -> bool:

@@ -87,7 +87,8 @@ PARTS = {
         (_growing, "_arrays_of"),
         (levene, "_search"),
         (_growing, "_bounds"),
-        *((_tree_networks, name) for name in ("_train_means", "_train_start", "_train_variances", "_by_leaf")),
+        (_tree_networks, "each_run"),
+        (_tree_networks, "_by_leaf"),
     ],
     "kmeans": [(kmeans, "_root_mean_squares")],
     "rio-known": [

@@ -19,7 +19,7 @@ from compiled import compilations
 
 import jaxcal as jc
 from jaxcal import progress, sweep
-from jaxcal.optimize import over_runs, reported_runs, train_minibatches
+from jaxcal.optimize import batching, each_run, train_minibatches
 
 pytestmark = pytest.mark.any_precision
 X = np.linspace(-1, 1, 40)
@@ -86,17 +86,18 @@ def test_a_loss_that_closes_over_what_is_traced(seen):
     np.testing.assert_allclose(jax.vmap(params)(jnp.ones(1))[0], train().params, rtol=1e-6)
 
 
-@jax.jit
-def _squares(values, span):
-    return over_runs(lambda value: {"square": value**2}, span=span)(values)
+def _squared(factor, value):
+    return {"square": factor * value**2}
 
 
-def test_runs_report_one_after_another_and_are_the_same(seen):
-    values = jnp.arange(5.0)
-    found = reported_runs(lambda span: _squares(values, span), "runs", 3)
-    np.testing.assert_array_equal(found["square"], np.arange(5.0) ** 2)  # those that fill up, too
-    assert told(seen) == [("runs", k, 3, False) for k in range(4)] + [("runs", 3, 3, True)]
-    np.testing.assert_array_equal(_squares(values, (1, 3))["square"], [0, 1, 4, 0, 0])
+@pytest.mark.parametrize("on_host", [True, False])
+def test_runs_report_one_after_another_and_are_the_same(seen, on_host, monkeypatch):
+    monkeypatch.setattr(batching, "can_be_filled", lambda *_: on_host)
+    own = [(jnp.asarray(value),) for value in (1.0, 2.0, 3.0)]
+    found = each_run(_squared, (np.float32(2),), own, label="runs", slots=5)
+    np.testing.assert_array_equal(found["square"], [2, 8, 18])
+    expected = [("runs", k, 3, False) for k in range(4)] + [("runs", 3, 3, True)]
+    assert told(seen) == (expected if on_host else [])
 
 
 def test_folds_hold_what_is_done_inside(seen):

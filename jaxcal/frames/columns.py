@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import keeps_known
+from jaxcal._numpy import AnyArray, keeps_known, namespace
 from jaxcal.frames.layout import Layout, Series, Table, as_frame, check_same_index, is_frame
 from jaxcal.frames.values import Label, distinct_labels, holds_labels, numbers
 
@@ -124,14 +123,14 @@ class Columns(eqx.Module):
         """
         return self.inputs(self.table(x))
 
-    def inputs(self, table: Float[Array, "n c"]) -> Float[Array, "n p"]:
+    def inputs(self, table: Float[AnyArray, "n c"]) -> Float[AnyArray, "n p"]:
         """The inputs of a method, of what `table` gives."""
         return _with_indicators(table, self.categorical, self.sizes) if self.categorical else table
 
-    def codes(self, table: Float[Array, "n c"]) -> Int[Array, "n c"]:
+    def codes(self, table: Float[AnyArray, "n c"]) -> Int[AnyArray, "n c"]:
         """The position of every label among the categories, of what `table` gives; 0 in the columns of numbers."""
         is_label = np.isin(np.arange(table.shape[1]), self.categorical)
-        return jnp.where(is_label[None], table, 0).astype(jnp.int32)
+        return namespace(table).where(is_label[None], table, 0).astype(np.int32)
 
     def table_names(self) -> tuple[str, ...]:
         """What the columns that `table` gives are called: x[0], x[1], ... of an array."""
@@ -242,14 +241,13 @@ class Columns(eqx.Module):
 
 @_programs.jit
 def _with_indicators(
-    table: Float[Array, "n c"], categorical: tuple[int, ...], sizes: tuple[int, ...]
-) -> Float[Array, "n p"]:
+    table: Float[AnyArray, "n c"], categorical: tuple[int, ...], sizes: tuple[int, ...]
+) -> Float[AnyArray, "n p"]:
     """The columns of numbers, then an indicator for every label of the others."""
-    of_labels = list(zip(categorical, sizes, strict=True))
     numbers = [place for place in range(table.shape[1]) if place not in categorical]
-    codes = lambda place: table[:, place].astype(jnp.int32)
-    parts = [jax.nn.one_hot(codes(place), size, dtype=table.dtype) for place, size in of_labels]
-    return jnp.concatenate([table[:, np.array(numbers, int)], *parts], axis=1)
+    indicators = lambda place, size: (table[:, place, None] == np.arange(size)[None]).astype(table.dtype)
+    parts = [indicators(place, size) for place, size in zip(categorical, sizes, strict=True)]
+    return namespace(table).concatenate([table[:, np.array(numbers, int)], *parts], axis=1)
 
 
 def positions(categorical: Sequence[int | str], layout: Layout) -> tuple[int, ...]:

@@ -1,54 +1,57 @@
 """Rows node after node: where the rows of every node of a tree lie, their residuals ranked, and where it may split."""
 
+import itertools
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import ArrayLike, Float, Int
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, in_jax, namespace
 from jaxcal.functional import _wavelet
 
 
 class Layout(NamedTuple):
     """Rows node after node; those of no node come last, as if in a node of their own."""
 
-    nodes: Array | None
+    nodes: AnyArray | None
     """The node of every row [n], or None where there is one node of all rows."""
-    node: Array
+    node: AnyArray
     """The node at every place [padded]."""
-    first: Array
+    first: AnyArray
     """The first place of every node [k + 1], and how many rows it has."""
-    size: Array
-    start: Array
+    size: AnyArray
+    start: AnyArray
     """The first place of the node at every place [padded], and the first place behind it."""
-    end: Array
+    end: AnyArray
 
 
 class Ranked(NamedTuple):
     """Residuals in two orders: as they came, and in increasing order within their nodes."""
 
     layout: Layout
-    residuals: Array
+    residuals: AnyArray
     """[n], less the median of the node, in units of the mean deviation from it; 0 in no node."""
-    ranks: Array
+    ranks: AnyArray
     """[n], a permutation."""
-    ordered: Array
+    ordered: AnyArray
     """[padded], by rank."""
-    sums: Array
+    sums: AnyArray
     """[padded], of those with lower ranks."""
 
 
 class Problem(eqx.Module):
     """Rows in which splits are searched, and which splits are admissible; the attributes are those of `best_splits`."""
 
-    x: Float[Array, "n d"]
-    residuals: Float[Array, " n"]
-    orders: Int[Array, "d n"] | None
-    nodes: Int[Array, " n"] | None
-    min_leaf: Int[Array, ""]
+    x: Float[AnyArray, "n d"]
+    residuals: Float[AnyArray, " n"]
+    orders: Int[AnyArray, "d n"] | None
+    nodes: Int[AnyArray, " n"] | None
+    min_leaf: Int[AnyArray, ""]
     num_nodes: int = eqx.field(static=True)
     center: str = eqx.field(static=True)
     step: int = eqx.field(static=True)
@@ -64,33 +67,41 @@ class Problem(eqx.Module):
         for name, value in (("min_leaf", min_leaf), ("num_nodes", num_nodes), ("step", step)):
             _checks.check_at_least(name, value, 1)
         if nodes is not None:
-            nodes = jnp.asarray(nodes)
+            nodes = jnp.asarray(in_jax(nodes))
             _checks.check_length("nodes", nodes, x.shape[0])
-        if orders is not None and (orders := jnp.asarray(orders)).shape != x.T.shape:
-            raise ValueError(f"orders must have shape (d, n) = {x.T.shape}; got {orders.shape}.")
+        if orders is not None and (orders := jnp.asarray(orders)).shape != x.shape[::-1]:
+            raise ValueError(f"orders must have shape (d, n) = {x.shape[::-1]}; got {orders.shape}.")
         x, residuals = lax.stop_gradient((x, residuals))
-        return cls(x, residuals, orders, nodes, jnp.asarray(min_leaf), num_nodes, center, step)
+        return cls(x, residuals, orders, nodes, in_jax(np.int32(min_leaf)), num_nodes, center, step)
 
     @property
     def layout(self) -> Layout:
         """Where the rows of every node lie."""
-        return layout_of(self.nodes, self.x.shape[0], self.num_nodes)
+        return layout_of(self.nodes, self.x, self.num_nodes)
 
 
-def layout_of(nodes: Array | None, n: int, num_nodes: int) -> Layout:
+def layout_of(nodes: AnyArray | None, rows: AnyArray, num_nodes: int) -> Layout:
     """Where the rows of every node lie."""
-    places = jnp.arange(_wavelet.padded_length(n), dtype=jnp.int32)
+    xp, n = namespace(rows), rows.shape[0]
+    places = xp.arange(_wavelet.padded_length(n), dtype=np.int32)
     if nodes is None:
-        size = jnp.array([n, 0], jnp.int32)
+        size = xp.asarray([n, 0], np.int32)
     else:
-        nodes = jnp.where((nodes >= 0) & (nodes < num_nodes), nodes, num_nodes).astype(jnp.int32)
-        size = jnp.zeros(num_nodes + 1, jnp.int32).at[nodes].add(1)
-    first = jnp.cumsum(size) - size
-    node = jnp.searchsorted(first[1:], places, side="right").astype(jnp.int32)
+        nodes = xp.where((nodes >= 0) & (nodes < num_nodes), nodes, num_nodes).astype(np.int32)
+        size = _counts(nodes, num_nodes + 1)
+    first = xp.cumsum(size, dtype=np.int32) - size
+    node = xp.searchsorted(first[1:], places, side="right").astype(np.int32)
     return Layout(nodes=nodes, node=node, first=first, size=size, start=first[node], end=(first + size)[node])
 
 
-def by_node(order: Array, layout: Layout) -> Array:
+def _counts(numbers: AnyArray, length: int) -> AnyArray:
+    """How often each number below `length` is there."""
+    if namespace(numbers) is np:
+        return np.bincount(numbers, minlength=length).astype(np.int32)
+    return jnp.zeros(length, jnp.int32).at[numbers].add(1)
+
+
+def by_node(order: AnyArray, layout: Layout) -> AnyArray:
     """An order of rows, kept within each node."""
     if layout.nodes is None:
         return order
@@ -98,51 +109,64 @@ def by_node(order: Array, layout: Layout) -> Array:
     return order[_wavelet.stable_order(layout.nodes[order].astype(jnp.uint32), bits)]
 
 
-def nodes_of_rows(layout: Layout, n: int) -> Array:
+def nodes_of_rows(layout: Layout, rows: AnyArray) -> AnyArray:
     """The node of every row [n]."""
-    return jnp.zeros(n, jnp.int32) if layout.nodes is None else layout.nodes
+    return namespace(rows).zeros(rows.shape[0], np.int32) if layout.nodes is None else layout.nodes
 
 
-def means_of_nodes(values: Array, layout: Layout) -> Array:
+def means_of_nodes(values: AnyArray, layout: Layout) -> AnyArray:
     """The mean of the values [n] of every node's rows [k + 1]."""
-    nodes = nodes_of_rows(layout, values.shape[0])
-    sums = jax.ops.segment_sum(values, nodes, layout.size.shape[0])
-    return sums / jnp.maximum(layout.size, 1).astype(values.dtype)
+    nodes, number, xp = nodes_of_rows(layout, values), layout.size.shape[0], namespace(values)
+    by_numpy = lambda: np.bincount(nodes, values, number).astype(values.dtype)
+    sums = by_numpy() if xp is np else jax.ops.segment_sum(values, nodes, number)
+    return sums / xp.maximum(layout.size, 1).astype(values.dtype)
 
 
-def rank(residuals: Array, layout: Layout) -> Ranked:
+def over_nodes(kind: str, values: AnyArray, layout: Layout) -> AnyArray:
+    """The "max", "min" or "sum" of the values [padded] of every node's places [k + 1]."""
+    number = layout.size.shape[0]
+    if namespace(values) is jnp:
+        of_segments = getattr(jax.ops, f"segment_{kind}")
+        return of_segments(values, layout.node, number, indices_are_sorted=True)
+    ends = np.append(np.searchsorted(layout.node, np.arange(number)), len(values))
+    of_part, nothing = getattr(np, kind), {"max": -np.inf, "min": np.iinfo(np.int32).max, "sum": 0}[kind]
+    parts = [values[first:end] for first, end in itertools.pairwise(ends)]
+    return np.array([of_part(part) if len(part) else nothing for part in parts], values.dtype)
+
+
+def rank(residuals: AnyArray, layout: Layout) -> Ranked:
     """Rank and standardize the residuals within their nodes: T has no unit."""
-    n, nodes = residuals.shape[0], nodes_of_rows(layout, residuals.shape[0])
+    xp, n, nodes = namespace(residuals), residuals.shape[0], nodes_of_rows(layout, residuals)
     order = by_node(_wavelet.float_order(residuals), layout)
-    ranks = jnp.zeros_like(order).at[order].set(jnp.arange(n, dtype=order.dtype), unique_indices=True)
     # Prefix sums need it, in float32 above all. A residual as the center leaves nothing of equal ones.
-    centers = residuals[order[jnp.minimum(layout.first + layout.size // 2, n - 1)]]
+    centers = residuals[order[xp.minimum(layout.first + layout.size // 2, n - 1)]]
     residuals = residuals - centers[nodes]
-    units = means_of_nodes(jnp.abs(residuals), layout)
-    residuals = jnp.where(nodes < layout.first.shape[0] - 1, residuals / jnp.where(units > 0, units, 1)[nodes], 0)
+    units = means_of_nodes(abs(residuals), layout)
+    residuals = xp.where(nodes < layout.first.shape[0] - 1, residuals / xp.where(units > 0, units, 1)[nodes], 0)
     ordered = residuals[order]
     padding = _wavelet.padded_length(n) - n
     return Ranked(
         layout=layout,
         residuals=residuals,
-        ranks=ranks,
-        ordered=jnp.pad(ordered, (0, padding)),
+        ranks=_wavelet.inverse(order),
+        ordered=xp.pad(ordered, (0, padding)),
         sums=_wavelet.prefix_sums(ordered),
     )
 
 
-def admissible_cuts(column: Array, layout: Layout, min_leaf: ArrayLike, step: int) -> Array:
+def admissible_cuts(column: AnyArray, layout: Layout, min_leaf: ArrayLike, step: int) -> AnyArray:
     """Whether a cut before each place [padded] may split the node there; `column` is in order within the nodes."""
-    cut = jnp.arange(layout.node.shape[0], dtype=jnp.int32)
-    column = jnp.pad(column, (1, cut.shape[0] - column.shape[0]))
+    xp = namespace(column)
+    cut = xp.arange(layout.node.shape[0], dtype=np.int32)
+    column = xp.pad(column, (1, cut.shape[0] - column.shape[0]))
     num_left = cut - layout.start
     enough = (num_left >= min_leaf) & (layout.end - cut >= min_leaf)
     visited = (num_left - min_leaf) % step == 0
     return enough & visited & (layout.node < layout.first.shape[0] - 1) & (column[:-1] < column[1:])
 
 
-def centered_deviations(residuals: Array, layout: Layout, center: str) -> Array:
+def centered_deviations(residuals: AnyArray, layout: Layout, center: str) -> AnyArray:
     """|e - center of the node| less its mean over the node; the residuals are centered on a median."""
-    nodes = nodes_of_rows(layout, residuals.shape[0])
+    nodes = nodes_of_rows(layout, residuals)
     less_mean = lambda values: values - means_of_nodes(values, layout)[nodes]
-    return less_mean(jnp.abs(less_mean(residuals) if center == "mean" else residuals))
+    return less_mean(abs(less_mean(residuals) if center == "mean" else residuals))

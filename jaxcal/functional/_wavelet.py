@@ -19,8 +19,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, Real, UInt
+from jaxtyping import Float, Int, Real, UInt
+
+from jaxcal._numpy import AnyArray, namespace
+from jaxcal.functional._loops import scan
 
 # Prefix sums run down the columns of a matrix of so many rows, a power of two.
 _ROWS_LOG2 = 5
@@ -32,11 +36,13 @@ def padded_length(n: int) -> int:
     return _ROWS * (n // _ROWS + 1)
 
 
-def stable_order(keys: UInt[Array, " n"], bits: int) -> Int[Array, " n"]:
+def stable_order(keys: UInt[AnyArray, " n"], bits: int) -> Int[AnyArray, " n"]:
     """The places of unsigned integers of so many bits in increasing order, equal ones as they come.
 
-    A radix sort from the last digit on, whose passes sort the digit and the place as one integer.
+    A radix sort from the last digit on, whose passes sort the digit and the place as one integer; of NumPy its own.
     """
+    if namespace(keys) is np:
+        return np.argsort(keys, kind="stable").astype(np.int32)
     word, place_bits, digit_bits = _digits(keys.shape[0])
     places = jnp.arange(keys.shape[0], dtype=word)
     order = jnp.arange(keys.shape[0], dtype=jnp.int32)
@@ -47,8 +53,10 @@ def stable_order(keys: UInt[Array, " n"], bits: int) -> Int[Array, " n"]:
     return order
 
 
-def float_order(values: Float[Array, " n"]) -> Int[Array, " n"]:
+def float_order(values: Float[AnyArray, " n"]) -> Int[AnyArray, " n"]:
     """The places of floating-point numbers in increasing order, equal ones as they come."""
+    if namespace(values) is np:
+        return np.argsort(values, kind="stable").astype(np.int32)
     bits = jnp.finfo(values.dtype).bits
     unsigned = {16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}[bits]
     raw = lax.bitcast_convert_type(jnp.where(values == 0, 0, values), unsigned)  # no -0.0
@@ -63,6 +71,21 @@ def float_order(values: Float[Array, " n"]) -> Int[Array, " n"]:
     return stable_order(keys, bits)
 
 
+def inverse(order: Int[AnyArray, " n"]) -> Int[AnyArray, " n"]:
+    """The rank of every item, of the places of the items in increasing order."""
+    xp = namespace(order)
+    return moved(xp.arange(order.shape[0], dtype=order.dtype), order)
+
+
+def moved(values: Real[AnyArray, " n"], targets: Int[AnyArray, " n"]) -> Real[AnyArray, " n"]:
+    """The values, each at another place: a permutation."""
+    if namespace(values, targets) is np:
+        found = np.empty_like(values)
+        found[targets] = values
+        return found
+    return jnp.zeros_like(values).at[targets].set(values, unique_indices=True)
+
+
 def _digits(n: int) -> tuple[Any, int, int]:
     """The largest unsigned integer there is, and how many of its bits are for a place of n and for a digit."""
     word = jax.dtypes.canonicalize_dtype(jnp.uint64)  # uint32 where x64 is off
@@ -70,17 +93,17 @@ def _digits(n: int) -> tuple[Any, int, int]:
     return word, place_bits, jnp.iinfo(word).bits - place_bits
 
 
-def prefix_sums(values: Real[Array, " n"]) -> Real[Array, " padded"]:
+def prefix_sums(values: Real[AnyArray, " n"]) -> Real[AnyArray, " padded"]:
     """The sums of the first 0, 1, ... values, up to `padded_length(n)` of them, less one."""
     return _sums_before(_as_columns(values, padded_length(values.shape[0])))[0].T.ravel()
 
 
 def count_and_sum_below(
-    ranks: Int[Array, " n"],
-    values: Float[Array, " n"],
-    sums_by_rank: Float[Array, " padded"],
-    bounds: Sequence[Int[Array, " padded"]],
-) -> list[tuple[Int[Array, " padded"], Float[Array, " padded"]]]:
+    ranks: Int[AnyArray, " n"],
+    values: Float[AnyArray, " n"],
+    sums_by_rank: Float[AnyArray, " padded"],
+    bounds: Sequence[Int[AnyArray, " padded"]],
+) -> list[tuple[Int[AnyArray, " padded"], Float[AnyArray, " padded"]]]:
     """For each of some arrays of bounds: of the first i items, the number with a rank below bounds[i], and their sum.
 
     Let c be the number of the first i items in the present node and u the sum before the c-th item of the node in the
@@ -94,24 +117,24 @@ def count_and_sum_below(
         sums_by_rank: the `prefix_sums` of the values in the order of their ranks.
         bounds: [padded_length(n)] each, at most n.
     """
-    n = ranks.shape[0]
+    n, xp = ranks.shape[0], namespace(ranks)
 
-    def step(bit: Array, before: tuple, queries: tuple) -> tuple:
+    def step(bit: AnyArray, before: tuple, queries: tuple) -> tuple:
         zeros, sums = before
 
-        def descend(bound: Array, query: tuple) -> tuple:
+        def descend(bound: AnyArray, query: tuple) -> tuple:
             inside, count, total = query
             start, right = _node_start(bound, bit), (bound >> bit) & 1
             place = _address(start + inside, n)
             on_left = zeros[place] - (start >> 1)
             turn = right - ((bound >> (bit + 1)) & 1)
             total = total + sums[place] * turn.astype(total.dtype)
-            return jnp.where(right == 1, inside - on_left, on_left), count + inside * turn, total
+            return xp.where(right == 1, inside - on_left, on_left), count + inside * turn, total
 
         return tuple(descend(*pair) for pair in zip(bounds, queries, strict=True))
 
-    prefix = jnp.arange(padded_length(n), dtype=jnp.int32)
-    queries = tuple((prefix, jnp.zeros_like(prefix), sums_by_rank[bound]) for bound in bounds)
+    prefix = xp.arange(padded_length(n), dtype=np.int32)
+    queries = tuple((prefix, xp.zeros_like(prefix), sums_by_rank[bound]) for bound in bounds)
     queries = _descend((ranks, values), queries, step)
     return [
         (count - inside * (bound & 1), total - sums_by_rank[bound + inside] * (bound & 1).astype(total.dtype))
@@ -120,31 +143,33 @@ def count_and_sum_below(
 
 
 def select(
-    ranks: Int[Array, " n"], in_prefixes: Sequence[tuple[Array, Array]], in_suffixes: Sequence[tuple[Array, Array]]
-) -> tuple[list[Array], list[Array]]:
+    ranks: Int[AnyArray, " n"],
+    in_prefixes: Sequence[tuple[AnyArray, AnyArray]],
+    in_suffixes: Sequence[tuple[AnyArray, AnyArray]],
+) -> tuple[list[AnyArray], list[AnyArray]]:
     """The k-th smallest rank (from 0) of the first i items, or of all but the first i, for arrays of pairs (i, k).
 
     Where there are no k + 1 such items, the result means nothing.
     """
-    n = ranks.shape[0]
+    n, xp = ranks.shape[0], namespace(ranks)
     padded = padded_length(n)
 
-    def step(bit: Array, before: tuple, queries: tuple) -> tuple:
+    def step(bit: AnyArray, before: tuple, queries: tuple) -> tuple:
         (zeros,) = before
 
         def descend(query: tuple, suffix: bool) -> tuple:
             start, inside, k = query
-            first = zeros[_address(jnp.minimum(start + inside, padded - 1), n)] - (start >> 1)
-            on_left = jnp.clip(padded - start, 0, 1 << bit) - first if suffix else first
+            first = zeros[_address(xp.minimum(start + inside, padded - 1), n)] - (start >> 1)
+            on_left = xp.clip(padded - start, 0, 1 << bit) - first if suffix else first
             right = k >= on_left
-            inside = jnp.where(right, inside - first, first)
-            return jnp.where(right, start + (1 << bit), start), inside, jnp.where(right, k - on_left, k)
+            inside = xp.where(right, inside - first, first)
+            return xp.where(right, start + (1 << bit), start), inside, xp.where(right, k - on_left, k)
 
         prefixes, suffixes = queries
         return tuple(descend(query, False) for query in prefixes), tuple(descend(query, True) for query in suffixes)
 
     groups = (in_prefixes, in_suffixes)
-    queries = tuple(tuple((jnp.zeros_like(i), i, k) for i, k in group) for group in groups)
+    queries = tuple(tuple((xp.zeros_like(i), i, k) for i, k in group) for group in groups)
     prefixes, suffixes = _descend((ranks,), queries, step)
     return [query[0] for query in prefixes], [query[0] for query in suffixes]
 
@@ -154,47 +179,51 @@ def _descend(items: tuple, queries: Any, step: Callable) -> Any:
 
     The items are their ranks [n], and after them values of theirs [n].
     """
-    n = items[0].shape[0]
+    n, xp = items[0].shape[0], namespace(*items)
     padded = padded_length(n)
-    places = _as_columns(jnp.arange(padded, dtype=jnp.int32), padded)
+    places = _as_columns(xp.arange(padded, dtype=np.int32), padded)
     ranks, *values = (_as_columns(part, padded) for part in items)
-    ranks = jnp.where(places < n, ranks, places)
+    ranks = xp.where(places < n, ranks, places)
 
-    def level(state: tuple, bit: Array) -> tuple[tuple, None]:
+    def level(state: tuple, bit: AnyArray) -> tuple[tuple, None]:
         (ranks, *values), queries = state
         one = (ranks >> bit) & 1
         zeros, *sums = _sums_before(1 - one, *values)
         queries = step(bit, tuple(part.ravel() for part in (zeros, *sums)), queries)
         zeros_of_nodes_before = _node_start(ranks, bit) >> 1  # as those nodes are full
         on_left = zeros - zeros_of_nodes_before
-        target = jnp.where(one == 1, (1 << bit) + places - on_left, zeros_of_nodes_before + zeros)
+        target = xp.where(one == 1, (1 << bit) + places - on_left, zeros_of_nodes_before + zeros)
         target = _address(target, n).ravel()
-        move = lambda part: jnp.zeros_like(part).ravel().at[target].set(part.ravel(), unique_indices=True)
-        return (tuple(move(part).reshape(part.shape) for part in (ranks, *values)), queries), None
+        move = lambda part: moved(part.ravel(), target).reshape(part.shape)
+        return (tuple(map(move, (ranks, *values))), queries), None
 
-    bits = jnp.arange((padded - 1).bit_length() - 1, -1, -1, dtype=jnp.int32)
-    return lax.scan(level, ((ranks, *values), queries), bits)[0][1]
+    bits = np.arange((padded - 1).bit_length() - 1, -1, -1, dtype=np.int32)
+    return scan(level, ((ranks, *values), queries), bits)[0][1]
 
 
-def _node_start(rank: Array, bit: Array) -> Array:
+def _node_start(rank: AnyArray, bit: AnyArray) -> AnyArray:
     """The first rank of the node that is divided by this bit."""
     return (rank >> (bit + 1)) << (bit + 1)
 
 
-def _address(place: Array, n: int) -> Array:
+def _address(place: AnyArray, n: int) -> AnyArray:
     """Where a place of a list of n items lies in the raveled matrix of `_as_columns`."""
     return (place & (_ROWS - 1)) * (padded_length(n) // _ROWS) + (place >> _ROWS_LOG2)
 
 
-def _as_columns(values: Array, padded: int) -> Array:
+def _as_columns(values: AnyArray, padded: int) -> AnyArray:
     """A list as the columns of a matrix, padded with zeros."""
-    return jnp.pad(values, (0, padded - values.shape[0])).reshape(-1, _ROWS).T
+    return namespace(values).pad(values, (0, padded - values.shape[0])).reshape(-1, _ROWS).T
 
 
-def _sums_before(*columns: Array) -> tuple[Array, ...]:
+def _sums_before(*columns: AnyArray) -> tuple[AnyArray, ...]:
     """The sums of all that precedes each entry of a list, for lists in columns: one scan over the rows for all."""
+    xp = namespace(*columns)
     totals = [part.sum(0, dtype=part.dtype) for part in columns]
-    starts = tuple(jnp.cumsum(jnp.pad(total[:-1], (1, 0))) for total in totals)
+    starts = tuple(xp.cumsum(xp.pad(total[:-1], (1, 0)), dtype=total.dtype) for total in totals)
+    if xp is np:
+        from_start = lambda start, part: np.cumsum(np.vstack([start, part[:-1]]), axis=0, dtype=part.dtype)
+        return tuple(map(from_start, starts, columns))
     # What a scan makes is in memory: it is not computed again for each use, as a sum of two arrays would be.
     add = lambda sums, row: (tuple(a + b for a, b in zip(sums, row, strict=True)), sums)
     return lax.scan(add, starts, columns)[1]

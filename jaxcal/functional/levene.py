@@ -20,13 +20,24 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Real
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional import _wavelet, student_t
 from jaxcal.functional._loops import over_leading_axis
-from jaxcal.functional._nodes import Problem, Ranked, admissible_cuts, by_node, centered_deviations, layout_of, rank
+from jaxcal.functional._nodes import (
+    Problem,
+    Ranked,
+    admissible_cuts,
+    by_node,
+    centered_deviations,
+    layout_of,
+    over_nodes,
+    rank,
+)
 from jaxcal.functional.quantiles import last_place
 
 # Up to here all partitions of the categories of a feature are tried: 32767 of 16.
@@ -34,6 +45,8 @@ _MAX_ENUMERATED = 16
 _PARTITIONS_AT_ONCE = 1024
 # So many features are searched at once on an accelerator; each takes the memory of some twenty of them.
 _AT_ONCE = 16
+# Of fewer rows NumPy has found the splits before a search is compiled.
+_FEW_ROWS = 20_000
 
 
 class Split(NamedTuple):
@@ -43,20 +56,20 @@ class Split(NamedTuple):
     and `statistic` and `log_p` are 0.
     """
 
-    statistic: Float[Array, "*k"]
+    statistic: Float[AnyArray, "*k"]
     """|T|, the statistic's absolute value."""
-    feature: Int[Array, "*k"]
-    threshold: Float[Array, "*k"]
+    feature: Int[AnyArray, "*k"]
+    threshold: Float[AnyArray, "*k"]
     """The largest value of the feature on the left."""
-    log_p: Float[Array, "*k"]
+    log_p: Float[AnyArray, "*k"]
     """The logarithm of the split's own p-value, which knows nothing of the other splits."""
-    num_left: Int[Array, "*k"]
-    num_rows: Int[Array, "*k"]
-    log_num_splits: Float[Array, "*k d"]
+    num_left: Int[AnyArray, "*k"]
+    num_rows: Int[AnyArray, "*k"]
+    log_num_splits: Float[AnyArray, "*k d"]
     """The logarithm of the number of admissible splits of every feature."""
 
     @property
-    def exists(self) -> Bool[Array, "*k"]:
+    def exists(self) -> Bool[AnyArray, "*k"]:
         """Whether there is a split at all."""
         return self.feature >= 0
 
@@ -64,16 +77,16 @@ class Split(NamedTuple):
 class Subset(NamedTuple):
     """The best split of a categorical feature: rows whose category is in `left` go left, and all others right."""
 
-    statistic: Float[Array, ""]
-    left: Bool[Array, " num_categories"]
-    log_p: Float[Array, ""]
-    num_left: Int[Array, ""]
-    num_rows: Int[Array, ""]
-    log_num_splits: Float[Array, ""]
+    statistic: Float[AnyArray, ""]
+    left: Bool[AnyArray, " num_categories"]
+    log_p: Float[AnyArray, ""]
+    num_left: Int[AnyArray, ""]
+    num_rows: Int[AnyArray, ""]
+    log_num_splits: Float[AnyArray, ""]
     """The logarithm of the number of partitions among which this one was chosen."""
 
     @property
-    def exists(self) -> Bool[Array, ""]:
+    def exists(self) -> Bool[AnyArray, ""]:
         """Whether there is a split at all."""
         return self.num_left > 0
 
@@ -202,8 +215,8 @@ def best_subset(
     return search(categories, residuals, min_leaf, num_categories, center)
 
 
-@jax.jit
-def feature_orders(x: Real[ArrayLike, "n d"]) -> Int[Array, "d n"]:
+@numpy_or_jit
+def feature_orders(x: Real[ArrayLike, "n d"]) -> Int[AnyArray, "d n"]:
     """The row numbers in increasing order of every feature, sorted once for all levels of a tree.
 
     Example:
@@ -215,7 +228,7 @@ def feature_orders(x: Real[ArrayLike, "n d"]) -> Int[Array, "d n"]:
 
 
 @partial(jax.jit, static_argnames="center")
-def split_statistics(residuals: Real[ArrayLike, " n"], *, center: str = "median") -> Float[Array, " n-1"]:
+def split_statistics(residuals: Real[ArrayLike, " n"], *, center: str = "median") -> Float[AnyArray, " n-1"]:
     """T of the first i residuals against all others, for every i from 1 to n - 1, in O(n log n).
 
     Args:
@@ -228,12 +241,14 @@ def split_statistics(residuals: Real[ArrayLike, " n"], *, center: str = "median"
     """
     _checks.check_choice("center", center, ("mean", "median"))
     residuals = _checks.as_floats("residuals", residuals)
-    ranked = rank(residuals, layout_of(None, residuals.shape[0], 1))
+    ranked = rank(residuals, layout_of(None, residuals, 1))
     return _statistics(ranked.residuals, ranked.ranks, ranked, center)[1 : residuals.shape[0]]
 
 
 @partial(jax.jit, static_argnames="center")
-def statistic(left: Real[ArrayLike, " n"], right: Real[ArrayLike, " m"], *, center: str = "median") -> Float[Array, ""]:
+def statistic(
+    left: Real[ArrayLike, " n"], right: Real[ArrayLike, " m"], *, center: str = "median"
+) -> Float[AnyArray, ""]:
     """Levene's statistic of two groups: T = (mean z_L - mean z_R) / (w sqrt(1 / n + 1 / m)), z = |e - center of e|.
 
     w^2 is the pooled variance of z. Where the spreads are equal, T is about Student's t with n + m - 2 degrees of
@@ -261,10 +276,10 @@ def statistic(left: Real[ArrayLike, " n"], right: Real[ArrayLike, " m"], *, cent
     return _statistic(first, second, (groups[0] ** 2).sum() + (groups[1] ** 2).sum())
 
 
-@jax.jit
+@numpy_or_jit
 def std_ratio(
     residuals: Real[ArrayLike, " n"], sides: Int[ArrayLike, " n"], critical_value: Real[ArrayLike, ""]
-) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+) -> tuple[Float[AnyArray, ""], Float[AnyArray, ""], Float[AnyArray, ""]]:
     """The std of the residuals on the right over that of those on the left, and an interval for it.
 
     The logarithm of the ratio is about normal, with the variance (k - (n - 3) / n) / (4 (n - 1)) + (k - (m - 3) / m) /
@@ -295,30 +310,33 @@ def std_ratio(
         >>> print(f"{ratio:.2f}, {low:.2f} to {high:.2f}")
         2.00, 0.91 to 4.41
     """
-    residuals, sides = _checks.as_floats("residuals", residuals), jnp.asarray(sides)
-    number, std, kurtosis = jnp.array([_moments(residuals, sides == side) for side in (0, 1)]).T
+    residuals = _checks.as_floats("residuals", residuals)
+    xp = namespace(residuals, sides)
+    of_sides = [_moments(residuals, xp.equal(sides, side)) for side in (0, 1)]
+    number, std, kurtosis = (xp.stack(parts) for parts in zip(*of_sides, strict=True))
     of_both = (number * kurtosis).sum() / number.sum()
     variance = ((of_both - (number - 3) / number) / (4 * (number - 1))).sum()
-    log_ratio = jnp.log(std[1] / std[0])
-    reach = critical_value * jnp.sqrt(variance)
-    return jnp.exp(log_ratio), jnp.exp(log_ratio - reach), jnp.exp(log_ratio + reach)
+    log_ratio = xp.log(std[1] / std[0])
+    reach = critical_value * xp.sqrt(variance)
+    return xp.exp(log_ratio), xp.exp(log_ratio - reach), xp.exp(log_ratio + reach)
 
 
-def _moments(residuals: Array, is_in: Array) -> tuple[Array, Array, Array]:
+def _moments(residuals: AnyArray, is_in: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:
     """The number, the std and the kurtosis of some residuals, the latter about a trimmed mean."""
+    xp = namespace(residuals)
     number = is_in.sum().astype(residuals.dtype)
-    mean = jnp.mean(residuals, where=is_in)
-    variance = jnp.mean((residuals - mean) ** 2, where=is_in)
-    place = jnp.arange(residuals.shape[0], dtype=residuals.dtype)
-    trimmed = jnp.floor(number / (2 * jnp.sqrt(jnp.maximum(number - 4, 1))))
+    mean = xp.mean(residuals, where=is_in)
+    variance = xp.mean((residuals - mean) ** 2, where=is_in)
+    place = xp.arange(residuals.shape[0], dtype=residuals.dtype)
+    trimmed = xp.floor(number / (2 * xp.sqrt(xp.maximum(number - 4, 1))))
     kept = (place >= trimmed) & (place < number - trimmed)
-    center = jnp.mean(jnp.sort(jnp.where(is_in, residuals, jnp.inf)), where=kept)
-    kurtosis = jnp.mean(((residuals - center) ** 2 / variance) ** 2, where=is_in)
-    return number, jnp.sqrt(variance * number / (number - 1)), kurtosis
+    center = xp.mean(xp.sort(xp.where(is_in, residuals, xp.inf)), where=kept)
+    kurtosis = xp.mean(((residuals - center) ** 2 / variance) ** 2, where=is_in)
+    return number, xp.sqrt(variance * number / (number - 1)), kurtosis
 
 
-@jax.jit
-def log_p_value(statistic: Real[ArrayLike, "*#k"], num_rows: Real[ArrayLike, "*#k"]) -> Float[Array, "*k"]:
+@numpy_or_jit
+def log_p_value(statistic: Real[ArrayLike, "*#k"], num_rows: Real[ArrayLike, "*#k"]) -> Float[AnyArray, "*k"]:
     """The logarithm of P(|t| >= |T|) for Student's t with `num_rows` - 2 degrees of freedom, however small.
 
     Args:
@@ -329,65 +347,70 @@ def log_p_value(statistic: Real[ArrayLike, "*#k"], num_rows: Real[ArrayLike, "*#
         >>> print(f"{log_p_value(60.0, 30_000):.1f}")
         -1704.2
     """
-    size = jnp.abs(_checks.as_floats("statistic", statistic))
-    df = jnp.maximum(jnp.asarray(num_rows, size.dtype) - 2, 1)
-    return jnp.minimum(math.log(2) + student_t.log_sf(size, df), 0)
+    size = abs(_checks.as_floats("statistic", statistic))
+    xp = namespace(size, num_rows)
+    df = xp.maximum(xp.asarray(num_rows, size.dtype) - 2, 1)
+    return xp.minimum(math.log(2) + student_t.log_sf(size, df), 0)
 
 
 class _Side(NamedTuple):
     """A group's deviations from its center."""
 
-    number: Array
-    total: Array
-    squares: Array
+    number: AnyArray
+    total: AnyArray
+    squares: AnyArray
 
 
-def _statistic(left: _Side, right: _Side, squares: Array) -> Array:
+def _statistic(left: _Side, right: _Side, squares: AnyArray) -> AnyArray:
     """T of eq. 5; `squares` is the sum of the squared residuals, about whatever they were centered on, for rounding."""
+    xp = namespace(squares)
     means = [side.total / side.number for side in (left, right)]
     within = left.squares - left.total * means[0] + (right.squares - right.total * means[1])
-    within = jnp.maximum(within, 16 * jnp.finfo(squares.dtype).eps * squares)
-    df = jnp.maximum(left.number + right.number - 2, 1)
+    within = xp.maximum(within, 16 * np.finfo(squares.dtype).eps * squares)
+    df = xp.maximum(left.number + right.number - 2, 1)
     varies = within > 0
-    variance = jnp.where(varies, within, 1) / df * (1 / left.number + 1 / right.number)
-    return jnp.where(varies, (means[0] - means[1]) / jnp.sqrt(variance), 0)
+    variance = xp.where(varies, within, 1) / df * (1 / left.number + 1 / right.number)
+    return xp.where(varies, (means[0] - means[1]) / xp.sqrt(variance), 0)
 
 
-@jax.jit
+def _has_few_rows(problem: Problem) -> bool:
+    return problem.x.shape[0] <= _FEW_ROWS
+
+
+@numpy_or_jit(when=_has_few_rows)
 def _search(problem: Problem) -> Split:
     """The best split of every node, one feature after the other."""
-    layout, num_nodes = problem.layout, problem.num_nodes
+    layout, xp, num_nodes = problem.layout, namespace(problem.x), problem.num_nodes
     ranked = rank(problem.residuals, layout)
 
-    def search(feature: tuple[Array, Array]) -> tuple[Array, ...]:
+    def search(feature: tuple[AnyArray, AnyArray]) -> tuple[AnyArray, ...]:
         column, order = feature
         order = by_node(order, layout)
         column = column[order]
-        size = jnp.abs(_statistics(ranked.residuals[order], ranked.ranks[order], ranked, problem.center))
+        size = abs(_statistics(ranked.residuals[order], ranked.ranks[order], ranked, problem.center))
         admissible = admissible_cuts(column, layout, problem.min_leaf, problem.step)
-        size = jnp.where(admissible, size, -1)
-        best = jax.ops.segment_max(size, layout.node, num_nodes + 1, indices_are_sorted=True)
-        cuts = jnp.arange(size.shape[0], dtype=jnp.int32)
-        cut = jnp.where(size == best[layout.node], cuts, size.shape[0])
-        cut = jax.ops.segment_min(cut, layout.node, num_nodes + 1, indices_are_sorted=True)
-        number = jax.ops.segment_sum(admissible.astype(jnp.int32), layout.node, num_nodes + 1, indices_are_sorted=True)
-        threshold = column[jnp.clip(cut - 1, 0, column.shape[0] - 1)]
+        size = xp.where(admissible, size, -1)
+        best = over_nodes("max", size, layout)
+        cuts = xp.arange(size.shape[0], dtype=np.int32)
+        cut = over_nodes("min", xp.where(size == best[layout.node], cuts, np.int32(size.shape[0])), layout)
+        number = over_nodes("sum", admissible.astype(np.int32), layout)
+        threshold = column[xp.clip(cut - 1, 0, column.shape[0] - 1)]
         return tuple(part[:num_nodes] for part in (best, cut - layout.first, threshold, number))
 
     orders = feature_orders(problem.x) if problem.orders is None else problem.orders
     best, num_left, threshold, number = over_leading_axis(search, (problem.x.T, orders), at_once=_AT_ONCE)
     feature = best.argmax(0)
     exists = best.max(0) > 0
-    chosen = lambda parts, default: jnp.where(exists, jnp.take_along_axis(parts, feature[None], 0)[0], default)
+    chosen = lambda parts, default: xp.where(exists, xp.take_along_axis(parts, feature[None], 0)[0], default)
     statistic, num_rows = chosen(best, 0), layout.size[:num_nodes]
     return Split(
         statistic=statistic,
-        feature=jnp.where(exists, feature, -1),
-        threshold=chosen(threshold, jnp.inf),
+        feature=xp.where(exists, feature, -1),
+        threshold=chosen(threshold, np.inf),
         log_p=log_p_value(statistic, num_rows),
         num_left=chosen(num_left, 0),
         num_rows=num_rows,
-        log_num_splits=jnp.log(number.T.astype(statistic.dtype)),
+        log_num_splits=xp.log(number.T.astype(statistic.dtype)),
     )
 
 
@@ -396,11 +419,11 @@ def _of_one(split: Split) -> Split:
     return jax.tree.map(lambda part: part[0], split)
 
 
-def _statistics(residuals: Array, ranks: Array, ranked: Ranked, center: str) -> Array:
+def _statistics(residuals: AnyArray, ranks: AnyArray, ranked: Ranked, center: str) -> AnyArray:
     """T of every node's rows before each place [padded] against its others; residuals and ranks are in list order."""
-    start, end = ranked.layout.start, ranked.layout.end
-    cut = jnp.arange(start.shape[0], dtype=jnp.int32)
-    numbers = [jnp.maximum(number, 1).astype(residuals.dtype) for number in (cut - start, end - cut)]
+    start, end, xp = ranked.layout.start, ranked.layout.end, namespace(residuals)
+    cut = xp.arange(start.shape[0], dtype=np.int32)
+    numbers = [xp.maximum(number, 1).astype(residuals.dtype) for number in (cut - start, end - cut)]
     sums, squares = (_wavelet.prefix_sums(part) for part in (residuals, residuals**2))
     both_sides = lambda before: (before - before[start], before[end] - before)
     sums_of_sides, squares_of_sides = both_sides(sums), both_sides(squares)
@@ -419,8 +442,8 @@ def _statistics(residuals: Array, ranks: Array, ranked: Ranked, center: str) -> 
 
 
 def _deviations_from_means(
-    means: tuple[Array, ...], sums: Array, residuals: Array, ranks: Array, ranked: Ranked
-) -> tuple[Array, ...]:
+    means: tuple[AnyArray, ...], sums: AnyArray, residuals: AnyArray, ranks: AnyArray, ranked: Ranked
+) -> tuple[AnyArray, ...]:
     """The sum of |e - mean| = 2 (mean C - S) on both sides; on the right, C and S are what the left has not."""
     layout = ranked.layout
     bounds = [_bound(mean, ranked) for mean in means]
@@ -430,22 +453,23 @@ def _deviations_from_means(
     return tuple(2 * (m * c - s) for m, c, s in zip(means, count, below, strict=True))
 
 
-def _bound(values: Array, ranked: Ranked) -> Array:
+def _bound(values: AnyArray, ranked: Ranked) -> AnyArray:
     """The ranks above those of all residuals of the node that are below a value [padded]."""
     start, end = ranked.layout.start, ranked.layout.end
-    is_below = lambda place: ranked.ordered[jnp.maximum(place - 1, 0)] < values
+    xp = namespace(values)
+    is_below = lambda place: ranked.ordered[xp.maximum(place - 1, 0)] < values
     return last_place(is_below, start, end, ranked.ordered.shape[0])
 
 
 def _deviations_from_medians(
-    residuals: Array, ranks: Array, ranked: Ranked
-) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    residuals: AnyArray, ranks: AnyArray, ranked: Ranked
+) -> tuple[tuple[AnyArray, ...], tuple[AnyArray, ...]]:
     """The medians of both sides, and the sums of |e - median|.
 
     The upper median is looked up for every cut, the lower one where the side is even.
     """
-    start, end = ranked.layout.start, ranked.layout.end
-    cut = jnp.arange(start.shape[0], dtype=jnp.int32)
+    start, end, xp = ranked.layout.start, ranked.layout.end, namespace(residuals)
+    cut = xp.arange(start.shape[0], dtype=np.int32)
     sizes = cut - start, end - cut
     even = [_even_of_pairs(size) for size in sizes]
     (upper_left, lower_left), (upper_right, lower_right) = _wavelet.select(
@@ -454,20 +478,20 @@ def _deviations_from_medians(
         [(cut, sizes[1] // 2), (even[1], sizes[1][even[1]] // 2 - 1)],
     )
     n, last = residuals.shape[0], ranked.ordered.shape[0] - 1
-    value = lambda ranks: ranked.ordered[jnp.clip(ranks, 0, last)]
+    value = lambda ranks: ranked.ordered[xp.clip(ranks, 0, last)]
     upper = [value(upper_left), value(upper_right)]
     lower = [value(lower_left)[cut // 2], value(lower_right)[cut // 2]]
-    medians = tuple(jnp.where(s % 2 == 0, 0.5 * (a + b), b) for s, a, b in zip(sizes, lower, upper, strict=True))
+    medians = tuple(xp.where(s % 2 == 0, 0.5 * (a + b), b) for s, a, b in zip(sizes, lower, upper, strict=True))
     # A row joins the left of the cut before it, and the right of the cut after it.
-    odd_left = jnp.where(sizes[0][:n] % 2 == 0, upper[0][1 : n + 1], upper[0][:n])
-    odd_right = jnp.where(sizes[1][:n] % 2 == 1, upper[1][:n], upper[1][1 : n + 1])
-    left, right = (_wavelet.prefix_sums(jnp.abs(residuals - odd)) for odd in (odd_left, odd_right))
+    odd_left = xp.where(sizes[0][:n] % 2 == 0, upper[0][1 : n + 1], upper[0][:n])
+    odd_right = xp.where(sizes[1][:n] % 2 == 1, upper[1][:n], upper[1][1 : n + 1])
+    left, right = (_wavelet.prefix_sums(xp.abs(residuals - odd)) for odd in (odd_left, odd_right))
     return medians, (left - left[start], right[end] - right)
 
 
-def _even_of_pairs(sizes: Array) -> Array:
+def _even_of_pairs(sizes: AnyArray) -> AnyArray:
     """Of the cuts 0 and 1, 2 and 3, ... the one with an even size."""
-    first = 2 * jnp.arange(sizes.shape[0] // 2, dtype=jnp.int32)
+    first = 2 * namespace(sizes).arange(sizes.shape[0] // 2, dtype=np.int32)
     return first + sizes[first] % 2
 
 
@@ -477,7 +501,7 @@ def _best_of_partitions(
 ) -> Subset:
     """All partitions at once, from prefix sums over the ranks of the residuals, category by category."""
     counted = (categories >= 0) & (categories < num_categories)
-    ranked = rank(residuals, layout_of(jnp.where(counted, 0, -1), categories.shape[0], 1))
+    ranked = rank(residuals, layout_of(jnp.where(counted, 0, -1), residuals, 1))
     in_order = jnp.zeros_like(categories).at[ranked.ranks].set(categories)
     is_category = in_order[None] == jnp.arange(num_categories, dtype=categories.dtype)[:, None]
     values = ranked.ordered[: categories.shape[0]]
@@ -487,7 +511,7 @@ def _best_of_partitions(
     number = counts[:, -1]
     is_present = number > 0
 
-    def side(is_in: Bool[Array, " num_categories"]) -> _Side:
+    def side(is_in: Bool[AnyArray, " num_categories"]) -> _Side:
         of = lambda table: jnp.where(is_in, table, 0).sum(dtype=table.dtype)
         total, size = of(sums[:, -1]), of(number)
         real_size = jnp.maximum(size, 1).astype(total.dtype)
@@ -501,7 +525,7 @@ def _best_of_partitions(
         deviations = 2 * below + total - middle * real_size
         return _Side(real_size, deviations, of(squares) - middle * (2 * total - middle * real_size))
 
-    def partition(number_of_mask: Array) -> tuple[Array, Array]:
+    def partition(number_of_mask: AnyArray) -> tuple[AnyArray, AnyArray]:
         """|T| of a partition, and whether it counts: one of each pair of complements, without categories of no rows."""
         is_in = mask_of(number_of_mask)
         left, right = side(is_in), side(~is_in)
@@ -535,7 +559,7 @@ def _best_of_cuts(
     """The cuts of the categories in the order of their mean deviations: the splits of a feature that is their place."""
     counted = (categories >= 0) & (categories < num_categories)
     nodes = jnp.where(counted, 0, -1)
-    layout = layout_of(nodes, categories.shape[0], 1)
+    layout = layout_of(nodes, residuals, 1)
     deviations = centered_deviations(rank(residuals, layout).residuals, layout, center)
     bins = jnp.where(counted, categories, num_categories)
     number = jnp.zeros(num_categories + 1, jnp.int32).at[bins].add(1)[:-1]
@@ -562,7 +586,7 @@ def _best_of_cuts(
     )
 
 
-def _select_of_categories(counts: Array, is_in: Array, k: Array) -> Array:
+def _select_of_categories(counts: AnyArray, is_in: AnyArray, k: AnyArray) -> AnyArray:
     """The k-th smallest rank of the residuals of some categories, by bisection of their prefix counts."""
     is_before = lambda place: jnp.where(is_in, counts[:, place], 0).sum(dtype=k.dtype) <= k
     return last_place(is_before, jnp.zeros_like(k), counts.shape[1] - 1, counts.shape[1])

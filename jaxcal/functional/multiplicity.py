@@ -5,17 +5,20 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
+from jaxtyping import ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
 from jaxcal.functional import _wavelet
+from jaxcal.functional._loops import scan
 from jaxcal.functional._nodes import Problem, admissible_cuts, by_node, centered_deviations, rank
 from jaxcal.functional.levene import feature_orders, log_p_value
 from jaxcal.functional.linalg import sqrt
 
 
-@jax.jit
+@numpy_or_jit
 def miller_siegmund(
     statistic: Real[ArrayLike, "*k"],
     num_rows: Int[ArrayLike, "*k"],
@@ -23,7 +26,7 @@ def miller_siegmund(
     *,
     min_leaf: Int[ArrayLike, "*#k"],
     ordered: bool | Bool[ArrayLike, " d"] = True,
-) -> Float[Array, "*k"]:
+) -> Float[AnyArray, "*k"]:
     """The logarithm of a bound on the probability that the largest |T| of all splits is this large by chance.
 
     Over the cuts of one ordered feature T is about a Brownian bridge, standardized, and for e = min_leaf / n
@@ -45,20 +48,21 @@ def miller_siegmund(
         0.0105
     """
     statistic = _checks.as_floats("statistic", statistic)
-    n = jnp.asarray(num_rows, statistic.dtype)
-    own = jnp.asarray(log_num_splits, statistic.dtype) + log_p_value(statistic, num_rows)[..., None]
-    df = jnp.maximum(n - 2, 1)
-    b = sqrt(df * jnp.log1p(statistic**2 / df)) * (8 * df + 1) / (8 * df + 3)
-    tail = jnp.maximum(b, 1)
-    odds = jnp.maximum(n / min_leaf - 1, 1)
-    log_path = jnp.log(4 / tail + 2 * (tail - 1 / tail) * jnp.log(odds)) - 0.5 * tail**2 - 0.5 * math.log(2 * math.pi)
-    log_path = jnp.where(b > 1, log_path, 0)[..., None]
-    of_features = jnp.where(jnp.isneginf(own), own, jnp.minimum(own, jnp.where(ordered, log_path, jnp.inf)))
-    bound = jnp.minimum(jax.nn.logsumexp(of_features, -1), 0)
-    return jnp.where(jnp.isneginf(own).all(-1), 0, bound)
+    xp = namespace(statistic, log_num_splits)
+    n = xp.asarray(num_rows, statistic.dtype)
+    own = xp.asarray(log_num_splits, statistic.dtype) + log_p_value(statistic, num_rows)[..., None]
+    df = xp.maximum(n - 2, 1)
+    b = sqrt(df * xp.log1p(statistic**2 / df)) * (8 * df + 1) / (8 * df + 3)
+    tail = xp.maximum(b, 1)
+    odds = xp.maximum(n / xp.asarray(min_leaf, n.dtype) - 1, 1)
+    log_path = xp.log(4 / tail + 2 * (tail - 1 / tail) * xp.log(odds)) - 0.5 * tail**2 - 0.5 * math.log(2 * math.pi)
+    log_path = xp.where(b > 1, log_path, 0)[..., None]
+    of_features = xp.where(xp.isneginf(own), own, xp.minimum(own, xp.where(ordered, log_path, np.inf)))
+    bound = xp.minimum(special(own).logsumexp(of_features, -1), 0)
+    return xp.where(xp.isneginf(own).all(-1), 0, bound)
 
 
-@jax.jit
+@numpy_or_jit
 def miller_siegmund_quantile(
     log_p: Real[ArrayLike, ""],
     num_rows: Int[ArrayLike, "*k"],
@@ -66,7 +70,7 @@ def miller_siegmund_quantile(
     *,
     min_leaf: Int[ArrayLike, "*#k"],
     ordered: bool | Bool[ArrayLike, " d"] = True,
-) -> Float[Array, "*k"]:
+) -> Float[AnyArray, "*k"]:
     """The largest |T| for which `miller_siegmund` gives this value, by bisection: its inverse, up to 100.
 
     Of one feature with one split it is the quantile of Student's t distribution.
@@ -84,17 +88,18 @@ def miller_siegmund_quantile(
         4.19
     """
     counts = _checks.as_floats("log_num_splits", log_num_splits)
-    ordered = jnp.broadcast_to(ordered, counts.shape[-1:])
+    xp = namespace(counts, log_p)
+    ordered = xp.broadcast_to(ordered, counts.shape[-1:])
     bound = partial(miller_siegmund, num_rows=num_rows, log_num_splits=counts, min_leaf=min_leaf, ordered=ordered)
-    zero = jnp.zeros(jnp.shape(num_rows), counts.dtype)
+    zero = xp.zeros(np.shape(num_rows), counts.dtype)
 
-    def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(ends: tuple[AnyArray, AnyArray], _: AnyArray) -> tuple[tuple[AnyArray, AnyArray], None]:
         low, high = ends
         middle = 0.5 * (low + high)
         above = bound(middle) > log_p
-        return jnp.where(above, middle, low), jnp.where(above, high, middle)
+        return (xp.where(above, middle, low), xp.where(above, high, middle)), None
 
-    return lax.fori_loop(0, jnp.finfo(counts.dtype).nmant + 6, halve, (zero, zero + 100))[1]
+    return scan(halve, (zero, zero + 100), np.arange(np.finfo(counts.dtype).nmant + 6))[0][1]
 
 
 def permutation_log_p(
@@ -109,7 +114,7 @@ def permutation_log_p(
     center: str = "median",
     step: int = 1,
     orders: ArrayLike | None = None,
-) -> Float[Array, " k"]:
+) -> Float[AnyArray, " k"]:
     """The logarithm of the p-value of every node's largest |T|, by permutations of its residuals.
 
     p = (1 + the number of permutations whose largest |T| is no less) / (1 + num_permutations). Here deviations are
@@ -153,13 +158,13 @@ def permutation_log_p(
 
 
 @partial(jax.jit, static_argnames="num_permutations")
-def _permutation_log_p(key: PRNGKeyArray, problem: Problem, num_permutations: int) -> Float[Array, " k"]:
+def _permutation_log_p(key: PRNGKeyArray, problem: Problem, num_permutations: int) -> Float[AnyArray, " k"]:
     """The rows of a node in random order are a ring, which a power of the cycle turns."""
     n, layout, num_nodes = problem.x.shape[0], problem.layout, problem.num_nodes
     deviations = centered_deviations(rank(problem.residuals, layout).residuals, layout, problem.center)
     ring_key, turn_key = jax.random.split(key)
     ring = by_node(_wavelet.stable_order(jax.random.bits(ring_key, (n,), jnp.uint32), 32), layout)
-    place_in_ring = jnp.zeros_like(ring).at[ring].set(jnp.arange(n, dtype=ring.dtype), unique_indices=True)
+    place_in_ring = _wavelet.inverse(ring)
     ring = deviations[ring]
     # Of as many turns in a row, any one may be that of the residuals as they are; it comes first.
     number = num_permutations + 1
@@ -170,7 +175,7 @@ def _permutation_log_p(key: PRNGKeyArray, problem: Problem, num_permutations: in
     cut = jnp.arange(layout.start.shape[0], dtype=jnp.int32)
     sizes = cut - layout.start, layout.end - cut
 
-    def largest(feature: tuple[Array, Array]) -> Array:
+    def largest(feature: tuple[AnyArray, AnyArray]) -> AnyArray:
         column, order = feature
         order = by_node(order, layout)
         admissible = admissible_cuts(column[order], layout, problem.min_leaf, problem.step)
@@ -178,7 +183,7 @@ def _permutation_log_p(key: PRNGKeyArray, problem: Problem, num_permutations: in
         scale = jnp.where(admissible, 1 / jnp.maximum(sizes[0], 1).astype(ring.dtype) / jnp.maximum(sizes[1], 1), 0)
         places = place_in_ring[order]
 
-        def permuted(turn: Array) -> Array:
+        def permuted(turn: AnyArray) -> AnyArray:
             turned = places + turn[layout.node[:n]]
             turned = jnp.where(turned >= end, turned - layout.size[layout.node[:n]], turned)
             between = _wavelet.prefix_sums(ring[turned]) ** 2 * scale

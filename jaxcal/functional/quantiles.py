@@ -15,7 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, Real
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray, constant, namespace, numpy_or_jit
 from jaxcal.functional import linalg
-from jaxcal.functional._loops import carried
+from jaxcal.functional._loops import scan
 
 RULES = ("inverse_cdf", "crude", "conformal", "symmetric")
 # Those that guarantee the coverage of a new exchangeable value, and are infinite where the table is too short for it.
@@ -414,7 +414,7 @@ def invert_cdf(
     return jnp.where(bounded, root, jnp.where(p < 0.5, lower, upper))
 
 
-def last_place(holds: Callable[[Array], Array], start: Array, end: ArrayLike, length: int) -> Array:
+def last_place(holds: Callable[[AnyArray], AnyArray], start: AnyArray, end: ArrayLike, length: int) -> AnyArray:
     """The last places from `start` to `end` at which something holds that holds from the start on: a binary search.
 
     Args:
@@ -428,13 +428,14 @@ def last_place(holds: Callable[[Array], Array], start: Array, end: ArrayLike, le
         >>> print(last_place(lambda place: table[place] <= 3, jnp.array([0, 1]), 3, 4))
         [2 2]
     """
+    xp = namespace(start)
 
-    def halve(lower: Array, width: Array) -> tuple[Array, None]:
-        probe = jnp.minimum(lower + width, end)
-        return jnp.where(holds(probe), probe, lower), None
+    def halve(lower: AnyArray, width: AnyArray) -> tuple[AnyArray, None]:
+        probe = xp.minimum(lower + width, end)
+        return xp.where(holds(probe), probe, lower), None
 
     steps = range(length.bit_length() - 1, -1, -1)
-    return jax.lax.scan(halve, carried(start), jnp.array([1 << step for step in steps], jnp.int32))[0]
+    return scan(halve, start, np.array([1 << step for step in steps], np.int32))[0]
 
 
 def _entry(table: AnyArray, rank: AnyArray) -> AnyArray:

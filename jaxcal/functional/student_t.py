@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import ndtri
 from jaxtyping import Array, ArrayLike, Float
 
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional.normal import LOG_SQRT_2PI, SQRT_PI, PerRow
 from jaxcal.functional.quantiles import invert_cdf, unit_gauss_legendre
 
@@ -103,8 +105,8 @@ def cdf(t: PerRow, df: PerRow) -> Float[Array, "*n"]:
     return _cdf_of_wallace(_wallace(jnp.asarray(t), df), df)
 
 
-@jax.jit
-def log_sf(t: PerRow, df: PerRow) -> Float[Array, "*n"]:
+@numpy_or_jit
+def log_sf(t: PerRow, df: PerRow) -> Float[AnyArray, "*n"]:
     """The logarithm of the survival function 1 - F(t) of the standard Student t; right where that underflows.
 
     By the quadrature of `cdf`, and differentiable in both arguments.
@@ -120,10 +122,11 @@ def log_sf(t: PerRow, df: PerRow) -> Float[Array, "*n"]:
         >>> print(f"{log_sf(100.0, 1000.0):.2f}")
         -1203.27
     """
-    w, df = jnp.broadcast_arrays(_wallace(jnp.asarray(t), jnp.asarray(df)), df)
-    log_peak, area = _tail_of_wallace(jnp.where(w < 0, -w, w), df)
-    log_tail = log_peak + jnp.log(area)
-    return jnp.where(w < 0, jnp.log1p(-jnp.exp(log_tail)), log_tail)
+    xp = namespace(t, df)
+    w, df = xp.broadcast_arrays(_wallace(xp.asarray(t), xp.asarray(df)), df)
+    log_peak, area = _tail_of_wallace(xp.where(w < 0, -w, w), df)
+    log_tail = log_peak + xp.log(area)
+    return xp.where(w < 0, xp.log1p(-xp.exp(log_tail)), log_tail)
 
 
 @jax.jit
@@ -155,15 +158,16 @@ def icdf(p: Float[ArrayLike, "*#n"], df: PerRow) -> Float[Array, "*n"]:
     return w * jnp.sqrt(_ratio(jnp.expm1, jnp.minimum(w**2 / df, largest)))
 
 
-def _wallace(t: Array, df: Array) -> Array:
+def _wallace(t: AnyArray, df: AnyArray) -> AnyArray:
     """The variable sign(t) sqrt(df log(1 + t^2 / df)), smooth at t = 0."""
-    root = jnp.sqrt(df)
-    largest = 1e-3 * math.sqrt(float(jnp.finfo(root.dtype).max))  # its square over df is finite
-    ratio = jnp.clip(t, -largest, largest) / root
-    return root * ratio * jnp.sqrt(_ratio(jnp.log1p, ratio**2))
+    xp = namespace(t, df)
+    root = xp.sqrt(df)
+    largest = 1e-3 * math.sqrt(float(np.finfo(root.dtype).max))  # its square over df is finite
+    ratio = xp.clip(t, -largest, largest) / root
+    return root * ratio * xp.sqrt(_ratio(xp.log1p, ratio**2))
 
 
-def _cdf_of_wallace(w: Array, df: Array) -> Array:
+def _cdf_of_wallace(w: AnyArray, df: AnyArray) -> AnyArray:
     """The cdf of the Student t distribution in the variable w: the tail beyond |w|."""
     w, df = jnp.broadcast_arrays(w, df)
     log_peak, area = _tail_of_wallace(jnp.where(w < 0, -w, w), df)
@@ -171,7 +175,7 @@ def _cdf_of_wallace(w: Array, df: Array) -> Array:
     return jnp.where(w < 0, tail, 1 - tail)
 
 
-def _tail_of_wallace(size: Array, df: Array) -> tuple[Array, Array]:
+def _tail_of_wallace(size: AnyArray, df: AnyArray) -> tuple[AnyArray, AnyArray]:
     """The tail beyond `size` in the variable w, by quadrature: the logarithm of one factor, and the other one."""
     if size.size > _AT_ONCE:
         each = jax.lax.map(lambda one: _area(*one), (size.ravel(), df.ravel()), batch_size=_AT_ONCE)
@@ -181,34 +185,34 @@ def _tail_of_wallace(size: Array, df: Array) -> tuple[Array, Array]:
     return _log_constant(df) - 0.5 * size**2, area
 
 
-def _area(size: Array, df: Array) -> Array:
+def _area(size: AnyArray, df: AnyArray) -> AnyArray:
     """The integral from `size` on, over the density there."""
+    xp = namespace(size)
     # From `size` to `size + reach` the integrand falls to the precision of the dtype.
-    fall = -2 * math.log(float(jnp.finfo(size.dtype).eps))
-    reach = fall / (jnp.sqrt(size**2 + fall) + size)
+    fall = -2 * math.log(float(np.finfo(size.dtype).eps))
+    reach = fall / (xp.sqrt(size**2 + fall) + size)
     points = 32 if fall > 50 else 16
 
-    def term(node: Array, weight: Array) -> Array:
-        r = node * reach
-        slope = jax.lax.rsqrt(_ratio(lambda x: -jnp.expm1(-x), (size + r) ** 2 / df))
-        return weight * jnp.exp(-r * (size + r / 2)) * slope
+    nodes, weights = (
+        xp.asarray(part, size.dtype).reshape(-1, *[1] * size.ndim) for part in unit_gauss_legendre(points)
+    )
+    r = nodes * reach[None]
+    ratio = _ratio(lambda x: -xp.expm1(-x), (size[None] + r) ** 2 / df[None])
+    return reach * (weights * xp.exp(-r * (size[None] + r / 2)) / xp.sqrt(ratio)).sum(0)
 
-    nodes, weights = (jnp.asarray(part, size.dtype) for part in unit_gauss_legendre(points))
-    return reach * jax.vmap(term)(nodes, weights).sum(0)
 
-
-def _ratio(function: Callable[[Array], Array], x: Array) -> Array:
+def _ratio(function: Callable[[AnyArray], AnyArray], x: AnyArray) -> AnyArray:
     """function(x) / x for x >= 0 and a function with value 0 and slope 1 at 0."""
-    positive = x > 0
-    return jnp.where(positive, function(x) / jnp.where(positive, x, 1), 1)
+    xp, positive = namespace(x), x > 0
+    return xp.where(positive, function(x) / xp.where(positive, x, 1), 1)
 
 
-def _log_constant(df: Array) -> Array:
+def _log_constant(df: AnyArray) -> AnyArray:
     """The log density at 0 of the standard Student t distribution."""
-    return _log_gamma_ratio(df / 2) - 0.5 * jnp.log(math.pi * df)
+    return _log_gamma_ratio(df / 2) - 0.5 * namespace(df).log(math.pi * df)
 
 
-def _log_gamma_ratio(x: Array) -> Array:
+def _log_gamma_ratio(x: AnyArray) -> AnyArray:
     """log(Gamma(x + 1/2) / Gamma(x)) without the cancellation of two large log gammas.
 
     Its asymptotic series at x + 10, where that is right to 1e-13, and ten steps of the recurrence down to x.
@@ -218,4 +222,5 @@ def _log_gamma_ratio(x: Array) -> Array:
     inverse = 1 / shifted
     square = inverse**2
     series = -1 / 8 + square * (1 / 192 - square * (1 / 640 - square * (17 / 14336 - square * 31 / 18432)))
-    return jnp.log(steps) + 0.5 * jnp.log(shifted) + inverse * series
+    xp = namespace(x)
+    return xp.log(steps) + 0.5 * xp.log(shifted) + inverse * series

@@ -211,6 +211,11 @@ class ConcreteNetwork(eqx.Module):
         return jnp.sum(jnp.square(length_scale) * squares / (2 * kept) - num_inputs * entropy)
 
 
+def at_rows(network: Any, x: Float[AnyArray, "n d"]) -> Any:
+    """What a network gives at rows, by the library of x's arrays."""
+    return network.of_rows(x) if namespace(x) is np else jax.vmap(network)(x)
+
+
 def as_variance(output: Float[AnyArray, "*n"], *, alternating: bool) -> Float[AnyArray, "*n"]:
     """An output of a network as a variance, as `NormalNetwork` says."""
     return namespace(output).logaddexp(output, 0) + (_ALTERNATING_FLOOR if alternating else _VARIANCE_FLOOR)

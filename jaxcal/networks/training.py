@@ -18,7 +18,7 @@ from jaxcal import _checks, _random, optimize
 from jaxcal._numpy import AnyArray, in_jax, numpy_or_jit
 from jaxcal.frames.preprocessing import LogTails, Standardizer, input_scaler
 from jaxcal.networks import presets
-from jaxcal.networks.modules import FeedForward
+from jaxcal.networks.modules import FeedForward, at_rows
 from jaxcal.networks.presets import Settings
 from jaxcal.optimize import Optimum, Result, adam
 
@@ -390,7 +390,7 @@ def _split(
     return Rows(train, validation, x_scaler, y_scaler)
 
 
-def squared_error(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[Array, " n"]:
+def squared_error(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[AnyArray, " n"]:
     """A loss for `optimize.train_minibatches`."""
     x, y = rows
-    return (jax.vmap(network)(x) - y) ** 2
+    return (at_rows(network, x) - y) ** 2

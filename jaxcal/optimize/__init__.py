@@ -1,10 +1,9 @@
 """Minibatch training with early stopping, L-BFGS, and many runs at once: a whole fit is one compiled loop."""
 
-from jaxcal.optimize.batching import Span as Span
+from jaxcal.optimize.batching import each_run as each_run
 from jaxcal.optimize.batching import first_finite as first_finite
 from jaxcal.optimize.batching import one_run_at_a_time as one_run_at_a_time
 from jaxcal.optimize.batching import over_runs as over_runs
-from jaxcal.optimize.batching import reported_runs as reported_runs
 from jaxcal.optimize.implicit import as_constants as as_constants
 from jaxcal.optimize.implicit import as_function as as_function
 from jaxcal.optimize.lbfgs import descend as descend

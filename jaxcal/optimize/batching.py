@@ -1,7 +1,8 @@
 """Many runs of a whole fit, and several attempts at one, inside of one compiled program."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -9,11 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
-from jaxtyping import ArrayLike, Int, PyTree
+from jaxtyping import PyTree
 
 from jaxcal import _programs, progress
+from jaxcal._numpy import can_be_filled, stacked
 from jaxcal.functional._loops import carried, over_leading_axis
 from jaxcal.optimize.result import Result
+
+T = TypeVar("T")
 
 
 def first_finite(attempt: Callable[..., PyTree], tries: int, *args: PyTree) -> PyTree:
@@ -41,13 +45,7 @@ def first_finite(attempt: Callable[..., PyTree], tries: int, *args: PyTree) -> P
     return run.whole(lax.while_loop(failed, again, carried((jnp.int32(0), nothing)))[1])
 
 
-# The first of some runs, and the first after them.
-Span = tuple[Int[ArrayLike, ""], Int[ArrayLike, ""]]
-
-
-def over_runs(
-    fun: Callable[..., PyTree], *, mesh: Mesh | None = None, span: Span | None = None
-) -> Callable[..., PyTree]:
+def over_runs(fun: Callable[..., PyTree], *, mesh: Mesh | None = None) -> Callable[..., PyTree]:
     """`fun` over the leading axis of its array arguments: one run after another on a CPU, else all in one `vmap`.
 
     On a CPU a vmap of an optimizer gains nothing: every run waits for the slowest line search; and a loop over batched
@@ -61,8 +59,6 @@ def over_runs(
         fun: a run; what it gives may hold arrays and anything else that is the same for all runs.
         mesh: devices over which the runs are spread, as evenly as they go: every device does its own, and none waits
             for another. The results stay where they are. None for wherever the arguments are.
-        span: on a CPU only these runs are done, and the results of the others are 0; there are no derivatives then.
-            None for all.
 
     Returns:
         a function of arrays with an axis of runs before their own, and of anything else; its results have that axis.
@@ -85,62 +81,40 @@ def over_runs(
     def mapped(*args: PyTree) -> PyTree:
         arrays, static = eqx.partition(args, eqx.is_array)
         run = _ArraysOut(fun, static)
-        of_device = partial(over_leading_axis, run) if span is None else partial(_over_span, run, span)
+        of_device = partial(over_leading_axis, run)
         return run.whole(of_device(arrays) if mesh is None else _spread(of_device, arrays, mesh))
 
     return mapped
 
 
-def _over_span(run: Callable[[PyTree], PyTree], span: Span, arrays: PyTree) -> PyTree:
-    """`over_leading_axis`, on a CPU over a part of it."""
-    traced = jax.jit(run)  # once for both
-    first, end = span
-    (number,) = {array.shape[0] for array in jax.tree.leaves(arrays)}
+def each_run(run: Callable[..., T], shared: tuple, own: Sequence[tuple], *, label: str, slots: int) -> T:
+    """What a run gives for each of some arguments, stacked along a leading axis; for known arrays.
 
-    def one_after_another(arrays: PyTree) -> PyTree:
-        at = lambda k: jax.tree.map(lambda a: a[k], arrays)
-        put = lambda k, found: jax.tree.map(lambda whole, own: whole.at[k].set(own), found, traced(at(k)))
-        nothing = jax.tree.map(
-            lambda s: jnp.zeros((number, *s.shape), s.dtype), jax.eval_shape(traced, jax.eval_shape(at, 0))
-        )
-        return lax.fori_loop(jnp.asarray(first), jnp.minimum(end, number), put, nothing)
-
-    return lax.platform_dependent(arrays, cpu=one_after_another, default=jax.vmap(traced))
-
-
-def reported_runs(program: Callable[[Span], PyTree], label: str, number: int) -> PyTree:
-    """What a compiled program of `over_runs` gives, with reports of the runs that are done; for known arrays.
-
-    On a CPU the program is called for some runs at a time, elsewhere for all of them at once.
+    On a CPU the host goes from run to run, and reports. What it calls there are the small programs of a run, which
+    all runs share. Elsewhere one program does all runs at once.
 
     Args:
-        program: maps the span of some runs to what `over_runs` gives.
+        run: a function of the shared arguments and of its own ones; one at module level compiles once.
+        shared: what is the same for all runs.
+        own: what each run has for itself, pytrees of one structure whose arrays have the same shapes.
         label: of the work.
-        number: how many runs there are; beyond them there may be such as fill up arrays.
+        slots: for how many runs the one program is made; it does the first run again in place of those that lack.
     """
-    found, last = None, np.int32(np.iinfo(np.int32).max)
-    with progress.work(label, number) as work:
-        while found is None or work.done < number:
-            stop = work.next_stop() if jax.default_backend() == "cpu" else number
-            first, end = np.int32(work.done), last if stop == number else np.int32(stop)
-            part = program((first, end))
-            found = part if found is None else _put_together(found, part, first)
-            if work.is_silent:
-                break
-            jax.block_until_ready(jax.tree.leaves(eqx.filter(found, eqx.is_array)))
-            work.report(stop)
-    return found
+    if not can_be_filled(shared, own):
+        whole = [*own, *[own[0]] * (slots - len(own))]
+        found = _all_runs(run, shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *whole))
+        return jax.tree.map(lambda leaf: leaf[: len(own)], found)
+    found = []
+    with progress.work(label, len(own)) as work:
+        for each in own:
+            found.append(run(*shared, *each))
+            work.advance()
+    return stacked(found)
 
 
 @_programs.jit
-def _put_together(found: PyTree, part: PyTree, first: Int[ArrayLike, ""]) -> PyTree:
-    """The runs before the first of a part, and that part."""
-
-    def chosen(old, new):
-        is_old = jnp.arange(old.shape[0]) < first
-        return jnp.where(is_old.reshape(-1, *[1] * (old.ndim - 1)), old, new)
-
-    return jax.tree.map(lambda old, new: chosen(old, new) if eqx.is_array(old) else old, found, part)
+def _all_runs(run: Callable, shared: tuple, own: tuple) -> PyTree:
+    return over_runs(partial(run, *shared))(*own)
 
 
 def _spread(of_device: Callable[[PyTree], PyTree], arrays: PyTree, mesh: Mesh) -> PyTree:

@@ -111,7 +111,7 @@ def train_minibatches(
     patience: int = 10,
     plateau_decay: ArrayLike = 1.0,
     restore_best: bool = True,
-    num_rows: tuple[Int[Array, ""], Int[Array, ""]] | None = None,
+    num_rows: tuple[Int[ArrayLike, ""], Int[ArrayLike, ""]] | None = None,
     what: str = "optimize.train_minibatches",
     instead: str = _INSTEAD,
 ) -> Optimum:
@@ -289,7 +289,7 @@ class _Rows(NamedTuple):
 
     train: PyTree
     validation: PyTree
-    numbers: tuple[int | Int[Array, ""], int | Int[Array, ""]] | None
+    numbers: tuple[Int[ArrayLike, ""], Int[ArrayLike, ""]] | None
 
     def in_buckets(self) -> "_Rows":
         """The same rows filled up, and their numbers as arrays: nearby numbers of rows share a compiled program."""

@@ -2,21 +2,20 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks, _programs, progress
+from jaxcal import _checks, _random, progress
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, stacked
 from jaxcal.frames.columns import Columns
 from jaxcal.frames.preprocessing import LogTails, Standardizer, input_scaler
 from jaxcal.functional import levene, multiplicity
 from jaxcal.networks import presets
-from jaxcal.predictors._tree import Node, Tree, stack_on_host
+from jaxcal.predictors._tree import Node, Tree
 
 # Ma, Yan & Zhang (2023), section V-A: a tenth of the rows in a leaf, or so many. Fewer are enough where the networks of
 # a leaf start from those of all rows.
@@ -54,11 +53,11 @@ def arranged(
     return scalers, Problem(columns, np.asarray(table), np.asarray(codes), *arrays)
 
 
-@_programs.jit
-def _arrays_of(columns: Columns, table: Float[Array, "n c"], y: Float[Array, " n"], log_tails: bool) -> tuple:
+@numpy_or_jit
+def _arrays_of(columns: Columns, table: Float[AnyArray, "n c"], y: Float[AnyArray, " n"], log_tails: bool) -> tuple:
     """What `arranged` needs, as one program."""
     # Without columns of numbers, one that is constant: it has no split.
-    ordered = table[:, np.array(columns.ordered)] if columns.ordered else jnp.zeros_like(table[:, :1])
+    ordered = table[:, np.array(columns.ordered)] if columns.ordered else namespace(table).zeros_like(table[:, :1])
     inputs = columns.inputs(table)
     x_scaler = input_scaler(inputs, columns.indicators, log_tails=log_tails)
     scalers = Scalers(x_scaler, Standardizer.of(y))
@@ -122,12 +121,6 @@ class Search(NamedTuple):
         return max(num_rows // (2 * self.min_leaf), 1)
 
 
-@partial(jax.jit, static_argnames="number")
-def _split_key(key: PRNGKeyArray, number: int) -> tuple[Array, ...]:
-    """The key split in so many, as one program."""
-    return tuple(jax.random.split(key, number))
-
-
 class Growing(NamedTuple):
     """A tree that grows: its nodes, the root first, and the training rows in each."""
 
@@ -167,7 +160,7 @@ def grow(
             (member, place) for member, place in frontier if len(trees[member].rows[place]) >= 2 * search.min_leaf
         ]:
             number = 2 + num_members
-            key, train_key, *search_keys = [None] * number if key is None else _split_key(key, number)
+            key, train_key, *search_keys = [None] * number if key is None else _random.split(key, number)
             members = [member for member, _ in frontier]
             residuals = residuals_of(members, [trees[member].rows[place] for member, place in frontier], train_key)
             below = []
@@ -187,7 +180,7 @@ def _split(
 ) -> list[int]:
     """Split the tested nodes of a tree where that is significant; the places of the new nodes."""
     residuals = np.zeros(problem.target.shape, problem.target.dtype)
-    nodes = np.full(residuals.shape, -1)
+    nodes = np.full(residuals.shape, -1, np.int32)
     for number, (place, part) in enumerate(tested):
         residuals[tree.rows[place]], nodes[tree.rows[place]] = part, number
     new = []
@@ -201,10 +194,10 @@ def _split(
                 node = node.updated(left_categories=np.pad(best.left_categories, (0, padding)))
             rows = tree.rows[place]
             left = best.goes_left(problem, rows)
-            sides = np.full(residuals.shape, -1)
+            sides = np.full(residuals.shape, -1, np.int32)
             sides[rows] = np.where(left, 0, 1)
             ratio, *interval = levene.std_ratio(residuals, sides, best.critical_value)
-            node = node.updated(std_ratio=ratio, std_ratio_interval=jnp.stack(interval))
+            node = node.updated(std_ratio=ratio, std_ratio_interval=np.stack(interval))
             for side in (left, ~left):
                 # Until it is tested itself.
                 tree.add(rows[side], problem, residual_std=part[side].std(ddof=1))
@@ -331,8 +324,8 @@ def _corrected_log_p(
     return np.asarray(log_p)[:num_nodes], np.asarray(critical_value)[:num_nodes]
 
 
-@partial(jax.jit, static_argnames="min_leaf")
-def _bounds(statistic, num_rows, min_leaf: int, log_num_splits, ordered) -> tuple[Array, Array]:
+@numpy_or_jit
+def _bounds(statistic, num_rows, min_leaf: int, log_num_splits, ordered) -> tuple[AnyArray, AnyArray]:
     """The bound for the logarithm of a p-value, and the |T| where it is that of the intervals of std ratios."""
     options = {"num_rows": num_rows, "min_leaf": min_leaf, "log_num_splits": log_num_splits, "ordered": ordered}
     log_level = math.log(1 - _CONFIDENCE_LEVEL)
@@ -345,5 +338,11 @@ def _bounds(statistic, num_rows, min_leaf: int, log_num_splits, ordered) -> tupl
 def stack_trees(trees: list[Growing], unit: Float[Array, ""]) -> Tree:
     """The trees of all members as one, the stds of the residuals in the unit of the target."""
     size = max(len(tree.nodes) for tree in trees)
-    tree = stack_on_host([Tree.of(tree.nodes, size) for tree in trees])
-    return eqx.tree_at(lambda tree: tree.residual_std, tree, unit * tree.residual_std)
+    tree = stacked([Tree.of(tree.nodes, size) for tree in trees])
+    return eqx.tree_at(lambda tree: tree.residual_std, tree, in_unit(tree.residual_std, unit))
+
+
+@numpy_or_jit
+def in_unit(values: Float[AnyArray, "*shape"], unit: Float[AnyArray, ""]) -> Float[AnyArray, "*shape"]:
+    """Standardized values in the unit of the target."""
+    return unit * values

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-T = TypeVar("T", bound="Node")
+from jaxcal._numpy import AnyArray, stacked
 
 
 class Node(eqx.Module):
@@ -33,26 +33,26 @@ class Node(eqx.Module):
         std_ratio_interval: the ends of an interval for it.
     """
 
-    feature: Int[Array, "*nodes"]
-    threshold: Float[Array, "*nodes"]
-    left_categories: Bool[Array, "*nodes categories"]
-    children: Int[Array, "*nodes 2"]
-    leaf: Int[Array, "*nodes"]
-    statistic: Float[Array, "*nodes"]
-    log_p: Float[Array, "*nodes"]
-    num_rows: Int[Array, "*nodes"]
-    residual_std: Float[Array, "*nodes"]
-    std_ratio: Float[Array, "*nodes"]
-    std_ratio_interval: Float[Array, "*nodes 2"]
+    feature: Int[AnyArray, "*nodes"]
+    threshold: Float[AnyArray, "*nodes"]
+    left_categories: Bool[AnyArray, "*nodes categories"]
+    children: Int[AnyArray, "*nodes 2"]
+    leaf: Int[AnyArray, "*nodes"]
+    statistic: Float[AnyArray, "*nodes"]
+    log_p: Float[AnyArray, "*nodes"]
+    num_rows: Int[AnyArray, "*nodes"]
+    residual_std: Float[AnyArray, "*nodes"]
+    std_ratio: Float[AnyArray, "*nodes"]
+    std_ratio_interval: Float[AnyArray, "*nodes 2"]
 
     @classmethod
     def new(cls, num_rows: int, num_categories: int, dtype: np.dtype) -> "Node":
-        """A node that has not been tested."""
-        integer, number = (lambda value: jnp.asarray(value, jnp.int32)), (lambda value: jnp.asarray(value, dtype))
+        """A node that has not been tested, of NumPy's arrays, as those of a tree that grows are."""
+        integer, number = (lambda value: np.asarray(value, np.int32)), (lambda value: np.asarray(value, dtype))
         return cls(
             feature=integer(-1),
             threshold=number(np.inf),
-            left_categories=jnp.zeros(num_categories, bool),
+            left_categories=np.zeros(num_categories, bool),
             children=integer([0, 0]),
             leaf=integer(-1),
             statistic=number(np.nan),
@@ -65,7 +65,7 @@ class Node(eqx.Module):
 
     def updated(self, **values: Any) -> "Node":
         """The node with other values, of the dtypes it has."""
-        return replace(self, **{name: jnp.asarray(value, getattr(self, name).dtype) for name, value in values.items()})
+        return replace(self, **{name: np.asarray(value, getattr(self, name).dtype) for name, value in values.items()})
 
 
 class Branch(Node):
@@ -114,9 +114,9 @@ class Tree(Node):
     def of(cls, nodes: Sequence[Node], size: int) -> "Tree":
         """The tree of grown nodes, its leaves numbered, padded to `size` nodes with leaves that nothing leads to."""
         padding = Node.new(0, nodes[0].left_categories.shape[0], nodes[0].threshold.dtype)
-        stacked = stack_on_host([*nodes, *[padding] * (size - len(nodes))])
-        is_leaf = np.asarray(stacked.feature) < 0
-        parts = {field.name: getattr(stacked, field.name) for field in fields(Node)}
+        whole = stacked([*nodes, *[padding] * (size - len(nodes))])
+        is_leaf = np.asarray(whole.feature) < 0
+        parts = {field.name: getattr(whole, field.name) for field in fields(Node)}
         leaf = np.where(is_leaf, np.cumsum(is_leaf) - 1, -1).astype(np.int32)
         return cls(**{**parts, "leaf": jax.device_put(leaf)})
 
@@ -171,8 +171,3 @@ class Tree(Node):
             return Branch(**own, condition=condition, path=" and ".join(path.values()), rmse=own_rmse, below=parts)
 
         return branch(0, "", {}, {column: np.ones(len(named), bool) for column, named in categories.items()})
-
-
-def stack_on_host(nodes: Sequence[T]) -> T:
-    """Nodes or trees of known values as one: by NumPy, since there are as many shapes as sizes of trees to compile."""
-    return jax.tree.map(lambda *leaves: jax.device_put(np.stack(leaves)), *nodes)

@@ -3,21 +3,26 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcal import _programs
+from jaxcal import _random
+from jaxcal._numpy import AnyArray, as_numpy, namespace, numpy_or_jit
+from jaxcal.functional._loops import over_leading_axis
 from jaxcal.networks import NormalNetwork, Widening, presets
-from jaxcal.networks.modules import FeedForward
-from jaxcal.networks.normal import alternate, residual_negative_log_likelihood
-from jaxcal.networks.training import new_network, squared_error, trainer
-from jaxcal.optimize import Optimum, Span, num_train, over_runs, reported_runs
+from jaxcal.networks.modules import FeedForward, at_rows
+from jaxcal.networks.normal import (
+    alternate,
+    errors_of,
+    residual_negative_log_likelihood,
+    weighted_squared_error,
+    with_unit_variances,
+)
+from jaxcal.networks.training import new_network, trainer
+from jaxcal.optimize import Optimum, each_run, num_train
 from jaxcal.predictors._growing import Problem
 
 _ROUNDS = 2
@@ -25,45 +30,43 @@ _ROUNDS = 2
 _WEIGHT_OF_OTHERS = 50.0
 # Of the intervals whose coverage of held-out rows is told.
 _LEVEL = 0.9
+# Up to so many rows one length serves parts of all sizes: batches of longer ones have more rows.
+_FEW_ROWS = 8192
 
 
-class Lists(NamedTuple):
-    """The rows of several trainings, to train on and to stop by: padded lists of row numbers, and how long they are."""
+class Rows(NamedTuple):
+    """The rows of a training, to train on and to stop by: padded row numbers, and how many there are."""
 
-    train: Int[Array, "*k m"]
-    num_train: Int[Array, "*k"]
-    validation: Int[Array, "*k v"]
-    num_validation: Int[Array, "*k"]
+    train: Int[AnyArray, " m"]
+    num_train: Int[AnyArray, ""]
+    validation: Int[AnyArray, " v"]
+    num_validation: Int[AnyArray, ""]
 
     @classmethod
     def padded(
-        cls, train: Sequence[np.ndarray], validation: Sequence[np.ndarray], slots: int, most: tuple[int, int]
-    ) -> "Lists":
-        """As many lists as `slots`, the last of them without rows, as long as `most`, or a quarter, ... of it.
+        cls, train: Sequence[np.ndarray], validation: Sequence[np.ndarray], most: tuple[int, int]
+    ) -> list["Rows"]:
+        """Those of several trainings, all as long as `most`, or, where that is long, a quarter, ... of it.
 
         So a few compiled programs are enough for parts of all sizes.
         """
-        padded = []
+        columns = []
         for part, length in zip((train, validation), most, strict=True):
-            counts = [len(numbers) for numbers in part] + [0] * (slots - len(part))
-            while -(-length // 4) >= max(counts):
+            while length > _FEW_ROWS and -(-length // 4) >= max(map(len, part)):
                 length = -(-length // 4)
-            lists = np.zeros((slots, length), np.int32)
-            for padded_numbers, numbers in zip(lists, part, strict=False):
-                padded_numbers[: len(numbers)] = numbers
-            padded += [jax.device_put(lists), jax.device_put(np.array(counts, np.int32))]
-        return cls(*padded)
+            columns.append([np.pad(numbers.astype(np.int32), (0, length - len(numbers))) for numbers in part])
+            columns.append([np.array(len(numbers), np.int32) for numbers in part])
+        return [cls(*each) for each in zip(*columns, strict=True)]
 
     @classmethod
     def divided(
         cls,
         parts: Sequence[np.ndarray],
-        slots: int,
         fraction: float,
         num_rows: int,
         rng: np.random.Generator,
         held_out: Bool[np.ndarray, " n"] | None = None,
-    ) -> "Lists":
+    ) -> list["Rows"]:
         """The rows of every part in a random order, the first ones to train on and the others to stop by.
 
         These are those that are held out, where some are, and a random fraction of a part that has none of them, or
@@ -79,7 +82,11 @@ class Lists(NamedTuple):
             *(np.split(order, [size]) for order, size in zip(orders, sizes, strict=True)), strict=True
         )
         most = num_train(num_rows, fraction)
-        return cls.padded(train, validation, slots, (most, num_rows - most))
+        return cls.padded(train, validation, (most, num_rows - most))
+
+    def of(self, inputs: Float[AnyArray, "n p"], targets: Float[AnyArray, " n"]) -> tuple[tuple, tuple]:
+        """The inputs and the targets of both parts."""
+        return _taken(self.train, inputs, targets), _taken(self.validation, inputs, targets)
 
 
 class Leaves(NamedTuple):
@@ -95,31 +102,20 @@ class Leaves(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """What several trainings draw at random: a seed for the order of the rows, and a key for every network."""
+    """What several trainings draw at random: the order of the rows, and a key that is split among the networks."""
 
-    seed: Int[Array, ""]
-    keys: PRNGKeyArray
-
-    @property
-    def rng(self) -> np.random.Generator:
-        """Of the order of the rows."""
-        return np.random.default_rng(int(self.seed))
+    rng: np.random.Generator
+    key: PRNGKeyArray
 
     @classmethod
-    def of(cls, key: PRNGKeyArray, number: int) -> "Draws":
+    def of(cls, key: PRNGKeyArray) -> "Draws":
+        """Those of a key."""
+        list_key, train_key = _random.split(key)
+        return cls(np.random.default_rng(_random.bits(list_key)), train_key)
+
+    def keys(self, number: int) -> list[PRNGKeyArray]:
         """Those of so many networks."""
-        list_key, train_key = jax.random.split(key)
-        return cls(jax.random.bits(list_key), jax.random.split(train_key, number))
-
-
-@partial(jax.jit, static_argnames="numbers")
-def draws(key: PRNGKeyArray, numbers: tuple[int, ...]) -> tuple[PRNGKeyArray, list[Draws]]:
-    """A key, and the draws of so many networks each, by one program."""
-    own, *keys = jax.random.split(key, 1 + len(numbers))
-    return own, [Draws.of(key, number) for key, number in zip(keys, numbers, strict=True)]
-
-
-_node_draws = jax.jit(Draws.of, static_argnums=1)
+        return _random.split(self.key, number)
 
 
 def held_out_rows(problem: Problem, settings: presets.Settings, draws: Draws) -> Bool[np.ndarray, " n"] | None:
@@ -139,10 +135,10 @@ def out_of_fold_residuals(
     number = problem.target.shape[0]
     folds = [fold for _ in range(num_members) for fold in np.array_split(rng.permutation(number), num_folds)]
     others = [np.setdiff1d(np.arange(number), fold) for fold in folds]
-    most = number - number // num_folds, -(-number // num_folds)
-    lists = Lists.padded(others, folds, len(folds), most)
-    means = partial(_train_means, problem.inputs, problem.target, lists, draws.keys, settings)
-    _, found = reported_runs(means, "usnrt.fit: networks without a fold", len(folds))
+    rows = Rows.padded(others, folds, (number - number // num_folds, -(-number // num_folds)))
+    own = list(zip(rows, draws.keys(len(rows)), strict=True))
+    label = "usnrt.fit: networks without a fold"
+    _, found = each_run(_train_mean, _shared(problem, settings), own, label=label, slots=len(own))
     residuals = np.zeros((num_members, number), problem.target.dtype)
     for k, (fold, of_fold) in enumerate(zip(folds, np.asarray(found), strict=True)):
         residuals[k // num_folds, fold] = of_fold[: len(fold)]
@@ -153,19 +149,19 @@ def node_residuals(
     problem: Problem, settings: presets.Settings, slots: int, rows: list[np.ndarray], key: PRNGKeyArray
 ) -> list[np.ndarray]:
     """The residuals of a network trained on the rows of every node (section IV-B), most of them its training rows."""
-    draws = _node_draws(key, slots)
-    lists = Lists.divided(rows, slots, settings.validation_fraction, problem.target.shape[0], draws.rng)
-    means = partial(_train_means, problem.inputs, problem.target, lists, draws.keys, settings)
-    parts = reported_runs(means, "usnrt.fit: networks of nodes", len(rows))
-    parts, lists = jax.tree.map(np.asarray, (parts, lists))
+    draws = Draws.of(key)
+    divided = Rows.divided(rows, settings.validation_fraction, problem.target.shape[0], draws.rng)
+    own = list(zip(divided, draws.keys(len(divided)), strict=True))
+    label = "usnrt.fit: networks of nodes"
+    parts = as_numpy(each_run(_train_mean, _shared(problem, settings), own, label=label, slots=slots))
     whole = np.zeros(problem.target.shape, problem.target.dtype)
     found = []
-    for k, node_rows in enumerate(rows):
+    for k, (node_rows, its) in enumerate(zip(rows, divided, strict=True)):
         # Nodes of several members may share rows; each is read before the next one is written.
         for part, numbers, count in zip(
-            parts, (lists.train, lists.validation), (lists.num_train, lists.num_validation), strict=True
+            parts, (its.train, its.validation), (its.num_train, its.num_validation), strict=True
         ):
-            whole[numbers[k, : count[k]]] = part[k, : count[k]]
+            whole[numbers[:count]] = part[k, :count]
         found.append(whole[node_rows])
     return found
 
@@ -181,11 +177,12 @@ def train_on_all_rows(
 
     The variance learns from residuals out of fold.
     """
-    number, num_members = problem.target.shape[0], len(residuals)
-    every = [np.arange(number)] * num_members
-    lists = Lists.divided(every, num_members, settings.validation_fraction, number, draws.rng, held_out)
-    start = partial(_train_start, problem.inputs, problem.target, lists, draws.keys, settings, residuals)
-    return reported_runs(start, "usnrt.fit: networks of all rows", num_members)
+    number = problem.target.shape[0]
+    every = [np.arange(number)] * len(residuals)
+    rows = Rows.divided(every, settings.validation_fraction, number, draws.rng, held_out)
+    own = list(zip(rows, draws.keys(len(rows)), residuals, strict=True))
+    label = "usnrt.fit: networks of all rows"
+    return each_run(_train_start, _shared(problem, settings), own, label=label, slots=len(own))
 
 
 def train_leaves(
@@ -210,146 +207,163 @@ def train_leaves(
     """
     flat = [rows for of_tree in leaves for rows in of_tree]
     counts = np.array([len(of_tree) for of_tree in leaves])
-    lists = Lists.divided(flat, slots, settings.validation_fraction, problem.target.shape[0], draws.rng, held_out)
-    member = np.pad(np.repeat(np.arange(len(leaves)), counts), (0, slots - len(flat)))
-    variances = partial(_train_variances, problem.inputs, problem.target, lists, draws.keys, settings, start, member)
-    found = reported_runs(variances, "usnrt.fit: leaves", len(flat))
+    rows = Rows.divided(flat, settings.validation_fraction, problem.target.shape[0], draws.rng, held_out)
+    start = as_numpy(start)
+    starts = [jax.tree.map(lambda leaf, k=k: leaf[k], start) for k in np.repeat(np.arange(len(leaves)), counts)]
+    own = list(zip(rows, draws.keys(len(rows)), starts, strict=True))
+    found = each_run(_train_leaf, _shared(problem, settings), own, label="usnrt.fit: leaves", slots=slots)
     # Trees with fewer leaves than others are filled up.
     place = np.arange(counts.max())
     is_there = place < counts[:, None]
     number = (np.cumsum(counts) - counts)[:, None] + np.where(is_there, place, 0)
-    return _by_leaf(found, jnp.asarray(number), jnp.asarray(is_there), settings.calibrate)
+    return _by_leaf(found, number, is_there, settings.calibrate)
+
+
+def _shared(problem: Problem, settings: presets.Settings) -> tuple:
+    """What all trainings have in common."""
+    return problem.inputs, problem.target, settings
 
 
 class _HeldOut(NamedTuple):
     """The rows of leaves that their networks were not trained on, padded, and which of them there are."""
 
-    variance: Float[Array, "*k v"]
-    errors: Float[Array, "*k v"]
-    included: Bool[Array, "*k v"]
+    variance: Float[AnyArray, "*k v"]
+    errors: Float[AnyArray, "*k v"]
+    included: Bool[AnyArray, "*k v"]
 
     def widenings(self) -> Widening:
         """Those of every leaf of one tree [leaves], by its own rows and, with little weight, by those of the others."""
-        numbers = jnp.arange(self.errors.shape[0])
-        total, own = (jnp.sum(self.included, axis=axis, dtype=self.errors.dtype) for axis in (None, 1))
-        flat = jax.tree.map(jnp.ravel, self)
+        xp = namespace(self.errors)
+        numbers = xp.arange(self.errors.shape[0])
+        total, own = (xp.sum(self.included, axis=axis, dtype=self.errors.dtype) for axis in (None, 1))
+        flat = jax.tree.map(xp.ravel, self)
 
-        def of_leaf(number):
-            is_own = jnp.repeat(numbers == number, self.errors.shape[1])
-            weight_of_another = _WEIGHT_OF_OTHERS / jnp.maximum(total - own[number], _WEIGHT_OF_OTHERS)
-            weights = flat.included * jnp.where(is_own, 1.0, weight_of_another)
+        def of_leaf(number: Int[AnyArray, ""]) -> Widening:
+            is_own = xp.repeat(numbers == number, self.errors.shape[1])
+            weight_of_another = _WEIGHT_OF_OTHERS / xp.maximum(total - own[number], _WEIGHT_OF_OTHERS)
+            weights = flat.included * xp.where(is_own, 1, weight_of_another).astype(self.errors.dtype)
             return Widening.of(flat.variance, flat.errors, weights=weights)
 
-        return lax.map(of_leaf, numbers)
+        return over_leading_axis(of_leaf, numbers)
 
-    def coverage(self, widening: Widening) -> Float[Array, ""]:
+    def coverage(self, widening: Widening) -> Float[AnyArray, "*k"]:
         """How much of them lies in the intervals after the widening; NaN where there are none."""
-        reach = NormalDist().inv_cdf((1 + _LEVEL) / 2) * jnp.sqrt(widening(self.variance))
-        return jnp.mean(jnp.abs(self.errors) <= reach, where=self.included)
+        xp = namespace(self.errors)
+        variance = jax.tree.map(lambda leaf: leaf[..., None], widening)(self.variance)
+        is_inside = abs(self.errors) <= NormalDist().inv_cdf((1 + _LEVEL) / 2) * xp.sqrt(variance)
+        total = lambda counted: xp.sum(counted, axis=-1, dtype=self.errors.dtype)
+        return total(is_inside & self.included) / total(self.included)
 
 
-@_programs.jit
-def _by_leaf(found: tuple, number: Int[Array, "m leaves"], is_there: Bool[Array, "m leaves"], widen: bool) -> Leaves:
+@numpy_or_jit
+def _by_leaf(found: tuple, number: Int[AnyArray, "m leaves"], is_there: Bool[AnyArray, "m leaves"], widen: bool):
     """What every leaf has, [m, leaves]: of those there are, the one of its number."""
-    optima, rmse, held_out = jax.tree.map(lambda leaf: leaf[number] if eqx.is_array(leaf) else leaf, found)
-    rmse = jnp.where(is_there, rmse, jnp.nan)
+    optima, rmse, held_out = jax.tree.map(lambda leaf: leaf[number], found)
+    rmse = namespace(rmse).where(is_there, rmse, np.nan)
     if not widen:
         return Leaves(optima, rmse, None, None)
     held_out = held_out._replace(included=held_out.included & is_there[..., None])
-    widening = jax.vmap(_HeldOut.widenings)(held_out)
-    return Leaves(optima, rmse, widening, jax.vmap(jax.vmap(_HeldOut.coverage))(held_out, widening))
+    widening = over_leading_axis(_HeldOut.widenings, held_out)
+    return Leaves(optima, rmse, widening, held_out.coverage(widening))
 
 
-@_programs.jit
-def _train_means(inputs, target, lists: Lists, keys, settings: presets.Settings, span: Span | None):
-    """The residuals of a network for every list, of the rows to train on and of those to stop by, padded as it is."""
-
-    def one(lists: Lists, key):
-        network = _trained(squared_error, inputs, target, lists, key, settings)
-        return tuple(target[part] - jax.vmap(network)(inputs[part]) for part in (lists.train, lists.validation))
-
-    return over_runs(one, span=span)(lists, keys)
+def _train_mean(inputs, target, settings: presets.Settings, rows: Rows, key) -> tuple:
+    """The residuals of a network, of the rows to train on and of those to stop by, padded as these are."""
+    parts = rows.of(inputs, target)
+    network = _trained_mean(parts, rows, key, settings)
+    return tuple(errors_of(network, *part) for part in parts)
 
 
-@_programs.jit
-def _train_start(
-    inputs, target, lists: Lists, keys, settings: presets.Settings, residuals, span: Span | None
-) -> NormalNetwork:
-    """A network of the mean for every list, and one of the variance of these residuals."""
-
-    def one(lists: Lists, key, residuals):
-        keys = [jax.random.fold_in(key, number) for number in range(2)]
-        mean = _trained(squared_error, inputs, target, lists, keys[0], settings)
-        options = {"activation": settings.variance_activation}
-        loss = residual_negative_log_likelihood
-        return NormalNetwork((mean, _trained(loss, inputs, residuals, lists, keys[1], settings, **options)))
-
-    return over_runs(one, span=span)(lists, keys, residuals)
+def _train_start(inputs, target, settings: presets.Settings, rows: Rows, key, residuals) -> NormalNetwork:
+    """A network of the mean, and one of the variance of these residuals."""
+    mean_key, variance_key = _random.split(key)
+    mean = _trained_mean(rows.of(inputs, target), rows, mean_key, settings)
+    options = {"activation": settings.variance_activation}
+    of_residuals = rows.of(inputs, residuals)
+    loss = residual_negative_log_likelihood
+    return NormalNetwork((mean, _trained(loss, of_residuals, rows, variance_key, settings, **options)))
 
 
-def _trained(loss: Callable, inputs, targets, lists: Lists, key, settings: presets.Settings, **options) -> FeedForward:
-    """A new network, trained on the rows of a list."""
-    init_key, train_key = jax.random.split(key)
-    network = new_network(inputs, settings.hidden)("scalar", key=init_key, **options)
-    train, validation = ((inputs[part], targets[part]) for part in (lists.train, lists.validation))
-    return _trainer(lists, settings)(loss, network, train, validation, key=train_key).params
+def _trained_mean(parts: tuple[tuple, tuple], rows: Rows, key, settings: presets.Settings) -> FeedForward:
+    """A network of the mean, by the program that trains those of leaves: there every row has a variance."""
+    return _trained(weighted_squared_error, with_unit_variances(*parts), rows, key, settings)
 
 
-@_programs.jit
-def _train_variances(
-    inputs,
-    target,
-    lists: Lists,
-    keys,
-    settings: presets.Settings,
-    start: NormalNetwork | None,
-    member: Int[ArrayLike, " k"],
-    span: Span | None,
-) -> tuple[Optimum, Float[Array, " k"], _HeldOut]:
-    """The optimum of networks for every list, the root mean square of the residuals, and the held-out rows.
+def _trained(
+    loss: Callable, parts: tuple[tuple, tuple], rows: Rows, key, settings: presets.Settings, **options: Any
+) -> FeedForward:
+    """A new network, trained."""
+    init_key, train_key = _random.split(key)
+    network = new_network(parts[0][0], settings.hidden)("scalar", key=init_key, **options)
+    return _trainer(rows, settings)(loss, network, *parts, key=train_key).params
 
-    Those of a list start from the networks of its member, where there are some.
+
+def _train_leaf(
+    inputs, target, settings: presets.Settings, rows: Rows, key, start: NormalNetwork | None
+) -> tuple[Optimum, Float[Array, ""], _HeldOut]:
+    """The optimum of a leaf's networks, the root mean square of the residuals, and the held-out rows.
+
+    The networks start from the given ones, where there are such.
     """
-    start = jax.tree.map(lambda leaf: leaf[member] if eqx.is_array(leaf) else leaf, start)
-
-    def one(lists: Lists, key, start: NormalNetwork | None):
-        train, validation = ((inputs[part], target[part]) for part in (lists.train, lists.validation))
-        if start is None:
-            new_mean = new_network(inputs, settings.hidden)
-            new_variance = partial(new_mean, activation=settings.variance_activation)
-        else:
-            new_mean, new_variance = (lambda _, key, network=network: network for network in start.networks)
-        counts = lists.num_train, lists.num_validation
-        train_one = _trainer(lists, settings)
-        if start is not None:
-            train_one = _if_clearly_better(train_one, counts[1])
-        anew = not settings.calibrate
-        optimum = alternate((train, validation), counts, new_mean, new_variance, train_one, key, _ROUNDS, anew=anew)
-        moments = [jax.vmap(optimum.params)(x) for x, _ in (train, validation)]
-        errors = [y - mean for (_, y), (mean, _) in zip((train, validation), moments, strict=True)]
-        included = [jnp.arange(e.shape[0]) < count for e, count in zip(errors, counts, strict=True)]
-        total = sum(jnp.sum(e**2, where=there) for e, there in zip(errors, included, strict=True))
-        held_out = _HeldOut(moments[1][1], errors[1], included[1])
-        return optimum, jnp.sqrt(total / (counts[0] + counts[1])), held_out
-
-    return over_runs(one, span=span)(lists, keys, start)
+    parts, counts = rows.of(inputs, target), (rows.num_train, rows.num_validation)
+    train = _trainer(rows, settings)
+    if start is None:
+        new_mean = new_network(inputs, settings.hidden)
+        new_variance = partial(new_mean, activation=settings.variance_activation)
+    else:
+        new_mean, new_variance = (lambda _, key, network=network: network for network in start.networks)
+        train = partial(_train_further, train, rows.num_validation)
+    anew = not settings.calibrate
+    optimum = alternate(parts, counts, new_mean, new_variance, train, key, _ROUNDS, anew=anew)
+    return optimum, *_judged(optimum.params, parts, counts)
 
 
-def _if_clearly_better(train: Callable[..., Optimum], count: Int[Array, ""]) -> Callable[..., Optimum]:
+@numpy_or_jit
+def _judged(network: NormalNetwork, parts: tuple[tuple, tuple], counts: tuple) -> tuple[Float[AnyArray, ""], _HeldOut]:
+    """The root mean square of the residuals of all rows, and what is predicted of the held-out ones."""
+    moments = [at_rows(network, x) for x, _ in parts]
+    errors = [y - mean for (_, y), (mean, _) in zip(parts, moments, strict=True)]
+    xp = namespace(errors[0])
+    included = [xp.arange(len(each)) < count for each, count in zip(errors, counts, strict=True)]
+    total = sum(xp.sum(each**2, where=there) for each, there in zip(errors, included, strict=True))
+    rmse = xp.sqrt(total / (counts[0] + counts[1]).astype(errors[0].dtype))
+    return rmse, _HeldOut(moments[1][1], errors[1], included[1])
+
+
+def _train_further(
+    train: Callable[..., Optimum],
+    count: Int[AnyArray, ""],
+    loss: Callable,
+    network: FeedForward,
+    rows,
+    held_out,
+    *,
+    key,
+) -> Optimum:
     """A training that gives the initial network unless the loss of held-out rows is lower by its standard error."""
-
-    def train_further(loss, network, rows, held_out, *, key):
-        optimum = train(loss, network, rows, held_out, key=key)
-        before, after = (loss(candidate, held_out, None) for candidate in (network, optimum.params))
-        included = jnp.arange(before.shape[0]) < count
-        gain, std = (of(before - after, where=included) for of in (jnp.mean, jnp.std))
-        is_better = gain > std / jnp.sqrt(count)
-        choose = lambda new, old: jnp.where(is_better, new, old) if eqx.is_array(new) else new
-        return optimum._replace(params=jax.tree.map(choose, optimum.params, network))
-
-    return train_further
+    optimum = train(loss, network, rows, held_out, key=key)
+    return optimum._replace(params=_better(loss, network, optimum.params, held_out, count))
 
 
-def _trainer(lists: Lists, settings: presets.Settings):
+@numpy_or_jit
+def _better(
+    loss: Callable, old: FeedForward, new: FeedForward, held_out: tuple, count: Int[AnyArray, ""]
+) -> FeedForward:
+    """The new network, if its loss of held-out rows is lower by the standard error of the difference."""
+    before, after = (loss(network, held_out, None) for network in (old, new))
+    xp = namespace(before)
+    included = xp.arange(before.shape[0]) < count
+    gain, std = (of(before - after, where=included) for of in (xp.mean, xp.std))
+    is_better = gain > std / xp.sqrt(count)
+    return jax.tree.map(lambda new, old: xp.where(is_better, new, old), new, old)
+
+
+@numpy_or_jit
+def _taken(numbers: Int[AnyArray, " k"], *columns: AnyArray) -> tuple[AnyArray, ...]:
+    """The rows of these numbers."""
+    return tuple(column[numbers] for column in columns)
+
+
+def _trainer(rows: Rows, settings: presets.Settings) -> Callable[..., Optimum]:
     """How all these networks are trained, on the rows that there are."""
-    return partial(trainer(settings), num_rows=(lists.num_train, lists.num_validation))
+    return partial(trainer(settings), num_rows=(rows.num_train, rows.num_validation))

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks, _programs
+from jaxcal import _checks, _programs, _random
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.distributions._rows import predicted_by_buckets
 from jaxcal.frames.columns import Categorical, Columns
@@ -29,8 +29,9 @@ from jaxcal.networks.held_out import widened
 from jaxcal.networks.normal import as_mixture, as_normal
 from jaxcal.networks.training import settle, takes_training_options
 from jaxcal.predictors import _tree_networks
-from jaxcal.predictors._growing import FOLDS, Growing, Problem, Search, arranged, grow, stack_trees
+from jaxcal.predictors._growing import FOLDS, Growing, Problem, Search, arranged, grow, in_unit, stack_trees
 from jaxcal.predictors._tree import Branch, Tree
+from jaxcal.predictors._tree_networks import Draws
 
 
 @takes_training_options()
@@ -152,9 +153,8 @@ def fit(
     scalers, problem = arranged(columns, table, y, log_tails=settings.log_tails)
     # As many leaves as there can be at most.
     num_leaves = num_members * max(len(y) // search.min_leaf, 1)
-    grow_key, (of_leaves, of_folds, of_held_out, of_all) = _tree_networks.draws(
-        key, (num_leaves, num_members * (FOLDS if search.num_folds == 1 else search.num_folds), 1, num_members)
-    )
+    grow_key, *keys = _random.split(key, 5)
+    of_leaves, of_folds, of_held_out, of_all = map(Draws.of, keys)
     splitting = settings._replace(hidden=tuple(search.split_hidden))
     folds = partial(_tree_networks.out_of_fold_residuals, problem, splitting, num_members=num_members, draws=of_folds)
     residuals = None if search.num_folds == 1 else folds(search.num_folds)
@@ -173,7 +173,7 @@ def fit(
         y_scaler=scalers.y,
         trees=stack_trees(trees, scalers.y.scale),
         networks=leaves.optima.params,
-        leaf_rmse=scalers.y.scale * leaves.rmse,
+        leaf_rmse=in_unit(leaves.rmse, scalers.y.scale),
         leaf_coverage=leaves.coverage,
         training=TrainingRecord.of(leaves.optima, throw=settings.throw),
         leaf_widening=leaves.widening,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.integrate
 import scipy.stats
+from compiled import compilations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -345,12 +346,29 @@ def test_a_fixed_center_needs_the_cuts_of_an_order_only(rng):
         np.testing.assert_allclose(of_cuts.max(), between.max(), rtol=1e-9)
 
 
-def test_a_second_search_compiles_nothing(rng):
+@pytest.mark.parametrize("center", CENTERS)
+def test_numpy_finds_what_the_program_finds(rng, center, monkeypatch):
+    x, residuals = rough(rng, 400)
+    nodes = rng.integers(-1, 3, 400)
+    options = {"num_nodes": 4, "min_leaf": 20, "center": center}
+    by_numpy = levene.best_splits(x, residuals, nodes, **options)
+    monkeypatch.setattr(levene, "_FEW_ROWS", 0)
+    by_program = levene.best_splits(x, residuals, nodes, **options)
+    for name, found, expected in zip(levene.Split._fields, by_numpy, by_program, strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=EXACT, atol=1e-4 * EXACT, err_msg=name)
+
+
+def test_a_second_search_compiles_nothing(rng, monkeypatch):
     x, residuals = rough(rng, 40)
+    with compilations() as compiled:
+        levene.best_split(x, residuals, min_leaf=3)
+    assert not compiled
+    monkeypatch.setattr(levene, "_FEW_ROWS", 0)
     levene.best_split(x, residuals, min_leaf=3)
-    before = levene._search._cache_size()
-    levene.best_split(x[::-1], residuals, min_leaf=7)
-    assert levene._search._cache_size() == before
+    with compilations() as compiled:
+        levene.best_split(x[::-1].copy(), residuals, min_leaf=7)
+    assert not compiled
 
 
 def test_wrong_input(rng):

@@ -1,7 +1,7 @@
 """How many programs a method compiles: none for a second fit, nearby numbers of rows, or another number as an option.
 
 The sizes lie in one bucket. On a CPU it is so of all methods but these, whose programs are those of their numbers of
-rows: USNRT, the neural process, `isotonic`, `kmeans`, `neural_quantiles` and `accrue`.
+rows: the neural process, `isotonic`, `kmeans`, `neural_quantiles` and `accrue`.
 """
 
 import jax
@@ -53,6 +53,11 @@ CASES = {
     "gaussian_process": (of_predictor(jc.gaussian_process.fit), {}),
     "mlp": (of_predictor(jc.mlp.fit, **SHORT), {"learning_rate": 0.002}),
     "variance_network": (of_predictor(jc.variance_network.fit, **SHORT), {"weight_decay": 0.01}),
+    "alternating": (
+        of_predictor(jc.variance_network.fit, form="alternating", **SHORT),
+        {"weight_decay": 0.01},
+    ),
+    "usnrt": (of_predictor(jc.usnrt.fit, min_leaf=60, **SHORT), {"significance": 0.02}),
     "deep_ensemble": (of_predictor(jc.deep_ensemble.fit, num_members=2, **SHORT), {"learning_rate": 0.002}),
     "dropout": (of_predictor(jc.dropout.fit, num_samples=3, **SHORT), {"rate": 0.2}),
     "concrete dropout": (of_predictor(jc.dropout.fit, num_samples=3, rate="concrete", **SHORT), {"length_scale": 0.02}),

@@ -12,7 +12,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from jaxcal._numpy import AnyArray, stacked
+from jaxcal._numpy import AnyArray, constant, namespace, stacked
+from jaxcal.functional._loops import carried
 
 
 class Node(eqx.Module):
@@ -120,17 +121,27 @@ class Tree(Node):
         leaf = np.where(is_leaf, np.cumsum(is_leaf) - 1, -1).astype(np.int32)
         return cls(**{**parts, "leaf": jax.device_put(leaf)})
 
-    def leaf_of(self, x: Float[Array, " d"], codes: Int[Array, " d"], categorical: Bool[Array, " d"]) -> Int[Array, ""]:
-        """The number of the leaf that a point falls into; `codes` has the positions of its categories."""
-        x = lax.stop_gradient(x)
+    def leaves_of(
+        self, x: Float[AnyArray, "n d"], codes: Int[AnyArray, "n d"], categorical: Bool[AnyArray, " d"]
+    ) -> Int[AnyArray, " n"]:
+        """The number of the leaf that each row falls into; `codes` has the positions of its categories."""
+        xp, x = namespace(x, self.feature), constant(x)
+        rows = xp.arange(x.shape[0])
 
-        def below(node):
-            feature = self.feature[node]
-            by_category = self.left_categories[node, codes[feature]]
-            left = jnp.where(categorical[feature], by_category, x[feature] <= self.threshold[node])
-            return jnp.where(left, self.children[node, 0], self.children[node, 1])
+        def below(node: Int[AnyArray, " n"]) -> Int[AnyArray, " n"]:
+            feature = xp.maximum(self.feature[node], 0)
+            by_category = self.left_categories[node, codes[rows, feature]]
+            left = xp.where(categorical[feature], by_category, x[rows, feature] <= self.threshold[node])
+            child = xp.where(left, self.children[node, 0], self.children[node, 1])
+            return xp.where(self.feature[node] >= 0, child, node)
 
-        return self.leaf[lax.while_loop(lambda node: self.feature[node] >= 0, below, jnp.int32(0))]
+        node = xp.zeros(x.shape[0], np.int32)
+        is_split = lambda node: (self.feature[node] >= 0).any()
+        if xp is jnp:
+            return self.leaf[lax.while_loop(is_split, below, carried(node))]
+        while is_split(node):
+            node = below(node)
+        return self.leaf[node]
 
     def branch(self, names: Sequence[str], categories: Mapping[int, Sequence[str]], leaf_rmse: ArrayLike) -> Branch:
         """The nodes as they are shown.

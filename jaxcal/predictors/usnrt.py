@@ -15,17 +15,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks, _programs, _random
+from jaxcal import _checks, _random
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.distributions._rows import predicted_by_buckets
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index
 from jaxcal.frames.preprocessing import LogTails, Standardizer
+from jaxcal.functional._loops import over_leading_axis, scan
 from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, Widening, presets
 from jaxcal.networks.held_out import widened
+from jaxcal.networks.modules import at_rows
 from jaxcal.networks.normal import as_mixture, as_normal
 from jaxcal.networks.training import settle, takes_training_options
 from jaxcal.predictors import _tree_networks
@@ -326,46 +328,54 @@ def _grow(
     return grow(problem, search, residuals_of, num_members, key)
 
 
-@_programs.jit
-def _leaves(fitted: USNRT, tree: Tree, table: Float[Array, "n c"]) -> Int[Array, " n"]:
+@numpy_or_jit
+def _leaves(fitted: USNRT, tree: Tree, table: Float[AnyArray, "n c"]) -> Int[AnyArray, " n"]:
     """The number of the leaf of one tree that each row falls into."""
-    codes = fitted.columns.codes(table)
-    is_categorical = jnp.isin(jnp.arange(table.shape[1]), jnp.array(fitted.columns.categorical, int))
-    return jax.vmap(lambda row, codes: tree.leaf_of(row, codes, is_categorical))(table, codes)
+    is_categorical = namespace(table).asarray(np.isin(np.arange(table.shape[1]), fitted.columns.categorical))
+    return tree.leaves_of(table, fitted.columns.codes(table), is_categorical)
 
 
-@predicted_by_buckets
-@_programs.jit
-def _predict(fitted: USNRT, table: Float[Array, "n c"]) -> Normal | Mixture:
+@partial(numpy_or_jit, around=predicted_by_buckets)
+def _predict(fitted: USNRT, table: Float[AnyArray, "n c"]) -> Normal | Mixture:
     means, variances = _moments(fitted, table)
     if means.shape[0] == 1:
         return as_normal((means[0], variances[0]), fitted.y_scaler)
     return as_mixture(means, variances, fitted.widening, fitted.y_scaler)
 
 
-def _moments(fitted: USNRT, table: Float[Array, "n c"]) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
+def _moments(fitted: USNRT, table: Float[AnyArray, "n c"]) -> tuple[Float[AnyArray, "m n"], Float[AnyArray, "m n"]]:
     """The mean and the variance of every member, of the standardized target."""
+    xp = namespace(table, fitted.leaf_rmse)
     inputs = fitted.x_scaler(fitted.columns.inputs(table))
-    networks, fixed = eqx.partition(fitted.networks, eqx.is_array)
-    numbers = jnp.arange(fitted.leaf_rmse.shape[-1])
+    numbers = xp.arange(fitted.leaf_rmse.shape[-1])
 
-    def member(tree: Tree, of_leaves):
+    def member(own: tuple[Tree, tuple[NormalNetwork, Widening | None]]) -> tuple[AnyArray, AnyArray]:
+        tree, of_leaves = own
         leaf = _leaves(fitted, tree, table)
 
-        def place(moments, part):
+        def place(moments: tuple[AnyArray, AnyArray], part: tuple) -> tuple[tuple[AnyArray, AnyArray], None]:
             number, (network, widening) = part
-            mean, variance = jax.vmap(eqx.combine(network, fixed))(inputs)
+            is_in = leaf == number
+            # NumPy asks a leaf's network of the leaf's rows alone.
+            mean, variance = at_rows(network, inputs[is_in] if xp is np else inputs)
             found = mean, widened(variance, widening)
-            return jax.tree.map(lambda new, old: jnp.where(leaf == number, new, old), found, moments), None
+            return tuple(_placed(*each, is_in) for each in zip(moments, found, strict=True)), None
 
-        nothing = jnp.zeros(table.shape[0], inputs.dtype)
-        moments, _ = lax.scan(place, (nothing, nothing), (numbers, of_leaves))
-        return moments
+        nothing = tuple(xp.zeros(table.shape[0], inputs.dtype) for _ in range(2))
+        return scan(place, nothing, (numbers, of_leaves))[0]
 
-    return jax.vmap(member)(fitted.trees, (networks, fitted.leaf_widening))
+    return over_leading_axis(member, (fitted.trees, (fitted.networks, fitted.leaf_widening)))
 
 
-@_programs.jit
-def _widening_of_mixture(fitted: USNRT, table: Float[Array, "n c"], target: Float[Array, " n"]) -> Widening:
+def _placed(whole: Float[AnyArray, " n"], part: Float[AnyArray, "..."], is_in: Bool[AnyArray, " n"]) -> AnyArray:
+    """The values with those of a part, of which a program has one for every row, and NumPy those inside."""
+    if isinstance(whole, jax.Array):
+        return jnp.where(is_in, part, whole)
+    whole[is_in] = part
+    return whole
+
+
+@numpy_or_jit
+def _widening_of_mixture(fitted: USNRT, table: Float[AnyArray, "n c"], target: Float[AnyArray, " n"]) -> Widening:
     """That of held-out rows, of the standardized target."""
     return Widening.of_mixture(*_moments(fitted, table), target)

@@ -14,7 +14,7 @@ from jaxcal._numpy import AnyArray, as_numpy, by_numpy, in_jax, is_array, is_kno
 from jaxcal.functional import noise
 from jaxcal.gp import exact, host, padding
 from jaxcal.gp.implicit import with_derivatives
-from jaxcal.gp.inference.automatic import HOPELESS, chosen, leave_one_out_crps
+from jaxcal.gp.inference.automatic import chosen, leave_one_out_crps
 from jaxcal.gp.inference.exact import TOLERANCE, Exact
 from jaxcal.gp.model import JITTER_TRIES, Data
 from jaxcal.gp.padding import device_of
@@ -35,7 +35,7 @@ class Way(NamedTuple):
     """How a process is fitted.
 
     Attributes:
-        inferences: settled for the rows. Of two the one with the better leave-one-out predictions is taken.
+        inferences: settled for the rows. Of several the one with the better leave-one-out predictions is taken.
         noise: of the process.
         differentiable: whether derivatives pass through the fit.
     """
@@ -125,23 +125,15 @@ def _of_known(
     """The fit of known rows, one output after the other, and by which inference it is."""
     outputs = _outputs(rows)
     firsts = [_first(prepare, way, output) for output in outputs]
-
-    def fits(inference: Inference) -> list[tuple[S, Process]]:
+    fits = []
+    for inference in way.inferences:
         one = partial(_of_output, prepare, inference, way, on_host=on_host)
-        return [one(output, first) for output, first in zip(outputs, firsts, strict=True)]
-
-    if len(way.inferences) == 1:
-        return _together(fits(way.inference), rows), way.inference
-    mean_score = lambda found: np.mean([_score(prepare, *each) for each in zip(outputs, found, strict=True)])
-    by_all, by_nearest = way.inferences
-    nearest = fits(by_nearest)
-    score = mean_score(nearest)
-    start = by_all.begun()
-    if start is None or mean_score(fits(start)) <= HOPELESS * score:
-        of_all = fits(by_all)
-        if mean_score(of_all) <= score:
-            return _together(of_all, rows), by_all
-    return _together(nearest, rows), by_nearest
+        fits.append([one(output, first) for output, first in zip(outputs, firsts, strict=True)])
+    best = 0
+    if len(fits) > 1:
+        scores = [[_score(prepare, *each) for each in zip(outputs, fit, strict=True)] for fit in fits]
+        best = int(np.argmin(np.mean(scores, axis=1)))
+    return _together(fits[best], rows), way.inferences[best]
 
 
 def _first(prepare: Prepare[Any], way: Way, rows: Sequence[Any]) -> First:

@@ -90,10 +90,6 @@ class Inference(eqx.Module):
         """Whether it takes hundreds of quick steps: one compiled loop is faster then than a host."""
         return False
 
-    def begun(self) -> "Inference | None":
-        """One that shows early what its search may come to, where that is long; else None."""
-        return None
-
     @abstractmethod
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
         """The best hyperparameters that are found from initial models along a leading axis.

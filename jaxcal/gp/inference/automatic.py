@@ -27,9 +27,6 @@ _EXACT_ROWS, _EXACT_ROWS_BY_LAPACK = 2000, 5000
 _EXACT_ROWS_BY_MEMORY = (8, 8_000), (14, 12_000), (30, 20_000), (70, 32_000), (120, 42_000)
 # Above so many rows the nearest are not asked: to predict as many takes O(n^2), hours of a million.
 _NEAREST_ROWS = 250_000
-# How many times the CRPS of the nearest rows' process another one may have after its first step, to be searched for
-# on. On twelve sets of 5,900 to 12,000 rows the search of a bound lowered it by at most 12 % (`gp_sparse_begun.txt`).
-HOPELESS = 1.25
 
 
 def chosen(n: int, noise: Noise, *, is_known: bool, in_numpy: bool) -> tuple[Inference, ...]:

@@ -118,10 +118,6 @@ class Sparse(Inference):
         """Where inducing points move."""
         return self.is_trained
 
-    def begun(self) -> "Sparse | None":
-        """The same after one step: what its search may come to is seen in a sixth of the time."""
-        return replace(self, max_iterations=1)
-
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
         """The optimum of the bound, from the best of several models."""
         best = sparse_initial(self, initial_models, data, jitter, first)

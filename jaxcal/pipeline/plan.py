@@ -63,11 +63,11 @@ class Plan:
 
     @property
     def shares_inference(self) -> bool:
-        """Whether the other folds' processes are fitted by the inference that was taken without the first fold.
+        """Whether all processes are fitted by the inference that was taken without the first fold.
 
-        The fit to all rows chooses its own. Of CV+ each model knows nothing of the rows that it predicts. Nothing else
-        is shared. When all searches began at one optimum, errors out of fold did not show that a fit may end at another
-        one: 90 % intervals of election covered 66 %.
+        Then errors out of fold are those of the inference that predicts. Of CV+ each model knows nothing of the rows
+        that it predicts. Nothing else is shared. When all searches began at one optimum, errors out of fold did not
+        show that a fit may end at another one: 90 % intervals of election covered 66 %.
         """
         return self.division.predicts == "all_rows"
 
@@ -88,11 +88,13 @@ class Held(NamedTuple):
         steps: the predictions after each step.
         last: the last step, fitted to those before; None where there is none, and with "cv+".
         chain: of a single fold, or of all folds together; None where one fitted to all rows predicts.
+        like: the chain without the first fold, whose inferences that one takes; None where it takes its own.
     """
 
     steps: tuple[Step, ...]
     last: Callable | None
     chain: Any
+    like: Chain | None
 
 
 def fit_one(
@@ -108,7 +110,7 @@ def fit_one(
         held = held_of(x, y, predictor, calibrators, plan, models(x, y, predictor, calibrators, plan, slice(None)))
     chain = held.chain
     if chain is None:
-        chain = _fit_of(predictor, calibrators, plan)(x, *_targets(y, plan), key=plan.keys[1])
+        chain = _fit_of(predictor, calibrators, plan, held.like)(x, *_targets(y, plan), key=plan.keys[1])
     return Pipeline(
         chain,
         held.last,
@@ -199,7 +201,8 @@ def held_of(
         if plan.recalibrate is not None:
             name = "cv+" if last is None else name_of(plan.recalibrate)
             steps.append(step_of(name, _recalibrated(plan.last(), x, y, ends, parts, by)))
-    return Held(tuple(steps), last, chain)
+    like = chains[0] if plan.shares_inference else None
+    return Held(tuple(steps), last, chain, like)
 
 
 def fit_chain(

@@ -25,6 +25,8 @@ from jaxcal.gp import Exact, Nearest, Sparse, Stochastic
 from jaxcal.gp.process import HoldsProcess
 
 _INFERENCES = {"exact": Exact, "sparse": Sparse, "nearest": Nearest, "stochastic": Stochastic}
+# Folds differ by a few rows; of a tenth more the exact process may be too dear.
+_MORE_ROWS = 1.1
 # So many numbers in a table are few for the threads of an estimator.
 _SMALL_TABLE = 200_000
 
@@ -173,7 +175,7 @@ def with_key(fit: Callable, *arguments: Any, key: PRNGKeyArray, like: Any = None
         arguments: its rows.
         key: random key.
         like: what it returned of other rows. Where that is a process, its inference is taken: to compare several of
-            many rows takes ten times as long as to fit by one.
+            many rows takes ten times as long as to fit by one. More rows may be too many for an exact one.
         options: further ones.
 
     Raises:
@@ -183,9 +185,16 @@ def with_key(fit: Callable, *arguments: Any, key: PRNGKeyArray, like: Any = None
     is_open = lambda name: name in parameters and parameters[name].default in (None, inspect.Parameter.empty)
     if is_open("key"):
         options["key"] = key
-    if isinstance(like, HoldsProcess) and is_open("inference") and is_open("preset"):
+    if _can_be_repeated(like, arguments[0]) and is_open("inference") and is_open("preset"):
         options["inference"] = _INFERENCES[like.inference]()
     return _checks.as_model(fit, fit(*arguments, **options))
+
+
+def _can_be_repeated(like: Any, x: Table) -> bool:
+    """Whether rows can be fitted by the inference of a process of other rows: the exact one's cost is cubic."""
+    if not isinstance(like, HoldsProcess):
+        return False
+    return like.inference != "exact" or num_rows(x) < _MORE_ROWS * jax.tree.leaves(like.points)[0].shape[0]
 
 
 def with_weights(fit: Callable, weights: Float[Array, " n"] | None) -> Callable:

@@ -94,7 +94,7 @@ class Held(NamedTuple):
     steps: tuple[Step, ...]
     last: Callable | None
     chain: Any
-    like: Chain | None
+    like: Any
 
 
 def fit_one(

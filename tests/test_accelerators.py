@@ -90,7 +90,7 @@ PARTS = {
         (_tree_networks, "each_run"),
         (_tree_networks, "_by_leaf"),
     ],
-    "kmeans": [(kmeans, "_root_mean_squares")],
+    "kmeans": [(kmeans, "_stds")],
     "rio-known": [
         (gp_fit, "_prepared"),
         (device, "_begin"),

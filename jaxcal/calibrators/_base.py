@@ -261,11 +261,11 @@ def in_scales(
     return xp.where(positive, error / xp.where(positive, scale, 1), without)
 
 
-@jax.jit
-def levels_of_sample(z: Float[Array, "*runs l"]) -> Float[Array, " l"]:
+@numpy_or_jit
+def levels_of_sample(z: Float[AnyArray, "*runs l"]) -> Float[AnyArray, " l"]:
     """The levels k / (L + 1) at which L sorted values cover a new exchangeable one."""
     size = z.shape[-1]
-    return jnp.arange(1, size + 1, dtype=z.dtype) / (size + 1)
+    return namespace(z).arange(1, size + 1, dtype=z.dtype) / (size + 1)
 
 
 def probabilities(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l"]:

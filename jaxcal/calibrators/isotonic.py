@@ -14,17 +14,17 @@ paper's levels.
 """
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from jaxcal import _checks
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.calibrators._base import (
     check_base,
     check_density,
     check_smoothing,
     error_scale,
+    in_order,
     levels_of_sample,
     probabilities,
     rows_without_probability,
@@ -138,17 +138,17 @@ def fit(
         made, rows = tables_of_groups(given, errors, rule="linear", scale=scale)
         return Isotonic(made, "fitted", scaled, rows=rows)
     if score == "cdf" and not base.is_location_scale:
-        return Isotonic(smoothed(jnp.sort(probabilities(base, y)), smoothing), "fitted", scaled=True, by_cdf=True)
+        return Isotonic(smoothed(in_order(probabilities(base, y)), smoothing), "fitted", scaled=True, by_cdf=True)
     if score is None and tails is None and base.is_continuous and not base.is_location_scale:
         p = base.cdf(y)
         if not (bad := rows_without_probability(base, y, p)).size:
-            return Isotonic(smoothed(jnp.sort(p), smoothing), "fitted", scaled=True, by_cdf=True)
+            return Isotonic(smoothed(in_order(p), smoothing), "fitted", scaled=True, by_cdf=True)
         _checks.warn(
             f"{_checks.percent(bad.size / p.shape[0])} of the PIT values are 0 or 1 in this precision: the predictions "
             "are recalibrated by their means and stds, without their shapes (score='signed')."
         )
     scaled = base.has_std
-    z = jnp.sort(standardized_errors(base, y, scaled, finite=True))
+    z = in_order(standardized_errors(base, y, scaled, finite=True))
     warn_without_width(z)
     if isinstance(base, Normal) and not _checks.is_traced(z):  # what Phi says of z are PIT values
         _warn_of_extremes(np.asarray(z))
@@ -205,20 +205,20 @@ class Isotonic(eqx.Module):
         return ScaledQuantiles(loc, scale, levels, z, tails, from_sample=True, shift=shift)
 
 
-@jax.jit
+@numpy_or_jit
 def _by_fitted_normal(
-    loc: Float[Array, "*n"], scale: Float[Array, "*n"], z: Float[Array, " l"]
-) -> tuple[Float[Array, "*n"], Float[Array, "*n"], Float[Array, " l"], Float[Array, "*n"]]:
+    loc: Float[AnyArray, "*n"], scale: Float[AnyArray, "*n"], z: Float[AnyArray, " l"]
+) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"], Float[AnyArray, " l"], Float[AnyArray, "*n"]]:
     """The same values loc + scale z, z in units in which their mean is 0 and their std 1; by how much loc has moved."""
     center = z.mean()
     spread = linalg.root_mean_square(z - center)
     shift = scale * center
-    return loc + shift, scale * spread, (z - center) / jnp.where(spread > 0, spread, 1), shift
+    return loc + shift, scale * spread, (z - center) / namespace(z).where(spread > 0, spread, 1), shift
 
 
-@jax.jit
-def _levels_of_paper(z: Float[Array, " l"]) -> Float[Array, " l"]:
-    return jnp.arange(1, z.shape[0] + 1, dtype=z.dtype) / z.shape[0]
+@numpy_or_jit
+def _levels_of_paper(z: Float[AnyArray, " l"]) -> Float[AnyArray, " l"]:
+    return namespace(z).arange(1, z.shape[0] + 1, dtype=z.dtype) / z.shape[0]
 
 
 def _warn_of_extremes(z: np.ndarray) -> None:

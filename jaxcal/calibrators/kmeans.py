@@ -5,16 +5,17 @@ root mean squared error of the model.
 """
 
 import warnings
+from functools import partial
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks, _programs
+from jaxcal import _checks, _random
 from jaxcal._extras import needed
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import check_base, checked_rows, rows_that_count
 from jaxcal.calibrators._groups import Weights
@@ -24,6 +25,7 @@ from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import linalg
+from jaxcal.functional._loops import over_leading_axis
 
 
 def fit(
@@ -86,9 +88,9 @@ def fit(
         raise TypeError(
             "x, weights or key is traced, but scikit-learn needs NumPy arrays: call fit outside jit and vmap."
         )
-    seed = int(jax.random.bits(key, dtype="uint32"))
+    seed = _random.bits(key, 32)
     centers = _cluster(np.asarray(points), num_clusters, seed, None if known is None else np.asarray(known))
-    std = _root_mean_squares(rows.y - rows.mean, _nearest(centers, x_scaler(inputs)), len(centers), counts)
+    std = _stds(rows.y, rows.mean, _nearest(centers, x_scaler(inputs)), len(centers), counts)
     if not _checks.is_traced(std) and (empty := int((np.asarray(std) == 0).sum())):
         _checks.warn(
             f"y equals base.mean in every row of {empty} of {len(centers)} clusters: their std is 0, and no prediction "
@@ -123,28 +125,32 @@ class KMeans(eqx.Module):
         return Normal(base.mean, _std_of_nearest(self, x))
 
 
-@_programs.jit
-def _root_mean_squares(
-    errors: Float[Array, " n"], labels: Int[Array, " n"], number: int, weights: Float[Array, " n"] | None
-) -> Float[Array, " k"]:
+@numpy_or_jit
+def _stds(
+    y: Float[AnyArray, " n"],
+    mean: Float[AnyArray, " n"],
+    labels: Int[AnyArray, " n"],
+    number: int,
+    weights: Float[AnyArray, " n"] | None,
+) -> Float[AnyArray, " k"]:
     """The root mean square of the errors of every label."""
+    xp, errors = namespace(y, mean, weights), y - mean
     scale = linalg.scale_of(errors)
-    w = jnp.ones_like(errors) if weights is None else weights / weights.max()
-    squares, counts = (jax.ops.segment_sum(w * a, labels, number) for a in ((errors / scale) ** 2, jnp.ones_like(w)))
+    w = xp.ones_like(errors) if weights is None else weights / weights.max()
+    is_in = labels[None] == xp.arange(number)[:, None]
+    squares, counts = (xp.where(is_in, each[None], 0).sum(1) for each in (w * (errors / scale) ** 2, w))
     return scale * linalg.sqrt(squares / counts)
 
 
-@predicted_by_buckets
-@_programs.jit
-def _std_of_nearest(fitted: KMeans, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+@partial(numpy_or_jit, around=predicted_by_buckets)
+def _std_of_nearest(fitted: KMeans, x: Float[AnyArray, "n d"]) -> Float[AnyArray, " n"]:
     return fitted.cluster_std[_nearest(fitted.centers, fitted.x_scaler(x))]
 
 
-@jax.jit
-def _nearest(centers: Float[Array, "k d"], points: Float[Array, "n d"]) -> Int[Array, " n"]:
+@numpy_or_jit
+def _nearest(centers: Float[AnyArray, "k d"], points: Float[AnyArray, "n d"]) -> Int[AnyArray, " n"]:
     """The number of the center that is nearest to each point."""
-    distances = lambda point: jnp.sum((centers - point[None]) ** 2, axis=1)
-    return jax.vmap(lambda point: jnp.argmin(distances(point)))(points)
+    return over_leading_axis(lambda center: ((points - center[None]) ** 2).sum(1), centers).argmin(0)
 
 
 def _cluster(x: np.ndarray, number: int, seed: int, weights: np.ndarray | None) -> Float[Array, "k d"]:

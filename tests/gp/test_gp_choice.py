@@ -86,22 +86,22 @@ def test_defaults_follow_the_number_of_rows_and_the_inference():
 
 @pytest.fixture
 def few(monkeypatch):
-    """The exact process up to 100 rows, and asked up to 130 by LAPACK; no more than 15 inducing points by default."""
-    monkeypatch.setattr(automatic, "_EXACT_ROWS", 100)
-    monkeypatch.setattr(automatic, "_EXACT_ROWS_BY_LAPACK", 130)
+    """The exact process up to 40 rows, and asked up to 50 by LAPACK; no more than 15 inducing points by default."""
+    monkeypatch.setattr(automatic, "_EXACT_ROWS", 40)
+    monkeypatch.setattr(automatic, "_EXACT_ROWS_BY_LAPACK", 50)
     monkeypatch.setattr(sparse, "_NUM_INDUCING", 15)
 
 
 def test_the_fit_says_what_it_took(few):
-    x, y = rows_of(160)
+    x, y = rows_of(60)
     by_gpjax = {"kernel": Matern32(active_dims=[0, 1])}
-    assert gaussian_process.fit(x[:100], y[:100]).inference == "exact"
-    assert gaussian_process.fit(x[:130], y[:130]).inference in ("exact", "nearest")
-    assert gaussian_process.fit(x[:100], y[:100], **by_gpjax).inference == "exact"
-    assert gaussian_process.fit(x[:101], y[:101], **by_gpjax).inference in ("sparse", "nearest")
+    assert gaussian_process.fit(x[:40], y[:40]).inference == "exact"
+    assert gaussian_process.fit(x[:50], y[:50]).inference in ("exact", "nearest")
+    assert gaussian_process.fit(x[:40], y[:40], **by_gpjax).inference == "exact"
+    assert gaussian_process.fit(x[:41], y[:41], **by_gpjax).inference in ("sparse", "nearest")
     traced = lambda n: eqx.filter_jit(lambda x, y: gaussian_process.fit(x, y))(x[:n], y[:n]).inference
-    assert (traced(100), traced(101)) == ("exact", "sparse")
-    assert gaussian_process.fit(x[:101], y[:101], noise=StudentTNoise()).inference == "sparse"
+    assert (traced(40), traced(41)) == ("exact", "sparse")
+    assert gaussian_process.fit(x[:41], y[:41], noise=StudentTNoise()).inference == "sparse"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,45 @@ import pytest
 from jaxtyping import install_import_hook
 
 
+# What a fit on the host calls hundreds of times: to check each call takes as long as all else.
+OFTEN_CALLED = frozenset(
+    (
+        "jaxcal._checks",
+        "jaxcal._numpy",
+        "jaxcal.functional._lapack",
+        "jaxcal.functional.gp_host",
+        "jaxcal.functional.kernels",
+        "jaxcal.functional.linalg",
+        "jaxcal.gp.exact",
+        "jaxcal.gp.host",
+        "jaxcal.gp.kernels",
+        "jaxcal.gp.model",
+        "jaxcal.gp.newton",
+        "jaxcal.gp.protocols",
+        "jaxcal.gp.race",
+        "jaxcal.gp.rows",
+        "jaxcal.optimize.iterate",
+    )
+)
+
+
+def checked_modules(enable_x64: str | None) -> list[str]:
+    """The modules whose shapes are checked: all, or, where make runs the tests in both precisions, a part in each.
+
+    Shapes do not depend on the precision. The fewer tests in 32 bits check what is called often, those in 64 the rest.
+    """
+    if enable_x64 is None:
+        return ["jaxcal"]
+    if enable_x64 == "0":
+        return sorted(OFTEN_CALLED)
+    root = Path(__file__).parent
+    files = (file.relative_to(root).with_suffix("").parts for file in (root / "jaxcal").rglob("*.py"))
+    names = {".".join(parts[:-1] if parts[-1] == "__init__" else parts) for parts in files}
+    # The hook takes a package for all that is in it.
+    packages = {name for name in names if any(often.startswith(f"{name}.") for often in OFTEN_CALLED)}
+    return sorted(names - OFTEN_CALLED - packages)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare JAX where tests run: the process that only gives tests to its workers starts without it."""
     gives_to_workers = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
@@ -33,9 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if jax.__version_info__ < (0, 11):
         emitters = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
         os.environ.setdefault("XLA_FLAGS", emitters)
-    # Shapes do not depend on the precision: where make runs the tests in both, they are checked in 64 bits.
-    if os.environ.get("JAX_ENABLE_X64") != "0":
-        install_import_hook("jaxcal", "beartype.beartype")
+    install_import_hook(checked_modules(os.environ.get("JAX_ENABLE_X64")), "beartype.beartype")
     # Traces are many small objects that live long: the collector would go through them again and again.
     gc.set_threshold(50_000, 20, 100)
 

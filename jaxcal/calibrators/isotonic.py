@@ -15,7 +15,7 @@ paper's levels.
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from jaxtyping import install_import_hook
 
-
 # What a fit on the host calls hundreds of times: to check each call takes as long as all else.
 OFTEN_CALLED = frozenset(
     (

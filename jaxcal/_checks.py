@@ -33,7 +33,7 @@ T = TypeVar("T")
 def as_floats(name: str, values: Any) -> Float[JaxArray, "..."]:
     """`values` as a JAX array of float32, if they have that or half precision, else of the default float dtype.
 
-    Where NumPy is at work (`_numpy.by_numpy`) arrays stay NumPy's, and of their own precision.
+    Where NumPy is at work (`_numpy.by_numpy`) arrays stay NumPy's.
 
     Any order of bytes is allowed, and so is an array of objects that are numbers, as mixed columns of a data frame give
     it; there None is NaN. A number beyond the range of the dtype becomes infinite.
@@ -50,7 +50,7 @@ def as_floats(name: str, values: Any) -> Float[JaxArray, "..."]:
         )
     if _numpy.is_working():
         found: Any = np.asarray(values)
-        return found if found.dtype.kind == "f" else found.astype(_float_dtype(name, found.dtype))
+        return found if found.dtype in (np.float32, np.float64) else found.astype(_float_dtype(name, found.dtype))
     if not isinstance(values, jax.Array):
         # JAX may share the memory of an array, and would compile a program for every shape: NumPy makes a copy.
         if hasattr(values, "__array__") or _has_masked_parts(values) or _is_list_of_numbers(values):

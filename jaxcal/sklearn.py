@@ -48,7 +48,7 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         method: "folds": rows are predicted by estimators fitted without them, and the final one is fitted to all rows.
             "split": a quarter of the rows is set aside for the last step. "cv+": the estimators of the folds predict
             together. "prefit": the estimator is fitted already, to other rows. `guarantee_` says what follows.
-        cv: number of folds; None for 10 of at most 1,000 rows and 5 of more. With "folds" and "prefit" also a splitter
+        cv: number of folds; None for 10 of at most 500 rows and 5 of more. With "folds" and "prefit" also a splitter
             of scikit-learn, or its splits, that holds out every row once at most, such as `GroupKFold` and
             `TimeSeriesSplit`. No step is calibrated by a row that is never held out.
         time_limit: seconds for the fit. Where the estimator is chosen, what does not end in time is omitted, and

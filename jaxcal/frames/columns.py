@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from jaxcal import _checks, _programs
-from jaxcal._numpy import AnyArray, keeps_known, namespace
+from jaxcal import _checks
+from jaxcal._numpy import AnyArray, keeps_known, namespace, numpy_or_jit
 from jaxcal.frames.layout import Layout, Series, Table, as_frame, check_same_index, is_frame
 from jaxcal.frames.values import Label, distinct_labels, holds_labels, numbers
 
@@ -239,7 +239,7 @@ class Columns(eqx.Module):
         }
 
 
-@_programs.jit
+@numpy_or_jit
 def _with_indicators(
     table: Float[AnyArray, "n c"], categorical: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Float[AnyArray, "n p"]:

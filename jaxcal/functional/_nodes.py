@@ -1,6 +1,5 @@
 """Rows node after node: where the rows of every node of a tree lie, their residuals ranked, and where it may split."""
 
-import itertools
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -67,7 +66,7 @@ class Problem(eqx.Module):
         for name, value in (("min_leaf", min_leaf), ("num_nodes", num_nodes), ("step", step)):
             _checks.check_at_least(name, value, 1)
         if nodes is not None:
-            nodes = jnp.asarray(in_jax(nodes))
+            nodes = jnp.asarray(in_jax(nodes))  # NumPy's arrays without a program
             _checks.check_length("nodes", nodes, x.shape[0])
         if orders is not None and (orders := jnp.asarray(orders)).shape != x.shape[::-1]:
             raise ValueError(f"orders must have shape (d, n) = {x.shape[::-1]}; got {orders.shape}.")
@@ -128,10 +127,11 @@ def over_nodes(kind: str, values: AnyArray, layout: Layout) -> AnyArray:
     if namespace(values) is jnp:
         of_segments = getattr(jax.ops, f"segment_{kind}")
         return of_segments(values, layout.node, number, indices_are_sorted=True)
-    ends = np.append(np.searchsorted(layout.node, np.arange(number)), len(values))
-    of_part, nothing = getattr(np, kind), {"max": -np.inf, "min": np.iinfo(np.int32).max, "sum": 0}[kind]
-    parts = [values[first:end] for first, end in itertools.pairwise(ends)]
-    return np.array([of_part(part) if len(part) else nothing for part in parts], values.dtype)
+    of_parts = {"max": np.maximum, "min": np.minimum, "sum": np.add}[kind]
+    nothing = {"max": -np.inf, "min": np.iinfo(np.int32).max, "sum": 0}[kind]
+    found, there = np.full(number, nothing, values.dtype), np.unique(layout.node)
+    found[there] = of_parts.reduceat(values, np.searchsorted(layout.node, there))
+    return found
 
 
 def rank(residuals: AnyArray, layout: Layout) -> Ranked:

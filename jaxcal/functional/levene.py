@@ -224,7 +224,10 @@ def feature_orders(x: Real[ArrayLike, "n d"]) -> Int[AnyArray, "d n"]:
         [[1 2 0]
          [2 0 1]]
     """
-    return over_leading_axis(_wavelet.float_order, _checks.as_floats("x", x).T, at_once=_AT_ONCE)
+    columns = _checks.as_floats("x", x).T
+    if namespace(columns) is np:
+        return np.argsort(columns, axis=1, kind="stable").astype(np.int32)
+    return over_leading_axis(_wavelet.float_order, columns, at_once=_AT_ONCE)
 
 
 @partial(jax.jit, static_argnames="center")
@@ -317,7 +320,7 @@ def std_ratio(
     of_both = (number * kurtosis).sum() / number.sum()
     variance = ((of_both - (number - 3) / number) / (4 * (number - 1))).sum()
     log_ratio = xp.log(std[1] / std[0])
-    reach = critical_value * xp.sqrt(variance)
+    reach = xp.asarray(critical_value, variance.dtype) * xp.sqrt(variance)
     return xp.exp(log_ratio), xp.exp(log_ratio - reach), xp.exp(log_ratio + reach)
 
 
@@ -325,13 +328,14 @@ def _moments(residuals: AnyArray, is_in: AnyArray) -> tuple[AnyArray, AnyArray, 
     """The number, the std and the kurtosis of some residuals, the latter about a trimmed mean."""
     xp = namespace(residuals)
     number = is_in.sum().astype(residuals.dtype)
-    mean = xp.mean(residuals, where=is_in)
-    variance = xp.mean((residuals - mean) ** 2, where=is_in)
+    mean_of = lambda values, where: xp.sum(values, where=where) / where.sum().astype(values.dtype)  # NaN of none
+    mean = mean_of(residuals, is_in)
+    variance = mean_of((residuals - mean) ** 2, is_in)
     place = xp.arange(residuals.shape[0], dtype=residuals.dtype)
     trimmed = xp.floor(number / (2 * xp.sqrt(xp.maximum(number - 4, 1))))
     kept = (place >= trimmed) & (place < number - trimmed)
-    center = xp.mean(xp.sort(xp.where(is_in, residuals, xp.inf)), where=kept)
-    kurtosis = xp.mean(((residuals - center) ** 2 / variance) ** 2, where=is_in)
+    center = mean_of(xp.sort(xp.where(is_in, residuals, xp.inf)), kept)
+    kurtosis = mean_of(((residuals - center) ** 2 / variance) ** 2, is_in)
     return number, xp.sqrt(variance * number / (number - 1)), kurtosis
 
 

@@ -13,7 +13,7 @@ from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
 from jaxcal.functional import _wavelet
 from jaxcal.functional._loops import scan
-from jaxcal.functional._nodes import Problem, admissible_cuts, by_node, centered_deviations, rank
+from jaxcal.functional._nodes import Problem, admissible_cuts, by_node, centered_deviations, over_nodes, rank
 from jaxcal.functional.levene import feature_orders, log_p_value
 from jaxcal.functional.linalg import sqrt
 
@@ -187,7 +187,7 @@ def _permutation_log_p(key: PRNGKeyArray, problem: Problem, num_permutations: in
             turned = places + turn[layout.node[:n]]
             turned = jnp.where(turned >= end, turned - layout.size[layout.node[:n]], turned)
             between = _wavelet.prefix_sums(ring[turned]) ** 2 * scale
-            return jax.ops.segment_max(between, layout.node, num_nodes + 1, indices_are_sorted=True)[:num_nodes]
+            return over_nodes("max", between, layout)[:num_nodes]
 
         return lax.map(permuted, turns)
 

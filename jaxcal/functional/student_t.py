@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.special import ndtri
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, DTypeLike, Float
 
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional.normal import LOG_SQRT_2PI, SQRT_PI, PerRow
@@ -105,7 +104,6 @@ def cdf(t: PerRow, df: PerRow) -> Float[Array, "*n"]:
     return _cdf_of_wallace(_wallace(jnp.asarray(t), df), df)
 
 
-@numpy_or_jit
 def log_sf(t: PerRow, df: PerRow) -> Float[AnyArray, "*n"]:
     """The logarithm of the survival function 1 - F(t) of the standard Student t; right where that underflows.
 
@@ -122,8 +120,15 @@ def log_sf(t: PerRow, df: PerRow) -> Float[AnyArray, "*n"]:
         >>> print(f"{log_sf(100.0, 1000.0):.2f}")
         -1203.27
     """
+    dtype = jnp.result_type(t, df)
+    return _log_sf(t, df, dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float))
+
+
+@numpy_or_jit
+def _log_sf(t: AnyArray, df: AnyArray, dtype: DTypeLike) -> AnyArray:
     xp = namespace(t, df)
-    w, df = xp.broadcast_arrays(_wallace(xp.asarray(t), xp.asarray(df)), df)
+    t, df = xp.asarray(t, dtype), xp.asarray(df, dtype)
+    w, df = xp.broadcast_arrays(_wallace(t, df), df)
     log_peak, area = _tail_of_wallace(xp.where(w < 0, -w, w), df)
     log_tail = log_peak + xp.log(area)
     return xp.where(w < 0, xp.log1p(-xp.exp(log_tail)), log_tail)
@@ -162,7 +167,7 @@ def _wallace(t: AnyArray, df: AnyArray) -> AnyArray:
     """The variable sign(t) sqrt(df log(1 + t^2 / df)), smooth at t = 0."""
     xp = namespace(t, df)
     root = xp.sqrt(df)
-    largest = 1e-3 * math.sqrt(float(np.finfo(root.dtype).max))  # its square over df is finite
+    largest = 1e-3 * math.sqrt(float(jnp.finfo(root.dtype).max))  # its square over df is finite
     ratio = xp.clip(t, -largest, largest) / root
     return root * ratio * xp.sqrt(_ratio(xp.log1p, ratio**2))
 
@@ -189,7 +194,7 @@ def _area(size: AnyArray, df: AnyArray) -> AnyArray:
     """The integral from `size` on, over the density there."""
     xp = namespace(size)
     # From `size` to `size + reach` the integrand falls to the precision of the dtype.
-    fall = -2 * math.log(float(np.finfo(size.dtype).eps))
+    fall = -2 * math.log(float(jnp.finfo(size.dtype).eps))
     reach = fall / (xp.sqrt(size**2 + fall) + size)
     points = 32 if fall > 50 else 16
 

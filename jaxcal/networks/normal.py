@@ -14,7 +14,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks, _programs, _random
-from jaxcal._numpy import AnyArray, can_be_filled, is_known, namespace, numpy_or_jit, stacked
+from jaxcal._numpy import AnyArray, can_be_filled, namespace, numpy_or_jit, stacked
 from jaxcal.distributions import Mixture, Normal
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import normal
@@ -145,7 +145,7 @@ def alternate(
         widened_by = None if anew else (lengths[0], num_rows[1])
         return _variances(variance.params, x, errors, widened_by), (mean, variance)
 
-    if not (_programs.is_at_top() and is_known(data, key)):
+    if not can_be_filled(data, key):
         # A loop: the compiled program holds both trainings once, whatever the number of rounds.
         return _last(lax.scan(one_round, carried(variances), jax.random.split(key, (rounds, 6)))[1])
     keys, optima = _random.split(key, 6 * rounds), []

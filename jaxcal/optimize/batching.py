@@ -100,12 +100,13 @@ def each_run(run: Callable[..., T], shared: tuple, own: Sequence[tuple], *, labe
         label: of the work.
         slots: for how many runs the one program is made; it does the first run again in place of those that lack.
     """
-    if not can_be_filled(shared, own):
-        whole = [*own, *[own[0]] * (slots - len(own))]
-        found = _all_runs(run, shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *whole))
-        return jax.tree.map(lambda leaf: leaf[: len(own)], found)
-    found = []
     with progress.work(label, len(own)) as work:
+        if not can_be_filled(shared, own):
+            whole = [*own, *[own[0]] * (slots - len(own))]
+            found = _all_runs(run, shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *whole))
+            work.report(len(own))
+            return jax.tree.map(lambda leaf: leaf[: len(own)], found)
+        found = []
         for each in own:
             found.append(run(*shared, *each))
             work.advance()

@@ -18,7 +18,15 @@ from jaxcal.frames.columns import Categorical
 from jaxcal.frames.layout import Layout, Series, Table
 from jaxcal.pipeline.folds import as_labels, drawn, number_for
 from jaxcal.pipeline.out_of_fold import joined, models_of_folds
-from jaxcal.pipeline.steps import as_distribution, as_table_and_targets, checked, columns_of, with_columns, with_key
+from jaxcal.pipeline.steps import (
+    Taken,
+    as_distribution,
+    as_table_and_targets,
+    checked,
+    columns_of,
+    with_columns,
+    with_key,
+)
 
 
 def fit(
@@ -45,7 +53,7 @@ def fit(
         y: targets [n].
         calibrators: two or more fit functions `fit(x, base, y)`, such as `jc.rio.fit`, configured by
             `functools.partial`, in their order.
-        folds: number of folds. None: 10 of at most 1,000 rows, and 5 of more.
+        folds: number of folds. None: 10 of at most 500 rows, and 5 of more.
         groups: labels [n]: rows of one group stay in one fold.
         by: labels of groups [n] for the last step, as of `jc.conformal.fit`; the call then needs those of its rows.
         categorical: the columns of x whose values have no order, for the steps that take that.
@@ -84,7 +92,7 @@ def fit(
     keys = _random.split(folds_key, len(parts))
     _, predictions = models_of_folds(fit_first, (x, base), (y,), parts, keys)
     out_of_fold = marked_out_of_fold(joined(predictions, [fold.held_out for fold in parts]))
-    groups_of_last = {} if by is None else {"by": _checks.as_labels("by", by, len(y))}
+    groups_of_last: dict[str, Any] = {} if by is None else {"by": _checks.as_labels("by", by, len(y))}
     fitted = fit_first(x, base, y, key=first_key)
     return Chain(
         predictor=None,
@@ -139,9 +147,9 @@ def fit_steps(
     y: Float[Array, " n"],
     *,
     keys: Sequence[PRNGKeyArray],
-    like: Sequence[Callable] | None = None,
+    like: Sequence[Taken | None] | None = None,
 ) -> tuple[Callable, ...]:
-    """Calibrators, each fitted to what those before it predict of the same rows; `like` are those of other rows."""
+    """Calibrators, each fitted to what those before it predict of the same rows; `like` is what others took."""
     fitted: list[Callable] = []
     for k, (calibrator, key) in enumerate(zip(calibrators, keys, strict=True)):
         base = fitted[-1](x, base) if fitted else base

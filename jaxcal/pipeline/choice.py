@@ -16,7 +16,7 @@ from jaxcal.frames.layout import Table
 from jaxcal.pipeline.fitted import Recipe
 from jaxcal.pipeline.methods import Folds, Split
 from jaxcal.pipeline.out_of_fold import WITHOUT_A_FOLD, one_warning, take_rows
-from jaxcal.pipeline.plan import Held, Models, Plan, held_of, models
+from jaxcal.pipeline.plan import Held, Models, Plan, held_of, models, taken_of
 from jaxcal.pipeline.side_by_side import OutOfTime, cores, in_threads, share_nothing
 from jaxcal.pipeline.steps import as_distribution, name_of
 
@@ -150,7 +150,7 @@ class _Trial:
 
     def _complete(self, k: int, plan: Plan) -> None:
         chains, blocks = self.begun.get(k, ([], []))
-        some, like = slice(len(chains), None), chains[0] if chains and plan.shares_inference else None
+        some, like = slice(len(chains), None), taken_of(chains[0]) if chains and plan.shares_inference else None
         rest = models(self.x, self.y, *self.choice[k], plan, some, like, self.told)
         self.found[k] = held_of(self.x, self.y, *self.choice[k], plan, (chains + rest[0], blocks + rest[1]))
 

@@ -44,7 +44,7 @@ class Method(abc.ABC):
     """How the rows are divided; its kinds are `Folds`, `Split`, `CVPlus` and `Prefit`.
 
     Attributes:
-        folds: the number of folds. None: 10 of at most 1,000 rows, where the errors of models fitted to fewer rows are
+        folds: the number of folds. None: 10 of at most 500 rows, where the errors of models fitted to fewer rows are
             too large, and 5 of more. Of `Folds` and `Prefit` also the numbers of the rows of each fold, which hold
             every row once. Or pairs of training rows and held-out rows, as the splitters of scikit-learn give them,
             that hold out every row once at most. No step is calibrated by a row that is never held out.

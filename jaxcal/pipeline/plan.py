@@ -23,6 +23,7 @@ from jaxcal.pipeline.out_of_fold import WITHOUT_A_FOLD, joined, models_of_folds,
 from jaxcal.pipeline.side_by_side import share_nothing
 from jaxcal.pipeline.steps import (
     Groups,
+    Taken,
     as_distribution,
     as_fit,
     checked,
@@ -63,9 +64,11 @@ class Plan:
 
     @property
     def shares_inference(self) -> bool:
-        """Whether all processes are fitted by the inference that was taken without the first fold.
+        """Whether processes are fitted by the inference that was taken without the first fold.
 
-        Then errors out of fold are those of the inference that predicts. Of CV+ each model knows nothing of the rows
+        All rows are more, and choose anew where that one is exact: it may be too dear for them.
+
+        Else errors out of fold are those of the inference that predicts. Of CV+ each model knows nothing of the rows
         that it predicts. Nothing else is shared. When all searches began at one optimum, errors out of fold did not
         show that a fit may end at another one: 90 % intervals of election covered 66 %.
         """
@@ -88,13 +91,13 @@ class Held(NamedTuple):
         steps: the predictions after each step.
         last: the last step, fitted to those before; None where there is none, and with "cv+".
         chain: of a single fold, or of all folds together; None where one fitted to all rows predicts.
-        like: the chain without the first fold, whose inferences that one takes; None where it takes its own.
+        like: what was taken without the first fold, for that one; None where it takes its own.
     """
 
     steps: tuple[Step, ...]
     last: Callable | None
     chain: Any
-    like: Any
+    like: Sequence[Taken | None] | None
 
 
 def fit_one(
@@ -125,7 +128,14 @@ def fit_one(
     )
 
 
-def _fit_of(predictor: Any, calibrators: Sequence[Callable], plan: Plan, like: Any = None) -> Callable:
+def taken_of(chain: Any) -> tuple[Taken | None, ...]:
+    """By which inferences the processes of a chain were fitted."""
+    return tuple(Taken.of(step) for step in (chain.predictor, *chain.calibrators))
+
+
+def _fit_of(
+    predictor: Any, calibrators: Sequence[Callable], plan: Plan, like: Sequence[Taken | None] | None = None
+) -> Callable:
     return partial(fit_chain, predictor, calibrators, columns=plan.columns, like=like)
 
 
@@ -140,7 +150,7 @@ def models(
     calibrators: Sequence[Callable],
     plan: Plan,
     some: slice,
-    like: Any = None,
+    like: Sequence[Taken | None] | None = None,
     told: progress.Work | None = None,
     *,
     warns: bool = True,
@@ -154,7 +164,7 @@ def models(
         calibrators: those after it.
         plan: how a pipeline is fitted.
         some: of the folds.
-        like: the chain of another fold, whose inferences are taken.
+        like: what was taken without another fold.
         told: the work that these fits are steps of.
         warns: whether warnings of the fits become one; not in a thread, where they cannot be caught.
     """
@@ -162,7 +172,8 @@ def models(
     keys = _random.split(folds_key, len(folds)) if plan.is_out_of_fold else [chain_key]
     about = WITHOUT_A_FOLD if plan.is_out_of_fold else _SET_ASIDE
     fit_rows, targets = _fit_of(predictor, calibrators, plan, like), _targets(y, plan)
-    begin = partial(_fit_of, predictor, calibrators, plan) if like is None and plan.shares_inference else None
+    as_first = lambda chain: _fit_of(predictor, calibrators, plan, taken_of(chain))
+    begin = as_first if like is None and plan.shares_inference else None
     return models_of_folds(
         fit_rows,
         (x,),
@@ -201,7 +212,7 @@ def held_of(
         if plan.recalibrate is not None:
             name = "cv+" if last is None else name_of(plan.recalibrate)
             steps.append(step_of(name, _recalibrated(plan.last(), x, y, ends, parts, by)))
-    like = chains[0] if plan.shares_inference else None
+    like = taken_of(chains[0]) if plan.shares_inference else None
     return Held(tuple(steps), last, chain, like)
 
 
@@ -213,15 +224,15 @@ def fit_chain(
     weights: Float[Array, " n"] | None = None,
     *,
     columns: Categorical = (),
-    like: Chain | None = None,
+    like: Sequence[Taken | None] | None = None,
     key: PRNGKeyArray,
 ) -> Chain:
     """A predictor and calibrators, each fitted to what the steps before it predict; steps as those of `fit`.
 
-    Of other rows `like` is the same chain: processes are fitted by the inferences that its own have.
+    `like` is what was taken of other rows: processes are fitted by the same inferences.
     """
     model_key, *keys = _random.split(key, 1 + len(calibrators))
-    first, others = (None, None) if like is None else (like.predictor, like.calibrators)
+    first, others = (None, None) if like is None else (like[0], like[1:])
     fit_model = with_weights(with_columns(as_fit(predictor), columns), weights)
     model = with_key(fit_model, x, y, key=model_key, like=first)
     steps = [with_columns(checked(calibrator), columns) for calibrator in calibrators]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -25,8 +25,8 @@ from jaxcal.gp import Exact, Nearest, Sparse, Stochastic
 from jaxcal.gp.process import HoldsProcess
 
 _INFERENCES = {"exact": Exact, "sparse": Sparse, "nearest": Nearest, "stochastic": Stochastic}
-# Folds differ by a few rows; of a tenth more the exact process may be too dear.
-_MORE_ROWS = 1.1
+# Folds differ by a few rows; of more rows the exact process may be too dear.
+_MORE_ROWS = 1.02
 # So many numbers in a table are few for the threads of an estimator.
 _SMALL_TABLE = 200_000
 
@@ -167,15 +167,17 @@ def checked(step: Any) -> Callable:
     return step
 
 
-def with_key(fit: Callable, *arguments: Any, key: PRNGKeyArray, like: Any = None, **options: Any) -> Callable:
+def with_key(
+    fit: Callable, *arguments: Any, key: PRNGKeyArray, like: "Taken | None" = None, **options: Any
+) -> Callable:
     """What a fit function returns, which gets the key if it takes one and has none of its own.
 
     Args:
         fit: the function.
         arguments: its rows.
         key: random key.
-        like: what it returned of other rows. Where that is a process, its inference is taken: to compare several of
-            many rows takes ten times as long as to fit by one. More rows may be too many for an exact one.
+        like: what it took of other rows. A process is fitted by the same inference: to compare several of many rows
+            takes ten times as long. More rows may be too many for an exact one.
         options: further ones.
 
     Raises:
@@ -185,16 +187,27 @@ def with_key(fit: Callable, *arguments: Any, key: PRNGKeyArray, like: Any = None
     is_open = lambda name: name in parameters and parameters[name].default in (None, inspect.Parameter.empty)
     if is_open("key"):
         options["key"] = key
-    if _can_be_repeated(like, arguments[0]) and is_open("inference") and is_open("preset"):
+    if like is not None and like.suits(arguments[0]) and is_open("inference") and is_open("preset"):
         options["inference"] = _INFERENCES[like.inference]()
     return _checks.as_model(fit, fit(*arguments, **options))
 
 
-def _can_be_repeated(like: Any, x: Table) -> bool:
-    """Whether rows can be fitted by the inference of a process of other rows: the exact one's cost is cubic."""
-    if not isinstance(like, HoldsProcess):
-        return False
-    return like.inference != "exact" or num_rows(x) < _MORE_ROWS * jax.tree.leaves(like.points)[0].shape[0]
+class Taken(NamedTuple):
+    """By which inference a process was fitted, and to how many points."""
+
+    inference: str
+    number: int
+
+    @classmethod
+    def of(cls, model: Any) -> "Taken | None":
+        """That of a fitted step; None where it holds no process."""
+        if not isinstance(model, HoldsProcess):
+            return None
+        return cls(model.inference, jax.tree.leaves(model.points)[0].shape[0])
+
+    def suits(self, x: Table) -> bool:
+        """Whether other rows can be fitted so: the exact one's cost is cubic."""
+        return self.inference != "exact" or num_rows(x) < _MORE_ROWS * self.number
 
 
 def with_weights(fit: Callable, weights: Float[Array, " n"] | None) -> Callable:

@@ -55,7 +55,7 @@ def arranged(
 
 @numpy_or_jit
 def _arrays_of(columns: Columns, table: Float[AnyArray, "n c"], y: Float[AnyArray, " n"], log_tails: bool) -> tuple:
-    """What `arranged` needs, as one program."""
+    """What `arranged` needs."""
     # Without columns of numbers, one that is constant: it has no split.
     ordered = table[:, np.array(columns.ordered)] if columns.ordered else namespace(table).zeros_like(table[:, :1])
     inputs = columns.inputs(table)

@@ -30,7 +30,7 @@ _ROUNDS = 2
 _WEIGHT_OF_OTHERS = 50.0
 # Of the intervals whose coverage of held-out rows is told.
 _LEVEL = 0.9
-# Up to so many rows one length serves parts of all sizes: batches of longer ones have more rows.
+# To train on; up to so many rows one length serves parts of all sizes.
 _FEW_ROWS = 8192
 
 
@@ -52,7 +52,7 @@ class Rows(NamedTuple):
         """
         columns = []
         for part, length in zip((train, validation), most, strict=True):
-            while length > _FEW_ROWS and -(-length // 4) >= max(map(len, part)):
+            while most[0] > _FEW_ROWS and -(-length // 4) >= max(map(len, part)):
                 length = -(-length // 4)
             columns.append([np.pad(numbers.astype(np.int32), (0, length - len(numbers))) for numbers in part])
             columns.append([np.array(len(numbers), np.int32) for numbers in part])
@@ -244,7 +244,7 @@ class _HeldOut(NamedTuple):
             weights = flat.included * xp.where(is_own, 1, weight_of_another).astype(self.errors.dtype)
             return Widening.of(flat.variance, flat.errors, weights=weights)
 
-        return over_leading_axis(of_leaf, numbers)
+        return over_leading_axis(of_leaf, numbers, at_once=1)
 
     def coverage(self, widening: Widening) -> Float[AnyArray, "*k"]:
         """How much of them lies in the intervals after the widening; NaN where there are none."""
@@ -256,13 +256,17 @@ class _HeldOut(NamedTuple):
 
 
 @numpy_or_jit
-def _by_leaf(found: tuple, number: Int[AnyArray, "m leaves"], is_there: Bool[AnyArray, "m leaves"], widen: bool):
+def _by_leaf(
+    found: tuple, number: Int[AnyArray, "m leaves"], is_there: Bool[AnyArray, "m leaves"], widen: bool
+) -> Leaves:
     """What every leaf has, [m, leaves]: of those there are, the one of its number."""
     optima, rmse, held_out = jax.tree.map(lambda leaf: leaf[number], found)
     rmse = namespace(rmse).where(is_there, rmse, np.nan)
     if not widen:
         return Leaves(optima, rmse, None, None)
     held_out = held_out._replace(included=held_out.included & is_there[..., None])
+    if namespace(rmse) is np:  # without what all are filled up with, which the widenings would sort
+        held_out = jax.tree.map(lambda leaf: leaf[..., : held_out.included.sum(-1).max()], held_out)
     widening = over_leading_axis(_HeldOut.widenings, held_out)
     return Leaves(optima, rmse, widening, held_out.coverage(widening))
 

@@ -368,7 +368,7 @@ def _moments(fitted: USNRT, table: Float[AnyArray, "n c"]) -> tuple[Float[AnyArr
 
 
 def _placed(whole: Float[AnyArray, " n"], part: Float[AnyArray, "..."], is_in: Bool[AnyArray, " n"]) -> AnyArray:
-    """The values with those of a part, of which a program has one for every row, and NumPy those inside."""
+    """The values with those of a part: of all rows in a program, of the rows inside for NumPy, which writes them."""
     if isinstance(whole, jax.Array):
         return jnp.where(is_in, part, whole)
     whole[is_in] = part

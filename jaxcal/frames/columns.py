@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray, keeps_known, namespace, numpy_or_jit
@@ -157,22 +156,19 @@ class Columns(eqx.Module):
         if is_frame(x):
             return self._of_frame(x)
         matrix = _checks.as_matrix("x", self.layout(x))
-        for place in self.categorical:
-            matrix = matrix.at[:, place].set(self._positions(place, matrix[:, place]))
-        return matrix if not self.incomplete else jnp.pad(matrix, ((0, 0), (0, len(self.incomplete))))
+        if not (self.categorical or self.incomplete):
+            return matrix
+        labels = {place: (self._labels(place), self._instead(place)) for place in self.categorical}
+        found, is_known = _with_positions(matrix, tuple(labels.items()), len(self.incomplete))
+        if not _checks.is_traced(matrix):
+            for place, known in zip(self.categorical, is_known, strict=True):
+                self._check_seen(place, np.asarray(matrix)[:, place], np.asarray(known))
+        return found
 
-    def _positions(self, place: int, values: Float[Array, " n"]) -> Int[Array, " n"]:
-        """The positions of the labels in a column of an array."""
+    def _labels(self, place: int) -> tuple[Any, ...]:
+        """What the labels of a column are in an array: of a fit to a frame their positions."""
         categories = self.categories[place] or ()
-        if self.layout.names is not None:  # they are positions already
-            known = jnp.arange(len(categories), dtype=values.dtype)
-        else:
-            known = jnp.asarray(categories, values.dtype)
-        position = jnp.clip(jnp.searchsorted(known, values), 0, len(categories) - 1)
-        is_known = known[position] == values
-        if not _checks.is_traced(values):
-            self._check_seen(place, np.asarray(values), np.asarray(is_known))
-        return jnp.where(is_known, position, self._instead(place))
+        return categories if self.layout.names is None else tuple(map(float, range(len(categories))))
 
     def _of_frame(self, x: Any) -> Float[Array, "n c"]:
         matrix, missing = [], {}
@@ -237,6 +233,23 @@ class Columns(eqx.Module):
             for place, categories in enumerate(self.categories)
             if categories is not None
         }
+
+
+@numpy_or_jit
+def _with_positions(
+    matrix: Float[AnyArray, "n d"], labels: tuple[tuple[int, tuple[tuple[Any, ...], int]], ...], num_more: int
+) -> tuple[Float[AnyArray, "n c"], list[Bool[AnyArray, " n"]]]:
+    """Columns with the positions of their labels, or another one in place of none of them; columns of 0 at the end.
+
+    And for each column of labels, which rows hold one of them.
+    """
+    xp, columns, is_known = namespace(matrix), list(matrix.T), []
+    for place, (known, instead) in labels:
+        table = xp.asarray(known, matrix.dtype)
+        position = xp.clip(xp.searchsorted(table, columns[place]), 0, len(known) - 1)
+        is_known.append(table[position] == columns[place])
+        columns[place] = xp.where(is_known[-1], position, instead).astype(matrix.dtype)
+    return xp.stack([*columns, *[xp.zeros_like(columns[0])] * num_more], axis=1), is_known
 
 
 @numpy_or_jit

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import ndtri
 from jaxtyping import Array, ArrayLike, DTypeLike, Float
 
@@ -120,8 +121,9 @@ def log_sf(t: PerRow, df: PerRow) -> Float[AnyArray, "*n"]:
         >>> print(f"{log_sf(100.0, 1000.0):.2f}")
         -1203.27
     """
-    dtype = jnp.result_type(t, df)
-    return _log_sf(t, df, dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float))
+    # What is computed on the way leaves the range of half precision.
+    dtype = jnp.promote_types(jnp.result_type(t, df), np.float32)
+    return _log_sf(t, df, dtype)
 
 
 @numpy_or_jit

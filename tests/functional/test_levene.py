@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxcal as jc
-from jaxcal.functional import levene, multiplicity
+from jaxcal.functional import levene, multiplicity, student_t
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -303,6 +303,25 @@ def test_std_ratio_of_two_sides(rng):
     fourth = sum((((z - c) / z.std()) ** 4).sum() for z, c in zip((left, right), trimmed, strict=True))
     variance = sum((fourth / 80 - (n - 3) / n) / (4 * (n - 1)) for n in (50, 30))
     np.testing.assert_allclose(np.log(high / ratio), 1.96 * np.sqrt(variance), rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int8])
+@pytest.mark.parametrize(
+    ("fun", "number"),
+    [
+        (lambda t: levene.log_p_value(t, 12), 3),
+        (lambda t: student_t.log_sf(t, 5.0), 3),
+        (lambda t: student_t.log_sf(t, t + 3), 3),
+        (lambda t: multiplicity.miller_siegmund(t, np.full(3, 2000), jnp.full((3, 2), 7.0), min_leaf=200), 3),
+        (lambda t: levene.std_ratio(t, np.array([0, 0, 1, 1, 2]), 1.96), 5),
+        (lambda t: levene.std_ratio(t, np.zeros(5, int), 1.96), 5),
+    ],
+)
+def test_known_and_traced_arguments_give_the_same(fun, number, dtype):
+    t = jnp.asarray(np.array([3, 1, 2, 5, 9])[:number].astype(dtype))
+    for found, expected in zip(jax.tree.leaves(fun(t)), jax.tree.leaves(jax.jit(fun)(t)), strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.slow

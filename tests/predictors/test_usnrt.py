@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compilations
 
 from jaxcal import Mixture, Normal, progress
 from jaxcal.calibrators import conformal
@@ -35,6 +36,15 @@ X, Y = data()
 @pytest.fixture(scope="module")
 def fitted():
     return usnrt.fit(X, Y, key=KEY, categorical=[2], **OPTIONS)
+
+
+def test_predictions_of_known_rows_compile_nothing(fitted):
+    """Categories, too."""
+    fitted(X[:5])
+    with compilations() as compiled:
+        for number in (1, 37, 53):
+            fitted(X[:number])
+    assert compiled == []
 
 
 def test_a_fit_that_reports_is_the_same(fitted, monkeypatch):

@@ -21,7 +21,6 @@ from jaxtyping import install_import_hook
 # What a fit on the host calls hundreds of times: to check each call takes as long as all else.
 OFTEN_CALLED = frozenset(
     (
-        "jaxcal._checks",
         "jaxcal._numpy",
         "jaxcal.functional._lapack",
         "jaxcal.functional.gp_host",

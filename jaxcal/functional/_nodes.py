@@ -87,13 +87,13 @@ def layout_of(nodes: AnyArray | None, rows: AnyArray, num_nodes: int) -> Layout:
         size = xp.asarray([n, 0], np.int32)
     else:
         nodes = xp.where((nodes >= 0) & (nodes < num_nodes), nodes, num_nodes).astype(np.int32)
-        size = _counts(nodes, num_nodes + 1)
+        size = number_of_each(nodes, num_nodes + 1)
     first = xp.cumsum(size, dtype=np.int32) - size
     node = xp.searchsorted(first[1:], places, side="right").astype(np.int32)
     return Layout(nodes=nodes, node=node, first=first, size=size, start=first[node], end=(first + size)[node])
 
 
-def _counts(numbers: AnyArray, length: int) -> AnyArray:
+def number_of_each(numbers: AnyArray, length: int) -> AnyArray:
     """How often each number below `length` is there."""
     if namespace(numbers) is np:
         return np.bincount(numbers, minlength=length).astype(np.int32)

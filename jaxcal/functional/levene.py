@@ -35,6 +35,7 @@ from jaxcal.functional._nodes import (
     by_node,
     centered_deviations,
     layout_of,
+    number_of_each,
     over_nodes,
     rank,
 )
@@ -506,7 +507,7 @@ def _best_of_partitions(
     """All partitions at once, from prefix sums over the ranks of the residuals, category by category."""
     counted = (categories >= 0) & (categories < num_categories)
     ranked = rank(residuals, layout_of(jnp.where(counted, 0, -1), residuals, 1))
-    in_order = jnp.zeros_like(categories).at[ranked.ranks].set(categories)
+    in_order = _wavelet.moved(categories, ranked.ranks)
     is_category = in_order[None] == jnp.arange(num_categories, dtype=categories.dtype)[:, None]
     values = ranked.ordered[: categories.shape[0]]
     counts = jax.vmap(_wavelet.prefix_sums)(is_category.astype(jnp.int32))
@@ -566,7 +567,7 @@ def _best_of_cuts(
     layout = layout_of(nodes, residuals, 1)
     deviations = centered_deviations(rank(residuals, layout).residuals, layout, center)
     bins = jnp.where(counted, categories, num_categories)
-    number = jnp.zeros(num_categories + 1, jnp.int32).at[bins].add(1)[:-1]
+    number = number_of_each(bins, num_categories + 1)[:-1]
     total = jax.ops.segment_sum(deviations, bins, num_categories + 1)[:-1]
     means = jnp.where(number > 0, total / jnp.maximum(number, 1), jnp.inf)
     place = jnp.argsort(jnp.argsort(means)).astype(residuals.dtype)

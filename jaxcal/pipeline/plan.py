@@ -66,9 +66,8 @@ class Plan:
     def shares_inference(self) -> bool:
         """Whether processes are fitted by the inference that was taken without the first fold.
 
-        All rows are more, and choose anew where that one is exact: it may be too dear for them.
-
-        Else errors out of fold are those of the inference that predicts. Of CV+ each model knows nothing of the rows
+        So errors out of fold are those of the inference that predicts. An exact one may be too expensive for all rows,
+        and then these choose anew. Of CV+ each model knows nothing of the rows
         that it predicts. Nothing else is shared. When all searches began at one optimum, errors out of fold did not
         show that a fit may end at another one: 90 % intervals of election covered 66 %.
         """

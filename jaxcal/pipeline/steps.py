@@ -25,7 +25,7 @@ from jaxcal.gp import Exact, Nearest, Sparse, Stochastic
 from jaxcal.gp.process import HoldsProcess
 
 _INFERENCES = {"exact": Exact, "sparse": Sparse, "nearest": Nearest, "stochastic": Stochastic}
-# Folds differ by a few rows; of more rows the exact process may be too dear.
+# Folds differ by a few rows; of more rows the exact process may be too expensive.
 _MORE_ROWS = 1.02
 # So many numbers in a table are few for the threads of an estimator.
 _SMALL_TABLE = 200_000

@@ -32,8 +32,6 @@ _WEIGHT_OF_OTHERS = 50.0
 _LEVEL = 0.9
 # To train on; up to so many rows one length serves parts of all sizes.
 _FEW_ROWS = 8192
-# Networks that leaves start from, and those whose residuals are tested, are trained on no more rows.
-_MOST_ROWS = 100_000
 
 
 class Rows(NamedTuple):
@@ -86,11 +84,6 @@ class Rows(NamedTuple):
         most = num_train(num_rows, fraction)
         return cls.padded(train, validation, (most, num_rows - most))
 
-    def cut(self) -> "Rows":
-        """The same with no more rows to train on than `_MOST_ROWS`."""
-        train = self.train[:_MOST_ROWS]
-        return self._replace(train=train, num_train=np.minimum(self.num_train, np.int32(len(train))))
-
     def of(self, inputs: Float[AnyArray, "n p"], targets: Float[AnyArray, " n"]) -> tuple[tuple, tuple]:
         """The inputs and the targets of both parts."""
         return _taken(self.train, inputs, targets), _taken(self.validation, inputs, targets)
@@ -142,10 +135,7 @@ def out_of_fold_residuals(
     number = problem.target.shape[0]
     folds = [fold for _ in range(num_members) for fold in np.array_split(rng.permutation(number), num_folds)]
     others = [np.setdiff1d(np.arange(number), fold) for fold in folds]
-    if number > _MOST_ROWS:
-        others = [rng.permutation(part)[:_MOST_ROWS] for part in others]
-    most = min(number - number // num_folds, _MOST_ROWS), -(-number // num_folds)
-    rows = Rows.padded(others, folds, most)
+    rows = Rows.padded(others, folds, (number - number // num_folds, -(-number // num_folds)))
     own = list(zip(rows, draws.keys(len(rows)), strict=True))
     label = "usnrt.fit: networks without a fold"
     _, found = each_run(_train_mean, _shared(problem, settings), own, label=label, slots=len(own))
@@ -189,7 +179,7 @@ def train_on_all_rows(
     """
     number = problem.target.shape[0]
     every = [np.arange(number)] * len(residuals)
-    rows = [each.cut() for each in Rows.divided(every, settings.validation_fraction, number, draws.rng, held_out)]
+    rows = Rows.divided(every, settings.validation_fraction, number, draws.rng, held_out)
     own = list(zip(rows, draws.keys(len(rows)), residuals, strict=True))
     label = "usnrt.fit: networks of all rows"
     return each_run(_train_start, _shared(problem, settings), own, label=label, slots=len(own))

@@ -11,7 +11,7 @@ from compiled import compilations
 
 from jaxcal import Mixture, Normal, progress
 from jaxcal.calibrators import conformal
-from jaxcal.predictors import _tree_networks, usnrt
+from jaxcal.predictors import usnrt
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -339,22 +339,3 @@ def test_categories_that_were_sent_elsewhere_are_not_named_again(fitted):
 
     check(fitted.root(), {"2", "5", "7"})
     assert sum(leaf.num_rows for leaf in fitted.root().leaves()) == len(Y)
-
-
-def test_networks_that_others_start_from_learn_from_no_more_rows_than_some(monkeypatch):
-    """Each fold's, and those of all rows; a leaf's take all of its rows."""
-    seen = []
-
-    def told(run, shared, own, **options):
-        seen.append((run.__name__, [int(rows.num_train) for rows, *_ in own]))
-        return each_run(run, shared, own, **options)
-
-    each_run = _tree_networks.each_run
-    monkeypatch.setattr(_tree_networks, "each_run", told)
-    monkeypatch.setattr(_tree_networks, "_MOST_ROWS", 300)
-    tree = usnrt.fit(X, Y, key=KEY, categorical=[2], **OPTIONS)
-    folds, start, leaves = seen
-    assert folds == ("_train_mean", [300] * 5)
-    assert start == ("_train_start", [300])
-    assert sum(leaves[1]) == 480
-    assert np.isfinite(tree(X).std).all()

@@ -1,7 +1,7 @@
 """How many programs a method compiles: none for a second fit, nearby numbers of rows, or another number as an option.
 
 The sizes lie in one bucket. On a CPU it is so of all methods but these, whose programs are those of their numbers of
-rows: the neural process, `isotonic`, `neural_quantiles` and `accrue`.
+rows: the neural process, `isotonic` and `accrue`.
 """
 
 import jax
@@ -67,6 +67,10 @@ CASES = {
     "rio of a normal base": (of_calibrator(jc.rio.fit, NORMAL), {"noise": jc.gp.GaussianNoise(variance=0.1)}),
     "conformal": (of_calibrator(jc.conformal.fit, POINT), {}),
     "crude": (of_calibrator(jc.crude.fit, NORMAL), {}),
+    "neural_quantiles": (
+        of_calibrator(jc.neural_quantiles.fit, NORMAL, pretraining_epochs=2, **SHORT),
+        {"learning_rate": 0.002},
+    ),
     "kmeans": (of_calibrator(jc.kmeans.fit, POINT, key=KEY), {}),
     "gaussian_mle": (of_calibrator(jc.gaussian_mle.fit, NORMAL), {}),
 }

@@ -37,13 +37,15 @@ import numpy as np
 from jax import lax
 from jax.scipy.special import ndtr, ndtri
 from jax.typing import DTypeLike
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, PyTree
 
-from jaxcal import _checks, _programs
+from jaxcal import _checks, _programs, _random
+from jaxcal._numpy import AnyArray, in_jax, namespace, numpy_or_jit
 from jaxcal.calibrators import _groups
 from jaxcal.calibrators._base import FINE_LEVELS, as_levels, check_base, rows_that_count
 from jaxcal.calibrators._groups import Weights
 from jaxcal.distributions import Distribution, Quantiles
+from jaxcal.distributions._base import numpy_knows
 from jaxcal.distributions._rows import predicted_by_buckets
 from jaxcal.frames.layout import Series, Table
 from jaxcal.frames.preprocessing import Standardizer
@@ -57,6 +59,7 @@ _HIDDEN = (20, 20)
 _LEVELS = np.array(FINE_LEVELS)
 _DECILES = slice(19, None, 20)
 _MEDIAN = 4
+_IS_MEDIAN = np.arange(9) == _MEDIAN
 # The levels that the loss of the validation set is averaged over: 0.05, 0.1, ..., 0.95.
 _WATCHED = _LEVELS[9::10]
 # Pretraining has nothing to stop by, and uses so many rows only to detect divergence.
@@ -172,8 +175,8 @@ def fit(
     (quantiles, std, y), counts = rows_that_count((quantiles, base.std, y), _groups.weights_of(x, weights, y.shape[0]))
     fraction = settings.validation_fraction if steps is None else 0.0
     size = num_train(y.shape[0], fraction) if fraction else y.shape[0]
-    split_key, init_key, pretraining_key, key = jax.random.split(key, 4)
-    rows = _prepare(quantiles, std, y, counts, size, split_key if fraction else None)
+    split_key, init_key, pretraining_key, key = _random.split(key, 4)
+    rows = _prepare(quantiles, std, y, counts, size, _random.permutation(split_key, len(y)) if fraction else None)
     new = partial(_initial_network, rows.features.shape[1], key=init_key, dtype=rows.features.dtype)
     if steps is None:
         network = new()
@@ -266,7 +269,9 @@ def _quantiles_of(base: Distribution, levels: np.ndarray) -> Float[Array, "n k"]
         )
     if not _checks.is_traced(std := base.std) and not np.asarray(std).any():
         raise ValueError("base.std is 0 in every row: there is no shape to correct. jaxcal.accrue learns a std.")
-    quantiles = _icdf(base, jnp.asarray(levels, base.mean.dtype))
+    levels = in_jax(levels.astype(base.mean.dtype))
+    # Without the warning of levels beyond a table: an infinite quantile is refused.
+    quantiles = base._rounded_quantiles(levels) if numpy_knows(base) else _icdf(base, levels)
     _checks.check_finite("base.icdf(levels)", quantiles)
     return quantiles
 
@@ -278,33 +283,33 @@ _icdf = _programs.jit(lambda base, levels: base.icdf(levels))
 class _Rows(NamedTuple):
     """Rows in the units that the network works in, and these units."""
 
-    features: Float[Array, "l 9"]
-    quantiles: Float[Array, "l k"]
-    errors: Float[Array, " l"]
-    weights: Float[Array, " l"] | None
+    features: Float[AnyArray, "l 9"]
+    quantiles: Float[AnyArray, "l k"]
+    errors: Float[AnyArray, " l"]
+    weights: Float[AnyArray, " l"] | None
     scaler: Standardizer
-    unit: Float[Array, ""]
+    unit: Float[AnyArray, ""]
 
 
-@_programs.jit
-def _prepare(quantiles, std, y, weights, trained: int, key: PRNGKeyArray | None) -> _Rows:
-    """The rows, with a key in a random order; the weights of those trained on, and of the others, have mean 1."""
-    dtype = jnp.result_type(quantiles, y)
+@numpy_or_jit
+def _prepare(quantiles, std, y, weights, trained: int, order: Int[AnyArray, " l"] | None) -> _Rows:
+    """The rows in an order; the weights of those trained on, and of the others, have mean 1."""
+    xp, dtype = namespace(quantiles, y), np.result_type(quantiles.dtype, y.dtype)
     quantiles, std, y = (a.astype(dtype) for a in (quantiles, std, y))
     features = _features(quantiles[:, _DECILES])
     medians = features[:, _MEDIAN]
-    spread = jnp.mean(std)
+    spread = xp.mean(std)
     # Not the standard deviations of the columns: these are rounding errors where all rows have one width, or one mean.
-    scales = jnp.full_like(features[0], spread).at[_MEDIAN].add(Standardizer.of(medians).scale)
+    scales = xp.where(_IS_MEDIAN, spread + Standardizer.of(medians).scale, spread)
     scaler = Standardizer(Standardizer.of(features).loc, scales)
     errors = y - medians
-    size = jnp.mean(jnp.abs(errors))
-    unit = jnp.where(size > 0, size, spread)
-    order = jnp.arange(y.shape[0]) if key is None else jax.random.permutation(key, y.shape[0])
+    size = xp.mean(abs(errors))
+    unit = xp.where(size > 0, size, spread)
+    order = xp.arange(y.shape[0]) if order is None else order
     if weights is not None:
         weights = weights.astype(dtype)[order]
         parts = (weights[:trained], weights[trained:]) if trained < y.shape[0] else (weights,)
-        weights = jnp.concatenate([part / part.mean() for part in parts])
+        weights = xp.concatenate([part / part.mean() for part in parts])
     distances = (quantiles - medians[:, None]) / unit[None, None]
     return _Rows(
         features=scaler(features)[order],
@@ -316,10 +321,16 @@ def _prepare(quantiles, std, y, weights, trained: int, key: PRNGKeyArray | None)
     )
 
 
-def _features(deciles: Float[Array, "n 9"]) -> Float[Array, "n 9"]:
+def _features(deciles: Float[AnyArray, "n 9"]) -> Float[AnyArray, "n 9"]:
     """The median, and the distances of the other deciles from it."""
-    medians = deciles[:, _MEDIAN]
-    return (deciles - medians[:, None]).at[:, _MEDIAN].set(medians)
+    medians = deciles[:, _MEDIAN, None]
+    return namespace(deciles).where(_IS_MEDIAN[None], medians, deciles - medians)
+
+
+@numpy_or_jit
+def _parts(rows: tuple, size: int) -> tuple[tuple, tuple]:
+    """The first rows, so many, and the others."""
+    return jax.tree.map(lambda a: a[:size], rows), jax.tree.map(lambda a: a[size:], rows)
 
 
 # A network with its initial weights, made by one compiled program.
@@ -337,8 +348,8 @@ def _pretrain_and_train(
 ) -> Optimum:
     """Trained on the base's own quantiles, and then on the first rows, so many; the others are the validation set."""
     own, learned = (rows.features, rows.quantiles), (rows.features, rows.errors, rows.weights)
-    few = jax.tree.map(lambda a: a[:_FEW_ROWS], own)
-    train, rest = (jax.tree.map(lambda a, part=part: a[part], learned) for part in (slice(size), slice(size, None)))
+    few, _ = _parts(own, _FEW_ROWS)
+    train, rest = _parts(learned, size)
     descend = partial(_train, learning_rate=learning_rate)
     pretrained = descend(_identity_loss, network, own, few, key=keys[0], epochs=settings.pretraining_epochs)
     if throw:

@@ -122,17 +122,6 @@ def uniform(
     return np.maximum(low, unit * (high - low) + low)
 
 
-def _words_of(key: Any) -> _Words | None:
-    """The two words of a key; None where JAX must be asked."""
-    if not (is_known(key) and getattr(jax.config, "jax_threefry_partitionable", False)):
-        return None
-    if not _is_raw(key) and str(jax.random.key_impl(key)) != "threefry2x32":
-        return None
-    with at_top():
-        words = np.asarray(key if _is_raw(key) else jax.random.key_data(key))
-    return (words[0], words[1]) if words.shape == (2,) else None
-
-
 def bits(key: PRNGKeyArray, width: int | None = None) -> int:
     """`jax.random.bits`: a random word of 32 or 64 bits, or, with no width, as many as integers have by default.
 
@@ -144,6 +133,17 @@ def bits(key: PRNGKeyArray, width: int | None = None) -> int:
         return int(jax.random.bits(key, dtype=f"uint{width}"))
     (first,), (second,) = _threefry(words, 1)
     return int(first) << 32 | int(second) if width == 64 else int(first ^ second)
+
+
+def _words_of(key: Any) -> _Words | None:
+    """The two words of a key; None where JAX must be asked."""
+    if not (is_known(key) and getattr(jax.config, "jax_threefry_partitionable", False)):
+        return None
+    if not _is_raw(key) and str(jax.random.key_impl(key)) != "threefry2x32":
+        return None
+    with at_top():
+        words = np.asarray(key if _is_raw(key) else jax.random.key_data(key))
+    return (words[0], words[1]) if words.shape == (2,) else None
 
 
 def _is_raw(key: Array) -> bool:

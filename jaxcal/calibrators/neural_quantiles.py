@@ -51,7 +51,7 @@ from jaxcal.frames.layout import Series, Table
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional.scores import pinball
 from jaxcal.networks import FeedForward, TrainingRecord, presets
-from jaxcal.networks.training import GIVE_STEPS, check_steps, starting_network
+from jaxcal.networks.training import GIVE_STEPS, check_steps, first_and_others, starting_network
 from jaxcal.optimize import Optimum, Result, adam, num_train, raise_unless_finite, train_full_batch, train_minibatches
 
 _HIDDEN = (20, 20)
@@ -327,12 +327,6 @@ def _features(deciles: Float[AnyArray, "n 9"]) -> Float[AnyArray, "n 9"]:
     return namespace(deciles).where(_IS_MEDIAN[None], medians, deciles - medians)
 
 
-@numpy_or_jit
-def _parts(rows: tuple, size: int) -> tuple[tuple, tuple]:
-    """The first rows, so many, and the others."""
-    return jax.tree.map(lambda a: a[:size], rows), jax.tree.map(lambda a: a[size:], rows)
-
-
 # A network with its initial weights, made by one compiled program.
 _initial_network = _programs.jit(Recalibrator)
 
@@ -348,8 +342,8 @@ def _pretrain_and_train(
 ) -> Optimum:
     """Trained on the base's own quantiles, and then on the first rows, so many; the others are the validation set."""
     own, learned = (rows.features, rows.quantiles), (rows.features, rows.errors, rows.weights)
-    few, _ = _parts(own, _FEW_ROWS)
-    train, rest = _parts(learned, size)
+    few, _ = first_and_others(own, _FEW_ROWS)
+    train, rest = first_and_others(learned, size)
     descend = partial(_train, learning_rate=learning_rate)
     pretrained = descend(_identity_loss, network, own, few, key=keys[0], epochs=settings.pretraining_epochs)
     if throw:

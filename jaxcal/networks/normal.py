@@ -132,7 +132,7 @@ def alternate(
 
     def divide(rows: tuple, key: PRNGKeyArray) -> tuple[tuple, tuple]:
         if not anew:
-            return _parts(rows, lengths[0])
+            return training.first_and_others(rows, lengths[0])
         return _divide(rows, _random.uniform(key, sum(lengths), y.dtype), lengths, num_rows)
 
     def one_round(variances: Float[AnyArray, " n"], keys: Any) -> tuple[Float[AnyArray, " n"], tuple]:
@@ -202,12 +202,6 @@ def _last(optima: tuple[Optimum, Optimum]) -> Optimum:
     xp = namespace(mean.steps)
     steps, result = (xp.stack([getattr(o, name) for o in optima]) for name in ("steps", "result"))
     return Optimum(NormalNetwork((mean.params, variance.params)), variance.loss, steps.sum(), result.max())
-
-
-@numpy_or_jit
-def _parts(rows: tuple, length: int) -> tuple[tuple, tuple]:
-    """The rows to train on, which are the first, and those to stop by."""
-    return jax.tree.map(lambda part: part[:length], rows), jax.tree.map(lambda part: part[length:], rows)
 
 
 @numpy_or_jit

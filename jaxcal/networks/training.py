@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.tree_util import Partial
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcal import _checks, _random, optimize
 from jaxcal._numpy import AnyArray, in_jax, numpy_or_jit
@@ -385,9 +385,14 @@ def _split(
     rows = (x_scaler(x), y_scaler(y))
     if order is not None:
         rows = jax.tree.map(lambda a: a[order], rows)
-    train = jax.tree.map(lambda a: a[:num_train], rows)
-    validation = jax.tree.map(lambda a: a[num_train:], rows)
+    train, validation = first_and_others(rows, num_train)
     return Rows(train, validation, x_scaler, y_scaler)
+
+
+@numpy_or_jit
+def first_and_others(rows: PyTree, number: int) -> tuple[PyTree, PyTree]:
+    """The first rows of all arrays, so many, and the other rows."""
+    return jax.tree.map(lambda a: a[:number], rows), jax.tree.map(lambda a: a[number:], rows)
 
 
 def squared_error(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[AnyArray, " n"]:

@@ -9,9 +9,9 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 
 from jaxcal import _checks, _random
 
-# Without a fifth of few rows errors are larger than those of the final model, and intervals too wide: 2 % of coverage
-# and 8 % of width on 250 to 500 rows (`benchmarks/results/pipelines.md`). On 576 to 700 rows it is .8 % of coverage,
-# and the CRPS is the same (`pipeline_folds.txt`).
+# Without a fifth of few rows errors are larger than those of the final model. On 250 to 500 rows intervals cover 2 %
+# more and are 8 % wider (`benchmarks/results/pipelines.md`). On 576 to 700 rows they cover .8 % more, and the CRPS is
+# about the same (`pipeline_folds.txt`).
 _FOLDS_OF_FEW_ROWS, _FOLDS, _FEW_ROWS = 10, 5, 500
 
 

@@ -114,7 +114,7 @@ class Draws(NamedTuple):
         return cls(np.random.default_rng(_random.bits(list_key)), train_key)
 
     def keys(self, number: int) -> list[PRNGKeyArray]:
-        """Those of so many networks."""
+        """The keys of so many networks."""
         return _random.split(self.key, number)
 
 
@@ -232,7 +232,7 @@ class _HeldOut(NamedTuple):
     included: Bool[AnyArray, "*k v"]
 
     def widenings(self) -> Widening:
-        """Those of every leaf of one tree [leaves], by its own rows and, with little weight, by those of the others."""
+        """The widening of every leaf of one tree [leaves]. The rows of other leaves have little weight."""
         xp = namespace(self.errors)
         numbers = xp.arange(self.errors.shape[0])
         total, own = (xp.sum(self.included, axis=axis, dtype=self.errors.dtype) for axis in (None, 1))

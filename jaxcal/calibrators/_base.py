@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Real
 
 from jaxcal import _checks
-from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
+from jaxcal._numpy import AnyArray, bucket, can_be_filled, filled, namespace, numpy_or_jit
 from jaxcal.distributions import Distribution
 from jaxcal.frames.columns import Categorical, Columns, as_data
 from jaxcal.frames.layout import Series, Table
@@ -20,6 +20,7 @@ from jaxcal.functional.quantiles import CONFORMAL_RULES, smallest_table, smoothe
 from jaxcal.guarantee import Guarantee
 
 R = TypeVar("R", bound=tuple)
+W = TypeVar("W", bound=Any)
 
 # The default levels of intervals that a fit makes.
 _CONFIDENCE_LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -63,6 +64,22 @@ def rows_that_count(rows: R, weights: Float[Array, " n"] | None) -> tuple[R, Flo
         take = lambda a: a[known > 0] if _checks.is_traced(a) else jax.device_put(np.asarray(a)[known > 0])
         rows, known = jax.tree.map(take, rows), known[known > 0]
     return rows, None if (known == known[0]).all() else jax.device_put(known)
+
+
+def in_bucket(rows: W) -> W:
+    """Rows of which those that fill up a bucket have weight 0: nearby numbers of rows share a program.
+
+    Where they cannot be filled up they stay as they are.
+
+    Args:
+        rows: a named tuple of arrays with a leading axis of rows, whose field `weights` may be None: equal ones.
+    """
+    if not can_be_filled(rows):
+        return rows
+    values = np.asarray(rows[0])
+    number, size = len(values), bucket(len(values))
+    weights = np.ones(number, values.dtype) if rows.weights is None else np.asarray(rows.weights)
+    return filled(rows, size)._replace(weights=jax.device_put(np.pad(weights, (0, size - number))))
 
 
 def check_base(base: object, length: int | None = None, *, outputs: bool = False) -> None:

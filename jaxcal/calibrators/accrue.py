@@ -51,6 +51,8 @@ _to_the_end = partial(optimize.minimize, loss_tolerance=1e-13, gradient_toleranc
 # A direction in which the loss bends by less has no optimum to speak of: a coefficient of a higher order, or one on its
 # way to where the std is 0. An error that is 10^4 times too large leaves 7e-7.
 _LEAST_CURVATURE = 1e-7
+# More rows are not filled up: a fit would take up to two fifths longer. A smoothed score takes time as their square.
+_FEW = 2**12
 # How many times the errors fitted to those of the validation rows may be without a warning.
 _TOO_LARGE = 1.5
 
@@ -182,8 +184,8 @@ def fit(
     elif differentiable:
         raise ValueError("differentiable=True is for model='polynomial': give steps= for a network.")
     elif steps is not None:
-        rate, initial = jnp.asarray(settings.learning_rate), _initial_models(model, rows, key, 1)
-        fitted = _fit_by_steps(task, initial, rate, steps, key)
+        (initial,) = _initial_models(model, rows, key, 1)
+        fitted = _fit_by_steps(task, initial, settings.learning_rate, steps, key)
     else:
         size = num_train(rows.y.shape[0], settings.validation_fraction) if validation is None else rows.y.shape[0]
         if validation is not None:
@@ -296,14 +298,13 @@ def _as_length(smoothing: ArrayLike | None) -> Float[Array, ""] | None:
     return _checks.as_floats("smoothing", smoothing)
 
 
-def _initial_models(model: str | eqx.Module, rows: "_Rows", key: PRNGKeyArray, restarts: int) -> eqx.Module:
-    """A stack of initial models: networks with random weights, or the given one alone."""
+def _initial_models(model: str | eqx.Module, rows: "_Rows", key: PRNGKeyArray, restarts: int) -> list[eqx.Module]:
+    """The initial models: networks with random weights, or the given one alone."""
     if not isinstance(model, str):
-        return jax.tree.map(lambda leaf: leaf[None] if eqx.is_inexact_array(leaf) else leaf, model)
+        return [model]
     _checks.check_choice("model", model, ("network", "polynomial"))
     new = partial(FeedForward, rows.x.shape[1], _HIDDEN, "scalar", activation=_ACTIVATIONS)
-    networks = [new(key=own, dtype=jnp.result_type(*rows[:4])) for own in _random.split(key, restarts)]
-    return stacked(networks)
+    return [new(key=own, dtype=jnp.result_type(*rows[:4])) for own in _random.split(key, restarts)]
 
 
 class _Rows(NamedTuple):
@@ -343,7 +344,7 @@ def _validation_rows(validation: tuple, weights: Weights | None, relative: bool,
 def _join(rows: _Rows, validation: _Rows) -> _Rows:
     """The rows, with those of the validation after them; a warning where the errors are of different size."""
     if not _checks.is_traced(*rows, *validation):
-        own, new = (float(jnp.median(jnp.abs(part.y - part.mean))) for part in (rows, validation))
+        own, new = (np.median(abs(np.subtract(part.y, part.mean))) for part in (rows, validation))
         if new > _TOO_LARGE * own:
             _checks.warn(
                 f"the errors of the validation rows are typically {new:.2g}, those of the rows fitted to {own:.2g}: it "
@@ -355,11 +356,17 @@ def _join(rows: _Rows, validation: _Rows) -> _Rows:
                 f"{known} of {validation.y.shape[0]} rows of validation are among those that are fitted to: they do "
                 "not show when to stop.",
             )
+    return _joined(rows, validation)
+
+
+@numpy_or_jit
+def _joined(rows: _Rows, validation: _Rows) -> _Rows:
+    xp = namespace(rows.y, validation.y)
     if rows.weights is not None or validation.weights is not None:
         # Of mean 1 in both parts, whatever their size.
-        of = lambda part: jnp.ones_like(part.y) if part.weights is None else part.weights / part.weights.mean()
+        of = lambda part: xp.ones_like(part.y) if part.weights is None else part.weights / part.weights.mean()
         rows, validation = (part._replace(weights=of(part)) for part in (rows, validation))
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), rows, validation)
+    return jax.tree.map(lambda a, b: xp.concatenate([a, b]), rows, validation)
 
 
 def _check_polynomial(rows: _Rows, validation: tuple | None, steps: int | None) -> None:
@@ -397,6 +404,10 @@ class _Problem(NamedTuple):
             return given._replace(beta=accrue_beta(self.errors, weights=self.weights))
         return given._replace(beta=given.beta.astype(self.errors.dtype))
 
+    def in_bucket(self, score: _Score) -> "_Problem":
+        """The rows filled up to a bucket, where that costs little."""
+        return _base.in_bucket(self) if len(self.errors) <= _FEW and score.smoothing is None else self
+
     def part(self, chosen: Int[AnyArray, " m"]) -> "_Problem":
         """Some of the rows."""
         return jax.tree.map(lambda a: a[chosen], self)
@@ -410,13 +421,17 @@ class _Task(NamedTuple):
     score: _Score
     relative: bool
 
-    def standardized_inputs(self) -> Standardizer:
-        """The standardization of the inputs, but of a polynomial."""
-        return Standardizer.of(self.rows.x).without(self.columns.indicators)
+    def problem(self, *, on_range: bool = False) -> tuple[_Problem, Standardizer, Float[AnyArray, ""]]:
+        """The problem, the scaler of its inputs, and the errors' typical size in units of `rows.unit`.
 
-    def problem(self, x_scaler: Standardizer) -> tuple[_Problem, Float[AnyArray, ""]]:
-        """The problem, and the errors' typical size in units of `rows.unit`."""
+        The inputs are standardized, or, those of a polynomial, mapped from their whole range to [-1, 1].
+        """
         rows, xp = self.rows, namespace(self.rows.y)
+        if on_range:
+            low, high = rows.x.min(0), rows.x.max(0)
+            x_scaler = Standardizer((low + high) / 2, (high - low) / 2)
+        else:
+            x_scaler = Standardizer.of(rows.x).without(self.columns.indicators)
         scale = Standardizer.of(rows.y, rows.weights).scale
         scale = xp.where(scale > 0, scale, 1)
         errors = (rows.y - rows.mean) / scale
@@ -426,7 +441,7 @@ class _Task(NamedTuple):
         median = xp.median(sizes)
         typical = xp.where(median > 0, median / _MEDIAN_SIZE, xp.sqrt(xp.mean(sizes**2)))
         problem = _Problem(x_scaler(rows.x), errors, xp.log(typical) + xp.log(unit), rows.weights)
-        return problem, typical if self.relative else scale * typical
+        return problem, x_scaler, typical if self.relative else scale * typical
 
     def fitted(
         self, model: Callable, x_scaler: Standardizer, scale, beta, optimum: Optimum, *, validated: bool = False
@@ -444,24 +459,34 @@ class _Task(NamedTuple):
         )
 
 
-def _fit_networks(task: _Task, initial, until, size: int, order: Int[AnyArray, " n"] | None) -> ACCRUE:
+def _fit_networks(
+    task: _Task, initial: list[eqx.Module], until: tuple, size: int, order: Int[AnyArray, " n"] | None
+) -> ACCRUE:
     """The best of the trained models. `size` rows are trained on, the first ones in an order."""
     task, initial = _checks.without_derivative((task, initial), "accrue.fit", GIVE_STEPS)
-    train, validation, x_scaler, scale = _divided(task, size, order)
-    score = train.score(task.score)
-    model, optimum = _trained(train, validation, score, initial, until)
-    return task.fitted(model, x_scaler, scale, score.beta, optimum, validated=True)
+    train, validation, score, *scales = _divided(task, size, order)
+    starts = stacked([eqx.filter(model, eqx.is_inexact_array) for model in initial])
+    parts = train.in_bucket(score), validation.in_bucket(score)
+    model, optimum = _trained(*parts, score, eqx.combine(starts, initial[0]), until)
+    return task.fitted(model, *scales, score.beta, optimum, validated=True)
 
 
 @numpy_or_jit
 def _divided(
     task: _Task, size: int, order: Int[AnyArray, " n"] | None
-) -> tuple[_Problem, _Problem, Standardizer, Float[AnyArray, ""]]:
-    """The rows that are trained on, those of the validation set, and the scales of inputs and errors."""
-    x_scaler = task.standardized_inputs()
-    problem, scale = task.problem(x_scaler)
+) -> tuple[_Problem, _Problem, _Score, Standardizer, Float[AnyArray, ""]]:
+    """The rows that are trained on, those of the validation set, the score, and the scales of inputs and errors."""
+    problem, x_scaler, scale = task.problem()
     places: AnyArray = np.arange(task.rows.y.shape[0]) if order is None else order
-    return problem.part(places[:size]), problem.part(places[size:]), x_scaler, scale
+    train, validation = problem.part(places[:size]), problem.part(places[size:])
+    return train, validation, train.score(task.score), x_scaler, scale
+
+
+@numpy_or_jit
+def _undivided(task: _Task, *, on_range: bool) -> tuple[_Problem, _Score, Standardizer, Float[AnyArray, ""]]:
+    """All rows, the score, and the scales of inputs and errors."""
+    problem, x_scaler, scale = task.problem(on_range=on_range)
+    return problem, problem.score(task.score), x_scaler, scale
 
 
 @_programs.jit
@@ -475,16 +500,14 @@ def _trained(train: _Problem, validation: _Problem, score: _Score, initial, unti
     return eqx.combine(optimum.params, fixed), optimum
 
 
-@_programs.jit
-def _fit_by_steps(task: _Task, initial, learning_rate, steps: int, key: PRNGKeyArray) -> ACCRUE:
-    """The only one of the initial models, after so many steps on all rows."""
-    model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_inexact_array(leaf) else leaf, initial)
-    x_scaler = task.standardized_inputs()
-    problem, scale = task.problem(x_scaler)
-    score = problem.score(task.score)
+def _fit_by_steps(
+    task: _Task, initial: eqx.Module, learning_rate: ArrayLike, steps: int, key: PRNGKeyArray
+) -> ACCRUE:
+    """A model after so many steps on all rows."""
+    problem, score, *scales = _undivided(task, on_range=False)
     take = partial(optimize.train_full_batch, num_steps=steps, optimizer=optimize.adam, learning_rate=learning_rate)
-    optimum = take(_loss_of_all, model, (problem, score), key=key)
-    return task.fitted(optimum.params, x_scaler, scale, score.beta, optimum)
+    optimum = take(_loss_of_all, initial, (problem.in_bucket(score), score), key=key)
+    return task.fitted(optimum.params, *scales, score.beta, optimum)
 
 
 def _loss_of_all(model: Callable, rows: tuple[_Problem, _Score], key: PRNGKeyArray | None) -> Float[Array, ""]:
@@ -493,19 +516,20 @@ def _loss_of_all(model: Callable, rows: tuple[_Problem, _Score], key: PRNGKeyArr
     return problem.loss(model, score)
 
 
-@_programs.jit
 def _fit_polynomial(task: _Task, max_iterations: Int[Array, ""], differentiable: bool) -> ACCRUE:
     """Algorithm 1, with a softplus around the polynomial, on the whole range of x mapped to [-1, 1]."""
     if not differentiable:
         task = _checks.without_derivative(task, "accrue.fit", "give differentiable=True")
-    low, high = task.rows.x.min(0), task.rows.x.max(0)
-    x_scaler = Standardizer((low + high) / 2, (high - low) / 2)
-    problem, scale = task.problem(x_scaler)
-    score = problem.score(task.score)
+    problem, score, *scales = _undivided(task, on_range=True)
+    optimum = _last_useful(problem.in_bucket(score), score, max_iterations, differentiable)
+    return task.fitted(Polynomial(optimum.params), *scales, score.beta, optimum)
+
+
+@_programs.jit
+def _last_useful(problem: _Problem, score: _Score, max_iterations: Int[Array, ""], differentiable: bool) -> Optimum:
+    """The solution of the last useful order."""
     order, optimum = _by_order(*optimize.as_constants((problem, score)), max_iterations)
-    if differentiable:
-        optimum = _with_derivatives(problem, score, order, optimum, max_iterations)
-    return task.fitted(Polynomial(optimum.params), x_scaler, scale, score.beta, optimum)
+    return _with_derivatives(problem, score, order, optimum, max_iterations) if differentiable else optimum
 
 
 def _by_order(problem: _Problem, score: _Score, max_iterations: Int[Array, ""]) -> tuple[Int[Array, ""], Optimum]:

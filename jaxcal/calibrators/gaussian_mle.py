@@ -23,9 +23,16 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import AnyArray, bucket, can_be_filled, filled, namespace, numpy_or_jit
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.calibrators import _groups
-from jaxcal.calibrators._base import AS_POINT, check_base, check_positive_std, error_scale, location_and_scale
+from jaxcal.calibrators._base import (
+    AS_POINT,
+    check_base,
+    check_positive_std,
+    error_scale,
+    in_bucket,
+    location_and_scale,
+)
 from jaxcal.calibrators._groups import Groups, Labels, Weights
 from jaxcal.distributions import Distribution, Normal, StudentT
 from jaxcal.frames.layout import Series, Table
@@ -139,10 +146,7 @@ def fit(
     # Weights of 1 go through the same program as others: equal ones, of any size, change no bit.
     w = jax.device_put(np.ones(y.shape, y.dtype)) if counts is None else counts
     rows = _Rows(base.mean, error_scale(base, scaled), y, w)
-    if not groups.labels and can_be_filled(rows):  # rows that fill up count nothing
-        size = bucket(len(y))
-        w = jax.device_put(np.pad(np.asarray(w), (0, size - len(y))))
-        rows = filled(rows, size)._replace(weights=w)
+    rows = rows if groups.labels else in_bucket(rows)
     fitted = _fit(rows, groups, number if groups.labels else None, shift, scaled, plug_in=preset == "paper")
     if counts is not None and fitted.df is not None and not _checks.is_traced(fitted.df):
         _check_degrees_of_freedom(np.atleast_1d(fitted.df), sizes, groups)

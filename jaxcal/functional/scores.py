@@ -8,13 +8,14 @@ better), except the log densities. The continuous ranked probability score, CRPS
 import math
 from collections.abc import Callable
 from functools import partial, wraps
+from statistics import NormalDist
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
-from jaxtyping import Array, ArrayLike, DTypeLike, Float, Int, Real
+from jaxtyping import Array, ArrayLike, Float, Int, Real
 
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
@@ -319,7 +320,6 @@ def reliability_score(
     return jnp.where(jnp.any(~positive & (errors != 0)), jnp.inf, score)
 
 
-@partial(jax.jit, static_argnames="num_rows")
 def min_reliability_score(num_rows: int) -> Float[Array, ""]:
     """The least reliability score that n errors can have: that of the normal quantiles at (2 i - 1) / (2 n).
 
@@ -329,12 +329,12 @@ def min_reliability_score(num_rows: int) -> Float[Array, ""]:
         >>> print(f"{min_reliability_score(100):.1e}")
         3.7e-05
     """
-    return _mean_density_of_quantiles(num_rows, float) - _HALF_MEAN_DIFFERENCE
+    return jnp.asarray(_mean_density_of_quantiles(num_rows) - _HALF_MEAN_DIFFERENCE)
 
 
 @_checks_weights
-@jax.jit
-def accrue_beta(errors: Real[ArrayLike, " n"], *, weights: Real[ArrayLike, " n"] | None = None) -> Float[Array, ""]:
+@numpy_or_jit
+def accrue_beta(errors: Real[ArrayLike, " n"], *, weights: Real[ArrayLike, " n"] | None = None) -> Float[AnyArray, ""]:
     """The weight beta of ACCRUE's two scores that brings their least values to one size.
 
     beta = m / (c + m), with c = 0.594904 mean |error| the least mean CRPS (at std = |error| / sqrt(log 2), row by row)
@@ -352,11 +352,9 @@ def accrue_beta(errors: Real[ArrayLike, " n"], *, weights: Real[ArrayLike, " n"]
         >>> print(f"{accrue_beta(jnp.array([-1.0, 0.5, 0.0, 2.0])):.3f}")
         0.443
     """
-    errors = jnp.asarray(errors)
-    sizes = jnp.abs(errors)
-    mean = weighted_mean(sizes, weights)
-    most = _mean_density_of_quantiles(errors.size, mean.dtype)
-    return most / (_LEAST_CRPS * mean + most)
+    sizes: AnyArray = abs(namespace(errors).asarray(errors))
+    most = _mean_density_of_quantiles(sizes.size)
+    return most / (_LEAST_CRPS * weighted_mean(sizes, weights) + most)
 
 
 @_checks_weights
@@ -452,7 +450,7 @@ def _fraction_below_less_above(z: Float[Array, " n"], fractions: Float[Array, " 
     return jnp.zeros_like(z).at[order].set(upto[first] + upto[after] - upto[-1], unique_indices=True)
 
 
-def _mean_density_of_quantiles(num_rows: int, dtype: DTypeLike) -> Float[Array, ""]:
+def _mean_density_of_quantiles(num_rows: int) -> float:
     """sqrt(2) times the mean of phi(z) over the normal quantiles z at (2 i - 1) / (2 n)."""
-    z = ndtri((jnp.arange(num_rows, dtype=dtype) + 0.5) / num_rows)
-    return jnp.mean(jnp.exp(-0.5 * z**2)) / SQRT_PI
+    z = np.array([NormalDist().inv_cdf((place + 0.5) / num_rows) for place in range(num_rows)])
+    return float(np.mean(np.exp(-0.5 * z**2))) / SQRT_PI

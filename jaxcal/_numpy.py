@@ -124,17 +124,18 @@ def in_jax(tree: T) -> T:
         return jax.tree.map(put, tree)
 
 
-def filled(tree: T, size: int, device: Any = None) -> T:
+def filled(tree: T, size: int, device: Any = None, *, axis: int = 0) -> T:
     """Known arrays with so many rows, on the host: there a number of rows needs no program.
 
     The first row is repeated, so that no extreme changes.
     """
 
     def of_size(rows: AnyArray) -> AnyArray:
-        if size > len(rows):
+        number = rows.shape[axis]
+        if size > number:
             places = np.arange(size)
-            places[len(rows) :] = 0
-            rows = np.asarray(rows)[places]
+            places[number:] = 0
+            rows = np.take(np.asarray(rows), places, axis)
         return jax.device_put(rows, device)
 
     return jax.tree.map(of_size, tree)

@@ -58,15 +58,18 @@ def permutation(key: PRNGKeyArray, number: int) -> Int[AnyArray, " n"]:
     return order
 
 
-def leading(key: PRNGKeyArray, length: int, number: Int[Array, ""]) -> Int[Array, " length"]:
+def leading(key: PRNGKeyArray, length: int, number: int | Int[Array, ""]) -> Int[Array, " length"]:
     """`jax.random.permutation` of the numbers below a traced one, then the other numbers below `length`.
 
-    For keys of which `draws_prefixes` is true; of others it is another permutation.
+    It is so for keys of which `draws_prefixes` is true; of others it is another permutation. A number that is not
+    traced is `length`.
 
     >>> found = jax.jit(leading, static_argnums=1)(jax.random.key(1), 2048, 2000)
     >>> bool((found[:2000] == jax.random.permutation(jax.random.key(1), 2000)).all())
     True
     """
+    if isinstance(number, int):
+        return jax.random.permutation(key, length)
     order = places = jnp.arange(length)
     for earlier in range(_rounds(length)):
         key, own = jax.random.split(key)

@@ -500,9 +500,7 @@ def _trained(train: _Problem, validation: _Problem, score: _Score, initial, unti
     return eqx.combine(optimum.params, fixed), optimum
 
 
-def _fit_by_steps(
-    task: _Task, initial: eqx.Module, learning_rate: ArrayLike, steps: int, key: PRNGKeyArray
-) -> ACCRUE:
+def _fit_by_steps(task: _Task, initial: eqx.Module, learning_rate: ArrayLike, steps: int, key: PRNGKeyArray) -> ACCRUE:
     """A model after so many steps on all rows."""
     problem, score, *scales = _undivided(task, on_range=False)
     take = partial(optimize.train_full_batch, num_steps=steps, optimizer=optimize.adam, learning_rate=learning_rate)

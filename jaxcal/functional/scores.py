@@ -14,7 +14,6 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import ndtri
 from jaxtyping import Array, ArrayLike, Float, Int, Real
 
 from jaxcal import _checks
@@ -172,7 +171,7 @@ def mixture_crps(
     Example:
         >>> means = jnp.array([[-1.0], [1.0]])
         >>> crps = lambda y: normal.crps(y[None], means, 1.0)
-        >>> icdf = lambda p: means + ndtri(p)[None]
+        >>> icdf = lambda p: means + jax.scipy.special.ndtri(p)[None]
         >>> print(f"{mixture_crps(jnp.array([0.0]), jnp.array([0.5, 0.5]), crps, icdf)[0]:.3f}")
         0.359
     """
@@ -304,7 +303,7 @@ def reliability_score(
     Source: Camporeale and Carè (2021), eq. 6 and 8; the form by pairs: Székely and Rizzo (2005).
 
     Example:
-        >>> z = ndtri((jnp.arange(100) + 0.5) / 100)
+        >>> z = jax.scipy.special.ndtri((jnp.arange(100) + 0.5) / 100)
         >>> print(f"{reliability_score(z, 1.0):.5f}, with half the std {reliability_score(z, 0.5):.3f}")
         0.00004, with half the std 0.065
     """

@@ -496,9 +496,7 @@ def _batches(rows: _Rows, batch_size: int, key: PRNGKeyArray):
     length = jax.tree.leaves(data)[0].shape[0]
     most = math.ceil(length / batch_size)
     order_key, loss_key = jax.random.split(key)
-    is_full = isinstance(num_rows, int)
-    order = jax.random.permutation(order_key, length) if is_full else _random.leading(order_key, length, num_rows)
-    order = jnp.resize(order, (most, batch_size))
+    order = jnp.resize(_random.leading(order_key, length, num_rows), (most, batch_size))
     keys = jax.random.split(loss_key, most)
 
     def batch(i):

@@ -8,6 +8,7 @@ Residual Estimation with an I/O Kernel", ICLR 2020, appendix D.1).
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -19,8 +20,10 @@ from jax.tree_util import Partial
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
-from jaxcal import _checks, _programs
+from jaxcal import _checks, _programs, _random
+from jaxcal._numpy import AnyArray, bucket, can_be_filled, filled, numpy_or_jit
 from jaxcal.distributions import Mixture, Normal
+from jaxcal.distributions._rows import predicted_by_buckets
 from jaxcal.frames.columns import Categorical, Columns, as_data
 from jaxcal.frames.layout import Series, Table
 from jaxcal.frames.preprocessing import Standardizer
@@ -28,6 +31,8 @@ from jaxcal.functional import normal
 from jaxcal.networks import FeedForward, TrainingRecord, presets
 from jaxcal.networks.training import TAKE_ANOTHER
 from jaxcal.optimize import num_train, train_steps
+
+XY = tuple[Float[AnyArray, "f n d"], Float[AnyArray, "f n"]]
 
 _HEADS = 8
 # A fraction of the rows that are drawn for a step is context at most, and all of them are targets.
@@ -137,10 +142,11 @@ def fit(
     network = _initial_network(x.shape[2], width, settings.least_std, rows.train[1].dtype, key=init_key)
     steps = min(_STEPS, settings.max_iterations)
     sizes = _Sizes.of(rows.train[1].shape[1], max_context)
+    train, validation, numbers = _in_buckets(rows, train_key)
     optimum = train_steps(
-        Partial(_loss, rows=rows.train, sizes=sizes, number=batch_size),
+        Partial(_loss, rows=train, numbers=numbers, sizes=sizes, batch_size=batch_size),
         network,
-        rows.validation,
+        validation,
         key=train_key,
         learning_rate=settings.learning_rate,
         num_steps=steps,
@@ -278,7 +284,7 @@ class NeuralProcess(eqx.Module):
             raise ValueError("the process was trained on several functions: give the context of the one to predict.")
         else:
             known = self.context
-        return _predict(self, x, *known)
+        return _predict(_Informed.of(self, *known), x)
 
 
 def _as_functions(
@@ -287,7 +293,7 @@ def _as_functions(
     """Checked rows of one function or of several, and the columns of the inputs."""
     if np.ndim(y) != 2:
         columns, x, y = as_data(x, y, categorical)
-        x, y = x[None], y[None]
+        x, y = _only_function(x, y)
     else:
         y = _checks.as_floats("y", y)
         y, x = _checks.as_matrix("y", y), _checks.as_floats("x", x)
@@ -300,6 +306,11 @@ def _as_functions(
         columns = Columns.of(x)
     _checks.check_at_least("the number of rows of a function", y.shape[1], _LEAST_CONTEXT + 1)
     return columns, x, y
+
+
+@numpy_or_jit
+def _only_function(x: Float[AnyArray, "n d"], y: Float[AnyArray, " n"]) -> XY:
+    return x[None], y[None]
 
 
 class _Sizes(NamedTuple):
@@ -317,50 +328,92 @@ class _Sizes(NamedTuple):
 class _Question(NamedTuple):
     """A context, and rows to predict from it."""
 
-    context_x: Float[Array, "*f c d"]
-    context_y: Float[Array, "*f c"]
-    x: Float[Array, "*f n d"]
-    y: Float[Array, "*f n"]
+    context_x: Float[AnyArray, "*f c d"]
+    context_y: Float[AnyArray, "*f c"]
+    x: Float[AnyArray, "*f n d"]
+    y: Float[AnyArray, "*f n"]
 
 
 class _Rows(NamedTuple):
     """Standardized rows: to train on, to stop by if there are any, and to predict from."""
 
-    train: tuple[Float[Array, "f n d"], Float[Array, "f n"]]
+    train: XY
     validation: _Question | None
-    context: tuple[Float[Array, "c d"], Float[Array, " c"]] | None
+    context: tuple[Float[AnyArray, "c d"], Float[AnyArray, " c"]] | None
     x_scaler: Standardizer
     y_scaler: Standardizer
 
 
-@_programs.jit
 def _split(
-    x, y, validation_fraction: float, max_context: int, indicators: tuple[int, ...], key: PRNGKeyArray, *, paper: bool
+    x: Float[Array, "f n d"],
+    y: Float[Array, "f n"],
+    validation_fraction: float,
+    max_context: int,
+    indicators: tuple[int, ...],
+    key: PRNGKeyArray,
+    *,
+    paper: bool,
 ) -> _Rows:
     """The rows in random order; the preset trains on all of them."""
-    dtype = jnp.result_type(x, y)
-    x, y = x.astype(dtype), y.astype(dtype)
-    x_scaler, y_scaler = Standardizer.of(x.reshape(-1, x.shape[2])).without(indicators), Standardizer.of(y.ravel())
-    order = jax.random.permutation(key, y.shape[1])
-    x, y = jax.vmap(x_scaler)(x)[:, order], jax.vmap(y_scaler)(y)[:, order]
-    train, validation = ((x, y), None) if paper else _divide(x, y, validation_fraction, max_context)
-    most = max_context if paper else _MOST_KEPT
+    order = _random.permutation(key, y.shape[1])
+    return _divided(x, y, order, None if paper else validation_fraction, max_context, indicators)
+
+
+@numpy_or_jit
+def _divided(
+    x: Float[AnyArray, "f n d"],
+    y: Float[AnyArray, "f n"],
+    order: Int[AnyArray, " n"],
+    validation_fraction: float | None,
+    max_context: int,
+    indicators: tuple[int, ...],
+) -> _Rows:
+    """The rows in an order; without a fraction for validation all of them are trained on."""
+    dtype = np.result_type(x.dtype, y.dtype)
+    inputs, targets = x.astype(dtype).reshape(-1, x.shape[2]), y.astype(dtype).ravel()
+    x_scaler, y_scaler = Standardizer.of(inputs).without(indicators), Standardizer.of(targets)
+    x, y = x_scaler(inputs).reshape(x.shape)[:, order], y_scaler(targets).reshape(y.shape)[:, order]
+    train, validation, most = (x, y), None, max_context
+    if validation_fraction is not None:
+        (train, validation), most = _held_out(x, y, validation_fraction, max_context), _MOST_KEPT
     context = (x[0, :most], y[0, :most]) if y.shape[0] == 1 else None
     return _Rows(train=train, validation=validation, context=context, x_scaler=x_scaler, y_scaler=y_scaler)
 
 
-def _divide(x: Float[Array, "f n d"], y: Float[Array, "f n"], validation_fraction: float, max_context: int):
+def _held_out(
+    x: Float[AnyArray, "f n d"], y: Float[AnyArray, "f n"], validation_fraction: float, max_context: int
+) -> tuple[XY, _Question]:
     """The rows to train on, and the validation set: other functions, or other rows of the only one."""
     f, n = y.shape
     if f > 1:
         kept, known = num_train(f, validation_fraction), min(max_context, n // 2)
-        (own_x, x), (own_y, y) = jnp.split(x, [kept]), jnp.split(y, [kept])
+        x, own_x, y, own_y = x[kept:], x[:kept], y[kept:], y[:kept]
         return (own_x, own_y), _Question(x[:, :known], y[:, :known], x[:, known:], y[:, known:])
     kept = num_train(n, validation_fraction)
     _checks.check_at_least("the number of rows to train on", kept, 2)
-    (own_x, x), (own_y, y) = jnp.split(x, [kept], axis=1), jnp.split(y, [kept], axis=1)
     known = min(max_context, kept - 1)
-    return (own_x, own_y), _Question(own_x[:, :known], own_y[:, :known], x, y)
+    return (x[:, :kept], y[:, :kept]), _Question(x[:, :known], y[:, :known], x[:, kept:], y[:, kept:])
+
+
+class _Numbers(NamedTuple):
+    """How many rows of every function there are; arrays where there are more, which fill up."""
+
+    train: int | Int[AnyArray, ""]
+    validation: int | Int[AnyArray, ""]
+
+
+def _in_buckets(rows: _Rows, key: PRNGKeyArray) -> tuple[XY, _Question | None, _Numbers]:
+    """The rows to train on and the validation set, filled up where they can be: nearby numbers share a program."""
+    train, question = rows.train, rows.validation
+    numbers = _Numbers(train[1].shape[1], 0 if question is None else question.y.shape[1])
+    if not (can_be_filled(train, question, key) and _random.draws_prefixes(key)):
+        return train, question, numbers
+    longer = lambda part, number: filled(part, bucket(number), axis=1)
+    train = longer(train, numbers.train)
+    if question is not None:
+        x, y = longer((question.x, question.y), numbers.validation)
+        question = question._replace(x=x, y=y)
+    return train, question, _Numbers(*map(np.int32, numbers))
 
 
 @_programs.jit
@@ -385,7 +438,14 @@ def _with_two_outputs(network: FeedForward) -> FeedForward:
 
 
 def _loss(
-    network: Network, validation: _Question | None, key: PRNGKeyArray | None, *, rows: tuple, sizes: _Sizes, number: int
+    network: Network,
+    validation: _Question | None,
+    key: PRNGKeyArray | None,
+    *,
+    rows: XY,
+    numbers: _Numbers,
+    sizes: _Sizes,
+    batch_size: int,
 ) -> Float[Array, " batch"]:
     """For `train_steps`: of so many new contexts; or of the validation set.
 
@@ -393,21 +453,21 @@ def _loss(
     training has diverged.
     """
     if validation is not None:
-        return jax.vmap(partial(_answer_loss, network))(validation)
+        return jax.vmap(partial(_answer_loss, network, numbers.validation))(validation)
     draw_key, noise_key = jax.random.split(jax.random.key(0) if key is None else key)
-    noise = jax.random.normal(noise_key, (number, network.num_latents), rows[1].dtype)
-    return jax.vmap(partial(_context_loss, network))(*_draw(rows, sizes, number, draw_key), noise)
+    noise = jax.random.normal(noise_key, (batch_size, network.num_latents), rows[1].dtype)
+    return jax.vmap(partial(_context_loss, network))(*_draw(rows, numbers.train, sizes, batch_size, draw_key), noise)
 
 
-def _draw(rows: tuple, sizes: _Sizes, number: int, key: PRNGKeyArray):
-    """Rows (x, y) of a function for each of some contexts, and how many of them are the context."""
-    (f, n), keys = rows[1].shape, jax.random.split(key, 4)
+def _draw(rows: XY, n: int | Int[Array, ""], sizes: _Sizes, batch_size: int, key: PRNGKeyArray):
+    """Rows (x, y), of the first n of a function, for each of some contexts, and how many of them are the context."""
+    (f, length), keys = rows[1].shape, jax.random.split(key, 4)
     # One order for all, from which each takes a window: it is the dearest part of a step.
-    order = jax.random.permutation(keys[0], n)
-    first = jax.random.randint(keys[1], (number, 1), 0, n)
+    order = _random.leading(keys[0], length, n)
+    first = jax.random.randint(keys[1], (batch_size, 1), 0, n)
     chosen = order[(first + jnp.arange(sizes.num_rows)[None]) % n]
-    function = jax.random.randint(keys[2], (number, 1), 0, f)
-    num_context = jax.random.randint(keys[3], (number,), min(_LEAST_CONTEXT, sizes.most), sizes.most + 1)
+    function = jax.random.randint(keys[2], (batch_size, 1), 0, f)
+    num_context = jax.random.randint(keys[3], (batch_size,), min(_LEAST_CONTEXT, sizes.most), sizes.most + 1)
     x, y = jax.tree.map(lambda a: a[function, chosen], rows)
     return x, y, num_context
 
@@ -443,19 +503,43 @@ def _negative_elbo(
     return divergence / y.shape[0] - jnp.mean(normal.log_prob(y, *predicted))
 
 
-def _answer_loss(network: Network, question: _Question) -> Float[Array, ""]:
-    """The mean negative log likelihood of rows that are predicted from a context, at the mean of the latents."""
+def _answer_loss(network: Network, number: int | Int[Array, ""], question: _Question) -> Float[Array, ""]:
+    """The mean negative log likelihood of so many first rows that are predicted from a context.
+
+    The latents are at their mean.
+    """
     latents, _ = network.summary(question.context_x, question.context_y)
     seen = network.seen(question.x, question.context_x, question.context_y)
-    return -jnp.mean(normal.log_prob(question.y, *network.decode(question.x, seen, latents)))
+    log_prob = normal.log_prob(question.y, *network.decode(question.x, seen, latents))
+    return -jnp.mean(log_prob, where=jnp.arange(log_prob.size) < number)
 
 
+class _Informed(NamedTuple):
+    """A process without its own context, and a context, of which some rows are present; all where that is None."""
+
+    process: NeuralProcess
+    context_x: Float[Array, "c d"]
+    context_y: Float[Array, " c"]
+    present: Bool[AnyArray, " c"] | None
+
+    @classmethod
+    def of(cls, process: NeuralProcess, x: Float[Array, "c d"], y: Float[Array, " c"]) -> "_Informed":
+        """By these rows, which are filled up where they can be."""
+        process = replace(process, context=None)
+        if not can_be_filled(process, x, y):
+            return cls(process, x, y, None)
+        number, size = len(y), bucket(len(y))
+        return cls(process, *filled((x, y), size), np.arange(size) < number)
+
+
+@predicted_by_buckets
 @_programs.jit
-def _predict(process: NeuralProcess, x, context_x, context_y) -> Normal | Mixture:
+def _predict(informed: _Informed, x: Float[Array, "n d"]) -> Normal | Mixture:
+    process, *context = informed
     network, scaler = process.network, process.y_scaler
     points = process.x_scaler(x)
-    mean, std = network.summary(context_x, context_y)
-    seen = network.seen(points, context_x, context_y)
+    mean, std = network.summary(*context)
+    seen = network.seen(points, *context)
 
     def distribution(latents):
         mean, std = network.decode(points, seen, latents)

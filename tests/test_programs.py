@@ -1,7 +1,7 @@
 """How many programs a method compiles: none for a second fit, nearby numbers of rows, or another number as an option.
 
-The sizes lie in one bucket. On a CPU it is so of all methods but these, whose programs are those of their numbers of
-rows: the neural process, `isotonic` and `accrue`.
+The sizes lie in one bucket. On a CPU it is so of all methods but `isotonic`, whose programs are those of its numbers
+of rows.
 """
 
 import jax
@@ -44,6 +44,16 @@ def of_calibrator(fit, base, **options):
     return call
 
 
+def of_first_column(fit):
+    """A method of one input, for calls with more."""
+
+    def call(x, base, y, **options):
+        fitted = fit(x[:, 0], base, y, **options)
+        return lambda x, base: fitted(x[:, 0], base)
+
+    return call
+
+
 POINT = lambda x: jc.Point(0.9 * x[:, 0])
 NORMAL = lambda x: jc.Normal(0.9 * x[:, 0], 0.2 + 0.1 * np.abs(x[:, 1]))
 SHORT = {"key": KEY, "max_epochs": 2}
@@ -62,6 +72,10 @@ CASES = {
     "dropout": (of_predictor(jc.dropout.fit, num_samples=3, **SHORT), {"rate": 0.2}),
     "concrete dropout": (of_predictor(jc.dropout.fit, num_samples=3, rate="concrete", **SHORT), {"length_scale": 0.02}),
     "evidential": (of_predictor(jc.evidential.fit, **SHORT), {"penalty": 0.02}),
+    "neural_process": (
+        of_predictor(jc.neural_process.fit, key=KEY, width=16, batch_size=4, max_iterations=2),
+        {"learning_rate": 0.002, "patience": 3},
+    ),
     "forests": (of_predictor(jc.forests.fit, num_trees=5, preset="usnrt", key=KEY), {}),
     "rio": (of_calibrator(jc.rio.fit, POINT), {}),
     "rio of a normal base": (of_calibrator(jc.rio.fit, NORMAL), {"noise": jc.gp.GaussianNoise(variance=0.1)}),
@@ -73,6 +87,12 @@ CASES = {
     ),
     "kmeans": (of_calibrator(jc.kmeans.fit, POINT, key=KEY), {}),
     "gaussian_mle": (of_calibrator(jc.gaussian_mle.fit, NORMAL), {}),
+    "accrue": (of_calibrator(jc.accrue.fit, POINT, key=KEY), {"beta": 0.5, "patience": 5}),
+    "accrue of a polynomial": (
+        of_calibrator(of_first_column(jc.accrue.fit), POINT, key=KEY, model="polynomial"),
+        {"max_iterations": 50},
+    ),
+    "accrue by steps": (of_calibrator(jc.accrue.fit, NORMAL, key=KEY, steps=3), {"learning_rate": 0.02}),
 }
 
 

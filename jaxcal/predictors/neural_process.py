@@ -32,7 +32,8 @@ from jaxcal.networks import FeedForward, TrainingRecord, presets
 from jaxcal.networks.training import TAKE_ANOTHER
 from jaxcal.optimize import num_train, train_steps
 
-XY = tuple[Float[AnyArray, "f n d"], Float[AnyArray, "f n"]]
+# Rows of functions: inputs [f, n, d] and targets [f, n].
+XY = tuple[Float[AnyArray, "_ _ d"], Float[AnyArray, "_ _"]]
 
 _HEADS = 8
 # A fraction of the rows that are drawn for a step is context at most, and all of them are targets.

@@ -370,7 +370,7 @@ def _train(
     arrays = [leaf for leaf in leaves if _is_array(leaf)]
     others = tuple(_ARRAY if _is_array(leaf) else leaf for leaf in leaves)
     setting = _Setting(structure, others, batch_size, restore_best)
-    state = _begin(arrays, setting)
+    state = _begin(arrays, setting._replace(batch_size=1))  # one program whatever their size
     if _checks.is_traced(*arrays, key):
         return _optimum(problem, restore_best, *_go_on(arrays, key, state, None, setting)[:2])
     with progress.work(f"{what}: epochs", int(problem.schedule.max_epochs)) as work:

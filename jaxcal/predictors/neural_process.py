@@ -388,8 +388,9 @@ def _held_out(
     f, n = y.shape
     if f > 1:
         kept, known = num_train(f, validation_fraction), min(max_context, n // 2)
-        x, own_x, y, own_y = x[kept:], x[:kept], y[kept:], y[:kept]
-        return (own_x, own_y), _Question(x[:, :known], y[:, :known], x[:, known:], y[:, known:])
+        new_x, new_y = x[kept:], y[kept:]
+        question = _Question(new_x[:, :known], new_y[:, :known], new_x[:, known:], new_y[:, known:])
+        return (x[:kept], y[:kept]), question
     kept = num_train(n, validation_fraction)
     _checks.check_at_least("the number of rows to train on", kept, 2)
     known = min(max_context, kept - 1)

@@ -464,11 +464,11 @@ def _fit_networks(
 ) -> ACCRUE:
     """The best of the trained models. `size` rows are trained on, the first ones in an order."""
     task, initial = _checks.without_derivative((task, initial), "accrue.fit", GIVE_STEPS)
-    train, validation, score, *scales = _divided(task, size, order)
+    train, validation, score, x_scaler, scale = _divided(task, size, order)
     starts = stacked([eqx.filter(model, eqx.is_inexact_array) for model in initial])
     parts = train.in_bucket(score), validation.in_bucket(score)
     model, optimum = _trained(*parts, score, eqx.combine(starts, initial[0]), until)
-    return task.fitted(model, *scales, score.beta, optimum, validated=True)
+    return task.fitted(model, x_scaler, scale, score.beta, optimum, validated=True)
 
 
 @numpy_or_jit
@@ -502,10 +502,10 @@ def _trained(train: _Problem, validation: _Problem, score: _Score, initial, unti
 
 def _fit_by_steps(task: _Task, initial: eqx.Module, learning_rate: ArrayLike, steps: int, key: PRNGKeyArray) -> ACCRUE:
     """A model after so many steps on all rows."""
-    problem, score, *scales = _undivided(task, on_range=False)
+    problem, score, x_scaler, scale = _undivided(task, on_range=False)
     take = partial(optimize.train_full_batch, num_steps=steps, optimizer=optimize.adam, learning_rate=learning_rate)
     optimum = take(_loss_of_all, initial, (problem.in_bucket(score), score), key=key)
-    return task.fitted(optimum.params, *scales, score.beta, optimum)
+    return task.fitted(optimum.params, x_scaler, scale, score.beta, optimum)
 
 
 def _loss_of_all(model: Callable, rows: tuple[_Problem, _Score], key: PRNGKeyArray | None) -> Float[Array, ""]:
@@ -518,9 +518,9 @@ def _fit_polynomial(task: _Task, max_iterations: Int[Array, ""], differentiable:
     """Algorithm 1, with a softplus around the polynomial, on the whole range of x mapped to [-1, 1]."""
     if not differentiable:
         task = _checks.without_derivative(task, "accrue.fit", "give differentiable=True")
-    problem, score, *scales = _undivided(task, on_range=True)
+    problem, score, x_scaler, scale = _undivided(task, on_range=True)
     optimum = _last_useful(problem.in_bucket(score), score, max_iterations, differentiable)
-    return task.fitted(Polynomial(optimum.params), *scales, score.beta, optimum)
+    return task.fitted(Polynomial(optimum.params), x_scaler, scale, score.beta, optimum)
 
 
 @_programs.jit

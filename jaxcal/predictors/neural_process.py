@@ -520,8 +520,7 @@ class _Informed(NamedTuple):
     """A process without its own context, and a context, of which some rows are present; all where that is None."""
 
     process: NeuralProcess
-    context_x: Float[Array, "c d"]
-    context_y: Float[Array, " c"]
+    context: tuple[Float[Array, "c d"], Float[Array, " c"]]
     present: Bool[AnyArray, " c"] | None
 
     @classmethod
@@ -529,19 +528,19 @@ class _Informed(NamedTuple):
         """By these rows, which are filled up where they can be."""
         process = replace(process, context=None)
         if not can_be_filled(process, x, y):
-            return cls(process, x, y, None)
+            return cls(process, (x, y), None)
         number, size = len(y), bucket(len(y))
-        return cls(process, *filled((x, y), size), np.arange(size) < number)
+        return cls(process, filled((x, y), size), np.arange(size) < number)
 
 
 @predicted_by_buckets
 @_programs.jit
 def _predict(informed: _Informed, x: Float[Array, "n d"]) -> Normal | Mixture:
-    process, *context = informed
+    process, context, present = informed
     network, scaler = process.network, process.y_scaler
     points = process.x_scaler(x)
-    mean, std = network.summary(*context)
-    seen = network.seen(points, *context)
+    mean, std = network.summary(*context, present)
+    seen = network.seen(points, *context, present)
 
     def distribution(latents):
         mean, std = network.decode(points, seen, latents)

@@ -51,7 +51,7 @@ _to_the_end = partial(optimize.minimize, loss_tolerance=1e-13, gradient_toleranc
 # A direction in which the loss bends by less has no optimum to speak of: a coefficient of a higher order, or one on its
 # way to where the std is 0. An error that is 10^4 times too large leaves 7e-7.
 _LEAST_CURVATURE = 1e-7
-# More rows are not filled up: a fit would take up to two fifths longer. A smoothed score takes time as their square.
+# More rows are not filled up: a fit takes up to a quarter longer. A smoothed score takes time as their square.
 _FEW = 2**12
 # How many times the errors fitted to those of the validation rows may be without a warning.
 _TOO_LARGE = 1.5

@@ -441,12 +441,15 @@ def _fraction_below_less_above(z: Float[Array, " n"], fractions: Float[Array, " 
     """For every value, the fraction of all that are less, less the fraction of those that are greater; by one sort."""
     n, places = z.shape[0], jnp.arange(z.shape[0], dtype=jnp.int32)
     ordered, order = jax.lax.sort((z, places), num_keys=1)
-    upto = jnp.concatenate([jnp.zeros_like(z[:1]), jnp.cumsum(fractions[order])])
+    # Checks of bounds would take time.
+    at = lambda values, chosen: values.at[chosen].get(mode="promise_in_bounds")
+    upto = jnp.concatenate([jnp.zeros_like(z[:1]), jnp.cumsum(at(fractions, order))])
     # Where the run of ties of each value begins, and where the next one does.
     steps = ordered[1:] > ordered[:-1]
     first = jax.lax.cummax(jnp.concatenate([places[:1], jnp.where(steps, places[1:], 0)]))
     after = jax.lax.cummin(jnp.concatenate([jnp.where(steps, places[1:], n), places[:1] + n]), reverse=True)
-    return jnp.zeros_like(z).at[order].set(upto[first] + upto[after] - upto[-1], unique_indices=True)
+    found = at(upto, first) + at(upto, after) - upto[-1]
+    return jnp.zeros_like(z).at[order].set(found, unique_indices=True, mode="promise_in_bounds")
 
 
 def _mean_density_of_quantiles(num_rows: int) -> float:

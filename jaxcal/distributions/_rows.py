@@ -20,7 +20,7 @@ M = TypeVar("M", bound=eqx.Module)
 R = TypeVar("R", bound="Rows")
 
 # More rows are not filled up: each call would copy all of them.
-_MANY = 2**16
+MANY = 2**16
 
 # What is given of rows, levels or a table: a number, or an array of some shape.
 Values = Real[ArrayLike, "..."]
@@ -113,7 +113,7 @@ def by_buckets(program: Callable[..., T], *, rows_of: int = 0) -> Callable[..., 
         is_ours = type(predictions).__module__.partition(".")[0] == "jaxcal"  # a user's class may hold other arrays
         number = predictions._num_filled if is_ours else None
         is_of_rows = lambda each: np.shape(each) in ((), (number,))
-        if number is None or number == bucket(number) or number > _MANY or not all(map(is_of_rows, values[:rows_of])):
+        if number is None or number == bucket(number) or number > MANY or not all(map(is_of_rows, values[:rows_of])):
             return program(predictions, *values, **options)
         if not can_be_filled(predictions, values):
             return program(predictions, *values, **options)
@@ -141,7 +141,7 @@ def predicted_by_buckets(program: Callable[..., T]) -> Callable[..., T]:
     @wraps(program)
     def call(fitted: Any, x: Any) -> T:
         number = len(x)
-        if number == bucket(number) or number > _MANY or not can_be_filled(fitted, x):
+        if number == bucket(number) or number > MANY or not can_be_filled(fitted, x):
             return program(fitted, x)
         found: Any = program(fitted, filled(x, bucket(number)))
         first: Any = _on_host(found, np.arange(number)) if isinstance(found, Rows) else np.asarray(found)[:number]

@@ -7,12 +7,12 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Float, Int, PRNGKeyArray
 
 from jaxcal import _checks, _programs
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
 from jaxcal.distributions._base import Distribution, as_parameters, match, of_targets, place, place_levels, standardize
-from jaxcal.distributions._rows import Values, program_of_rows
+from jaxcal.distributions._rows import Values
 from jaxcal.functional import normal, student_t
 
 
@@ -132,11 +132,12 @@ class StudentT(Distribution):
         [8. 8.]
     """
 
+    _in_numpy: ClassVar[bool] = True
     has_closed_quantiles = False
 
-    df: Float[Array, "*n"]
-    loc: Float[Array, "*n"]
-    scale: Float[Array, "*n"]
+    df: Float[AnyArray, "*n"]
+    loc: Float[AnyArray, "*n"]
+    scale: Float[AnyArray, "*n"]
 
     def __init__(self, df: Values, loc: Values, scale: Values):
         self.df, self.loc, self.scale = as_parameters(outputs=True, df=df, loc=loc, scale=scale)
@@ -145,47 +146,43 @@ class StudentT(Distribution):
             raise ValueError(f"df must be positive; got {least:g}.")
 
     @property
-    def _num_filled(self) -> int | None:
-        return len(self.loc) if self.loc.ndim == 1 else None
-
-    @property
-    @program_of_rows
-    def mean(self) -> Float[Array, "*n"]:
+    @numpy_or_jit
+    def mean(self) -> Float[AnyArray, "*n"]:
         """`loc`; NaN where df <= 1."""
-        return jnp.where(self.df > 1, self.loc, jnp.nan)
+        return namespace(self.df).where(self.df > 1, self.loc, np.nan)
 
     @property
-    @program_of_rows
-    def std(self) -> Float[Array, "*n"]:
+    @numpy_or_jit
+    def std(self) -> Float[AnyArray, "*n"]:
         """The scale times sqrt(df / (df - 2)); infinite where df <= 2."""
-        finite = self.df > 2
-        df = jnp.where(finite, self.df, 3)
-        return jnp.where(finite, self.scale * jnp.sqrt(df / (df - 2)), jnp.inf)
+        xp, finite = namespace(self.df), self.df > 2
+        df = xp.where(finite, self.df, 3)
+        return xp.where(finite, self.scale * xp.sqrt(df / (df - 2)), np.inf)
 
     @of_targets
-    def cdf(self, y: Values) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[AnyArray, "*n"]:
         """F((y - loc) / scale), to full relative precision in the lower tail."""
         return student_t.cdf(standardize(match(y, self.loc), self.loc, self.scale), self.df)
 
     @of_targets
-    def log_prob(self, y: Values) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[AnyArray, "*n"]:
         """The log density; -inf where scale is 0."""
         return student_t.log_prob(match(y, self.loc), self.df, self.loc, self.scale)
 
     @of_targets
-    def crps(self, y: Values) -> Float[Array, "*n"]:
+    def crps(self, y: Values) -> Float[AnyArray, "*n"]:
         """The closed form of `functional.student_t.crps`; NaN where df <= 1."""
         return student_t.crps(match(y, self.loc), self.df, self.loc, self.scale)
 
     @_programs.jit
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[AnyArray, "..."]:
         """Values loc + scale * t, t from the standard distribution."""
         _checks.check_key(key)
         shape = shape + self.loc.shape
         t = jax.random.t(key, jnp.broadcast_to(self.df, shape), shape, self.loc.dtype)
         return place(t, self.loc, self.scale)
 
-    def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+    def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
         """The quantiles at checked levels: each takes a search, rows of the same known degrees of freedom share it."""
         if self.df.ndim != 1 or _checks.is_traced(self.df):
             return super()._quantiles(levels)
@@ -193,16 +190,16 @@ class StudentT(Distribution):
         if 2 * len(distinct) > len(row):
             return super()._quantiles(levels)
         t = Distribution._quantiles(StudentT(distinct, np.zeros_like(distinct), np.ones_like(distinct)), levels)
-        return _placed(t, jax.device_put(row.astype(np.int32)), self.loc, self.scale)
+        return _placed(t, row.astype(np.int32), self.loc, self.scale)
 
-    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def quantile(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
         """loc + scale * t, t of the standard distribution."""
         return place(student_t.icdf(p, self.df), self.loc, self.scale)
 
 
-@jax.jit
+@numpy_or_jit
 def _placed(
-    t: Float[Array, "k ..."], row: Int[Array, " n"], loc: Float[Array, " n"], scale: Float[Array, " n"]
-) -> Float[Array, "n ..."]:
+    t: Float[AnyArray, "k ..."], row: Int[AnyArray, " n"], loc: Float[AnyArray, " n"], scale: Float[AnyArray, " n"]
+) -> Float[AnyArray, "n ..."]:
     """The values of every row's number, placed."""
     return place_levels(t[row], loc, scale)

@@ -4,16 +4,17 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, NamedTuple, cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks, _programs
-from jaxcal._numpy import JaxArray, namespace, numpy_or_jit
+from jaxcal._numpy import JaxArray, is_working, namespace, numpy_or_jit
 from jaxcal.distributions._base import (
     ROUNDINGS,
     Distribution,
@@ -24,12 +25,13 @@ from jaxcal.distributions._base import (
     check_increasing,
     check_share,
     match,
+    numpy_knows,
     of_targets,
     place,
     place_levels,
 )
 from jaxcal.distributions._reach import EVERYWHERE, Reach
-from jaxcal.distributions._rows import Values, program_of_rows
+from jaxcal.distributions._rows import MANY, Values, program_of_rows
 from jaxcal.functional import linalg, linear_tables, normal_tail, quantiles, scores, smoothing
 from jaxcal.functional.linear_tables import LinearTables
 
@@ -80,10 +82,10 @@ class Quantiles(Distribution):
         [-1.]
     """
 
-    levels: Float[Array, "*k"]
-    values: Float[Array, "*n k"]
-    lowest: Float[Array, "*n"] | None
-    highest: Float[Array, "*n"] | None
+    levels: Float[JaxArray, "*k"]
+    values: Float[JaxArray, "*n k"]
+    lowest: Float[JaxArray, "*n"] | None
+    highest: Float[JaxArray, "*n"] | None
     num_calibration: int | None = eqx.field(static=True)
     _shared: ClassVar = {"levels": 1}
     is_continuous = False
@@ -134,13 +136,13 @@ class Quantiles(Distribution):
 
     @property
     @program_of_rows
-    def mean(self) -> Float[Array, "*n"]:
+    def mean(self) -> Float[JaxArray, "*n"]:
         """The integral of the quantile function over the level."""
         return _mean(*self._knots)
 
     @property
     @program_of_rows
-    def std(self) -> Float[Array, "*n"]:
+    def std(self) -> Float[JaxArray, "*n"]:
         """The root of the integral of the squared deviation from the mean over the level."""
         p, q = self._knots
         deviations = q - self.mean[..., None]
@@ -148,44 +150,44 @@ class Quantiles(Distribution):
         return unit[..., 0] * linalg.sqrt(_mean_square(p, deviations / unit))
 
     @of_targets
-    def cdf(self, y: Values) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[JaxArray, "*n"]:
         """The largest level whose quantile is at most y."""
         p, q = self._knots
         return _with_knots(quantiles.interpolate_monotone)(match(y, q[..., 0]), q, p)
 
     @of_targets
-    def log_prob(self, y: Values) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[JaxArray, "*n"]:
         """The log of the constant density between two quantiles; -inf outside, where only atoms are."""
         p, q = self._knots
         return _with_knots(_log_slope)(match(y, q[..., 0]), q, p)
 
     @of_targets
-    def crps(self, y: Values) -> Float[Array, "*n"]:
+    def crps(self, y: Values) -> Float[JaxArray, "*n"]:
         """The closed form of `functional.scores.quantile_crps`."""
         levels = jnp.expand_dims(self.levels, -2)
         return _with_knots(scores.quantile_crps)(match(y, self.values[..., 0]), levels, self.values)
 
     @_programs.jit
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[JaxArray, "..."]:
         """The quantiles at uniformly random levels."""
         _checks.check_key(key)
         rows = self.values.shape[:-1]
         levels = jax.random.uniform(key, (math.prod(shape), *rows), self.values.dtype)
         return jax.vmap(self._known)(levels).reshape(shape + rows)
 
-    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def quantile(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """Linear between the levels."""
         known = self._known(p)
         if self.lowest is None or self.highest is None:
             return known
         return jnp.where(p < self.lowest, -jnp.inf, jnp.where(p > self.highest, jnp.inf, known))
 
-    def _known(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def _known(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """The quantiles as if all were known."""
         return _with_knots(quantiles.interpolate_monotone)(p, *self._knots)
 
     @property
-    def _knots(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    def _knots(self) -> tuple[Float[JaxArray, "..."], Float[JaxArray, "..."]]:
         """The levels and the quantiles with those of levels 0 and 1 added, both [n, k + 2]."""
         levels = jnp.broadcast_to(jnp.expand_dims(self.levels, -2), self.values.shape)
         ends = [(0, 0)] * (self.values.ndim - 1) + [(1, 1)]
@@ -243,13 +245,13 @@ class ScaledQuantiles(Distribution):
         0.6, 3.0
     """
 
-    loc: Float[Array, "*n"]
-    scale: Float[Array, "*n"]
-    levels: Float[Array, "*l"] | None
-    z: Float[Array, "*l"] | LinearTables
-    shift: Float[Array, "*n"] | None
-    group: Int[Array, "*n"] | None
-    new_weight: Float[Array, "*n"] | None
+    loc: Float[JaxArray, "*n"]
+    scale: Float[JaxArray, "*n"]
+    levels: Float[JaxArray, "*l"] | None
+    z: Float[JaxArray, "*l"] | LinearTables
+    shift: Float[JaxArray, "*n"] | None
+    group: Int[JaxArray, "*n"] | None
+    new_weight: Float[JaxArray, "*n"] | None
     tails: str = eqx.field(static=True)
     from_sample: bool = eqx.field(static=True)
     _shared: ClassVar = {"levels": 1, "z": 1}
@@ -265,8 +267,8 @@ class ScaledQuantiles(Distribution):
         *,
         from_sample: bool = False,
         shift: Values | None = None,
-        group: Int[Array, "*n"] | None = None,
-        new_weight: Float[Array, "*n"] | None = None,
+        group: Int[JaxArray, "*n"] | None = None,
+        new_weight: Float[JaxArray, "*n"] | None = None,
     ):
         _checks.check_choice("tails", tails, linear_tables.TAILS)
         check_group(z, LinearTables, group, new_weight)
@@ -283,66 +285,73 @@ class ScaledQuantiles(Distribution):
         return self._curve.reach
 
     @property
-    @_programs.jit
-    def mean(self) -> Float[Array, "*n"]:
+    def _in_numpy(self) -> bool:
+        """Of one run, up to so many rows: 100,000 take a warm program half of the time."""
+        return jax.tree.leaves(self.z)[0].ndim == self.loc.ndim == 1 and len(self.loc) <= MANY
+
+    @property
+    @partial(numpy_or_jit, when=numpy_knows)
+    def mean(self) -> Float[JaxArray, "*n"]:
         """The mean of Z, placed."""
         loc, scale = self._units
         return loc + scale * self._curve.moments()[0]
 
     @property
-    @_programs.jit
-    def std(self) -> Float[Array, "*n"]:
+    @partial(numpy_or_jit, when=numpy_knows)
+    def std(self) -> Float[JaxArray, "*n"]:
         """The std of Z, scaled."""
         return self._units[1] * self._curve.moments()[1]
 
     @of_targets
-    def cdf(self, y: Values) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[JaxArray, "*n"]:
         """The largest level whose quantile is at most y; in normal tails by the formula above."""
         y = match(y, self.loc)
         error, u = self._standardized(self._moved(y, y, 1))  # y itself, unless calibration rows decide
         cdf = self._curve.cdf(u)
-        return jnp.where(self._units[1] > 0, cdf, (error >= 0).astype(cdf.dtype))
+        return namespace(cdf).where(self._units[1] > 0, cdf, (error >= 0).astype(cdf.dtype))
 
     @of_targets
-    def log_prob(self, y: Values) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[JaxArray, "*n"]:
         """The log density, which is constant between two knots; -inf where only atoms are.
 
         With `from_sample` it is that of a smoothed version, `functional.smoothing.sample_log_density`, of groups
         `functional.linear_tables.log_density`, finite everywhere: the cdf and the quantiles are not the integral of
         this density, though near it.
         """
-        scale, positive = self._units[1], self._units[1] > 0
+        xp, scale = namespace(self.loc), self._units[1]
         log_density = self._curve.log_density(self._standardized(y)[1])
-        return jnp.where(positive, log_density - jnp.log(jnp.where(positive, scale, 1)), -jnp.inf)
+        return xp.where(scale > 0, log_density - xp.log(xp.where(scale > 0, scale, 1)), -np.inf)
 
     @of_targets
-    def crps(self, y: Values) -> Float[Array, "*n"]:
+    def crps(self, y: Values) -> Float[JaxArray, "*n"]:
         """The scale times the score of Z at u = (y - loc) / scale, by prefix sums of integrals over the segments.
 
         Beyond an outer knot the score grows by the distance from it, less twice the integral of the tail between.
         """
         error, u = self._standardized(y)
         scale = self._units[1]
-        return jnp.where(scale > 0, scale * self._curve.crps(u), jnp.abs(error))
+        return namespace(scale).where(scale > 0, scale * self._curve.crps(u), abs(error))
 
-    def _moved(self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Values) -> Float[Array, "..."]:
+    def _moved(
+        self, values: Float[JaxArray, "..."], levels: Float[JaxArray, "..."], side: Values
+    ) -> Float[JaxArray, "..."]:
         return super()._moved(values, levels, ROUNDINGS * side if len(self._locations) > 1 else side)
 
     @property
-    def _locations(self) -> tuple[Float[Array, "*n"], ...]:
+    def _locations(self) -> tuple[Float[JaxArray, "*n"], ...]:
         if not self.from_sample:
             return ()
         if isinstance(curve := self._curve, _CurvesOfGroups):
             return self.loc, self.scale * curve.tables.center[curve.group]
         return (self.loc,) if self.shift is None else (self.loc - self.shift, self.shift)
 
-    @_programs.jit
-    def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+    @numpy_or_jit(when=numpy_knows)
+    def _quantiles(self, levels: Float[JaxArray, "..."]) -> Float[JaxArray, "..."]:
         """The quantiles of Z at checked levels, placed in every row."""
         return place_levels(self._curve.quantiles(levels), *self._units)
 
-    @_programs.jit
-    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    @numpy_or_jit(when=numpy_knows)
+    def quantile(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """loc + scale * z, z the quantile of Z."""
         return place(self._curve.icdf(p), *self._units)
 
@@ -351,18 +360,18 @@ class ScaledQuantiles(Distribution):
         """What is known of Z."""
         if isinstance(self.z, LinearTables) and self.group is not None:
             return _CurvesOfGroups(self.z, self.group, self.new_weight, self.tails)
-        return _Curve(cast("Array", self.levels), cast("Array", self.z), self.tails, self.from_sample)
+        return _Curve(cast("JaxArray", self.levels), cast("JaxArray", self.z), self.tails, self.from_sample)
 
     @property
-    def _units(self) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+    def _units(self) -> tuple[Float[JaxArray, "*n"], Float[JaxArray, "*n"]]:
         """Where the unit of Z lies in every row, and its size."""
         return self._curve.units(self.loc, self.scale)
 
-    def _standardized(self, y: ArrayLike) -> tuple[Array, Array]:
+    def _standardized(self, y: ArrayLike) -> tuple[JaxArray, JaxArray]:
         """y less where the unit of Z lies, and that over its size (or over 1 where it is 0)."""
         loc, scale = self._units
         error = match(y, loc) - loc
-        return error, error / jnp.where(scale > 0, scale, 1)
+        return error, error / namespace(scale).where(scale > 0, scale, 1)
 
 
 class _Curve(NamedTuple):
@@ -375,18 +384,18 @@ class _Curve(NamedTuple):
         from_sample: likewise.
     """
 
-    levels: Float[Array, "*l"]
-    z: Float[Array, "*l"]
+    levels: Float[JaxArray, "*l"]
+    z: Float[JaxArray, "*l"]
     tails: str
     from_sample: bool
 
-    def units(self, loc: Array, scale: Array) -> tuple[Array, Array]:
+    def units(self, loc: JaxArray, scale: JaxArray) -> tuple[JaxArray, JaxArray]:
         """Where the unit of z lies in rows of this location and scale, and its size."""
         return loc, scale
 
-    def moments(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    def moments(self) -> tuple[Float[JaxArray, "..."], Float[JaxArray, "..."]]:
         """The mean and the std, both [1]."""
-        p, q = self._knots
+        xp, (p, q) = namespace(self.z), self._knots
         mean = _mean(p, q)
         if self.tails == "constant":
             deviations = q - mean[..., None]
@@ -394,42 +403,43 @@ class _Curve(NamedTuple):
             return mean, unit[..., 0] * linalg.sqrt(_mean_square(p, deviations / unit))
         masses, ends = self._ends
         excess, square = normal_tail.excess(ends)
-        mean = mean + jnp.diff(masses * excess)
+        mean = mean + xp.diff(masses * excess)
         deviations = q - mean[..., None]
         # The std of a normal tail is about 1: smaller deviations do not count, and their squares may be 0.
-        unit = jnp.maximum(linalg.scale_of(deviations, axis=-1), 1)
+        unit = xp.maximum(linalg.scale_of(deviations, axis=-1), 1)
         inside, unit = _mean_square(p, deviations / unit), unit[..., 0]
-        deviations = ends + jnp.concatenate([mean, -mean], axis=-1)
+        deviations = ends + xp.concatenate([mean, -mean], axis=-1)
         beyond = (masses * (2 * deviations * excess + square)).sum(-1, keepdims=True)
         return mean, unit * linalg.sqrt(inside + beyond / unit / unit)
 
-    def cdf(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def cdf(self, u: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """The level of u."""
-        p, q = self._knots
+        xp, (p, q) = namespace(self.z), self._knots
         cdf = _with_knots(quantiles.interpolate_monotone)(u, q, p)
         if self.tails == "constant":
             return cdf
         upper, mass, end, x = self._nearest_end(u)
         tail = mass * normal_tail.survival(x, end)
-        return jnp.where(upper, 1 - tail, jnp.where(x > end, tail, cdf))
+        return xp.where(upper, 1 - tail, xp.where(x > end, tail, cdf))
 
-    def log_density(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def log_density(self, u: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """The log density at u; of a sample that of a smoothed version."""
         if self.from_sample:
-            return jnp.vectorize(smoothing.sample_log_density, signature="(n),(l)->(n)")(u, self.z)
-        p, q = self._knots
+            density = smoothing.sample_log_density
+            return (density if is_working() else jnp.vectorize(density, signature="(n),(l)->(n)"))(u, self.z)
+        xp, (p, q) = namespace(self.z), self._knots
         log_density = _with_knots(_log_slope)(u, q, p)
         if self.tails == "constant":
             return log_density
         upper, mass, end, x = self._nearest_end(u)
-        in_tail = jnp.log(mass) + normal_tail.log_prob(x, end)
-        return jnp.where(upper | (x > end), in_tail, log_density)
+        in_tail = xp.log(mass) + normal_tail.log_prob(x, end)
+        return xp.where(upper | (x > end), in_tail, log_density)
 
-    def crps(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def crps(self, u: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """The score at u."""
-        p, q = self._knots
+        xp, (p, q) = namespace(self.z), self._knots
         upper, mass, end, x = self._nearest_end(u)
-        score = _with_knots(_linear_crps)(jnp.clip(u, q[..., 0], q[..., -1]), q, p) + x - end
+        score = _with_knots(_linear_crps)(xp.clip(u, q[..., 0], q[..., -1]), q, p) + x - end
         if self.tails == "constant":
             return score
         masses, ends = self._ends
@@ -437,23 +447,23 @@ class _Curve(NamedTuple):
         beyond_end = _pick(upper, masses * normal_tail.excess(ends)[0])
         return score + inside - 2 * (beyond_end - mass * normal_tail.survival(x, end) * normal_tail.excess(x)[0])
 
-    def quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+    def quantiles(self, levels: Float[JaxArray, "..."]) -> Float[JaxArray, "..."]:
         """The quantiles at one level or k levels, [1] or [1, k]."""
         return at_levels(self.icdf, levels, self.z[..., :1])
 
-    def icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def icdf(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """The quantile for every row at a level of its own."""
-        levels, q = self._knots
+        xp, (levels, q) = namespace(self.z), self._knots
         z = _with_knots(quantiles.interpolate_monotone)(p, levels, q)
         if self.tails == "constant":
             return z
         upper = p > self.levels[..., -1:]
-        fraction = jnp.where(upper, 1 - p, p)
+        fraction = xp.where(upper, 1 - p, p)
         mass, end = (_pick(upper, pair) for pair in self._ends)
         beyond, possible = fraction < mass, fraction > 0
-        x = normal_tail.quantile(jnp.where(beyond & possible, fraction, mass) / mass, end)
-        x = jnp.where(possible, x, jnp.inf)
-        return jnp.where(beyond, jnp.where(upper, x, -x), z)
+        x = normal_tail.quantile(xp.where(beyond & possible, fraction, mass) / mass, end)
+        x = xp.where(possible, x, np.inf)
+        return xp.where(beyond, xp.where(upper, x, -x), z)
 
     @property
     def reach(self) -> Reach:
@@ -463,62 +473,63 @@ class _Curve(NamedTuple):
         return Reach(self.levels[..., 0], self.levels[..., -1]) if self.tails == "constant" else EVERYWHERE
 
     @property
-    def _knots(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    def _knots(self) -> tuple[Float[JaxArray, "..."], Float[JaxArray, "..."]]:
         """The levels and z with those of levels 0 and 1 added, both [1, L + 2]: the same for all rows."""
-        ends = [(0, 0)] * (self.z.ndim - 1) + [(1, 1)]
-        levels, z = jnp.pad(self.levels, ends, constant_values=(0, 1)), jnp.pad(self.z, ends, mode="edge")
-        return jnp.expand_dims(levels, -2), jnp.expand_dims(z, -2)
+        xp, ends = namespace(self.z), [(0, 0)] * (self.z.ndim - 1) + [(1, 1)]
+        levels, z = xp.pad(self.levels, ends, constant_values=(0, 1)), xp.pad(self.z, ends, mode="edge")
+        return xp.expand_dims(levels, -2), xp.expand_dims(z, -2)
 
     @property
-    def _ends(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    def _ends(self) -> tuple[Float[JaxArray, "..."], Float[JaxArray, "..."]]:
         """The masses beyond the lower and the upper knot, and where these are, seen outwards; both [2]."""
-        masses = jnp.concatenate([self.levels[..., :1], 1 - self.levels[..., -1:]], axis=-1)
-        return masses, jnp.concatenate([-self.z[..., :1], self.z[..., -1:]], axis=-1)
+        xp = namespace(self.z)
+        masses = xp.concatenate([self.levels[..., :1], 1 - self.levels[..., -1:]], axis=-1)
+        return masses, xp.concatenate([-self.z[..., :1], self.z[..., -1:]], axis=-1)
 
-    def _nearest_end(self, u: Array) -> tuple[Array, ...]:
+    def _nearest_end(self, u: JaxArray) -> tuple[JaxArray, ...]:
         """Whether u is at or beyond the upper end, the mass and the end on its side, and u seen outwards, if beyond."""
-        upper = u >= self.z[..., -1:]
+        xp, upper = namespace(self.z), u >= self.z[..., -1:]
         mass, end = (_pick(upper, pair) for pair in self._ends)
-        return upper, mass, end, jnp.maximum(jnp.where(upper, u, -u), end)
+        return upper, mass, end, xp.maximum(xp.where(upper, u, -u), end)
 
 
 class _CurvesOfGroups(NamedTuple):
     """Z of every group, in units of its own, and the number of each row's group [n]; methods as of `_Curve`."""
 
     tables: LinearTables
-    group: Int[Array, "*n"]
-    new_weight: Float[Array, "*n"] | None
+    group: Int[JaxArray, "*n"]
+    new_weight: Float[JaxArray, "*n"] | None
     tails: str
 
-    def units(self, loc: Array, scale: Array) -> tuple[Array, Array]:
+    def units(self, loc: JaxArray, scale: JaxArray) -> tuple[JaxArray, JaxArray]:
         """Where the unit of each row's table lies, and its size."""
         return loc + scale * self.tables.center[self.group], scale * self.tables.spread[self.group]
 
-    def moments(self) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+    def moments(self) -> tuple[Float[JaxArray, "*n"], Float[JaxArray, "*n"]]:
         """The mean and the std, both [n]."""
         return linear_tables.mean_and_std(self.tables, self.group, self.new_weight, self.tails)
 
-    def cdf(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def cdf(self, u: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """The level of u."""
         return linear_tables.cdf(self.tables, self.group, u, self.new_weight, self.tails)
 
-    def log_density(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def log_density(self, u: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """The log density at u of a smoothed version."""
         return linear_tables.log_density(self.tables, self.group, u, self.new_weight)
 
-    def crps(self, u: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def crps(self, u: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """The score at u."""
         return linear_tables.crps(self.tables, self.group, u, self.new_weight, self.tails)
 
-    def quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+    def quantiles(self, levels: Float[JaxArray, "..."]) -> Float[JaxArray, "..."]:
         """The quantiles at one level or k levels: rows without weights of their own share the search of their group."""
         number = self.tables.total.shape[0]
         if self.new_weight is not None or number > self.group.shape[0]:
             return at_levels(self.icdf, levels, self.tables.total[self.group])
-        of_group = self._replace(group=jnp.arange(number, dtype=jnp.int32))
+        of_group = self._replace(group=namespace(self.group).arange(number, dtype=np.int32))
         return at_levels(of_group.icdf, levels, self.tables.total)[self.group]
 
-    def icdf(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def icdf(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """The quantile of every row at a level of its own."""
         return linear_tables.quantile(self.tables, self.group, p, self.new_weight, self.tails)
 
@@ -533,8 +544,8 @@ class _CurvesOfGroups(NamedTuple):
 
 
 def _as_curve(
-    levels: Values | None, z: Values, loc: Float[Array, "*n"], tails: str
-) -> tuple[Float[Array, "*l"], Float[Array, "*l"]]:
+    levels: Values | None, z: Values, loc: Float[JaxArray, "*n"], tails: str
+) -> tuple[Float[JaxArray, "*l"], Float[JaxArray, "*l"]]:
     """Checked levels and quantiles of Z in the dtype of the rows."""
     if levels is None:
         raise ValueError("levels is None, which goes with tables of groups as z: give the levels of z.")
@@ -548,7 +559,7 @@ def _as_curve(
     return levels, z
 
 
-def _check_not_crossing(values: Float[Array, "n k"]) -> None:
+def _check_not_crossing(values: Float[JaxArray, "n k"]) -> None:
     """Raise ValueError if known quantiles decrease along a row; say in how many, and which is the first."""
     if _checks.is_traced(values):
         return
@@ -563,45 +574,52 @@ def _check_not_crossing(values: Float[Array, "n k"]) -> None:
         )
 
 
-def _with_knots(function: Callable[[Array, Array, Array], Array]) -> Callable[[Array, Array, Array], Array]:
+def _with_knots(function: Callable[..., JaxArray]) -> Callable[[JaxArray, JaxArray, JaxArray], JaxArray]:
     """A function of one value and the k knots of one curve, over all rows."""
+    if is_working():  # with one curve for all rows
+        return lambda x, knots, values: function(x, knots[0], values[0])
     return jnp.vectorize(function, signature="(),(k),(k)->()")
 
 
-def _mean(p: Array, q: Array) -> Array:
+def _mean(p: JaxArray, q: JaxArray) -> JaxArray:
     """The integral over the level p of quantiles q that are linear between levels."""
-    return (jnp.diff(p) * (q[..., :-1] + q[..., 1:]) / 2).sum(-1)
+    return (namespace(p, q).diff(p) * (q[..., :-1] + q[..., 1:]) / 2).sum(-1)
 
 
-def _mean_square(p: Array, q: Array) -> Array:
+def _mean_square(p: JaxArray, q: JaxArray) -> JaxArray:
     """The integral of their square."""
     a, b = q[..., :-1], q[..., 1:]
-    return (jnp.diff(p) * (a * a + a * b + b * b) / 3).sum(-1)
+    return (namespace(p, q).diff(p) * (a * a + a * b + b * b) / 3).sum(-1)
 
 
-def _log_slope(x: Array, xp: Array, fp: Array) -> Array:
+def _log_slope(x: JaxArray, knots: JaxArray, values: JaxArray) -> JaxArray:
     """The log of the slope at x of a piecewise-linear curve; -inf where it jumps or is constant."""
-    right = jnp.clip(jnp.searchsorted(xp, x, side="right"), 1, xp.shape[0] - 1)
-    step, rise = xp[right] - xp[right - 1], fp[right] - fp[right - 1]
-    sloped = (step > 0) & (rise > 0) & (x >= xp[0])
-    rise, step = jnp.where(sloped, rise, 1), jnp.where(sloped, step, 1)
-    return jnp.where(sloped, jnp.log(rise) - jnp.log(step), -jnp.inf)
+    xp = namespace(x, knots, values)
+    right = xp.clip(xp.searchsorted(knots, x, side="right"), 1, knots.shape[0] - 1)
+    step, rise = knots[right] - knots[right - 1], values[right] - values[right - 1]
+    sloped = (step > 0) & (rise > 0) & (x >= knots[0])
+    rise, step = xp.where(sloped, rise, 1), xp.where(sloped, step, 1)
+    return xp.where(sloped, xp.log(rise) - xp.log(step), -np.inf)
 
 
-def _linear_crps(u: Array, q: Array, p: Array) -> Array:
+def _linear_crps(u: JaxArray, q: JaxArray, p: JaxArray) -> JaxArray:
     """CRPS at u within the knots q of the distribution whose cdf is linear between values p from 0 to 1.
 
     It takes O(log k) a value.
 
     The integrals of cdf^2 up to every knot and of (1 - cdf)^2 from it on are prefix sums of positive terms.
     """
-    width, squares = jnp.diff(q), lambda f: f[:-1] ** 2 + f[:-1] * f[1:] + f[1:] ** 2
-    below = jnp.pad(jnp.cumsum(width * squares(p) / 3), (1, 0))
-    above = jnp.pad(jnp.cumsum((width * squares(1 - p) / 3)[::-1])[::-1], (0, 1))
-    left = jnp.clip(jnp.searchsorted(q, u, side="right") - 1, 0)
-    return (below + above)[left] + (u - q[left]) * (p[left] + quantiles.interpolate_monotone(u, q, p) - 1)
+    xp, dtype = namespace(u, q, p), u.dtype
+    if xp is np:
+        q, p = q.astype(float), p.astype(float)  # NumPy's prefix sums of 32 bits would round
+    width, squares = xp.diff(q), lambda f: f[:-1] ** 2 + f[:-1] * f[1:] + f[1:] ** 2
+    below = xp.pad(xp.cumsum(width * squares(p) / 3), (1, 0))
+    above = xp.pad(xp.cumsum((width * squares(1 - p) / 3)[::-1])[::-1], (0, 1))
+    left = xp.maximum(xp.searchsorted(q, u, side="right") - 1, 0)
+    score = (below + above)[left] + (u - q[left]) * (p[left] + quantiles.interpolate_monotone(u, q, p) - 1)
+    return score.astype(dtype)
 
 
-def _pick(upper: Array, pair: Array) -> Array:
+def _pick(upper: JaxArray, pair: JaxArray) -> JaxArray:
     """The second of a pair for the rows where `upper`, the first for the others."""
-    return jnp.where(upper, pair[..., 1:], pair[..., :1])
+    return namespace(pair).where(upper, pair[..., 1:], pair[..., :1])

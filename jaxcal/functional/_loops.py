@@ -40,7 +40,9 @@ def carried(initial: T) -> T:
     return jax.tree.map(lambda value: jnp.where(here, value, value), initial)
 
 
-def scan(step: Callable[[T, Any], tuple[T, Any]], initial: T, arrays: Any, *, reverse: bool = False) -> tuple[T, Any]:
+def scan(
+    step: Callable[[T, Any], tuple[T, Any]], initial: T, arrays: Any, *, reverse: bool = False, again: bool = False
+) -> tuple[T, Any]:
     """`lax.scan`, which of NumPy's arrays is a loop that compiles nothing.
 
     Args:
@@ -48,6 +50,7 @@ def scan(step: Callable[[T, Any], tuple[T, Any]], initial: T, arrays: Any, *, re
         initial: the first state.
         arrays: with a leading axis, along which the steps go.
         reverse: whether they begin at its end.
+        again: whether a gradient computes each step again: what is kept for it does not grow with their number.
 
     Example:
         >>> running = lambda total, each: (total + each, total + each)
@@ -55,12 +58,27 @@ def scan(step: Callable[[T, Any], tuple[T, Any]], initial: T, arrays: Any, *, re
         [1, 3, 6]
     """
     if namespace(*jax.tree.leaves((initial, arrays))) is jnp:
-        return lax.scan(step, carried(initial), arrays, reverse=reverse)
+        return lax.scan(jax.checkpoint(step) if again else step, carried(initial), arrays, reverse=reverse)
     state, kept = initial, []
     for each in reversed(_each(arrays)) if reverse else _each(arrays):
         state, found = step(state, each)
         kept.append(found)
     return state, _stacked(kept[::-1] if reverse else kept)
+
+
+def while_loop(unfinished: Callable[[T], Any], step: Callable[[T], T], initial: T) -> T:
+    """`lax.while_loop`, which of NumPy's arrays is a loop that compiles nothing.
+
+    Example:
+        >>> while_loop(lambda number: number < 10, lambda number: 2 * number, np.array(1)).item()
+        16
+    """
+    if namespace(*jax.tree.leaves(initial)) is jnp:
+        return lax.while_loop(unfinished, step, initial)
+    state = initial
+    while unfinished(state):
+        state = step(state)
+    return state
 
 
 def _each(arrays: Any) -> list[Any]:

@@ -15,8 +15,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import ArrayLike, Bool, Float, Int
 
+from jaxcal._numpy import JaxArray, namespace
 from jaxcal.functional import linalg, normal_tail, smoothing
 from jaxcal.functional.tables import GroupOfRows, OfRows, OfValues, Starts, moments, places_upto, sums_within
 
@@ -36,7 +37,7 @@ class Levels(eqx.Module):
     values: OfValues
     middle: OfValues
     start: Starts
-    total: Float[Array, " groups"]
+    total: Float[JaxArray, " groups"]
 
 
 class LinearTables(Levels):
@@ -51,11 +52,11 @@ class LinearTables(Levels):
         density: the bins of the densities.
     """
 
-    center: Float[Array, " groups"]
-    spread: Float[Array, " groups"]
-    below: Float[Array, "m 3"]
-    above: Float[Array, "m 3"]
-    moments: Float[Array, "groups 2"]
+    center: Float[JaxArray, " groups"]
+    spread: Float[JaxArray, " groups"]
+    below: Float[JaxArray, "m 3"]
+    above: Float[JaxArray, "m 3"]
+    moments: Float[JaxArray, "groups 2"]
     density: "_Density"
 
 
@@ -71,11 +72,11 @@ class _Density(eqx.Module):
         unit: the logistic scales [groups], on the scale of `values`; 0 where all values are equal.
     """
 
-    ends: Float[Array, " b"]
+    ends: Float[JaxArray, " b"]
     first: Starts
-    log_ratio: Float[Array, " b"]
-    center: Float[Array, " groups"]
-    unit: Float[Array, " groups"]
+    log_ratio: Float[JaxArray, " b"]
+    center: Float[JaxArray, " groups"]
+    unit: Float[JaxArray, " groups"]
 
 
 def make(
@@ -111,10 +112,10 @@ _bin_ranks = lru_cache(smoothing.bin_ranks)
 @jax.jit
 def _make(
     values: OfValues,
-    group: Int[Array, " m"],
+    group: Int[JaxArray, " m"],
     weights: OfValues | None,
     start: Starts,
-    at_ends: Int[Array, " b"],
+    at_ends: Int[JaxArray, " b"],
     first: Starts,
 ) -> LinearTables:
     number = start.shape[0] - 1
@@ -152,7 +153,11 @@ def _make(
 
 
 def _density(
-    levels: Levels, spread: Float[Array, " groups"], group: Int[Array, " m"], at_ends: Int[Array, " b"], first: Starts
+    levels: Levels,
+    spread: Float[JaxArray, " groups"],
+    group: Int[JaxArray, " m"],
+    at_ends: Int[JaxArray, " b"],
+    first: Starts,
 ) -> _Density:
     """The bins that end at these places."""
     numbers = jnp.arange(spread.shape[0], dtype=jnp.int32)
@@ -188,15 +193,16 @@ def cdf(
         >>> print(cdf(tables, jnp.array([0, 0]), jnp.array([0.0, -2.0])))
         [0.5 0. ]
     """
+    xp = namespace(tables.values, u)
     half, whole, start, end = _rows(tables, group, new_weight)
     middle, after = _read(tables.values, tables.middle, start, end, u)
     level = (middle + half) / whole
     is_below, is_above = after == start, after == end
     if tails == "constant":
-        return jnp.where(is_below, 0, jnp.where(is_above, 1, level))
+        return xp.where(is_below, 0, xp.where(is_above, 1, level))
     upper, mass, bound, x = _nearest_end(tables, group, u, half, whole)
     tail = mass * normal_tail.survival(x, bound)
-    return jnp.where(is_below, tail, jnp.where(is_above & upper, 1 - tail, level))
+    return xp.where(is_below, tail, xp.where(is_above & upper, 1 - tail, level))
 
 
 def quantile(
@@ -210,32 +216,34 @@ def quantile(
         >>> print(quantile(tables, jnp.array([0, 0]), jnp.array([0.5, 0.9])))
         [0. 1.]
     """
+    xp = namespace(tables.values, p)
     half, whole, start, end = _rows(tables, group, new_weight)
     z, after = _read(tables.middle, tables.values, start, end, p * whole - half)
     if tails == "constant":
         return z
     upper = p > 0.5
-    fraction = jnp.where(upper, 1 - p, p)
+    fraction = xp.where(upper, 1 - p, p)
     mass, bound = _end(tables, group, upper, half, whole)
     beyond, possible = (after == start) | (after == end), fraction > 0
-    part = jnp.where(mass > 0, fraction / jnp.where(mass > 0, mass, 1), 1)
-    x = normal_tail.quantile(jnp.where(beyond & possible, linalg.snapped(part, jnp.minimum(part, 1)), 1), bound)
-    x = jnp.where(possible, x, jnp.inf)
-    return jnp.where(beyond, jnp.where(upper, x, -x), z)
+    part = xp.where(mass > 0, fraction / xp.where(mass > 0, mass, 1), 1)
+    x = normal_tail.quantile(xp.where(beyond & possible, linalg.snapped(part, xp.minimum(part, 1)), 1), bound)
+    x = xp.where(possible, x, np.inf)
+    return xp.where(beyond, xp.where(upper, x, -x), z)
 
 
 def mean_and_std(
     tables: LinearTables, group: GroupOfRows, new_weight: OfRows | None = None, tails: str = "constant"
 ) -> tuple[OfRows, OfRows]:
     """The mean and the std of each row's table, in units of its group; the arguments are those of `cdf`."""
+    xp = namespace(tables.values)
     half, whole, *_ = _rows(tables, group, new_weight)
     mean, square = (tables.moments[group, k] / whole for k in range(2))
     for upper in (False, True):
-        mass, bound = _end(tables, group, jnp.full(whole.shape, upper), half, whole)
-        excess, excess_square = (jnp.zeros_like(bound),) * 2 if tails == "constant" else normal_tail.excess(bound)
+        mass, bound = _end(tables, group, xp.full(whole.shape, upper), half, whole)
+        excess, excess_square = (xp.zeros_like(bound),) * 2 if tails == "constant" else normal_tail.excess(bound)
         mean = mean + (1 if upper else -1) * mass * (bound + excess)
         square = square + mass * (bound**2 + 2 * bound * excess + excess_square)
-    return mean, linalg.sqrt(jnp.maximum(square - mean**2, 0))
+    return mean, linalg.sqrt(xp.maximum(square - mean**2, 0))
 
 
 def crps(
@@ -245,11 +253,12 @@ def crps(
 
     It is the integral of cdf^2 up to u and of (1 - cdf)^2 from u on, by sums of these between the values.
     """
+    xp = namespace(tables.values, u)
     half, whole, start, end = _rows(tables, group, new_weight)
-    inner = jnp.clip(u, tables.values[start], tables.values[end - 1])
+    inner = xp.clip(u, tables.values[start], tables.values[end - 1])
     middle, after = _read(tables.values, tables.middle, start, end, inner)
-    left = jnp.maximum(after - 1, start)
-    powers = jnp.stack([half**2, 2 * half, jnp.ones_like(half)], axis=1) / (whole**2)[:, None]
+    left = xp.maximum(after - 1, start)
+    powers = xp.stack([half**2, 2 * half, xp.ones_like(half)], axis=1) / (whole**2)[:, None]
     between = ((tables.below[left] + tables.above[left]) * powers).sum(1)
     levels = middle + half, tables.middle[left] + half
     score = between + (inner - tables.values[left]) * (sum(levels) / whole - 1)
@@ -257,7 +266,7 @@ def crps(
     score = score + x - bound
     if tails == "constant":
         return score
-    ends = [_end(tables, group, jnp.full(whole.shape, side), half, whole) for side in (False, True)]
+    ends = [_end(tables, group, xp.full(whole.shape, side), half, whole) for side in (False, True)]
     inside = sum(mass**2 * normal_tail.square_of_survival(bound) for mass, bound in ends)
     beyond = mass * (normal_tail.excess(bound)[0] - normal_tail.survival(x, bound) * normal_tail.excess(x)[0])
     return score + inside - 2 * beyond
@@ -269,61 +278,65 @@ def log_density(tables: LinearTables, group: GroupOfRows, u: OfRows, new_weight:
     It is that of `functional.smoothing.sample_log_density`, for every group and with weights: finite everywhere, and
     -inf where all values of a table are equal.
     """
+    xp = namespace(tables.values, u)
     half, whole, *_ = _rows(tables, group, new_weight)
     bins = tables.density
     start, end, unit = bins.first[group], bins.first[group + 1], bins.unit[group]
-    x = (u - bins.center[group]) / jnp.where(unit > 0, unit, 1)
+    x = (u - bins.center[group]) / xp.where(unit > 0, unit, 1)
     after = places_upto(bins.ends, start, end, x)
     mass, _ = _end(tables, group, after == end, half, whole)
-    outermost = jnp.where(after == end, -bins.ends[end - 1], bins.ends[start])
-    in_tail = _log(mass * whole) - jax.nn.log_sigmoid(outermost)
+    outermost = xp.where(after == end, -bins.ends[end - 1], bins.ends[start])
+    in_tail = _log(mass * whole) - smoothing.log_sigmoid(outermost)
     inside = (after > start) & (after < end)
-    ratio = jnp.where(inside, bins.log_ratio[jnp.minimum(after, end - 1)], in_tail) - jnp.log(whole)
-    log_density = jax.nn.log_sigmoid(x) + jax.nn.log_sigmoid(-x) + ratio - jnp.log(jnp.where(unit > 0, unit, 1))
-    return jnp.where(unit > 0, log_density, -jnp.inf)
+    ratio = xp.where(inside, bins.log_ratio[xp.minimum(after, end - 1)], in_tail) - xp.log(whole)
+    log_density = smoothing.log_sigmoid(x) + smoothing.log_sigmoid(-x) + ratio - xp.log(xp.where(unit > 0, unit, 1))
+    return xp.where(unit > 0, log_density, -np.inf)
 
 
-def _rows(tables: Levels, group: GroupOfRows, new_weight: OfRows | None) -> tuple[Array, ...]:
+def _rows(tables: Levels, group: GroupOfRows, new_weight: OfRows | None) -> tuple[JaxArray, ...]:
     """Of every row w / 2 and W + w, and where the table of its group begins and ends."""
     start, end, total = tables.start[group], tables.start[group + 1], tables.total[group]
-    new = total / (end - start) if new_weight is None else new_weight
+    new = total / (end - start).astype(total.dtype) if new_weight is None else new_weight
     return new / 2, total + new, start, end
 
 
 def _read(
-    keys: OfValues, answers: OfValues, start: Int[Array, " n"], end: Int[Array, " n"], u: OfRows
-) -> tuple[OfRows, Int[Array, " n"]]:
+    keys: OfValues, answers: OfValues, start: Int[JaxArray, " n"], end: Int[JaxArray, " n"], u: OfRows
+) -> tuple[OfRows, Int[JaxArray, " n"]]:
     """The answer at u, linear between the keys of a table and constant beyond them; and the place behind u."""
+    xp = namespace(keys, u)
     after = places_upto(keys, start, end, u)
-    right = jnp.clip(after, start, end - 1)
-    left = jnp.clip(after - 1, start, end - 1)
+    right = xp.clip(after, start, end - 1)
+    left = xp.clip(after - 1, start, end - 1)
     width = keys[right] - keys[left]
-    part = (u - keys[left]) / jnp.where(width > 0, width, 1)
-    part = jnp.where(width > 0, linalg.snapped(part, jnp.clip(part, 0, 1)), 0)
+    part = (u - keys[left]) / xp.where(width > 0, width, 1)
+    part = xp.where(width > 0, linalg.snapped(part, xp.clip(part, 0, 1)), 0)
     return answers[left] + part * (answers[right] - answers[left]), after
 
 
 def _end(
-    tables: Levels, group: GroupOfRows, upper: Bool[Array, " n"], half: OfRows, whole: OfRows
+    tables: Levels, group: GroupOfRows, upper: Bool[JaxArray, " n"], half: OfRows, whole: OfRows
 ) -> tuple[OfRows, OfRows]:
     """The mass beyond the upper or the lower outermost value of each row's table, and where it is, seen outwards."""
-    first, last = tables.start[group], tables.start[group + 1] - 1
-    outside = jnp.where(upper, tables.total[group] - tables.middle[last], tables.middle[first])
-    return (outside + half) / whole, jnp.where(upper, tables.values[last], -tables.values[first])
+    xp, first, last = namespace(half), tables.start[group], tables.start[group + 1] - 1
+    outside = xp.where(upper, tables.total[group] - tables.middle[last], tables.middle[first])
+    return (outside + half) / whole, xp.where(upper, tables.values[last], -tables.values[first])
 
 
-def _nearest_end(tables: Levels, group: GroupOfRows, u: OfRows, half: OfRows, whole: OfRows) -> tuple[Array, ...]:
+def _nearest_end(tables: Levels, group: GroupOfRows, u: OfRows, half: OfRows, whole: OfRows) -> tuple[JaxArray, ...]:
     """Whether u is at or beyond the upper end, the mass and the end on its side, and u seen outwards, if beyond."""
+    xp = namespace(tables.values, u)
     upper = u >= tables.values[tables.start[group + 1] - 1]
     mass, end = _end(tables, group, upper, half, whole)
-    return upper, mass, end, jnp.maximum(jnp.where(upper, u, -u), end)
+    return upper, mass, end, xp.maximum(xp.where(upper, u, -u), end)
 
 
-def _log(mass: Array) -> Array:
+def _log(mass: JaxArray) -> JaxArray:
     """The logarithm; -inf, with a derivative of 0, where the rows have weight 0."""
-    return jnp.where(mass > 0, jnp.log(jnp.where(mass > 0, mass, 1)), -jnp.inf)
+    xp = namespace(mass)
+    return xp.where(mass > 0, xp.log(xp.where(mass > 0, mass, 1)), -np.inf)
 
 
-def _mean_square(a: Array, b: Array) -> Array:
+def _mean_square(a: JaxArray, b: JaxArray) -> JaxArray:
     """The mean of the squares of what is linear from a to b."""
     return (a * a + a * b + b * b) / 3

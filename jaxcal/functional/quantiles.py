@@ -5,6 +5,7 @@ Every function is written for one table, one curve or one distribution; batches 
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, Real
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray, constant, namespace, numpy_or_jit
 from jaxcal.functional import linalg
-from jaxcal.functional._loops import scan
+from jaxcal.functional._loops import scan, while_loop
 
 RULES = ("inverse_cdf", "crude", "conformal", "symmetric")
 # Those that guarantee the coverage of a new exchangeable value, and are infinite where the table is too short for it.
@@ -294,7 +295,7 @@ def smoothed_table(table: Float[ArrayLike, " l"], fraction: Real[ArrayLike, ""])
 
 def weighted_quantile(
     values: Real[ArrayLike, " m *n"], weights: Real[ArrayLike, " m"], p: Real[ArrayLike, "*#n"]
-) -> Float[Array, "*n"]:
+) -> Float[AnyArray, "*n"]:
     """The smallest of m weighted values at or below which lies a fraction of at least p, in every column.
 
     Args:
@@ -309,14 +310,16 @@ def weighted_quantile(
         >>> print(weighted_quantile(jnp.array([[3.0], [1.0], [2.0]]), jnp.array([0.25, 0.5, 0.25]), 0.6))
         [2.]
     """
-    values, weights = jnp.asarray(values), jnp.asarray(weights)
-    order = jnp.argsort(values, axis=0)
-    fraction = jnp.cumsum(weights[order], axis=0)
+    xp: Any = namespace(values, weights, p)
+    columns = xp.asarray(values)
+    order = xp.argsort(columns, axis=0, stable=True)
+    fraction = xp.cumsum(xp.asarray(weights)[order], axis=0)
     # Sums such as 0.1 + 0.2 and levels such as 0.3 differ by rounding only.
-    tolerance = 2 * weights.shape[0] * float(jnp.finfo(fraction.dtype).eps)
-    reached = fraction >= jnp.broadcast_to(p, fraction.shape[1:])[None] - tolerance
-    first = jnp.argmax(reached.at[-1].set(True), axis=0, keepdims=True)
-    return jnp.take_along_axis(values, jnp.take_along_axis(order, first, axis=0), axis=0)[0]
+    tolerance = 2 * columns.shape[0] * float(jnp.finfo(fraction.dtype).eps)
+    reached = fraction >= xp.broadcast_to(p, fraction.shape[1:])[None] - tolerance
+    reached = xp.concatenate([reached[:-1], xp.ones_like(reached[-1:])])
+    first = xp.argmax(reached, axis=0, keepdims=True)
+    return xp.take_along_axis(columns, xp.take_along_axis(order, first, axis=0), axis=0)[0]
 
 
 def replace_in_sorted(
@@ -345,7 +348,7 @@ def replace_in_sorted(
 
 def interpolate_monotone(
     x: Real[ArrayLike, "*n"], xp: Real[ArrayLike, " k"], fp: Real[ArrayLike, " k"]
-) -> Float[Array, "*n"]:
+) -> Float[AnyArray, "*n"]:
     """A non-decreasing piecewise-linear curve through knots, constant beyond the first and the last.
 
     Where knots are repeated the curve jumps, and takes the value of the last of them (as a cdf does). It is
@@ -365,17 +368,22 @@ def interpolate_monotone(
         >>> print(interpolate_monotone(jnp.array([-1.0, 0.5, 1.0, 1.5, 9.0]), knots, values))
         [0.  0.5 3.  3.5 4. ]
     """
-    x, xp, fp = jnp.asarray(x), jnp.asarray(xp), jnp.asarray(fp)
-    right = jnp.clip(jnp.searchsorted(xp, x, side="right"), 1, xp.shape[0] - 1)
-    start, end = xp[right - 1], xp[right]
-    inside = (x >= start) & (x < end)
-    fraction = jnp.where(inside, (x - start) / jnp.where(inside, end - start, 1), 0)
-    return jnp.where(x < end, fp[right - 1] + fraction * (fp[right] - fp[right - 1]), fp[right])
+    library: Any = namespace(x, xp, fp)
+    at, knots, values = (library.asarray(each) for each in (x, xp, fp))
+    right = library.clip(library.searchsorted(knots, at, side="right"), 1, knots.shape[0] - 1)
+    start, end = knots[right - 1], knots[right]
+    inside = (at >= start) & (at < end)
+    fraction = library.where(inside, (at - start) / library.where(inside, end - start, 1), 0)
+    return library.where(at < end, values[right - 1] + fraction * (values[right] - values[right - 1]), values[right])
 
 
 def invert_cdf(
-    cdf: Callable[[Array], Array], p: Float[Array, "*n"], lower: Float[Array, "*n"], upper: Float[Array, "*n"]
-) -> Float[Array, "*n"]:
+    cdf: Callable[[AnyArray], AnyArray],
+    p: Float[AnyArray, "*n"],
+    lower: Float[AnyArray, "*n"],
+    upper: Float[AnyArray, "*n"],
+    density: Callable[[AnyArray], AnyArray] | None = None,
+) -> Float[AnyArray, "*n"]:
     """The smallest y in [lower, upper] with cdf(y) >= p, elementwise, by a bracketing search.
 
     The search needs no density and copes with jumps and flat pieces. The derivatives in p, and in whatever
@@ -388,6 +396,7 @@ def invert_cdf(
         lower: [n], with cdf <= p.
         upper: [n], with cdf >= p. Where an end of the bracket is infinite it is the answer (`lower` for
             p < 1/2, else `upper`).
+        density: the derivative of the cdf. It is for NumPy's arrays, which need it; JAX finds it by itself.
 
     Returns:
         the quantiles [n]: to rounding where the cdf is smooth, and at a jump less than eps^(2/3) of the
@@ -400,18 +409,22 @@ def invert_cdf(
         >>> print(f"{root:.4f}")
         0.5000
     """
-    lower, upper = jax.lax.stop_gradient((lower, upper))
-    bounded = jnp.isfinite(lower) & jnp.isfinite(upper)
-    start, end = jnp.where(bounded, lower, 0), jnp.where(bounded, upper, 0)
+    xp, lower, upper = namespace(p, lower, upper), constant(lower), constant(upper)
+    bounded = xp.isfinite(lower) & xp.isfinite(upper)
+    start, end = xp.where(bounded, lower, 0), xp.where(bounded, upper, 0)
 
-    def search(excess: Callable[[Array], Array], start: Array) -> Array:
+    def search(excess: Callable[[AnyArray], AnyArray], start: AnyArray) -> AnyArray:
         low, high = _chandrupatla(excess, start, end)
-        value, slope = jax.jvp(excess, (high,), (jnp.ones_like(high),))
-        correction = value / jnp.where(slope > 0, slope, jnp.inf)
-        return jnp.where(correction <= 2 * (high - low), high - correction, high)
+        if xp is np and density:
+            value, slope = excess(high), density(high)
+        else:
+            value, slope = jax.jvp(excess, (high,), (jnp.ones_like(high),))
+        correction = value / xp.where(slope > 0, slope, np.inf)
+        return xp.where(correction <= 2 * (high - low), high - correction, high)
 
-    root = jax.lax.custom_root(lambda y: cdf(y) - p, start, search, _divide_by_slope)
-    return jnp.where(bounded, root, jnp.where(p < 0.5, lower, upper))
+    excess = lambda y: cdf(y) - p
+    root = search(excess, start) if xp is np else jax.lax.custom_root(excess, start, search, _divide_by_slope)
+    return xp.where(bounded, root, xp.where(p < 0.5, lower, upper))
 
 
 def last_place(holds: Callable[[AnyArray], AnyArray], start: AnyArray, end: ArrayLike, length: int) -> AnyArray:
@@ -455,45 +468,47 @@ def _snapped(count: AnyArray, size: int) -> AnyArray:
     return xp.where(xp.abs(count - nearest) <= tolerance, nearest, count)
 
 
-def _chandrupatla(excess: Callable[[Array], Array], lower: Array, upper: Array) -> tuple[Array, Array]:
+def _chandrupatla(
+    excess: Callable[[AnyArray], AnyArray], lower: AnyArray, upper: AnyArray
+) -> tuple[AnyArray, AnyArray]:
     """A narrow bracket of the root of an increasing function: its ends (low, high), excess(high) >= 0.
 
     It is so wide that a Newton step from it ends in the rounding, and that rounding has no say in the search.
     """
-    info = jnp.finfo(lower.dtype)
+    xp, info = namespace(lower, upper), jnp.finfo(lower.dtype)
     eps, tiny = float(info.eps), float(info.tiny)
-    tolerance = eps ** (2 / 3) * (upper - lower) + 4 * eps * jnp.maximum(jnp.abs(lower), jnp.abs(upper))
+    tolerance = eps ** (2 / 3) * (upper - lower) + 4 * eps * xp.maximum(xp.abs(lower), xp.abs(upper))
     most_steps = 200  # many more than it takes: a guard against functions that do not increase
 
-    def is_open(a: Array, b: Array) -> Array:
-        return jnp.abs(b - a) > tolerance
+    def is_open(a: AnyArray, b: AnyArray) -> AnyArray:
+        return xp.abs(b - a) > tolerance
 
-    def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
+    def step(state: tuple[AnyArray, ...]) -> tuple[AnyArray, ...]:
         count, *old = state
         a, b, fa, fb, fraction = old
         x = a + fraction * (b - a)
         fx = excess(x)
         # The new bracket is [x, b]; c is the point that it leaves out.
         same = (fx >= 0) == (fa >= 0)
-        b, c = jnp.where(same, b, a), jnp.where(same, a, b)
-        fb, fc = jnp.where(same, fb, fa), jnp.where(same, fa, fb)
+        b, c = xp.where(same, b, a), xp.where(same, a, b)
+        fb, fc = xp.where(same, fb, fa), xp.where(same, fa, fb)
         # Inverse quadratic interpolation where it is safe, else bisection.
         xi, phi = (x - b) / (c - b), (fx - fb) / (fc - fb)
         inverse = fx / (fb - fx) * fc / (fb - fc) + (c - x) / (b - x) * fx / (fc - fx) * fb / (fc - fb)
-        fraction = jnp.where((phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi), inverse, 0.5)
-        margin = jnp.minimum(tolerance / jnp.abs(b - x) / 2, 0.5)
-        new = (x, b, fx, fb, jnp.clip(fraction, margin, 1 - margin))
+        fraction = xp.where((phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi), inverse, 0.5)
+        margin = xp.minimum(tolerance / xp.abs(b - x) / 2, 0.5)
+        new = (x, b, fx, fb, xp.clip(fraction, margin, 1 - margin))
         going = is_open(*old[:2])
-        return (count + 1, *(jnp.where(going, after, before) for after, before in zip(new, old, strict=True)))
+        return (count + 1, *(xp.where(going, after, before) for after, before in zip(new, old, strict=True)))
 
-    def unfinished(state: tuple[Array, ...]) -> Array:
-        return jnp.any(is_open(*state[1:3])) & (state[0] < most_steps)
+    def unfinished(state: tuple[AnyArray, ...]) -> AnyArray:
+        return xp.any(is_open(*state[1:3])) & (state[0] < most_steps)
 
     # Neither rounding nor a jump at an end may undo the signs at the ends.
-    at_lower, at_upper = jnp.minimum(excess(lower), -tiny), jnp.maximum(excess(upper), 0)
-    state = (jnp.array(0), lower, upper, at_lower, at_upper, jnp.full_like(lower, 0.5))
-    _, a, b, fa, *_ = jax.lax.while_loop(unfinished, step, state)
-    return jnp.where(fa >= 0, b, a), jnp.where(fa >= 0, a, b)
+    at_lower, at_upper = xp.minimum(excess(lower), -tiny), xp.maximum(excess(upper), 0)
+    state = (xp.zeros((), int), lower, upper, at_lower, at_upper, xp.full_like(lower, 0.5))
+    _, a, b, fa, *_ = while_loop(unfinished, step, state)
+    return xp.where(fa >= 0, b, a), xp.where(fa >= 0, a, b)
 
 
 def _divide_by_slope(linear: Callable[[Array], Array], values: Array) -> Array:

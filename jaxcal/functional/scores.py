@@ -19,6 +19,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, Real
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional import normal
+from jaxcal.functional._loops import scan
 from jaxcal.functional.linalg import fractions_of, root_sum_squares, weighted_mean
 from jaxcal.functional.normal import SQRT_PI, PerRow
 from jaxcal.functional.quantiles import unit_gauss_legendre
@@ -34,13 +35,13 @@ _LEAST_CRPS = math.erf(math.sqrt(math.log(4)) / 2)
 _ROWS_AT_ONCE = 256
 
 
-@jax.jit
+@numpy_or_jit
 def normal_mixture_crps(
     y: Real[ArrayLike, "*n"],
     means: Real[ArrayLike, " m *n"],
     stds: Real[ArrayLike, " m *n"],
     weights: Real[ArrayLike, " m"],
-) -> Float[Array, "*n"]:
+) -> Float[AnyArray, "*n"]:
     """CRPS of a mixture of m normal distributions, with A(d, s) = E|N(d, s^2)|.
 
     sum_i w_i A(y - mean_i, std_i) - 1/2 sum_ij w_i w_j A(mean_i - mean_j, sqrt(std_i^2 + std_j^2)).
@@ -63,17 +64,17 @@ def normal_mixture_crps(
         >>> print(f"{normal_mixture_crps(jnp.array([0.0]), means, stds, weights)[0]:.3f}")
         0.359
     """
-    y, means, stds, weights = map(jnp.asarray, (y, means, stds, weights))
-    columns = jnp.expand_dims(weights, tuple(range(1, means.ndim)))
+    xp: Any = namespace(y, means, stds, weights)
+    outcomes, locs, scales, fractions = map(xp.asarray, (y, means, stds, weights))
+    columns = xp.expand_dims(fractions, tuple(range(1, locs.ndim)))
 
-    # Recomputed on the way back: a gradient needs no [m, m, n] array either.
-    @jax.checkpoint
-    def add_member(total: Array, member: tuple[Array, Array, Array]) -> tuple[Array, None]:
+    def add_member(total: AnyArray, member: tuple[AnyArray, AnyArray, AnyArray]) -> tuple[AnyArray, None]:
         mean, std, weight = member
-        between = normal.mean_abs(means - mean[None], root_sum_squares(stds, std[None]))
-        return total + weight * (normal.mean_abs(y - mean, std) - 0.5 * (columns * between).sum(0)), None
+        between = normal.mean_abs(locs - mean[None], root_sum_squares(scales, std[None]))
+        return total + weight * (normal.mean_abs(outcomes - mean, std) - 0.5 * (columns * between).sum(0)), None
 
-    return jax.lax.scan(add_member, jnp.zeros_like(y + means[0]), (means, stds, weights))[0]
+    # A gradient needs no [m, m, n] array either.
+    return scan(add_member, xp.zeros_like(outcomes + locs[0]), (locs, scales, fractions), again=True)[0]
 
 
 @numpy_or_jit
@@ -145,8 +146,11 @@ def quantile_crps(
 
 
 def mixture_crps(
-    y: Float[Array, "*n"], weights: Float[Array, " m"], crps: Callable[[Array], Array], icdf: Callable[[Array], Array]
-) -> Float[Array, "*n"]:
+    y: Float[AnyArray, "*n"],
+    weights: Float[AnyArray, " m"],
+    crps: Callable[[AnyArray], AnyArray],
+    icdf: Callable[[AnyArray], AnyArray],
+) -> Float[AnyArray, "*n"]:
     """CRPS of a mixture of m distributions of any kind, from their scores and quantile functions.
 
     sum_i w_i crps_i(y) - 1/2 sum_ij w_i w_j D_ij, where D_ij, the integral of (F_i - F_j)^2, is also
@@ -175,25 +179,25 @@ def mixture_crps(
         >>> print(f"{mixture_crps(jnp.array([0.0]), jnp.array([0.5, 0.5]), crps, icdf)[0]:.3f}")
         0.359
     """
-    fractions = jnp.expand_dims(weights, tuple(range(1, 1 + y.ndim)))
-    quartiles = jax.lax.map(lambda level: icdf(jnp.full_like(y, level)), jnp.array([0.25, 0.75], y.dtype))
+    xp = namespace(y, weights)
+    each = lambda function, arrays: scan(lambda state, array: (state, function(array)), xp.zeros(()), arrays)[1]
+    fractions = xp.expand_dims(weights, tuple(range(1, 1 + y.ndim)))
+    quartiles = each(lambda level: icdf(xp.full_like(y, level)), xp.asarray([0.25, 0.75], y.dtype))
     spread = quartiles[1] - quartiles[0]
-    order = 1 + jnp.sign(spread[None] - spread[:, None])  # [j, i]: 2 where distribution j is the narrower one, else 0
+    order = 1 + xp.sign(spread[None] - spread[:, None])  # [j, i]: 2 where distribution j is the narrower one, else 0
     pairs = 0.5 * order * fractions[:, None] * fractions[None]
 
-    # Recomputed on the way back: what is kept for a gradient does not grow with the number of points.
-    @jax.checkpoint
-    def add_point(total: Array, point: tuple[Array, Array]) -> tuple[Array, None]:
+    def add_point(total: AnyArray, point: tuple[AnyArray, AnyArray]) -> tuple[AnyArray, None]:
         level, weight = point
-        members = icdf(jnp.full_like(y, level))
-        at_members = jax.lax.map(crps, members)
-        own = jnp.moveaxis(jnp.diagonal(at_members), -1, 0)
+        members = icdf(xp.full_like(y, level))
+        at_members = each(crps, members)
+        own = xp.moveaxis(xp.diagonal(at_members), -1, 0)
         return total + weight * (pairs * (at_members - own[:, None])).sum((0, 1)), None
 
-    v, weights = (jnp.asarray(part, y.dtype) for part in unit_gauss_legendre(24))
-    levels = jnp.minimum(v**3 * (10 - 15 * v + 6 * v**2), 1 - float(jnp.finfo(y.dtype).epsneg))
+    v, weights = (xp.asarray(part, y.dtype) for part in unit_gauss_legendre(24))
+    levels = xp.minimum(v**3 * (10 - 15 * v + 6 * v**2), 1 - float(jnp.finfo(y.dtype).epsneg))
     points = (levels, weights * 30 * v**2 * (1 - v) ** 2)
-    diversity = jax.lax.scan(add_point, jnp.zeros_like(y), points)[0]
+    diversity = scan(add_point, xp.zeros_like(y), points, again=True)[0]
     return (fractions * crps(y)).sum(0) - diversity
 
 

@@ -6,11 +6,14 @@ in the mean, T exponential with mean 1, whatever n is. Here the bins hold about 
 ends. That is consistent, and there are tails beyond the sample.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Real
 
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional import linalg
 from jaxcal.functional.quantiles import linear_quantile
 
@@ -36,8 +39,8 @@ def bin_ranks(size: int) -> np.ndarray:
     return np.unique(np.concatenate([ends, middle, size + 1 - ends]))
 
 
-@jax.jit
-def sample_log_density(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -> Float[Array, "*n"]:
+@numpy_or_jit
+def sample_log_density(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -> Float[AnyArray, "*n"]:
     """The log density at u of the distribution that a sorted sample comes from.
 
     It has the mass (r' - r) / (L + 1) between order statistics of ranks r and r' of `bin_ranks`, and 1 / (L + 1) beyond
@@ -60,19 +63,20 @@ def sample_log_density(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -
         >>> print(f"{at_0:.2f}, {at_2:.2f}")  # of the normal distribution -0.92, -2.92
         -0.92, -2.91
     """
-    u, table = jnp.asarray(u), jnp.asarray(table)
-    size, ranks = table.shape[0], bin_ranks(table.shape[0])
-    first, loc, last = linear_quantile(table, jnp.array([0.25, 0.5, 0.75], table.dtype))
-    quartiles, std = (last - first) / 2, linalg.root_mean_square(table - loc)
+    xp: Any = namespace(u, table)
+    values = xp.asarray(table)
+    size, ranks = values.shape[0], bin_ranks(values.shape[0])
+    first, loc, last = linear_quantile(values, xp.asarray([0.25, 0.5, 0.75], values.dtype))
+    quartiles, std = (last - first) / 2, linalg.root_mean_square(values - loc)
     # Where half of the values are equal, by the others.
-    scale = jnp.where(quartiles > 0, quartiles / LOGISTIC_QUARTILE, std / LOGISTIC_STD)
+    scale = xp.where(quartiles > 0, quartiles / LOGISTIC_QUARTILE, std / LOGISTIC_STD)
     spread = scale > 0
-    unit = jnp.where(spread, scale, 1)
-    x, ends = (u - loc) / unit, (table[ranks - 1] - loc) / unit
+    unit = xp.where(spread, scale, 1)
+    x, ends = (xp.asarray(u) - loc) / unit, (values[ranks - 1] - loc) / unit
     mass = np.diff(np.concatenate([[0], ranks, [size + 1]])) / (size + 1)
-    log_ratio = jnp.log(jnp.asarray(mass, table.dtype)) - _log_logistic_masses(ends)
-    log_shape = jax.nn.log_sigmoid(x) + jax.nn.log_sigmoid(-x)
-    return jnp.where(spread, log_shape + log_ratio[jnp.searchsorted(ends, x, side="right")] - jnp.log(unit), -jnp.inf)
+    log_ratio = xp.log(xp.asarray(mass, values.dtype)) - _log_logistic_masses(ends)
+    log_shape = log_sigmoid(x) + log_sigmoid(-x)
+    return xp.where(spread, log_shape + log_ratio[xp.searchsorted(ends, x, side="right")] - xp.log(unit), -np.inf)
 
 
 @jax.jit
@@ -103,20 +107,30 @@ def map_log_slope(p: Float[ArrayLike, "*n"], table: Float[ArrayLike, " l"]) -> F
     return log_slope[jnp.searchsorted(ends, p, side="right")]
 
 
-def _log_logistic_masses(ends: Float[Array, " m"]) -> Float[Array, " m_plus_1"]:
+def log_sigmoid(x: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
+    """The log of the standard logistic cdf, -log(1 + exp(-x)).
+
+    >>> print(log_sigmoid(np.array([-800.0, 0.0])).round(4))
+    [-800.       -0.6931]
+    """
+    return -namespace(x).logaddexp(-x, 0)
+
+
+def _log_logistic_masses(ends: Float[AnyArray, " m"]) -> Float[AnyArray, " m_plus_1"]:
     """The logs of the standard logistic masses below, between and above increasing ends; 0 for an empty bin."""
-    low, high = ends[:-1], ends[1:]
+    xp, low, high = namespace(ends), ends[:-1], ends[1:]
     wide = high > low
-    between = log_logistic_mass(low, jnp.where(wide, high, low + 1))
-    below, above = jax.nn.log_sigmoid(ends[:1]), jax.nn.log_sigmoid(-ends[-1:])
-    return jnp.concatenate([below, jnp.where(wide, between, 0), above])
+    between = log_logistic_mass(low, xp.where(wide, high, low + 1))
+    below, above = log_sigmoid(ends[:1]), log_sigmoid(-ends[-1:])
+    return xp.concatenate([below, xp.where(wide, between, 0), above])
 
 
-def log_logistic_mass(low: Float[Array, "*n"], high: Float[Array, "*n"]) -> Float[Array, "*n"]:
+def log_logistic_mass(low: Float[AnyArray, "*n"], high: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
     """The log of the mass of the standard logistic distribution between low and high > low.
 
     Example:
         >>> print(f"{jnp.exp(log_logistic_mass(jnp.array(-1.0), jnp.array(1.0))):.4f}")
         0.4621
     """
-    return jax.nn.log_sigmoid(high) + jax.nn.log_sigmoid(-low) + jnp.log(-jnp.expm1(low - high))
+    xp = namespace(low, high)
+    return log_sigmoid(high) + log_sigmoid(-low) + xp.log(-xp.expm1(low - high))

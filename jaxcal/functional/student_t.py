@@ -5,23 +5,23 @@ All are differentiable in the degrees of freedom, and right into the tails.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import ndtri
-from jaxtyping import Array, ArrayLike, DTypeLike, Float
+from jaxtyping import ArrayLike, DTypeLike, Float
 
-from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
 from jaxcal.functional.normal import LOG_SQRT_2PI, SQRT_PI, PerRow
 from jaxcal.functional.quantiles import invert_cdf, unit_gauss_legendre
 
-# So many tails are integrated at once: each holds all points of the rule.
-_AT_ONCE = 2**16
+# So many tails are integrated at once: each holds all points of the rule. NumPy's have to fit into a core's cache.
+_AT_ONCE, _AT_ONCE_BY_NUMPY = 2**16, 2**11
 
 
-@jax.jit
-def log_prob(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[Array, "*n"]:
+@numpy_or_jit
+def log_prob(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[AnyArray, "*n"]:
     """Log density of a Student t distribution with `df` degrees of freedom; -inf at scale = 0, where there is none.
 
     Args:
@@ -37,16 +37,16 @@ def log_prob(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[Array, 
         >>> print(f"{log_prob(1e6, 1.0, 0.0, 1.0):.3f}")
         -28.776
     """
-    df = jnp.asarray(df)
-    positive = jnp.greater(scale, 0)
-    safe = jnp.where(positive, scale, 1.0)
-    t = jnp.subtract(y, loc) / safe
-    log_density = _log_constant(df) - 0.5 * (df + 1) / df * _wallace(t, df) ** 2 - jnp.log(safe)
-    return jnp.where(positive, log_density, -jnp.inf)
+    xp, y, df, loc, scale = _in_one_dtype(y, df, loc, scale)
+    positive = xp.greater(scale, 0)
+    safe = xp.where(positive, scale, 1)
+    t = xp.subtract(y, loc) / safe
+    log_density = _log_constant(df) - 0.5 * (df + 1) / df * _wallace(t, df) ** 2 - xp.log(safe)
+    return xp.where(positive, log_density, -np.inf)
 
 
-@jax.jit
-def crps(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[Array, "*n"]:
+@numpy_or_jit
+def crps(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[AnyArray, "*n"]:
     """CRPS of a Student t distribution with more than one degree of freedom.
 
     With t = (y - loc) / scale, it is scale times
@@ -69,19 +69,20 @@ def crps(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[Array, "*n"
         >>> print(f"{crps(0.0, 5.0, 0.0, 1.0):.3f}")
         0.257
     """
-    has_mean, positive = jnp.greater(df, 1), jnp.greater(scale, 0)
-    df, safe = jnp.where(has_mean, df, 2), jnp.where(positive, scale, 1)
-    distance = jnp.subtract(y, loc)
+    xp, y, df, loc, scale = _in_one_dtype(y, df, loc, scale)
+    has_mean, positive = xp.greater(df, 1), xp.greater(scale, 0)
+    df, safe = xp.where(has_mean, df, 2), xp.where(positive, scale, 1)
+    distance = xp.subtract(y, loc)
     t = distance / safe
     # f(t) (df + t^2), which is f(0) df (1 + t^2 / df)^(-(df - 1) / 2).
-    peak = jnp.exp(_log_constant(df) - 0.5 * (df - 1) / df * _wallace(t, df) ** 2) * df
-    spread = jnp.sqrt(df) / SQRT_PI * jnp.exp(2 * _log_gamma_ratio(df / 2) - _log_gamma_ratio(df - 0.5))
+    peak = xp.exp(_log_constant(df) - 0.5 * (df - 1) / df * _wallace(t, df) ** 2) * df
+    spread = xp.sqrt(df) / SQRT_PI * xp.exp(2 * _log_gamma_ratio(df / 2) - _log_gamma_ratio(df - 0.5))
     score = distance * (2 * cdf(t, df) - 1) + safe * 2 * (peak - spread) / (df - 1)
-    return jnp.where(has_mean, jnp.where(positive, score, jnp.abs(distance)), jnp.nan)
+    return xp.where(has_mean, xp.where(positive, score, abs(distance)), np.nan)
 
 
-@jax.jit
-def cdf(t: PerRow, df: PerRow) -> Float[Array, "*n"]:
+@numpy_or_jit
+def cdf(t: PerRow, df: PerRow) -> Float[AnyArray, "*n"]:
     """The cumulative distribution function of the standard Student t distribution.
 
     In the variable w = sqrt(df log(1 + t^2 / df)) the density is nearly normal, and a Gauss-Legendre rule of
@@ -101,8 +102,8 @@ def cdf(t: PerRow, df: PerRow) -> Float[Array, "*n"]:
         >>> print(cdf(jnp.array([-1.0, 0.0, 1.0]), 1.0).round(4))
         [0.25 0.5  0.75]
     """
-    df = jnp.asarray(df)
-    return _cdf_of_wallace(_wallace(jnp.asarray(t), df), df)
+    _, t, df = _in_one_dtype(t, df)
+    return _cdf_of_wallace(_wallace(t, df), df)
 
 
 def log_sf(t: PerRow, df: PerRow) -> Float[AnyArray, "*n"]:
@@ -136,8 +137,8 @@ def _log_sf(t: AnyArray, df: AnyArray, dtype: DTypeLike) -> AnyArray:
     return xp.where(w < 0, xp.log1p(-xp.exp(log_tail)), log_tail)
 
 
-@jax.jit
-def icdf(p: Float[ArrayLike, "*#n"], df: PerRow) -> Float[Array, "*n"]:
+@numpy_or_jit
+def icdf(p: Float[ArrayLike, "*#n"], df: PerRow) -> Float[AnyArray, "*n"]:
     """The quantile function of the standard Student t distribution, right into the tails (p = 1e-12, df = 1).
 
     In the variable w of `cdf` it lies between the normal quantile z and z phi(0) / f(0), where f is
@@ -154,15 +155,22 @@ def icdf(p: Float[ArrayLike, "*#n"], df: PerRow) -> Float[Array, "*n"]:
         >>> print(icdf(jnp.array([0.25, 0.5, 0.75]), 1.0).round(4))
         [-1.  0.  1.]
     """
-    p, df = jnp.broadcast_arrays(p, df)
-    lower = p <= 0.5
-    tail = jnp.where(lower, p, 1 - p)  # exact, and so the upper tail is as precise as the lower one
-    z = ndtri(tail)
-    far = z * jnp.exp(-LOG_SQRT_2PI - _log_constant(df))
-    w = invert_cdf(lambda w: _cdf_of_wallace(w, df), tail, far, z)
-    w = jnp.where(lower, w, -w)
+    xp, *given = _in_one_dtype(p, df)
+    p, df = xp.broadcast_arrays(*given)
+    lower = xp.less_equal(p, 0.5)
+    tail = xp.where(lower, p, 1 - p)  # exact, and so the upper tail is as precise as the lower one
+    z = special(tail).ndtri(tail)
+    far = z * xp.exp(-LOG_SQRT_2PI - _log_constant(df))
+    w = invert_cdf(lambda w: _cdf_of_wallace(w, df), tail, far, z, lambda w: _density_of_wallace(w, df))
+    w = xp.where(lower, w, -w)
     largest = math.log(float(jnp.finfo(w.dtype).max)) - 1  # its exponential is finite
-    return w * jnp.sqrt(_ratio(jnp.expm1, jnp.minimum(w**2 / df, largest)))
+    return w * xp.sqrt(_ratio(xp.expm1, xp.minimum(w**2 / df, largest)))
+
+
+def _in_one_dtype(*values: PerRow) -> list[Any]:
+    """The library of some values, and these as its arrays in one dtype of floats."""
+    xp, dtype = namespace(*values), jnp.result_type(*values, float)
+    return [xp, *(xp.asarray(each, dtype) for each in values)]
 
 
 def _wallace(t: AnyArray, df: AnyArray) -> AnyArray:
@@ -176,17 +184,27 @@ def _wallace(t: AnyArray, df: AnyArray) -> AnyArray:
 
 def _cdf_of_wallace(w: AnyArray, df: AnyArray) -> AnyArray:
     """The cdf of the Student t distribution in the variable w: the tail beyond |w|."""
-    w, df = jnp.broadcast_arrays(w, df)
-    log_peak, area = _tail_of_wallace(jnp.where(w < 0, -w, w), df)
-    tail = jnp.exp(log_peak) * area
-    return jnp.where(w < 0, tail, 1 - tail)
+    xp = namespace(w, df)
+    w, df = xp.broadcast_arrays(w, df)
+    log_peak, area = _tail_of_wallace(xp.where(w < 0, -w, w), df)
+    tail = xp.exp(log_peak) * area
+    return xp.where(w < 0, tail, 1 - tail)
+
+
+def _density_of_wallace(w: AnyArray, df: AnyArray) -> AnyArray:
+    """The derivative of `_cdf_of_wallace` in w."""
+    xp = namespace(w, df)
+    return xp.exp(_log_constant(df) - 0.5 * w**2) / xp.sqrt(_ratio(lambda x: -xp.expm1(-x), w**2 / df))
 
 
 def _tail_of_wallace(size: AnyArray, df: AnyArray) -> tuple[AnyArray, AnyArray]:
     """The tail beyond `size` in the variable w, by quadrature: the logarithm of one factor, and the other one."""
-    if size.size > _AT_ONCE:
-        each = jax.lax.map(lambda one: _area(*one), (size.ravel(), df.ravel()), batch_size=_AT_ONCE)
-        area = each.reshape(size.shape)
+    sizes, dfs = size.ravel(), df.ravel()
+    if namespace(size) is np:
+        parts = [slice(start, start + _AT_ONCE_BY_NUMPY) for start in range(0, sizes.size, _AT_ONCE_BY_NUMPY)]
+        area = np.concatenate([_area(sizes[part], dfs[part]) for part in parts]).reshape(size.shape)
+    elif size.size > _AT_ONCE:
+        area = jax.lax.map(lambda one: _area(*one), (sizes, dfs), batch_size=_AT_ONCE).reshape(size.shape)
     else:
         area = _area(size, df)
     return _log_constant(df) - 0.5 * size**2, area

@@ -12,18 +12,19 @@ from functools import partial
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import ArrayLike, Bool, Float, Int
 
+from jaxcal._numpy import JaxArray, namespace
 from jaxcal.functional import linalg
 from jaxcal.functional._loops import carried
 from jaxcal.functional.quantiles import last_place
 
 # Of the rows that are looked up: the number of each one's group, and a value for each.
 GroupOfRows = Int[ArrayLike, " n"]
-OfRows = Float[Array, " n"]
+OfRows = Float[JaxArray, " n"]
 # Of the values of all tables, and where the table of each group begins.
-OfValues = Float[Array, " m"]
-Starts = Int[Array, " groups_and_1"]
+OfValues = Float[JaxArray, " m"]
+Starts = Int[JaxArray, " groups_and_1"]
 
 
 class Tables(eqx.Module):
@@ -42,10 +43,10 @@ class Tables(eqx.Module):
     values: OfValues
     upto: OfValues
     start: Starts
-    mean: Float[Array, " groups"]
-    std: Float[Array, " groups"]
+    mean: Float[JaxArray, " groups"]
+    std: Float[JaxArray, " groups"]
     sums: OfValues
-    distance: Float[Array, " groups"]
+    distance: Float[JaxArray, " groups"]
 
 
 @partial(jax.jit, static_argnames=("number", "symmetric"))
@@ -85,8 +86,8 @@ def make(
 
 
 def _with_negatives(
-    values: OfValues, group: Int[Array, " m"], counts: Sequence[Array], start: Starts
-) -> tuple[Float[Array, " twice_m"], Int[Array, " twice_m"], list[Array], Starts]:
+    values: OfValues, group: Int[JaxArray, " m"], counts: Sequence[JaxArray], start: Starts
+) -> tuple[Float[JaxArray, " twice_m"], Int[JaxArray, " twice_m"], list[JaxArray], Starts]:
     """Sorted tables with the negatives of their values before them, sorted too."""
     group = jnp.repeat(group, 2)
     size, first = (start[1:] - start[:-1])[group], start[:-1][group]
@@ -193,20 +194,21 @@ def _totals(tables: Tables, group: GroupOfRows) -> OfRows:
     return tables.upto[tables.start[group + 1] - 1]
 
 
-def places_upto(keys: OfValues, start: Int[Array, " n"], end: Int[Array, " n"], u: OfRows) -> Int[Array, " n"]:
+def places_upto(keys: OfValues, start: Int[JaxArray, " n"], end: Int[JaxArray, " n"], u: OfRows) -> Int[JaxArray, " n"]:
     """The place behind the last key not above u, from each `start` to each `end`, between which keys increase.
 
     Example:
         >>> print(places_upto(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 2]), jnp.array([2, 3]), jnp.array([1.5, 1.0])))
         [1 2]
     """
-    holds = lambda place: (place == start) | (keys[jnp.maximum(place - 1, 0)] <= u)
+    xp = namespace(keys, u)
+    holds = lambda place: (place == start) | (keys[xp.maximum(place - 1, 0)] <= u)
     return last_place(holds, start, end, keys.shape[0])
 
 
 def moments(
-    values: OfValues, weights: OfValues, group: Int[Array, " m"], total: Float[Array, " groups"]
-) -> tuple[Float[Array, " groups"], OfValues, Float[Array, " groups"]]:
+    values: OfValues, weights: OfValues, group: Int[JaxArray, " m"], total: Float[JaxArray, " groups"]
+) -> tuple[Float[JaxArray, " groups"], OfValues, Float[JaxArray, " groups"]]:
     """The weighted mean of each group, the deviations of all values from it, and the std of each group.
 
     Args:
@@ -227,18 +229,18 @@ def moments(
     return mean, deviations, unit * linalg.sqrt(of_group(weights * (deviations / unit) ** 2) / total)
 
 
-def _before(sums: OfValues, place: Int[Array, " n"], start: Int[Array, " n"]) -> OfRows:
+def _before(sums: OfValues, place: Int[JaxArray, " n"], start: Int[JaxArray, " n"]) -> OfRows:
     """The sum over the values of a table before a place."""
     return jnp.where(place > start, sums[jnp.maximum(place - 1, 0)], 0)
 
 
-def _tolerance(target: OfRows, total: OfRows, size: Int[Array, " n"]) -> OfRows:
+def _tolerance(target: OfRows, total: OfRows, size: Int[JaxArray, " n"]) -> OfRows:
     """By how much a sum and what is wanted may differ by rounding, as for ranks, in units of the mean weight."""
     eps, mean = float(jnp.finfo(target.dtype).eps), total / size
     return jnp.minimum(eps * (4 * target + mean * jnp.minimum(size, 1000)), 0.25 * mean)
 
 
-def sums_within(values: Float[Array, "m ..."], first: Bool[Array, " m"]) -> Float[Array, "m ..."]:
+def sums_within(values: Float[JaxArray, "m ..."], first: Bool[JaxArray, " m"]) -> Float[JaxArray, "m ..."]:
     """Sums up to each value, or row of values, begun anew where one is the first of its table.
 
     The values are laid out in about sqrt(M) lines of as many. All lines are summed at once, and then what came before
@@ -268,5 +270,5 @@ def sums_within(values: Float[Array, "m ..."], first: Bool[Array, " m"]) -> Floa
     return total.swapaxes(0, 1).reshape(lines * width, *values.shape[1:])[:size]
 
 
-def _padded(array: Array, size: int) -> Array:
+def _padded(array: JaxArray, size: int) -> JaxArray:
     return jnp.pad(array, [(0, size - array.shape[0])] + [(0, 0)] * (array.ndim - 1))

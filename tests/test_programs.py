@@ -1,7 +1,7 @@
 """How many programs a method compiles: none for a second fit, nearby numbers of rows, or another number as an option.
 
-The sizes lie in one bucket. On a CPU it is so of all methods but `isotonic`, whose programs are those of its numbers
-of rows.
+The sizes lie in one bucket. On a CPU it is so of all methods but `isotonic` of predictions that differ in shape, whose
+programs are those of its numbers of rows.
 """
 
 import jax
@@ -10,6 +10,7 @@ import pytest
 from compiled import compilations
 
 import jaxcal as jc
+from jaxcal._numpy import stacked
 
 pytestmark = pytest.mark.any_precision
 
@@ -54,6 +55,19 @@ def of_first_column(fit):
     return call
 
 
+def student_t(n, new):
+    return [jc.StudentT(np.linspace(3, 9, m), np.zeros(m), np.ones(m)) for m in (n, *new)]
+
+
+def of_two_members(member):
+    """Mixtures for so many rows, and for others."""
+
+    def call(n, new):
+        return [jc.Mixture(stacked([member(np.linspace(k, 1, m)) for k in range(2)])) for m in (n, *new)]
+
+    return call
+
+
 POINT = lambda x: jc.Point(0.9 * x[:, 0])
 NORMAL = lambda x: jc.Normal(0.9 * x[:, 0], 0.2 + 0.1 * np.abs(x[:, 1]))
 SHORT = {"key": KEY, "max_epochs": 2}
@@ -85,6 +99,12 @@ CASES = {
         of_calibrator(jc.neural_quantiles.fit, NORMAL, pretraining_epochs=2, **SHORT),
         {"learning_rate": 0.002},
     ),
+    "isotonic": (of_calibrator(jc.isotonic.fit, NORMAL), {}),
+    "isotonic of points": (of_calibrator(jc.isotonic.fit, POINT), {}),
+    "student t": (student_t, {}),
+    "mixture of normals": (of_two_members(lambda mean: jc.Normal(mean, 1.0)), {}),
+    "mixture of points": (of_two_members(jc.Point), {}),
+    "mixture of student t": (of_two_members(lambda loc: jc.StudentT(5.0, loc, 1.0)), {}),
     "kmeans": (of_calibrator(jc.kmeans.fit, POINT, key=KEY), {}),
     "gaussian_mle": (of_calibrator(jc.gaussian_mle.fit, NORMAL), {}),
     "accrue": (of_calibrator(jc.accrue.fit, POINT, key=KEY), {"beta": 0.5, "patience": 5}),

@@ -10,6 +10,8 @@ import pytest
 from scipy import stats
 
 import jaxcal as jc
+from jaxcal._numpy import by_numpy
+from jaxcal.distributions._base import ROUNDINGS, rounded_outward
 from jaxcal.functional import rounding
 
 RNG = np.random.default_rng(5)
@@ -115,6 +117,15 @@ def test_an_end_is_moved_by_a_few_units_in_its_last_place_and_an_infinite_one_no
     assert ((units >= 2) & (units <= 8)).all()
     np.testing.assert_array_equal(moved[2:], ends[2:])
     assert jax.grad(lambda end: rounding.outward(end, 1, jnp.ones(())))(jnp.array(3.0)) == 1
+
+
+@pytest.mark.parametrize("side", [1, -1, ROUNDINGS, -ROUNDINGS])
+def test_numpy_and_a_program_move_ends_to_the_same_bit(side, rng):
+    ends, *sizes = jnp.asarray(rng.normal(size=(3, 1000)) * 10.0 ** rng.integers(-8, 8, (3, 1000)))
+    move = lambda ends, *sizes: rounded_outward(ends, side, *sizes)
+    found = by_numpy(move, ends, *sizes)
+    np.testing.assert_array_equal(found, jax.jit(move)(ends, *sizes))
+    assert (side * (found - ends) > 0).all()
 
 
 @pytest.mark.parametrize("score", ["absolute", "scaled", "signed"])

@@ -1,7 +1,9 @@
 """The normal distribution: log density and continuous ranked probability score."""
 
 import math
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float, Real
 
@@ -36,7 +38,8 @@ def crps(y: PerRow, mean: PerRow, std: PerRow) -> Float[AnyArray, "*n"]:
         >>> [f"{score:.3f}" for score in crps(np.array([0.0, 2.0]), 0.0, np.array([1.0, 0.0]))]
         ['0.234', '2.000']
     """
-    return mean_abs(namespace(y, mean).subtract(y, mean), std) - std / SQRT_PI
+    xp, y, mean, std = in_one_dtype(y, mean, std)
+    return mean_abs(xp.subtract(y, mean), std) - std / SQRT_PI
 
 
 @numpy_or_jit
@@ -55,9 +58,9 @@ def log_prob(y: PerRow, mean: PerRow, std: PerRow) -> Float[AnyArray, "*n"]:
         >>> print(f"{log_prob(100.0, 0.0, 1.0):.1f}")
         -5000.9
     """
-    xp = namespace(y, mean, std)
+    xp, y, mean, std = in_one_dtype(y, mean, std)
     positive = xp.greater(std, 0)
-    safe = xp.where(positive, std, 1.0)
+    safe = xp.where(positive, std, 1)
     z = xp.subtract(y, mean) / safe
     return xp.where(positive, -0.5 * z**2 - xp.log(safe) - LOG_SQRT_2PI, -np.inf)
 
@@ -68,3 +71,16 @@ def mean_abs(mean: AnyArray, std: ArrayLike) -> AnyArray:
     near = abs(mean) < _FAR * std
     z = xp.where(near, mean / xp.where(near, std, xp.ones_like(mean)), _FAR * xp.sign(mean))
     return mean * (2 * special(mean, std).ndtr(z) - 1) + 2 * std * xp.exp(-0.5 * z**2 - LOG_SQRT_2PI)
+
+
+def in_one_dtype(*values: PerRow) -> list[Any]:
+    """The library of the values, and they as its arrays in one dtype of floats; a number has no say in the dtype.
+
+    It is float32 at least: what is computed on the way leaves the range of half precision.
+
+    >>> _, y, std = in_one_dtype(np.ones(2, np.float32), 2.0)
+    >>> print(y.dtype, std.dtype)
+    float32 float32
+    """
+    xp, dtype = namespace(*values), jnp.promote_types(jnp.result_type(*values, float), np.float32)
+    return [xp, *(xp.asarray(each, dtype) for each in values)]

@@ -5,15 +5,14 @@ All are differentiable in the degrees of freedom, and right into the tails.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, DTypeLike, Float
+from jaxtyping import ArrayLike, Float
 
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
-from jaxcal.functional.normal import LOG_SQRT_2PI, SQRT_PI, PerRow
+from jaxcal.functional.normal import LOG_SQRT_2PI, SQRT_PI, PerRow, in_one_dtype
 from jaxcal.functional.quantiles import invert_cdf, unit_gauss_legendre
 
 # So many tails are integrated at once: each holds all points of the rule. NumPy's have to fit into a core's cache.
@@ -37,7 +36,7 @@ def log_prob(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[AnyArra
         >>> print(f"{log_prob(1e6, 1.0, 0.0, 1.0):.3f}")
         -28.776
     """
-    xp, y, df, loc, scale = _in_one_dtype(y, df, loc, scale)
+    xp, y, df, loc, scale = in_one_dtype(y, df, loc, scale)
     positive = xp.greater(scale, 0)
     safe = xp.where(positive, scale, 1)
     t = xp.subtract(y, loc) / safe
@@ -69,7 +68,7 @@ def crps(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[AnyArray, "
         >>> print(f"{crps(0.0, 5.0, 0.0, 1.0):.3f}")
         0.257
     """
-    xp, y, df, loc, scale = _in_one_dtype(y, df, loc, scale)
+    xp, y, df, loc, scale = in_one_dtype(y, df, loc, scale)
     has_mean, positive = xp.greater(df, 1), xp.greater(scale, 0)
     df, safe = xp.where(has_mean, df, 2), xp.where(positive, scale, 1)
     distance = xp.subtract(y, loc)
@@ -102,10 +101,11 @@ def cdf(t: PerRow, df: PerRow) -> Float[AnyArray, "*n"]:
         >>> print(cdf(jnp.array([-1.0, 0.0, 1.0]), 1.0).round(4))
         [0.25 0.5  0.75]
     """
-    _, t, df = _in_one_dtype(t, df)
+    _, t, df = in_one_dtype(t, df)
     return _cdf_of_wallace(_wallace(t, df), df)
 
 
+@numpy_or_jit
 def log_sf(t: PerRow, df: PerRow) -> Float[AnyArray, "*n"]:
     """The logarithm of the survival function 1 - F(t) of the standard Student t; right where that underflows.
 
@@ -122,15 +122,7 @@ def log_sf(t: PerRow, df: PerRow) -> Float[AnyArray, "*n"]:
         >>> print(f"{log_sf(100.0, 1000.0):.2f}")
         -1203.27
     """
-    # What is computed on the way leaves the range of half precision.
-    dtype = jnp.promote_types(jnp.result_type(t, df), np.float32)
-    return _log_sf(t, df, dtype)
-
-
-@numpy_or_jit
-def _log_sf(t: AnyArray, df: AnyArray, dtype: DTypeLike) -> AnyArray:
-    xp = namespace(t, df)
-    t, df = xp.asarray(t, dtype), xp.asarray(df, dtype)
+    xp, t, df = in_one_dtype(t, df)
     w, df = xp.broadcast_arrays(_wallace(t, df), df)
     log_peak, area = _tail_of_wallace(xp.where(w < 0, -w, w), df)
     log_tail = log_peak + xp.log(area)
@@ -155,7 +147,7 @@ def icdf(p: Float[ArrayLike, "*#n"], df: PerRow) -> Float[AnyArray, "*n"]:
         >>> print(icdf(jnp.array([0.25, 0.5, 0.75]), 1.0).round(4))
         [-1.  0.  1.]
     """
-    xp, *given = _in_one_dtype(p, df)
+    xp, *given = in_one_dtype(p, df)
     p, df = xp.broadcast_arrays(*given)
     lower = xp.less_equal(p, 0.5)
     tail = xp.where(lower, p, 1 - p)  # exact, and so the upper tail is as precise as the lower one
@@ -165,12 +157,6 @@ def icdf(p: Float[ArrayLike, "*#n"], df: PerRow) -> Float[AnyArray, "*n"]:
     w = xp.where(lower, w, -w)
     largest = math.log(float(jnp.finfo(w.dtype).max)) - 1  # its exponential is finite
     return w * xp.sqrt(_ratio(xp.expm1, xp.minimum(w**2 / df, largest)))
-
-
-def _in_one_dtype(*values: PerRow) -> list[Any]:
-    """The library of some values, and these as its arrays in one dtype of floats."""
-    xp, dtype = namespace(*values), jnp.result_type(*values, float)
-    return [xp, *(xp.asarray(each, dtype) for each in values)]
 
 
 def _wallace(t: AnyArray, df: AnyArray) -> AnyArray:

@@ -142,7 +142,7 @@ def below_quantile(
         return lambda level: less(y, distribution.icdf(level))
     values = distribution.cdf(y)
     # A cdf that rounds to 0 or 1 far out must not put y beyond an infinite quantile.
-    return lambda level: jnp.where((level > 0) & (level < 1), less(values, level), level >= 1)
+    return lambda level: namespace(values).where((level > 0) & (level < 1), less(values, level), level >= 1)
 
 
 def one_by_one(function: Callable[[JaxArray], JaxArray], values: JaxArray) -> JaxArray:

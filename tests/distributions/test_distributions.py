@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from compiled import compilations
 
 from jaxcal.distributions import (
     CrossConformal,
@@ -25,7 +26,7 @@ from jaxcal.distributions import (
     StudentT,
     concatenated,
 )
-from jaxcal.functional import quantiles, smoothing
+from jaxcal.functional import linear_tables, quantiles, smoothing
 
 X64 = jax.config.jax_enable_x64
 # What does not depend on the precision runs in 64 bits only.
@@ -333,6 +334,47 @@ def test_a_level_may_be_a_number_and_so_may_an_outcome(name):
     np.testing.assert_allclose(cdf, out["cdf"], rtol=EXACT)
     np.testing.assert_allclose(q, out["icdf"][:, 1], rtol=EXACT)
     np.testing.assert_allclose(column, out["icdf"][:, 1:2], rtol=EXACT)
+
+
+def of_groups(loc, scale, tails="constant", **options):
+    """Tables of two groups."""
+    made = linear_tables.make(jnp.asarray(SAMPLE), jnp.asarray([0, 1, 0, 1, 1, 0, 0, 1, 1]), np.array([4, 5]))
+    return ScaledQuantiles(loc, scale, None, made, tails, group=jnp.asarray([0, 1, 1], np.int32), **options)
+
+
+BY_NUMPY = {name: DISTRIBUTIONS[name] for name in DISTRIBUTIONS if build(name)._in_numpy} | {
+    "groups": of_groups,
+    "weights_of_groups": functools.partial(of_groups, tails="normal", new_weight=jnp.asarray([0.5, 1.0, 2.0])),
+}
+
+
+@pytest.mark.filterwarnings("ignore:9 calibration rows", "ignore:quantiles are given", "ignore:in . rows the quantile")
+@pytest.mark.parametrize("name", BY_NUMPY)
+def test_numpy_answers_known_rows_as_a_program_does(name):
+    """Also points, and levels 0 and 1."""
+    for scale in (SCALE, np.array([1.0, 0.0, 2.0])):
+        distribution, y, p = (
+            BY_NUMPY[name](LOC, scale),
+            jnp.asarray(LOC + 0.3),
+            jnp.asarray([0, 0.1, 0.35, 0.5, 0.77, 1]),
+        )
+        with compilations() as compiled:
+            found = _probe.__wrapped__(distribution, y, p)
+        assert not {*compiled} & {f"jit({key})" for key in ("mean", "std", "cdf", "log_prob", "crps", "quantile")}
+        for key, expected in probe(distribution, y, p).items():
+            assert found[key].dtype == expected.dtype
+            np.testing.assert_allclose(found[key], expected, rtol=EXACT, atol=EXACT, err_msg=key)
+
+
+@pytest.mark.filterwarnings("ignore:9 calibration rows", "ignore:quantiles are given", "ignore:in . rows the quantile")
+@pytest.mark.parametrize("name", BY_NUMPY)
+@once
+def test_numpy_computes_in_the_dtype_of_a_distribution(name):
+    """A step in 64 bits would move the ends of intervals by the rounding of these."""
+    given = BY_NUMPY[name](LOC, SCALE)
+    given = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == float else leaf, given)
+    found = _probe.__wrapped__(given, jnp.asarray(LOC), jnp.asarray(LEVELS))
+    assert {key: value.dtype for key, value in found.items()} == dict.fromkeys(found, jnp.float32)
 
 
 @each_distribution
@@ -908,7 +950,8 @@ def test_rows_are_filled_up_where_that_changes_nothing(rng):
     loc, y = rng.normal(size=(2, 37))
     both = concatenated.concatenate([Normal(loc[:20], 1.0), StudentT(5.0, loc[20:], 1.0)])
     levels = jnp.asarray(np.linspace(0.05, 0.95, 30))
-    for forecast in (StudentT(5.0, loc, 1.0), Recalibrated(both, levels)):
+    given = Quantiles(KNOTS, loc[:, None] + SHAPE)
+    for forecast in (given, StudentT(5.0, loc, 1.0), Recalibrated(both, levels)):
         found = forecast.mean, forecast.std, forecast.crps(y), *forecast.interval(0.8)
         traced = jax.jit(lambda d: (d.mean, d.std, d.crps(y), *d.interval(0.8)))(forecast)
         for one, other in zip(found, traced, strict=True):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxcal as jc
-from jaxcal.functional import levene, multiplicity, student_t
+from jaxcal.functional import levene, multiplicity, normal, student_t
 
 pytestmark = pytest.mark.contract_in_32_bits
 
@@ -312,6 +312,12 @@ def test_std_ratio_of_two_sides(rng):
         (lambda t: levene.log_p_value(t, 12), 3),
         (lambda t: student_t.log_sf(t, 5.0), 3),
         (lambda t: student_t.log_sf(t, t + 3), 3),
+        (lambda t: student_t.cdf(t, 5.0), 3),
+        (lambda t: student_t.icdf(t / 10, 5.0), 3),
+        (lambda t: student_t.log_prob(1.0, 5.0, t, 2), 3),
+        (lambda t: student_t.crps(t, 5, 0.0, t), 3),
+        (lambda t: normal.log_prob(t, 0, 1), 3),
+        (lambda t: normal.crps(1.0, t, 2), 3),
         (lambda t: multiplicity.miller_siegmund(t, np.full(3, 2000), jnp.full((3, 2), 7.0), min_leaf=200), 3),
         (lambda t: levene.std_ratio(t, np.array([0, 0, 1, 1, 2]), 1.96), 5),
         (lambda t: levene.std_ratio(t, np.zeros(5, int), 1.96), 5),

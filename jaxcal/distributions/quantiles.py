@@ -286,7 +286,7 @@ class ScaledQuantiles(Distribution):
 
     @property
     def _in_numpy(self) -> bool:
-        """Of one run, up to so many rows: 100,000 take a warm program half of the time."""
+        """Of one run, up to so many rows: the intervals of 100,000 take NumPy 20 ms, and a warm program 0.3 ms."""
         return jax.tree.leaves(self.z)[0].ndim == self.loc.ndim == 1 and len(self.loc) <= MANY
 
     @property

@@ -58,16 +58,15 @@ def fit(
     """Grow a tree by Levene's test on residuals, and train networks of mean and variance in its leaves.
 
     ReLU networks are trained on the squared error, one without each of five folds of the rows. More than 20,000 rows
-    have two folds. At a node with at least
-    2 `min_leaf` rows, all splits of the rows in two are looked at that leave `min_leaf` rows on either side, of a
-    continuous column by a threshold or of a categorical one by its categories. The one with the largest |T| of Levene's
-    test between the out-of-fold residuals of the sides is found (eq. 5 and 6; `functional.levene`), exactly up to 16
-    categories. Where its p-value is at most `significance`, the node is split. In a leaf, ReLU networks for the mean
-    and the variance are trained alternately, twice, as in `variance_network`'s alternating form (eq. 7). They start
-    from networks of all rows, the variance's trained on the out-of-fold residuals, and stay as these are where their
-    loss of the leaf's validation rows is not lower by its standard error: a leaf need not learn from few rows what all
-    have in common. The distribution of a row is N(m(x), v(x)) by the networks of its leaf; of several members, their
-    mixture.
+    have two folds. At a node with at least 2 `min_leaf` rows, all splits of the rows in two are looked at that leave
+    `min_leaf` rows on either side, of a continuous column by a threshold or of a categorical one by its categories. The
+    one with the largest |T| of Levene's test between the out-of-fold residuals of the sides is found (eq. 5 and 6;
+    `functional.levene`), exactly up to 16 categories. Where its p-value is at most `significance`, the node is split.
+    In a leaf, ReLU networks for the mean and the variance are trained alternately, twice, as in `variance_network`'s
+    alternating form (eq. 7). They start from networks of all rows, the variance's trained on the out-of-fold residuals,
+    and stay as these are where their loss of the leaf's validation rows is not lower by its standard error: a leaf need
+    not learn from few rows what all have in common. The distribution of a row is N(m(x), v(x)) by the networks of its
+    leaf; of several members, their mixture.
 
     All networks are trained as `jaxcal.networks.TrainingOptions` says. The validation set of a leaf are its rows among
     a random fraction of all that no leaf of any member is trained on. By them the variance of every leaf is widened, as

@@ -20,9 +20,8 @@ from jaxcal.predictors._tree import Node, Tree
 # Ma, Yan & Zhang (2023), section V-A: a tenth of the rows in a leaf, or so many. Fewer are enough where the networks of
 # a leaf start from those of all rows.
 _LEAVES, _LEAST_ROWS_OF_PAPER, _LEAST_ROWS = 10, 1000, 200
-# Of the networks whose residuals decide on the splits. Half of many rows is enough to learn from, in half of the time
-# (`benchmarks/results/usnrt_folds.txt`).
-_FOLDS, _FOLDS_OF_MANY_ROWS, _MANY_ROWS = 5, 2, 20_000
+# Of the networks whose residuals decide on the splits.
+FOLDS = 5
 # Of the intervals of std ratios.
 _CONFIDENCE_LEVEL = 0.95
 
@@ -84,7 +83,7 @@ class Search(NamedTuple):
     center: str = "median"
     correction: str = "miller-siegmund"
     step: int = 1
-    num_folds: int = _FOLDS
+    num_folds: int = FOLDS
     split_hidden: Sequence[int] = presets.DEFAULT.hidden
 
     @classmethod
@@ -99,7 +98,7 @@ class Search(NamedTuple):
         """The options that were given, and those of the preset in place of None."""
         of_paper = {"center": "mean", "correction": "none", "step": 10, "num_folds": 1}
         paper = cls(_LEAST_ROWS_OF_PAPER, split_hidden=presets.usnrt(num_columns).hidden, **of_paper)
-        search = presets.settle({None: cls(num_folds=folds_for(num_rows)), "paper": paper}, preset, **given)
+        search = presets.settle({None: cls(), "paper": paper}, preset, **given)
         is_auto = isinstance(min_leaf, str)
         if is_auto:
             _checks.check_choice("min_leaf", min_leaf, ("auto",))
@@ -120,11 +119,6 @@ class Search(NamedTuple):
     def slots(self, num_rows: int) -> int:
         """How many nodes of one level can be tested at most: so many are searched, for one compiled program."""
         return max(num_rows // (2 * self.min_leaf), 1)
-
-
-def folds_for(num_rows: int) -> int:
-    """The default number of folds for residuals."""
-    return _FOLDS if num_rows <= _MANY_ROWS else _FOLDS_OF_MANY_ROWS
 
 
 class Growing(NamedTuple):

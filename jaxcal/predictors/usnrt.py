@@ -31,7 +31,7 @@ from jaxcal.networks.modules import at_rows
 from jaxcal.networks.normal import as_mixture, as_normal
 from jaxcal.networks.training import settle, takes_training_options
 from jaxcal.predictors import _tree_networks
-from jaxcal.predictors._growing import Growing, Problem, Search, arranged, folds_for, grow, in_unit, stack_trees
+from jaxcal.predictors._growing import FOLDS, Growing, Problem, Search, arranged, grow, in_unit, stack_trees
 from jaxcal.predictors._tree import Branch, Tree
 from jaxcal.predictors._tree_networks import Draws
 
@@ -57,16 +57,16 @@ def fit(
 ) -> "USNRT":
     """Grow a tree by Levene's test on residuals, and train networks of mean and variance in its leaves.
 
-    ReLU networks are trained on the squared error, one without each of five folds of the rows. More than 20,000 rows
-    have two folds. At a node with at least 2 `min_leaf` rows, all splits of the rows in two are looked at that leave
-    `min_leaf` rows on either side, of a continuous column by a threshold or of a categorical one by its categories. The
-    one with the largest |T| of Levene's test between the out-of-fold residuals of the sides is found (eq. 5 and 6;
-    `functional.levene`), exactly up to 16 categories. Where its p-value is at most `significance`, the node is split.
-    In a leaf, ReLU networks for the mean and the variance are trained alternately, twice, as in `variance_network`'s
-    alternating form (eq. 7). They start from networks of all rows, the variance's trained on the out-of-fold residuals,
-    and stay as these are where their loss of the leaf's validation rows is not lower by its standard error: a leaf need
-    not learn from few rows what all have in common. The distribution of a row is N(m(x), v(x)) by the networks of its
-    leaf; of several members, their mixture.
+    ReLU networks are trained on the squared error, one without each of five folds of the rows. At a node with at least
+    2 `min_leaf` rows, all splits of the rows in two are looked at that leave `min_leaf` rows on either side, of a
+    continuous column by a threshold or of a categorical one by its categories. The one with the largest |T| of Levene's
+    test between the out-of-fold residuals of the sides is found (eq. 5 and 6; `functional.levene`), exactly up to 16
+    categories. Where its p-value is at most `significance`, the node is split. In a leaf, ReLU networks for the mean
+    and the variance are trained alternately, twice, as in `variance_network`'s alternating form (eq. 7). They start
+    from networks of all rows, the variance's trained on the out-of-fold residuals, and stay as these are where their
+    loss of the leaf's validation rows is not lower by its standard error: a leaf need not learn from few rows what all
+    have in common. The distribution of a row is N(m(x), v(x)) by the networks of its leaf; of several members, their
+    mixture.
 
     All networks are trained as `jaxcal.networks.TrainingOptions` says. The validation set of a leaf are its rows among
     a random fraction of all that no leaf of any member is trained on. By them the variance of every leaf is widened, as
@@ -108,9 +108,8 @@ def fit(
         center: what Levene's test takes deviations from, "median" (the default) or "mean".
         correction: "miller-siegmund" (the default), "permutation" or "none".
         step: only every step-th row of a column's order is a candidate threshold (default 1).
-        num_folds: how many folds the rows are divided in for out-of-fold residuals (default 5; of more than 20,000 rows
-            2); with 1 a network is trained at every node that is tested, and most of the residuals are of its own
-            training rows.
+        num_folds: how many folds the rows are divided in for out-of-fold residuals (default 5); with 1 a network is
+            trained at every node that is tested, and most of the residuals are of its own training rows.
         split_hidden: widths of the hidden layers of the networks whose residuals are tested (default 64, 64).
         preset: None, or "paper" for other defaults, as above.
         **options: of the training, as `jaxcal.networks.TrainingOptions` describes them; hidden are the widths of both
@@ -166,7 +165,7 @@ def fit(
     held_out = _tree_networks.held_out_rows(problem, settings, of_held_out)
     start = None
     if held_out is not None:
-        residuals = folds(folds_for(len(y))) if residuals is None else residuals
+        residuals = folds(FOLDS) if residuals is None else residuals
         start = _tree_networks.train_on_all_rows(problem, settings, held_out, residuals, of_all)
     rows = [tree.leaves() for tree in trees]
     leaves = _tree_networks.train_leaves(problem, settings, rows, num_leaves, held_out, start, of_leaves)

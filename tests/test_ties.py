@@ -189,6 +189,14 @@ def test_randomized_pit_values_are_uniform_where_scores_are_equal(score):
     np.testing.assert_allclose(quantiles, np.linspace(0.1, 0.9, 9), atol=0.03)
 
 
+@pytest.mark.parametrize("base_of", [student_t, mixture])
+def test_probabilities_of_a_fit_are_to_the_bit_those_of_its_predictions(base_of, rng):
+    base, y = base_of(0.3, 0.8), jnp.asarray(rng.normal(size=NUM))
+    of_a_program = jax.jit(lambda base, y: jnp.sort(base.cdf(y)))(base, y)
+    np.testing.assert_array_equal(jc.isotonic.fit(X, base, y).z, of_a_program)
+    np.testing.assert_array_equal(conformal(None, base, y, score="cdf", rule="linear")(None, base).u, of_a_program)
+
+
 def test_features_of_another_dtype_follow_the_rows():
     x, y = X.astype(np.float32), RARE.astype(np.float32)
     base = jc.Normal(np.full(NUM, np.float32(0.1)), np.ones(NUM, np.float32))

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -10,9 +11,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Real
 
-from jaxcal import _checks
+from jaxcal import _checks, _programs
 from jaxcal._numpy import AnyArray, bucket, can_be_filled, filled, namespace, numpy_or_jit
 from jaxcal.distributions import Distribution
+from jaxcal.distributions._rows import by_buckets
 from jaxcal.frames.columns import Categorical, Columns, as_data
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import rounding
@@ -291,13 +293,20 @@ def probabilities(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l
         ValueError: if base is a `Point`; if one of them is 0 or 1, or base has no density at its y.
     """
     check_density(base)
-    p = base.cdf(y)
+    p = cdf_of(base, y)
     if (bad := rows_without_probability(base, y, p)).size:
         raise ValueError(
             "score='cdf' needs a base.cdf(y) strictly between 0 and 1, and a density of base at y. "
             f"{bad.size} rows, the first at index {bad[0]}, lack one of the two: take score='signed'."
         )
     return p
+
+
+@partial(by_buckets, rows_of=1)
+@_programs.jit
+def cdf_of(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l"]:
+    """base.cdf(y) by a program, as `Recalibrated` finds it: NumPy rounds otherwise, which would part equal targets."""
+    return base.cdf(y)
 
 
 def rows_without_probability(base: Distribution, y: Float[Array, " l"], p: Float[Array, " l"]) -> np.ndarray:

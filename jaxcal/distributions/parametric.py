@@ -146,6 +146,10 @@ class StudentT(Distribution):
             raise ValueError(f"df must be positive; got {least:g}.")
 
     @property
+    def _num_filled(self) -> int | None:
+        return len(self.loc) if self.loc.ndim == 1 else None
+
+    @property
     @numpy_or_jit
     def mean(self) -> Float[AnyArray, "*n"]:
         """`loc`; NaN where df <= 1."""

@@ -35,6 +35,7 @@ from .distributions import Point as Point
 from .distributions import Quantiles as Quantiles
 from .distributions import Recalibrated as Recalibrated
 from .distributions import ScaledQuantiles as ScaledQuantiles
+from .distributions import SmoothQuantiles as SmoothQuantiles
 from .distributions import StudentT as StudentT
 from .distributions import concatenate as concatenate
 from .frames import labels as labels

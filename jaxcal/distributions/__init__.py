@@ -21,3 +21,4 @@ from jaxcal.distributions.parametric import StudentT as StudentT
 from jaxcal.distributions.quantiles import Quantiles as Quantiles
 from jaxcal.distributions.quantiles import ScaledQuantiles as ScaledQuantiles
 from jaxcal.distributions.recalibrated import Recalibrated as Recalibrated
+from jaxcal.distributions.smooth_quantiles import SmoothQuantiles as SmoothQuantiles

@@ -286,14 +286,14 @@ def levels_of_sample(z: Float[AnyArray, "*runs l"]) -> Float[AnyArray, " l"]:
     return namespace(z).arange(1, size + 1, dtype=z.dtype) / (size + 1)
 
 
-def probabilities(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l"]:
+def probabilities(base: Distribution, y: Float[Array, " l"], *, by_program: bool = False) -> Float[Array, " l"]:
     """The probabilities base.cdf(y) of every row.
 
     Raises:
         ValueError: if base is a `Point`; if one of them is 0 or 1, or base has no density at its y.
     """
     check_density(base)
-    p = cdf_of(base, y)
+    p = cdf_of(base, y) if by_program else base.cdf(y)
     if (bad := rows_without_probability(base, y, p)).size:
         raise ValueError(
             "score='cdf' needs a base.cdf(y) strictly between 0 and 1, and a density of base at y. "
@@ -305,7 +305,7 @@ def probabilities(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l
 @partial(by_buckets, rows_of=1)
 @_programs.jit
 def cdf_of(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l"]:
-    """base.cdf(y) by a program, as `Recalibrated` finds it: NumPy rounds otherwise, which would part equal targets."""
+    """base.cdf(y) by a program, as `Recalibrated` with a rule finds it: NumPy's rounding would part equal targets."""
     return base.cdf(y)
 
 

@@ -20,7 +20,6 @@ from jaxtyping import Float
 from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.calibrators._base import (
-    cdf_of,
     check_base,
     check_density,
     check_smoothing,
@@ -141,7 +140,7 @@ def fit(
     if score == "cdf" and not base.is_location_scale:
         return Isotonic(smoothed(in_order(probabilities(base, y)), smoothing), "fitted", scaled=True, by_cdf=True)
     if score is None and tails is None and base.is_continuous and not base.is_location_scale:
-        p = cdf_of(base, y)
+        p = base.cdf(y)
         if not (bad := rows_without_probability(base, y, p)).size:
             return Isotonic(smoothed(in_order(p), smoothing), "fitted", scaled=True, by_cdf=True)
         _checks.warn(

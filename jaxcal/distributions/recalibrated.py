@@ -8,18 +8,29 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Float, Int, PRNGKeyArray
 
 from jaxcal import _checks, _programs
-from jaxcal.distributions._base import Distribution, as_parameter, check_increasing, match, of_targets
+from jaxcal._numpy import AnyArray, constant, is_working, namespace, numpy_or_jit
+from jaxcal.distributions._base import (
+    Distribution,
+    as_parameter,
+    at_levels,
+    check_increasing,
+    match,
+    numpy_knows,
+    of_targets,
+)
 from jaxcal.distributions._reach import Reach
 from jaxcal.distributions._rows import Values, replaced
 from jaxcal.distributions.empirical import Empirical
 from jaxcal.functional import linalg, rounding, smoothing
+from jaxcal.functional._loops import scan
 from jaxcal.functional.quantiles import interpolate_monotone, unit_gauss_legendre
 
-# A quadrature over the level has so many pieces at most, and so many points in each of the outer two.
-_PIECES, _POINTS_OF_A_TAIL = 96, 24
+# A quadrature over the level has so many pieces at most, so many points in each of the outer two, and takes so many at
+# once.
+_PIECES, _POINTS_OF_A_TAIL, _AT_ONCE = 96, 24, 16
 _BEYOND = "the quantile lies beyond all their values, in the tail of the base, and may cover less than its level"
 
 
@@ -52,7 +63,7 @@ class Recalibrated(Distribution):
     """
 
     base: Distribution
-    u: Float[Array, "*l"]
+    u: Float[AnyArray, "*l"]
     steps: Empirical | None = None
     _shared: ClassVar = {"u": 1}
 
@@ -84,47 +95,54 @@ class Recalibrated(Distribution):
         """As far as the ranks of the calibration rows reach."""
         return Reach.of_rows(self.u.shape[-1], _BEYOND) if self.steps is None else self.steps.reach
 
+    @property
+    def _in_numpy(self) -> bool:
+        """Of one run without a rule, where NumPy knows the base."""
+        return self.steps is None and self.u.ndim == 1 and self.base._in_numpy
+
     def __len__(self) -> int:
         """The number of rows."""
         return len(self.base)
 
-    def _take(self, rows: Int[Array | np.ndarray, " k"]) -> "Recalibrated":
+    def _take(self, rows: Int[AnyArray, " k"]) -> "Recalibrated":
         self._check_one_run()
         steps = None if self.steps is None else self.steps._take(rows)
         return replaced(self, base=self.base._take(rows), steps=steps)  # bases need not be arrays with a row each
 
     @property
-    @_programs.jit
-    def mean(self) -> Float[Array, "*n"]:
+    @numpy_or_jit(when=numpy_knows)
+    def mean(self) -> Float[AnyArray, "*n"]:
         """The integral of the quantile function over the level; not finite where that of the base is not."""
         if self.steps is not None:
             return self._table(self.steps).mean
         base = self.base.mean
-        return jnp.where(jnp.isfinite(base), base + self._expectation(lambda p, q: q - base), base)
+        offset = self._expectation(lambda p, q: q - base[..., None])
+        return namespace(base).where(abs(base) < np.inf, base + offset, base)
 
     @property
-    @_programs.jit
-    def std(self) -> Float[Array, "*n"]:
+    @numpy_or_jit(when=numpy_knows)
+    def std(self) -> Float[AnyArray, "*n"]:
         """The root of the integral of the squared deviation from the mean; not finite where that of the base is not."""
         if self.steps is not None:
             return self._table(self.steps).std
         mean, unit = self.mean, self.base.std
-        finite = jnp.isfinite(unit) & (unit > 0)
-        divisor = jnp.where(finite, unit, 1)
-        square = self._expectation(lambda p, q: ((q - mean) / divisor) ** 2)
-        return jnp.where(finite, divisor * linalg.sqrt(square), unit)
+        xp = namespace(unit)
+        finite = xp.isfinite(unit) & (unit > 0)
+        divisor = xp.where(finite, unit, 1)
+        square = self._expectation(lambda p, q: ((q - mean[..., None]) / divisor[..., None]) ** 2)
+        return xp.where(finite, divisor * linalg.sqrt(square), unit)
 
     @of_targets
-    def cdf(self, y: Values) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[AnyArray, "*n"]:
         """R(base.cdf(y))."""
         p = self.base.cdf(match(y, self.base.mean))
         if self.steps is not None:
             return self.steps.cdf(p)
         u, levels = self._knots
-        return _on_one_axis(interpolate_monotone)(rounding.outward(p, 1), u, levels)
+        return _on_one_axis(interpolate_monotone)(p + rounding.of_probability(p), u, levels)
 
     @of_targets
-    def log_prob(self, y: Values) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[AnyArray, "*n"]:
         """The log density of a smoothed version: base.log_prob(y) + log r(base.cdf(y)).
 
         r is the density of the probabilities u by `functional.smoothing.map_log_slope`, in bins that hold several: the
@@ -133,19 +151,21 @@ class Recalibrated(Distribution):
         y = match(y, self.base.mean)
         if self.steps is not None:
             return jnp.full_like(y, -jnp.inf)
-        slope = jnp.vectorize(smoothing.map_log_slope, signature="(n),(l)->(n)")(self.base.cdf(y), self.u)
-        return self.base.log_prob(y) + slope
+        slope = smoothing.map_log_slope
+        slope = slope if is_working() else jnp.vectorize(slope, signature="(n),(l)->(n)")
+        return self.base.log_prob(y) + slope(self.base.cdf(y), self.u)
 
     @of_targets
-    def crps(self, y: Values) -> Float[Array, "*n"]:
+    def crps(self, y: Values) -> Float[AnyArray, "*n"]:
         """Twice the integral of the pinball loss over the level, by quadrature; with a rule that of the table."""
         y = match(y, self.base.mean)
         if self.steps is not None:
             return self._table(self.steps).crps(y)
-        return 2 * self._expectation(lambda p, q: jnp.maximum(q - y, 0) - p * (q - y))
+        xp, y = namespace(y), y[..., None]
+        return 2 * self._expectation(lambda p, q: xp.maximum(q - y, 0) - p * (q - y))
 
     @_programs.jit
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[AnyArray, "..."]:
         """The quantiles at uniformly random levels; with a rule values of the table."""
         if self.steps is not None:
             return self._table(self.steps).sample(key, shape)
@@ -155,34 +175,48 @@ class Recalibrated(Distribution):
     def _mirrors_levels(self) -> bool:
         return self.steps is not None and self.steps._mirrors_levels
 
-    def _sides(self, levels: Float[Array, "..."]) -> Array:
+    def _sides(self, levels: Float[AnyArray, "..."]) -> AnyArray:
         return super()._sides(levels) if self.steps is None else self.steps._sides(levels)
 
-    def _moved(self, values: Float[Array, "..."], levels: Float[Array, "..."], side: Values) -> Float[Array, "..."]:
-        base = jax.lax.stop_gradient(self.base)
-        size = base.std
+    def _moved(
+        self, values: Float[AnyArray, "..."], levels: Float[AnyArray, "..."], side: Values
+    ) -> Float[AnyArray, "..."]:
+        xp, base = namespace(values), jax.tree.map(constant, self.base)
+        center, size = base.mean, base.std
 
-        def move(value: Array, level: Array, side: Array) -> Array:
-            at = self._base_level(jnp.full(value.shape, level, value.dtype))
-            return rounding.beyond(base.cdf, value, at, side, base.mean, size)
+        def moved(value: AnyArray, level: AnyArray, side: AnyArray) -> AnyArray:
+            at = self._base_level(xp.full(value.shape, level, value.dtype))
+            return rounding.beyond(base.cdf, value, at, side, center, size)
 
-        side = jnp.broadcast_to(side, levels.shape)
-        return move(values, levels, side) if levels.ndim == 0 else jax.vmap(move, (-1, 0, 0), -1)(values, levels, side)
+        sides: AnyArray = xp.broadcast_to(xp.asarray(side), levels.shape)
+        if levels.ndim == 0:
+            return moved(values, levels, sides)
+        return xp.stack([moved(values[..., k], levels[k], sides[k]) for k in range(len(levels))], -1)
 
-    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    @numpy_or_jit(when=numpy_knows)
+    def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
+        """The base's quantiles at the levels that R maps to these."""
+        if self.steps is not None or self.u.ndim > 1:
+            return at_levels(self.quantile, levels, self.base.mean)
+        return self.base._quantiles(self._base_level(levels))
+
+    def quantile(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
         """The base's quantile at the level that R maps to p."""
         level = self._base_level(p)
+        if self.steps is None:
+            return self.base.quantile(level)
         infinite = jnp.isinf(level)
         return jnp.where(infinite, level, self.base.quantile(jnp.where(infinite, 0.5, level)))
 
-    def _base_level(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def _base_level(self, p: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
         """The level of the base at which the quantile at level p lies; infinite where the rule has no finite one."""
         if self.steps is not None:
             return self.steps.quantile(p)
-        u, levels = self._knots
-        level = _on_one_axis(interpolate_monotone)(p, levels, u)
+        xp, (u, levels) = namespace(self.u), self._knots
+        level = _on_one_axis(interpolate_monotone)(p if p.ndim else p[None], levels, u)
+        level = level if p.ndim else level[..., 0]
         # Rounding must not put a level below 1 at 1, where a quantile may be infinite.
-        return jnp.where(p < 1, jnp.minimum(level, 1 - float(jnp.finfo(u.dtype).epsneg)), 1)
+        return xp.where(p < 1, xp.minimum(level, 1 - float(jnp.finfo(u.dtype).epsneg)), 1)
 
     def _table(self, steps: Empirical) -> Empirical:
         """For every row the quantiles of the base at the values of the table [n, L], in increasing order."""
@@ -192,27 +226,32 @@ class Recalibrated(Distribution):
         return Empirical(steps.loc, 1.0, linalg.snapped(quantiles, ordered), steps.rule, steps.tau)
 
     @property
-    def _knots(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    def _knots(self) -> tuple[Float[AnyArray, "..."], Float[AnyArray, "..."]]:
         """The probabilities and the levels of R, with 0 and 1 added."""
         size = self.u.shape[-1]
-        ends = [(0, 0)] * (self.u.ndim - 1) + [(1, 1)]
-        levels = jnp.arange(size + 2, dtype=self.u.dtype) / (size + 1)
-        u = jnp.pad(self.u, ends, constant_values=(0, 1))
-        return u, jnp.broadcast_to(levels, u.shape)
+        xp, ends = namespace(self.u), [(0, 0)] * (self.u.ndim - 1) + [(1, 1)]
+        levels = xp.arange(size + 2, dtype=self.u.dtype) / (size + 1)
+        u = xp.pad(self.u, ends, constant_values=(0, 1))
+        return u, xp.broadcast_to(levels, u.shape)
 
-    def _expectation(self, function: Callable[[Array, Array], Array]) -> Float[Array, "*n"]:
-        """The integral over the level p of a function of p and the quantiles of all rows at p, by quadrature."""
+    def _expectation(self, function: Callable[[AnyArray, AnyArray], AnyArray]) -> Float[AnyArray, "*n"]:
+        """The integral over the level p of a function of p and the quantiles of all rows there, both [n, k]."""
         nodes, weights = _quadrature(self.u.shape[-1])
-        dtype, info = self.u.dtype, jnp.finfo(self.u.dtype)
+        xp, dtype, info = namespace(self.u, self.base.mean), self.u.dtype, jnp.finfo(self.u.dtype)
         # Rounding must not put a level at 1, where a quantile may be infinite.
-        points = np.stack([np.clip(nodes, float(info.tiny), 1 - float(info.epsneg)), weights], axis=1)
+        points = np.stack([np.clip(nodes, float(info.tiny), 1 - float(info.epsneg)), weights])
+        filling = -points.shape[1] % _AT_ONCE
+        points = np.pad(points, [(0, 0), (0, filling)], constant_values=[(0, 0), (0.5, 0.5)])
+        points[1, points.shape[1] - filling :] = 0
+        points = points.reshape(2, -1, _AT_ONCE).swapaxes(0, 1)
 
-        @jax.checkpoint
-        def add_point(total: Array, point: Array) -> tuple[Array, None]:
-            level = jnp.full_like(total, point[0])
-            return total + point[1] * function(level, self.quantile(level)), None
+        def add_points(total: AnyArray, some: AnyArray) -> tuple[AnyArray, None]:
+            levels, weights = some
+            quantiles = self._quantiles(levels)
+            levels, weights = (xp.broadcast_to(each, quantiles.shape) for each in (levels, weights))
+            return total + (weights * function(levels, quantiles)).sum(-1), None
 
-        return jax.lax.scan(add_point, jnp.zeros_like(self.base.mean), jnp.asarray(points, dtype))[0]
+        return scan(add_points, xp.zeros_like(self.base.mean), xp.asarray(points, dtype), again=True)[0]
 
 
 def _quadrature(size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -230,6 +269,8 @@ def _quadrature(size: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([tail, nodes, 1 - tail]), np.concatenate([tail_weights, weights, tail_weights])
 
 
-def _on_one_axis(function: Callable[[Array, Array, Array], Array]) -> Callable[[Array, Array, Array], Array]:
+def _on_one_axis(
+    function: Callable[[AnyArray, AnyArray, AnyArray], AnyArray],
+) -> Callable[[AnyArray, AnyArray, AnyArray], AnyArray]:
     """A function of all rows and the knots of one curve."""
-    return jnp.vectorize(function, signature="(n),(k),(k)->(n)")
+    return function if is_working() else jnp.vectorize(function, signature="(n),(k),(k)->(n)")

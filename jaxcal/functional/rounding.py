@@ -8,11 +8,12 @@ by 4 eps of the largest size, which is 4 to 8 units in its last place. A value w
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Real
+from jaxtyping import ArrayLike, Bool, Float, Real
 
 from jaxcal._numpy import AnyArray, constant, namespace
+from jaxcal.functional._loops import while_loop
 
 # What an end is moved by, in eps of the largest size; twice the largest error.
 UNITS = 4
@@ -50,17 +51,27 @@ def outward(
     return end + namespace(end, *sizes).asarray(side, end.dtype) * tolerance(end, *sizes)
 
 
+def of_probability(p: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
+    """What a probability may be off by: 4 eps of p (1 - log p). It has no derivative.
+
+    exp(-s) is off by s times as much as s. NumPy and a program find cdfs of Student t that are this far apart.
+    """
+    xp, p = namespace(p), constant(p)
+    tiny = float(jnp.finfo(p.dtype).tiny)
+    return UNITS * float(jnp.finfo(p.dtype).eps) * p * (1 - xp.log(xp.clip(p, tiny, 1)))
+
+
 def beyond(
-    cdf: Callable[[Array], Array],
-    end: Float[Array, "..."],
-    level: Float[Array, "..."],
+    cdf: Callable[[AnyArray], AnyArray],
+    end: Float[AnyArray, "..."],
+    level: Float[AnyArray, "..."],
     side: Real[ArrayLike, "..."],
-    *sizes: Float[Array, "..."],
-) -> Float[Array, "..."]:
+    *sizes: Float[AnyArray, "..."],
+) -> Float[AnyArray, "..."]:
     """A quantile moved outward until the cdf there is beyond its level, so that all y of that level lie inside.
 
     How far that is cannot be told in units in the last place: a cdf near 1 is the same for a wide range of y. The first
-    move is that of `outward`, and each further one is twice as long. Beyond means by more than 4 eps of the level, or
+    move is that of `outward`, and each further one is twice as long. Beyond means by more than `of_probability`, or
     where the cdf is 0 or 1. If no y is beyond the level, the end is infinite.
 
     Args:
@@ -77,23 +88,24 @@ def beyond(
         >>> print(jax.nn.sigmoid(moved) > jax.nn.sigmoid(end))
         True
     """
-    info, side = jnp.finfo(end.dtype), jnp.asarray(side, end.dtype)
-    start, level, step = lax.stop_gradient((end, level, tolerance(end, *sizes)))
-    margin = UNITS * float(info.eps)
-    highest = jnp.minimum(level * (1 + margin), 1 - float(info.epsneg))
-    lowest = jnp.maximum(level * (1 - margin), float(info.tiny))
+    xp, info = namespace(end, level, *sizes), jnp.finfo(end.dtype)
+    direction: AnyArray = xp.asarray(side, end.dtype)
+    start, level, step = jax.tree.map(constant, (end, level, tolerance(end, *sizes)))
+    margin = of_probability(level)
+    highest = xp.minimum(level + margin, 1 - float(info.epsneg))
+    lowest = xp.maximum(level - margin, float(info.tiny))
 
-    def is_inside(move: Array) -> Bool[Array, "..."]:
-        place = start + side * move
+    def is_inside(move: AnyArray) -> Bool[AnyArray, "..."]:
+        place = start + direction * move
         level = cdf(place)
-        inside = ((side > 0) & (level <= highest)) | ((side < 0) & (level >= lowest))
-        return inside & jnp.isfinite(place)
+        inside = ((direction > 0) & (level <= highest)) | ((direction < 0) & (level >= lowest))
+        return inside & xp.isfinite(place)
 
-    def again(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def again(state: tuple[AnyArray, AnyArray, AnyArray]) -> tuple[AnyArray, AnyArray, AnyArray]:
         tries, move, inside = state
-        move = jnp.where(inside, 2 * move, move)
+        move = xp.where(inside, 2 * move, move)
         return tries + 1, move, is_inside(move)
 
-    unfinished = lambda state: jnp.any(state[2]) & (state[0] < _MOST_TRIES)
-    _, move, _ = lax.while_loop(unfinished, again, (jnp.zeros((), int), step, is_inside(step)))
-    return end + side * move
+    unfinished = lambda state: xp.any(state[2]) & (state[0] < _MOST_TRIES)
+    _, move, _ = while_loop(unfinished, again, (xp.zeros((), int), step, is_inside(step)))
+    return end + direction * move

@@ -8,10 +8,8 @@ ends. That is consistent, and there are tails beyond the sample.
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Real
+from jaxtyping import ArrayLike, Float, Real
 
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional import linalg
@@ -58,8 +56,8 @@ def sample_log_density(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -
 
     Example:
         >>> from jax.scipy.special import ndtri
-        >>> table = ndtri(jnp.arange(1, 1000) / 1000)
-        >>> at_0, at_2 = sample_log_density(jnp.array([0.0, 2.0]), table)
+        >>> table = ndtri(np.arange(1, 1000) / 1000)
+        >>> at_0, at_2 = sample_log_density(np.array([0.0, 2.0]), table)
         >>> print(f"{at_0:.2f}, {at_2:.2f}")  # of the normal distribution -0.92, -2.92
         -0.92, -2.91
     """
@@ -79,8 +77,8 @@ def sample_log_density(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -
     return xp.where(spread, log_shape + log_ratio[xp.searchsorted(ends, x, side="right")] - xp.log(unit), -np.inf)
 
 
-@jax.jit
-def map_log_slope(p: Float[ArrayLike, "*n"], table: Float[ArrayLike, " l"]) -> Float[Array, "*n"]:
+@numpy_or_jit
+def map_log_slope(p: Float[ArrayLike, "*n"], table: Float[ArrayLike, " l"]) -> Float[AnyArray, "*n"]:
     """The log density at p of probabilities in (0, 1) of which a sorted sample is known.
 
     It is constant between order statistics of the ranks of `bin_ranks`, with the masses of `sample_log_density`. Of L
@@ -94,17 +92,18 @@ def map_log_slope(p: Float[ArrayLike, "*n"], table: Float[ArrayLike, " l"]) -> F
         the log densities, in the shape of p.
 
     Example:
-        >>> uniform = jnp.arange(1, 200) / 200
-        >>> print(jnp.exp(map_log_slope(jnp.array([0.1, 0.9]), uniform)).round(2))
+        >>> uniform = np.arange(1, 200) / 200
+        >>> print(np.exp(map_log_slope(np.array([0.1, 0.9]), uniform)).round(2))
         [1. 1.]
     """
-    p, table = jnp.asarray(p), jnp.asarray(table)
-    size, ranks = table.shape[0], bin_ranks(table.shape[0])
-    ends = table[ranks - 1]
-    widths = jnp.diff(ends, prepend=0, append=1)
+    xp: Any = namespace(p, table)
+    values = xp.asarray(table)
+    size, ranks = values.shape[0], bin_ranks(values.shape[0])
+    ends = values[ranks - 1]
+    widths = xp.diff(xp.pad(ends, (1, 1), constant_values=(0, 1)))
     mass = np.diff(np.concatenate([[0], ranks, [size + 1]])) / (size + 1)
-    log_slope = jnp.log(jnp.asarray(mass, table.dtype)) - jnp.log(jnp.where(widths > 0, widths, 1))
-    return log_slope[jnp.searchsorted(ends, p, side="right")]
+    log_slope = xp.log(xp.asarray(mass, values.dtype)) - xp.log(xp.where(widths > 0, widths, 1))
+    return log_slope[xp.searchsorted(ends, xp.asarray(p), side="right")]
 
 
 def log_sigmoid(x: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
@@ -129,7 +128,7 @@ def log_logistic_mass(low: Float[AnyArray, "*n"], high: Float[AnyArray, "*n"]) -
     """The log of the mass of the standard logistic distribution between low and high > low.
 
     Example:
-        >>> print(f"{jnp.exp(log_logistic_mass(jnp.array(-1.0), jnp.array(1.0))):.4f}")
+        >>> print(f"{np.exp(log_logistic_mass(np.array(-1.0), np.array(1.0))):.4f}")
         0.4621
     """
     xp = namespace(low, high)

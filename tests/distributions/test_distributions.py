@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.integrate
 import scipy.stats
 from compiled import compilations
 
@@ -23,6 +24,7 @@ from jaxcal.distributions import (
     Quantiles,
     Recalibrated,
     ScaledQuantiles,
+    SmoothQuantiles,
     StudentT,
     concatenated,
 )
@@ -76,8 +78,9 @@ DISTRIBUTIONS = {
     "normal_tails": lambda loc, scale: ScaledQuantiles(loc, scale, KNOTS, STEPS, "normal"),
     "of_a_sample": lambda loc, scale: ScaledQuantiles(loc, scale, STEPS_OF_SAMPLE, SAMPLE, from_sample=True),
     "recalibrated": lambda loc, scale: Recalibrated(Normal(loc, scale), PROBABILITIES),
+    "smooth_quantiles": lambda loc, scale: SmoothQuantiles(KNOTS, loc[:, None] + scale[:, None] * STEPS, 4.5),
 }
-CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails", "recalibrated"}
+CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails", "recalibrated", "smooth_quantiles"}
 # Of a smoothed version is the density of these.
 SMOOTHED = {"of_a_sample", "recalibrated"}
 BY_KNOTS = ("quantiles", "scaled_quantiles", "normal_tails")
@@ -180,6 +183,15 @@ def standard_cdf(name, row, u):
             above = (1 - KNOTS[-1]) * np.exp(scipy.stats.norm.logsf(u) - scipy.stats.norm.logsf(STEPS[-1]))
             inside = np.interp(u, STEPS, KNOTS)
             return np.where(u < STEPS[0], below, np.where(u > STEPS[-1], 1 - above, inside))
+        case "smooth_quantiles":
+            # Straight in the scores of Student t, and on beyond the knots.
+            knots, below, above = scipy.stats.t.ppf(KNOTS, 4.5), u - STEPS[0], u - STEPS[-1]
+            slopes = np.diff(knots) / np.diff(STEPS)
+            inside = np.interp(u, STEPS, knots)
+            score = np.where(
+                below < 0, knots[0] + slopes[0] * below, np.where(above > 0, knots[-1] + slopes[-1] * above, inside)
+            )
+            return scipy.stats.t.cdf(score, 4.5)
         case "quantiles" | "scaled_quantiles":
             # np.interp takes the last of repeated knots at the knot itself only if it is nudged past it.
             inside = np.interp(np.nextafter(u, np.inf), SHAPE, KNOTS)
@@ -213,6 +225,20 @@ def standard_moments(name):
         levels = np.interp(p, np.arange(11) / 10, [0, *PROBABILITIES, 1])
         q = scipy.stats.norm.ppf(levels)
         return q.mean(), q.std()
+    if name == "smooth_quantiles":
+        knots = scipy.stats.t.ppf(KNOTS, 4.5)
+        lines = np.diff(STEPS) / np.diff(knots)
+
+        def moment(power):
+            """The integral of a power of the values over their scores, piece by piece."""
+            ends, total = [-np.inf, *knots[1:-1], np.inf], 0.0
+            for k, slope in enumerate(lines):
+                value = lambda u, k=k, slope=slope: STEPS[k] + slope * (u - knots[k])
+                weighted = lambda u, value=value: value(u) ** power * scipy.stats.t.pdf(u, 4.5)
+                total += scipy.integrate.quad(weighted, ends[k], ends[k + 1], epsabs=1e-12)[0]
+            return total
+
+        return moment(1), math.sqrt(moment(2) - moment(1) ** 2)
     q = np.interp(p, KNOTS, STEPS if name == "normal_tails" else SHAPE)
     if name == "normal_tails":
         below, above = p < KNOTS[0], p > KNOTS[-1]
@@ -434,6 +460,7 @@ def test_icdf_has_exact_derivatives(name):
         "mixture_of_t": lambda distribution: distribution.components.loc,
         "normal_tails": lambda distribution: distribution.loc,
         "quantiles": lambda distribution: distribution.values,
+        "smooth_quantiles": lambda distribution: distribution.values,
     }
     shift = eqx.tree_at(places[name], jax.tree.map(jnp.zeros_like, distribution), replace_fn=jnp.ones_like)
     zeros, p = jax.tree.map(jnp.zeros_like, distribution), jnp.full((), 0.3)

@@ -28,6 +28,7 @@ class Guarantee:
         places: r, how many of the L + 1 places between the sorted scores lie in the interval; L + 1 if it is infinite.
         widened_to: how many of the calibration rows the interval covers, if it is widened to contain intervals of lower
             levels; r of them it covers without that.
+        between_scores: whether each end lies between two scores. Then it covers more, by up to 2 / (L + 1).
 
     Example:
         >>> guarantee = Guarantee.of(0.9, 100, "symmetric")
@@ -40,6 +41,7 @@ class Guarantee:
     num_calibration: int
     places: int
     widened_to: int | None = None
+    between_scores: bool = False
 
     @classmethod
     def of(cls, confidence_level: float, num_calibration: int, rule: str) -> "Guarantee":
@@ -50,7 +52,8 @@ class Guarantee:
             num_calibration: the number L of calibration rows.
             rule: as of `functional.quantiles.empirical_quantile`: "symmetric", one rank r = ceil((L + 1) c) of absolute
                 errors; or "conformal", the ranks k = ceil((L + 1) (1 + c) / 2) and L + 1 - k of signed errors, so
-                that r = 2 k - (L + 1).
+                that r = 2 k - (L + 1); or "linear", ends between two ranks, with k = floor((L + 1) (1 + c) / 2), at
+                most L.
 
         Raises:
             ValueError: if the confidence level lies outside (0, 1).
@@ -60,17 +63,22 @@ class Guarantee:
             19 19
         """
         confidence_level = _checks.as_fraction("confidence_level", confidence_level)
-        _checks.check_choice("rule", rule, quantiles.CONFORMAL_RULES)
+        _checks.check_choice("rule", rule, (*quantiles.CONFORMAL_RULES, "linear"))
         rank = lambda level: int(quantiles.empirical_rank(level, num_calibration, "conformal"))
         if rule == "symmetric":
             return cls(confidence_level, num_calibration, rank(confidence_level))
+        if rule == "linear":
+            inner = num_calibration + 1 - max(rank((1 - confidence_level) / 2), 1)
+            places = max(2 * inner - (num_calibration + 1), 0)
+            return cls(confidence_level, num_calibration, places, between_scores=True)
         return cls(confidence_level, num_calibration, 2 * rank((1 + confidence_level) / 2) - (num_calibration + 1))
 
     @property
     def coverage(self) -> float:
         """The probability r / (L + 1) that the interval covers a new row: at least the confidence level.
 
-        An interval that is widened to contain others covers more.
+        An interval that is widened to contain others covers more. So does one with ends between scores, whose r / (L +
+        1) may be less than the confidence level by up to 2 / (L + 1).
         """
         return self.places / (self.num_calibration + 1)
 
@@ -111,6 +119,9 @@ class Guarantee:
             return (
                 f"The {level} interval is infinite: {rows} calibration rows are too few for a guarantee at this level."
             )
+        at_least = "at least " if self.between_scores else ""
+        if not self.places:
+            return f"No coverage of the {level} interval follows from {rows} calibration rows: they are too few."
         low, high = (f"{100 * end:.1f} %" for end in self.interval())
         if self.widened_to is not None:
             nested = f"{100 * self.widened_to / (rows + 1):.1f} %"
@@ -120,9 +131,9 @@ class Guarantee:
                 f"{100 * self.coverage:.1f} % at least are guaranteed, if that row is exchangeable with these."
             )
         return (
-            f"The {level} interval covers a new row with probability {100 * self.coverage:.1f} %, if that row is "
-            f"exchangeable with the {rows} calibration rows. Depending on which {rows} these were, it covers between "
-            f"{low} and {high} of all new rows (in 9 of 10 cases)."
+            f"The {level} interval covers a new row with probability {at_least}{100 * self.coverage:.1f} %, if that "
+            f"row is exchangeable with the {rows} calibration rows. Depending on which {rows} these were, it covers "
+            f"between {low} and {high} of all new rows (in 9 of 10 cases)."
         )
 
 

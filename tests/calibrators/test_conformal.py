@@ -245,6 +245,20 @@ def test_symmetric_quantiles_take_the_right_rank(size, dtype):
 # ------------------------------------------------------------------ mistakes
 
 
+def test_an_interval_with_ends_between_scores_has_a_guarantee_too(rng):
+    """Of uniform scores the interval covers as much as it is long."""
+    size, level = 57, 0.9
+    guarantee = Guarantee.of(level, size, "linear")
+    assert level - 2 / (size + 1) < guarantee.coverage <= level
+    knots = np.pad(np.sort(rng.uniform(size=(4000, size))), ((0, 0), (1, 1)), constant_values=(0, 1))
+    levels = np.arange(size + 2) / (size + 1)
+    covered = np.mean([np.diff(np.interp([0.05, 0.95], levels, each))[0] for each in knots])
+    assert guarantee.coverage < covered + 0.002
+    assert covered < guarantee.coverage + 2 / (size + 1) + 0.002
+    assert "at least" in str(fit_on(rule="linear", size=size).guarantee(level))
+    assert "too few" in str(Guarantee.of(0.9, 1, "linear"))
+
+
 def fit_on(make=Normal, size=60, **options):
     base = make(np.zeros(size), np.ones(size))
     return conformal.fit(None, base, np.arange(float(size)), **options)
@@ -269,7 +283,10 @@ def fit_on(make=Normal, size=60, **options):
         (lambda: fit_on(score="quantile", size=18), "level 0.95: at least 19 are needed"),
         (lambda: fit_on(score="quantile").guarantee(0.7), "must be one of 0.5, 0.8, 0.9, 0.95; got 0.7"),
         (lambda: fit_on().guarantee(90.0), "did you mean 0.9"),
-        (lambda: fit_on(rule="linear").guarantee(0.9), "tables read by the rule 'linear' guarantee nothing: use"),
+        (
+            lambda: fit_on(rule="randomized", key=jax.random.key(0)).guarantee(0.9),
+            "tables read by the rule 'randomized' guarantee nothing: use",
+        ),
         (
             lambda: fit_on()(None, Point(np.zeros(2)), by=["a", "b"]),
             "by has no effect: the calibrator was fitted without groups",

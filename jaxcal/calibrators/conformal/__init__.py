@@ -206,7 +206,7 @@ def fit(
         seed = jax.random.bits(key, (), "uint32")
     scale, reading = _scale(score, base), rule or ("conformal" if score == "signed" else "symmetric")
     if scale == "cdf":
-        scores = smoothed(in_order(probabilities(base, y)), smoothing)
+        scores = smoothed(in_order(probabilities(base, y, by_program=rule == "randomized")), smoothing)
     else:
         finite, instead = rule == "linear" or smoothing is not None, AS_POINT if rule else ABSOLUTE
         errors = standardized_errors(base, y, scale == "std", finite=finite, instead=instead)
@@ -345,13 +345,14 @@ class ConformalCalibrator(eqx.Module):
 
         Raises:
             ValueError: if the confidence level lies outside (0, 1), or with score="quantile" is none of those of the
-                fit; if the scores are out of fold or smoothed, or a rule was given, which guarantees no interval; if
-                there is no group with the label, or it has too few rows for the level.
+                fit; if the scores are out of fold or smoothed, or rule="randomized" was given, or rule="linear" with
+                groups; if there is no group with the label, or it has too few rows for the level.
         """
         if self.confidence_levels is not None:
             _checks.check_choice("confidence_level", confidence_level, self.confidence_levels)
         check_not_smoothed(self.smoothed)
-        check_guarantees(self.rule)
+        if self.rule != "linear" or self.rows is not None:
+            check_guarantees(self.rule)
         if self.rows is not None:
             return self.rows.guarantee(confidence_level, group, self.rule, self.out_of_fold)
         guarantee = coverage_guarantee(confidence_level, self.num_calibration, self.rule, self.out_of_fold)

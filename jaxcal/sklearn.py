@@ -18,7 +18,6 @@ import numpy as np
 from jax import dtypes
 
 from jaxcal import _checks, pipeline
-from jaxcal.calibrators import conformal
 from jaxcal.distributions import Distribution
 from jaxcal.frames.layout import Layout, Series, Table, is_frame, like, num_rows
 from jaxcal.guarantee import Guarantee, MeasuredCoverage, WorstCaseGuarantee
@@ -38,20 +37,20 @@ except ImportError as error:
 class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
     """A regressor whose predictions are distributions, calibrated by rows that it was not fitted to.
 
-    `predict` gives means, and with the default `recalibrate` those of the estimator itself.
+    `predict` gives means: those of the estimator itself, where there is one and `recalibrate` is the default.
 
     Args:
         estimator: a regressor of scikit-learn, or what has `fit` and `predict`; a fit function of jaxcal, such as
-            `jc.mlp.fit`; None takes the best of a short list (`jc.pipeline.fit`).
+            `jc.mlp.fit`; None combines those of a short list (`jc.pipeline.fit`).
         calibrators: fit functions, such as `jc.rio.fit`, in their order; each corrects what the steps before predict.
-        recalibrate: the last step, a fit function as these.
+        recalibrate: the last step, a fit function as these; "auto" as of `jc.pipeline.fit`.
         method: "folds": rows are predicted by estimators fitted without them, and the final one is fitted to all rows.
             "split": a quarter of the rows is set aside for the last step. "cv+": the estimators of the folds predict
             together. "prefit": the estimator is fitted already, to other rows. `guarantee_` says what follows.
         cv: number of folds; None for 10 of at most 500 rows and 5 of more. With "folds" and "prefit" also a splitter
             of scikit-learn, or its splits, that holds out every row once at most, such as `GroupKFold` and
             `TimeSeriesSplit`. No step is calibrated by a row that is never held out.
-        time_limit: seconds for the fit. Where the estimator is chosen, what does not end in time is omitted, and
+        time_limit: seconds for the fit. Of several estimators what does not end in time is omitted, and
             `pipeline_` names it.
         random_state: seed, generator or None, as of scikit-learn.
 
@@ -81,7 +80,7 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         estimator: Any = None,
         *,
         calibrators: Any = (),
-        recalibrate: Any = conformal.fit,
+        recalibrate: Any = "auto",
         method: Any = "folds",
         cv: Any = None,
         time_limit: Any = None,
@@ -209,7 +208,7 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         has_estimator = self.estimator is not None and not isinstance(self.estimator, list)
         if not has_estimator and (len(self.calibrators) or sample_weight is not None or self.method == "prefit"):
             raise ValueError("calibrators, sample_weight and method='prefit' need an estimator: give one.")
-        if self.method == "cv+" and not (has_estimator and self.recalibrate is conformal.fit):
+        if self.method == "cv+" and not (has_estimator and self.recalibrate == "auto"):
             raise ValueError("method='cv+' needs an estimator and the default of recalibrate: CV+ is its last step.")
 
     def _folds(self, X: Table, y: Any, groups: Series | None) -> int | list[Fold] | None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxcal.calibrators import conformal
 from jaxcal.sklearn import CalibratedRegressor
 
 try:
@@ -55,7 +54,7 @@ class CalibratedProbaRegressor(BaseProbaRegressor):
         self,
         estimator: Any = None,
         calibrators: Any = (),
-        recalibrate: Any = conformal.fit,
+        recalibrate: Any = "auto",
         method: Any = "folds",
         cv: Any = None,
         random_state: Any = None,

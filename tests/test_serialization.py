@@ -122,6 +122,7 @@ def every_distribution():
         jc.Mixture(jax.vmap(jc.Normal)(jnp.stack([loc, loc + 1]), jnp.stack([scale, scale]))),
         jc.Empirical(loc, scale, values[:3].sort()),
         jc.Quantiles(jnp.array([0.25, 0.75]), jnp.array([[0.0, 2.0], [1.0, 4.0]])),
+        jc.SmoothQuantiles(jnp.array([0.25, 0.75]), jnp.array([[0.0, 2.0], [1.0, 4.0]]), 5.0),
         jc.ScaledQuantiles(loc, scale, jnp.array([0.25, 0.75]), jnp.array([-1.0, 1.0]), "normal"),
         jc.Empirical(loc, scale, tables.make(values, groups, 2), "conformal", group=group),
         jc.ScaledQuantiles(loc, scale, None, linear_tables.make(values, groups, np.array([2, 2])), group=group),

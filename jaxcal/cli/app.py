@@ -92,7 +92,7 @@ def demo(
     )
     console.say_columns(
         [
-            ("jaxcal calibrate FILE --target y", "fits the best of a short list of models, with intervals"),
+            ("jaxcal calibrate FILE --target y", "fits a short list of models, with intervals"),
             ("jaxcal calibrate FILE --target y --prediction y_hat", "adds intervals to the predictions of your model"),
             ("jaxcal methods", "lists what else there is"),
         ]

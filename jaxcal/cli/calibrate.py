@@ -362,7 +362,7 @@ def _training_rows(file: Path | None, roles: Roles, tables: _Tables) -> dict[str
 
 
 def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved: bool) -> _Fitted:
-    """A model of the features, the best of a list."""
+    """Models of the features, combined."""
     import jax
 
     table, source = tables.table, tables.source
@@ -400,23 +400,23 @@ def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved:
 
 
 def _candidates(models: str | None, *, is_saved: bool) -> list:
-    """The models to choose among; a file holds none of another package.
+    """The models to combine; a file holds none of another package.
 
     Raises:
         ValueError: if none is left, or there is none of a name.
     """
-    from jaxcal.pipeline.steps import OfNumbers
+    from jaxcal.pipeline.trees import TREES
 
     named = None if models is None else [name.strip().replace("-", "_") for name in models.split(",")]
     try:
         found = jc.pipeline.candidates() if named is None else jc.pipeline.candidates(named)
     except (ImportError, ValueError) as error:
         raise ValueError(f"--models: {error}") from error
-    kept = [each for each in found if not (is_saved and isinstance(each[0], OfNumbers))]
+    kept = [each for each in found if not (is_saved and each[0] in TREES.values())]
     if not kept:
-        raise ValueError("boosted trees of scikit-learn cannot be saved: omit --save, or name another model.")
+        raise ValueError("trees of other packages cannot be saved: omit --save, or name another model.")
     if len(kept) < len(found):
-        console.say("Boosted trees are not among the models: scikit-learn's cannot be saved.")
+        console.say("Trees are not among the models: those of other packages cannot be saved.")
     return kept
 
 

@@ -1,4 +1,4 @@
-"""From x and y to a distribution that covers: a predictor, calibrators, and a recalibration by out-of-fold errors.
+"""From x and y to a distribution that covers: predictors, calibrators, and a recalibration by out-of-fold errors.
 
 The errors of a model on the data points that it was fitted to are too small, and so are intervals that rest on them.
 Here predictor and calibrators are fitted together, once without each fold, and predict it; by these errors the last
@@ -6,12 +6,12 @@ step recalibrates predictor and calibrators fitted to all data points. Or a frac
 step's guarantee holds. Or the models of the folds predict new rows, too: then the guarantee of CV+ holds.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import ArrayLike, PRNGKeyArray
 
 from jaxcal import _checks, _random
 from jaxcal.calibrators import conformal
@@ -19,16 +19,20 @@ from jaxcal.frames.columns import Categorical
 from jaxcal.frames.layout import Series, Table
 from jaxcal.pipeline.candidates import candidates
 from jaxcal.pipeline.chain import Chain
-from jaxcal.pipeline.choice import Choice, tried
+from jaxcal.pipeline.choice import Best, Choice
+from jaxcal.pipeline.combination import Combination
 from jaxcal.pipeline.fitted import Pipeline, Recipe, Scores, Step
 from jaxcal.pipeline.methods import CVPlus, Folds, Method, Prefit, Split, as_method
 from jaxcal.pipeline.plan import Plan, fit_chain, fit_one
+from jaxcal.pipeline.several import fit_best, fit_combined
 from jaxcal.pipeline.side_by_side import OutOfTime
 from jaxcal.pipeline.steps import Estimator, Fitted, Groups, as_table_and_targets, columns_of
 
 __all__ = [
+    "Best",
     "CVPlus",
     "Chain",
+    "Combination",
     "Estimator",
     "Folds",
     "Groups",
@@ -55,7 +59,7 @@ def fit(
     *,
     predictor: Any = None,
     calibrators: Sequence[Callable] = (),
-    recalibrate: Callable | None = conformal.fit,
+    recalibrate: Callable | str | None = "auto",
     method: str | Method = "folds",
     weights: ArrayLike | None = None,
     by: Series | str | Callable | None = None,
@@ -72,15 +76,18 @@ def fit(
         predictor: a fit function, `fit(x, y)` or `fit(x, y, key=key)`, such as `jc.mlp.fit`, configured by
             `functools.partial`; its value is called on inputs and gives a Distribution or an array of means. Or an
             object with `fit` and `predict`, as scikit-learn has them, which is cloned. Or a list of pairs, a predictor
-            and its calibrators each: the best is taken, by the CRPS of the whole pipeline out of fold; `print` shows
-            all of it. A pair whose CRPS is half again the best in a random first fold of 20 rows or more is dropped
-            there, if the difference is two standard errors; `print` names it. The scores of the best of several are a
-            little too good. None is for the list of `candidates`: a Gaussian process, a network with RIO and, where
-            scikit-learn is installed, boosted trees with RIO.
+            and its calibrators each: they are combined (`jaxcal.pipeline.combination`), and `print` shows the weights.
+            A pair whose CRPS is half again the best in a random first fold of 20 rows or more is dropped there, if the
+            difference is two standard errors; `print` names it. `Best(pairs)` takes the best of a list, by the CRPS of
+            the whole pipeline out of fold, which for the best of several is a little too good. None is for the list of
+            `candidates`: a Gaussian process, an ensemble of networks and, where scikit-learn is installed, boosted
+            trees and extremely randomized trees.
         calibrators: fit functions `fit(x, base, y)`, such as `jc.rio.fit`, in their order; each is fitted to what the
             steps before predict of the rows they were fitted to.
         recalibrate: the last step, a fit function as these, of errors on rows that the models were not fitted to; None
-            for no such step. The default leaves the mean as it is, with intervals around it; where errors are skewed,
+            for no such step. By default, "auto", it is for several predictors `jc.conformal.fit` with score="cdf" and
+            rule="linear", which keeps the shape of every row and its density. For one predictor, or with `by`, it is
+            `jc.conformal.fit`, which leaves the mean as it is, with intervals around it; where errors are skewed,
             `jc.crude.fit` has the sharper distributions.
         method: where these errors come from, an object with options of its own, or its name for the defaults.
             `Folds(folds=5)`, "folds": predictor and calibrators are fitted once without each fold, and then to all
@@ -133,14 +140,14 @@ def fit(
         _checks.check_positive("time_limit", time_limit)
     x, y = as_table_and_targets(x, y)
     method = as_method(method).checked(len(y))
-    choice = candidates() if predictor is None else predictor if isinstance(predictor, list | Recipe) else []
-    if len(choice) == 1 and not calibrators:
-        ((predictor, calibrators),), choice = choice, []
-    if choice and (calibrators or weights is not None or isinstance(method, Prefit)):
+    several = Choice.of(candidates() if predictor is None else predictor)
+    if several is not None and len(several.pairs) == 1 and not calibrators:
+        ((predictor, calibrators),), several = several.pairs, None
+    if several is not None and (calibrators or weights is not None or isinstance(method, Prefit)):
         raise ValueError(
             "calibrators, weights and method='prefit' need a predictor, and one alone: give it, or none of them."
         )
-    if isinstance(method, CVPlus) and (choice or recalibrate is not conformal.fit or by is not None):
+    if isinstance(method, CVPlus) and (several is not None or recalibrate != "auto" or by is not None):
         raise ValueError(_OF_CV_PLUS)
     divide = method
     if isinstance(method, Prefit):
@@ -151,7 +158,7 @@ def fit(
     plan = Plan(
         method=method,
         division=divide.divide(len(y), (division_key, order_key)),
-        recalibrate=recalibrate,
+        recalibrate=_last_step(recalibrate, combines=several is not None and several.combines and by is None),
         weights=_checks.as_weights(weights, len(y)),
         by=Groups.of(by, len(y)),
         columns=columns_of(x, categorical),
@@ -159,18 +166,20 @@ def fit(
         deadline=None if time_limit is None else began + time_limit,
     )
     try:
-        if choice:
-            return _fit_best(x, y, choice, plan, order_key)
+        if several is not None:
+            return (fit_combined if several.combines else fit_best)(x, y, several, plan, order_key)
         return fit_one(x, y, predictor, calibrators, plan)
     except OutOfTime:
         raise TimeoutError(f"the time_limit of {time_limit:g} s passed before a predictor had all its folds.") from None
 
 
-def _fit_best(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, order_key: PRNGKeyArray) -> Pipeline:
-    """The pipeline with the best CRPS out of fold."""
-    found, dropped, omitted = tried(x, y, choice, plan, order_key)
-    best = min(found, key=lambda k: float(found[k].steps[-1].scores.crps))
-    others = tuple(held.steps for k, held in found.items() if k != best)
-    fitted = fit_one(x, y, *choice[best], plan, None if isinstance(plan.method, Split) else found[best])
-    recipe = Recipe(tuple((predictor, tuple(calibrators)) for predictor, calibrators in (choice[k] for k in found)))
-    return dataclasses.replace(fitted, others=others, dropped=dropped, omitted=omitted, recipe=recipe)
+def _last_step(recalibrate: Callable | str | None, *, combines: bool) -> Callable | None:
+    """The last step that was asked for; by itself that of probabilities for distributions with a density.
+
+    Raises:
+        ValueError: if it is another string.
+    """
+    if not isinstance(recalibrate, str):
+        return recalibrate
+    _checks.check_choice("recalibrate", recalibrate, ("auto",))
+    return partial(conformal.fit, score="cdf", rule="linear") if combines else conformal.fit

@@ -1,4 +1,4 @@
-"""The predictors that a pipeline tries where none is given."""
+"""The predictors that a pipeline combines where none is given."""
 
 import importlib
 import pkgutil
@@ -7,25 +7,24 @@ from typing import Any
 
 from jaxcal import predictors
 from jaxcal.calibrators import rio
-from jaxcal.pipeline.steps import OfNumbers
+from jaxcal.pipeline import trees
 
-_BOOSTED_TREES = "boosted_trees"
-# Those with the least CRPS of lists of three over data sets with noise (`benchmarks/results/pipelines.md`).
-_BEST = ("gaussian_process", "mlp", _BOOSTED_TREES)
-# Predictors of means alone: RIO follows them.
-_OF_MEANS = ("mlp", _BOOSTED_TREES)
+# Smooth functions are learned best by these two, steps and interactions by trees.
+_OF_JAXCAL = ("gaussian_process", "deep_ensemble")
+# A predictor of means alone, of smooth functions: RIO follows it. What boosting leaves of its own rows is near 0.
+_OF_MEANS = ("mlp",)
 
 
 def candidates(models: Sequence[str] | None = None) -> list[tuple[Any, tuple[Callable, ...]]]:
-    """Predictors, with the calibrators of each: what `jaxcal.pipeline.fit(predictor=...)` chooses among.
+    """Predictors, with the calibrators of each: what `jaxcal.pipeline.fit(predictor=...)` combines.
 
     Args:
-        models: names of predictors of jaxcal, or "boosted_trees" for those of scikit-learn. None for a Gaussian
-            process, a network with RIO and, where scikit-learn is installed, boosted trees with RIO. RIO follows all
-            that predict means alone.
+        models: names of predictors of jaxcal, or "boosted_trees" and "extra_trees" for those of scikit-learn, or
+            "catboost". None for a Gaussian process, an ensemble of networks, and those of these trees whose packages
+            are installed. RIO follows a single network.
 
     Raises:
-        ImportError: if boosted trees are named, and scikit-learn is missing.
+        ImportError: if trees are named, and their package is missing.
         ValueError: if there is no such predictor, or none at all.
 
     Example:
@@ -34,22 +33,20 @@ def candidates(models: Sequence[str] | None = None) -> list[tuple[Any, tuple[Cal
         [('jaxcal.predictors.mlp', 1), ('jaxcal.predictors.forests', 0)]
     """
     if models is None:
-        try:
-            return candidates(_BEST)
-        except ImportError:
-            return candidates(_BEST[:-1])
+        models = [*_OF_JAXCAL, *trees.installed()]
     if not models:
         raise ValueError("models must name one at least.")
     return [(_predictor(name), (rio.fit,) if name in _OF_MEANS else ()) for name in models]
 
 
 def _predictor(name: str) -> Any:
-    if name == _BOOSTED_TREES:
-        from sklearn.ensemble import HistGradientBoostingRegressor
-
-        return OfNumbers(HistGradientBoostingRegressor(random_state=0))
+    if name in trees.TREES:
+        if name not in trees.installed():
+            package = "catboost" if name == "catboost" else "scikit-learn"
+            raise ImportError(f"the model {name!r} needs {package}: pip install {package}.")
+        return trees.TREES[name]
     if name not in _names():
-        raise ValueError(f"there is no model {name!r}; there are {', '.join((*_names(), _BOOSTED_TREES))}.")
+        raise ValueError(f"there is no model {name!r}; there are {', '.join((*_names(), *trees.TREES))}.")
     return importlib.import_module(f"jaxcal.predictors.{name}").fit
 
 

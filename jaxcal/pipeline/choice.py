@@ -1,4 +1,4 @@
-"""The choice among several pipelines, by their CRPS out of fold. One that is far behind is fitted to one fold alone."""
+"""Several pipelines, fitted to the same folds. One that is far behind in the first fold is fitted to that alone."""
 
 import dataclasses
 import math
@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal import progress
+from jaxcal.distributions import Point
 from jaxcal.frames.layout import Table
 from jaxcal.pipeline.fitted import Recipe
 from jaxcal.pipeline.methods import Folds, Split
@@ -20,11 +21,58 @@ from jaxcal.pipeline.plan import Held, Models, Plan, held_of, models, taken_of
 from jaxcal.pipeline.side_by_side import OutOfTime, cores, in_threads, share_nothing
 from jaxcal.pipeline.steps import as_distribution, name_of
 
-Choice = Sequence[tuple[Any, Sequence[Callable]]] | Recipe
-
 # A candidate is dropped after the first fold if its CRPS there exceeds the first number times the best. The second one
 # is the least number of rows in that fold. The third one is the least difference, in standard errors.
 _FAR_BEHIND, _FEWEST_ROWS, _STANDARD_ERRORS = 1.5, 20, 2
+
+
+class Best:
+    """The predictor of a pipeline that takes the best of several, by the CRPS of the whole pipeline out of fold.
+
+    Args:
+        pairs: of a predictor and its calibrators, as a list given to `jc.pipeline.fit` has them.
+
+    Example:
+        >>> best = Best([(fit, ()) for fit in ("a", "b")])
+        >>> len(best.pairs)
+        2
+    """
+
+    def __init__(self, pairs: Sequence[tuple[Any, Sequence[Callable]]]):
+        self.pairs = tuple(pairs)
+
+
+class Choice(NamedTuple):
+    """Several pipelines, and what is done with them.
+
+    Attributes:
+        pairs: of a predictor and its calibrators.
+        combines: whether they are combined; else the best is taken.
+        repeats: whether all are fitted to all folds, as before.
+    """
+
+    pairs: Sequence[tuple[Any, Sequence[Callable]]]
+    combines: bool
+    repeats: bool = False
+
+    @classmethod
+    def of(cls, predictor: Any) -> "Choice | None":
+        """What the predictor of `fit` says; None where it is one alone.
+
+        Raises:
+            ValueError: if there are no pairs.
+        """
+        if isinstance(predictor, Recipe):
+            return cls(predictor.pairs, predictor.combines, repeats=True)
+        if isinstance(predictor, list):
+            found = cls(predictor, combines=True)
+        elif isinstance(predictor, Best):
+            found = cls(predictor.pairs, combines=False)
+        else:
+            return None
+        if not found.pairs:
+            raise ValueError("predictor holds no pairs: give one at least, or None for those of jaxcal.")
+        return found
 
 
 class Tried(NamedTuple):
@@ -41,22 +89,26 @@ class Tried(NamedTuple):
     omitted: tuple[str, ...]
 
 
-def tried(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, order_key: PRNGKeyArray) -> Tried:
-    """What the candidates predict, as far as it is needed to choose among them, and the time suffices.
+def without_rows_set_aside(
+    x: Table, y: Float[Array, " n"], plan: Plan, order_key: PRNGKeyArray
+) -> tuple[Table, Float[Array, " m"], Plan]:
+    """The rows by which candidates are compared, and how: those set aside have no say, or no guarantee would hold."""
+    method = plan.method
+    if not isinstance(method, Split):
+        return x, y, plan
+    rows, groups = plan.division.folds[0].training, method.labels(len(y))
+    folds = Folds(folds=method.folds, groups=None if groups is None else groups[rows])
+    division = folds.divide(len(rows), (order_key, order_key))
+    return *take_rows(rows, x, y), dataclasses.replace(plan, method=folds, division=division, by=plan.by.part(rows))
 
-    What is set aside has no say in the choice: its guarantee would not hold.
+
+def tried(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan) -> Tried:
+    """What the candidates predict, as far as it is needed to compare them, and the time suffices.
 
     Raises:
         OutOfTime: if the deadline passes before one of them has all folds.
     """
-    method = plan.method
-    if isinstance(method, Split):
-        rows, groups = plan.division.folds[0].training, method.labels(len(y))
-        folds = Folds(folds=method.folds, groups=None if groups is None else groups[rows])
-        division = folds.divide(len(rows), (order_key, order_key))
-        plan = dataclasses.replace(plan, method=folds, division=division, by=plan.by.part(rows))
-        x, y = take_rows(rows, x, y)
-    with progress.work("pipeline.fit: fits", len(choice) * len(plan.division.folds)) as told:
+    with progress.work("pipeline.fit: fits", len(choice.pairs) * len(plan.division.folds)) as told:
         return _Trial(x, y, choice, plan, told).run()
 
 
@@ -67,7 +119,8 @@ class _Trial:
     """
 
     def __init__(self, x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, told: progress.Work) -> None:
-        self.x, self.y, self.choice, self.plan, self.told = x, y, choice, plan, told
+        self.x, self.y, self.choice, self.plan, self.told = x, y, choice.pairs, plan, told
+        self.combines, self.repeats = choice.combines, choice.repeats
         self.num_folds = len(plan.division.folds)
         self.begun: dict[int, Models] = {}
         self.seconds: dict[int, float] = {}
@@ -76,7 +129,7 @@ class _Trial:
 
     def run(self) -> Tried:
         """Fit them."""
-        tells = not isinstance(self.choice, Recipe) and _first_fold_tells(self.plan, len(self.choice))
+        tells = not self.repeats and _first_fold_tells(self.plan, len(self.choice))
         order: Sequence[int] = range(len(self.choice))
         if tells or self.plan.deadline is not None:
             self._begin_all()
@@ -94,7 +147,7 @@ class _Trial:
             self._in_time(k, self._complete)
         if not self.found:
             raise OutOfTime
-        lines = (_name(self.choice[k]) for k in sorted(self.out_of_time))
+        lines = (named(self.choice[k]) for k in sorted(self.out_of_time))
         return Tried({k: self.found[k] for k in sorted(self.found)}, dropped, tuple(lines))
 
     def _begin_all(self) -> None:
@@ -124,8 +177,9 @@ class _Trial:
 
     def _reserved(self, k: int) -> float:
         """Seconds for what is still to be done with those before a candidate: at least one of them shall end."""
-        if self.found:  # the fit to all rows
-            return max(self.seconds[each] for each in self.found)
+        if self.found:  # the fits to all rows, or that of the best
+            seconds = [self.seconds[each] for each in self.found]
+            return sum(seconds) + self.seconds[k] if self.combines else max(seconds)
         if k in self.begun:
             return self.seconds[k]
         return min((self._need(each) for each in self.begun if not self._is_late(each)), default=0.0)
@@ -162,7 +216,8 @@ def _steps(candidate: tuple[Any, Sequence[Callable]]) -> tuple[Any, ...]:
     return (candidate[0], *candidate[1])
 
 
-def _name(candidate: tuple[Any, Sequence[Callable]]) -> str:
+def named(candidate: tuple[Any, Sequence[Callable]]) -> str:
+    """The names of the steps of a candidate."""
     return ", ".join(map(name_of, _steps(candidate)))
 
 
@@ -181,12 +236,14 @@ def _first_fold_tells(plan: Plan, candidates: int) -> bool:
 def _first_scores(x: Table, y: Float[Array, " n"], prediction: Any, plan: Plan) -> np.ndarray | None:
     """The CRPS of the rows of the first fold, after a last step that is fitted to these rows themselves.
 
-    None where it needs more rows.
+    None where it needs more rows. Without a last step the predictions may have no spread: it is the CRPS of the means.
     """
     rows = plan.division.folds[0].held_out
     table, targets = take_rows(rows, x, y)
     prediction = as_distribution(prediction)
-    if plan.recalibrate is not None:
+    if plan.recalibrate is None:
+        prediction = Point(prediction.mean)
+    else:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of so few rows
@@ -197,7 +254,7 @@ def _first_scores(x: Table, y: Float[Array, " n"], prediction: Any, plan: Plan) 
     return np.asarray(prediction.crps(targets))
 
 
-def _kept(scores: dict[int, np.ndarray], means: dict[int, float], choice: Choice) -> tuple[list[int], tuple[str, ...]]:
+def _kept(scores: dict[int, np.ndarray], means: dict[int, float], pairs: Sequence) -> tuple[list[int], tuple[str, ...]]:
     """The numbers of the candidates that go on, and a line about each of the others.
 
     A candidate is dropped if its mean CRPS is more than half again the best, and this is no chance of the rows.
@@ -210,5 +267,5 @@ def _kept(scores: dict[int, np.ndarray], means: dict[int, float], choice: Choice
         return means[k] > _FAR_BEHIND * means[best] and bool(np.mean(differences) > _STANDARD_ERRORS * error)
 
     far = [k for k in scores if is_far_behind(k)]
-    lines = (f"{_name(choice[k])}: CRPS {means[k]:.3g}, the best has {means[best]:.3g}" for k in far)
+    lines = (f"{named(pairs[k])}: CRPS {means[k]:.3g}, the best has {means[best]:.3g}" for k in far)
     return [k for k in scores if k not in far], tuple(lines)

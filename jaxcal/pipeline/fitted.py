@@ -16,6 +16,7 @@ from jaxcal.distributions import Distribution, Point
 from jaxcal.frames.layout import Layout, Series, Table
 from jaxcal.guarantee import Guarantee, MeasuredCoverage, WorstCaseGuarantee
 from jaxcal.pipeline.chain import Chain
+from jaxcal.pipeline.combination import Combination
 from jaxcal.pipeline.cross_conformal import JackknifePlus
 from jaxcal.pipeline.steps import Groups
 
@@ -28,12 +29,13 @@ class Pipeline(eqx.Module):
     """A predictor, calibrators and a last step; made by `fit`. `print(pipeline)` is a table of their scores.
 
     Attributes:
-        chain: predictor and calibrators, fitted to all rows, or to those that were not set aside; with "cv+" all those
-            that were fitted without a fold, as a `jaxcal.cross_conformal.JackknifePlus`.
+        chain: predictor and calibrators, fitted to all rows, or to those that were not set aside; of several, what
+            combines them, a `Combination`; with "cv+" all those that were fitted without a fold, as a
+            `jaxcal.cross_conformal.JackknifePlus`.
         last: the last step; None where there is none, and with "cv+", whose `chain` does it.
         steps: what the predictor alone, each calibrator and the last step predict of rows they were not fitted to. That
             of "cv+" is what conformal calibration by the errors of the other folds makes of the predictions of a fold.
-        others: the steps of the other pipelines that were tried, where the predictor was chosen.
+        others: the steps of each pipeline that is combined, or of the others, where the best was taken.
         dropped: a line about each pipeline that was dropped after the first fold: its steps and its CRPS there.
         omitted: a line about each for which the time did not suffice.
         recipe: what was fitted to all folds, a `Recipe`; None where a file or a pickle could not hold it.
@@ -42,7 +44,7 @@ class Pipeline(eqx.Module):
         by: where the last step has its groups from.
     """
 
-    chain: Chain | JackknifePlus
+    chain: Chain | Combination | JackknifePlus
     last: Callable | None
     steps: tuple["Step", ...]
     others: tuple[tuple["Step", ...], ...]
@@ -109,8 +111,12 @@ class Pipeline(eqx.Module):
         how = "out of fold" if self.out_of_fold.is_out_of_fold else "set aside"
         about = f"{len(self.steps[-1].y)} data points, {how}; mean ± standard error."
         lines = [_HEADER, *map(str, self.steps), about]
-        for steps in self.others:
-            lines += ["", "tried as well:", *map(str, steps)]
+        if isinstance(self.chain, Combination):
+            lines += ["", "combined by the mean absolute error out of fold:", str(self.chain)]
+            lines += ["", "each by itself:", *(line for steps in self.others for line in map(str, steps))]
+        else:
+            for steps in self.others:
+                lines += ["", "tried as well:", *map(str, steps)]
         if self.dropped:
             lines += ["", "dropped after the first fold:", *self.dropped]
         if self.omitted:
@@ -120,15 +126,17 @@ class Pipeline(eqx.Module):
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """What was fitted to all folds, the best among others: `jc.pipeline.fit(..., predictor=fitted.recipe)` repeats it.
+    """What was fitted to all folds: `jc.pipeline.fit(..., predictor=fitted.recipe)` repeats it.
 
     There is no clock then, and none is dropped.
 
     Attributes:
         pairs: of a predictor and its calibrators.
+        combines: whether they were combined; else the best was taken.
     """
 
     pairs: tuple[tuple[Any, tuple[Callable, ...]], ...]
+    combines: bool = True
 
     def __len__(self) -> int:
         """How many pairs there are."""

@@ -112,7 +112,7 @@ def fit_one(
         held = held_of(x, y, predictor, calibrators, plan, models(x, y, predictor, calibrators, plan, slice(None)))
     chain = held.chain
     if chain is None:
-        chain = _fit_of(predictor, calibrators, plan, held.like)(x, *_targets(y, plan), key=plan.keys[1])
+        chain = chain_of(x, y, plan, (predictor, calibrators), held.like)
     return Pipeline(
         chain,
         held.last,
@@ -192,27 +192,58 @@ def held_of(
     x: Table, y: Float[Array, " n"], predictor: Any, calibrators: Sequence[Callable], plan: Plan, models: Models
 ) -> Held:
     """What the models of all folds predict, after each step, and after the last."""
-    (chains, blocks), division, by = models, plan.division, plan.by
+    (chains, blocks), division = models, plan.division
     chain: Any = None if division.predicts == "all_rows" else chains[0]
     parts = [division.rows[places] for places in division.parts]
     if not division.folds[1:]:
         blocks = [[each[places] for each in blocks[0]] for places in division.parts]
-    step_of = partial(_step, y=y, parts=parts, out_of_fold=plan.is_out_of_fold)
+    as_step = partial(step_of, y=y, parts=parts, out_of_fold=plan.is_out_of_fold)
     names = [name_of(step) for step in (predictor, *calibrators)]
-    steps = [step_of(name, of_parts) for name, of_parts in zip(names, zip(*blocks, strict=True), strict=True)]
+    steps = [as_step(name, of_parts) for name, of_parts in zip(names, zip(*blocks, strict=True), strict=True)]
     last, ends = None, [block[-1] for block in blocks]
-    with one_warning(_LAST_STEP):
-        if division.predicts == "folds":
+    if division.predicts == "folds":
+        with one_warning(_LAST_STEP):
             has_groups = plan.method.groups is not None
             chain = cross_conformal.of_folds(chains, ends, division.folds, x, y, score=None, has_groups=has_groups)
-        elif plan.recalibrate is not None:
-            end = steps[-1]
-            last = plan.last()(*take_rows(end.rows, x), end.predictions, end.y, **by.of_rows(np.asarray(end.rows)))
-        if plan.recalibrate is not None:
-            name = "cv+" if last is None else name_of(plan.recalibrate)
-            steps.append(step_of(name, _recalibrated(plan.last(), x, y, ends, parts, by)))
+            steps.append(as_step("cv+", _recalibrated(plan.last(), x, y, ends, parts, plan.by)))
+    elif plan.recalibrate is not None:
+        last, step = last_step(x, y, steps[-1], ends, plan)
+        steps.append(step)
     like = taken_of(chains[0]) if plan.shares_inference else None
     return Held(tuple(steps), last, chain, like)
+
+
+def last_step(
+    x: Table, y: Float[Array, " n"], end: Step, ends: Sequence[Distribution], plan: Plan
+) -> tuple[Callable, Step]:
+    """The last step, fitted to what those before predict; and as one of the steps, scored on held-out rows.
+
+    Args:
+        x: inputs [n, d], or a data frame.
+        y: targets [n].
+        end: the step before.
+        ends: its predictions of every part.
+        plan: how a pipeline is fitted.
+    """
+    rows, parts = np.asarray(end.rows), [plan.division.rows[places] for places in plan.division.parts]
+    with one_warning(_LAST_STEP):
+        last = plan.last()(*take_rows(rows, x), end.predictions, end.y, **plan.by.of_rows(rows))
+        found = _recalibrated(plan.last(), x, y, ends, parts, plan.by)
+    return last, step_of(name_of(plan.recalibrate), found, y=y, parts=parts, out_of_fold=plan.is_out_of_fold)
+
+
+def chain_of(
+    x: Table,
+    y: Float[Array, " n"],
+    plan: Plan,
+    pair: tuple[Any, Sequence[Callable]],
+    like: Sequence[Taken | None] | None,
+) -> Chain:
+    """Predictor and calibrators that predict new rows: fitted to all, or to those that are not set aside."""
+    tables = (x, *_targets(y, plan))
+    if plan.division.predicts == "fold":
+        tables = take_rows(plan.division.folds[0].training, *tables)
+    return _fit_of(*pair, plan, like)(*tables, key=plan.keys[1])
 
 
 def fit_chain(
@@ -256,7 +287,7 @@ def _recalibrated(
     return found
 
 
-def _step(
+def step_of(
     name: str,
     predictions: Sequence[Distribution],
     *,

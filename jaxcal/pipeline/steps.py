@@ -100,9 +100,13 @@ def _few_threads(estimator: Any, x: Table) -> AbstractContextManager[Any]:
 
     Boosted trees of 824 rows took .08 s with one thread and .25 s with two, beside a busy process.
     """
-    is_small = math.prod(x.shape) <= _SMALL_TABLE
     is_of_sklearn = type(estimator).__module__.partition(".")[0] == "sklearn"
-    return threadpool_limits(1, user_api="openmp") if is_small and is_of_sklearn else nullcontext()
+    return one_thread_for(math.prod(x.shape)) if is_of_sklearn else nullcontext()
+
+
+def one_thread_for(number: int) -> AbstractContextManager[Any]:
+    """One thread of OpenMP for a table of so few numbers."""
+    return threadpool_limits(1, user_api="openmp") if number <= _SMALL_TABLE else nullcontext()
 
 
 # NumPy and pandas call dates so in their messages.

@@ -158,14 +158,14 @@ class BoostedNormal:
 
 
 @dataclass(frozen=True)
-class BoostedQuantile:
-    """A quantile of scikit-learn's gradient boosting: the sum of a constant and of what its trees predict."""
+class BoostedSum:
+    """A quantile or a mean of scikit-learn's gradient boosting: the sum of a constant and of what its trees predict."""
 
     nodes: Nodes
     constant: float
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """The quantile of every row."""
+        """The sum of every row."""
         total = np.full(len(x), self.constant)
         for values in self.nodes.value[self.nodes.leaves(x)].T:
             total += values
@@ -188,8 +188,9 @@ def of_ngboost(model: Any) -> BoostedNormal:
 
 
 def of_gradient_boosting(model: Any) -> Any:
-    """The arrays of a fitted HistGradientBoostingRegressor of a quantile; as it is where it has categorical columns."""
-    if isinstance(model, BoostedQuantile) or model.loss != "quantile" or model.is_categorical_ is not None:
+    """The arrays of a fitted HistGradientBoostingRegressor; as it is where it has categorical columns or a link."""
+    is_sum = getattr(model, "loss", "") in ("quantile", "squared_error")
+    if not is_sum or model.is_categorical_ is not None:
         return model
     trees = [predictor.nodes for (predictor,) in model._predictors]
-    return BoostedQuantile(Nodes.of_boosting(trees), model._baseline_prediction.item())
+    return BoostedSum(Nodes.of_boosting(trees), model._baseline_prediction.item())

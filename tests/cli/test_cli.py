@@ -25,7 +25,7 @@ from jaxcal.cli.app import app
 from jaxcal.cli.text import Format, Text
 from jaxcal.distributions import Normal
 from jaxcal.frames.columns import Columns
-from jaxcal.pipeline.steps import OfNumbers
+from jaxcal.pipeline.trees import boosted_trees
 from jaxcal.predictors import gaussian_process
 
 pytestmark = pytest.mark.any_precision
@@ -277,12 +277,12 @@ def test_a_saved_calibrator_predicts_the_same(table, file, tmp_path, options):
 
 
 def test_a_saved_pipeline_predicts_the_same(table, file, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "candidates", lambda: [(gaussian_process.fit, ()), (OfNumbers(None), ())])
+    monkeypatch.setattr(pipeline, "candidates", lambda: [(gaussian_process.fit, ()), (boosted_trees, ())])
     model, new = tmp_path / "model", tmp_path / "new.csv"
     table.drop("line", "spread", "id").write_csv(file)
     result = run("calibrate", file, "--target", "truth", "--save", model)
     assert result.exit_code == 0, result.output
-    assert "Boosted trees are not among the models" in result.stdout
+    assert "Trees are not among the models" in result.stdout
     table.select("b", "a").write_csv(new)
     assert run("apply", model, new).exit_code == 0
     fitted = jaxcal.load(model)["model"]

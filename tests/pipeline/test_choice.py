@@ -38,7 +38,8 @@ class Line:
 
 
 def choose(rows, *lines, **options):
-    return jc.pipeline.fit(*rows, predictor=[(line, ()) for line in lines], key=KEY, **options)
+    best = jc.pipeline.Best([(line, ()) for line in lines])
+    return jc.pipeline.fit(*rows, predictor=best, key=KEY, **options)
 
 
 def test_one_that_is_far_behind_is_fitted_once(rows):

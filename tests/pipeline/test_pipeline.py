@@ -238,15 +238,16 @@ def test_the_last_step_leaves_the_mean_by_default(rng):
     np.testing.assert_allclose(pipeline(x).mean, 0, atol=1e-3)
 
 
-def test_without_a_predictor_the_best_of_a_list_is_taken(rng, monkeypatch):
+def test_without_a_predictor_those_of_a_list_are_combined(rng, monkeypatch):
     constant = lambda x, y: lambda x: jnp.zeros(len(x))
     monkeypatch.setattr(jc.pipeline, "candidates", lambda: [(constant, ()), (fit_line, (jc.gaussian_mle.fit,))])
     x, y = line_with_noise(rng, 80)
     for method in (Folds(folds=2), Split(folds=2, fraction=0.5)):
         pipeline = jc.pipeline.fit(x, y, method=method, key=KEY)
-        assert pipeline.steps[0].name == "fit_line"
-        assert len(pipeline.others) == 1
-        assert "tried as well" in str(pipeline)
+        assert [step.name for step in pipeline.steps] == ["combined", "conformal"]
+        assert pipeline.chain.names[-1] == "fit_line, gaussian_mle"
+        assert pipeline.chain.combiner.weights[-1] > 0.5
+        assert "each by itself" in str(pipeline)
 
 
 @pytest.mark.slow
@@ -254,7 +255,6 @@ def test_the_default_list_is_fitted(rng):
     x = rng.uniform(-2, 2, 40)
     pipeline = jc.pipeline.fit(x, np.sin(2 * x) + 0.1 * rng.normal(size=40), method=Folds(folds=2), key=KEY)
     assert len(pipeline.others) >= 1
-    assert all(pipeline.steps[-1].scores.crps < steps[-1].scores.crps for steps in pipeline.others)
     lower, upper = pipeline(x).interval(0.9)
     assert (upper > lower).all()
 

@@ -36,7 +36,7 @@ def line(slope, seconds=0.0):
 
 def choose(rows, *predictors, **options):
     pairs = [each if isinstance(each, tuple) else (each, ()) for each in predictors]
-    return jc.pipeline.fit(*rows, predictor=pairs, key=KEY, **options)
+    return jc.pipeline.fit(*rows, predictor=jc.pipeline.Best(pairs), key=KEY, **options)
 
 
 def test_with_time_nothing_is_omitted(rows):

@@ -374,7 +374,7 @@ def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved:
     known, rest = np.flatnonzero(np.isfinite(y)), np.flatnonzero(~np.isfinite(y))
     candidates = _candidates(options.models, is_saved=is_saved)
     key, limit = jax.random.key(options.seed), options.time_limit
-    fit = partial(jc.pipeline.fit, predictor=candidates, categorical=columns, time_limit=limit, key=key)
+    fit = partial(jc.pipeline.fit, predictor=candidates, method="folds", categorical=columns, time_limit=limit, key=key)
     with console.working(f"Fit models to {len(known)} rows"):
         model = fit(x[known], y[known])
     console.say(f"{model}\n\n{model.guarantee(0.9)}")

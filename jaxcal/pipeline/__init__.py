@@ -22,7 +22,7 @@ from jaxcal.pipeline.chain import Chain
 from jaxcal.pipeline.choice import Best, Choice
 from jaxcal.pipeline.combination import Combination
 from jaxcal.pipeline.fitted import Pipeline, Recipe, Scores, Step
-from jaxcal.pipeline.methods import CVPlus, Folds, Method, Prefit, Split, as_method
+from jaxcal.pipeline.methods import MANY_ROWS, SET_ASIDE, CVPlus, Folds, Method, Prefit, Split, as_method
 from jaxcal.pipeline.plan import Plan, fit_chain, fit_one
 from jaxcal.pipeline.several import fit_best, fit_combined
 from jaxcal.pipeline.side_by_side import OutOfTime
@@ -60,7 +60,7 @@ def fit(
     predictor: Any = None,
     calibrators: Sequence[Callable] = (),
     recalibrate: Callable | str | None = "auto",
-    method: str | Method = "folds",
+    method: str | Method = "auto",
     weights: ArrayLike | None = None,
     by: Series | str | Callable | None = None,
     categorical: Categorical = (),
@@ -89,7 +89,8 @@ def fit(
             rule="linear", which keeps the shape of every row and its density. For one predictor, or with `by`, it is
             `jc.conformal.fit`, which leaves the mean as it is, with intervals around it; where errors are skewed,
             `jc.crude.fit` has the sharper distributions.
-        method: where these errors come from, an object with options of its own, or its name for the defaults.
+        method: where these errors come from, an object with options of its own, or its name for the defaults. "auto" is
+            "folds", and for several predictors and 10,000 rows or more "split", with 2,000 rows set aside.
             `Folds(folds=5)`, "folds": predictor and calibrators are fitted once without each fold, and then to all
             rows. `Split(fraction=0.25)`, "split": a fraction of the rows is set aside for the last step; the guarantee
             of the last step holds, if it gives one. `CVPlus(folds=5)`, "cv+": predictor and calibrators are fitted
@@ -139,10 +140,10 @@ def fit(
     if time_limit is not None:
         _checks.check_positive("time_limit", time_limit)
     x, y = as_table_and_targets(x, y)
-    method = as_method(method).checked(len(y))
     several = Choice.of(candidates() if predictor is None else predictor)
     if several is not None and len(several.pairs) == 1 and not calibrators:
         ((predictor, calibrators),), several = several.pairs, None
+    method = _as_method(method, len(y), is_one=several is None).checked(len(y))
     if several is not None and (calibrators or weights is not None or isinstance(method, Prefit)):
         raise ValueError(
             "calibrators, weights and method='prefit' need a predictor, and one alone: give it, or none of them."
@@ -171,6 +172,13 @@ def fit(
         return fit_one(x, y, predictor, calibrators, plan)
     except OutOfTime:
         raise TimeoutError(f"the time_limit of {time_limit:g} s passed before a predictor had all its folds.") from None
+
+
+def _as_method(method: str | Method, num_rows: int, *, is_one: bool) -> Method:
+    """The method that was asked for; by itself that of folds, and for several predictors and many rows a split."""
+    if method != "auto":
+        return as_method(method)
+    return Folds() if is_one or num_rows < MANY_ROWS else Split(fraction=SET_ASIDE / num_rows)
 
 
 def _last_step(recalibrate: Callable | str | None, *, combines: bool) -> Callable | None:

@@ -15,7 +15,7 @@ from jaxcal import progress
 from jaxcal.distributions import Point
 from jaxcal.frames.layout import Table
 from jaxcal.pipeline.fitted import Recipe
-from jaxcal.pipeline.methods import Folds, Split
+from jaxcal.pipeline.methods import MANY_ROWS, Folds, Split, hold_out
 from jaxcal.pipeline.out_of_fold import WITHOUT_A_FOLD, one_warning, take_rows
 from jaxcal.pipeline.plan import Held, Models, Plan, held_of, models, taken_of
 from jaxcal.pipeline.side_by_side import OutOfTime, cores, in_threads, share_nothing
@@ -96,9 +96,13 @@ def without_rows_set_aside(
     method = plan.method
     if not isinstance(method, Split):
         return x, y, plan
-    rows, groups = plan.division.folds[0].training, method.labels(len(y))
-    folds = Folds(folds=method.folds, groups=None if groups is None else groups[rows])
-    division = folds.divide(len(rows), (order_key, order_key))
+    rows, labels = plan.division.folds[0].training, method.labels(len(y))
+    groups = None if labels is None else labels[rows]
+    folds = Folds(folds=method.folds, groups=groups)
+    if method.folds is None and len(y) >= MANY_ROWS:
+        division = hold_out(len(rows), groups, order_key)
+    else:
+        division = folds.divide(len(rows), (order_key, order_key))
     return *take_rows(rows, x, y), dataclasses.replace(plan, method=folds, division=division, by=plan.by.part(rows))
 
 

@@ -15,6 +15,10 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 from jaxcal import _checks, _random
 from jaxcal.pipeline.folds import Fold, as_folds, as_labels, drawn, number_for
 
+# Of so many rows so many are enough to calibrate by, and as many to compare and combine predictors by: two fits of each
+# take the place of six.
+MANY_ROWS, SET_ASIDE = 10_000, 2_000
+
 # Random keys: of what is drawn once, and of folds.
 Keys = tuple[PRNGKeyArray, PRNGKeyArray]
 
@@ -194,6 +198,17 @@ def as_method(method: "str | Method") -> Method:
     kinds = {kind.name: kind for kind in (Folds, Split, CVPlus, Prefit)}
     _checks.check_choice("method", method, tuple(kinds))
     return kinds[method]()
+
+
+def hold_out(num_rows: int, groups: np.ndarray | None, key: PRNGKeyArray) -> Division:
+    """One part of the rows, or of their groups, that is held out, in parts; a model fitted to all rows predicts."""
+    order_key, parts_key = _random.split(key)
+    most = num_rows if groups is None else len(np.unique(groups))
+    held_out = drawn(num_rows, min(num_rows // SET_ASIDE, most), groups, order_key)[0].held_out
+    labels = None if groups is None else groups[held_out]
+    parts = drawn(len(held_out), number_for(None, len(held_out), labels), labels, parts_key)
+    fold = Fold(np.setdiff1d(np.arange(num_rows), held_out), held_out)
+    return Division([fold], [part.held_out for part in parts], "all_rows")
 
 
 def _divided(method: Method, num_rows: int, key: PRNGKeyArray, predicts: str) -> Division:

@@ -140,6 +140,25 @@ def test_a_pipeline_of_several_repeats_saves_and_prints(rng, tmp_path):
     np.testing.assert_allclose(back(x).icdf(0.9), saved(x).icdf(0.9), rtol=1e-6)
 
 
+def test_many_rows_are_set_aside_and_each_predictor_is_fitted_twice(rng):
+    fits = []
+
+    def line(slope):
+        def fit(x, y):
+            fits.append(len(y))
+            return lambda x: slope * x[:, 0]
+
+        return fit
+
+    x = rng.uniform(-2, 2, size=(10_000, 1))
+    y = x[:, 0] + 0.1 * rng.normal(size=len(x))
+    fitted = jc.pipeline.fit(x, y, predictor=[(line(1.1), ()), (line(0.9), ())], key=KEY)
+    assert sorted(fits) == [6000, 6000, 8000, 8000]
+    assert fitted.method == "split"
+    assert fitted.guarantee(0.9).num_calibration == 2000
+    assert fitted.guarantee(0.9).coverage == pytest.approx(0.9, abs=0.001)
+
+
 def test_with_rows_set_aside_the_guarantee_is_that_of_the_last_step(rng):
     x = rng.uniform(-2, 2, size=(160, 1))
     y = x[:, 0] + 0.1 * rng.normal(size=160)

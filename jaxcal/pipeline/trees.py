@@ -39,8 +39,8 @@ def boosted_trees(x: Table, y: Float[Array, " n"], *, categorical: Categorical =
             n_estimators=500,
             learning_rate=0.05,
             max_depth=6,
-            min_samples_leaf=5,
-            subsample=0.5,
+            min_samples_leaf=2,
+            subsample=0.8,
             max_features=0.7,
             random_state=0,
         )

@@ -26,10 +26,10 @@ from jaxcal.functional.student_scores import Knots
 class SmoothQuantiles(Distribution):
     """Predictions given by their quantiles at k levels, with a density everywhere.
 
-    The predicted value is q(T), where T follows a standard Student t distribution. q is linear between knots: at T's
-    quantile of a level lies the quantile of that level. Beyond the outermost levels the outermost lines go on, so
-    that tails are those of Student t. All methods are exact for this distribution. Means of the values of several,
-    at the same levels, are the values of the distribution whose quantiles are the means of theirs.
+    The predicted value is q(T), where T follows a standard Student t distribution. The function q is linear between
+    knots. At the quantile of T at a level it is the quantile at that level. Beyond the outermost levels the outermost
+    lines go on, so that tails are those of Student t. All methods are exact for this distribution. Means of the values
+    of several, at the same levels, are the values of the distribution whose quantiles are the means of theirs.
 
     Args:
         levels: [k], strictly increasing in (0, 1), the first below and the last above 1/2, the same for all rows.
@@ -37,8 +37,8 @@ class SmoothQuantiles(Distribution):
         df: degrees of freedom, one number, more than 2.
 
     Raises:
-        ValueError: if the values have another number of columns than there are levels, or do not increase; if the
-            levels do not increase strictly within (0, 1), or 1/2 is not between them; if df is 2 or less.
+        ValueError: if the values have another number of columns than there are levels, or decrease; if the levels do
+            not increase strictly within (0, 1); if 1/2 is not between them; if df is 2 or less.
 
     Example:
         >>> levels, z = np.array([0.1, 0.5, 0.9]), np.array([-1.3, 0.0, 2.6])
@@ -120,7 +120,7 @@ class SmoothQuantiles(Distribution):
         y = match(y, self._center)
         score, line, knots = self._score(y), self._lines, self._knots
         xp = namespace(y)
-        # Of the cdf: from -inf to each knot from the first on, and from the last knot below u to u.
+        # The integral of the cdf from -inf to y: up to the last knot below, and from there on.
         below_line = xp.concatenate([xp.zeros_like(knots.below[..., :1]), knots.below], axis=-1)
         (parts,) = _like(self.values, xp.diff(below_line))
         until = xp.cumsum(line.slope[..., :-1] * parts, axis=-1)
@@ -133,7 +133,7 @@ class SmoothQuantiles(Distribution):
 
     @numpy_or_jit(when=numpy_knows)
     def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
-        """Those of all rows lie on the same lines."""
+        """The quantiles at checked levels: those of all rows lie on the same lines."""
         if self.levels.ndim > 1:
             return at_levels(self.quantile, levels, self._center)
         u = student_t.icdf(levels.astype(self.values.dtype), self.df)

@@ -70,7 +70,7 @@ def beyond(
 ) -> Float[AnyArray, "..."]:
     """A quantile moved outward until the cdf there is beyond its level, so that all y of that level lie inside.
 
-    How far that is cannot be told in units in the last place: a cdf near 1 is the same for a wide range of y. The first
+    Units in the last place do not tell how far that is: a cdf near 1 is the same for a wide range of y. The first
     move is that of `outward`, and each further one is twice as long. Beyond means by more than `of_probability`, or
     where the cdf is 0 or 1. If no y is beyond the level, the end is infinite.
 

@@ -48,7 +48,7 @@ def knots(levels: Float[AnyArray, " k"], df: Float[AnyArray, ""]) -> Knots:
     cdf = xp.pad(levels, (1, 1), constant_values=(0, 1))
     mass = xp.diff(cdf)
     first = -xp.diff(xp.pad(h, (1, 1)))
-    # By parts, from (1 - 1 / (df - 1)) times the integral of u^2 f.
+    # Integration by parts gives (1 - 1 / (df - 1)) times the integral of u^2 f.
     has_std = df > 2
     safe = xp.where(has_std, df, 3)
     second = ((safe - 1) * -xp.diff(xp.pad(t * h, (1, 1))) + safe * mass) / (safe - 2)
@@ -75,7 +75,7 @@ def _spread(t: Float[AnyArray, " k"], df: Float[AnyArray, ""]) -> Float[AnyArray
     width = xp.diff(t)
     tails = student_t.cdf(-abs(t[:-1, None] + width[:, None] * nodes[None]), df)
     inner = width * (tails * (1 - tails) * weights[None]).sum(-1)
-    # Beyond a knot, of 1 - F as above, less that of its square, with u = t / v.
+    # F (1 - F) is (1 - F) - (1 - F)^2: the first is known beyond a knot t, the second is integrated over v = t / u.
     ends = xp.stack([-t[0], t[-1]])
     v, weights = (xp.asarray(part, t.dtype) for part in unit_gauss_legendre(_POINTS_OF_A_TAIL))
     squares = student_t.cdf(-ends[:, None] / v[None], df) ** 2 * (weights / v**2)[None]

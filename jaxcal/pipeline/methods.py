@@ -15,8 +15,8 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 from jaxcal import _checks, _random
 from jaxcal.pipeline.folds import Fold, as_folds, as_labels, drawn, number_for
 
-# Of so many rows so many are enough to calibrate by, and as many to compare and combine predictors by: two fits of each
-# take the place of six.
+# From so many rows on, a part of this size is enough to calibrate by. As many rows are enough to combine predictors by.
+# Then each predictor is fitted twice in place of six times.
 MANY_ROWS, SET_ASIDE = 10_000, 2_000
 
 # Random keys: of what is drawn once, and of folds.

@@ -96,11 +96,13 @@ class Guarantee:
         from scipy.special import betaincinv
 
         p = _checks.as_fraction("p", p)
+        if not self.places:
+            return 0.0
         outside = self.num_calibration + 1 - self.places
         return float(betaincinv(self.places, outside, p)) if outside else 1.0
 
     def interval(self, probability: float = 0.9) -> tuple[float, float]:
-        """The central interval that holds the realized coverage with this probability.
+        """The central interval that holds the realized coverage with this probability; a longer one between scores.
 
         Raises:
             ValueError: if the probability lies outside (0, 1).
@@ -110,7 +112,10 @@ class Guarantee:
             0.884 to 0.915
         """
         probability = _checks.as_fraction("probability", probability)
-        return self.quantile((1 - probability) / 2), self.quantile((1 + probability) / 2)
+        most = self
+        if self.between_scores:
+            most = dataclasses.replace(self, places=min(self.places + 2, self.num_calibration + 1))
+        return self.quantile((1 - probability) / 2), most.quantile((1 + probability) / 2)
 
     def __str__(self) -> str:
         """The guarantee in plain words."""

@@ -129,7 +129,8 @@ class SmoothQuantiles(Distribution):
         rest = xp.where(score.slope > 0, student_scores.integral_of_cdf(score.u, self._df) - began, 0)
         below = _at(until, score.place) + xp.where(score.slope > 0, score.slope * rest, xp.maximum(y - self._center, 0))
         (spread,) = _like(line.slope, knots.spread)
-        return self.mean - y + 2 * below - (line.slope * spread).sum(-1)
+        score_of = self.mean - y + 2 * below - (line.slope * spread).sum(-1)
+        return xp.where(abs(y) < np.inf, score_of, np.inf)
 
     @numpy_or_jit(when=numpy_knows)
     def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:

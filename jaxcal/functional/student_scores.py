@@ -60,12 +60,13 @@ def first_moment_above(t: Float[AnyArray, "*n"], df: Float[AnyArray, "..."]) -> 
     """The integral of u f(u) from t on: f(t) (df + t^2) / (df - 1)."""
     xp = namespace(t, df)
     zero, one = xp.zeros_like(t), xp.ones_like(t)
-    return xp.exp(student_t.log_prob(t, df * one, zero, one)) * (df + t**2) / (df - 1)
+    moment = xp.exp(student_t.log_prob(t, df * one, zero, one)) * (df + t**2) / (df - 1)
+    return xp.where(t**2 < np.inf, moment, 0)
 
 
 def integral_of_cdf(t: Float[AnyArray, "*n"], df: Float[AnyArray, "..."]) -> Float[AnyArray, "*n"]:
     """The integral of F from -inf to t: t F(t) + f(t) (df + t^2) / (df - 1)."""
-    return t * student_t.cdf(t, df) + first_moment_above(t, df)
+    return namespace(t).where(t > -np.inf, t, 0) * student_t.cdf(t, df) + first_moment_above(t, df)
 
 
 def _spread(t: Float[AnyArray, " k"], df: Float[AnyArray, ""]) -> Float[AnyArray, " s"]:

@@ -8,7 +8,6 @@ step's guarantee holds. Or the models of the folds predict new rows, too: then t
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from jaxtyping import ArrayLike, PRNGKeyArray
@@ -24,7 +23,7 @@ from jaxcal.pipeline.combination import Combination
 from jaxcal.pipeline.fitted import Pipeline, Recipe, Scores, Step
 from jaxcal.pipeline.methods import MANY_ROWS, SET_ASIDE, CVPlus, Folds, Method, Prefit, Split, as_method
 from jaxcal.pipeline.plan import Plan, fit_chain, fit_one
-from jaxcal.pipeline.several import fit_best, fit_combined
+from jaxcal.pipeline.several import fit_best, fit_combined, recalibrated_levels
 from jaxcal.pipeline.side_by_side import OutOfTime
 from jaxcal.pipeline.steps import Estimator, Fitted, Groups, as_table_and_targets, columns_of
 
@@ -85,10 +84,11 @@ def fit(
         calibrators: fit functions `fit(x, base, y)`, such as `jc.rio.fit`, in their order; each is fitted to what the
             steps before predict of the rows they were fitted to.
         recalibrate: the last step, a fit function as these, of errors on rows that the models were not fitted to; None
-            for no such step. By default, "auto", it is for several predictors `jc.conformal.fit` with score="cdf" and
-            rule="linear", which keeps the shape of every row and its density. For one predictor, or with `by`, it is
-            `jc.conformal.fit`, which leaves the mean as it is, with intervals around it; where errors are skewed,
-            `jc.crude.fit` has the sharper distributions.
+            for no such step. By default, "auto", it is `jc.conformal.fit`, which leaves the mean as it is, with
+            intervals around it; where errors are skewed, `jc.crude.fit` has the sharper distributions. Several
+            predictors need none, unless there is `by`: the combination is calibrated out of fold. With method="split"
+            it is for these `jc.conformal.fit` with score="cdf" and rule="linear", which keeps the shape of every row
+            and its density.
         method: where these errors come from, an object with options of its own, or its name for the defaults. "auto" is
             "folds", and for several predictors and 10,000 rows or more "split", with 2,000 rows set aside.
             `Folds(folds=5)`, "folds": predictor and calibrators are fitted once without each fold, and then to all
@@ -159,7 +159,7 @@ def fit(
     plan = Plan(
         method=method,
         division=divide.divide(len(y), (division_key, order_key)),
-        recalibrate=_last_step(recalibrate, combines=several is not None and several.combines and by is None),
+        recalibrate=_last_step(recalibrate, method, combines=several is not None and several.combines and by is None),
         weights=_checks.as_weights(weights, len(y)),
         by=Groups.of(by, len(y)),
         columns=columns_of(x, categorical),
@@ -181,8 +181,10 @@ def _as_method(method: str | Method, num_rows: int, *, is_one: bool) -> Method:
     return Folds() if is_one or num_rows < MANY_ROWS else Split(fraction=SET_ASIDE / num_rows)
 
 
-def _last_step(recalibrate: Callable | str | None, *, combines: bool) -> Callable | None:
-    """The last step that was asked for; by itself that of probabilities for distributions with a density.
+def _last_step(recalibrate: Callable | str | None, method: Method, *, combines: bool) -> Callable | None:
+    """The last step that was asked for; by itself none after a combination, which out-of-fold errors calibrate already.
+
+    Where rows are set aside it recalibrates the levels by these, and keeps the density of every row.
 
     Raises:
         ValueError: if it is another string.
@@ -190,4 +192,6 @@ def _last_step(recalibrate: Callable | str | None, *, combines: bool) -> Callabl
     if not isinstance(recalibrate, str):
         return recalibrate
     _checks.check_choice("recalibrate", recalibrate, ("auto",))
-    return partial(conformal.fit, score="cdf", rule="linear") if combines else conformal.fit
+    if not combines:
+        return conformal.fit
+    return recalibrated_levels if isinstance(method, Split) else None

@@ -60,6 +60,7 @@ class Choice(NamedTuple):
         """What the predictor of `fit` says; None where it is one alone.
 
         Raises:
+            TypeError: if one of them is no pair.
             ValueError: if there are no pairs.
         """
         if isinstance(predictor, Recipe):
@@ -70,6 +71,11 @@ class Choice(NamedTuple):
             found = cls(predictor.pairs, combines=False)
         else:
             return None
+        if not all(
+            isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], list | tuple)
+            for pair in found.pairs
+        ):
+            raise TypeError("predictor holds pairs of a predictor and a list of its calibrators: (predictor, ()), say.")
         if not found.pairs:
             raise ValueError("predictor holds no pairs: give one at least, or None for those of jaxcal.")
         return found
@@ -99,8 +105,8 @@ def without_rows_set_aside(
     rows, labels = plan.division.folds[0].training, method.labels(len(y))
     groups = None if labels is None else labels[rows]
     folds = Folds(folds=method.folds, groups=groups)
-    if method.folds is None and len(y) >= MANY_ROWS:
-        division = hold_out(len(rows), groups, order_key)
+    if method.folds is None and len(rows) >= MANY_ROWS // 2 and groups is None:
+        division = hold_out(len(rows), order_key)
     else:
         division = folds.divide(len(rows), (order_key, order_key))
     return *take_rows(rows, x, y), dataclasses.replace(plan, method=folds, division=division, by=plan.by.part(rows))

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Float
 from scipy import optimize, special
@@ -48,7 +49,7 @@ _MIDDLE_DENSITY = 0.4
 
 
 class Combination(eqx.Module):
-    """Fitted chains, and what combines their predictions; the predictor of a pipeline of several.
+    """Fitted chains, and what combines their predictions by NumPy, not under `jit`; the predictor of several.
 
     Attributes:
         names: what the chains are.
@@ -104,9 +105,9 @@ def combine(predictions: Sequence[Distribution], y: Float[np.ndarray, " n"], par
 
 def _combined(predictions: Sequence[Distribution], y: np.ndarray, parts: Sequence[np.ndarray]) -> Combined:
     errors = y - np.stack([np.asarray(each.mean, float) for each in predictions])
-    weights = weights_of(errors)
-    kept = [int(k) for k in np.flatnonzero(weights)]
-    table, weights, errors = _Predicted.of([predictions[k] for k in kept]), weights[kept], errors[kept]
+    kept = [int(k) for k in np.flatnonzero(weights_of(errors))]
+    table, errors = _Predicted.of([predictions[k] for k in kept]), errors[kept]
+    weights = weights_of(errors)  # as those of each fold, without the others
     cross = _CrossFit(parts, len(y))
     mean = cross(lambda rows: weights_of(errors[:, rows]), lambda own, rows: own @ table.means[:, rows])
     features, error, resolution = table.features(mean), y - mean, resolution_of(y)
@@ -250,7 +251,7 @@ def weights_of(errors: Float[np.ndarray, "m n"]) -> Float[np.ndarray, " m"]:
 
     By reweighted least squares: each is a problem of non-negative least squares, whose solution is scaled to the sum 1.
     A little of the identity is added to the matrix of products, so that predictors that can hardly be told apart have
-    equal weights.
+    equal weights. How much that is depends on the best one: a bad one has no say.
     """
     number, size = errors.shape
     unit = np.median(abs(errors)) or np.mean(abs(errors)) or 1.0
@@ -259,7 +260,7 @@ def weights_of(errors: Float[np.ndarray, "m n"]) -> Float[np.ndarray, " m"]:
         weights = found
         row_weights = 1 / np.maximum(abs(weights @ errors), 1e-3)
         products = errors * row_weights @ errors.T / size
-        products[np.diag_indices(number)] += (np.trace(products) or 1.0) / number / size
+        products[np.diag_indices(number)] += (products.diagonal().min() or 1.0) / size
         root = np.linalg.cholesky(products).T
         # The sum is 1 up to a factor, which scaling removes.
         found, _ = optimize.nnls(np.vstack([root, np.ones(number)]), np.append(np.zeros(number), 1.0))
@@ -299,9 +300,9 @@ def placed(
     steps, widths = scale[:, None] * np.diff(z), np.diff(scores)
     low, high = (np.searchsorted(_LEVELS, level) for level in _MIDDLE)
     middle = scale * (z[:, high] - z[:, low]) / (scores[high] - scores[low])
-    tiny = np.finfo(np.float32).eps * abs(mean)
-    least = np.maximum(np.maximum(_LEAST_SLOPE * middle, _MIDDLE_DENSITY * resolution), tiny)
-    steps = np.maximum(steps, least[:, None] * widths)
+    least = np.maximum(_LEAST_SLOPE * middle, _MIDDLE_DENSITY * resolution)
+    rounding = 2 * np.finfo(jax.dtypes.canonicalize_dtype(float)).eps * abs(mean)
+    steps = np.maximum(np.maximum(steps, least[:, None] * widths), rounding[:, None])
     median = int(np.searchsorted(_LEVELS, 0.5))
     outward = np.cumsum(np.pad(steps, ((0, 0), (1, 0))), axis=1)
     values = mean[:, None] + scale[:, None] * z[:, median, None] + outward - outward[:, median, None]

@@ -200,13 +200,11 @@ def as_method(method: "str | Method") -> Method:
     return kinds[method]()
 
 
-def hold_out(num_rows: int, groups: np.ndarray | None, key: PRNGKeyArray) -> Division:
-    """One part of the rows, or of their groups, that is held out, in parts; a model fitted to all rows predicts."""
+def hold_out(num_rows: int, key: PRNGKeyArray) -> Division:
+    """One part of many rows that is held out, in parts; a model fitted to all rows predicts."""
     order_key, parts_key = _random.split(key)
-    most = num_rows if groups is None else len(np.unique(groups))
-    held_out = drawn(num_rows, min(num_rows // SET_ASIDE, most), groups, order_key)[0].held_out
-    labels = None if groups is None else groups[held_out]
-    parts = drawn(len(held_out), number_for(None, len(held_out), labels), labels, parts_key)
+    held_out = drawn(num_rows, num_rows // SET_ASIDE, None, order_key)[0].held_out
+    parts = drawn(len(held_out), number_for(None, len(held_out)), None, parts_key)
     fold = Fold(np.setdiff1d(np.arange(num_rows), held_out), held_out)
     return Division([fold], [part.held_out for part in parts], "all_rows")
 

@@ -1,11 +1,13 @@
 """The pipeline of several predictors: all of them combined, or the best."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxcal.calibrators import conformal
 from jaxcal.distributions import Distribution
 from jaxcal.frames.layout import Layout, Table
 from jaxcal.pipeline.chain import Chain
@@ -66,6 +68,14 @@ def fit_combined(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, or
         by=plan.by.without_labels(),
     )
     return _told(fitted, choice, known, tuple(each.steps for each in held))
+
+
+def recalibrated_levels(x: Table, base: Distribution, y: Float[Array, " n"]) -> Callable:
+    """The last step of rows that are set aside: of levels, or where an outlier has level 1, of errors over stds."""
+    try:
+        return conformal.fit(x, base, y, score="cdf", rule="linear")
+    except ValueError:
+        return conformal.fit(x, base, y)
 
 
 def _fitted_to_all(x: Table, y: Float[Array, " n"], fits: list, plan: Plan) -> tuple[Chain, ...]:

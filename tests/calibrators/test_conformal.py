@@ -257,6 +257,11 @@ def test_an_interval_with_ends_between_scores_has_a_guarantee_too(rng):
     assert covered < guarantee.coverage + 2 / (size + 1) + 0.002
     assert "at least" in str(fit_on(rule="linear", size=size).guarantee(level))
     assert "too few" in str(Guarantee.of(0.9, 1, "linear"))
+    # The realized coverage lies in the band of 90 % of the sets.
+    low, high = Guarantee.of(level, size, "linear").interval()
+    realized = np.array([np.diff(np.interp([0.05, 0.95], levels, each))[0] for each in knots])
+    assert np.mean((realized >= low) & (realized <= high)) >= 0.9
+    assert Guarantee.of(0.9, 1, "linear").interval()[0] == 0
 
 
 def fit_on(make=Normal, size=60, **options):

@@ -205,6 +205,13 @@ def standard_cdf(name, row, u):
     return sum(weight * member((u - offset) / spread) for weight, offset, spread in members)
 
 
+def test_the_score_of_an_infinite_target_is_infinite():
+    forecast = SmoothQuantiles(KNOTS, np.array([STEPS]), 4.0)
+    for target in (np.inf, -np.inf):
+        assert np.isinf(forecast.crps(target)).all()
+    assert np.isfinite(forecast.crps(-1e30)).all()
+
+
 def oracle_cdf(name, row, t):
     """The cdf of one row at t."""
     return standard_cdf(name, row, (np.asarray(t) - LOC[row]) / SCALE[row])

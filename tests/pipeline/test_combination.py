@@ -52,6 +52,37 @@ def test_a_combination_is_better_than_its_parts_and_tells_what_each_adds(rng):
     assert found.gains[0] > found.gains[1] > 0
 
 
+def test_a_bad_predictor_has_no_say_in_the_weights_of_the_others(rng):
+    x = rng.normal(size=150)
+    y = x + 0.3 * rng.normal(size=150)
+    good = [x + 0.05 * rng.normal(size=150), 0.7 * x, np.zeros(150)]
+    folds = folds_of(150, rng)
+    of_good = combine([jc.Point(mean) for mean in good], y, folds)
+    for bad in (np.full(150, 300.0), np.where(np.arange(150) == 3, 1e5, x)):
+        found = combine([*(jc.Point(mean) for mean in good), jc.Point(bad)], y, folds)
+        assert found.kept == of_good.kept
+        np.testing.assert_allclose(found.combiner.weights, of_good.combiner.weights, atol=0.02)
+
+
+def test_outliers_move_no_other_row(rng):
+    """Also where they are so far off that their levels are 0 or 1."""
+    x = rng.normal(size=(150, 2))
+    y = x[:, 0] + 0.3 * rng.normal(size=150)
+    line = lambda slope: lambda x, y: lambda x: slope * x[:, 0]
+    pairs = [(line(1.05), ()), (line(0.9), ())]
+    new = rng.normal(size=(200, 2))
+    for method in ("folds", "split"):
+        plain = jc.pipeline.fit(x, y, predictor=pairs, method=method, key=KEY)(new)
+        for outlier in (30.0, -1e5):
+            wild = jc.pipeline.fit(
+                x, np.where(np.arange(150) == 5, outlier, y), predictor=pairs, method=method, key=KEY
+            )
+            forecast = wild(new)
+            assert abs(forecast.icdf(0.5) - plain.icdf(0.5)).max() < 0.2
+            lower, upper = forecast.interval(0.8)
+            assert np.median(upper - lower) < 2 * np.median(plain.interval(0.8)[1] - plain.interval(0.8)[0])
+
+
 def test_a_predictor_without_weight_is_not_kept(rng):
     _, _, means, found = combined(rng, shift=20.0)
     assert found.kept == [0]
@@ -127,7 +158,7 @@ def test_a_pipeline_of_several_repeats_saves_and_prints(rng, tmp_path):
     y = np.sin(2 * x[:, 0]) + (0.05 + 0.2 * abs(x[:, 0])) * rng.normal(size=150)
     models = jc.pipeline.candidates(["gaussian_process", "boosted_trees"])
     fitted = jc.pipeline.fit(x, y, predictor=models, method=jc.pipeline.Folds(folds=4), key=KEY)
-    assert [step.name for step in fitted.steps] == ["combined", "conformal"]
+    assert [step.name for step in fitted.steps] == ["combined"]
     assert "gaussian_process" in str(fitted)
     forecast = fitted(x)
     assert np.isfinite(forecast.log_prob(y)).all()
@@ -165,5 +196,6 @@ def test_with_rows_set_aside_the_guarantee_is_that_of_the_last_step(rng):
     line = lambda slope: lambda x, y: lambda x: slope * x[:, 0]
     pairs = [(line(1.1), ()), (line(0.9), ())]
     fitted = jc.pipeline.fit(x, y, predictor=pairs, method="split", key=KEY)
+    assert [step.name for step in fitted.steps] == ["combined", "recalibrated_levels"]
     assert fitted.guarantee(0.9).num_calibration == 40
     np.testing.assert_allclose(np.sum(fitted.chain.combiner.weights * [1.1, 0.9]), 1, atol=0.03)

@@ -218,9 +218,11 @@ class Scale(eqx.Module):
 
 
 def _learned(features: Float[np.ndarray, "n f"], error: Float[np.ndarray, " n"], floor: float) -> Any:
-    """Boosted trees of the logs of the sizes of the errors."""
-    from sklearn.ensemble import HistGradientBoostingRegressor
-
+    """Boosted trees of the logs of the sizes of the errors; without scikit-learn a constant."""
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+    except ImportError:
+        return _Zero()
     trees = HistGradientBoostingRegressor(
         max_iter=60,
         learning_rate=0.05,
@@ -231,6 +233,14 @@ def _learned(features: Float[np.ndarray, "n f"], error: Float[np.ndarray, " n"],
         random_state=0,
     )
     return trees.fit(features, np.log(abs(error) + floor))
+
+
+class _Zero:
+    """In place of trees."""
+
+    def predict(self, features: Float[np.ndarray, "n f"]) -> Float[np.ndarray, " n"]:
+        """Zeros."""
+        return np.zeros(len(features))
 
 
 class _CrossFit:

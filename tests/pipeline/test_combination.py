@@ -1,5 +1,7 @@
 """Several predictors as one: their weights, the scale of the errors, densities, and the coverage that is measured."""
 
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -99,6 +101,13 @@ def test_the_scale_follows_the_errors_where_that_helps(rng):
     assert np.median(forecast.std[x > 0.3]) > 1.5 * np.median(forecast.std[x < -0.3])
     spread = lambda each: np.ptp(np.log(np.asarray(each.out_of_fold.std)))
     assert spread(found) > spread(plain)
+
+
+def test_without_scikit_learn_the_scale_is_constant(rng, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    _, _, means, found = combined(rng)
+    assert found.combiner.scale.power == 0
+    np.testing.assert_allclose(found.combiner([jc.Point(mean) for mean in means]).std.std(), 0, atol=1e-6)
 
 
 @pytest.mark.parametrize("number", [50, 200, 1000])

@@ -1,14 +1,13 @@
 """Trees of other packages as predictors of means: `boosted_trees`, `extra_trees` and `catboost`.
 
-Data frames are taken as numbers, with labels as indicators. Each fit has one thread, so that folds can run side by
-side.
+Data frames are taken as numbers, with labels and missing values as indicators. Each fit has one thread, so that folds
+can run side by side.
 """
 
 import importlib.util
 from collections.abc import Callable
 from typing import Any, cast
 
-import numpy as np
 from jaxtyping import Array, Float
 
 from jaxcal._extras import needed
@@ -24,14 +23,14 @@ _FEW_ROWS = 5_000
 def boosted_trees(x: Table, y: Float[Array, " n"], *, categorical: Categorical = ()) -> Callable:
     """Gradient boosting with small steps, small leaves and random parts of rows and columns (Friedman 2002).
 
-    Of more than 5,000 rows, or with missing values, scikit-learn's boosting on histograms.
+    Of more than 5,000 rows it is scikit-learn's boosting on histograms.
 
     Raises:
         ImportError: if scikit-learn is missing.
     """
     from sklearn.ensemble import GradientBoostingRegressor, HistGradientBoostingRegressor
 
-    if len(y) > _FEW_ROWS or _has_missing(x):
+    if len(y) > _FEW_ROWS:
         model: Any = HistGradientBoostingRegressor(
             max_iter=400, learning_rate=0.05, max_features=0.7, early_stopping=cast("Any", False), random_state=0
         )
@@ -81,8 +80,3 @@ def installed() -> list[str]:
     """The names of those whose packages are there."""
     packages = {"boosted_trees": "sklearn", "extra_trees": "sklearn", "catboost": "catboost"}
     return [name for name, package in packages.items() if importlib.util.find_spec(package) is not None]
-
-
-def _has_missing(x: Table) -> bool:
-    values = np.asarray(x)
-    return values.dtype.kind == "f" and bool(np.isnan(values).any())

@@ -71,7 +71,8 @@ class Combination(eqx.Module):
         """The weights, the largest first, and what each predictor adds."""
         lines = [f"{'':30}{'weight':>20}{'error without it':>20}"]
         for k in np.argsort(-self.combiner.weights, kind="stable"):
-            lines.append(f"{self.names[k]:30}{self.combiner.weights[k]:20.2f}{100 * self.gains[k]:+18.1f} %")
+            more = "the only one" if np.isinf(self.gains[k]) else f"{100 * self.gains[k]:+.1f} %"
+            lines.append(f"{self.names[k]:30}{self.combiner.weights[k]:20.2f}{more:>20}")
         return "\n".join(lines)
 
 

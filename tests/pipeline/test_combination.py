@@ -168,7 +168,9 @@ def test_a_pipeline_of_several_repeats_saves_and_prints(rng, tmp_path):
     models = jc.pipeline.candidates(["gaussian_process", "boosted_trees"])
     fitted = jc.pipeline.fit(x, y, predictor=models, method=jc.pipeline.Folds(folds=4), key=KEY)
     assert [step.name for step in fitted.steps] == ["combined"]
-    assert "gaussian_process" in str(fitted)
+    lines = str(fitted).splitlines()
+    weights = [line.split() for line in lines[lines.index("each by itself:") - 1 - len(fitted.chain.names) :]]
+    assert sum(float(words[1]) for words in weights[: len(fitted.chain.names)]) == pytest.approx(1, abs=0.02)
     forecast = fitted(x)
     assert np.isfinite(forecast.log_prob(y)).all()
     again = jc.pipeline.fit(x, y, predictor=fitted.recipe, method=jc.pipeline.Folds(folds=4), key=KEY)

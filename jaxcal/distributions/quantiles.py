@@ -100,15 +100,7 @@ class Quantiles(Distribution):
         highest: Values | None = None,
         num_calibration: int | None = None,
     ):
-        matrix = _checks.as_matrix("values", values)
-        self.values = as_parameter(matrix, matrix.dtype)
-        self.levels = as_parameter(_checks.as_vector("levels", levels), matrix.dtype)
-        if self.values.shape[1] != self.levels.shape[0]:
-            raise ValueError(
-                f"values must have one column a level: got shape {self.values.shape} and {self.levels.shape[0]} levels."
-            )
-        _checks.check_fraction("levels", self.levels)
-        check_increasing("levels", self.levels, strictly=True)
+        self.levels, self.values = levels_and_values(levels, values)
         if sort:
             self.values = jnp.sort(self.values, axis=1)
         _check_not_crossing(self.values)
@@ -192,6 +184,22 @@ class Quantiles(Distribution):
         levels = jnp.broadcast_to(jnp.expand_dims(self.levels, -2), self.values.shape)
         ends = [(0, 0)] * (self.values.ndim - 1) + [(1, 1)]
         return jnp.pad(levels, ends, constant_values=(0, 1)), jnp.pad(self.values, ends, mode="edge")
+
+
+def levels_and_values(levels: Values, values: Values) -> tuple[Float[JaxArray, " k"], Float[JaxArray, "n k"]]:
+    """Levels that increase strictly in (0, 1), and quantiles with a column for each.
+
+    Raises:
+        ValueError: if there is another number of columns, or the levels are others.
+    """
+    matrix = _checks.as_matrix("values", values)
+    values = as_parameter(matrix, matrix.dtype)
+    levels = as_parameter(_checks.as_vector("levels", levels), matrix.dtype)
+    if values.shape[1] != levels.shape[0]:
+        raise ValueError(f"values must have one column a level: got shape {values.shape} and {levels.shape[0]} levels.")
+    _checks.check_fraction("levels", levels)
+    check_increasing("levels", levels, strictly=True)
+    return levels, values
 
 
 @numpy_or_jit

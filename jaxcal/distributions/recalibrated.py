@@ -28,8 +28,8 @@ from jaxcal.functional import linalg, rounding, smoothing
 from jaxcal.functional._loops import scan
 from jaxcal.functional.quantiles import interpolate_monotone, unit_gauss_legendre
 
-# A quadrature over the level has so many pieces at most, so many points in each of the outer two, and takes so many at
-# once.
+# A quadrature over the level has so many pieces at most, and so many points in each of the outer two. So many points
+# are taken at once.
 _PIECES, _POINTS_OF_A_TAIL, _AT_ONCE = 96, 24, 16
 _BEYOND = "the quantile lies beyond all their values, in the tail of the base, and may cover less than its level"
 
@@ -239,10 +239,9 @@ class Recalibrated(Distribution):
         nodes, weights = _quadrature(self.u.shape[-1])
         xp, dtype, info = namespace(self.u, self.base.mean), self.u.dtype, jnp.finfo(self.u.dtype)
         # Rounding must not put a level at 1, where a quantile may be infinite.
-        points = np.stack([np.clip(nodes, float(info.tiny), 1 - float(info.epsneg)), weights])
-        filling = -points.shape[1] % _AT_ONCE
-        points = np.pad(points, [(0, 0), (0, filling)], constant_values=[(0, 0), (0.5, 0.5)])
-        points[1, points.shape[1] - filling :] = 0
+        nodes = np.clip(nodes, float(info.tiny), 1 - float(info.epsneg))
+        filling = (0, -len(nodes) % _AT_ONCE)  # with points of weight 0
+        points = np.stack([np.pad(nodes, filling, constant_values=0.5), np.pad(weights, filling)])
         points = points.reshape(2, -1, _AT_ONCE).swapaxes(0, 1)
 
         def add_points(total: AnyArray, some: AnyArray) -> tuple[AnyArray, None]:

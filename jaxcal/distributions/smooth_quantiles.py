@@ -19,6 +19,7 @@ from jaxcal.distributions._base import (
     of_targets,
 )
 from jaxcal.distributions._rows import Values
+from jaxcal.distributions.quantiles import levels_and_values
 from jaxcal.functional import linalg, student_scores, student_t
 from jaxcal.functional.student_scores import Knots
 
@@ -55,16 +56,8 @@ class SmoothQuantiles(Distribution):
     _knots: Knots
 
     def __init__(self, levels: Values, values: Values, df: Values = 4.0):
-        matrix = _checks.as_matrix("values", values)
-        self.values = as_parameter(matrix, matrix.dtype)
-        self.levels = as_parameter(_checks.as_vector("levels", levels), matrix.dtype)
-        self.df = as_parameter(_checks.as_floats("df", df), matrix.dtype)
-        if self.values.shape[1] != self.levels.shape[0]:
-            raise ValueError(
-                f"values must have one column a level: got shape {self.values.shape} and {self.levels.shape[0]} levels."
-            )
-        _checks.check_fraction("levels", self.levels)
-        check_increasing("levels", self.levels, strictly=True)
+        self.levels, self.values = levels_and_values(levels, values)
+        self.df = as_parameter(_checks.as_floats("df", df), self.values.dtype)
         check_increasing("values", self.values, strictly=False)
         if not _checks.is_traced(self.levels, self.df):
             low, high, df = (float(np.asarray(each)) for each in (self.levels[0], self.levels[-1], self.df))
@@ -103,12 +96,12 @@ class SmoothQuantiles(Distribution):
     @of_targets
     def cdf(self, y: Values) -> Float[AnyArray, "*n"]:
         """F(u), where q(u) is y."""
-        return student_t.cdf(self._score(match(y, self._center)).u, self._df)
+        return student_t.cdf(_score(self.values, self._lines, match(y, self._center)).u, self._df)
 
     @of_targets
     def log_prob(self, y: Values) -> Float[AnyArray, "*n"]:
         """log f(u) less the log of the slope of q at u; -inf for a point."""
-        score = self._score(match(y, self._center))
+        score = _score(self.values, self._lines, match(y, self._center))
         xp, positive = namespace(score.u), score.slope > 0
         u = xp.where(positive, score.u, 0)
         log_density = student_t.log_prob(u, self._df, xp.zeros_like(u), xp.ones_like(u))
@@ -118,7 +111,8 @@ class SmoothQuantiles(Distribution):
     def crps(self, y: Values) -> Float[AnyArray, "*n"]:
         """E|Y - y| - E|Y - Y'| / 2, by the integrals of the cdf over the lines, and of the cdf times its complement."""
         y = match(y, self._center)
-        score, line, knots = self._score(y), self._lines, self._knots
+        line, knots = self._lines, self._knots
+        score = _score(self.values, line, y)
         xp = namespace(y)
         # The integral of the cdf from -inf to y: up to the last knot below, and from there on.
         below_line = xp.concatenate([xp.zeros_like(knots.below[..., :1]), knots.below], axis=-1)
@@ -129,8 +123,7 @@ class SmoothQuantiles(Distribution):
         rest = xp.where(score.slope > 0, student_scores.integral_of_cdf(score.u, self._df) - began, 0)
         below = _at(until, score.place) + xp.where(score.slope > 0, score.slope * rest, xp.maximum(y - self._center, 0))
         (spread,) = _like(line.slope, knots.spread)
-        score_of = self.mean - y + 2 * below - (line.slope * spread).sum(-1)
-        return xp.where(abs(y) < np.inf, score_of, np.inf)
+        return xp.where(abs(y) < np.inf, self.mean - y + 2 * below - (line.slope * spread).sum(-1), np.inf)
 
     @numpy_or_jit(when=numpy_knows)
     def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
@@ -166,14 +159,6 @@ class SmoothQuantiles(Distribution):
         slope = xp.concatenate([slope[..., :1], slope, slope[..., -1:]], axis=-1)
         return _Lines(self.values[..., first], _like(slope, t[..., first])[0], slope)
 
-    def _score(self, y: Float[AnyArray, "*n"]) -> "_Score":
-        xp = namespace(self.values)
-        place = (self.values <= y[..., None]).sum(-1)
-        start, at, slope = (_at(part, place) for part in self._lines)
-        distance, positive = y - start, slope > 0
-        beside = xp.where(distance < 0, xp.full_like(y, -np.inf), np.inf)
-        return _Score(xp.where(positive, at + distance / xp.where(positive, slope, 1), beside), slope, place)
-
 
 class _Lines(NamedTuple):
     """Lines of q, one for each interval between knots: a value on each, the knot where it is, and the slope."""
@@ -189,6 +174,16 @@ class _Score(NamedTuple):
     u: Float[AnyArray, "*n"]
     slope: Float[AnyArray, "*n"]
     place: Int[AnyArray, "*n"]
+
+
+def _score(values: Float[AnyArray, "*n k"], lines: _Lines, y: Float[AnyArray, "*n"]) -> _Score:
+    """Where q, through these values and on these lines, is y."""
+    xp = namespace(values)
+    place = (values <= y[..., None]).sum(-1)
+    start, at, slope = (_at(part, place) for part in lines)
+    distance, positive = y - start, slope > 0
+    beside = xp.where(distance < 0, xp.full_like(y, -np.inf), np.inf)
+    return _Score(xp.where(positive, at + distance / xp.where(positive, slope, 1), beside), slope, place)
 
 
 def _on_line(line: _Lines, u: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:

@@ -58,10 +58,7 @@ def knots(levels: Float[AnyArray, " k"], df: Float[AnyArray, ""]) -> Knots:
 
 def first_moment_above(t: Float[AnyArray, "*n"], df: Float[AnyArray, "..."]) -> Float[AnyArray, "*n"]:
     """The integral of u f(u) from t on: f(t) (df + t^2) / (df - 1)."""
-    xp = namespace(t, df)
-    zero, one = xp.zeros_like(t), xp.ones_like(t)
-    moment = xp.exp(student_t.log_prob(t, df * one, zero, one)) * (df + t**2) / (df - 1)
-    return xp.where(t**2 < np.inf, moment, 0)
+    return student_t.density_times_square(t, df) / (df - 1)
 
 
 def integral_of_cdf(t: Float[AnyArray, "*n"], df: Float[AnyArray, "..."]) -> Float[AnyArray, "*n"]:
@@ -76,7 +73,7 @@ def _spread(t: Float[AnyArray, " k"], df: Float[AnyArray, ""]) -> Float[AnyArray
     width = xp.diff(t)
     tails = student_t.cdf(-abs(t[:-1, None] + width[:, None] * nodes[None]), df)
     inner = width * (tails * (1 - tails) * weights[None]).sum(-1)
-    # F (1 - F) is (1 - F) - (1 - F)^2: the first is known beyond a knot t, the second is integrated over v = t / u.
+    # F (1 - F) is (1 - F) - (1 - F)^2. The first is known beyond a knot t. The second is integrated over v = t / u.
     ends = xp.stack([-t[0], t[-1]])
     v, weights = (xp.asarray(part, t.dtype) for part in unit_gauss_legendre(_POINTS_OF_A_TAIL))
     squares = student_t.cdf(-ends[:, None] / v[None], df) ** 2 * (weights / v**2)[None]

@@ -73,11 +73,19 @@ def crps(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[AnyArray, "
     df, safe = xp.where(has_mean, df, 2), xp.where(positive, scale, 1)
     distance = xp.subtract(y, loc)
     t = distance / safe
-    # f(t) (df + t^2), which is f(0) df (1 + t^2 / df)^(-(df - 1) / 2).
-    peak = xp.exp(_log_constant(df) - 0.5 * (df - 1) / df * _wallace(t, df) ** 2) * df
+    peak = density_times_square(t, df)
     spread = xp.sqrt(df) / SQRT_PI * xp.exp(2 * _log_gamma_ratio(df / 2) - _log_gamma_ratio(df - 0.5))
     score = distance * (2 * cdf(t, df) - 1) + safe * 2 * (peak - spread) / (df - 1)
     return xp.where(has_mean, xp.where(positive, score, abs(distance)), np.nan)
+
+
+def density_times_square(t: Float[AnyArray, "*n"], df: Float[AnyArray, "..."]) -> Float[AnyArray, "*n"]:
+    """f(t) (df + t^2), which is f(0) df (1 + t^2 / df)^(-(df - 1) / 2): df - 1 times the integral of u f(u) from t on.
+
+    The arrays are of one library and one dtype, df in the shape of t or a number.
+    """
+    xp = namespace(t, df)
+    return xp.exp(_log_constant(df) - 0.5 * (df - 1) / df * _wallace(t, df) ** 2) * df
 
 
 @numpy_or_jit

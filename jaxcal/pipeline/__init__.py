@@ -90,7 +90,7 @@ def fit(
             it is for these `jc.conformal.fit` with score="cdf" and rule="linear", which keeps the shape of every row
             and its density.
         method: where these errors come from, an object with options of its own, or its name for the defaults. "auto" is
-            "folds", and for several predictors and 10,000 rows or more "split", with 2,000 rows set aside.
+            "folds". Several predictors and 10,000 rows or more have "split", with 2,000 rows set aside.
             `Folds(folds=5)`, "folds": predictor and calibrators are fitted once without each fold, and then to all
             rows. `Split(fraction=0.25)`, "split": a fraction of the rows is set aside for the last step; the guarantee
             of the last step holds, if it gives one. `CVPlus(folds=5)`, "cv+": predictor and calibrators are fitted

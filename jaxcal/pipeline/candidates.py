@@ -33,7 +33,7 @@ def candidates(models: Sequence[str] | None = None) -> list[tuple[Any, tuple[Cal
         [('jaxcal.predictors.mlp', 1), ('jaxcal.predictors.forests', 0)]
     """
     if models is None:
-        models = [*_OF_JAXCAL, *trees.installed()]
+        models = [*_OF_JAXCAL, *(name for name in trees.TREES if trees.missing(name) is None)]
     if not models:
         raise ValueError("models must name one at least.")
     return [(_predictor(name), (rio.fit,) if name in _OF_MEANS else ()) for name in models]
@@ -41,8 +41,7 @@ def candidates(models: Sequence[str] | None = None) -> list[tuple[Any, tuple[Cal
 
 def _predictor(name: str) -> Any:
     if name in trees.TREES:
-        if name not in trees.installed():
-            package = "catboost" if name == "catboost" else "scikit-learn"
+        if package := trees.missing(name):
             raise ImportError(f"the model {name!r} needs {package}: pip install {package}.")
         return trees.TREES[name]
     if name not in _names():

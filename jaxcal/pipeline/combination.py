@@ -43,9 +43,10 @@ _LEAST_SIZE = 0.1
 # The least slope of quantiles in scores of Student t, as a fraction of that in the middle.
 _LEAST_SLOPE = 1e-3
 _MIDDLE = (0.1, 0.9)
+# The density of Student t at 0, about.
+_MIDDLE_DENSITY = 0.4
 # As a fraction of the targets' std.
 _LEAST_RESOLUTION = 1e-6
-_MIDDLE_DENSITY = 0.4
 
 
 class Combination(eqx.Module):
@@ -167,7 +168,7 @@ class Combiner(eqx.Module):
         """The distribution of every row, of the predictions of each predictor [n]."""
         table = _Predicted.of(predictions)
         mean = self.weights @ table.means
-        scale = self.scale(table.features(mean)) if self.scale.learned is not None else np.ones_like(mean)
+        scale = self.scale(table.features(mean))
         z = np.broadcast_to(self.z, (len(mean), len(self.z)))
         return placed(mean, scale, z, self.df, self.resolution)
 
@@ -206,6 +207,8 @@ class Scale(eqx.Module):
 
     def __call__(self, features: Float[np.ndarray, "n f"]) -> Float[np.ndarray, " n"]:
         """The scales of rows."""
+        if self.learned is None:
+            return np.ones(len(features))
         with one_thread_for(len(features)):
             return self.of(self.learned.predict(features))
 

@@ -29,8 +29,8 @@ class Pipeline(eqx.Module):
     """A predictor, calibrators and a last step; made by `fit`. `print(pipeline)` is a table of their scores.
 
     Attributes:
-        chain: predictor and calibrators, fitted to all rows, or to those that were not set aside; of several, what
-            combines them, a `Combination`; with "cv+" all those that were fitted without a fold, as a
+        chain: predictor and calibrators, fitted to all rows, or to those that were not set aside. Several predictors
+            are a `Combination`. With "cv+" it is all those that were fitted without a fold, as a
             `jaxcal.cross_conformal.JackknifePlus`.
         last: the last step; None where there is none, and with "cv+", whose `chain` does it.
         steps: what the predictor alone, each calibrator and the last step predict of rows they were not fitted to. That

@@ -203,10 +203,9 @@ def as_method(method: "str | Method") -> Method:
 def hold_out(num_rows: int, key: PRNGKeyArray) -> Division:
     """One part of many rows that is held out, in parts; a model fitted to all rows predicts."""
     order_key, parts_key = _random.split(key)
-    held_out = drawn(num_rows, num_rows // SET_ASIDE, None, order_key)[0].held_out
-    parts = drawn(len(held_out), number_for(None, len(held_out)), None, parts_key)
-    fold = Fold(np.setdiff1d(np.arange(num_rows), held_out), held_out)
-    return Division([fold], [part.held_out for part in parts], "all_rows")
+    fold = drawn(num_rows, num_rows // SET_ASIDE, None, order_key)[0]
+    fold = fold._replace(training=np.sort(fold.training))
+    return _divided(Folds(folds=[fold]), num_rows, parts_key, "all_rows")
 
 
 def _divided(method: Method, num_rows: int, key: PRNGKeyArray, predicts: str) -> Division:

@@ -113,14 +113,21 @@ def fit_one(
     chain = held.chain
     if chain is None:
         chain = chain_of(x, y, plan, (predictor, calibrators), held.like)
+    return pipeline_of(x, chain, held.last, held.steps, plan, Recipe(((predictor, tuple(calibrators)),)))
+
+
+def pipeline_of(
+    x: Table, chain: Any, last: Callable | None, steps: tuple[Step, ...], plan: Plan, recipe: Recipe | None
+) -> Pipeline:
+    """The pipeline of these fitted parts, without others that were tried."""
     return Pipeline(
         chain,
-        held.last,
-        steps=held.steps,
+        last,
+        steps=steps,
         others=(),
         dropped=(),
         omitted=(),
-        recipe=Recipe(((predictor, tuple(calibrators)),)),
+        recipe=recipe,
         method=plan.method.name,
         layout=Layout.of(x),
         by=plan.by.without_labels(),

@@ -9,14 +9,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcal.calibrators import conformal
 from jaxcal.distributions import Distribution
-from jaxcal.frames.layout import Layout, Table
+from jaxcal.frames.layout import Table
 from jaxcal.pipeline.chain import Chain
 from jaxcal.pipeline.choice import Choice, Tried, named, tried, without_rows_set_aside
 from jaxcal.pipeline.combination import Combination, combine
 from jaxcal.pipeline.fitted import Pipeline, Recipe, Step
 from jaxcal.pipeline.methods import Split
 from jaxcal.pipeline.out_of_fold import take_rows
-from jaxcal.pipeline.plan import Plan, chain_of, fit_one, last_step, step_of
+from jaxcal.pipeline.plan import Plan, chain_of, fit_one, last_step, pipeline_of, step_of
 from jaxcal.pipeline.side_by_side import in_threads, one_by_one, share_nothing
 
 
@@ -45,28 +45,16 @@ def fit_combined(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, or
     chains = _fitted_to_all(x, y, fits, plan)
     names = tuple(named(pair) for pair, _ in fits)
     chain = Combination(names, chains, combined.combiner, combined.gains)
-    parts = [plan.division.rows[part] for part in plan.division.parts]
+    parts, whole = [plan.division.rows[part] for part in plan.division.parts], combined.out_of_fold
     if isinstance(plan.method, Split):
-        ends: list[Distribution] = [chain(*take_rows(part, x)) for part in parts]
-    else:
-        ends = [combined.out_of_fold[part] for part in places]
+        whole, places = chain(*take_rows(plan.division.rows, x)), plan.division.parts
+    ends = [whole[part] for part in places]
     steps: list[Step] = [step_of("combined", ends, y=y, parts=parts, out_of_fold=plan.is_out_of_fold)]
     last = None
     if plan.recalibrate is not None:
         last, step = last_step(x, y, steps[0], ends, plan)
         steps.append(step)
-    fitted = Pipeline(
-        chain,
-        last,
-        steps=tuple(steps),
-        others=(),
-        dropped=(),
-        omitted=(),
-        recipe=None,
-        method=plan.method.name,
-        layout=Layout.of(x),
-        by=plan.by.without_labels(),
-    )
+    fitted = pipeline_of(x, chain, last, tuple(steps), plan, None)
     return _told(fitted, choice, known, tuple(each.steps for each in held))
 
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from jaxtyping import Array, Float
 
-from jaxcal._extras import needed
 from jaxcal.frames.columns import Categorical
 from jaxcal.frames.layout import Table
 from jaxcal.pipeline.steps import OfNumbers
@@ -65,8 +64,7 @@ def catboost(x: Table, y: Float[Array, " n"], *, categorical: Categorical = ()) 
     Raises:
         ImportError: if it is missing.
     """
-    with needed("catboost", "the model 'catboost'"):
-        from catboost import CatBoostRegressor  # pyright: ignore[reportMissingImports]
+    from catboost import CatBoostRegressor  # pyright: ignore[reportMissingImports]
 
     model = CatBoostRegressor(random_seed=0, verbose=0, thread_count=1, allow_writing_files=False)
     return OfNumbers(model)(x, y, categorical=categorical)
@@ -76,7 +74,7 @@ def catboost(x: Table, y: Float[Array, " n"], *, categorical: Categorical = ()) 
 TREES = {function.__name__: function for function in (boosted_trees, extra_trees, catboost)}
 
 
-def installed() -> list[str]:
-    """The names of those whose packages are there."""
-    packages = {"boosted_trees": "sklearn", "extra_trees": "sklearn", "catboost": "catboost"}
-    return [name for name, package in packages.items() if importlib.util.find_spec(package) is not None]
+def missing(name: str) -> str | None:
+    """The package that trees of this name need; None where it is there."""
+    package, module = ("catboost", "catboost") if name == "catboost" else ("scikit-learn", "sklearn")
+    return package if importlib.util.find_spec(module) is None else None

@@ -20,7 +20,7 @@ from jaxcal.pipeline.folds import as_labels, drawn, number_for
 from jaxcal.pipeline.out_of_fold import joined, models_of_folds
 from jaxcal.pipeline.steps import (
     Taken,
-    as_distribution,
+    as_prediction,
     as_table_and_targets,
     checked,
     columns_of,
@@ -132,7 +132,7 @@ class Chain(eqx.Module):
     ) -> list[Distribution]:
         """What is predicted by the predictor, or `base`, and after each calibrator; arguments as of the call."""
         x = x if x is None or self.layout is None else self.layout(x)
-        first: Any = base if self.predictor is None else as_distribution(self.predictor(x))
+        first: Any = base if self.predictor is None else as_prediction(self.predictor(x))
         predictions = [first]
         for number, calibrator in enumerate(self.calibrators, start=1):
             groups = {} if by is None or number < len(self.calibrators) else {"by": by}

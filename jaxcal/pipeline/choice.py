@@ -19,7 +19,7 @@ from jaxcal.pipeline.methods import MANY_ROWS, Folds, Split, hold_out
 from jaxcal.pipeline.out_of_fold import WITHOUT_A_FOLD, one_warning, take_rows
 from jaxcal.pipeline.plan import Held, Models, Plan, held_of, models, taken_of
 from jaxcal.pipeline.side_by_side import OutOfTime, cores, in_threads, share_nothing
-from jaxcal.pipeline.steps import as_distribution, name_of
+from jaxcal.pipeline.steps import as_prediction, name_of
 
 # A candidate is dropped after the first fold if its CRPS there exceeds the first number times the best. The second one
 # is the least number of rows in that fold. The third one is the least difference, in standard errors.
@@ -250,7 +250,7 @@ def _first_scores(x: Table, y: Float[Array, " n"], prediction: Any, plan: Plan) 
     """
     rows = plan.division.folds[0].held_out
     table, targets = take_rows(rows, x, y)
-    prediction = as_distribution(prediction)
+    prediction = as_prediction(prediction)
     if plan.recalibrate is None:
         prediction = Point(prediction.mean)
     else:

@@ -34,7 +34,7 @@ from jaxcal.frames.layout import Layout, Series, Table
 from jaxcal.guarantee import WorstCaseGuarantee
 from jaxcal.pipeline.folds import Fold, as_labels, drawn
 from jaxcal.pipeline.out_of_fold import joined, models_of_folds, take_rows
-from jaxcal.pipeline.steps import as_distribution, as_table_and_targets, columns_of, with_columns
+from jaxcal.pipeline.steps import as_prediction, as_table_and_targets, columns_of, with_columns
 from jaxcal.predictors.forests import Forest, out_of_bag_weights
 
 Moments = tuple[Float[Array, "n k"], Float[Array, "n k"] | None]
@@ -119,7 +119,7 @@ def of_folds(
     """The same of models that are fitted already, and of what each predicts of its fold; checked x and y."""
     sizes = [len(fold.held_out) for fold in parts]
     places = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    base = joined([as_distribution(each) for each in predictions], places)
+    base = joined([as_prediction(each) for each in predictions], places)
     (y_held_out,) = take_rows(np.concatenate([fold.held_out for fold in parts]), y)
     scaled = _is_scaled(score, base)
     errors = _absolute_errors(base, y_held_out, scaled)
@@ -194,7 +194,7 @@ def fit_bootstrap(
     about = "in a fit to a bootstrap sample, which counts its rows anew"
     keys = list(jax.random.split(fits_key, number))
     models, predictions = models_of_folds(fit_model, (x,), (y,), parts, keys, about=about)
-    predictions = [as_distribution(each) for each in predictions]
+    predictions = [as_prediction(each) for each in predictions]
     scaled = _is_scaled(score, predictions[0])
     weights = jax.device_put(weights.astype(predictions[0].mean.dtype))
     center = _out_of_bag([each.mean for each in predictions], weights)
@@ -350,7 +350,7 @@ def _are_alike(arrays: Sequence[Any], rest: Sequence[Any]) -> bool:
 
 
 def _moments(model: Callable, x: Table, scaled: bool) -> tuple[Array, Array | None]:
-    distribution = as_distribution(model(x))
+    distribution = as_prediction(model(x))
     return distribution.mean, distribution.std if scaled else None
 
 

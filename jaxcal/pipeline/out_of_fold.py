@@ -22,7 +22,7 @@ from jaxcal.frames.layout import Series, Table, take
 from jaxcal.optimize import Result
 from jaxcal.pipeline.folds import Fold, as_labels, drawn
 from jaxcal.pipeline.side_by_side import in_threads, one_by_one, share_nothing
-from jaxcal.pipeline.steps import as_distribution, as_table_and_targets, columns_of, with_columns
+from jaxcal.pipeline.steps import as_prediction, as_table_and_targets, columns_of, with_columns
 
 # What a warning of one of several fits is about.
 WITHOUT_A_FOLD = "in a fit without a fold, which counts its rows anew"
@@ -86,7 +86,7 @@ def out_of_fold(
     fit_rows = with_columns(fit, columns_of(x, categorical))
     _, predictions = models_of_folds(fit_rows, (x,), (y,), parts, keys, share_nothing=share_nothing([fit]))
     rows = [fold.held_out for fold in parts]
-    return marked_out_of_fold(joined([as_distribution(part) for part in predictions], rows))
+    return marked_out_of_fold(joined([as_prediction(part) for part in predictions], rows))
 
 
 def models_of_folds(

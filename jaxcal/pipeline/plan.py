@@ -24,7 +24,7 @@ from jaxcal.pipeline.side_by_side import share_nothing
 from jaxcal.pipeline.steps import (
     Groups,
     Taken,
-    as_distribution,
+    as_prediction,
     as_fit,
     checked,
     name_of,
@@ -275,7 +275,7 @@ def fit_chain(
     steps = [with_columns(checked(calibrator), columns) for calibrator in calibrators]
     if not steps:
         return Chain(model, ())
-    return Chain(model, fit_steps(steps, x, as_distribution(model(x)), y, keys=keys, like=others))
+    return Chain(model, fit_steps(steps, x, as_prediction(model(x)), y, keys=keys, like=others))
 
 
 def _recalibrated(

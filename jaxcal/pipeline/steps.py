@@ -268,7 +268,7 @@ def with_columns(fit: Callable, columns: Categorical) -> Callable:
     return partial(fit, categorical=columns) if takes_it else fit
 
 
-def as_distribution(predicted: Distribution | ArrayLike | None) -> Distribution:
+def as_prediction(predicted: Distribution | ArrayLike | None) -> Distribution:
     """What a model gives, as a Distribution: means are a `Point`.
 
     Raises:

@@ -24,8 +24,8 @@ from jaxcal.pipeline.side_by_side import share_nothing
 from jaxcal.pipeline.steps import (
     Groups,
     Taken,
-    as_prediction,
     as_fit,
+    as_prediction,
     checked,
     name_of,
     with_columns,

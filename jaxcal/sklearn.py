@@ -22,7 +22,7 @@ from jaxcal.distributions import Distribution
 from jaxcal.frames.layout import Layout, Series, Table, is_frame, like, num_rows
 from jaxcal.guarantee import Guarantee, MeasuredCoverage, WorstCaseGuarantee
 from jaxcal.pipeline.folds import Fold, as_folds
-from jaxcal.pipeline.methods import as_method
+from jaxcal.pipeline.methods import Method, as_method
 
 try:
     from sklearn.base import BaseEstimator, MetaEstimatorMixin, RegressorMixin
@@ -37,14 +37,15 @@ except ImportError as error:
 class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
     """A regressor whose predictions are distributions, calibrated by rows that it was not fitted to.
 
-    `predict` gives means: those of the estimator itself, where there is one and `recalibrate` is the default.
+    `predict` gives the means of the estimator itself, where there is one and `recalibrate` is the default.
 
     Args:
         estimator: a regressor of scikit-learn, or what has `fit` and `predict`; a fit function of jaxcal, such as
             `jc.mlp.fit`; None combines those of a short list (`jc.pipeline.fit`).
         calibrators: fit functions, such as `jc.rio.fit`, in their order; each corrects what the steps before predict.
         recalibrate: the last step, a fit function as these; "auto" as of `jc.pipeline.fit`.
-        method: "folds": rows are predicted by estimators fitted without them, and the final one is fitted to all rows.
+        method: "auto" is "folds"; from 10,000 rows on it is "split" with 2,000 rows set aside, unless there is `cv`.
+            "folds": rows are predicted by estimators fitted without them, and the final one is fitted to all rows.
             "split": a quarter of the rows is set aside for the last step. "cv+": the estimators of the folds predict
             together. "prefit": the estimator is fitted already, to other rows. `guarantee_` says what follows.
         cv: number of folds; None for 10 of at most 500 rows and 5 of more. With "folds" and "prefit" also a splitter
@@ -81,7 +82,7 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         *,
         calibrators: Any = (),
         recalibrate: Any = "auto",
-        method: Any = "folds",
+        method: Any = "auto",
         cv: Any = None,
         time_limit: Any = None,
         random_state: Any = None,
@@ -132,7 +133,7 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
                 predictor=self.estimator,
                 calibrators=tuple(self.calibrators),
                 recalibrate=self.recalibrate,
-                method=dataclasses.replace(as_method(self.method), folds=folds, groups=groups),
+                method=self._method(num_rows(X), folds, groups),
                 weights=weights,
                 by=by,
                 time_limit=None if self.time_limit is None else float(self.time_limit),
@@ -149,8 +150,8 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
             return_std: whether stds are given, too.
             by: labels of groups [n], where the fit had labels.
         """
-        moments = self._of_forecast(X, by, lambda forecast: (forecast.mean, forecast.std if return_std else None))
-        return moments if return_std else moments[0]
+        means = self._found(X, lambda X: self.pipeline_.means(X, by=by))
+        return (means, self._of_forecast(X, by, lambda forecast: forecast.std)) if return_std else means
 
     def predict_interval(self, X: Table, confidence_level: float = 0.9, by: Series | None = None) -> Any:
         """The central intervals, [n, 2]; of a data frame a frame of its kind, with its index, `lower` and `upper`."""
@@ -176,11 +177,15 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
             return self.pipeline_.guarantee(confidence_level)
 
     def _of_forecast(self, X: Table, by: Series | None, wanted: Callable[[Distribution], Any]) -> Any:
-        """What is wanted of the distributions of the rows, in 64 bits, with arrays of NumPy's."""
+        """What is wanted of the distributions of the rows."""
+        return self._found(X, lambda X: wanted(self.pipeline_(X, by=by)))
+
+    def _found(self, X: Table, wanted: Callable[[Table], Any]) -> Any:
+        """What is wanted of the rows, in 64 bits, with arrays of NumPy's."""
         check_is_fitted(self)
         X, _ = self._validated(X)
         with jax.enable_x64(True), _in_own_words():
-            found = wanted(self.pipeline_(X, by=by))
+            found = wanted(X)
             return jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, found)
 
     def _validated(self, X: Table, y: Any = "no_validation") -> tuple[Table, Any]:
@@ -226,6 +231,11 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         if self.method in ("split", "cv+"):
             raise ValueError(f"method={self.method!r} draws its folds itself: give cv as a number; got {self.cv!r}.")
         return as_folds("cv", splitter.split(X, y, groups), rows)
+
+    def _method(self, rows: int, folds: int | list[Fold] | None, groups: Series | None) -> Method:
+        """The method, with these folds."""
+        name = "folds" if self.method == "auto" and folds is not None else self.method
+        return dataclasses.replace(as_method(name, rows), folds=folds, groups=groups)
 
     def _weights(self, sample_weight: Series | None, length: int) -> np.ndarray | None:
         """The weights that the estimator asks for.

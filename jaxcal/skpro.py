@@ -55,7 +55,7 @@ class CalibratedProbaRegressor(BaseProbaRegressor):
         estimator: Any = None,
         calibrators: Any = (),
         recalibrate: Any = "auto",
-        method: Any = "folds",
+        method: Any = "auto",
         cv: Any = None,
         random_state: Any = None,
     ):

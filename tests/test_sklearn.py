@@ -64,7 +64,7 @@ def test_it_is_the_pipeline():
     options = {"predictor": LinearRegression(), "calibrators": (jc.rio.fit,), "method": jc.pipeline.Folds(folds=3)}
     with jax.enable_x64(True):
         direct = jc.pipeline.fit(X, Y, key=key, **options)
-        np.testing.assert_allclose(model.predict(X), direct(X).mean, rtol=1e-10)
+        np.testing.assert_allclose(model.predict(X), direct.means(X), rtol=1e-10)
         lower, upper = direct(X).interval(0.8)
     np.testing.assert_allclose(model.predict_interval(X, confidence_level=0.8), np.column_stack([lower, upper]))
     assert model.guarantee_ == model.guarantee(0.9) == direct.guarantee(0.9)
@@ -76,7 +76,7 @@ def test_the_mean_is_the_estimators_and_the_std_is_asked_for():
     mean, std = model.predict(X, return_std=True)
     np.testing.assert_allclose(mean, LinearRegression().fit(X, Y).predict(X))
     np.testing.assert_array_equal(mean, model.predict(X))
-    assert std.shape == (120,)
+    np.testing.assert_allclose(std, model.predict_distribution(X).std, rtol=1e-5)
     np.testing.assert_allclose(model.score(X, Y), LinearRegression().fit(X, Y).score(X, Y))
 
 
@@ -223,7 +223,8 @@ def test_a_splitter_holds_rows_out_and_names_the_training_rows(cv, method, libra
         whole = model.predict(SHORT) if method == "folds" else fitted.predict(x)
         predicted[held_out] = whole[held_out]
     rows = np.flatnonzero(np.isfinite(predicted))
-    model = regressor(fitted if method == "prefit" else None, cv=cv, method=method).fit(x, y, groups=groups)
+    options = {"cv": cv, "method": method, "recalibrate": jc.conformal.fit}
+    model = regressor(fitted if method == "prefit" else None, **options).fit(x, y, groups=groups)
     for step in model.pipeline_.steps:
         np.testing.assert_array_equal(step.rows, rows)
     np.testing.assert_allclose(model.pipeline_.steps[0].predictions.mean, predicted[rows], rtol=1e-5, atol=1e-6)
@@ -246,7 +247,7 @@ def test_the_guarantee_says_which_rows_it_rests_on():
 
 def test_groups_of_the_last_step_are_those_of_the_rows_that_are_held_out():
     kind = np.arange(120) % 2
-    model = regressor(cv=TimeSeriesSplit(4)).fit(X, Y, by=kind)
+    model = regressor(cv=TimeSeriesSplit(4), recalibrate=jc.conformal.fit).fit(X, Y, by=kind)
     lower, upper = model.predict_interval(X, by=kind).T
     errors = Y[24:] - np.asarray(model.pipeline_.steps[0].predictions.mean)
     for own in (0, 1):

@@ -72,7 +72,9 @@ class Rows(eqx.Module):
         raise TypeError(f"a {type(self).__name__} is no array: take one of its arrays, such as mean.")
 
     def _take(self: R, rows: Int[Array | np.ndarray, " k"]) -> R:
-        """The rows of these numbers, which are not negative."""
+        """The rows of these numbers, which are not negative: another number of them needs no program."""
+        if can_be_filled(self, rows):
+            return in_jax(_on_host(self, np.asarray(rows)))
         return _gathered(self, rows)
 
     def _axes(self: R) -> R:

@@ -21,9 +21,10 @@ from jaxcal.pipeline.chain import Chain
 from jaxcal.pipeline.choice import Best, Choice
 from jaxcal.pipeline.combination import Combination
 from jaxcal.pipeline.fitted import Pipeline, Recipe, Scores, Step
-from jaxcal.pipeline.methods import MANY_ROWS, SET_ASIDE, CVPlus, Folds, Method, Prefit, Split, as_method
+from jaxcal.pipeline.levels import recalibrated_levels
+from jaxcal.pipeline.methods import CVPlus, Folds, Method, Prefit, Split, as_method
 from jaxcal.pipeline.plan import Plan, fit_chain, fit_one
-from jaxcal.pipeline.several import fit_best, fit_combined, recalibrated_levels
+from jaxcal.pipeline.several import fit_several
 from jaxcal.pipeline.side_by_side import OutOfTime
 from jaxcal.pipeline.steps import Estimator, Fitted, Groups, as_table_and_targets, columns_of
 
@@ -140,15 +141,16 @@ def fit(
     if time_limit is not None:
         _checks.check_positive("time_limit", time_limit)
     x, y = as_table_and_targets(x, y)
-    several = Choice.of(candidates() if predictor is None else predictor)
-    if several is not None and len(several.pairs) == 1 and not calibrators:
-        ((predictor, calibrators),), several = several.pairs, None
-    method = _as_method(method, len(y), is_one=several is None).checked(len(y))
-    if several is not None and (calibrators or weights is not None or isinstance(method, Prefit)):
+    method = as_method(method, len(y)).checked(len(y))
+    last, learns = _last_step(recalibrate, method, by)
+    choice = Choice.of(candidates() if predictor is None else predictor)
+    if choice is not None and len(choice.pairs) == 1 and not calibrators:
+        ((predictor, calibrators),), choice = choice.pairs, None
+    if choice is not None and (calibrators or weights is not None or isinstance(method, Prefit)):
         raise ValueError(
             "calibrators, weights and method='prefit' need a predictor, and one alone: give it, or none of them."
         )
-    if isinstance(method, CVPlus) and (several is not None or recalibrate != "auto" or by is not None):
+    if isinstance(method, CVPlus) and (choice is not None or recalibrate != "auto" or by is not None):
         raise ValueError(_OF_CV_PLUS)
     divide = method
     if isinstance(method, Prefit):
@@ -159,39 +161,36 @@ def fit(
     plan = Plan(
         method=method,
         division=divide.divide(len(y), (division_key, order_key)),
-        recalibrate=_last_step(recalibrate, method, combines=several is not None and several.combines and by is None),
+        recalibrate=last,
+        learns=learns,
         weights=_checks.as_weights(weights, len(y)),
         by=Groups.of(by, len(y)),
         columns=columns_of(x, categorical),
         keys=(last_key, chain_key, folds_key),
         deadline=None if time_limit is None else began + time_limit,
     )
+    if choice is None and learns:
+        choice = Choice([(predictor, calibrators)], combines=True)
     try:
-        if several is not None:
-            return (fit_combined if several.combines else fit_best)(x, y, several, plan, order_key)
+        if choice is not None:
+            return fit_several(x, y, choice, plan, order_key)
         return fit_one(x, y, predictor, calibrators, plan)
     except OutOfTime:
         raise TimeoutError(f"the time_limit of {time_limit:g} s passed before a predictor had all its folds.") from None
 
 
-def _as_method(method: str | Method, num_rows: int, *, is_one: bool) -> Method:
-    """The method that was asked for; by itself that of folds, and for several predictors and many rows a split."""
-    if method != "auto":
-        return as_method(method)
-    return Folds() if is_one or num_rows < MANY_ROWS else Split(fraction=SET_ASIDE / num_rows)
+def _last_step(recalibrate: Callable | str | None, method: Method, by: Any) -> tuple[Callable | None, bool]:
+    """The last step, and whether the errors of the predictors are learned before it.
 
-
-def _last_step(recalibrate: Callable | str | None, method: Method, *, combines: bool) -> Callable | None:
-    """The last step that was asked for; by itself none after a combination, which out-of-fold errors calibrate already.
-
-    Where rows are set aside it recalibrates the levels by these, and keeps the density of every row.
+    By itself there is none: out-of-fold errors calibrate what is learned of them already. Where rows are set aside, or
+    have groups, it recalibrates the levels by these. Conformal calibration follows a model that is fitted already.
 
     Raises:
-        ValueError: if it is another string.
+        ValueError: if it is a string other than "auto".
     """
     if not isinstance(recalibrate, str):
-        return recalibrate
+        return recalibrate, False
     _checks.check_choice("recalibrate", recalibrate, ("auto",))
-    if not combines:
-        return conformal.fit
-    return recalibrated_levels if isinstance(method, Split) else None
+    if isinstance(method, CVPlus | Prefit):
+        return conformal.fit, False
+    return recalibrated_levels if isinstance(method, Split) or by is not None else None, True

@@ -109,7 +109,8 @@ def without_rows_set_aside(
         division = hold_out(len(rows), order_key)
     else:
         division = folds.divide(len(rows), (order_key, order_key))
-    return *take_rows(rows, x, y), dataclasses.replace(plan, method=folds, division=division, by=plan.by.part(rows))
+    x, y, weights = take_rows(rows, x, y, plan.weights)
+    return x, y, dataclasses.replace(plan, method=folds, division=division, weights=weights, by=plan.by.part(rows))
 
 
 def tried(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan) -> Tried:

@@ -1,72 +1,58 @@
-"""Several predictors as one: weighted means, a scale that follows the data, and the quantiles of scaled errors.
+"""Predictors as one: weighted means of several, and the distribution of their errors.
 
 All of it is learned from predictions out of fold. The weights of the predictors' means are not negative and add up to
 one. They make the mean absolute error least, which is the CRPS of a point (as stacking: Wolpert, "Stacked
-generalization", 1992; Breiman, "Stacked regressions", 1996). The scale of the errors is learned by boosted trees from
-the predictions: their mean, how far they are apart, and their stds. It is taken where it lowers the CRPS. Errors over
-scale have one distribution for all rows, with a density everywhere and tails of Student t, `SmoothQuantiles`.
-
-What is told about the rows of a fold comes from those of the other folds: weights, scale and quantiles. Without that
-intervals are too short.
+generalization", 1992; Breiman, "Stacked regressions", 1996). The errors of the weighted mean have a scale that follows
+the data, and a density everywhere (`jaxcal.pipeline.errors`). One predictor alone may keep the shape of its
+distributions. The weights for the rows of a fold come from those of the other folds.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import equinox as eqx
-import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
-from scipy import optimize, special
+from jaxtyping import Array, Float
+from scipy import optimize
 
+from jaxcal._numpy import AnyArray, is_known, namespace
 from jaxcal.distributions import Distribution, SmoothQuantiles
-from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.frames.layout import Table
+from jaxcal.frames.ordinal import Ordinal
 from jaxcal.pipeline.chain import Chain
+from jaxcal.pipeline.errors import LEVELS, CrossFit, Errors, Predicted, fit_errors
 from jaxcal.pipeline.steps import one_thread_for
-from jaxcal.predictors import _tree_arrays
 
-F = TypeVar("F")
-
-# The levels whose quantiles make the distribution of the scaled errors.
-_LEVELS = np.array([0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99])
-# What the log score of rows out of fold chooses the degrees of freedom among.
-_DEGREES_OF_FREEDOM = (3.0, 4.0, 6.0, 10.0, 30.0)
-# What their CRPS chooses the power of the learned scale among; 0 is a constant scale.
-_POWERS = (0.0, 0.5, 1.0)
 # Below it a weight is 0.
 _LEAST_WEIGHT = 0.02
 _REWEIGHTINGS = 30
-# A row whose error is 0 has this fraction of the median size.
-_LEAST_SIZE = 0.1
-# The least slope of quantiles in scores of Student t, as a fraction of that in the middle.
-_LEAST_SLOPE = 1e-3
-_MIDDLE = (0.1, 0.9)
-# The density of Student t at 0, about.
-_MIDDLE_DENSITY = 0.4
-# As a fraction of the targets' std.
-_LEAST_RESOLUTION = 1e-6
 
 
 class Combination(eqx.Module):
-    """Fitted chains, and what combines their predictions by NumPy, not under `jit`; the predictor of several.
+    """Fitted chains, and what makes one distribution of their predictions; the predictor of one or of several.
 
     Attributes:
         names: what the chains are.
         chains: those that have a weight.
         combiner: what makes one distribution of their predictions.
         gains: by how much the mean absolute error out of fold would grow without each, as a fraction.
+        of_several: whether there were several to combine.
     """
 
     names: tuple[str, ...] = eqx.field(static=True)
     chains: tuple[Chain, ...]
     combiner: "Combiner"
     gains: tuple[float, ...] = eqx.field(static=True)
+    of_several: bool = eqx.field(static=True)
 
     def __call__(self, x: Table) -> SmoothQuantiles:
         """The distribution of every row."""
-        return self.combiner([chain(x) for chain in self.chains])
+        return self.combiner(x, [chain(x) for chain in self.chains])
+
+    def means(self, x: Table) -> Float[Array, " n"]:
+        """The weighted means of the chains; the means of the distributions also know how their errors are skewed."""
+        return jnp.asarray(self.combiner.weights @ _means([chain(x) for chain in self.chains]))
 
     def __str__(self) -> str:
         """The weights, the largest first, and what each predictor adds."""
@@ -93,49 +79,32 @@ class Combined(NamedTuple):
     gains: tuple[float, ...]
 
 
-def combine(predictions: Sequence[Distribution], y: Float[np.ndarray, " n"], parts: Sequence[np.ndarray]) -> Combined:
+def combine(
+    x: Table, predictions: Sequence[Distribution], y: Float[np.ndarray, " n"], parts: Sequence[np.ndarray]
+) -> Combined:
     """What combines these predictions of rows that the predictors were not fitted to.
 
     Args:
+        x: the inputs of the rows [n, d].
         predictions: of each predictor [n], out of fold.
         y: the targets [n].
         parts: the rows of each fold, as places among these.
     """
     with one_thread_for(len(y)):
-        return _combined(predictions, np.asarray(y, float), parts)
+        return _combined(x, predictions, np.asarray(y, float), parts)
 
 
-def _combined(predictions: Sequence[Distribution], y: np.ndarray, parts: Sequence[np.ndarray]) -> Combined:
-    errors = y - np.stack([np.asarray(each.mean, float) for each in predictions])
+def _combined(x: Table, predictions: Sequence[Distribution], y: np.ndarray, parts: Sequence[np.ndarray]) -> Combined:
+    inputs = Ordinal.of(x)
+    errors = y - np.asarray(_means(predictions))
     kept = [int(k) for k in np.flatnonzero(weights_of(errors))]
-    table, errors = _Predicted.of([predictions[k] for k in kept]), errors[kept]
+    predictions, errors = [predictions[k] for k in kept], errors[kept]
     weights = weights_of(errors)  # as those of each fold, without the others
-    cross = _CrossFit(parts, len(y))
-    mean = cross(lambda rows: weights_of(errors[:, rows]), lambda own, rows: own @ table.means[:, rows])
-    features, error, resolution = table.features(mean), y - mean, resolution_of(y)
-    floor = _LEAST_SIZE * float(np.median(abs(error))) or 1.0
-    log_scale = cross(
-        lambda rows: _learned(features[rows], error[rows], floor),
-        lambda learned, rows: learned.predict(features[rows]),
+    mean = y - CrossFit(parts, len(y))(
+        lambda rows: weights_of(errors[:, rows]), lambda own, rows: own @ errors[:, rows]
     )
-
-    def distribution(power: float, df: float) -> SmoothQuantiles:
-        scale = Scale(None, power, float(log_scale.mean())).of(log_scale)
-        tables = cross(
-            lambda rows: quantiles_of(error[rows] / scale[rows], df),
-            lambda z, rows: np.broadcast_to(z, (len(rows), len(_LEVELS))),
-        )
-        return placed(mean, scale, tables, df, resolution)
-
-    score = lambda power: float(np.mean(np.asarray(distribution(power, _DEGREES_OF_FREEDOM[1]).crps(y))))
-    power = min(_POWERS, key=score)
-    log_score = lambda df: float(np.mean(np.asarray(distribution(power, df).log_prob(y))))
-    df = max(_DEGREES_OF_FREEDOM, key=log_score)
-    learned = _learned(features, error, floor) if power else None
-    scale = Scale(learned, power, float(log_scale.mean()))
-    z = quantiles_of(error / scale.of(log_scale), df)
-    combiner = Combiner(weights, scale, z, df, resolution)
-    return Combined(kept, combiner, marked_out_of_fold(distribution(power, df)), _gains(errors, weights))
+    of_errors, out_of_fold = fit_errors(_predicted(inputs(x), predictions, mean), y, parts)
+    return Combined(kept, Combiner(inputs, weights, of_errors), out_of_fold, _gains(errors, weights))
 
 
 def _gains(errors: Float[np.ndarray, "m n"], weights: Float[np.ndarray, " m"]) -> tuple[float, ...]:
@@ -151,113 +120,41 @@ class Combiner(eqx.Module):
     """One distribution of the predictions of several predictors; made by `combine`.
 
     Attributes:
+        inputs: what makes numbers of the inputs, which the scale is learned from.
         weights: of the predictors' means [m].
-        scale: of the errors.
-        z: the quantiles of the scaled errors [k].
-        df: the degrees of freedom of their tails.
-        resolution: in which the targets are recorded.
+        errors: the distribution of the errors.
     """
 
-    weights: Float[np.ndarray, " m"]
-    scale: "Scale"
-    z: Float[np.ndarray, " k"]
-    df: float
-    resolution: float
+    inputs: Ordinal
+    weights: Float[AnyArray, " m"]
+    errors: Errors
 
-    def __call__(self, predictions: Sequence[Distribution]) -> SmoothQuantiles:
-        """The distribution of every row, of the predictions of each predictor [n]."""
-        table = _Predicted.of(predictions)
-        mean = self.weights @ table.means
-        scale = self.scale(table.features(mean))
-        z = np.broadcast_to(self.z, (len(mean), len(self.z)))
-        return placed(mean, scale, z, self.df, self.resolution)
+    def __call__(self, x: Table, predictions: Sequence[Distribution]) -> SmoothQuantiles:
+        """The distribution of every row, of its inputs and of the predictions of each predictor [n]."""
+        mean = self.weights @ _means(predictions)
+        return self.errors(_predicted(self.inputs(x), predictions, mean))
 
 
-class _Predicted(NamedTuple):
-    """The means of several predictors [m, n], and the logs of the stds of those that have one [s, n]."""
-
-    means: Float[np.ndarray, "m n"]
-    log_stds: Float[np.ndarray, "s n"]
-
-    @classmethod
-    def of(cls, predictions: Sequence[Distribution]) -> "_Predicted":
-        means = np.stack([np.asarray(each.mean, float) for each in predictions])
-        least = np.finfo(np.float32).tiny
-        stds = [np.log(np.maximum(np.asarray(each.std, float), least)) for each in predictions if each.has_std]
-        return cls(means, np.reshape(stds, (-1, means.shape[1])))
-
-    def features(self, mean: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n f"]:
-        """What the scale is learned from."""
-        apart = [np.log(self.means.std(0) + np.finfo(np.float32).tiny)] if len(self.means) > 1 else []
-        return np.column_stack([mean, *apart, *self.log_stds])
+def _means(predictions: Sequence[Distribution]) -> Float[AnyArray, "m n"]:
+    means = [_floats(each.mean) for each in predictions]
+    return namespace(*means).stack(means)
 
 
-class Scale(eqx.Module):
-    """The scale of the errors, exp(c + power (log s - c)): s is learned, c the mean of its logs.
-
-    Attributes:
-        learned: what predicts log s; None where the power is 0.
-        power: how far the scale follows it.
-        center: c.
-    """
-
-    learned: Any
-    power: float
-    center: float
-
-    def __call__(self, features: Float[np.ndarray, "n f"]) -> Float[np.ndarray, " n"]:
-        """The scales of rows."""
-        if self.learned is None:
-            return np.ones(len(features))
-        with one_thread_for(len(features)):
-            return self.of(self.learned.predict(features))
-
-    def of(self, log_scale: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """The scales of rows whose log s is known."""
-        return np.exp(self.power * (log_scale - self.center))
-
-    def _to_save(self) -> "Scale":
-        """With the arrays of the trees in place of scikit-learn's objects: `jaxcal.serialization`."""
-        return replace(self, learned=_tree_arrays.of_gradient_boosting(self.learned))
+def _floats(values: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
+    """Known values as an array of NumPy, with its precision."""
+    return np.asarray(values, float) if is_known(values) else values
 
 
-def _learned(features: Float[np.ndarray, "n f"], error: Float[np.ndarray, " n"], floor: float) -> Any:
-    """Boosted trees of the logs of the sizes of the errors; without scikit-learn a constant."""
-    try:
-        from sklearn.ensemble import HistGradientBoostingRegressor
-    except ImportError:
-        return _Zero()
-    trees = HistGradientBoostingRegressor(
-        max_iter=60,
-        learning_rate=0.05,
-        max_leaf_nodes=8,
-        min_samples_leaf=20,
-        l2_regularization=5.0,
-        early_stopping=cast("Any", False),
-        random_state=0,
-    )
-    return trees.fit(features, np.log(abs(error) + floor))
-
-
-class _Zero:
-    """In place of trees."""
-
-    def predict(self, features: Float[np.ndarray, "n f"]) -> Float[np.ndarray, " n"]:
-        """Zeros."""
-        return np.zeros(len(features))
-
-
-class _CrossFit:
-    """What is learned from the rows of all other folds, applied to those of each."""
-
-    def __init__(self, parts: Sequence[np.ndarray], number: int) -> None:
-        self.parts = [(np.setdiff1d(np.arange(number), part), part) for part in parts]
-
-    def __call__(self, fit: Callable[[np.ndarray], F], apply: Callable[[F, np.ndarray], np.ndarray]) -> np.ndarray:
-        """The results of all rows, in their order."""
-        found = [apply(fit(others), part) for others, part in self.parts]
-        order = np.argsort(np.concatenate([part for _, part in self.parts]))
-        return np.concatenate(found)[order]
+def _predicted(
+    inputs: Float[AnyArray, "n d"], predictions: Sequence[Distribution], mean: Float[AnyArray, " n"]
+) -> Predicted:
+    """What the distribution of the errors of this mean is told: how far predictions are apart, their stds, and x."""
+    xp, least = namespace(mean), np.finfo(np.float32).tiny
+    stds = [xp.log(xp.maximum(_floats(each.std), least)) for each in predictions if each.has_std]
+    apart = [xp.log(_means(predictions).std(0) + least)] if predictions[1:] else []
+    features = xp.column_stack([mean, *apart, *stds, inputs])
+    is_one = len(predictions) == 1 and predictions[0].has_std
+    return Predicted(mean, features, _floats(predictions[0].icdf(LEVELS)) if is_one else None)
 
 
 def weights_of(errors: Float[np.ndarray, "m n"]) -> Float[np.ndarray, " m"]:
@@ -283,50 +180,3 @@ def weights_of(errors: Float[np.ndarray, "m n"]) -> Float[np.ndarray, " m"]:
             break
     weights = np.where(found < _LEAST_WEIGHT, 0, found)
     return weights / weights.sum()
-
-
-def quantiles_of(z: Float[np.ndarray, " n"], df: float) -> Float[np.ndarray, " k"]:
-    """The quantiles at `_LEVELS` of a distribution of which z are values, linear in the scores of Student t.
-
-    The j-th of n sorted values is the quantile at level j / (n + 1). Beyond these levels the slope is that in the
-    middle.
-    """
-    ranks = np.arange(1, len(z) + 1) / (len(z) + 1)
-    knots, scores, ordered = special.stdtrit(df, ranks), special.stdtrit(df, _LEVELS), np.sort(z)
-    middle = np.interp(special.stdtrit(df, _MIDDLE), knots, ordered)
-    slope = np.diff(middle)[0] / np.diff(special.stdtrit(df, _MIDDLE))[0]
-    beyond = slope * (np.minimum(scores - knots[0], 0) + np.maximum(scores - knots[-1], 0))
-    return np.interp(scores, knots, ordered) + beyond
-
-
-def placed(
-    mean: Float[np.ndarray, " n"],
-    scale: Float[np.ndarray, " n"],
-    z: Float[np.ndarray, "n k"],
-    df: float,
-    resolution: float,
-) -> SmoothQuantiles:
-    """The distributions whose scaled errors have these quantiles.
-
-    No density is larger than the resolution of the targets allows, 1 over it, or much larger than in the middle.
-    """
-    scores = special.stdtrit(df, _LEVELS)
-    steps, widths = scale[:, None] * np.diff(z), np.diff(scores)
-    low, high = (np.searchsorted(_LEVELS, level) for level in _MIDDLE)
-    middle = scale * (z[:, high] - z[:, low]) / (scores[high] - scores[low])
-    least = np.maximum(_LEAST_SLOPE * middle, _MIDDLE_DENSITY * resolution)
-    rounding = 2 * np.finfo(jax.dtypes.canonicalize_dtype(float)).eps * abs(mean)
-    steps = np.maximum(np.maximum(steps, least[:, None] * widths), rounding[:, None])
-    median = int(np.searchsorted(_LEVELS, 0.5))
-    outward = np.cumsum(np.pad(steps, ((0, 0), (1, 0))), axis=1)
-    values = mean[:, None] + scale[:, None] * z[:, median, None] + outward - outward[:, median, None]
-    return SmoothQuantiles(_LEVELS, values, df)
-
-
-def resolution_of(y: Float[np.ndarray, " n"]) -> float:
-    """The least distance between two different targets, if some are equal; else a millionth of their std."""
-    least = _LEAST_RESOLUTION * float(np.std(y) or abs(y).max() or 1)
-    distinct = np.unique(y)
-    gaps = np.diff(distinct)
-    gaps = gaps[gaps > least]
-    return float(gaps.min()) if len(distinct) < len(y) and len(gaps) else least

@@ -29,9 +29,9 @@ class Pipeline(eqx.Module):
     """A predictor, calibrators and a last step; made by `fit`. `print(pipeline)` is a table of their scores.
 
     Attributes:
-        chain: predictor and calibrators, fitted to all rows, or to those that were not set aside. Several predictors
-            are a `Combination`. With "cv+" it is all those that were fitted without a fold, as a
-            `jaxcal.cross_conformal.JackknifePlus`.
+        chain: predictor and calibrators, fitted to all rows, or to those that were not set aside. It is a
+            `Combination` of one or several where their errors are learned. With "cv+" it is all those that were fitted
+            without a fold, as a `jaxcal.cross_conformal.JackknifePlus`.
         last: the last step; None where there is none, and with "cv+", whose `chain` does it.
         steps: what the predictor alone, each calibrator and the last step predict of rows they were not fitted to. That
             of "cv+" is what conformal calibration by the errors of the other folds makes of the predictions of a fold.
@@ -82,6 +82,16 @@ class Pipeline(eqx.Module):
         prediction = self.chain(x)
         return prediction if self.last is None else self.last(x, prediction, **self.by.of_new_rows(by))
 
+    def means(self, x: Table, *, by: Series | None = None) -> Float[Array, " n"]:
+        """The means of rows [n], arguments as of the call: as the predictors give them, where their errors are learned.
+
+        The means of the distributions also know how the errors are skewed.
+        """
+        if not isinstance(self.chain, Combination):
+            return self(x, by=by).mean
+        self.by.of_new_rows(by)  # which checks them
+        return self.chain.means(self.layout(x))
+
     @property
     def out_of_fold(self) -> Distribution:
         """What the whole pipeline predicts of the rows in `steps[-1].rows`, fitted without them."""
@@ -111,7 +121,7 @@ class Pipeline(eqx.Module):
         how = "out of fold" if self.out_of_fold.is_out_of_fold else "set aside"
         about = f"{len(self.steps[-1].y)} data points, {how}; mean ± standard error."
         lines = [_HEADER, *map(str, self.steps), about]
-        if isinstance(self.chain, Combination):
+        if isinstance(self.chain, Combination) and self.chain.of_several:
             lines += ["", "combined by the mean absolute error out of fold:", str(self.chain)]
             lines += ["", "each by itself:", *(line for steps in self.others for line in map(str, steps))]
         else:

@@ -187,8 +187,8 @@ class Prefit(Method):
         return Division([Fold(np.setdiff1d(np.arange(num_rows), held_out), held_out)], parts, "fold")
 
 
-def as_method(method: "str | Method") -> Method:
-    """The method, or of a name the one with its defaults.
+def as_method(method: "str | Method", num_rows: int) -> Method:
+    """The method, or of a name the one with its defaults; "auto" is that of folds, and of many rows a split.
 
     Raises:
         ValueError: if there is none of this name.
@@ -196,7 +196,9 @@ def as_method(method: "str | Method") -> Method:
     if isinstance(method, Method):
         return method
     kinds = {kind.name: kind for kind in (Folds, Split, CVPlus, Prefit)}
-    _checks.check_choice("method", method, tuple(kinds))
+    _checks.check_choice("method", method, ("auto", *kinds))
+    if method == "auto":
+        return Folds() if num_rows < MANY_ROWS else Split(fraction=SET_ASIDE / num_rows)
     return kinds[method]()
 
 

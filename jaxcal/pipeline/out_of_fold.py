@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
 
 from jaxcal import _checks, _random, progress
+from jaxcal._numpy import can_be_filled, in_jax
 from jaxcal.distributions import Concatenated, Distribution
 from jaxcal.distributions._base import marked_out_of_fold
 from jaxcal.distributions._rows import Rows
@@ -237,18 +238,19 @@ def joined(parts: Sequence[Any], rows: Sequence[np.ndarray]) -> Distribution:
 
 
 def take_rows(rows: Int[ArrayLike, " k"], *tables: Any) -> tuple[Any, ...]:
-    """The rows of these numbers of every table, or predictions; of arrays by one program; None of None."""
-    if all(isinstance(table, jax.Array) for table in tables):
-        return _take_rows(rows, *tables)
+    """The rows of these numbers of every table, or predictions; None of None."""
     return tuple(_taken(rows, table) for table in tables)
 
 
 def _taken(rows: Int[ArrayLike, " k"], table: Any) -> Any:
-    if isinstance(table, Rows):
-        return table[rows]
-    return None if table is None else _take_rows(rows, table)[0] if isinstance(table, jax.Array) else take(rows, table)
+    if table is None or isinstance(table, Rows):
+        return None if table is None else table[rows]
+    if not isinstance(table, jax.Array):
+        return take(rows, table)
+    # Another number of rows needs no program.
+    return in_jax(np.asarray(table)[np.asarray(rows)]) if can_be_filled(table, rows) else _take_rows(rows, table)
 
 
 @jax.jit
-def _take_rows(rows: Int[ArrayLike, " k"], *arrays: Array) -> tuple[Array, ...]:
-    return tuple(array[rows] for array in arrays)
+def _take_rows(rows: Int[ArrayLike, " k"], array: Array) -> Array:
+    return array[rows]

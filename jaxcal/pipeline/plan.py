@@ -44,6 +44,7 @@ class Plan:
 
     Attributes:
         division: of the rows.
+        learns: whether the errors of predictors are learned before the last step, also those of one alone.
         keys: of the last step, of the chain that predicts, and of the folds.
         deadline: of `time.monotonic`, for the fits to folds; None for as long as they take.
     """
@@ -51,6 +52,7 @@ class Plan:
     method: Method
     division: Division
     recalibrate: Callable | None
+    learns: bool
     weights: Float[Array, " n"] | None
     by: Groups
     columns: Categorical

@@ -1,75 +1,111 @@
-"""The pipeline of several predictors: all of them combined, or the best."""
+"""The pipeline of predictors that are combined, of the best of several, or of one whose errors are learned."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxcal.calibrators import conformal
-from jaxcal.distributions import Distribution
 from jaxcal.frames.layout import Table
 from jaxcal.pipeline.chain import Chain
 from jaxcal.pipeline.choice import Choice, Tried, named, tried, without_rows_set_aside
-from jaxcal.pipeline.combination import Combination, combine
+from jaxcal.pipeline.combination import Combination, Combined, combine
 from jaxcal.pipeline.fitted import Pipeline, Recipe, Step
 from jaxcal.pipeline.methods import Split
 from jaxcal.pipeline.out_of_fold import take_rows
-from jaxcal.pipeline.plan import Plan, chain_of, fit_one, last_step, pipeline_of, step_of
+from jaxcal.pipeline.plan import Held, Plan, chain_of, fit_one, last_step, pipeline_of, step_of
 from jaxcal.pipeline.side_by_side import in_threads, one_by_one, share_nothing
 
 
-def fit_best(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, order_key: PRNGKeyArray) -> Pipeline:
-    """The pipeline with the best CRPS out of fold."""
-    rest, targets, inner = without_rows_set_aside(x, y, plan, order_key)
-    known = tried(rest, targets, choice, inner)
-    found = known.found
-    best = min(found, key=lambda k: float(found[k].steps[-1].scores.crps))
-    others = tuple(held.steps for k, held in found.items() if k != best)
-    held = None if isinstance(plan.method, Split) else found[best]
-    fitted = fit_one(x, y, *choice.pairs[best], plan, held)
-    return _told(fitted, choice, known, others)
-
-
-def fit_combined(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, order_key: PRNGKeyArray) -> Pipeline:
-    """The pipeline of all predictors that have a weight."""
-    compared = dataclasses.replace(plan, recalibrate=None)
+def fit_several(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, order_key: PRNGKeyArray) -> Pipeline:
+    """The pipeline of all predictors that have a weight, or of the best, by the CRPS out of fold."""
+    learns = plan.learns or choice.combines
+    compared = dataclasses.replace(plan, recalibrate=None) if learns else plan
     rest, targets, inner = without_rows_set_aside(x, y, compared, order_key)
     known = tried(rest, targets, choice, inner)
-    numbers, held = zip(*known.found.items(), strict=True)
-    end, division = held[0].steps[-1], inner.division
+    if not learns:
+        return _fit_best(x, y, choice, plan, known)
+    sets = [list(known.found)] if choice.combines else [[k] for k in known.found]
+    found = [_learned(rest, known, numbers, inner) for numbers in sets]
+    best = min(found, key=lambda each: float(each.step.scores.crps) if found[1:] else 0.0)
+    if len(choice.pairs) == 1:
+        others = ()
+    elif choice.combines:
+        others = tuple(held.steps for held in best.held)
+    else:
+        others = tuple((*each.held[0].steps, each.step) for each in found if each is not best)
+    return _told(_fit_learned(x, y, choice, plan, best), choice, known, others)
+
+
+def _fit_best(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, known: Tried) -> Pipeline:
+    """The pipeline with the best CRPS after the last step."""
+    found = known.found
+    best = min(found, key=lambda k: float(found[k].steps[-1].scores.crps))
+    held = None if isinstance(plan.method, Split) else found[best]
+    others = tuple(held.steps for k, held in found.items() if k != best)
+    return _told(fit_one(x, y, *choice.pairs[best], plan, held), choice, known, others)
+
+
+class _Learned(NamedTuple):
+    """What was learned of the errors of predictors out of fold.
+
+    Attributes:
+        numbers: of the predictors.
+        held: what each predicts.
+        combined: what makes one distribution of these.
+        step: that distribution.
+    """
+
+    numbers: list[int]
+    held: list[Held]
+    combined: Combined
+    step: Step
+
+
+def _learned(x: Table, known: Tried, numbers: list[int], plan: Plan) -> _Learned:
+    """What is learned of some predictors; x and plan are those by which they were tried."""
+    held, division = [known.found[k] for k in numbers], plan.division
+    end = held[0].steps[-1]
     places = [np.searchsorted(np.asarray(end.rows), division.rows[part]) for part in division.parts]
-    combined = combine([each.steps[-1].predictions for each in held], np.asarray(end.y), places)
-    fits = [(choice.pairs[numbers[k]], held[k].like) for k in combined.kept]
-    chains = _fitted_to_all(x, y, fits, plan)
+    of_rows = take_rows(np.asarray(end.rows), x)[0]
+    combined = combine(of_rows, [each.steps[-1].predictions for each in held], np.asarray(end.y), places)
+    step = dataclasses.replace(end, name=_name_of(numbers), predictions=combined.out_of_fold)
+    return _Learned(numbers, held, combined, step)
+
+
+def _name_of(numbers: Sequence[int]) -> str:
+    return "combined" if numbers[1:] else "learned errors"
+
+
+def _fit_learned(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, learned: _Learned) -> Pipeline:
+    """The predictors that have a weight fitted to all rows, or to those that are not set aside, and the last step."""
+    combined, division = learned.combined, plan.division
+    fits = [(choice.pairs[learned.numbers[k]], learned.held[k].like) for k in combined.kept]
     names = tuple(named(pair) for pair, _ in fits)
-    chain = Combination(names, chains, combined.combiner, combined.gains)
-    parts, whole = [plan.division.rows[part] for part in plan.division.parts], combined.out_of_fold
+    of_several, chains = bool(learned.numbers[1:]), _fitted_to_all(x, y, fits, plan)
+    chain = Combination(names, chains, combined.combiner, combined.gains, of_several)
+    before = () if of_several else learned.held[0].steps
     if isinstance(plan.method, Split):
-        whole, places = chain(*take_rows(plan.division.rows, x)), plan.division.parts
-    ends = [whole[part] for part in places]
-    steps: list[Step] = [step_of("combined", ends, y=y, parts=parts, out_of_fold=plan.is_out_of_fold)]
-    last = None
+        before, whole = (), chain(*take_rows(division.rows, x))
+        parts = [division.rows[part] for part in division.parts]
+        ends = [whole[part] for part in division.parts]
+        step = step_of(_name_of(learned.numbers), ends, y=y, parts=parts, out_of_fold=False)
+    else:
+        step, rows = learned.step, np.asarray(learned.step.rows)
+        ends = [step.predictions[np.searchsorted(rows, division.rows[part])] for part in division.parts]
+    steps, last = [*before, step], None
     if plan.recalibrate is not None:
-        last, step = last_step(x, y, steps[0], ends, plan)
-        steps.append(step)
-    fitted = pipeline_of(x, chain, last, tuple(steps), plan, None)
-    return _told(fitted, choice, known, tuple(each.steps for each in held))
-
-
-def recalibrated_levels(x: Table, base: Distribution, y: Float[Array, " n"]) -> Callable:
-    """The last step of rows that are set aside: of levels, or where an outlier has level 1, of errors over stds."""
-    try:
-        return conformal.fit(x, base, y, score="cdf", rule="linear")
-    except ValueError:
-        return conformal.fit(x, base, y)
+        last, end = last_step(x, y, step, ends, plan)
+        steps.append(end)
+    return pipeline_of(x, chain, last, tuple(steps), plan, None)
 
 
 def _fitted_to_all(x: Table, y: Float[Array, " n"], fits: list, plan: Plan) -> tuple[Chain, ...]:
     """The chains that predict new rows, fitted side by side where they share nothing."""
     steps = [step for (predictor, calibrators), _ in fits for step in (predictor, *calibrators)]
-    call_all = in_threads if share_nothing(steps) else one_by_one
+    call_all: Callable = in_threads if share_nothing(steps) else one_by_one
     fit = partial(chain_of, x, y, plan)
     return tuple(call_all(lambda pair_and_like: fit(*pair_and_like), fits, lambda: None))
 

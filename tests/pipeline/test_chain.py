@@ -71,7 +71,7 @@ def test_a_list_of_pipelines_to_choose_from(rows):
     line = lambda x, y: lambda x: x[:, 0]
     constant = lambda x, y: lambda x: 0 * x[:, 0]
     fitted = jc.pipeline.fit(x, y, predictor=jc.pipeline.Best([(constant, ()), (line, ())]), key=jax.random.key(0))
-    np.testing.assert_allclose(fitted(x).mean, x[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(fitted.means(x), x[:, 0], rtol=1e-6)
     assert len(fitted.others) == 1
 
 

@@ -9,7 +9,8 @@ import scipy.optimize
 import scipy.stats
 
 import jaxcal as jc
-from jaxcal.pipeline.combination import combine, quantiles_of, resolution_of, weights_of
+from jaxcal.pipeline.combination import combine, weights_of
+from jaxcal.pipeline.errors import quantiles_of, resolution_of
 
 pytestmark = pytest.mark.any_precision
 
@@ -25,7 +26,7 @@ def combined(rng, *, number=400, noise=lambda x: 0.3, shift=0.0):
     x = rng.uniform(-1, 1, number)
     y = x + noise(x) * rng.normal(size=number)
     means = [x + 0.2 * rng.normal(size=number), x + 0.4 * rng.normal(size=number) + shift]
-    return x, y, means, combine([jc.Point(mean) for mean in means], y, folds_of(number, rng))
+    return x, y, means, combine(x[:, None], [jc.Point(mean) for mean in means], y, folds_of(number, rng))
 
 
 def test_weights_are_the_least_absolute_errors_on_the_simplex(rng):
@@ -59,9 +60,9 @@ def test_a_bad_predictor_has_no_say_in_the_weights_of_the_others(rng):
     y = x + 0.3 * rng.normal(size=150)
     good = [x + 0.05 * rng.normal(size=150), 0.7 * x, np.zeros(150)]
     folds = folds_of(150, rng)
-    of_good = combine([jc.Point(mean) for mean in good], y, folds)
+    of_good = combine(x[:, None], [jc.Point(mean) for mean in good], y, folds)
     for bad in (np.full(150, 300.0), np.where(np.arange(150) == 3, 1e5, x)):
-        found = combine([*(jc.Point(mean) for mean in good), jc.Point(bad)], y, folds)
+        found = combine(x[:, None], [*(jc.Point(mean) for mean in good), jc.Point(bad)], y, folds)
         assert found.kept == of_good.kept
         np.testing.assert_allclose(found.combiner.weights, of_good.combiner.weights, atol=0.02)
 
@@ -86,18 +87,18 @@ def test_outliers_move_no_other_row(rng):
 
 
 def test_a_predictor_without_weight_is_not_kept(rng):
-    _, _, means, found = combined(rng, shift=20.0)
+    x, _, means, found = combined(rng, shift=20.0)
     assert found.kept == [0]
     assert found.gains == (np.inf,)
-    forecast = found.combiner([jc.Point(means[0])])
+    forecast = found.combiner(x[:, None], [jc.Point(means[0])])
     assert len(forecast) == 400
 
 
 def test_the_scale_follows_the_errors_where_that_helps(rng):
     _, _, _, plain = combined(rng, number=1500)
     x, _, means, found = combined(rng, number=1500, noise=lambda x: np.where(x > 0, 0.6, 0.05))
-    assert found.combiner.scale.power > 0
-    forecast = found.combiner([jc.Point(mean) for mean in means])
+    assert found.combiner.errors.scale.power > 0
+    forecast = found.combiner(x[:, None], [jc.Point(mean) for mean in means])
     assert np.median(forecast.std[x > 0.3]) > 1.5 * np.median(forecast.std[x < -0.3])
     spread = lambda each: np.ptp(np.log(np.asarray(each.out_of_fold.std)))
     assert spread(found) > spread(plain)
@@ -105,9 +106,9 @@ def test_the_scale_follows_the_errors_where_that_helps(rng):
 
 def test_without_scikit_learn_the_scale_is_constant(rng, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
-    _, _, means, found = combined(rng)
-    assert found.combiner.scale.power == 0
-    np.testing.assert_allclose(found.combiner([jc.Point(mean) for mean in means]).std.std(), 0, atol=1e-6)
+    x, _, means, found = combined(rng)
+    assert found.combiner.errors.scale.power == 0
+    np.testing.assert_allclose(found.combiner(x[:, None], [jc.Point(mean) for mean in means]).std.std(), 0, atol=1e-6)
 
 
 @pytest.mark.parametrize("number", [50, 200, 1000])
@@ -121,8 +122,8 @@ def test_what_is_measured_out_of_fold_is_what_new_rows_have(number):
         lower, upper = found.out_of_fold.interval(0.9)
         measured = np.mean((lower <= y) & (y <= upper))
         again = np.random.default_rng(seed + 1000)
-        _, target, of_new, _ = combined(again, number=1000, noise=noise)
-        lower, upper = found.combiner([jc.Point(of_new[k]) for k in found.kept]).interval(0.9)
+        x, target, of_new, _ = combined(again, number=1000, noise=noise)
+        lower, upper = found.combiner(x[:, None], [jc.Point(of_new[k]) for k in found.kept]).interval(0.9)
         differences.append(measured - np.mean((lower <= target) & (target <= upper)))
     error = np.std(differences, ddof=1) / np.sqrt(len(differences))
     assert abs(np.mean(differences)) < 0.01 + 2 * error
@@ -133,24 +134,24 @@ def test_densities_are_finite_and_never_sharper_than_targets_are_recorded(rng):
     y = np.round(2 * x + 0.5 * rng.normal(size=300))  # whole numbers
     assert resolution_of(y) == 1
     assert resolution_of(x) == pytest.approx(1e-6 * x.std())
-    found = combine([jc.Point(2 * x)], y, folds_of(300, rng))
-    forecast = found.combiner([jc.Point(2 * x)])
+    found = combine(x[:, None], [jc.Point(2 * x)], y, folds_of(300, rng))
+    forecast = found.combiner(x[:, None], [jc.Point(2 * x)])
     for target in (y, y + 100.0, y - 1000.0):
         log_density = np.asarray(forecast.log_prob(target))
         assert np.isfinite(log_density).all()
         assert (log_density < 1e-6).all()
     # A constant that is predicted exactly has a density as well.
-    exact = combine([jc.Point(2 * x)], 2 * x, folds_of(300, rng))
-    assert np.isfinite(exact.combiner([jc.Point(2 * x)]).log_prob(2 * x)).all()
+    exact = combine(x[:, None], [jc.Point(2 * x)], 2 * x, folds_of(300, rng))
+    assert np.isfinite(exact.combiner(x[:, None], [jc.Point(2 * x)]).log_prob(2 * x)).all()
 
 
 def test_no_row_is_far_worse_than_under_one_normal_for_all(rng):
     x = rng.uniform(-1, 1, 500)
     y = x + 0.01 * rng.standard_t(2, size=500)
-    found = combine([jc.Point(x)], y, folds_of(500, rng))
+    found = combine(x[:, None], [jc.Point(x)], y, folds_of(500, rng))
     new = rng.uniform(-1, 1, 2000)
     target = new + 0.01 * rng.standard_t(1.5, size=2000)
-    log_density = np.asarray(found.combiner([jc.Point(new)]).log_prob(target))
+    log_density = np.asarray(found.combiner(new[:, None], [jc.Point(new)]).log_prob(target))
     under_one = np.asarray(jc.Normal(np.full(2000, y.mean()), y.std()).log_prob(target))
     assert (under_one - log_density).max() < 20
 

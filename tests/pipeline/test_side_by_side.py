@@ -140,5 +140,5 @@ def test_folds_of_many_rows_share_the_choice_of_an_inference(monkeypatch):
     y = np.sin(3 * x[:, 0]) + 0.1 * rng.normal(size=260)
     fitted = jc.pipeline.fit(x, y, predictor=jc.gaussian_process.fit, key=KEY)
     assert asked == [234]  # for the first fold
-    assert fitted.chain.predictor.inference == "nearest"
+    assert fitted.chain.chains[0].predictor.inference == "nearest"
     assert abs(fitted.steps[0].coverage(0.9).coverage - 0.9) < 0.06

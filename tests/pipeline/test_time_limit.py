@@ -42,7 +42,7 @@ def choose(rows, *predictors, **options):
 def test_with_time_nothing_is_omitted(rows):
     fitted = choose(rows, line(1.01), line(1), time_limit=600.0)
     assert fitted.omitted == ()
-    assert [step.name for step in fitted.steps] == ["line 1", "conformal"]
+    assert [step.name for step in fitted.steps] == ["line 1", "learned errors"]
     assert len(fitted.others) == 1
 
 

@@ -1,0 +1,83 @@
+"""Any table as numbers for trees, which take missing values: labels become their positions.
+
+Nothing is refused that a fit took: a label or a missing value that the fit did not have is a missing number.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float
+
+from jaxcal import _checks
+from jaxcal._numpy import AnyArray
+from jaxcal.frames.layout import Table, as_frame, is_frame, num_rows
+from jaxcal.frames.values import holds_labels, numbers, values_of
+
+
+class Ordinal(eqx.Module):
+    """What the columns of the inputs of a fit were; made by `Ordinal.of`.
+
+    Attributes:
+        labels: of each column that holds labels, as strings in increasing order; none of one that holds numbers; None
+            of one that holds neither, as dates, which is left out.
+    """
+
+    labels: tuple[tuple[str, ...] | None, ...] = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, x: Table) -> "Ordinal":
+        """The columns of a table: an array [n, d], or a data frame.
+
+        Example:
+            >>> print(Ordinal.of(np.array([["b", 1.0], ["a", np.nan]], object)).labels)
+            (('a', 'b'), ())
+        """
+        return cls(tuple(map(_labels_of, _columns(x))))
+
+    def __call__(self, x: Table) -> Float[AnyArray, "n c"]:
+        """The numbers, NaN where they are missing.
+
+        Args:
+            x: a table with the columns of the fit, in their order.
+        """
+        if _checks.is_traced(x):
+            return x.astype(float)
+        known = ((column, labels) for column, labels in zip(_columns(x), self.labels, strict=True))
+        found = [_numbers_of(column, labels) for column, labels in known if labels is not None]
+        return np.column_stack(found) if found else np.empty((num_rows(x), 0))
+
+
+def _columns(x: Table) -> list[Any]:
+    """Those of a frame, as series of narwhals, or of an array."""
+    return list(as_frame(x).iter_columns()) if is_frame(x) else list(np.asarray(x).T)
+
+
+def _labels_of(column: Any) -> tuple[str, ...] | None:
+    if isinstance(column, np.ndarray):
+        return () if _floats(column) is not None else _distinct(column.tolist())
+    try:
+        return _distinct(values_of(column)[0]) if holds_labels("a column", column) else ()
+    except ValueError:
+        return None
+
+
+def _distinct(values: list) -> tuple[str, ...]:
+    return tuple(sorted({str(value) for value in values if value is not None and value == value}))
+
+
+def _numbers_of(column: Any, labels: tuple[str, ...]) -> Float[np.ndarray, " n"]:
+    if labels:
+        places = {label: float(place) for place, label in enumerate(labels)}
+        values = column.tolist() if isinstance(column, np.ndarray) else values_of(column)[0]
+        return np.array([places.get(str(value), np.nan) for value in values])
+    found = _floats(column) if isinstance(column, np.ndarray) else numbers("a column", column)
+    return np.full(len(column), np.nan) if found is None else np.asarray(found, float)
+
+
+def _floats(column: np.ndarray) -> np.ndarray | None:
+    """The numbers of an array's column; None where it holds others."""
+    try:
+        return column.astype(float)
+    except (TypeError, ValueError):
+        return None

@@ -5,6 +5,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from jaxcal import progress
 from jaxcal.distributions import Point
 from jaxcal.frames.layout import Table
 from jaxcal.pipeline.fitted import Recipe
-from jaxcal.pipeline.methods import MANY_ROWS, Folds, Split, hold_out
+from jaxcal.pipeline.methods import FOLDS_WITH_TIME, MANY_ROWS, Folds, Split, hold_out
 from jaxcal.pipeline.out_of_fold import WITHOUT_A_FOLD, one_warning, take_rows
 from jaxcal.pipeline.plan import Held, Models, Plan, held_of, models, taken_of
 from jaxcal.pipeline.side_by_side import OutOfTime, cores, in_threads, share_nothing
@@ -113,20 +114,35 @@ def without_rows_set_aside(
     return x, y, dataclasses.replace(plan, method=folds, division=division, weights=weights, by=plan.by.part(rows))
 
 
-def tried(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan) -> Tried:
-    """What the candidates predict, as far as it is needed to compare them, and the time suffices.
+def tried(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, key: PRNGKeyArray) -> tuple[Tried, Plan]:
+    """What the candidates predict, as far as it is needed to compare them, and the time suffices; and by which folds.
+
+    Models without a tenth of the rows are more like those that are fitted to all. With a deadline there are ten folds,
+    if the fits without the first one say that the time suffices for all.
 
     Raises:
         OutOfTime: if the deadline passes before one of them has all folds.
     """
-    with progress.work("pipeline.fit: fits", len(choice.pairs) * len(plan.division.folds)) as told:
-        return _Trial(x, y, choice, plan, told).run()
+    if plan.deadline is not None and plan.method.has_usual_folds(len(y)):
+        method = Folds(folds=FOLDS_WITH_TIME)
+        more = dataclasses.replace(plan, method=method, division=method.divide(len(y), (key, key)))
+        with _told(choice, more) as told:
+            trial = _Trial(x, y, choice, more, told)
+            if trial.has_time():
+                return trial.run(), more
+    with _told(choice, plan) as told:
+        return _Trial(x, y, choice, plan, told).run(), plan
+
+
+def _told(choice: Choice, plan: Plan) -> AbstractContextManager[progress.Work]:
+    return progress.work("pipeline.fit: fits", len(choice.pairs) * len(plan.division.folds))
 
 
 class _Trial:
     """Candidates that are fitted to folds: all to the first one, then those that are worth it to the others.
 
-    With a deadline the best of the first fold comes first whose fits seem to end in time. The others have what is left.
+    With a deadline the quickest comes first, then the best of the first fold whose fits seem to end in time. The others
+    have what is left.
     """
 
     def __init__(self, x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, told: progress.Work) -> None:
@@ -138,12 +154,19 @@ class _Trial:
         self.found: dict[int, Held] = {}
         self.out_of_time: list[int] = []
 
+    def has_time(self) -> bool:
+        """Whether all folds of all of them seem to end in time, after the first fold of each."""
+        self._begin_all()
+        left = (self.plan.deadline or math.inf) - time.monotonic()
+        return not self.out_of_time and sum(map(self._need, self.begun)) < left
+
     def run(self) -> Tried:
         """Fit them."""
         tells = not self.repeats and _first_fold_tells(self.plan, len(self.choice))
         order: Sequence[int] = range(len(self.choice))
         if tells or self.plan.deadline is not None:
-            self._begin_all()
+            if not self.begun:
+                self._begin_all()
             order = list(self.begun)
         scores = {k: self._first_scores(k) for k in order} if tells else {}
         known = {k: each for k, each in scores.items() if each is not None}
@@ -152,8 +175,10 @@ class _Trial:
             means = {k: float(np.mean(each)) for k, each in known.items()}
             kept, dropped = _kept(known, means, self.choice)
             self.told.advance((self.num_folds - 1) * (len(order) - len(kept)))
-        if self.plan.deadline is not None:
-            kept = sorted(kept, key=lambda k: self._rank(k, means.get(k, 0.0)))
+        if self.plan.deadline is not None and kept:
+            # The quickest one first: whatever the others take, there is an answer.
+            quickest = min(kept, key=self._need)
+            kept = sorted(kept, key=lambda k: (k != quickest, self._rank(k, means.get(k, 0.0))))
         for k in kept:
             self._in_time(k, self._complete)
         if not self.found:
@@ -191,8 +216,10 @@ class _Trial:
         if self.found:  # the fits to all rows, or that of the best
             seconds = [self.seconds[each] for each in self.found]
             return sum(seconds) + self.seconds[k] if self.combines else max(seconds)
-        if k in self.begun:
-            return self.seconds[k]
+        if k in self.begun:  # where time suffices for another, too, that one's: this one may take longer than it seems
+            others = min((self._need(each) for each in self.begun if each != k), default=0.0)
+            left = (self.plan.deadline or math.inf) - time.monotonic()
+            return self.seconds[k] + (others if self._need(k) + others < left else 0.0)
         return min((self._need(each) for each in self.begun if not self._is_late(each)), default=0.0)
 
     def _need(self, k: int) -> float:

@@ -18,6 +18,8 @@ from jaxcal.pipeline.folds import Fold, as_folds, as_labels, drawn, number_for
 # From so many rows on, a part of this size is enough to calibrate by. As many rows are enough to combine predictors by.
 # Then each predictor is fitted twice in place of six times.
 MANY_ROWS, SET_ASIDE = 10_000, 2_000
+# Where a time limit leaves time for it.
+FOLDS_WITH_TIME = 10
 
 # Random keys: of what is drawn once, and of folds.
 Keys = tuple[PRNGKeyArray, PRNGKeyArray]
@@ -73,6 +75,11 @@ class Method(abc.ABC):
             ValueError: if there are fewer rows or groups than folds; if given folds hold out a row several times, or
                 train on a row that they hold out, or come with groups.
         """
+
+    def has_usual_folds(self, num_rows: int) -> bool:
+        """Whether there may be more folds at random: nobody asked for a number, and the rows are not too many."""
+        is_usual = self.folds is None and self.groups is None and number_for(None, num_rows) < FOLDS_WITH_TIME
+        return is_usual and num_rows < MANY_ROWS // 2
 
     @property
     def number(self) -> int | None:

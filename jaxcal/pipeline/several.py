@@ -12,8 +12,9 @@ from jaxcal.frames.layout import Table
 from jaxcal.pipeline.chain import Chain
 from jaxcal.pipeline.choice import Choice, Tried, named, tried, without_rows_set_aside
 from jaxcal.pipeline.combination import Combination, Combined, combine
+from jaxcal.pipeline.dependence import warn_of_dependence
 from jaxcal.pipeline.fitted import Pipeline, Recipe, Step
-from jaxcal.pipeline.methods import Split
+from jaxcal.pipeline.methods import Folds, Split
 from jaxcal.pipeline.out_of_fold import take_rows
 from jaxcal.pipeline.plan import Held, Plan, chain_of, fit_one, last_step, pipeline_of, step_of
 from jaxcal.pipeline.side_by_side import in_threads, one_by_one, share_nothing
@@ -24,12 +25,16 @@ def fit_several(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, ord
     learns = plan.learns or choice.combines
     compared = dataclasses.replace(plan, recalibrate=None) if learns else plan
     rest, targets, inner = without_rows_set_aside(x, y, compared, order_key)
-    known = tried(rest, targets, choice, inner)
+    known, inner = tried(rest, targets, choice, inner, order_key)
+    if isinstance(plan.method, Folds):
+        plan = dataclasses.replace(plan, method=inner.method, division=inner.division)
     if not learns:
         return _fit_best(x, y, choice, plan, known)
     sets = [list(known.found)] if choice.combines else [[k] for k in known.found]
     found = [_learned(rest, known, numbers, inner) for numbers in sets]
     best = min(found, key=lambda each: float(each.step.scores.crps) if found[1:] else 0.0)
+    if not isinstance(inner.method.folds, list) and inner.method.groups is None:
+        warn_of_dependence(take_rows(np.asarray(best.step.rows), rest)[0], best.step)
     if len(choice.pairs) == 1:
         others = ()
     elif choice.combines:

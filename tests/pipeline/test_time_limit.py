@@ -155,3 +155,39 @@ def test_after_the_deadline_nothing_begins(call_all):
     with pytest.raises(OutOfTime):
         call_all(work, range(100), lambda: None, time.monotonic() + 0.5)
     assert 0 < len(called) < 20
+
+
+def test_with_time_there_are_ten_folds_in_place_of_five(rng):
+    fits = []
+
+    def counted(x, y):
+        fits.append(len(y))
+        return lambda x: x[:, 0]
+
+    x = rng.normal(size=(600, 1))
+    y = x[:, 0] + 0.1 * rng.normal(size=600)
+    for limit, method, sizes in (
+        (None, "folds", [480] * 5 + [600]),
+        (600.0, "folds", [540] * 10 + [600]),
+        (600.0, jc.pipeline.Folds(folds=2), [300] * 2 + [600]),
+        (600.0, "split", [450] * 11),
+    ):
+        fits.clear()
+        fitted = jc.pipeline.fit(x, y, predictor=counted, method=method, time_limit=limit, key=KEY)
+        assert sorted(fits) == sizes if method != "split" else (len(fits), max(fits)) == (11, 450)
+        assert len(fitted.steps[-1].y) == (150 if method == "split" else 600)
+
+
+def test_where_ten_folds_take_too_long_there_are_five(rng):
+    fits = []
+
+    def slow(x, y):
+        fits.append(len(y))
+        time.sleep(0.4)
+        return lambda x: x[:, 0]
+
+    x = rng.normal(size=(510, 1))
+    y = x[:, 0] + 0.1 * rng.normal(size=510)
+    fitted = jc.pipeline.fit(x, y, predictor=slow, time_limit=4.0, key=KEY)
+    assert fits == [459, *[408] * 5, 510]
+    assert len(fitted.out_of_fold) == 510

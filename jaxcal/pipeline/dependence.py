@@ -1,0 +1,58 @@
+"""Signs that rows of different folds tell of each other: then errors out of fold are too small for new rows."""
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxcal import _checks
+from jaxcal.frames.layout import Table
+from jaxcal.frames.ordinal import Ordinal
+from jaxcal.pipeline.fitted import Step
+
+# So many rows have a twin where nothing is wrong, as a fraction.
+_FEW_TWINS = 0.05
+# Errors of neighbors are correlated from here on, if that is no chance: in standard errors.
+_CORRELATED, _STANDARD_ERRORS = 0.3, 5
+_ADVICE = "groups=labels of Folds or Split keeps rows of a group together"
+
+
+def warn_of_dependence(x: Table, step: Step) -> None:
+    """Warn of rows that are repeated in the data, and of errors that are correlated in the order of the rows.
+
+    Args:
+        x: the inputs of the step's rows [n, d].
+        step: predictions of these out of fold.
+    """
+    y = np.asarray(step.y, float)
+    if twins := num_twins(Ordinal.of(x)(x), y):
+        _checks.warn(
+            f"{twins} of {len(y)} rows are repeated: they have the inputs and the target of another row. A model that "
+            f"has seen a row knows its twin, and errors out of fold are too small. Drop them; or {_ADVICE}."
+        )
+    correlation = correlation_of_neighbors(y - np.asarray(step.predictions.icdf(0.5), float))
+    if correlation:
+        _checks.warn(
+            f"errors of neighboring rows are correlated ({correlation:.2f}): rows in the order of time, or of one "
+            f"group, tell of each other, and errors of other times or groups are larger. {_ADVICE}. If rows are sorted "
+            "by the target, there is nothing wrong."
+        )
+
+
+def num_twins(x: Float[np.ndarray, "n d"], y: Float[np.ndarray, " n"]) -> int:
+    """How many rows have the inputs and the target of another, if they are more than a few.
+
+    0 where more than half of the inputs are repetitions: columns of few values are equal by chance, in new rows, too.
+    """
+    table = np.nan_to_num(np.column_stack([x, y]), nan=np.inf)
+    distinct = len(np.unique(table[:, :-1], axis=0))
+    _, place, count = np.unique(table, axis=0, return_inverse=True, return_counts=True)
+    twins = int((count[np.ravel(place)] > 1).sum())
+    return twins if twins > _FEW_TWINS * len(y) and distinct >= len(y) / 2 else 0
+
+
+def correlation_of_neighbors(errors: Float[np.ndarray, " n"]) -> float:
+    """The correlation of the ranks of each error and the next, if it is more than chance; else 0."""
+    ranks = np.argsort(np.argsort(errors, kind="stable")).astype(float)
+    if len(ranks) < 3 or not np.ptp(errors):
+        return 0.0
+    found = float(np.corrcoef(ranks[:-1], ranks[1:])[0, 1])
+    return found if found > max(_CORRELATED, _STANDARD_ERRORS / np.sqrt(len(ranks))) else 0.0

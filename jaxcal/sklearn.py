@@ -211,8 +211,8 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
     def _check_options(self, sample_weight: Series | None) -> None:
         """Raise ValueError for options that do not go together."""
         has_estimator = self.estimator is not None and not isinstance(self.estimator, list)
-        if not has_estimator and (len(self.calibrators) or sample_weight is not None or self.method == "prefit"):
-            raise ValueError("calibrators, sample_weight and method='prefit' need an estimator: give one.")
+        if not has_estimator and (len(self.calibrators) or self.method == "prefit"):
+            raise ValueError("calibrators and method='prefit' need an estimator: give one.")
         if self.method == "cv+" and not (has_estimator and self.recalibrate == "auto"):
             raise ValueError("method='cv+' needs an estimator and the default of recalibrate: CV+ is its last step.")
 

@@ -101,7 +101,7 @@ def fit(
             are for the steps after it. Without calibrators the guarantee of the last step holds; they are fitted
             without each fold, as with `Folds`. All take groups of rows that stay together, `groups=labels`.
         weights: of the rows [n], for a predictor that takes `sample_weight`, as those of scikit-learn do, or `weights`.
-            The other steps count every row once.
+            Of several, those that take none are omitted. The other steps count every row once.
         by: labels of groups for the last step, as of `jc.conformal.fit`, each group calibrated by its own rows: labels
             [n], which the call then needs for new rows, too, the name of a column of a data frame, or a function of x.
         categorical: the columns of x whose values have no order, for the steps that take that; those of a frame that
@@ -147,10 +147,10 @@ def fit(
     choice = Choice.of(candidates() if predictor is None else predictor)
     if choice is not None and len(choice.pairs) == 1 and not calibrators:
         ((predictor, calibrators),), choice = choice.pairs, None
-    if choice is not None and (calibrators or weights is not None or isinstance(method, Prefit)):
-        raise ValueError(
-            "calibrators, weights and method='prefit' need a predictor, and one alone: give it, or none of them."
-        )
+    if choice is not None and (calibrators or isinstance(method, Prefit)):
+        raise ValueError("calibrators and method='prefit' need a predictor, and one alone: give it, or none of them.")
+    if choice is not None and weights is not None:
+        choice = choice.taking_weights()
     if isinstance(method, CVPlus) and (choice is not None or recalibrate != "auto" or by is not None):
         raise ValueError(_OF_CV_PLUS)
     divide = method

@@ -20,7 +20,7 @@ from jaxcal.pipeline.methods import FOLDS_WITH_TIME, MANY_ROWS, Folds, Split, ho
 from jaxcal.pipeline.out_of_fold import WITHOUT_A_FOLD, one_warning, take_rows
 from jaxcal.pipeline.plan import Held, Models, Plan, held_of, models, taken_of
 from jaxcal.pipeline.side_by_side import OutOfTime, cores, in_threads, share_nothing
-from jaxcal.pipeline.steps import as_prediction, name_of
+from jaxcal.pipeline.steps import as_fit, as_prediction, name_of, name_of_weights
 
 # A candidate is dropped after the first fold if its CRPS there exceeds the first number times the best. The second one
 # is the least number of rows in that fold. The third one is the least difference, in standard errors.
@@ -50,11 +50,26 @@ class Choice(NamedTuple):
         pairs: of a predictor and its calibrators.
         combines: whether they are combined; else the best is taken.
         repeats: whether all are fitted to all folds, as before.
+        unsuitable: a line about each that cannot be fitted so.
     """
 
     pairs: Sequence[tuple[Any, Sequence[Callable]]]
     combines: bool
     repeats: bool = False
+    unsuitable: tuple[str, ...] = ()
+
+    def taking_weights(self) -> "Choice":
+        """Those whose predictors take weights of rows.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        takes = [name_of_weights(as_fit(predictor)) is not None for predictor, _ in self.pairs]
+        pairs = [pair for pair, one_takes in zip(self.pairs, takes, strict=True) if one_takes]
+        if not pairs:
+            raise ValueError("none of the predictors takes sample_weight or weights: fit without weights.")
+        others = (pair for pair, one_takes in zip(self.pairs, takes, strict=True) if not one_takes)
+        return self._replace(pairs=pairs, unsuitable=tuple(f"{named(pair)}: takes no weights" for pair in others))
 
     @classmethod
     def of(cls, predictor: Any) -> "Choice | None":

@@ -37,7 +37,7 @@ class Pipeline(eqx.Module):
             of "cv+" is what conformal calibration by the errors of the other folds makes of the predictions of a fold.
         others: the steps of each pipeline that is combined, or of the others, where the best was taken.
         dropped: a line about each pipeline that was dropped after the first fold: its steps and its CRPS there.
-        omitted: a line about each for which the time did not suffice.
+        omitted: a line about each that takes no weights, or for which the time did not suffice.
         recipe: what was fitted to all folds, a `Recipe`; None where a file or a pickle could not hold it.
         method: "folds", "split", "cv+" or "prefit".
         layout: the columns of x.
@@ -130,7 +130,7 @@ class Pipeline(eqx.Module):
         if self.dropped:
             lines += ["", "dropped after the first fold:", *self.dropped]
         if self.omitted:
-            lines += ["", "omitted, for want of time:", *self.omitted]
+            lines += ["", "omitted, for want of time unless it says why:", *self.omitted]
         return "\n".join(lines)
 
 

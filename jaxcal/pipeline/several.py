@@ -119,4 +119,5 @@ def _told(fitted: Pipeline, choice: Choice, known: Tried, others: tuple) -> Pipe
     """The pipeline, with what is known of the others."""
     pairs = (choice.pairs[k] for k in known.found)
     recipe = Recipe(tuple((predictor, tuple(calibrators)) for predictor, calibrators in pairs), choice.combines)
-    return dataclasses.replace(fitted, others=others, dropped=known.dropped, omitted=known.omitted, recipe=recipe)
+    omitted = (*choice.unsuitable, *known.omitted)
+    return dataclasses.replace(fitted, others=others, dropped=known.dropped, omitted=omitted, recipe=recipe)

@@ -58,10 +58,17 @@ class OfNumbers(eqx.Module):
 
     model: Any
 
-    def __call__(self, x: Table, y: Float[Array, " n"], *, categorical: Categorical = ()) -> Callable:
+    def __call__(
+        self,
+        x: Table,
+        y: Float[Array, " n"],
+        *,
+        categorical: Categorical = (),
+        sample_weight: Float[Array, " n"] | None = None,
+    ) -> Callable:
         """The fitted estimator, after the columns of x."""
         columns = Columns.of(x, categorical)
-        return _WithColumns(columns, _fit_estimator(self.model, columns(x), y))
+        return _WithColumns(columns, _fit_estimator(self.model, columns(x), y, sample_weight=sample_weight))
 
 
 class _WithColumns(eqx.Module):
@@ -214,6 +221,11 @@ class Taken(NamedTuple):
         return self.inference != "exact" or num_rows(x) < _MORE_ROWS * self.number
 
 
+def name_of_weights(fit: Callable) -> str | None:
+    """The name of the argument by which a fit takes weights of rows; None if it takes none."""
+    return next((name for name in ("sample_weight", "weights") if name in inspect.signature(fit).parameters), None)
+
+
 def with_weights(fit: Callable, weights: Float[Array, " n"] | None) -> Callable:
     """A fit of the weighted rows.
 
@@ -222,7 +234,7 @@ def with_weights(fit: Callable, weights: Float[Array, " n"] | None) -> Callable:
     """
     if weights is None:
         return fit
-    name = next((name for name in ("sample_weight", "weights") if name in inspect.signature(fit).parameters), None)
+    name = name_of_weights(fit)
     if name is None:
         raise ValueError(f"the predictor {name_of(fit)} takes neither sample_weight nor weights: fit without weights.")
     return partial(fit, **{name: weights})

@@ -14,12 +14,16 @@ from jaxcal.frames.columns import Categorical
 from jaxcal.frames.layout import Table
 from jaxcal.pipeline.steps import OfNumbers
 
+# Of the rows, or None for equal ones.
+Weights = Float[Array, " n"] | None
 # Above it, trees are grown on histograms: exact splits take too long. The options were chosen on twelve data sets:
 # `benchmarks/results/boosted_trees.txt`.
 _FEW_ROWS = 5_000
 
 
-def boosted_trees(x: Table, y: Float[Array, " n"], *, categorical: Categorical = ()) -> Callable:
+def boosted_trees(
+    x: Table, y: Float[Array, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
+) -> Callable:
     """Gradient boosting with small steps, small leaves and random parts of rows and columns (Friedman 2002).
 
     Of more than 5,000 rows it is scikit-learn's boosting on histograms.
@@ -43,10 +47,12 @@ def boosted_trees(x: Table, y: Float[Array, " n"], *, categorical: Categorical =
             max_features=0.7,
             random_state=0,
         )
-    return OfNumbers(model)(x, y, categorical=categorical)
+    return OfNumbers(model)(x, y, categorical=categorical, sample_weight=sample_weight)
 
 
-def extra_trees(x: Table, y: Float[Array, " n"], *, categorical: Categorical = ()) -> Callable:
+def extra_trees(
+    x: Table, y: Float[Array, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
+) -> Callable:
     """Extremely randomized trees (Geurts, Ernst and Wehenkel 2006): 400, or of more than 5,000 rows 100.
 
     Raises:
@@ -55,10 +61,14 @@ def extra_trees(x: Table, y: Float[Array, " n"], *, categorical: Categorical = (
     from sklearn.ensemble import ExtraTreesRegressor
 
     number = 400 if len(y) <= _FEW_ROWS else 100
-    return OfNumbers(ExtraTreesRegressor(number, random_state=0))(x, y, categorical=categorical)
+    return OfNumbers(ExtraTreesRegressor(number, random_state=0))(
+        x, y, categorical=categorical, sample_weight=sample_weight
+    )
 
 
-def catboost(x: Table, y: Float[Array, " n"], *, categorical: Categorical = ()) -> Callable:
+def catboost(
+    x: Table, y: Float[Array, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
+) -> Callable:
     """CatBoost with its defaults.
 
     Raises:
@@ -67,7 +77,7 @@ def catboost(x: Table, y: Float[Array, " n"], *, categorical: Categorical = ()) 
     from catboost import CatBoostRegressor  # pyright: ignore[reportMissingImports]
 
     model = CatBoostRegressor(random_seed=0, verbose=0, thread_count=1, allow_writing_files=False)
-    return OfNumbers(model)(x, y, categorical=categorical)
+    return OfNumbers(model)(x, y, categorical=categorical, sample_weight=sample_weight)
 
 
 # By the names of models.

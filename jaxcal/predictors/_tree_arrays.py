@@ -5,7 +5,7 @@ float64, as the packages do.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,6 +170,35 @@ class BoostedSum:
         for values in self.nodes.value[self.nodes.leaves(x)].T:
             total += values
         return total
+
+
+@dataclass(frozen=True)
+class TreeMean:
+    """A constant, and the sum of what trees of float32 predict over a number: extra trees, or gradient boosting."""
+
+    nodes: Nodes
+    constant: float
+    divisor: int
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """The value of every row."""
+        total = np.full(len(x), self.constant)
+        for values in self.nodes.value[self.nodes.leaves(x.astype(np.float32))].T:
+            total += values
+        return total / self.divisor
+
+
+def of_means(model: Any) -> Any:
+    """The arrays of fitted trees of scikit-learn that predict means; any other model as it is."""
+    kinds = (type(model).__module__.partition(".")[0], type(model).__name__)
+    if kinds == ("sklearn", "HistGradientBoostingRegressor"):
+        return of_gradient_boosting(model)
+    if kinds in (("sklearn", "ExtraTreesRegressor"), ("sklearn", "RandomForestRegressor")) and model.n_outputs_ == 1:
+        return TreeMean(Nodes.of([each.tree_ for each in model.estimators_]), 0.0, len(model.estimators_))
+    if kinds == ("sklearn", "GradientBoostingRegressor") and model.init is None:
+        nodes = Nodes.of([each.tree_ for each in model.estimators_[:, 0]])
+        return TreeMean(replace(nodes, value=model.learning_rate * nodes.value), model.init_.constant_.item(), 1)
+    return model
 
 
 def of_forest(forest: Any, counts: np.ndarray | None) -> ForestArrays:

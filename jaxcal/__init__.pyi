@@ -27,6 +27,7 @@ from .calibrators import sharp_gp as sharp_gp
 from .compilation import enable_compilation_cache as enable_compilation_cache
 from .distributions import Distribution as Distribution
 from .distributions import Empirical as Empirical
+from .distributions import Histogram as Histogram
 from .distributions import Mixture as Mixture
 from .distributions import MultivariateEmpirical as MultivariateEmpirical
 from .distributions import MultivariateNormal as MultivariateNormal

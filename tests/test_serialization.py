@@ -123,6 +123,7 @@ def every_distribution():
         jc.Empirical(loc, scale, values[:3].sort()),
         jc.Quantiles(jnp.array([0.25, 0.75]), jnp.array([[0.0, 2.0], [1.0, 4.0]])),
         jc.SmoothQuantiles(jnp.array([0.25, 0.75]), jnp.array([[0.0, 2.0], [1.0, 4.0]]), 5.0),
+        jc.Histogram(jnp.array([0.0, 1.0, 4.0]), jnp.array([[0.5, 0.5], [0.1, 0.9]]), "half_normal"),
         jc.ScaledQuantiles(loc, scale, jnp.array([0.25, 0.75]), jnp.array([-1.0, 1.0]), "normal"),
         jc.Empirical(loc, scale, tables.make(values, groups, 2), "conformal", group=group),
         jc.ScaledQuantiles(loc, scale, None, linear_tables.make(values, groups, np.array([2, 2])), group=group),

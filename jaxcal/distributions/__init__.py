@@ -12,6 +12,7 @@ from jaxcal.distributions.concatenated import Concatenated as Concatenated
 from jaxcal.distributions.concatenated import concatenate as concatenate
 from jaxcal.distributions.cross_conformal import CrossConformal as CrossConformal
 from jaxcal.distributions.empirical import Empirical as Empirical
+from jaxcal.distributions.histogram import Histogram as Histogram
 from jaxcal.distributions.mixture import Mixture as Mixture
 from jaxcal.distributions.multivariate import MultivariateEmpirical as MultivariateEmpirical
 from jaxcal.distributions.multivariate import MultivariateNormal as MultivariateNormal

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 import math
 
 import equinox as eqx
@@ -18,6 +19,7 @@ from compiled import compilations
 from jaxcal.distributions import (
     CrossConformal,
     Empirical,
+    Histogram,
     Mixture,
     Normal,
     Point,
@@ -44,6 +46,8 @@ TABLES = np.stack([TABLE, TABLE[::-1] ** 2 - 3, 0.1 * TABLE])
 TABLES.sort(axis=1)
 KNOTS, SHAPE = np.array([0.05, 0.2, 0.5, 0.6, 0.9]), np.array([-2.0, -0.5, 0.1, 0.1, 1.7])
 STEPS = np.array([-2.0, -0.5, 0.1, 0.4, 1.7])
+# Of a histogram: the last bin but one has no mass.
+EDGES, MASSES = np.array([-2.5, -1.0, -0.2, 0.1, 0.9, 1.4]), np.array([0.03, 0.35, 0.4, 0.0, 0.22])
 # Two models, the rows that each was fitted without, and the mean of both.
 MODELS, FITTED_WITHOUT = np.array([-0.3, 0.4]), np.array([[1, 1, 1, 0, 0, 0, 0.5], [0, 0, 0, 1, 1, 1, 0.5]])
 SIZES = np.array([0.2, 1.1, 2.5, 0.7, 0.7, 1.6, 0.0])
@@ -79,8 +83,21 @@ DISTRIBUTIONS = {
     "of_a_sample": lambda loc, scale: ScaledQuantiles(loc, scale, STEPS_OF_SAMPLE, SAMPLE, from_sample=True),
     "recalibrated": lambda loc, scale: Recalibrated(Normal(loc, scale), PROBABILITIES),
     "smooth_quantiles": lambda loc, scale: SmoothQuantiles(KNOTS, loc[:, None] + scale[:, None] * STEPS, 4.5),
+    "histogram": lambda loc, scale: Histogram(loc[:, None] + scale[:, None] * EDGES, np.tile(MASSES, (3, 1))),
+    "half_normal_tails": lambda loc, scale: Histogram(
+        loc[:, None] + scale[:, None] * EDGES, np.tile(MASSES, (3, 1)), "half_normal"
+    ),
 }
-CONTINUOUS = {"normal", "student_t", "mixture", "mixture_of_t", "normal_tails", "recalibrated", "smooth_quantiles"}
+CONTINUOUS = {
+    "normal",
+    "student_t",
+    "mixture",
+    "mixture_of_t",
+    "normal_tails",
+    "recalibrated",
+    "smooth_quantiles",
+    "half_normal_tails",
+}
 # Of a smoothed version is the density of these.
 SMOOTHED = {"of_a_sample", "recalibrated"}
 BY_KNOTS = ("quantiles", "scaled_quantiles", "normal_tails")
@@ -154,6 +171,16 @@ def slopes(inputs):
     return rows.sum() + distribution.icdf(p).sum()
 
 
+def bins(name):
+    """The bins as distributions of scipy's; that of a lower tail is mirrored."""
+    found = [scipy.stats.uniform(start, end - start) for start, end in itertools.pairwise(EDGES)]
+    if name == "half_normal_tails":
+        unit = scipy.stats.norm.ppf(0.75)
+        found[0] = scipy.stats.halfnorm(-EDGES[1], (EDGES[1] - EDGES[0]) / unit)
+        found[-1] = scipy.stats.halfnorm(EDGES[-2], (EDGES[-1] - EDGES[-2]) / unit)
+    return found
+
+
 def atoms_of_models():
     return np.sort([*(CENTERS - SIZES), *(CENTERS + SIZES)])
 
@@ -183,6 +210,10 @@ def standard_cdf(name, row, u):
             above = (1 - KNOTS[-1]) * np.exp(scipy.stats.norm.logsf(u) - scipy.stats.norm.logsf(STEPS[-1]))
             inside = np.interp(u, STEPS, KNOTS)
             return np.where(u < STEPS[0], below, np.where(u > STEPS[-1], 1 - above, inside))
+        case "histogram" | "half_normal_tails":
+            first, *rest = bins(name)
+            lowest = first.cdf(u) if name == "histogram" else first.sf(-u)
+            return MASSES[0] * lowest + sum(m * each.cdf(u) for m, each in zip(MASSES[1:], rest, strict=True))
         case "smooth_quantiles":
             # Straight in the scores of Student t, and on beyond the knots.
             knots, below, above = scipy.stats.t.ppf(KNOTS, 4.5), u - STEPS[0], u - STEPS[-1]
@@ -224,6 +255,11 @@ def standard_moments(name):
     if stds is not None:
         mean = WEIGHTS @ OFFSETS
         return mean, math.sqrt(WEIGHTS @ (stds**2 + (OFFSETS - mean) ** 2))
+    if name in ("histogram", "half_normal_tails"):
+        means, variances = np.transpose([each.stats() for each in bins(name)])
+        means[0] *= -1 if name == "half_normal_tails" else 1
+        mean = MASSES @ means
+        return mean, math.sqrt(MASSES @ (variances + (means - mean) ** 2))
     p = (np.arange(10**6) + 0.5) / 10**6
     if name == "of_a_sample":
         q = np.interp(p, STEPS_OF_SAMPLE, SAMPLE)
@@ -278,6 +314,7 @@ def breaks_of(name, row):
     tables = {"empirical": TABLE, "own_tables": TABLES[row], "cross_conformal": atoms_of_models()}
     shape = {**tables, "normal_tails": STEPS, "point": [0.0], **dict.fromkeys(BY_KNOTS[:2], SHAPE)}
     shape["of_a_sample"] = SAMPLE
+    shape["histogram"] = shape["half_normal_tails"] = EDGES
     shape["recalibrated"] = scipy.stats.norm.ppf(PROBABILITIES)
     return LOC[row] + SCALE[row] * np.asarray(shape.get(name, OFFSETS))
 
@@ -468,6 +505,7 @@ def test_icdf_has_exact_derivatives(name):
         "normal_tails": lambda distribution: distribution.loc,
         "quantiles": lambda distribution: distribution.values,
         "smooth_quantiles": lambda distribution: distribution.values,
+        "half_normal_tails": lambda distribution: distribution.edges,
     }
     shift = eqx.tree_at(places[name], jax.tree.map(jnp.zeros_like, distribution), replace_fn=jnp.ones_like)
     zeros, p = jax.tree.map(jnp.zeros_like, distribution), jnp.full((), 0.3)
@@ -572,6 +610,8 @@ def test_rows_without_a_spread_are_points():
         Quantiles(KNOTS, np.full((3, 5), 2.0)),
         ScaledQuantiles(loc, zero, KNOTS, SHAPE),
         ScaledQuantiles(loc, zero, KNOTS, STEPS, "normal"),
+        Histogram(np.full((3, 6), 2.0), np.tile(MASSES, (3, 1))),
+        Histogram(np.full((3, 6), 2.0), np.tile(MASSES, (3, 1)), "half_normal"),
         Mixture(jax.vmap(Point)(pair)),
         Mixture(jax.vmap(Normal)(pair, 0 * pair)),
     ]
@@ -840,6 +880,13 @@ def test_several_outputs_are_as_many_columns(rng):
             lambda: Quantiles(np.array([0.1, 0.9]), np.array([[0.0, 1.0], [3.0, 2.0]])),
             "the quantiles of 1 of 2 rows cross, the first in row 1, 3 before 2. sort=True sorts them",
         ),
+        (lambda: Histogram(EDGES[:5], MASSES[None]), r"edges must be one more than the bins: got shape \(5,\)"),
+        (lambda: Histogram(np.stack([EDGES, EDGES]), MASSES[None]), "edges has 2 rows where 1 are expected"),
+        (lambda: Histogram(EDGES[::-1], MASSES[None]), "edges must be in increasing order; got 1.4 before 0.9"),
+        (lambda: Histogram(EDGES, 2 * MASSES[None]), "masses of a row must have the sum 1; got 2 in row 0"),
+        (lambda: Histogram(EDGES, np.array([[1.2, 0, 0, 0, -0.2]])), "masses must not be negative; got -0.2"),
+        (lambda: Histogram(EDGES, MASSES[None], "normal"), "tails must be one of .* got 'normal'"),
+        (lambda: Histogram(EDGES[:2], np.ones((1, 1)), "half_normal"), "needs two bins at least"),
         (lambda: build("normal").cdf(np.zeros(4)), r"y must be one number or have shape \(3,\); got \(4,\)"),
         (lambda: build("normal").cdf(np.zeros((3, 1))), r"got \(3, 1\): did you mean y\[:, 0\]"),
         # A number for all rows is not what is wrong.
@@ -1001,3 +1048,73 @@ def test_tables_of_integers_have_infinite_quantiles():
     found = quantiles.empirical_quantile(table, jnp.array([0.0, 0.5, 0.99]), "conformal")
     np.testing.assert_array_equal(found, [-np.inf, 3, np.inf])
     assert quantiles.empirical_quantile(jnp.array([-2, -1, 1, 2]), 0.99, "symmetric") == np.inf
+
+
+# ------------------------------------------------------------------ histograms
+
+
+@pytest.mark.parametrize("tails", ["uniform", "half_normal"])
+def test_the_density_of_a_histogram_is_the_derivative_of_its_cdf(tails):
+    """And rows of shared edges are those of edges of their own; there is no density where no mass is."""
+    masses = np.stack([MASSES, MASSES[::-1], np.full(5, 0.2)])
+    shared, own = Histogram(EDGES, masses, tails), Histogram(np.tile(EDGES, (3, 1)), masses, tails)
+    for y in (-3.7, -2.0, -0.5, 0.5, 1.2, 1.9):
+        exact = jax.vmap(jax.grad(lambda y, row: shared[row].cdf(y)[0]), (None, 0))(y, jnp.arange(3))
+        np.testing.assert_allclose(np.exp(shared.log_prob(y)), exact, rtol=1e-4, atol=1e-7)
+        np.testing.assert_array_equal(shared.log_prob(y), own.log_prob(y))
+        np.testing.assert_allclose(shared.crps(y), own.crps(y), rtol=EXACT)
+    np.testing.assert_array_equal(shared.icdf(LEVELS), own.icdf(LEVELS))
+    assert shared.log_prob(0.5)[0] == -np.inf
+    assert np.isinf(shared.log_prob(1.5)).all() == (tails == "uniform")
+    assert np.isinf(shared.crps(np.inf)).all()
+
+
+def test_a_bin_without_a_width_is_an_atom():
+    distribution = Histogram(np.array([0.0, 1.0, 1.0, 2.0]), np.array([[0.25, 0.5, 0.25]]))
+    below, at = distribution.cdf(1 - 1e-6), distribution.cdf(1.0)
+    np.testing.assert_allclose([below[0], at[0]], [0.25, 0.75], atol=1e-5)
+    np.testing.assert_allclose(distribution.icdf(np.array([0.125, 0.3, 0.7, 0.875]))[0], [0.5, 1, 1, 1.5], rtol=1e-6)
+    np.testing.assert_allclose(distribution.variance, 2 * 0.25 * (0.25 + 1 / 12), rtol=1e-6)
+
+
+def test_levels_0_and_1_of_a_histogram_are_the_ends_of_its_mass():
+    distribution = Histogram(np.arange(6.0), np.array([[0, 0.3, 0.4, 0.3, 0]]))
+    np.testing.assert_array_equal(distribution.icdf(np.array([0.0, 1.0]))[0], [1, 4])
+
+
+def test_the_outermost_bins_hold_half_of_a_half_normal_tail():
+    distribution = Histogram(EDGES, MASSES[None], "half_normal")
+    np.testing.assert_allclose(distribution.cdf(EDGES[0]), 0.5 * MASSES[0], rtol=1e-5)
+    np.testing.assert_allclose(1 - distribution.cdf(EDGES[-1]), 0.5 * MASSES[-1], rtol=1e-5)
+    assert distribution.is_continuous
+    assert not Histogram(EDGES, MASSES[None]).is_continuous
+
+
+def test_equal_smooth_quantiles_are_atoms():
+    """Against the quantile function, at the outermost levels and between."""
+    values = np.array([-1.0, -1.0, 0.0, 0.0, 2.0])
+    distribution, knots = SmoothQuantiles(KNOTS, values[None], 4.0), scipy.stats.t.ppf(KNOTS, 4)
+
+    def mean_of(function):
+        """The integral of a function of the level and its quantile, between the knots."""
+
+        def at(p):
+            u = scipy.stats.t.ppf(p, 4)
+            beyond = max(u - knots[-1], 0) * 2 / (knots[-1] - knots[-2])
+            return function(p, np.interp(u, knots, values) + beyond)
+
+        ends = [0, *KNOTS, 0.99, 0.9999, 1 - 1e-6, 1]
+        return sum(scipy.integrate.quad(at, a, b, limit=200)[0] for a, b in itertools.pairwise(ends))
+
+    tolerance = 1e-5
+    mean = mean_of(lambda p, q: q)
+    np.testing.assert_allclose(distribution.mean, mean, rtol=tolerance)
+    np.testing.assert_allclose(distribution.variance, mean_of(lambda p, q: (q - mean) ** 2), rtol=1e-3)
+    for y in (-2.0, -1.0, -0.4, 0.0, 1.0, 4.0):
+        expected = mean_of(lambda p, q, y=y: 2 * ((y <= q) - p) * (q - y))
+        np.testing.assert_allclose(distribution.crps(y), expected, rtol=1e-4, err_msg=str(y))
+    cdf = [float(distribution.cdf(y)[0]) for y in (-1.001, -1.0, -1e-6, 0.0)]
+    np.testing.assert_allclose(cdf, [0, 0.2, 0.5, 0.6], atol=1e-4)
+    np.testing.assert_allclose(distribution.icdf(np.array([0.001, 0.1, 0.55]))[0], [-1, -1, 0], atol=1e-6)
+    assert distribution.log_prob(-1.5) == -np.inf
+    assert np.isfinite(distribution.log_prob(0.5)).all()

@@ -12,6 +12,7 @@ from jaxcal.distributions import (
     Concatenated,
     CrossConformal,
     Empirical,
+    Histogram,
     Mixture,
     MultivariateEmpirical,
     MultivariateNormal,
@@ -39,6 +40,7 @@ ALL = np.arange(5)
 LEVELS, SHAPE = np.array([0.1, 0.5, 0.9]), np.array([-1.0, 0.2, 2.0])
 TABLE = np.sort(RNG.normal(size=5))  # as many as there are rows
 MODELS, WEIGHTS = RNG.normal(size=(5, 2)), np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+HEIGHTS = RNG.dirichlet(np.ones(4), size=5)
 OF_GROUPS = jnp.array([-1.0, 1.0, 2.0, -5.0, 5.0]), jnp.array([0, 0, 0, 1, 1])
 
 
@@ -74,6 +76,8 @@ BUILD = {
     "scaled quantiles": lambda rows: ScaledQuantiles(LOC[rows], SCALE[rows], LEVELS, SHAPE, "normal"),
     "partial quantiles": lambda rows: Quantiles(LEVELS, LOC[rows, None] + SHAPE, lowest=OTHER[rows] / 2),
     "recalibrated": lambda rows: Recalibrated(Normal(LOC[rows], SCALE[rows]), LEVELS),
+    "histogram": lambda rows: Histogram(TABLE, HEIGHTS[rows]),
+    "histogram of own edges": lambda rows: Histogram(TABLES[rows, :5], HEIGHTS[rows], "half_normal"),
     "cross-conformal": lambda rows: CrossConformal(MODELS[rows], WEIGHTS, SHAPE**2, MODELS[rows] ** 2),
     "multivariate normal": lambda rows: MultivariateNormal(MODELS[rows], ROOTS[rows] @ ROOTS[rows].mT),
     "multivariate empirical": lambda rows: MultivariateEmpirical(MODELS[rows], ROOTS[rows], MODELS),

@@ -2,6 +2,7 @@ from . import calibrators as calibrators
 from . import datasets as datasets
 from . import density_ratio as density_ratio
 from . import distributions as distributions
+from . import fitted_models as fitted_models
 from . import frames as frames
 from . import functional as functional
 from . import gp as gp
@@ -39,6 +40,7 @@ from .distributions import ScaledQuantiles as ScaledQuantiles
 from .distributions import SmoothQuantiles as SmoothQuantiles
 from .distributions import StudentT as StudentT
 from .distributions import concatenate as concatenate
+from .fitted_models import as_distribution as as_distribution
 from .frames import labels as labels
 from .guarantee import Guarantee as Guarantee
 from .pipeline import chain as chain

@@ -21,7 +21,7 @@ LAYERS = [
     {"functional"},
     {"distributions", "guarantee", "progress"},
     {"frames"},
-    {"metrics", "optimize", "datasets", "density_ratio", "compilation", "serialization"},
+    {"metrics", "optimize", "datasets", "density_ratio", "compilation", "fitted_models", "serialization"},
     {"gp", "networks"},
     {"predictors", "calibrators"},
     {"online", "plots", "pipeline"},

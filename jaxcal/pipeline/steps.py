@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 from threadpoolctl import threadpool_limits
 
 from jaxcal import _checks
-from jaxcal.distributions import Distribution, Point
+from jaxcal.distributions import Distribution
+from jaxcal.fitted_models import as_distribution, is_model, untouched
+from jaxcal.fitted_models import as_prediction as as_prediction
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.labels import ColumnLabels
 from jaxcal.frames.layout import Series, Table, as_table, check_same_index, is_frame, num_rows
@@ -36,11 +38,10 @@ class Estimator(eqx.Module):
 
     model: Any
 
-    def __call__(self, x: Table) -> Point:
+    def __call__(self, x: Table) -> Distribution:
         """The predictions of the rows, in the dtype of an array of numbers."""
         with _naming_dates(x):
-            predicted = _checks.as_floats("model.predict(x)", self.model.predict(_untouched(x)))
-        return Point(predicted.astype(x.dtype) if isinstance(x, jax.Array) else predicted)
+            return as_distribution(self.model, x)
 
 
 class Fitted(eqx.Module):
@@ -50,7 +51,7 @@ class Fitted(eqx.Module):
 
     def __call__(self, x: Table, y: Float[Array, " n"]) -> Callable:
         """The model, whatever the rows."""
-        return Estimator(self.model) if hasattr(self.model, "predict") else checked(self.model)
+        return Estimator(self.model) if is_model(self.model) else checked(self.model)
 
 
 class OfNumbers(eqx.Module):
@@ -87,7 +88,7 @@ def as_fit(predictor: Any) -> Callable:
     Raises:
         TypeError: if it is neither.
     """
-    if hasattr(predictor, "fit") and hasattr(predictor, "predict"):
+    if hasattr(predictor, "fit") and is_model(predictor):
         return partial(_fit_estimator, predictor)
     return checked(predictor)
 
@@ -98,7 +99,7 @@ def _fit_estimator(
     fresh = _unfitted(estimator)
     weights = {} if sample_weight is None else {"sample_weight": np.asarray(sample_weight)}
     with _naming_dates(x), _few_threads(estimator, x):
-        fitted = fresh.fit(_untouched(x), np.asarray(y), **weights)
+        fitted = fresh.fit(untouched(x), np.asarray(y), **weights)
     return Estimator(fresh if fitted is None else fitted)
 
 
@@ -147,11 +148,6 @@ def _columns_of_dates(x: Any) -> list[str]:
         column.dtype.is_temporal() or column.dtype == nw.Unknown or (column.dtype == nw.Object and holds_dates(column))
     )
     return [column.name for column in frame.iter_columns() if is_of_dates(column)]
-
-
-def _untouched(x: Table) -> Any:
-    """A frame as it is, and numbers as an array of NumPy's."""
-    return x if is_frame(x) else np.asarray(x)
 
 
 def _unfitted(estimator: Any) -> Any:
@@ -278,17 +274,6 @@ def with_columns(fit: Callable, columns: Categorical) -> Callable:
     parameter = inspect.signature(fit).parameters.get("categorical")
     takes_it = parameter is not None and parameter.default == ()
     return partial(fit, categorical=columns) if takes_it else fit
-
-
-def as_prediction(predicted: Distribution | ArrayLike | None) -> Distribution:
-    """What a model gives, as a Distribution: means are a `Point`.
-
-    Raises:
-        TypeError: if it gives None.
-    """
-    if predicted is None:
-        raise TypeError("a model gave None where predictions are expected: does its function return them?")
-    return predicted if isinstance(predicted, Distribution) else Point(_checks.as_floats("prediction", predicted))
 
 
 # Groups of rows

@@ -128,7 +128,7 @@ def test_the_errors_are_honest(rng):
         ({"folds": 18}, "at least 18 are needed"),
         ({"groups": X // 5}, "there are 4 groups; at least 5 are needed"),
         ({"groups": X[1:]}, "a label for each row"),
-        ({"fit": lambda x, y, *, key: lambda x: np.zeros(3)[None]}, r"predict \[1, 1, 1, 1, 1\] rows"),
+        ({"fit": lambda x, y, *, key: lambda x: np.zeros(1)}, r"predict \[1, 1, 1, 1, 1\] rows"),
     ],
 )
 def test_mistakes_are_named(options, message):

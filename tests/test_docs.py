@@ -22,7 +22,18 @@ TEXTS = [*PAGES, README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 # A block of code, and the text below it: what it prints.
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 # Blocks that import these are passed over where they are not installed.
-OPTIONAL = ("catboost", "crepes", "lightgbm", "mapie", "torch", "xgboost")
+OPTIONAL = (
+    "catboost",
+    "crepes",
+    "lightgbm",
+    "mapie",
+    "quantile_forest",
+    "tabicl",
+    "tabpfn",
+    "torch",
+    "xgboost",
+    "xgboost_distribution",
+)
 EXAMPLES = [block for block, _ in BLOCK.findall(README.read_text(encoding="utf-8"))]
 # Its programs need a cluster: `test_sweep_clusters.py` runs them.
 CLUSTERS = DOCS / "clusters.md"

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from jaxcal import _checks
 from jaxcal._numpy import JaxArray, in_jax, namespace, numpy_or_jit
 from jaxcal.distributions import Distribution, Empirical, Histogram, Normal, Point, SmoothQuantiles
-from jaxcal.frames.layout import Table, is_frame, num_rows
+from jaxcal.frames.layout import Table, num_rows
 
 # The levels of the quantiles that a model is asked for, if it gives those at any level.
 LEVELS = tuple(k / 100 for k in range(1, 100))
@@ -68,7 +68,7 @@ def as_distribution(model: Any, x: Table, *, samples: bool = False) -> Distribut
     `jaxcal.Normal(mean, std)` says what an array holds.
 
     Args:
-        model: the fitted model, or a function of x; a list of fitted models, or a dict of them by their levels.
+        model: the fitted model, or a function of x; a list or tuple of fitted models, or a dict by their levels.
         x: inputs [n, d], or a data frame, which comes to the model as it is.
         samples: whether the model gives samples, an array [n, s] with s values for each row.
 
@@ -118,9 +118,9 @@ def is_model(model: Any) -> bool:
     return hasattr(model, "predict") or hasattr(model, "pred_dist") or isinstance(model, list | tuple | Mapping)
 
 
-def untouched(x: Table) -> Any:
-    """A frame as it is, and numbers as an array of NumPy's."""
-    return x if is_frame(x) else np.asarray(x)
+def untouched(x: Any) -> Any:
+    """What models of other packages take: an array of JAX as one of NumPy's, and else what came."""
+    return np.asarray(x) if isinstance(x, jax.Array | list | tuple) else x
 
 
 # The readers: each gives None for a model that is not of its kind.
@@ -363,7 +363,10 @@ def _takes(model: Any, *names: str) -> bool:
 
 def _parameters(model: Any) -> dict[str, Any]:
     """The parameters that a model was made with, as scikit-learn, LightGBM, XGBoost and CatBoost tell them."""
-    return model.get_params() if hasattr(model, "get_params") else {}
+    try:
+        return model.get_params()
+    except (AttributeError, RuntimeError, TypeError):  # without them, or with such as scikit-learn does not allow
+        return {}
 
 
 def _loss_of(model: Any) -> str:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 import scipy.special
 import scipy.stats
 
@@ -187,7 +188,6 @@ def test_a_model_of_catboost_from_a_file_says_its_loss(tmp_path):
     assert_quantiles(jc.as_distribution(loaded, NEW), P, model.predict(NEW))
 
 
-@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
 def test_lightgbm():
     lightgbm = pytest.importorskip("lightgbm")
     make = partial(lightgbm.LGBMRegressor, n_estimators=10, verbosity=-1, n_jobs=1)
@@ -467,6 +467,12 @@ def test_the_dtype_is_that_of_an_array_of_jax():
     assert {leaf.dtype for leaf in jax.tree.leaves(histogram)} == {np.dtype("float32")}
 
 
+def test_sparse_inputs_come_to_the_model_as_they_are():
+    x = scipy.sparse.csr_matrix(X)
+    model = LinearRegression().fit(x, Y)
+    np.testing.assert_allclose(jc.as_distribution(model, x).mean, model.predict(x), rtol=1e-6)
+
+
 def test_a_data_frame_comes_to_the_model_as_it_is():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(X, columns=["a", "b", "c"])
@@ -507,10 +513,10 @@ def test_fitted_models_are_calibrated_by_other_rows():
     fitted = jc.pipeline.fit(X[rest], Y[rest], predictor=model, method="prefit", key=KEY)
     assert_normal(fitted.steps[0].predictions, *model.predict(X[rest], return_std=True))
     models = [QuantileRegressor(quantile=p, alpha=0.01).fit(X[half], Y[half]) for p in P]
-    predict = partial(jc.as_distribution, models)
-    fitted = jc.pipeline.fit(X[rest], Y[rest], predictor=predict, method="prefit", key=KEY)
-    assert isinstance(fitted.steps[0].predictions, jc.SmoothQuantiles)
-    assert np.isfinite(np.asarray(fitted(NEW).interval(0.8))).all()
+    for several in (tuple(models), dict(zip(P, models, strict=True)), partial(jc.as_distribution, models)):
+        fitted = jc.pipeline.fit(X[rest], Y[rest], predictor=several, method="prefit", key=KEY)
+        assert_quantiles(fitted.steps[0].predictions, P, np.column_stack([each.predict(X[rest]) for each in models]))
+        assert np.isfinite(np.asarray(fitted(NEW).interval(0.8))).all()
 
 
 def test_a_fit_may_return_a_list_of_models():

@@ -52,7 +52,7 @@ def as_distribution(model: Any, x: Table, *, samples: bool = False) -> Distribut
     | skpro | `predict_proba(x)` | `Normal`, or by quantiles |
     | CatBoost with RMSEWithUncertainty | `predict(x)`: means and variances | `Normal` |
     | CatBoost with MultiQuantile, XGBoost with several `quantile_alpha` | `predict(x)` | `SmoothQuantiles` |
-    | a list of models with a quantile loss, or a dict of their levels | `predict(x)` of each | `SmoothQuantiles` |
+    | a list of models of one level each, or a dict by their levels | `predict(x)` of each | `SmoothQuantiles` |
     | `jaxcal.sklearn.CalibratedRegressor` | `predict_distribution(x)` | its own |
     | any other | `predict(x)`, or the call | `Point`, or the Distribution that it gives |
 
@@ -60,8 +60,8 @@ def as_distribution(model: Any, x: Table, *, samples: bool = False) -> Distribut
     the predictions are a `Point`.
 
     If a model gives quantiles at any level, they are taken at 1 %, 2 %, ..., 99 %. Those of the formulas of NGBoost and
-    XGBDistribution are taken from 0.01 % to 99.99 %. The tails beyond are those of Student t.
-    Quantiles that cross are sorted within each row.
+    XGBDistribution are taken from 0.01 % to 99.99 %. The tails beyond are those of Student t. Quantiles that cross are
+    sorted within each row.
 
     An array [n, k] may hold quantiles, samples, parameters or several targets. It is refused, unless the model says
     which, or you say samples=True. In a function of yours `jaxcal.Quantiles(levels, values)` or
@@ -127,7 +127,7 @@ def untouched(x: Any) -> Any:
 
 
 def _of_several(models: Any, x: Any) -> Distribution | None:
-    """Fitted models of a quantile loss, each with the level that its parameters say, or that a dict has as its key."""
+    """Fitted models of the pinball loss, each with the level that its parameters say, or that a dict has as its key."""
     if not isinstance(models, list | tuple | Mapping):
         return None
     if not models:
@@ -135,7 +135,7 @@ def _of_several(models: Any, x: Any) -> Distribution | None:
     of_levels = models if isinstance(models, Mapping) else {}
     pairs = list(of_levels.items()) if of_levels else [(_level_of(model), model) for model in models]
     pairs.sort(key=lambda pair: pair[0])
-    values = [np.asarray(_one_a_row("model.predict(x)", model.predict(x))) for _, model in pairs]
+    values = [np.asarray(_one_a_row("model.predict(x)", _predicted(model, x))) for _, model in pairs]
     return _by_quantiles([level for level, _ in pairs], np.column_stack(values))
 
 

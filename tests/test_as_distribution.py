@@ -98,7 +98,7 @@ LISTS = {
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_list_of_models_of_a_quantile_loss_says_its_levels(name):
+def test_a_list_of_models_of_one_level_each_says_its_levels(name):
     models = of_levels(LISTS[name])
     values = np.column_stack([model.predict(NEW) for model in models])
     assert_quantiles(jc.as_distribution(models, NEW), P, values[:, [1, 2, 0]])

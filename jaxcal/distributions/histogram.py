@@ -44,7 +44,7 @@ class Histogram(Distribution):
     of a target there is -inf. With tails="half_normal" the outermost bins have no outer edge. Each is half of a normal
     distribution, which starts at the bin's inner edge, with half of the mass within the bin. So there is a density
     everywhere. This is the bar distribution with full support of TabPFN (Mueller et al., "Transformers Can Do Bayesian
-    Inference", ICLR 2022). A bin without a width is an atom, which the density leaves out. All methods are exact for
+    Inference", ICLR 2022). A bin without a width is an atom, which the density omits. All methods are exact for
     this distribution.
 
     Args:

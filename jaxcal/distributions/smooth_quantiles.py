@@ -35,7 +35,7 @@ class SmoothQuantiles(Distribution):
     Args:
         levels: [k], strictly increasing in (0, 1), the first below and the last above 1/2, the same for all rows.
         values: [n, k], the quantiles, finite, not decreasing along a row. Equal ones are an atom, which the density
-            leaves out. Where the outermost two are equal, the distribution ends with them, and has no tail.
+            omits. Where the outermost two are equal, the distribution ends with them, and has no tail.
         df: degrees of freedom, one number, more than 2.
 
     Raises:

@@ -34,7 +34,7 @@ _SMALL_TABLE = 200_000
 
 
 class Estimator(eqx.Module):
-    """A fitted model with `predict`, as scikit-learn has it, as a function of inputs."""
+    """A fitted model of another package as a function of inputs, which gives the model's own distribution."""
 
     model: Any
 

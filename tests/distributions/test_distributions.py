@@ -1018,6 +1018,7 @@ def test_distributions_of_tables_and_quantiles_keep_their_order(values, y, p):
     for distribution in (
         Empirical(np.zeros(1), 1.0, values),
         Quantiles(np.linspace(0.1, 0.9, 6), values[None]),
+        Histogram(values, np.full((1, 5), 0.2)),
         Mixture(jax.vmap(Point)(values[:, None])),
     ):
         score, quantiles, probability = crps_and_levels(distribution, y, p)

@@ -57,7 +57,7 @@ def as_distribution(model: Any, x: Table, *, samples: bool = False) -> Distribut
     | any other | `predict(x)`, or the call | `Point`, or the Distribution that it gives |
 
     A Pipeline and a search of scikit-learn are read by their last step and their best estimator. If all stds are 0,
-    the predictions are a `Point`.
+    the predictions are a `Point`. Medians are taken for means, and one model of another level alone is refused.
 
     If a model gives quantiles at any level, they are taken at 1 %, 2 %, ..., 99 %. Those of the formulas of NGBoost and
     XGBDistribution are taken from 0.01 % to 99.99 %. The tails beyond are those of Student t. Quantiles that cross are
@@ -76,7 +76,7 @@ def as_distribution(model: Any, x: Table, *, samples: bool = False) -> Distribut
         TypeError: if it is neither a model nor a function.
         ValueError: if the predictions are an array [n, k] without a meaning; if they have another number of rows than
             x; if a number is not finite, or a std negative; if a model of a list has no level; if 1/2 is not between
-            the levels.
+            the levels, or one model alone has another level.
 
     Example:
         >>> from sklearn.linear_model import BayesianRidge
@@ -133,7 +133,7 @@ def _of_several(models: Any, x: Any) -> Distribution | None:
     if not models:
         raise ValueError("the models are an empty list: give one for each level.")
     of_levels = models if isinstance(models, Mapping) else {}
-    pairs = list(of_levels.items()) if of_levels else [(_level_of(model), model) for model in models]
+    pairs = list(of_levels.items()) if of_levels else [(_needed_level(model), model) for model in models]
     pairs.sort(key=lambda pair: pair[0])
     values = [np.asarray(_one_a_row("model.predict(x)", _predicted(model, x))) for _, model in pairs]
     return _by_quantiles([level for level, _ in pairs], np.column_stack(values))
@@ -261,6 +261,12 @@ def _read(model: Any, x: Any) -> Distribution:
         return predicted
     if hasattr(predicted, "_fields"):
         return _by_parameters(getattr(model, "distribution", None), predicted)
+    level = _level_of(model)
+    if level not in (None, 0.5):
+        raise ValueError(
+            f"the model {_named(model)} predicts quantiles at the level {level:g}, which are no means: give a tuple of "
+            "models of several levels."
+        )
     return Point(_one_a_row("model.predict(x)", predicted))
 
 
@@ -376,12 +382,8 @@ def _loss_of(model: Any) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _level_of(model: Any) -> float:
-    """The level of the quantile that a model was fitted to.
-
-    Raises:
-        ValueError: if its parameters say none.
-    """
+def _level_of(model: Any) -> float | None:
+    """The level of the quantile that a model was fitted to; None if its parameters say none."""
     last = getattr(model, "best_estimator_", model)
     last = last[-1] if hasattr(last, "named_steps") else last
     parameters, loss = _parameters(last), _loss_of(last)
@@ -395,12 +397,22 @@ def _level_of(model: Any) -> float:
     elif loss.startswith("Quantile"):
         levels = _catboost_levels(loss)
     levels = np.atleast_1d(np.asarray(levels, float))
-    if levels.shape != (1,) or np.isnan(levels).any():
+    return levels.item() if levels.shape == (1,) and np.isfinite(levels).all() else None
+
+
+def _needed_level(model: Any) -> float:
+    """The level of a model of a list.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    level = _level_of(model)
+    if level is None:
         raise ValueError(
             f"the model {_named(model)} of a list has no level of its own: give a dict of the models by their levels, "
             "{0.1: ..., 0.5: ..., 0.9: ...}."
         )
-    return levels.item()
+    return level
 
 
 def _catboost_levels(loss: str) -> list[float]:

@@ -105,6 +105,14 @@ def test_a_list_of_models_of_one_level_each_says_its_levels(name):
     assert_quantiles(jc.as_distribution(tuple(models), NEW), P, values[:, [1, 2, 0]])
 
 
+def test_quantiles_of_one_model_are_no_means_unless_they_are_medians():
+    for make in LISTS.values():
+        with pytest.raises(ValueError, match=r"predicts quantiles at the level 0\.9, which are no means"):
+            jc.as_distribution(make(0.9).fit(X, Y), NEW)
+        model = make(0.5).fit(X, Y)
+        np.testing.assert_allclose(jc.as_distribution(model, NEW).mean, model.predict(NEW), rtol=1e-6)
+
+
 def test_a_dict_has_the_levels_as_keys():
     """Also of models that say nothing of them."""
     models = {0.9: LinearRegression().fit(X, Y + 1), 0.1: LinearRegression().fit(X, Y - 2)}

@@ -80,8 +80,8 @@ def save(path: str | os.PathLike, model: Any) -> None:
     - functions of the user's, such as `by`, `weights` or `features`, and the user's own classes: a file holds the name
       of a function or a class, and only names in jaxcal, jax.nn, jax.numpy, equinox.nn and gpjax's kernels are loaded.
       Give arrays, or `jaxcal.frames.labels`, where a calibrator takes them;
-    - models of other packages: what `jaxcal.pipeline` or `jaxcal.density_ratio` made of an estimator of scikit-learn,
-      or `quantile_boosting` of LightGBM, XGBoost or CatBoost.
+    - models of other packages: what `jaxcal.pipeline` or `jaxcal.density_ratio` made of an estimator, but for trees of
+      scikit-learn in a pipeline, or `quantile_boosting` of LightGBM, XGBoost or CatBoost.
 
     These can be saved by `joblib.dump` or `pickle.dump`, where functions have a name; those without one by cloudpickle.
 

@@ -37,8 +37,8 @@ except ImportError as error:
 class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
     """A regressor whose predictions are distributions, calibrated by rows that it was not fitted to.
 
-    The estimator's own distribution is calibrated, where it has one that `jaxcal.as_distribution` reads. `predict` gives
-    the means of the estimator itself, where there is one and `recalibrate` is the default.
+    If `jaxcal.as_distribution` reads a distribution from the estimator, that one is calibrated. `predict` gives the
+    means of the estimator itself, where there is one and `recalibrate` is the default.
 
     Args:
         estimator: a regressor of scikit-learn, or what has `fit` and `predict`; a fit function of jaxcal, such as

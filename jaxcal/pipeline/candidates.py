@@ -15,13 +15,17 @@ _OF_JAXCAL = ("gaussian_process", "deep_ensemble")
 _OF_MEANS = ("mlp",)
 
 
-def candidates(models: Sequence[str] | None = None) -> list[tuple[Any, tuple[Callable, ...]]]:
+def candidates(
+    models: Sequence[str] | None = None, *, jax_only: bool = False
+) -> list[tuple[Any, tuple[Callable, ...]]]:
     """Predictors, with the calibrators of each: what `jaxcal.pipeline.fit(predictor=...)` combines.
 
     Args:
         models: names of predictors of jaxcal, or "boosted_trees" and "extra_trees" for those of scikit-learn, or
             "catboost". None for a Gaussian process, an ensemble of networks, and those of these trees whose packages
             are installed. RIO follows a single network.
+        jax_only: whether trees are left out, where models is None: what is fitted then predicts under `jit`, `vmap` and
+            `grad`, and `jc.save` stores it without an object of another package.
 
     Raises:
         ImportError: if trees are named, and their package is missing.
@@ -29,11 +33,13 @@ def candidates(models: Sequence[str] | None = None) -> list[tuple[Any, tuple[Cal
 
     Example:
         >>> import jaxcal as jc
+        >>> [fit.__module__ for fit, _ in candidates(jax_only=True)]
+        ['jaxcal.predictors.gaussian_process', 'jaxcal.predictors.deep_ensemble']
         >>> [(fit.__module__, len(calibrators)) for fit, calibrators in candidates(["mlp", "forests"])]
         [('jaxcal.predictors.mlp', 1), ('jaxcal.predictors.forests', 0)]
     """
     if models is None:
-        models = [*_OF_JAXCAL, *(name for name in trees.TREES if trees.missing(name) is None)]
+        models = [*_OF_JAXCAL, *(name for name in trees.TREES if not jax_only and trees.missing(name) is None)]
     if not models:
         raise ValueError("models must name one at least.")
     return [(_predictor(name), (rio.fit,) if name in _OF_MEANS else ()) for name in models]

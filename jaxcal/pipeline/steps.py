@@ -25,6 +25,7 @@ from jaxcal.frames.labels import ColumnLabels
 from jaxcal.frames.layout import Series, Table, as_table, check_same_index, is_frame, num_rows
 from jaxcal.gp import Exact, Nearest, Sparse, Stochastic
 from jaxcal.gp.process import HoldsProcess
+from jaxcal.predictors import _tree_arrays
 
 _INFERENCES = {"exact": Exact, "sparse": Sparse, "nearest": Nearest, "stochastic": Stochastic}
 # Folds differ by a few rows; of more rows the exact process may be too expensive.
@@ -42,6 +43,10 @@ class Estimator(eqx.Module):
         """The predictions of the rows, in the dtype of an array of numbers."""
         with _naming_dates(x):
             return as_distribution(self.model, x)
+
+    def _to_save(self) -> "Estimator":
+        """With the arrays of trees of scikit-learn in their place: `jaxcal.serialization`."""
+        return Estimator(_tree_arrays.of_means(self.model))
 
 
 class Fitted(eqx.Module):

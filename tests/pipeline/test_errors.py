@@ -1,5 +1,7 @@
 """The errors of one predictor: its shape is kept where it helps, the scale follows the inputs, groups have levels."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -79,9 +81,13 @@ def test_the_widths_of_one_predictor_follow_the_inputs(rng):
     assert "combined by" not in str(fitted)
 
 
-def test_the_fitted_pipeline_under_jit_vmap_and_grad_and_from_a_file(rng, tmp_path):
+@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
+def test_the_fitted_pipeline_under_jit_vmap_and_grad_and_from_a_file(several, rng, tmp_path):
     x, y = rows(rng, 150)
-    fitted = jc.pipeline.fit(x, y, predictor=jc.gaussian_process.fit, method=jc.pipeline.Folds(folds=3), key=KEY)
+    process = partial(jc.gaussian_process.fit, inference=jc.gp.Exact())
+    line = partial(jc.mlp.fit, hidden=(), max_epochs=20)
+    predictor = [(process, ()), (line, (jc.gaussian_mle.fit,))] if several else process
+    fitted = jc.pipeline.fit(x, y, predictor=predictor, method=jc.pipeline.Folds(folds=3), key=KEY)
     new = jnp.asarray(rows(rng, 20)[0])
     forecast = fitted(new)
     tolerance = 1e-4 if forecast.mean.dtype == np.float32 else 1e-8

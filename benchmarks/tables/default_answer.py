@@ -78,7 +78,8 @@ def rows_of(protocol: str, dataset: str, run: int, number: int) -> tuple[np.ndar
     if protocol == "mc_dropout":
         return jc.datasets.pbp_split(dataset, run)
     if protocol == "clear":
-        train, test = train_test_split(np.arange(number), test_size=0.2, random_state=777 + run)
+        parts: Any = train_test_split(np.arange(number), test_size=0.2, random_state=777 + run)
+        train, test = parts
         return train, test
     return list(KFold(10, shuffle=True, random_state=1).split(np.arange(number)))[run]
 
@@ -133,7 +134,7 @@ def report(records: list[dict]) -> Iterator[str]:
     """The text."""
     yield _report.list_of_origins(records)
     yield f"\nMeans over the runs, of at most {TIME_LIMIT:g} s each. The band holds the coverage of 19 of 20 exact"
-    yield "intervals with as many rows. Nats are the most by which a row's log score falls below one normal for all rows."
+    yield "intervals with as many rows. Nats are the most by which a row's log score falls below one normal for all."
     found = defaultdict(list)
     for record in records:
         found[record["protocol"], record["dataset"], record["catboost"]].append(record)

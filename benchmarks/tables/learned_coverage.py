@@ -92,8 +92,8 @@ def run_job(size: int, kind: str, predictor: str, seed: int) -> list[dict]:
 def report(records: list[dict]) -> Iterator[str]:
     """The text."""
     yield _report.list_of_origins(records)
-    yield f"\nMeans over samples; fresh rows are {NUM_NEW:,}. The difference is measured less fresh coverage, in points,"
-    yield "with its standard error. Conformal calibration is by the same errors out of fold.\n"
+    yield f"\nMeans over samples; fresh rows are {NUM_NEW:,}. The difference is measured less fresh coverage, in"
+    yield "points, with its standard error. Conformal calibration is by the same errors out of fold.\n"
     found = defaultdict(list)
     for record in records:
         found[record["size"], record["kind"], record["predictor"]].append(record)

@@ -492,7 +492,7 @@ def test_a_data_frame_comes_to_the_model_as_it_is():
 
 
 def test_the_pipeline_calibrates_the_distribution_of_the_model():
-    fitted = jc.pipeline.fit(X, Y, predictor=BayesianRidge(), key=KEY)
+    fitted = jc.pipeline.fit(X, Y, predictor=BayesianRidge(), recalibrate=jc.conformal.fit, key=KEY)
     base = fitted.steps[0].predictions
     assert isinstance(base, jc.Normal)
     assert np.ptp(np.asarray(base.std)) > 0
@@ -504,7 +504,7 @@ def test_the_pipeline_calibrates_the_distribution_of_the_model():
 
 def test_the_estimator_of_scikit_learn_has_the_stds_of_its_own():
     face = pytest.importorskip("jaxcal.sklearn")
-    model = face.CalibratedRegressor(BayesianRidge(), random_state=0).fit(X, Y)
+    model = face.CalibratedRegressor(BayesianRidge(), recalibrate=jc.conformal.fit, random_state=0).fit(X, Y)
     mean, std = model.predict(NEW, return_std=True)
     own_mean, own_std = BayesianRidge().fit(X, Y).predict(NEW, return_std=True)
     np.testing.assert_allclose(mean, own_mean, rtol=1e-6)

@@ -358,7 +358,10 @@ def pipeline_of(predictor):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: pipeline_of(Stateful()), r"chain\.predictor\.model is an object of test_serialization\.Stateful"),
+        (
+            lambda: pipeline_of(Stateful()),
+            r"chain\.chains\[0\]\.predictor\.model is an object of test_serialization\.Stateful",
+        ),
         (
             lambda: jc.crude.fit(X, jc.Point(mean(X)), Y, weights=lambda x: 1 + x[:, 0] ** 2),
             r"rows\.weights is the function test_serialization\S*<lambda>, which cannot be saved: a file holds the "

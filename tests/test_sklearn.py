@@ -309,7 +309,7 @@ def no_fit(x, y):
         ({}, {"sample_weight": np.ones(59)}, "^sample_weight has 59 rows where 60 are expected"),
         ({}, {"sample_weight": np.zeros(60)}, "^sample_weight is 0 in all rows"),
         ({}, {"sample_weight": np.full(60, np.nan)}, "^sample_weight holds 60 values that are NaN"),
-        ({"estimator": None}, {"sample_weight": np.ones(60)}, "^calibrators, sample_weight and .* need an estimator"),
+        ({"estimator": None, "method": "prefit"}, {}, "^calibrators and .* need an estimator"),
         ({"estimator": None, "method": "cv+"}, {}, "^method='cv\\+' needs an estimator"),
         ({}, {"y": np.ma.masked_less(TARGETS, 0)}, r"^y holds \d+ masked values: drop their rows, or give y.filled"),
         ({}, {"X": np.ma.masked_less(SHORT, 0)}, r"^X holds \d+ masked values"),

@@ -109,11 +109,13 @@ def test_models_of_folds_may_predict_a_std_of_0():
 
 def test_a_pipeline_warns_once_and_goes_on():
     knows_zeros = lambda x, y: lambda x: jc.Normal(*2 * [np.where(np.asarray(x)[:, 0] < 0.6, 0.0, 1.0)])
+    options = {"predictor": knows_zeros, "method": jc.pipeline.Folds(folds=4), "key": KEY}
     with pytest.warns(UserWarning, match="is infinite in 6 of 120 rows") as found:
-        fitted = jc.pipeline.fit(X, Y, predictor=knows_zeros, method=jc.pipeline.Folds(folds=4), key=KEY)
+        fitted = jc.pipeline.fit(X, Y, recalibrate=jc.conformal.fit, **options)
     assert len(found) == 1
-    lower, upper = map(np.asarray, fitted(X).interval(0.9))
-    assert np.mean((lower <= Y) & (upper >= Y)) >= 0.9
+    for each in (fitted, jc.pipeline.fit(X, Y, **options)):
+        lower, upper = map(np.asarray, each(X).interval(0.9))
+        assert np.mean((lower <= Y) & (upper >= Y)) >= 0.9
 
 
 # All pairs of methods, on a target that is mostly 0.

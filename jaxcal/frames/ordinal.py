@@ -20,7 +20,7 @@ class Ordinal(eqx.Module):
 
     Attributes:
         labels: of each column that holds labels, as strings in increasing order; none of one that holds numbers; None
-            of one that holds neither, as dates, which is left out.
+            of one that holds neither, as dates, which is omitted.
     """
 
     labels: tuple[tuple[str, ...] | None, ...] = eqx.field(static=True)

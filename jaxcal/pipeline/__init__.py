@@ -1,9 +1,9 @@
 """From x and y to a distribution that covers: predictors, calibrators, and a recalibration by out-of-fold errors.
 
 The errors of a model on the data points that it was fitted to are too small, and so are intervals that rest on them.
-Here predictor and calibrators are fitted together, once without each fold, and predict it; by these errors the last
-step recalibrates predictor and calibrators fitted to all data points. Or a fraction is set aside for it: then the last
-step's guarantee holds. Or the models of the folds predict new rows, too: then the guarantee of CV+ holds.
+Here predictor and calibrators are fitted together, once without each fold, and predict it. These errors recalibrate
+predictor and calibrators that are fitted to all data points. Or a fraction is set aside for the last step, and its
+guarantee holds. Or the models of the folds predict new rows, too, and the guarantee of CV+ holds.
 """
 
 import time
@@ -75,31 +75,31 @@ def fit(
         y: targets [n].
         predictor: a fit function, `fit(x, y)` or `fit(x, y, key=key)`, such as `jc.mlp.fit`, configured by
             `functools.partial`; its value is called on inputs and gives a Distribution or an array of means. Or an
-            object with `fit` and `predict`, as scikit-learn has them, which is cloned. Or a list of pairs, a predictor
-            and its calibrators each: they are combined (`jaxcal.pipeline.combination`), and `print` shows the weights.
-            A pair whose CRPS is half again the best in a random first fold of 20 rows or more is dropped there, if the
-            difference is two standard errors; `print` names it. `Best(pairs)` takes the best of a list, by the CRPS of
-            the whole pipeline out of fold, which for the best of several is a little too good. None is for the list of
-            `candidates`: a Gaussian process, an ensemble of networks and, where scikit-learn is installed, boosted
-            trees and extremely randomized trees.
+            object with `fit` and `predict`, as scikit-learn has them, which is cloned; `jaxcal.as_distribution` reads
+            what it predicts. Or a list of pairs, a predictor and its calibrators each: they are combined
+            (`jaxcal.pipeline.combination`), and `print` shows the weights. A pair whose CRPS is half again the best in
+            a random first fold of 20 rows or more is dropped there, if the difference is two standard errors; `print`
+            names it. `Best(pairs)` takes the best of a list, by the CRPS of the whole pipeline out of fold, which for
+            the best of several is a little too good. None is for the list of `candidates`: a Gaussian process, an
+            ensemble of networks and, where scikit-learn is installed, boosted trees and extremely randomized trees.
         calibrators: fit functions `fit(x, base, y)`, such as `jc.rio.fit`, in their order; each is fitted to what the
             steps before predict of the rows they were fitted to.
-        recalibrate: the last step, a fit function as these, of errors on rows that the models were not fitted to; None
-            for no such step. By default, "auto", it is `jc.conformal.fit`, which leaves the mean as it is, with
-            intervals around it; where errors are skewed, `jc.crude.fit` has the sharper distributions. Several
-            predictors need none, unless there is `by`: the combination is calibrated out of fold. With method="split"
-            it is for these `jc.conformal.fit` with score="cdf" and rule="linear", which keeps the shape of every row
-            and its density.
+        recalibrate: the last step. By default, "auto", the errors of rows that the models were not fitted to are
+            learned (`jaxcal.pipeline.errors`): widths follow the inputs, a shape that the predictor gives is kept,
+            where that lowers the CRPS, and there is a density everywhere. Rows that are set aside, or that have groups,
+            then recalibrate the levels. Or a fit function as the calibrators are, of the same errors, such as
+            `jc.conformal.fit` or `jc.crude.fit`; None for no such step.
         method: where these errors come from, an object with options of its own, or its name for the defaults. "auto" is
-            "folds". Several predictors and 10,000 rows or more have "split", with 2,000 rows set aside.
+            "folds", and from 10,000 rows on "split" with 2,000 rows set aside.
             `Folds(folds=5)`, "folds": predictor and calibrators are fitted once without each fold, and then to all
             rows. `Split(fraction=0.25)`, "split": a fraction of the rows is set aside for the last step; the guarantee
-            of the last step holds, if it gives one. `CVPlus(folds=5)`, "cv+": predictor and calibrators are fitted
-            without each fold, and kept: the intervals are those of CV+ (`jaxcal.cross_conformal`), with its guarantee.
-            A predictor must be given, and `recalibrate` left as it is: CV+ is the last step. `Prefit()`, "prefit": the
-            predictor is fitted already, to other rows, an object with `predict` or a function of inputs, and all rows
-            are for the steps after it. Without calibrators the guarantee of the last step holds; they are fitted
-            without each fold, as with `Folds`. All take groups of rows that stay together, `groups=labels`.
+            of the last step holds, if it gives one. Errors are learned by the folds of the other rows.
+            `CVPlus(folds=5)`, "cv+": predictor and calibrators are fitted without each fold, and kept: the intervals
+            are those of CV+ (`jaxcal.cross_conformal`), with its guarantee. A predictor must be given, and
+            `recalibrate` left as it is: CV+ is the last step. `Prefit()`, "prefit": the predictor is fitted already, to
+            other rows, an object with `predict` or a function of inputs. All rows are for `jc.conformal.fit`, or the
+            steps that are given. Without calibrators the guarantee of the last step holds; they are fitted without each
+            fold, as with `Folds`. All take groups of rows that stay together, `groups=labels`.
         weights: of the rows [n], for a predictor that takes `sample_weight`, as those of scikit-learn do, or `weights`.
             Of several, those that take none are omitted. The other steps count every row once.
         by: labels of groups for the last step, as of `jc.conformal.fit`, each group calibrated by its own rows: labels
@@ -112,6 +112,10 @@ def fit(
             `predictor=fitted.recipe` repeats it without a clock. A fit of the user's own function is not interrupted,
             nor is the last fit to all rows.
         key: random key.
+
+    Warns:
+        UserWarning: if rows are repeated, or errors of neighboring rows are correlated: errors out of fold are then too
+            small for other groups or times.
 
     Raises:
         TimeoutError: if the time limit passes before any of the pairs is fitted to all folds.
@@ -132,7 +136,7 @@ def fit(
         ...     return lambda x: intercept + slope * x[:, 0]
         >>> fitted = jc.pipeline.fit(x, y, predictor=fit_line, calibrators=[jc.rio.fit], key=jax.random.key(0))
         >>> [step.name for step in fitted.steps]
-        ['fit_line', 'rio', 'conformal']
+        ['fit_line', 'rio', 'learned errors']
         >>> lower, upper = fitted(np.array([0.0, 1.0])).interval(0.9)
         >>> bool((lower < upper).all())
         True

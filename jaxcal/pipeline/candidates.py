@@ -24,7 +24,7 @@ def candidates(
         models: names of predictors of jaxcal, or "boosted_trees" and "extra_trees" for those of scikit-learn, or
             "catboost". None for a Gaussian process, an ensemble of networks, and those of these trees whose packages
             are installed. RIO follows a single network.
-        jax_only: whether trees are left out, where models is None: what is fitted then predicts under `jit`, `vmap` and
+        jax_only: whether trees are omitted, where models is None: what is fitted then predicts under `jit`, `vmap` and
             `grad`, and `jc.save` stores it without an object of another package.
 
     Raises:

@@ -50,13 +50,13 @@ class Choice(NamedTuple):
         pairs: of a predictor and its calibrators.
         combines: whether they are combined; else the best is taken.
         repeats: whether all are fitted to all folds, as before.
-        unsuitable: a line about each that cannot be fitted so.
+        without_weights: a line about each that was omitted since it takes no weights.
     """
 
     pairs: Sequence[tuple[Any, Sequence[Callable]]]
     combines: bool
     repeats: bool = False
-    unsuitable: tuple[str, ...] = ()
+    without_weights: tuple[str, ...] = ()
 
     def taking_weights(self) -> "Choice":
         """Those whose predictors take weights of rows.
@@ -69,7 +69,7 @@ class Choice(NamedTuple):
         if not pairs:
             raise ValueError("none of the predictors takes sample_weight or weights: fit without weights.")
         others = (pair for pair, one_takes in zip(self.pairs, takes, strict=True) if not one_takes)
-        return self._replace(pairs=pairs, unsuitable=tuple(f"{named(pair)}: takes no weights" for pair in others))
+        return self._replace(pairs=pairs, without_weights=tuple(map(named, others)))
 
     @classmethod
     def of(cls, predictor: Any) -> "Choice | None":

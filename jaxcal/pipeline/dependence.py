@@ -2,6 +2,7 @@
 
 import numpy as np
 from jaxtyping import Float
+from scipy import stats
 
 from jaxcal import _checks
 from jaxcal.frames.layout import Table
@@ -51,8 +52,8 @@ def num_twins(x: Float[np.ndarray, "n d"], y: Float[np.ndarray, " n"]) -> int:
 
 def correlation_of_neighbors(errors: Float[np.ndarray, " n"]) -> float:
     """The correlation of the ranks of each error and the next, if it is more than chance; else 0."""
-    ranks = np.argsort(np.argsort(errors, kind="stable")).astype(float)
-    if len(ranks) < 3 or not np.ptp(errors):
+    ranks = stats.rankdata(errors)  # equal ones have one rank, or their order would be the rows'
+    if len(ranks) < 3 or not np.ptp(ranks[:-1]) * np.ptp(ranks[1:]):
         return 0.0
     found = float(np.corrcoef(ranks[:-1], ranks[1:])[0, 1])
     return found if found > max(_CORRELATED, _STANDARD_ERRORS / np.sqrt(len(ranks))) else 0.0

@@ -37,7 +37,8 @@ class Pipeline(eqx.Module):
             of "cv+" is what conformal calibration by the errors of the other folds makes of the predictions of a fold.
         others: the steps of each pipeline that is combined, or of the others, where the best was taken.
         dropped: a line about each pipeline that was dropped after the first fold: its steps and its CRPS there.
-        omitted: a line about each that takes no weights, or for which the time did not suffice.
+        omitted: a line about each for which the time did not suffice.
+        without_weights: a line about each that was omitted since it takes no weights.
         recipe: what was fitted to all folds, a `Recipe`; None where a file or a pickle could not hold it.
         method: "folds", "split", "cv+" or "prefit".
         layout: the columns of x.
@@ -50,6 +51,7 @@ class Pipeline(eqx.Module):
     others: tuple[tuple["Step", ...], ...]
     dropped: tuple[str, ...] = eqx.field(static=True)
     omitted: tuple[str, ...] = eqx.field(static=True)
+    without_weights: tuple[str, ...] = eqx.field(static=True)
     recipe: "Recipe | None" = eqx.field(static=True)
     method: str = eqx.field(static=True)
     layout: Layout
@@ -130,7 +132,9 @@ class Pipeline(eqx.Module):
         if self.dropped:
             lines += ["", "dropped after the first fold:", *self.dropped]
         if self.omitted:
-            lines += ["", "omitted, for want of time unless it says why:", *self.omitted]
+            lines += ["", "omitted, for want of time:", *self.omitted]
+        if self.without_weights:
+            lines += ["", "omitted, since they take no weights:", *self.without_weights]
         return "\n".join(lines)
 
 

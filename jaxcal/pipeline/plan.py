@@ -129,6 +129,7 @@ def pipeline_of(
         others=(),
         dropped=(),
         omitted=(),
+        without_weights=(),
         recipe=recipe,
         method=plan.method.name,
         layout=Layout.of(x),

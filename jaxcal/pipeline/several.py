@@ -119,5 +119,5 @@ def _told(fitted: Pipeline, choice: Choice, known: Tried, others: tuple) -> Pipe
     """The pipeline, with what is known of the others."""
     pairs = (choice.pairs[k] for k in known.found)
     recipe = Recipe(tuple((predictor, tuple(calibrators)) for predictor, calibrators in pairs), choice.combines)
-    omitted = (*choice.unsuitable, *known.omitted)
-    return dataclasses.replace(fitted, others=others, dropped=known.dropped, omitted=omitted, recipe=recipe)
+    told = {"dropped": known.dropped, "omitted": known.omitted, "without_weights": choice.without_weights}
+    return dataclasses.replace(fitted, others=others, recipe=recipe, **told)

@@ -331,7 +331,7 @@ def test_a_pipeline_of_scikit_learn_gets_the_frame():
     )
     frame = frame_of(pandas)
     fitted = jc.pipeline.fit(frame, pandas.Series(Y), predictor=model, key=KEY)
-    np.testing.assert_allclose(fitted(frame).mean, model.fit(frame, Y).predict(frame), rtol=1e-5)
+    np.testing.assert_allclose(fitted.means(frame), model.fit(frame, Y).predict(frame), rtol=1e-5)
     forecast = jc.out_of_fold(lambda x, y, *, key: model.fit(x, y).predict, frame, Y, key=KEY)
     assert jc.metrics.rmse(Y, forecast) < 0.5
 

@@ -144,8 +144,9 @@ def test_the_guarantee_of_the_split_holds_where_the_predictor_is_chosen(monkeypa
         pipeline = jc.pipeline.fit(x, y, method="split", key=jax.random.key(seed))
         new_x, new_y = line_with_noise(rng, ROWS)
         covered.append(float(jc.metrics.coverage(new_y, pipeline(new_x))))
-    claimed = pipeline.guarantee(0.9).coverage
-    assert abs(np.mean(covered) - claimed) < 4 * np.std(covered) / np.sqrt(60)
+    error = np.std(covered) / np.sqrt(60)
+    assert np.mean(covered) > pipeline.guarantee(0.9).coverage - 4 * error  # that is between two ranks
+    assert abs(np.mean(covered) - 0.9) < 4 * error
 
 
 @pytest.mark.slow
@@ -295,6 +296,17 @@ def test_weights_reach_the_predictor_with_their_rows(method, sizes):
     assert sorted(len(rows) for rows, _ in seen) == sizes
     for rows, weights in seen:
         np.testing.assert_allclose(weights, 1 + rows**2, rtol=1e-6)
+
+
+def test_of_several_those_that_take_no_weights_are_omitted(rng):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    x, y = line_with_noise(rng, 60)
+    pairs = [(fit_line, ()), (linear_model.LinearRegression(), ()), (linear_model.Ridge(), ())]
+    weights = np.where(x > 0, 1.0, 1e-6)
+    y = np.where(x > 0, y, 50.0)  # rows that do not count
+    fitted = jc.pipeline.fit(x, y, predictor=pairs, weights=weights, method=Folds(folds=3), key=KEY)
+    assert "omitted, since they take no weights:\nfit_line" in str(fitted)
+    assert abs(fitted.means(x[x > 0]) - 2 * x[x > 0]).max() < 2
 
 
 def zeros(x):
@@ -475,7 +487,7 @@ def test_infinite_errors_of_all_folds_are_one_warning(method, rng):
             r"folds is a Halves: give the folds that it makes, list\(folds.split",
         ),
         ({"y": np.eye(30)[3], "predictor": varied}, ValueError, "27 training rows of a fold have one target alone, 0"),
-        ({"predictor": None, "weights": np.ones(30)}, ValueError, "need a predictor"),
+        ({"predictor": [(fit_line, ()), (fit_line, ())], "weights": np.ones(30)}, ValueError, "none of the predictors"),
         ({"predictor": None, "method": "prefit"}, ValueError, "need a predictor"),
         ({"predictor": jc.mlp, "method": "prefit"}, TypeError, "did you mean jaxcal.predictors.mlp.fit"),
         ({"weights": np.ones(30)}, ValueError, "the predictor fit_line takes neither sample_weight nor weights"),

@@ -5,6 +5,7 @@
 from collections.abc import Callable
 from typing import ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +55,7 @@ class Recalibrated(Distribution):
         u: [L], the probabilities, in increasing order, in (0, 1).
         rule: "linear", or how quantiles are read from the table, as of `Empirical`.
         tau: [n], as of `Empirical`, with rule="randomized" only.
+        central: whether u holds the ends of central intervals, [2 L + 1] of L calibration rows, around 1/2.
 
     Example:
         >>> from jaxcal.distributions import StudentT
@@ -65,9 +67,13 @@ class Recalibrated(Distribution):
     base: Distribution
     u: Float[AnyArray, "*l"]
     steps: Empirical | None = None
+    central: bool = eqx.field(static=True, default=False)
     _shared: ClassVar = {"u": 1}
 
-    def __init__(self, base: Distribution, u: Values, rule: str = "linear", tau: Values | None = None):
+    def __init__(
+        self, base: Distribution, u: Values, rule: str = "linear", tau: Values | None = None, *, central: bool = False
+    ):
+        self.central = central
         self.base = base
         self.u = as_parameter(_checks.as_vector("u", u), base.mean.dtype)
         _checks.check_fraction("u", self.u)
@@ -93,7 +99,10 @@ class Recalibrated(Distribution):
     @property
     def reach(self) -> Reach:
         """As far as the ranks of the calibration rows reach."""
-        return Reach.of_rows(self.u.shape[-1], _BEYOND) if self.steps is None else self.steps.reach
+        if self.steps is not None:
+            return self.steps.reach
+        number = self.u.shape[-1]
+        return Reach.of_rows((number - 1) // 2 if self.central else number, _BEYOND, central=self.central)
 
     @property
     def _in_numpy(self) -> bool:

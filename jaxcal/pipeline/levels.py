@@ -1,21 +1,28 @@
 """The last step of learned errors: other rows recalibrate the levels, and the shape of every row stays.
 
-Each group of rows has levels of its own.
+A target at level u of its distribution lies in the central intervals from the confidence level |2 u - 1| on. Split
+conformal prediction by these scores s (Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", 2005): of
+L rows, the interval whose confidence level is the score of rank ceil(c (L + 1)) covers a new row with probability c at
+least. Between ranks the level is interpolated, one rank further out, so that there is a density. Each group of rows has
+levels of its own.
 """
 
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxcal.calibrators import conformal
+from jaxcal.calibrators._base import check_not_out_of_fold
 from jaxcal.calibrators._groups import Groups, Labels
-from jaxcal.calibrators.conformal import ConformalCalibrator
-from jaxcal.distributions import Distribution
+from jaxcal.distributions import Distribution, Recalibrated
 from jaxcal.frames.layout import Table
-from jaxcal.guarantee import Guarantee, WeightedGuarantee
-from jaxcal.pipeline.out_of_fold import joined, take_rows
+from jaxcal.guarantee import Guarantee
+from jaxcal.pipeline.out_of_fold import joined
+
+# Intervals of this confidence level and more have ends one rank further out, those of less a part of a rank.
+_FROM = 0.5
 
 
 class Levels(eqx.Module):
@@ -23,11 +30,15 @@ class Levels(eqx.Module):
 
     Attributes:
         groups: their labels.
-        calibrators: of each group.
+        tables: of each group the levels around 1/2 of the ends of central intervals [2 L + 1].
+        numbers: how many rows each has, and how many of them have levels other than 0 and 1.
+        out_of_fold: whether the rows were predicted by other models than the one that predicts new rows.
     """
 
     groups: Groups
-    calibrators: tuple[ConformalCalibrator, ...]
+    tables: tuple[Float[Array, " _"], ...]
+    numbers: tuple[tuple[int, int], ...] = eqx.field(static=True)
+    out_of_fold: bool = eqx.field(static=True)
 
     def __call__(self, x: Table, base: Distribution, *, by: Labels | None = None) -> Distribution:
         """The distribution of every row, by the levels of its group.
@@ -36,40 +47,54 @@ class Levels(eqx.Module):
             ValueError: if labels are missing, are not as many as the rows, or one was in no calibration row.
         """
         if not self.groups.labels:
-            return self.calibrators[0](x, base)
+            return Recalibrated(base, self.tables[0], central=True)
         number = np.asarray(self.groups.number_of_rows(x, base, by, len(base)))
         rows = [np.flatnonzero(number == k) for k in range(self.groups.count)]
-        found = [(each, of_group) for each, of_group in zip(self.calibrators, rows, strict=True) if len(of_group)]
-        parts = [calibrator(*take_rows(of_group, x, base)) for calibrator, of_group in found]
+        found = [(table, of_group) for table, of_group in zip(self.tables, rows, strict=True) if len(of_group)]
+        parts = [Recalibrated(base[of_group], table, central=True) for table, of_group in found]
         return joined(parts, [of_group for _, of_group in found])
 
-    def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee | WeightedGuarantee:
+    def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee:
         """The coverage guarantee of the central interval at this level, in the group with a label.
 
         Raises:
-            ValueError: as `jaxcal.calibrators.conformal.ConformalCalibrator.guarantee`.
+            ValueError: if the confidence level lies outside (0, 1); if the rows are out of fold; if there is no group
+                with the label.
         """
-        return self.calibrators[self.groups.number_of(group)].guarantee(confidence_level)
+        check_not_out_of_fold(self.out_of_fold)
+        rows, reached = self.numbers[self.groups.number_of(group)]
+        places = Guarantee.of(confidence_level, rows, "symmetric").places
+        inside = places if confidence_level >= _FROM else max(places - 1, 0)
+        return Guarantee(confidence_level, rows, min(inside, reached), between_scores=True)
 
 
 def recalibrated_levels(x: Table, base: Distribution, y: Float[Array, " n"], *, by: Labels | None = None) -> Levels:
-    """Conformal calibration of the probabilities of targets (`score="cdf"`, `rule="linear"`), in every group.
-
-    In a group with a target whose level is 0 or 1, an outlier, it is that of errors over stds.
+    """The levels of the ends of central intervals, by the levels of targets that the model was not fitted to.
 
     Args:
         x: inputs [n, d], or a data frame.
-        base: predictions of rows that the model was not fitted to [n].
+        base: predictions of these rows [n], with a density.
         y: targets [n].
         by: labels of groups [n], or a function of x; None for one group.
     """
     groups, number = Groups.of(x, base, by, len(y))
-    rows = [np.flatnonzero(number == k) for k in range(groups.count)]
-    return Levels(groups, tuple(_of_group(*take_rows(of_group, x, base, y)) for of_group in rows))
+    level = np.asarray(base.cdf(y), float)
+    scores = [np.sort(abs(2 * level[number == k] - 1)) for k in range(groups.count)]
+    most = 1 - 2 * float(np.finfo(np.asarray(y).dtype).eps)
+    numbers = tuple((len(each), int((each < most).sum())) for each in scores)
+    tables = tuple(jax.device_put(table_of(np.minimum(each, most)).astype(y.dtype)) for each in scores)
+    return Levels(groups, tables, numbers, base.is_out_of_fold)
 
 
-def _of_group(x: Table, base: Distribution, y: Float[Array, " n"]) -> ConformalCalibrator:
-    try:
-        return conformal.fit(x, base, y, score="cdf", rule="linear")
-    except ValueError:
-        return conformal.fit(x, base, y)
+def table_of(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " m"]:
+    """The levels of ends at confidence levels j / (n + 1), on both sides of 1/2 [2 n + 1], of the sorted scores.
+
+    At c >= 1/2 it is the score of rank j + 1, so that between j and j + 1 it is at least that of rank j + 1.
+    """
+    rank = np.arange(1, len(scores) + 1)
+    shift = np.minimum(rank / (len(scores) + 1) / _FROM, 1)
+    # Beyond all scores it is as far from the last one as that from the one before, and no level is 0 or 1.
+    last, before = scores[-1], scores[-2] if len(scores) > 1 else 0.0
+    beyond = min(2 * last - before, (1 + last) / 2)
+    reach = np.interp(rank + shift, np.arange(len(scores) + 2), [0.0, *scores, beyond])
+    return np.concatenate([(1 - reach[::-1]) / 2, [0.5], (1 + reach) / 2])

@@ -73,7 +73,7 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         >>> model.predict_interval(X[:3], confidence_level=0.9).shape
         (3, 2)
         >>> print(model.guarantee_)
-        No coverage is guaranteed. The 90 % interval covered 89.5 % of 200 data points, each predicted by a model that
+        No coverage is guaranteed. The 90 % interval covered 90.0 % of 200 data points, each predicted by a model that
         was fitted without it; exact 90 % intervals cover between 85.5 % and 94.0 % of as many (in 19 of 20 cases).
     """
 

@@ -120,7 +120,11 @@ def is_model(model: Any) -> bool:
 
 def untouched(x: Any) -> Any:
     """What models of other packages take: an array of JAX as one of NumPy's, and else what came."""
-    return np.asarray(x) if isinstance(x, jax.Array | list | tuple) else x
+    if not isinstance(x, jax.Array | list | tuple):
+        return x
+    array = np.asarray(x)
+    # Trees of scikit-learn look for missing values in arrays that can be written alone.
+    return array.copy() if array.dtype.kind == "f" and np.isnan(array).any() else array
 
 
 # The readers: each gives None for a model that is not of its kind.
@@ -261,6 +265,8 @@ def _read(model: Any, x: Any) -> Distribution:
         return predicted
     if hasattr(predicted, "_fields"):
         return _by_parameters(getattr(model, "distribution", None), predicted)
+    if hasattr(model, "classes_"):
+        raise ValueError(f"the model {_named(model)} is a classifier: its labels are no means. Give a regressor.")
     level = _level_of(model)
     if level not in (None, 0.5):
         raise ValueError(
@@ -332,7 +338,9 @@ def _one_a_row(name: str, values: Any) -> Float[JaxArray, "..."]:
         ValueError: if there are several for each row, whose meaning nothing says.
     """
     numbers = _checks.as_floats(name, values)
-    if numbers.ndim == 2 and numbers.shape[1] > 1:
+    if numbers.ndim == 2 and numbers.shape[1] == 1:
+        return numbers[:, 0]
+    if numbers.ndim == 2:
         raise ValueError(
             f"{name} has shape {numbers.shape}: nothing says what the {numbers.shape[1]} numbers of a row are. Give a "
             "function that returns jaxcal.Quantiles(levels, values, sort=True) or jaxcal.Normal(mean, std); of "
@@ -386,6 +394,10 @@ def _level_of(model: Any) -> float | None:
     """The level of the quantile that a model was fitted to; None if its parameters say none."""
     last = getattr(model, "best_estimator_", model)
     last = last[-1] if hasattr(last, "named_steps") else last
+    # Those of a meta-estimator predict as the estimators within: they are alike, or it is for its user to know.
+    inner = [getattr(last, "regressor_", None), *np.ravel(getattr(last, "estimators_", []))[:1]]
+    if (found := next((_level_of(each) for each in inner if each is not None), None)) is not None:
+        return found
     parameters, loss = _parameters(last), _loss_of(last)
     levels: Any = ()
     if loss in ("", "quantile") and parameters.get("quantile") is not None:

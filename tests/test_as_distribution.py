@@ -443,10 +443,22 @@ def test_an_array_of_several_columns_is_refused():
         as_prediction(two)
     with pytest.raises(ValueError, match=r"has shape \(7, 2\)"):
         jc.as_distribution(GaussianProcessRegressor().fit(X, X[:, :2]), NEW)
-    with pytest.raises(ValueError, match=r"did you mean mean\[:, 0\]"):
-        jc.as_distribution(WithPredict(lambda x: two[:, :1]), NEW)
+    np.testing.assert_allclose(jc.as_distribution(WithPredict(lambda x: two[:, :1]), NEW).mean, two[:, 0], rtol=1e-6)
     with pytest.raises(ValueError, match=r"prediction has shape \(2, 7\)"):  # a mean and a std
         jc.pipeline.fit(X, Y, predictor=lambda x: (x[:, 0][:7], x[:, 1][:7]), method="prefit", key=KEY)
+
+
+def test_what_is_no_mean_is_refused_within_other_estimators():
+    from sklearn.compose import TransformedTargetRegressor
+    from sklearn.ensemble import BaggingRegressor
+    from sklearn.tree import DecisionTreeClassifier
+
+    ninth = QuantileRegressor(quantile=0.9, alpha=0)
+    for model in (TransformedTargetRegressor(ninth), BaggingRegressor(ninth, 2)):
+        with pytest.raises(ValueError, match=r"quantiles at the level 0\.9, which are no means"):
+            jc.as_distribution(model.fit(X, Y), NEW)
+    with pytest.raises(ValueError, match="is a classifier"):
+        jc.as_distribution(DecisionTreeClassifier().fit(X, Y > 0), NEW)
 
 
 def test_what_is_no_model_and_wrong_numbers_are_named():

@@ -61,7 +61,8 @@ class SmoothQuantiles(Distribution):
         self.df = as_parameter(_checks.as_floats("df", df), self.values.dtype)
         check_increasing("values", self.values, strictly=False)
         if not _checks.is_traced(self.levels, self.df):
-            low, high, df = (float(np.asarray(each)) for each in (self.levels[0], self.levels[-1], self.df))
+            known = np.asarray(self.levels)
+            low, high, df = (float(each) for each in (known[0], known[-1], np.asarray(self.df)))
             if not low < 0.5 < high:
                 raise ValueError(f"levels must have 1/2 between the first and the last; got {low:g} and {high:g}.")
             if not df > 2:

@@ -6,6 +6,7 @@ Nothing is refused that a fit took: a label or a missing value that the fit did 
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -19,11 +20,11 @@ class Ordinal(eqx.Module):
     """What the columns of the inputs of a fit were; made by `Ordinal.of`.
 
     Attributes:
-        labels: of each column that holds labels, as strings in increasing order; none of one that holds numbers; None
+        labels: of each column that holds labels, in increasing order; none of one that holds numbers; None
             of one that holds neither, as dates, which is omitted.
     """
 
-    labels: tuple[tuple[str, ...] | None, ...] = eqx.field(static=True)
+    labels: tuple[tuple[str | float, ...] | None, ...] = eqx.field(static=True)
 
     @classmethod
     def of(cls, x: Table) -> "Ordinal":
@@ -36,16 +37,17 @@ class Ordinal(eqx.Module):
         return cls(tuple(map(_labels_of, _columns(x))))
 
     def __call__(self, x: Table) -> Float[AnyArray, "n c"]:
-        """The numbers, NaN where they are missing.
+        """The numbers, NaN where they are missing or infinite.
 
         Args:
             x: a table with the columns of the fit, in their order.
         """
         if _checks.is_traced(x):
-            return x.astype(float)
+            return jnp.where(jnp.isinf(x), jnp.nan, x)
         known = ((column, labels) for column, labels in zip(_columns(x), self.labels, strict=True))
         found = [_numbers_of(column, labels) for column, labels in known if labels is not None]
-        return np.column_stack(found) if found else np.empty((num_rows(x), 0))
+        table = np.column_stack(found) if found else np.empty((num_rows(x), 0))
+        return np.where(np.isinf(table), np.nan, table)
 
 
 def _columns(x: Table) -> list[Any]:
@@ -53,7 +55,7 @@ def _columns(x: Table) -> list[Any]:
     return list(as_frame(x).iter_columns()) if is_frame(x) else list(np.asarray(x).T)
 
 
-def _labels_of(column: Any) -> tuple[str, ...] | None:
+def _labels_of(column: Any) -> tuple[str | float, ...] | None:
     if isinstance(column, np.ndarray):
         return () if _floats(column) is not None else _distinct(column.tolist())
     try:
@@ -62,15 +64,22 @@ def _labels_of(column: Any) -> tuple[str, ...] | None:
         return None
 
 
-def _distinct(values: list) -> tuple[str, ...]:
-    return tuple(sorted({str(value) for value in values if value is not None and value == value}))
+def _distinct(values: list) -> tuple[str | float, ...]:
+    """The labels, numbers before strings."""
+    found = {_label(value) for value in values if value is not None and value == value}
+    return tuple(sorted(found, key=lambda label: (isinstance(label, str), label)))
 
 
-def _numbers_of(column: Any, labels: tuple[str, ...]) -> Float[np.ndarray, " n"]:
+def _label(value: Any) -> str | float:
+    """A number as a float: a column of whole numbers may come back as one of others."""
+    return float(value) if isinstance(value, bool | int | float | np.number | np.bool_) else str(value)
+
+
+def _numbers_of(column: Any, labels: tuple[str | float, ...]) -> Float[np.ndarray, " n"]:
     if labels:
         places = {label: float(place) for place, label in enumerate(labels)}
         values = column.tolist() if isinstance(column, np.ndarray) else values_of(column)[0]
-        return np.array([places.get(str(value), np.nan) for value in values])
+        return np.array([np.nan if value is None else places.get(_label(value), np.nan) for value in values])
     found = _floats(column) if isinstance(column, np.ndarray) else numbers("a column", column)
     return np.full(len(column), np.nan) if found is None else np.asarray(found, float)
 

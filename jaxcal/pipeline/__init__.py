@@ -149,6 +149,7 @@ def fit(
     method = as_method(method, len(y)).checked(len(y))
     last, learns = _last_step(recalibrate, method, by)
     choice = Choice.of(candidates() if predictor is None else predictor)
+    folds = None if choice is None else choice.folds
     if choice is not None and len(choice.pairs) == 1 and not calibrators:
         ((predictor, calibrators),), choice = choice.pairs, None
     if choice is not None and (calibrators or isinstance(method, Prefit)):
@@ -175,7 +176,7 @@ def fit(
         deadline=None if time_limit is None else began + time_limit,
     )
     if choice is None and learns:
-        choice = Choice([(predictor, calibrators)], combines=True)
+        choice = Choice([(predictor, calibrators)], combines=True, folds=folds)
     try:
         if choice is not None:
             return fit_several(x, y, choice, plan, order_key)

@@ -50,12 +50,14 @@ class Choice(NamedTuple):
         pairs: of a predictor and its calibrators.
         combines: whether they are combined; else the best is taken.
         repeats: whether all are fitted to all folds, as before.
+        folds: how many there were before, if more than usual.
         without_weights: a line about each that was omitted since it takes no weights.
     """
 
     pairs: Sequence[tuple[Any, Sequence[Callable]]]
     combines: bool
     repeats: bool = False
+    folds: int | None = None
     without_weights: tuple[str, ...] = ()
 
     def taking_weights(self) -> "Choice":
@@ -80,7 +82,7 @@ class Choice(NamedTuple):
             ValueError: if there are no pairs.
         """
         if isinstance(predictor, Recipe):
-            return cls(predictor.pairs, predictor.combines, repeats=True)
+            return cls(predictor.pairs, predictor.combines, repeats=True, folds=predictor.folds)
         if isinstance(predictor, list):
             found = cls(predictor, combines=True)
         elif isinstance(predictor, Best):
@@ -138,12 +140,13 @@ def tried(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, key: PRNG
     Raises:
         OutOfTime: if the deadline passes before one of them has all folds.
     """
-    if plan.deadline is not None and plan.method.has_usual_folds(len(y)):
+    may_have_more = plan.method.has_usual_folds(len(y))
+    if may_have_more and (choice.folds or (plan.deadline is not None and not choice.repeats)):
         method = Folds(folds=FOLDS_WITH_TIME)
         more = dataclasses.replace(plan, method=method, division=method.divide(len(y), (key, key)))
         with _told(choice, more) as told:
             trial = _Trial(x, y, choice, more, told)
-            if trial.has_time():
+            if choice.folds or trial.has_time():
                 return trial.run(), more
     with _told(choice, plan) as told:
         return _Trial(x, y, choice, plan, told).run(), plan

@@ -154,7 +154,9 @@ def _predicted(
     apart = [xp.log(_means(predictions).std(0) + least)] if predictions[1:] else []
     features = xp.column_stack([mean, *apart, *stds, inputs])
     is_one = len(predictions) == 1 and predictions[0].has_std
-    return Predicted(mean, features, _floats(predictions[0].icdf(LEVELS)) if is_one else None)
+    # Without the warning of levels that a prediction does not reach: its outermost lines go on there.
+    quantiles = _floats(predictions[0]._quantiles(jnp.asarray(LEVELS))) if is_one else None
+    return Predicted(mean, features, quantiles)
 
 
 def weights_of(errors: Float[np.ndarray, "m n"]) -> Float[np.ndarray, " m"]:

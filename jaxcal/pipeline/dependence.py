@@ -11,6 +11,7 @@ from jaxcal.pipeline.fitted import Step
 
 # So many rows have a twin where nothing is wrong, as a fraction.
 _FEW_TWINS = 0.05
+_RANDOM_ORDERS = 10
 # Errors of neighbors are correlated from here on, if that is no chance: in standard errors.
 _CORRELATED, _STANDARD_ERRORS = 0.3, 5
 _ADVICE = "groups=labels of Folds or Split keeps rows of a group together"
@@ -34,20 +35,26 @@ def warn_of_dependence(x: Table, step: Step) -> None:
         _checks.warn(
             f"errors of neighboring rows are correlated ({correlation:.2f}): rows in the order of time, or of one "
             f"group, tell of each other, and errors of other times or groups are larger. {_ADVICE}. If rows are sorted "
-            "by the target, there is nothing wrong."
+            "by the target or by an input, there is nothing wrong."
         )
 
 
 def num_twins(x: Float[np.ndarray, "n d"], y: Float[np.ndarray, " n"]) -> int:
     """How many rows have the inputs and the target of another, if they are more than a few.
 
-    0 where more than half of the inputs are repetitions: columns of few values are equal by chance, in new rows, too.
+    Columns of few values are equal by chance, in new rows, too: random orders of the targets show how often.
     """
+    if (twins := _num_equal(x, y)) <= _FEW_TWINS * len(y):
+        return 0
+    rng = np.random.default_rng(0)
+    by_chance = max(_num_equal(x, rng.permutation(y)) for _ in range(_RANDOM_ORDERS))
+    return twins if twins - by_chance > _FEW_TWINS * len(y) else 0
+
+
+def _num_equal(x: Float[np.ndarray, "n d"], y: Float[np.ndarray, " n"]) -> int:
     table = np.nan_to_num(np.column_stack([x, y]), nan=np.inf)
-    distinct = len(np.unique(table[:, :-1], axis=0))
     _, place, count = np.unique(table, axis=0, return_inverse=True, return_counts=True)
-    twins = int((count[np.ravel(place)] > 1).sum())
-    return twins if twins > _FEW_TWINS * len(y) and distinct >= len(y) / 2 else 0
+    return int((count[np.ravel(place)] > 1).sum())
 
 
 def correlation_of_neighbors(errors: Float[np.ndarray, " n"]) -> float:

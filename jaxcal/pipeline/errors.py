@@ -78,6 +78,7 @@ class Errors(eqx.Module):
 
     Attributes:
         keeps_shape: whether the lines are those of the predictions' own distributions.
+        unit: what a unit of the score is in units of y, else.
         scale: of the scores.
         z: the quantiles of the scaled scores [k].
         tails: of the distributions.
@@ -85,6 +86,7 @@ class Errors(eqx.Module):
     """
 
     keeps_shape: bool = eqx.field(static=True)
+    unit: Float[AnyArray, ""]
     scale: "Scale"
     z: Float[AnyArray, " k"]
     tails: Tails
@@ -96,7 +98,8 @@ class Errors(eqx.Module):
 
     @numpy_or_jit
     def _quantiles(self, predicted: Predicted) -> Float[AnyArray, "n k"]:
-        lines, scale = Lines.of(predicted, keeps_shape=self.keeps_shape), self.scale(predicted.features)
+        lines = Lines.of(predicted, self.unit, keeps_shape=self.keeps_shape)
+        scale = self.scale(predicted.features)
         return placed(lines, scale[:, None] * self.z[None], self.tails, self.resolution)
 
 
@@ -131,7 +134,9 @@ class _Trial:
         self, predicted: Predicted, y: np.ndarray, cross: "CrossFit", resolution: float, keeps_shape: bool
     ) -> None:
         self.y, self.cross, self.resolution, self.keeps_shape = y, cross, resolution, keeps_shape
-        self.features, self.lines = predicted.features, Lines.of(predicted, keeps_shape=keeps_shape)
+        sizes = abs(y - predicted.mean)
+        self.features, self.unit = predicted.features, np.array(np.median(sizes) or np.mean(sizes) or 1.0)
+        self.lines = Lines.of(predicted, self.unit, keeps_shape=keeps_shape)
         self.scores = self.lines.score(y)
         self.floor = _LEAST_SIZE * float(np.median(abs(self.scores))) or 1.0
         self.log_scale = cross(self._learned, lambda learned, rows: _log_scale(learned, self.features[rows]))
@@ -161,7 +166,7 @@ class _Trial:
         """By all rows."""
         scale = self._scale(self._learned(np.arange(len(self.y))) if power else None, power)
         z = quantiles_of(self.scores / scale.of(self.log_scale), df)
-        return Errors(self.keeps_shape, scale, z, Tails.of(df), np.array(self.resolution))
+        return Errors(self.keeps_shape, self.unit, scale, z, Tails.of(df), np.array(self.resolution))
 
     def _scale(self, learned: SmallTrees | None, power: float) -> "Scale":
         return Scale(learned, np.array(power), np.array(self.log_scale.mean()))
@@ -202,11 +207,11 @@ class Lines(NamedTuple):
     offsets: Float[AnyArray, "n k"]
 
     @classmethod
-    def of(cls, predicted: Predicted, *, keeps_shape: bool) -> "Lines":
-        """Those of predictions: a unit of the score is a unit of y, or what the own distribution makes it."""
+    def of(cls, predicted: Predicted, unit: Float[AnyArray, ""], *, keeps_shape: bool) -> "Lines":
+        """Those of predictions: a unit of the score is this one, or what the own distribution makes it."""
         xp = namespace(predicted.mean)
         if not keeps_shape or predicted.quantiles is None:
-            return cls(predicted.mean, xp.broadcast_to(xp.asarray(_KNOTS), (len(predicted.mean), len(_KNOTS))))
+            return cls(predicted.mean, xp.broadcast_to(xp.asarray(unit * _KNOTS), (len(predicted.mean), len(_KNOTS))))
         center = predicted.quantiles[:, _MEDIAN]
         offsets = predicted.quantiles - center[:, None]
         return cls(center, _increasing(offsets, xp.asarray(_KNOTS), xp.zeros_like(center), _rounding(center)))

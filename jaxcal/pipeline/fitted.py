@@ -147,10 +147,12 @@ class Recipe:
     Attributes:
         pairs: of a predictor and its calibrators.
         combines: whether they were combined; else the best was taken.
+        folds: how many there were, if a time limit left time for more than usual.
     """
 
     pairs: tuple[tuple[Any, tuple[Callable, ...]], ...]
     combines: bool = True
+    folds: int | None = None
 
     def __len__(self) -> int:
         """How many pairs there are."""

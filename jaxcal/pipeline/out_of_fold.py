@@ -247,8 +247,10 @@ def _taken(rows: Int[ArrayLike, " k"], table: Any) -> Any:
         return None if table is None else table[rows]
     if not isinstance(table, jax.Array):
         return take(rows, table)
-    # Another number of rows needs no program.
-    return in_jax(np.asarray(table)[np.asarray(rows)]) if can_be_filled(table, rows) else _take_rows(rows, table)
+    is_of_keys = jnp.issubdtype(table.dtype, jax.dtypes.prng_key)
+    if is_of_keys or not can_be_filled(table, rows):
+        return _take_rows(rows, table)
+    return in_jax(np.asarray(table)[np.asarray(rows)])  # another number of rows needs no program
 
 
 @jax.jit

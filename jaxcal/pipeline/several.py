@@ -25,7 +25,9 @@ def fit_several(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, ord
     learns = plan.learns or choice.combines
     compared = dataclasses.replace(plan, recalibrate=None) if learns else plan
     rest, targets, inner = without_rows_set_aside(x, y, compared, order_key)
+    is_usual = inner.method.number is None
     known, inner = tried(rest, targets, choice, inner, order_key)
+    choice = choice._replace(folds=inner.method.number if is_usual else None)
     if isinstance(plan.method, Folds):
         plan = dataclasses.replace(plan, method=inner.method, division=inner.division)
     if not learns:
@@ -118,6 +120,6 @@ def _fitted_to_all(x: Table, y: Float[Array, " n"], fits: list, plan: Plan) -> t
 def _told(fitted: Pipeline, choice: Choice, known: Tried, others: tuple) -> Pipeline:
     """The pipeline, with what is known of the others."""
     pairs = (choice.pairs[k] for k in known.found)
-    recipe = Recipe(tuple((predictor, tuple(calibrators)) for predictor, calibrators in pairs), choice.combines)
+    recipe = Recipe(tuple((each, tuple(calibrators)) for each, calibrators in pairs), choice.combines, choice.folds)
     told = {"dropped": known.dropped, "omitted": known.omitted, "without_weights": choice.without_weights}
     return dataclasses.replace(fitted, others=others, recipe=recipe, **told)

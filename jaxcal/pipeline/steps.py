@@ -224,7 +224,18 @@ class Taken(NamedTuple):
 
 def name_of_weights(fit: Callable) -> str | None:
     """The name of the argument by which a fit takes weights of rows; None if it takes none."""
+    step = fit
+    while isinstance(step, partial):
+        if step.func is _fit_estimator:  # which hands them on
+            return "sample_weight" if _takes_sample_weight(step.args[0].fit) else None
+        step = step.func
     return next((name for name in ("sample_weight", "weights") if name in inspect.signature(fit).parameters), None)
+
+
+def _takes_sample_weight(fit: Callable) -> bool:
+    """Whether the method of an estimator takes weights, by name or among others."""
+    parameters = inspect.signature(fit).parameters
+    return "sample_weight" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def with_weights(fit: Callable, weights: Float[Array, " n"] | None) -> Callable:
@@ -245,7 +256,7 @@ def name_of(step: Any) -> str:
     """The method that a step is: the module of a function that is called fit, else its own name, or its class's."""
     step = step.model if isinstance(step, Fitted | OfNumbers) else step
     while isinstance(step, partial):
-        step = step.func
+        step = step.args[0] if step.func is _fit_estimator else step.func
     name = getattr(step, "__name__", type(step).__name__)
     return step.__module__.rpartition(".")[2] if name == "fit" else name
 

@@ -24,6 +24,7 @@ class Nodes:
         feature: the column that a node is split by [nodes], -1 in a leaf.
         threshold: rows up to it go to the left [nodes].
         value: what a node predicts [nodes].
+        missing_left: whether rows with a missing value go to the left [nodes]; None where such are refused.
     """
 
     first: np.ndarray
@@ -31,6 +32,7 @@ class Nodes:
     feature: np.ndarray
     threshold: np.ndarray
     value: np.ndarray
+    missing_left: np.ndarray | None = None
 
     @classmethod
     def of(cls, trees: Sequence[Any]) -> "Nodes":
@@ -46,7 +48,8 @@ class Nodes:
             is_leaf = nodes["is_leaf"] != 0
             children = (np.where(is_leaf, -1, nodes[side].astype(int)) for side in ("left", "right"))
             parts.append((*children, nodes["feature_idx"], nodes["num_threshold"]))
-        return cls._joined(parts, [nodes["value"] for nodes in trees])
+        joined = cls._joined(parts, [nodes["value"] for nodes in trees])
+        return replace(joined, missing_left=np.concatenate([nodes["missing_go_to_left"] != 0 for nodes in trees]))
 
     @classmethod
     def _joined(cls, parts: Sequence[tuple], values: Sequence[np.ndarray]) -> "Nodes":
@@ -66,7 +69,13 @@ class Nodes:
         )
 
     def leaves(self, x: np.ndarray) -> np.ndarray:
-        """The numbers of the leaves that rows fall into [n, T]."""
+        """The numbers of the leaves that rows fall into [n, T].
+
+        Raises:
+            ValueError: if values are missing, and the trees know no way for them.
+        """
+        if self.missing_left is None and np.isnan(x).any():
+            raise ValueError("x holds missing values, which these trees do not take: fill them.")
         found = np.empty((len(x), len(self.first)), int)
         for start in range(0, len(x), _AT_ONCE):
             found[start : start + _AT_ONCE] = self._leaves(x[start : start + _AT_ONCE])
@@ -78,7 +87,10 @@ class Nodes:
         below = np.flatnonzero(self.feature[node] >= 0)
         while len(below):
             at = node[below]
-            is_left = x[row[below], self.feature[at]] <= self.threshold[at]
+            values = x[row[below], self.feature[at]]
+            is_left = values <= self.threshold[at]
+            if self.missing_left is not None:
+                is_left |= np.isnan(values) & self.missing_left[at]
             at = self.children[at, is_left.astype(int)]
             node[below] = at
             below = below[self.feature[at] >= 0]
@@ -164,10 +176,10 @@ class BoostedSum:
     nodes: Nodes
     constant: float
 
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """The sum of every row."""
+    def predict(self, x: Any) -> np.ndarray:
+        """The sum of every row, of an array or a frame of numbers."""
         total = np.full(len(x), self.constant)
-        for values in self.nodes.value[self.nodes.leaves(x)].T:
+        for values in self.nodes.value[self.nodes.leaves(np.asarray(x, float))].T:
             total += values
         return total
 
@@ -180,10 +192,10 @@ class TreeMean:
     constant: float
     divisor: int
 
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """The value of every row."""
+    def predict(self, x: Any) -> np.ndarray:
+        """The value of every row, of an array or a frame of numbers."""
         total = np.full(len(x), self.constant)
-        for values in self.nodes.value[self.nodes.leaves(x.astype(np.float32))].T:
+        for values in self.nodes.value[self.nodes.leaves(np.asarray(x, np.float32))].T:
             total += values
         return total / self.divisor
 

@@ -34,7 +34,7 @@ def first_column(x, y):
 def test_lines_pass_through_the_quantiles_of_each_row(rng):
     mean, std = rng.normal(size=6), rng.uniform(0.5, 2, 6)
     quantiles = scipy.stats.norm.ppf(LEVELS, mean[:, None], std[:, None])
-    lines = Lines.of(Predicted(mean, mean[:, None], quantiles), keeps_shape=True)
+    lines = Lines.of(Predicted(mean, mean[:, None], quantiles), np.array(1.0), keeps_shape=True)
     t = scipy.stats.t.ppf(LEVELS, SCORES_DF)
     np.testing.assert_allclose(lines.center[:, None] + lines.quantiles(np.tile(t, (6, 1))), quantiles, rtol=1e-5)
     for place in (0, 4, 9):
@@ -44,8 +44,8 @@ def test_lines_pass_through_the_quantiles_of_each_row(rng):
     assert (far > t[-1]).all()
     again = lines.center + lines.quantiles(np.tile(far[:, None], (1, len(t))))[:, 0]
     np.testing.assert_allclose(again, mean + 20 * std, rtol=1e-5)
-    plain = Lines.of(Predicted(mean, mean[:, None], quantiles), keeps_shape=False)
-    np.testing.assert_allclose(plain.score(mean + 0.7), 0.7, rtol=1e-5)
+    plain = Lines.of(Predicted(mean, mean[:, None], quantiles), np.array(0.5), keeps_shape=False)
+    np.testing.assert_allclose(plain.score(mean + 0.7), 1.4, rtol=1e-5)
 
 
 def test_a_shape_of_its_own_is_kept_where_it_is_right(rng):
@@ -62,6 +62,18 @@ def test_a_shape_of_its_own_is_kept_where_it_is_right(rng):
     assert not combine(
         np.zeros((600, 1)), [wrong], scale + rng.normal(size=600), np.array_split(np.arange(600), 5)
     ).combiner.errors.keeps_shape
+
+
+@pytest.mark.parametrize("keeps_shape", [False, True])
+def test_another_unit_of_the_target_is_another_unit_of_the_forecast(keeps_shape, rng):
+    x, y = rows(rng, 200)
+    factor = 1e-20 if jax.config.jax_enable_x64 else 1e-12
+    std = np.exp(x[:, 1]) if keeps_shape else 0
+    base = lambda unit: jc.Normal(unit * x[:, 0], unit * std) if keeps_shape else jc.Point(unit * x[:, 0])
+    parts = np.array_split(rng.permutation(200), 5)
+    one, other = (combine(x, [base(unit)], unit * y, parts).combiner(x, [base(unit)]) for unit in (1.0, factor))
+    np.testing.assert_allclose(other.icdf(0.9) / factor, one.icdf(0.9), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(other.icdf(0.05) / factor, one.icdf(0.05), rtol=1e-4, atol=1e-4)
 
 
 def test_the_widths_of_one_predictor_follow_the_inputs(rng):
@@ -201,3 +213,20 @@ def test_the_guarantee_of_recalibrated_levels(rng):
     wild = recalibrated_levels(np.zeros((24, 1)), base, y.at[:3].set(1e9))
     assert wild.guarantee(0.9).coverage == pytest.approx(21 / 25)
     assert np.isfinite(wild(None, base).log_prob(y)).all()
+
+
+def test_loaded_trees_send_missing_values_their_way(rng, tmp_path):
+    ensemble = pytest.importorskip("sklearn.ensemble")
+    pandas = pytest.importorskip("pandas")
+    x, y = rows(rng, 200)
+    x[rng.random(x.shape) < 0.3] = np.nan
+    frame = pandas.DataFrame(x, columns=["a", "b"])
+    y = y + 2 * np.isnan(x[:, 0])
+    for model in (ensemble.HistGradientBoostingRegressor(max_iter=5), ensemble.ExtraTreesRegressor(5)):
+        known = x if type(model).__name__.startswith("Hist") else np.nan_to_num(x)
+        for table in (known, frame.fillna(0.0)):
+            fitted = jc.pipeline.fit(table, y, predictor=model, method=jc.pipeline.Folds(folds=2), key=KEY)
+            jc.save(tmp_path / "model", fitted)
+            np.testing.assert_allclose(jc.load(tmp_path / "model").means(table), fitted.means(table), rtol=1e-6)
+    with pytest.raises(ValueError, match="missing values, which these trees do not take"):
+        jc.load(tmp_path / "model")(frame)

@@ -300,12 +300,16 @@ def test_weights_reach_the_predictor_with_their_rows(method, sizes):
 
 def test_of_several_those_that_take_no_weights_are_omitted(rng):
     linear_model = pytest.importorskip("sklearn.linear_model")
+    from sklearn.neighbors import KNeighborsRegressor
+
     x, y = line_with_noise(rng, 60)
-    pairs = [(fit_line, ()), (linear_model.LinearRegression(), ()), (linear_model.Ridge(), ())]
+    pairs = [(each, ()) for each in (fit_line, linear_model.LinearRegression(), KNeighborsRegressor())]
     weights = np.where(x > 0, 1.0, 1e-6)
     y = np.where(x > 0, y, 50.0)  # rows that do not count
     fitted = jc.pipeline.fit(x, y, predictor=pairs, weights=weights, method=Folds(folds=3), key=KEY)
-    assert "omitted, since they take no weights:\nfit_line" in str(fitted)
+    assert "omitted, since they take no weights:\nfit_line\nKNeighborsRegressor" in str(fitted)
+    with pytest.raises(ValueError, match="KNeighborsRegressor takes neither sample_weight nor weights"):
+        jc.pipeline.fit(x, y, predictor=KNeighborsRegressor(), weights=weights, key=KEY)
     assert abs(fitted.means(x[x > 0]) - 2 * x[x > 0]).max() < 2
 
 

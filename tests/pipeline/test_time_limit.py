@@ -176,6 +176,10 @@ def test_with_time_there_are_ten_folds_in_place_of_five(rng):
         fitted = jc.pipeline.fit(x, y, predictor=counted, method=method, time_limit=limit, key=KEY)
         assert sorted(fits) == sizes if method != "split" else (len(fits), max(fits)) == (11, 450)
         assert len(fitted.steps[-1].y) == (150 if method == "split" else 600)
+        fits.clear()
+        again = jc.pipeline.fit(x, y, predictor=fitted.recipe, method=method, key=KEY)
+        assert sorted(fits) == sizes if method != "split" else len(fits) == 11
+        np.testing.assert_array_equal(again(x).std, fitted(x).std)
 
 
 def test_where_ten_folds_take_too_long_there_are_five(rng):

@@ -1,10 +1,10 @@
 """The last step of learned errors: other rows recalibrate the levels, and the shape of every row stays.
 
-A target at level u of its distribution lies in the central intervals from the confidence level |2 u - 1| on. Split
-conformal prediction by these scores s (Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", 2005): of
-L rows, the interval whose confidence level is the score of rank ceil(c (L + 1)) covers a new row with probability c at
-least. Between ranks the level is interpolated, one rank further out, so that there is a density. Each group of rows has
-levels of its own.
+A target at level u of its distribution lies in the central intervals from the confidence level |2 u - 1| on. This is
+its score. The score of rank ceil(c (L + 1)) among L rows is the confidence level of an interval that covers a new row
+with probability c at least: split conformal prediction (Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random
+World", 2005). Between ranks the level is interpolated, one rank further out, so that there is a density. Each group of
+rows has levels of its own.
 """
 
 from typing import Any

@@ -86,8 +86,8 @@ def fit(
             steps before predict of the rows they were fitted to.
         recalibrate: the last step. By default, "auto", the errors of rows that the models were not fitted to are
             learned (`jaxcal.pipeline.errors`). Widths follow the inputs, and the shape of a predictor's distributions
-            is kept, where that lowers the CRPS. There is a density everywhere. Rows that are set aside, or that have groups,
-            then recalibrate the levels. Or a fit function as the calibrators are, of the same errors, such as
+            is kept, where that lowers the CRPS. There is a density everywhere. Rows that are set aside, or that have
+            groups, then recalibrate the levels. Or a fit function as the calibrators are, of the same errors, such as
             `jc.conformal.fit` or `jc.crude.fit`; None for no such step.
         method: where these errors come from, an object with options of its own, or its name for the defaults. "auto" is
             "folds", and from 10,000 rows on "split" with 2,000 rows set aside.

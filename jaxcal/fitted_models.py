@@ -265,7 +265,7 @@ def _read(model: Any, x: Any) -> Distribution:
         return predicted
     if hasattr(predicted, "_fields"):
         return _by_parameters(getattr(model, "distribution", None), predicted)
-    if hasattr(model, "classes_"):
+    if hasattr(model, "predict_proba") and np.size(getattr(model, "classes_", ())):
         raise ValueError(f"the model {_named(model)} is a classifier: its labels are no means. Give a regressor.")
     level = _level_of(model)
     if level not in (None, 0.5):

@@ -102,8 +102,8 @@ def calibrate(
     models: Annotated[
         str | None,
         told(
-            "Without predictions: predictors of `jaxcal methods`, or boosted_trees, to choose among.",
-            "gaussian_process,mlp,boosted_trees",
+            "Without predictions: predictors of `jaxcal methods`, boosted_trees, extra_trees or catboost, to combine.",
+            "a short list",
         ),
     ] = None,
     time_limit: Annotated[
@@ -400,23 +400,23 @@ def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved:
 
 
 def _candidates(models: str | None, *, is_saved: bool) -> list:
-    """The models to combine; a file holds none of another package.
+    """The models to combine; a file holds none of CatBoost.
 
     Raises:
         ValueError: if none is left, or there is none of a name.
     """
-    from jaxcal.pipeline.trees import TREES
+    from jaxcal.pipeline.trees import catboost
 
     named = None if models is None else [name.strip().replace("-", "_") for name in models.split(",")]
     try:
         found = jc.pipeline.candidates() if named is None else jc.pipeline.candidates(named)
     except (ImportError, ValueError) as error:
         raise ValueError(f"--models: {error}") from error
-    kept = [each for each in found if not (is_saved and each[0] in TREES.values())]
+    kept = [each for each in found if not (is_saved and each[0] is catboost)]
     if not kept:
-        raise ValueError("trees of other packages cannot be saved: omit --save, or name another model.")
+        raise ValueError("models of CatBoost cannot be saved: omit --save, or name another model.")
     if len(kept) < len(found):
-        console.say("Trees are not among the models: those of other packages cannot be saved.")
+        console.say("CatBoost is not among the models: it cannot be saved.")
     return kept
 
 

@@ -144,15 +144,15 @@ def tried(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, key: PRNG
     if may_have_more and (choice.folds or (plan.deadline is not None and not choice.repeats)):
         method = Folds(folds=FOLDS_WITH_TIME)
         more = dataclasses.replace(plan, method=method, division=method.divide(len(y), (key, key)))
-        with _told(choice, more) as told:
+        with _progress(choice, more) as told:
             trial = _Trial(x, y, choice, more, told)
             if choice.folds or trial.has_time():
                 return trial.run(), more
-    with _told(choice, plan) as told:
+    with _progress(choice, plan) as told:
         return _Trial(x, y, choice, plan, told).run(), plan
 
 
-def _told(choice: Choice, plan: Plan) -> AbstractContextManager[progress.Work]:
+def _progress(choice: Choice, plan: Plan) -> AbstractContextManager[progress.Work]:
     return progress.work("pipeline.fit: fits", len(choice.pairs) * len(plan.division.folds))
 
 

@@ -122,7 +122,7 @@ class Pipeline(eqx.Module):
         """A table of the steps and their scores."""
         how = "out of fold" if self.out_of_fold.is_out_of_fold else "set aside"
         about = f"{len(self.steps[-1].y)} data points, {how}; mean ± standard error."
-        lines = [_HEADER, *map(str, self.steps), about]
+        lines = [_HEADER, *map(str, self.steps), about, *self._of_equal_targets()]
         if isinstance(self.chain, Combination) and self.chain.of_several:
             lines += ["", "combined by the mean absolute error out of fold:", str(self.chain)]
             lines += ["", "each by itself:", *(line for steps in self.others for line in map(str, steps))]
@@ -136,6 +136,15 @@ class Pipeline(eqx.Module):
         if self.without_weights:
             lines += ["", "omitted, since they take no weights:", *self.without_weights]
         return "\n".join(lines)
+
+    def _of_equal_targets(self) -> list[str]:
+        """A line about targets most of which are equal to others: log scores depend on how far these are spread."""
+        if not isinstance(self.chain, Combination):
+            return []
+        _, place, count = np.unique(self.steps[-1].y, return_inverse=True, return_counts=True)
+        equal, over = int((count[place] > 1).sum()), float(self.chain.combiner.errors.resolution)
+        line = f"{equal} targets are equal to others: densities, and log scores, are of targets spread over {over:.3g}."
+        return [line] if equal > len(place) / 2 else []
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,6 +94,15 @@ def test_the_widths_of_one_predictor_follow_the_inputs(rng):
     assert "combined by" not in str(fitted)
 
 
+def test_print_marks_densities_of_targets_that_are_equal(rng):
+    x, y = rows(rng, 100)
+    fit = lambda y: str(jc.pipeline.fit(x, y, predictor=first_column, method=jc.pipeline.Folds(folds=2), key=KEY))
+    assert "100 targets are equal to others: densities, and log scores, are of targets spread over 0.5." in fit(
+        np.round(2 * y) / 2
+    )
+    assert "equal to others" not in fit(y)
+
+
 @pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
 def test_the_fitted_pipeline_under_jit_vmap_and_grad_and_from_a_file(several, rng, tmp_path):
     x, y = rows(rng, 150)

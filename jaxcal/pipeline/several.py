@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxcal.distributions import Distribution
 from jaxcal.frames.layout import Table
 from jaxcal.pipeline.chain import Chain
 from jaxcal.pipeline.choice import Choice, Tried, named, tried, without_rows_set_aside
@@ -18,6 +19,10 @@ from jaxcal.pipeline.methods import Folds, Split
 from jaxcal.pipeline.out_of_fold import take_rows
 from jaxcal.pipeline.plan import Held, Plan, chain_of, fit_one, last_step, pipeline_of, step_of
 from jaxcal.pipeline.side_by_side import in_threads, one_by_one, share_nothing
+from jaxcal.pipeline.steps import name_of
+
+# What the step is called of one alone, and of several.
+_LEARNED = ("learned errors", "combined")
 
 
 def fit_several(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, order_key: PRNGKeyArray) -> Pipeline:
@@ -78,12 +83,8 @@ def _learned(x: Table, known: Tried, numbers: list[int], plan: Plan) -> _Learned
     places = [np.searchsorted(np.asarray(end.rows), division.rows[part]) for part in division.parts]
     of_rows = take_rows(np.asarray(end.rows), x)[0]
     combined = combine(of_rows, [each.steps[-1].predictions for each in held], np.asarray(end.y), places)
-    step = dataclasses.replace(end, name=_name_of(numbers), predictions=combined.out_of_fold)
+    step = dataclasses.replace(end, name=_LEARNED[bool(numbers[1:])], predictions=combined.out_of_fold)
     return _Learned(numbers, held, combined, step)
-
-
-def _name_of(numbers: Sequence[int]) -> str:
-    return "combined" if numbers[1:] else "learned errors"
 
 
 def _fit_learned(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, learned: _Learned) -> Pipeline:
@@ -93,20 +94,33 @@ def _fit_learned(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, le
     names = tuple(named(pair) for pair, _ in fits)
     of_several, chains = bool(learned.numbers[1:]), _fitted_to_all(x, y, fits, plan)
     chain = Combination(names, chains, combined.combiner, combined.gains, of_several)
-    before = () if of_several else learned.held[0].steps
     if isinstance(plan.method, Split):
-        before, whole = (), chain(*take_rows(division.rows, x))
-        parts = [division.rows[part] for part in division.parts]
-        ends = [whole[part] for part in division.parts]
-        step = step_of(_name_of(learned.numbers), ends, y=y, parts=parts, out_of_fold=False)
+        steps, ends = _of_rows_set_aside(x, y, chain, fits[0][0], plan)
     else:
-        step, rows = learned.step, np.asarray(learned.step.rows)
-        ends = [step.predictions[np.searchsorted(rows, division.rows[part])] for part in division.parts]
-    steps, last = [*before, step], None
+        steps, rows = [*(() if of_several else learned.held[0].steps), learned.step], np.asarray(learned.step.rows)
+        places = [np.searchsorted(rows, division.rows[part]) for part in division.parts]
+        ends = [learned.step.predictions[place] for place in places]
+    last = None
     if plan.recalibrate is not None:
-        last, end = last_step(x, y, step, ends, plan)
+        last, end = last_step(x, y, steps[-1], ends, plan)
         steps.append(end)
     return pipeline_of(x, chain, last, tuple(steps), plan, None)
+
+
+def _of_rows_set_aside(
+    x: Table, y: Float[Array, " n"], chain: Combination, pair: tuple[Any, Sequence[Callable]], plan: Plan
+) -> tuple[list[Step], list[Distribution]]:
+    """What is predicted of the rows that are set aside, after each step of one alone; and of each part, at last."""
+    division, (of_rows,) = plan.division, take_rows(plan.division.rows, x)
+    found: list[tuple[str, Distribution]] = []
+    if not chain.of_several:
+        names = (name_of(step) for step in (pair[0], *pair[1]))
+        found += zip(names, chain.chains[0].after_each_step(of_rows), strict=True)
+    found.append((_LEARNED[chain.of_several], chain(of_rows)))
+    parts = [division.rows[part] for part in division.parts]
+    of_parts = [(name, [whole[part] for part in division.parts]) for name, whole in found]
+    steps = [step_of(name, ends, y=y, parts=parts, out_of_fold=False) for name, ends in of_parts]
+    return steps, of_parts[-1][1]
 
 
 def _fitted_to_all(x: Table, y: Float[Array, " n"], fits: list, plan: Plan) -> tuple[Chain, ...]:

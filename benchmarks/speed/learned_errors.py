@@ -50,7 +50,7 @@ def main() -> None:
 
 def report() -> Iterator[str]:
     """The lines, each as soon as it is known."""
-    yield from provenance()
+    yield provenance()
     yield f"{'predictor':32}{'rows':>6}{'sets':>6}{'over conformal':>16}{'over its own':>14}{'covers, %':>11}"
     for name, (predictor, sizes) in predictors().items():
         for size in sizes:

@@ -238,7 +238,11 @@ class _Trial:
             others = min((self._need(each) for each in self.begun if each != k), default=0.0)
             left = (self.plan.deadline or math.inf) - time.monotonic()
             return self.seconds[k] + (others if self._need(k) + others < left else 0.0)
-        return min((self._need(each) for each in self.begun if not self._is_late(each)), default=0.0)
+        # Each has its share of the time for the first fold, or a slow one would leave nothing to the others.
+        waiting = len(self.choice) - len(self.begun) - len(self.out_of_time)
+        left = max((self.plan.deadline or math.inf) - time.monotonic(), 0.0)
+        of_one = min((self._need(each) for each in self.begun if not self._is_late(each)), default=0.0)
+        return max(of_one, left * (1 - 1 / waiting) if waiting > 1 else 0.0)
 
     def _need(self, k: int) -> float:
         """How many seconds the other folds and the fit to all rows take, if fits take as long as the first one."""

@@ -175,8 +175,7 @@ class _Trial:
     def has_time(self) -> bool:
         """Whether all folds of all of them seem to end in time, after the first fold of each."""
         self._begin_all()
-        left = (self.plan.deadline or math.inf) - time.monotonic()
-        return not self.out_of_time and sum(map(self._need, self.begun)) < left
+        return not self.out_of_time and sum(map(self._need, self.begun)) < self._seconds_left
 
     def run(self) -> Tried:
         """Fit them."""
@@ -236,13 +235,16 @@ class _Trial:
             return sum(seconds) + self.seconds[k] if self.combines else max(seconds)
         if k in self.begun:  # where time suffices for another, too, that one's: this one may take longer than it seems
             others = min((self._need(each) for each in self.begun if each != k), default=0.0)
-            left = (self.plan.deadline or math.inf) - time.monotonic()
-            return self.seconds[k] + (others if self._need(k) + others < left else 0.0)
+            return self.seconds[k] + (others if self._need(k) + others < self._seconds_left else 0.0)
         # Each has its share of the time for the first fold, or a slow one would leave nothing to the others.
         waiting = len(self.choice) - len(self.begun) - len(self.out_of_time)
-        left = max((self.plan.deadline or math.inf) - time.monotonic(), 0.0)
         of_one = min((self._need(each) for each in self.begun if not self._is_late(each)), default=0.0)
-        return max(of_one, left * (1 - 1 / waiting) if waiting > 1 else 0.0)
+        return max(of_one, self._seconds_left * (1 - 1 / waiting) if waiting > 1 else 0.0)
+
+    @property
+    def _seconds_left(self) -> float:
+        """Until the deadline; infinite without one."""
+        return (self.plan.deadline or math.inf) - time.monotonic()
 
     def _need(self, k: int) -> float:
         """How many seconds the other folds and the fit to all rows take, if fits take as long as the first one."""
@@ -255,7 +257,7 @@ class _Trial:
         return is_late, self._need(k) if is_late else score
 
     def _is_late(self, k: int) -> bool:
-        return time.monotonic() + self._need(k) > (self.plan.deadline or math.inf)
+        return self._need(k) > self._seconds_left
 
     def _begin(self, k: int, plan: Plan) -> None:
         began = time.monotonic()

@@ -95,15 +95,15 @@ def combine(
 
 
 def _combined(x: Table, predictions: Sequence[Distribution], y: np.ndarray, parts: Sequence[np.ndarray]) -> Combined:
-    inputs = Ordinal.of(x)
-    errors = y - np.asarray(_means(predictions))
+    inputs, means = Ordinal.of(x), np.asarray(_means(predictions))
+    errors = y - means
     kept = [int(k) for k in np.flatnonzero(weights_of(errors))]
-    predictions, errors = [predictions[k] for k in kept], errors[kept]
+    predictions, means, errors = [predictions[k] for k in kept], means[kept], errors[kept]
     weights = weights_of(errors)  # as those of each fold, without the others
     mean = y - CrossFit(parts, len(y))(
         lambda rows: weights_of(errors[:, rows]), lambda own, rows: own @ errors[:, rows]
     )
-    of_errors, out_of_fold = fit_errors(_predicted(inputs(x), predictions, mean), y, parts)
+    of_errors, out_of_fold = fit_errors(_predicted(inputs(x), predictions, means, mean), y, parts)
     return Combined(kept, Combiner(inputs, weights, of_errors), out_of_fold, _gains(errors, weights))
 
 
@@ -131,8 +131,8 @@ class Combiner(eqx.Module):
 
     def __call__(self, x: Table, predictions: Sequence[Distribution]) -> SmoothQuantiles:
         """The distribution of every row, of its inputs and of the predictions of each predictor [n]."""
-        mean = self.weights @ _means(predictions)
-        return self.errors(_predicted(self.inputs(x), predictions, mean))
+        means = _means(predictions)
+        return self.errors(_predicted(self.inputs(x), predictions, means, self.weights @ means))
 
 
 def _means(predictions: Sequence[Distribution]) -> Float[AnyArray, "m n"]:
@@ -146,12 +146,15 @@ def _floats(values: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
 
 
 def _predicted(
-    inputs: Float[AnyArray, "n d"], predictions: Sequence[Distribution], mean: Float[AnyArray, " n"]
+    inputs: Float[AnyArray, "n d"],
+    predictions: Sequence[Distribution],
+    means: Float[AnyArray, "m n"],
+    mean: Float[AnyArray, " n"],
 ) -> Predicted:
     """What the distribution of the errors of this mean is told: how far predictions are apart, their stds, and x."""
     xp, least = namespace(mean), np.finfo(np.float32).tiny
     stds = [xp.log(xp.maximum(_floats(each.std), least)) for each in predictions if each.has_std]
-    apart = [xp.log(_means(predictions).std(0) + least)] if predictions[1:] else []
+    apart = [xp.log(means.std(0) + least)] if predictions[1:] else []
     features = xp.column_stack([mean, *apart, *stds, inputs])
     is_one = len(predictions) == 1 and predictions[0].has_std
     # Without the warning of levels that a prediction does not reach: its outermost lines go on there.

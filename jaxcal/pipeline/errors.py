@@ -118,8 +118,9 @@ def fit_errors(
     trials = [_Trial(predicted, y, cross, resolution, keeps_shape) for keeps_shape in shapes]
     options = [(trial, power) for trial in trials for power in _POWERS if power == 0 or trial.follows]
     trial, power = min(options, key=lambda option: option[0].crps(option[1]))
-    df = max(_DEGREES_OF_FREEDOM, key=lambda df: trial.log_score(power, df))
-    return trial.errors(power, df), marked_out_of_fold(trial.distribution(power, df))
+    found = {df: trial.distribution(power, df) for df in _DEGREES_OF_FREEDOM}
+    df = max(found, key=lambda df: float(np.mean(np.asarray(found[df].log_prob(y)))))
+    return trial.errors(power, df), marked_out_of_fold(found[df])
 
 
 def _have_shapes(quantiles: Float[np.ndarray, "n k"] | None) -> bool:
@@ -148,9 +149,6 @@ class _Trial:
 
     def crps(self, power: float) -> float:
         return float(np.mean(np.asarray(self.distribution(power, SCORES_DF).crps(self.y))))
-
-    def log_score(self, power: float, df: float) -> float:
-        return float(np.mean(np.asarray(self.distribution(power, df).log_prob(self.y))))
 
     def distribution(self, power: float, df: float) -> SmoothQuantiles:
         """That of every row, by the rows of the other folds."""

@@ -1,10 +1,10 @@
 """The last step of learned errors: other rows recalibrate the levels, and the shape of every row stays.
 
 A target at level u of its distribution lies in the central intervals from the confidence level |2 u - 1| on. This is
-its score. The score of rank ceil(c (L + 1)) among L rows is the confidence level of an interval that covers a new row
-with probability c at least: split conformal prediction (Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random
-World", 2005). Between ranks the level is interpolated, one rank further out, so that there is a density. Each group of
-rows has levels of its own.
+its score. Take the score of rank ceil(c (L + 1)) among L rows. The interval at this confidence level covers a new row
+with probability c at least, by split conformal prediction (Vovk, Gammerman and Shafer, "Algorithmic Learning in a
+Random World", 2005). Between ranks the level is interpolated, one rank further out, so that there is a density. Each
+group of rows has levels of its own.
 """
 
 from typing import Any
@@ -89,7 +89,7 @@ def recalibrated_levels(x: Table, base: Distribution, y: Float[Array, " n"], *, 
 def table_of(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " m"]:
     """The levels of ends at confidence levels j / (n + 1), on both sides of 1/2 [2 n + 1], of the sorted scores.
 
-    At c >= 1/2 it is the score of rank j + 1, so that between j and j + 1 it is at least that of rank j + 1.
+    At j / (n + 1) >= 1/2 it is the score of rank j + 1. So between two of these levels it is never too small.
     """
     rank = np.arange(1, len(scores) + 1)
     shift = np.minimum(rank / (len(scores) + 1) / _FROM, 1)

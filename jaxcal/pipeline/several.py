@@ -112,11 +112,10 @@ def _of_rows_set_aside(
 ) -> tuple[list[Step], list[Distribution]]:
     """What is predicted of the rows that are set aside, after each step of one alone; and of each part, at last."""
     division, (of_rows,) = plan.division, take_rows(plan.division.rows, x)
-    found: list[tuple[str, Distribution]] = []
-    if not chain.of_several:
-        names = (name_of(step) for step in (pair[0], *pair[1]))
-        found += zip(names, chain.chains[0].after_each_step(of_rows), strict=True)
-    found.append((_LEARNED[chain.of_several], chain(of_rows)))
+    after = [each.after_each_step(of_rows) for each in chain.chains]
+    names = [] if chain.of_several else [name_of(step) for step in (pair[0], *pair[1])]
+    found = list(zip(names, after[0], strict=True)) if names else []
+    found.append((_LEARNED[chain.of_several], chain.combiner(of_rows, [predictions[-1] for predictions in after])))
     parts = [division.rows[part] for part in division.parts]
     of_parts = [(name, [whole[part] for part in division.parts]) for name, whole in found]
     steps = [step_of(name, ends, y=y, parts=parts, out_of_fold=False) for name, ends in of_parts]

@@ -81,6 +81,13 @@ class Nodes:
             found[start : start + _AT_ONCE] = self._leaves(x[start : start + _AT_ONCE])
         return found
 
+    def sums(self, x: np.ndarray, constant: float) -> np.ndarray:
+        """The constant and the values of all trees, added up in their order as the packages do [n]."""
+        total = np.full(len(x), constant)
+        for values in self.value[self.leaves(x)].T:
+            total += values
+        return total
+
     def _leaves(self, x: np.ndarray) -> np.ndarray:
         node = np.tile(self.first, len(x))
         row = np.repeat(np.arange(len(x)), len(self.first))
@@ -178,10 +185,7 @@ class BoostedSum:
 
     def predict(self, x: Any) -> np.ndarray:
         """The sum of every row, of an array or a frame of numbers."""
-        total = np.full(len(x), self.constant)
-        for values in self.nodes.value[self.nodes.leaves(np.asarray(x, float))].T:
-            total += values
-        return total
+        return self.nodes.sums(np.asarray(x, float), self.constant)
 
 
 @dataclass(frozen=True)
@@ -194,10 +198,7 @@ class TreeMean:
 
     def predict(self, x: Any) -> np.ndarray:
         """The value of every row, of an array or a frame of numbers."""
-        total = np.full(len(x), self.constant)
-        for values in self.nodes.value[self.nodes.leaves(np.asarray(x, np.float32))].T:
-            total += values
-        return total / self.divisor
+        return self.nodes.sums(np.asarray(x, np.float32), self.constant) / self.divisor
 
 
 def of_means(model: Any) -> Any:

@@ -266,9 +266,11 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         )
 
     def __sklearn_tags__(self) -> Any:
-        """Missing values are for the estimator to take or to refuse."""
+        """Missing values are for the estimator to take or to refuse; those of jaxcal take them."""
         tags = super().__sklearn_tags__()
-        if isinstance(self.estimator, BaseEstimator):
+        if self.estimator is None:
+            tags.input_tags.allow_nan = True
+        elif isinstance(self.estimator, BaseEstimator):
             tags.input_tags.allow_nan = get_tags(self.estimator).input_tags.allow_nan
         return tags
 

@@ -5,6 +5,7 @@ prediction: a column of labels becomes an indicator of each, a column with missi
 an indicator of them. The columns of a frame are looked up by their names.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ class Columns(eqx.Module):
     unseen: str = eqx.field(static=True, default="none")
 
     @classmethod
-    def of(cls, x: Table, categorical: "Sequence[int | str] | Columns" = ()) -> "Columns":
+    def of(cls, x: Table, categorical: "Sequence[int | str] | Columns" = (), *, missing: bool = False) -> "Columns":
         """The columns of a table.
 
         Args:
@@ -51,6 +52,7 @@ class Columns(eqx.Module):
             categorical: the columns whose values have no order, by position, or of a frame by name; the columns of a
                 frame that hold labels are categorical in any case. Or the `Columns` of a larger table, of whose rows x
                 has a part.
+            missing: whether NaN in an array is a missing value, as it always is in a frame. Else it is refused.
 
         Raises:
             TypeError: if x is traced, and a column is categorical.
@@ -66,7 +68,7 @@ class Columns(eqx.Module):
             return categorical
         layout = Layout.of(x)
         chosen = positions(categorical, layout)
-        found = _found_in_frame(x, layout, chosen) if is_frame(x) else _found_in_array(x, layout, chosen)
+        found = _found_in_frame(x, layout, chosen) if is_frame(x) else _found_in_array(x, layout, chosen, missing)
         medians = {place: each.median for place, each in enumerate(found) if each.median is not None}
         categories, majority = tuple(each.categories for each in found), tuple(each.majority for each in found)
         return cls(layout, categories, majority, incomplete=tuple(medians), medians=tuple(medians.values()))
@@ -84,7 +86,7 @@ class Columns(eqx.Module):
     @property
     def is_plain(self) -> bool:
         """Whether they are those of an array, and all hold numbers: it is the inputs as it is."""
-        return self.layout.names is None and not self.categorical
+        return self.layout.names is None and not self.categorical and not self.incomplete
 
     @property
     def categorical(self) -> tuple[int, ...]:
@@ -143,32 +145,44 @@ class Columns(eqx.Module):
 
         Args:
             x: a data frame, if the columns have names, or an array [n, d] of numbers; a vector [n] is one column. In a
-                frame missing values are allowed, where the fit had such or the column holds labels; in an array of a
-                frame's numbers a label is its position.
+                frame missing values are allowed, where the fit had such or the column holds labels. In an array NaN is
+                allowed where the fit had it. In an array of a frame's numbers a label is its position.
 
         Raises:
             ValueError: if x is empty, not finite, or has another number of columns than the fit; if a frame lacks a
-                column, or has missing values in one that had none.
+                column; if values are missing in a column that had all in the fit.
 
         Warns:
             UserWarning: if a frame or a known array holds a label that was not there in the fit, and unseen="none".
         """
         if is_frame(x):
             return self._of_frame(x)
-        matrix = _checks.as_matrix("x", self.layout(x))
+        matrix = _checks.as_numbers("x", self.layout(x)) if self._takes_nan else _checks.as_matrix("x", self.layout(x))
         if not (self.categorical or self.incomplete):
             return matrix
         labels = {place: (self._labels(place), self._instead(place)) for place in self.categorical}
-        found, is_known = _with_positions(matrix, tuple(labels.items()), len(self.incomplete))
+        if self._takes_nan and not _checks.is_traced(matrix):
+            is_number = [place for place in range(self.num_columns) if place not in labels]
+            self._check_complete({place: np.isnan(np.asarray(matrix)[:, place]) for place in is_number})
+        medians = tuple(zip(self.incomplete, self.medians, strict=True))
+        found, is_known = _with_positions(matrix, tuple(labels.items()), medians)
+        _checks.check_finite("x", found)
         if not _checks.is_traced(matrix):
             for place, known in zip(self.categorical, is_known, strict=True):
                 self._check_seen(place, np.asarray(matrix)[:, place], np.asarray(known))
         return found
 
+    @property
+    def _takes_nan(self) -> bool:
+        """Whether values were missing in the fit."""
+        return bool(self.incomplete) or any(None in (categories or ()) for categories in self.categories)
+
     def _labels(self, place: int) -> tuple[Any, ...]:
-        """What the labels of a column are in an array: of a fit to a frame their positions."""
+        """The labels of a column as an array holds them, NaN for a missing one. A frame's are their positions."""
         categories = self.categories[place] or ()
-        return categories if self.layout.names is None else tuple(map(float, range(len(categories))))
+        if self.layout.names is not None:
+            return tuple(map(float, range(len(categories))))
+        return tuple(math.nan if label is None else label for label in categories)
 
     def _of_frame(self, x: Any) -> Float[Array, "n c"]:
         matrix, missing = [], {}
@@ -237,19 +251,25 @@ class Columns(eqx.Module):
 
 @numpy_or_jit
 def _with_positions(
-    matrix: Float[AnyArray, "n d"], labels: tuple[tuple[int, tuple[tuple[Any, ...], int]], ...], num_more: int
+    matrix: Float[AnyArray, "n d"],
+    labels: tuple[tuple[int, tuple[tuple[Any, ...], int]], ...],
+    medians: tuple[tuple[int, float], ...],
 ) -> tuple[Float[AnyArray, "n c"], list[Bool[AnyArray, " n"]]]:
-    """Columns with the positions of their labels, or another one in place of none of them; columns of 0 at the end.
+    """Columns with the positions of their labels and with medians for missing values; then indicators of the latter.
 
-    And for each column of labels, which rows hold one of them.
+    A label that is none of the known ones has another position. For each column of labels, which rows hold a known one.
     """
     xp, columns, is_known = namespace(matrix), list(matrix.T), []
+    is_missing = [xp.isnan(columns[place]) for place, _ in medians]
+    for (place, median), missing in zip(medians, is_missing, strict=True):
+        columns[place] = xp.where(missing, xp.asarray(median, matrix.dtype), columns[place])
     for place, (known, instead) in labels:
         table = xp.asarray(known, matrix.dtype)
         position = xp.clip(xp.searchsorted(table, columns[place]), 0, len(known) - 1)
-        is_known.append(table[position] == columns[place])
+        is_same = table[position] == columns[place]
+        is_known.append(is_same | (xp.isnan(table[position]) & xp.isnan(columns[place])))
         columns[place] = xp.where(is_known[-1], position, instead).astype(matrix.dtype)
-    return xp.stack([*columns, *[xp.zeros_like(columns[0])] * num_more], axis=1), is_known
+    return xp.stack([*columns, *(missing.astype(matrix.dtype) for missing in is_missing)], axis=1), is_known
 
 
 @numpy_or_jit
@@ -320,17 +340,28 @@ class _Found(NamedTuple):
     median: float | None = None
 
 
-def _found_in_array(x: ArrayLike, layout: Layout, chosen: tuple[int, ...]) -> list[_Found]:
-    found = [_Found()] * layout.num_columns
-    if not chosen:
-        return found
+def _found_in_array(x: ArrayLike, layout: Layout, chosen: tuple[int, ...], missing: bool) -> list[_Found]:
+    if not (chosen or missing):
+        return [_Found()] * layout.num_columns
     if _checks.is_traced(x):
         raise TypeError("x is traced, but its categories must be known: call fit outside jit, vmap and grad.")
-    matrix = np.asarray(_checks.as_matrix("x", x))
-    for place in chosen:
-        labels, counts = np.unique(matrix[:, place], return_counts=True)
-        found[place] = _Found(tuple(labels.tolist()), int(counts.argmax()))
-    return found
+    matrix = np.asarray(_checks.as_numbers("x", x))
+    if not missing:
+        _checks.check_finite("x", matrix)
+    of = {True: _found_in_labels, False: _found_in_numbers}
+    return [of[place in chosen](layout.called(place), column) for place, column in enumerate(matrix.T)]
+
+
+def _found_in_labels(_: str, column: np.ndarray) -> _Found:
+    labels, counts = np.unique(column, return_counts=True)
+    return _Found(tuple(None if np.isnan(label) else label for label in labels.tolist()), int(counts.argmax()))
+
+
+def _found_in_numbers(name: str, values: np.ndarray) -> _Found:
+    missing = np.isnan(values)
+    if missing.all():
+        raise ValueError(f"{name} of x has no value at all: drop it.")
+    return _Found(median=float(np.median(values[~missing])) if missing.any() else None)
 
 
 def _found_in_frame(x: Any, layout: Layout, chosen: tuple[int, ...]) -> list[_Found]:
@@ -343,11 +374,7 @@ def _found_in_frame(x: Any, layout: Layout, chosen: tuple[int, ...]) -> list[_Fo
 def _found_in_column(name: str, column: Any, categorical: bool) -> _Found:
     of_labels = holds_labels(name, column)
     if not (categorical or of_labels):
-        values = numbers(name, column)
-        missing = np.isnan(values)
-        if missing.all():
-            raise ValueError(f"{name} of x has no value at all: drop it.")
-        return _Found(median=float(np.median(values[~missing])) if missing.any() else None)
+        return _found_in_numbers(name, numbers(name, column))
     labels, number = distinct_labels(name, column, of_numbers=not of_labels)
     if not categorical and names_rows(len(labels), len(number)):
         raise ValueError(

@@ -274,11 +274,12 @@ def as_table_and_targets(x: Table, y: Series) -> tuple[Table, Float[Array, " n"]
 
 
 def columns_of(x: Table, categorical: Categorical) -> Categorical:
-    """The columns of a frame, for fits to parts of it, which may lack a label; of an array what is categorical."""
-    if not is_frame(x):
+    """The columns of a table, for fits to parts of it, which may lack a label; of a full array what is categorical."""
+    has_missing = not is_frame(x) and np.asarray(x).dtype.kind == "f" and bool(np.isnan(x).any())
+    if not (is_frame(x) or has_missing):
         return categorical
     try:
-        return Columns.of(x, categorical)
+        return Columns.of(x, categorical, missing=has_missing)
     except ValueError:  # not for these methods; it is raised again by a fit that needs them
         return categorical
 

@@ -71,6 +71,25 @@ def test_a_categorical_column_of_an_array():
         Columns.of(x, [2])
 
 
+def test_missing_values_of_an_array_become_medians_and_indicators():
+    x = np.column_stack([SIZE, AGE, np.arange(N) % 3])
+    x[3, 0] = x[5, 2] = np.nan
+    with pytest.raises(ValueError, match="x holds 2 values that are NaN"):
+        Columns.of(x, [2])(x)
+    columns = Columns.of(x, [2], missing=True)
+    found = np.asarray(columns(x))
+    np.testing.assert_allclose(found[3, 0], np.nanmedian(x[:, 0]))
+    np.testing.assert_array_equal(found[:, 2], np.arange(N) == 3)
+    np.testing.assert_array_equal(found[:, -1], np.arange(N) == 5)
+    np.testing.assert_array_equal(jax.jit(columns)(x), found)
+    with pytest.raises(ValueError, match=r"missing values where the fit had none: column 1 \(1\)"):
+        columns(np.where(np.arange(3) == 1, np.nan, x[:1]))
+    with pytest.raises(ValueError, match="x holds 1 values that are NaN or infinite"):
+        columns(np.where(np.arange(3) == 0, np.inf, x[:1]))
+    with pytest.raises(ValueError, match="column 0 of x has no value at all"):
+        Columns.of(np.where(np.arange(3) == 0, np.nan, x), missing=True)
+
+
 @pytest.mark.parametrize("dtype", [">f8", ">f4", ">f2", ">i4", "f2", np.longdouble])
 def test_columns_of_pandas_hold_numbers_of_any_order_of_bytes_and_precision(dtype):
     whole = np.round(AGE).astype(dtype)
@@ -336,13 +355,17 @@ def test_a_pipeline_of_scikit_learn_gets_the_frame():
     assert jc.metrics.rmse(Y, forecast) < 0.5
 
 
-def test_missing_values_of_an_array_reach_a_model_that_takes_them_and_no_other():
+def test_a_pipeline_takes_missing_values_of_an_array_with_any_predictor():
     ensemble = pytest.importorskip("sklearn.ensemble")
     x = np.column_stack([SIZE, np.where(np.arange(N) % 3, AGE, np.nan)])
     fitted = jc.pipeline.fit(x, Y, predictor=ensemble.HistGradientBoostingRegressor(max_iter=5), key=KEY)
     assert np.isfinite(fitted(x).interval(0.8)).all()
-    with pytest.raises(ValueError, match="x holds 18 values that are NaN"):
-        jc.pipeline.fit(x, Y, predictor=partial(jc.mlp.fit, max_epochs=2), key=KEY)
+    with pytest.raises(ValueError, match="x holds 20 values that are NaN"):
+        jc.mlp.fit(x, Y, max_epochs=2, key=KEY)
+    fitted = jc.pipeline.fit(x, Y, predictor=partial(jc.mlp.fit, max_epochs=2), key=KEY)
+    frame = pandas.DataFrame({"size": x[:, 0], "age": x[:, 1]})
+    of_frame = jc.pipeline.fit(frame, Y, predictor=partial(jc.mlp.fit, max_epochs=2), key=KEY)
+    np.testing.assert_allclose(fitted(x).mean, of_frame(frame).mean, rtol=1e-5)
 
 
 def test_folds_do_not_warn_of_labels_that_other_folds_have():

@@ -92,7 +92,7 @@ def run_job(protocol: str, dataset: str, run: int, catboost: bool) -> list[dict]
     data = jc.datasets.load(dataset)
     x, y = np.asarray(data.x), np.asarray(data.y)
     train, test = rows_of(protocol, dataset, run, len(y))
-    names = ["gaussian_process", "deep_ensemble", "boosted_trees", "extra_trees", *(["catboost"] if catboost else [])]
+    names = ["boosted_trees", *(["catboost"] if catboost else []), "extra_trees", "gaussian_process", "deep_ensemble"]
     began = time.perf_counter()
     fitted = jc.pipeline.fit(
         x[train], y[train], predictor=jc.pipeline.candidates(names), time_limit=TIME_LIMIT, key=jax.random.key(run)

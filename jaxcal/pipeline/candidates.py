@@ -22,8 +22,8 @@ def candidates(
 
     Args:
         models: names of predictors of jaxcal, or "boosted_trees" and "extra_trees" for those of scikit-learn, or
-            "catboost". None for a Gaussian process, an ensemble of networks, and those of these trees whose packages
-            are installed. RIO follows a single network.
+            "catboost", "lightgbm" and "xgboost". None for a Gaussian process, an ensemble of networks, the trees of
+            scikit-learn, and CatBoost, each where its package is installed. RIO follows a single network.
         jax_only: whether trees are omitted, where models is None: what is fitted then predicts under `jit`, `vmap` and
             `grad`, and `jc.save` stores it without an object of another package.
 
@@ -38,8 +38,8 @@ def candidates(
         >>> [(fit.__module__, len(calibrators)) for fit, calibrators in candidates(["mlp", "forests"])]
         [('jaxcal.predictors.mlp', 1), ('jaxcal.predictors.forests', 0)]
     """
-    if models is None:
-        models = [*_OF_JAXCAL, *(name for name in trees.TREES if not jax_only and trees.missing(name) is None)]
+    if models is None:  # the quickest first: with a time limit they leave the others what they do not need
+        models = [*(() if jax_only else trees.by_default()), *_OF_JAXCAL]
     if not models:
         raise ValueError("models must name one at least.")
     return [(_predictor(name), (rio.fit,) if name in _OF_MEANS else ()) for name in models]

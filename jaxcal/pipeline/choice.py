@@ -236,10 +236,12 @@ class _Trial:
         if k in self.begun:  # where time suffices for another, too, that one's: this one may take longer than it seems
             others = min((self._need(each) for each in self.begun if each != k), default=0.0)
             return self.seconds[k] + (others if self._need(k) + others < self._seconds_left else 0.0)
-        # Each has its share of the time for the first fold, or a slow one would leave nothing to the others.
+        # Each has a part of the time for the first fold, or a slow one would leave nothing to the others. If none seems
+        # to end in time yet, that part is as long as the fits of one may take.
         waiting = len(self.choice) - len(self.begun) - len(self.out_of_time)
-        of_one = min((self._need(each) for each in self.begun if not self._is_late(each)), default=0.0)
-        return max(of_one, self._seconds_left * (1 - 1 / waiting) if waiting > 1 else 0.0)
+        in_time = [self._need(each) for each in self.begun if not self._is_late(each)]
+        part = 1 / waiting if in_time else max(1 / waiting, 1 / (1 + self.num_folds))
+        return max(min(in_time, default=0.0), self._seconds_left * (1 - part) if waiting > 1 else 0.0)
 
     @property
     def _seconds_left(self) -> float:

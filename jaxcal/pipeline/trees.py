@@ -19,6 +19,10 @@ Weights = Float[Array, " n"] | None
 # Above it, trees are grown on histograms: exact splits take too long. The options were chosen on twelve data sets:
 # `benchmarks/results/boosted_trees.txt`.
 _FEW_ROWS = 5_000
+# Above it, trees are larger, and there are fewer of them.
+_MANY_ROWS = 50_000
+# How many trees there are at most, and how many rows all of them are grown on.
+_MOST_TREES, _MOST_ROWS = 3_000, 200_000_000
 
 
 def boosted_trees(
@@ -26,28 +30,43 @@ def boosted_trees(
 ) -> Callable:
     """Gradient boosting with small steps, small leaves and random parts of rows and columns (Friedman 2002).
 
-    Of more than 5,000 rows it is scikit-learn's boosting on histograms.
+    More than 5,000 rows are boosted on histograms. Then a tenth of the rows decides how many trees there are.
 
     Raises:
         ImportError: if scikit-learn is missing.
     """
-    from sklearn.ensemble import GradientBoostingRegressor, HistGradientBoostingRegressor
-
-    if len(y) > _FEW_ROWS:
-        model: Any = HistGradientBoostingRegressor(
-            max_iter=400, learning_rate=0.05, max_features=0.7, early_stopping=cast("Any", False), random_state=0
-        )
-    else:
-        model = GradientBoostingRegressor(
-            n_estimators=500,
-            learning_rate=0.05,
-            max_depth=6,
-            min_samples_leaf=2,
-            subsample=0.8,
-            max_features=0.7,
-            random_state=0,
-        )
+    model = _of_few_rows() if len(y) <= _FEW_ROWS else _of_many_rows(len(y))
     return OfNumbers(model)(x, y, categorical=categorical, sample_weight=sample_weight)
+
+
+def _of_few_rows() -> Any:
+    from sklearn.ensemble import GradientBoostingRegressor
+
+    return GradientBoostingRegressor(
+        n_estimators=500,
+        learning_rate=0.05,
+        max_depth=6,
+        min_samples_leaf=2,
+        subsample=0.8,
+        max_features=0.7,
+        random_state=0,
+    )
+
+
+def _of_many_rows(number: int) -> Any:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    are_many = number > _MANY_ROWS
+    return HistGradientBoostingRegressor(
+        max_iter=min(_MOST_TREES, _MOST_ROWS // number + 1),
+        learning_rate=0.1 if are_many else 0.05,
+        max_leaf_nodes=127 if are_many else 63,
+        min_samples_leaf=5,
+        max_features=0.7,
+        early_stopping=cast("Any", True),
+        n_iter_no_change=30,
+        random_state=0,
+    )
 
 
 def extra_trees(
@@ -80,11 +99,67 @@ def catboost(
     return OfNumbers(model)(x, y, categorical=categorical, sample_weight=sample_weight)
 
 
+def lightgbm(
+    x: Table, y: Float[Array, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
+) -> Callable:
+    """LightGBM with small steps, small leaves and random parts of rows and columns.
+
+    Raises:
+        ImportError: if it is missing.
+    """
+    from lightgbm import LGBMRegressor  # pyright: ignore[reportMissingImports]
+
+    model = LGBMRegressor(
+        n_estimators=500,
+        learning_rate=0.05,
+        min_child_samples=5,
+        subsample=0.8,
+        subsample_freq=1,
+        colsample_bytree=0.7,
+        random_state=0,
+        n_jobs=1,
+        verbose=-1,
+    )
+    return OfNumbers(model)(x, y, categorical=categorical, sample_weight=sample_weight)
+
+
+def xgboost(
+    x: Table, y: Float[Array, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
+) -> Callable:
+    """XGBoost with small steps, small leaves and random parts of rows and columns.
+
+    Raises:
+        ImportError: if it is missing.
+    """
+    from xgboost import XGBRegressor  # pyright: ignore[reportMissingImports]
+
+    model = XGBRegressor(
+        n_estimators=500,
+        learning_rate=0.05,
+        min_child_weight=2,
+        subsample=0.8,
+        colsample_bytree=0.7,
+        random_state=0,
+        n_jobs=1,
+    )
+    return OfNumbers(model)(x, y, categorical=categorical, sample_weight=sample_weight)
+
+
 # By the names of models.
-TREES = {function.__name__: function for function in (boosted_trees, extra_trees, catboost)}
+TREES = {function.__name__: function for function in (boosted_trees, catboost, lightgbm, xgboost, extra_trees)}
+# The package of each, and its module.
+_PACKAGES = {"catboost": ("catboost",) * 2, "lightgbm": ("lightgbm",) * 2, "xgboost": ("xgboost",) * 2}
+_OF_SKLEARN = ("scikit-learn", "sklearn")
+# What is combined where no models are named. LightGBM and XGBoost beside these add nothing.
+_BY_DEFAULT = ("boosted_trees", "catboost", "extra_trees")
+
+
+def by_default() -> list[str]:
+    """The trees that are combined where no models are named, and whose packages are installed."""
+    return [name for name in _BY_DEFAULT if missing(name) is None]
 
 
 def missing(name: str) -> str | None:
     """The package that trees of this name need; None where it is there."""
-    package, module = ("catboost", "catboost") if name == "catboost" else ("scikit-learn", "sklearn")
+    package, module = _PACKAGES.get(name, _OF_SKLEARN)
     return package if importlib.util.find_spec(module) is None else None

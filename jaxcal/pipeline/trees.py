@@ -8,14 +8,15 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any, cast
 
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
+from jaxcal._numpy import AnyArray
 from jaxcal.frames.columns import Categorical
 from jaxcal.frames.layout import Table
 from jaxcal.pipeline.steps import OfNumbers
 
 # Of the rows, or None for equal ones.
-Weights = Float[Array, " n"] | None
+Weights = Float[AnyArray, " n"] | None
 # Above it, trees are grown on histograms: exact splits take too long. The options were chosen on twelve data sets:
 # `benchmarks/results/boosted_trees.txt`.
 _FEW_ROWS = 5_000
@@ -26,7 +27,7 @@ _MOST_TREES, _MOST_ROWS = 3_000, 200_000_000
 
 
 def boosted_trees(
-    x: Table, y: Float[Array, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
+    x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
 ) -> Callable:
     """Gradient boosting with small steps, small leaves and random parts of rows and columns (Friedman 2002).
 
@@ -70,7 +71,7 @@ def _of_many_rows(number: int) -> Any:
 
 
 def extra_trees(
-    x: Table, y: Float[Array, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
+    x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
 ) -> Callable:
     """Extremely randomized trees (Geurts, Ernst and Wehenkel 2006): 400, or of more than 5,000 rows 100.
 
@@ -86,7 +87,7 @@ def extra_trees(
 
 
 def catboost(
-    x: Table, y: Float[Array, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
+    x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
 ) -> Callable:
     """CatBoost with its defaults.
 
@@ -100,7 +101,7 @@ def catboost(
 
 
 def lightgbm(
-    x: Table, y: Float[Array, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
+    x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
 ) -> Callable:
     """LightGBM with small steps, small leaves and random parts of rows and columns.
 
@@ -124,7 +125,7 @@ def lightgbm(
 
 
 def xgboost(
-    x: Table, y: Float[Array, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
+    x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
 ) -> Callable:
     """XGBoost with small steps, small leaves and random parts of rows and columns.
 

@@ -208,7 +208,7 @@ class ACCRUE(eqx.Module):
 
     Attributes:
         model: maps one standardized input [d] to log std, in units of `scale`.
-        columns: what the columns of the inputs were.
+        columns: the description of the columns of the inputs.
         x_scaler: the standardization of the inputs.
         scale: the typical size of the errors, in the unit of y, or with `relative` in predicted stds.
         beta: the weight of the CRPS in the loss.

@@ -94,7 +94,7 @@ def fit(
     random fraction of the rows is the validation set. Training stops when the validation loss has not improved for
     `patience` epochs, and the weights of the best epoch are kept. The method needs some hundred rows. If the errors
     have one distribution in units of the std, `isotonic` learns it from fewer rows. If a property is the same in all
-    rows of the fit, such as a single std, the network does not learn how to respond to a change of it.
+    rows of the fit, such as the std, the network does not learn its effect.
 
     `preset="paper"` is the setting in which Capone, Hirche and Pleiss (2023) measure the method. It trains for 200
     epochs on all rows after 2000 epochs of pretraining, and keeps the last weights. If the base is already calibrated,

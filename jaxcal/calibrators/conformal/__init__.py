@@ -1,8 +1,8 @@
 """Split conformal prediction: intervals that cover at least as often as they claim, and calibrated distributions.
 
 Every calibration row, on which the model was not trained, gets a score. The scores are sorted. The score of a new,
-exchangeable row exceeds the score of rank `ceil((L + 1) c)` with a probability of at most `1 - c`, whatever the model
-and the data. The argument `score` of `fit` chooses the score:
+exchangeable row exceeds the score of rank `ceil((L + 1) c)` with probability at most `1 - c`, whatever the model and
+the data. The argument `score` of `fit` chooses the score:
 
 | score | formula | source |
 |---|---|---|
@@ -119,8 +119,8 @@ def fit(
       is the density of a smoothed version.
     - score="cdf": base.cdf(y), for bases whose distributions differ in shape from row to row. Rows of a normal base
       differ only in mean and std: "cdf" then means "signed", which gives the same ranks and does not saturate. With
-      any other base rule="randomized" takes L quantiles of the base for each predicted row. rule="linear" maps the
-      base's probabilities, linearly between the sorted probabilities, and keeps the shape of every row.
+      any other base rule="randomized" takes L quantiles of the base for each predicted row. With rule="linear" the map
+      of the base's probabilities is linear between the sorted probabilities. It keeps the shape of every row.
 
     These coverages are exact if no two scores are equal; equal scores can only increase them.
 
@@ -144,9 +144,9 @@ def fit(
         confidence_levels: the levels c of the intervals of score="quantile" (default 0.5, 0.8, 0.9, 0.95).
         key: random key of the ranks that rule="randomized" draws. `ConformalCalibrator` says which draws are the same
             in all calls.
-        by: labels of groups [L], numbers or strings, or a function of x that gives them, such as `usnrt.USNRT.apply` or
-            a function of `jc.labels`; not with rule="randomized" or score="cdf". If the labels are an array here, the
-            call needs labels, too: `module(x, base, by=labels)`.
+        by: labels of groups [L], numbers or strings, or a function of x that gives them. Such functions are
+            `usnrt.USNRT.apply` and the functions of `jc.labels`. Not with rule="randomized" or score="cdf". If the
+            labels are an array here, the call needs labels, too: `module(x, base, by=labels)`.
         weights: the weights of the rows [L], not negative, or a function of x that gives them; otherwise as `by`. For a
             shift of the inputs they are proportional to the density of the new inputs divided by the density of the
             calibration inputs.
@@ -258,9 +258,9 @@ class ConformalCalibrator(eqx.Module):
     """The scores of calibration rows, and how predictions are made from them; made by `fit`.
 
     The ranks of rule="randomized" are drawn from a seed that the fit has fixed. So a call gives the same distributions
-    each time, also under `jit` and after loading. The draw belongs to the position of a row: row i has the same tau in
-    every call, and in every calibrator fitted with the same key. The coverage of each row is exact on average over keys
-    and calibration sets. For independent draws fit again with another key.
+    each time, also under `jit` and after loading. The draw tau belongs to the position of a row. Row i has the
+    same tau in every call, and in every calibrator fitted with the same key. The coverage of each row is exact on
+    average over keys and calibration sets. For independent draws fit again with another key.
 
     Attributes:
         scores: the scores of the calibration rows, in increasing order [L]. With the rule "symmetric" they are the
@@ -301,8 +301,8 @@ class ConformalCalibrator(eqx.Module):
           too few calibration rows for its level; a warning says how many rows are needed.
         - With score="quantile" they are `Quantiles`, with the intervals at the levels of the fit, the base's median,
           and linear interpolation in between. The guarantee holds for the intervals at these levels alone. The
-          distribution ends at the widest interval. With weights an interval is infinite, with a warning, if the weight
-          of a row is too large compared to the weights of the calibration rows.
+          distribution ends at the widest interval. With weights an interval is infinite, with a warning, if the
+          row's weight is too large compared to the weights of the calibration rows.
         - With rule="randomized" they are `Empirical`, with mass at -inf and +inf. Their mean, std and score use only
           the finite values.
         - With rule="linear" they are `ScaledQuantiles`, with atoms of mass `1 / (L + 1)` at both ends. All methods are

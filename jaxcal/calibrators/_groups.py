@@ -103,16 +103,16 @@ class Groups(eqx.Module):
         by = self.by if by is None else by
         if by is None:
             raise ValueError("the calibrator was fitted with labels of groups: give those of these rows, by=labels.")
-        given, labels = _labels(x, base, by), np.array(self.labels)
-        if _checks.is_traced(given):  # numbers, whose values are not known
-            return jnp.clip(jnp.searchsorted(labels, given), 0, len(labels) - 1).astype(jnp.int32)
-        given = _checks.as_labels("by", given, length)
-        if (given.dtype.kind in "US") != (labels.dtype.kind in "US"):
-            raise ValueError(f"by holds {given.dtype.name}, but the labels of the fit are {labels.dtype.name}.")
-        place = np.minimum(np.searchsorted(labels, given), len(labels) - 1)
-        if (unseen := labels[place] != given).any():
+        new_labels, labels = _labels(x, base, by), np.array(self.labels)
+        if _checks.is_traced(new_labels):  # numbers, whose values are not known
+            return jnp.clip(jnp.searchsorted(labels, new_labels), 0, len(labels) - 1).astype(jnp.int32)
+        new_labels = _checks.as_labels("by", new_labels, length)
+        if (new_labels.dtype.kind in "US") != (labels.dtype.kind in "US"):
+            raise ValueError(f"by holds {new_labels.dtype.name}, but the labels of the fit are {labels.dtype.name}.")
+        place = np.minimum(np.searchsorted(labels, new_labels), len(labels) - 1)
+        if (unseen := labels[place] != new_labels).any():
             raise ValueError(
-                f"by holds the label {given[unseen][0].item()!r}, which no calibration row has; there are "
+                f"by holds the label {new_labels[unseen][0].item()!r}, which no calibration row has; there are "
                 f"{', '.join(map(repr, self.labels[:10]))}{', ...' if len(self.labels) > 10 else ''}."
             )
         return jax.device_put(place.astype(np.int32))
@@ -160,14 +160,14 @@ class CalibrationGroups(eqx.Module):
     pooling: Float[Array, ""] | None = None
 
     @classmethod
-    def of(cls, given: Given, dtype: np.dtype) -> tuple["CalibrationGroups", "Rows"]:
+    def of(cls, arguments: Given, dtype: np.dtype) -> tuple["CalibrationGroups", "Rows"]:
         """The groups and weights of calibration rows, and the number of the group and the weight of each row.
 
         Raises:
             ValueError: if there are not as many labels or weights as rows. If a weight is negative, NaN or infinite. If
                 all weights of a group are 0.
         """
-        x, base, by, weights = given
+        x, base, by, weights = arguments
         length = base.mean.shape[0]
         groups, number = Groups.of(x, base, by, length)
         known = weights_of(x, weights, length)
@@ -178,17 +178,17 @@ class CalibrationGroups(eqx.Module):
             number, known = number[kept], known[kept]
         sizes = np.bincount(number, minlength=groups.count)
         effective = _effective(number, sizes, known, dtype)
-        found = cls(groups, jax.device_put(sizes), effective, weights if callable(weights) else None, known is not None)
-        return found, Rows(number, known, kept)
+        made = cls(groups, jax.device_put(sizes), effective, weights if callable(weights) else None, known is not None)
+        return made, Rows(number, known, kept)
 
-    def of_new(self, given: Given) -> tuple[Int[Array, " n"], Float[Array, " n"] | None]:
+    def of_new(self, arguments: Given) -> tuple[Int[Array, " n"], Float[Array, " n"] | None]:
         """The number of the group of each new row, and its weight if the calibration rows have weights or are pooled.
 
         Raises:
             ValueError: if labels or weights are missing, have no effect, are of the wrong length or out of range. If
                 no calibration row has the label of a row.
         """
-        x, base, by, weights = given
+        x, base, by, weights = arguments
         length = base.mean.shape[0]
         number = self.groups.number_of_rows(x, base, by, length)
         weights = self.weights if weights is None else weights
@@ -242,7 +242,7 @@ class Rows(NamedTuple):
 
 
 def of_new_rows(
-    rows: CalibrationGroups | None, given: Given
+    rows: CalibrationGroups | None, arguments: Given
 ) -> tuple[Int[Array, " n"] | None, Float[Array, " n"] | None]:
     """`CalibrationGroups.of_new`; (None, None) for rows=None, if the calibrator was fitted without groups and weights.
 
@@ -250,19 +250,19 @@ def of_new_rows(
         ValueError: as `CalibrationGroups.of_new` does, also if rows is None and labels or weights have no effect.
     """
     if rows is not None:
-        return rows.of_new(given)
-    if given.is_counted:
-        raise ValueError(_NO_WEIGHTS if given.by is None else _NO_GROUPS)
+        return rows.of_new(arguments)
+    if arguments.is_counted:
+        raise ValueError(_NO_WEIGHTS if arguments.by is None else _NO_GROUPS)
     return None, None
 
 
 def tables_of_groups(
-    given: Given, errors: Float[Array, " l"], *, rule: str, scale: Float[Array, " l"] | None = None
+    arguments: Given, errors: Float[Array, " l"], *, rule: str, scale: Float[Array, " l"] | None = None
 ) -> tuple[Errors, CalibrationGroups]:
     """A weighted table of the errors of calibration rows for every group, and the groups.
 
     Args:
-        given: the arguments about the rows. `by` is None for one group of all rows, and `weights` is None for equal
+        arguments: the arguments about the rows. `by` is None for one group of all rows, and `weights` is None for equal
             weights. The predictions are checked.
         errors: the errors of the rows [l], in units of `scale`.
         rule: how a quantile is read from a table, see `functional.tables.quantile`. "symmetric" has absolute errors and
@@ -273,9 +273,9 @@ def tables_of_groups(
         ValueError: as `CalibrationGroups.of` does. If partial pooling comes without groups, with weights, or with a
             single row.
     """
-    if scale is not None and (given.by is None or given.weights is not None or errors.shape[0] < 2):
+    if scale is not None and (arguments.by is None or arguments.weights is not None or errors.shape[0] < 2):
         raise ValueError("partial_pooling goes with labels of groups, by, without weights, from two rows on.")
-    rows, (number, known, kept) = CalibrationGroups.of(given, errors.dtype)
+    rows, (number, known, kept) = CalibrationGroups.of(arguments, errors.dtype)
     errors, count = errors if kept is None else errors[kept], rows.groups.count
     if scale is not None:
         pooling = _pooling.best(errors, jax.device_put(number), rows.sizes, scale)

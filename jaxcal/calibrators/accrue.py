@@ -171,8 +171,8 @@ def fit(
     _checks.check_key(key)
     columns, rows = _as_rows(x, base, y, weights, relative, categorical)
     _checks.check_rows("x", rows.x, _LEAST_ROWS)
-    given = {"validation_fraction": validation_fraction, "max_iterations": max_iterations, "patience": patience}
-    settings = _settle(steps, learning_rate, validation=validation, restarts=restarts, **given)
+    options = {"validation_fraction": validation_fraction, "max_iterations": max_iterations, "patience": patience}
+    settings = _settle(steps, learning_rate, validation=validation, restarts=restarts, **options)
     _checks.check_varies("y is", rows.y)
     if not _checks.is_traced(rows.y, rows.mean) and np.array_equal(rows.y, rows.mean):
         raise ValueError("y equals base.mean in every row: there is no std to learn.")
@@ -271,13 +271,13 @@ def _predict(fitted: ACCRUE, x: Float[Array, "n d"]) -> Float[Array, " n"]:
 
 
 def _settle(
-    steps: int | None, learning_rate: ArrayLike | None, validation: tuple | None, **given: Any
+    steps: int | None, learning_rate: ArrayLike | None, validation: tuple | None, **options: Any
 ) -> presets.ACCRUE:
     """The options of training, with defaults in place of None; options that exclude each other raise an error."""
-    check_steps(steps, validation=validation, **given)
+    check_steps(steps, validation=validation, **options)
     if steps is None and learning_rate is not None:
         raise ValueError("learning_rate is for steps, and L-BFGS has none: give steps, too, or omit learning_rate.")
-    settings = presets.settle({None: presets.ACCRUE()}, None, learning_rate=learning_rate, **given)
+    settings = presets.settle({None: presets.ACCRUE()}, None, learning_rate=learning_rate, **options)
     for name in ("restarts", "max_iterations", "patience"):
         _checks.check_at_least(name, getattr(settings, name), 1)
     _checks.check_positive("learning_rate", settings.learning_rate)
@@ -336,8 +336,8 @@ def _as_rows(
 
 def _validation_rows(validation: tuple, weights: Weights | None, relative: bool, columns: Columns) -> _Rows:
     """Checked rows of the validation set, with weights if the training rows have weights."""
-    x, base, y, *given = validation
-    own = given[0] if given else weights if callable(weights) else None
+    x, base, y, *own_weights = validation
+    own = own_weights[0] if own_weights else weights if callable(weights) else None
     if (weights is None) != (own is None):
         raise ValueError(
             "the rows, or those of validation, have weights, and the others have none: give both, "
@@ -403,11 +403,11 @@ class _Problem(NamedTuple):
         std = jnp.exp(self.log_scale + jax.vmap(model)(self.x))
         return accrue_loss(self.errors, std, score.beta, weights=self.weights, smoothing=score.smoothing)
 
-    def score(self, given: _Score) -> _Score:
+    def score(self, options: _Score) -> _Score:
         """The score with a known weight of the CRPS: its own, or the weight of equation 12."""
-        if given.beta is None:
-            return given._replace(beta=accrue_beta(self.errors, weights=self.weights))
-        return given._replace(beta=given.beta.astype(self.errors.dtype))
+        if options.beta is None:
+            return options._replace(beta=accrue_beta(self.errors, weights=self.weights))
+        return options._replace(beta=options.beta.astype(self.errors.dtype))
 
     def in_bucket(self, score: _Score) -> "_Problem":
         """The rows, filled up to a bucket if that costs little."""

@@ -130,11 +130,11 @@ def fit(
     features = inputs if features is None else features
     table = _as_features(x, features, rows)
     columns = Columns.of(table, categorical)
-    given = columns(table).astype(errors.dtype)  # labels have the default dtype, whatever that of the rows is
-    if _checks.is_traced(errors, given):
+    feature_values = columns(table).astype(errors.dtype)  # labels have the default dtype, whatever that of the rows is
+    if _checks.is_traced(errors, feature_values):
         raise TypeError("an argument is traced, but a regression runs by its values: call fit outside jit and vmap.")
-    directions = Directions.of(np.asarray(given))
-    independent, known = np.asarray(directions(given)[0]), np.asarray(errors)
+    directions = Directions.of(np.asarray(feature_values))
+    independent, known = np.asarray(directions(feature_values)[0]), np.asarray(errors)
     if score == "signed":
         tails = [Regressions.of(independent, each, [(1 + c) / 2 for c in levels]) for each in (known, -known)]
     else:
@@ -153,12 +153,12 @@ def fit(
 
 def _as_features(x: Table | None, features: Features, length: int) -> Table:
     """The features of `length` rows, as a frame or a checked array."""
-    given = values_at(x, features, "features")
-    if not is_frame(given):
-        return _checks.as_matrix("features", given, length=length)
-    if (rows := num_rows(given)) != length:
+    table = values_at(x, features, "features")
+    if not is_frame(table):
+        return _checks.as_matrix("features", table, length=length)
+    if (rows := num_rows(table)) != length:
         raise ValueError(f"features has {rows} rows where {length} are expected: the lengths must match.")
-    return given
+    return table
 
 
 def inputs(x: Table) -> Table:
@@ -308,9 +308,9 @@ class ConditionalConformal(eqx.Module):
         columns = self.columns or Columns.of(np.empty((1, self.directions.center.shape[0])))
         if not is_frame(table):
             _checks.check_columns("features", table, columns.num_columns, "the calibrator was fitted with")
-        given = columns(table).astype(loc.dtype)
+        feature_values = columns(table).astype(loc.dtype)
         levels = _levels(self.confidence_levels)
-        values, lowest, highest, failed = _quantiles(self, loc, scale, given, levels)
+        values, lowest, highest, failed = _quantiles(self, loc, scale, feature_values, levels)
         if not _checks.is_traced(failed) and (count := int(np.asarray(failed).sum())):
             _checks.warn(
                 f"in {count} rows the interval is infinite: the regression could not be solved in {loc.dtype}. Rescale "
@@ -375,11 +375,11 @@ def _cutoffs(regressions: Regressions, new: Array, within: Array, draw: Array | 
     def of_level(regression: Regressions, draw: Array | None, level: Array, vertex: Vertex) -> tuple[Array, Array]:
         dual = jnp.broadcast_to(level, new.shape[:1]) if draw is None else level - 1 + draw
         fit = (regression.features, regression.scores, regression.moved)
-        found = quantile_regression.cutoffs(*fit, vertex, level, new, dual)
+        solution = quantile_regression.cutoffs(*fit, vertex, level, new, dual)
         # If phi of the new row lies outside the span of the calibration rows, `sum_i eta_i phi_i + t phi = 0` holds
         # only for the dual t = 0. Its cutoff is then +inf or -inf, by the sign of the dual that it should have.
-        outcome = jnp.where(within, found.outcome, jnp.where(dual > 0, INFINITE, MINUS_INFINITE))
-        return found.value * regression.unit, outcome
+        outcome = jnp.where(within, solution.outcome, jnp.where(dual > 0, INFINITE, MINUS_INFINITE))
+        return solution.value * regression.unit, outcome
 
     def of_tail(regression: Regressions, draw: Array | None) -> tuple[Array, Array]:
         each = (regression.levels, regression.vertices)

@@ -133,8 +133,8 @@ def fit(
         raise ValueError("preset='paper' is rank='crude'; got rank='conformal'.")
     if isinstance(base, MultivariateNormal):
         score_given = "cdf" if score == "cdf" else None
-        given = {"rank": rank, "score": score_given, "neighbors": neighbors, "smoothing": smoothing}
-        for name, value in given.items():
+        options = {"rank": rank, "score": score_given, "neighbors": neighbors, "smoothing": smoothing}
+        for name, value in options.items():
             if value is not None:
                 raise ValueError(
                     f"base is a MultivariateNormal, with {name}={value!r}: vector targets have neither ranks nor "
@@ -148,8 +148,8 @@ def fit(
     if by_cdf and neighbors is not None:
         raise ValueError(f"neighbors={neighbors} cannot go with score='cdf': use score='signed', or no neighbors.")
     rank = rank or ("crude" if preset else "conformal")
-    given = Given(x, base, by, weights)
-    has_groups = given.is_counted or partial_pooling
+    arguments = Given(x, base, by, weights)
+    has_groups = arguments.is_counted or partial_pooling
     if has_groups and (neighbors is not None or by_cdf):
         refused = "score='cdf'" if by_cdf else f"neighbors={neighbors}"
         raise ValueError(f"{refused} cannot go with by or weights: omit one of them.")
@@ -161,7 +161,7 @@ def fit(
         errors = standardized_errors(base, y, scaled, finite=partial_pooling or smoothing is not None)
         if has_groups:
             scale = error_scale(base, scaled) if partial_pooling else None
-            z, rows = tables_of_groups(given, errors, rule=rank, scale=scale)
+            z, rows = tables_of_groups(arguments, errors, rule=rank, scale=scale)
         else:
             # If rows are equally distant, a search for neighbors takes the first: do not sort them by their errors.
             z = errors if neighbors is not None else smoothed(in_order(errors), smoothing)

@@ -237,8 +237,8 @@ def _check_degrees_of_freedom(df: np.ndarray, sizes: np.ndarray, groups: Groups)
 
 def _check_range(fitted: GaussianMLE) -> None:
     """Raise ValueError if an error was not finite."""
-    found = fitted.shift, fitted.scale
-    if not _checks.is_traced(*found) and not np.isfinite(found).all():
+    estimates = fitted.shift, fitted.scale
+    if not _checks.is_traced(*estimates) and not np.isfinite(estimates).all():
         raise ValueError(
             f"(y - base.mean) / base.std leaves the range of {fitted.scale.dtype}: the stds of base are far too small, "
             "or its means far too large."

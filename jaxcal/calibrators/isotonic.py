@@ -127,15 +127,15 @@ def fit(
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
     if score == "cdf" and tails is not None:
         raise ValueError(f"score='cdf' has the tails of the base; got tails={tails!r}: drop one of the two.")
-    given = Given(x, base, by, weights)
-    if given.is_counted or partial_pooling:
+    arguments = Given(x, base, by, weights)
+    if arguments.is_counted or partial_pooling:
         if score == "cdf" or tails not in (None, "fitted"):
             refused = "score='cdf'" if score == "cdf" else f"tails={tails!r}"
             raise ValueError(f"by and weights go with score='signed' and tails='fitted'; got {refused}.")
         scaled = base.has_std
         errors = standardized_errors(base, y, scaled, finite=True)
         scale = error_scale(base, scaled) if partial_pooling else None
-        made, rows = tables_of_groups(given, errors, rule="linear", scale=scale)
+        made, rows = tables_of_groups(arguments, errors, rule="linear", scale=scale)
         return Isotonic(made, "fitted", scaled, rows=rows)
     if score == "cdf" and not base.is_location_scale:
         return Isotonic(smoothed(in_order(probabilities(base, y)), smoothing), "fitted", scaled=True, by_cdf=True)

@@ -161,14 +161,14 @@ def fit(
         (True, True)
     """
     _checks.check_key(key)
-    given = {
+    options = {
         "max_epochs": max_epochs,
         "patience": patience,
         "pretraining_epochs": pretraining_epochs,
         "validation_fraction": validation_fraction,
     }
-    settings = presets.settle(presets.NEURAL_QUANTILES, preset, **given)
-    check_steps(steps, initial, preset=preset, **given)
+    settings = presets.settle(presets.NEURAL_QUANTILES, preset, **options)
+    check_steps(steps, initial, preset=preset, **options)
     _checks.check_at_least("max_epochs", settings.max_epochs, 0)
     _checks.check_at_least("pretraining_epochs", settings.pretraining_epochs, 0)
     _checks.check_at_least("patience", settings.patience, 1)

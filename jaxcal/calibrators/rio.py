@@ -252,19 +252,21 @@ def fit(
     )
     if isinstance(noise, InputNoise) and _own_std(base) is not None:
         raise ValueError("base has a std of its own, which the noise follows as far as it helps: omit InputNoise().")
-    given = Given.of(None if isinstance(kernel, str) else _from_gpjax(kernel), noise)
+    kernel_and_noise = Given.of(None if isinstance(kernel, str) else _from_gpjax(kernel), noise)
     _check_spread(base.mean, y, target)
     rows = _Rows(x, base.mean, _own_std(base), y)
     if isinstance(way.inference, Stochastic):
-        rio = _fit_stochastic(columns, rows, given, setting, way.inference, key)
+        rio = _fit_stochastic(columns, rows, kernel_and_noise, setting, way.inference, key)
     else:
         x = None if columns is None else columns(x)
         if x is not None:
             _checks.check_length("x", x, y.shape[0])
         rows = rows._replace(x=x)
         if not differentiable:
-            rows, given = _checks.without_derivative((rows, given), "rio.fit", "give differentiable=True")
-        prepare = eqx.Partial(_prepared, columns, given, setting)
+            rows, kernel_and_noise = _checks.without_derivative(
+                (rows, kernel_and_noise), "rio.fit", "give differentiable=True"
+            )
+        prepare = eqx.Partial(_prepared, columns, kernel_and_noise, setting)
         scales, process = fit_rows(prepare, rows, way, in_numpy=in_numpy)
         rio = scales.rio(process, setting)
     check_fit(rio.process, y.shape[0], throw=throw)
@@ -379,7 +381,7 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
 
 
 def _prepared(
-    columns: Columns | None, given: Given, setting: _Setting, *rows: AnyArray | None
+    columns: Columns | None, kernel_and_noise: Given, setting: _Setting, *rows: AnyArray | None
 ) -> tuple["_Scales", InitialOf, Data]:
     """The scales of the rows, the function of the initial values, and the rows in the form that the process takes."""
     *arrays, included = rows
@@ -388,12 +390,12 @@ def _prepared(
     weights = None if included is None else included.astype(dtype)
     x_scaler = None if columns is None else Standardizer.of(some.x, weights).without(columns.indicators)
     scales = _Scales.of(columns, x_scaler, some, setting, weights)
-    initial_of = eqx.Partial(_initial_models, given, setting, scales.target)
+    initial_of = eqx.Partial(_initial_models, kernel_and_noise, setting, scales.target)
     return scales, initial_of, scales.data(some, setting, included)
 
 
 def _fit_stochastic(
-    columns: Columns | None, rows: _Rows, given: Given, setting: _Setting, inference: Stochastic, key
+    columns: Columns | None, rows: _Rows, kernel_and_noise: Given, setting: _Setting, inference: Stochastic, key
 ) -> "RIO":
     """The fit by a bound that reads x in parts."""
     n, dtype = rows.y.shape[0], rows.y.dtype
@@ -407,7 +409,7 @@ def _fit_stochastic(
         x_scaler = unread.standardizer(x, dtype).without(columns.indicators)
     scales = _Scales.of(columns, x_scaler, rows, setting)
     read = stochastic.reader(lambda *some: scales.data(_Rows(*some), setting), (x, *rows[1:]), dtype)
-    initial_of = eqx.Partial(_initial_models, given, setting, scales.target)
+    initial_of = eqx.Partial(_initial_models, kernel_and_noise, setting, scales.target)
     return scales.rio(stochastic.maximize_bound(inference, initial_of, read, n, key=key), setting)
 
 
@@ -498,7 +500,7 @@ def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
 
 
 def _initial_models(
-    given: Given, setting: _Setting, target_scaler: Standardizer, data: Data, noise: AnyArray | None = None
+    kernel_and_noise: Given, setting: _Setting, target_scaler: Standardizer, data: Data, noise: AnyArray | None = None
 ) -> Model:
     """The initial values: a grid of lengthscales and noise; all 1 with the preset; or the values of a gpjax kernel."""
 
@@ -508,9 +510,9 @@ def _initial_models(
 
     if setting.paper:
         ones = combine([SquaredExponential(jnp.zeros(()), jnp.zeros(()))] * 2)
-        kernel = given.kernel or (ones.by_column(data.points) if setting.by_column else ones)
+        kernel = kernel_and_noise.kernel or (ones.by_column(data.points) if setting.by_column else ones)
         return initial.at(data, kernel, 1.0)
-    noise = given.scaled_noise(target_scaler.scale) if noise is None else noise
-    if given.kernel is not None:
-        return initial.at_given(data, given.kernel, noise=noise)
+    noise = kernel_and_noise.scaled_noise(target_scaler.scale) if noise is None else noise
+    if kernel_and_noise.kernel is not None:
+        return initial.at_given(data, kernel_and_noise.kernel, noise=noise)
     return initial.on_grid(data, jax.tree.leaves(data.points), combine, noise=noise)

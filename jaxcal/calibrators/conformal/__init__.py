@@ -192,12 +192,12 @@ def fit(
     _checks.check_choice(f"with rule={rule!r} score", score, _SCORES[rule])
     check_smoothing(smoothing, by=by, weights=weights)
     y = _checks.as_vector("y", y)
-    given = Given(x, base, by, weights)
-    if given.is_counted and (rule == "randomized" or score == "cdf"):
+    arguments = Given(x, base, by, weights)
+    if arguments.is_counted and (rule == "randomized" or score == "cdf"):
         refused = f"rule={rule!r}" if rule == "randomized" else f"score={score!r}"
         raise ValueError(f"by and weights go with all but rule='randomized' and score='cdf'; got {refused}.")
     if score == "quantile":
-        return _fit_quantiles(given, y, as_confidence_levels(confidence_levels), smoothing)
+        return _fit_quantiles(arguments, y, as_confidence_levels(confidence_levels), smoothing)
     if confidence_levels is not None:
         raise ValueError(
             f"confidence_levels go with score='quantile'; score={score!r} answers at any level: drop them."
@@ -214,8 +214,8 @@ def fit(
     else:
         finite, instead = rule == "linear" or smoothing is not None, AS_POINT if rule else ABSOLUTE
         errors = standardized_errors(base, y, scale == "std", finite=finite, instead=instead)
-        if given.is_counted:
-            scores, rows = tables_of_groups(given, errors, rule=reading)
+        if arguments.is_counted:
+            scores, rows = tables_of_groups(arguments, errors, rule=reading)
         elif reading == "symmetric":
             scores = _symmetric(errors, smoothing)
         else:
@@ -240,18 +240,18 @@ def _symmetric(errors: Float[AnyArray, " l"], smoothing: Real[ArrayLike, ""] | N
 
 
 def _fit_quantiles(
-    given: Given, y: Float[Array, " l"], levels: tuple[float, ...], smoothing: float | None
+    arguments: Given, y: Float[Array, " l"], levels: tuple[float, ...], smoothing: float | None
 ) -> "ConformalCalibrator":
     """`fit` with score="quantile", for checked targets and confidence levels."""
     rows, num_covered = None, None
-    if given.is_counted:
-        scores, rows = quantiles.tables_of_groups(given, y, levels)
+    if arguments.is_counted:
+        scores, rows = quantiles.tables_of_groups(arguments, y, levels)
     else:
         check_rows_reach(y.shape[0], levels[-1])
-        of_base = quantiles.of_base(given.base, levels, y.shape[0])
+        of_base = quantiles.of_base(arguments.base, levels, y.shape[0])
         scores, num_covered = quantiles.margins(of_base, y, np.array(levels, y.dtype), smoothing)
-    found = {"scores": scores, "rows": rows, "num_covered": num_covered, **facts_of(given.base, y, smoothing)}
-    return ConformalCalibrator(rule="symmetric", scale="y", confidence_levels=levels, **found)
+    fields = {"scores": scores, "rows": rows, "num_covered": num_covered, **facts_of(arguments.base, y, smoothing)}
+    return ConformalCalibrator(rule="symmetric", scale="y", confidence_levels=levels, **fields)
 
 
 class ConformalCalibrator(eqx.Module):
@@ -324,11 +324,11 @@ class ConformalCalibrator(eqx.Module):
                 If base is a `Point` but the scores need a std or a distribution. If labels or weights are missing, have
                 no effect, are of the wrong length or out of range. If no calibration row has the label of a row.
         """
-        given = Given(x, base, by, weights)
+        arguments = Given(x, base, by, weights)
         if self.confidence_levels is not None:
-            return self._move(given, self.confidence_levels)
+            return self._move(arguments, self.confidence_levels)
         check_base(base)
-        group, new_weight = of_new_rows(self.rows, given)
+        group, new_weight = of_new_rows(self.rows, arguments)
         if self.scale == "cdf":
             check_density(base)
             return Recalibrated(base, self.scores, self.rule, self._tau(base.mean))
@@ -368,10 +368,10 @@ class ConformalCalibrator(eqx.Module):
         number = int(self.num_covered[self.confidence_levels.index(confidence_level)])
         return dataclasses.replace(guarantee, widened_to=number) if number > guarantee.places else guarantee
 
-    def _move(self, given: Given, confidence_levels: tuple[float, ...]) -> Quantiles:
+    def _move(self, arguments: Given, confidence_levels: tuple[float, ...]) -> Quantiles:
         """The base's quantiles at the levels of the fit, moved outwards."""
-        values, levels = quantiles.of_base(given.base, confidence_levels), quantiles.levels_of(confidence_levels)
-        group, new_weight = of_new_rows(self.rows, given)
+        values, levels = quantiles.of_base(arguments.base, confidence_levels), quantiles.levels_of(confidence_levels)
+        group, new_weight = of_new_rows(self.rows, arguments)
         if not isinstance(self.scores, Tables):
             return Quantiles(levels, quantiles.moved_outwards(values, self.scores))
         central = np.array(confidence_levels)

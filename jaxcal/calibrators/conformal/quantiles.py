@@ -58,7 +58,7 @@ def _errors(quantiles: Float[Array, "l q"], y: Float[Array, " l"]) -> Float[Arra
 
 
 def tables_of_groups(
-    given: Given, y: Float[Array, " l"], confidence_levels: tuple[float, ...]
+    arguments: Given, y: Float[Array, " l"], confidence_levels: tuple[float, ...]
 ) -> tuple[Tables, CalibrationGroups]:
     """Weighted tables of the scores for every level and every group, with a leading axis [k]; and the groups.
 
@@ -66,8 +66,8 @@ def tables_of_groups(
         ValueError: as `CalibrationGroups.of` does. If there are no weights and a group has too few rows for the highest
             level.
     """
-    errors = _errors(of_base(given.base, confidence_levels, y.shape[0]), y)
-    rows, (number, known, kept) = CalibrationGroups.of(given, y.dtype)
+    errors = _errors(of_base(arguments.base, confidence_levels, y.shape[0]), y)
+    rows, (number, known, kept) = CalibrationGroups.of(arguments, y.dtype)
     sizes, highest = np.bincount(number, minlength=rows.groups.count), confidence_levels[-1]
     if known is None and sizes.min() < (needed := smallest_table(highest)):
         raise ValueError(

@@ -235,10 +235,12 @@ def fit(
     arrays: Any = rows, x_train, y_train, None if kernel is None else _checked(kernel, x_train.shape[1])
     if not setting.differentiable:
         arrays = _checks.without_derivative(arrays, "sharp_gp.fit", "give differentiable=True")
-    rows, x_train, y_train, found = _of_one_dtype(arrays)
-    if found is None:
-        found = given.of_greatest_evidence(x_train, y_train, columns.indicators, differentiable=setting.differentiable)
-    sharp = _fit(rows, columns, x_train, y_train, found, setting=setting)
+    rows, x_train, y_train, hyperparameters = _of_one_dtype(arrays)
+    if hyperparameters is None:
+        hyperparameters = given.of_greatest_evidence(
+            x_train, y_train, columns.indicators, differentiable=setting.differentiable
+        )
+    sharp = _fit(rows, columns, x_train, y_train, hyperparameters, setting=setting)
     if throw and not _checks.is_traced(sharp.scores) and not np.isfinite(sharp.scores).all():
         raise FloatingPointError(
             f"the covariance of {x_train.shape[0]} rows could not be factorized: the noise_ratio of the kernel, "
@@ -423,17 +425,17 @@ def _fit(
 ) -> SharpGP:
     """The fit to rows of one dtype; a `Kernel` is in units of x, `Hyperparameters` are in scaled units."""
     x_scaler, y_scaler = Standardizer.of(x_train).without(columns.indicators), Standardizer.of(y_train)
-    found = given.scaled(*kernel, x_scaler) if isinstance(kernel, Kernel) else kernel
-    known = given.Given.of(x_scaler(x_train), y_scaler(y_train), found, setting.num_inducing)
+    hyperparameters = given.scaled(*kernel, x_scaler) if isinstance(kernel, Kernel) else kernel
+    known = given.Given.of(x_scaler(x_train), y_scaler(y_train), hyperparameters, setting.num_inducing)
     errors, at = _errors(rows), x_scaler(rows.x)
     with threads_for(x_train.shape[0]):
         chosen_by, chosen_at = errors, at
         if setting.fit_on == "training":
-            loo = known.leave_one_out(found.log_lengthscale, known.posterior(found.log_lengthscale))
+            loo = known.leave_one_out(hyperparameters.log_lengthscale, known.posterior(hyperparameters.log_lengthscale))
             chosen_by, chosen_at = y_scaler.scale * loo.error, None
         problem = widths.Problem(known.x, known.noise_ratio, chosen_by, chosen_at).of_some_rows(setting.num_searched)
         search = widths.on_line if setting.search == "line" else widths.by_column
-        log_lengthscales = -search(problem, -found.log_lengthscale, setting.levels)
+        log_lengthscales = -search(problem, -hyperparameters.log_lengthscale, setting.levels)
         posteriors, beta, variances = _calibrated(known, log_lengthscales, chosen_by, chosen_at, setting.levels)
     sharp = SharpGP(
         log_lengthscales=log_lengthscales,
@@ -445,7 +447,7 @@ def _fit(
         scores=errors,
         columns=columns,
         x_scaler=x_scaler,
-        result=found.result,
+        result=hyperparameters.result,
         levels=setting.levels,
         grid=setting.grid,
         is_bounded=setting.is_bounded,
@@ -519,5 +521,5 @@ def _over_levels(function: Callable, log_lengthscales: Float[JaxArray, "k d"], *
     if namespace(log_lengthscales) is jnp:
         return over_leading_axis(function, arrays)
     _, first, place = np.unique(log_lengthscales, axis=0, return_index=True, return_inverse=True)
-    found = [function(jax.tree.map(lambda array: array[k], arrays)) for k in first]  # noqa: B023
-    return jax.tree.map(lambda *parts: np.stack(parts), *(found[k] for k in place))
+    results = [function(jax.tree.map(lambda array: array[k], arrays)) for k in first]  # noqa: B023
+    return jax.tree.map(lambda *parts: np.stack(parts), *(results[k] for k in place))

@@ -113,12 +113,14 @@ class Given(NamedTuple):
         cls,
         x: Float[AnyArray, "n d"],
         targets: Float[AnyArray, " n"],
-        found: Hyperparameters,
+        hyperparameters: Hyperparameters,
         num_inducing: int | None,
     ) -> "Given":
         """The rows, with `num_inducing` of them as inducing points under the regression's lengthscales unless None."""
-        inducing = None if num_inducing is None else greedy_points(_kernel(found.log_lengthscale), x, num_inducing)
-        return cls(x, targets, found.noise_ratio, inducing)
+        inducing = (
+            None if num_inducing is None else greedy_points(_kernel(hyperparameters.log_lengthscale), x, num_inducing)
+        )
+        return cls(x, targets, hyperparameters.noise_ratio, inducing)
 
     @property
     def points(self) -> Float[AnyArray, "m d"]:

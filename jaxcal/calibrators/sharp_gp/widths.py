@@ -211,18 +211,18 @@ def by_column(problem: Problem, log_scale: Float[AnyArray, " d"], levels: tuple[
     below, number = num_below(levels), len(levels)
     # Each side goes from its outermost level inwards.
     order = np.concatenate([np.arange(below), np.arange(below, number)[::-1]])
-    given = xp.asarray(np.array(levels)[order], dtype), xp.asarray(np.isin(np.arange(number), [0, below]))
+    steps = xp.asarray(np.array(levels)[order], dtype), xp.asarray(np.isin(np.arange(number), [0, below]))
 
     def search(problem, log_scale):
         tried = log_scale[None] + _multiples(_NUM_STARTS, dtype)[:, None]
 
-        def next_level(bound, given):
-            level, is_outermost = given
+        def next_level(bound, step):
+            level, is_outermost = step
             bound = xp.where(is_outermost, xp.asarray(_GREATEST, dtype), bound)
-            found = _best_below(problem, xp.minimum(tried, bound[None]), bound, level)
-            return found, found
+            best = _best_below(problem, xp.minimum(tried, bound[None]), bound, level)
+            return best, best
 
-        return scan(next_level, log_scale, given)[1][np.argsort(order)]
+        return scan(next_level, log_scale, steps)[1][np.argsort(order)]
 
     return (search if xp is np else one_run_at_a_time(search))(problem, log_scale)
 

@@ -207,8 +207,8 @@ def error_scale(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
     """
     if scaled and not base.has_std:
         raise ValueError(
-            f"base is a {type(base).__name__}, but errors are measured in predicted stds: it must have a std. Give one "
-            "that has, such as jaxcal.Normal(mean, std)."
+            f"base is a {type(base).__name__}, but errors are measured in predicted stds: it must have a std. Give "
+            "a base with a std, such as jaxcal.Normal(mean, std)."
         )
     return base.std if scaled else _ones(base.mean)
 
@@ -241,7 +241,7 @@ def standardized_errors(
     Args:
         base: checked predictions.
         y: targets.
-        scaled: as of `error_scale`.
+        scaled: see `error_scale`.
         finite: whether infinite errors raise an error, for methods that compute with them.
         instead: what to do about infinite errors, a clause.
 
@@ -323,8 +323,8 @@ def check_density(base: Distribution) -> None:
     """Raise ValueError if base has no density, as a `Point`, since its cdf then jumps."""
     if not base.has_density:
         raise ValueError(
-            f"base is a {type(base).__name__}: score='cdf' needs distributions that have a density. Give such, or use "
-            "score='signed'."
+            f"base is a {type(base).__name__}: score='cdf' needs distributions that have a density. Give a "
+            "base with a density, or use score='signed'."
         )
 
 
@@ -371,8 +371,9 @@ def check_not_out_of_fold(out_of_fold: bool) -> None:
     """Raise ValueError if the errors are out of fold, since they then guarantee nothing."""
     if out_of_fold:
         raise ValueError(
-            "the errors are out of fold: of other models than the one that predicts. No coverage guarantee follows "
-            "from them; it does from data points that were set aside, as with jaxcal.pipeline.fit(method='split')."
+            "the errors are out of fold: they come from other models than the model that predicts, and give no "
+            "coverage guarantee. Errors of data points that were set aside do, as with "
+            "jaxcal.pipeline.fit(method='split')."
         )
 
 

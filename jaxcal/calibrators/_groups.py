@@ -37,7 +37,7 @@ else:
     Errors = Float[Array, "*l"] | Tables | LinearTables
 
 _NO_GROUPS = "by has no effect: the calibrator was fitted without groups."
-_LACKS_WEIGHTS = "the calibrator was fitted with weights: give those of these rows, weights=w."
+_LACKS_WEIGHTS = "the calibrator was fitted with weights: give the weights of these rows, weights=w."
 _NO_WEIGHTS = "weights have no effect: the calibrator was fitted without."
 
 
@@ -102,7 +102,9 @@ class Groups(eqx.Module):
             return jax.device_put(np.zeros(length, np.int32))
         by = self.by if by is None else by
         if by is None:
-            raise ValueError("the calibrator was fitted with labels of groups: give those of these rows, by=labels.")
+            raise ValueError(
+                "the calibrator was fitted with labels of groups: give the labels of these rows, by=labels."
+            )
         new_labels, labels = _labels(x, base, by), np.array(self.labels)
         if _checks.is_traced(new_labels):  # numbers, whose values are not known
             return jnp.clip(jnp.searchsorted(labels, new_labels), 0, len(labels) - 1).astype(jnp.int32)

@@ -340,7 +340,7 @@ def _validation_rows(validation: tuple, weights: Weights | None, relative: bool,
     own = own_weights[0] if own_weights else weights if callable(weights) else None
     if (weights is None) != (own is None):
         raise ValueError(
-            "the rows, or those of validation, have weights, and the others have none: give both, "
+            "only one part, the rows or the validation rows, has weights: give both, "
             "validation=(x, base, y, weights), or a function of x."
         )
     return _as_rows(x, base, y, own, relative, columns)[1]

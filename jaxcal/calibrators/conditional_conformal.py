@@ -130,7 +130,8 @@ def fit(
     features = inputs if features is None else features
     table = _as_features(x, features, rows)
     columns = Columns.of(table, categorical)
-    feature_values = columns(table).astype(errors.dtype)  # labels have the default dtype, whatever that of the rows is
+    # Indicators of labels have the default dtype, whatever the dtype of the rows.
+    feature_values = columns(table).astype(errors.dtype)
     if _checks.is_traced(errors, feature_values):
         raise TypeError("an argument is traced, but a regression runs by its values: call fit outside jit and vmap.")
     directions = Directions.of(np.asarray(feature_values))
@@ -303,7 +304,7 @@ class ConditionalConformal(eqx.Module):
         loc, scale = location_and_scale(base, self.scaled)
         features = self.features if features is None else features
         if features is None:
-            raise ValueError("the calibrator was fitted with an array of features: give features=those of these rows.")
+            raise ValueError("the calibrator was fitted with an array of features: give features= for these rows.")
         table = _as_features(x, features, loc.shape[0])
         columns = self.columns or Columns.of(np.empty((1, self.directions.center.shape[0])))
         if not is_frame(table):

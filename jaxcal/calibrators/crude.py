@@ -285,7 +285,7 @@ class CRUDE(eqx.Module):
         if not isinstance(base, MultivariateNormal):
             raise TypeError(
                 f"base must be a MultivariateNormal, as it was in the fit; got {type(base).__name__}. "
-                "Fit on scalar predictions to calibrate such."
+                "Fit on scalar predictions to calibrate scalar predictions."
             )
         return MultivariateEmpirical(base.mean, base.factor, self.z)
 

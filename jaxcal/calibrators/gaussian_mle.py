@@ -256,7 +256,7 @@ def _warn_without_width(fitted: GaussianMLE) -> None:
         of_group = f" of {flat.size} groups, the first of them {labels[flat[0]]!r}" if labels else ""
         _checks.warn(
             f"y equals the (shifted) mean of base in every row{of_group}: the scale is {scale[flat[0]]:.0e} in place "
-            "of 0. Was the model trained on these rows? Calibrate on others.",
+            "of 0. Was the model trained on these rows? Calibrate on other rows.",
         )
 
 

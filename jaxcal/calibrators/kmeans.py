@@ -95,7 +95,7 @@ def fit(
     if not _checks.is_traced(std) and (empty := int((np.asarray(std) == 0).sum())):
         _checks.warn(
             f"y equals base.mean in every row of {empty} of {len(centers)} clusters: their std is 0, and no prediction "
-            "there has a width. Was the model trained on these rows? Give others, or fewer clusters.",
+            "there has a width. Was the model trained on these rows? Give other rows, or fewer clusters.",
         )
     return KMeans(centers=centers, cluster_std=std, columns=columns, x_scaler=x_scaler)
 

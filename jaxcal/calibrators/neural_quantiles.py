@@ -272,7 +272,7 @@ def _quantiles_of(base: Distribution, levels: np.ndarray) -> Float[Array, "n k"]
     if not base.has_std:
         raise ValueError(
             f"base is a {type(base).__name__}, whose quantiles are all its mean: it must have a std. "
-            "jaxcal.accrue, for one, learns it."
+            "jaxcal.accrue learns a std, for example."
         )
     if not _checks.is_traced(std := base.std) and not np.asarray(std).any():
         raise ValueError("base.std is 0 in every row: there is no shape to correct. jaxcal.accrue learns a std.")

@@ -311,7 +311,7 @@ class RIO(HoldsProcess):
         if (std is None) != (self.base_std is None):
             raise ValueError(
                 f"base is {type(base).__name__}, {'without' if std is None else 'with'} a std of its own; "
-                f"RIO was fitted to one {'with' if std is None else 'without'} it."
+                f"RIO was fitted to a base {'with' if std is None else 'without'} a std."
             )
         x = None if self.columns is None else self.columns(x)
         if x is not None:

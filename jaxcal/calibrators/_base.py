@@ -156,7 +156,7 @@ def as_levels(levels: Sequence[float] | np.ndarray) -> tuple[float, ...]:
 
 
 def as_confidence_levels(wanted: Sequence[float] | None) -> tuple[float, ...]:
-    """Checked levels of intervals in increasing order, each once; 0.5, 0.8, 0.9 and 0.95 where None.
+    """Checked levels of intervals in increasing order, each once; 0.5, 0.8, 0.9 and 0.95 for None.
 
     Raises:
         ValueError: if there are none, or one lies outside (0, 1).
@@ -235,8 +235,8 @@ def standardized_errors(
 ) -> Float[Array, " l"]:
     """The signed errors (y - mean) / scale of every row.
 
-    Where the scale is 0, an error of 0 stays 0 and any other error is infinite. Intervals at high levels are then
-    infinite, too.
+    Where the scale is 0, an error of 0 stays 0 and any other error is infinite. Intervals at high levels may
+    then be infinite, too.
 
     Args:
         base: checked predictions.
@@ -306,7 +306,7 @@ def probabilities(base: Distribution, y: Float[Array, " l"], *, by_program: bool
 @partial(by_buckets, rows_of=1)
 @_programs.jit
 def cdf_of(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l"]:
-    """base.cdf(y) by a program, as `Recalibrated` with a rule computes it: NumPy rounds otherwise, and breaks ties."""
+    """base.cdf(y) by a program, as `Recalibrated` with a rule computes it; NumPy's rounding may part equal targets."""
     return base.cdf(y)
 
 
@@ -395,7 +395,7 @@ def num_among(rows: tuple[Array, Array], known: tuple[Array, Array]) -> int:
     keys_of = lambda part: [row.tobytes() for row in np.column_stack(part).astype(dtype) + np.zeros((), dtype)]
     keys, counts = keys_of(rows), Counter(keys_of(known))
     number, twins = sum(key in counts for key in keys), sum(count for count in counts.values() if count > 1)
-    # The expected fraction of matches is p = (twins + 1) / (N + 2). Chance gives at most m p + 3 sqrt(m p (1 - p)).
+    # The expected fraction of matches is p = (twins + 1) / (N + 2). Chance explains m p + 3 sqrt(m p (1 - p)) of m.
     expected = (twins + 1) / (counts.total() + 2)
     usual = len(keys) * expected + 3 * math.sqrt(len(keys) * expected * (1 - expected))
     return number if number > usual else 0

@@ -441,6 +441,7 @@ class _Task(NamedTuple):
         scale = xp.where(scale > 0, scale, 1)
         errors = (rows.y - rows.mean) / scale
         unit = rows.unit / scale if self.relative else rows.unit
+        # The model learns log(std / (typical unit)), with the errors' typical size in multiples of the unit.
         # The median: a single error that is far too large must not decide where the search begins.
         sizes = abs(errors) / unit
         median = xp.median(sizes)

@@ -366,6 +366,7 @@ def _fit(
     effective = regression.effective_rows()
     df = effective - (reading != "none")
     scale = size * regression.root_mean_square(slope) * (1 if plug_in else jnp.sqrt(effective / df))
+    # The regression is of z / size on u = unit / s (or 1, with unit = 1): a = slope size unit.
     all_rows = (lambda values: values[0]) if number is None else lambda values: values
     return GaussianMLE(
         shift=all_rows(slope * size * unit),

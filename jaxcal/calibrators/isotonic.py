@@ -210,6 +210,7 @@ def _by_fitted_normal(
     loc: Float[AnyArray, "*n"], scale: Float[AnyArray, "*n"], z: Float[AnyArray, " l"]
 ) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"], Float[AnyArray, " l"], Float[AnyArray, "*n"]]:
     """A new loc, scale and z of mean 0 and std 1 with the same values loc + scale z; the shift of loc."""
+    # `loc + scale z = (loc + scale m) + (scale s) (z - m) / s`, with the mean m and the std s of z.
     center = z.mean()
     spread = linalg.root_mean_square(z - center)
     shift = scale * center

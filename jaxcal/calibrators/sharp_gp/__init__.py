@@ -11,10 +11,10 @@ choose theta and beta, each by leave-one-out, and the calibration rows then cali
 the calibration rows choose theta and beta, too, as in Algorithm 1.
 
 Quantiles of several levels must not cross. They are nested from the middle outwards: no quantile is nearer to the mean
-than the quantile of the level before it. The quantiles of a row form a curve. The place of an error
-on this curve is its score. The delta-quantile is the point of the curve at the delta-quantile of the calibration rows'
-scores (eq. 6 again). So exactly j of N calibration rows lie at or below the quantile at level `j / (N + 1)`. Below
-level `1 / (N + 1)` and above `N / (N + 1)` no finite quantile covers as it should.
+than the quantile of the level before it. The quantiles of a row form a curve. The place of an error on this curve is
+its score. The delta-quantile is the point of the curve at the delta-quantile of the calibration rows' scores (eq. 6
+again). So exactly j of N calibration rows lie at or below the quantile at level `j / (N + 1)`. Below level
+`1 / (N + 1)` and above `N / (N + 1)` no finite quantile covers as it should.
 
 If the model is a Gaussian process, use `conformal` around it: its intervals are as narrow, or narrower, on five of six
 data sets (docs/results.md).
@@ -118,8 +118,8 @@ def fit(
     """Choose the lengthscales of every level, and calibrate their quantiles.
 
     For intervals around a Gaussian process use `conformal.fit(x, model(x), y)`, with `model` a `gaussian_process`. With
-    rule="randomized" each of its quantiles covers as it should, too. Stretched to equal coverage of 95 %, its intervals
-    compare with the intervals of `sharp_gp` as follows (`benchmarks/tables/sharp_gp.py`):
+    rule="randomized" each of its quantiles covers as it should, too. Stretched to equal coverage of 95 %, the intervals
+    of `conformal.fit` compare with the intervals of `sharp_gp` as follows (`benchmarks/tables/sharp_gp.py`):
 
     - narrower by 10 % on boston, 22 % on yacht and 6 % on auto_mpg;
     - as wide to 1 % on concrete and kin8nm;
@@ -431,6 +431,7 @@ def _fit(
     with threads_for(x_train.shape[0]):
         chosen_by, chosen_at = errors, at
         if setting.fit_on == "training":
+            # The errors of the training rows are leave-one-out errors, in the unit of y.
             loo = known.leave_one_out(hyperparameters.log_lengthscale, known.posterior(hyperparameters.log_lengthscale))
             chosen_by, chosen_at = y_scaler.scale * loo.error, None
         problem = widths.Problem(known.x, known.noise_ratio, chosen_by, chosen_at).of_some_rows(setting.num_searched)
@@ -452,6 +453,7 @@ def _fit(
         grid=setting.grid,
         is_bounded=setting.is_bounded,
     )
+    # The score of a calibration row is the place of its error y - mean on its curve.
     scores = curves.scores(_curves(sharp, at), errors, widths.num_below(setting.levels))
     return eqx.tree_at(lambda sharp: sharp.scores, sharp, namespace(scores).sort(scores))
 

@@ -145,7 +145,7 @@ def fit(
         key: random key of the ranks that rule="randomized" draws. `ConformalCalibrator` says which draws are the same
             in all calls.
         by: labels of groups [L], numbers or strings, or a function of x that gives them. Such functions are
-            `usnrt.USNRT.apply` and the functions of `jc.labels`. Not with rule="randomized" or score="cdf". If the
+            `usnrt.USNRT.apply` and the objects of `jc.labels`. Not with rule="randomized" or score="cdf". If the
             labels are an array here, the call needs labels, too: `module(x, base, by=labels)`.
         weights: the weights of the rows [L], not negative, or a function of x that gives them; otherwise as `by`. For a
             shift of the inputs they are proportional to the density of the new inputs divided by the density of the
@@ -258,9 +258,9 @@ class ConformalCalibrator(eqx.Module):
     """The scores of calibration rows, and how predictions are made from them; made by `fit`.
 
     The ranks of rule="randomized" are drawn from a seed that the fit has fixed. So a call gives the same distributions
-    each time, also under `jit` and after loading. The draw tau belongs to the position of a row. Row i has the
-    same tau in every call, and in every calibrator fitted with the same key. The coverage of each row is exact on
-    average over keys and calibration sets. For independent draws fit again with another key.
+    each time, also under `jit` and after loading. The draw tau belongs to the position of a row. Row i has the same tau
+    in every call, and in every calibrator fitted with the same key. The coverage of each row is exact on average over
+    keys and calibration sets. For independent draws fit again with another key.
 
     Attributes:
         scores: the scores of the calibration rows, in increasing order [L]. With the rule "symmetric" they are the
@@ -269,8 +269,8 @@ class ConformalCalibrator(eqx.Module):
             It is negative if the interval shrinks. With groups or weights they are then tables with a leading axis of
             levels, [k].
         rows: the groups and weights of the calibration rows; None without groups and weights.
-        num_covered: with score="quantile" and without groups the number of calibration rows in the interval of each
-            level, [k]. The interval is first widened to contain the intervals of lower levels. Else None.
+        num_covered: with score="quantile" and without groups and weights the number of calibration rows in the interval
+            of each level, [k]. The interval is first widened to contain the intervals of lower levels. Else None.
         seed: the seed of the ranks of rule="randomized", else None. Unlike a key it can be saved.
         rule: how a quantile is read from the scores: "symmetric" from absolute errors, "conformal" from signed errors,
             "randomized" or "linear".
@@ -343,8 +343,8 @@ class ConformalCalibrator(eqx.Module):
         """The coverage guarantee of the central interval at this level, in the group with a label.
 
         With score="quantile" it holds for the interval at one of the levels of the fit. An interval that is widened to
-        contain the intervals of lower levels covers more. Without groups the guarantee then says how many calibration
-        rows the interval covers.
+        contain the intervals of lower levels covers more. Without groups and weights the guarantee then says how many
+        calibration rows the interval covers.
 
         Args:
             confidence_level: in (0, 1).
